@@ -10,7 +10,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from statistics import median
 from time import perf_counter
@@ -19,18 +19,12 @@ from typing import Any
 import httpx
 
 from benchmarks import study
-from triforce.cli.bench.report import about, write
 from triforce.cli.bench.setup import own_texts
 from triforce.cli.demo import BOOK
 from triforce.cli.options import described, json_file
-from triforce.cli.text_files import require_writable
 
 Row = dict[str, Any]
 QUESTIONS = ("\n\nWho is the first to speak?", "\n\nWhat happened then?")
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    return study.run("documents", __doc__, add_arguments, measure, arguments)
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -39,14 +33,12 @@ def add_arguments(parser: ArgumentParser) -> None:
     json_file(parser)
 
 
-def measure(options: Namespace) -> int:
+def measure(options: Namespace) -> None:
     """Print seconds to the first token, of both questions on each document."""
-    require_writable(options.json)
     with served() as url, httpx.Client(base_url=url, timeout=600) as web:
         row = measured(web, options.context, options.repeats)
     print("seconds to the first token, document by document:", row)
-    write(options.json, about(options.command) | {"rows": [row]})
-    return 0
+    study.write(options, {"rows": [row]})
 
 
 @contextmanager
@@ -65,8 +57,7 @@ def measured(web: httpx.Client, context: int, repeats: int) -> Row:
     """Return seconds to the first token of both questions, and the median of their ratios."""
     apart = context // 16
     book = ids(web, own_texts()[BOOK][: 8 * (context + repeats * apart)])
-    first: list[float] = []
-    second: list[float] = []
+    first, second = list[float](), list[float]()
     ttft(web, ids(web, QUESTIONS[0]))  # what is done once in a process
     for start in range(0, repeats * apart, apart):
         document = book[start : start + context]
@@ -94,6 +85,8 @@ def ttft(web: httpx.Client, prompt: list[int]) -> float:
                 return perf_counter() - started
     raise RuntimeError("the text had no token")
 
+
+main = study.command("documents", __doc__, add_arguments, measure)
 
 if __name__ == "__main__":
     sys.exit(main())

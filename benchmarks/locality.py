@@ -7,31 +7,29 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from time import perf_counter
 
 from benchmarks import study
-from benchmarks.acceptance.arguments import add_walk, sweep
+from benchmarks.acceptance.measure import locality
 from benchmarks.acceptance.report import locality_table
-from benchmarks.acceptance.sweeps import localities
-from triforce.cli.bench.report import about, show, write
+from benchmarks.acceptance.sweeps import add_walk, sweep, workloads
+from benchmarks.acceptance.teacher_forcing import Walk
+from triforce.cli.bench.report import show
 from triforce.cli.bench.setup import load, sources
-from triforce.cli.text_files import require_writable
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    return study.run("locality", __doc__, add_walk, measure, arguments)
-
-
-def measure(options: Namespace) -> int:
+def measure(options: Namespace) -> None:
     """Print a table at the end."""
-    require_writable(options.json)
-    plan = sweep(options)
-    llm = load(options)
-    report = about(options.command) | localities(llm, sources(llm, options.texts), plan)
-    write(options.json, report)
+    plan, llm = sweep(options), load(options)
+    texts, started = sources(llm, options.texts), perf_counter()
+    works = [work for work in workloads(texts, plan.size) if work.name == "prose"]
+    rows = [row for work in works for row in locality(Walk(llm.models, work, plan.params), plan.usual)]
+    report = plan.about() | {"locality": rows, "seconds": perf_counter() - started}
+    study.write(options, report)
     show([locality_table(report)])
-    return 0
 
+
+main = study.command("locality", __doc__, add_walk, measure)
 
 if __name__ == "__main__":
     sys.exit(main())

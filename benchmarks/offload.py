@@ -16,9 +16,8 @@ import os
 import sys
 import tempfile
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from importlib import resources
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -26,10 +25,9 @@ from typing import Any
 
 from benchmarks import study
 from triforce.backends.cpu.offload import NativeOffloadedKV
-from triforce.cli.bench.report import about, write
+from triforce.cli.bench.setup import own_texts
 from triforce.cli.demo import BOOK
 from triforce.cli.options import described, json_file, several
-from triforce.cli.text_files import require_writable
 from triforce.eval.context import tokenizer_of
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams
@@ -40,34 +38,19 @@ BLOCK = 4 << 20
 ROUNDS = 3
 
 
-class Limited:
-    """An LLM whose stores read at most so many bytes a second (0: no limit), and what they have read."""
-
-    def __init__(self, bytes_per_second: float = 0.0, **settings: Any) -> None:
-        self.llm, self.limit = LLM(**settings), bytes_per_second
-
-    def generate(self, ids: list[int], params: SamplingParams, mode: str, saved: Path) -> tuple[RequestOutput, int]:
-        """The answer, and the bytes that decoding read."""
-        request = self.llm.request(ids, params, mode)
-        texts, stores = self.llm.open(1, len(ids) + params.max_tokens), []
-        memory = texts.core.store.pool.kv
-        assert isinstance(memory, NativeOffloadedKV)
-        earlier, _ = self.llm.runner.prompt_files(_files(saved), texts.core.store.pool, ids)
-        texts.submit([request], saved=earlier, on_read=lambda _: stores.append(memory.bytes_read))
-        memory.limit(self.limit)
-        while texts.busy:
-            for _, event in texts.step():
-                if isinstance(event, Exception):
-                    raise event
-                if isinstance(event, RequestOutput):
-                    return event, memory.bytes_read - stores[0]
-        raise AssertionError("a request ends with its output")
-
-
-def _files(saved: Path) -> Any:
-    from triforce.engine.request_runner import PromptCachePaths
-
-    return PromptCachePaths(load=saved)
+def generate(
+    llm: LLM, ids: list[int], tokens: int, mode: str, saved: Path, limit: float = 0.0
+) -> tuple[RequestOutput, int]:
+    """Return the answer, and the bytes that decoding read; `limit`: bytes a second that the store gives (0: all)."""
+    params = SamplingParams(temperature=0.6, top_p=0.9, seed=1, max_tokens=tokens, ignore_eos=True)
+    request = llm.request(ids, params, mode)
+    texts, stores = llm.open(1, len(ids) + tokens), []
+    memory = texts.core.store.pool.kv
+    assert isinstance(memory, NativeOffloadedKV)
+    earlier, _ = llm.runner.prompt_files(None, saved, texts.core.store.pool, ids)
+    texts.submit([request], saved=earlier, on_read=lambda _: stores.append(memory.bytes_read))
+    memory.limit(limit)
+    return texts.finish(request), memory.bytes_read - stores[0]
 
 
 def sequential(size: int) -> float:
@@ -98,11 +81,10 @@ def _read_through(name: str, size: int, block: int, threads: int) -> float:
 
 
 def streaming(ids: list[int], saved: Path, memory: str, tokens: int) -> Row:
-    params = SamplingParams(temperature=0.6, top_p=0.9, seed=1, max_tokens=tokens, ignore_eos=True)
-    decoder, files, streamed, seconds = Limited(kv_offload="file", kv_memory=memory), [], [], []
+    llm, files, streamed, seconds = LLM(kv_offload="file", kv_memory=memory), [], [], []
     for _ in range(ROUNDS):  # in turns: a disk has its moods
         files.append(sequential(_kv(len(ids))))
-        output, read = decoder.generate(ids, params, "ar", saved)
+        output, read = generate(llm, ids, tokens, "ar", saved)
         streamed.append(read / output.decode_seconds)
         seconds.append(output.decode_seconds / tokens)
     return {
@@ -120,30 +102,22 @@ def _kv(tokens: int) -> int:
 
 def bus(ids: list[int], saved: Path, options: Namespace, memory: str, rate: float) -> Iterator[Row]:
     """Plain decoding and TriForce in turns, from one store's limits; the speedup is taken turn by turn."""
-    params = SamplingParams(temperature=0.6, top_p=0.9, seed=1, max_tokens=options.tokens, ignore_eos=True)
-    how = dict(
-        kv_offload="host",
-        kv_memory=memory,
-        draft_tokens=options.draft_tokens,
-        speculative_tokens=options.speculative_tokens,
-    )
-    limited = Limited(rate, **how)
+    gammas = {name: getattr(options, name) for name in ("draft_tokens", "speculative_tokens")}
+    llm = LLM(kv_offload="host", kv_memory=memory, **gammas)
     runs: dict[str, list[tuple[RequestOutput, int]]] = {mode: [] for mode in ("ar", *options.modes)}
     for _ in range(options.repeats):
         for mode, outputs in runs.items():
-            outputs.append(limited.generate(ids, params, mode, saved))
+            outputs.append(generate(llm, ids, options.tokens, mode, saved, rate))
     plain = runs["ar"]
     for mode, outputs in runs.items():
         first, read = outputs[0]
-        full = first.tiers[-1].passes
         seconds = median(output.decode_seconds for output, _ in outputs)
         yield {
             "what": "bus", "mode": mode, "context": len(ids), "temperature": 0.6, "gb_per_second": rate / 1e9,
-            "kv_bytes": _kv(len(ids)), "kv_memory": memory,
-            "draft_tokens": options.draft_tokens, "speculative_tokens": options.speculative_tokens,
-            "tokens": options.tokens, "seconds": seconds, "tokens_per_second": options.tokens / seconds,
+            "kv_bytes": _kv(len(ids)), "kv_memory": memory, **gammas, "tokens": options.tokens,
+            "seconds": seconds, "tokens_per_second": options.tokens / seconds,
             "speedup": median(p[0].decode_seconds / o[0].decode_seconds for p, o in zip(plain, outputs, strict=True)),
-            "full_passes": full, "bytes_read": read,
+            "full_passes": first.tiers[-1].passes, "bytes_read": read,
             "acceptance": {tier.name: tier.acceptance for tier in first.tiers[:-1]},
             "same_text_as_ar": first.outputs[0].token_ids == plain[0][0].outputs[0].token_ids,
         }  # fmt: skip
@@ -162,10 +136,6 @@ def computed(rows: list[Row], kv_bytes: float, rate: float) -> Iterator[Row]:
         }  # fmt: skip
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    return study.run("offload", __doc__, add_arguments, measure, arguments)
-
-
 def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("--context", type=int, default=32_768, metavar="N", help=described("tokens of the prompt"))
@@ -179,31 +149,32 @@ def add_arguments(parser: ArgumentParser) -> None:
     json_file(parser)
 
 
-def measure(options: Namespace) -> int:
+def measure(options: Namespace) -> None:
     """Print a line of JSON for each row as it is measured."""
-    require_writable(options.json)
-    plain = LLM()
-    book = (resources.files("triforce") / "assets" / BOOK).read_text(encoding="utf-8")
-    ids = tokenizer_of(plain).encode(book)[: options.context]
-    rows: list[Row] = []
+    plain, memories = LLM(), options.memories
+    ids = tokenizer_of(plain).encode(own_texts()[BOOK])[: options.context]
+    rows = list[Row]()
+
+    def note(row: Row) -> None:
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder) / "prompt.kv"
         started = perf_counter()
         plain.generate(ids, SamplingParams(temperature=0, max_tokens=1), mode="ar", save_cache=saved)
         print(f"prefill {perf_counter() - started:.1f} s", flush=True)
-        memories = options.memories
         if not options.skip_streaming:
-            rows.append(streaming(ids, saved, memories[0], 12))
-            print(json.dumps(rows[-1]), flush=True)
+            note(streaming(ids, saved, memories[0], 12))
         for memory in memories:
             for row in bus(ids, saved, options, memory, 2e9):
-                rows.append(row)
-                print(json.dumps(row), flush=True)
+                note(row)
     measured = [row for row in rows if row["what"] == "bus" and row["kv_memory"] == memories[-1]]
     rows += computed(measured, 64e9, 25e9)
-    write(options.json, about(options.command) | {"rows": rows})
-    return 0
+    study.write(options, {"rows": rows})
 
+
+main = study.command("offload", __doc__, add_arguments, measure)
 
 if __name__ == "__main__":
     sys.exit(main())

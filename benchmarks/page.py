@@ -14,15 +14,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import pictures, study
-from benchmarks.acceptance import pictures as acceptance_pictures
+from benchmarks import pictures, quality, study
 from benchmarks.acceptance.report import markdown as acceptance_page
 from benchmarks.paper.__main__ import EXPERIMENTS, absent
-from benchmarks.quality import measure as quality
 from triforce.bench import lossless
-from triforce.bench.compare import comparison as compare
-from triforce.bench.speed_tables import speed_tables
-from triforce.bench.summary import verdict
+from triforce.bench.compare import run as compare
+from triforce.bench.speed_tables import speed_tables, verdict
 from triforce.eval import Table
 from triforce.eval.tables import percent
 
@@ -37,26 +34,21 @@ process, of turns that took place one after another; their spread is the range o
 figures are those of one shared machine and good for little else. Losses are listed like gains."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    return study.run("page", __doc__, add_arguments, make, arguments)
-
-
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER", help="the rows")
     parser.add_argument("--docs", type=Path, default=DOCS, metavar="FOLDER", help="where pages and pictures go")
 
 
-def make(options: Namespace) -> int:
+def make(options: Namespace) -> None:
     """Write the pages and their pictures."""
     (options.docs / "pictures").mkdir(parents=True, exist_ok=True)
     reports = {name: read(options.results / f"{name}.json") for name in (*SECTIONS, "acceptance")}
     (options.docs / "benchmarks.md").write_text(page(reports), encoding="utf-8")
     if report := reports["acceptance"]:
         (options.docs / "acceptance.md").write_text(acceptance_page(report), encoding="utf-8")
-        acceptance_pictures.draw(report, options.docs / "pictures")
+        pictures.draw_acceptance(report, options.docs / "pictures")
     if report := reports["speed"]:
-        pictures.draw(report["rows"], options.docs / "pictures")
-    return 0
+        pictures.draw_speed(report["rows"], options.docs / "pictures")
 
 
 def read(file: Path) -> Report | None:
@@ -76,7 +68,7 @@ def page(reports: dict[str, Report | None]) -> str:
 def _speed(report: Report) -> str:
     found, drawn = verdict(report["rows"]), "![speed](pictures/speed.svg)"
     said = [] if found["lost"] is None else [_judgement(found)]
-    return "\n\n".join([_source(report), *said, drawn, *(_plainly(table) for table in speed_tables(report["rows"]))])
+    return "\n\n".join([_source(report), *said, drawn, *(table.markdown() for table in speed_tables(report["rows"]))])
 
 
 def _judgement(found: Report) -> str:
@@ -88,7 +80,7 @@ def _judgement(found: Report) -> str:
 
 
 def _tables(tables: Callable[[list[Report]], Iterable[Table]]) -> Callable[[Report], str]:
-    return lambda report: "\n\n".join([_source(report), *(_plainly(table) for table in tables(report["rows"]))])
+    return lambda report: "\n\n".join([_source(report), *(table.markdown() for table in tables(report["rows"]))])
 
 
 def _paper(report: Report) -> str:
@@ -116,10 +108,6 @@ def _source(report: Report) -> str:
     return f"`{report['command']}`, on {report['machine']}."
 
 
-def _plainly(table: Table) -> str:
-    return table.markdown()
-
-
 SECTIONS: dict[str, tuple[str, str, Callable[[Report], str]]] = {
     "speed": ("Speed", "triforce bench speed", _speed),
     "compare": ("Other engines", "triforce bench compare", _tables(compare.tables)),
@@ -130,6 +118,7 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Report], str]]] = {
 }
 """Sections by the name of a file of rows: title, the command that makes it, and its text."""
 
+main = study.command("page", __doc__, add_arguments, make)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""The command line of a study: arguments as `triforce` reads them, and its exit codes."""
+"""The command line of a study: arguments as `triforce` reads them, its exit codes, and the file of its figures."""
 
 from __future__ import annotations
 
@@ -6,30 +6,38 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from triforce.cli import exit_code
 from triforce.cli.arguments import Parser
+from triforce.cli.bench import report
 from triforce.cli.parser import read
+from triforce.cli.text_files import require_writable
+
+Add = Callable[[Parser], None]
+Measure = Callable[[argparse.Namespace], None]
 
 
-def run(
-    name: str,
-    about: str | None,
-    add: Callable[[Parser], None],
-    measure: Callable[[argparse.Namespace], int],
-    arguments: Sequence[str] | None,
-) -> int:
-    """Run a study; its exit code. A mistake of the user is one message on stderr and code 2.
+def command(name: str, about: str | None, add: Add, measure: Measure) -> Callable[..., int]:
+    """Return the main function of a study: it takes arguments, those of the process if None, and gives an exit code.
 
-    about: the docstring of its module, of which the help shows the first line. add: adds its arguments to a parser.
-    measure: takes the arguments, with the whole command line as `command`. arguments: those of the process if None.
+    A mistake of the user is one message on stderr and code 2. about: the docstring of its module, of which the help
+    shows the first line. add: adds its arguments to a parser. measure: takes the arguments, with the whole command line
+    as `command`; a file that `json` names can be written.
     """
-    return exit_code(partial(measure, parse(name, about, add, arguments)))
+
+    def main(arguments: Sequence[str] | None = None) -> int:
+        return exit_code(partial(measured, parse(name, about, add, arguments)))
+
+    def measured(options: argparse.Namespace) -> int:
+        require_writable(getattr(options, "json", None))
+        measure(options)
+        return 0
+
+    return main
 
 
-def parse(
-    name: str, about: str | None, add: Callable[[Parser], None], arguments: Sequence[str] | None
-) -> argparse.Namespace:
+def parse(name: str, about: str | None, add: Add, arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the arguments of a study; a mistake ends the process with code 2, as for `triforce`."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     parser = Parser(prog=f"python -m benchmarks.{name}", description=(about or "").split("\n")[0])
@@ -37,3 +45,8 @@ def parse(
     options, _ = read(parser, given)
     options.command = " ".join([parser.prog, *given])
     return options
+
+
+def write(options: argparse.Namespace, figures: dict[str, Any]) -> None:
+    """Write figures, and where they come from, to the file that --json names, if any."""
+    report.write(options.json, report.about(options.command) | figures)

@@ -4,12 +4,146 @@
 #include <optional>
 #include <vector>
 
-#include "split_attention.hpp"
+#include "memory.hpp"
 #include "threads.hpp"
 #include "write.hpp"
 
 namespace triforce {
 namespace {
+
+void check_row(const Attention& call, int64_t b) {
+    const int64_t start = call.starts[b], count = call.counts[b];
+    require(0 <= count && count <= call.width, "counts must lie in [0, T]");
+    require(0 <= start && start < INT32_MAX, "starts must lie in [0, 2^31 - 1)");
+    if (call.coarse) require(0 <= call.coarse[b] && call.coarse[b] <= start, "coarse must lie in [0, starts]");
+    const int64_t used = call.visible_pages(b);
+    require(used <= call.list_length, "lists must have a page for each key that is seen");
+    const int lists = call.head_stride ? call.pages->heads : 1;
+    for (int g = 0; g < lists; g++) {
+        uint32_t largest = 0;
+        const int32_t* list = call.list(b, g);
+        for (int64_t i = 0; i < used; i++) largest = std::max(largest, static_cast<uint32_t>(list[i]));
+        require(largest < call.pages->count, "lists must hold page numbers of the pool");
+    }
+}
+
+const AttentionKernels& attention_kernels(const Attention& call) {
+    return call.pages->type == Type::bf16 ? attention_bf16() : attention_f32();
+}
+
+/// Memory for the partials of up to queries_at_once queries, on the stack of the job that computes them.
+struct PartialBuffer {
+    alignas(64) float acc[group_floats];
+    float max[group_queries], sum[group_queries];
+
+    Partial partial() { return {acc, max, sum}; }
+};
+
+/// Makes the partials of `count` queries those of no key.
+void reset(const Attention& call, const Partial& partial, int64_t count) {
+    std::fill_n(partial.acc, count * call.pages->dim, 0.0f);
+    std::fill_n(partial.max, count, nothing_seen);
+    std::fill_n(partial.sum, count, 0.0f);
+}
+
+/// Few queries over many keys: jobs share out the splits of a KV head, as FlashDecoding does (Dao et al. 2023). Each
+/// takes all queries of a KV head over one split. The job that finishes a head's last split merges them.
+class SplitAttention {
+  public:
+    /// `call` must outlive this.
+    explicit SplitAttention(const Attention& call) : call_(call), kernels_(attention_kernels(call)) {
+        for (int64_t b = 0; b < call.rows; b++) {
+            splits_ = std::max(splits_, call.splits(b));
+            queries_ = std::max(queries_, call.queries(b));
+        }
+        const int64_t heads = call.rows * call.pages->heads, partials = heads * splits_ * queries_;
+        acc_ = scratch_.take<float>(partials * call.pages->dim);
+        max_ = scratch_.take<float>(partials);
+        sum_ = scratch_.take<float>(partials);
+        if (call.mass) page_sums_ = scratch_.take<float>(partials * split_pages);
+        splits_left_ = scratch_.take<int>(heads);
+        for (int64_t i = 0; i < heads; i++) splits_left_[i] = static_cast<int>(call.splits(i / call.pages->heads));
+    }
+
+    /// All rows, KV heads and splits.
+    void attend() {
+        const int heads = call_.pages->heads;
+        parallel(call_.rows * heads * splits_, [&](int job) {
+            const Task task{job / splits_ / heads, static_cast<int>(job / splits_ % heads), job % splits_};
+            if (call_.counts[task.b] && task.split < call_.splits(task.b)) run(task);
+        });
+    }
+
+    /// Splits [first, last) of one row and KV head.
+    void attend(int64_t b, int g, int64_t first, int64_t last) {
+        parallel(last - first, [&](int job) { run({b, g, first + job}); });
+    }
+
+  private:
+    struct Task {
+        int64_t b;
+        int g;
+        int64_t split;
+    };
+
+    int64_t offset(const Task& task, int64_t first) const {
+        return ((task.b * call_.pages->heads + task.g) * splits_ + task.split) * queries_ + first;
+    }
+
+    Partial partial(const Task& task, int64_t first) const {
+        const int64_t at = offset(task, first);
+        return {acc_ + at * call_.pages->dim, max_ + at, sum_ + at};
+    }
+
+    float* page_sums(const Task& task, int64_t first) const {
+        return page_sums_ ? page_sums_ + offset(task, first) * split_pages : nullptr;
+    }
+
+    template <class Body>
+    void each_group(const Task& task, Body body) const {
+        const int64_t count = call_.queries(task.b), at_once = queries_at_once(call_.pages->dim);
+        for (int64_t first = 0; first < count; first += at_once)
+            body(Queries{task.b, task.g, first, static_cast<int>(std::min(at_once, count - first))});
+    }
+
+    void run(const Task& task) const {
+        each_group(task, [&](const Queries& queries) {
+            kernels_.scan(call_, queries, task.split, partial(task, queries.first), page_sums(task, queries.first));
+        });
+        int* left = &splits_left_[task.b * call_.pages->heads + task.g];
+        if (__atomic_sub_fetch(left, 1, __ATOMIC_ACQ_REL) == 0) merge_head(task);
+    }
+
+    void merge_head(const Task& task) const {
+        each_group(task, [&](const Queries& queries) {
+            PartialBuffer buffer;
+            const Partial all = buffer.partial();
+            reset(call_, all, queries.count);
+            for (int64_t split = 0; split < call_.splits(task.b); split++)
+                kernels_.merge(call_, queries.count, all, partial({task.b, task.g, split}, queries.first));
+            kernels_.finish(call_, queries, all);
+            if (call_.mass) add_mass(task, queries, all);
+        });
+    }
+
+    void add_mass(const Task& task, const Queries& queries, const Partial& all) const {
+        float* mass = call_.mass + (task.b * call_.pages->heads + task.g) * call_.list_length;
+        for (int64_t split = 0; split < call_.splits(task.b); split++) {
+            const Task of{task.b, task.g, split};
+            const int64_t first = split * split_pages;
+            const int64_t pages = std::min<int64_t>(split_pages, call_.list_length - first);
+            kernels_.add_mass(call_, queries.count, all, partial(of, queries.first), page_sums(of, queries.first),
+                              mass + first, static_cast<int>(pages));
+        }
+    }
+
+    const Attention& call_;
+    const AttentionKernels& kernels_;
+    Scratch scratch_;
+    int64_t splits_ = 0, queries_ = 0;  // the most of any row
+    float *acc_, *max_, *sum_, *page_sums_ = nullptr;
+    int* splits_left_;  // of each row and KV head
+};
 
 /// The number of groups that the queries of a row and KV head are cut into, of which each is a job.
 int64_t group_count(const Attention& call) {
@@ -39,7 +173,7 @@ void scan_splits(const Attention& call, const Queries& queries, int64_t first, i
 /// Many queries: each job takes a group of them over all splits, so that memory does not grow with the context.
 void attend_by_groups(const Attention& call, int64_t groups) {
     const int heads = call.pages->heads;
-    parallel(static_cast<int>(call.rows * heads * groups), [&](int job) {
+    parallel(call.rows * heads * groups, [&](int job) {
         const int64_t b = job / (heads * groups);
         const Queries queries = query_group(call, b, static_cast<int>(job / groups % heads), job % groups, groups);
         PartialBuffer all;
@@ -50,26 +184,31 @@ void attend_by_groups(const Attention& call, int64_t groups) {
 /// Makes the int8 copies that will be read and that no earlier call has made.
 void make_copies(const Attention& call) {
     const int heads = call.pages->heads;
-    parallel(static_cast<int>(call.rows * heads), [&](int job) {
+    parallel(call.rows * heads, [&](int job) {
         const int64_t b = job / heads;
         make_copies(*call.pages, job % heads, call.list(b, job % heads), call.coarse_pages(b));
     });
 }
 
-void clear_padding(const Attention& call) {
+/// Clears padding and mass.
+void clear_outputs(const Attention& call) {
     const int64_t token_bytes = static_cast<int64_t>(call.heads) * call.pages->page_bytes() / page_size;
     for (int64_t b = 0; b < call.rows; b++) {
         char* row = static_cast<char*>(call.out) + b * call.width * token_bytes;
         std::fill(row + call.counts[b] * token_bytes, row + call.width * token_bytes, 0);
     }
-}
-
-void clear_outputs(const Attention& call) {
-    clear_padding(call);
     if (call.mass) std::fill_n(call.mass, call.rows * call.pages->heads * call.list_length, 0.0f);
 }
 
 }  // namespace
+
+void check(const Attention& call) {
+    require(call.sinks >= 0 && call.sinks % page_size == 0, "sinks must be whole pages");
+    require(0 <= call.window && call.window <= INT32_MAX, "window must lie in [0, 2^31 - 1]");
+    require(!call.coarse || (call.pages->copies.keys && !call.window && !call.q_sinks),
+            "coarse needs int8 copies, and no window");
+    for (int64_t b = 0; b < call.rows; b++) check_row(call, b);
+}
 
 void attend(const Attention& call) {
     clear_outputs(call);
@@ -100,7 +239,7 @@ IncrementalAttention::~IncrementalAttention() = default;
 void IncrementalAttention::attend(int64_t b, int g, int64_t first_split, int64_t last_split) {
     State& s = *state_;
     if (s.by_splits) return s.by_splits->attend(b, g, first_split, last_split);
-    parallel(static_cast<int>(s.groups), [&](int group) {
+    parallel(s.groups, [&](int group) {
         const Queries queries = query_group(s.call, b, g, group, s.groups);
         if (queries.count) scan_splits(s.call, queries, first_split, last_split, s.partials[group].partial());
     });

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "isa.hpp"
+#include "simd_dispatch.hpp"
 #include "pages.hpp"
 
 namespace triforce {

@@ -1,17 +1,12 @@
 #include "decoder.hpp"
 
 #include <algorithm>
-#include <stdexcept>
 
 #include "memory.hpp"
 #include "offloaded_pass.hpp"
 
 namespace triforce {
 namespace {
-
-void require(bool fine, const char* why) {
-    if (!fine) throw std::invalid_argument(why);
-}
 
 template <class T>
 void widen(const void* from, int64_t count, float* to) {
@@ -109,7 +104,7 @@ void Decoder::check(const std::vector<const Pages*>& memory, const ForwardBatch&
             (batch.x || batch.last_layer - batch.first_layer == layers),
             "a part of the layers needs a residual stream");
     for (const Pages* pages : memory)
-        require(pages->is_bf16 == (layer.type() == Type::bf16) && pages->heads * pages->dim == layer.kv_size() &&
+        require(pages->type == layer.type() && pages->heads * pages->dim == layer.kv_size() &&
                 layer.q_size() % layer.kv_size() == 0, "pages must be of the model's type and shape");
     for (int64_t i = 0; i < batch.rows * batch.width; i++)
         require(0 <= batch.ids[i] && batch.ids[i] < head_->vocabulary(), "ids must be in the vocabulary");
@@ -135,7 +130,7 @@ void Decoder::forward(const std::vector<const Pages*>& memory, const ForwardBatc
     std::optional<OffloadedPass> offloaded;
     if (Offload* home = memory[0]->offload) {
         const AttentionCalls calls{attention.data() + batch.first_layer, attention.data() + batch.last_layer};
-        offloaded.emplace(*home, calls, OffloadedPass::Options{batch.exact, batch.keep}).start();
+        offloaded.emplace(*home, calls, batch.exact, batch.keep).start();
     }
     if (batch.first_layer == 0) embed(batch, a.x);
     locate(batch, attention[0], a);

@@ -42,7 +42,7 @@ struct ForwardBatch {
     float* mass;                             // (L, B, G, list_length); or null
     int64_t first_layer, last_layer;         // layers that are run, last_layer excluded
     float* x;                                // (B, T, C): the residual stream, if not all layers are run; or null
-    bool exact;                              // for offloaded memory, as `keep`: see OffloadedPass::Options
+    bool exact;                              // for offloaded memory, as `keep`: see OffloadedPass
     int64_t keep;
 };
 

@@ -1,9 +1,7 @@
 #include "decoder_layer.hpp"
 
 #include <algorithm>
-#include <stdexcept>
 
-#include "norm.hpp"
 #include "threads.hpp"
 
 namespace triforce {
@@ -11,52 +9,38 @@ namespace {
 
 constexpr int64_t rows_of_a_chunk = 8;  // some microseconds of work
 
-template <class Body>
-void each_row(int64_t rows, Body&& body) {
-    const int64_t chunks = (rows + rows_of_a_chunk - 1) / rows_of_a_chunk;
-    parallel(static_cast<int>(chunks), [&](int64_t chunk) {
-        const int64_t end = std::min(rows, (chunk + 1) * rows_of_a_chunk);
-        for (int64_t row = chunk * rows_of_a_chunk; row < end; row++) body(row);
-    });
-}
-
-Floats floats(const Tensor& vector, int64_t size, Type type) {
-    vector.expect(vector.type == Type::f32 ? Type::f32 : type, {size});
+/// The numbers of a vector, of `type` or float32; none if there is none.
+Floats floats(const std::optional<Tensor>& vector, int64_t size, Type type) {
+    if (!vector) return {};
+    vector->expect(vector->type == Type::f32 ? Type::f32 : type, {size});
     Floats out(round_up(size, block_size));
     for (int64_t i = 0; i < size; i++)
-        out[i] = vector.type == Type::bf16 ? to_float(static_cast<const bf16*>(vector.data)[i])
-                                    : static_cast<const float*>(vector.data)[i];
+        out[i] = vector->type == Type::bf16 ? to_float(static_cast<const bf16*>(vector->data)[i])
+                                    : static_cast<const float*>(vector->data)[i];
     return out;
 }
 
-Floats floats(const std::optional<Tensor>& vector, int64_t size, Type type) {
-    return vector ? floats(*vector, size, type) : Floats();
+Norm norm(const std::optional<Tensor>& weight, int64_t size, Type type, float eps) {
+    return {floats(weight, size, type), size, eps};
 }
-
-Norm norm(const Tensor& weight, int64_t size, Type type, float eps) { return {floats(weight, size, type), size, eps}; }
-
-std::optional<Norm> norm(const std::optional<Tensor>& weight, int64_t size, Type type, float eps) {
-    return weight ? std::optional(norm(*weight, size, type, eps)) : std::nullopt;
-}
-
-const float* data_or_null(const Floats& vector) { return vector.empty() ? nullptr : vector.data(); }
 
 }  // namespace
 
 void Norm::operator()(const float* x, int64_t rows, Type type, void* y) const {
     const int64_t stride = round_up(size, block_size) * size_of(type);
-    each_row(rows, [&](int64_t row) {
-        norm_kernels().rms(x + row * size, size, weight.data(), eps, type, static_cast<char*>(y) + row * stride);
+    parallel((rows + rows_of_a_chunk - 1) / rows_of_a_chunk, [&](int64_t chunk) {
+        const int64_t end = std::min(rows, (chunk + 1) * rows_of_a_chunk);
+        for (int64_t row = chunk * rows_of_a_chunk; row < end; row++)
+            linear_kernels().rms(x + row * size, size, weight.data(), eps, type, static_cast<char*>(y) + row * stride);
     });
 }
 
-QkvProjections::QkvProjections(const LayerWeights& w, int64_t head_dim, float eps, bool int8)
-    : q_(w.q, int8), k_(w.k, int8), v_(w.v, int8), head_dim_(head_dim) {
+QkvProjections::QkvProjections(const LayerWeights& w, int64_t head_dim, float eps, int bits)
+    : q_({w.q}, bits), k_({w.k}, bits), v_({w.v}, bits), head_dim_(head_dim) {
     const int64_t hidden = q_.inputs();
-    if (head_dim < block_size || head_dim % block_size)
-        throw std::invalid_argument("head_dim must be a multiple of 16");
-    if (q_.outputs() % head_dim) throw std::invalid_argument("q_proj does not have whole heads");
-    if (k_.outputs() % head_dim) throw std::invalid_argument("k_proj does not have whole heads");
+    require(head_dim >= block_size && head_dim % block_size == 0, "head_dim must be a multiple of 16");
+    require(q_.outputs() % head_dim == 0, "q_proj does not have whole heads");
+    require(k_.outputs() % head_dim == 0, "k_proj does not have whole heads");
     w.k.expect(type(), -1, hidden);
     w.v.expect(type(), k_.outputs(), hidden);
     norm_ = norm(w.input_norm, hidden, type(), eps);
@@ -73,16 +57,16 @@ void QkvProjections::qkv(const float* x, int64_t rows, float* q, float* k, float
     void* normed = scratch.take<char>(rows * stride * size_of(type()));
     norm_(x, rows, type(), normed);
     const auto project = [&](const Matrix& matrix, const Floats& bias, float* y) {
-        const float* added = data_or_null(bias);
+        const float* added = bias.empty() ? nullptr : bias.data();
         return Linear{matrix.weights(), normed, stride, rows, added, Epilogue::store, y, matrix.outputs()};
     };
     multiply({project(q_, q_bias_, q), project(k_, k_bias_, k), project(v_, v_bias_, v)});
-    if (q_norm_) (*q_norm_)(q, rows * q_size() / head_dim_, Type::f32, q);
-    if (k_norm_) (*k_norm_)(k, rows * kv_size() / head_dim_, Type::f32, k);
+    if (q_norm_) q_norm_(q, rows * q_size() / head_dim_, Type::f32, q);
+    if (k_norm_) k_norm_(k, rows * kv_size() / head_dim_, Type::f32, k);
 }
 
-GatedMlp::GatedMlp(const Tensor& weight, const WeightSource& gate, const WeightSource& up, float eps, bool int8)
-    : matrix_(gate, up, int8), norm_(norm(weight, matrix_.inputs(), type(), eps)) {}
+GatedMlp::GatedMlp(const Tensor& weight, const WeightSource& gate, const WeightSource& up, float eps, int bits)
+    : matrix_({gate, up}, bits), norm_(norm(weight, matrix_.inputs(), type(), eps)) {}
 
 void GatedMlp::forward(const float* x, int64_t rows, void* gated) const {
     Scratch scratch;
@@ -92,8 +76,9 @@ void GatedMlp::forward(const float* x, int64_t rows, void* gated) const {
     multiply({{matrix_.weights(), normed, from, rows, nullptr, Epilogue::swiglu, gated, stride()}});
 }
 
-DecoderLayer::DecoderLayer(const LayerWeights& w, int64_t head_dim, float eps, bool int8)
-    : qkv_(w, head_dim, eps, int8), o_(w.o, int8), gate_(w.post_norm, w.gate, w.up, eps, int8), down_(w.down, int8) {
+DecoderLayer::DecoderLayer(const LayerWeights& w, int64_t head_dim, float eps, int bits)
+    : QkvProjections(w, head_dim, eps, bits), o_({w.o}, bits), gate_(w.post_norm, w.gate, w.up, eps, bits),
+      down_({w.down}, bits) {
     w.o.expect(type(), hidden(), q_size());
     w.gate.expect(type(), gate_.outputs(), hidden());
     w.down.expect(type(), hidden(), gate_.outputs());

@@ -15,10 +15,11 @@ namespace triforce {
 using Floats = std::vector<float>;
 
 struct Norm {
-    Floats weight;
+    Floats weight;  // empty where the model has no such norm
     int64_t size;
     float eps;
 
+    explicit operator bool() const { return !weight.empty(); }
     /// Writes rows of x, normed and rounded, as the input of a matrix: (rows, size rounded up to 16).
     void operator()(const float* x, int64_t rows, Type type, void* y) const;
 };
@@ -33,8 +34,8 @@ struct LayerWeights {
 /// The projections from the residual stream to queries, keys and values, of some heads or of all.
 class QkvProjections {
   public:
-    /// `int8`: see Matrix. Throws std::invalid_argument if shapes do not fit each other.
-    QkvProjections(const LayerWeights& parts, int64_t head_dim, float eps, bool int8);
+    /// `bits`: see Matrix. Throws std::invalid_argument if shapes do not fit each other.
+    QkvProjections(const LayerWeights& parts, int64_t head_dim, float eps, int bits);
 
     int64_t hidden() const { return norm_.size; }
     int64_t q_size() const { return q_.outputs(); }
@@ -49,14 +50,14 @@ class QkvProjections {
     Norm norm_;
     Matrix q_, k_, v_;
     Floats q_bias_, k_bias_, v_bias_;
-    std::optional<Norm> q_norm_, k_norm_;
+    Norm q_norm_, k_norm_;
     int64_t head_dim_;
 };
 
 /// The first half of an MLP, all of its outputs or some: silu(gate) * up of the normed residual stream.
 class GatedMlp {
   public:
-    GatedMlp(const Tensor& norm, const WeightSource& gate, const WeightSource& up, float eps, bool int8);
+    GatedMlp(const Tensor& norm, const WeightSource& gate, const WeightSource& up, float eps, int bits);
 
     int64_t hidden() const { return norm_.size; }
     int64_t outputs() const { return matrix_.outputs(); }
@@ -73,22 +74,16 @@ class GatedMlp {
 };
 
 /// A decoder layer but for rotation and attention.
-class DecoderLayer {
+class DecoderLayer : public QkvProjections {
   public:
-    DecoderLayer(const LayerWeights& parts, int64_t head_dim, float eps, bool int8);
+    DecoderLayer(const LayerWeights& parts, int64_t head_dim, float eps, int bits);
 
-    int64_t hidden() const { return qkv_.hidden(); }
-    int64_t q_size() const { return qkv_.q_size(); }
-    int64_t kv_size() const { return qkv_.kv_size(); }
-    Type type() const { return qkv_.type(); }
-    size_t bytes() const { return qkv_.bytes() + o_.bytes() + gate_.bytes() + down_.bytes(); }
+    size_t bytes() const { return QkvProjections::bytes() + o_.bytes() + gate_.bytes() + down_.bytes(); }
 
-    void qkv(const float* x, int64_t rows, float* q, float* k, float* v) const { qkv_.qkv(x, rows, q, k, v); }
     /// x += o(attn_out), then x += mlp(norm(x)); `attn_out` (rows, q_size) is of the weights' type.
     void finish(float* x, int64_t rows, const void* attn_out) const;
 
   private:
-    QkvProjections qkv_;
     Matrix o_;
     GatedMlp gate_;
     Matrix down_;

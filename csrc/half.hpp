@@ -9,16 +9,31 @@ namespace triforce {
 /// Exact: each half is a float.
 inline float half_to_float(uint16_t half) {
     const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16, rest = half & 0x7fff;
-    uint32_t bits = (rest << 13) + (112u << 23);            // the exponent's bias grows from 15 to 127
-    if (rest >= 0x7c00) bits += 112u << 23;                 // Inf and NaN
-    float value;
-    if (rest < 0x400) {                                     // zero and subnormal: multiples of 2^-24
-        value = static_cast<float>(rest) * 0x1p-24f;
-        std::memcpy(&bits, &value, sizeof bits);
-    }
+    uint32_t bits = (rest << 13) + (112u << 23);  // the bias of exponents grows from 15 to 127
+    if (rest >= 0x7c00) bits += 112u << 23;       // Inf and NaN
+    float value = static_cast<float>(rest) * 0x1p-24f;
+    if (rest < 0x400) std::memcpy(&bits, &value, sizeof bits);  // zero and subnormal
     bits |= sign;
     std::memcpy(&value, &bits, sizeof value);
     return value;
+}
+
+/// The nearest half, even where there are two; infinite beyond the largest.
+inline uint16_t to_half(float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    const auto sign = static_cast<uint16_t>(bits >> 16 & 0x8000);
+    bits &= 0x7fffffff;
+    if (bits > 0x7f800000) return sign | 0x7e00;
+    if (bits >= 0x477ff000) return sign | 0x7c00;
+    if (bits < 0x38800000) {  // a multiple of 2^-24: a sum with 0.5 rounds it
+        float rounded;
+        std::memcpy(&rounded, &bits, sizeof rounded);
+        rounded += 0.5f;
+        std::memcpy(&bits, &rounded, sizeof bits);
+        return static_cast<uint16_t>(sign | (bits - 0x3f000000));
+    }
+    return static_cast<uint16_t>(sign | ((bits + 0xfff + (bits >> 13 & 1) - (112u << 23)) >> 13));
 }
 
 }  // namespace triforce

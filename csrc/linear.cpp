@@ -33,48 +33,35 @@ void run_chunk(const Linear& l, int64_t chunk) {
 const int8_t* quantised(Scratch& scratch, const Linear& l) {
     constexpr int64_t at_once = 8;  // some microseconds of work
     int8_t* rows = scratch.take<int8_t>(l.rows * int8_stride(l.weights));
-    parallel(static_cast<int>((l.rows + at_once - 1) / at_once), [&](int64_t job) {
+    parallel((l.rows + at_once - 1) / at_once, [&](int64_t job) {
         linear_kernels().quantise(l, job * at_once, std::min((job + 1) * at_once, l.rows), rows);
     });
     return rows;
 }
 
-/// x as each kind of weights wants it; what nobody wants is null.
-struct RoundedInputs {
-    const int8_t* by[3] = {};
-
-    RoundedInputs(Scratch& scratch, std::initializer_list<Linear> products) {
-        for (const Linear& l : products) {
-            const Rounding rounding = l.weights.rounding();
-            const int8_t*& rows = by[static_cast<int>(rounding)];
-            if (rounding != Rounding::none && !rows) rows = quantised(scratch, l);
-        }
-    }
-    Linear with_x(Linear l) const {
-        if (const int8_t* rows = by[static_cast<int>(l.weights.rounding())])
-            l.x = rows, l.x_stride = int8_stride(l.weights);
-        return l;
-    }
-};
-
 }  // namespace
 
 void multiply(std::initializer_list<Linear> products) {
     Scratch scratch;
-    const RoundedInputs rounded(scratch, products);
+    const int8_t* rounded[3] = {};  // x as each kind of weights wants it, if any does
     int64_t chunks = 0, work = 0;
     for (const Linear& l : products) {
+        const Rounding rounding = l.weights.rounding();
+        const int8_t*& rows = rounded[static_cast<int>(rounding)];
+        if (rounding != Rounding::none && !rows) rows = quantised(scratch, l);
         chunks += Grid(l).chunks();
         work += l.rows * l.weights.blocks * block_size * l.weights.inputs;
     }
     const auto body = [&](int64_t chunk) {
-        for (const Linear& l : products) {
+        for (Linear l : products) {
             const int64_t own = Grid(l).chunks();
-            if (chunk < own) return run_chunk(rounded.with_x(l), chunk);
+            const int8_t* rows = rounded[static_cast<int>(l.weights.rounding())];
+            if (rows) l.x = rows, l.x_stride = int8_stride(l.weights);
+            if (chunk < own) return run_chunk(l, chunk);
             chunk -= own;
         }
     };
-    if (work >= least_parallel_work) return parallel(static_cast<int>(chunks), body);
+    if (work >= least_parallel_work) return parallel(chunks, body);
     for (int64_t chunk = 0; chunk < chunks; chunk++) body(chunk);
 }
 

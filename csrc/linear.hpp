@@ -1,4 +1,4 @@
-// y = x W^T for any number of rows.
+// y = x W^T for any number of rows, and the RMSNorm that makes x (Zhang and Sennrich 2019).
 //
 // The bitwise law: each output is one chain of sums over k, ascending, whatever the rows and blocks of a tile, and then
 // the epilogue. So a row's result depends on that row alone.
@@ -7,16 +7,14 @@
 #include <cstdint>
 #include <initializer_list>
 
-#include "isa.hpp"
 #include "low_bit.hpp"
+#include "simd_dispatch.hpp"
 #include "types.hpp"
 
 namespace triforce {
 
 constexpr int block_size = 16;   // outputs of a block: one register of floats
 constexpr int linear_rows = 96;  // at most, of one call of a kernel
-
-constexpr int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 enum class Rounding : int { none, by_row, by_group };
 
@@ -67,6 +65,9 @@ struct LinearKernels {
     void (*run)(const Linear& linear, int64_t top, int64_t bottom, int64_t first, int64_t last);
     /// Rows [top, bottom) of x as int8; each is followed by its scale, a float, or by its `GroupInput`s.
     void (*quantise)(const Linear& linear, int64_t top, int64_t bottom, int8_t* rows);
+    /// y = x / sqrt(mean(x^2) + eps) * weight, in float32, rounded once: to `type`. y may be x. `weight` and y have n
+    /// numbers rounded up to 16: where the rest of the weight is zero, so is that of y.
+    void (*rms)(const float* x, int64_t n, const float* weight, float eps, Type type, void* y);
 };
 TF_KERNEL_TABLE(LinearKernels, linear_kernels)
 

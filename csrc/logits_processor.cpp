@@ -81,8 +81,9 @@ void scale(const RowParams& row, Prefix prefix, const Logits& logits, Workspace&
 
 }  // namespace
 
-double peak(const float* f32, const double* f64, int vocabulary) {
-    return f32 ? vocabulary_kernels().peak_f32(f32, vocabulary) : vocabulary_kernels().peak_f64(f64, vocabulary);
+double peak(const Logits& x) {
+    const VocabularyKernels& loops = vocabulary_kernels();
+    return x.f32 ? loops.peak_f32(x.f32, x.vocabulary) : loops.peak_f64(x.f64, x.vocabulary);
 }
 
 Distribution process_logits(const RowParams& row, Prefix prefix, const Logits& logits, Workspace& w) {
@@ -93,7 +94,7 @@ Distribution process_logits(const RowParams& row, Prefix prefix, const Logits& l
     scale(row, prefix, logits, w);
     std::iota(w.tokens.begin(), w.tokens.end(), 0);
     Candidates c{w.tokens.data(), w.scores.data(), logits.vocabulary};
-    if (row.min_p > 0) c.keep_at_least(std::log(row.min_p));
+    if (row.min_p > 0) keep_at_least(c, std::log(row.min_p));
     if (row.top_k > 0 && row.top_k < logits.vocabulary) keep_largest(c, static_cast<int>(row.top_k), w.selection);
     loops.exponentiate(c.values, c.count);
     if (row.top_p < 1) keep_nucleus(c, row.top_p, loops.sum(c.values, c.count), w.selection);

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "select.hpp"
+#include "truncation.hpp"
 
 namespace triforce {
 
@@ -51,7 +51,7 @@ struct Workspace {
 };
 
 /// The largest logit; NaN if one is. There is a distribution if it is finite.
-double peak(const float* f32, const double* f64, int vocabulary);
+double peak(const Logits& logits);
 
 /// Applies penalties, biases, temperature, min-p, top-k and top-p, in this order.
 Distribution process_logits(const RowParams& row, Prefix prefix, const Logits& logits, Workspace& workspace);

@@ -1,5 +1,7 @@
 #include "low_bit.hpp"
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <string_view>
 
@@ -158,6 +160,20 @@ Format format_named(const char* name) {
 int64_t file_block_bytes(Format format) {
     constexpr int64_t bytes[] = {0, 18, 20, 22, 24, 34, 144, 176, 210};
     return bytes[static_cast<int>(format)];
+}
+
+void encode_q4_1(const float* weights, uint8_t* file) {
+    float least = weights[0], largest = weights[0];
+    for (int i = 1; i < group_size; i++)
+        least = std::min(least, weights[i]), largest = std::max(largest, weights[i]);
+    const uint16_t scale = to_half((largest - least) / 15), minimum = to_half(least);
+    const float d = half_to_float(scale), inverse = d > 0 ? 1 / d : 0;
+    std::memcpy(file, &scale, sizeof scale), std::memcpy(file + 2, &minimum, sizeof minimum);
+    const auto code = [&](int i) {
+        const float multiple = std::nearbyint((weights[i] - half_to_float(minimum)) * inverse);
+        return static_cast<int>(std::clamp(multiple, 0.0f, 15.0f));
+    };
+    for (int i = 0; i < 16; i++) file[4 + i] = static_cast<uint8_t>(code(i) | code(i + 16) << 4);
 }
 
 bool pack_block(Format format, const uint8_t* file, int64_t rows, int64_t inputs, uint8_t* block) {

@@ -95,6 +95,9 @@ int64_t file_block_bytes(Format format);
 /// are finite.
 bool pack_block(Format format, const uint8_t* file, int64_t rows, int64_t inputs, uint8_t* block);
 
+/// Rounds 32 weights to a block of a file of type Q4_1: the least and the largest are its first and its last code.
+void encode_q4_1(const float* weights, uint8_t* file);
+
 /// The weights of one output, as floats.
 void unpack_output(Format format, const uint8_t* block, int lane, int64_t inputs, float* out);
 

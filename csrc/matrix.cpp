@@ -57,18 +57,28 @@ void unpack_row(const Weights& w, int64_t row, int64_t inputs, float* out) {
 void check(const std::vector<WeightSource>& interleaved) {
     const WeightSource& first = interleaved[0];
     const std::string name = first.tensor.name;
-    if (first.format == Format::none && first.input != Type::bf16 && first.input != Type::f32)
-        throw std::invalid_argument(name + " must be bfloat16 or float32");
-    const Type type = first.format == Format::none ? first.input : Type::u8;
-    first.tensor.expect(type, {-1, -1});
-    if (!first.tensor[0] || !first.tensor[1]) throw std::invalid_argument(name + " is empty");
-    if (first.format != Format::none && first.tensor[1] % file_block_bytes(first.format))
-        throw std::invalid_argument(name + " does not have whole blocks");
+    const bool plain = first.format == Format::none;
+    require(!plain || first.input == Type::bf16 || first.input == Type::f32, (name + " must be bfloat16 or float32").c_str());
+    first.tensor.expect(plain ? first.input : Type::u8, {-1, -1});
+    require(first.tensor[0] && first.tensor[1], (name + " is empty").c_str());
+    require(plain || first.tensor[1] % file_block_bytes(first.format) == 0, (name + " does not have whole blocks").c_str());
     for (const WeightSource& each : interleaved) {
-        each.tensor.expect(type, {first.tensor[0], first.tensor[1]});
-        if (each.format != first.format || each.input != first.input)
-            throw std::invalid_argument(name + " and " + each.tensor.name + " differ in type");
+        each.tensor.expect(first.tensor.type, {first.tensor[0], first.tensor[1]});
+        require(each.format == first.format && each.input == first.input,
+                (name + " and " + each.tensor.name + " differ in type").c_str());
     }
+}
+
+/// Sixteen outputs or fewer as rows of a file of type Q4_1.
+template <class T>
+std::vector<uint8_t> to_q4_1(const T* weights, int64_t count) {
+    std::vector<uint8_t> file(count / group_size * file_block_bytes(Format::q4_1));
+    float group[group_size];
+    for (int64_t g = 0; g < count / group_size; g++) {
+        for (int i = 0; i < group_size; i++) group[i] = to_float(weights[g * group_size + i]);
+        encode_q4_1(group, file.data() + g * file_block_bytes(Format::q4_1));
+    }
+    return file;
 }
 
 }  // namespace
@@ -81,49 +91,57 @@ int64_t WeightSource::inputs() const {
 void WeightSource::expect(Type wanted, int64_t outputs_wanted, int64_t inputs_wanted) const {
     if (format == Format::none) return tensor.expect(wanted, {outputs_wanted, inputs_wanted});
     if (outputs_wanted < 0) outputs_wanted = outputs();
-    if (input != wanted || outputs() != outputs_wanted || inputs() != inputs_wanted)
-        throw std::invalid_argument(std::string(tensor.name) + " must have " + std::to_string(outputs_wanted) +
-                                    " outputs and " + std::to_string(inputs_wanted) + " inputs, has " +
-                                    std::to_string(outputs()) + " and " + std::to_string(inputs()));
+    const auto shape = [](int64_t out, int64_t in) { return std::to_string(out) + ", " + std::to_string(in); };
+    require(input == wanted && outputs() == outputs_wanted && inputs() == inputs_wanted,
+            (std::string(tensor.name) + " must be (" + shape(outputs_wanted, inputs_wanted) + "), is (" +
+             shape(outputs(), inputs()) + ")").c_str());
 }
 
-Matrix::Matrix(const std::vector<WeightSource>& interleaved, bool int8) {
+Matrix::Matrix(const std::vector<WeightSource>& interleaved, int bits) {
     check(interleaved);
     const WeightSource& first = interleaved[0];
     const int64_t each = round_up(first.outputs(), block_size) / block_size;
     inputs_ = first.inputs();
     weights_ = {first.input, nullptr, nullptr, inputs_, first.outputs(),
                 each * static_cast<int64_t>(interleaved.size()), first.format};
-    first.format == Format::none ? pack_numbers(interleaved, int8) : pack_groups(interleaved);
+    if (first.format == Format::none && bits == 4 && inputs_ % group_size == 0) weights_.format = Format::q4_1;
+    if (weights_.format != Format::none)
+        pack_groups(interleaved);
+    else
+        pack_numbers(interleaved, bits > 0);
 }
 
 void Matrix::pack_numbers(const std::vector<WeightSource>& interleaved, bool int8) {
     const bool narrow = type() == Type::bf16;
-    if (int8 && inputs_ > most_int8_inputs)
-        throw std::invalid_argument(std::string(interleaved[0].tensor.name) + " is too wide for int8");
+    require(!int8 || inputs_ <= most_int8_inputs,
+            (std::string(interleaved[0].tensor.name) + " is too wide for int8").c_str());
     weights_.inputs = round_up(inputs_, int8 ? block_size : 2);
     const int64_t rows = weights_.blocks * block_size, data = rows * weights_.inputs * (int8 ? 1 : size_of(type()));
     memory_ = Memory(data + (int8 ? rows * sizeof(float) : 0));
     weights_.data = memory_.data();
     if (int8) weights_.scales = reinterpret_cast<const float*>(memory_.data() + data);
     const auto pack_one = int8 ? (narrow ? pack_int8<bf16> : pack_int8<float>) : (narrow ? pack<bf16> : pack<float>);
-    const int count = static_cast<int>(interleaved.size());
-    parallel(static_cast<int>(weights_.blocks),
+    const int64_t count = static_cast<int64_t>(interleaved.size());
+    parallel(weights_.blocks,
              [&](int block) { pack_one(weights_, interleaved[block % count].tensor, block / count, block); });
 }
 
 void Matrix::pack_groups(const std::vector<WeightSource>& interleaved) {
-    const int64_t bytes = block_bytes(parts(weights_.format), inputs_);
+    const int64_t bytes = block_bytes(parts(weights_.format), inputs_), count = static_cast<int64_t>(interleaved.size());
     memory_ = Memory(weights_.blocks * bytes);
     weights_.data = memory_.data();
-    const int count = static_cast<int>(interleaved.size());
     std::atomic<const char*> broken{};
-    parallel(static_cast<int>(weights_.blocks), [&](int block) {
-        const Tensor& from = interleaved[block % count].tensor;
-        const int64_t row = block / count * block_size, rows = std::min<int64_t>(block_size, from[0] - row);
-        if (!pack_block(weights_.format, static_cast<const uint8_t*>(from.data) + row * from[1], rows, inputs_,
-                        reinterpret_cast<uint8_t*>(memory_.data()) + block * bytes))
-            broken = from.name;
+    parallel(weights_.blocks, [&](int block) {
+        const WeightSource& source = interleaved[block % count];
+        const int64_t row = block / count * block_size, rows = std::min<int64_t>(block_size, source.outputs() - row);
+        const char* from = static_cast<const char*>(source.tensor.data) + row * source.tensor.row_bytes();
+        std::vector<uint8_t> rounded;
+        if (source.format == Format::none)
+            rounded = type() == Type::bf16 ? to_q4_1(reinterpret_cast<const bf16*>(from), rows * inputs_)
+                                           : to_q4_1(reinterpret_cast<const float*>(from), rows * inputs_);
+        const auto* file = rounded.empty() ? reinterpret_cast<const uint8_t*>(from) : rounded.data();
+        if (!pack_block(weights_.format, file, rows, inputs_, reinterpret_cast<uint8_t*>(memory_.data()) + block * bytes))
+            broken = source.tensor.name;
     });
     if (broken) throw std::invalid_argument(std::string(broken) + " holds NaN or Inf");
 }
@@ -146,13 +164,12 @@ void Matrix::rows(const int64_t* ids, int64_t count, float* out) const {
     const auto unpack = weights_.scales        ? unpack_row<int8_t>
                         : type() == Type::bf16 ? unpack_row<bf16>
                                                : unpack_row<float>;
+    const int64_t bytes = block_bytes(parts(weights_.format), inputs_);
     for (int64_t i = 0; i < count; i++, out += inputs_)
         if (weights_.format == Format::none)
             unpack(weights_, ids[i], inputs_, out);
         else
-            unpack_output(weights_.format,
-                          static_cast<const uint8_t*>(weights_.data) +
-                              ids[i] / block_size * block_bytes(parts(weights_.format), inputs_),
+            unpack_output(weights_.format, static_cast<const uint8_t*>(weights_.data) + ids[i] / block_size * bytes,
                           static_cast<int>(ids[i] % block_size), inputs_, out);
 }
 

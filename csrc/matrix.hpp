@@ -10,8 +10,8 @@
 
 namespace triforce {
 
-/// A weight of a checkpoint, (outputs, inputs): of bfloat16 or float32; or rows of bytes of a GGUF type, whose input is
-/// then of `input`.
+/// A weight of a checkpoint, (outputs, inputs): of bfloat16 or float32; or rows of bytes of a GGUF type, the input of
+/// whose products is then of type `input`.
 struct WeightSource {
     Tensor tensor;
     Format format = Format::none;
@@ -26,12 +26,11 @@ struct WeightSource {
 /// Owner of packed `Weights`.
 class Matrix {
   public:
-    /// Packs a weight. With `int8` an output's weights are rounded to multiples of a scale, the largest to 127 times
-    /// it; those of a GGUF type stay as they are. Throws std::invalid_argument for another type or shape.
-    Matrix(const WeightSource& weight, bool int8) : Matrix(std::vector<WeightSource>{weight}, int8) {}
-    /// Interleaves the blocks of two of one shape, so that an epilogue has both: SwiGLU's gate and up projections.
-    Matrix(const WeightSource& even, const WeightSource& odd, bool int8)
-        : Matrix(std::vector<WeightSource>{even, odd}, int8) {}
+    /// Packs a weight. The blocks of two of one shape are interleaved, so that an epilogue has both: SwiGLU's gate and
+    /// up projections. `bits`: 0, or to what they are rounded that have more. To 8 an output's weights are rounded to
+    /// multiples of a scale, the largest to 127 times it; to 4 they become Q4_1 (8 where groups are not whole). Throws std::invalid_argument for
+    /// another type or shape, or where a scale is not finite.
+    Matrix(const std::vector<WeightSource>& interleaved, int bits);
 
     const Weights& weights() const { return weights_; }
     Type type() const { return weights_.type; }  // of x
@@ -46,7 +45,6 @@ class Matrix {
     void rows(const int64_t* ids, int64_t count, float* out) const;
 
   private:
-    Matrix(const std::vector<WeightSource>& interleaved, bool int8);
     void pack_numbers(const std::vector<WeightSource>& interleaved, bool int8);
     void pack_groups(const std::vector<WeightSource>& interleaved);
 

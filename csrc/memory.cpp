@@ -2,22 +2,32 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <new>
-#include <utility>
 #include <vector>
 
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
 
+#include "types.hpp"
+
 namespace triforce {
 namespace {
 
 constexpr size_t cache_line = 64, huge_page = size_t{2} << 20;
 
-size_t round_up(size_t size, size_t to) { return (size + to - 1) / to * to; }
+// Blocks are kept from call to call. A call that needs more gets another block; the next call, one of the whole size.
+struct Arena {
+    std::vector<Memory> blocks;
+    size_t block = 0, used = 0;  // blocks before `block` are in use, and `used` bytes of it
+    int open = 0;
+};
+
+Arena& arena() {
+    thread_local Arena it;
+    return it;
+}
 
 }  // namespace
 
@@ -34,35 +44,12 @@ void prefer_huge_pages(void* data, size_t bytes) {
 Memory::Memory(size_t bytes) : size_(bytes) {
     const size_t alignment = bytes >= huge_page ? huge_page : cache_line;
     const size_t allocated = round_up(bytes + cache_line, alignment);
-    data_ = static_cast<char*>(std::aligned_alloc(alignment, allocated));
+    data_.reset(static_cast<char*>(std::aligned_alloc(alignment, allocated)));
     if (!data_) throw std::bad_alloc();
-    prefer_huge_pages(data_, allocated);
-    std::memset(data_, 0, allocated);
-    guarded(data_, bytes);
+    prefer_huge_pages(data(), allocated);
+    std::memset(data(), 0, allocated);
+    guarded(data(), bytes);
 }
-
-Memory::~Memory() { std::free(data_); }
-
-void Memory::swap(Memory& other) noexcept {
-    std::swap(data_, other.data_);
-    std::swap(size_, other.size_);
-}
-
-namespace {
-
-// Blocks are kept from call to call. A call that needs more gets another block; the next call, one of the whole size.
-struct Arena {
-    std::vector<Memory> blocks;
-    size_t block = 0, used = 0;  // blocks before `block` are in use, and `used` bytes of it
-    int open = 0;
-};
-
-Arena& arena() {
-    thread_local Arena it;
-    return it;
-}
-
-}  // namespace
 
 Scratch::Scratch() {
     Arena& a = arena();

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdlib>
+#include <memory>
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -31,20 +33,15 @@ class Memory {
   public:
     Memory() = default;
     explicit Memory(size_t bytes);  // zeroed
-    Memory(Memory&& other) noexcept : Memory() { swap(other); }
-    Memory& operator=(Memory&& other) noexcept {
-        swap(other);
-        return *this;
-    }
-    ~Memory();
 
-    char* data() const { return data_; }
+    char* data() const { return data_.get(); }
     size_t size() const { return size_; }
 
   private:
-    void swap(Memory& other) noexcept;
-
-    char* data_ = nullptr;
+    struct Free {
+        void operator()(char* data) const { std::free(data); }
+    };
+    std::unique_ptr<char, Free> data_;
     size_t size_ = 0;
 };
 

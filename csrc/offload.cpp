@@ -12,7 +12,6 @@ namespace {
 constexpr int64_t batch = 64;  // pages that are read on demand, or copied, together
 
 int64_t round_down(int64_t n, int64_t to) { return n / to * to; }
-int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 /// Calls body(first, count) for each run of consecutive numbers.
 template <class Body>
@@ -38,17 +37,17 @@ Offload::Offload(const Shape& shape, const Arena& arena, std::shared_ptr<Store> 
     : shape_(shape), arena_(arena), store_(std::move(store)),
       frames_(shape.layers, shape.heads, shape.pages, arena.frames) {
     for (int i = 0; i < shape.layers; i++) {
-        Pages pages{shape.is_bf16, shape.heads, shape.dim, shape.pages, arena.data, nullptr, {}, {}, 0};
+        Pages pages{shape.type, shape.heads, shape.dim, shape.pages, arena.data, nullptr, {}, {}, 0};
         pages.pitch = 2 * static_cast<int64_t>(pages.page_bytes());
         pages.values = arena.data + pages.page_bytes();
         pages.frames = frames_.of_layer(i), pages.offload = this, pages.layer = i;
         layers_.push_back(pages);
     }
     const int64_t wide = std::max(page_bytes(), store_->alignment());
-    if (wide % page_bytes() || wide % store_->alignment())
-        throw std::invalid_argument("direct reads need pages that are whole sectors, or equal parts of one");
-    if (arena.buffer_frames * page_bytes() < split_pages * wide || arena.buffers < 2)
-        throw std::invalid_argument("there must be two buffers or more, each for a split");
+    require(wide % page_bytes() == 0 && wide % store_->alignment() == 0,
+            "direct reads need pages that are whole sectors, or equal parts of one");
+    require(arena.buffer_frames * page_bytes() >= split_pages * wide && arena.buffers > 1,
+            "there must be two buffers or more, each for a split");
     landing_.resize((batch + 2) * wide + sector);
 }
 
@@ -131,20 +130,14 @@ void Offload::fetch_run(int64_t id, int64_t pages) {
     page_counts_.read_on_demand += pages;
 }
 
-void Offload::fetch_pages(int layer, const std::vector<int64_t>& pages) {
-    std::vector<int64_t> ids;
-    for (int head = 0; head < shape_.heads; head++)
-        for (int64_t page : pages) ids.push_back(frames_.id(layer, head, page));
-    fetch(ids);
-}
-
 void Offload::read(int layer, const int64_t* slots, int64_t count, void* k, void* v) {
     const int64_t token = shape_.heads * page_bytes() / page_size / 2;
     for (int64_t i = 0; i < count; i += batch) {
         const int64_t n = std::min(batch, count - i);
-        std::vector<int64_t> pages;
-        each_page(slots + i, n, [&](int64_t page, bool) { pages.push_back(page); });
-        fetch_pages(layer, pages);
+        std::vector<int64_t> ids;
+        for (int head = 0; head < shape_.heads; head++)
+            each_page(slots + i, n, [&](int64_t page, bool) { ids.push_back(frames_.id(layer, head, page)); });
+        fetch(ids);
         triforce::read(layers_[layer], slots + i, n, static_cast<char*>(k) + i * token,
                        static_cast<char*>(v) + i * token);
     }

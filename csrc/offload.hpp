@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-#include "frames.hpp"
+#include "frame_table.hpp"
 #include "pages.hpp"
 #include "reader.hpp"
 #include "store.hpp"
@@ -19,7 +19,7 @@ namespace triforce {
 class Offload {
   public:
     struct Shape {
-        bool is_bf16;
+        Type type;
         int layers, heads, dim;
         int64_t pages;  // page 0 is scratch
     };
@@ -35,9 +35,6 @@ class Offload {
     int layers() const { return shape_.layers; }
     const Pages& layer(int i) const { return layers_[i]; }
     int64_t page_bytes() const { return layers_[0].pitch; }  // keys and values
-    const Arena& arena() const { return arena_; }
-    const Store& store() const { return *store_; }
-    const Frames& frames() const { return frames_; }
     /// Where a page lies in the store.
     int64_t offset(int64_t id) const { return id * page_bytes(); }
     /// The aligned read that covers some pages.
@@ -72,12 +69,11 @@ class Offload {
     void make_writable(int layer, int64_t page, bool fresh);
     void fetch(const std::vector<int64_t>& ids);
     void fetch_run(int64_t id, int64_t pages);
-    void fetch_pages(int layer, const std::vector<int64_t>& pages);
 
     const Shape shape_;
     const Arena arena_;
     const std::shared_ptr<Store> store_;
-    Frames frames_;
+    FrameTable frames_;
     std::vector<Pages> layers_;
     std::vector<char> landing_;  // for reads on demand
     PageCounts page_counts_{};

@@ -8,21 +8,85 @@ namespace triforce {
 void OffloadedPass::start() {
     memory_.check_store();
     for (const Attention& call : calls_) {
-        if (options_.exact) commit(call);
+        if (exact_) commit(call);
         make_writable(call);
     }
-    plan_ = plan_reads(memory_, calls_);
-    if (plan_.steps.empty()) return;
+    plan_reads();
+    if (steps_.empty()) return;
     std::vector<BufferReads> reads;
-    for (ReadStep& step : plan_.steps) reads.push_back(std::move(step.reads));
+    for (ReadStep& step : steps_) reads.push_back(std::move(step.reads));
     const Offload::Arena& arena = memory_.arena_;
     const Buffers buffers{memory_.frame(arena.frames), arena.buffer_frames * memory_.page_bytes(), arena.buffers};
     reader_ = std::make_unique<Reader>(*memory_.store_, buffers, std::move(reads));
     reader_->start();
 }
 
+/// Sets the pages and reads of a step for its splits.
+void OffloadedPass::fill(const Attention& call, ReadStep& step) const {
+    const FrameTable& frames = memory_.frames_;
+    const int64_t bytes = memory_.page_bytes();
+    const int64_t end = std::min(step.last_split * split_pages, call.visible_pages(step.b));
+    step.pages.clear(), step.reads.clear();
+    int64_t next = -1;
+    for (int64_t i = step.first_split * split_pages; i < end; i++) {
+        const int32_t page = call.list(step.b, step.g)[i];
+        const int64_t id = frames.id(call.pages->layer, step.g, page);
+        if (!frames.stored(id) && !frames.frame(id)) Offload::throw_lost();
+        if (!frames.stored(id)) continue;
+        if (id != next) {
+            const int64_t to = step.reads.empty() ? 0 : step.reads.back().end();
+            step.reads.push_back(memory_.read_of(id, 1));
+            step.reads.back().to = to;
+        }
+        StoreRead& read = step.reads.back();
+        read.needed = memory_.offset(id + 1) - read.at;
+        read.bytes = round_up(read.needed, memory_.store_->alignment());
+        step.pages.push_back({page, (read.to + memory_.offset(id) - read.at) / bytes});
+        next = id + 1;
+    }
+}
+
+void OffloadedPass::plan_row(const Attention& call, int64_t b, int g) {
+    const int64_t room = memory_.arena_.buffer_frames, splits = call.splits(b);
+    for (int64_t first = 0; first < splits;) {
+        ReadStep step{b, g, first, std::min(splits, first + room / split_pages), {}, {}};
+        fill(call, step);
+        while (!step.reads.empty() && step.reads.back().end() > room * memory_.page_bytes())
+            step.last_split--, fill(call, step);
+        first = step.last_split;
+        steps_.push_back(std::move(step));
+    }
+}
+
+/// Whether all pages that the call's queries see have frames.
+bool OffloadedPass::all_resident(const Attention& call) const {
+    const FrameTable& frames = memory_.frames_;
+    for (int64_t b = 0; b < call.rows; b++)
+        for (int64_t i = 0, n = call.visible_pages(b); i < n; i++)
+            for (int g = 0; g < call.pages->heads; g++)
+                if (!frames.frame(frames.id(call.pages->layer, g, call.list(b, g)[i]))) return false;
+    return true;
+}
+
+/// Plans the reads for layers whose pages are not all resident. Lists of each head's own are short, and their pages are
+/// fetched into frames instead. Throws OffloadError where a page is lost.
+void OffloadedPass::plan_reads() {
+    streamed_.resize(memory_.layers());
+    const auto missing = [&](const Attention& call) { return !call.head_stride && !all_resident(call); };
+    if (std::none_of(calls_.begin(), calls_.end(), missing)) return;
+    for (const Attention& call : calls_) {
+        // If one layer is read ahead, so are the others: pages that it keeps may evict theirs. Preferred layers keep
+        // theirs.
+        if (call.head_stride || (memory_.frames_.preferred(call.pages->layer) && !missing(call))) continue;
+        streamed_[call.pages->layer] = true;
+        for (int g = 0; g < call.pages->heads; g++)
+            for (int64_t b = 0; b < call.rows; b++)
+                if (call.counts[b]) plan_row(call, b, g);
+    }
+}
+
 void OffloadedPass::commit(const Attention& call) {
-    const Frames& frames = memory_.frames_;
+    const FrameTable& frames = memory_.frames_;
     for (int64_t b = 0; b < call.rows; b++) {
         std::vector<int64_t> pages;
         for (int64_t i = 0; call.counts[b] && i < call.starts[b] / page_size; i++)
@@ -40,8 +104,8 @@ void OffloadedPass::make_writable(const Attention& call) {
 }
 
 void OffloadedPass::attend(const Attention& call) {
-    if (plan_.streamed[call.pages->layer]) return stream(call);
-    if (call.head_stride || !all_resident(memory_, call)) fetch_now(call);
+    if (streamed_[call.pages->layer]) return stream(call);
+    if (call.head_stride || !all_resident(call)) fetch_now(call);
     triforce::attend(call);
 }
 
@@ -70,14 +134,14 @@ void OffloadedPass::stream_row(const Attention& call, IncrementalAttention& atte
                                int64_t b, int g) {
     const Pages& pages = *call.pages;
     const Offload::Arena& arena = memory_.arena_;
-    const Frames& resident = memory_.frames_;
+    const FrameTable& resident = memory_.frames_;
     for (int64_t i = 0, n = call.visible_pages(b); i < n; i++)
         frames[pages.index(g, call.list(b, g)[i])] = resident.frame(resident.id(pages.layer, g, call.list(b, g)[i]));
     size_t oldest = next_;  // step whose buffer is not released
-    for (const int64_t splits = call.splits(b); next_ < plan_.steps.size(); next_++) {
-        const ReadStep& step = plan_.steps[next_];
+    for (const int64_t splits = call.splits(b); next_ < steps_.size(); next_++) {
+        const ReadStep& step = steps_[next_];
         if (next_ - oldest + 2 > static_cast<size_t>(arena.buffers)) {  // the reader needs a free buffer
-            for (const auto& [page, offset] : plan_.steps[oldest].pages) frames[pages.index(g, page)] = 0;
+            for (const auto& [page, offset] : steps_[oldest].pages) frames[pages.index(g, page)] = 0;
             reader_->release(++oldest);
         }
         const int64_t buffer = arena.frames + reader_->wait(next_) * arena.buffer_frames;
@@ -89,13 +153,13 @@ void OffloadedPass::stream_row(const Attention& call, IncrementalAttention& atte
         if (step.last_split == splits) break;
     }
     next_++;
-    if (call.mass && options_.keep && !resident.preferred(pages.layer)) keep_best(call, b, g, frames);
+    if (call.mass && keep_ && !resident.preferred(pages.layer)) keep_best(call, b, g, frames);
     reader_->release(next_);
 }
 
 /// Keeps the pages of a preferred layer in memory.
 void OffloadedPass::keep_all(const ReadStep& step, int layer, int64_t buffer) {
-    const Frames& frames = memory_.frames_;
+    const FrameTable& frames = memory_.frames_;
     for (const auto& [page, offset] : step.pages) {
         const int64_t id = frames.id(layer, step.g, page);
         if (!frames.frame(id) && frames.available_to_preferred()) keep(id, buffer + offset);
@@ -104,8 +168,8 @@ void OffloadedPass::keep_all(const ReadStep& step, int layer, int64_t buffer) {
 
 /// Keeps the pages of most attention mass in memory, while their buffers have them.
 void OffloadedPass::keep_best(const Attention& call, int64_t b, int g, const std::vector<int32_t>& frames) {
-    Frames& resident = memory_.frames_;
-    const int64_t full = call.starts[b] / page_size, count = std::min(full, options_.keep);
+    FrameTable& resident = memory_.frames_;
+    const int64_t full = call.starts[b] / page_size, count = std::min(full, keep_);
     const float* mass = call.mass + (b * call.pages->heads + g) * call.list_length;
     std::vector<int64_t> best(full);
     for (int64_t i = 0; i < full; i++) best[i] = i;

@@ -1,22 +1,40 @@
 // The attention of one pass over some of an offloaded memory's layers, in their order.
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
-#include "plan_reads.hpp"
+#include "attention.hpp"
+#include "offload.hpp"
 
 namespace triforce {
 
+/// The attention of a pass's layers, in their order.
+struct AttentionCalls {
+    const Attention *first, *last;
+
+    const Attention* begin() const { return first; }
+    const Attention* end() const { return last; }
+};
+
+/// Some splits of one row and KV head, whose stored pages are read into one buffer.
+struct ReadStep {
+    int64_t b;
+    int g;
+    int64_t first_split, last_split;
+    std::vector<std::pair<int32_t, int64_t>> pages;  // page, and its frame in the buffer
+    BufferReads reads;
+};
+
 class OffloadedPass {
   public:
-    struct Options {
-        bool exact;    // keys before the starts are committed, and may leave memory where they fill pages
-        int64_t keep;  // pages of most attention mass that are to stay in memory, of each row, layer and KV head
-    };
-    /// Does nothing yet. `memory` and the calls must outlive this.
-    OffloadedPass(Offload& memory, const AttentionCalls& calls, const Options& options)
-        : memory_(memory), calls_(calls), options_(options) {}
+    /// Does nothing yet. `memory` and the calls must outlive this. exact: keys before the starts are committed, and may
+    /// leave memory where they fill pages. keep: pages of most attention mass that are to stay in memory, of each row,
+    /// layer and KV head.
+    OffloadedPass(Offload& memory, const AttentionCalls& calls, bool exact, int64_t keep)
+        : memory_(memory), calls_(calls), exact_(exact), keep_(keep) {}
 
     /// Commits full pages if `exact`, gives frames to the pages of new tokens, and starts to read ahead. Throws
     /// OffloadError.
@@ -25,6 +43,10 @@ class OffloadedPass {
     void attend(const Attention& call);
 
   private:
+    bool all_resident(const Attention& call) const;
+    void fill(const Attention& call, ReadStep& step) const;
+    void plan_row(const Attention& call, int64_t b, int g);
+    void plan_reads();
     void commit(const Attention& call);
     void make_writable(const Attention& call);
     void fetch_now(const Attention& call);
@@ -37,9 +59,12 @@ class OffloadedPass {
 
     Offload& memory_;
     const AttentionCalls calls_;
-    const Options options_;
-    ReadPlan plan_;
-    size_t next_ = 0;  // step of the plan
+    const bool exact_;
+    const int64_t keep_;
+    // The plan. Planning changes nothing else and reads nothing.
+    std::vector<bool> streamed_;   // of each layer of the memory: its attention reads buffers
+    std::vector<ReadStep> steps_;  // layers, then KV heads, then rows, then splits: the order in which they are needed
+    size_t next_ = 0;              // step
     std::unique_ptr<Reader> reader_;
 };
 

@@ -43,7 +43,7 @@ struct Sketches {
 class Offload;
 
 struct Pages {
-    bool is_bf16;
+    Type type;
     int heads;      // KV heads
     int dim;        // of a head, a multiple of 16
     int64_t count;  // of each head; page 0 is scratch: nothing is written to it or read from it
@@ -56,7 +56,7 @@ struct Pages {
     Offload* offload = nullptr;       // brings pages into their frames; or null: all pages are in memory
     int layer = 0;                    // of the offloaded memory
 
-    size_t page_bytes() const { return page_numbers() * (is_bf16 ? sizeof(bf16) : sizeof(float)); }
+    size_t page_bytes() const { return page_numbers() * size_of(type); }
     int page_numbers() const { return page_size * dim; }
     int64_t index(int head, int64_t page) const { return head * count + page; }
     int64_t frame(int head, int64_t page) const { return frames ? frames[index(head, page)] : index(head, page); }

@@ -4,7 +4,6 @@
 #include <atomic>
 #include <cmath>
 
-#include "draw.hpp"
 #include "threads.hpp"
 
 namespace triforce {
@@ -21,17 +20,11 @@ Logits logits(const VerificationBatch& p, int row, int column, double peak) {
 }
 
 /// The largest logits of all columns, padding too.
-bool find_peaks(const VerificationBatch& p, std::vector<double>& peaks, InvalidColumn& invalid) {
-    parallel(p.rows * p.columns, [&](int i) {
-        const Logits x = logits(p, i / p.columns, i % p.columns, 0);
-        peaks[i] = peak(x.f32, x.f64, p.vocabulary);
-    });
-    for (int i = 0; i < p.rows * p.columns; i++) {
-        if (std::isfinite(peaks[i])) continue;
-        invalid = {i / p.columns, i % p.columns, peaks[i]};
-        return false;
-    }
-    return true;
+Invalid find_peaks(const VerificationBatch& p, std::vector<double>& peaks) {
+    parallel(p.rows * p.columns, [&](int i) { peaks[i] = peak(logits(p, i / p.columns, i % p.columns, 0)); });
+    for (int i = 0; i < p.rows * p.columns; i++)
+        if (!std::isfinite(peaks[i])) return InvalidColumn{i / p.columns, i % p.columns, peaks[i]};
+    return std::nullopt;
 }
 
 /// The token of a column, and whether it is the accepted draft token.
@@ -59,9 +52,9 @@ void commit(const VerificationBatch& p, const std::vector<Decision>& decisions) 
 
 /// Calls decide(row, column, probs) for the columns that matter, the early ones first.
 template <class Decide>
-bool verify(const std::vector<RowParams>& rows, const VerificationBatch& p, InvalidColumn& invalid, Decide decide) {
+Invalid verify(const Sampler& sampler, const VerificationBatch& p, Decide decide) {
     std::vector<double> peaks(static_cast<size_t>(p.rows) * p.columns);
-    if (!find_peaks(p, peaks, invalid)) return false;
+    if (const Invalid invalid = find_peaks(p, peaks)) return invalid;
     std::vector<Decision> decisions(peaks.size(), Decision{0, false});
     std::vector<std::atomic<int>> last(p.rows);  // of each row: the first column known not to be accepted
     for (int b = 0; b < p.rows; b++) last[b] = p.live[b] ? static_cast<int>(p.counts[b]) : -1;
@@ -71,13 +64,14 @@ bool verify(const std::vector<RowParams>& rows, const VerificationBatch& p, Inva
         if (j > last[b]) return;
         const Prefix prefix{p.ids + b * p.capacity, std::clamp<int64_t>(p.lengths[b] + j, 0, p.capacity)};
         Decision& decision = decisions[cell(p, b, j)];
-        decision = decide(b, j, process_logits(rows[b], prefix, logits(p, b, j, peaks[cell(p, b, j)]), workspace));
+        const Logits column = logits(p, b, j, peaks[cell(p, b, j)]);
+        decision = decide(b, j, process_logits(sampler.rows[b], prefix, column, workspace));
         int known = last[b];
         while (!decision.accepted && j < known && !last[b].compare_exchange_weak(known, j)) {
         }
     });
     commit(p, decisions);
-    return true;
+    return std::nullopt;
 }
 
 int64_t draft_token(const VerificationBatch& p, int row, int column) {
@@ -91,9 +85,8 @@ void write_dense(const Distribution& probs, int vocabulary, double* to) {
 
 }  // namespace
 
-bool verify_seeded(const std::vector<RowParams>& rows, const VerificationBatch& p, const Exponentials& noise,
-                   InvalidColumn& invalid) {
-    return verify(rows, p, invalid, [&](int b, int j, const Distribution& probs) -> Decision {
+Invalid verify_seeded(const Sampler& sampler, const VerificationBatch& p, const Exponentials& noise) {
+    return verify(sampler, p, [&](int b, int j, const Distribution& probs) -> Decision {
         const int64_t token = noise.table
             ? race(probs, noise.table + cell(p, b, j) * p.vocabulary)
             : race(probs, p.vocabulary, noise.noise->key(b, p.lengths[b] + j), workspace);
@@ -101,9 +94,8 @@ bool verify_seeded(const std::vector<RowParams>& rows, const VerificationBatch& 
     });
 }
 
-bool verify_by_rejection(const std::vector<RowParams>& rows, const VerificationBatch& batch,
-                         const RejectionInputs& inputs, InvalidColumn& invalid) {
-    return verify(rows, batch, invalid, [&](int b, int j, const Distribution& probs) -> Decision {
+Invalid verify_by_rejection(const Sampler& sampler, const VerificationBatch& batch, const RejectionInputs& inputs) {
+    return verify(sampler, batch, [&](int b, int j, const Distribution& probs) -> Decision {
         double* p = inputs.out_probs + cell(batch, b, j) * batch.vocabulary;
         write_dense(probs, batch.vocabulary, p);
         const double* uniforms = inputs.uniforms + cell(batch, b, 0);

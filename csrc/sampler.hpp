@@ -6,10 +6,10 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
-#include "noise.hpp"
-#include "logits_processor.hpp"
+#include "sample.hpp"
 
 namespace triforce {
 
@@ -51,12 +51,12 @@ struct InvalidColumn {
     double peak;
 };
 
-/// Verifies with shared noise (Gumbel coupling). Returns whether every column has a distribution; if not, nothing is
-/// written but `invalid`. The outputs of a row that is not live are padding.
-bool verify_seeded(const std::vector<RowParams>& rows, const VerificationBatch& batch, const Exponentials& noise,
-                   InvalidColumn& invalid);
+using Invalid = std::optional<InvalidColumn>;
+
+/// Verifies with shared noise (Gumbel coupling). Returns a column without a distribution; if there is one, nothing is
+/// written. The outputs of a row that is not live are padding.
+Invalid verify_seeded(const Sampler& sampler, const VerificationBatch& batch, const Exponentials& noise);
 /// Verifies by rejection sampling (Leviathan et al. 2023). Returns the same.
-bool verify_by_rejection(const std::vector<RowParams>& rows, const VerificationBatch& batch,
-                         const RejectionInputs& inputs, InvalidColumn& invalid);
+Invalid verify_by_rejection(const Sampler& sampler, const VerificationBatch& batch, const RejectionInputs& inputs);
 
 }  // namespace triforce

@@ -1,7 +1,6 @@
 #include "search.hpp"
 
 #include <algorithm>
-#include <stdexcept>
 
 #include "memory.hpp"
 #include "threads.hpp"
@@ -12,30 +11,109 @@ namespace {
 
 constexpr int64_t chunk_pages = 512;  // of a job
 
-const SearchKernels& kernels(const Attention& call) { return call.pages->is_bf16 ? search_bf16() : search_f32(); }
-
-void require(bool fine, const char* why) {
-    if (!fine) throw std::invalid_argument(why);
-}
-
 class PageSearch {
   public:
-    PageSearch(const Search& search, const Attention& call);
-    void run();
+    PageSearch(const Search& search, const Attention& call)
+        : search_(search), call_(call),
+          kernels_(call.pages->type == Type::bf16 ? search_bf16() : search_f32()) {
+        for (int64_t b = 0; b < call.rows; b++) {
+            candidates_ = std::max(candidates_, search.last[b] - search.first[b]);
+            length_ = std::max(length_, call.list_length - skipped(b));
+        }
+        const int64_t queries = call.rows * call.width * call.heads;
+        codes_ = scratch_.take<int16_t>(queries * call.pages->dim * page_size);
+        scales_ = scratch_.take<float>(queries);
+        scores_ = scratch_.take<float>(queries * candidates_);
+        lists_ = scratch_.take<int32_t>(call.rows * call.pages->heads * length_);
+        starts_ = scratch_.take<int64_t>(call.rows), coarse_ = scratch_.take<int64_t>(call.rows);
+        for (int64_t b = 0; b < call.rows; b++) {
+            starts_[b] = call.starts[b] - skipped(b) * page_size;
+            if (call.coarse) coarse_[b] = call.coarse[b] - skipped(b) * page_size;
+        }
+    }
+
+    void run() {
+        const int heads = call_.pages->heads;
+        encode_queries();
+        score_candidates();
+        parallel(call_.rows * heads, [&](int64_t job) {
+            if (call_.counts[job / heads]) pick(job / heads, static_cast<int>(job % heads));
+        });
+    }
+
     /// The call with the lists that `run` has written.
-    Attention result() const;
+    Attention result() const {
+        Attention call = call_;
+        call.lists = lists_, call.list_length = length_;
+        call.head_stride = length_, call.row_stride = call_.pages->heads * length_;
+        call.starts = starts_;
+        if (call_.coarse) call.coarse = coarse_;
+        return call;
+    }
 
   private:
     /// Where query head i of a KV head's group, of token n, lies: the queries of a KV head lie together.
-    int64_t query(int64_t n, int g, int i) const {
-        return (g * call_.rows * call_.width + n) * call_.group() + i;
-    }
+    int64_t query(int64_t n, int g, int i) const { return (g * call_.rows * call_.width + n) * call_.group() + i; }
     int64_t skipped(int64_t b) const { return search_.last[b] - search_.first[b] - search_.picks[b]; }
-    void sketch(int64_t b, int g, int64_t from, int64_t to) const;
-    void score(int64_t b, int g, int64_t from, int64_t to) const;
-    void encode_queries() const;
-    void score_candidates() const;
-    void pick(int64_t b, int g) const;
+
+    void encode_queries() const {
+        parallel(call_.rows * call_.width * call_.heads, [&](int64_t i) {
+            const char* q = static_cast<const char*>(call_.q) + i * call_.pages->page_bytes() / page_size;
+            const int h = static_cast<int>(i % call_.heads);
+            const int64_t at = query(i / call_.heads, h / call_.group(), h % call_.group());
+            scales_[at] = kernels_.encode(*call_.pages, q, codes_ + at * call_.pages->dim * page_size);
+        });
+    }
+
+    /// Makes the sketches that no earlier call has made.
+    void sketch(int64_t b, int g, int64_t from, int64_t to) const {
+        for (const int32_t* page = call_.list(b, 0) + from; page < call_.list(b, 0) + to; page++)
+            if (!call_.pages->sizes_of(g, *page)->bits) kernels_.sketch(*call_.pages, g, *page);
+    }
+
+    void score(int64_t b, int g, int64_t from, int64_t to) const {
+        const int64_t first = query(b * call_.width, g, 0);
+        const int16_t* codes = codes_ + first * call_.pages->dim * page_size;
+        float* scores = scores_ + first * candidates_ + from - search_.first[b];
+        kernels_.score(*call_.pages, g, call_.list(b, 0) + from, to - from, codes, scales_ + first, call_.queries(b),
+                       scores, candidates_);
+    }
+
+    void score_candidates() const {
+        const int64_t last = *std::max_element(search_.last.begin(), search_.last.end());
+        const int64_t chunks = (last + chunk_pages - 1) / chunk_pages;
+        parallel(call_.pages->heads * chunks, [&](int job) {
+            const int g = static_cast<int>(job / chunks);
+            const int64_t start = job % chunks * chunk_pages;
+            // One row after another: a page that rows share has the same index in their lists, and is sketched once.
+            for (int64_t b = 0; b < call_.rows; b++) {
+                const int64_t from = std::max(start, search_.first[b]);
+                const int64_t to = std::min(start + chunk_pages, search_.last[b]);
+                if (!call_.counts[b] || from >= to) continue;
+                sketch(b, g, from, to);
+                score(b, g, from, to);
+            }
+        });
+    }
+
+    /// A page's score is how near its keys come to a query's best page, for the query for which they come nearest.
+    void pick(int64_t b, int g) const {
+        const int64_t first = search_.first[b], last = search_.last[b], among = last - first, picks = search_.picks[b];
+        float* scores = scores_ + query(b * call_.width, g, 0) * candidates_;
+        for (int64_t i = 0; i < call_.queries(b) && among; i++) {
+            const float* of_query = scores + i * candidates_;
+            const float best = *std::max_element(of_query, of_query + among);
+            for (int64_t at = 0; at < among; at++)
+                scores[at] = i ? std::max(scores[at], of_query[at] - best) : of_query[at] - best;
+        }
+        Scratch scratch;
+        int64_t* ids = scratch.take<int64_t>(picks + 1);
+        topk(TopK{scores, 1, among, 0, among, picks, ids});
+        const int32_t* list = call_.list(b, 0);
+        int32_t* to = std::copy_n(list, first, lists_ + (b * call_.pages->heads + g) * length_);
+        for (int64_t i = 0; i < picks; i++) *to++ = list[first + ids[i]];
+        std::copy(list + last, list + call_.list_length, to);
+    }
 
     const Search& search_;
     const Attention& call_;
@@ -47,98 +125,6 @@ class PageSearch {
     int32_t* lists_;                       // (B, G, length)
     int64_t *starts_, *coarse_;            // (B)
 };
-
-PageSearch::PageSearch(const Search& search, const Attention& call)
-    : search_(search), call_(call), kernels_(kernels(call)) {
-    for (int64_t b = 0; b < call.rows; b++) {
-        candidates_ = std::max(candidates_, search.last[b] - search.first[b]);
-        length_ = std::max(length_, call.list_length - skipped(b));
-    }
-    const int64_t queries = call.rows * call.width * call.heads;
-    codes_ = scratch_.take<int16_t>(queries * call.pages->dim * page_size);
-    scales_ = scratch_.take<float>(queries);
-    scores_ = scratch_.take<float>(queries * candidates_);
-    lists_ = scratch_.take<int32_t>(call.rows * call.pages->heads * length_);
-    starts_ = scratch_.take<int64_t>(call.rows), coarse_ = scratch_.take<int64_t>(call.rows);
-    for (int64_t b = 0; b < call.rows; b++) {
-        starts_[b] = call.starts[b] - skipped(b) * page_size;
-        if (call.coarse) coarse_[b] = call.coarse[b] - skipped(b) * page_size;
-    }
-}
-
-/// Makes the sketches that no earlier call has made.
-void PageSearch::sketch(int64_t b, int g, int64_t from, int64_t to) const {
-    for (const int32_t* page = call_.list(b, 0) + from; page < call_.list(b, 0) + to; page++)
-        if (!call_.pages->sizes_of(g, *page)->bits) kernels_.sketch(*call_.pages, g, *page);
-}
-
-void PageSearch::score(int64_t b, int g, int64_t from, int64_t to) const {
-    const int64_t first = query(b * call_.width, g, 0);
-    kernels_.score(*call_.pages, g, call_.list(b, 0) + from, to - from, codes_ + first * call_.pages->dim * page_size,
-             scales_ + first, call_.queries(b), scores_ + first * candidates_ + from - search_.first[b], candidates_);
-}
-
-/// A page's score is how near its keys come to a query's best page, for the query for which they come nearest.
-void PageSearch::pick(int64_t b, int g) const {
-    const int64_t first = search_.first[b], last = search_.last[b], among = last - first, picks = search_.picks[b];
-    float* scores = scores_ + query(b * call_.width, g, 0) * candidates_;
-    for (int64_t i = 0; i < call_.queries(b) && among; i++) {
-        const float* of_query = scores + i * candidates_;
-        const float best = *std::max_element(of_query, of_query + among);
-        for (int64_t at = 0; at < among; at++)
-            scores[at] = i ? std::max(scores[at], of_query[at] - best) : of_query[at] - best;
-    }
-    Scratch scratch;
-    int64_t* ids = scratch.take<int64_t>(picks + 1);
-    topk(TopK{scores, 1, among, 0, among, picks, ids});
-    const int32_t* list = call_.list(b, 0);
-    int32_t* to = std::copy_n(list, first, lists_ + (b * call_.pages->heads + g) * length_);
-    for (int64_t i = 0; i < picks; i++) *to++ = list[first + ids[i]];
-    std::copy(list + last, list + call_.list_length, to);
-}
-
-void PageSearch::encode_queries() const {
-    parallel(static_cast<int>(call_.rows * call_.width * call_.heads), [&](int64_t i) {
-        const char* q = static_cast<const char*>(call_.q) + i * call_.pages->page_bytes() / page_size;
-        const int h = static_cast<int>(i % call_.heads);
-        const int64_t at = query(i / call_.heads, h / call_.group(), h % call_.group());
-        scales_[at] = kernels_.encode(*call_.pages, q, codes_ + at * call_.pages->dim * page_size);
-    });
-}
-
-void PageSearch::score_candidates() const {
-    const int64_t last = *std::max_element(search_.last.begin(), search_.last.end());
-    const int64_t chunks = (last + chunk_pages - 1) / chunk_pages;
-    parallel(static_cast<int>(call_.pages->heads * chunks), [&](int job) {
-        const int g = static_cast<int>(job / chunks);
-        const int64_t start = job % chunks * chunk_pages;
-        // One row after another: a page that rows share has the same index in their lists, and is sketched once.
-        for (int64_t b = 0; b < call_.rows; b++) {
-            const int64_t from = std::max(start, search_.first[b]), to = std::min(start + chunk_pages, search_.last[b]);
-            if (!call_.counts[b] || from >= to) continue;
-            sketch(b, g, from, to);
-            score(b, g, from, to);
-        }
-    });
-}
-
-void PageSearch::run() {
-    const int heads = call_.pages->heads;
-    encode_queries();
-    score_candidates();
-    parallel(static_cast<int>(call_.rows * heads), [&](int64_t job) {
-        if (call_.counts[job / heads]) pick(job / heads, static_cast<int>(job % heads));
-    });
-}
-
-Attention PageSearch::result() const {
-    Attention call = call_;
-    call.lists = lists_, call.list_length = length_;
-    call.head_stride = length_, call.row_stride = call_.pages->heads * length_;
-    call.starts = starts_;
-    if (call_.coarse) call.coarse = coarse_;
-    return call;
-}
 
 }  // namespace
 

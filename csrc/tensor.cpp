@@ -156,8 +156,4 @@ void Tensor::expect(Type wanted, std::initializer_list<int64_t> wanted_shape) co
                      describe(type, shape, dims));
 }
 
-void check(bool fine, const char* why) {
-    if (!fine) throw nb::value_error(why);
-}
-
 }  // namespace triforce

@@ -19,16 +19,21 @@ struct Tensor {
     int64_t shape[8];
 
     int64_t operator[](int dim) const { return shape[dim]; }
+    /// Bytes of a row of a matrix of numbers or of bytes.
+    int64_t row_bytes() const { return shape[1] * (type == Type::u8 ? 1 : size_of(type)); }
 
     /// Throws nb::value_error unless type and shape fit, where -1 is any size. The error names what it should be and
     /// is.
     void expect(Type type, std::initializer_list<int64_t> shape) const;
 
     /// The data, after `expect`.
+    void* as(Type wanted_type, std::initializer_list<int64_t> wanted) const {
+        expect(wanted_type, wanted);
+        return data;
+    }
     template <class T>
     T* as(std::initializer_list<int64_t> wanted) const {
-        expect(type_of<T>, wanted);
-        return static_cast<T*>(data);
+        return static_cast<T*>(as(type_of(T{}), wanted));
     }
 };
 
@@ -51,8 +56,5 @@ TF_ARGUMENT(NoiseArg, "Noise | torch.Tensor");
 /// Throws nb::value_error unless `object` is a contiguous CPU tensor or array of torch, numpy or another library with
 /// DLPack that outlives the call.
 Tensor tensor(const char* name, nanobind::handle object);
-
-/// Throws nb::value_error.
-void check(bool fine, const char* why);
 
 }  // namespace triforce

@@ -5,6 +5,8 @@
 // delays only its own chunk, and a sleeping worker delays nothing.
 #pragma once
 
+#include <cstdint>
+
 namespace triforce {
 
 /// Threads that take part in a job, the caller's included. The default is the number of CPUs that this process may use.
@@ -18,9 +20,9 @@ void run_chunks(int chunks, void (*body)(const void* context, int chunk), const 
 /// Runs body(chunk) for each chunk in [0, chunks), in any order, and returns when all are done. A call from inside a
 /// job, or while another Python thread has the pool, runs its chunks itself. `body` must not throw.
 template <class Body>
-void parallel(int chunks, const Body& body) {
+void parallel(int64_t chunks, const Body& body) {
     const auto call = [](const void* context, int chunk) { (*static_cast<const Body*>(context))(chunk); };
-    run_chunks(chunks, call, &body);
+    run_chunks(static_cast<int>(chunks), call, &body);
 }
 
 }  // namespace triforce

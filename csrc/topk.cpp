@@ -63,7 +63,7 @@ void topk(const TopK& call) {
     const int64_t size = 2 * call.count + 1;  // one more: a key that is not a candidate is written behind the last one
     Scratch scratch;
     uint32_t* memory = scratch.take<uint32_t>(call.heads * size);
-    parallel(static_cast<int>(call.heads), [&](int64_t head) {
+    parallel(call.heads, [&](int64_t head) {
         topk_of_head(call.scores + head * call.stride + call.first, call.first, call.count, call.picks,
                      memory + head * size, call.ids + head * call.picks);
     });

@@ -1,8 +1,9 @@
-// The types of numbers in tensors.
+// What all kernels share: the types of numbers in tensors, and checks of arguments.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
+#include <stdexcept>
 
 namespace triforce {
 
@@ -27,23 +28,20 @@ constexpr float int8_largest = 127;  // of int8 with a scale; -128 is not used
 /// Bytes of a weight or of a number in a page, whose type is one of the first two.
 constexpr int64_t size_of(Type type) { return type == Type::bf16 ? 2 : 4; }
 
-template <class T>
-inline constexpr Type type_of = Type::other;
-template <>
-inline constexpr Type type_of<float> = Type::f32;
-template <>
-inline constexpr Type type_of<bf16> = Type::bf16;
-template <>
-inline constexpr Type type_of<double> = Type::f64;
-template <>
-inline constexpr Type type_of<int64_t> = Type::i64;
-template <>
-inline constexpr Type type_of<int32_t> = Type::i32;
-template <>
-inline constexpr Type type_of<int8_t> = Type::i8;
-template <>
-inline constexpr Type type_of<uint8_t> = Type::u8;
-template <>
-inline constexpr Type type_of<bool> = Type::boolean;
+constexpr Type type_of(float) { return Type::f32; }
+constexpr Type type_of(bf16) { return Type::bf16; }
+constexpr Type type_of(double) { return Type::f64; }
+constexpr Type type_of(int64_t) { return Type::i64; }
+constexpr Type type_of(int32_t) { return Type::i32; }
+constexpr Type type_of(int8_t) { return Type::i8; }
+constexpr Type type_of(uint8_t) { return Type::u8; }
+constexpr Type type_of(bool) { return Type::boolean; }
+
+constexpr int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+/// Throws std::invalid_argument, which Python sees as a ValueError.
+inline void require(bool fine, const char* why) {
+    if (!fine) throw std::invalid_argument(why);
+}
 
 }  // namespace triforce

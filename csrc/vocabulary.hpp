@@ -4,11 +4,11 @@
 
 #include <cstdint>
 
-#include "isa.hpp"
+#include "simd_dispatch.hpp"
 
 namespace triforce {
 
-/// The key of the exponentials at one position; see noise.hpp.
+/// The key of the exponentials at one position; see sample.hpp.
 struct NoiseKey {
     uint64_t seed;
     uint32_t choice, position;

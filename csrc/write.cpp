@@ -7,7 +7,7 @@
 namespace triforce {
 namespace {
 
-const WriteKernels& kernels_of(const Pages& pages) { return pages.is_bf16 ? write_bf16() : write_f32(); }
+const WriteKernels& kernels_of(const Pages& pages) { return pages.type == Type::bf16 ? write_bf16() : write_f32(); }
 
 /// Drops the int8 copies and sketches of pages that are written to.
 void drop_copies(const Pages& pages, const int64_t* slots, int64_t count) {
@@ -27,7 +27,7 @@ void rope_and_write(const NewTokens& tokens) {
     constexpr int64_t at_once = 32;  // a few microseconds of work
     const WriteKernels& kernels = kernels_of(*tokens.pages);
     drop_copies(*tokens.pages, tokens.slots, tokens.count);
-    parallel(static_cast<int>((tokens.count + at_once - 1) / at_once), [&](int64_t job) {
+    parallel((tokens.count + at_once - 1) / at_once, [&](int64_t job) {
         kernels.rope_and_write(tokens, job * at_once, std::min((job + 1) * at_once, tokens.count));
     });
 }

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "isa.hpp"
+#include "simd_dispatch.hpp"
 #include "pages.hpp"
 
 namespace triforce {

@@ -31,8 +31,8 @@ def digest(prompt: Path, home: Path, mode: str, *options: str) -> str:
             capture_output=True, text=True, env=os.environ | {"XDG_CACHE_HOME": str(home)},
         )  # fmt: skip
         if done.returncode == 0:
-            told = [json.loads(line) for line in done.stdout.splitlines()]
-            return sha256(json.dumps([each["token_ids"] for each in told]).encode()).hexdigest()
+            lines = [json.loads(line) for line in done.stdout.splitlines()]
+            return sha256(json.dumps([each["token_ids"] for each in lines]).encode()).hexdigest()
     sys.exit(done.stderr)
 
 
@@ -41,9 +41,9 @@ def main() -> None:
         prompt = Path(folder) / "prompt"
         prompt.write_text(PROMPT)
         found = {}
-        for mode, coupling, dtype, heat in product(MODES, COUPLINGS, DTYPES, TEMPERATURES):
+        for mode, coupling, dtype, temperature in product(MODES, COUPLINGS, DTYPES, TEMPERATURES):
             if mode != "auto" or coupling == "seeded":
-                options = ["--coupling", coupling, "--dtype", dtype, "--temperature", heat]
+                options = ["--coupling", coupling, "--dtype", dtype, "--temperature", temperature]
                 found[" ".join([mode, *options])] = digest(prompt, Path(folder) / "home", mode, *options)
         for options in MORE:
             found[" ".join(["triforce", *options])] = digest(prompt, Path(folder) / "home", "triforce", *options)

@@ -1,22 +1,109 @@
 """Writes what is generated of README.md and docs/: python -m scripts.docs [--check].
 
 Tables of docs/data and benchmarks/results, pictures of docs/data, and the reference, from argparse, pydantic and
-docstrings. --check writes nothing, and fails where something is stale.
+docstrings. Tables and the reference stand between comments that name their source. --check writes nothing, and fails
+where something is stale.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import tomllib
 from pathlib import Path
+from statistics import median
+from typing import Any
 
-from scripts import docs_pictures, docs_reference, docs_tables
+from scripts import docs_pictures, docs_reference
+from scripts.docs_reference import code, filled, table
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
+def layers(data: dict[str, Any]) -> list[list[str]]:
+    rows = [["level", "modules", "what"]]
+    for level, row in enumerate(data["levels"]):
+        shown = [code(name.removeprefix("triforce.")) for name in row["modules"]]
+        rows.append([str(level), ", ".join(shown), row["what"]])
+    return rows
+
+
+def kernel_errors(data: dict[str, Any]) -> list[list[str]]:
+    rows = [[k["name"], k["unit"], f"2^{k['float32']}", f"2^{k['bfloat16']}"] for k in data["kernels"]]
+    return [["kernel", "error, in units of", "float32", "bfloat16"], *rows]
+
+
+def gpu_runs(data: dict[str, Any]) -> list[list[str]]:
+    runs = enumerate(data["runs"])
+    rows = [[str(n), run["what"], ", ".join(map(code, run["commands"])), run["minutes"]] for n, run in runs]
+    return [["#", "what", "command", "minutes"], *rows]
+
+
+RESULTS = "benchmarks/results"
+CELLS = {
+    "128k-b1-t0-books": "128K tokens, greedy",
+    "32k-b1-t0.6-books": "32K tokens, temperature 0.6",
+    "8k-b1-t1.2-books": "8K tokens, temperature 1.2",
+    "512-b1-t1.2-copy": "512 tokens, temperature 1.2",
+}
+"""Cells of `bench speed` that README shows, a losing one among them."""
+
+
+def numbers(root: Path) -> list[list[str]]:
+    """README's rows, of recorded results: plain decoding (or what it is compared with), triforce, and their ratio."""
+    rows = [["what", "baseline", "triforce", "ratio", "command"]]
+    cells = {(row["cell"], row["mode"]): row for row in recorded(root, "speed")}
+    for cell, said in CELLS.items():
+        plain, auto = (cells[cell, mode] for mode in ("ar", "auto"))
+        rates = [f"{row['tokens_per_second']:,.0f}" for row in (plain, auto)]
+        rows.append([said, *rates, f"{auto['speedup']:.2f}", code(f"speed {cell}")])
+    rows[-1][3] += f" (`triforce` {cells[cell, 'triforce']['speedup']:.2f})"
+    every = [row["speedup"] for row in cells.values() if row["mode"] == "auto"]
+    rows.append([f"mean of {len(every)} cells", "", "", f"{sum(every) / len(every):.2f}", code("make bench")])
+    others = [row for row in recorded(root, "compare") if row["context"] == 32768 and row.get("accepted")]
+    best = max((row for row in others if row["engine"] != "triforce"), key=lambda row: row["tokens_per_second"])
+    ours = next(row for row in others if (row["engine"], row["variant"]) == ("triforce", "auto"))
+    both = [row["tokens_per_second"] for row in (best, ours)]
+    name = f"32K, best of {len({row['engine'] for row in others}) - 1} other engines"
+    rows.append([name, *(f"{x:.0f}" for x in both), f"{both[1] / both[0]:.2f}", code("triforce bench compare")])
+    bus = {row["mode"]: row for row in recorded(root, "offload_cpu") if row["what"] == "bus"}
+    rates = [f"{bus[mode]['tokens_per_second']:.0f}" for mode in ("ar", "triforce")]
+    ratio = f"{bus['triforce']['speedup']:.2f}"
+    rows.append(["32K, KV read at 2 GB/s", *rates, ratio, code("py -m benchmarks.offload")])
+    asked = next(row for row in recorded(root, "documents_cpu") if row["context"] == 16384)
+    first, second = (median(asked[which]) for which in ("first", "second"))
+    times = f"{first:.1f} s", f"{second:.2f} s", f"{first / second:.0f}"
+    rows.append(["16K, 2nd question, first token", *times, code("py -m benchmarks.documents")])
+    return rows
+
+
+def recorded(root: Path, name: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads((root / RESULTS / f"{name}.json").read_text(encoding="utf-8"))["rows"]
+    return rows
+
+
+PAGES = {
+    "docs/contributing/layout.md": layers,
+    "docs/results/kernels.md": kernel_errors,
+    "docs/gpu.md": gpu_runs,
+}
+"""What makes the table of each page; its file in docs/data/ has the same name."""
+
+
+def pages(root: Path) -> dict[Path, str]:
+    """Return README and pages with the tables of the data."""
+    tables = {"README.md": (RESULTS, numbers(root))}
+    for page, rows in PAGES.items():
+        source = f"data/{rows.__name__}.toml"
+        tables[page] = source, rows(tomllib.loads((root / "docs" / source).read_text(encoding="utf-8")))
+    texts = {page: (root / page).read_text(encoding="utf-8") for page in tables}
+    return {root / page: filled(texts[page], source, table(rows)) for page, (source, rows) in tables.items()}
+
+
 def stale(root: Path = ROOT) -> dict[Path, str]:
-    """Return files that are not what they should be, and what that is."""
-    return docs_tables.stale(root) | docs_pictures.stale(root) | docs_reference.stale(root)
+    """Return files that are missing or not what they should be, and what that is."""
+    files = pages(root) | docs_pictures.files(root) | docs_reference.files(root)
+    return {file: text for file, text in files.items() if not file.exists() or file.read_text("utf-8") != text}
 
 
 def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:

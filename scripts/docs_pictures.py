@@ -78,8 +78,7 @@ def svg(picture: dict[str, Any]) -> str:
     return "\n".join([*lines, *(line for kind, *part in picture["parts"] for line in draw[kind](*part)), "</svg>\n"])
 
 
-def stale(root: Path) -> dict[Path, str]:
-    """Return pictures that are missing or differ, and what they should be."""
+def files(root: Path) -> dict[Path, str]:
+    """Return all pictures, by their files."""
     pictures = tomllib.loads((root / "docs" / "data" / "pictures.toml").read_text(encoding="utf-8"))
-    wanted = {root / "docs" / "pictures" / f"{name}.svg": svg(picture) for name, picture in pictures.items()}
-    return {file: drawn for file, drawn in wanted.items() if not file.exists() or file.read_text("utf-8") != drawn}
+    return {root / "docs" / "pictures" / f"{name}.svg": svg(picture) for name, picture in pictures.items()}

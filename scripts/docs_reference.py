@@ -14,8 +14,6 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from scripts.docs_tables import code, table
-from scripts.generated import filled
 from triforce import LLM, RequestOutput, SamplingParams, errors
 from triforce.cli.parser import build_parser
 from triforce.interface.grammar import Grammar
@@ -46,7 +44,11 @@ def _commands(parser: argparse.ArgumentParser, name: str) -> Iterator[str]:
             return
     yield f"## {name}\n\n{parser.description}"
     for group in parser._action_groups:
-        rows = [[_flags(a), cell(a.help or "")] for a in group._group_actions if a.help != argparse.SUPPRESS]
+        rows = [
+            [_flags(a), cell((a.help or "").replace("%(default)s", str(a.default)))]
+            for a in group._group_actions
+            if a.help != argparse.SUPPRESS
+        ]
         rows = [row for row in rows if not row[0].startswith("`-h`")]
         if rows:
             title = (group.title or "").capitalize()
@@ -203,11 +205,23 @@ PARTS: dict[str, tuple[str, Callable[[], str]]] = {
 """By page: the source of its generated part, and what makes it."""
 
 
-def stale(root: Path) -> dict[Path, str]:
-    """Return pages whose generated part is not what the code says, and what they should be."""
+def code(text: str) -> str:
+    return f"`{text}`"
+
+
+def table(rows: list[list[str]]) -> str:
+    header, *others = (f"| {' | '.join(row)} |" for row in rows)
+    return "\n".join([header, "|---" * len(rows[0]) + "|", *others])
+
+
+def filled(page: str, source: str, text: str) -> str:
+    """Return `page` with `text` between the comments that name its source. Raises ValueError where they are missing."""
+    begin, end = f"<!-- {source}, by scripts/docs.py -->", f"<!-- end of {source} -->"
+    head, rest = page[: page.index(begin)], page[page.index(begin) :]
+    return f"{head}{begin}\n\n{text}\n\n{rest[rest.index(end) :]}"
+
+
+def files(root: Path) -> dict[Path, str]:
+    """Return pages with what the code says in their generated part."""
     pages = {root / "docs" / "reference" / name: part for name, part in PARTS.items()}
-    return {
-        page: text
-        for page, (source, make) in pages.items()
-        if (text := filled(before := page.read_text(encoding="utf-8"), source, make())) != before
-    }
+    return {page: filled(page.read_text(encoding="utf-8"), source, make()) for page, (source, make) in pages.items()}

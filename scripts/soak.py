@@ -13,21 +13,158 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import subprocess
 import sys
 import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import httpx
 import psutil
-from soak_clients import CONTEXT, Soak
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 TEMPLATE = "{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}"
 FLAT = 0.05
 MAX_ITL = 0.2  # seconds
+QUICK, DOCUMENTS, CONTEXT = 12, 6, 8192
+HALF_OPEN = 40  # connections at a time
+HEADERS = b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Padding: a\r\nX-More: b\r\nConnection: close\r\n\r\n"
+Kind = Callable[[httpx.AsyncClient, random.Random], Awaitable[int]]
+
+
+class Gaps:
+    """The longest times between two tokens of a stream, apart for those in which a long prompt was waited for."""
+
+    def __init__(self) -> None:
+        self.while_reading = self.otherwise = 0.0
+        self._reading, self._read_until = 0, 0.0
+
+    @contextmanager
+    def reading(self) -> Any:
+        """A long prompt is read while this is open."""
+        self._reading += 1
+        try:
+            yield
+        finally:
+            self._reading -= 1
+            self._read_until = time.monotonic()
+
+    def between(self, before: float, now: float) -> None:
+        if self._reading or self._read_until > before:
+            self.while_reading = max(self.while_reading, now - before)
+        else:
+            self.otherwise = max(self.otherwise, now - before)
+
+
+class Soak:
+    """Clients that ask, stream, hang up, dawdle and send nonsense until the time is over."""
+
+    def __init__(self, url: str, until: float, modes: Sequence[str]) -> None:
+        self.url, self.until, self.modes = url, until, modes
+        self.answers: Counter[str] = Counter()
+        self.gaps = Gaps()
+
+    async def all(self) -> None:
+        quick = [self.whole, self.stream, self.stream, self.leave, self.nonsense]
+        kinds: list[list[Kind]] = [quick] * QUICK + [[self.half_open], [self.trickle], [self.long], [self.listen]]
+        async with httpx.AsyncClient(base_url=self.url, timeout=300) as web:
+            await asyncio.gather(*(self.client(web, random.Random(i), some) for i, some in enumerate(kinds)))
+
+    async def client(self, web: httpx.AsyncClient, chance: random.Random, kinds: Sequence[Kind]) -> None:
+        while time.monotonic() < self.until:
+            kind = chance.choice(kinds)
+            try:
+                status = await kind(web, chance)
+            except httpx.ReadTimeout:
+                status = 0
+            self.answers[f"{kind.__name__} {status}"] += 1
+            if status in (0, 429):
+                await asyncio.sleep(0.2)
+
+    async def whole(self, web: httpx.AsyncClient, chance: random.Random) -> int:
+        return (await web.post("/v1/completions", json=self.body(chance))).status_code
+
+    async def stream(self, web: httpx.AsyncClient, chance: random.Random) -> int:
+        more = {"stream": True, "tier_stats": True, "trace": True}
+        async with web.stream("POST", "/v1/completions", json=self.body(chance) | more) as answer:
+            async for _ in answer.aiter_lines():
+                pass
+            return answer.status_code
+
+    async def leave(self, web: httpx.AsyncClient, chance: random.Random) -> int:
+        async with web.stream("POST", "/v1/completions", json=self.body(chance) | {"stream": True}) as answer:
+            async for _ in answer.aiter_lines():
+                break
+            return answer.status_code
+
+    async def nonsense(self, web: httpx.AsyncClient, chance: random.Random) -> int:
+        long = b'{"prompt": "' + b"a" * 10**6
+        sent = chance.choice([b"{", b"[" * 10**5, chance.randbytes(99), b'{"prompt": 5}', long])
+        return (await web.post("/v1/completions", content=sent)).status_code
+
+    async def half_open(self, web: httpx.AsyncClient, chance: random.Random) -> int:
+        """Headers that never end, or never begin: the server hangs up on all, in time."""
+        sent = [HEADERS[: chance.choice([0, chance.randrange(len(HEADERS))])] for _ in range(HALF_OPEN)]
+        answers = await asyncio.gather(*(self.raw([part], 0, 60) for part in sent))
+        return 408 if all(answer[9:12] in (b"408", b"") for answer in answers) else 599
+
+    async def trickle(self, web: httpx.AsyncClient, chance: random.Random) -> int:
+        """Headers that come slowly, but do come."""
+        parts = [HEADERS[i : i + 9] for i in range(0, len(HEADERS), 9)]
+        return int((await self.raw(parts, chance.uniform(0, 0.4), 60))[9:12] or 599)
+
+    async def raw(self, parts: Sequence[bytes], pause: float, patience: float) -> bytes:
+        """What is answered to these parts of a request, until the server hangs up."""
+        reader, writer = await asyncio.open_connection(httpx.URL(self.url).host, httpx.URL(self.url).port)
+        try:
+            for part in parts:
+                writer.write(part)
+                await asyncio.sleep(pause)
+            async with asyncio.timeout(patience):
+                return await reader.read()
+        except ConnectionError:
+            return b""
+        except TimeoutError:
+            return b"HTTP/1.1 599 the server does not hang up"
+        finally:
+            writer.close()
+
+    async def long(self, web: httpx.AsyncClient, chance: random.Random) -> int:
+        """A prompt that shares nothing, and takes most of the context."""
+        prompt = chance.choices(range(5, 250), k=CONTEXT - 1000)
+        asked = {"prompt": prompt, "max_tokens": 4, "ignore_eos": True}
+        with self.gaps.reading():
+            status = (await web.post("/v1/completions", json=asked)).status_code
+        await asyncio.sleep(chance.uniform(0, 2))
+        return status
+
+    async def listen(self, web: httpx.AsyncClient, chance: random.Random) -> int:
+        """One running stream after the other; they are too short to have to make room for others."""
+        asked = {"prompt": "the cat", "max_tokens": 200, "ignore_eos": True, "stream": True, "mode": "ar"}
+        before = None
+        async with web.stream("POST", "/v1/completions", json=asked | {"seed": chance.randrange(99)}) as answer:
+            async for line in answer.aiter_lines():
+                if line.startswith("data: {"):
+                    now = time.monotonic()
+                    self.gaps.between(before or now, now)
+                    before = now
+            return answer.status_code
+
+    def body(self, chance: random.Random) -> dict[str, object]:
+        """A question on one of a few documents, or a text under a schema."""
+        document = f"the {chance.randrange(DOCUMENTS)} cat sat on the mat " * chance.choice([2, 20])
+        asked: dict[str, object] = {
+            "prompt": document + f"the hat {chance.randrange(1000)}", "n": chance.choice([1, 1, 2]),
+            "temperature": 0.8, "max_tokens": chance.choice([4, 40]), "mode": chance.choice(self.modes),
+        }  # fmt: skip
+        schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["the", 5]}}}
+        return asked | ({"response_format": schema} if chance.random() < 0.1 else {})
 
 
 async def watch(soak: Soak, server: psutil.Process, begun: float) -> list[tuple[float, int]]:
@@ -39,24 +176,19 @@ async def watch(soak: Soak, server: psutil.Process, begun: float) -> list[tuple[
     return seen
 
 
+def within(seconds: float, holds: Callable[[], bool]) -> bool:
+    """Whether something holds within so many seconds, or at their end."""
+    until = time.monotonic() + seconds
+    while not (held := holds()) and time.monotonic() < until:
+        time.sleep(0.5)
+    return held
+
+
 def idle(url: str) -> bool:
-    """Whether nothing runs, waits or is held, within a minute."""
-    for _ in range(120):
-        lines = httpx.get(f"{url}/metrics").text.splitlines()
-        busy = [line for line in lines if line.startswith(("vllm:num_requests_", "triforce:kv_tokens{"))]
-        if busy and all(line.endswith(" 0.0") for line in busy):
-            return True
-        time.sleep(0.5)
-    return False
-
-
-def descriptors(server: psutil.Process, most: int) -> int:
-    """How many it has open; they have half a minute to be `most`."""
-    for _ in range(60):
-        if server.num_fds() <= most:
-            break
-        time.sleep(0.5)
-    return server.num_fds()
+    """Whether nothing runs, waits or is held."""
+    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    busy = [line for line in lines if line.startswith(("vllm:num_requests_", "triforce:kv_tokens{"))]
+    return bool(busy) and all(line.endswith(" 0.0") for line in busy)
 
 
 def verdict(seen: list[tuple[float, int]], soak: Soak, gave_back: bool, opened: tuple[int, int]) -> dict[str, object]:
@@ -64,14 +196,14 @@ def verdict(seen: list[tuple[float, int]], soak: Soak, gave_back: bool, opened: 
     first = [rss for share, rss in seen if 1 / 6 <= share < 1 / 3]
     last = [rss for share, rss in seen if share >= 5 / 6]
     growth = sum(last) / len(last) / (sum(first) / len(first)) - 1
-    broken = sum(count for name, count in soak.told.items() if name.split()[1] >= "500")
+    broken = sum(count for name, count in soak.answers.items() if name.split()[1] >= "500")
     steady = abs(growth) <= FLAT and soak.gaps.while_reading <= 2 * MAX_ITL
     held = gave_back and not broken and steady and opened[1] <= opened[0]
     gaps = {"while_reading": round(soak.gaps.while_reading, 3), "otherwise": round(soak.gaps.otherwise, 3)}
     mib = [round(rss / 2**20) for _, rss in seen[:: max(1, len(seen) // 12)]]
-    return {"held": held, "requests": soak.told.total(), "broken": broken, "kv_given_back": gave_back,
+    return {"held": held, "requests": soak.answers.total(), "broken": broken, "kv_given_back": gave_back,
             "descriptors": opened, "gap_seconds": gaps, "memory_growth": round(growth, 4), "memory_mib": mib,
-            "answers": dict(sorted(soak.told.items()))}  # fmt: skip
+            "answers": dict(sorted(soak.answers.items()))}  # fmt: skip
 
 
 def tiny_models(folder: Path) -> list[str]:
@@ -95,7 +227,7 @@ def main() -> int:
         try:
             url, begun = server.stdout.readline().split()[-1], time.monotonic()
             process = psutil.Process(server.pid)
-            idle(url)
+            within(60, lambda: idle(url))
             time.sleep(1)  # for the connection that asked
             before = process.num_fds()
             modes = ["ar", "retrieval", "auto"] if sys.argv[2:] else ["ar", "triforce", "draft-ngram"]
@@ -104,8 +236,9 @@ def main() -> int:
             async def both() -> list[tuple[float, int]]:
                 return (await asyncio.gather(watch(soak, process, begun), soak.all()))[0]
 
-            seen, gave_back = asyncio.run(both()), idle(url)
-            result = verdict(seen, soak, gave_back, (before, descriptors(process, before)))
+            seen, gave_back = asyncio.run(both()), within(60, lambda: idle(url))
+            within(30, lambda: process.num_fds() <= before)
+            result = verdict(seen, soak, gave_back, (before, process.num_fds()))
         finally:
             server.terminate()
             server.wait()

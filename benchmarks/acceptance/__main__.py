@@ -7,22 +7,15 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import study
-from benchmarks.acceptance.arguments import add_walk, sweep
 from benchmarks.acceptance.report import markdown, tables
-from benchmarks.acceptance.sweeps import measured
+from benchmarks.acceptance.sweeps import add_walk, measured, sweep
 from triforce.cli.bench.report import about, show, write
 from triforce.cli.bench.setup import load, sources
 from triforce.cli.options import several
-from triforce.cli.text_files import require_writable
 from triforce.errors import RequestError
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    return study.run("acceptance", __doc__, add_arguments, measure, arguments)
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -34,21 +27,19 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--docs", metavar="FOLDER", help="write acceptance.md and pictures/ there; needs matplotlib")
 
 
-def measure(options: Namespace) -> int:
+def measure(options: Namespace) -> None:
     """Print tables at the end; with --docs, write the page and its pictures."""
-    require_writable(options.json)
     docs, plan = _folder(options.docs), sweep(options)
     llm = load(options)
     where = about(options.command) | {"model": options.model or "the shipped pair"}
     report = where | measured(llm, sources(llm, options.texts), plan)
     write(options.json, report)
-    show(tables(report))
+    show(table for table, _ in tables(report))
     if docs:
-        from benchmarks.acceptance.pictures import draw
+        from benchmarks.pictures import draw_acceptance
 
         (docs / "acceptance.md").write_text(markdown(report), encoding="utf-8")
-        draw(report, docs / "pictures")
-    return 0
+        draw_acceptance(report, docs / "pictures")
 
 
 def _folder(name: str | None) -> Path | None:
@@ -64,6 +55,8 @@ def _folder(name: str | None) -> Path | None:
         raise RequestError("--docs draws pictures with matplotlib: pip install 'triforce[bench]'") from error
     return Path(name)
 
+
+main = study.command("acceptance", __doc__, add_arguments, measure)
 
 if __name__ == "__main__":
     sys.exit(main())

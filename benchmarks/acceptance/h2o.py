@@ -13,7 +13,7 @@ from torch import Tensor
 
 from triforce.backends.decoder import Decoder
 from triforce.kvcache import FullView
-from triforce.kvcache.selection.policies import best
+from triforce.kvcache.selection import best
 from triforce.kvcache.views.full import OBSERVED
 from triforce.ragged import Ints, ints
 

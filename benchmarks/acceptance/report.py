@@ -41,33 +41,26 @@ def swept(report: Report, selection: str, what: str) -> dict[int, list[Row]]:
     return {value: [row for row in rows if row[what] == value] for value in sorted({row[what] for row in rows})}
 
 
-def tables(report: Report) -> list[Table]:
-    """Return all tables, for a terminal."""
-    return [
-        workload_table(report),
-        *(sweep_table(report, what) for what in SWEPT),
-        draft_table(report),
-        locality_table(report),
-    ]
+def tables(report: Report) -> list[tuple[Table, str]]:
+    """Return all tables, and the pictures that stand beside them on the page."""
+    swept = [(sweep_table(report, what), f"acceptance_{what}") for what in SWEPT]
+    return [(workload_table(report), ""), *swept, (draft_table(report), ""), (locality_table(report), "locality")]
 
 
 def markdown(report: Report) -> str:
     """Return the whole page docs/results/acceptance.md."""
-    parts = [_head(report), section(workload_table(report))]
-    parts += [section(sweep_table(report, what), f"acceptance_{what}") for what in SWEPT]
-    parts += [section(draft_table(report)), section(locality_table(report), "locality")]
+    parts = [_head(report), *(_section(*pair) for pair in tables(report))]
     return "\n\n".join(parts) + "\n"
 
 
-def section(table: Table, picture: str = "") -> str:
+def _section(table: Table, picture: str) -> str:
     """Return a heading, the note, perhaps a picture, and the table."""
     drawn = f"![{table.title}](pictures/{picture}.svg)\n\n" if picture else ""
     return f"## {table.title}\n\n{table.note}\n\n{drawn}{table.grid() if table.rows else 'Nothing was measured.'}"
 
 
-def cell(rows: Iterable[Row]) -> str:
+def cell(rows: list[Row]) -> str:
     """Return acceptance under both couplings."""
-    rows = list(rows)
     both = [mean(rows, coupling) for coupling in ("rejection", "seeded")]
     return " / ".join("-" if x is None else f"{x:.3f}" for x in both)
 
@@ -78,6 +71,7 @@ def selections(report: Report) -> list[str]:
 
 
 def _head(report: Report) -> str:
+    sources = ", ".join(sorted({f"`{row['source']}`" for row in report["acceptance"]}))
     return f"""# Acceptance on text
 
 Made from the rows in `benchmarks/results/acceptance.json`, do not edit:
@@ -90,11 +84,7 @@ How much of what one view proposes the next one keeps, where the text is given (
 scores {report["width"]} positions: the retrieval view scores them, then the exact view, whose attention the next
 selection may go by. Temperature {report["temperature"]}, top-p {report["top_p"]}. A cell has the mean over positions
 under `rejection`, sum min(p, q), and under `seeded`, the chance that both picks are one token: none is drawn, so there
-is no sampling noise beyond the choice of texts. Prompts of {report["context"]:,} tokens of {_sources(report)}."""
-
-
-def _sources(report: Report) -> str:
-    return ", ".join(sorted({f"`{row['source']}`" for row in report["acceptance"]}))
+is no sampling noise beyond the choice of texts. Prompts of {report["context"]:,} tokens of {sources}."""
 
 
 def workload_table(report: Report) -> Table:
@@ -129,21 +119,24 @@ def draft_table(report: Report) -> Table:
     found = report["draft"]
     verifiers = list(dict.fromkeys(row["verifier"] for row in found))
     names = [name for name in WORKLOADS if any(row["workload"] == name for row in found)]
-    lines = [
-        [judge, *(cell(r for r in found if (r["verifier"], r["workload"]) == (judge, name)) for name in names)]
-        for judge in verifiers
-    ]
+    cells = {(judge, name): list[Row]() for judge in verifiers for name in names}
+    for row in found:
+        cells[row["verifier"], row["workload"]].append(row)
+    lines = [[judge, *(cell(cells[judge, name]) for name in names)] for judge in verifiers]
     note = "What the exact view, and the retrieval view, keep of what the draft model proposes."
     return Table("The draft model", note, ["verifier", *names], lines)
 
 
+def by_layer(report: Report) -> dict[int, list[Row]]:
+    """Return rows of locality by their layer."""
+    layers = sorted({row["layer"] for row in report["locality"]})
+    return {layer: [row for row in report["locality"] if row["layer"] == layer] for layer in layers}
+
+
 def locality_table(report: Report) -> Table:
     """Return overlap and attention by layer, at the first selection and at the end."""
-    curves = ("overlap", "recovered", "recovered_once")
-    layers = sorted({row["layer"] for row in report["locality"]})
-    lines = []
-    for layer in layers:
-        rows = [row for row in report["locality"] if row["layer"] == layer]
+    curves, lines = ("overlap", "recovered", "recovered_once"), []
+    for layer, rows in by_layer(report).items():
         ends = [[row[curve][at] for row in rows] for at in (0, -1) for curve in curves]
         lines.append([str(layer), *(f"{sum(end) / len(end):.3f}" for end in ends)])
     last = max((row["tokens"][-1] for row in report["locality"]), default=0)

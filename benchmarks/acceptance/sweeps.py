@@ -1,21 +1,27 @@
-"""Acceptance by selection, budget, chunk size and full layers, the draft's agreement, and locality, on given texts."""
+"""Acceptance by selection, budget, chunk size and full layers, the draft's agreement, and locality, on given texts.
+
+Nothing is generated.
+"""
 
 from __future__ import annotations
 
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from math import gcd
 from time import perf_counter
 from typing import Any
 
 from tqdm import tqdm
 
-from benchmarks.acceptance.locality import locality
-from benchmarks.acceptance.measure import SELECTIONS, Case, acceptance, cases, drafting
+from benchmarks.acceptance.measure import SELECTIONS, Case, acceptance, cases, drafting, locality
 from benchmarks.acceptance.report import Report
 from benchmarks.acceptance.teacher_forcing import Walk
 from benchmarks.acceptance.workloads import Size, Workload, copy, needle, plain
 from triforce.bench.prompts import Sources
+from triforce.cli.bench.parts import texts
+from triforce.cli.options import described, draft, json_file, model, placement
+from triforce.errors import RequestError
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import PAGE
 from triforce.llm import LLM
@@ -25,22 +31,23 @@ from triforce.llm import LLM
 class SweepConfig:
     """Tokens of a prompt and of what is measured after it (needle has its own), and what is varied.
 
-    `budget` is that while something else is varied; a verification scores `speculative_tokens` positions and one more.
+    `retrieval_budget` is that while something else is varied; a verification scores `speculative_tokens` positions and
+    one more. Fields are called as the arguments are.
     """
 
     context: int = 32_000
     positions: int = 259
-    budget: int = 2048
+    retrieval_budget: int = 2048
     budgets: Sequence[int] = (256, 512, 1024, 2048, 4096)
     chunks: Sequence[int] = (8, 16, 32, 64)
-    full_layers: Sequence[int] = (0, 1, 2)
+    full_layer_counts: Sequence[int] = (0, 1, 2)
     speculative_tokens: int = 6
     temperature: float = 0.6
     top_p: float = 0.9
 
     @property
     def usual(self) -> Case:
-        return Case("observed", self.budget, chunk=PAGE, full_layers=0)
+        return Case("observed", self.retrieval_budget, chunk=PAGE, full_layers=0)
 
     @property
     def params(self) -> SamplingParams:
@@ -59,10 +66,43 @@ class SweepConfig:
 QUICK = SweepConfig(4096, 126, 512, (256, 512, 1024), (8, 16, 32))
 
 
+def add_walk(parser: ArgumentParser) -> None:
+    """Add what to read, and with which models."""
+    model(parser)
+    draft(parser)
+    texts(parser)
+    add = parser.add_argument
+    add("--context", type=int, metavar="N", help="tokens of the prompts (default: 32000; --quick: 4096)")
+    add("--positions", type=int, metavar="N", help="that are measured after each (default: 259; --quick: 126)")
+    text = "tokens that retrieval sees while something else is varied (default: 2048; --quick: 512)"
+    add("--retrieval-budget", type=int, metavar="N", help=text)
+    text = described("a verification scores one position more")
+    add("--speculative-tokens", type=int, default=6, metavar="N", help=text)
+    add("--temperature", type=float, default=0.6, metavar="X", help=described("0 is greedy"))
+    add("--top-p", type=float, default=0.9, metavar="X", help=described("1: off"))
+    add("--quick", action="store_true", help="short prompts and few settings: a minute")
+    placement(parser, context=False)
+    json_file(parser)
+
+
+def sweep(options: Namespace) -> SweepConfig:
+    """Return the settings that the arguments ask for, the rest as usual or as in a quick look.
+
+    Raises RequestError for a number below 1.
+    """
+    names = [field.name for field in fields(SweepConfig)]
+    given = {name: value for name in names if (value := getattr(options, name, None)) is not None}
+    plan = replace(QUICK if options.quick else SweepConfig(), **given)
+    numbers = plan.context, plan.positions, plan.retrieval_budget, plan.speculative_tokens
+    if min(*numbers, *plan.budgets, *plan.chunks) < 1:
+        raise RequestError("contexts, positions, budgets, chunks and gammas must be at least 1")
+    return plan
+
+
 def measured(llm: LLM, sources: Sources, plan: SweepConfig) -> Report:
     """Walk every workload, and measure the sweeps on prose. Raises RequestError for texts that are too short."""
     started = perf_counter()
-    sweeps = cases(plan.budgets, plan.chunks, plan.full_layers, plan.usual)
+    sweeps = cases(plan.budgets, plan.chunks, plan.full_layer_counts, plan.usual)
     works = list(workloads(sources, plan.size))
     report: Report = plan.about() | {"acceptance": [], "draft": [], "locality": []}
     steps = sum(len(sweeps) if work.name == "prose" else len(SELECTIONS) for work in works)
@@ -78,16 +118,6 @@ def measured(llm: LLM, sources: Sources, plan: SweepConfig) -> Report:
                     report["draft"] += drafting(walk, plan.usual) if llm.models.draft else []
                     report["locality"] += locality(walk, plan.usual) if work.name == "prose" else []
     return report | {"seconds": perf_counter() - started}
-
-
-def localities(llm: LLM, sources: Sources, plan: SweepConfig) -> Report:
-    """Measure locality on prose, and nothing else."""
-    started = perf_counter()
-    rows = []
-    for work in workloads(sources, plan.size):
-        if work.name == "prose":
-            rows += locality(Walk(llm.models, work, plan.params), plan.usual)
-    return plan.about() | {"locality": rows, "seconds": perf_counter() - started}
 
 
 def by_unit(settings: list[Case]) -> dict[int, list[Case]]:

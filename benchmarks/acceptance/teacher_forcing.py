@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -26,49 +25,42 @@ from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import PAGE, RetrievalConfig, RetrievalView
 from triforce.kvcache.selection import Policy
 from triforce.kvcache.views.full import TAIL
-from triforce.ragged import Ints, ints
+from triforce.ragged import ints
 from triforce.sampling import LogitsProcessor
 from triforce.speculation import SequenceState, Tier
 
 
-@dataclass(frozen=True, slots=True)
-class TeacherForcing:
-    """Reads spans of one text through any view; laws are those that a sampler would see."""
-
-    ids_1S: Ints
-    processor: LogitsProcessor
-
-    @torch.no_grad()
-    def __call__(self, model: Decoder, view: Any, span: Span) -> Tensor:
-        """Return the probabilities at a span's positions, (N, V), from one pass over the token before each."""
-        width, ids_1S = span.stop - span.start, torch.from_numpy(self.ids_1S)
-        logits_1NV = model(ids_1S[:, span.start - 1 : span.stop - 1], ints([width]), view)
-        view.advance(ints([width]))
-        return self.processor(logits_1NV, ids_1S, torch.tensor([span.start]))[0]
-
-    def prefill(self, tier: Tier[Any], length: int) -> None:
-        """Let a tier see so many tokens."""
-        deque(tier.prefill(SequenceState(self.ids_1S, ints([length + 1])), 0, length), maxlen=0)
-
-
 class Walk:
-    """`chunk`: a divisor of all chunk sizes that its views will select by."""
+    """One text under views of its KV; laws are those that a sampler would see.
+
+    chunk: a divisor of all chunk sizes that its views will select by.
+    """
 
     def __init__(self, models: ModelSet, work: Workload, params: SamplingParams, chunk: int = PAGE) -> None:
         target = models.target
-        self.models, self.work = models, work
-        self.read = TeacherForcing(
-            ints(work.ids)[None], LogitsProcessor([params], [work.prompt], target.config.vocab_size, target.device)
-        )
+        self.models, self.work, self._ids_1S = models, work, ints(work.ids)[None]
+        self._processor = LogitsProcessor([params], [work.prompt], target.config.vocab_size, target.device)
         self._rows = TierBuilder(models, SpeculativeConfig(retrieval=RetrievalConfig(chunk=chunk)), [len(work.ids)])
         self._exact = self._rows.exact(self._rows.full())
         self.full = self._exact.cache
-        self.read.prefill(self._exact, work.prompt - 1)
+        self._prefill(self._exact, work.prompt - 1)
+
+    @torch.no_grad()
+    def read(self, model: Decoder, view: Any, span: Span) -> Tensor:
+        """Return the probabilities at a span's positions, (N, V), from one pass over the token before each."""
+        width, ids_1S = span.stop - span.start, torch.from_numpy(self._ids_1S)
+        logits_1NV = model(ids_1S[:, span.start - 1 : span.stop - 1], ints([width]), view)
+        view.advance(ints([width]))
+        return self._processor(logits_1NV, ids_1S, torch.tensor([span.start]))[0]
+
+    def _prefill(self, tier: Tier[Any], length: int) -> None:
+        """Let a tier see so many tokens."""
+        deque(tier.prefill(SequenceState(self._ids_1S, ints([length + 1])), 0, length), maxlen=0)
 
     @property
     def measured_N(self) -> Tensor:
         """Tokens of the text at the measured positions, (N)."""
-        spans = [self.read.ids_1S[0, span.start : span.stop] for span in self.work.spans if span.asked]
+        spans = [self._ids_1S[0, span.start : span.stop] for span in self.work.spans if span.measured]
         return torch.from_numpy(np.concatenate(spans)).to(self.models.target.device)
 
     @cached_property
@@ -76,7 +68,7 @@ class Walk:
     def attended_LGU(self) -> Tensor:
         """Attention that each unit of the prompt drew from all tokens, from a reading of its own."""
         rows = TierBuilder(self.models, self._rows.speculation, [self.work.prompt])
-        return attended(self.models.target, rows.full(), self.read.ids_1S[:, : self.work.prompt - 1])
+        return attended(self.models.target, rows.full(), self._ids_1S[:, : self.work.prompt - 1])
 
     def lower(self, policy: Callable[[], Policy], setting: RetrievalConfig) -> RetrievalView:
         """A fresh view of `full`, which observes what the view selects by."""
@@ -90,24 +82,23 @@ class Walk:
         With foresight the view selects by the verification of the very span that it is to score.
         """
         target, end = self.models.target, self.work.prompt - 1
-        self._rewind(end - TAIL)  # the tail is fed anew, so that the exact view sees in it what this view asks for
-        self.read.prefill(self._exact, end)
+        self.full.rewind(
+            ints([end - TAIL])
+        )  # the tail is fed anew, so that the exact view sees in it what this view asks for
+        self._prefill(self._exact, end)
         for span in self.work.spans:
-            if span.asked and foresight:
+            if span.measured and foresight:
                 self.read(target, self.full, span)
-                self._rewind(span.start - 1)
-            guessed_NV = self.read(target, view, span) if span.asked else None
+                self.full.rewind(ints([span.start - 1]))
+            guessed_NV = self.read(target, view, span) if span.measured else None
             exact_NV = self.read(target, self.full, span)
             if guessed_NV is not None:
                 yield span, guessed_NV, exact_NV
 
     def draft(self) -> Tensor:
-        """Return the draft model's probabilities at the measured positions."""
+        """Return the draft model's probabilities at the measured positions, (N, V)."""
         lowest, draft = self._rows.lowest(), self.models.draft
         assert draft is not None, "lowest() has seen to it"
-        self.read.prefill(lowest, self.work.prompt - 1)
+        self._prefill(lowest, self.work.prompt - 1)
         laws = [(span, self.read(draft, lowest.cache, span)) for span in self.work.spans]
-        return torch.cat([law_NV for span, law_NV in laws if span.asked])
-
-    def _rewind(self, length: int) -> None:
-        self.full.rewind(ints([length]))
+        return torch.cat([law_NV for span, law_NV in laws if span.measured])

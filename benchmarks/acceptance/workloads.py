@@ -5,23 +5,20 @@ Every text is given, none is generated: each position is scored after the text's
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
-from triforce.bench.prompts import CUE, NAMES, digits_at, has_digit, numbers
+from triforce.bench.prompts import CUE, Decode, Encode, has_digit, needles
 from triforce.errors import RequestError
-
-Encode = Callable[[str], list[int]]
 
 
 class Span(NamedTuple):
-    """Positions [start, stop) of a text that one verification scores; they are measured if `asked`, else only read."""
+    """Positions [start, stop) of a text that one verification scores; they are `measured`, or only read."""
 
     start: int
     stop: int
-    asked: bool
+    measured: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,37 +58,26 @@ def copy(source: str, ids: list[int], size: Size) -> Workload:
     return Workload("copy", source, text, _strides(size.context, len(text), size.width))
 
 
-def needle(source: str, ids: list[int], size: Size, encode: Encode, decode: Callable[[list[int]], str]) -> Workload:
+def needle(source: str, ids: list[int], size: Size, encode: Encode, decode: Decode) -> Workload:
     """Numbers given in the first half of the context are asked for, in another order, at its end.
 
     The questions are read, the numbers measured: none is in sight of the latest tokens, nor given twice.
     """
-    facts = [_fact(name, number, encode, decode) for name, number in zip(NAMES, numbers(), strict=True)]
-    told = sum(len(cue + answer) for cue, answer in facts)
-    gap, text = (size.context // 2 - told) // len(facts), list[int]()
+    facts = needles(encode, decode)
+    hidden = sum(len(cue + answer) for cue, answer in facts)
+    gap, text = (size.context // 2 - hidden) // len(facts), list[int]()
     if gap <= 0:
-        raise RequestError(f"a context of {size.context} tokens is too short to hide numbers in; take {4 * told}")
-    hay = _start(source, ids, size.context - told)
+        raise RequestError(f"a context of {size.context} tokens is too short to hide numbers in; take {4 * hidden}")
+    hay = _start(source, ids, size.context - hidden)
     for i, (cue, answer) in enumerate(facts):
         text += hay[i * gap : (i + 1) * gap] + cue + answer
     text += hay[len(facts) * gap :]
     spans, read = list[Span](), len(text)
     for cue, answer in Random(1).sample(facts, len(facts)):
         text += cue + answer
-        first = len(text) - len(answer)
-        spans += [Span(read, first, False), *_strides(first, read := first + _digits(answer, decode), size.width)]
+        first, digits = len(text) - len(answer), sum(has_digit(decode([token])) for token in answer)
+        spans += [Span(read, first, False), *_strides(first, read := first + digits, size.width)]
     return Workload("needle", source, text[:read], spans)
-
-
-def _fact(name: str, number: int, encode: Encode, decode: Callable[[list[int]], str]) -> tuple[list[int], list[int]]:
-    """The tokens of a sentence before its number, and from it on."""
-    sentence = encode(f"\nThe secret number of {name} is {number}.\n")
-    first = digits_at(sentence, decode)
-    return sentence[:first], sentence[first:]
-
-
-def _digits(answer: list[int], decode: Callable[[list[int]], str]) -> int:
-    return sum(has_digit(decode([token])) for token in answer)
 
 
 def _strides(start: int, stop: int, width: int) -> list[Span]:

@@ -5,49 +5,42 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
-from importlib import resources
-from statistics import median
 from time import perf_counter
 from typing import Any
 
 import torch
 
-from benchmarks.on_gpu import decoding
-from benchmarks.on_gpu.piece import Piece, Row, Setup
+from benchmarks.on_gpu import ours
+from benchmarks.on_gpu.piece import Piece, Row, Setup, speeds
 from triforce.bench import shapes
+from triforce.cli.bench.setup import own_texts
+from triforce.cli.demo import BOOK
 from triforce.errors import RequestError
+from triforce.eval.context import tokenizer_of
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 
 
-def transformers_pieces(setup: Setup, shape: str, context: int) -> Iterator[Piece]:
-    """`generate` with a static cache, sdpa and a compiled step. What cannot run here leaves its error."""
-    run = partial(_or_error, partial(_transformers, setup, shape, context))
-    yield Piece("transformers generate", shape, context, "none", run)
+def transformers_piece(setup: Setup, shape: str, context: int) -> Piece:
+    """`generate` with a static cache, sdpa and a compiled step."""
+    run = partial(_or_error, _transformers, setup, shape, context, "static")
+    return Piece("transformers generate", shape, context, run)
 
 
-def with_kv_on_the_host(setup: Setup, shape: str, context: int, label: str) -> Iterator[Piece]:
-    """`generate` with its offloaded cache, and DeepSpeed's ZeRO-Inference, the paper's baseline.
-
-    What cannot run here, for want of memory or of a package, leaves its error.
-    """
-    for what, run in (
-        ("transformers generate, offloaded cache", partial(_transformers, setup, shape, context, "offloaded")),
-        ("DeepSpeed ZeRO-Inference", partial(_deepspeed, setup, shape, context)),
-    ):  # fmt: skip
-        yield Piece(what + label, shape, context, "none", partial(_or_error, run))
+def hosted(setup: Setup, shape: str, context: int) -> Iterator[Piece]:
+    """`generate` with its offloaded cache, and DeepSpeed's ZeRO-Inference, the paper's baseline."""
+    run = partial(_or_error, _transformers, setup, shape, context, "offloaded")
+    yield Piece("transformers generate, offloaded cache", shape, context, run)
+    yield Piece("DeepSpeed ZeRO-Inference", shape, context, partial(_or_error, _deepspeed, setup, shape, context))
 
 
-def _or_error(run: Callable[[], Row]) -> Row:
+def _or_error(measure: Callable[..., Row], *arguments: Any) -> Row:
+    """What cannot run here, for want of memory or of a package, leaves its error."""
     try:
-        return run()
+        return measure(*arguments)
     except Exception as error:  # whatever other projects raise
-        return {
-            "seconds": None,
-            "fraction_of_limit": None,
-            "speedup": None,
-            "error": f"{type(error).__name__}: {error}",
-        }
+        message = f"{type(error).__name__}: {error}"
+        return {"seconds": None, "fraction_of_limit": None, "speedup": None, "error": message}
 
 
 class Clock:
@@ -62,23 +55,23 @@ class Clock:
     def end(self) -> None: ...
 
 
-def _transformers(setup: Setup, shape: str, context: int, cache: str | None = "static") -> Row:
+def _transformers(setup: Setup, shape: str, context: int, cache: str) -> Row:
     """Seconds a token, once compiled; random weights made on the device, as ours are."""
-    cache = cache if setup.device.type == "cuda" else None
-    return _generate(setup, _random_llama(setup, shape, context, setup.device), context, cache)
+    model = _random_llama(setup, shape, context, setup.device)
+    return _generate(setup, model, context, cache if setup.on_gpu else None)
 
 
 def _random_llama(setup: Setup, shape: str, context: int, device: torch.device) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     setup.forget()  # our weights, which would lie beside theirs
-    s, on_gpu = shapes.SHAPES[shape], setup.device.type == "cuda"
+    s = shapes.SHAPES[shape]
     more: dict[str, Any] = {"attn_implementation": "sdpa"}
     config: Any = LlamaConfig(
         vocab_size=s.vocab, hidden_size=s.hidden, intermediate_size=s.intermediate, num_hidden_layers=s.layers,
         num_attention_heads=s.heads, num_key_value_heads=s.kv_heads, head_dim=s.head_dim,
         max_position_embeddings=context + 1024, bos_token_id=1, eos_token_id=None, **more,
-        dtype=torch.bfloat16 if on_gpu else torch.float32,
+        dtype=setup.dtype,
     )  # fmt: skip
     with device:
         torch.set_default_dtype(config.dtype)
@@ -94,7 +87,7 @@ def _generate(setup: Setup, model: Any, context: int, cache: str | None) -> Row:
     ids = torch.randint(2, min(1000, vocabulary), (1, context), device=setup.device)
     model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=setup.tokens, do_sample=False, pad_token_id=0,
-        cache_implementation=cache, prefill_chunk_size=8192 if setup.device.type == "cuda" else None, streamer=clock,
+        cache_implementation=cache, prefill_chunk_size=8192 if setup.on_gpu else None, streamer=clock,
     )  # fmt: skip
     late = clock.times[len(clock.times) // 2 :]
     return {"seconds": (late[-1] - late[0]) / (len(late) - 1), "fraction_of_limit": None, "speedup": None}
@@ -120,19 +113,18 @@ def shipped_pair(setup: Setup, contexts: list[int]) -> Iterator[Piece]:
     for context in contexts:
         for temperature in (0.0, 0.6):
             what = f"triforce, temperature {temperature}"
-            yield Piece(what, "shipped pair", context, "real", partial(_real, setup, context, temperature))
+            yield Piece(what, "shipped pair", context, partial(_real, setup, context, temperature), "real")
 
 
 def _real(setup: Setup, context: int, temperature: float) -> Row:
     """Each text is made twice, and the second time counts: then its graphs have been captured."""
     llm = LLM(device=str(setup.device), context=context + 1024)
-    assert llm.tokenizer is not None
-    ids = llm.tokenizer.encode((resources.files("triforce") / "assets" / "dracula.txt").read_text(encoding="utf-8"))
+    ids = tokenizer_of(llm).encode(own_texts()[BOOK])
     if len(ids) < context:
         raise RequestError(f"the book has {len(ids)} tokens; --contexts must stay below")
     texts = llm.open(1, context + setup.tokens)
     turns = []
-    for seed in range(decoding.TURNS):
+    for seed in range(ours.TURNS):
         params = SamplingParams(temperature, top_p=0.9, seed=seed, max_tokens=setup.tokens, ignore_eos=True)
         requests = [llm.request(ids[:context], params, mode) for mode in ("ar", "triforce") for _ in range(2)]
         outputs = []
@@ -140,11 +132,9 @@ def _real(setup: Setup, context: int, temperature: float) -> Row:
             texts.submit([request])
             outputs.append(texts.finish(request))
         turns.append((outputs[1], outputs[3]))
-    plains, fasts = ([each.decode_seconds / setup.tokens for each in some] for some in zip(*turns, strict=True))
-    speedups = [a / b for a, b in zip(plains, fasts, strict=True)]
-    return {
-        "seconds": median(fasts), "plain_seconds": median(plains), "fraction_of_limit": None,
-        "speedup": median(speedups), "spread": max(speedups) - min(speedups),
+    plain, fast = ([each.decode_seconds / setup.tokens for each in some] for some in zip(*turns, strict=True))
+    return speeds(plain, fast) | {
+        "fraction_of_limit": None,
         "kept": {tier.name: tier.accepted / max(1, tier.proposed) for tier in turns[0][1].tiers[:-1]},
         "same_text_as_ar": all(a.outputs[0].token_ids == b.outputs[0].token_ids for a, b in turns),
     }  # fmt: skip

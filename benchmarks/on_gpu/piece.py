@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import median
@@ -15,6 +15,8 @@ from triforce.bench import shapes
 from triforce.engine.tier_builder import ModelSet
 
 Row = dict[str, Any]
+Names = tuple[str, str]
+"""The target's and the draft's shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +26,8 @@ class Piece:
     what: str
     shape: str
     context: int
-    acceptance: str
     run: Callable[[], Row]
+    acceptance: str = "none"
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -38,7 +40,7 @@ class Piece:
 
 @dataclass
 class Setup:
-    """Where to measure, and what instead of the figures' own shapes and contexts. ModelSet are made when first used."""
+    """Where to measure, and what instead of the figures' own shapes and contexts. Models are made when first used."""
 
     device: torch.device
     shape: str | None
@@ -47,16 +49,27 @@ class Setup:
     tokens: int
     kv_memory: str = "auto"
     """Of figures that keep KV on the host: what stays on the device."""
-    _models: dict[tuple[str, str, int], ModelSet] = field(default_factory=dict)
+    _models: dict[tuple[Names, int], ModelSet] = field(default_factory=dict)
 
-    def models(self, shape: str, draft: str, context: int) -> ModelSet:
+    @property
+    def on_gpu(self) -> bool:
+        return self.device.type == "cuda"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self.on_gpu else torch.float32
+
+    def names(self, own: Names) -> Names:
+        """Return the shapes to measure; `own` are the figure's."""
+        return self.shape or own[0], self.draft or own[1]
+
+    def models(self, names: Names, context: int) -> ModelSet:
         """Of random weights; the latest ones only, as two would not fit beside their KV."""
-        key = shape, draft, context
+        key = names, context
         if key not in self._models:
             self._models.clear()
-            dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
-            target, small = (shapes.decoder(name, context, dtype, device=self.device) for name in (shape, draft))
-            self._models[key] = ModelSet(target, small)
+            made = (shapes.decoder(name, context + 1024, self.dtype, device=self.device) for name in names)
+            self._models[key] = ModelSet(*made)
         return self._models[key]
 
     def forget(self) -> None:
@@ -77,29 +90,36 @@ class Setup:
 
     def wait(self) -> None:
         """Until the device is done with everything."""
-        if self.device.type == "cuda":
+        if self.on_gpu:
             torch.cuda.synchronize(self.device)
 
     @cached_property
     def bandwidth(self) -> float:
         """Bytes a second at which memory is copied, read and written counted."""
-        size = 1 << (30 if self.device.type == "cuda" else 22)
-        source = torch.ones(size, dtype=torch.int8, device=self.device)
-        to = torch.empty_like(source)
-        return 2 * size / self.seconds(lambda: to.copy_(source), 20)
+        return 2 * self._copied(20, device=self.device)
 
     @cached_property
     def bus(self) -> float:
         """Bytes a second that come from pinned memory of the host."""
-        on_gpu = self.device.type == "cuda"
-        source = torch.ones(1 << (30 if on_gpu else 22), dtype=torch.int8, pin_memory=on_gpu)
+        return self._copied(10, pin_memory=self.on_gpu)
+
+    def _copied(self, repeats: int, **where: Any) -> float:
+        source = torch.ones(1 << (30 if self.on_gpu else 22), dtype=torch.int8, **where)
         to = torch.empty_like(source, device=self.device)
-        return source.numel() / self.seconds(lambda: to.copy_(source, non_blocking=True), 10)
+        return source.numel() / self.seconds(lambda: to.copy_(source, non_blocking=True), repeats)
 
     @cached_property
     def matrix_rate(self) -> float:
         """Operations a second of a large product, in bfloat16 on a GPU."""
-        on_gpu = self.device.type == "cuda"
-        size = 8192 if on_gpu else 256
-        a = torch.randn(size, size, device=self.device).to(torch.bfloat16 if on_gpu else torch.float32)
+        size = 8192 if self.on_gpu else 256
+        a = torch.randn(size, size, device=self.device).to(self.dtype)
         return 2.0 * size**3 / self.seconds(lambda: a @ a, 20)
+
+
+def speeds(plain: Sequence[float], fast: Sequence[float]) -> Row:
+    """Return medians of seconds a token, and of the speedup over plain decoding, which is taken turn by turn."""
+    speedups = [a / b for a, b in zip(plain, fast, strict=True)]
+    return {
+        "seconds": median(fast), "plain_seconds": median(plain), "speedup": median(speedups),
+        "spread": max(speedups) - min(speedups),
+    }  # fmt: skip

@@ -19,7 +19,6 @@ from benchmarks.paper import acceptance, speed
 from benchmarks.paper.experiment import Experiment, Setup
 from triforce.cli.bench.report import about, show, write
 from triforce.cli.bench.setup import load, sources
-from triforce.cli.text_files import require_writable
 from triforce.errors import RequestError
 from triforce.eval import Table
 
@@ -27,13 +26,8 @@ EXPERIMENTS: dict[str, Experiment] = acceptance.EXPERIMENTS | speed.EXPERIMENTS
 QUICK = {"context": 2048, "tokens": 32, "repeats": 1, "positions": 35}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    return study.run("paper", __doc__, add_arguments, measure, arguments)
-
-
-def measure(options: Namespace) -> int:
+def measure(options: Namespace) -> None:
     """Print a table for each experiment, and keep its rows."""
-    require_writable(options.json)
     names, earlier = wanted(options.names), read(options.json)
     setup = made(options)
     with setup.measuring():
@@ -43,7 +37,6 @@ def measure(options: Namespace) -> int:
             earlier[name] = {**about(options.command), "context": setup.context, "rows": rows}
             write(options.json, earlier)
     show([absent()])
-    return 0
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -71,11 +64,8 @@ def wanted(names: Sequence[str]) -> list[str]:
 def made(options: Namespace) -> Setup:
     """Load the models, and take the numbers that were given, else those of a quick look or the usual ones."""
     llm = load(options)
-    usual = QUICK if options.quick else {name: getattr(Setup, name) for name in QUICK}
-    numbers: dict[str, Any] = {
-        name: value if (value := getattr(options, name)) is not None else usual[name] for name in QUICK
-    }
-    return Setup(llm, sources(llm, options.texts), quick=options.quick, **numbers)
+    given: dict[str, Any] = {name: value for name in QUICK if (value := getattr(options, name)) is not None}
+    return Setup(llm, sources(llm, options.texts), quick=options.quick, **(QUICK if options.quick else {}) | given)
 
 
 def read(file: str | None) -> dict[str, Any]:
@@ -93,6 +83,8 @@ def absent() -> Table:
     lines = [[name, why] for name, why in speed.ABSENT.items()]
     return Table("Absent", "Figures in brackets are the paper's.", ["what", "why"], lines)
 
+
+main = study.command("paper", __doc__, add_arguments, measure)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks.acceptance.locality import locality
-from benchmarks.acceptance.measure import Case, drafting
+from benchmarks.acceptance.measure import Case, drafting, locality
 from benchmarks.acceptance.teacher_forcing import Walk
-from benchmarks.paper.experiment import Experiment, Row, Setup, number
+from benchmarks.paper.experiment import Experiment, Lines, Row, Setup, number
 from triforce.interface.sampling_params import SamplingParams
 
 TABLE1 = {
@@ -30,7 +29,7 @@ def table1(setup: Setup) -> list[Row]:
     return setup.accepted(cases, ("prose", "needle"))
 
 
-def table1_lines(rows: list[Row]) -> tuple[list[str], list[list[str]]]:
+def table1_lines(rows: list[Row]) -> Lines:
     def ours(selection: str, work: str) -> str:
         found = [r["rejection"] for r in rows if (r["selection"], r["workload"]) == (selection, work)]
         return number(found[0] if found else None, 4)
@@ -56,7 +55,7 @@ def chunks(setup: Setup) -> list[Row]:
     return setup.accepted([Case(name, budget, chunk, 2) for name in names for chunk in few], ("prose",))
 
 
-def swept_lines(rows: list[Row], what: str) -> tuple[list[str], list[list[str]]]:
+def swept_lines(rows: list[Row], what: str) -> Lines:
     values = sorted({row[what] for row in rows})
     names = list(dict.fromkeys(row["selection"] for row in rows))
     found = {(row["selection"], row[what]): row["rejection"] for row in rows}
@@ -75,13 +74,11 @@ def divergence(setup: Setup) -> list[Row]:
     return rows
 
 
-def divergence_lines(rows: list[Row]) -> tuple[list[str], list[list[str]]]:
+def divergence_lines(rows: list[Row]) -> Lines:
     found = {(row["context"], row["temperature"]): row["divergence"] for row in rows}
-    heats = sorted({row["temperature"] for row in rows})
-    lines = [
-        [str(context), *(number(found[context, t], 3) for t in heats)] for context in sorted({c for c, _ in found})
-    ]
-    return ["context", *(f"T = {t:g}" for t in heats)], lines
+    contexts, temperatures = (sorted({row[name] for row in rows}) for name in ("context", "temperature"))
+    lines = [[str(context), *(number(found[context, t], 3) for t in temperatures)] for context in contexts]
+    return ["context", *(f"T = {t:g}" for t in temperatures)], lines
 
 
 def localities(setup: Setup) -> list[Row]:
@@ -90,7 +87,7 @@ def localities(setup: Setup) -> list[Row]:
     return locality(walk, Case("observed", setup.share(4096), 16, 0))
 
 
-def locality_lines(rows: list[Row]) -> tuple[list[str], list[list[str]]]:
+def locality_lines(rows: list[Row]) -> Lines:
     lines = [
         [f"layer {row['layer']}", number(row["recovered_once"][0]), number(row["recovered_once"][-1]), "-", "-"]
         for row in rows

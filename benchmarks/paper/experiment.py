@@ -24,6 +24,9 @@ from triforce.eval import Table
 from triforce.interface.sampling_params import SamplingParams
 
 Row = dict[str, Any]
+Lines = tuple[list[str], list[list[str]]]
+"""A header, and lines of cells."""
+
 PAPER_PROMPT = 122_880
 """Tokens of the paper's prompts: budgets here are the same share of the context, unless said otherwise."""
 
@@ -70,16 +73,17 @@ class Setup:
     def works(self, names: Sequence[str], context: int | None = None) -> list[Workload]:
         """Given texts to walk through: `prose`, or `needle`."""
         size = Size(context or self.context, self.positions, 7)
-        ids, name = self.sources.prose, self.sources.texts[0].name
-        made = {
-            "prose": lambda: plain("prose", name, ids, size),
-            "needle": lambda: needle(name, ids, size, self.sources.encode, self.sources.tokenizer.decode),
-        }
-        return [made[each]() for each in names]
+        ids, source, tokenizer = self.sources.prose, self.sources.texts[0].name, self.sources.tokenizer
+        return [
+            plain(name, source, ids, size)
+            if name == "prose"
+            else needle(source, ids, size, self.sources.encode, tokenizer.decode)
+            for name in names
+        ]
 
-    def accepted(self, cases: list[Case], works: Sequence[str], temperature: float = 0.6) -> list[Row]:
+    def accepted(self, cases: list[Case], works: Sequence[str]) -> list[Row]:
         """Acceptance of each case on each work."""
-        params, rows = SamplingParams(temperature=temperature, top_p=0.9), list[Row]()
+        params, rows = SamplingParams(temperature=0.6, top_p=0.9), list[Row]()
         for work in self.works(works):
             for unit, some in by_unit(cases).items():
                 if some:
@@ -94,21 +98,21 @@ class Experiment(NamedTuple):
     title: str
     differs: str
     measure: Callable[[Setup], list[Row]]
-    table: Callable[[list[Row]], tuple[list[str], list[list[str]]]]
+    lines: Callable[[list[Row]], Lines]
 
     def shown(self, rows: list[Row]) -> Table:
-        """A header and lines, under the title."""
-        return Table(self.title, self.differs, *self.table(rows))
+        """Return the rows under the title."""
+        return Table(self.title, self.differs, *self.lines(rows))
+
+
+def each(header: list[str], line: Callable[[Row], list[str]]) -> Callable[[list[Row]], Lines]:
+    """Return what makes a line of each row."""
+    return lambda rows: (header, [line(row) for row in rows])
 
 
 def number(value: float | None, digits: int = 2) -> str:
     """A figure, or a dash where there is none."""
     return "-" if value is None else f"{value:.{digits}f}"
-
-
-def speedup(row: Row | None) -> str:
-    """A speedup with its spread."""
-    return "-" if row is None else f"{row['speedup']:.2f} ± {row['spread'] / 2:.2f}"
 
 
 def kept(row: Row) -> float | None:

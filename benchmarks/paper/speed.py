@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks.paper.experiment import Experiment, Row, Setup, kept, number, speedup
+from benchmarks.paper.experiment import Experiment, Lines, Row, Setup, each, kept, number
 from triforce.bench.cells import Cell
+from triforce.bench.speed_tables import speedup
 from triforce.kvcache import Budget
 
 TABLE2 = {
@@ -34,56 +35,43 @@ LONG, EIGHTH = 2048, 256
 
 
 def table2(setup: Setup) -> list[Row]:
-    heats = [0.0, 0.6, 1.2] if setup.quick else list(TABLE2)
     rows = []
-    for temperature in heats:
+    for temperature in [0.0, 0.6, 1.2] if setup.quick else TABLE2:
         modes = ["triforce", "draft", *(HIERARCHY if temperature == 0.6 else [])]
         rows += setup.speed(Cell(setup.context, 1, temperature, "books"), modes)
     return rows
 
 
-def table2_lines(rows: list[Row]) -> tuple[list[str], list[list[str]]]:
-    lines = []
-    for row in rows:
-        published = TABLE2[row["temperature"]]
-        names = {"triforce": ("TriForce", *published[:2]), "draft": ("naive", *published[2:])} | HIERARCHY
-        name, fast, share = names[row["mode"]]
-        lines.append(
-            [f"T = {row['temperature']:g}, {name}", speedup(row), number(fast), number(kept(row), 4), number(share, 4)]
-        )
-    return ["", "speedup", "paper", "acceptance", "paper"], lines
+def table2_line(row: Row) -> list[str]:
+    published = TABLE2[row["temperature"]]
+    names = {"triforce": ("TriForce", *published[:2]), "draft": ("naive", *published[2:])} | HIERARCHY
+    name, fast, share = names[row["mode"]]
+    return [f"T = {row['temperature']:g}, {name}", speedup(row), number(fast), number(kept(row), 4), number(share, 4)]
 
 
 def table4(setup: Setup) -> list[Row]:
     rows = []
     for (batch, context), (budget, published) in TABLE4.items():
         size = min(context, 4 * setup.context // batch) if setup.quick else context
-        retrieval = setup.retrieval(budget=Budget(budget))
+        how = {"tokens": min(128, setup.tokens), "retrieval": setup.retrieval(budget=Budget(budget))}
         for temperature in published:
-            cell = Cell(size, batch, temperature, "books")
-            rows += [
-                row | {"budget": budget, "paper_context": context}
-                for row in setup.speed(cell, ["triforce", "draft"], tokens=min(128, setup.tokens), retrieval=retrieval)
-            ]
+            made = setup.speed(Cell(size, batch, temperature, "books"), ["triforce", "draft"], **how)
+            rows += [row | {"budget": budget, "paper_context": context} for row in made]
     return rows
 
 
-def table4_lines(rows: list[Row]) -> tuple[list[str], list[list[str]]]:
-    lines = []
-    for row in rows:
-        published = TABLE4[row["batch"], row["paper_context"]][1][row["temperature"]]
-        fast = published[0 if row["mode"] == "triforce" else 1]
-        name = "TriForce" if row["mode"] == "triforce" else "naive"
-        where = f"{row['batch']} x {row['context']:,}, T = {row['temperature']:g}, {name}"
-        lines.append([where, speedup(row), number(fast), number(kept(row), 3)])
-    return ["batch x context", "speedup", "paper", "acceptance"], lines
+def table4_line(row: Row) -> list[str]:
+    published = TABLE4[row["batch"], row["paper_context"]][1][row["temperature"]]
+    name, fast = ("TriForce", published[0]) if row["mode"] == "triforce" else ("naive", published[1])
+    where = f"{row['batch']} x {row['context']:,}, T = {row['temperature']:g}, {name}"
+    return [where, speedup(row), number(fast), number(kept(row), 3)]
 
 
 def table5(setup: Setup) -> list[Row]:
     return setup.speed(Cell(setup.context, 1, 0.0, "books"), ["triforce", "ngram"])
 
 
-def table5_lines(rows: list[Row]) -> tuple[list[str], list[list[str]]]:
+def table5_lines(rows: list[Row]) -> Lines:
     found = {row["mode"]: row for row in rows}
     return ["", "speedup", "paper"], [
         ["TriForce", speedup(found.get("triforce")), "2.31"],
@@ -94,44 +82,38 @@ def table5_lines(rows: list[Row]) -> tuple[list[str], list[list[str]]]:
 
 
 def table7(setup: Setup) -> list[Row]:
-    lengths = [256, 512] if setup.quick else list(TABLE7)
-    cell, rows = Cell(setup.context, 1, 0.0, "books"), list[Row]()
-    for tokens in lengths:
-        rows += [row | {"budget": None} for row in setup.speed(cell, ["triforce"], tokens=tokens)]
+    rows = []
+    for tokens in [256, 512] if setup.quick else TABLE7:
+        made = setup.speed(Cell(setup.context, 1, 0.0, "books"), ["triforce"], tokens=tokens)
+        rows += [row | {"budget": None} for row in made]
     far, budget = (512, 64) if setup.quick else (LONG, EIGHTH)
     eighth = setup.retrieval(budget=Budget(budget))
     for temperature in (0.0, 0.6):
-        hot = Cell(setup.context, 1, temperature, "books")
-        rows += [row | {"budget": budget} for row in setup.speed(hot, ["triforce"], tokens=far, retrieval=eighth)]
+        cell = Cell(setup.context, 1, temperature, "books")
+        rows += [row | {"budget": budget} for row in setup.speed(cell, ["triforce"], tokens=far, retrieval=eighth)]
     return rows
 
 
-def table7_lines(rows: list[Row]) -> tuple[list[str], list[list[str]]]:
-    lines = []
-    for row in rows:
-        what = f"{row['tokens']} tokens, T = {row['temperature']:g}"
-        what += f", budget {row['budget']}" if row["budget"] else ""
-        published = None if row["budget"] else TABLE7.get(row["tokens"])
-        lines.append([what, speedup(row), number(published), number(kept(row), 3), number(row["repeated_8_grams"])])
-    return ["", "speedup", "paper", "acceptance", "8-grams that came before"], lines
+def table7_line(row: Row) -> list[str]:
+    what = f"{row['tokens']} tokens, T = {row['temperature']:g}"
+    what += f", budget {row['budget']}" if row["budget"] else ""
+    published = None if row["budget"] else TABLE7.get(row["tokens"])
+    return [what, speedup(row), number(published), number(kept(row), 3), number(row["repeated_8_grams"])]
 
 
 def table8(setup: Setup) -> list[Row]:
     cell, rows = Cell(setup.context, 1, 0.0, "books"), list[Row]()
     grid = [(g1, 6) for g1 in GAMMA_1] + [(2, g2) for g2 in GAMMA_2 if g2 != 6]
-    for draft_tokens, speculative_tokens in [(1, 6), (2, 6), (2, 3)] if setup.quick else grid:
-        made = setup.speed(cell, ["triforce"], draft_tokens=draft_tokens, speculative_tokens=speculative_tokens)
-        rows += [row | {"draft_tokens": draft_tokens, "speculative_tokens": speculative_tokens} for row in made]
+    for gammas in [(1, 6), (2, 6), (2, 3)] if setup.quick else grid:
+        how = dict(zip(("draft_tokens", "speculative_tokens"), gammas, strict=True))
+        rows += [row | how for row in setup.speed(cell, ["triforce"], **how)]
     return rows
 
 
-def table8_lines(rows: list[Row]) -> tuple[list[str], list[list[str]]]:
-    lines = []
-    for row in rows:
-        pair = row["draft_tokens"], row["speculative_tokens"]
-        published = GAMMA_1[pair[0]] if pair[1] == 6 else GAMMA_2[pair[1]]
-        lines.append([f"{pair[0]}, {pair[1]}", speedup(row), number(published), number(kept(row), 3)])
-    return ["draft_tokens, speculative_tokens", "speedup", "paper", "acceptance"], lines
+def table8_line(row: Row) -> list[str]:
+    pair = row["draft_tokens"], row["speculative_tokens"]
+    published = GAMMA_1[pair[0]] if pair[1] == 6 else GAMMA_2[pair[1]]
+    return [f"{pair[0]}, {pair[1]}", speedup(row), number(published), number(kept(row), 3)]
 
 
 def figure5(setup: Setup) -> list[Row]:
@@ -140,12 +122,11 @@ def figure5(setup: Setup) -> list[Row]:
     return [row for c in contexts for row in setup.speed(Cell(c, 1, 0.0, "books"), ["triforce", "draft"])]
 
 
-def figure5_lines(rows: list[Row]) -> tuple[list[str], list[list[str]]]:
+def figure5_lines(rows: list[Row]) -> Lines:
     found = {(row["context"], row["mode"]): row for row in rows}
-    contexts = sorted({context for context, _ in found})
     return ["context", "TriForce", "naive"], [
         [f"{context:,}", *(speedup(found.get((context, mode))) for mode in ("triforce", "draft"))]
-        for context in contexts
+        for context in sorted({context for context, _ in found})
     ]
 
 
@@ -158,9 +139,14 @@ EXPERIMENTS = {
         "Table 2: speedup by temperature, and what the hierarchy is worth",
         f"{MODEL} `naive` is the draft model verified by the target. Coupling `seeded`, unless --coupling was given.",
         table2,
-        table2_lines,
+        each(["", "speedup", "paper", "acceptance", "paper"], table2_line),
     ),
-    "table4": Experiment("Table 4: batching", f"{MODEL} Budgets are the paper's.", table4, table4_lines),
+    "table4": Experiment(
+        "Table 4: batching",
+        f"{MODEL} Budgets are the paper's.",
+        table4,
+        each(["batch x context", "speedup", "paper", "acceptance"], table4_line),
+    ),
     "table5": Experiment(
         "Table 5: other ways to guess",
         f"{MODEL} REST needs a datastore and layer skipping a search for layers to skip; neither is built here, so "
@@ -173,9 +159,14 @@ EXPERIMENTS = {
         f"{MODEL} Greedy texts of a small model go round in circles, as the last column says, which makes them easy to "
         "guess. The selection is renewed at each verification.",
         table7,
-        table7_lines,
+        each(["", "speedup", "paper", "acceptance", "8-grams that came before"], table7_line),
     ),
-    "table8": Experiment("Table 8: gamma", MODEL, table8, table8_lines),
+    "table8": Experiment(
+        "Table 8: gamma",
+        MODEL,
+        table8,
+        each(["draft_tokens, speculative_tokens", "speedup", "paper", "acceptance"], table8_line),
+    ),
     "figure5": Experiment(
         "Figure 5: speedup by context",
         f"{MODEL} The paper's curve grows from 32K to 128K within 1.2 and 2.4 (read off the axis).",

@@ -5,7 +5,6 @@
 #pragma once
 
 #include "key_block.hpp"
-#include "quantise.hpp"
 
 namespace triforce::TF_LEVEL {
 
@@ -14,29 +13,6 @@ struct Int8Queries {
     const uint32_t* quads;
     const float* scales;
 };
-
-template <int R>
-TF_INLINE void score(const Int8Queries& queries, int dim, const KeyBlock<int8_t>& block, const PageScales* scales,
-                     F16 (&scores)[R][block_pages]) {
-    constexpr int pages = at_once(R);
-    for (int page = 0; page < block_pages; page += pages) {
-        I16 acc[R][pages] = {};
-        for (int step = 0; step < dim / 4; step++) {
-            Quads key[pages];
-            for (int p = 0; p < pages; p++) {
-                key[p] = load_quads(block.keys[page + p] + step * 64);
-                prefetch(block.keys_ahead[page + p] + step * 64);
-            }
-            for (int r = 0; r < R; r++) {
-                const Signed query = with_signs(set1_quad(queries.quads[step * R + r]));
-                for (int p = 0; p < pages; p++) acc[r][p] = dot4(acc[r][p], query, key[p]);
-            }
-        }
-        for (int r = 0; r < R; r++)
-            for (int p = 0; p < pages; p++)
-                scores[r][page + p] = floats(acc[r][p]) * set1(queries.scales[r] * scales[page + p].keys);
-    }
-}
 
 template <int R>
 TF_INLINE void add_values(const Tile& tile, const KeyBlock<int8_t>& block, const uint32_t (*quads)[block_tokens / 4],
@@ -63,12 +39,13 @@ TF_INLINE void add_values(const Tile& tile, const KeyBlock<int8_t>& block, const
 template <int R>
 void attend_int8(const Tile& tile, const Int8Queries& queries, const KeyBlock<int8_t>& block, const PageScales* scales,
                  int page) {
-    F16 scores[R][block_pages];
-    score<R>(queries, tile.dim, block, scales, scores);
+    I16 products[R][block_pages];
+    score<int8_t, R>(queries.quads, R, tile.dim, block, products);
     alignas(64) uint32_t quads[R][block_tokens / 4];
     F16 value_scales[R][block_pages];  // of the products of integer weights and values
     for (int r = 0; r < R; r++) {
-        F16(&s)[block_pages] = scores[r];
+        F16 s[block_pages];
+        for (int p = 0; p < block_pages; p++) s[p] = floats(products[r][p]) * set1(queries.scales[r] * scales[p].keys);
         const F16 top = max(max(s[0], s[1]), max(s[2], s[3]));
         if (any_above(top, tile.max[r])) raise_max(tile, r, top);
         const F16 block_max = set1(reduce_max(top)), largest = weight(block_max, tile, r);

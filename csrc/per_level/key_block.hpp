@@ -87,12 +87,10 @@ TF_INLINE void add_weights(const Tile& tile, int row, const F16 (&weights)[block
 /// Scores of R queries against a block, `pages` pages at a time. `height`: queries of the tile.
 template <class T, int R, int pages = at_once(R)>
 TF_INLINE void score(const uint32_t* words, int height, int dim, const KeyBlock<T>& block,
-                     F16 (&scores)[R][block_pages]) {
-    const int steps = dim / tokens_of_step<T>;
+                     Sum<T> (&scores)[R][block_pages]) {
+    const int steps = dim / numbers_of_word<T>;
     for (int page = 0; page < block_pages; page += pages) {
-        F16 acc[R][pages];
-        for (int r = 0; r < R; r++)
-            for (int p = 0; p < pages; p++) acc[r][p] = zero();
+        Sum<T> acc[R][pages] = {};
         for (int step = 0; step < steps; step++) {
             decltype(load_step(block.keys[0])) key[pages];
             for (int p = 0; p < pages; p++) {
@@ -100,7 +98,7 @@ TF_INLINE void score(const uint32_t* words, int height, int dim, const KeyBlock<
                 prefetch(block.keys_ahead[page + p] + step * step_size<T>);
             }
             for (int r = 0; r < R; r++) {
-                const auto word = Word<T>::spread(words[step * height + r]);
+                const auto word = spread<T>(words[step * height + r]);
                 for (int p = 0; p < pages; p++) acc[r][p] = dot(acc[r][p], key[p], word);
             }
         }
@@ -127,53 +125,49 @@ struct Accumulator {
     /// Adds steps [first, last) of a page.
     TF_INLINE void add(const Tile& tile, const KeyBlock<T>& block, const uint32_t (*words)[block_steps<T>], int column,
                        int page, int first, int last) {
-        const T* values = block.values[page] + (first * tile.dim + column) * tokens_of_step<T>;
+        const T* values = block.values[page] + (first * tile.dim + column) * numbers_of_word<T>;
         const int64_t ahead = block.values_ahead[page] - block.values[page];
-        for (int step = first; step < last; step++, values += tile.dim * tokens_of_step<T>) {
+        for (int step = first; step < last; step++, values += tile.dim * numbers_of_word<T>) {
             decltype(load_step(values)) value[C];
             for (int c = 0; c < C; c++) {
                 value[c] = load_step(values + c * step_size<T>);
                 prefetch(values + c * step_size<T> + ahead);
             }
             for (int r = 0; r < R; r++) {
-                const auto word = Word<T>::spread(words[r][page * steps_of_page<T> + step]);
+                const auto word = spread<T>(words[r][page * steps_of_page<T> + step]);
                 for (int c = 0; c < C; c++) acc[r][c] = dot(acc[r][c], value[c], word);
             }
         }
     }
 };
 
-template <int C>
-struct Columns {
-    static constexpr int count = C;
+/// A number known when compiling.
+template <int N>
+struct Constant {
+    static constexpr int value = N;
 };
 
-/// Calls body(Columns<C>, first channel) for all channels, C * 16 at a time: as many as registers hold for R queries.
+/// Calls body(Constant<C>, first channel) for all channels, C * 16 at a time: as many as registers hold for R queries.
 template <int R, class Body>
 TF_INLINE void by_columns(int dim, Body body) {
     constexpr int widest = at_once(R);
     const int columns = dim / 16, parts = (columns + widest - 1) / widest;
     for (int part = 0; part < parts; part++) {
         const int from = columns * part / parts, count = columns * (part + 1) / parts - from;
-        if (count == widest) body(Columns<widest>{}, from * 16);
+        if (count == widest) body(Constant<widest>{}, from * 16);
         if constexpr (widest > 3)
-            if (count == 3) body(Columns<3>{}, from * 16);
+            if (count == 3) body(Constant<3>{}, from * 16);
         if constexpr (widest > 2)
-            if (count == 2) body(Columns<2>{}, from * 16);
+            if (count == 2) body(Constant<2>{}, from * 16);
         if constexpr (widest > 1)
-            if (count == 1) body(Columns<1>{}, from * 16);
+            if (count == 1) body(Constant<1>{}, from * 16);
     }
 }
 
-template <int R>
-struct Rows {
-    static constexpr int count = R;
-};
-
-/// Calls body(Rows<height>): a height known when running becomes one known when compiling.
+/// Calls body(Constant<height>): a height known when running becomes one known when compiling.
 template <int R = 1, class Body>
 TF_INLINE void by_height(int height, Body body) {
-    if (height == R) return body(Rows<R>{});
+    if (height == R) return body(Constant<R>{});
     if constexpr (R < tallest_tile) by_height<R + 1>(height, body);
 }
 
@@ -195,7 +189,7 @@ void attend_block(const Tile& tile, const KeyBlock<T>& block, int page) {
         add_weights(tile, r, s, page);
     }
     by_columns<R>(tile.dim, [&](auto columns, int column) {
-        Accumulator<T, R, columns.count> sum(tile, column);
+        Accumulator<T, R, columns.value> sum(tile, column);
         for (int p = 0; p < block_pages; p++) sum.add(tile, block, words, column, p, 0, steps_of_page<T>);
         sum.store_to(tile, column);
     });

@@ -34,7 +34,7 @@ struct VisibleRanges {
 /// A mask of the bits that belong to visible tokens, in each word of a step.
 template <class T>
 uint32_t visible_bits(const VisibleRanges& visible, int step) {
-    constexpr int per_step = tokens_of_step<T>;
+    constexpr int per_step = numbers_of_word<T>;
     constexpr uint32_t token = ~0u >> (32 - 32 / per_step);
     const int page = step / steps_of_page<T>, first = (step - page * steps_of_page<T>) * per_step;
     uint32_t bits = 0;
@@ -55,10 +55,10 @@ TF_INLINE auto load_visible(const T* at, uint32_t bits) {
 template <class T>
 void add_step(const Tile& tile, int row, const KeyBlock<T>& block, uint32_t word, int step, uint32_t bits) {
     const T* values = block.values[step / steps_of_page<T>];
-    values += step % steps_of_page<T> * tile.dim * tokens_of_step<T>;
+    values += step % steps_of_page<T> * tile.dim * numbers_of_word<T>;
     for (int d = 0; d < tile.dim; d += 16) {
         float* acc = tile.acc + row * tile.dim + d;
-        store(acc, dot(load(acc), load_visible(values + d * tokens_of_step<T>, bits), Word<T>::spread(word)));
+        store(acc, dot(load(acc), load_visible(values + d * numbers_of_word<T>, bits), spread<T>(word)));
     }
 }
 
@@ -68,7 +68,7 @@ void add_steps(const Tile& tile, const KeyBlock<T>& block, const uint32_t (*word
                int last) {
     constexpr int of_page = steps_of_page<T>;
     by_columns<R>(tile.dim, [&](auto columns, int column) {
-        Accumulator<T, R, columns.count> sum(tile, column);
+        Accumulator<T, R, columns.value> sum(tile, column);
         for (int step = first, end; step < last; step = end) {
             const int page = step / of_page, stop = (page + 1) * of_page;
             end = stop < last ? stop : last;

@@ -1,7 +1,6 @@
 #include "../linear.hpp"
 
 #include "low_bit_sum.hpp"
-#include "quantise.hpp"
 #include "step.hpp"
 
 namespace triforce::TF_LEVEL {
@@ -24,6 +23,20 @@ struct Sums {  // of int8 weights: integers, stored as floats' bits
     alignas(64) float of[linear_rows * group * block_size];
 };
 
+template <class T>
+TF_INLINE Sum<T> load_sum(const float* from) {
+    if constexpr (sizeof(T) == 1)
+        return load_ints(from);
+    else
+        return load(from);
+}
+
+TF_INLINE uint32_t load_word(const void* from) {
+    uint32_t word;
+    __builtin_memcpy(&word, from, sizeof word);
+    return word;
+}
+
 /// A range of inputs for some rows and blocks.
 template <class T>
 struct Panel {
@@ -43,25 +56,24 @@ void tile(const Panel<T>& p, int64_t row, int first, const T* ahead, float* sums
     const T* w = p.w + first * p.w_stride;
     const int stride = p.blocks * block_size;
     sums += row * stride + first * block_size;
-    using Sum = typename Step<T>::Sum;
-    Sum acc[M][B];
+    Sum<T> acc[M][B];
     for (int m = 0; m < M; m++)
         for (int b = 0; b < B; b++)
-            acc[m][b] = p.begin ? Sum{} : Step<T>::load_sum(sums + m * stride + b * block_size);
-    for (int64_t i = 0; i < p.k; i += Step<T>::inputs) {
-        decltype(Step<T>::weights(w)) step[B];
-        for (int b = 0; b < B; b++) step[b] = Step<T>::weights(w + b * p.w_stride + i * block_size);
+            acc[m][b] = p.begin ? Sum<T>{} : load_sum<T>(sums + m * stride + b * block_size);
+    for (int64_t i = 0; i < p.k; i += numbers_of_word<T>) {
+        decltype(load_step(w)) step[B];
+        for (int b = 0; b < B; b++) step[b] = load_step(w + b * p.w_stride + i * block_size);
         if (B == group) {
             __builtin_prefetch(ahead + i * block_size, 0, 2);
             __builtin_prefetch(ahead + p.w_stride + i * block_size, 0, 2);
         }
         for (int m = 0; m < M; m++) {
-            const auto input = Step<T>::input(x + m * p.x_stride + i);
-            for (int b = 0; b < B; b++) acc[m][b] = Step<T>::add(acc[m][b], step[b], input);
+            const auto input = spread<T>(load_word(x + m * p.x_stride + i));
+            for (int b = 0; b < B; b++) acc[m][b] = dot(acc[m][b], step[b], input);
         }
     }
     for (int m = 0; m < M; m++)
-        for (int b = 0; b < B; b++) Step<T>::store_sum(sums + m * stride + b * block_size, acc[m][b]);
+        for (int b = 0; b < B; b++) store(sums + m * stride + b * block_size, acc[m][b]);
 }
 
 template <class T, int M>
@@ -206,8 +218,35 @@ void quantise_rows(const Linear& l, int64_t top, int64_t bottom, int8_t* rows) {
     for (int64_t row = top; row < bottom; row++) quantise_row(l, row, rows + row * int8_stride(l.weights));
 }
 
+F16 sum_of_squares(const float* x, int64_t n) {
+    F16 sum = zero();
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) sum = fma(load(x + i), load(x + i), sum);
+    if (i < n) {
+        const F16 rest = load_n(x + i, static_cast<int>(n - i));
+        sum = fma(rest, rest, sum);
+    }
+    return sum;
+}
+
+template <class T>
+void scale(const float* x, int64_t n, const float* weight, F16 factor, T* y) {
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) store(y + i, load(x + i) * factor * load(weight + i));
+    if (i < n) store(y + i, load_n(x + i, static_cast<int>(n - i)) * factor * load(weight + i));
+}
+
+void rms(const float* x, int64_t n, const float* weight, float eps, Type type, void* y) {
+    const float mean = reduce_add(sum_of_squares(x, n)) / static_cast<float>(n);
+    const F16 factor = set1(1.0f / __builtin_sqrtf(mean + eps));
+    if (type == Type::bf16)
+        scale(x, n, weight, factor, static_cast<bf16*>(y));
+    else
+        scale(x, n, weight, factor, static_cast<float*>(y));
+}
+
 }  // namespace
 
-const LinearKernels linear_kernels = {run, quantise_rows};
+const LinearKernels linear_kernels = {run, quantise_rows, rms};
 
 }  // namespace triforce::TF_LEVEL

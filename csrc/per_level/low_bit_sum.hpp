@@ -21,6 +21,17 @@ struct GroupedRows {
     const GroupInput* groups(int64_t m) const { return reinterpret_cast<const GroupInput*>(row(m) + inputs); }
 };
 
+/// Rounds a group of inputs, and returns what a product knows of it.
+template <class T>
+GroupInput quantise_group(const T* x, int8_t* to) {
+    const float scale = scale_of(x, group_size);
+    quantise(x, group_size, scale, to);
+    int32_t sums[2] = {};
+    for (int i = 0; i < group_size; i++) sums[i / 16] += to[i];
+    const int32_t all = sums[0] + sums[1];
+    return {scale, scale * static_cast<float>(all), all, sums[0]};
+}
+
 /// The codes of a group, one register a step.
 template <int bits>
 TF_INLINE void unpack(const uint8_t* from, Codes (&codes)[group_steps]) {

@@ -26,8 +26,7 @@ void sketch(const Pages& pages, int head, int64_t page) {
     uint16_t* signs = pages.signs_of(head, page);
     F16 total = zero();
     for (int to = 0; to < dim; to += at_once) {
-        F16 rotated[at_once];
-        for (F16& each : rotated) each = zero();
+        F16 rotated[at_once] = {};
         for (int d = 0; d < dim; d++) {
             const F16 channel = load(channels + d * page_size);
             const float* row = pages.sketches.rotation + d * dim + to;
@@ -65,8 +64,7 @@ float encode(const Pages& pages, const void* q, int16_t* codes) {
 template <int count>
 TF_INLINE void score_page(const uint16_t* signs, F16 sizes, int dim, const int16_t* codes, const F16* sums,
                           const float* scales, float* scores, int64_t stride) {
-    Words negative[count];
-    for (Words& each : negative) each = no_words();
+    Words negative[count] = {};
     for (int d = 0; d < dim; d += 2) {
         uint32_t pair;
         __builtin_memcpy(&pair, signs + d, sizeof pair);

@@ -1,4 +1,5 @@
-// Sixteen float lanes, the same interface at each level, for files that are compiled once per level.
+// Sixteen float lanes, the same interface at each level, for files that are compiled once per level. Stores of bf16
+// round to nearest even.
 //
 // Everything here lives in the level's own namespace: an inline function of one level that the linker took for all of
 // them would run AVX-512 on a CPU without it. For the same reason code in per_level/ keeps away from inline functions
@@ -25,17 +26,6 @@
 
 namespace triforce::TF_LEVEL {
 
-// One pair of inputs and sixteen pairs of weights, the step of a bf16 product:
-//     dot2(acc, w, x)[i] = acc[i] + w[2i + 1] * x.hi + w[2i] * x.lo     (hi first, as vdpbf16ps does)
-TF_INLINE F16 dot2(F16 acc, const bf16* pairs32, uint32_t x_pair) {
-    return dot2(acc, load_pairs(pairs32), set1_pair(x_pair));
-}
-
-// Sixteen sums of four products of int8, all within [-127, 127], which are exact:
-//     dot4(acc, x, w)[i] = acc[i] + x[4i] * w[4i] + ... + x[4i + 3] * w[4i + 3]
-// dot4_unsigned does so for x within [0, 127], as the instructions want one side; else the other side takes the signs.
-TF_INLINE I16 dot4(I16 acc, Signed x, Quads w) { return dot4_unsigned(acc, x.magnitude, times_sign(w, x)); }
-
 /// e^x within 2 ulp; 0 below -87.7, at most e^88.37, NaN for NaN. A lane's bits do not depend on its neighbours.
 TF_INLINE F16 exp(F16 x) {
     const F16 rounder = set1(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
@@ -52,8 +42,24 @@ TF_INLINE F16 exp(F16 x) {
     return p * pow2(n);
 }
 
-/// Loads and stores by storage type, sixteen at a time; storing bf16 rounds to nearest even.
-TF_INLINE F16 load(const bf16* from) { return load_bf16(from); }
-TF_INLINE void store(bf16* to, F16 value) { store_bf16(to, value); }
+// Numbers rounded to int8 with one scale: each is the nearest multiple of it, and the largest is 127 times it.
+
+/// The scale of n numbers, a multiple of 16: NaN if one of them is not finite, 0 if all are 0.
+template <class T>
+float scale_of(const T* x, int64_t n) {
+    F16 top = zero(), poison = zero();
+    for (int64_t i = 0; i < n; i += 16) {
+        const F16 some = load(x + i);
+        top = max(top, max(some, zero() - some));
+        poison = fma(some, zero(), poison);
+    }
+    return reduce_max(top) / int8_largest + reduce_add(poison);
+}
+
+template <class T>
+void quantise(const T* x, int64_t n, float scale, int8_t* to) {
+    const F16 inverse = set1(scale > 0 ? 1 / scale : 0), most = set1(int8_largest);
+    for (int64_t i = 0; i < n; i += 16) store_int8(to + i, min(max(load(x + i) * inverse, zero() - most), most));
+}
 
 }  // namespace triforce::TF_LEVEL

@@ -68,7 +68,7 @@ TF_INLINE F16 pow2(F16 n) { return {pow2(n.a), pow2(n.b)}; }
 TF_INLINE __m256 widen(__m128i bits) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
 }
-TF_INLINE F16 load_bf16(const bf16* from) {
+TF_INLINE F16 load(const bf16* from) {
     const auto* at = reinterpret_cast<const __m128i*>(from);
     return {widen(_mm_loadu_si128(at)), widen(_mm_loadu_si128(at + 1))};
 }
@@ -81,7 +81,7 @@ TF_INLINE __m256i round_to_bf16(__m256 x) {
     const __m256i unordered = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
     return _mm256_srli_epi32(_mm256_blendv_epi8(even, quiet, unordered), 16);
 }
-TF_INLINE void store_bf16(bf16* to, F16 x) {
+TF_INLINE void store(bf16* to, F16 x) {
     const __m256i packed = _mm256_packus_epi32(round_to_bf16(x.a), round_to_bf16(x.b));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_permute4x64_epi64(packed, 0xd8));
 }
@@ -101,7 +101,7 @@ TF_INLINE I16 load_ints(const void* from) {
     const auto* at = static_cast<const __m256i*>(from);
     return {_mm256_loadu_si256(at), _mm256_loadu_si256(at + 1)};
 }
-TF_INLINE void store_ints(void* to, I16 x) {
+TF_INLINE void store(void* to, I16 x) {
     auto* at = static_cast<__m256i*>(to);
     _mm256_storeu_si256(at, x.a);
     _mm256_storeu_si256(at + 1, x.b);
@@ -117,7 +117,6 @@ TF_INLINE uint16_t sign_bits(F16 x) {
 struct Words {
     __m256i v;
 };
-TF_INLINE Words no_words() { return {_mm256_setzero_si256()}; }
 TF_INLINE __m256i words_where(uint32_t bits, const int16_t* x) {
     const __m256i each = _mm256_setr_epi16(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384,
                                            static_cast<int16_t>(-32768));
@@ -175,6 +174,6 @@ TF_INLINE Pairs set1_pair(uint32_t x) {
     const __m256i both = _mm256_set1_epi32(static_cast<int>(x));
     return split(both, both);
 }
-TF_INLINE F16 dot2(F16 acc, Pairs w, Pairs x) { return fma(w.lo, x.lo, fma(w.hi, x.hi, acc)); }
+TF_INLINE F16 dot(F16 acc, Pairs w, Pairs x) { return fma(w.lo, x.lo, fma(w.hi, x.hi, acc)); }
 
 }  // namespace triforce::TF_LEVEL

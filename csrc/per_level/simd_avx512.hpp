@@ -46,7 +46,7 @@ TF_INLINE F16 pow2(F16 n) {
     return {_mm512_castsi512_ps(_mm512_slli_epi32(biased, 23))};
 }
 
-TF_INLINE F16 load_bf16(const bf16* from) {
+TF_INLINE F16 load(const bf16* from) {
     const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
     return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16))};
 }
@@ -60,7 +60,7 @@ struct I16 {
     __m512i v;
 };
 TF_INLINE I16 load_ints(const void* from) { return {_mm512_loadu_si512(from)}; }
-TF_INLINE void store_ints(void* to, I16 x) { _mm512_storeu_si512(to, x.v); }
+TF_INLINE void store(void* to, I16 x) { _mm512_storeu_si512(to, x.v); }
 TF_INLINE F16 floats(I16 x) { return {_mm512_cvtepi32_ps(x.v)}; }
 
 /// Lane i's sign at bit i.
@@ -70,7 +70,6 @@ TF_INLINE uint16_t sign_bits(F16 x) { return _mm512_movepi32_mask(_mm512_castps_
 struct Words {
     __m512i v;
 };
-TF_INLINE Words no_words() { return {_mm512_setzero_si512()}; }
 /// Adds 32 words in the lanes whose bits are set.
 TF_INLINE Words add_where(Words acc, uint32_t bits, const int16_t* x) {
     return {_mm512_mask_add_epi16(acc.v, bits, acc.v, _mm512_loadu_si512(x))};
@@ -105,7 +104,7 @@ TF_INLINE Quads times_sign(Quads w, Signed x) {
 
 #if TF_SIMD_AVX512BF16
 
-TF_INLINE void store_bf16(bf16* to, F16 x) {
+TF_INLINE void store(bf16* to, F16 x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)_mm512_cvtneps_pbh(x.v));
 }
 
@@ -114,11 +113,11 @@ struct Pairs {
 };
 TF_INLINE Pairs load_pairs(const bf16* from) { return {(__m512bh)_mm512_loadu_si512(from)}; }
 TF_INLINE Pairs set1_pair(uint32_t x) { return {(__m512bh)_mm512_set1_epi32(static_cast<int>(x))}; }
-TF_INLINE F16 dot2(F16 acc, Pairs w, Pairs x) { return {_mm512_dpbf16_ps(acc.v, w.v, x.v)}; }
+TF_INLINE F16 dot(F16 acc, Pairs w, Pairs x) { return {_mm512_dpbf16_ps(acc.v, w.v, x.v)}; }
 
 #else
 
-TF_INLINE void store_bf16(bf16* to, F16 x) {
+TF_INLINE void store(bf16* to, F16 x) {
     const __m512i bits = _mm512_castps_si512(x.v);
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     const __m512i even = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
@@ -136,7 +135,7 @@ TF_INLINE Pairs split(__m512i pairs) {
 }
 TF_INLINE Pairs load_pairs(const bf16* from) { return split(_mm512_loadu_si512(from)); }
 TF_INLINE Pairs set1_pair(uint32_t x) { return split(_mm512_set1_epi32(static_cast<int>(x))); }
-TF_INLINE F16 dot2(F16 acc, Pairs w, Pairs x) {
+TF_INLINE F16 dot(F16 acc, Pairs w, Pairs x) {
     return {_mm512_fmadd_ps(w.lo, x.lo, _mm512_fmadd_ps(w.hi, x.hi, acc.v))};
 }
 

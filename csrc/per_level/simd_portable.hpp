@@ -83,13 +83,13 @@ TF_INLINE F16 pow2(F16 n) {
     return each([&](int i) { return (V4)((__builtin_convertvector(n.v[i], I4) + 127) << 23); });
 }
 
-TF_INLINE F16 load_bf16(const bf16* from) {
+TF_INLINE F16 load(const bf16* from) {
     return each([&](int i) {
         const bf16* at = from + 4 * i;
         return (V4)(U4{at[0].bits, at[1].bits, at[2].bits, at[3].bits} << 16);
     });
 }
-TF_INLINE void store_bf16(bf16* to, F16 x) {
+TF_INLINE void store(bf16* to, F16 x) {
     for (int i = 0; i < 4; i++) {
         const U4 bits = (U4)x.v[i];
         const U4 even = bits + ((bits >> 16) & 1) + 0x7fff;
@@ -117,7 +117,7 @@ TF_INLINE I16 load_ints(const void* from) {
     std::memcpy(&x, from, sizeof x);
     return x;
 }
-TF_INLINE void store_ints(void* to, I16 x) { std::memcpy(to, &x, sizeof x); }
+TF_INLINE void store(void* to, I16 x) { std::memcpy(to, &x, sizeof x); }
 TF_INLINE F16 floats(I16 x) {
     return each([&](int i) { return __builtin_convertvector(x.v[i], V4); });
 }
@@ -133,7 +133,6 @@ TF_INLINE uint16_t sign_bits(F16 x) {
 struct Words {
     I8 v[2];
 };
-TF_INLINE Words no_words() { return {{I8{}, I8{}}}; }
 /// Adds 32 words in the lanes whose bits are set.
 TF_INLINE Words add_where(Words acc, uint32_t bits, const int16_t* x) {
     const U8 each = {1, 2, 4, 8, 16, 32, 64, 128};
@@ -195,6 +194,6 @@ TF_INLINE Pairs set1_pair(uint32_t x) {
     std::memcpy(&hi, &upper, sizeof hi);
     return {set1(lo), set1(hi)};
 }
-TF_INLINE F16 dot2(F16 acc, Pairs w, Pairs x) { return fma(w.lo, x.lo, fma(w.hi, x.hi, acc)); }
+TF_INLINE F16 dot(F16 acc, Pairs w, Pairs x) { return fma(w.lo, x.lo, fma(w.hi, x.hi, acc)); }
 
 }  // namespace triforce::TF_LEVEL

@@ -1,37 +1,13 @@
-// The arithmetic of a softmax in base 2, and how registers are filled from each storage type.
+// The arithmetic of a softmax in base 2.
 #pragma once
 
 #include "../attention.hpp"
-#include "simd.hpp"
+#include "step.hpp"
 
 namespace triforce::TF_LEVEL {
 
-// A step of a page, the 32-bit word that it is multiplied with, and their product.
-TF_INLINE Pairs load_step(const bf16* at) { return load_pairs(at); }
-TF_INLINE F16 load_step(const float* at) { return load(at); }
 template <class T>
-struct Word;
-template <>
-struct Word<bf16> {
-    static TF_INLINE Pairs spread(uint32_t word) { return set1_pair(word); }
-};
-template <>
-struct Word<float> {
-    static TF_INLINE F16 spread(uint32_t word) {
-        float value;
-        __builtin_memcpy(&value, &word, sizeof value);
-        return set1(value);
-    }
-};
-TF_INLINE F16 dot(F16 acc, Pairs step, Pairs word) { return dot2(acc, step, word); }
-TF_INLINE F16 dot(F16 acc, F16 step, F16 word) { return fma(step, word, acc); }
-
-template <class T>
-constexpr int step_size = 64 / sizeof(T);
-template <class T>
-constexpr int tokens_of_step = sizeof(uint32_t) / sizeof(T);
-template <class T>
-constexpr int steps_of_page = page_size / tokens_of_step<T>;
+constexpr int steps_of_page = page_size / numbers_of_word<T>;
 
 #if TF_SIMD_AVX512
 TF_INLINE F16 nearest(F16 x) { return {_mm512_roundscale_ps(x.v, 0)}; }

@@ -31,7 +31,7 @@ template <class T>
 void pack(const Attention& call, const void* q, const Queries& queries, int first, int height, uint32_t* words) {
     for (int r = 0; r < height; r++) {
         const char* from = reinterpret_cast<const char*>(query<T>(call, q, queries, first + r));
-        for (int step = 0; step < call.pages->dim / tokens_of_step<T>; step++)
+        for (int step = 0; step < call.pages->dim / numbers_of_word<T>; step++)
             __builtin_memcpy(words + step * height + r, from + step * sizeof(uint32_t), sizeof(uint32_t));
     }
 }
@@ -54,8 +54,37 @@ void pack_int8(const Attention& call, const Queries& queries, int first, int hei
 template <class T>
 class SplitScan {
   public:
-    SplitScan(const Attention& call, const Queries& queries, int64_t split, const Partial& to, float* page_sums);
-    void run();
+    SplitScan(const Attention& call, const Queries& queries, int64_t split, const Partial& to, float* page_sums)
+        : call_(call), queries_(queries), list_(call.list(queries.b, queries.g)) {
+        const int n = queries.count, dim = call.pages->dim, words = dim / numbers_of_word<T>;
+        const int64_t visible = last_key(call, queries, n - 1) / page_size + 1;
+        first_page_ = split * split_pages;
+        last_page_ = smaller(first_page_ + split_pages, visible);
+        coarse_page_ = smaller(call.coarse_pages(queries.b), last_page_);
+        const float scale = 1.44269504f / __builtin_sqrtf(static_cast<float>(dim));
+        for (int i = 0; i < n * dim; i += 16) store(to.acc + i, zero());
+        for (int i = 0; page_sums && i < n * split_pages; i += 16) store(page_sums + i, zero());
+        for (int i = 0; i < n; i++) to.max[i] = nothing_seen;
+        tiles_ = (n + tallest_tile - 1) / tallest_tile;
+        const bool page_sequential = tiles_ == 1 && call.splits(queries.b) > splits_in_cache;
+        for (int i = 0; i < tiles_; i++) {
+            const int first = n * i / tiles_, height = n * (i + 1) / tiles_ - first;
+            tile_[i] = {words_ + first * words, sink_words_ + first * words, to.acc + first * dim, to.max + first,
+                        lane_sums_ + first * 16, page_sums ? page_sums + first * split_pages : nullptr, height, dim,
+                        scale, page_sequential};
+            first_[i] = first;
+            pack<T>(call, call.q, queries, first, height, words_ + first * words);
+            if (call.q_sinks) pack<T>(call, call.q_sinks, queries, first, height, sink_words_ + first * words);
+            if (first_page_ < coarse_page_)
+                pack_int8<T>(call, queries, first, height, quads_ + first * dim / 4, scales_ + first);
+        }
+    }
+
+    void run() {
+        scan<int8_t>(first_page_, coarse_page_);
+        scan<T>(coarse_page_ > first_page_ ? coarse_page_ : first_page_, last_page_);
+    }
+
     float sum(int i) const { return reduce_add(load(lane_sums_ + i * 16)); }
 
   private:
@@ -64,17 +93,89 @@ class SplitScan {
     };
 
     template <class P>
-    void scan(int64_t page, int64_t last);
+    KeyBlock<P> block_at(int64_t page, int64_t last) const {
+        KeyBlock<P> block{};
+        for (int p = 0; p < smaller(block_pages, last - page); p++) {
+            block.keys[p] = call_.pages->keys_of<P>(queries_.g, list_[page + p]);
+            block.values[p] = call_.pages->values_of<P>(queries_.g, list_[page + p]);
+        }
+        return block;
+    }
+
+    /// Tile i prefetches every tiles_-th page of the next block.
     template <class P>
-    KeyBlock<P> block_at(int64_t page, int64_t last) const;
+    void set_prefetch(int tile, const KeyBlock<P>& next, KeyBlock<P>& block) const {
+        for (int p = 0; p < block_pages; p++) {
+            const bool own = p % tiles_ == tile && next.keys[p];
+            block.keys_ahead[p] = (own ? next : block).keys[p];
+            block.values_ahead[p] = (own ? next : block).values[p];
+        }
+    }
+
+    bool sees_nothing(const LastKeys& keys, int64_t token) const {
+        if (token > keys.last) return true;
+        return call_.window && token >= call_.sinks && token + block_tokens <= keys.first - call_.window + 1;
+    }
+
+    bool sees_all(const LastKeys& keys, int64_t token) const {
+        if (token + block_tokens > keys.first + 1) return false;
+        return token >= call_.sinks && (!call_.window || token > keys.last - call_.window);
+    }
+
+    VisibleRanges visible_ranges(int64_t last_key, int64_t token) const {
+        VisibleRanges visible{};
+        for (int p = 0; p < block_pages; p++, token += page_size) {
+            const bool windowed = call_.window && token >= call_.sinks;
+            const int start = windowed ? clamp_to_page(last_key - call_.window + 1 - token) : 0;
+            visible.pages[p] = {start, clamp_to_page(last_key + 1 - token)};
+        }
+        return visible;
+    }
+
+    /// Pages of a block that meet the queries rotated for sinks.
+    int sink_pages(int64_t token) const {
+        if (!call_.q_sinks || token >= call_.sinks) return 0;
+        return static_cast<int>(call_.sinks - token < block_tokens ? (call_.sinks - token) / page_size : block_pages);
+    }
+
+    void attend(int i, const KeyBlock<T>& block, int64_t page) {
+        const Tile& tile = tile_[i];
+        const int64_t token = page * page_size;
+        const int in_split = static_cast<int>(page - first_page_), last = first_[i] + tile.height - 1;
+        const LastKeys keys{last_key(call_, queries_, first_[i]), last_key(call_, queries_, last)};
+        if (sees_nothing(keys, token)) return;
+        const bool whole = sees_all(keys, token);
+        by_height(tile.height, [&](auto rows) {
+            constexpr int R = rows.value;
+            if (whole) return attend_block<T, R>(tile, block, in_split);
+            VisibleRanges visible[R];
+            for (int r = 0; r < R; r++) visible[r] = visible_ranges(last_key(call_, queries_, first_[i] + r), token);
+            attend_edge<T, R>(tile, block, visible, sink_pages(token), in_split);
+        });
+    }
+
+    /// All queries see the block whole: it lies before the first of them.
+    void attend(int i, const KeyBlock<int8_t>& block, int64_t page) {
+        const Int8Queries queries{quads_ + first_[i] * call_.pages->dim / 4, scales_ + first_[i]};
+        PageScales scales[block_pages];
+        for (int p = 0; p < block_pages; p++) scales[p] = call_.pages->scales_of(queries_.g, list_[page + p]);
+        by_height(tile_[i].height, [&](auto rows) {
+            attend_int8<rows.value>(tile_[i], queries, block, scales, static_cast<int>(page - first_page_));
+        });
+    }
+
     template <class P>
-    void set_prefetch(int tile, const KeyBlock<P>& next, KeyBlock<P>& block) const;
-    bool sees_nothing(const LastKeys& keys, int64_t token) const;
-    bool sees_all(const LastKeys& keys, int64_t token) const;
-    VisibleRanges visible_ranges(int64_t last_key, int64_t token) const;
-    int sink_pages(int64_t token) const;
-    void attend(int tile, const KeyBlock<T>& block, int64_t page);
-    void attend(int tile, const KeyBlock<int8_t>& block, int64_t page);
+    void scan(int64_t page, int64_t last) {
+        KeyBlock<P> block = block_at<P>(page, last);
+        for (; page < last; page += block_pages) {
+            const KeyBlock<P> next = block_at<P>(page + block_pages, last);
+            for (int i = 0; i < tiles_; i++) {
+                set_prefetch(i, next, block);
+                attend(i, block, page);
+            }
+            block = next;
+        }
+    }
 
     const Attention& call_;
     const Queries& queries_;
@@ -89,133 +190,5 @@ class SplitScan {
     alignas(64) uint32_t quads_[group_floats / 4];
     float scales_[group_queries];
 };
-
-template <class T>
-SplitScan<T>::SplitScan(const Attention& call, const Queries& queries, int64_t split, const Partial& to,
-                        float* page_sums)
-    : call_(call), queries_(queries), list_(call.list(queries.b, queries.g)) {
-    const int n = queries.count, dim = call.pages->dim, words = dim / tokens_of_step<T>;
-    const int64_t visible = last_key(call, queries, n - 1) / page_size + 1;
-    first_page_ = split * split_pages;
-    last_page_ = smaller(first_page_ + split_pages, visible);
-    coarse_page_ = smaller(call.coarse_pages(queries.b), last_page_);
-    const float scale = 1.44269504f / __builtin_sqrtf(static_cast<float>(dim));
-    for (int i = 0; i < n * dim; i += 16) store(to.acc + i, zero());
-    for (int i = 0; page_sums && i < n * split_pages; i += 16) store(page_sums + i, zero());
-    for (int i = 0; i < n; i++) to.max[i] = nothing_seen;
-    tiles_ = (n + tallest_tile - 1) / tallest_tile;
-    const bool page_sequential = tiles_ == 1 && call.splits(queries.b) > splits_in_cache;
-    for (int i = 0; i < tiles_; i++) {
-        const int first = n * i / tiles_, height = n * (i + 1) / tiles_ - first;
-        tile_[i] = {words_ + first * words, sink_words_ + first * words, to.acc + first * dim, to.max + first,
-                    lane_sums_ + first * 16, page_sums ? page_sums + first * split_pages : nullptr, height, dim, scale,
-                    page_sequential};
-        first_[i] = first;
-        pack<T>(call, call.q, queries, first, height, words_ + first * words);
-        if (call.q_sinks) pack<T>(call, call.q_sinks, queries, first, height, sink_words_ + first * words);
-        if (first_page_ < coarse_page_)
-            pack_int8<T>(call, queries, first, height, quads_ + first * dim / 4, scales_ + first);
-    }
-}
-
-template <class T>
-template <class P>
-KeyBlock<P> SplitScan<T>::block_at(int64_t page, int64_t last) const {
-    KeyBlock<P> block{};
-    for (int p = 0; p < smaller(block_pages, last - page); p++) {
-        block.keys[p] = call_.pages->keys_of<P>(queries_.g, list_[page + p]);
-        block.values[p] = call_.pages->values_of<P>(queries_.g, list_[page + p]);
-    }
-    return block;
-}
-
-/// Tile i prefetches every tiles_-th page of the next block.
-template <class T>
-template <class P>
-void SplitScan<T>::set_prefetch(int tile, const KeyBlock<P>& next, KeyBlock<P>& block) const {
-    for (int p = 0; p < block_pages; p++) {
-        const bool own = p % tiles_ == tile && next.keys[p];
-        block.keys_ahead[p] = (own ? next : block).keys[p];
-        block.values_ahead[p] = (own ? next : block).values[p];
-    }
-}
-
-template <class T>
-bool SplitScan<T>::sees_nothing(const LastKeys& keys, int64_t token) const {
-    if (token > keys.last) return true;
-    return call_.window && token >= call_.sinks && token + block_tokens <= keys.first - call_.window + 1;
-}
-
-template <class T>
-bool SplitScan<T>::sees_all(const LastKeys& keys, int64_t token) const {
-    if (token + block_tokens > keys.first + 1) return false;
-    return token >= call_.sinks && (!call_.window || token > keys.last - call_.window);
-}
-
-template <class T>
-VisibleRanges SplitScan<T>::visible_ranges(int64_t last_key, int64_t token) const {
-    VisibleRanges visible{};
-    for (int p = 0; p < block_pages; p++, token += page_size) {
-        const bool windowed = call_.window && token >= call_.sinks;
-        const int start = windowed ? clamp_to_page(last_key - call_.window + 1 - token) : 0;
-        visible.pages[p] = {start, clamp_to_page(last_key + 1 - token)};
-    }
-    return visible;
-}
-
-/// Pages of a block that meet the queries rotated for sinks.
-template <class T>
-int SplitScan<T>::sink_pages(int64_t token) const {
-    if (!call_.q_sinks || token >= call_.sinks) return 0;
-    return static_cast<int>(call_.sinks - token < block_tokens ? (call_.sinks - token) / page_size : block_pages);
-}
-
-template <class T>
-void SplitScan<T>::attend(int i, const KeyBlock<T>& block, int64_t page) {
-    const Tile& tile = tile_[i];
-    const int64_t token = page * page_size;
-    const int in_split = static_cast<int>(page - first_page_), last = first_[i] + tile.height - 1;
-    const LastKeys keys{last_key(call_, queries_, first_[i]), last_key(call_, queries_, last)};
-    if (sees_nothing(keys, token)) return;
-    const bool whole = sees_all(keys, token);
-    by_height(tile.height, [&](auto rows) {
-        constexpr int R = rows.count;
-        if (whole) return attend_block<T, R>(tile, block, in_split);
-        VisibleRanges visible[R];
-        for (int r = 0; r < R; r++) visible[r] = visible_ranges(last_key(call_, queries_, first_[i] + r), token);
-        attend_edge<T, R>(tile, block, visible, sink_pages(token), in_split);
-    });
-}
-
-/// All queries see the block whole: it lies before the first of them.
-template <class T>
-void SplitScan<T>::attend(int i, const KeyBlock<int8_t>& block, int64_t page) {
-    const Int8Queries queries{quads_ + first_[i] * call_.pages->dim / 4, scales_ + first_[i]};
-    PageScales scales[block_pages];
-    for (int p = 0; p < block_pages; p++) scales[p] = call_.pages->scales_of(queries_.g, list_[page + p]);
-    by_height(tile_[i].height, [&](auto rows) {
-        attend_int8<rows.count>(tile_[i], queries, block, scales, static_cast<int>(page - first_page_));
-    });
-}
-
-template <class T>
-template <class P>
-void SplitScan<T>::scan(int64_t page, int64_t last) {
-    KeyBlock<P> block = block_at<P>(page, last);
-    for (; page < last; page += block_pages) {
-        const KeyBlock<P> next = block_at<P>(page + block_pages, last);
-        for (int i = 0; i < tiles_; i++) {
-            set_prefetch(i, next, block);
-            attend(i, block, page);
-        }
-        block = next;
-    }
-}
-
-template <class T>
-void SplitScan<T>::run() {
-    scan<int8_t>(first_page_, coarse_page_);
-    scan<T>(coarse_page_ > first_page_ ? coarse_page_ : first_page_, last_page_);
-}
 
 }  // namespace triforce::TF_LEVEL

@@ -1,53 +1,44 @@
-// One step over the inputs of a product, by the type of the weights.
+// One step of a product, by the type of numbers: 64 bytes of weights or of a page, times one 32-bit word for all lanes.
 #pragma once
+
+#include <type_traits>
 
 #include "simd.hpp"
 
 namespace triforce::TF_LEVEL {
 
-// A step reads 64 bytes of a block's weights and one row's inputs for all its lanes, and adds to their sums.
 template <class T>
-struct Step;
+constexpr int step_size = 64 / sizeof(T);
+template <class T>
+constexpr int numbers_of_word = sizeof(uint32_t) / sizeof(T);
 
-struct FloatSums {
-    using Sum = F16;
-    static TF_INLINE F16 load_sum(const float* from) { return load(from); }
-    static TF_INLINE void store_sum(float* to, F16 sum) { store(to, sum); }
-};
+template <class T>
+using Sum = std::conditional_t<sizeof(T) == 1, I16, F16>;
 
-template <>
-struct Step<bf16> : FloatSums {
-    static constexpr int inputs = 2;
-    static TF_INLINE Pairs weights(const bf16* w) { return load_pairs(w); }
-    static TF_INLINE Pairs input(const bf16* x) {
-        uint32_t pair;
-        __builtin_memcpy(&pair, x, sizeof pair);
-        return set1_pair(pair);
+TF_INLINE Pairs load_step(const bf16* at) { return load_pairs(at); }
+TF_INLINE F16 load_step(const float* at) { return load(at); }
+TF_INLINE Quads load_step(const int8_t* at) { return load_quads(at); }
+
+/// A word of one or more numbers of type T, in each lane.
+template <class T>
+TF_INLINE auto spread(uint32_t word) {
+    if constexpr (sizeof(T) == 1) {
+        return with_signs(set1_quad(word));
+    } else if constexpr (sizeof(T) == 2) {
+        return set1_pair(word);
+    } else {
+        float value;
+        __builtin_memcpy(&value, &word, sizeof value);
+        return set1(value);
     }
-    static TF_INLINE F16 add(F16 acc, Pairs w, Pairs x) { return dot2(acc, w, x); }
-};
+}
 
-template <>
-struct Step<float> : FloatSums {
-    static constexpr int inputs = 1;
-    static TF_INLINE F16 weights(const float* w) { return load(w); }
-    static TF_INLINE F16 input(const float* x) { return set1(*x); }
-    static TF_INLINE F16 add(F16 acc, F16 w, F16 x) { return fma(w, x, acc); }
-};
-
-template <>
-struct Step<int8_t> {
-    using Sum = I16;
-    static constexpr int inputs = 4;
-    static TF_INLINE I16 load_sum(const float* from) { return load_ints(from); }
-    static TF_INLINE void store_sum(float* to, I16 sum) { store_ints(to, sum); }
-    static TF_INLINE Quads weights(const int8_t* w) { return load_quads(w); }
-    static TF_INLINE Signed input(const int8_t* x) {
-        uint32_t quad;
-        __builtin_memcpy(&quad, x, sizeof quad);
-        return with_signs(set1_quad(quad));
-    }
-    static TF_INLINE I16 add(I16 acc, Quads w, Signed x) { return dot4(acc, x, w); }
-};
+// dot(acc, step, word): sixteen sums of the products of a step and a word. In bf16 the higher half of each pair goes
+// first, as vdpbf16ps does. Those of int8, all within [-127, 127], are exact; dot4_unsigned wants x within [0, 127], as
+// the instructions want one side, so the other side takes the signs.
+TF_INLINE F16 dot(F16 acc, F16 step, F16 word) { return fma(step, word, acc); }
+TF_INLINE I16 dot(I16 acc, Quads step, Signed word) {
+    return dot4_unsigned(acc, word.magnitude, times_sign(step, word));
+}
 
 }  // namespace triforce::TF_LEVEL

@@ -1,6 +1,6 @@
 #include "../write.hpp"
 
-#include "quantise.hpp"
+#include "simd.hpp"
 
 namespace triforce::TF_LEVEL {
 namespace {

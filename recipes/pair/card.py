@@ -12,8 +12,7 @@ from typing import Any
 from recipes.pair import pictures, sources
 from recipes.pair.config import Config, Stage
 from recipes.pair.export import folder_bytes
-from triforce.eval import MEASUREMENTS, tables
-from triforce.eval import long_positions as longest
+from triforce.eval import MEASUREMENTS, positions, tables
 
 MIB = 1024 * 1024
 Figures = dict[str, Any]
@@ -121,7 +120,7 @@ def _setting(found: Figures, far: Figures) -> str:
         "Measured by `triforce eval MODEL --draft DRAFT --texts FOLDER "
         f"--max-context {found['plan']['deepest']}` on the {len(found['texts'])} evaluation texts, in "
         f"{found['seconds'] / 60:.0f} minutes on {found['device']} ({found['dtype']}). Readings are of "
-        f"{found['plan']['span']:,} tokens from inside the texts; the longest ones, up to {longest.READINGS} of each "
+        f"{found['plan']['span']:,} tokens from inside the texts; the longest ones, up to {positions.READINGS} of each "
         f"kind, by `--only far --max-context {far['plan']['deepest']}`."
     )
 

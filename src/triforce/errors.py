@@ -25,13 +25,9 @@ class RankError(TriforceError):
     """Processes that share a model have lost one of them, or do not agree."""
 
 
-SIMILARITY = 0.6
-"""Ratio of `difflib` from which a name may have been meant."""
-
-
 def suggest(typed: str, names: Iterable[str]) -> str:
     """Return the nearest name in brackets, to stand behind what was typed; nothing where none is near."""
     from difflib import get_close_matches  # only mistakes need it
 
-    nearest = get_close_matches(typed, list(names), 1, SIMILARITY)
+    nearest = get_close_matches(typed, list(names), 1)
     return f" (did you mean {nearest[0]}?)" if nearest else ""

@@ -8,17 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from triforce.backends.kernel_api import pages_for
-from triforce.checkpoint.sampling_defaults import sampling_defaults
+from triforce.checkpoint.families import sampling_defaults
 from triforce.checkpoint.tokenizer import configured_eos_ids
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.engine.engine import Engine, Request
 from triforce.engine.inputs import Message, Prompt, conversations, known, one_or_many, params_of_each, token_ids
-from triforce.engine.model_pair import ModelPair, load_pair
-from triforce.engine.modes import COUPLINGS, MODES, runnable
+from triforce.engine.model_loader import load_pair, trim_heap
+from triforce.engine.modes import COUPLINGS, DRAFTED, MODES
 from triforce.engine.output_stream import OutputChunk, OutputStream
-from triforce.engine.prefill_pacer import MAX_ITL
-from triforce.engine.release import trim_heap
-from triforce.engine.request_runner import MOST_ROWS, PromptCachePaths, RequestRunner, compare
+from triforce.engine.request_runner import MOST_ROWS, RequestRunner, compare
+from triforce.engine.scheduler import MAX_ITL
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_group import OnPrefill
 from triforce.engine.speculative_config import SpeculativeConfig
@@ -52,7 +51,8 @@ class LLM:
     - retrieval_refresh: verifications between selections; 0 is once, "auto" after a refusal.
     - searched_layers: layers that search the whole context for each token; "auto" finds those that need it. Layers
       that are named, such as "0,1", read all of it; "none" search.
-    - lower_tiers: "int8": the tiers below the full one read int8 copies of weights and committed KV; "same": not so.
+    - lower_tiers: "int8": the tiers below the full one read int8 copies of weights and committed KV; "int4": weights of
+      4 bits instead; "same": the weights and KV themselves.
     - kv_offload: where KV lies that does not stay, "file" or "host" memory; "none": all of it stays.
     - kv_memory: bytes of KV that stay, or "512MiB" and the like; "auto": half of the free memory, 9/10 of a GPU's.
     - kv_resident_layers: how many layers stay whole; "auto" is as many as fit.
@@ -95,16 +95,6 @@ class LLM:
         )  # fmt: skip
         self.coupling, self.mode = known("coupling", coupling, COUPLINGS), known("mode", mode, MODES)
         pair = load_pair(model, draft, self.speculation, device=device, dtype=dtype, context=context, ranks=ranks)
-        self._keep(pair)
-        settings = [] if kv_offload == "none" else [kv_offload, str(kv_memory), str(kv_resident_layers)]
-        costs = pair.cost_model(lower_tiers, settings)
-        self.runner = RequestRunner(self.models, self.speculation, self.coupling, costs, self.target.fingerprint)
-        self.ranks = ranks
-        ranks.barrier()
-        compare(ranks, "models, settings or kernels", (*pair.facts, self.speculation, self.coupling, self.mode))
-
-    def _keep(self, pair: ModelPair) -> None:
-        """Keep the models, and what their files say of texts."""
         self.target, self.draft, self.models = pair.target, pair.draft, pair.decoders
         self.load_seconds = pair.load_seconds
         self.tokenizer = self.target.tokenizer
@@ -112,6 +102,12 @@ class LLM:
         self.sampling_defaults = sampling_defaults(self.target.path)
         """Values of `SamplingParams` that the model's makers advise."""
         self._eos = frozenset(self.tokenizer.eos_ids if self.tokenizer else configured_eos_ids(self.target.path))
+        settings = [] if kv_offload == "none" else [kv_offload, str(kv_memory), str(kv_resident_layers)]
+        costs = pair.cost_model(lower_tiers, settings)
+        self.runner = RequestRunner(self.models, self.speculation, self.coupling, costs, self.target.fingerprint)
+        self.ranks = ranks
+        ranks.barrier()
+        compare(ranks, "models, settings or kernels", (*pair.facts, self.speculation, self.coupling, self.mode))
 
     def __del__(self) -> None:
         self.__dict__.clear()
@@ -140,7 +136,7 @@ class LLM:
             self.request(prompt, each or self.sampling_params(), mode)
             for prompt, each in zip(several, wanted, strict=True)
         ]
-        events = self.runner.run(requests, PromptCachePaths(save_cache, load_cache), on_prefill)
+        events = self.runner.run(requests, on_prefill, save_cache, load_cache)
         outputs = {request: event for request, event in events if isinstance(event, RequestOutput)}
         return [outputs[request] for request in requests]
 
@@ -178,7 +174,7 @@ class LLM:
         """
         (wanted,) = params_of_each([params], 1)
         request = self.request(prompt, wanted or self.sampling_params(), mode)
-        for _, event in self.runner.run([request], PromptCachePaths(save_cache, load_cache), on_prefill, memory):
+        for _, event in self.runner.run([request], on_prefill, save_cache, load_cache, memory):
             yield event
 
     def sampling_params(self, **given: Any) -> SamplingParams:
@@ -191,7 +187,7 @@ class LLM:
     @property
     def modes(self) -> list[str]:
         """Names of the modes that these models can run."""
-        return runnable(self.models)
+        return [mode for mode in MODES if self.draft or mode not in DRAFTED]
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return the token ids of a prompt, checked. Raises RequestError."""
@@ -242,9 +238,9 @@ class LLM:
             raise RequestError("stop strings need a tokenizer; use stop_token_ids")
         seed = self.ranks.broadcast(secrets.randbits(32)) if params.seed is None else params.seed
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
-        constraints = [self.follow(params.grammar) if params.grammar else None for _ in range(params.n)]
+        grammar = params.grammar
         sequences = [
-            TokenSequence(ids, params, seed, choice, stop_ids, scope, constraint)
-            for choice, constraint in enumerate(constraints)
+            TokenSequence(ids, params, seed, i, stop_ids, scope, self.follow(grammar) if grammar else None)
+            for i in range(params.n)
         ]
         return Request(ids, [OutputStream(sequence, self.tokenizer) for sequence in sequences], mode, self.coupling)

@@ -41,14 +41,11 @@ class Session:
             raise RequestError(f"a session gives one answer at a time, not n = {params.n}; use LLM.generate")
         ids = self.llm.encode(conversation)
         reusable = max(0, len(ids) - 1 - TAIL) if params.prompt_logprobs is None else 0  # these score every position
-        self._forget_from(min(common_prefix(self._seen, ids), reusable))
+        # The pool may hold tokens past the end of the last answer: those that were verified but cut off.
+        self._memory.rewind(ints([min(common_prefix(self._seen, ids), reusable)]))
         self._seen = list(ids)
         with closing(self.llm.stream(ids, params, on_prefill=on_prefill, memory=self._memory)) as pieces:
             for piece in pieces:
                 if isinstance(piece, OutputChunk):
                     self._seen += piece.token_ids
                 yield piece
-
-    def _forget_from(self, length: int) -> None:
-        # The pool may have seen tokens past the end of the last answer: those that were verified but cut off.
-        self._memory.rewind(ints([length]))

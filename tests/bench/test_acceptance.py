@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.acceptance.locality import locality
-from benchmarks.acceptance.measure import SELECTIONS, Case, acceptance, cases, drafting, laws
+from benchmarks.acceptance.measure import SELECTIONS, Case, acceptance, cases, drafting, laws, locality
 from benchmarks.acceptance.report import markdown, mean, usual
 from benchmarks.acceptance.sweeps import SweepConfig
 from benchmarks.acceptance.teacher_forcing import Walk
@@ -108,7 +107,7 @@ def test_copy_workload_repeats_distant_text() -> None:
 
 def test_needle_workload_scores_digits_only() -> None:
     work = needle("t", encode("." * 4000), Size(3000, 70, 4), encode, decode)
-    given, asked = decode(work.ids[: work.prompt]), [span for span in work.spans if span.asked]
+    given, asked = decode(work.ids[: work.prompt]), [span for span in work.spans if span.measured]
     assert work.prompt == 3000 and work.spans[-1].stop == len(work.ids)
     assert all(a.stop == b.start for a, b in pairwise(work.spans))
     assert decode([token for span in asked for token in work.ids[span.start : span.stop]]).isdigit()
@@ -132,7 +131,7 @@ def report() -> dict[str, Any]:
     works = [Workload(name, "a text", text(1, 370), plain(name, "", text(1), SIZE).spans) for name in ("prose", "copy")]
     walks = [Walk(MODELS, work, PARAMS, chunk=8) for work in works]
     about = {"machine": "this", "command": "python -m benchmarks.acceptance", "model": "random"}
-    plan = SweepConfig(context=300, positions=70, budget=64)
+    plan = SweepConfig(context=300, positions=70, retrieval_budget=64)
     return (
         about
         | plan.about()
@@ -157,9 +156,9 @@ def test_acceptance_page_shows_rows(report: dict[str, Any]) -> None:
 
 def test_acceptance_pictures_stay_small(report: dict[str, Any], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from benchmarks.acceptance.pictures import draw
+    from benchmarks.pictures import draw_acceptance
 
-    draw(report, tmp_path)
+    draw_acceptance(report, tmp_path)
     assert len(list(tmp_path.iterdir())) == 4
     assert all(1000 < file.stat().st_size < 100_000 for file in tmp_path.iterdir())
 

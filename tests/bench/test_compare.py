@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from triforce.bench.compare import run
-from triforce.bench.compare.comparison import summary
-from triforce.bench.compare.engines import ENGINES
-from triforce.bench.compare.worker import Clock
+from triforce.bench.compare.run import ENGINES, summary
+from triforce.bench.compare.workers import Clock
 
 FEW = ["--contexts", "200", "--tokens", "8", "--threads", "1"]
 

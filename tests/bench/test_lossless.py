@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.acceptance.h2o import HeavyHitters
-from benchmarks.quality.eviction import EVICTIONS, EvictingDecoder
+from benchmarks.quality import EVICTIONS, EvictingDecoder
 from tests.helpers.mutants.registry import caught_in
 from triforce.bench import lossless
 from triforce.bench.batch_runner import together

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.quality.eviction import shared
+from benchmarks.quality import shared
 from triforce.bench.cells import WORKLOADS
 from triforce.bench.prompts import CUE, MAKERS, NAMES, Sources, numbers, prompts
 from triforce.errors import RequestError

@@ -17,7 +17,7 @@ from triforce.backends import native_loader
 from triforce.bench import kernels, speed, synthetic
 from triforce.bench.batch_runner import Prompts, together
 from triforce.bench.prompts import Sources, prompts
-from triforce.bench.summary import verdict
+from triforce.bench.speed_tables import verdict
 from triforce.cli import main
 from triforce.cli.bench.speed import line
 from triforce.interface.sampling_params import SamplingParams

@@ -13,7 +13,7 @@ import pytest
 from benchmarks import __main__ as overview
 from benchmarks import study as studies
 from benchmarks.acceptance.__main__ import add_arguments
-from benchmarks.acceptance.arguments import add_walk
+from benchmarks.acceptance.sweeps import add_walk
 from triforce.cli.bench.setup import load
 from triforce.errors import RequestError
 
@@ -84,8 +84,8 @@ def test_arguments_given_are_taken(add: Callable[..., None], pair: Path) -> None
 
 
 def test_errors_of_a_study_have_the_exit_codes_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    def refuse(options: Namespace) -> int:
+    def refuse(options: Namespace) -> None:
         raise RequestError("no such thing")
 
-    assert studies.run("acceptance", __doc__, lambda parser: None, refuse, []) == 2
+    assert studies.command("acceptance", __doc__, lambda parser: None, refuse)([]) == 2
     assert capsys.readouterr().err == "triforce: error: no such thing\n"

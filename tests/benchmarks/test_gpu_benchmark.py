@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from benchmarks import gpu, study
-from benchmarks.on_gpu import decoding
-from benchmarks.on_gpu.figures import FIGURES
+from benchmarks.gpu import FIGURES
+from benchmarks.on_gpu import ours
 from benchmarks.on_gpu.piece import Setup
 from triforce.backends import native_loader
 from triforce.backends.cuda import graphs
@@ -31,7 +31,7 @@ FIELDS = {"figure", "shape", "acceptance", "machine", "command", "seconds", "fra
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(shapes.SHAPES, "small", shapes.ModelShape(64, 96, 2, 4, 2, 300, 16, tied=False))
     monkeypatch.setitem(shapes.SHAPES, "small-draft", shapes.ModelShape(32, 48, 1, 2, 2, 300, 16))
-    monkeypatch.setattr(decoding, "TURNS", 1)
+    monkeypatch.setattr(ours, "TURNS", 1)
 
 
 def measure(figure: str, folder: Path, *more: str, contexts: str = "512") -> list[dict[str, object]]:
@@ -106,8 +106,8 @@ def test_gpu_benchmark_capture_steps_are_excluded(monkeypatch: pytest.MonkeyPatc
             self.decode_seconds += {1: 50.0, 3: 90.0}.get(self.steps, self.steps)
             return [2, 4]
 
-    monkeypatch.setattr(decoding, "Synthetic", lambda sampling, kept: sampling)
-    assert decoding.timed(Five(), {}) == pytest.approx((2 + 4 + 5) / 9)  # type: ignore[arg-type]
+    monkeypatch.setattr(ours, "Synthetic", lambda sampling, kept: sampling)
+    assert ours.timed(Five(), {}) == pytest.approx((2 + 4 + 5) / 9)  # type: ignore[arg-type]
 
 
 def test_gpu_benchmark_paper_cards_match_paper() -> None:

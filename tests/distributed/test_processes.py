@@ -18,7 +18,7 @@ import pytest
 
 from tests.helpers.tiny_checkpoint import tiny_pair
 from triforce.cli import LOST, main
-from triforce.cli.tp_launcher import verdict
+from triforce.cli.tensor_parallel import verdict
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 

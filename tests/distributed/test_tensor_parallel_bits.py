@@ -56,29 +56,27 @@ def read(decoder: Decoder, widths: list[int]) -> Tensor:
     return torch.cat(logits)
 
 
-def shared(
-    folder: Path, dtype: str, widths: list[int], count: int, exact: bool = True, int8: bool = False
-) -> list[Tensor]:
+def shared(folder: Path, dtype: str, widths: list[int], count: int, exact: bool = True, bits: int = 0) -> list[Tensor]:
     """The logits that each rank has."""
 
     def run(ranks: TPGroup) -> Tensor:
-        checkpoint = load(folder, device="cpu", dtype=dtype, ranks=ranks, int8=int8)
-        return read(checkpoint.lower if int8 else checkpoint.decoder, widths)
+        checkpoint = load(folder, device="cpu", dtype=dtype, ranks=ranks, bits=bits)
+        return read(checkpoint.lower if bits else checkpoint.decoder, widths)
 
     return together(count, run, exact)
 
 
 @NATIVE
-@pytest.mark.parametrize("int8", [False, True], ids=["same", "int8"])
+@pytest.mark.parametrize("bits", [0, 8, 4], ids=["same", "int8", "int4"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("count", [2, 4])
-def test_sharded_logits_equal_one_process(folder: Path, dtype: str, count: int, int8: bool) -> None:
+def test_sharded_logits_equal_one_process(folder: Path, dtype: str, count: int, bits: int) -> None:
     """However the text is cut into passes: of the shared model, and of the other one."""
-    if (whole := load(folder, device="cpu", dtype=dtype, int8=int8)).config.kv_heads % count:
+    if (whole := load(folder, device="cpu", dtype=dtype, bits=bits)).config.kv_heads % count:
         count = 3
     alone_TV = read(whole.lower, [LENGTH])
     for widths in ([LENGTH], [40, 1, 7, 33, 1, 8]):
-        for each_TV in shared(folder, dtype, widths, count, int8=int8):
+        for each_TV in shared(folder, dtype, widths, count, bits=bits):
             assert torch.equal(each_TV, alone_TV)
 
 

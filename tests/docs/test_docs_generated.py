@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scripts import docs
-from scripts.generated import filled
+from scripts.docs_reference import filled
 
 
 @pytest.fixture

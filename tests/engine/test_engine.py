@@ -226,7 +226,7 @@ def test_cached_prefixes_are_evicted_for_requests(folder: Path) -> None:
     for length in (300, 501, 500, 301):
         texts.submit([request(model, length, "ar")])
         (output,) = finish(texts).values()
-        assert len(texts.core.prefixes) >= (length - 1) // PAGE
+        assert len(texts.core.prefixes.pages) >= (length - 1) // PAGE
         check_same(output.outputs, alone(model, length))
     check_empty(texts)
 

@@ -42,7 +42,7 @@ def play_swapped(model: LLM, mode: str) -> None:
     while len(group.sequences[0].tokens) < 9:
         texts.step()
         assert group.error is None
-    tables = texts.core.batches.of_mode[mode].top.cache.pool.tables
+    tables = texts.core.batches[mode].top.cache.pool.tables
     texts.core.swap_out(group)
     texts.submit([other])
     texts.core.scheduler.groups.reverse()
@@ -54,8 +54,7 @@ def play_swapped(model: LLM, mode: str) -> None:
             if isinstance(event, RequestOutput):
                 outputs[one] = event
         moved |= (
-            group in texts.core.scheduler.running
-            and tables[0] not in texts.core.batches.of_mode[mode].top.cache.pool.tables
+            group in texts.core.scheduler.running and tables[0] not in texts.core.batches[mode].top.cache.pool.tables
         )
     assert moved
     check_same(outputs[both].outputs, alone(model, 150, mode=mode, tokens=LATE))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from triforce.distributed.group import ALONE
-from triforce.engine import prefill_pacer
-from triforce.engine.prefill_pacer import LEAST, UNKNOWN, PrefillPacer
+from triforce.engine import scheduler
+from triforce.engine.scheduler import LEAST, UNKNOWN, PrefillPacer
 
 
 class Machine:
@@ -41,7 +41,7 @@ class Machine:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Machine:
     made = Machine(*request.param)
-    monkeypatch.setattr(prefill_pacer, "perf_counter", made)
+    monkeypatch.setattr(scheduler, "perf_counter", made)
     return made
 
 

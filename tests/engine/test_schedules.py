@@ -99,11 +99,11 @@ class Schedules(RuleBasedStateMachine):
     @invariant()
     def pages_have_the_owners_they_should(self) -> None:
         it = self.texts.core
-        batches = [*it.batches.of_mode.values(), *([it.prefilling.batch] if it.prefilling else [])]
+        batches = [*it.batches.values(), *([it.prefilling.batch] if it.prefilling else [])]
         held = [page for batch in batches for table in batch.top.cache.pool.tables for page in table]
         held += it.prefixes.pages.values()
         assert it.store.pool.free_pages == it.store.pages - len(set(held))
-        assert all(it.store.pool.owners(page) == held.count(page) for page in range(1, it.store.pages + 1))
+        assert all(it.store.pool.owners[page] == held.count(page) for page in range(1, it.store.pages + 1))
         for batch in batches:
             for table, length in zip(batch.top.cache.pool.tables, batch.top.cache.lengths_B.tolist(), strict=True):
                 assert all(held.count(page) == 1 for page in table[length // 16 :]), (

@@ -9,7 +9,6 @@ import torch
 
 from tests.helpers.recall_model import Recaller, noise, subject
 from triforce.eval import EvalConfig, Text, bits_per_byte, context_gain, copying, needles, plan, positions, repetition
-from triforce.eval import long_positions as far
 from triforce.eval.positions import buckets
 from triforce.eval.repetition import repeated
 from triforce.llm import LLM
@@ -54,12 +53,12 @@ def test_haystack_has_length_and_needle_depth(llm: LLM) -> None:
     text = subject(llm, Recaller(llm), noise(2000))
     haystack = needles.bury(text, text.texts[0], 512, random.Random(0))
     assert haystack is not None
-    longest = max(len(question) + count for _, question, _, count in haystack.asked)
+    longest = max(len(question) + count for _, question, _, count in haystack.questions)
     assert len(haystack.ids_N) + longest == 512
     whole = text.tokenizer.decode(haystack.ids_N.tolist())
-    places = [whole.index(f"is {number}.\n") / len(whole) for _, _, number, _ in haystack.asked]
+    places = [whole.index(f"is {number}.\n") / len(whole) for _, _, number, _ in haystack.questions]
     assert places == sorted(places)
-    assert whole.startswith("\nThe secret number of") and whole.endswith(f"{haystack.asked[-1][2]}.\n")
+    assert whole.startswith("\nThe secret number of") and whole.endswith(f"{haystack.questions[-1][2]}.\n")
     assert needles.bury(text, text.texts[0], 300, random.Random(0)) is None
 
 
@@ -136,7 +135,9 @@ def test_long_positions_use_two_longest_texts_per_kind(llm: LLM) -> None:
     several = subject(llm, Recaller(llm), noise(600), numbers)
     several.texts += [Text(f"{n}", "prose", torch.tensor(noise(n))) for n in (130, 520, 700)]
     several.texts += [Text("brief", "code", torch.tensor(noise(300)))]
-    found = far.measure(several)["kinds"]
+    found = positions.measure_far(several)["kinds"]
     assert [one["tokens"] for one in found["prose"]] == [2 * 255, 2 * 256]
     assert [one["tokens"] for one in found["code"]] == [255]
-    assert "skipped" in far.measure(subject(llm, Recaller(llm), noise(600), EvalConfig(span=128, deepest=128)))
+    assert "skipped" in positions.measure_far(
+        subject(llm, Recaller(llm), noise(600), EvalConfig(span=128, deepest=128))
+    )

@@ -11,7 +11,7 @@ from tests.helpers.recall_model import noise
 from triforce.cli import main
 from triforce.eval import MEASUREMENTS, Table, plan
 from triforce.eval.context import kind_of
-from triforce.eval.sizes import QUICK
+from triforce.eval.time_budget import QUICK
 from triforce.llm import LLM
 
 

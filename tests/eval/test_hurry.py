@@ -9,10 +9,8 @@ import torch
 
 from tests.helpers.recall_model import Recaller, noise, subject
 from triforce.eval import MEASUREMENTS, EvalContext, evaluate, plan, shorten, time_budget
-from triforce.eval import reading_time as forecasts
 from triforce.eval.context import Text
-from triforce.eval.reading_time import ReadingForecast, ReadingPace
-from triforce.eval.time_budget import MINUTE, PREDICTED
+from triforce.eval.time_budget import MINUTE, PREDICTED, ReadingForecast, ReadingPace
 from triforce.llm import LLM
 
 SECONDS = {name: each.seconds for name, each in MEASUREMENTS.items()}
@@ -24,7 +22,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
-        for module in ("reading_time.", "time_budget.", ""):
+        for module in ("time_budget.", ""):
             monkeypatch.setattr(f"triforce.eval.{module}perf_counter", lambda: self.now)
 
 
@@ -77,7 +75,7 @@ class Timed(Recaller):
 @pytest.mark.parametrize(("token", "deeper"), [(1e-3, 0.0), (1e-3, 1e-6), (0.05, 0.0)])
 def test_quick_eval_pace_follows_model(llm: LLM, monkeypatch: pytest.MonkeyPatch, token: float, deeper: float) -> None:
     given = subject(llm, Timed(llm, Clock(monkeypatch), token, deeper), noise(6000), plan(32_768, 32_768))
-    pace = forecasts.measure_pace(given).target
+    pace = time_budget.measure_pace(given).target
     assert pace.token == pytest.approx(token, rel=0.3) and pace.deeper == pytest.approx(deeper, rel=0.1)
     assert pace.reading(1000) == pytest.approx(1000 * (token + deeper * 500), rel=0.2)
 

@@ -12,14 +12,14 @@ import pytest
 
 from tests.helpers.laws.tiny import MODELS, PROMPTS, SETTING
 from tests.helpers.simulated_tiers import plans
-from triforce.engine.batch_prefill import prefill_batch
 from triforce.engine.modes import MODES, unlinked
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
+from triforce.engine.sequence_group import prefill_batch
 from triforce.engine.tier_builder import ModelSet
 from triforce.interface.sampling_params import SamplingParams
 from triforce.planner import CostModel, Plan, PlanController, cadence, controller
-from triforce.planner.forecast import BUDGET_STEPS, BURST_KEYS
+from triforce.planner.forecast import BUDGET_STEPS, FUSED_DRAFT_KEYS
 
 PARAMS = SamplingParams(0.8, max_tokens=60)
 ROWS = 2 * len(PROMPTS)
@@ -67,7 +67,7 @@ def known(full: float, retrieval: float = 1e-3, draft: float = 1e-4) -> CostMode
     for tokens in (1, 9) * 20:
         for tier, seconds in (("full", full), ("retrieval", retrieval), ("ngram", 5e-3)):
             costs.observe(tier, tokens, 1, 100, seconds)
-        costs.observe("draft", tokens, 1, BURST_KEYS, tokens * draft)
+        costs.observe("draft", tokens, 1, FUSED_DRAFT_KEYS, tokens * draft)
     return costs
 
 

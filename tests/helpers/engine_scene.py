@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.helpers.tiny_llm import ask, ids
 from triforce.engine.engine import Engine, Request
-from triforce.engine.prefill_pacer import PrefillPacer
+from triforce.engine.scheduler import PrefillPacer
 from triforce.interface.outputs import CompletionOutput, RequestOutput
 from triforce.llm import LLM
 
@@ -71,8 +71,8 @@ def finish(texts: Engine) -> dict[Request, RequestOutput]:
 
 def check_empty(texts: Engine) -> None:
     store = texts.core.store
-    assert not texts.core.groups and texts.core.kv_tokens == 0
-    assert store.pool.free_pages + len(texts.core.prefixes) == store.pages
+    assert not texts.core.scheduler.groups and texts.core.kv_tokens == 0
+    assert store.pool.free_pages + len(texts.core.prefixes.pages) == store.pages
     texts.close()
     assert store.pool.free_pages == store.pages
     assert "streaming" not in vars(store) or sorted(store.streaming.free) == list(range(store.rows))

@@ -94,4 +94,4 @@ def texts(output: RequestOutput) -> list[tuple[str, list[int], str]]:
 def held(mirror: TPMirror) -> int:
     """Pages that rows have."""
     engine = mirror.texts.core
-    return engine.store.pages - engine.store.pool.free_pages - len(engine.prefixes)
+    return engine.store.pages - engine.store.pool.free_pages - len(engine.prefixes.pages)

@@ -17,7 +17,7 @@ L, V, C, I, H, G, D = 3, 50, 40, 72, 4, 2, 16  # noqa: E741
 
 
 def random_model(
-    draw: torch.Generator, dtype: torch.dtype, tied: bool = True, int8: bool = False
+    draw: torch.Generator, dtype: torch.dtype, tied: bool = True, bits: int = 0
 ) -> tuple[ModelConfig, NativeModel]:
     def weight(*size: int) -> Tensor:
         return (torch.randn(size, generator=draw) * size[-1] ** -0.5).to(dtype)
@@ -33,4 +33,4 @@ def random_model(
     embedding_VC = weight(V, C)
     layers = tuple(layer() for _ in range(L))
     weights = Weights(embedding_VC, layers, weight(C), embedding_VC if tied else weight(V, C))
-    return config, NativeModel(config, weights, int8)
+    return config, NativeModel(config, weights, bits)

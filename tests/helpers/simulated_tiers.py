@@ -33,14 +33,14 @@ def worth(plan: Plan, simulated: Known) -> float:
 class SimulatedTiers:
     """Seconds of a pass (whatever it feeds, and for each token), and the share of each tier's guesses that is kept.
 
-    burst: the seconds more that a draft's guesses take, however many are made one after another.
+    fused_draft: the seconds more that a draft's guesses take, however many are made one after another.
     budgets: of so many times the usual budget, the seconds more that a retrieval pass takes, and the share kept.
     """
 
     costs: dict[str, tuple[float, float]]
     shares: dict[str, float]
     rows: int = 1
-    burst: float = 0.0
+    fused_draft: float = 0.0
     dice: random.Random = field(default_factory=lambda: random.Random(5))
     budgets: dict[float, tuple[float, float]] = field(default_factory=dict)
     times: float = 1.0
@@ -52,10 +52,10 @@ class SimulatedTiers:
         return base + each * tokens
 
     def draft_cost(self, tier: str, tokens: Amount) -> Amount:
-        return self.burst * (tier == "draft") + tokens * self.cost(tier, 1)
+        return self.fused_draft * (tier == "draft") + tokens * self.cost(tier, 1)
 
     def seen(self, tier: str, tokens: int) -> float:
-        """Seconds that counters tell of: a pass, or a burst of the draft."""
+        """Seconds that counters tell of: a pass, or a fused draft."""
         return float(self.draft_cost(tier, tokens) if tier == "draft" else self.cost(tier, tokens))
 
     def acceptance(self, tier: str) -> float:
@@ -72,10 +72,10 @@ class SimulatedTiers:
 
         def passed(tier: str, tokens: int, goes_on: bool = False) -> None:
             nonlocal spent
-            took = self.cost(tier, tokens) + self.burst * (tier == "draft" and not goes_on)
+            took = self.cost(tier, tokens) + self.fused_draft * (tier == "draft" and not goes_on)
             spent += took
             if parts:
-                parts[tier].counters.record_passes(LIVE, took, tokens, one_burst=tier == "draft" and goes_on)
+                parts[tier].counters.record_passes(LIVE, took, tokens, continued=tier == "draft" and goes_on)
 
         def propose(level: int) -> int:
             tier, below = plan.tiers[level], plan.tiers[level - 1] if level else ""

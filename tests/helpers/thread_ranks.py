@@ -16,7 +16,7 @@ T = TypeVar("T")
 PATIENCE = 60  # seconds; only a test that fails waits for it
 
 
-class Threads:
+class Threads(TPGroup):
     """`exact`: as in `TPGroup`."""
 
     def __init__(self, rank: int, brought: list[Any], barrier: threading.Barrier, exact: bool) -> None:

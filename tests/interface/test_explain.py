@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import types
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -94,7 +95,7 @@ def test_explain_figures_add_up() -> None:
     assert ours.tokens_per_second == pytest.approx(190 / 0.3)
     assert ours.predicted == pytest.approx((0.1 * 300 + 0.2 * 700) / 0.3) and ours.plain == pytest.approx(300)
     assert [part.milliseconds for part in ours.tiers] == pytest.approx([0.3, 100 / 60, 5.0])
-    assert json.loads(json.dumps(ours.as_json()))["timeline"][1]["plan"] == DEEP
+    assert json.loads(json.dumps(asdict(ours)))["timeline"][1]["plan"] == DEEP
     assert said("ar", tiers=[FULL]).plain == said("ar", tiers=[FULL]).tokens_per_second
     assert said(timeline=[]).predicted is None
 

@@ -206,7 +206,8 @@ def test_row_writes_leave_others_unchanged() -> None:
 def test_pool_view_of_some_rows_equals_whole() -> None:
     """`FullView` takes any range of rows; the observations it makes for itself must fit."""
     pool, ids = make_pool(DECODER, 3, 64), text(50)
-    part = FullView(pool, rows=range(1, 3))
+    part = FullView(pool)
+    part.rows = range(1, 3)
     prefill(DECODER, part, 1, ids)
     assert pool.lengths_B.tolist() == [0, 0, 50]
     assert_holds(part, 1, dense(DECODER, ids))

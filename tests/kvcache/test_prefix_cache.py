@@ -28,7 +28,7 @@ def remembered(*texts: list[int], scope: str = "") -> tuple[PagePool, PrefixCach
 def test_prefix_match_leaves_last_tokens_uncached(length: int) -> None:
     ids = text(100)
     _, prefixes = remembered(ids)
-    assert len(prefixes) == 6
+    assert len(prefixes.pages) == 6
     assert len(prefixes.find("", ids[:length])) == max(0, length - 1 - TAIL) // PAGE
 
 
@@ -44,8 +44,8 @@ def test_prefix_is_keyed_by_tokens_and_scope() -> None:
 def test_prefix_duplicates_are_kept_once() -> None:
     ids = text(64)
     pool, prefixes = remembered(ids + text(32, seed=1), ids + text(32, seed=2))
-    assert len(prefixes) == 8 and pool.free_pages == 4
-    assert pool.tables == [[]] and all(pool.owners(page) <= 1 for page in range(1, 13))
+    assert len(prefixes.pages) == 8 and pool.free_pages == 4
+    assert pool.tables == [[]] and all(pool.owners[page] <= 1 for page in range(1, 13))
 
 
 def test_prefix_eviction_is_lru_from_end() -> None:
@@ -53,14 +53,14 @@ def test_prefix_eviction_is_lru_from_end() -> None:
     pool, prefixes = remembered(first, second, first)
     assert prefixes.make_room(4) and pool.free_pages == 4
     assert len(prefixes.find("", second + text(1 + TAIL))) == 3 and len(prefixes.find("", first + text(1 + TAIL))) == 5
-    assert prefixes.make_room(12) and len(prefixes) == 0
+    assert prefixes.make_room(12) and len(prefixes.pages) == 0
 
 
 def test_prefix_pages_in_use_are_not_evicted() -> None:
     ids = text(80)
     pool, prefixes = remembered(ids)
     pool.adopt(0, prefixes.find("", ids + text(1 + TAIL)))
-    assert not prefixes.make_room(8) and len(prefixes) == 5, "and nothing is given up in vain"
+    assert not prefixes.make_room(8) and len(prefixes.pages) == 5, "and nothing is given up in vain"
     assert prefixes.make_room(7) and pool.free_pages == 7
     pool.release(0)
     assert prefixes.make_room(12)

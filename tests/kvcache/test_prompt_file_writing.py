@@ -133,8 +133,8 @@ def test_reserved_space_is_released_without_trace(tmp_path: Path) -> None:
     plain = os.posix_fallocate
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "posix_fallocate", allocate)
-        room = prompt_file.Reservation(tmp_path / "kv", size)
-    room.release()
+        room = prompt_file.reserve(tmp_path / "kv", size)
+    room.close()
     assert sizes == [size] and not list(tmp_path.iterdir())
 
 

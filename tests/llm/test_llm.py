@@ -16,7 +16,7 @@ import torch
 from tests.helpers.tiny_checkpoint import save, tiny_model, tiny_tokenizer
 from triforce.backends import native_loader
 from triforce.backends.kernel_api import ForwardBatch
-from triforce.checkpoint.fingerprint import fingerprint
+from triforce.checkpoint.weights import fingerprint
 from triforce.engine.inputs import PLENTY
 from triforce.engine.modes import MODES
 from triforce.engine.output_stream import OutputChunk

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from triforce.checkpoint.known_drafts import SHIPPED
+from triforce.checkpoint.hub import SHIPPED
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 

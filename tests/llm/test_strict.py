@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.tiny_llm import ask, checkpoints, ids
-from triforce.backends.cuda.graph_inputs import PassShape, shape_of
+from triforce.backends.cuda.graphs import PassShape, shape_of
 from triforce.backends.kernel_api import ForwardBatch
 from triforce.kvcache import PAGE, FullView, PagePool
 from triforce.kvcache.prefix_cache import PrefixCache
@@ -56,7 +56,7 @@ def swapped_out_and_in(llm: LLM, mode: str) -> None:
         texts.step()
     texts.submit([second])
     texts.core.swap_out(first.groups[0])
-    assert not first.done and texts.core.groups[-1].swapped
+    assert not first.done and texts.core.scheduler.groups[-1].swapped
     while texts.busy:
         texts.step()
     assert first.done and second.done

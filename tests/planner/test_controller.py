@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from tests.helpers.controlled_batch import DEEP, LIVE, known, steered
-from triforce.planner import CostModel, Plan, PlanController, cadence, choose, controller, fallback
-from triforce.planner.forecast import BURST_KEYS
-from triforce.planner.state import PlannerState
+from triforce.planner import CostModel, Plan, PlanController, cadence, controller, fallback, forecast
+from triforce.planner.forecast import FUSED_DRAFT_KEYS
 
 
 def test_controller_hierarchy_pays_when_full_pass_is_slow() -> None:
@@ -21,7 +20,7 @@ def test_controller_hierarchy_pays_when_full_pass_is_slow() -> None:
 def test_controller_small_gain_keeps_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     it, batch = steered(known(full=20e-3))
     before = it.plan
-    monkeypatch.setattr(choose, "MIN_GAIN", 100.0)
+    monkeypatch.setattr(forecast, "MIN_GAIN", 100.0)
     it.costs = known(full=20e-3, draft=2e-4)
     for _ in range(2 * controller.REPLAN_EVERY):
         it.steer(batch.prefix, LIVE)
@@ -29,7 +28,7 @@ def test_controller_small_gain_keeps_plan(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_controller_small_gain_keeps_plain_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choose, "MIN_GAIN_OVER_PLAIN", (100.0, 100.0))
+    monkeypatch.setattr(forecast, "MIN_GAIN_OVER_PLAIN", (100.0, 100.0))
     it, batch = steered(known(full=20e-3), steps=1)
     for _ in range(controller.REPLAN_EVERY + 2):
         it.steer(batch.prefix, LIVE)
@@ -83,7 +82,7 @@ def test_controller_overhead_is_shared_among_passes() -> None:
         it.by_name["draft"].counters.record_passes(LIVE, 2e-4)
         it.observe([100], 1, 1.6e-3)
     assert it.costs.seconds("full", 1, 1, 100) == pytest.approx(1.2e-3, rel=1e-3)
-    assert it.costs.seconds("draft", 1, 1, BURST_KEYS) == pytest.approx(4e-4, rel=1e-3)
+    assert it.costs.seconds("draft", 1, 1, FUSED_DRAFT_KEYS) == pytest.approx(4e-4, rel=1e-3)
 
 
 def test_controller_acceptance_carries_to_next_batch() -> None:
@@ -105,7 +104,7 @@ def test_controller_observes_attention_only_for_retrieval() -> None:
     it.current_plan = Plan()
     it.steer(batch.prefix, LIVE)
     assert it.plan == Plan() and it.top.cache.grain == 0
-    it.current_plan, it.state = DEEP, PlannerState.SPECULATING
+    it.current_plan, it.idle = DEEP, False
     it.steer(batch.prefix, LIVE)
     assert it.plan == Plan() and it.top.cache.grain > 0  # first the exact tier looks
     it.steer(batch.prefix, LIVE)

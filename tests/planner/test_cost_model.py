@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from triforce.planner import CostModel, cost_file
+from triforce.planner import CostModel, cost_model
 from triforce.planner.acceptance import HISTORY_LIMIT
-from triforce.planner.cost_file import costs_path
+from triforce.planner.cost_model import costs_path
 from triforce.planner.searched_layers import Finding, Trial, Verdicts
 
 
@@ -183,10 +183,10 @@ def test_missing_home_stores_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_cost_file_is_keyed_by_version_dtype_and_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     before = path_of("a")
     assert "-bfloat16-" in str(before) and "-float32-" in str(path_of("a", dtype=torch.float32))
-    monkeypatch.setattr(cost_file, "version", lambda name: "another")
+    monkeypatch.setattr(cost_model, "version", lambda name: "another")
     other = path_of("a")
     assert other != before
-    monkeypatch.setattr(cost_file.native_loader, "native", None)
+    monkeypatch.setattr(cost_model.native_loader, "native", None)
     assert path_of("a") not in (before, other) and "-torch-" in str(path_of("a"))
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.helpers.controlled_batch import LIVE, steered
 from tests.helpers.simulated_tiers import SimulatedTiers
-from triforce.planner import CostModel, Plan, exploration
+from triforce.planner import CostModel, Plan, cadence
 
 
 def test_controller_profiles_unknown_tiers_in_first_text() -> None:
@@ -15,12 +15,12 @@ def test_controller_profiles_unknown_tiers_in_first_text() -> None:
     costs, simulated = CostModel(), SimulatedTiers(paces, {"draft": 0.6, "retrieval": 0.95})
     it, batch = steered(costs, steps=0)
     tried: list[Plan] = []
-    for _ in range(exploration.PLAIN_PROPOSALS + len(exploration.GAMMAS["draft"])):
+    for _ in range(cadence.PLAIN_PROPOSALS + len(cadence.GAMMAS["draft"])):
         it.steer(batch.prefix, LIVE)
         tried.append(it.plan)
         it.observe([100], *simulated.play(it.plan, it.by_name))
-    assert tried[: exploration.PLAIN_PROPOSALS] == [Plan()] * exploration.PLAIN_PROPOSALS
-    assert [plan.gammas for plan in tried[exploration.PLAIN_PROPOSALS :]] == exploration.GAMMAS["draft"]
+    assert tried[: cadence.PLAIN_PROPOSALS] == [Plan()] * cadence.PLAIN_PROPOSALS
+    assert [plan.gammas for plan in tried[cadence.PLAIN_PROPOSALS :]] == cadence.GAMMAS["draft"]
     it.steer(batch.prefix, LIVE)
     assert costs.knows("full", "retrieval", "draft")
     for tier, width, keys in (("full", 1, 100), ("full", 7, 100), ("retrieval", 3, 48)):

@@ -11,7 +11,7 @@ from tests.helpers.controlled_batch import read
 from tests.helpers.simulated_tiers import SimulatedTiers, fixed, plans, simulated_rate, worth
 from triforce.engine.modes import unlinked
 from triforce.planner import CostModel, Plan, PlanController, fallback
-from triforce.planner.forecast import BURST_KEYS
+from triforce.planner.forecast import FUSED_DRAFT_KEYS, Forecast
 
 MS = 1e-3
 LONG = {
@@ -29,8 +29,8 @@ LOSES = {
 }
 PAYS = {
     "a hierarchy": SimulatedTiers(LONG, {"draft": 0.6, "retrieval": 0.95}),
-    "long bursts": SimulatedTiers(
-        LONG | {"draft": (0.05 * MS, 0.0)}, {"draft": 0.6, "retrieval": 0.95}, burst=0.5 * MS
+    "long fused drafts": SimulatedTiers(
+        LONG | {"draft": (0.05 * MS, 0.0)}, {"draft": 0.6, "retrieval": 0.95}, fused_draft=0.5 * MS
     ),
     "a draft alone": SimulatedTiers(LONG | {"retrieval": (7 * MS, 0.2 * MS)}, {"draft": 0.8, "retrieval": 0.9}),
     "retrieval alone": SimulatedTiers(LONG, {"draft": 0.05, "retrieval": 0.97}),
@@ -42,7 +42,7 @@ def informed(simulated: SimulatedTiers) -> CostModel:
     costs = CostModel()
     for tier in simulated.costs:
         for width in (1, 3, 7) * 4:
-            costs.observe(tier, width, 1, BURST_KEYS if tier == "draft" else 150, simulated.seen(tier, width))
+            costs.observe(tier, width, 1, FUSED_DRAFT_KEYS if tier == "draft" else 150, simulated.seen(tier, width))
     return costs
 
 
@@ -77,7 +77,7 @@ def test_winning_plan_is_found(simulated: SimulatedTiers) -> None:
 @pytest.mark.parametrize("simulated", LOSES.values(), ids=LOSES)
 def test_controller_without_fallback_is_detected(simulated: SimulatedTiers, monkeypatch: pytest.MonkeyPatch) -> None:
     def bold(self: PlanController, lengths: list[int], widely: bool) -> Plan:
-        seen = self._forecast(lengths, [{}])
+        seen = Forecast(self.costs, self.acceptance, self.hindsight, self.view, lengths)
         flying = (plan for plan in plans(True, True) if not {"draft", "retrieval"}.isdisjoint(plan.tiers))
         return max(flying, key=lambda plan: worth(plan, seen))
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from triforce.planner.ngram_hindsight import MAX_GAMMA, NgramHindsight
+from triforce.planner.acceptance import MAX_GAMMA, NgramHindsight
 from triforce.ragged import ints
 from triforce.speculation import NgramProposer, SequenceState
-from triforce.speculation.ngram import ALONE, STRIDE, TRIED
-from triforce.speculation.ngram_index import NgramIndex
+from triforce.speculation.ngram import ALONE, STRIDE, TRIED, NgramIndex
 
 TEXT = np.random.default_rng(1).integers(0, 4, 400)
 LOOP = np.resize(np.arange(40), 400)

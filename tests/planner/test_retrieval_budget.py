@@ -13,16 +13,15 @@ import pytest
 from tests.helpers.laws.tiny import MODELS, PROMPTS, SETTING
 from tests.helpers.simulated_tiers import NoHindsight, SimulatedTiers, simulated_rate, worth
 from tests.planner.test_known_optimum import LONG, MS
-from triforce.engine.batch_prefill import prefill_batch
 from triforce.engine.modes import MODES, unlinked
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
+from triforce.engine.sequence_group import prefill_batch
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import Budget, RetrievalConfig
 from triforce.planner import CostModel, Plan, PlanController, forecast
 from triforce.planner.forecast import BUDGET_STEPS, Forecast, budget_options
 from triforce.planner.plan import rate
-from triforce.planner.state import PlannerState
 
 OPEN = RetrievalConfig(Budget(64, open=True))
 LONGER, SHORTER = (PROMPTS[0] * 3)[:400], PROMPTS[0]
@@ -140,7 +139,7 @@ def test_batch_rows_have_budget_of_their_size() -> None:
 def test_batch_rows_teach_acceptance_of_their_size() -> None:
     it, made = both()
     it.apply(replace(DEEP, budget_factors=((9, 2.0),)), made.prefix, np.array([True, True]))
-    it.live_B, it.state = np.array([True, True]), PlannerState.SPECULATING
+    it.live_B, it.idle = np.array([True, True]), False
     it.by_name["retrieval"].counters.record_verdict(np.array([4, 4]), np.array([4, 1]), np.array([True, True]))
     it.observe([400, 150], 8, 0.02)
     assert it.costs.acceptance.sums["retrieval 3 9 x2"] == [4.0, 0.0]

@@ -14,10 +14,10 @@ import torch
 from tests.helpers.laws.tiny import MODELS, PROMPTS, SETTING, finished
 from triforce import LLM, SamplingParams
 from triforce.backends.kernel_api import ForwardBatch
-from triforce.engine.batch_prefill import prefill_batch
 from triforce.engine.modes import MODES
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
+from triforce.engine.sequence_group import prefill_batch
 from triforce.errors import RequestError
 from triforce.kvcache import RetrievalView
 from triforce.planner import Findings, SearchedLayers

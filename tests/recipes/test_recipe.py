@@ -213,7 +213,7 @@ def test_recipe_whole_run_ships_loadable_pair(
     settings: Config, archives: Path, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pictures = tmp_path / "pictures"
-    monkeypatch.setattr(import_module("triforce.eval.sizes"), "SPAN", 256)  # so that there is something beyond it
+    monkeypatch.setattr(import_module("triforce.eval.context"), "SPAN", 256)  # so that there is something beyond it
     assert not run(settings, archives, prepared, tmp_path, pictures, max_seconds=0)
     assert run(settings, archives, prepared, tmp_path, pictures)
     for name in ("target", "draft"):

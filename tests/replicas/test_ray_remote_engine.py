@@ -14,7 +14,7 @@ from triforce.errors import RequestError
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams
 from triforce.replicas import remote_engine
-from triforce.replicas.messages import ReplicaMessage
+from triforce.replicas.frontend import ReplicaMessage
 from triforce.replicas.remote_engine import Replicas
 from triforce.server.engine_client import GenerationRequest, QueueFull, ReplicaLost, ShuttingDown
 
@@ -148,7 +148,7 @@ def test_ray_shutdown_ends_running_requests() -> None:
 
 @pytest.mark.parametrize("running", [lambda: 0, lambda: 1 // 0])
 def test_ray_without_replicas_is_unhealthy(monkeypatch: pytest.MonkeyPatch, running: Callable[[], int]) -> None:
-    monkeypatch.setattr(remote_engine, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(remote_engine, "POLL_SECONDS", 0.01)
     front = Replicas(Scripted(), 1, running, lambda: None)
     for _ in range(1000):
         if not front.alive:

@@ -14,7 +14,7 @@ from triforce.cli import main
 from triforce.errors import RequestError
 from triforce.server import security
 from triforce.server.engine_thread import Worker
-from triforce.server.startup_checks import KEYS_VARIABLE, read_keys, require_key_beyond_loopback
+from triforce.server.security import KEYS_VARIABLE, read_keys, require_key_beyond_loopback
 
 
 def test_api_key_needed_on_every_route_but_health(guarded: ASGIApp) -> None:

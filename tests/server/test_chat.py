@@ -10,7 +10,7 @@ import pytest
 from starlette.types import ASGIApp
 
 from tests.helpers.asgi_client import SAMPLED, ask, events, good, refused
-from triforce.checkpoint.known_drafts import SHIPPED
+from triforce.checkpoint.hub import SHIPPED
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.server_process import KEY, ROOT, served
-from triforce.checkpoint.known_drafts import SHIPPED
+from triforce.checkpoint.hub import SHIPPED
 
 EXAMPLES = ROOT / "examples"
 TASK = """

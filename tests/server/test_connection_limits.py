@@ -17,10 +17,9 @@ import pytest
 from tests.helpers.connections import HALF, HEAD, Scene, scene, several_addresses
 from triforce.cli import main
 from triforce.errors import RequestError
-from triforce.server import acceptor, logs
-from triforce.server.acceptor import network
-from triforce.server.connections import places
-from triforce.server.limits import CONNECTIONS, Limits
+from triforce.server import connections, logs
+from triforce.server.connections import network
+from triforce.server.limits import CONNECTIONS, Limits, connection_limit
 
 
 def test_address_limit_closes_waiting_connections() -> None:
@@ -85,7 +84,7 @@ def test_exhausted_descriptors_log_once_a_second(monkeypatch: pytest.MonkeyPatch
     handler.setFormatter(logs.JsonLines())
     monkeypatch.setattr(logs.LOG, "handlers", [handler])
     logs.LOG.setLevel(logging.INFO)
-    monkeypatch.setattr(acceptor, "MOMENT", 0.001)
+    monkeypatch.setattr(connections, "MOMENT", 0.001)
     plain = asyncio.SelectorEventLoop.sock_accept
 
     async def accept(loop: Any, sock: socket.socket) -> Any:
@@ -110,12 +109,15 @@ def test_exhausted_descriptors_log_once_a_second(monkeypatch: pytest.MonkeyPatch
 
 def test_connection_limit_leaves_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 256))
-    assert places(None) == places(192) == 192 and Limits(connections=192).places_of_an_address == 96
+    assert (
+        connection_limit(None) == connection_limit(192) == 192
+        and Limits(connections=192).connections_of_one_address == 96
+    )
     with pytest.raises(RequestError, match="give --max-connections 192"):
-        places(193)
+        connection_limit(193)
     for much in (65536, resource.RLIM_INFINITY):
         monkeypatch.setattr(resource, "getrlimit", lambda _, much=much: (much, much))
-        assert places(None) == CONNECTIONS and places(40_000) == 40_000
+        assert connection_limit(None) == CONNECTIONS and connection_limit(40_000) == 40_000
 
 
 @pytest.mark.parametrize("name", ["--max-connections", "--max-connections-per-address"])

@@ -32,7 +32,7 @@ async def until_idle(worker: Worker) -> None:
 def held(worker: Worker) -> int:
     """Pages that rows have."""
     engine = worker.mirror.texts.core
-    return engine.store.pages - engine.store.pool.free_pages - len(engine.prefixes)
+    return engine.store.pages - engine.store.pool.free_pages - len(engine.prefixes.pages)
 
 
 @pytest.mark.parametrize("after", [0, 1, 6])

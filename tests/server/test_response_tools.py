@@ -21,7 +21,7 @@ from triforce.llm import LLM
 from triforce.server.app import create_app
 from triforce.server.engine_thread import Worker
 from triforce.server.limits import Limits
-from triforce.server.responses_items import Items
+from triforce.server.responses import Items
 from triforce.server.tool_call_parser import QWEN
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"

@@ -196,7 +196,8 @@ TEXTS: list[tuple[CallFormat, str, list[str | Call]]] = [
 @pytest.mark.parametrize(("form", "text", "said"), TEXTS)
 def test_tool_calls_are_parsed_from_any_pieces(form: CallFormat, text: str, said: list[Any], width: int) -> None:
     parser = form.parser(NAMES)
-    found = [part for i in range(0, len(text), width) for part in parser.add(text[i : i + width])] + parser.end()
+    pieces = [text[i : i + width] for i in range(0, len(text), width)]
+    found = [part for i, piece in enumerate(pieces, 1) for part in parser.add(piece, last=i == len(pieces))]
     joined: list[str | Call] = []
     for part in found:
         if isinstance(part, str) and joined and isinstance(joined[-1], str):

@@ -12,16 +12,16 @@ import torch
 
 from benchmarks.lookup import main as benchmark
 from tests.helpers.laws.tiny import MODELS, PROMPTS, V, finished, started
-from triforce.engine.batch_prefill import prefill_batch
 from triforce.engine.modes import MODES
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
+from triforce.engine.sequence_group import prefill_batch
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.errors import CacheError
 from triforce.interface.sampling_params import SamplingParams
 from triforce.ragged import Bools, ints
-from triforce.speculation import Draft, NgramProposer, Rejection, Seeded, SequenceState, Tier, ngram, ngram_index
-from triforce.speculation.ngram_index import NgramIndex
+from triforce.speculation import Draft, NgramProposer, Rejection, Seeded, SequenceState, Tier, ngram
+from triforce.speculation.ngram import NgramIndex
 
 LIVE = np.array([True])
 PARAMS = SamplingParams(0.8, max_tokens=60)
@@ -47,7 +47,7 @@ def longest_match(text: list[int], least: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
 def test_ngram_longest_match_is_found(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ngram_index, "TRIED", 10**6)
+    monkeypatch.setattr(ngram, "OCCURRENCES", 10**6)
     dice, found = random.Random(n), 0
     for letters in (1, 2, 4):
         seen, text = NgramIndex(n), list[int]()
@@ -75,7 +75,7 @@ def test_ngram_rewind_leaves_no_trace() -> None:
 
 
 def test_ngram_frequent_ending_uses_latest_matches() -> None:
-    text = [9, 9, 1, 2, 3, *[7, 1, 2, 3] * ngram_index.TRIED, 5, 9, 9, 1, 2, 3]
+    text = [9, 9, 1, 2, 3, *[7, 1, 2, 3] * ngram.OCCURRENCES, 5, 9, 9, 1, 2, 3]
     seen = NgramIndex(3)
     seen.read(ints(text))
     assert seen.match(ints(text)) == (3, len(text) - 6)

@@ -12,8 +12,8 @@ from triforce.interface.grammar import Grammar
 from triforce.llm import LLM
 from triforce.ragged import ints
 from triforce.sampling import Constraint
-from triforce.structured_output import json_numbers
-from triforce.structured_output.json_numbers import MOST_CHARACTERS, JsonState
+from triforce.structured_output import matcher
+from triforce.structured_output.matcher import MOST_CHARACTERS, JsonState
 
 TOOL = 'start: "call " arguments\narguments: %json {"type": "array", "items": {"type": "number"}, "maxItems": 1}'
 
@@ -55,7 +55,7 @@ def test_json_number_ends_where_allowed(llm: LLM, grammar: Grammar, least: int, 
 
 
 def test_json_number_without_rule_continues(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_numbers, "MOST_CHARACTERS", 10**9)
+    monkeypatch.setattr(matcher, "MOST_CHARACTERS", 10**9)
     assert len(digits(llm, llm.follow(Grammar.json({"type": "integer"})))) == 200
 
 

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from tests.helpers.json_schemas import REFUSED, WRITTEN, Schema, keywords, two_hundred
-from triforce.checkpoint.known_drafts import SHIPPED
+from triforce.checkpoint.hub import SHIPPED
 from triforce.engine.modes import MODES
 from triforce.errors import RequestError
 from triforce.interface.grammar import Grammar

@@ -8,13 +8,13 @@ Shape suffixes: B rows, T tokens fed, J scored columns, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
 
 from triforce.backends import dispatch
-from triforce.backends.kernel_api import ForwardBatch, ForwardOutput, KVBackend
+from triforce.backends.kernel_api import ForwardBatch, ForwardOutput, KVBackend, OffloadedKVBackend
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.model.config import ModelConfig
 from triforce.model.weights import Weights
@@ -38,14 +38,14 @@ class View(Protocol):
 class Decoder:
     """A model without its cache: weights of one dtype on one device, never trained.
 
-    `int8`: they are rounded to that, which is only for tiers whose tokens are verified. Raises RequestError where the
-    kernels cannot do it. `ranks` share the model: config and weights are then this one's.
+    `bits`: 8 or 4, they are rounded to that, which is only for tiers whose tokens are verified. Raises RequestError
+    where the kernels cannot do it. `ranks` share the model: config and weights are then this one's.
     """
 
-    def __init__(self, config: ModelConfig, weights: Weights, int8: bool = False, ranks: TPGroup = ALONE) -> None:
+    def __init__(self, config: ModelConfig, weights: Weights, bits: int = 0, ranks: TPGroup = ALONE) -> None:
         self.config, self.ranks = config, ranks
         self.device, self.dtype = weights.embedding_VC.device, weights.embedding_VC.dtype
-        self.model = dispatch.model(config, weights, int8, ranks)
+        self.model = dispatch.model(config, weights, bits, ranks)
 
     # Not inference_mode: what a caller keeps from a pass may later be changed in place outside of it.
     @torch.no_grad()
@@ -67,4 +67,4 @@ class Decoder:
         Yields after each step how many tokens its share of the work is worth. Raises CacheError.
         """
         batch = cache.begin(counts_1, ids_1T.shape[1])
-        yield from dispatch.read_prompt(self.model, ids_1T, cache.kv, batch)
+        yield from cast(OffloadedKVBackend, cache.kv).read_prompt(self.model, ids_1T, batch)

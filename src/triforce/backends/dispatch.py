@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache, partial
 
 import torch
 from torch import Tensor
 
-from triforce.backends import layerwise, native_loader
-from triforce.backends.kernel_api import PAGE, ForwardBatch, KVBackend, ModelBackend, OffloadedKVBackend
+from triforce.backends import native_loader
+from triforce.backends.kernel_api import PAGE, Device, KVBackend, ModelBackend, OffloadedKVBackend
 from triforce.backends.offload_layout import OffloadLayout
 from triforce.backends.tensor_parallel import ShardedModel
 from triforce.backends.torch.kv import TorchKV
-from triforce.backends.torch.model import TorchModel
+from triforce.backends.torch.model import TorchModel, forward_layerwise
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.errors import RequestError
 from triforce.model.config import ModelConfig
 from triforce.model.weights import Weights
 
-Burst = Callable[..., tuple[int, float] | None]
+FusedDraft = Callable[..., tuple[int, float] | None]
 
 
 def claim_threads(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
@@ -32,43 +32,36 @@ def claim_threads(config: ModelConfig, dtype: torch.dtype, device: torch.device)
         torch.set_num_threads(1)
 
 
-def model(config: ModelConfig, weights: Weights, int8: bool = False, ranks: TPGroup = ALONE) -> ModelBackend:
-    """The weights, ready for the fastest kernels that take them. Raises RequestError where none take them as int8.
+def model(config: ModelConfig, weights: Weights, bits: int = 0, ranks: TPGroup = ALONE) -> ModelBackend:
+    """The weights, ready for the fastest kernels that take them. Raises RequestError for `bits` that none take.
 
-    Those of one of several `ranks`, which share the model, are its own part of them (see `sharded_model`).
+    Those of one of several `ranks`, which share the model, are its own part of them (see `ShardedModel`).
     """
-    dtype = weights.embedding_VC.dtype
-    claim_threads(config, dtype, weights.embedding_VC.device)
-    if _suits_native(config, dtype, weights.embedding_VC.device):
-        from triforce.backends.cpu.model import NativeModel
-        from triforce.backends.cpu.tensor_parallel import NativeModelShard
+    device, dtype, forward = weights.embedding_VC.device, weights.embedding_VC.dtype, forward_layerwise
+    claim_threads(config, dtype, device)
+    if _suits_native(config, dtype, device):
+        from triforce.backends.cpu.model import NativeModel, NativeModelShard
 
         if ranks.count > 1:
-            return ShardedModel(config, NativeModelShard(config, weights, int8), ranks, dtype, layerwise.forward)
-        return NativeModel(config, weights, int8)
-    if int8:
+            return ShardedModel(config, NativeModelShard(config, weights, bits), ranks, dtype, forward)
+        return NativeModel(config, weights, bits)
+    if bits:
         raise _no_int8()
     plain: TorchModel
-    forward = layerwise.forward
-    if _suits_triton(config, dtype, weights.embedding_VC.device):
+    if _suits_triton(config, dtype, device):
         from triforce.backends.cuda.model import TritonModel
 
-        plain = triton = TritonModel(config, weights)
-        forward = triton.executor.forward
+        plain = TritonModel(config, weights)
+        forward = plain.run
     else:
-        if weights.embedding_VC.device.type == "cpu" and native_loader.missing:
-            _say_that_they_are_missing()
+        if device.type == "cpu" and native_loader.missing:
+            _warn_of_missing_kernels()
         plain = TorchModel(config, weights)
     return ShardedModel(config, plain, ranks, dtype, forward) if ranks.count > 1 else plain
 
 
 def memory(
-    config: ModelConfig,
-    pages: int,
-    dtype: torch.dtype,
-    device: torch.device | str = "cpu",
-    unit: int = PAGE,
-    int8: bool = False,
+    config: ModelConfig, pages: int, dtype: torch.dtype, device: Device = "cpu", unit: int = PAGE, int8: bool = False
 ) -> KVBackend:
     """KV memory of so many pages, for the fastest kernels that take lists of such units; with int8 copies if wished.
 
@@ -87,7 +80,7 @@ def memory(
     return TorchKV(config, pages, dtype, device)
 
 
-def require_offload(config: ModelConfig, dtype: torch.dtype, device: torch.device | str, kind: str) -> None:
+def require_offload(config: ModelConfig, dtype: torch.dtype, device: Device, kind: str) -> None:
     """Raises RequestError where no kernels read KV from a store of this kind, `host` or `file`."""
     if layered(config, dtype, device):
         if kind == "file":
@@ -98,14 +91,14 @@ def require_offload(config: ModelConfig, dtype: torch.dtype, device: torch.devic
         raise RequestError(f"KV offload needs native kernels, but {_why_not_native()}; use --kv-offload none")
 
 
-def layered(config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -> bool:
+def layered(config: ModelConfig, dtype: torch.dtype, device: Device) -> bool:
     """Whether offloaded KV comes by in whole layers, each of which has room on the device, and from memory only."""
     device = torch.device(device)
     return not _suits_native(config, dtype, device) and _suits_triton(config, dtype, device)
 
 
 def offloaded(
-    config: ModelConfig, pages: int, dtype: torch.dtype, device: torch.device | str, room: OffloadLayout
+    config: ModelConfig, pages: int, dtype: torch.dtype, device: Device, room: OffloadLayout
 ) -> OffloadedKVBackend:
     """KV memory of so many pages in a store. Raises CacheError where even what stays of it does not fit."""
     if layered(config, dtype, device):
@@ -117,31 +110,15 @@ def offloaded(
     return NativeOffloadedKV(config, pages, dtype, room)
 
 
-def bursting(model: ModelBackend, kv: KVBackend) -> Burst | None:
-    """`NativeModel.burst` with this memory: several tokens in one call. None where there is none."""
-    if not native_loader.native:
-        return None
-    from triforce.backends.cpu.kv import NativeKV
-    from triforce.backends.cpu.model import NativeModel
-
-    if isinstance(kv, NativeKV) and isinstance(model, NativeModel):
-        return partial(model.burst, kv)
-    return None
-
-
-def read_prompt(model: ModelBackend, ids_1T: Tensor, kv: KVBackend, batch: ForwardBatch) -> Iterator[int]:
-    """A pass over many tokens of one row of offloaded KV, none of them scored: see the two `read_prompt`s."""
+def fused_draft_with(model: ModelBackend, kv: KVBackend) -> FusedDraft | None:
+    """`NativeModel.fused_draft` with this memory: several tokens in one call. None where there is none."""
     if native_loader.native:
-        from triforce.backends.cpu.offload import NativeOffloadedKV
-        from triforce.backends.cpu.prefill import read_prompt as read_on_cpu
+        from triforce.backends.cpu.kv import NativeKV
+        from triforce.backends.cpu.model import NativeModel
 
-        if isinstance(kv, NativeOffloadedKV):
-            return read_on_cpu(model, ids_1T, kv, batch)
-    from triforce.backends.cuda.offload.kv import TritonOffloadedKV
-    from triforce.backends.cuda.offload.prefill import read_prompt as read_on_device
-
-    assert isinstance(kv, TritonOffloadedKV), "this is for offloaded memory"
-    return read_on_device(model, ids_1T, kv, batch)
+        if isinstance(kv, NativeKV) and isinstance(model, NativeModel):
+            return partial(model.fused_draft, kv)
+    return None
 
 
 def best(scores_GN: Tensor, candidates: range, picks: int) -> Tensor:
@@ -169,23 +146,23 @@ def _kind(part: ModelBackend | KVBackend) -> str:
         return "torch"
     if isinstance(part, TorchModel | TorchKV) or native_loader.native is None:
         return "triton"
-    level: str = native_loader.native.level()
-    return level
+    return str(native_loader.native.level())
 
 
 def _no_int8() -> RequestError:
-    return RequestError(f"int8 lower tiers need native kernels, but {_why_not_native()}; use --lower-tiers same")
+    return RequestError(
+        f"int8 or int4 lower tiers need native kernels, but {_why_not_native()}; use --lower-tiers same"
+    )
 
 
 def _why_not_native() -> str:
-    why = native_loader.missing or f"{native_loader.VARIABLE}=torch leaves them out"
     if native_loader.native is not None:
-        why = "they are for CPUs, for bfloat16 and float32, and for heads whose size is a multiple of 16, at most 256"
-    return why
+        return "they are for CPUs, for bfloat16 and float32, and for heads whose size is a multiple of 16, at most 256"
+    return native_loader.missing or f"{native_loader.VARIABLE}=torch leaves them out"
 
 
 @cache
-def _say_that_they_are_missing() -> None:
+def _warn_of_missing_kernels() -> None:
     """Once in a process."""
     logging.getLogger("triforce").warning("without native kernels, several times slower: %s", native_loader.missing)
 

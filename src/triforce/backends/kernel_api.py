@@ -9,16 +9,22 @@ H query heads, G KV heads, D head size, F = D / 2, U units of a list of keys.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from triforce.interface.outputs import KVMemoryUsage
 
+Device = torch.device | str
+
 Rotation = tuple[Tensor, Tensor]
 """cos and sin of each token's position, (N, F) each, with yarn's factor on them."""
+
+KeysValues = tuple[Tensor, Tensor]
+"""Keys and values, (G, N, D) each."""
 
 PAGE = 16
 """Tokens per page of KV memory. Page 0 is scratch: padding is written there and nothing is read from it."""
@@ -107,58 +113,45 @@ class ForwardOutput(NamedTuple):
 LayerAttention = Callable[[int, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 """Attention of one pass: from a layer and its q (B, T, H, D), k and v (B, T, G, D), not yet rotated.
 
-Stores k and v. Returns the rotated queries, the mixed values (B, T, H, D), and the mass as `KVBackend.attend` does.
+Stores k and v. Returns the rotated queries; the mixed values (B, T, H, D), zeros where a row has fewer queries; and
+with `return_mass` the attention mass of each unit, summed over a row's queries and the query heads of a KV head:
+float32 (B, G, U), else empty.
 """
 
 
 class KVBackend(Protocol):
     """K and V of every layer of a model, in pages. A slot is a token's place: page * PAGE + offset."""
 
-    @property
-    def width_independent(self) -> bool:
-        """Whether a query's result has the same bits however many queries and rows a pass has."""
-
-    @property
-    def searches(self) -> bool:
-        """Whether it leaves out what a search does not find, so that seeing much costs little."""
+    width_independent: bool
+    """Whether a query's result has the same bits however many queries and rows a pass has."""
+    searches: bool
+    """Whether it leaves out what a search does not find, so that seeing much costs little."""
 
     def layer_attention(self, batch: ForwardBatch, width: int) -> LayerAttention:
         """Attention of a pass of `width` tokens a row, for models that run layer by layer; layers come in order."""
 
-    def attend(
-        self,
-        layer: int,
-        q_BTHD: Tensor,
-        lists: PageTable,
-        return_mass: bool = False,
-        q_sinks_BTHD: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Attention of rotated queries: the mixed values (B, T, H, D), zeros where a row has fewer queries.
-
-        And, with `return_mass`, the attention mass of each unit, summed over a row's queries and the query heads
-        of a KV head: float32 (B, G, U), else empty. `q_sinks` are the queries as they meet the sinks, if that differs.
-        """
+    def attend(self, layer: int, q_BTHD: Tensor, lists: PageTable) -> Tensor:
+        """Attention of rotated queries alone: the mixed values (B, T, H, D)."""
 
     def write(self, layer: int, slots_N: Tensor, k_GND: Tensor, v_GND: Tensor) -> None:
         """Write rotated k and v to slots."""
 
-    def read(self, layer: int, slots_N: Tensor) -> tuple[Tensor, Tensor]:
+    def read(self, layer: int, slots_N: Tensor) -> KeysValues:
         """K and V of slots, each (G, N, D)."""
 
-    def view(self, layer: int, first: int, count: int) -> tuple[Tensor, Tensor]:
+    def view(self, layer: int, first: int, count: int) -> KeysValues:
         """K and V of consecutive slots, each (G, N, D); not to be written to, and without a copy where possible."""
 
 
 class OffloadedKVBackend(KVBackend, Protocol):
     """KV memory whose pages lie in a store but for some. It raises CacheError, which costs what it was part of."""
 
+    whole_layers: int
+    """Number of layers that it has room to keep whole."""
+
     @property
     def bytes(self) -> KVMemoryUsage:
         """Bytes of each kind of memory."""
-
-    @property
-    def whole_layers(self) -> int:
-        """Number of layers that it has room to keep whole."""
 
     def prefer(self, layers: Collection[int]) -> None:
         """Keep these layers whole before others."""
@@ -168,6 +161,12 @@ class OffloadedKVBackend(KVBackend, Protocol):
 
     def forget(self, pages: Sequence[int]) -> None:
         """Drop pages that nobody needs any more."""
+
+    def read_prompt(self, model: ModelBackend, ids_1T: Tensor, batch: ForwardBatch) -> Iterator[int]:
+        """A pass over many tokens of one row, none of them scored, all through one layer before the next.
+
+        So KV is stored once. Yields how many tokens its share of the work is worth. Raises CacheError.
+        """
 
 
 class LayerBackend(Protocol):
@@ -201,19 +200,21 @@ class LayerShard(Protocol):
 class ModelShard(Protocol):
     """One rank's part of a model: ids are counted from its first token, and its logits are of its tokens only."""
 
-    @property
-    def blocks(self) -> Sequence[LayerShard]: ...
+    width_independent: bool
 
     @property
-    def width_independent(self) -> bool: ...
+    def blocks(self) -> Sequence[LayerShard]: ...
 
     def embed(self, ids_N: Tensor) -> Tensor: ...
 
     def head(self, x_NC: Tensor) -> Tensor: ...
 
 
-class LayeredModel(Protocol):
-    """A decoder's weights, layer by layer."""
+class ModelBackend(Protocol):
+    """A decoder's weights, layer by layer, ready to be multiplied with, and what runs passes through them."""
+
+    width_independent: bool
+    """Whether a token's logits have the same bits however many tokens a pass has, given its attention."""
 
     @property
     def blocks(self) -> Sequence[LayerBackend]: ...
@@ -224,14 +225,6 @@ class LayeredModel(Protocol):
     def head(self, x_NC: Tensor) -> Tensor:
         """Logits, float32 (N, V)."""
 
-
-class ModelBackend(LayeredModel, Protocol):
-    """A decoder's weights, ready to be multiplied with, and what runs passes through them."""
-
-    @property
-    def width_independent(self) -> bool:
-        """Whether a token's logits have the same bits however many tokens a pass has, given its attention."""
-
     def forward(self, ids_BT: Tensor, kv: KVBackend, batch: ForwardBatch, at_BJ: Tensor | None) -> ForwardOutput:
         """A pass of the whole model: `kv` stores its tokens, and columns `at_BJ` are scored (None: all of them, J = T).
 
@@ -239,5 +232,5 @@ class ModelBackend(LayeredModel, Protocol):
         """
 
 
-Forward = Callable[[LayeredModel, Tensor, KVBackend, ForwardBatch, Tensor | None], ForwardOutput]
+Forward = Callable[[ModelBackend, Tensor, KVBackend, ForwardBatch, Tensor | None], ForwardOutput]
 """`ModelBackend.forward` of any model that has layers."""

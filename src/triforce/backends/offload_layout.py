@@ -14,15 +14,10 @@ SECTOR = 4096
 class PageStore(Protocol):
     """An open file, which is no longer in any folder; or memory."""
 
-    @property
-    def bytes(self) -> int: ...
-
-    @property
-    def file(self) -> int: ...
-
-    @property
-    def direct(self) -> int:
-        """The file again, for reads past the system's cache; -1 where there are none, as of memory."""
+    bytes: int
+    file: int
+    direct: int
+    """The file again, for reads past the system's cache; -1 where there are none, as of memory."""
 
     @property
     def memory(self) -> Tensor | None: ...

@@ -56,14 +56,26 @@ def make_noise(seeds: Sequence[int], choices: Sequence[int], device: torch.devic
     """The noise of a batch (see `sampling.Noise`), as the kernels for this device make it."""
     device = torch.device(device)
     if native_loader.suits_triton(native_loader.wanted, device):
-        from triforce.backends.cuda.rng import TritonNoise
+        from triforce.backends.cuda.sampler import TritonNoise
 
         return TritonNoise(seeds, choices, device)
     if native_loader.native is not None and device.type == "cpu":
-        from triforce.backends.cpu.rng import NativeNoise
-
         return NativeNoise(seeds, choices)
     return Noise(seeds, choices, device)
+
+
+class NativeNoise(Noise):
+    """Noise whose uniforms are made in one native call; `keys` are its seeds and choices for native code."""
+
+    def __init__(self, seeds: Sequence[int], choices: Sequence[int]) -> None:
+        super().__init__(seeds, choices)
+        assert native_loader.native, "the native kernels were not built"
+        self.keys = native_loader.native.Noise(list(seeds), list(choices))
+
+    def uniforms(self, tier: int, n: int, used_B: Ints) -> Tensor:
+        out_Bn = torch.empty(len(used_B), n, dtype=torch.float64)
+        self.keys.uniforms(self.draws, tier, used_B, out_Bn)
+        return out_Bn
 
 
 class RestrictedSampling:

@@ -6,7 +6,7 @@ a covering design, made greedily and always the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -37,18 +37,11 @@ class Cell:
         return f"{size}-b{self.batch}-t{self.temperature:g}-{self.workload}"
 
 
-Pair = Callable[[Cell], tuple[Any, ...]]
-
-REQUIRED: tuple[Pair, ...] = (
-    lambda cell: ("context, batch", cell.context, cell.batch),
-    lambda cell: ("temperature, workload", cell.temperature, cell.workload),
-)
-WELCOME: tuple[Pair, ...] = (
-    lambda cell: ("context, temperature", cell.context, cell.temperature),
-    lambda cell: ("batch, workload", cell.batch, cell.workload),
-    lambda cell: ("batch, temperature", cell.batch, cell.temperature),
-    lambda cell: ("context, workload", cell.context, cell.workload),
-)
+Axes = tuple[str, str]
+REQUIRED: tuple[Axes, ...] = (("context", "batch"), ("temperature", "workload"))
+WELCOME: tuple[Axes, ...] = (
+    ("context", "temperature"), ("batch", "workload"), ("batch", "temperature"), ("context", "workload"),
+)  # fmt: skip
 
 
 def grid(
@@ -67,25 +60,26 @@ def covering(cells: list[Cell], most: int = MOST) -> list[Cell]:
 
     Raises ValueError where they are too few for the required ones.
     """
-    required, welcome = ({pair(cell) for cell in cells for pair in pairs} for pairs in (REQUIRED, WELCOME))
+    required, welcome = (_pairs(cells, axes) for axes in (REQUIRED, WELCOME))
     picked: list[Cell] = []
     while (required or welcome) and len(picked) < most:
-        best = max(cells, key=lambda cell: (_new(cell, REQUIRED, required), _new(cell, WELCOME, welcome), _cheap(cell)))
+        best = max(cells, key=lambda cell: _worth(cell, required, welcome))
         picked.append(best)
-        required -= {pair(best) for pair in REQUIRED}
-        welcome -= {pair(best) for pair in WELCOME}
+        required -= _pairs([best], REQUIRED)
+        welcome -= _pairs([best], WELCOME)
     if required:
         raise ValueError(f"{most} cells cannot cover {len(required)} more pairs")
     return sorted(picked)
 
 
-def _new(cell: Cell, pairs: tuple[Pair, ...], open_pairs: set[tuple[Any, ...]]) -> int:
-    return sum(pair(cell) in open_pairs for pair in pairs)
+def _pairs(cells: Iterable[Cell], axes: Iterable[Axes]) -> set[tuple[Any, ...]]:
+    """Return the pairs of values that occur in cells, with the axes that they are of."""
+    return {(a, b, getattr(cell, a), getattr(cell, b)) for cell in cells for a, b in axes}
 
 
-def _cheap(cell: Cell) -> int:
-    """Among equals the one that reads less."""
-    return -cell.context * cell.batch
+def _worth(cell: Cell, required: set[tuple[Any, ...]], welcome: set[tuple[Any, ...]]) -> tuple[int, int, int]:
+    """Return how many open pairs a cell covers; among equals the one that reads less is worth more."""
+    return len(_pairs([cell], REQUIRED) & required), len(_pairs([cell], WELCOME) & welcome), -cell.context * cell.batch
 
 
 def named(names: Iterable[str]) -> list[Cell]:

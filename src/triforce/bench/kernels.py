@@ -20,7 +20,7 @@ from triforce.backends.kernel_api import ForwardBatch, PageTable, pages_for
 from triforce.backends.token_sampler import make_noise, sampling
 from triforce.backends.torch.attention import attend_causal
 from triforce.bench import shapes
-from triforce.bench.random_kv import fill
+from triforce.bench.synthetic import fill
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import PAGE, FullView, PagePool
 from triforce.ragged import Ints, ints
@@ -37,7 +37,7 @@ def rows(contexts: Sequence[int], shape_names: Sequence[str]) -> Iterator[Row]:
     """Whole steps of each shape, prefill attention, and the sampler; the bandwidth before those that it limits."""
     for name in shape_names:
         decoder = shapes.decoder(name, max(contexts) + 64)
-        lower = shapes.decoder(name, max(contexts) + 64, int8=True) if native_loader.native else None
+        lower = shapes.decoder(name, max(contexts) + 64, bits=8) if native_loader.native else None
         for context in contexts:
             yield from _steps(name, decoder, lower, context)
     yield from _prefill()
@@ -86,10 +86,12 @@ def _steps(name: str, decoder: Decoder, lower: Decoder | None, context: int) -> 
     read, gigabyte = reading()
     all_of_it = (config.weights_read + config.kv_size * context) * size
     some = config.weights_read + config.kv_size * BUDGET
-    kinds = [("step", width, partial(_pass, decoder, full, width), all_of_it) for width in WIDTHS]
-    kinds.append(("retrieval step", 1, partial(_pass, decoder, SparseView(pool, BUDGET), 1), some * size))
+    kinds = [("step", width, partial(one_pass, decoder, full, width), all_of_it) for width in WIDTHS]
+    kinds.append(("retrieval step", 1, partial(one_pass, decoder, SparseView(pool, BUDGET), 1), some * size))
     if lower:
-        kinds.append(("retrieval step, int8", 1, partial(_pass, lower, SparseView(pool, BUDGET, int8=True), 1), some))
+        kinds.append(
+            ("retrieval step, int8", 1, partial(one_pass, lower, SparseView(pool, BUDGET, int8=True), 1), some)
+        )
     of_reading, *times = in_turns([read, *(call for _, _, call, _ in kinds)])
     bandwidth = gigabyte / of_reading / 1e9
     yield _row("read", of_reading, gigabyte, bandwidth, shape=name, context=context)
@@ -115,7 +117,8 @@ class SparseView(FullView):
         return ForwardBatch([int(self.lengths_B[0])], [(self.pool.config.layers, lists)])
 
 
-def _pass(decoder: Decoder, view: FullView, width: int) -> None:
+def one_pass(decoder: Decoder, view: FullView, width: int) -> None:
+    """Compute one pass of a row of `width` tokens."""
     # Not advanced: the next pass writes the same slots.
     decoder(torch.ones(1, width, dtype=torch.long), ints([width]), view)
 

@@ -105,9 +105,9 @@ def tables(found: Sequence[Row]) -> list[Table]:
     for kind in kinds:
         some = [row for row in found if (row["mode"], row["coupling"], row["with"]) == kind]
         counts = [sum(row[name] for row in some) for name in ("texts", "tokens", "differing")]
-        heat = ", ".join(f"{t:g}" for t in sorted({row["temperature"] for row in some}))
+        temperatures = ", ".join(f"{t:g}" for t in sorted({row["temperature"] for row in some}))
         name = f"{kind[0]}, {kind[1]}" if kind[1] else f"{kind[0]}, in a batch"
-        lines.append([name, kind[2], heat, *(f"{count:,}" for count in counts)])
+        lines.append([name, kind[2], temperatures, *(f"{count:,}" for count in counts)])
     note = (
         "Texts compared token by token with those of plain decoding with the same seeds, and a row of a batch with "
         "that row alone. Under rejection and block at temperature 0 only: above, the law is the same, not the text."

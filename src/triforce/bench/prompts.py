@@ -29,6 +29,9 @@ NAMES = (
 
 NEEDLES = 8
 
+Encode = Callable[[str], list[int]]
+Decode = Callable[[list[int]], str]
+
 
 @dataclass(frozen=True)
 class Sources:
@@ -55,16 +58,7 @@ class Sources:
 def prompts(sources: Sources, workload: str, length: int, rows: int) -> list[list[int]]:
     """Return `rows` prompts of `length` tokens each, which differ in their last tokens only. Raises RequestError."""
     body, ends = MAKERS[workload](sources, length, rows)
-    made = [_cut(workload, body, length - len(end)) + end for end in ends]
-    return made
-
-
-def _books(sources: Sources, length: int, rows: int) -> tuple[list[int], list[list[int]]]:
-    return _plain(sources.prose, length, rows)
-
-
-def _code(sources: Sources, length: int, rows: int) -> tuple[list[int], list[list[int]]]:
-    return _plain(sources.code, length, rows)
+    return [_cut(workload, body, length - len(end)) + end for end in ends]
 
 
 def _plain(ids: list[int], length: int, rows: int) -> tuple[list[int], list[list[int]]]:
@@ -75,24 +69,27 @@ def _plain(ids: list[int], length: int, rows: int) -> tuple[list[int], list[list
 
 def _needle(sources: Sources, length: int, rows: int) -> tuple[list[int], list[list[int]]]:
     """Numbers are told along the way, and each row asks for one of them."""
-    facts = list(zip(NAMES, numbers(), strict=True))[:NEEDLES]
-    told = [sources.encode(f"\nThe secret number of {name} is {number}.\n") for name, number in facts]
-    gap = max(1, (length - sum(map(len, told)) - END) // len(told))
+    facts = needles(sources.encode, sources.tokenizer.decode)[:NEEDLES]
+    gap = max(1, (length - sum(len(cue + answer) for cue, answer in facts) - END) // NEEDLES)
     body: list[int] = []
-    for n, sentence in enumerate(told):
-        body += sources.prose[n * gap : (n + 1) * gap] + sentence
-    ends = [told[row % NEEDLES][: digits_at(told[row % NEEDLES], sources.tokenizer.decode)] for row in range(rows)]
-    return body + sources.prose[len(told) * gap :], ends
+    for n, (cue, answer) in enumerate(facts):
+        body += sources.prose[n * gap : (n + 1) * gap] + cue + answer
+    return body + sources.prose[NEEDLES * gap :], [facts[row % NEEDLES][0] for row in range(rows)]
+
+
+def needles(encode: Encode, decode: Decode) -> list[tuple[list[int], list[int]]]:
+    """Return a sentence with a number for each of `NAMES`: its tokens before the number, and those from there on."""
+    made = []
+    for name, number in zip(NAMES, numbers(), strict=True):
+        sentence = encode(f"\nThe secret number of {name} is {number}.\n")
+        first = next(i for i, token in enumerate(sentence) if has_digit(decode([token])))
+        made.append((sentence[:first], sentence[first:]))
+    return made
 
 
 def numbers() -> list[int]:
     """Return five-digit numbers, one for each of `NAMES`."""
     return Random(0).sample(range(10_000, 100_000), len(NAMES))
-
-
-def digits_at(sentence: list[int], decode: Callable[[list[int]], str]) -> int:
-    """Return the index of the token where a sentence's number begins."""
-    return next(i for i, token in enumerate(sentence) if has_digit(decode([token])))
 
 
 def has_digit(text: str) -> bool:
@@ -133,7 +130,9 @@ def _shot(sentence: str) -> str:
 Maker = Callable[[Sources, int, int], tuple[list[int], list[list[int]]]]
 
 MAKERS: dict[str, Maker] = {
-    "books": _books, "code": _code, "needle": _needle, "copy": _copy, "summary": _summary, "many-shot": _many_shot,
+    "books": lambda sources, length, rows: _plain(sources.prose, length, rows),
+    "code": lambda sources, length, rows: _plain(sources.code, length, rows),
+    "needle": _needle, "copy": _copy, "summary": _summary, "many-shot": _many_shot,
 }  # fmt: skip
 
 

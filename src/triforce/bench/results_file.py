@@ -23,25 +23,25 @@ def dumps(report: dict[str, Any]) -> str:
 
 
 class ResultsFile:
-    """`about` is what the rows have in common; `asked` are those parts of it that must be as before to go on.
+    """`about` is what the rows have in common; `fixed` are those parts of it that must be as before to go on.
 
     Raises RequestError where the file has rows of something else, or is none of ours.
     """
 
-    def __init__(self, file: str | Path | None, about: dict[str, Any], asked: Sequence[str]) -> None:
+    def __init__(self, file: str | Path | None, about: dict[str, Any], fixed: Sequence[str]) -> None:
         self.path, self.about = Path(file) if file else None, about
         self.rows: list[Row] = []
         if self.path and self.path.exists():
-            self.rows = self._earlier(self.path, asked)
+            self.rows = self._earlier(self.path, fixed)
 
-    def _earlier(self, path: Path, asked: Sequence[str]) -> list[Row]:
+    def _earlier(self, path: Path, fixed: Sequence[str]) -> list[Row]:
         try:
             report = json.loads(path.read_text(encoding="utf-8"))
-            rows, before = report["rows"], [report.get(name) for name in asked]
+            rows, before = report["rows"], [report.get(name) for name in fixed]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RequestError(f"{path} is not a file of results ({error}); name another one") from error
-        now = json.loads(json.dumps([self.about[name] for name in asked]))
-        if changed := [name for name, a, b in zip(asked, before, now, strict=True) if a != b]:
+        now = json.loads(json.dumps([self.about[name] for name in fixed]))
+        if changed := [name for name, a, b in zip(fixed, before, now, strict=True) if a != b]:
             raise RequestError(
                 f"{path} was measured otherwise ({', '.join(changed)}); name another file, or remove it to begin again"
             )

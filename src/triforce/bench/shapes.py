@@ -53,7 +53,7 @@ def decoder(
     name: str,
     context: int,
     dtype: torch.dtype = torch.bfloat16,
-    int8: bool = False,
+    bits: int = 0,
     device: torch.device | str = "cpu",
 ) -> Decoder:
     """A model of one of the `SHAPES`, for so many positions, made where it is to compute."""
@@ -80,7 +80,7 @@ def decoder(
 
     embedding_VC, layers = matrix(shape.vocab, C), tuple(layer() for _ in range(shape.layers))
     head_VC = embedding_VC if shape.tied else matrix(shape.vocab, C)
-    return Decoder(config, Weights(embedding_VC, layers, torch.ones(C, dtype=dtype, device=device), head_VC), int8)
+    return Decoder(config, Weights(embedding_VC, layers, torch.ones(C, dtype=dtype, device=device), head_VC), bits)
 
 
 def write(name: str, folder: Path, context: int) -> None:

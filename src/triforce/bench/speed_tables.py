@@ -1,4 +1,4 @@
-"""Rows of `triforce bench speed` as tables."""
+"""Rows of `triforce bench speed` as tables, and their verdict on mode `auto`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from triforce.bench.summary import PLAIN
 from triforce.eval import Table
 from triforce.eval.tables import tokens
 
 Row = dict[str, Any]
-
+AUTO, PLAIN = "auto", "ar"
+LOST = 0.97
+"""A cell is lost where the 95 % upper bound of the speedup lies below this; one turn gives no bound."""
 
 AXES = ("context", "batch", "temperature", "workload")
 
@@ -48,18 +49,15 @@ def _along(rows: Sequence[Row], modes: Sequence[str], axis: str) -> Table:
 
 
 def _cells(rows: Sequence[Row], modes: Sequence[str]) -> Table:
-    cells: dict[str, dict[str, Row]] = {}
-    for row in rows:
-        cells.setdefault(row["cell"], {})[row["mode"]] = row
     lines = []
-    for name, found in cells.items():
+    for name, found in _by_cell(rows).items():
         any_row = next(iter(found.values()))
         plain = (
             found[PLAIN]["tokens_per_second"] if PLAIN in found else any_row["tokens_per_second"] / any_row["speedup"]
         )
         prefill = any_row["prefill_tokens_per_second"]
-        each = [_speedup(found.get(mode)) for mode in modes]
-        lines.append([str(name), f"{prefill:,.0f}" if prefill else "-", f"{plain:,.1f}", *each])
+        each = [speedup(found.get(mode)) for mode in modes]
+        lines.append([name, f"{prefill:,.0f}" if prefill else "-", f"{plain:,.1f}", *each])
     note = (
         "Prefill and plain decoding in tokens/s (of all texts of a batch together), then the speedup of each mode with "
         "half its spread."
@@ -67,5 +65,45 @@ def _cells(rows: Sequence[Row], modes: Sequence[str]) -> Table:
     return Table("Every cell", note, ["cell", "prefill", "plain", *modes], lines)
 
 
-def _speedup(row: Row | None) -> str:
+def _by_cell(rows: Sequence[Row]) -> dict[str, dict[str, Row]]:
+    """Return rows by the name of their cell, and by mode."""
+    cells: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        cells.setdefault(row["cell"], {})[row["mode"]] = row
+    return cells
+
+
+def speedup(row: Row | None) -> str:
+    """Return a speedup with half its spread; a dash where there is none."""
     return "-" if row is None else f"{row['speedup']:.2f} ± {row['spread'] / 2:.2f}"
+
+
+def verdict(rows: Sequence[Row]) -> Row:
+    """Return where mode `auto` lost to plain decoding, and how near it comes to the best mode, over some `cells`.
+
+    These are `lost` (names of cells), `mean` (of speedups), `of_best` (of tokens/s over the best fixed mode's).
+
+    The best fixed setting is the fastest of the other modes in that cell, chosen with hindsight. Values are None where
+    mode `auto` was not measured, or nothing else; `lost` is where no cell had more than one turn.
+    """
+    cells = _by_cell(rows)
+    automatic = {name: modes for name, modes in cells.items() if AUTO in modes}
+    bounds = {name: bound for name, modes in automatic.items() if (bound := modes[AUTO]["upper"]) is not None}
+    shares = [share for modes in automatic.values() if (share := _of_best(modes)) is not None]
+    return {
+        "cells": len(cells),
+        "lost": sorted(name for name, bound in bounds.items() if bound < LOST) if bounds else None,
+        "mean": _mean([modes[AUTO]["speedup"] for modes in automatic.values()]),
+        "of_best": _mean(shares),
+    }
+
+
+def _of_best(modes: dict[str, Row]) -> float | None:
+    """Return tokens/s of mode `auto` over those of the fastest row of its cell that is another mode's."""
+    rates = {mode: float(row["tokens_per_second"]) for mode, row in modes.items()}
+    auto = rates.pop(AUTO)
+    return auto / max(rates.values()) if rates else None
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -1,7 +1,8 @@
-"""Decoding at a given acceptance, to see what the tiers would be worth on a model of any shape.
+"""Decoding over random KV at a given acceptance, to see what the tiers would be worth on a model of any shape.
 
-The passes and the sampling are done for real; then the outcome is drawn instead of taken: each guess is kept with a
-given probability. The texts mean nothing, so this lives in the bench alone, and its rows say `synthetic`.
+No prompt is read. The passes and the sampling are done for real; then the outcome is drawn instead of taken: each
+guess is kept with a given probability. The texts mean nothing, so this lives in the bench alone, and its rows say
+`synthetic`.
 """
 
 from __future__ import annotations
@@ -13,14 +14,21 @@ import torch
 from torch import Tensor
 
 from triforce.bench import shapes
-from triforce.bench.random_kv import read
 from triforce.bench.speed import Row, timing
+from triforce.engine.modes import MODES
+from triforce.engine.sequence import TokenSequence
+from triforce.engine.sequence_batch import SequenceBatch
+from triforce.engine.sequence_group import prefill_batch
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet
-from triforce.kvcache import RetrievalConfig
+from triforce.interface.sampling_params import SamplingParams
+from triforce.kvcache import PAGE, FullView, PagePool, RetrievalConfig
 from triforce.kvcache.retrieval_config import Budget
-from triforce.ragged import Bools
+from triforce.ragged import Bools, ints
 from triforce.speculation import Draft, SequenceState, TokenSampler, Verification
+
+BLOCK = 4096
+"""Tokens of random KV, repeated over the context."""
 
 
 class Synthetic:
@@ -64,8 +72,8 @@ def rows(
     """Plain decoding and TriForce on the `30m` shape, per context: `outer` and `inner` are kept shares per token."""
     longest = max(contexts) + 2 * tokens
     setting = SpeculativeConfig(*gammas, retrieval=RetrievalConfig(Budget(budget)), lower_tiers=lower_tiers)
-    lower = shapes.decoder("30m", longest, int8=True) if setting.int8 else None
-    draft = shapes.decoder("30m-draft", longest, int8=setting.int8)
+    lower = shapes.decoder("30m", longest, bits=setting.lower_bits) if setting.lower_bits else None
+    draft = shapes.decoder("30m-draft", longest, bits=setting.lower_bits)
     models = ModelSet(shapes.decoder("30m", longest), draft, lower)
     for context in contexts:
         seconds: dict[str, list[float]] = {"ar": [], "triforce": []}
@@ -85,3 +93,43 @@ def rows(
                 "prefill_tokens_per_second": None, "full_passes": passes if mode != "ar" else tokens,
                 "acceptance": {"outer": outer, "inner": inner} if mode != "ar" else {},
             }  # fmt: skip
+
+
+def read(
+    models: ModelSet,
+    mode: str,
+    setting: SpeculativeConfig,
+    context: int,
+    tokens: int,
+    rows: int = 1,
+    memory: FullView | None = None,
+) -> SequenceBatch:
+    """A batch whose prompts of random tokens have been read, as far as its caches can tell: its KV is noise.
+
+    `memory`: that of an earlier such batch of one row, to be used again.
+    """
+    params = SamplingParams(temperature=0.6, top_p=0.9, seed=1, max_tokens=tokens, ignore_eos=True)
+    vocabulary = min(1000, models.target.config.vocab_size)
+    prompt = torch.randint(vocabulary, (context,), generator=torch.Generator().manual_seed(2)).tolist()
+    if memory:
+        memory.rewind(ints([context - PAGE]))
+    batch = SequenceBatch(
+        models, MODES[mode], setting, "seeded", [TokenSequence(prompt, params, seed=1) for _ in range(rows)], memory
+    )
+    if memory is None:
+        fill(batch.top.cache.pool, context - PAGE)  # the other rows' is copied from there
+    for _ in prefill_batch(batch):
+        pass
+    return batch
+
+
+def fill(pool: PagePool, length: int) -> None:
+    """Random K and V for the first `length` tokens of the first row. The draft's own cache will catch up."""
+    config = pool.config
+    block_GND = torch.randn(config.kv_heads, BLOCK, config.head_dim, generator=torch.Generator().manual_seed(3))
+    for start in range(0, length, BLOCK):
+        slots_N = pool.slots(0, start, min(start + BLOCK, length))
+        some_GND = block_GND[:, : len(slots_N)].to(pool.device, pool.dtype)
+        for layer in range(config.layers):
+            pool.kv.write(layer, slots_N, some_GND, some_GND)
+    pool.lengths_B[0] = length

@@ -1,4 +1,4 @@
-"""Hugging Face configs as ModelConfig. An unsupported one is refused by the name of its field."""
+"""The config.json of a folder as ModelConfig, refused by the name of a field, and its generation_config.json."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from torch import Tensor
 from triforce.checkpoint.hub import read_json
 from triforce.checkpoint.json_fields import Fields
 from triforce.checkpoint.rope_scaling import TYPES, Scaling, read_scaling
-from triforce.errors import ModelError
+from triforce.errors import ModelError, RequestError
+from triforce.interface.sampling_params import BY_THE_MODEL, SamplingParams
 from triforce.model.config import ModelConfig
 from triforce.model.rope import Rope
 
@@ -48,6 +49,7 @@ QWEN = ("qwen2", "qwen3")
 LAYER_TYPES = ("full_attention", "sliding_attention")
 MOST_LAYERS = 10_000
 THETA = 10_000.0
+GENERATION = "generation_config.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,16 @@ def model_config(hf: HFConfig, *, vocab_size: int, context: int | None, device: 
     `context` (tokens; None: the config's own positions) also freezes dynamic and longrope frequencies, which change
     with length in transformers: no cache of rotated keys can follow that. Raises ModelError if it is too large.
     """
-    context = _context(hf, context)
+    context, window = hf.max_position_embeddings if context is None else context, hf.sliding_window
+    if not 0 < context <= hf.positions:
+        raise ModelError(
+            f"context = {context}, but this model has {hf.positions} positions: use --context {hf.positions}"
+        )
+    if window is not None and context > window:
+        raise ModelError(
+            f"config.json: sliding_window = {window} is not supported beyond the window, and context = {context}: "
+            f"use --context {window}"
+        )
     inv_freq_F, scale = frequencies(hf, context)
     return ModelConfig(
         vocab_size=vocab_size,
@@ -180,15 +191,12 @@ def _slides(config: Fields) -> bool:
     return "sliding_attention" in kinds
 
 
-def _context(hf: HFConfig, context: int | None) -> int:
-    context, window = hf.max_position_embeddings if context is None else context, hf.sliding_window
-    if not 0 < context <= hf.positions:
-        raise ModelError(
-            f"context = {context}, but this model has {hf.positions} positions: use --context {hf.positions}"
-        )
-    if window is not None and context > window:
-        raise ModelError(
-            f"config.json: sliding_window = {window} is not supported beyond the window, and context = {context}: "
-            f"use --context {window}"
-        )
-    return context
+def sampling_defaults(folder: Path) -> dict[str, Any]:
+    """Return the fields of `SamplingParams` that the file of a model's folder sets, as vLLM does. Raises ModelError."""
+    values = read_json(folder / GENERATION) if (folder / GENERATION).exists() else {}
+    found = {name: values[name] for name in BY_THE_MODEL if values.get(name) is not None}
+    try:
+        SamplingParams(**found)
+    except RequestError as error:
+        raise ModelError(f"{folder / GENERATION}: {error}; mend it, or leave the field out") from error
+    return found

@@ -1,4 +1,4 @@
-"""Model names as folders of files, and JSON from them."""
+"""Model names as folders of files, JSON from them, and drafts that are known to share a target's vocabulary."""
 
 from __future__ import annotations
 
@@ -16,6 +16,24 @@ SAFETENSORS = ("model.safetensors", "model-*.safetensors")
 PICKLES = ("pytorch_model.bin", "pytorch_model-*.bin")
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
+_PAIR = Path(__file__).parents[1] / "assets" / "pair"
+SHIPPED = _PAIR / "target", _PAIR / "draft"
+"""The target and the draft that come with the package."""
+
+_DRAFTS = {
+    "NousResearch/Yarn-Llama-2-7b-128k": "JackFram/llama-68m",
+    "NousResearch/Yarn-Llama-2-13b-128k": "JackFram/llama-68m",
+    "LargeWorldModel/LWM-Text-128K": "JackFram/llama-68m",
+    "LargeWorldModel/LWM-Text-Chat-128K": "JackFram/llama-68m",
+    "meta-llama/Llama-3.1-8B": "meta-llama/Llama-3.2-1B",
+    "meta-llama/Llama-3.1-8B-Instruct": "meta-llama/Llama-3.2-1B-Instruct",
+    "meta-llama/Llama-3.1-70B-Instruct": "meta-llama/Llama-3.2-1B-Instruct",
+    "Qwen/Qwen2.5-7B-Instruct": "Qwen/Qwen2.5-0.5B-Instruct",
+    "Qwen/Qwen2.5-14B-Instruct": "Qwen/Qwen2.5-0.5B-Instruct",
+    "Qwen/Qwen3-8B": "Qwen/Qwen3-0.6B",
+    "Qwen/Qwen3-14B": "Qwen/Qwen3-0.6B",
+}
+
 
 def model_folder(name_or_path: str | Path) -> Path:
     """The folder of a model: `name_or_path` itself, or a snapshot of that Hugging Face repository.
@@ -25,11 +43,13 @@ def model_folder(name_or_path: str | Path) -> Path:
     folder = Path(name_or_path).expanduser()
     if folder.is_dir():
         return folder
-    if _is_gguf(folder):
-        raise ModelError(
-            f"{folder} is a GGUF file, and these cannot be read yet; give the model's Hugging Face folder, with "
-            "config.json and safetensors"
-        )
+    if folder.is_file():
+        with folder.open("rb") as file:
+            if file.read(4) == b"GGUF":
+                raise ModelError(
+                    f"{folder} is a GGUF file, and these cannot be read yet; give the model's Hugging Face folder, "
+                    "with config.json and safetensors"
+                )
     if folder.exists():
         raise ModelError(f"{folder} is a file; give the folder that holds config.json and the weights")
     if isinstance(name_or_path, Path) or not HUB_NAME.fullmatch(name_or_path):
@@ -40,11 +60,16 @@ def model_folder(name_or_path: str | Path) -> Path:
     return _snapshot(name_or_path)
 
 
-def _is_gguf(path: Path) -> bool:
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(4) == b"GGUF"
+def draft_for(target: str | Path) -> str | Path | None:
+    """The draft of a known target: by hub name, or, for a folder of that name, the draft's folder beside it."""
+    folder = Path(target)
+    if not folder.is_dir():
+        return _DRAFTS.get(str(target))
+    if folder.resolve() == SHIPPED[0].resolve():
+        return SHIPPED[1]
+    drafts = {name.split("/")[1]: draft.split("/")[1] for name, draft in _DRAFTS.items()}
+    sibling = folder.resolve().parent / drafts.get(folder.resolve().name, "")
+    return sibling if folder.resolve().name in drafts and sibling.is_dir() else None
 
 
 def _snapshot(name: str) -> Path:

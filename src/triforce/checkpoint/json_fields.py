@@ -51,7 +51,8 @@ class Fields:
     def numbers(self, name: str, count: int) -> list[float]:
         """A list of so many numbers above 0."""
         values = self.get(name)
-        if not isinstance(values, list) or len(values) != count or not all(map(_is_positive, values)):
+        fits = isinstance(values, list) and len(values) == count
+        if not fits or not all(type(value) in (int, float) and 0 < value <= LARGEST for value in values):
             raise self.refusal(name, [f"lists of {count} numbers above 0"])
         return [float(value) for value in values]
 
@@ -82,7 +83,3 @@ class Fields:
     def _or(self, name: str, default: Any) -> Any:
         value = self.get(name)
         return default if value is None else value
-
-
-def _is_positive(value: Any) -> bool:
-    return type(value) in (int, float) and 0 < value <= LARGEST

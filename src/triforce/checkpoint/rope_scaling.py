@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil, floor, log, pi, sqrt
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,36 +17,30 @@ from triforce.checkpoint.json_fields import Fields
 TYPES = ("default", "linear", "llama3", "yarn", "dynamic", "longrope")
 
 
-class Scaling(Protocol):
-    """A scaling of the rotations to more positions than a model was trained for."""
-
-    def frequencies(self, theta: float, D: int, context: int) -> tuple[Tensor, float]:
-        """Radians per position, float32 (F,), for texts of `context` tokens, and the factor on cos and sin."""
-        ...
-
-    def reach(self, positions: int) -> int:
-        """Positions that the model can see, of a config whose max_position_embeddings is `positions`."""
-        ...
-
-
 def wavelengths(theta: float, D: int) -> Tensor:
     """Positions per radian, (F): theta^(2i / D) (Su et al. 2021, arXiv 2104.09864, section 3.2.2)."""
     return theta ** (torch.arange(0, D, 2, dtype=torch.float32) / D)
 
 
 @dataclass(frozen=True, slots=True)
-class Unscaled:
-    """No scaling: rotations as trained."""
+class Scaling:
+    """A scaling of the rotations to more positions than a model was trained for."""
 
     def frequencies(self, theta: float, D: int, context: int) -> tuple[Tensor, float]:
+        """Radians per position, float32 (F,), for texts of `context` tokens, and the factor on cos and sin."""
         return 1.0 / wavelengths(theta, D), 1.0
 
     def reach(self, positions: int) -> int:
+        """Positions that the model can see, of a config whose max_position_embeddings is `positions`."""
         return positions
 
 
+class Unscaled(Scaling):
+    """No scaling: rotations as trained."""
+
+
 @dataclass(frozen=True, slots=True)
-class Linear:
+class Linear(Scaling):
     """Position interpolation: frequencies / factor (Chen et al. 2023, arXiv 2306.15595)."""
 
     factor: float
@@ -60,7 +53,7 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True)
-class Dynamic:
+class Dynamic(Scaling):
     """A larger theta, theta s^(D / (D - 2)): NTK-aware (Peng et al. 2023, arXiv 2309.00071, section 3.1).
 
     s grows with the text (section 3.3), as it does here with the context.
@@ -79,7 +72,7 @@ class Dynamic:
 
 
 @dataclass(frozen=True, slots=True)
-class Yarn:
+class Yarn(Scaling):
     """NTK by parts and a temperature (Peng et al. 2023, arXiv 2309.00071, sections 3.2 and 3.4).
 
     Frequencies that turn more than `fast` times in the `original` positions stay, those that turn less than `slow`
@@ -111,7 +104,7 @@ class Yarn:
 
 
 @dataclass(frozen=True, slots=True)
-class LongRope:
+class LongRope(Scaling):
     """A divisor for each frequency, found by search (Ding et al. 2024, arXiv 2402.13753); others beyond `original`."""
 
     original: int
@@ -123,12 +116,9 @@ class LongRope:
         divisors_F = torch.tensor(self.long if context > self.original else self.short, dtype=torch.float32)
         return 1.0 / (divisors_F * wavelengths(theta, D)), self.scale
 
-    def reach(self, positions: int) -> int:
-        return positions
-
 
 @dataclass(frozen=True, slots=True)
-class Llama3:
+class Llama3(Scaling):
     """Waves longer than the `original` positions / `low` are interpolated, those shorter than / `high` stay.
 
     Between the two the share that stays is linear in the number of turns: YaRN's NTK by parts (arXiv 2309.00071,
@@ -147,9 +137,6 @@ class Llama3:
         attn_out_F = (1 - stays_F) * plain_F / self.factor + stays_F * plain_F
         attn_out_F = torch.where(waves_F > self.original / self.low, plain_F / self.factor, attn_out_F)
         return torch.where(waves_F < self.original / self.high, plain_F, attn_out_F), 1.0
-
-    def reach(self, positions: int) -> int:
-        return positions
 
 
 def read_scaling(rope: Fields, kind: str, D: int, positions: int) -> Scaling:

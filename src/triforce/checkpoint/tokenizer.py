@@ -1,18 +1,23 @@
-"""Text to token ids and back, through the `tokenizers` library."""
+"""Text to token ids and back, through the `tokenizers` library: whole texts, texts that grow, and bytes of a token."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from triforce.checkpoint.detokenizer import TextStream
+from tokenizers import Tokenizer as Core
+from tokenizers.decoders import DecodeStream
+
 from triforce.checkpoint.hub import read_json
 from triforce.checkpoint.json_fields import Fields
-from triforce.checkpoint.token_bytes import all_token_bytes, token_bytes
 from triforce.checkpoint.tokenizer_files import CORE, TokenizerFiles, read_tokenizer
 from triforce.errors import ModelError, RequestError
+
+CONTEXT = 16  # tokens of the preceding text that can change how the next one reads
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 def same_tokenizer(folder: Path, other: Path) -> bool:
@@ -48,7 +53,9 @@ class Tokenizer:
             ids: list[int] = self._core.encode(text, add_special_tokens=add_special).ids
         except (UnicodeError, TypeError) as error:
             raise RequestError("the prompt is not valid UTF-8 text; convert the file to UTF-8") from error
-        return self._known(ids)
+        if ids and (top := max(ids)) >= self.vocab_size:
+            raise RequestError(f"the text holds token {top}, which this model has no embedding for; leave it out")
+        return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids` without special tokens; what `stream` gives in pieces."""
@@ -63,11 +70,11 @@ class Tokenizer:
 
     def bytes_of(self, token_id: int) -> bytes:
         """Return the bytes that a token adds to a text, perhaps a part of a character; none for an unknown id."""
-        return token_bytes(self._core, token_id)
+        return token_bytes(self._core, [token_id])[0]
 
     def all_bytes(self) -> list[bytes]:
         """The same of every id below `vocab_size`."""
-        return all_token_bytes(self._core, range(self.vocab_size))
+        return token_bytes(self._core, range(self.vocab_size))
 
     @property
     def special_ids(self) -> frozenset[int]:
@@ -96,11 +103,11 @@ class Tokenizer:
         from triforce.checkpoint.chat_template import render  # Jinja, which most runs do not need
 
         try:
-            said = [{name: value for name, value in message.items() if value is not None} for message in messages]
+            turns = [{name: value for name, value in message.items() if value is not None} for message in messages]
             # A sandbox holds only for plain values: other objects have methods.
-            given = json.loads(json.dumps({"messages": said, "tools": tools or None}))
-            given |= {"documents": None, "add_generation_prompt": True}
-            text = render(self._template_for(tools), {**self._special, **given})
+            variables = json.loads(json.dumps({"messages": turns, "tools": tools or None}))
+            variables |= {"documents": None, "add_generation_prompt": True}
+            text = render(self._template_for(tools), {**self._special, **variables})
         except Exception as error:  # a template is a program, and raises what it likes
             raise RequestError(f"the model's chat template does not accept these messages: {error}") from error
         return self.encode(text, add_special=False)
@@ -123,11 +130,6 @@ class Tokenizer:
                     f"{theirs!r} in the second; use a draft model with the target's own tokenizer"
                 )
 
-    def _known(self, ids: list[int]) -> list[int]:
-        if ids and (top := max(ids)) >= self.vocab_size:
-            raise RequestError(f"the text holds token {top}, which this model has no embedding for; leave it out")
-        return ids
-
 
 def configured_eos_ids(folder: Path) -> frozenset[int]:
     """The end-of-sequence ids that config.json and generation_config.json name, together. Raises ModelError."""
@@ -141,3 +143,64 @@ def configured_eos_ids(folder: Path) -> frozenset[int]:
                 raise fields.refusal("eos_token_id", ["token ids", "lists of them"])
             ids.update(found)
     return frozenset(ids)
+
+
+class TextStream:
+    """Text of the tokens stepped through, in whole characters and without special tokens."""
+
+    def __init__(self, core: Core, after: Sequence[int] = ()) -> None:
+        self._core = core
+        self._shown = list(after[-CONTEXT:]) if after else []
+        if self._text(self._shown).endswith("�"):
+            self._shown = []  # the character that is cut there would be shown again
+        self._held: list[int] = []
+        self._stream = DecodeStream(self._shown, skip_special_tokens=True)
+
+    def step(self, token: int) -> str:
+        """The text that this token completes, perhaps none."""
+        self._held.append(token)
+        try:
+            text = self._stream.step(self._core, token)
+        except Exception:
+            # Byte tokens that make no character can change how the ones before them read; that text is out already.
+            self._stream = DecodeStream(skip_special_tokens=True)
+            text = self._stream.step(self._core, self._held)
+        if text:
+            self._shown, self._held = self._held, []
+        return text or ""
+
+    def flush(self) -> str:
+        """The rest at the end of the text: what is no whole character reads as U+FFFD. Ends the stream."""
+        before = self._text(self._shown)
+        rest = self._text(self._shown + self._held)[len(before) :]
+        self._held = []
+        return rest
+
+    def _text(self, ids: list[int]) -> str:
+        return str(self._core.decode(ids, skip_special_tokens=True))
+
+
+def token_bytes(core: Core, ids: Iterable[int]) -> list[bytes]:
+    """The UTF-8 bytes that each token adds to a text: of an added or special one its name; none of an unknown id."""
+    added, falls_back_to_bytes = core.get_added_tokens_decoder(), core.token_to_id("<0x0A>") is not None
+    read = _sentencepiece if falls_back_to_bytes else _byte_level
+    return [str(added[i].content).encode() if i in added else read(core.id_to_token(i) or "") for i in ids]
+
+
+def _byte_level(token: str) -> bytes:
+    return bytes([_BYTES[c] for c in token]) if all(c in _BYTES for c in token) else token.encode()
+
+
+def _sentencepiece(token: str) -> bytes:
+    byte = _BYTE_TOKEN.fullmatch(token)
+    return bytes([int(byte[1], 16)]) if byte else token.replace("▁", " ").encode()
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Byte-level BPE writes a printable byte of latin-1 as itself, and the others, in order, from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(rest)}
+
+
+_BYTES = _byte_alphabet()

@@ -69,12 +69,9 @@ def from_transformers(hf: Any) -> TokenizerFiles:
     """The same of a tokenizer of transformers. Raises ModelError for one that is not fast."""
     if not getattr(hf, "is_fast", False):
         raise ModelError("this model has no tokenizer.json, and other kinds of tokenizer are not supported")
-    templates = hf.chat_template or {}
-    return TokenizerFiles(
-        hf.backend_tokenizer,
-        hf.special_tokens_map,
-        {"default": templates} if isinstance(templates, str) else templates,
-    )
+    given = hf.chat_template or {}
+    templates = {"default": given} if isinstance(given, str) else given
+    return TokenizerFiles(hf.backend_tokenizer, hf.special_tokens_map, templates)
 
 
 def _through_transformers(folder: Path) -> TokenizerFiles:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -13,20 +13,6 @@ from torch import Tensor
 
 from triforce.checkpoint.hub import read_json
 from triforce.errors import ModelError
-
-
-class Archive(Protocol):
-    """A weight file: tensors by name."""
-
-    def names(self) -> Iterable[str]: ...
-
-    def view(self, name: str) -> Tensor:
-        """The tensor as it lies in the mapped file, for as long as the model lives."""
-        ...
-
-    def glance(self, name: str) -> Tensor:
-        """The same for a moment, to be copied from: its pages leave memory with it, where the format allows."""
-        ...
 
 
 def open_archives(folder: Path) -> dict[str, Archive]:
@@ -48,14 +34,10 @@ def _files(folder: Path, stem: str, suffix: str) -> list[Path]:
     if single.exists() or not index.exists():
         return [single] if single.exists() else []
     shards = read_json(index).get("weight_map")
-    if not isinstance(shards, dict) or not shards or not all(_is_plain(shard) for shard in shards.values()):
+    # Files of the folder itself: an index may not point elsewhere.
+    if not isinstance(shards, dict) or not shards or not all(Path(str(s)).name == s for s in shards.values()):
         raise ModelError(f"{index} has no valid weight_map; download it again")
     return [folder / shard for shard in sorted(set(shards.values()))]
-
-
-def _is_plain(name: object) -> bool:
-    """A file of the folder itself: an index may not point elsewhere."""
-    return isinstance(name, str) and Path(name).name == name
 
 
 class Safetensors:
@@ -69,10 +51,12 @@ class Safetensors:
         return list(self._shared.keys())
 
     def view(self, name: str) -> Tensor:
+        """Return the tensor, in its shape, as it lies in the mapped file: for as long as the model lives."""
         tensor: Tensor = self._shared.get_tensor(name)
         return tensor
 
     def glance(self, name: str) -> Tensor:
+        """Return it, in its shape, for a moment, to be copied from: its pages leave memory with it."""
         with self._open() as fresh:  # pages read through the shared mapping would stay as long as any view of it
             tensor: Tensor = fresh.get_tensor(name)
         return tensor
@@ -111,6 +95,10 @@ class Pickle:
         return self._tensors[name].detach()
 
     glance = view
+
+
+Archive = Safetensors | Pickle
+"""A weight file: tensors by name."""
 
 
 def _missing(file: Path) -> ModelError:

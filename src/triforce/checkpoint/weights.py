@@ -1,12 +1,15 @@
-"""Weights out of the files of a Hugging Face folder; weights that fit as they are stay in the mapped files.
+"""Weights out of the files of a Hugging Face folder, and the fingerprint that ties saved KV caches to a model.
+
+Weights that fit as they are stay in the mapped files.
 
 Shape suffixes: V vocabulary, C hidden size, I MLP size, D head size, Q = query heads * D, P = KV heads * D.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
@@ -24,6 +27,9 @@ Source = tuple[str, Shape, Cut]
 """The name of a tensor in the files, its shape there, and which part of it is wanted."""
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 SOURCES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_BITS = {2: torch.int16, 4: torch.int32}  # sums of integers do not depend on their order
+SAMPLE = 1024  # elements of each tensor that enter the fingerprint
+PART = 1 << 18  # elements whose bits are added up at a time
 
 
 def read_weights(
@@ -47,11 +53,13 @@ def read_weights(
     table = (rows, config.hidden_size), (span(config.vocab_size, ranks),)
     embedding_VC = reader.take(EMBEDDING, *table)
     layers = tuple(Layer(**{field: reader.take(*source) for field, source in block.items()}) for block in blocks)
-    head_VC = reader.take(HEAD, *table) if reader.has(HEAD) else embedding_VC
-    if config.tied:
-        _require_tied(head_VC, embedding_VC)
-        head_VC = embedding_VC
-    return Weights(embedding_VC, layers, reader.take(NORM, (config.hidden_size,), ()), head_VC)
+    head_VC = reader.take(HEAD, *table) if HEAD in reader.archives else embedding_VC
+    if config.tied and head_VC is not embedding_VC and not torch.equal(head_VC, embedding_VC):
+        raise ModelError(
+            f"config.json: tie_word_embeddings = True, but {HEAD} differs from {EMBEDDING}: set it to false to use both"
+        )
+    norm_C = reader.take(NORM, (config.hidden_size,), ())
+    return Weights(embedding_VC, layers, norm_C, embedding_VC if config.tied else head_VC)
 
 
 def tensor_shapes(config: ModelConfig, rows: int) -> dict[str, Shape]:
@@ -74,7 +82,7 @@ def _block(config: ModelConfig, prefix: str, ranks: TPGroup) -> dict[str, Source
         """Cut the inputs of a projection that adds to the residual stream."""
         return outputs(C) if ranks.exact else (slice(None), span(inputs, ranks))
 
-    fields: dict[str, Source] = {
+    sources: dict[str, Source] = {
         "input_norm_C": ("input_layernorm.weight", (C,), ()),
         "q_proj_QC": ("self_attn.q_proj.weight", (Q, C), outputs(Q)),
         "k_proj_PC": ("self_attn.k_proj.weight", (P, C), outputs(P)),
@@ -87,17 +95,28 @@ def _block(config: ModelConfig, prefix: str, ranks: TPGroup) -> dict[str, Source
     }
     if config.qkv_bias:
         sizes = {"q": ("Q", Q), "k": ("P", P), "v": ("P", P)}
-        fields |= {f"{x}_bias_{s}": (f"self_attn.{x}_proj.bias", (n,), outputs(n)) for x, (s, n) in sizes.items()}
+        sources |= {f"{x}_bias_{s}": (f"self_attn.{x}_proj.bias", (n,), outputs(n)) for x, (s, n) in sizes.items()}
     if config.qk_norm:
-        fields |= {f"{x}_norm_D": (f"self_attn.{x}_norm.weight", (D,), ()) for x in "qk"}
-    return {field: (prefix + name, shape, cut) for field, (name, shape, cut) in fields.items()}
+        sources |= {f"{x}_norm_D": (f"self_attn.{x}_norm.weight", (D,), ()) for x in "qk"}
+    return {field: (prefix + name, shape, cut) for field, (name, shape, cut) in sources.items()}
 
 
-def _require_tied(head_VC: Tensor, embedding_VC: Tensor) -> None:
-    if head_VC is not embedding_VC and not torch.equal(head_VC, embedding_VC):
-        raise ModelError(
-            f"config.json: tie_word_embeddings = True, but {HEAD} differs from {EMBEDDING}: set it to false to use both"
-        )
+def fingerprint(config: ModelConfig, weights: Weights) -> str:
+    """Digest of shapes, rotation, dtype, and of each weight a sample and the sum of its bits."""
+    digest = hashlib.sha256()
+    # The context bounds what a model may see, and changes what it computes only through the rotation.
+    names = [f.name for f in fields(ModelConfig) if f.name not in ("rope", "context", "ranks")]
+    rope, dtype = config.rope, weights.embedding_VC.dtype
+    digest.update(repr(([getattr(config, name) for name in names], rope.scale, str(dtype))).encode())
+    for tensor in (rope.inv_freq_F, *weights.tensors()):
+        digest.update(repr(tuple(tensor.shape)).encode())
+        n, k = tensor.numel(), min(tensor.numel(), SAMPLE)
+        sample = tensor.flatten()[torch.arange(k, device=tensor.device) * (n - 1) // max(k - 1, 1)]
+        digest.update(sample.float().cpu().numpy().tobytes())
+        # By parts, as the sum of a whole would first take four times the tensor's memory.
+        parts = torch.split(tensor.view(_BITS[tensor.itemsize]).flatten(), PART)
+        digest.update(str(sum([int(part.sum(dtype=torch.int64)) for part in parts])).encode())
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +126,6 @@ class _Reader:
     archives: Mapping[str, Archive]
     device: torch.device
     dtype: torch.dtype
-
-    def has(self, name: str) -> bool:
-        return name in self.archives
 
     def require_names(self, folder: Path, needed: set[str], optional: str) -> None:
         # Old checkpoints also store the rotation frequencies, which follow from the config.

@@ -41,24 +41,21 @@ def paint(text: str, tier: str) -> str:
     return f"\033[{COLORS.get(tier, 0)}m{text}\033[0m"
 
 
-def write(piece: OutputChunk, painter: Painter | None) -> None:
-    """Print a piece of a stream; the next one follows it."""
-    print(painter(piece) if painter else piece.text, end="", flush=True)
-
-
-def show(pieces: Iterable[OutputChunk | RequestOutput], painter: Painter | None, progress: Prefill) -> RequestOutput:
-    """Print a stream as it comes, in the place of `progress`, and return the answer that ends it."""
-    output = None
+def show(
+    pieces: Iterable[OutputChunk | RequestOutput], painter: Painter | None, progress: Prefill
+) -> tuple[str, RequestOutput | None]:
+    """Print a stream as it comes, in the place of `progress`; return its text, and the answer if it came to its end."""
+    text, output = "", None
     with progress:
         for piece in pieces:
             progress.close()
             if isinstance(piece, RequestOutput):
                 output = piece
             else:
-                write(piece, painter)
+                text += piece.text
+                print(painter(piece) if painter else piece.text, end="", flush=True)
     print(flush=True)
-    assert output is not None, "a stream ends with the whole answer"
-    return output
+    return text, output
 
 
 def legend(tiers: Sequence[TierStats]) -> str:

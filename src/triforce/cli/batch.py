@@ -6,17 +6,19 @@ import asyncio
 import sys
 from argparse import Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
+
+from tqdm import tqdm
 
 from triforce.cli import replicas
-from triforce.cli.serve_common import extra, follow, model_name
+from triforce.cli.engine_arguments import model_name
 from triforce.cli.text_files import require_writable
+from triforce.distributed.group import TPGroup
 from triforce.errors import RequestError
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from triforce.distributed.group import TPGroup
     from triforce.server.batch_file import Answers
     from triforce.server.engine_client import EngineClient
 
@@ -31,11 +33,11 @@ def run(options: Namespace) -> int:
 
 def answer_all(options: Namespace, ranks: TPGroup) -> int:
     """Answer what is not answered yet. Raises RequestError for files, before the model is loaded."""
-    with extra():
+    with replicas.extra():
         from triforce.server import batch_file
 
     if ranks.rank:
-        return follow(options, ranks, batch_file.LIMITS)
+        return replicas.follow(options, ranks, batch_file.LIMITS)
     source, output = Path(options.file), Path(options.output or Path(options.file).with_suffix(".out.jsonl"))
     with _opened(source) as file:
         lines = sum(bool(line.strip()) for line in file)
@@ -44,15 +46,17 @@ def answer_all(options: Namespace, ranks: TPGroup) -> int:
             raise RequestError(f"{output} is the input; name another file with -o")
         require_writable(str(output))
         name = options.name or model_name(options.model)
-        with _progress(lines, options.quiet) as bar, batch_file.Answers(output, bar.update) as answers:
+        hidden = options.quiet or None  # None: on terminals only
+        bar = tqdm(desc="batch", total=lines, unit=" requests", leave=False, disable=hidden, file=sys.stderr)
+        with bar, batch_file.Answers(output, bar.update) as answers:
             if replicas.wanted(options):
                 replicas.answer(options, name, file, answers)
             else:
                 _answer(options, ranks, name, file, answers)
     tally = answers.tally
     if not options.quiet:
-        told = f"{tally.answered} answered, {tally.refused} refused, {tally.skipped} there already: {output}"
-        print(told, file=sys.stderr)
+        counts = f"{tally.answered} answered, {tally.refused} refused, {tally.skipped} there already: {output}"
+        print(counts, file=sys.stderr)
     if not tally.refused:
         return 0
     (reason, times), *others = tally.reasons.most_common(2)
@@ -63,7 +67,7 @@ def answer_all(options: Namespace, ranks: TPGroup) -> int:
 
 def _answer(options: Namespace, ranks: TPGroup, name: str, source: BinaryIO, answers: Answers) -> None:
     """Answer with an engine of this process and the other ranks. Raises TriforceError."""
-    with extra():
+    with replicas.extra():
         from triforce.server import batch_file
         from triforce.server.app import create_app
 
@@ -88,13 +92,6 @@ def _unless_broken(app: ASGIApp, engine: EngineClient) -> ASGIApp:
             raise engine.failure
 
     return checked
-
-
-def _progress(lines: int, quiet: bool) -> Any:
-    """A bar on stderr, on terminals only."""
-    from tqdm import tqdm
-
-    return tqdm(desc="batch", total=lines, unit=" requests", leave=False, disable=quiet or None, file=sys.stderr)
 
 
 def _opened(source: Path) -> BinaryIO:

@@ -77,7 +77,8 @@ def _continue(llm: LLM, prompt: list[int], params: SamplingParams, mode: str, sa
     print(f"\n[{mode}] ", end="", flush=True)
     progress = Prefill()
     pieces = llm.stream(prompt, params, mode=mode, save_cache=save, load_cache=load, on_prefill=progress)
-    output = show(pieces, Painter(llm.tokenizer, prompt) if color else None, progress)
+    _, output = show(pieces, Painter(llm.tokenizer, prompt) if color else None, progress)
+    assert output is not None, "a stream ends with the whole answer"
     if color:
         print(legend(output.outputs[0].tiers))
     if first:

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from triforce.backends.torch_import import import_torch
 from triforce.cli.options import DEFAULTS, NO_DRAFT
 from triforce.cli.text_files import read_text
+from triforce.distributed.group import TPGroup
 from triforce.interface.grammar import Grammar
 from triforce.interface.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from triforce.distributed.group import TPGroup
     from triforce.llm import LLM
 
 PLACEMENT = ("device", "dtype", "context")
-KV = ("kv_offload", "kv_memory", "kv_resident_layers")
 SPECULATION = (
     "mode", "coupling", "draft_tokens", "speculative_tokens", "retrieval_budget", "retrieval_chunk",
     "retrieval_policy", "retrieval_refresh", "searched_layers", "lower_tiers",
-    *KV,
+    "kv_offload", "kv_memory", "kv_resident_layers",
 )  # fmt: skip
 
 
@@ -49,3 +49,10 @@ def sampling(options: Namespace) -> dict[str, Any]:
     values |= {"logit_bias": dict(options.logit_bias) or None, "stop_token_ids": options.stop_token_id}
     SamplingParams(**values)
     return values
+
+
+def model_name(model: str | None) -> str:
+    """A model is called what its hub or its folder calls it; where the folder lies is nobody's business."""
+    if model is None:
+        return "triforce"
+    return Path(model).resolve().name if Path(model).is_dir() else model

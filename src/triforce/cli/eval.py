@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from argparse import Namespace
+from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 from time import perf_counter
@@ -17,15 +18,18 @@ from triforce.cli.text_files import read_texts, require_writable
 from triforce.errors import RequestError
 
 if TYPE_CHECKING:
-    from triforce.eval import EvalConfig, EvalContext, TimeBudget
+    from triforce.eval import EvalConfig, EvalContext
+    from triforce.eval.time_budget import TimeBudget
 
 
 def run(options: Namespace) -> int:
     """Print each table as soon as it is measured; --json writes all figures at the end."""
     began = perf_counter()
-    from triforce.eval import evaluate, shorten
+    from triforce.engine.inputs import known
+    from triforce.eval import MEASUREMENTS, evaluate, shorten
 
-    names = _names(options.only)
+    only = options.only.split(",") if options.only else MEASUREMENTS
+    names = [known("measurement", name.strip(), MEASUREMENTS) for name in only]
     require_writable(options.json)
     subject = _subject(options)
     whole, loaded = subject.plan, perf_counter()
@@ -59,14 +63,6 @@ def _forecast(budget: TimeBudget, whole: EvalConfig, plan: EvalConfig) -> list[s
     return lines
 
 
-def _names(only: str | None) -> list[str]:
-    from triforce.engine.inputs import known
-    from triforce.eval import MEASUREMENTS
-
-    names = only.split(",") if only else list(MEASUREMENTS)
-    return [known("measurement", name.strip(), MEASUREMENTS) for name in names]
-
-
 def _subject(options: Namespace) -> EvalContext:
     from triforce.eval import EvalContext, plan, tokenize
     from triforce.llm import LLM
@@ -90,8 +86,6 @@ def _show(name: str, result: dict[str, Any]) -> None:
 
 def _about(subject: EvalContext) -> dict[str, Any]:
     """Return the model, the software and the texts behind the figures."""
-    from dataclasses import asdict
-
     import torch
 
     llm = subject.llm

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from argparse import Namespace
 from collections.abc import Iterator
+from dataclasses import asdict
 from textwrap import fill
 
 from triforce.cli.engine_arguments import load, sampling
@@ -26,11 +27,12 @@ def run(options: Namespace) -> int:
         (output,) = llm.generate(prompt, params, load_cache=options.load_cache, on_prefill=progress)
     explanation = output.explain()
     if options.json:
-        print(json.dumps(explanation.as_json(), ensure_ascii=False, allow_nan=False))
+        print(json.dumps(asdict(explanation), ensure_ascii=False, allow_nan=False))
         return 0
     for table in tables(explanation):
         print(f"{table.plain()}\n")
-    print(*(fill(line, 100, subsequent_indent="  ") for line in _advice(explanation)), sep="\n")
+    advice = [f"{line}." for line in explanation.advice] or ["nothing that was measured says what would be faster."]
+    print(*(fill(f"- {line}", 100, subsequent_indent="  ") for line in advice), sep="\n")
     return 0
 
 
@@ -82,7 +84,3 @@ def _speed(explanation: Explanation) -> str:
     if explanation.plain and explanation.mode != "ar":
         remarks.append(f"plain decoding would give about {explanation.plain:.1f}")
     return "; ".join(remarks) + "."
-
-
-def _advice(explanation: Explanation) -> list[str]:
-    return [f"- {line}." for line in explanation.advice] or ["- nothing that was measured says what would be faster."]

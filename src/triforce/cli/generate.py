@@ -15,13 +15,13 @@ from triforce.cli.answer_output import Painter, legend, report, show
 from triforce.cli.engine_arguments import load, sampling
 from triforce.cli.progress import Prefill
 from triforce.cli.text_files import read_text
+from triforce.distributed.group import TPGroup
 from triforce.errors import RequestError
 from triforce.interface.outputs import CompletionOutput, Logprob, RequestOutput, TokenLogprobs
 from triforce.interface.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from triforce.distributed.group import TPGroup
-    from triforce.llm import LLM
+    pass
 
 
 def run(options: Namespace) -> int:
@@ -31,19 +31,30 @@ def run(options: Namespace) -> int:
 
 def generate(options: Namespace, ranks: TPGroup) -> int:
     """Generate. Mistakes in prompt and parameters are found before a model is loaded. Rank 0 reads and prints."""
-    asked: Any = None if ranks.rank else (sampling(options), *model_and_prompt(options))
-    given, options.model, prompt = ranks.broadcast(asked)
+    read: Any = None if ranks.rank else (sampling(options), *model_and_prompt(options))
+    given, options.model, prompt = ranks.broadcast(read)
     llm = load(options, ranks if ranks.count > 1 else None)
     params = llm.sampling_params(**given)
     ids = llm.encode_chat([{"role": "user", "content": prompt}]) if options.chat else llm.encode(prompt)
     if ranks.rank:
         llm.generate(ids, params)
         return 0
+    saved = {"save_cache": options.save_cache, "load_cache": options.load_cache}
+    progress = Prefill(options.quiet)
+    output: RequestOutput | None
+    if options.json or params.n > 1:
+        with progress:
+            (output,) = llm.generate(ids, params, **saved, on_prefill=progress)
+    else:
+        pieces = llm.stream(ids, params, **saved, on_prefill=progress)
+        _, output = show(pieces, Painter(llm.tokenizer, ids) if options.color else None, progress)
+    assert output is not None, "a stream ends with the whole answer"
     if options.json:
-        whole = as_json(_whole(llm, options, ids, params), params, ranks.count)
-        print(json.dumps(whole, ensure_ascii=False, allow_nan=False))
+        print(json.dumps(as_json(output, params, ranks.count), ensure_ascii=False, allow_nan=False))
         return 0
-    output = _stream(llm, options, ids, params) if params.n == 1 else _list(llm, options, ids, params)
+    if params.n > 1:  # one after the other, and uncoloured: as streams they would mix
+        for completion in output.outputs:
+            print(f"[{completion.index + 1} of {params.n}]\n{completion.text}")
     if options.quiet:
         return 0
     if options.color:
@@ -64,38 +75,14 @@ def model_and_prompt(options: Namespace) -> tuple[str | None, str]:
             raise RequestError("there is no prompt; give it as an argument, with --prompt-file, or on stdin")
         prompt = read_text(options.prompt_file or "-")
     if not prompt:
-        read_as = (
-            f" ({model!r} was taken for the model: MODEL comes before PROMPT)"
-            if options.prompt is None and model
-            else ""
-        )
-        raise RequestError(f"the prompt is empty; give at least one character{read_as}")
+        mistaken = f" ({model!r} was taken for the model: MODEL comes before PROMPT)" if model else ""
+        remark = mistaken if options.prompt is None else ""
+        raise RequestError(f"the prompt is empty; give at least one character{remark}")
     try:
         prompt.encode()
     except UnicodeEncodeError as error:  # how Python shows bytes of an argument that are not UTF-8
         raise RequestError("the prompt is not UTF-8 text; convert it, or use --prompt-file") from error
     return model, prompt
-
-
-def _whole(llm: LLM, options: Namespace, ids: list[int], params: SamplingParams) -> RequestOutput:
-    files = {"save_cache": options.save_cache, "load_cache": options.load_cache}
-    with Prefill(options.quiet) as progress:
-        return llm.generate(ids, params, **files, on_prefill=progress)[0]
-
-
-def _stream(llm: LLM, options: Namespace, ids: list[int], params: SamplingParams) -> RequestOutput:
-    files = {"save_cache": options.save_cache, "load_cache": options.load_cache}
-    progress = Prefill(options.quiet)
-    pieces = llm.stream(ids, params, **files, on_prefill=progress)
-    return show(pieces, Painter(llm.tokenizer, ids) if options.color else None, progress)
-
-
-def _list(llm: LLM, options: Namespace, ids: list[int], params: SamplingParams) -> RequestOutput:
-    """Several continuations are printed one after the other, uncoloured: as streams they would mix."""
-    output = _whole(llm, options, ids, params)
-    for completion in output.outputs:
-        print(f"[{completion.index + 1} of {params.n}]\n{completion.text}")
-    return output
 
 
 def as_json(output: RequestOutput, params: SamplingParams, ranks: int = 1) -> dict[str, Any]:
@@ -104,24 +91,14 @@ def as_json(output: RequestOutput, params: SamplingParams, ranks: int = 1) -> di
     `ranks`: how many processes made it.
     """
     first = output.outputs[0]
-    whole = {
-        "text": first.text,
-        "token_ids": first.token_ids,
-        "finish_reason": first.finish_reason,
-        "mode": output.mode,
-        "coupling": output.coupling,
-        "exactness": output.exactness,
-        "ranks": ranks,
-        "seed": first.seed,
-        "prompt_tokens": output.prompt_tokens,
-        "completion_tokens": output.completion_tokens,
-        "prefill_seconds": output.prefill_seconds,
-        "decode_seconds": output.decode_seconds,
-        "tokens_per_second": output.tokens_per_second,
-        "tiers": _tiers(first),
-        "plans": first.plans,
-        "kv": asdict(output.kv),
-    }
+    whole = (
+        _fields(first, "text", "token_ids", "finish_reason")
+        | _fields(output, "mode", "coupling", "exactness")
+        | {"ranks": ranks, "seed": first.seed}
+        | _fields(output, "prompt_tokens", "completion_tokens", "prefill_seconds", "decode_seconds")
+        | {"tokens_per_second": output.tokens_per_second, "tiers": _tiers(first), "plans": first.plans}
+        | {"kv": asdict(output.kv)}
+    )
     if params.n > 1:
         whole["choices"] = [_choice(completion) for completion in output.outputs]
     if first.logprobs is not None:
@@ -132,14 +109,16 @@ def as_json(output: RequestOutput, params: SamplingParams, ranks: int = 1) -> di
 
 
 def _choice(completion: CompletionOutput) -> dict[str, Any]:
-    names = ("index", "text", "token_ids", "finish_reason", "seed")
-    choice = {name: getattr(completion, name) for name in names} | {"tiers": _tiers(completion)}
+    choice = _fields(completion, "index", "text", "token_ids", "finish_reason", "seed") | {"tiers": _tiers(completion)}
     return choice if completion.logprobs is None else choice | {"logprobs": _logprobs(completion.logprobs)}
 
 
 def _tiers(completion: CompletionOutput) -> list[dict[str, Any]]:
-    names = ("name", "proposed", "accepted", "passes", "seconds")
-    return [{name: getattr(tier, name) for name in names} for tier in completion.tiers]
+    return [_fields(tier, "name", "proposed", "accepted", "passes", "seconds") for tier in completion.tiers]
+
+
+def _fields(source: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(source, name) for name in names}
 
 
 def _logprobs(tokens: Iterable[TokenLogprobs | None]) -> list[dict[str, Any] | None]:

@@ -1,28 +1,28 @@
-"""`triforce info`: what a model is and what fits in memory, from its config alone."""
+"""`triforce info`: what a model is, what fits in memory, and what a run with offloaded KV takes: from its config."""
 
 from __future__ import annotations
 
 from argparse import Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from triforce.cli.memory_estimate import offloaded
+import torch
 
-if TYPE_CHECKING:
-    import torch
-
-    from triforce.model.config import ModelConfig
+from triforce.backends.dispatch import require_offload
+from triforce.backends.kernel_api import PAGE, pages_for
+from triforce.checkpoint.families import GENERATION, model_config, read_config, sampling_defaults
+from triforce.checkpoint.hub import HUB_NAME, SHIPPED, TEXTS, model_folder
+from triforce.engine.model_loader import resolve_device, resolve_dtype
+from triforce.engine.speculative_config import SpeculativeConfig
+from triforce.kvcache import OffloadConfig
+from triforce.kvcache.offload.sizing import free_memory, memory_for
+from triforce.kvcache.offload.sizing_cuda import CudaKVSizing, needs_of
+from triforce.model.config import ModelConfig
 
 LENGTHS = (4_096, 16_384, 32_768, 131_072, 262_144, 1_048_576)
 
 
 def run(options: Namespace) -> int:
     """Read config.json; of a model on the hub, fetch nothing larger."""
-    import torch
-
-    from triforce.checkpoint.families import model_config, read_config
-    from triforce.engine.model_loader import resolve_device, resolve_dtype
-
     folder = _config_folder(options.model)
     hf = read_config(folder)
     device = resolve_device(options.device)
@@ -31,39 +31,32 @@ def run(options: Namespace) -> int:
     count = config.parameters
     weights, precision = count * dtype.itemsize, str(dtype).removeprefix("torch.")
     row, copies, copied = config.kv_size * dtype.itemsize, 0, 0.0
-    if options.lower_tiers == "int8":
-        copies, copied = int8_weights(config), int8_kv_bytes(config)
-    free = available(device)
-    for name, value in {
+    if options.lower_tiers != "same":
+        copies = int8_weights(config) if options.lower_tiers == "int8" else config.weights_read * 5 // 8
+        copied = int8_kv_bytes(config)
+    free = int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else free_memory()
+    fitting = int(max(free - weights - copies, 0) // (row + copied))
+    lengths = (*(n for n in LENGTHS if n < config.context), config.context)
+    lines = {
         "model": str(options.model or folder),
         "architecture": _architecture(hf.model_type, config),
-        "parameters": f"{count / 1e6:,.1f} million: {size(weights)} as {precision}" + _and(copies),
-        "KV cache": f"{size(row)} per token" + _and(copied),
-        **{
-            f"  {n:>9,} tokens": size(n * (row + copied))
-            for n in (*(n for n in LENGTHS if n < config.context), config.context)
-        },
+        "parameters": f"{count / 1e6:,.1f} million: {size(weights)} as {precision}" + _and(copies, options.lower_tiers),
+        "KV cache": f"{size(row)} per token" + _and(copied, "int8"),
+        **{f"  {n:>9,} tokens": size(n * (row + copied)) for n in lengths},
         "sampling": _sampling(folder),
         "memory free": f"{size(free)} on {device}" if free else "unknown",
-        "fits": f"{int(max(free - weights - copies, 0) // (row + copied)):,} tokens beside the weights, of all texts "
-        "together"
-        if free
-        else "unknown",
-        **{
-            name: value if isinstance(value, str) else size(value)
-            for name, value in offloaded(config, dtype, device, weights + copies, options).items()
-        },
-    }.items():
-        print(f"{name:<18} {value}")
+        "fits": f"{fitting:,} tokens beside the weights, of all texts together" if free else "unknown",
+        **offloaded(config, dtype, device, weights + copies, options),
+    }
+    for name, value in lines.items():
+        print(f"{name:<18} {value if isinstance(value, str) else size(value)}")
     return 0
 
 
 def _sampling(folder: Path) -> str:
     """Return the sampling defaults of the model's makers."""
-    from triforce.checkpoint.sampling_defaults import FILE, sampling_defaults
-
     defaults = ", ".join(f"{name} {value:g}" for name, value in sampling_defaults(folder).items())
-    return f"{defaults} by default ({FILE})" if defaults else "temperature 1 by default"
+    return f"{defaults} by default ({GENERATION})" if defaults else "temperature 1 by default"
 
 
 def int8_weights(config: ModelConfig) -> int:
@@ -75,20 +68,7 @@ def int8_weights(config: ModelConfig) -> int:
 
 def int8_kv_bytes(config: ModelConfig) -> float:
     """Return bytes of a token's int8 copies: each page has two float32 scales per layer and KV head."""
-    from triforce.backends.kernel_api import PAGE
-
     return config.kv_size + 2 * 4 * config.layers * config.kv_heads / PAGE
-
-
-def available(device: torch.device) -> int:
-    """Return bytes of memory that are free on `device`; 0 if the system does not say."""
-    import torch
-
-    from triforce.kvcache.offload.sizing import free_memory
-
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return free_memory()
 
 
 def size(n: float) -> str:
@@ -100,8 +80,8 @@ def size(n: float) -> str:
     return f"{n:.1f} TiB"
 
 
-def _and(copy: float) -> str:
-    return f", and {size(copy)} as int8" if copy else ""
+def _and(copy: float, precision: str) -> str:
+    return f", and {size(copy)} as {precision}" if copy else ""
 
 
 def _architecture(model_type: str, config: ModelConfig) -> str:
@@ -113,9 +93,6 @@ def _architecture(model_type: str, config: ModelConfig) -> str:
 
 
 def _config_folder(model: str | None) -> Path:
-    from triforce.checkpoint.hub import HUB_NAME, TEXTS, model_folder
-    from triforce.checkpoint.known_drafts import SHIPPED
-
     if model is None:
         return SHIPPED[0]
     if Path(model).expanduser().exists() or not HUB_NAME.fullmatch(model):
@@ -126,3 +103,51 @@ def _config_folder(model: str | None) -> Path:
         return Path(huggingface_hub.snapshot_download(model, allow_patterns=list(TEXTS)))
     except Exception:  # the hub's errors have no common type; this says what is wrong in our words
         return model_folder(model)
+
+
+def offloaded(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device, weights: float, options: Namespace
+) -> dict[str, float | str]:
+    """Bytes by name, of one text as long as the context whose KV is offloaded; {} where none is. Raises TriforceError.
+
+    `weights`: bytes of them.
+    """
+    offload = OffloadConfig.parse(options.kv_offload, options.kv_memory, options.kv_resident_layers)
+    usual = SpeculativeConfig()
+    if offload.kind != "none":
+        require_offload(config, dtype, device, offload.kind)
+    pages = pages_for(config.context + usual.reach)
+    needs = needs_of(config, dtype, device, pages, 1, usual.reach, usual.retrieval.budget, int(weights))
+    memory = memory_for(offload, needs)
+    if memory is None:
+        return {}
+    frames, buffers, layers = needs.split(offload, memory)
+    page = needs.page_bytes
+    kept = (frames + buffers * needs.buffer_frames) * page
+    on_device = isinstance(needs, CudaKVSizing)
+    prefill = needs.passing if isinstance(needs, CudaKVSizing) else config.context * config.hidden_size * 4
+    host = needs.stored(layers) if offload.kind == "host" else 0
+    return {
+        f"KV {'on the device' if on_device else 'in memory'}": kept,
+        "  read ahead": buffers * needs.buffer_frames * page,
+        "  retrieval": (config.layers - layers) * needs.selected * page,
+        "  whole layers": f"{layers} of {config.layers}",
+        f"KV in {'a file' if offload.kind == 'file' else 'host memory'}": needs.stored(layers),
+        "prefill": prefill,
+        "process": _resident(),
+        **({"on the device, in all": weights + kept + prefill} if on_device else {}),
+        "in memory, in all": _resident() + host + (0 if on_device else weights + kept + prefill),
+    }
+
+
+def _resident() -> int:
+    """Bytes of this process with all that a run imports."""
+    import resource
+
+    import triforce.llm  # noqa: F401
+
+    try:
+        with open("/proc/self/status", encoding="utf-8") as file:
+            return next(int(line.split()[1]) for line in file if line.startswith("VmRSS")) * 1024
+    except (OSError, StopIteration):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -12,11 +12,24 @@ from triforce.interface.sampling_params import BY_THE_MODEL, SamplingParams
 MODES = ("ar", "draft", "retrieval", "streaming", "triforce", "ngram", "draft-ngram", "auto")
 POLICIES = ("observed", "mean_key", "quest")
 COUPLINGS = ("seeded", "rejection", "block")
-LOWER_TIERS = ("same", "int8")
+LOWER_TIERS = ("same", "int8", "int4")
 KV_OFFLOAD = ("none", "host", "file")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 NO_DRAFT = "none"
 DEFAULTS = {field.name: field.default for field in fields(SamplingParams)}
+
+
+def number(
+    parser: argparse._ActionsContainer,
+    flag: str,
+    text: str,
+    default: float | None = None,
+    kind: type = int,
+    metavar: str = "N",
+) -> None:
+    """Add an option that takes one number; its help ends with the default, if there is one."""
+    text = text if default is None else described(text)
+    parser.add_argument(flag, type=kind, default=default, metavar=metavar, help=text)
 
 
 def json_file(parser: argparse._ActionsContainer) -> None:
@@ -55,7 +68,9 @@ def draft(parser: argparse._ActionsContainer) -> None:
 
 
 def lower_tiers(parser: argparse._ActionsContainer) -> None:
-    text = "what the tiers below the full one read: the same weights and KV, or int8 copies, half as large or less"
+    text = (
+        "what the tiers below the full one read: the same weights and KV, int8 copies, or int4 weights and int8 KV"
+    )
     parser.add_argument("--lower-tiers", choices=LOWER_TIERS, default="same", help=described(text))
 
 
@@ -66,17 +81,12 @@ def searched_layers(parser: argparse._ActionsContainer) -> None:
 
 def kv(parser: argparse._ActionsContainer) -> None:
     add = parser.add_argument
-    add(
-        "--kv-offload", choices=KV_OFFLOAD, default="none", help=described("where KV goes that memory is too small for")
-    )
+    text = described("where KV goes that memory is too small for")
+    add("--kv-offload", choices=KV_OFFLOAD, default="none", help=text)
     text = "KV that stays in memory, or on a GPU, such as 512MiB (default: auto, what half of the free memory holds)"
     add("--kv-memory", default="auto", metavar="SIZE", help=text)
-    add(
-        "--kv-resident-layers",
-        default="auto",
-        metavar="N",
-        help="layers whose KV stays whole (default: as many as fit)",
-    )
+    text = "layers whose KV stays whole (default: as many as fit)"
+    add("--kv-resident-layers", default="auto", metavar="N", help=text)
 
 
 def coupling(parser: argparse._ActionsContainer) -> None:
@@ -85,12 +95,20 @@ def coupling(parser: argparse._ActionsContainer) -> None:
 
 
 def placement(parser: argparse._ActionsContainer, *, context: bool = True) -> None:
-    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, ... (default: cuda where present)")
-    parser.add_argument(
-        "--dtype", choices=DTYPES, default="auto", help="(default: bfloat16; float32 without native kernels)"
-    )
+    add = parser.add_argument
+    add("--device", default="auto", help="cpu, cuda, cuda:1, ... (default: cuda where present)")
+    add("--dtype", choices=DTYPES, default="auto", help="(default: bfloat16; float32 without native kernels)")
     if context:
-        parser.add_argument("--context", type=int, metavar="N", help="positions to use (default: all the model has)")
+        number(parser, "--context", "positions to use (default: all the model has)")
+
+
+def speculation_lengths(parser: argparse._ActionsContainer) -> None:
+    number(parser, "--draft-tokens", "tokens the draft guesses at a time", 2)
+    number(parser, "--speculative-tokens", "tokens the retrieval tier guesses at a time", 6)
+
+
+def retrieval_budget(parser: argparse._ActionsContainer, text: str) -> None:
+    parser.add_argument("--retrieval-budget", default="auto", metavar="N|P%", help=text)
 
 
 def engine(parser: argparse.ArgumentParser) -> None:
@@ -98,28 +116,13 @@ def engine(parser: argparse.ArgumentParser) -> None:
     add = group.add_argument
     draft(group)
     add("--mode", choices=MODES, default="auto", help=described("which tiers; auto: it chooses as it goes"))
-    add("--draft-tokens", type=int, default=2, metavar="N", help=described("tokens the draft guesses at a time"))
-    add(
-        "--speculative-tokens",
-        type=int,
-        default=6,
-        metavar="N",
-        help=described("tokens the retrieval tier guesses at a time"),
-    )
-    add(
-        "--retrieval-budget",
-        default="auto",
-        metavar="N|P%",
-        help="tokens the retrieval tier sees, or a share such as 3%% (default: auto: 2048, or what mode auto chooses)",
-    )
-    add("--retrieval-chunk", type=int, default=16, metavar="N", help=described("tokens selected together"))
+    speculation_lengths(group)
+    text = "tokens the retrieval tier sees, or a share such as 3%% (default: auto: 2048, or what mode auto chooses)"
+    retrieval_budget(group, text)
+    number(group, "--retrieval-chunk", "tokens selected together", 16)
     add("--retrieval-policy", choices=POLICIES, default="observed", help=described("how the retrieval tier chooses"))
-    add(
-        "--retrieval-refresh",
-        default="1",
-        metavar="N|auto",
-        help="choose anew every N verifications; 0: once (default: 1)",
-    )
+    text = "choose anew every N verifications; 0: once (default: 1)"
+    add("--retrieval-refresh", default="1", metavar="N|auto", help=text)
     searched_layers(group)
     lower_tiers(group)
     kv(group)
@@ -127,38 +130,31 @@ def engine(parser: argparse.ArgumentParser) -> None:
     placement(group)
 
 
-def replicas(parser: argparse._ActionsContainer) -> None:
-    add = parser.add_argument
-    add("--replicas", type=int, metavar="N", help="engines, on Ray (default: one, in this process, without Ray)")
+def replicas(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("several engines")
+    number(group, "--replicas", "engines, on Ray (default: one, in this process, without Ray)")
     text = "the Ray whose machines have the replicas, such as HOST:6379 or auto (default: one of this machine alone)"
-    add("--ray-address", metavar="ADDRESS", help=text)
+    group.add_argument("--ray-address", metavar="ADDRESS", help=text)
 
 
-def ranks(parser: argparse._ActionsContainer) -> None:
-    add = parser.add_argument
-    add(
-        "--tp",
-        type=int,
-        metavar="N",
-        help="processes of an engine, which share the target's heads and weights (default: 1)",
-    )
-    add(
-        "--tp-all-reduce",
-        action="store_true",
-        help="they add up parts of sums: less to send, but no longer the same bits",
-    )
+def ranks(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("several processes")
+    number(group, "--tp", "processes of an engine, which share the target's heads and weights (default: 1)")
+    text = "they add up parts of sums: less to send, but no longer the same bits"
+    group.add_argument("--tp-all-reduce", action="store_true", help=text)
 
 
 def sampling(parser: argparse.ArgumentParser, *, whole: bool = True) -> None:
     """`whole`: for texts that are read when they are done, too: several of them, and probabilities."""
     group = parser.add_argument_group("sampling")
+    option = group.add_argument
 
     def add(name: str, kind: type, text: str, *short: str) -> None:
         default = DEFAULTS[name]
         if name in BY_THE_MODEL:
             default = f"as the model's generation_config.json has it, or {default:g}"
         metavar = "X" if kind is float else "N"
-        group.add_argument(*short, _flag(name), type=kind, metavar=metavar, help=described(text, default))
+        option(*short, f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=described(text, default))
 
     add("temperature", float, "0 is greedy", "-t")
     add("top_k", int, "keep the K most probable tokens; 0: off")
@@ -167,30 +163,26 @@ def sampling(parser: argparse.ArgumentParser, *, whole: bool = True) -> None:
     add("repetition_penalty", float, "over prompt and output; 1: off")
     add("presence_penalty", float, "over the output; 0: off")
     add("frequency_penalty", float, "over the output; 0: off")
-    group.add_argument(
-        "--logit-bias", type=_bias, action="append", default=[], metavar="ID=BIAS", help="may be repeated"
-    )
-    group.add_argument("--json-schema", metavar="FILE", help="the text is JSON that the schema in FILE describes")
+    option("--logit-bias", type=_bias, action="append", default=[], metavar="ID=BIAS", help="may be repeated")
+    option("--json-schema", metavar="FILE", help="the text is JSON that the schema in FILE describes")
     add("seed", int, "the same seed, the same text, but see --coupling (default: drawn and reported)")
     if whole:
         add("n", int, "continuations of the prompt")
     add("max_tokens", int, "new tokens at most", "-n")
-    group.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated"
-    )
-    group.add_argument("--stop-token-id", type=int, action="append", default=[], metavar="ID", help="may be repeated")
-    group.add_argument("--ignore-eos", action="store_true", help="go on after the end-of-sequence token")
+    option("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated")
+    option("--stop-token-id", type=int, action="append", default=[], metavar="ID", help="may be repeated")
+    option("--ignore-eos", action="store_true", help="go on after the end-of-sequence token")
     if whole:
         add("logprobs", int, "list this many alternatives at each new token, in the JSON")
         add("prompt_logprobs", int, "the same at each prompt token")
 
 
+def load_cache(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument("--load-cache", metavar="FILE", help="reuse what the KV cache in FILE has of the prompt")
+
+
 def color(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--color", action="store_true", help="colour each token by the tier that proposed it")
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 def described(text: str, default: Any = "%(default)s") -> str:

@@ -1,28 +1,36 @@
-"""Several engines behind one command: `--replicas N` and `--ray-address` put them on Ray."""
+"""The engine of a command of the extra `serve`: in this process, in ranks, or several on Ray (`--replicas N`)."""
 
 from __future__ import annotations
 
 import socket
 import sys
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from triforce.cli import tensor_parallel
 from triforce.cli.engine_arguments import load, settings
-from triforce.cli.serve_common import extra
+from triforce.cli.tensor_parallel import Command
+from triforce.distributed.group import ALONE, TPGroup
 from triforce.errors import RequestError
 
 if TYPE_CHECKING:
-    from triforce.cli.tensor_parallel import Command
-    from triforce.distributed.group import TPGroup
     from triforce.server.batch_file import Answers
     from triforce.server.engine_client import EngineClient, ServedModel
     from triforce.server.limits import Limits
 
 MOST = 1024
+
+
+@contextmanager
+def extra(name: str = "serve") -> Iterator[None]:
+    """Imports in here may fail. Raises RequestError saying how to get what is missing: the extra of that name."""
+    try:
+        yield
+    except ImportError as error:
+        raise RequestError(f"{error.name} is not installed; get it with: pip install 'triforce[{name}]'") from error
 
 
 def wanted(options: Namespace) -> int:
@@ -33,14 +41,12 @@ def wanted(options: Namespace) -> int:
     return count
 
 
-def run(options: Namespace, command: Command, *, winds_down: bool = False) -> int:
+def run(options: Namespace, command: Command, *, graceful: bool = False) -> int:
     """Run as `tensor_parallel.run` does; but with replicas it is they who have ranks."""
     if not wanted(options):
-        return tensor_parallel.run(options, command, winds_down=winds_down)
+        return tensor_parallel.run(options, command, graceful=graceful)
     tensor_parallel.refuse("what has replicas")
     tensor_parallel.wanted(options)
-    from triforce.distributed.group import ALONE
-
     return command(options, ALONE)
 
 
@@ -49,21 +55,25 @@ def engine(options: Namespace, ranks: TPGroup, limits: Limits, purpose: str) -> 
 
     purpose: tells apart what this machine has on one Ray.
     """
-    if wanted(options):
-        return _replicas(options, limits, purpose)
-    from triforce.server.engine_thread import Worker
+    if not (count := wanted(options)):
+        from triforce.server.engine_thread import Worker
 
-    llm = load(options, ranks if ranks.count > 1 else None)
-    return llm, Worker(llm, limits)
-
-
-def _replicas(options: Namespace, limits: Limits, purpose: str) -> tuple[ServedModel, EngineClient]:
+        llm = load(options, ranks if ranks.count > 1 else None)
+        return llm, Worker(llm, limits)
     with _importing(options):
         from triforce.replicas.cluster import replicated
 
-    name, count = f"triforce {socket.gethostname()} {purpose}", wanted(options)
-    with _Progress(count) as progress:
+    name = f"triforce {socket.gethostname()} {purpose}"
+    with _progress(count) as progress:
         return replicated(_settings(options), limits, count, options.ray_address, name, progress, *_shared(options))
+
+
+def follow(options: Namespace, ranks: TPGroup, limits: Limits) -> int:
+    """Run a rank other than the first. Raises TriforceError."""
+    from triforce.server import tp_mirror
+
+    tp_mirror.follow(load(options, ranks), limits)
+    return 0
 
 
 def answer(options: Namespace, name: str, source: BinaryIO, answers: Answers) -> None:
@@ -97,24 +107,20 @@ def _settings(options: Namespace) -> dict[str, Any]:
     return given
 
 
-class _Progress:
+@contextmanager
+def _progress(count: int) -> Iterator[Callable[[int, str], None]]:
     """A bar on stderr, on terminals only; what Ray has to say is printed anywhere, once."""
+    from tqdm import tqdm
 
-    def __init__(self, count: int) -> None:
-        from tqdm import tqdm
+    status = ""
+    with tqdm(desc="replicas", total=count, leave=False, disable=None, file=sys.stderr) as bar:
 
-        self._bar: Any = tqdm(desc="replicas", total=count, leave=False, disable=None, file=sys.stderr)
-        self._status = ""
+        def report(running: int, message: str) -> None:
+            nonlocal status
+            bar.update(running - bar.n)
+            if message not in ("", status):
+                bar.clear()
+                print(message, file=sys.stderr, flush=True)
+            status = message
 
-    def __enter__(self) -> _Progress:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._bar.close()
-
-    def __call__(self, running: int, message: str) -> None:
-        self._bar.update(running - self._bar.n)
-        if message not in ("", self._status):
-            self._bar.clear()
-            print(message, file=sys.stderr, flush=True)
-        self._status = message
+        yield report

@@ -4,36 +4,32 @@ from __future__ import annotations
 
 import asyncio
 from argparse import Namespace
-from typing import TYPE_CHECKING
 
 from triforce.cli import replicas
-from triforce.cli.serve_common import extra, follow, model_name
+from triforce.cli.engine_arguments import model_name
+from triforce.distributed.group import TPGroup
 from triforce.errors import RequestError
-
-if TYPE_CHECKING:
-    from triforce.distributed.group import TPGroup
 
 
 def run(options: Namespace) -> int:
     """Run in one process, in several ranks that share the model, or in the ranks of replicas."""
-    return replicas.run(options, serve, winds_down=True)
+    return replicas.run(options, serve, graceful=True)
 
 
 def serve(options: Namespace, ranks: TPGroup) -> int:
     """Serve until SIGTERM or SIGINT; rank 0 listens. Raises RequestError before the model is loaded."""
-    with extra():
-        from triforce.server import http_server, logs, startup_checks
+    with replicas.extra():
+        from triforce.server import http_server, logs, security
         from triforce.server.app import create_app
-        from triforce.server.connections import places
-        from triforce.server.limits import Limits
+        from triforce.server.limits import Limits, connection_limit
 
-    keys = startup_checks.read_keys(options.api_key_file)
-    startup_checks.require_key_beyond_loopback(options.host, keys)
-    startup_checks.require_origins(options.cors_origin)
+    keys = security.read_keys(options.api_key_file)
+    security.require_key_beyond_loopback(options.host, keys)
+    security.require_origins(options.cors_origin)
     if not 0 <= options.port < 1 << 16:
         raise RequestError(f"port is {options.port}; give a number from 1 to 65535, or 0 for any free one")
     limits = Limits(
-        connections=places(options.max_connections),
+        connections=connection_limit(options.max_connections),
         connections_per_address=options.max_connections_per_address,
         body_bytes=int(options.max_body * 2**20),
         seconds=options.timeout,
@@ -43,7 +39,7 @@ def serve(options: Namespace, ranks: TPGroup) -> int:
         max_itl=options.max_itl / 1000,
     )
     if ranks.rank:
-        return follow(options, ranks, limits)
+        return replicas.follow(options, ranks, limits)
     name = options.name or model_name(options.model)
     with http_server.listen(options.host, options.port) as sock:
         llm, engine = replicas.engine(options, ranks, limits, f"serve {sock.getsockname()[1]}")

@@ -3,200 +3,139 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 
+from triforce.cli import options
 from triforce.cli.bench.parts import bench
-from triforce.cli.options import (
-    color,
-    described,
-    draft,
-    engine,
-    json_file,
-    kv,
-    lower_tiers,
-    model,
-    placement,
-    prompt,
-    quiet,
-    ranks,
-    replicas,
-    sampling,
-)
 
 
 def _generate(parser: argparse.ArgumentParser) -> None:
-    model(parser)
-    prompt(
+    options.model(parser)
+    options.prompt(
         parser,
         "the text to continue; without one, and without --prompt-file, it is read from stdin. "
         "A single argument with white space in it is the PROMPT, not a MODEL",
     )
     parser.add_argument("--chat", action="store_true", help="ask the prompt as in a chat, by the model's chat template")
-    engine(parser)
-    ranks(parser.add_argument_group("several processes"))
-    sampling(parser)
+    options.engine(parser)
+    options.ranks(parser)
+    options.sampling(parser)
     saved = parser.add_argument_group("saved prompts")
     saved.add_argument("--save-cache", metavar="FILE", help="write the KV cache of the prompt to FILE")
-    saved.add_argument("--load-cache", metavar="FILE", help="reuse what the KV cache in FILE has of the prompt")
+    options.load_cache(saved)
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print one JSON object instead of text and statistics")
-    quiet(output)
-    color(output)
+    options.quiet(output)
+    options.color(output)
 
 
 def _explain(parser: argparse.ArgumentParser) -> None:
-    model(parser)
-    prompt(parser, "as of generate")
-    engine(parser)
-    sampling(parser)
-    saved = parser.add_argument_group("saved prompts")
-    saved.add_argument("--load-cache", metavar="FILE", help="reuse what the KV cache in FILE has of the prompt")
+    options.model(parser)
+    options.prompt(parser, "as of generate")
+    options.engine(parser)
+    options.sampling(parser)
+    options.load_cache(parser.add_argument_group("saved prompts"))
     parser.add_argument_group("output").add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def _chat(parser: argparse.ArgumentParser) -> None:
-    model(parser, "a Hugging Face folder or name of a model that has a chat template")
+    options.model(parser, "a Hugging Face folder or name of a model that has a chat template")
     parser.add_argument("--file", metavar="DOC", help="a UTF-8 document to talk about")
     parser.add_argument("--system", metavar="TEXT", default="", help="what the model is to be, told before all else")
-    engine(parser)
-    ranks(parser.add_argument_group("several processes"))
-    sampling(parser, whole=False)
+    options.engine(parser)
+    options.ranks(parser)
+    options.sampling(parser, whole=False)
     output = parser.add_argument_group("output")
-    quiet(output)
-    color(output)
+    options.quiet(output)
+    options.color(output)
 
 
 def _serve(parser: argparse.ArgumentParser) -> None:
-    model(parser)
+    options.model(parser)
     add = parser.add_argument
-    add("--host", default="127.0.0.1", help=described("address to listen on; any but this machine's own needs a key"))
-    add("--port", type=int, default=8000, metavar="N", help=described("0: any free one"))
+    text = "address to listen on; any but this machine's own needs a key"
+    add("--host", default="127.0.0.1", help=options.described(text))
+    options.number(parser, "--port", "0: any free one", 8000)
     add("--name", help="what clients call the model (default: as its hub or folder calls it)")
     _security(parser.add_argument_group("security"))
     _limits(parser.add_argument_group("limits"))
-    replicas(parser.add_argument_group("several engines"))
-    engine(parser)
-    ranks(parser.add_argument_group("several processes"))
+    options.replicas(parser)
+    options.engine(parser)
+    options.ranks(parser)
 
 
 def _security(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add(
-        "--api-key-file", metavar="FILE", help="keys, one a line; more may be in TRIFORCE_API_KEYS, with commas between"
-    )
-    add(
-        "--allowed-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a name that clients reach this server by; addresses and localhost are allowed anyway; may be repeated",
-    )
-    add(
-        "--cors-origin",
-        action="append",
-        default=[],
-        metavar="ORIGIN",
-        help="pages of this origin, such as https://example.org, may use the server (CORS); *: all; may be repeated",
-    )
+    text = "keys, one a line; more may be in TRIFORCE_API_KEYS, with commas between"
+    add("--api-key-file", metavar="FILE", help=text)
+    text = "a name that clients reach this server by; addresses and localhost are allowed anyway; may be repeated"
+    add("--allowed-host", action="append", default=[], metavar="NAME", help=text)
+    text = "pages of this origin, such as https://example.org, may use the server (CORS); *: all; may be repeated"
+    add("--cors-origin", action="append", default=[], metavar="ORIGIN", help=text)
 
 
 def _limits(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    add(
-        "--max-connections",
-        type=int,
-        metavar="N",
-        help="connections that are open at a time (default: 1024, or three quarters of `ulimit -n` if that is less)",
+    add = partial(options.number, group)
+    text = "connections that are open at a time (default: 1024, or three quarters of `ulimit -n` if that is less)"
+    add("--max-connections", text)
+    text = (
+        "of these, from one address, or one /64 of IPv6; behind a proxy all clients have its address: give "
+        "what --max-connections is (default: half of that)"
     )
-    add(
-        "--max-connections-per-address",
-        type=int,
-        metavar="N",
-        help="of these, from one address, or one /64 of IPv6; behind a proxy all clients have its address: give "
-        "what --max-connections is (default: half of that)",
-    )
-    add(
-        "--max-queue",
-        type=int,
-        default=64,
-        metavar="N",
-        help=described("prompts that may wait, beside as many as rows"),
-    )
-    add("--max-body", type=float, default=16, metavar="MIB", help=described("largest request"))
-    add(
-        "--max-kv-tokens",
-        type=int,
-        metavar="N",
-        help="KV tokens that there is room for, of all texts together (default: the context, or 65536)",
-    )
-    add("--max-num-seqs", type=int, default=8, metavar="N", help=described("texts made at a time"))
+    add("--max-connections-per-address", text)
+    add("--max-queue", "prompts that may wait, beside as many as rows", 64)
+    add("--max-body", "largest request", 16, float, "MIB")
+    text = "KV tokens that there is room for, of all texts together (default: the context, or 65536)"
+    add("--max-kv-tokens", text)
+    add("--max-num-seqs", "texts made at a time", 8)
     text = "inter-token latency in milliseconds, up to which a text waits while prompts of others are read"
-    add("--max-itl", type=float, default=200, metavar="MS", help=described(text))
-    add(
-        "--timeout",
-        type=float,
-        default=600,
-        metavar="S",
-        help=described("seconds that a request may take, waiting included"),
-    )
-    add(
-        "--shutdown-timeout",
-        type=float,
-        default=30,
-        metavar="S",
-        help=described("seconds that requests may still run after SIGTERM"),
-    )
+    add("--max-itl", text, 200, float, "MS")
+    add("--timeout", "seconds that a request may take, waiting included", 600, float, "S")
+    add("--shutdown-timeout", "seconds that requests may still run after SIGTERM", 30, float, "S")
 
 
 def _batch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="requests in OpenAI's batch format, one JSON object a line")
-    model(parser)
+    options.model(parser)
     add = parser.add_argument
-    add(
-        "-o",
-        "--output",
-        metavar="OUT",
-        help="answers, one a line; what OUT has answered is not asked again, what it refused is "
-        "(default: FILE with .out.jsonl)",
-    )
+    text = "answers, one a line; what OUT has answered is not asked again, what it refused is"
+    add("-o", "--output", metavar="OUT", help=options.described(text, "FILE with .out.jsonl"))
     add("--name", help="what the requests call the model (default: as its hub or folder calls it)")
-    quiet(parser)
-    replicas(parser.add_argument_group("several engines"))
-    engine(parser)
-    ranks(parser.add_argument_group("several processes"))
+    options.quiet(parser)
+    options.replicas(parser)
+    options.engine(parser)
+    options.ranks(parser)
 
 
 def _info(parser: argparse.ArgumentParser) -> None:
-    model(parser)
-    lower_tiers(parser)
-    kv(parser)
-    placement(parser)
+    options.model(parser)
+    options.lower_tiers(parser)
+    options.kv(parser)
+    options.placement(parser)
 
 
 def _demo(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--prompt-tokens", type=int, default=16_384, metavar="N", help=described("length of the prompt")
-    )
-    parser.add_argument("--max-tokens", type=int, default=96, metavar="N", help=described("new tokens of each text"))
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help=described("seed of the sampled text"))
-    placement(parser, context=False)
+    options.number(parser, "--prompt-tokens", "length of the prompt", 16_384)
+    options.number(parser, "--max-tokens", "new tokens of each text", 96)
+    options.number(parser, "--seed", "seed of the sampled text", 1)
+    options.placement(parser, context=False)
 
 
 def _eval(parser: argparse.ArgumentParser) -> None:
-    model(parser)
+    options.model(parser)
     add = parser.add_argument
-    draft(parser)
+    options.draft(parser)
     add("--texts", nargs="+", metavar="PATH", help="UTF-8 files or folders of them (default: the book of the demo)")
     add("--only", metavar="NAME,...", help="some measurements, such as needle,copy; a wrong name lists them all")
-    add(
-        "--quick",
-        action="store_true",
-        help="readings so few and short that they take a minute once the model is loaded: its speed is measured first, "
-        "and what is shortened or left out is said. A rough picture; the slower the model, the rougher",
+    text = (
+        "readings so few and short that they take a minute once the model is loaded: its speed is measured first, "
+        "and what is shortened or left out is said. A rough picture; the slower the model, the rougher"
     )
-    add("--max-context", type=int, default=32_768, metavar="N", help=described("longest readings, in tokens"))
-    json_file(parser)
-    quiet(parser)
-    placement(parser, context=False)
+    add("--quick", action="store_true", help=text)
+    options.number(parser, "--max-context", "longest readings, in tokens", 32_768)
+    options.json_file(parser)
+    options.quiet(parser)
+    options.placement(parser, context=False)
 
 
 COMMANDS = (

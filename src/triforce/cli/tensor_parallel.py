@@ -8,44 +8,50 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import tempfile
+import time
 from argparse import Namespace
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 from triforce.backends.torch_import import import_torch
+from triforce.cli import LOST, MISTAKE
 from triforce.distributed import spawn
+from triforce.distributed.group import ALONE, TPGroup
 from triforce.errors import RequestError
-
-if TYPE_CHECKING:
-    from triforce.distributed.group import TPGroup
 
 MOST = 64
 """Processes: the KV heads of a model set a lower limit, but are not known yet."""
 
-Command = Callable[[Namespace, "TPGroup"], int]
+GRACE = 5.0
+"""Seconds in which ranks may end by themselves once the first has ended."""
+
+POLL_SECONDS = 0.05
+
+Command = Callable[[Namespace, TPGroup], int]
 
 
-def run(options: Namespace, command: Command, *, winds_down: bool = False) -> int:
+def run(options: Namespace, command: Command, *, graceful: bool = False) -> int:
     """The command, in as many processes as the options or torchrun want. Raises RequestError.
 
-    winds_down: told to end by a signal, rank 0 ends when it is ready, and the others with it.
+    graceful: on a signal rank 0 ends when it is ready, and the others with it.
     """
-    started = _started(os.environ)
+    started = _started()
     count = wanted(options, started)
     if started > 1:
         if options.tp not in (None, started):
             raise RequestError(f"--tp is {options.tp}, but {started} processes were started; leave out --tp")
-        if winds_down and os.environ["RANK"] != "0":
+        if graceful and os.environ["RANK"] != "0":
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_IGN)
         return _as_rank(options, command, started)
     if count > 1:
-        from triforce.cli.tp_launcher import launch
-
-        return launch(count, options.arguments, winds_down=winds_down)
+        return launch(count, options.arguments, graceful=graceful)
     import_torch()
-    from triforce.distributed.group import ALONE
-
     return command(options, ALONE)
 
 
@@ -61,14 +67,14 @@ def wanted(options: Namespace, started: int = 1) -> int:
 
 def refuse(what: str) -> None:
     """Raise RequestError where torchrun has started several processes for a command of one."""
-    if _started(os.environ) > 1:
+    if _started() > 1:
         raise RequestError(f"{what} starts in one process; start it without torchrun")
 
 
-def _started(environment: Mapping[str, str]) -> int:
+def _started() -> int:
     """Return the number of ranks, if this is one of them."""
-    met = spawn.MEETING in environment or "MASTER_ADDR" in environment
-    return int(environment.get("WORLD_SIZE", 1)) if met and "RANK" in environment else 1
+    met = spawn.MEETING in os.environ or "MASTER_ADDR" in os.environ
+    return int(os.environ.get("WORLD_SIZE", 1)) if met and "RANK" in os.environ else 1
 
 
 def _as_rank(options: Namespace, command: Command, count: int) -> int:
@@ -90,3 +96,82 @@ def _share_processors(ranks: int) -> None:
 
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     native_loader.use_threads(max(1, usable // ranks))
+
+
+def launch(count: int, arguments: Sequence[str], *, graceful: bool = False) -> int:
+    """A command line in `count` processes; the exit code of them all.
+
+    graceful: rank 0 is sent the signals, and has its time to end.
+    """
+    ranks: list[subprocess.Popen[bytes]] = []
+    with tempfile.TemporaryDirectory(prefix="triforce-") as name, _signals_forwarded(ranks if graceful else None):
+        folder, (lifeline, held) = Path(name), os.pipe()
+        try:
+            for rank in range(count):
+                ranks.append(_start(rank, count, arguments, folder, lifeline, detached=graceful))
+            return verdict(_wait(ranks), folder)
+        finally:
+            for process in ranks:
+                process.kill()
+            for process in ranks:
+                process.wait()
+            os.close(lifeline)
+            os.close(held)
+
+
+def _start(
+    rank: int, count: int, arguments: Sequence[str], folder: Path, lifeline: int, detached: bool
+) -> subprocess.Popen[bytes]:
+    """Rank 0 has our streams; what the others say goes to a file each. `detached`: Ctrl-C is for us alone."""
+    run = "from triforce.cli import main; sys.exit(main(sys.argv[1:]))"
+    options: dict[str, Any] = {"start_new_session": detached}
+    with (folder / f"rank-{rank}").open("wb") as said:
+        if rank:
+            options |= {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": said}
+        return spawn.start(run, arguments, spawn.rank_environment(rank, count, folder), lifeline, **options)
+
+
+def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
+    """Exit codes, once all have ended or one of them has ended badly; None of those that do not follow it."""
+    while not any(ranks[0].poll() == 0 or process.poll() for process in ranks):
+        time.sleep(POLL_SECONDS)
+    patient_until = time.monotonic() + GRACE
+    while any(process.poll() is None for process in ranks) and time.monotonic() < patient_until:
+        time.sleep(POLL_SECONDS)
+    return [process.returncode for process in ranks]
+
+
+def verdict(codes: Sequence[int | None], folder: Path) -> int:
+    """The exit code of the whole; says which rank was lost, if it has not said so itself."""
+    if codes[0] is not None and codes[0] >= 0 and codes[0] != LOST:
+        return codes[0]
+    ended = [rank for rank, code in enumerate(codes) if code not in (None, 0, LOST)]
+    for rank in (ended or [rank for rank, code in enumerate(codes) if code is None])[:1]:
+        said = (folder / f"rank-{rank}").read_text(errors="replace").strip()
+        message = f"rank {rank} of {len(codes)} {_end(codes[rank])}; so the others were ended, too"
+        print(f"triforce: error: {message}", *([said] if said else []), sep="\n", file=sys.stderr)
+    return MISTAKE
+
+
+def _end(code: int | None) -> str:
+    if code is None:
+        return "no longer answers"
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+
+
+@contextmanager
+def _signals_forwarded(ranks: Sequence[subprocess.Popen[bytes]] | None) -> Iterator[None]:
+    """SIGTERM ends the ranks, too; but if `ranks` are given, the first is sent it, and SIGINT, once it has started."""
+
+    def handle(number: int, frame: object) -> None:
+        if not ranks:
+            sys.exit(128 + number)
+        ranks[0].send_signal(number)
+
+    numbers = [signal.SIGTERM] if ranks is None else [signal.SIGTERM, signal.SIGINT]
+    before = {number: signal.signal(number, handle) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

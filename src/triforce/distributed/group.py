@@ -8,7 +8,7 @@ Shape suffixes: N rows, X features of all ranks.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,32 +16,33 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class TPGroup(Protocol):
-    """All ranks as one of them sees them. A rank that is lost or late is a RankError on each of the others."""
+class TPGroup:
+    """All ranks as one of them sees them; here the only one, which never waits.
 
-    @property
-    def rank(self) -> int:
-        """Index of this rank. Rank 0 speaks for all."""
+    A rank that is lost or late is a RankError on each of the others.
+    """
 
-    @property
-    def count(self) -> int:
-        """Number of ranks."""
-
-    @property
-    def exact(self) -> bool:
-        """Whether each output is summed up on one rank, as in one process. Otherwise sums of ranks are added up."""
+    rank = 0
+    """Index of this rank. Rank 0 speaks for all."""
+    count = 1
+    exact = True
+    """Whether each output is summed up on one rank, as in one process. Otherwise sums of ranks are added up."""
 
     def gather(self, some_NX: Tensor, width: int) -> Tensor:
         """Return the features of all ranks side by side, (N, width); each brings those of its `span`."""
+        return some_NX
 
     def add(self, x_NX: Tensor) -> Tensor:
-        """Return the sum over all ranks, the same bits on each."""
+        """Return the sum over all ranks, (N, X), the same bits on each."""
+        return x_NX
 
     def broadcast(self, value: T) -> T:
         """Return the value of rank 0, which may take any time to bring it."""
+        return value
 
     def all_true(self, value: bool) -> bool:
         """Whether the value of every rank is true. Each may take any time to bring it."""
+        return value
 
     def compare(self, number: int, what: str) -> None:
         """Raise RankError on each rank, saying that `what` differs, unless all bring the same number (32 bits)."""
@@ -50,31 +51,7 @@ class TPGroup(Protocol):
         """Wait until all ranks are here, however long they take to load."""
 
 
-class SingleProcess:
-    """A group of one process, which never waits."""
-
-    rank, count, exact = 0, 1, True
-
-    def gather(self, some_NX: Tensor, width: int) -> Tensor:
-        return some_NX
-
-    def add(self, x_NX: Tensor) -> Tensor:
-        return x_NX
-
-    def broadcast(self, value: T) -> T:
-        return value
-
-    def all_true(self, value: bool) -> bool:
-        return value
-
-    def compare(self, number: int, what: str) -> None:
-        pass
-
-    def barrier(self) -> None:
-        pass
-
-
-ALONE = SingleProcess()
+ALONE = TPGroup()
 
 
 def span(size: int, ranks: TPGroup) -> slice:

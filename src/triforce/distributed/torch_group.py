@@ -18,7 +18,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from triforce.distributed.group import spans
+from triforce.distributed.group import TPGroup, spans
 from triforce.errors import RankError
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ NOTE, LENGTH = 1024, 8
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
-class TorchGroup:
+class TorchGroup(TPGroup):
     """A rank of a torch.distributed group. meeting: a URL as init_process_group takes it. exact: see `TPGroup`.
 
     Raises RankError where the others do not come, here and in every call.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from triforce.engine.engine_core import EngineCore
 from triforce.engine.output_stream import OutputChunk, OutputStream
@@ -91,7 +92,9 @@ class Engine:
         """
         rows = self.core.store.rows
         for request in requests:
-            request.groups = [SequenceGroup(part, request.mode) for part in _parts(request.sequences, rows)]
+            texts = request.sequences
+            parts = [texts[first : first + rows] for first in range(0, len(texts), rows)]
+            request.groups = [SequenceGroup(part, request.mode) for part in parts]
         groups = [group for request in requests for group in request.groups]
         for group, report in zip(groups, _reports(groups, on_prefill), strict=True):
             group.memory, group.saved, group.on_prefill = memory, saved, report
@@ -123,7 +126,7 @@ class Engine:
                     events.append((request, error))
         for request in [request for request in self._requests if request.error or request.done]:
             self.cancel(request)
-            request.kv = self.core.store.kv
+            request.kv = self.core.store.pool.bytes
             events.append((request, request.error or request.output()))
         return events
 
@@ -149,22 +152,15 @@ class Engine:
         self.core.close()
 
 
-def _parts(sequences: list[TokenSequence], rows: int) -> list[list[TokenSequence]]:
-    return [sequences[first : first + rows] for first in range(0, len(sequences), rows)]
-
-
 def _reports(groups: Sequence[SequenceGroup], on_prefill: OnPrefill | None) -> list[OnPrefill | None]:
     """Return for each group a callback that hands `on_prefill` the progress of all groups together."""
     if on_prefill is None:
         return [None] * len(groups)
-    sizes = [sum(len(sequence.prompt) - 1 for sequence in group.sequences) for group in groups]
+    total = sum(len(sequence.prompt) - 1 for group in groups for sequence in group.sequences)
     seen = [0] * len(groups)
 
-    def report_of(i: int) -> OnPrefill:
-        def report(tokens: int, total: int) -> None:
-            seen[i] = tokens
-            on_prefill(sum(seen), sum(sizes))
+    def report(i: int, tokens: int, _: int) -> None:
+        seen[i] = tokens
+        on_prefill(sum(seen), total)
 
-        return report
-
-    return [report_of(i) for i in range(len(groups))]
+    return [partial(report, i) for i in range(len(groups))]

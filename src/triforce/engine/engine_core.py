@@ -11,23 +11,15 @@ from time import perf_counter
 from typing import NamedTuple
 
 from triforce.engine.modes import MODES
-from triforce.engine.prefill_pacer import LEAST, LEAST_ON_GPU, MAX_ITL, PrefillPacer
-from triforce.engine.running_batches import RunningBatches
-from triforce.engine.scheduler import Scheduler
+from triforce.engine.scheduler import LEAST, LEAST_ON_GPU, MAX_ITL, PrefillPacer, Scheduler
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
 from triforce.engine.sequence_group import SequenceGroup, Status
 from triforce.engine.tier_builder import SharedKV
 from triforce.errors import CacheError, RankError
 from triforce.kvcache.prefix_cache import PrefixCache
-from triforce.planner import CostModel, Findings
-
-
-class StepOutput(NamedTuple):
-    """A sequence, and how many tokens it took in a step: its last ones."""
-
-    sequence: TokenSequence
-    tokens: int
+from triforce.kvcache.views.full import TAIL
+from triforce.planner import CostModel
 
 
 class PrefillTask(NamedTuple):
@@ -60,7 +52,8 @@ class EngineCore:
         self._pacer = PrefillPacer(max_itl, self._target.ranks, least, strict=store.speculation.strict)
         self.prefixes = PrefixCache(store.pool, store.whole)
         self.scheduler = Scheduler(store, self.prefixes, turn)
-        self.batches = RunningBatches(store, self.prefixes, costs)
+        self.batches: dict[str, SequenceBatch] = {}
+        """Running sequences by mode; none is empty."""
         self.prefilling: PrefillTask | None = None
 
     def submit(self, groups: Sequence[SequenceGroup]) -> None:
@@ -70,9 +63,11 @@ class EngineCore:
     def cancel(self, group: SequenceGroup) -> None:
         """Stop a group, and give back what it holds. Harmless when it is finished."""
         if group.status is Status.PREFILLING:
-            self._stop_prefill()
+            assert self.prefilling
+            self.prefilling.batch.keep([])
+            self.prefilling = None
         elif group.status is Status.RUNNING:
-            self.batches.drop(group.mode, group.sequences)
+            self._drop(group.mode, group.sequences)
         self.scheduler.remove(group)
 
     def swap_out(self, group: SequenceGroup) -> None:
@@ -81,44 +76,41 @@ class EngineCore:
         Its text will be the same. A group that goes on with a memory of its owner's keeps it.
         """
         if group.status is Status.RUNNING and not group.memory:
-            group.swapped = self.batches.swap_out(group.mode, group.unfinished)
+            group.swapped = [self.batches[group.mode].swap_out(sequence) for sequence in group.unfinished]
+            self._drop(group.mode, group.unfinished)
             self.scheduler.requeue(group)
 
     def close(self) -> None:
         """Cancel all groups, and forget what was read."""
-        while self.groups:
-            self.cancel(self.groups[-1])
+        while self.scheduler.groups:
+            self.cancel(self.scheduler.groups[-1])
         self.prefixes.clear()
-
-    @property
-    def groups(self) -> list[SequenceGroup]:
-        """All groups that are not finished, in the order in which they came."""
-        return list(self.scheduler.groups)
 
     @property
     def kv_tokens(self) -> int:
         """Tokens whose K and V are held for rows."""
-        batches = [*self.batches.of_mode.values(), *([self.prefilling.batch] if self.prefilling else [])]
+        batches = [*self.batches.values(), *([self.prefilling.batch] if self.prefilling else [])]
         return sum(int(batch.top.cache.lengths_B.sum()) for batch in batches)
 
-    def step(self) -> list[StepOutput]:
-        """Read some of the prompts, then make one proposal for each row. Returns what each sequence took of it.
+    def step(self) -> list[tuple[TokenSequence, int]]:
+        """Read some of the prompts, then make one proposal for each row. Returns how many tokens each sequence took.
 
         Sequences at their ends have left. A group that fails has its `error`, and no other group does; but what breaks
         a pass of several ranks is raised.
         """
-        self._pacer.begin(running=bool(self.batches.of_mode))
+        self._pacer.begin(running=bool(self.batches))
         while self._admit():
             self._prefill_once()
             if not self._pacer.more():
                 break
-        self._make_way()
+        if self.scheduler.turn is not None and not self._admit() and (group := self.scheduler.to_swap_out()):
+            self.swap_out(group)
         return self._decode()
 
     def finish(self, sequence: TokenSequence, surplus: int) -> None:
         """End a sequence before its last `surplus` tokens, as a stop string ends there. It may have left already."""
         sequence.cut(surplus)
-        for mode, batch in list(self.batches.of_mode.items()):
+        for mode, batch in list(self.batches.items()):
             if sequence in batch.sequences:
                 self._leave(mode, [sequence])
 
@@ -129,11 +121,6 @@ class EngineCore:
             self._begin(group, pages)
             self.store.pool.disown(pages)
         return self.prefilling is not None
-
-    def _make_way(self) -> None:
-        """Swap out a group that has had its turn, if others wait for room."""
-        if self.scheduler.turn is not None and not self._admit() and (group := self.scheduler.to_swap_out()):
-            self.swap_out(group)
 
     def _begin(self, group: SequenceGroup, pages: list[int]) -> None:
         """Make the batch of a group, on all ranks or on none. pages: of its prompt's beginning."""
@@ -157,16 +144,11 @@ class EngineCore:
             )
 
     def _batch(self, group: SequenceGroup, pages: list[int]) -> SequenceBatch:
-        store, costs = self.store, self._costs if group.mode == "auto" else None
+        store, costs, findings = self.store, self._costs if group.mode == "auto" else None, None
+        if store.speculation.retrieval.searched_layers is None:  # couplings other than `seeded` must not share them
+            findings = self._costs.layers if self._coupling == "seeded" else {}
         how = store.models, MODES[group.mode], store.speculation, self._coupling
-        return SequenceBatch(*how, group.unfinished, group.memory, costs, self._findings, store, pages)
-
-    @property
-    def _findings(self) -> Findings | None:
-        """Known layers to search, if any may be; under couplings other than `seeded`, texts must not share them."""
-        if self.store.speculation.retrieval.searched_layers is not None:
-            return None
-        return self._costs.layers if self._coupling == "seeded" else {}
+        return SequenceBatch(*how, group.unfinished, group.memory, costs, findings, store, pages)
 
     def _prefill_once(self) -> None:
         """Make one pass over the prompts of the group that is being prefilled."""
@@ -183,26 +165,25 @@ class EngineCore:
             return self.cancel(group)
         if not progress:
             self.prefilling, group.swapped, group.status = None, None, Status.RUNNING
-            self.batches.join(group, batch)
+            self._share_prefixes(batch, group.sequences[:1])
+            if group.mode in self.batches:
+                self.batches[group.mode].join(batch)
+            else:
+                self.batches[group.mode] = batch
 
-    def _stop_prefill(self) -> None:
-        assert self.prefilling
-        self.prefilling.batch.keep([])
-        self.prefilling = None
-
-    def _decode(self) -> list[StepOutput]:
-        """One step of each batch. Returns what each sequence took of it."""
-        outputs: list[StepOutput] = []
+    def _decode(self) -> list[tuple[TokenSequence, int]]:
+        """One step of each batch. Returns how many tokens each sequence took of it."""
+        outputs: list[tuple[TokenSequence, int]] = []
         seconds = 0.0
-        for mode, batch in list(self.batches.of_mode.items()):
+        for mode, batch in list(self.batches.items()):
             started = perf_counter()
             try:
-                taken = batch.step()
+                accepted = batch.step()
             except Exception as error:
                 self._fail(mode, error)
                 continue
             seconds += perf_counter() - started
-            outputs += [StepOutput(one, count) for one, count in zip(batch.sequences, taken, strict=True) if count]
+            outputs += [(one, count) for one, count in zip(batch.sequences, accepted, strict=True) if count]
             self._leave(mode, [sequence for sequence in batch.sequences if sequence.finish])
         self._pacer.stepped(seconds)
         for group in self.scheduler.running:
@@ -224,6 +205,31 @@ class EngineCore:
 
     def _leave(self, mode: str, finished: list[TokenSequence]) -> None:
         """Let finished sequences leave their batch, and groups without others leave the queue."""
-        self.batches.finish(mode, finished)
+        self._share_prefixes(self.batches[mode], finished)
+        self._drop(mode, finished)
         for group in [group for group in self.scheduler.running if not group.unfinished]:
             self.scheduler.remove(group)
+
+    def _drop(self, mode: str, sequences: Sequence[TokenSequence]) -> None:
+        """Let sequences leave, if they are still there: what they hold is given back."""
+        if not (batch := self.batches.get(mode)):
+            return
+        rows = [b for b, sequence in enumerate(batch.sequences) if sequence not in sequences]
+        if not rows and batch.controller:
+            batch.controller.close(batch.prefix)
+        if not rows and (batch.controller or (batch.search and batch.search.changed)):
+            self._costs.save()
+        if len(rows) < len(batch.sequences):
+            batch.keep(rows)
+        if not rows:
+            del self.batches[mode]
+
+    def _share_prefixes(self, batch: SequenceBatch, sequences: Sequence[TokenSequence]) -> None:
+        """Let later prompts begin with what the rows of these sequences have seen."""
+        pool = batch.top.cache.pool
+        for b, sequence in enumerate(batch.sequences):
+            if sequence in sequences and batch.memory is None:
+                # Strictly, what was read as a prompt is to be shared, and what was decoded is not: its bits differ.
+                seen = max(0, len(sequence.prompt) - 1 - TAIL) if self.store.speculation.strict else pool.lengths_B[b]
+                whole = int(seen) // self.store.whole * self.store.whole
+                self.prefixes.note(sequence.scope, batch.prefix.ids_BS[b, :whole], pool.tables[b])

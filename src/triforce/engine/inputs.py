@@ -78,11 +78,10 @@ def _is_conversation(value: Any) -> bool:
 
 def _plain(prompt: Any) -> Prompt:
     """Return a text as it is, and a sequence, array or tensor as a list. Raises TypeError for anything else."""
-    given = prompt.tolist() if hasattr(prompt, "tolist") else prompt
+    given: Prompt = prompt.tolist() if hasattr(prompt, "tolist") else prompt
     if not isinstance(given, str) and not _is_list(given):
         raise TypeError(f"a prompt is a {type(prompt).__name__}; pass a text, a list of token ids, or a list of those")
-    plain: Prompt = given
-    return plain
+    return given
 
 
 def token_ids(prompt: Prompt, target: PromptSource) -> list[int]:

@@ -1,23 +1,31 @@
-"""Model loading: weights from files onto a backend, the tokenizer, and the fingerprint for saved prompts."""
+"""Model loading: a target model and perhaps a draft, from files onto a backend, checked against each other."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import ctypes
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
+from time import perf_counter
 
 import torch
 
 from triforce.backends import dispatch
 from triforce.backends.decoder import Decoder
 from triforce.checkpoint.families import model_config, read_config
-from triforce.checkpoint.fingerprint import fingerprint
-from triforce.checkpoint.hub import model_folder
+from triforce.checkpoint.hub import SHIPPED, draft_for, model_folder
 from triforce.checkpoint.tokenizer import Tokenizer, same_tokenizer
 from triforce.checkpoint.tokenizer_files import has_tokenizer
-from triforce.checkpoint.weights import read_weights
+from triforce.checkpoint.weights import fingerprint, read_weights
 from triforce.distributed.group import ALONE, TPGroup
-from triforce.errors import ModelError
+from triforce.engine.speculative_config import SpeculativeConfig
+from triforce.engine.tier_builder import ModelSet
+from triforce.errors import ModelError, RequestError
 from triforce.model.config import ModelConfig
+from triforce.planner import CostModel
+from triforce.planner.cost_model import costs_path
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -31,10 +39,75 @@ class Checkpoint:
     """Its heads are those of this rank, if several share the model."""
     decoder: Decoder
     lower: Decoder
-    """The same decoder, or one with weights rounded to int8, for tiers whose tokens are verified."""
+    """The same decoder, or one with weights of fewer bits, for tiers whose tokens are verified."""
     tokenizer: Tokenizer | None
     fingerprint: str
     """Hex digest: two models with the same one compute the same keys and values."""
+
+
+@dataclass(frozen=True)
+class ModelPair:
+    """The target, and the draft if there is one."""
+
+    target: Checkpoint
+    draft: Checkpoint | None
+    load_seconds: float
+
+    @property
+    def decoders(self) -> ModelSet:
+        """The models as tiers run them."""
+        return ModelSet(self.target.decoder, self.draft.lower if self.draft else None, self.target.lower)
+
+    @property
+    def fingerprints(self) -> list[str]:
+        """The fingerprint of each model, the target's first."""
+        return [each.fingerprint for each in (self.target, self.draft) if each]
+
+    @property
+    def facts(self) -> tuple[object, ...]:
+        """Facts that must be the same on all ranks that share the target."""
+        config = [getattr(self.target.config, f.name) for f in fields(ModelConfig) if f.name != "rope"]
+        return config, self.target.decoder.dtype, self.fingerprints[1:]
+
+    def cost_model(self, lower_tiers: str, offload: Sequence[str]) -> CostModel:
+        """Return what is known of passes of these models on this machine, with settings named by these words."""
+        decoder = self.target.decoder
+        count, rank = decoder.ranks.count, decoder.ranks.rank
+        names = [*self.fingerprints, lower_tiers, *([f"{count} ranks"] if count > 1 else []), *offload]
+        return CostModel(costs_path(names, decoder.device, decoder.dtype) if rank == 0 else None)
+
+
+def load_pair(
+    model: str | Path | None,
+    draft: str | Path | None,
+    speculation: SpeculativeConfig,
+    *,
+    device: str,
+    dtype: str,
+    context: int | None,
+    ranks: TPGroup,
+) -> ModelPair:
+    """Read a target and a draft for such speculation; see `LLM`. Raises ModelError or RequestError."""
+    model = SHIPPED[0] if model is None else model
+    began = perf_counter()
+    read = partial(load, device=device, dtype=dtype, bits=speculation.lower_bits)
+    target = read(model, context=context, ranks=ranks)
+    layers = target.config.layers
+    if unknown := sorted(layer for layer in speculation.retrieval.searched_layers or () if layer >= layers):
+        raise RequestError(f"searched_layers names layer {unknown[0]}; the model's are 0 to {layers - 1}")
+    draft = draft_for(model) if draft == "auto" else draft
+    drafter = read(draft, beside=target) if draft is not None else None
+    seconds = perf_counter() - began
+    if drafter:
+        names = (str(target.path), str(drafter.path))
+        if target.tokenizer and drafter.tokenizer:
+            target.tokenizer.require_same_vocabulary(drafter.tokenizer, names)
+        elif target.config.vocab_size != drafter.config.vocab_size:
+            raise ModelError(
+                f"{names[0]} has {target.config.vocab_size} tokens and {names[1]} {drafter.config.vocab_size}; "
+                "use a draft model with the target's own tokenizer"
+            )
+    return ModelPair(target, drafter, seconds)
 
 
 def load(
@@ -43,28 +116,28 @@ def load(
     device: str | torch.device = "auto",
     dtype: str | torch.dtype = "auto",
     context: int | None = None,
-    int8: bool = False,
+    bits: int = 0,
     ranks: TPGroup = ALONE,
     beside: Checkpoint | None = None,
 ) -> Checkpoint:
     """Read a Hugging Face folder or hub name. No code of the repository is run.
 
     device: "auto" is cuda where present. dtype: "auto" is bfloat16, or float32 on a CPU for whose model there are no
-    native kernels. context: positions, in tokens; None is what the config says. int8: for `Checkpoint.lower`. ranks:
-    those that share the model, of which this one reads its part. beside: a model whose tokenizer is used where it is
-    the same. Raises ModelError, or RequestError for int8 or for heads that cannot be shared, with advice.
+    native kernels. context: positions, in tokens; None is what the config says. bits: those of `Checkpoint.lower`.
+    ranks: those that share the model, of which this one reads its part. beside: a model whose tokenizer is used where it is
+    the same. Raises ModelError, or RequestError for bits or for heads that cannot be shared, with advice.
     """
-    place = resolve_device(device)
+    device = resolve_device(device)
     folder = model_folder(name_or_path)
     hf = read_config(folder)
     tokenizer = _tokenizer(folder, hf.vocab_size, beside)
     vocab_size = tokenizer.vocab_size if tokenizer else hf.vocab_size
-    config = model_config(hf, vocab_size=vocab_size, context=context, device=place)
-    precision, own = resolve_dtype(dtype, place, config), config.shared(ranks.count)
-    dispatch.claim_threads(config, precision, place)
-    weights = read_weights(folder, config, rows=hf.vocab_size, device=place, dtype=precision, ranks=ranks)
+    config = model_config(hf, vocab_size=vocab_size, context=context, device=device)
+    precision, own = resolve_dtype(dtype, device, config), config.shared(ranks.count)
+    dispatch.claim_threads(config, precision, device)
+    weights = read_weights(folder, config, rows=hf.vocab_size, device=device, dtype=precision, ranks=ranks)
     config, decoder = own, Decoder(own, weights, ranks=ranks)
-    lower = Decoder(config, weights, int8=True, ranks=ranks) if int8 else decoder
+    lower = Decoder(config, weights, bits, ranks) if bits else decoder
     return Checkpoint(folder, config, decoder, lower, tokenizer, fingerprint(config, weights))
 
 
@@ -93,3 +166,11 @@ def resolve_dtype(dtype: str | torch.dtype, device: torch.device, config: ModelC
     if found is None or found not in DTYPES.values():
         raise ModelError(f"dtype {str(dtype)!r} is not supported; use one of auto, {', '.join(DTYPES)}")
     return found
+
+
+def trim_heap() -> None:
+    """Give free memory of the C heap, which allocators keep, back to the system where its library can (glibc)."""
+    if not sys.is_finalizing():
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from triforce.engine.tier_builder import ModelSet, TierBuilder
+from triforce.engine.tier_builder import TierBuilder
 from triforce.kvcache import FullView
 from triforce.kvcache.selection import POLICIES, Recent
 from triforce.speculation import BlockRejection, NgramProposer, Proposer, Rejection, Seeded, Tier
@@ -26,10 +26,10 @@ def draft(build: TierBuilder) -> Tier[FullView]:
     return build.exact(build.full(), below)
 
 
-def retrieval(build: TierBuilder) -> Tier[FullView]:
-    """The target drafts for itself through selected pages (the paper's ablation without hierarchy)."""
+def retrieval(build: TierBuilder, below: Proposer | None = None) -> Tier[FullView]:
+    """The target drafts for itself through selected pages (the paper's ablation without hierarchy: nothing below)."""
     full = build.full()
-    return build.exact(full, build.middle(full, POLICIES[build.speculation.retrieval_policy], "retrieval"))
+    return build.exact(full, build.middle(full, POLICIES[build.speculation.retrieval_policy], "retrieval", below))
 
 
 def streaming(build: TierBuilder) -> Tier[FullView]:
@@ -41,23 +41,17 @@ def streaming(build: TierBuilder) -> Tier[FullView]:
 
 def triforce(build: TierBuilder) -> Tier[FullView]:
     """Draft model, retrieval, full cache (Algorithm 1)."""
-    below = build.lowest()
-    full = build.full()
-    return build.exact(full, build.middle(full, POLICIES[build.speculation.retrieval_policy], "retrieval", below))
+    return retrieval(build, build.lowest())
 
 
 def ngram(build: TierBuilder) -> Tier[FullView]:
     """TriForce with n-grams of the text itself in the place of the draft model."""
-    full = build.full()
-    below = NgramProposer(len(build.capacities), build.speculation.draft_tokens)
-    return build.exact(full, build.middle(full, POLICIES[build.speculation.retrieval_policy], "retrieval", below))
+    return retrieval(build, NgramProposer(len(build.capacities), build.speculation.draft_tokens))
 
 
 def draft_ngram(build: TierBuilder) -> Tier[FullView]:
     """TriForce whose draft model gives way to n-grams where the text repeats itself."""
-    below = NgramProposer(len(build.capacities), build.speculation.draft_tokens, build.lowest())
-    full = build.full()
-    return build.exact(full, build.middle(full, POLICIES[build.speculation.retrieval_policy], "retrieval", below))
+    return retrieval(build, NgramProposer(len(build.capacities), build.speculation.draft_tokens, build.lowest()))
 
 
 def auto(build: TierBuilder) -> Tier[FullView]:
@@ -77,11 +71,6 @@ COUPLINGS: dict[str, type[Seeded] | type[Rejection]] = {
 }
 
 DRAFTED = ("draft", "triforce", "draft-ngram")
-
-
-def runnable(models: ModelSet) -> list[str]:
-    """Names of the modes that these models can run."""
-    return [mode for mode in MODES if models.draft or mode not in DRAFTED]
 
 
 def unlinked(top: Tier[FullView]) -> list[Proposer]:

@@ -6,8 +6,7 @@ The engine of one call is kept for the next one, so that a prompt which was read
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import dataclass
+from contextlib import closing, contextmanager
 from pathlib import Path
 from warnings import warn
 from zlib import crc32
@@ -18,7 +17,7 @@ from triforce.distributed.group import TPGroup
 from triforce.engine.engine import Engine, Request
 from triforce.engine.engine_core import EngineCore
 from triforce.engine.output_stream import OutputChunk
-from triforce.engine.prefill_pacer import MAX_ITL
+from triforce.engine.scheduler import MAX_ITL
 from triforce.engine.sequence_group import OnPrefill
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet, SharedKV
@@ -31,14 +30,6 @@ MOST_ROWS = 8
 """Rows that one call decodes together; others wait until one of these is done."""
 SPARE = 64, 1 / 16
 """Pages beyond those asked for, at least, and as a share of them: the next question about a document may be longer."""
-
-
-@dataclass(frozen=True, slots=True)
-class PromptCachePaths:
-    """Files to save the KV of a prompt to, and to load that of an earlier one from (see `kvcache.prompt_file`)."""
-
-    save: str | Path | None = None
-    load: str | Path | None = None
 
 
 class RequestRunner:
@@ -64,26 +55,25 @@ class RequestRunner:
     def run(
         self,
         requests: Sequence[Request],
-        files: PromptCachePaths,
         on_prefill: OnPrefill | None,
+        save: str | Path | None,
+        load: str | Path | None,
         memory: FullView | None = None,
     ) -> Iterator[tuple[Request, OutputChunk | RequestOutput]]:
         """Run requests on one engine, and yield what comes of each: chunks of text, and at last its output.
 
-        Raises TriforceError, and whatever `on_prefill` raises. Closing the generator cancels all requests.
+        save, load: files for the KV of the first prompt, and of an earlier one (see `kvcache.prompt_file`). Closing the
+        generator cancels all requests. Raises TriforceError, and whatever `on_prefill` raises.
         """
-        if self._ranks.count > 1 and (files.save or files.load):
+        if self._ranks.count > 1 and (save or load):
             raise RequestError("a saved KV cache is of one process; leave out --tp and torchrun, or the file")
-        compare(
-            self._ranks, "requests", [(r.prompt, r.mode, r.sequences[0].params, r.sequences[0].seed) for r in requests]
-        )
+        facts = [(r.prompt, r.mode, r.sequences[0].params, r.sequences[0].seed) for r in requests]
+        compare(self._ranks, "requests", facts)
         context, reach = self._models.target.config.context, self._speculation.reach
-        sizes = sorted(
-            pages_for(sequence.capacity(context, reach)) for request in requests for sequence in request.sequences
-        )
+        sizes = sorted(pages_for(each.capacity(context, reach)) for request in requests for each in request.sequences)
         rows, pages = min(len(sizes), MOST_ROWS), sum(sizes[-MOST_ROWS:])
-        with self._engine(rows, pages, files, memory) as engine:
-            saved, on_read = self.prompt_files(files, engine.core.store.pool, requests[0].prompt)
+        with self._engine(rows, pages, memory, kept=not (save or load or memory)) as engine:
+            saved, on_read = self.prompt_files(save, load, engine.core.store.pool, requests[0].prompt)
             engine.submit(requests, memory, saved, on_prefill, on_read)
             try:
                 while engine.busy:
@@ -102,17 +92,13 @@ class RequestRunner:
             self._idle.close()
         self._idle = None
 
-    def _engine(
-        self, rows: int, pages: int, files: PromptCachePaths, memory: FullView | None
-    ) -> AbstractContextManager[Engine]:
-        """Return the kept engine, or a new one for a text whose KV has another owner."""
-        if not (files.save or files.load or memory):
-            return self._kept(rows, pages)
-        return closing(self.start(rows, pages, given=memory.pool if memory else None))
-
     @contextmanager
-    def _kept(self, rows: int, pages: int) -> Iterator[Engine]:
-        """Lend the kept engine, or a new one, and keep it afterwards unless there was an error."""
+    def _engine(self, rows: int, pages: int, memory: FullView | None, kept: bool) -> Iterator[Engine]:
+        """Lend an engine. kept: the one that is kept, if it fits, which is kept again unless there was an error."""
+        if not kept:
+            with closing(self.start(rows, pages, given=memory.pool if memory else None)) as engine:
+                yield engine
+            return
         engine = self._take(rows, pages)
         try:
             yield engine
@@ -138,25 +124,24 @@ class RequestRunner:
             return self.start(rows, pages)
 
     def prompt_files(
-        self, files: PromptCachePaths, pool: PagePool, prompt: list[int]
+        self, save: str | Path | None, load: str | Path | None, pool: PagePool, prompt: list[int]
     ) -> tuple[prompt_file.SavedCache | None, Callable[[FullView], None] | None]:
         """Return a saved prompt to start from, and a function that saves one; None for those not asked for."""
-        if files.load is None and files.save is None:
+        if load is None and save is None:
             return None, None
-        fingerprint = prompt_file.CacheFingerprint(
-            self._fingerprint, dispatch.identity(self._models.target.model, pool.kv)
-        )
-        saved = None if files.load is None else prompt_file.SavedCache(Path(files.load), fingerprint)
-        return saved, None if files.save is None else self._saver(Path(files.save), fingerprint, pool, prompt)
+        kernels = dispatch.identity(self._models.target.model, pool.kv)
+        fingerprint = prompt_file.CacheFingerprint(self._fingerprint, kernels)
+        saved = None if load is None else prompt_file.SavedCache(Path(load), fingerprint)
+        return saved, None if save is None else self._saver(Path(save), fingerprint, pool, prompt)
 
     def _saver(
         self, path: Path, fingerprint: prompt_file.CacheFingerprint, pool: PagePool, prompt: list[int]
     ) -> Callable[[FullView], None]:
         """Reserve disk space, and return a function that writes the file; if it fails, the text goes on without one."""
-        reserved = prompt_file.Reservation(path, prompt_file.size_of(pool.config, pool.dtype, len(prompt) - 1))
+        reserved = prompt_file.reserve(path, prompt_file.size_of(pool.config, pool.dtype, len(prompt) - 1))
 
         def save(full: FullView) -> None:
-            reserved.release()
+            reserved.close()
             try:
                 prompt_file.save(path, fingerprint, full, 0, prompt)
             except CacheError as error:

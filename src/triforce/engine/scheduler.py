@@ -1,18 +1,31 @@
-"""Scheduler: which group is prefilled next, and which one is swapped out for those that wait. It runs no model.
+"""Scheduler: which group is prefilled next, which is swapped out for those that wait. It and the pacer run no model.
 
 First come, first served: a group is admitted once there are rows and pages of KV for all that it may become, and none
 is overtaken. Where turns are limited, a group that has had its turn is swapped out, and waits again behind the others.
+
+`PrefillPacer`: how many prompt tokens are read between two steps of running texts, by the time there is. Chunked
+prefill beside decoding is that of Agrawal et al. 2024 (Sarathi-Serve, arXiv 2403.02310). A chunk is sized by a bound on
+the inter-token latency (ITL) here, whatever the model's speed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import perf_counter
 
 from triforce.backends.kernel_api import pages_for
+from triforce.distributed.group import TPGroup
 from triforce.engine.sequence_group import SequenceGroup, Status
 from triforce.engine.tier_builder import SharedKV
 from triforce.errors import CacheError
 from triforce.kvcache.prefix_cache import PrefixCache
+
+MAX_ITL = 0.2
+"""Seconds."""
+UNKNOWN = 64
+"""Tokens of the first pass of a tier, whose speed is not known yet."""
+LEAST, LEAST_ON_GPU = 16, 128
+"""Tokens of a pass at least, which its size is a multiple of: fewer cost no less, and on a GPU would be captured."""
 
 
 class Scheduler:
@@ -70,7 +83,8 @@ class Scheduler:
         group, pool = waiting[0], self._store.pool
         pages = group.cached_pages(self._prefixes)
         pool.own(pages)  # so that they are not evicted to make room
-        if self._fits(group, len(pages)):
+        rows = sum(len(each.unfinished) for each in [*self.running, group])
+        if rows <= self._store.rows and self._prefixes.make_room(self.pages(group) - len(pages)):
             return group, pages
         pool.disown(pages)
         return None
@@ -93,6 +107,49 @@ class Scheduler:
         context, reach = self._store.models.target.config.context, self._store.speculation.reach
         return 0 if group.memory else sum(pages_for(one.capacity(context, reach)) for one in group.unfinished)
 
-    def _fits(self, group: SequenceGroup, shared: int) -> bool:
-        rows = sum(len(each.unfinished) for each in self.running)
-        return rows + len(group.unfinished) <= self._store.rows and self._prefixes.make_room(self.pages(group) - shared)
+
+class PrefillPacer:
+    """Grants passes of prefill their sizes, by the time that tokens took so far. Rank 0 measures for all.
+
+    max_itl: seconds that may pass between two steps. least: tokens of a pass at least. strict: sizes of passes may not
+    depend on the clock.
+    """
+
+    def __init__(self, max_itl: float, ranks: TPGroup, least: int = LEAST, *, strict: bool = False) -> None:
+        self._max_itl, self._ranks, self._least, self._strict = max_itl, ranks, least, strict
+        self._rates: dict[str, float] = {}
+        """Seconds that a token took in the latest pass of each tier."""
+        self._step = 0.0
+        self._texts_wait, self._until = False, 0.0
+        self._granted: tuple[str, int, float] | None = None
+
+    def begin(self, running: bool) -> None:
+        """Start to count the time between two steps. running: texts wait for their next step meanwhile."""
+        self._texts_wait = running and not self._strict
+        self._until = perf_counter() + self._max_itl - self._step
+        self._granted = None  # a pass that broke took no time that tells anything
+
+    def grant(self, tier: str, tokens: int) -> int:
+        """Grant a pass of `tier` all tokens; where texts wait, as many as there is time for (a `speculation.Grant`)."""
+        if self._texts_wait:
+            now, rate = perf_counter(), self._rates.get(tier)
+            affordable = UNKNOWN if rate is None else int((self._until - now) / rate)
+            whole = max(self._least, affordable // self._least * self._least)
+            tokens = self._ranks.broadcast(min(tokens, whole))
+        self._granted = tier, tokens, perf_counter()
+        return tokens
+
+    def passed(self) -> None:
+        """Note that the pass that was granted, if there was one, is over."""
+        if self._granted:
+            tier, tokens, since = self._granted
+            self._rates[tier] = (perf_counter() - since) / tokens
+            self._granted = None
+
+    def more(self) -> bool:
+        """Whether there is time for another pass before the next step."""
+        return self._ranks.broadcast(perf_counter() < self._until)
+
+    def stepped(self, seconds: float) -> None:
+        """Note how long a step of all texts took."""
+        self._step = seconds

@@ -1,30 +1,26 @@
-"""TokenSequence: one text to be generated. Its prompt, its parameters, and what came of it; tokens, not text."""
+"""TokenSequence: one text to be generated. Its prompt, its parameters, and what came of it; tokens, not text.
+
+Tiers are listed from the lowest to the full one; row b of them is the sequence's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal, Protocol
+from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from triforce.interface.outputs import DecodingSnapshot, Logprob, TokenLogprobs
 from triforce.interface.sampling_params import SamplingParams
 from triforce.interface.stats import PlanSegment, TierStats, since
+from triforce.kvcache import RetrievalView
+from triforce.planner import PlanController
 from triforce.sampling import Constraint
-from triforce.speculation import PromptLogitsHook
-
-
-class PlanStatus(Protocol):
-    """The plan of a controller, and the speed that it and plain decoding promise, in tokens per second."""
-
-    name: str
-    predicted: float
-    plain: float
-    budget: Callable[[int], int] | None
-    """Returns how many of so many tokens the retrieval tier reads, where that is chosen, too."""
+from triforce.speculation import PromptLogitsHook, Proposer, Tier
 
 
 @dataclass(slots=True, eq=False)
@@ -89,20 +85,15 @@ class TokenSequence:
 
     def cut(self, surplus: int) -> None:
         """End the text `surplus` tokens before its last one, as a stop string was found there."""
-        for made in (self.tokens, self.origins, self.logprobs):
-            del made[len(made) - surplus :]
+        for per_token in (self.tokens, self.origins, self.logprobs):
+            del per_token[len(per_token) - surplus :]
         for segment in self.chosen:
             segment.tokens = min(segment.tokens, len(self.tokens))
         if self.tiers:  # it has left its batch, and what the full tier proposes is the text
             self.tiers[-1].proposed = self.tiers[-1].accepted = len(self.tokens)
         self.finish = "stop"
 
-    def count_proposal(self, seconds: float) -> None:
-        """Count a proposal of the full tier, which took so long."""
-        self.decode_seconds += seconds
-        self.proposals += 1
-
-    def note_plan(self, plan: PlanStatus) -> None:
+    def note_plan(self, plan: PlanController) -> None:
         """Note the controller's plan, if it is another one than before."""
         budget = plan.budget(len(self.prompt) + len(self.tokens)) if plan.budget else None
         if not self.chosen or (self.chosen[-1].plan, self.chosen[-1].budget) != (plan.name, budget):
@@ -122,6 +113,33 @@ class TokenSequence:
     def can_copy_prefill(self, other: TokenSequence) -> bool:
         """Whether the prefill of the other sequence serves this one."""
         return self.prompt == other.prompt and self.params.prompt_logprobs in (None, other.params.prompt_logprobs)
+
+    def tier_stats(self, tiers: Sequence[Proposer], b: int, length: int) -> list[TierStats]:
+        """Return statistics of each tier. length: of the text, in tokens."""
+        stats = []
+        for tier in tiers:
+            c = tier.counters
+            histogram = np.trim_zeros(c.accepted_BN[b], "b").tolist() if int(c.proposed_B[b]) else []
+            counts = int(c.proposed_B[b]), int(c.accepted_B[b]), int(c.passes_B[b])
+            seconds = float(c.seconds_B[b]), float(c.prefill_seconds_B[b])
+            view = tier.cache if isinstance(tier, Tier) else None
+            visible_tokens = view.keys(length) if isinstance(view, RetrievalView) else None
+            stats.append(TierStats(tier.name, *counts, *seconds, histogram, visible_tokens))
+        stats[-1].proposed = stats[-1].accepted = len(self.tokens)  # what the full tier proposes is the text
+        return stats
+
+    def snapshot(self, tiers: Sequence[Proposer], b: int, stats: list[TierStats], committed: int) -> DecodingSnapshot:
+        """Return the state of the decoding, with `committed` tokens in the full view.
+
+        A retrieval view that made no pass since the last snapshot saw nothing.
+        """
+        passes = [tier.passes for tier in self.trace.tiers] if self.trace else [0] * len(stats)
+        views = [
+            tier.cache
+            for tier, now, before in zip(tiers, stats, passes, strict=True)
+            if isinstance(tier, Tier) and isinstance(tier.cache, RetrievalView) and now.passes != before
+        ]
+        return DecodingSnapshot(committed, self.decode_seconds, views[-1].coverage(b) if views else [], stats)
 
 
 def logprobs_of(logits_TV: Tensor, tokens: list[int], top: int) -> list[TokenLogprobs]:

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from triforce.backends.token_sampler import make_noise, sampling
-from triforce.engine.batch_stats import snapshot, tier_stats
 from triforce.engine.modes import COUPLINGS, ModeBuilder, tiers, unlinked
 from triforce.engine.sequence import TokenSequence, logprobs_of
 from triforce.engine.speculative_config import SpeculativeConfig
@@ -64,12 +63,13 @@ class SequenceBatch:
         self._make_sampler()
         capacities = [sequence.capacity(models.target.config.context, speculation.reach) for sequence in sequences]
         self.top = mode(TierBuilder(models, speculation, capacities, memory, store, prefix_pages))
-        self.search = self._layer_search(findings) if findings is not None else None
+        ranks, tier = models.target.ranks, next((tier for tier in tiers(self.top) if tier.name == "retrieval"), None)
+        self.search = SearchedLayers(tier, findings, ranks) if findings is not None and isinstance(tier, Tier) else None
         if self.search:  # it goes by where attention went, whatever the policy does
             self.top.cache.observe(self.search.tier.cache.unit, self.top.cache.budget)
         self.tiers = unlinked(self.top) if costs else tiers(self.top)
-        ranks = models.target.ranks
-        self.controller = PlanController(self.tiers, costs, _temperature(sequences), ranks=ranks) if costs else None
+        temperature = sum(sequence.params.temperature for sequence in sequences) / len(sequences)
+        self.controller = PlanController(self.tiers, costs, temperature, ranks=ranks) if costs else None
         self._keep_logits()
         ids_BS = np.zeros((len(sequences), max(capacities) + 1), dtype=np.int64)
         for b, sequence in enumerate(sequences):
@@ -91,18 +91,19 @@ class SequenceBatch:
         planned = perf_counter()
         draft = self.top.propose(self.prefix, self.sampling, live_B)
         self.prefix = self.prefix.append(draft)
-        taken = self._accept(draft, live)
-        self._note_logprobs(taken)
+        accepted = self._accept(draft, live)
+        self._note_logprobs(accepted)
         if self.controller:
-            self.controller.observe(lengths, sum(taken), perf_counter() - planned)
+            self.controller.observe(lengths, sum(accepted), perf_counter() - planned)
         if searching:
             searching.observe()
         seconds = perf_counter() - started
         self.decode_seconds += seconds
         for sequence in compress(self.sequences, live):
-            sequence.count_proposal(seconds)
+            sequence.decode_seconds += seconds
+            sequence.proposals += 1
         self.take_snapshots()
-        return taken
+        return accepted
 
     def join(self, other: SequenceBatch) -> None:
         """Append the rows of another batch of the same mode, which is not to be used any more."""
@@ -160,7 +161,7 @@ class SequenceBatch:
 
     def stats(self, b: int) -> list[TierStats]:
         """Statistics of each tier in row b, from the lowest to the full one."""
-        return tier_stats(self.tiers, b, self.sequences[b], int(self.prefix.lengths_B[b]))
+        return self.sequences[b].tier_stats(self.tiers, b, int(self.prefix.lengths_B[b]))
 
     def _plan(self, live_B: Bools, lengths: list[int]) -> SearchedLayers | None:
         """Choose tiers and searched layers for the next proposal. Returns the layer search, if it takes part."""
@@ -189,13 +190,6 @@ class SequenceBatch:
             for b, sequence in enumerate(self.sequences)
         ]
 
-    def _layer_search(self, findings: Findings) -> SearchedLayers | None:
-        """Return the search for layers that the retrieval tier searches, if there is such a tier."""
-        tier = next((tier for tier in tiers(self.top) if tier.name == "retrieval"), None)
-        if not isinstance(tier, Tier):
-            return None
-        return SearchedLayers(tier, findings, self.target.ranks)
-
     def search_layers(self, search: SearchedLayers, length: int, left: int, live_B: Bools) -> None:
         """Set the layers that the retrieval tier searches in the next proposal, from texts of `length` tokens.
 
@@ -209,9 +203,8 @@ class SequenceBatch:
     def _make_sampler(self, draws: Tensor | None = None) -> None:
         """Make the sampler of these rows. draws: where their streams of noise go on."""
         sequences, device = self.sequences, self.target.device
-        self.noise = make_noise(
-            [sequence.seed for sequence in sequences], [sequence.choice for sequence in sequences], device
-        )
+        seeds, choices = [sequence.seed for sequence in sequences], [sequence.choice for sequence in sequences]
+        self.noise = make_noise(seeds, choices, device)
         if draws is not None:
             self.noise.draws = draws
         params, lengths = [sequence.params for sequence in sequences], [len(one.prompt) for one in sequences]
@@ -223,23 +216,16 @@ class SequenceBatch:
         self.top.keeps_logits = any(sequence.params.logprobs is not None for sequence in self.sequences)
         self.top.logits_BJV = None
 
-    def _note_logprobs(self, taken: list[int]) -> None:
+    def _note_logprobs(self, accepted: list[int]) -> None:
         logits_BJV = self.top.logits_BJV
-        for b, (sequence, count) in enumerate(zip(self.sequences, taken, strict=True)):
-            if count and sequence.params.logprobs is not None:
+        for b, (sequence, count) in enumerate(zip(self.sequences, accepted, strict=True)):
+            if count and (top := sequence.params.logprobs) is not None:
                 assert logits_BJV is not None
-                sequence.logprobs += logprobs_of(
-                    logits_BJV[b, :count], sequence.tokens[-count:], sequence.params.logprobs
-                )
+                sequence.logprobs += logprobs_of(logits_BJV[b, :count], sequence.tokens[-count:], top)
 
     def take_snapshots(self) -> None:
         """Note where the decoding of those sequences stands that were asked to report it."""
         for b, sequence in enumerate(self.sequences):
             if sequence.params.trace:
                 committed = int(self.top.cache.lengths_B[b])
-                sequence.trace = snapshot(self.tiers, b, sequence, self.stats(b), committed)
-
-
-def _temperature(sequences: Sequence[TokenSequence]) -> float:
-    """The mean temperature of texts that are decoded together."""
-    return sum(sequence.params.temperature for sequence in sequences) / len(sequences)
+                sequence.trace = sequence.snapshot(self.tiers, b, self.stats(b), committed)

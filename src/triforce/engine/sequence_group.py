@@ -1,22 +1,27 @@
-"""SequenceGroup: sequences with one prompt and one mode that start together, and where they are on their way."""
+"""SequenceGroup: sequences with one prompt and one mode that start together, where they are, and their prefill.
+
+Every prompt but its last token goes through every tier, row by row. A row whose prompt another row has is copied from
+it, and a saved prompt is read from its file.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from time import perf_counter
 from traceback import clear_frames
 
+import numpy as np
 import torch
 
-from triforce.engine import batch_prefill
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch, SwappedSequence
 from triforce.errors import CacheError
 from triforce.kvcache import FullView
 from triforce.kvcache.prefix_cache import PrefixCache
 from triforce.kvcache.prompt_file import SavedCache
-from triforce.speculation import Grant
+from triforce.speculation import Grant, Tier, grant_all
 
 OnPrefill = Callable[[int, int], None]
 """Gets the prompt tokens read so far, and their total."""
@@ -88,8 +93,64 @@ class SequenceGroup:
             batch.swap_in(self.swapped)
             return
         if self.saved:
-            batch_prefill.restore_batch(batch, self.saved)
+            restore_batch(batch, self.saved)
         self.cached = int(batch.top.cache.lengths_B[0])
-        yield from batch_prefill.prefill_batch(batch, grant)
+        yield from prefill_batch(batch, grant)
         if self.on_read:
             self.on_read(batch.top.cache)
+
+
+@torch.no_grad()
+def restore_batch(batch: SequenceBatch, saved: SavedCache) -> None:
+    """Start from a saved prompt, as far as the prompts begin like it. Raises CacheError."""
+    started = perf_counter()
+    for b, sequence in enumerate(batch.sequences):
+        if _source(batch, b) is None and sequence.params.prompt_logprobs is None:  # these need every position scored
+            saved.restore(batch.top.cache, b, sequence.prompt)
+    _add_seconds(batch, started)
+
+
+@torch.no_grad()
+def prefill_batch(batch: SequenceBatch, grant: Grant = grant_all) -> Iterator[tuple[int, int]]:
+    """Feed every prompt but its last token. Yields (tokens seen, tokens in all) of the full view after each pass.
+
+    grant: how many tokens a pass may have.
+    """
+    sizes = [len(sequence.prompt) - 1 for sequence in batch.sequences]
+    started = perf_counter()
+    if batch.search:  # what is known already: a controller goes by it, and it had best stay in memory
+        batch.search_layers(batch.search, max(sizes) + 1, 0, np.ones(len(sizes), bool))
+    for b in range(len(batch.sequences)):
+        source = _source(batch, b)
+        for seen in _feed(batch, b, grant) if source is None else _fork(batch, source, b):
+            _add_seconds(batch, started)
+            yield sum(sizes[:b]) + seen, sum(sizes)
+            started = perf_counter()
+
+
+def _source(batch: SequenceBatch, b: int) -> int | None:
+    """The first row that the prefill of row b can be copied from, if there is one."""
+    return next((a for a in range(b) if batch.sequences[b].can_copy_prefill(batch.sequences[a])), None)
+
+
+def _feed(batch: SequenceBatch, b: int, grant: Grant) -> Iterator[int]:
+    sequence, seen = batch.sequences[b], int(batch.top.cache.lengths_B[b])
+    length = len(sequence.prompt) - 1
+    for tier in batch.tiers:
+        if tier is not batch.top:
+            yield from (seen for _ in tier.prefill(batch.prefix, b, length, grant=grant))
+    hook = sequence.prompt_logits_hook() if sequence.params.prompt_logprobs is not None else None
+    yield from batch.top.prefill(batch.prefix, b, length, hook, grant=grant)
+
+
+def _fork(batch: SequenceBatch, source: int, b: int) -> Iterator[int]:
+    for tier in batch.tiers:
+        if isinstance(tier, Tier):
+            tier.cache.fork(source, b)
+    batch.sequences[b].prompt_logprobs = batch.sequences[source].prompt_logprobs
+    yield len(batch.sequences[b].prompt) - 1
+
+
+def _add_seconds(batch: SequenceBatch, started: float) -> None:
+    for sequence in batch.sequences:
+        sequence.prefill_seconds += perf_counter() - started

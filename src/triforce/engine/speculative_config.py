@@ -8,7 +8,8 @@ from triforce.errors import RequestError
 from triforce.kvcache import PAGE, OffloadConfig, RetrievalConfig
 from triforce.kvcache.selection import POLICIES
 
-LOWER_TIERS = ("same", "int8")
+LOWER_TIERS = {"same": 0, "int8": 8, "int4": 4}
+"""Bits of the weights that lower tiers read; 0: those of the full tier."""
 
 FARTHEST = 8, 16
 """The largest draft_tokens and speculative_tokens that mode `auto` uses."""
@@ -23,7 +24,7 @@ class SpeculativeConfig:
 
     draft_tokens: those that the lowest tier proposes at a time (gamma_1). speculative_tokens: those that the middle one
     gathers for one verification (gamma_2). sinks, window: tokens that the draft sees. lower_tiers: one of
-    `LOWER_TIERS`, how lower views of the target read committed KV. strict: passes of the full tier have one shape,
+    `LOWER_TIERS`, what lower views of the target read. strict: passes of the full tier have one shape,
     where bits depend on it, and passes of a prompt end at set places.
     """
 
@@ -47,22 +48,23 @@ class SpeculativeConfig:
                 raise RequestError(f"{name} is {getattr(self, name)}; give 1 to 32 tokens.")
         if self.lower_tiers not in LOWER_TIERS:
             raise RequestError(f"lower_tiers {self.lower_tiers!r} is not known; choose from {', '.join(LOWER_TIERS)}.")
-        if self.int8 and self.retrieval.chunk % PAGE:
+        if self.lower_bits and self.retrieval.chunk % PAGE:
             raise RequestError(
-                f"retrieval_chunk is {self.retrieval.chunk}; int8 is of whole pages: give a multiple of {PAGE}."
+                f"retrieval_chunk is {self.retrieval.chunk}; int8 KV is of whole pages: give a multiple of {PAGE}."
             )
 
-        if self.offload.kind != "none" and (self.int8 or self.retrieval.chunk % PAGE):
-            given = "--lower-tiers int8" if self.int8 else f"--retrieval-chunk {self.retrieval.chunk}"
+        if self.offload.kind != "none" and (self.lower_bits or self.retrieval.chunk % PAGE):
+            chunk = f"--retrieval-chunk {self.retrieval.chunk}"
+            given = f"--lower-tiers {self.lower_tiers}" if self.lower_bits else chunk
             raise RequestError(
                 f"{given} and --kv-offload {self.offload.kind} cannot be had together; use --lower-tiers same, a "
                 f"--retrieval-chunk that is a multiple of {PAGE}, or --kv-offload none"
             )
 
     @property
-    def int8(self) -> bool:
-        """Whether lower tiers read weights and committed KV as int8."""
-        return self.lower_tiers == "int8"
+    def lower_bits(self) -> int:
+        """Bits of the weights that lower tiers read; 0: the full tier's own. Unless it is, they read KV as int8."""
+        return LOWER_TIERS[self.lower_tiers]
 
     def least(self, rows: int) -> tuple[int, int]:
         """Rows and columns that passes of the full tier are padded to: those of the widest verification."""

@@ -1,4 +1,7 @@
-"""Models and KV memory that batches share, and the `TierBuilder` that modes put tiers together with."""
+"""Models and KV memory that batches share, and the `TierBuilder` that modes put tiers together with.
+
+Shape suffixes: B rows, K drafted tokens, V vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +10,23 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from math import gcd
 
+import numpy as np
+
 from triforce.backends import dispatch
 from triforce.backends.decoder import Decoder
-from triforce.backends.kernel_api import pages_for
+from triforce.backends.kernel_api import ModelBackend, pages_for
 from triforce.backends.offload_layout import OffloadLayout
-from triforce.engine.fused_draft import burst
+from triforce.backends.token_sampler import NativeSampling
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.errors import RequestError
-from triforce.interface.outputs import KVMemoryUsage
 from triforce.kvcache import PAGE, FullView, PagePool, RetrievalView, StreamingView
 from triforce.kvcache.offload import store
-from triforce.kvcache.offload.sizing import KVSizing
 from triforce.kvcache.offload.sizing_cuda import needs_of
 from triforce.kvcache.selection import Policy
 from triforce.kvcache.views.full import prefill_chunk
-from triforce.speculation import Proposer, Tier
+from triforce.ragged import Bools
+from triforce.sampling.logits import non_finite_logits
+from triforce.speculation import Draft, Proposer, SequenceState, Tier, TokenSampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,34 +59,24 @@ class SharedKV:
             return self.given.more(0)
         target, unit = self.models.target, gcd(self.speculation.retrieval.chunk, PAGE)
         speculation, least = self.speculation, self.speculation.least(self.rows)
-        given = self._room()
-        return PagePool(target.config, 0, self.pages, target.dtype, target.device, unit, speculation.int8, least, given)
+        given, int8 = self._room(), speculation.lower_bits > 0
+        return PagePool(target.config, 0, self.pages, target.dtype, target.device, unit, int8, least, given)
 
     @property
     def whole(self) -> int:
         """Tokens in a multiple of which prompts share their beginnings: under `strict`, those of one pass."""
         return prefill_chunk(self.models.target.device) if self.speculation.strict else PAGE
 
-    @property
-    def kv(self) -> KVMemoryUsage:
-        """Memory that the target's KV takes, by where it lies."""
-        return self.pool.bytes
-
-    @property
-    def needs(self) -> KVSizing:
-        """Memory that the target's KV needs."""
-        target, speculation = self.models.target, self.speculation
-        where = target.config, target.dtype, target.device
-        return needs_of(*where, self.pages, self.rows, speculation.reach, speculation.retrieval.budget)
-
     def _room(self) -> OffloadLayout | None:
         """Layout of offloaded pages, if there are any. Raises CacheError before a prompt is read if KV does not fit."""
-        target, offload = self.models.target, self.speculation.offload
+        target, speculation, offload = self.models.target, self.speculation, self.speculation.offload
+        where = target.config, target.dtype, target.device
+        needs = needs_of(*where, self.pages, self.rows, speculation.reach, speculation.retrieval.budget)
         if offload.kind == "none":
-            self.needs.require_all()
+            needs.require_all()
             return None
-        dispatch.require_offload(target.config, target.dtype, target.device, offload.kind)
-        return store.room(offload, self.needs, target.ranks)
+        dispatch.require_offload(*where, offload.kind)
+        return store.room(offload, needs, target.ranks)
 
     @cached_property
     def streaming(self) -> StreamingView:
@@ -145,4 +140,35 @@ class TierBuilder:
         """Make the tier of the draft model, which sees sinks and a window. Raises RequestError without a draft."""
         view, draft = self.store.streaming.more(len(self.capacities)), self.models.draft
         assert draft is not None, "the store has seen to it"
-        return Tier("draft", draft, view, self.speculation.draft_tokens, burst=partial(burst, draft.model))
+        return Tier("draft", draft, view, self.speculation.draft_tokens, fused_draft=partial(fused_draft, draft.model))
+
+
+def fused_draft(
+    model: ModelBackend,
+    tier: Tier[StreamingView],
+    prefix: SequenceState,
+    sampling: TokenSampler,
+    live_B: Bools,
+    count: int,
+) -> Draft | None:
+    """Draft `count` tokens of each live row, or fewer, for a tier of `model` with nothing below it, in one native call.
+
+    They are bit for bit those that passes and draws one by one would give, between which Python costs more than they.
+    Returns None where these are needed. Raises ModelError where logits are not finite.
+    """
+    view, run = tier.cache, dispatch.fused_draft_with(model, tier.cache.kv)
+    if not (run and isinstance(sampling, NativeSampling)):
+        return None
+    unseen_B = (prefix.lengths_B - view.lengths_B) * live_B
+    more = view.steps(unseen_B, count - 1)
+    draws = sampling.draws(tier.level, more + 1, live_B)
+    if draws is None:
+        return None
+    batch = view.begin(unseen_B + more * live_B, int(unseen_B.max()) + more)
+    tokens_BK = np.empty((len(live_B), more + 1), dtype=np.int64)
+    unlawful = run(batch, (prefix.ids_BS, prefix.lengths_B, live_B), draws, tokens_BK)
+    if unlawful:
+        raise non_finite_logits(unlawful[0], 0, unlawful[1])
+    view.advance(unseen_B + more * live_B)
+    origins_BK = np.full_like(tokens_BK, tier.level)
+    return Draft(tokens_BK, draws[2].transpose(0, 1), origins_BK, (more + 1) * live_B)

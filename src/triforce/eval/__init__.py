@@ -1,7 +1,7 @@
 """Abilities of a model that this engine needs, measured through the engine's own parts.
 
-One measurement is one file, and one line in `MEASUREMENTS`: `measure` turns a subject into a JSON object, `tables`
-turns that object into tables, `seconds` predicts what it will take. A measurement that does not apply gives
+A measurement is three functions of a file, and one line in `MEASUREMENTS`: `measure` turns a subject into a JSON
+object, `tables` turns that object into tables, `seconds` predicts what it will take. One that does not apply gives
 {"skipped": why}.
 """
 
@@ -11,34 +11,13 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from triforce.eval import (
-    agreement,
-    bits_per_byte,
-    context_gain,
-    copying,
-    long_positions,
-    needles,
-    positions,
-    repetition,
-)
-from triforce.eval.context import EvalContext, Text, tokenize
-from triforce.eval.reading_time import ReadingForecast, measure_pace
-from triforce.eval.sizes import EvalConfig, plan
+from triforce.eval import agreement, bits_per_byte, context_gain, copying, needles, positions, repetition
+from triforce.eval.context import EvalConfig, EvalContext, Text, plan, tokenize
 from triforce.eval.tables import Table
-from triforce.eval.time_budget import TimeBudget, fit
+from triforce.eval.time_budget import ReadingForecast, TimeBudget, fit, measure_pace
 
 __all__ = [
-    "MEASUREMENTS",
-    "EvalConfig",
-    "EvalContext",
-    "Table",
-    "Text",
-    "TimeBudget",
-    "evaluate",
-    "plan",
-    "shorten",
-    "tables",
-    "tokenize"
+    "MEASUREMENTS", "EvalConfig", "EvalContext", "Table", "Text", "evaluate", "plan", "shorten", "tables", "tokenize"
 ]  # fmt: skip
 
 Result = dict[str, Any]
@@ -55,7 +34,7 @@ class Measurement(NamedTuple):
 MEASUREMENTS = {
     "bits": Measurement(bits_per_byte.measure, bits_per_byte.tables, bits_per_byte.seconds),
     "positions": Measurement(positions.measure, positions.tables, positions.seconds),
-    "far": Measurement(long_positions.measure, long_positions.tables, long_positions.seconds),
+    "far": Measurement(positions.measure_far, positions.far_tables, positions.far_seconds),
     "gain": Measurement(context_gain.measure, context_gain.tables, context_gain.seconds),
     "needle": Measurement(needles.measure, needles.tables, needles.seconds),
     "copy": Measurement(copying.measure, copying.tables, copying.seconds),
@@ -67,9 +46,8 @@ MEASUREMENTS = {
 def shorten(subject: EvalContext, names: Sequence[str]) -> TimeBudget:
     """Measure the speed of a subject's models, and give it a plan that ends in a minute from now."""
     began = perf_counter()
-    return fit(
-        subject, names, measure_pace(subject), {name: each.seconds for name, each in MEASUREMENTS.items()}, began
-    )
+    costs = {name: each.seconds for name, each in MEASUREMENTS.items()}
+    return fit(subject, names, measure_pace(subject), costs, began)
 
 
 def evaluate(

@@ -11,17 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triforce.eval.context import KINDS, EvalContext, Text
-from triforce.eval.reading_time import ReadingForecast
+from triforce.eval.context import EvalContext, Text, grouped
 from triforce.eval.scoring import draft_view, full_view, parts, read, skim
 from triforce.eval.tables import Table, tokens
+from triforce.eval.time_budget import ReadingForecast
 from triforce.interface.sampling_params import SamplingParams
 from triforce.sampling import LogitsProcessor
 
 TEMPERATURES = (0.0, 0.6, 1.0)
 AT_ONCE = 128
 
-LAW = 5e-7
+WARPING = 5e-7
 """Seconds, about, of the probabilities of one position for each token of the vocabulary."""
 
 
@@ -31,33 +31,33 @@ def measure(subject: EvalContext) -> dict[str, Any]:
         return {"skipped": "there is no draft; name one with --draft"}
     plan = subject.plan
     after = min(4096, plan.span // 2)
-    windows = [window for window in subject.windows() if len(window.ids_N) >= after + plan.judged]
+    windows = subject.windows(least=after + plan.judged)
     if not windows:
         return {"skipped": f"no text has {after + plan.judged:,} tokens"}
     shares = [(window.kind, _share(subject, window, after)) for window in subject.steps(windows)]
-    kinds = {kind: [share for of, share in shares if of == kind] for kind in KINDS}
-    means = {kind: torch.stack(found).mean(0) for kind, found in kinds.items() if found}
     return {
         "from": after,
         "tokens": plan.judged,
-        "kinds": {kind: _named(mean, len(kinds[kind])) for kind, mean in means.items()},
+        "kinds": {kind: _mean(found) for kind, found in grouped(shares).items()},
     }
 
 
-def _named(shares_22: Tensor, windows: int) -> dict[str, Any]:
-    by_temperature = zip(TEMPERATURES, shares_22.tolist(), strict=True)
-    return {"windows": windows} | {
+def _mean(shares: list[Tensor]) -> dict[str, Any]:
+    by_temperature = zip(TEMPERATURES, torch.stack(shares).mean(0).tolist(), strict=True)
+    return {"windows": len(shares)} | {
         f"{temperature:g}": {"rejection": kept, "seeded": same} for temperature, (kept, same) in by_temperature
     }
 
 
 def _share(subject: EvalContext, window: Text, after: int) -> Tensor:
     """Means over the judged tokens of a window: (temperatures, couplings)."""
-    laws = _Laws(subject.target.config.vocab_size, subject.target.device)
+    vocab_size, device = subject.target.config.vocab_size, subject.target.device
+    warps = [LogitsProcessor([SamplingParams(temperature=t)], [0], vocab_size, device) for t in TEMPERATURES]
+    no_ids_11 = torch.zeros(1, 1, dtype=torch.long, device=device)
     sums = torch.zeros(len(TEMPERATURES), 2, dtype=torch.float64)
-    for target_TV, draft_TV in _logits(subject, window, after):
-        for n, temperature in enumerate(TEMPERATURES):
-            p_TV, q_TV = laws(target_TV, temperature), laws(draft_TV, temperature)
+    for both in _logits(subject, window, after):
+        for n, warp in enumerate(warps):
+            p_TV, q_TV = (warp(logits_TV[None], no_ids_11, no_ids_11[0])[0] for logits_TV in both)
             sums[n] += torch.stack([overlap(p_TV, q_TV).sum(), same_pick(p_TV, q_TV).sum()]).cpu()
     return sums / subject.plan.judged
 
@@ -71,19 +71,6 @@ def _logits(subject: EvalContext, window: Text, after: int) -> Iterator[tuple[Te
     skim(draft, cheap, window.ids_N[:after])
     for part_T in parts(window.ids_N[after:stop], AT_ONCE):
         yield torch.cat([*read(target, exact, part_T)]), torch.cat([*read(draft, cheap, part_T)])
-
-
-class _Laws:
-    """Logits to probabilities, as the engine warps them: float64 (T, V)."""
-
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
-        self.processors = {
-            t: LogitsProcessor([SamplingParams(temperature=t)], [0], vocab_size, device) for t in TEMPERATURES
-        }
-        self.nothing = torch.zeros(1, 1, dtype=torch.long, device=device)
-
-    def __call__(self, logits_TV: Tensor, temperature: float) -> Tensor:
-        return self.processors[temperature](logits_TV[None], self.nothing, self.nothing[0])[0]
 
 
 def overlap(p_TV: Tensor, q_TV: Tensor) -> Tensor:
@@ -108,10 +95,10 @@ def same_pick(p_TV: Tensor, q_TV: Tensor) -> Tensor:
 
 
 def seconds(subject: EvalContext, forecast: ReadingForecast) -> float:
-    plan, laws = subject.plan, LAW * subject.target.config.vocab_size
+    plan, warping = subject.plan, WARPING * subject.target.config.vocab_size
     stop = min(4096, plan.span // 2) + plan.judged
-    windows = [window for window in subject.windows() if len(window.ids_N) >= stop] if forecast.draft else []
-    return len(windows) * (forecast.target.reading(stop) + forecast.drafts(stop) + plan.judged * laws)
+    windows = subject.windows(least=stop) if forecast.draft else []
+    return len(windows) * (forecast.target.reading(stop) + forecast.drafts(stop) + plan.judged * warping)
 
 
 def tables(result: dict[str, Any]) -> list[Table]:

@@ -7,18 +7,18 @@ from typing import Any
 
 from torch import Tensor
 
-from triforce.eval.context import KINDS, EvalContext, Text
-from triforce.eval.reading_time import ReadingForecast
+from triforce.eval.context import EvalContext, Text, grouped
 from triforce.eval.scoring import draft_view, nats
 from triforce.eval.tables import Table
+from triforce.eval.time_budget import ReadingForecast
 
 
 def measure(subject: EvalContext) -> dict[str, Any]:
     """Measure the target with all in sight, and the draft through sinks and window, on the same windows."""
     rows = [_row(subject, window) for window in subject.steps(subject.windows())]
     texts = {name: _total([row for row in rows if row["text"] == name]) for name in {row["text"]: 0 for row in rows}}
-    kinds = {kind: [row for row in rows if row["kind"] == kind] for kind in KINDS}
-    return {"texts": texts, "kinds": {kind: _total(of_kind) for kind, of_kind in kinds.items() if of_kind}}
+    kinds = grouped([(row["kind"], row) for row in rows])
+    return {"texts": texts, "kinds": {kind: _total(of_kind) for kind, of_kind in kinds.items()}}
 
 
 def _row(subject: EvalContext, window: Text) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""The subject of an evaluation: a model, perhaps its draft, and texts."""
+"""The subject of an evaluation: a model, perhaps its draft, texts, and how much of them is read."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import TypeVar
@@ -15,11 +15,11 @@ from triforce.backends.decoder import Decoder
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.errors import RequestError
 from triforce.eval.scoring import full_view, nats
-from triforce.eval.sizes import EvalConfig
 from triforce.llm import LLM
 
 CODE = {".c", ".cc", ".cpp", ".go", ".h", ".java", ".js", ".jl", ".py", ".rs", ".sh", ".ts"}
 KINDS = ("prose", "code")
+SPAN = 32_768
 
 T = TypeVar("T")
 
@@ -32,6 +32,37 @@ class Text:
     kind: str
     ids_N: Tensor
     start: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EvalConfig:
+    """Lengths and positions are tokens.
+
+    span: read of a text at once. deepest: how far the longest readings go. windows: spans of each kind of text at
+    least, where the texts have as many; most: at most, the longest. recent: what the cut model sees in `gain`; stride:
+    its windows move by so much. block: tokens whose mean gain is one observation. haystacks: of the longest span; short
+    ones get up to four times as many. copies: spans that are repeated at each distance. judged: tokens of a span where
+    draft and target are compared. prompts, new_tokens: sampled continuations.
+    """
+
+    span: int
+    deepest: int
+    windows: int = 4
+    most: int | None = None
+    recent: int = 2048
+    stride: int = 256
+    block: int = 512
+    haystacks: int = 3
+    copies: int = 8
+    judged: int = 1024
+    prompts: int = 20
+    new_tokens: int = 512
+    seed: int = 1
+
+    @property
+    def far(self) -> range:
+        """The positions where far context should help: 16K to 24K of 32K."""
+        return range(self.span // 2, self.span * 3 // 4)
 
 
 @dataclass(eq=False)
@@ -53,15 +84,18 @@ class EvalContext:
     def tokenizer(self) -> Tokenizer:
         return tokenizer_of(self.llm)
 
-    def windows(self, length: int | None = None, most: int | None = None) -> list[Text]:
-        """Stretches of `length` tokens (None: a span), spread over each text; the `most` longest of each kind."""
+    def windows(self, length: int | None = None, most: int | None = None, least: int = 0) -> list[Text]:
+        """Stretches of `length` tokens (None: a span), spread over each text; the `most` longest of each kind.
+
+        least: tokens that each of them has.
+        """
         found, most = [], self.plan.most if most is None else most
         for kind in KINDS:
             texts = [text for text in self.texts if text.kind == kind]
             each = -(-self.plan.windows // max(1, len(texts)))
             windows = [window for text in texts for window in spread(text, length or self.plan.span, each)]
             found += windows if most is None else sorted(windows, key=lambda one: -len(one.ids_N))[:most]
-        return found
+        return [window for window in found if len(window.ids_N) >= least]
 
     def trace(self, text: Text) -> Tensor:
         """Loss of each token of a text but the first, with all of it in sight: float32 (N - 1), in nats."""
@@ -74,6 +108,11 @@ class EvalContext:
         """The items, with a progress bar on terminals only."""
         bar: Iterable[T] = tqdm(list(items), desc=self.label, leave=False, disable=self.quiet or None)
         return bar
+
+
+def grouped(found: Sequence[tuple[str, T]]) -> dict[str, list[T]]:
+    """Return what was found in texts by their kind, in the order of `KINDS`; only kinds of which there is something."""
+    return {kind: [item for of, item in found if of == kind] for kind in KINDS if kind in dict(found)}
 
 
 def spread(text: Text, length: int, most: int) -> list[Text]:
@@ -106,3 +145,17 @@ def tokenizer_of(llm: LLM) -> Tokenizer:
     if llm.tokenizer is None:
         raise RequestError(f"{llm.target.path} has no tokenizer, so it cannot be judged on texts")
     return llm.tokenizer
+
+
+def plan(context: int, max_context: int, longest: int | None = None) -> EvalConfig:
+    """Return the sizes for a model of `context` positions, of which at most `max_context` are to be used.
+
+    longest: of the readings of a quick evaluation, which are also few.
+    """
+    quick = longest is not None
+    deepest = min(context, max_context, longest or context)
+    span = min(SPAN, deepest)
+    recent = min(2048, max(32, span // 4))
+    sizes = {"recent": recent, "stride": recent // 8, "block": recent // 4, "judged": min(1024, span // 8)}
+    quick_counts = {"windows": 1, "most": 2, "haystacks": 1, "copies": 2, "prompts": 8} if quick else {}
+    return EvalConfig(span, deepest, new_tokens=min(128 if quick else 512, span // 8), **sizes, **quick_counts)

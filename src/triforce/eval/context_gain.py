@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from triforce.eval.context import KINDS, EvalContext, Text
-from triforce.eval.reading_time import ReadingForecast
+from triforce.eval.context import EvalContext, Text, grouped
 from triforce.eval.scoring import cut_view, full_view, nats
 from triforce.eval.statistics import interval
 from triforce.eval.tables import Table, tokens
+from triforce.eval.time_budget import ReadingForecast
 
 LEAST = {"prose": 0.01, "code": 0.05}
 """Nats per token that a model with long-range attention gains at least (issue 3)."""
@@ -24,7 +25,7 @@ SIDES = {"model": "the model", "control": "control: attention cut"}
 def measure(subject: EvalContext) -> dict[str, Any]:
     """Measure the model, and a control that must gain nothing: the model cut to its sinks and the last 2K."""
     plan = subject.plan
-    windows = [window for window in subject.windows() if len(window.ids_N) >= plan.far.stop]
+    windows = subject.windows(least=plan.far.stop)
     if not windows:
         return {"skipped": f"no text has {plan.far.stop:,} tokens"}
     seen = {"positions": [plan.far.start, plan.far.stop], "recent": plan.recent, "stride": plan.stride}
@@ -34,21 +35,21 @@ def measure(subject: EvalContext) -> dict[str, Any]:
     }
     recent = [(window, _recent(subject, window)) for window in subject.steps(windows)]
     found = {side: [(w.kind, nats_N - far(w)) for w, nats_N in recent] for side, far in sides.items()}
-    return seen | {"block": plan.block} | {side: _judge(gains, plan.block) for side, gains in found.items()}
+    judged = {
+        side: {kind: _verdict(kind, torch.cat(gains), plan.block) for kind, gains in grouped(of_side).items()}
+        for side, of_side in found.items()
+    }
+    return seen | {"block": plan.block} | judged
 
 
 def _recent(subject: EvalContext, window: Text) -> Tensor:
     """Return losses of tokens that see `recent` - `stride` + 1 to `recent` tokens before them."""
     plan, view = subject.plan, full_view(subject.target, subject.plan.recent)
-    losses = []
+    losses, first = [], plan.recent + 1 - plan.stride
     for stop in range(plan.far.start + plan.stride, plan.far.stop + 1, plan.stride):
         view.rewind(np.zeros_like(view.lengths_B))
-        losses.append(nats(subject.target, view, window.ids_N[stop - plan.recent - 1 : stop], _first(subject)))
+        losses.append(nats(subject.target, view, window.ids_N[stop - plan.recent - 1 : stop], first))
     return torch.cat(losses)
-
-
-def _first(subject: EvalContext) -> int:
-    return subject.plan.recent + 1 - subject.plan.stride
 
 
 def _cut(subject: EvalContext, window: Text) -> Tensor:
@@ -56,20 +57,15 @@ def _cut(subject: EvalContext, window: Text) -> Tensor:
     return nats(subject.target, view, window.ids_N[: far.stop], far.start)
 
 
-def _judge(gains: list[tuple[str, Tensor]], block: int) -> dict[str, Any]:
-    kinds = {kind: [gain_N for of, gain_N in gains if of == kind] for kind in KINDS}
-    return {kind: _verdict(kind, torch.cat(found), block) for kind, found in kinds.items() if found}
-
-
 def _verdict(kind: str, gain_N: Tensor, block: int) -> dict[str, Any]:
     found = interval(gain_N, block)
     passes = found.mean >= LEAST[kind] and found.low > 0
-    return found.as_json() | {"tokens": len(gain_N), "least": LEAST[kind], "passes": passes}
+    return asdict(found) | {"tokens": len(gain_N), "least": LEAST[kind], "passes": passes}
 
 
 def seconds(subject: EvalContext, forecast: ReadingForecast) -> float:
     plan, pace = subject.plan, forecast.target
-    windows = [window for window in subject.windows() if len(window.ids_N) >= plan.far.stop]
+    windows = subject.windows(least=plan.far.stop)
     recent = len(plan.far) // plan.stride * pace.reading(plan.recent)
     cut = plan.far.stop * (pace.token + pace.deeper * plan.recent)
     return forecast.traces(windows) + len(windows) * (recent + cut)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from triforce.eval.context import EvalContext, Text
-from triforce.eval.reading_time import ReadingForecast
 from triforce.eval.scoring import full_view, read
 from triforce.eval.tables import Table, percent, tokens
+from triforce.eval.time_budget import ReadingForecast
 from triforce.kvcache import FullView
 
 SPAN = 128

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from triforce.eval.context import EvalContext, Text
-from triforce.eval.reading_time import ReadingForecast
 from triforce.eval.scoring import full_view, greedy, skim
 from triforce.eval.tables import Table, percent, tokens
+from triforce.eval.time_budget import ReadingForecast
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 QUESTION, ANSWER = 12, 8
@@ -37,7 +37,7 @@ class Haystack:
     """A text with needles in it, and of each needle depth, question, number and tokens of the answer."""
 
     ids_N: Tensor
-    asked: list[tuple[float, Tensor, str, int]]
+    questions: list[tuple[float, Tensor, str, int]]
 
 
 def measure(subject: EvalContext) -> dict[str, Any]:
@@ -74,32 +74,32 @@ def _count(subject: EvalContext, length: int) -> int:
 
 def bury(subject: EvalContext, text: Text, length: int, rng: random.Random) -> Haystack | None:
     """Return a haystack of `length` tokens, its longest question and answer included; None where it does not fit."""
-    needles, asked = [], []
+    needles, questions = [], []
     for depth, name in zip(DEPTHS, rng.sample(NAMES, len(DEPTHS)), strict=True):
         number = str(rng.randint(10_000, 99_999))
         question, answer = f"\nThe secret number of {name} is", f" {number}."
         needles.append(_ids(subject, f"{question}{answer}\n"))
-        asked.append((depth, _ids(subject, question), number, len(_ids(subject, answer))))
-    room = length - sum(map(len, needles)) - max(len(question) + count for _, question, _, count in asked)
+        questions.append((depth, _ids(subject, question), number, len(_ids(subject, answer))))
+    room = length - sum(map(len, needles)) - max(len(question) + count for _, question, _, count in questions)
     if room < sum(map(len, needles)) or len(text.ids_N) < room:
         return None
     hay_N = text.ids_N[rng.randint(0, len(text.ids_N) - room) :]
     cuts = [round(depth * room) for depth in DEPTHS]
     pieces = [hay_N[start:stop] for start, stop in zip([0, *cuts], cuts, strict=False)]
     parts = [part for piece, needle in zip(pieces, needles, strict=True) for part in (piece, needle)]
-    return Haystack(torch.cat(parts), asked)
+    return Haystack(torch.cat(parts), questions)
 
 
 def _answers(subject: EvalContext, haystack: Haystack) -> list[tuple[float, bool, bool]]:
     """Return the depth of each needle, whether its number is the answer, and whether another's is."""
-    longest = max(len(question) + count for _, question, _, count in haystack.asked)
+    longest = max(len(question) + count for _, question, _, count in haystack.questions)
     view = full_view(subject.target, len(haystack.ids_N) + longest)
     skim(subject.target, view, haystack.ids_N)
     found = []
-    for depth, question_T, number, count in haystack.asked:
+    for depth, question_T, number, count in haystack.questions:
         answer = subject.tokenizer.decode(greedy(subject.target, view, question_T, count))
         digits = "".join(re.findall(r"^\s*(\d+)", answer))
-        others = {other for _, _, other, _ in haystack.asked} - {number}
+        others = {other for _, _, other, _ in haystack.questions} - {number}
         found.append((depth, digits == number, digits in others))
     return found
 

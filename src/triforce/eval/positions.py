@@ -7,24 +7,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triforce.eval.context import KINDS, EvalContext, Text
-from triforce.eval.reading_time import ReadingForecast
+from triforce.eval.context import EvalContext, Text, grouped
 from triforce.eval.tables import Table, tokens
+from triforce.eval.time_budget import ReadingForecast
 
 FIRST = 256
 """The first bucket ends here, the others at its doubles."""
 
+READINGS = 2
+"""Windows of each kind of text in the longest readings, if there are as many: each takes minutes."""
+
 
 def measure(subject: EvalContext) -> dict[str, Any]:
     """Return mean nats by bucket of positions, over all windows of a kind."""
-    return by_kind(subject, subject.windows())
+    return _by_kind(subject, subject.windows())
 
 
-def by_kind(subject: EvalContext, windows: list[Text]) -> dict[str, Any]:
+def measure_far(subject: EvalContext) -> dict[str, Any]:
+    """Measure the same beyond a span, up to `deepest`; skipped if a span is as deep."""
+    plan = subject.plan
+    if plan.deepest <= plan.span:
+        return {"skipped": f"--max-context {plan.deepest:,} or the model's context ends where `positions` does"}
+    return _by_kind(subject, subject.windows(plan.deepest, most=READINGS))
+
+
+def _by_kind(subject: EvalContext, windows: list[Text]) -> dict[str, Any]:
     """Return buckets by kind: first position, end, tokens, nats per token."""
     traces = [(window.kind, subject.trace(window)) for window in subject.steps(windows)]
-    kinds = {kind: [trace for of, trace in traces if of == kind] for kind in KINDS}
-    return {"kinds": {kind: buckets(found) for kind, found in kinds.items() if found}}
+    return {"kinds": {kind: buckets(found) for kind, found in grouped(traces).items()}}
 
 
 def buckets(traces: list[Tensor]) -> list[dict[str, Any]]:
@@ -41,8 +51,17 @@ def seconds(subject: EvalContext, forecast: ReadingForecast) -> float:
     return forecast.traces(subject.windows())
 
 
+def far_seconds(subject: EvalContext, forecast: ReadingForecast) -> float:
+    plan = subject.plan
+    return forecast.traces(subject.windows(plan.deepest, most=READINGS)) if plan.deepest > plan.span else 0.0
+
+
 def tables(result: dict[str, Any]) -> list[Table]:
     return [_table(result, "Loss by position")]
+
+
+def far_tables(result: dict[str, Any]) -> list[Table]:
+    return [_table(result, "Loss by position, longest readings")]
 
 
 def _table(result: dict[str, Any], title: str) -> Table:
@@ -55,8 +74,3 @@ def _table(result: dict[str, Any], title: str) -> Table:
         rows.append([f"{tokens(bucket['from'])} to {tokens(bucket['to'])}", *cells])
     note = "Nats per token, and of how many tokens; positions count from the start of a window."
     return Table(title, note, ["position", *kinds], rows)
-
-
-def far_tables(result: dict[str, Any]) -> list[Table]:
-    """Return the tables of the longest readings."""
-    return [_table(result, "Loss by position, longest readings")]

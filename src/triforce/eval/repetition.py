@@ -9,8 +9,8 @@ from typing import Any
 
 from triforce.engine.request_runner import MOST_ROWS
 from triforce.eval.context import EvalContext, Text
-from triforce.eval.reading_time import ReadingForecast
 from triforce.eval.tables import Table, percent
+from triforce.eval.time_budget import ReadingForecast
 from triforce.interface.sampling_params import SamplingParams
 
 GRAM = 8
@@ -20,10 +20,10 @@ def measure(subject: EvalContext) -> dict[str, Any]:
     """Return shares of repeated 8-grams at T = 0.6 and top-p 0.9, and in the texts at the same places."""
     plan = subject.plan
     length = min(256, plan.new_tokens)
-    places = _places(subject, length + plan.new_tokens)
-    if not places:
+    starts = _starts(subject, length + plan.new_tokens)
+    if not starts:
         return {"skipped": f"no text has {length + plan.new_tokens:,} tokens"}
-    texts = [text.ids_N[start : start + length + plan.new_tokens].tolist() for text, start in places]
+    texts = [text.ids_N[start : start + length + plan.new_tokens].tolist() for text, start in starts]
     params = [
         SamplingParams(temperature=0.6, top_p=0.9, max_tokens=plan.new_tokens, ignore_eos=True, seed=plan.seed + n)
         for n in range(len(texts))
@@ -34,7 +34,7 @@ def measure(subject: EvalContext) -> dict[str, Any]:
     return {"tokens": plan.new_tokens, "shares": shares, "median": median(shares), "texts": median(own)}
 
 
-def _places(subject: EvalContext, length: int) -> list[tuple[Text, int]]:
+def _starts(subject: EvalContext, length: int) -> list[tuple[Text, int]]:
     """Random starts, from each text in turn."""
     rng, texts = random.Random(subject.plan.seed), [text for text in subject.texts if len(text.ids_N) >= length]
     turns = [texts[n % len(texts)] for n in range(subject.plan.prompts)] if texts else []

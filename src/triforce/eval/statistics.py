@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import sqrt
-from typing import Any
 
 from torch import Tensor
 
@@ -22,9 +21,6 @@ class Interval:
     blocks: int
     neighbours: float
     """Correlation of neighbouring blocks: near zero if the blocks are long enough to count as independent."""
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def interval(values_N: Tensor, block: int) -> Interval:

@@ -1,14 +1,30 @@
-"""The time budget of a quick evaluation: as much as a minute holds, by the model's speed."""
+"""The time of evaluations: what readings take at the model's measured speed, and what a quick one has time for.
+
+Shape suffixes as in scoring.py.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from time import perf_counter
 
-from triforce.eval.context import EvalContext
-from triforce.eval.reading_time import ReadingForecast
-from triforce.eval.sizes import QUICK, plan
+import numpy as np
+from torch import Tensor
+
+from triforce.backends.decoder import Decoder
+from triforce.eval.context import EvalContext, Text, plan
+from triforce.eval.scoring import WIDTH, draft_view, full_view, parts, read
+from triforce.kvcache import FullView, StreamingView
+
+SECONDS = 2.0
+"""Seconds for measuring one model's speed; its last pass may end later."""
+
+MOST = 4096
+"""Tokens read for that, at most."""
+
+QUICK = (8_192, 4_096, 2_048, 1_024, 512, 256)
+"""Longest readings of a quick evaluation: what there is time for."""
 
 MINUTE = 60.0
 PREDICTED = 0.75 * MINUTE
@@ -17,7 +33,45 @@ PREDICTED = 0.75 * MINUTE
 LEAST_EVIDENCE = 5.0
 """Predicted seconds after which a forecast is corrected; in fewer, work that is done once counts too much."""
 
+
+@dataclass(frozen=True, slots=True)
+class ReadingPace:
+    """Speed of a model in seconds: a token in a long pass, each token before it, a pass over one token."""
+
+    token: float
+    deeper: float
+    step: float
+
+    def reading(self, stop: int, start: int = 0) -> float:
+        """Return seconds for tokens `start` to `stop` of a text, with those before them in sight."""
+        return (stop - start) * (self.token + self.deeper * (start + stop) / 2)
+
+    def steps(self, count: int, before: int = 0) -> float:
+        """Return seconds for passes over one token each, after `before` tokens."""
+        return count * (self.step + self.deeper * before)
+
+
+@dataclass(eq=False)
+class ReadingForecast:
+    """Predicted seconds of readings; a trace is counted once."""
+
+    target: ReadingPace
+    draft: ReadingPace | None = None
+    _traced: set[tuple[str, int, int]] = field(default_factory=set)
+
+    def traces(self, windows: Iterable[Text]) -> float:
+        """Return seconds of `EvalContext.trace` for windows that were not counted yet."""
+        fresh = {(window.name, window.start, len(window.ids_N)) for window in windows} - self._traced
+        self._traced |= fresh
+        return sum(self.target.reading(length) for _, _, length in fresh)
+
+    def drafts(self, tokens: int) -> float:
+        """Return seconds that the draft takes to read so many tokens."""
+        return self.draft.reading(tokens) if self.draft else 0.0
+
+
 Seconds = Callable[[EvalContext, ReadingForecast], float]
+"""Predicts what a measurement takes."""
 
 
 @dataclass(slots=True)
@@ -52,13 +106,13 @@ class TimeBudget:
 
 
 def fit(
-    subject: EvalContext, asked: Sequence[str], forecast: ReadingForecast, costs: Mapping[str, Seconds], began: float
+    subject: EvalContext, wanted: Sequence[str], forecast: ReadingForecast, costs: Mapping[str, Seconds], began: float
 ) -> TimeBudget:
     """Give the subject the largest quick plan that ends in time; if none does, leave out what is dearest."""
-    context, names = subject.plan.deepest, [name for name in costs if name in asked]
+    context, names = subject.plan.deepest, [name for name in costs if name in wanted]
 
     def predict() -> dict[str, float]:
-        ahead = forecast.anew()
+        ahead = ReadingForecast(forecast.target, forecast.draft)  # nothing is counted yet
         return {name: costs[name](subject, ahead) for name in names}
 
     for longest in sorted({min(size, context) for size in QUICK}, reverse=True):
@@ -73,3 +127,40 @@ def fit(
         names.remove(dearest)
         predicted = predict()
     return TimeBudget(began, 1 / forecast.target.token, predicted, left_out)
+
+
+def measure_pace(subject: EvalContext) -> ReadingForecast:
+    """Measure how fast the models of a subject are."""
+    ids_N = max((text.ids_N for text in subject.texts), key=len)[: min(MOST, subject.plan.span)]
+    target = _pace(subject.target, full_view(subject.target, len(ids_N)), ids_N)
+    if subject.llm.draft is None:
+        return ReadingForecast(target)
+    draft = subject.llm.draft.decoder
+    return ReadingForecast(target, _pace(draft, draft_view(draft), ids_N))
+
+
+def _pace(decoder: Decoder, view: FullView | StreamingView, ids_N: Tensor) -> ReadingPace:
+    """Passes over one token, and then longer ones as far as there is time; of each kind the first is slow."""
+    step = [_timed(decoder, view, ids_T) for ids_T in parts(ids_N[:3], 1)][-1]
+    began, done, width = perf_counter(), min(3, len(ids_N)), 16
+    passes: list[tuple[int, float, float]] = []  # tokens, those before the middle one, seconds of a token
+    while done + width <= len(ids_N) and perf_counter() - began < SECONDS:
+        seconds = _timed(decoder, view, ids_N[done : done + width])
+        passes.append((width, done + width / 2, seconds / width))
+        done, width = done + width, min(4 * width, WIDTH)
+    longest = [one for one in passes if one[0] == passes[-1][0]]
+    settled = longest[len(longest) > 1 :] or [(1, 0.0, step)]
+    depths, costs = [depth for _, depth, _ in settled], [cost for _, _, cost in settled]
+    if len(costs) < 3:
+        return ReadingPace(min(step, float(np.mean(costs))), 0.0, step)
+    deeper, token = np.polyfit(depths, costs, 1)
+    if deeper <= 0 or token <= 0:
+        return ReadingPace(float(np.mean(costs)), 0.0, step)
+    return ReadingPace(float(token), float(deeper), step)
+
+
+def _timed(decoder: Decoder, view: FullView | StreamingView, ids_T: Tensor) -> float:
+    began = perf_counter()
+    for logits_TV in read(decoder, view, ids_T):
+        float(logits_TV[-1, 0])  # a device that computes is waited for
+    return perf_counter() - began

@@ -5,9 +5,8 @@ All of it comes from measurements of that generation; nothing is run for it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from triforce.interface.stats import PlanSegment, TierStats, plans
 
@@ -46,10 +45,6 @@ class Explanation:
     timeline: list[PlanSegment]
     advice: list[str]
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the same as numbers, strings, lists and dictionaries."""
-        return asdict(self)
-
 
 def explain(
     mode: str,
@@ -73,9 +68,9 @@ def explain(
         timelines[0],
         [],
     )
-    plainly = [line for rule in PLAINLY if (line := rule(ours, tiers, seconds))]
-    rules = OTHERS if plainly else GUESSING + OTHERS
-    ours.advice.extend(plainly + [line for rule in rules if (line := rule(ours, tiers, seconds))])
+    by_name = {tier.name: tier for tier in tiers}
+    plainly = list(_on_plain_decoding(ours, by_name))
+    ours.advice.extend([*(plainly or _on_drafts(ours, by_name)), *_on_the_rest(ours, by_name, seconds)])
     return ours
 
 
@@ -103,87 +98,61 @@ def _plain(
     return _predicted(timeline, "plain", texts) or verified
 
 
-def _short(ours: Explanation, tiers: Sequence[TierStats], seconds: tuple[float, float]) -> str | None:
+def _on_plain_decoding(ours: Explanation, by_name: Mapping[str, TierStats]) -> Iterator[str]:
+    """Yield advice where plain decoding is best."""
     chosen = plans(ours.timeline)
-    if sum(chosen.values()) < ENOUGH or chosen.get(PLAIN, 0) <= 0.5 * sum(chosen.values()):
-        return None
-    lower = next((tier for tier in tiers if tier.name == "retrieval" and tier.visible_tokens is not None), None)
-    full = ours.tiers[-1]
-    if lower and lower.visible_tokens is not None and lower.visible_tokens < ours.prompt_tokens / 2:
-        return "too little of what the lower tiers guess is kept, or they cost too much: plain decoding is best"
-    return (
-        f"your prompt is short: plain decoding is best. A pass over its {ours.prompt_tokens:,} tokens takes "
-        f"{full.milliseconds:.2f} ms, which guesses save too little of"
-    )
-
-
-def _slower(ours: Explanation, tiers: Sequence[TierStats], seconds: tuple[float, float]) -> str | None:
-    if ours.mode in ("ar", "auto") or not ours.plain or ours.plain < CLEAR * ours.tokens_per_second:
-        return None
-    return (
-        f"this mode is slower than plain decoding, which would give {ours.plain:.0f} tokens/s or more: use --mode "
-        "auto, which goes back to plain decoding where guesses do not pay"
-    )
-
-
-def _budget(ours: Explanation, tiers: Sequence[TierStats], seconds: tuple[float, float]) -> str | None:
-    tier = next((tier for tier in tiers if tier.name == "retrieval"), None)
-    if not tier or tier.visible_tokens is None or tier.proposed < ENOUGH or tier.acceptance is None:
-        return None
-    chosen = [segment.budget for segment in ours.timeline if segment.budget]
-    if ours.mode == "auto" and not (chosen and chosen[-1] > chosen[0]):  # more was weighed, and promised less
-        return None
-    if tier.acceptance < GOOD and tier.visible_tokens < ours.prompt_tokens:
-        return (
-            f"a larger budget would have more guesses kept: the retrieval tier sees {tier.visible_tokens:,} of "
-            f"{ours.prompt_tokens:,} tokens, and {tier.acceptance:.0%} of what it proposes is kept "
-            f"(--retrieval-budget{f' {2 * chosen[-1]}; {chosen[-1]:,} is the most that auto tries' if chosen else ''})"
+    if sum(chosen.values()) >= ENOUGH and chosen.get(PLAIN, 0) > 0.5 * sum(chosen.values()):
+        lower = by_name.get("retrieval")
+        if lower and lower.visible_tokens is not None and lower.visible_tokens < ours.prompt_tokens / 2:
+            yield "too little of what the lower tiers guess is kept, or they cost too much: plain decoding is best"
+        else:
+            yield (
+                f"your prompt is short: plain decoding is best. A pass over its {ours.prompt_tokens:,} tokens takes "
+                f"{ours.tiers[-1].milliseconds:.2f} ms, which guesses save too little of"
+            )
+    if ours.mode not in ("ar", "auto") and ours.plain and ours.plain >= CLEAR * ours.tokens_per_second:
+        yield (
+            f"this mode is slower than plain decoding, which would give {ours.plain:.0f} tokens/s or more: use --mode "
+            "auto, which goes back to plain decoding where guesses do not pay"
         )
-    return None
 
 
-def _gamma(ours: Explanation, tiers: Sequence[TierStats], seconds: tuple[float, float]) -> str | None:
-    tier = tiers[-2] if len(tiers) > 1 and ours.mode not in ("auto", "draft") else None
-    if not tier or sum(tier.histogram) < ENOUGH / 2 or (tier.acceptance or 0.0) < ALL:
-        return None
-    return (
-        f"{tier.acceptance:.0%} of what the {tier.name} tier gathers is kept: a larger --speculative-tokens would "
-        "save passes of the full tier; --mode auto finds it"
-    )
+def _on_drafts(ours: Explanation, by_name: Mapping[str, TierStats]) -> Iterator[str]:
+    """Yield advice for better drafts, where these pay."""
+    tier, chosen = by_name.get("retrieval"), [segment.budget for segment in ours.timeline if segment.budget]
+    refused = ours.mode == "auto" and not (chosen and chosen[-1] > chosen[0])  # more was weighed, and promised less
+    if tier and tier.visible_tokens is not None and tier.proposed >= ENOUGH and not refused:
+        kept = tier.accepted / tier.proposed
+        if kept < GOOD and tier.visible_tokens < ours.prompt_tokens:
+            most = f" {2 * chosen[-1]}; {chosen[-1]:,} is the most that auto tries" if chosen else ""
+            yield (
+                f"a larger budget would have more guesses kept: the retrieval tier sees {tier.visible_tokens:,} of "
+                f"{ours.prompt_tokens:,} tokens, and {kept:.0%} of what it proposes is kept (--retrieval-budget{most})"
+            )
+    tier = list(by_name.values())[-2] if len(by_name) > 1 and ours.mode not in ("auto", "draft") else None
+    if tier and sum(tier.histogram) >= ENOUGH / 2 and (tier.acceptance or 0.0) >= ALL:
+        yield (
+            f"{tier.acceptance:.0%} of what the {tier.name} tier gathers is kept: a larger --speculative-tokens would "
+            "save passes of the full tier; --mode auto finds it"
+        )
+    tier = by_name.get("draft")
+    if tier and tier.proposed >= ENOUGH and (kept := tier.accepted / tier.proposed) < POOR:
+        yield (
+            f"the draft model guesses poorly here, {kept:.0%} is kept: another --draft, or a lower temperature, "
+            "would help more than another budget"
+        )
 
 
-def _draft(ours: Explanation, tiers: Sequence[TierStats], seconds: tuple[float, float]) -> str | None:
-    tier = next((tier for tier in tiers if tier.name == "draft" and tier.proposed >= ENOUGH), None)
-    if not tier or tier.acceptance is None or tier.acceptance >= POOR:
-        return None
-    return (
-        f"the draft model guesses poorly here, {tier.acceptance:.0%} is kept: another --draft, or a lower temperature, "
-        "would help more than another budget"
-    )
-
-
-def _repeats(ours: Explanation, tiers: Sequence[TierStats], seconds: tuple[float, float]) -> str | None:
-    tier = next((tier for tier in tiers if tier.name == "ngram"), None)
-    if not tier or tier.accepted < max(ENOUGH, ours.new_tokens / 2):
-        return None
-    return (
-        f"the text repeats itself: {tier.accepted:,} guesses copied from it were kept. Do not expect this speed of a "
-        "text that does not"
-    )
-
-
-def _reading(ours: Explanation, tiers: Sequence[TierStats], seconds: tuple[float, float]) -> str | None:
-    prefill, decoding = seconds
-    if prefill < 1 or prefill < 4 * decoding:
-        return None
-    return (
-        f"{prefill / (prefill + decoding):.0%} of the time went into reading the prompt: --save-cache and --load-cache "
-        "keep what was read, and so does a server"
-    )
-
-
-PLAINLY = (_short, _slower)
-"""Rules, each of which gives advice or none. Where one of these does, plain decoding is best."""
-GUESSING = (_budget, _gamma, _draft)
-"""Rules for better drafts, where these pay."""
-OTHERS = (_repeats, _reading)
+def _on_the_rest(ours: Explanation, by_name: Mapping[str, TierStats], seconds: tuple[float, float]) -> Iterator[str]:
+    """Yield advice that holds whatever the tiers did."""
+    (prefill, decoding), tier = seconds, by_name.get("ngram")
+    if tier and tier.accepted >= max(ENOUGH, ours.new_tokens / 2):
+        yield (
+            f"the text repeats itself: {tier.accepted:,} guesses copied from it were kept. Do not expect this speed of "
+            "a text that does not"
+        )
+    if prefill >= 1 and prefill >= 4 * decoding:
+        yield (
+            f"{prefill / (prefill + decoding):.0%} of the time went into reading the prompt: --save-cache and "
+            "--load-cache keep what was read, and so does a server"
+        )

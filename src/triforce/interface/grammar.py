@@ -17,7 +17,7 @@ _KINDS = ("json_schema", "regex", "lark")
 class Grammar:
     """A grammar that the whole of a text matches, from the first new token to the end-of-sequence token.
 
-    source: a JSON schema as JSON text, a regular expression without trace-around, or a grammar in llguidance's
+    source: a JSON schema as JSON text, a regular expression without look-around, or a grammar in llguidance's
     dialect of Lark. Raises RequestError for one that is empty or longer than `MOST_CHARACTERS`.
     """
 

@@ -27,7 +27,7 @@ class DecodingSnapshot:
 
     tokens: int  # committed, prompt and all
     seconds: float  # of decoding
-    seen: list[int]  # as `views.coverage.coverage` has it; empty where no tier that selects made a pass
+    seen: list[int]  # as `RetrievalView.coverage` has it; empty where no tier that selects made a pass
     tiers: list[TierStats]  # so far, from the lowest to the full one
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 
 
 @dataclass(slots=True)
@@ -62,7 +63,5 @@ def total(outputs: Iterable[Sequence[TierStats]]) -> list[TierStats]:
         into.passes += tier.passes
         into.seconds = max(into.seconds, tier.seconds)
         into.visible_tokens = tier.visible_tokens
-        longest = max(len(into.histogram), len(tier.histogram))
-        both = ([*each, *[0] * (longest - len(each))] for each in (into.histogram, tier.histogram))
-        into.histogram = [x + y for x, y in zip(*both, strict=True)]
+        into.histogram = [x + y for x, y in zip_longest(into.histogram, tier.histogram, fillvalue=0)]
     return list(sums.values())

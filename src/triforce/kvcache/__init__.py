@@ -1,7 +1,4 @@
-"""KV caches: one pool of pages per model, and the views that tiers look through.
-
-What a view does is said by the protocol `speculation.tier.Cache`.
-"""
+"""KV caches: one pool of pages per model, and the views of tiers (see `speculation.protocols.Cache`)."""
 
 from triforce.backends.kernel_api import PAGE
 from triforce.kvcache.offload.sizing import OffloadConfig

@@ -50,10 +50,10 @@ class PagePool:
         self.kv = self.offloaded or dispatch.memory(config, pages, dtype, device, unit, int8)
         self.pages = pages
         self._free = list(range(1, pages + 1))
-        self._owners = [0] * (pages + 1)
-        self._seat(rows)
+        self.owners = [0] * (pages + 1)  # of each page
+        self._set_rows(rows)
 
-    def _seat(self, rows: int) -> None:
+    def _set_rows(self, rows: int) -> None:
         self.lengths_B = np.zeros(rows, dtype=np.int64)
         self.tables: list[list[int]] = [[] for _ in range(rows)]
         self.pages_BP = torch.zeros(rows, 0, dtype=torch.int32, device=self.device)
@@ -64,7 +64,7 @@ class PagePool:
     def more(self, rows: int) -> PagePool:
         """Fresh rows of the same memory."""
         other = copy(self)
-        other._seat(rows)
+        other._set_rows(rows)
         return other
 
     def select(self, rows: Sequence[int]) -> None:
@@ -132,20 +132,16 @@ class PagePool:
     def own(self, pages: Sequence[int]) -> None:
         """Somebody more needs these pages."""
         for page in pages:
-            self._owners[page] += 1
+            self.owners[page] += 1
 
     def disown(self, pages: Sequence[int]) -> None:
         """Somebody less; those that nobody needs are free."""
         for page in pages:
-            self._owners[page] -= 1
-        if free := [page for page in pages if not self._owners[page]]:
+            self.owners[page] -= 1
+        if free := [page for page in pages if not self.owners[page]]:
             self._free[:] = sorted(self._free + free)
             if self.offloaded:
                 self.offloaded.forget(free)
-
-    def owners(self, page: int) -> int:
-        """Number of owners of a page."""
-        return self._owners[page]
 
     def slots(self, b: int, start: int, stop: int) -> Tensor:
         """Return the slots (N) of tokens [start, stop) of row b."""

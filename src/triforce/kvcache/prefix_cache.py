@@ -27,9 +27,6 @@ class PrefixCache:
         self.pages: dict[bytes, int] = {}
         """Oldest first; of a text its end is older than its beginning, without which nobody would find it."""
 
-    def __len__(self) -> int:
-        return len(self.pages)
-
     def find(self, scope: str, prompt: Tokens) -> list[int]:
         """Pages with the beginning of a prompt. Its last tokens are left to be fed, as a selection goes by them."""
         found: list[int] = []
@@ -50,7 +47,7 @@ class PrefixCache:
     def make_room(self, pages: int) -> bool:
         """See that so many pages are free, if that can be had."""
         pool = self._pool
-        idle = [key for key, page in self.pages.items() if pool.owners(page) == 1]
+        idle = [key for key, page in self.pages.items() if pool.owners[page] == 1]
         missing = pages - pool.free_pages
         if missing > len(idle):
             return False

@@ -10,12 +10,11 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import IO, Any, BinaryIO, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -23,7 +22,7 @@ from torch import Tensor
 
 from triforce.backends.native_loader import VARIABLE
 from triforce.errors import CacheError
-from triforce.kvcache.views.full import TAIL, FullView
+from triforce.kvcache.views.full import TAIL, FullView, write_layers
 from triforce.model.config import ModelConfig
 from triforce.ragged import common_prefix
 
@@ -43,30 +42,23 @@ class CacheFingerprint(NamedTuple):
     """`kernels.identity` of the model and of its KV memory."""
 
 
-class Reservation:
-    """Room for a file of so many bytes at `path`, held from before a long prefill until the file is written.
-
-    Raises CacheError where there is none.
-    """
-
-    def __init__(self, path: Path, size: int) -> None:
-        path, self._held = path.resolve(), ExitStack()
-        try:
-            if path.exists() and not path.is_file():
-                raise OSError("it exists and is no file")
-            file = self._held.enter_context(tempfile.TemporaryFile(dir=path.parent))  # noqa: SIM115  closed by `release`
+def reserve(path: Path, size: int) -> IO[bytes]:
+    """Hold room for `size` bytes at `path`, from before a long prefill until this is closed. Raises CacheError."""
+    path = path.resolve()
+    try:
+        if path.exists() and not path.is_file():
+            raise OSError("it exists and is no file")
+        with ExitStack() as failed:
+            file = failed.enter_context(tempfile.TemporaryFile(dir=path.parent))
             if hasattr(os, "posix_fallocate"):  # not on every system
                 os.posix_fallocate(file.fileno(), 0, max(size, 1))
-        except OSError as error:
-            self.release()
-            raise CacheError(
-                f"cannot write the KV cache to {path} ({error}); name a file in a folder you may write, on a disk with "
-                f"{size / 2**20:,.0f} MiB to spare"
-            ) from error
-
-    def release(self) -> None:
-        """Give the room back to whoever writes the file."""
-        self._held.close()
+            failed.pop_all()
+        return file
+    except OSError as error:
+        raise CacheError(
+            f"cannot write the KV cache to {path} ({error}); name a file in a folder you may write, on a disk with "
+            f"{size / 2**20:,.0f} MiB to spare"
+        ) from error
 
 
 def size_of(config: ModelConfig, dtype: torch.dtype, tokens: int) -> int:
@@ -76,12 +68,13 @@ def size_of(config: ModelConfig, dtype: torch.dtype, tokens: int) -> int:
 
 def save(path: Path, maker: CacheFingerprint, full: FullView, b: int, prompt: list[int]) -> None:
     """Keep what row b of an exact view has seen of `prompt`. The file appears whole or not at all; else CacheError."""
-    entries = _entries(full, b, prompt[: int(full.lengths_B[b])])
+    ids, pool = prompt[: int(full.lengths_B[b])], full.pool
+    header = _header(maker, pool.config, pool.dtype, len(ids))
     path = path.resolve()  # what a link points to is replaced, not the link
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            _write(file, maker, entries)
+            _write(file, header, _tensors(full, b, ids))
         os.replace(unfinished, path)
     except OSError as error:
         raise CacheError(
@@ -131,35 +124,25 @@ class SavedCache:
         if length <= 0:
             return 0
         row, pool = full.rows[b], full.pool
-        slots_N = pool.slots(row, 0, length)
-        for layer in range(pool.config.layers):
-            keys_GND, values_GND = (self._file.get_slice(f"{kind}.{layer}")[:, :length] for kind in ("keys", "values"))
-            pool.kv.write(layer, slots_N, keys_GND.to(pool.device), values_GND.to(pool.device))
+        read = self._file.get_slice
+        layers = ((read(f"keys.{n}")[:, :length], read(f"values.{n}")[:, :length]) for n in range(pool.config.layers))
+        write_layers(pool.kv, pool.slots(row, 0, length), layers)
         pool.lengths_B[row] = length
         return length
 
 
-Entry = tuple[str, torch.dtype, list[int], Callable[[], Tensor]]
-"""Name, dtype and shape of a tensor, and how to get it when its turn comes."""
+def _tensors(full: FullView, b: int, ids: list[int]) -> Iterator[Tensor]:
+    """Yield what a file holds, in its order: ids, and K and V of each layer, which are read when their turn comes."""
+    yield torch.tensor(ids)
+    for layer in range(full.pool.config.layers):
+        yield from full.pool.span(layer, full.rows[b], 0, len(ids))
 
 
-def _entries(full: FullView, b: int, ids: list[int]) -> list[Entry]:
-    config, pool, row = full.pool.config, full.pool, full.rows[b]
-    shape = [config.kv_heads, len(ids), config.head_dim]
-    entries: list[Entry] = [("ids", torch.int64, [len(ids)], lambda: torch.tensor(ids))]
-    for layer in range(config.layers):
-        for i, kind in enumerate(("keys", "values")):
-            get = partial(lambda layer, i: pool.span(layer, row, 0, len(ids))[i], layer, i)
-            entries.append((f"{kind}.{layer}", pool.dtype, shape, get))
-    return entries
-
-
-def _write(file: BinaryIO, maker: CacheFingerprint, entries: list[Entry]) -> None:
-    header = _header(maker, [(name, dtype, shape) for name, dtype, shape, _ in entries])
+def _write(file: BinaryIO, header: bytes, tensors: Iterator[Tensor]) -> None:
     digest = hashlib.blake2b(header, digest_size=_DIGEST)
     file.write(header)
-    for *_, get in entries:
-        data = get().cpu().contiguous().view(torch.uint8).numpy().data
+    for tensor in tensors:
+        data = tensor.cpu().contiguous().view(torch.uint8).numpy().data
         digest.update(data)
         file.write(data)
     file.write(digest.digest())
@@ -167,14 +150,16 @@ def _write(file: BinaryIO, maker: CacheFingerprint, entries: list[Entry]) -> Non
     os.fsync(file.fileno())
 
 
-def _header(maker: CacheFingerprint, described: list[tuple[str, torch.dtype, list[int]]]) -> bytes:
+def _header(maker: CacheFingerprint, config: ModelConfig, dtype: torch.dtype, tokens: int) -> bytes:
     """The head of a safetensors file: its length in 8 bytes, then JSON that places each tensor."""
     about = {"format": FORMAT, "fingerprint": maker.model, "kernels": maker.kernels}
     placed: dict[str, Any] = {"__metadata__": about}
+    shape = [config.kv_heads, tokens, config.head_dim]
+    layers = [(f"{kind}.{layer}", dtype, shape) for layer in range(config.layers) for kind in ("keys", "values")]
     end = 0
-    for name, dtype, shape in [*described, ("checksum", torch.uint8, [_DIGEST])]:
-        begin, end = end, end + prod(shape) * dtype.itemsize
-        placed[name] = {"dtype": _NAMES[dtype], "shape": shape, "data_offsets": [begin, end]}
+    for name, kind, sizes in [("ids", torch.int64, [tokens]), *layers, ("checksum", torch.uint8, [_DIGEST])]:
+        begin, end = end, end + prod(sizes) * kind.itemsize
+        placed[name] = {"dtype": _NAMES[kind], "shape": sizes, "data_offsets": [begin, end]}
     text = json.dumps(placed).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text

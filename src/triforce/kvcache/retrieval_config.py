@@ -33,10 +33,9 @@ class Budget:
         except ValueError:
             budget = Budget()
         if not (budget.tokens >= 2 * PAGE or 0 < budget.share <= 1):
-            given = (
+            raise RequestError(
                 f"retrieval_budget {text!r}: give auto, at least {2 * PAGE} tokens, such as 2048, or a share such as 3%"
             )
-            raise RequestError(given)
         return budget
 
     def of(self, context: int, times: float = 1.0) -> int:
@@ -61,10 +60,7 @@ class RetrievalConfig:
 
     @staticmethod
     def parse(budget: str | int, chunk: int, refresh: str | int, searched_layers: str) -> RetrievalConfig:
-        """Parse what users write: `refresh` a number or `auto`, `searched_layers` `auto`, `none` or like `0,1,14-16`.
-
-        Raises RequestError.
-        """
+        """Parse `refresh` (a number or `auto`), `searched_layers` (`auto`, `none`, `0,14-16`). Raises RequestError."""
         if not (refresh == "auto" or str(refresh).isdecimal()):
             raise RequestError(f"retrieval_refresh {refresh!r}: give a number of verifications, 0 for once, or auto")
         if chunk < 1:

@@ -1,10 +1,14 @@
-"""Cadence of replanning: when n-grams are looked for, when some plans are weighed, and when all of them.
+"""Cadence of replanning: when n-grams are looked for, when some plans are weighed, when all, and what comes before.
 
 Each takes its part of the time. While plain decoding is best, plans are weighed once n-grams have predicted enough of
-the text. That takes little time, but so does a step behind a short prompt.
+the text. That takes little time, but so does a step behind a short prompt. While costs are unknown, plans explore.
 """
 
 from __future__ import annotations
+
+from collections import deque
+
+from triforce.planner.plan import PLAIN, Plan
 
 REPLAN_RATIO = 100.0  # seconds of decoding for each second that weighing plans takes
 WATCH_RATIO = 200.0  # seconds of decoding for each second that looking for n-grams takes, where plans are not weighed
@@ -13,6 +17,10 @@ REVIEW_EVERY = 4  # weighings for one of all plans, other budgets included
 MIN_HITS = 16  # tokens that n-grams of a plain text have to predict until plans are weighed
 MAX_NO_GAIN = 4  # times `MIN_HITS`, at most, after as many weighings without a gain
 MAX_QUIET = 4  # times as long until n-grams are looked for, at most, after as many texts of the kind without hits
+
+PLAIN_PROPOSALS = 8  # of plain decoding, before the plans that explore
+GAMMAS: dict[str, list[tuple[int, ...]]] = {"draft": [(2, 4), (2, 4), (4, 2)], "retrieval": [(4,), (4,)]}
+"""Gammas of the plans that follow, by their lowest tier."""
 
 Kept = tuple[float, float, int, int]
 """See `Cadence.kept`."""
@@ -68,8 +76,7 @@ class Cadence:
     def kept(self) -> Kept:
         """The parameters for the next text of the kind, as this one was plain to its end.
 
-        Seconds until replanning and until all plans are weighed; weighings without a gain, and texts without hits, each
-        plus 1.
+        Seconds until replanning, and until all plans are weighed; 1 + weighings without a gain, 1 + texts without hits.
         """
         review_in = max(0.0, self._review_at - self.elapsed)
         if self._repeats:
@@ -80,3 +87,24 @@ class Cadence:
     def _repeats(self) -> bool:
         """Whether n-grams predicted so much of the text that they may pay soon, if they do not yet."""
         return self._all_hits >= max(MIN_HITS, self._all_places)
+
+
+class Exploration:
+    """Plans that show the cost of passes, narrow and wide. A text that ends within a few tokens needs no more."""
+
+    def __init__(self, draft: bool) -> None:
+        tiers = ("draft", "retrieval", "full") if draft else ("retrieval", "full")
+        self._plans = deque(Plan(tiers, gammas) for gammas in GAMMAS[tiers[0]])
+
+    @property
+    def done(self) -> bool:
+        return not self._plans
+
+    def plan(self, proposals: int) -> Plan:
+        """The next plan, after so many proposals."""
+        return PLAIN if proposals < PLAIN_PROPOSALS else self._plans.popleft()
+
+    @staticmethod
+    def speculates_next(proposals: int) -> bool:
+        """Whether the proposal after the next one speculates: the full tier then has to observe attention before."""
+        return proposals >= PLAIN_PROPOSALS - 1

@@ -14,18 +14,13 @@ import numpy as np
 
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.kvcache import FullView, RetrievalView
-from triforce.planner.acceptance import AcceptanceTracker
-from triforce.planner.apply import link
-from triforce.planner.cadence import Cadence
-from triforce.planner.choose import PLAIN, best_plan
+from triforce.planner.acceptance import AcceptanceTracker, NgramHindsight
+from triforce.planner.cadence import Cadence, Exploration
 from triforce.planner.cost_model import CostModel
-from triforce.planner.exploration import Exploration
 from triforce.planner.fallback import WINDOW, SpeculationFallback, Throughput
-from triforce.planner.forecast import BudgetFactors, Forecast, budget_options
-from triforce.planner.ngram_hindsight import NgramHindsight
-from triforce.planner.observe import Observer
-from triforce.planner.plan import Plan, families
-from triforce.planner.state import PlannerState, state_of
+from triforce.planner.forecast import BudgetFactors, Forecast, best_plan, budget_options
+from triforce.planner.plan import PLAIN, Plan, families
+from triforce.planner.tiers import Observer, link
 from triforce.ragged import Bools
 from triforce.speculation import NgramProposer, Proposer, SequenceState, Tier
 from triforce.speculation.counters import REMEMBERED
@@ -64,8 +59,9 @@ class PlanController:
         """Tokens per second of each row, expected of the current plan and of plain decoding; 0: not known yet."""
         self.budget: Callable[[int], int] | None = None
         """Tokens that the retrieval tier reads of a context of so many, where the plan chooses that."""
-        self.state = PlannerState.IDLE_PLAIN
-        self.current_plan = PLAIN  # the one chosen; `plan` differs from it in other states than SPECULATING
+        self.idle = True
+        """Whether plain decoding is best, so that the text is only watched for n-grams that repeat."""
+        self.current_plan = PLAIN  # the one chosen; `plan` is plain in its place to explore, probe, pause or observe
         self._budget_factors: BudgetFactors = {}
         self.acceptance = AcceptanceTracker(costs.acceptance, temperature)
         self.hindsight = NgramHindsight(ngrams)
@@ -84,8 +80,7 @@ class PlanController:
 
     def steer(self, prefix: SequenceState, live_B: Bools) -> None:
         """Link the tiers for the next proposal. While plain decoding is best, most calls return at once."""
-        idle = self.state is PlannerState.IDLE_PLAIN
-        if not idle or self._cadence.due or self.ranks.count > 1:
+        if not self.idle or self._cadence.due or self.ranks.count > 1:
             self._decide(prefix, live_B)
         self._proposals += 1
 
@@ -94,8 +89,7 @@ class PlanController:
         self._cadence.elapsed += seconds
         self.lengths = lengths
         self._unlearnt.add(taken / len(lengths), seconds)
-        idle = self.state is PlannerState.IDLE_PLAIN
-        if self._unlearnt.proposals >= REMEMBERED or (not idle and self._learning_is_due()):
+        if self._unlearnt.proposals >= REMEMBERED or (not self.idle and self._learning_is_due()):
             self._learn()
 
     def conclude(self, prefix: SequenceState, live_B: Bools) -> None:
@@ -112,7 +106,7 @@ class PlanController:
             return
         self.costs.trust[self._kind] = self.fallback.kept()
         self.costs.plain.pop(self._kind, None)
-        if self.state is PlannerState.IDLE_PLAIN and self.acceptance.kind(self.lengths) == self._kind:
+        if self.idle and self.acceptance.kind(self.lengths) == self._kind:
             for b in range(len(prefix.lengths_B)):
                 self._cadence.add_hits(*self.hindsight.update(prefix, b))  # to the end
             self.costs.plain[self._kind] = self.plain, self._cadence.kept()
@@ -121,14 +115,15 @@ class PlanController:
         """Link the tiers by a plan. Passes that are not learnt from by now are dropped."""
         link(self.by_name, plan, self.plan, prefix, live_B)
         if plan.tiers != self.plan.tiers:
-            self.fallback.restart()
+            self.fallback.window.clear()
         if "retrieval" in plan.tiers:
             self.view.times = dict(plan.budget_factors)
         chosen = "retrieval" in plan.tiers and self.view.setting.budget.open
         self.plan, self.name, self.budget = plan, str(plan), self.view.budget if chosen else None
         self.changes += 1
         self._unlearnt = Throughput()
-        self.observer.discard()
+        for tier in self.tiers:
+            tier.counters.new_passes()
 
     def _decide(self, prefix: SequenceState, live_B: Bools) -> None:
         if not self._kind:
@@ -138,7 +133,7 @@ class PlanController:
         due = self._cadence.due and (self._proposals == 0 or self._proposals - self.replanned_at >= REPLAN_EVERY)
         if self.ranks.broadcast(due):
             self._replan(prefix, live_B)
-        elif self.state is PlannerState.IDLE_PLAIN and self._proposals:
+        elif self.idle and self._proposals:
             return
         self._follow(prefix, live_B)
 
@@ -163,40 +158,35 @@ class PlanController:
         if plan != self.plan:
             self.conclude(prefix, live_B)
             self.apply(plan, prefix, live_B)
-        self.live_B, self.state = live_B, PlannerState.EXPLORING
+        self.live_B, self.idle = live_B, False
         return True
 
     def _replan(self, prefix: SequenceState, live_B: Bools) -> None:
         """Look for n-grams that repeat, and choose a plan; while plain decoding is best, only after enough hits."""
         began, rows, lengths = self._clock(), live_B.nonzero()[0].tolist(), prefix.lengths_B[live_B].tolist()
         hits = self._cadence.add_hits(*self.hindsight.update(prefix, rows[self._proposals % len(rows)]))
-        review, idle = self._cadence.review_due, self.state is PlannerState.IDLE_PLAIN
+        review = self._cadence.review_due
         self._cadence.watched(self._clock() - began)
-        if hits or review or not idle:
-            if review and idle:
+        if hits or review or not self.idle:
+            if review and self.idle:
                 self.conclude(prefix, live_B)
             self.current_plan = self.choose(lengths, review)
             self._cadence.planned(self._clock() - began, hits, review, no_gain=self.current_plan.plain)
         self.replanned_at = self._proposals
 
     def choose(self, lengths: list[int], review: bool) -> Plan:
-        """The plan from now on. Without `review`, other budgets are left out, and while decoding is plain all tiers.
-
-        N-grams alone remain then.
-        """
+        """The plan from now on. Without `review` budgets stay, and from plain decoding only n-grams are weighed."""
         all_tiers = review or not self.current_plan.plain
         sparse = all_tiers and any(length > self.view.budget(length) for length in lengths)
         budgets = budget_options(self.view, self._budget_factors, lengths) if sparse else [{}]
-        forecast = self._forecast(lengths, budgets if review else budgets[:1])
+        budgets = budgets if review else budgets[:1]
+        forecast = Forecast(self.costs, self.acceptance, self.hindsight, self.view, lengths, budgets)
         exact = forecast.cost("full", 1)
         self.plain = self.fallback.correction(False) / exact
         sparse = sparse and np.min(forecast.cost("retrieval", 1)) < exact
         among = families(all_tiers and "draft" in self.by_name, sparse)
         plan, self.predicted = best_plan(among, forecast, self.current_plan, self.fallback)
         return plan
-
-    def _forecast(self, lengths: Sequence[int], budgets: Sequence[BudgetFactors]) -> Forecast:
-        return Forecast(self.costs, self.acceptance, self.hindsight, self.view, lengths, budgets)
 
     def _follow(self, prefix: SequenceState, live_B: Bools) -> None:
         """Apply the current plan, or plain decoding in its place: to probe, in fallback, and to observe attention."""
@@ -211,7 +201,7 @@ class PlanController:
         self.top.cache.grain = self._grain if retrieves or "retrieval" in self.current_plan.tiers else 0
         if ready and wanted is not self.plan and wanted != self.plan:
             self.apply(wanted, prefix, live_B)
-        self.live_B, self.state = live_B, state_of(self.plan, self.current_plan, probing, falls_back)
+        self.live_B, self.idle = live_B, self.plan.plain and self.current_plan.plain
 
     def _learning_is_due(self) -> bool:
         """Whether enough was decoded for the time that learning takes; sooner after a probe, and where drafts lose."""

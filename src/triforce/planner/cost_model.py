@@ -1,7 +1,7 @@
 """Costs of forward passes in seconds: learnt from the passes themselves, sampling included, and kept between runs.
 
 A pass over `width` tokens of each row, n tokens of all rows, which read k keys between them, takes about a + b n + c k
-+ d width k seconds: a and c k are memory traffic, whatever the width; the others are arithmetic. A draft's burst of
++ d width k seconds: a and c k are memory traffic, whatever the width; the others are arithmetic. A fused draft of
 `width` tokens counts as one pass: its first token finds the processor's caches full of other weights. The fit
 minimizes the relative error, and earlier passes fade.
 
@@ -11,15 +11,21 @@ tiers follow, as some may have been observed last while the machine was busy.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import platform
+import re
 from contextlib import suppress
 from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
+from triforce.backends import native_loader
 from triforce.planner.acceptance import AcceptanceHistory
 from triforce.planner.cadence import Kept
 from triforce.planner.pass_fit import BATCH, MIN_FRESH, MIN_PASSES, MIN_SECONDS, PassFit
@@ -33,7 +39,7 @@ class CostModel:
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
-        self._fits, self.acceptance, self.layers = _read(path) if path else _nothing()
+        self._fits, self.acceptance, self.layers = _read(path)
         self.trust: dict[str, float] = {}
         """Trust in speculation, by kind of texts (`SpeculationFallback.kept`)."""
         self.plain: dict[str, tuple[float, Kept]] = {}
@@ -41,7 +47,7 @@ class CostModel:
         that the next text goes on with (`Cadence.kept`)."""
 
     def observe(self, tier: str, width: int, rows: int, keys: float, seconds: float, passes: int = 1) -> None:
-        """Note passes that are alike, over `width` tokens of each row, or bursts of so many; `keys` of all rows."""
+        """Note passes that are alike, of `width` tokens of each row, or fused drafts of so many; `keys` of all rows."""
         if tier not in self._fits:
             self._fits[tier] = PassFit()
         self._fits[tier].add(width, rows, keys, seconds, passes)
@@ -100,8 +106,10 @@ class CostModel:
                 fresh.unlink()
 
 
-def _read(path: Path) -> Memory:
+def _read(path: Path | None) -> Memory:
     """The file's contents; nothing if it cannot be read, as all of it can be learnt again."""
+    if path is None:
+        return {}, AcceptanceHistory(), {}
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
         fits = {
@@ -112,11 +120,7 @@ def _read(path: Path) -> Memory:
         layers = {str(case): Finding.read(found) for case, found in saved["layers"].items()}
         return fits, AcceptanceHistory(sums), layers
     except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError, np.linalg.LinAlgError):
-        return _nothing()
-
-
-def _nothing() -> Memory:
-    return {}, AcceptanceHistory(), {}
+        return {}, AcceptanceHistory(), {}
 
 
 def _numbers(saved: Any, *shape: int) -> np.ndarray:
@@ -128,3 +132,26 @@ def _numbers(saved: Any, *shape: int) -> np.ndarray:
 
 
 Memory = tuple[dict[str, PassFit], AcceptanceHistory, Findings]
+
+
+def costs_path(models: list[str], device: torch.device, dtype: torch.dtype) -> Path | None:
+    """The path of the file for some models on a device of this machine, in the cache folder of XDG.
+
+    Its name has the device, the level of the kernels and the dtype; its digest these, the version, the machine, its
+    threads and the models. None for a user without a home folder.
+    """
+    native = native_loader.native if device.type == "cpu" else None
+    level, threads = (native.level(), native.threads()) if native else ("torch", torch.get_num_threads())
+    kind = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    names = [kind, level, str(dtype).removeprefix("torch.")]
+    try:  # kernels of another version may be faster, and its file may have another form
+        installed = version("triforce")
+    except PackageNotFoundError:  # run from a folder
+        installed = ""
+    about = [*models, *names, installed, platform.node(), platform.machine(), str(threads)]
+    key = hashlib.sha256("\n".join(about).encode()).hexdigest()[:16]
+    try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:
+        return None
+    return cache / "triforce" / f"costs-{re.sub(r'[^a-z0-9]+', '-', '-'.join(names).lower())}-{key}.json"

@@ -40,13 +40,12 @@ class SpeculationFallback:
         self._trust = trust
         self._pause = PAUSE[0]
         self.corrections = {False: 1.0}  # of plain decoding, and of speculation (True) once it was tried
-        self._window: deque[Throughput] = deque()
+        self.window: deque[Throughput] = deque()  # the latest proposals of the same tiers
 
     def correction(self, speculation: bool) -> float:
         """The factor by which a predicted rate is to be multiplied.
 
-        Before it was tried, speculation is corrected like plain decoding, as both wait for one machine, and by what
-        other texts have shown.
+        Untried speculation is corrected like plain decoding, as both wait for one machine, and by what others showed.
         """
         if speculation in self.corrections:
             return self.corrections[speculation]
@@ -59,10 +58,6 @@ class SpeculationFallback:
         """
         return float(min(1.0, self._trust * self.correction(True) / self.correction(False)) ** (TRUST_DECAY / 2))
 
-    def restart(self) -> None:
-        """Begin a new window, as other tiers speculate from now on."""
-        self._window.clear()
-
     def observe_plain(self, measured: Throughput, costed: float) -> float:
         """Correct the rate of plain decoding, which is `costed` by its passes; returns the rate to expect."""
         self._correct(False, measured.tokens / measured.seconds / (self.correction(False) * costed), measured.proposals)
@@ -70,14 +65,14 @@ class SpeculationFallback:
 
     def observe_speculation(self, latest: Throughput, predicted: float, plain: float) -> int:
         """Correct the rate of speculation; returns for how many proposals to pause it, 0 unless it lost to `plain`."""
-        self._window.append(latest)
+        self.window.append(latest)
         measured = Throughput()
-        for each in self._window:
+        for each in self.window:
             measured.add(each.tokens, each.seconds, each.proposals)
         if measured.proposals < WINDOW[0]:
             return 0
-        if measured.proposals - self._window[0].proposals >= WINDOW[1]:
-            self._window.popleft()
+        if measured.proposals - self.window[0].proposals >= WINDOW[1]:
+            self.window.popleft()
         if predicted:
             self._correct(True, measured.tokens / measured.seconds / predicted, latest.proposals)
         if not measured.loses_to(plain):

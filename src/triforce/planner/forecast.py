@@ -6,28 +6,29 @@ for the rows of one group; tiers and gammas are those of all rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from triforce.kvcache import RetrievalView
-from triforce.planner.acceptance import AcceptanceTracker
+from triforce.planner.acceptance import AcceptanceTracker, NgramHindsight
 from triforce.planner.cost_model import CostModel
-from triforce.planner.ngram_hindsight import NgramHindsight
-from triforce.planner.plan import Amount
+from triforce.planner.fallback import SpeculationFallback
+from triforce.planner.plan import PLAIN, Amount, Plan, rate
 
-BUDGET_STEPS = 0.5, 1.0, 2.0
-"""Times the usual budget that may be read."""
-MIN_SPARSITY = 2
-"""Times as long as another budget than the usual one a context is, at least."""
+BUDGET_STEPS = 0.5, 1.0, 2.0  # times the usual budget that may be read
+MIN_SPARSITY = 2  # times as long as another budget than the usual one a context is, at least
 
 MIN_GAIN_OF_BUDGET = 1.06
 """Times the tokens per second with the usual budget that another one has to promise, for each group of rows."""
 
-BURST_KEYS = 1000
-"""Keys that a burst of a draft counts as: it reads the draft's weights for each token, whatever the rows."""
+MIN_GAIN = 1.04  # times the tokens per second of the current plan: a change has to promise more
+MIN_GAIN_OVER_PLAIN = 1.15, 1.04  # times those of plain decoding: to leave it, and to stay away from it
+
+FUSED_DRAFT_KEYS = 1000
+"""Keys that a fused draft counts as: it reads the draft's weights for each token, whatever the rows."""
 
 BudgetFactors = Mapping[int, float]
 """Times the usual budget, by the bits of a row's length; 1 where it is left out."""
@@ -41,16 +42,14 @@ def budget_options(view: RetrievalView, present: BudgetFactors, lengths: Sequenc
     if not (view.setting.budget.open and view.setting.refresh == 1 and not view.full.pool.offloaded):
         return found
     for bits in sizes:
-        possible = [each for each in BUDGET_STEPS if each == 1.0 or _fits(view, bits, each)]
+        least = 1 << (bits - 1)
+        allowed = least // MIN_SPARSITY
+        possible = [each for each in BUDGET_STEPS if each == 1.0 or view.setting.budget.of(least, each) <= allowed]
         at = possible.index(present.get(bits, 1.0))
         for other in possible[max(0, at - 1) : at] + possible[at + 1 : at + 2]:
             changed = {**present, bits: other}
             found.append({size: each for size, each in changed.items() if each != 1.0})
     return found
-
-
-def _fits(view: RetrievalView, bits: int, factor: float) -> bool:
-    return MIN_SPARSITY * view.setting.budget.of(1 << (bits - 1), factor) <= 1 << (bits - 1)
 
 
 def keys_read(tier: str, lengths: Sequence[int], view: RetrievalView) -> int:
@@ -59,14 +58,11 @@ def keys_read(tier: str, lengths: Sequence[int], view: RetrievalView) -> int:
         return sum(lengths)
     if tier == "retrieval":
         return sum(map(view.keys, lengths))
-    return BURST_KEYS if tier == "draft" else 0
+    return FUSED_DRAFT_KEYS if tier == "draft" else 0
 
 
 class Forecast:
-    """Forecast for rows of these lengths, see `plan.TierEstimates`.
-
-    Amounts that depend on the budget are columns, one row for each of `budgets`.
-    """
+    """`TierEstimates` for rows of these lengths. What depends on the budget is a column, with a row for each."""
 
     def __init__(
         self,
@@ -149,3 +145,41 @@ def _retrieval_line(costs: CostModel, rows: int, present: int, keys: int) -> tup
 def _column(amounts: Sequence[float]) -> Any:
     """A column of these amounts; a number, if there is only one."""
     return np.array(amounts)[:, None] if len(amounts) > 1 else amounts[0]
+
+
+def best_plan(
+    among: Iterable[tuple[tuple[str, ...], Sequence[Amount]]],
+    forecast: Forecast,
+    current: Plan,
+    fallback: SpeculationFallback,
+) -> tuple[Plan, float]:
+    """The plan with most tokens per second of each row, or the current one if it is about as good; and its rate.
+
+    among: tiers, and of each but the full one its gammas, entry n that of plan n; with each budget of the forecast.
+    """
+    plain = fallback.correction(False) / forecast.cost("full", 1)
+    best, highest, present = PLAIN, plain, plain
+    for tiers, gammas in among:
+        if "ngram" in tiers and not forecast.hindsight(1, tiers[0] == "ngram")[2]:
+            continue
+        rates_KN = _rates(tiers, gammas, forecast, fallback)
+        if tiers == current.tiers:
+            present = float(_rates(tiers, current.gammas, forecast, fallback)[0, 0])
+        k, at = divmod(int(rates_KN.argmax()), rates_KN.shape[1])
+        if rates_KN[k, at] > highest:
+            factors = tuple(sorted(forecast.budgets[k].items())) if "retrieval" in tiers else ()
+            best, highest = Plan(tiers, tuple(int(each[at]) for each in gammas), factors), float(rates_KN[k, at])
+    needed = MIN_GAIN_OVER_PLAIN[not current.plain] * plain
+    if highest < needed:
+        best, highest = PLAIN, plain
+    if not best.plain and present > needed and highest < MIN_GAIN * present:
+        best, highest = current, present
+    return best, highest * MIN_GAIN_OF_BUDGET ** len(best.budget_factors)
+
+
+def _rates(
+    tiers: tuple[str, ...], gammas: Sequence[Amount], forecast: Forecast, fallback: SpeculationFallback
+) -> np.ndarray:
+    """Tokens per second (K budgets, N plans) of plans of these tiers, corrected by what was measured."""
+    rates_KN = np.atleast_2d(rate(tiers, tuple(gammas), forecast)) * fallback.correction(True)
+    return rates_KN / forecast.required_gain if "retrieval" in tiers else rates_KN

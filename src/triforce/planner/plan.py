@@ -69,6 +69,9 @@ class Plan:
         return " > ".join([*drafting, self.tiers[-1]])
 
 
+PLAIN = Plan()
+
+
 @dataclass(frozen=True, slots=True)
 class _Round:
     """Draft tokens of one round, their seconds, and the tokens that verifying them gives.

@@ -71,15 +71,12 @@ class Trial:
 
 @dataclass(slots=True)
 class Finding:
-    """Findings for texts of some size: the layers to search, those tried without a gain, and the one on trial.
-
-    verdicts: those since layers were last considered.
-    """
+    """Findings for texts of some size: the layers to search, those tried without a gain, and the one on trial."""
 
     layers: list[int] = field(default_factory=list)
     no_gain: list[int] = field(default_factory=list)
     trial: Trial | None = None
-    verdicts: Verdicts = field(default_factory=Verdicts)
+    verdicts: Verdicts = field(default_factory=Verdicts)  # since layers were last considered
 
     @staticmethod
     def read(saved: Any) -> Finding:
@@ -105,8 +102,7 @@ def _count(number: Any) -> int:
 class SearchedLayers:
     """Chooses the searched layers of one batch, whose retrieval tier is `tier`.
 
-    findings: those of earlier texts; they are added to. ranks: all follow rank 0, as each observes the attention of its
-    own heads.
+    findings: of earlier texts, and added to. ranks: all follow rank 0, as each observes attention of its own heads.
     """
 
     def __init__(self, tier: Tier[RetrievalView], findings: Findings, ranks: TPGroup = ALONE) -> None:
@@ -120,10 +116,7 @@ class SearchedLayers:
         """Whether findings have changed."""
 
     def next_layers(self, length: int, left: int) -> frozenset[int]:
-        """The layers to search in the next proposal.
-
-        length: tokens of the longest text. left: tokens that are still to come in a text, at most.
-        """
+        """The layers to search next. length: tokens of the longest text; left: of one, those still to come at most."""
         if length.bit_length() != self._bits:
             self._enter(length.bit_length())
         self._length, self._left, self._before = length, left, self._verdicts()
@@ -173,10 +166,8 @@ class SearchedLayers:
         """Begin a trial, if the layer that misses most attention promises enough."""
         found, no_gain = self._found.layers, self._found.no_gain
         view, config = self.tier.cache, self.tier.cache.full.pool.config
-        offloaded = view.full.pool.offloaded
-        most = (
-            min(MAX_LAYERS, offloaded.whole_layers) if offloaded else MAX_LAYERS
-        )  # others would be read from their store
+        offloaded = view.full.pool.offloaded  # other layers than whole ones would be read from their store
+        most = min(MAX_LAYERS, offloaded.whole_layers) if offloaded else MAX_LAYERS
         rejection = verdicts.rejected / verdicts.count
         enough = len(found) >= min(most, config.layers - 1) or len(no_gain) >= MAX_NO_GAIN
         if enough or self._gain(rejection, 0.0) < PROMISED_GAIN:
@@ -222,10 +213,7 @@ class SearchedLayers:
         return self._left * saved > config.kv_size / config.layers * self._length
 
     def _rate(self, rejection: float, searched: int) -> float:
-        """Tokens per number read, at the best gamma.
-
-        They are numbers and not seconds, so that the same prompt and seed give the same text under `rejection`, too.
-        """
+        """Tokens per number read, at the best gamma: not per second, as no text of a seed may depend on the clock."""
         view, length = self.tier.cache, self._length
         config, drafted = view.full.pool.config, TOKENS_PER_PASS if self.tier.below else 1.0
         lower = NUMBERS_PER_PASS + config.weights_read + config.kv_size * view.keys(length, searched)

@@ -1,4 +1,4 @@
-"""Ray, started or found, and the replicas on it. `environment.prepare` comes before this is imported."""
+"""Ray, started or found, and the replicas on it. `ray_env.prepare` comes before this is imported."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def replicated(
 ) -> tuple[ReplicaFrontend, Replicas]:
     """Replicas of LLM(**settings) on the Ray at `address` (None: one of our own), and what requests are read with.
 
-    ranks: processes that share the model in each of them, `exact` as in `Ranks`.
+    ranks: processes that share the model in each of them, `exact` as in `TPGroup`.
     name: what Ray calls them; those of that name that a server left behind are replaced. Raises RequestError or
     ModelError; then, and when the engine is closed, nothing of it stays.
     """

@@ -1,4 +1,4 @@
-"""Requests parsed without weights: a replica sends what its model's requests are parsed with."""
+"""Messages of a replica: the members of LLM that requests are parsed with, without weights, and events of answers."""
 
 from __future__ import annotations
 
@@ -8,30 +8,36 @@ from pathlib import Path
 from typing import Any
 
 from triforce.checkpoint.tokenizer import Tokenizer
-from triforce.engine.inputs import Prompt, token_ids
+from triforce.engine.inputs import Prompt, PromptSource, token_ids
 from triforce.errors import ModelError
 from triforce.interface.grammar import Grammar
 from triforce.llm import LLM
 from triforce.model.config import ModelConfig
 from triforce.model.rope import Rope
 from triforce.sampling import Constraint
+from triforce.server.engine_client import Event
 from triforce.structured_output.compiler import GrammarCompiler
 
 
 @dataclass(frozen=True, slots=True)
-class WeightlessModel:
-    """A model without its weights."""
+class ReplicaMessage:
+    """A message about a request; the first says only that it has arrived. Foreseen errors are sent, not raised."""
 
-    path: Path
-    config: ModelConfig
-    tokenizer: Tokenizer
+    replica: str
+    kv_tokens: int
+    """Tokens whose K and V the replica holds."""
+    event: Event | Exception | None = None
+    waited: float = 0.0
+    """Seconds in the replica's own queue."""
 
 
 @dataclass(frozen=True)
 class ReplicaFrontend:
     """The members of LLM that `server` parses requests with."""
 
-    target: WeightlessModel
+    path: Path
+    config: ModelConfig
+    tokenizer: Tokenizer
     modes: list[str]
     sampling_defaults: dict[str, Any]
 
@@ -43,15 +49,15 @@ class ReplicaFrontend:
         rope = llm.target.config.rope
         # It travels to where there may be no such device, and without the tables that it has grown.
         config = replace(llm.target.config, rope=Rope(rope.inv_freq_F.cpu(), rope.scale))
-        return cls(WeightlessModel(llm.target.path, config, llm.tokenizer), llm.modes, llm.sampling_defaults)
+        return cls(llm.target.path, config, llm.tokenizer, llm.modes, llm.sampling_defaults)
 
     @property
-    def tokenizer(self) -> Tokenizer:
-        return self.target.tokenizer
+    def target(self) -> PromptSource:
+        return self
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return token ids of a prompt, checked. Raises RequestError."""
-        return token_ids(prompt, self.target)
+        return token_ids(prompt, self)
 
     def follow(self, grammar: Grammar) -> Constraint:
         """Return a constraint that keeps one text to a grammar. Raises RequestError if it cannot be compiled."""

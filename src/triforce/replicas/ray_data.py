@@ -16,13 +16,10 @@ import ray.data
 from ray.exceptions import RayError
 
 from triforce.errors import RequestError, TriforceError
-from triforce.llm import LLM
 from triforce.replicas.cluster import ClusterPlan, connect, planned
-from triforce.replicas.replica import use_share
-from triforce.replicas.tp_workers import accompanied
+from triforce.replicas.replica import load
 from triforce.server.app import create_app
-from triforce.server.batch_file import LIMITS, Answers, post
-from triforce.server.batch_input import BatchLine
+from triforce.server.batch_file import LIMITS, Answers, BatchLine, post
 from triforce.server.engine_thread import Worker
 
 RETRIES = 1
@@ -37,13 +34,10 @@ class BatchActor:
     """An actor, the first of so many ranks. A mistake in the settings is in its answers."""
 
     def __init__(self, model: Model, ranks: int) -> None:
-        threads = use_share(ranks)
         settings, name, exact = model
         self._mistake = ""
         try:
-            if ranks > 1:
-                settings = settings | accompanied(settings, LIMITS, ranks, exact, threads)
-            llm = LLM(**settings)
+            llm = load(settings, LIMITS, ranks, exact)
             self._app = create_app(llm, Worker(llm, LIMITS), name, limits=LIMITS)
         except TriforceError as error:
             self._mistake = str(error)
@@ -65,47 +59,47 @@ def answer(
 ) -> None:
     """Answer what is missing, by `count` engines LLM(**settings) on the Ray at `address` (None: one of our own).
 
-    ranks: processes that share the model in each of them, `exact` as in `Ranks`.
+    ranks: processes that share the model in each of them, `exact` as in `TPGroup`.
     Raises RequestError; whatever is raised, what has been answered is kept.
     """
     missing = list(answers.missing(source))
-    jobs = {place: job for place, job in enumerate(missing) if job.error is None}
-    for job in missing:
-        if job.error is not None:
-            answers.add(job)
-    if jobs:
+    lines = {place: line for place, line in enumerate(missing) if line.error is None}
+    for line in missing:
+        if line.error is not None:
+            answers.add(line)
+    if lines:
         connect(address)
         try:
-            for engines, at_once in (min(count, len(jobs)), LIMITS.rows), (1, 1):
+            for engines, at_once in (min(count, len(lines)), LIMITS.rows), (1, 1):
                 plan = planned(ray.nodes(), engines, settings["device"], ranks)
-                _ask(jobs, plan, at_once, (settings, name, exact), answers)
+                _ask(lines, plan, at_once, (settings, name, exact), answers)
         finally:
             ray.shutdown()
-    for job in jobs.values():
+    for line in lines.values():
         died = "each engine that made this died, the last ones with nothing else to make; ask for less"
-        answers.add(replace(job, error=died, code="replica_lost"))
+        answers.add(replace(line, error=died, code="replica_lost"))
 
 
-def _ask(jobs: dict[int, BatchLine], plan: ClusterPlan, at_once: int, model: Model, answers: Answers) -> None:
-    """Take out of `jobs` what is answered, each as soon as it is. Raises RequestError."""
-    if not jobs:
+def _ask(lines: dict[int, BatchLine], plan: ClusterPlan, at_once: int, model: Model, answers: Answers) -> None:
+    """Take out of `lines` what is answered, each as soon as it is. Raises RequestError."""
+    if not lines:
         return
     _quiet()
-    dataset = _answered(jobs, plan, at_once, model)
+    dataset = _answered(lines, plan, at_once, model)
     try:
         for batch in dataset.iter_batches(batch_size=None, prefetch_batches=0, batch_format="pyarrow"):
             for row in batch.to_pylist():
                 if row["mistake"]:
                     raise RequestError(row["mistake"])
-                answers.add(jobs.pop(row["place"]), json.loads(row["response"]))
+                answers.add(lines.pop(row["place"]), json.loads(row["response"]))
     except RayError as error:
         what = f"Ray gave up ({str(error).strip().splitlines()[-1]})"
         advice = "triforce[ray] of one version must be on all machines of this Ray, and the model; then start it again"
         raise RequestError(f"{what}; {advice}") from error
 
 
-def _answered(jobs: dict[int, BatchLine], plan: ClusterPlan, at_once: int, model: Model) -> ray.data.Dataset:
-    rows = [{"place": place, "url": job.url, "body": job.body} for place, job in jobs.items()]
+def _answered(lines: dict[int, BatchLine], plan: ClusterPlan, at_once: int, model: Model) -> ray.data.Dataset:
+    rows = [{"place": place, "url": line.url, "body": line.body} for place, line in lines.items()]
     return ray.data.from_items(rows, override_num_blocks=len(rows)).map(
         BatchActor,
         fn_constructor_args=(model, plan.ranks),

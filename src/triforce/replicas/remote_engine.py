@@ -14,7 +14,7 @@ from ray.serve.exceptions import RayServeException
 
 from triforce.engine.output_stream import OutputChunk
 from triforce.interface.outputs import RequestOutput
-from triforce.replicas.messages import ReplicaMessage
+from triforce.replicas.frontend import ReplicaMessage
 from triforce.server.engine_client import EngineLoad, Event, GenerationRequest, QueueFull, ReplicaLost, ShuttingDown
 
 TRIES = 3

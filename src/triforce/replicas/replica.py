@@ -13,8 +13,7 @@ from ray import serve
 from triforce.backends import native_loader
 from triforce.errors import TriforceError
 from triforce.llm import LLM
-from triforce.replicas.frontend import ReplicaFrontend
-from triforce.replicas.messages import ReplicaMessage
+from triforce.replicas.frontend import ReplicaFrontend, ReplicaMessage
 from triforce.replicas.tp_workers import accompanied
 from triforce.server.engine_client import GenerationRequest, ReplicaLost, ShuttingDown
 from triforce.server.engine_thread import Worker
@@ -27,21 +26,18 @@ LOOPBACK = "127.0.0.1"
 class Replica:
     """A replica. Uses `rows` and `kv_tokens` of the limits; prompts wait in the server.
 
-    It is the first of so many ranks, `exact` as in `Ranks`, which share the processors and GPUs that it was given.
-    A mistake in the settings is said by `desk`: what a constructor raises Ray tries again, and tells with a traceback.
+    It is the first of so many ranks, `exact` as in `TPGroup`, which share the processors and GPUs that it was given.
+    A mistake in the settings is returned by `frontend`: where a constructor raises, Ray tries again, with a traceback.
     """
 
     def __init__(self, settings: dict[str, Any], limits: Limits, ranks: int = 1, exact: bool = True) -> None:
         if ray.util.get_node_ip_address() == LOOPBACK:
             _keep_to_loopback()
-        threads = use_share(ranks)
         self._name = str(serve.get_replica_context().replica_id.unique_id)
         self._frontend: ReplicaFrontend | TriforceError
         self._worker: Worker | None = None
         try:
-            if ranks > 1:
-                settings = settings | accompanied(settings, limits, ranks, exact, threads)
-            llm = LLM(**settings)
+            llm = load(settings, limits, ranks, exact)
             self._frontend = ReplicaFrontend.of(llm)
             self._worker = Worker(llm, replace(limits, waiting=limits.rows))
         except TriforceError as error:
@@ -58,7 +54,7 @@ class Replica:
 
     async def answer(self, generation: GenerationRequest) -> AsyncGenerator[ReplicaMessage, None]:
         """Yield the messages of one request, which is cancelled when nobody reads them any more."""
-        assert self._worker, "who asks has seen the desk"
+        assert self._worker, "who asks has seen the frontend"
         yield self._message()
         (answer,) = self._worker.submit([generation])
         try:
@@ -75,11 +71,11 @@ class Replica:
         return ReplicaMessage(self._name, self._worker.load().kv_tokens, event, waited)
 
 
-def use_share(ranks: int) -> int:
-    """Give each rank its share of this process's processors; return the number of threads."""
+def load(settings: dict[str, Any], limits: Limits, ranks: int, exact: bool) -> LLM:
+    """Return the first of so many ranks, each with its share of this process's processors. Raises TriforceError."""
     given = int(ray.get_runtime_context().get_assigned_resources().get("CPU", 1))
     native_loader.use_threads(threads := max(1, given // ranks))
-    return threads
+    return LLM(**settings | (accompanied(settings, limits, ranks, exact, threads) if ranks > 1 else {}))
 
 
 def _keep_to_loopback() -> None:

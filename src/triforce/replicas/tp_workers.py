@@ -28,7 +28,7 @@ _RUN = "from triforce.replicas.tp_workers import run; run()"
 def accompanied(settings: dict[str, Any], limits: Limits, count: int, exact: bool, threads: int) -> dict[str, Any]:
     """Start the other ranks and join them as the first of `count`; return the settings of LLM that change.
 
-    All have so many threads, and of the limits they keep what `Crew` does. Raises RankError or RequestError.
+    All have so many threads, and of the limits they keep what `TPMirror` does. Raises RankError or RequestError.
     """
     lifeline, _ = os.pipe()  # the other end is closed when this process ends
     payload = pickle.dumps((settings, limits, exact, threads))

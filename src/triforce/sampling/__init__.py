@@ -1,7 +1,6 @@
 """Logits to probabilities (`LogitsProcessor`), what a text may go on with (`Constraint`), and the `Noise` of a seed."""
 
-from triforce.sampling.constraint import Constraint
-from triforce.sampling.logits import LogitsProcessor
+from triforce.sampling.logits import Constraint, LogitsProcessor
 from triforce.sampling.rng import Noise
 
 __all__ = ["Constraint", "LogitsProcessor", "Noise"]

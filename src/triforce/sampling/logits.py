@@ -1,4 +1,4 @@
-"""LogitsProcessor: from logits to the probabilities that are sampled, for each tier at each position.
+"""Logits to the probabilities that are sampled, for each tier at each position; and what restricts them.
 
 Order: repetition penalty (Keskar et al. 2019, as in transformers) > presence and frequency penalties (as OpenAI's) >
 logit bias > temperature > min-p (Nguyen et al. 2024) > top-k > top-p (Holtzman et al. 2020). What no row uses is not
@@ -12,12 +12,14 @@ Shapes: B rows, R the rows that use a step, J columns, V vocabulary, S text capa
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from triforce.errors import ModelError, RequestError
 from triforce.interface.sampling_params import SamplingParams
+from triforce.ragged import Bools, Ints
 
 _HEAD = 1024  # a nucleus of at most so many tokens is found without sorting the vocabulary
 _LOWEST = -math.inf
@@ -45,12 +47,25 @@ class _Setting:
             scores_BJV[self.rows] = process(scores_BJV[self.rows], *self.values)
 
 
-class LogitsProcessor:
-    """Makes the probabilities of each row's next tokens.
+class Constraint(Protocol):
+    """Restricts the distribution of one row to tokens that its text, and draft tokens behind it, may go on with.
 
-    params: one per row. prompt_lengths: tokens of each row's prompt. vocab_size: V. Raises RequestError if a logit bias
-    names a token outside the vocabulary.
+    What is allowed is a function of the text alone, so that all tiers restrict alike, which keeps couplings exact.
     """
+
+    def allowed(self, text_T: Ints, guesses_K: Ints) -> Bools:
+        """Tokens that may follow the text (its prompt left out) and each of the draft tokens: (J, V), J = K + 1.
+
+        At least one in each column. Behind a draft token that is not allowed, and behind the end of a text, any is.
+        """
+
+    @property
+    def failure(self) -> str:
+        """Reason why the text cannot be followed any more, though it was ended; empty if it can."""
+
+
+class LogitsProcessor:
+    """Makes probabilities of rows' next tokens. Raises RequestError if a bias names a token beyond the vocabulary."""
 
     def __init__(
         self, params: _Params, prompt_lengths: Sequence[int], vocab_size: int, device: _Device = "cpu"
@@ -82,10 +97,7 @@ class LogitsProcessor:
         return probs_BJV
 
     def unchecked(self, logits_BJV: Tensor, ids_BS: Tensor, lengths_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the same without a check, and the largest score of each column (B, J) for `check`.
-
-        Where that raises, the probabilities mean nothing.
-        """
+        """Return the same unchecked, and each column's peak (B, J) for `check`: where it raises, they mean nothing."""
         scores_BJV = self.adjusted(logits_BJV, ids_BS, lengths_B)
         peaks_BJ1 = scores_BJV.amax(-1, keepdim=True)
         peaks_BJ = peaks_BJ1.squeeze(-1)

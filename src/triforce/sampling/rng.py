@@ -26,16 +26,16 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
 _TIERS = 8
-_REMEMBERED = 32  # positions a row: several rounds of all tiers, and 2 MiB at V = 8192
+_REMEMBERED = 32  # positions a row, on average: several rounds of all tiers, and 2 MiB at V = 8192
 _BLOCK = 4  # positions made together: the next ones will be asked for too, and a call costs as much as two of them
 _TILE = 1 << 14  # blocks at once on a CPU: beyond it the temporaries leave the cache and each costs an mmap
 
 
 def key_schedule(keys: Sequence[int]) -> Tensor:
     """Return the ten round keys of each 64-bit key: int64 (R, 2, B), low word first."""
+    halves = [k & _MASK for k in keys], [k >> 32 for k in keys]
     rounds = [
-        [[(k + r * w) & _MASK for k in words] for words, w in zip(_split(keys), _WEYL, strict=True)]
-        for r in range(_ROUNDS)
+        [[(k + r * w) & _MASK for k in words] for words, w in zip(halves, _WEYL, strict=True)] for r in range(_ROUNDS)
     ]
     return torch.tensor(rounds, dtype=torch.int64).view(_ROUNDS, 2, len(keys))
 
@@ -86,7 +86,8 @@ class Noise:
         if missing:
             self._make(missing)
         found = torch.cat([self.recent[key] for key in wanted]) if wanted else torch.empty(0, dtype=torch.float64)
-        self._forget()
+        for key in list(self.recent)[: max(0, len(self.recent) - _REMEMBERED * self.draws.shape[1])]:  # the oldest ones
+            del self.recent[key]
         return found.view(*positions_BJ.shape, vocab_size)
 
     def uniforms(self, tier: int, n: int, used_B: Ints) -> Tensor:
@@ -129,17 +130,7 @@ class Noise:
         bits_NP2 = torch.stack((_bits(w0, w1), _bits(w2, w3)), -1).bitwise_or_(1)
         return bits_NP2.double().mul_(2.0**-53).log_().neg_()
 
-    def _forget(self) -> None:
-        """Drop the oldest positions beyond what a row may keep on average."""
-        for key in list(self.recent)[: max(0, len(self.recent) - _REMEMBERED * self.draws.shape[1])]:
-            del self.recent[key]
-
 
 def _bits(high: Tensor, low: Tensor) -> Tensor:
     """53 random bits from two 32-bit words."""
     return (high << 21).bitwise_or_(low >> 11)
-
-
-def _split(words: Sequence[int]) -> tuple[list[int], list[int]]:
-    """64-bit integers as low and high words."""
-    return [w & _MASK for w in words], [w >> 32 for w in words]

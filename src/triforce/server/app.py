@@ -1,31 +1,35 @@
-"""The ASGI application: every route, and the layers around them."""
+"""The ASGI application: routes of OpenAI's interface and of the server itself, and the layers around them."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from time import perf_counter
+from time import time
 from typing import Any
-from uuid import uuid4
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.responses import JSONResponse, Response
 from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from triforce import __version__
 from triforce.errors import ModelError
-from triforce.server import chat, completions, errors, logs, misc_routes, playground, responses
+from triforce.server import errors, playground
+from triforce.server.chat import ChatWriter
+from triforce.server.completions import CompletionWriter
 from triforce.server.engine_client import EngineClient, ServedModel
+from triforce.server.errors import ApiError
 from triforce.server.limits import Limits
-from triforce.server.metrics import Metrics
+from triforce.server.logs import AccessLog
+from triforce.server.metrics import CONTENT_TYPE, Metrics
 from triforce.server.request_base import HEADER
 from triforce.server.request_parser import RequestParser
+from triforce.server.responses import ResponsesWriter
+from triforce.server.schemas import ChatBody, CompletionBody, DetokenizeBody, ResponsesBody, TokenizeBody
 from triforce.server.security import ApiKeyAuth, BodyLimit, HostCheck
 from triforce.server.service import Service
-from triforce.server.sse import ClientDisconnected
 
-CLIENT_GONE = 499
-"""Logged as the status of a request whose client hung up; nginx's number."""
+router = APIRouter()
+_STARTED = int(time())
 
 
 def create_app(
@@ -61,8 +65,8 @@ def create_app(
         redoc_url=None,
     )
     app.state.service = Service(name, RequestParser(llm, llm.tokenizer, limits), engine, Metrics(engine, name), limits)
-    for module in (completions, chat, responses, misc_routes, playground):
-        app.include_router(module.router)
+    app.include_router(router)
+    app.include_router(playground.router)
     errors.install(app)
     # The last one added is asked first.
     app.add_middleware(BodyLimit, limits=limits)
@@ -77,36 +81,90 @@ def create_app(
     return app
 
 
-class AccessLog:
-    """Outermost: one line of log for each request, and an answer even where the server is at fault."""
+@router.post("/v1/completions")
+async def completions(body: CompletionBody, request: Request) -> Response:
+    """Continue one prompt or several."""
+    service = _service(request, body.model)
+    generations = await service.parser.completion(body)
+    return await service.answer(request, generations, CompletionWriter(body, generations, service), body)
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self.app(scope, receive, send)
-        report: dict[str, Any] = {"request": uuid4().hex, "method": scope["method"]}
-        scope.setdefault("state", {})["report"] = report
-        started, status = perf_counter(), 0
+@router.post("/v1/chat/completions")
+async def chat(body: ChatBody, request: Request) -> Response:
+    """The next turn of a conversation, `n` times."""
+    service = _service(request, body.model)
+    generation = await service.parser.chat(body)
+    return await service.answer(request, [generation], ChatWriter(body, service), body)
 
-        async def note(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", report["request"].encode())]
-            await send(message)
 
-        try:
-            await self.app(scope, receive, note)
-        except ClientDisconnected:
-            status = CLIENT_GONE
-        except Exception as error:
-            logs.failure("request broke", error, request=report["request"])
-            if not status:
-                await errors.broken().response()(scope, receive, note)
-        finally:
-            # Of the path only a known route: what a client writes into it is its own affair.
-            route = getattr(scope.get("route"), "path", None)
-            seconds = round(perf_counter() - started, 4)
-            logs.event("request", **report, route=route, status=status, seconds=seconds)
+@router.post("/v1/responses")
+async def responses(body: ResponsesBody, request: Request) -> Response:
+    """The answer to a conversation."""
+    service = _service(request, body.model)
+    generation = await service.parser.response(body)
+    return await service.answer(request, [generation], ResponsesWriter(body, service), body)
+
+
+@router.get("/v1/models")
+async def models(request: Request) -> JSONResponse:
+    """List the one model there is."""
+    return JSONResponse({"object": "list", "data": [_card(_service(request))]})
+
+
+@router.get("/v1/models/{name:path}")
+async def model(name: str, request: Request) -> JSONResponse:
+    """Describe a model."""
+    return JSONResponse(_card(_service(request, name)))
+
+
+@router.post("/tokenize")
+async def tokenize(body: TokenizeBody, request: Request) -> JSONResponse:
+    """Return token ids of a text or a conversation, as a prompt has them. Raises ApiError."""
+    service = _service(request, body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise ApiError(400, "send prompt or messages, one of them")
+    if body.messages is not None:
+        ids = await service.parser.conversation(body.messages)
+    else:
+        ids = await service.parser.tokens(body.prompt or "", special=body.add_special_tokens is not False)
+    answer: dict[str, Any] = {"count": len(ids), "max_model_len": service.parser.context, "tokens": ids}
+    if body.return_token_strs:
+        answer["token_strs"] = [service.parser.tokenizer.bytes_of(i).decode(errors="replace") for i in ids]
+    return JSONResponse(answer)
+
+
+@router.post("/detokenize")
+async def detokenize(body: DetokenizeBody, request: Request) -> JSONResponse:
+    """The text of token ids, without special tokens."""
+    service = _service(request, body.model)
+    ids = await service.parser.ids(body.tokens) if body.tokens else []
+    return JSONResponse({"prompt": service.parser.tokenizer.decode(ids)})
+
+
+@router.get("/health")
+async def health(request: Request) -> JSONResponse:
+    """Answer 200 as long as texts can be made. Raises ApiError."""
+    if not _service(request).engine.alive:
+        raise ApiError(503, "the engine has stopped; start the server again")
+    return JSONResponse({"status": "ok"})
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """Return Prometheus metrics."""
+    return Response(_service(request).metrics.text(), media_type=CONTENT_TYPE)
+
+
+def _service(request: Request, model: str | None = None) -> Service:
+    """Return the application's. Raises ApiError unless `model` is None or the name of the served model."""
+    service: Service = request.app.state.service
+    if model not in (None, service.name):
+        raise ApiError(404, f"model {model[:100]!r} is not served here; use {service.name!r}, or leave it out",
+                      param="model", code="model_not_found")  # fmt: skip
+    return service
+
+
+def _card(service: Service) -> dict[str, Any]:
+    about = {"id": service.name, "object": "model", "created": _STARTED, "owned_by": "triforce"}
+    can = {"chats": service.parser.tokenizer.chats, "modes": service.parser.llm.modes}
+    return about | {"max_model_len": service.parser.context, "triforce": can}

@@ -1,8 +1,7 @@
 """Requests from a file, in OpenAI's batch format, put to the application as if they had come over a socket.
 
-Each line of the input is answered by one line of the output, in the order in which they are done. What has been
-answered is not asked again, so a run that was ended, however, can be taken up; what was refused is, as it may have been
-mended.
+Each line of the input is answered by one line of the output, in the order in which they are done. A run that was ended,
+however, can be taken up: what was answered is not asked again, and what was refused is, as it may have been mended.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,17 +19,58 @@ from uuid import uuid4
 from starlette.types import ASGIApp, Message
 
 from triforce.errors import RequestError
-from triforce.server.batch_input import BatchLine, Name, jobs
 from triforce.server.limits import Limits
 
 AT_ONCE = 32
 """Requests that are under way together for an engine, which has them wait for one another."""
 LIMITS = Limits(seconds=float("inf"), waiting=AT_ONCE * Limits().prompts, max_itl=2.0)
 """Whoever runs a batch waits for it, and is not refused for it."""
+PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 _BEGINNING = b'{"id": "batch_req_'
 
-OnLine = Callable[[], object]
 Response = dict[str, Any]
+Name = str | int
+"""Identity of a line: its custom_id, or its number if it has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLine:
+    """A line of the input: a request, or its error."""
+
+    name: Name
+    url: str = ""
+    body: bytes = b""
+    error: str | None = None
+    code: str = "invalid_line"
+
+
+def batch_lines(file: BinaryIO) -> Iterator[BatchLine]:
+    """The lines of an input that are not blank."""
+    numbers: dict[Name, int] = {}
+    for number, text in enumerate(file, 1):
+        if text.strip():
+            line = _parsed(number, text)
+            if line.name in numbers:
+                error = f"custom_id {line.name!r} stands in line {numbers[line.name]} already; give each its own"
+                line = BatchLine(number, error=error)
+            numbers[line.name] = number
+            yield line
+
+
+def _parsed(number: int, text: bytes) -> BatchLine:
+    try:
+        request = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return BatchLine(number, error=f"line {number} is not JSON: {error}")
+    name = request.get("custom_id") if isinstance(request, dict) else None
+    if not isinstance(name, str) or not name:
+        return BatchLine(number, error=f"line {number} is no JSON object with a custom_id, which is a text")
+    body, url = request.get("body"), request.get("url")
+    if request.get("method") != "POST" or url not in PATHS:
+        return BatchLine(name, error=f"line {number}: method must be POST, and url one of {', '.join(PATHS)}")
+    if not isinstance(body, dict) or body.get("stream"):
+        return BatchLine(name, error=f"line {number}: body must be a JSON object, without stream")
+    return BatchLine(name, url, json.dumps(body).encode())
 
 
 @dataclass(slots=True)
@@ -79,40 +120,37 @@ def _good(response: Response) -> bool:
     return bool(response["status_code"] == 200)
 
 
-class Answers:
+class Answers(AbstractContextManager["Answers"]):
     """An output that is open: what it has not answered is asked of it, and each answer is added to it at once."""
 
-    def __init__(self, path: Path, on_line: OnLine) -> None:
+    def __init__(self, path: Path, on_line: Callable[[], object]) -> None:
         """`on_line` is called once for each line of the input. Raises RequestError as `resume` does."""
         self.tally = Tally()
         self._done, self._on_line, self._file = resume(path), on_line, path.open("ab")
-
-    def __enter__(self) -> Answers:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self._file.close()
 
     def missing(self, source: BinaryIO) -> Iterator[BatchLine]:
-        for job in jobs(source):
-            if job.name not in self._done:
-                yield job
-                continue
-            self.tally.skipped += 1
-            self._on_line()
+        """Yield the lines that have no answer yet, and count the others."""
+        for line in batch_lines(source):
+            if line.name not in self._done:
+                yield line
+            else:
+                self.tally.skipped += 1
+                self._on_line()
 
-    def add(self, job: BatchLine, response: Response | None = None) -> None:
+    def add(self, line: BatchLine, response: Response | None = None) -> None:
         """Write the answer to a line; `response` is None for a line that is itself in error."""
-        named, error = isinstance(job.name, str), None
-        if job.error is not None:
-            error = {"code": job.code, "message": job.error} | ({} if named else {"line": job.name})
-        head = {"id": f"batch_req_{uuid4().hex}", "custom_id": job.name if named else None}
+        named, error = isinstance(line.name, str), None
+        if line.error is not None:
+            error = {"code": line.code, "message": line.error} | ({} if named else {"line": line.name})
+        head = {"id": f"batch_req_{uuid4().hex}", "custom_id": line.name if named else None}
         answer = head | {"response": response, "error": error}
         self._file.write(json.dumps(answer, allow_nan=False).encode() + b"\n")
         self._file.flush()
         if response is None or not _good(response):
-            reason: str | None = response["body"]["error"]["message"] if response else job.error
-            self.tally.reasons[str(reason)] += 1
+            self.tally.reasons[str(response["body"]["error"]["message"] if response else line.error)] += 1
         else:
             self.tally.answered += 1
         self._on_line()
@@ -122,18 +160,18 @@ async def run(app: ASGIApp, source: BinaryIO, answers: Answers) -> None:
     """Answer each line of `source` that is not answered yet."""
     room = asyncio.Semaphore(AT_ONCE)
 
-    async def work(job: BatchLine) -> None:
+    async def work(line: BatchLine) -> None:
         try:
-            response = None if job.error is not None else await post(app, job.url, job.body)
+            response = None if line.error is not None else await post(app, line.url, line.body)
         finally:
             room.release()
-        answers.add(job, response)
+        answers.add(line, response)
 
     try:
         async with asyncio.TaskGroup() as group:
-            for job in answers.missing(source):
+            for line in answers.missing(source):
                 await room.acquire()
-                group.create_task(work(job))
+                group.create_task(work(line))
     except ExceptionGroup as errors:  # a full disk, say
         raise errors.exceptions[0] from None
 

@@ -7,29 +7,13 @@ from time import time
 from typing import Any
 from uuid import uuid4
 
-from fastapi import APIRouter, Request
-from fastapi.responses import Response
-
 from triforce.engine.output_stream import OutputChunk
 from triforce.interface.outputs import CompletionOutput, RequestOutput, TokenLogprobs
-from triforce.server.request_parser import served
 from triforce.server.schemas import ChatBody
-from triforce.server.service import Service
-from triforce.server.sse import DONE, frame
+from triforce.server.service import DONE, Service, frame
 from triforce.server.tool_call_parser import Call
-from triforce.server.tool_choice import ToolChoice, parser_of
+from triforce.server.tools import ToolChoice, parser_of
 from triforce.server.usage import chat_logprobs, decoding_trace, usage
-
-router = APIRouter()
-
-
-@router.post("/v1/chat/completions")
-async def chat(body: ChatBody, request: Request) -> Response:
-    """The next turn of a conversation, `n` times."""
-    service: Service = request.app.state.service
-    served(body.model, service.name)
-    generation = await service.parser.chat(body)
-    return await service.answer(request, [generation], ChatWriter(body, service), body)
 
 
 class ChatWriter:
@@ -71,7 +55,8 @@ class ChatWriter:
         text, calls = parsed.add(new.text, last=True)
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         if calls:
-            message |= {"content": text or None, "tool_calls": [_without_index(call) for call in calls]}
+            listed = [{key: call[key] for key in ("id", "type", "function")} for call in calls]
+            message |= {"content": text or None, "tool_calls": listed}
         choice = {"index": new.index, "message": message, "finish_reason": parsed.finish(new.finish_reason)}
         return choice | self._report(new.logprobs, new.origins)
 
@@ -96,7 +81,7 @@ class _AnswerParser:
 
     def add(self, text: str, last: bool) -> tuple[str, list[dict[str, Any]]]:
         """Return the text to show and the calls, in the order in which they were made."""
-        parsed = self._parser.add(text) + (self._parser.end() if last else [])
+        parsed = self._parser.add(text, last)
         calls = [self._numbered(call) for call in parsed if isinstance(call, Call)]
         return "".join(part for part in parsed if isinstance(part, str)), calls
 
@@ -108,7 +93,3 @@ class _AnswerParser:
         self._calls += 1
         function = {"name": call.name, "arguments": call.arguments}
         return {"index": self._calls - 1, "id": f"call_{uuid4().hex}", "type": "function", "function": function}
-
-
-def _without_index(call: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in call.items() if key != "index"}

@@ -8,29 +8,13 @@ from time import time
 from typing import Any
 from uuid import uuid4
 
-from fastapi import APIRouter, Request
-from fastapi.responses import Response
-
 from triforce.engine.inputs import one_or_many
 from triforce.engine.output_stream import OutputChunk
 from triforce.interface.outputs import RequestOutput, TokenLogprobs
 from triforce.server.engine_client import GenerationRequest
-from triforce.server.request_parser import served
 from triforce.server.schemas import CompletionBody
-from triforce.server.service import Service
-from triforce.server.sse import DONE, frame
+from triforce.server.service import DONE, Service, frame
 from triforce.server.usage import TextLogprobs, decoding_trace, usage
-
-router = APIRouter()
-
-
-@router.post("/v1/completions")
-async def completions(body: CompletionBody, request: Request) -> Response:
-    """Continue one prompt or several."""
-    service: Service = request.app.state.service
-    served(body.model, service.name)
-    generations = await service.parser.completion(body)
-    return await service.answer(request, generations, CompletionWriter(body, generations, service), body)
 
 
 class CompletionWriter:

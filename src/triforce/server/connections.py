@@ -1,4 +1,4 @@
-"""Deadlines of connections, and a bound on their number.
+"""Connections: their deadlines, a bound on their number, and accepting them within it.
 
 A connection *waits* while no request of it is being answered: it is new, or idle, or its headers come slowly, or the
 rest of a body whose request was answered already. What waits has a deadline, and gives way where places are short: the
@@ -7,40 +7,32 @@ one that has waited longest goes first. So who holds places without asking keeps
 
 from __future__ import annotations
 
-import resource
-import sys
+import asyncio
+import errno
+import socket
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from functools import partial
 from http import HTTPStatus
+from ipaddress import IPv6Address, IPv6Network, ip_address
 from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from triforce.errors import RequestError
 from triforce.server import logs
-from triforce.server.errors import ApiError
-from triforce.server.limits import CONNECTIONS, Limits
+from triforce.server.errors import RETRY_SECONDS, ApiError
+from triforce.server.limits import Limits
 from triforce.server.metrics import Metrics
 
-
-def places(wanted: int | None) -> int:
-    """Connections that may be open: three quarters of the descriptors that this process may have hold them.
-
-    The rest is for models, KV files and what the process talks through. Raises RequestError if more are wanted.
-    """
-    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = sys.maxsize if descriptors == resource.RLIM_INFINITY else descriptors * 3 // 4
-    if wanted is None:
-        return min(CONNECTIONS, most)
-    if wanted > most:
-        raise RequestError(f"{wanted} connections need more file descriptors than this process may have, which is "
-                           f"{descriptors}; raise that (ulimit -n), or give --max-connections {most}")  # fmt: skip
-    return wanted
+MOMENT = 0.1
+"""Seconds that accepting pauses where nothing can be done, before it looks again."""
+_USED_UP = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 class Connection(H11Protocol):
-    """HTTP on one connection, from an `address` as `door.network` has it."""
+    """HTTP on one connection, from an `address` as `network` has it."""
 
     def __init__(self, address: str, limits: Limits, **settings: Any) -> None:
         super().__init__(**settings)
@@ -94,7 +86,7 @@ class Connections:
 
     def full(self, address: str | None = None) -> bool:
         """Whether all places are taken, or all that one address may have."""
-        most = self._limits.connections if address is None else self._limits.places_of_an_address
+        most = self._limits.connections if address is None else self._limits.connections_of_one_address
         return len(self._of(address)) >= most
 
     def make_room(self, address: str | None = None) -> bool:
@@ -105,7 +97,7 @@ class Connections:
             self.note("gave_way")
         return oldest is not None
 
-    def look(self) -> None:
+    def check_deadlines(self) -> None:
         """Close what is late, and log what was noted: called once a second, so there is one line a second at most."""
         for connection in list(self._open):
             if fault := connection.fault():
@@ -124,6 +116,73 @@ class Connections:
         return [c for c in self._open if address is None or c.address == address]
 
 
+def network(host: str) -> str:
+    """Return the address that a connection counts for: an IPv4 address, or the /64 of an IPv6 address.
+
+    A /64 is the least that a customer or a machine is given of IPv6, so that one client has 2**64 addresses in it. IPv4
+    addresses that arrive on an IPv6 socket (::ffff:192.0.2.1) count as what they are.
+    """
+    address = ip_address(host.partition("%")[0])
+    if isinstance(address, IPv6Address):
+        if address.ipv4_mapped is None:
+            return str(IPv6Network((address, 64), strict=False))
+        address = address.ipv4_mapped
+    return str(address)
+
+
+async def accept(sock: socket.socket, connections: Connections, protocol: Callable[[str], Connection]) -> None:
+    """Accept until cancelled; `protocol` makes the protocol of a connection from an address.
+
+    asyncio's own way of accepting has no bounds, and where descriptors run out it logs thousands of lines a second.
+    """
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            client, (host, *_) = await loop.sock_accept(sock)
+        except OSError as error:
+            if error.errno in _USED_UP:
+                connections.note("no_descriptors")
+                await _room(connections)
+            else:  # it befell one client before it was accepted
+                await asyncio.sleep(MOMENT)
+            continue
+        await _let_in(client, network(host), connections, protocol)
+
+
+async def _let_in(
+    client: socket.socket, address: str, connections: Connections, protocol: Callable[[str], Connection]
+) -> None:
+    with suppress(OSError):  # it may be gone
+        try:
+            admitted = not connections.full(address) or connections.make_room(address)
+            await asyncio.sleep(0)  # what gave way leaves, and others have their turn
+            if not admitted:
+                connections.note("refused")
+                return _refuse(client)
+            while connections.full():
+                await _room(connections)
+            await asyncio.get_running_loop().connect_accepted_socket(partial(protocol, address), client)
+        except BaseException:
+            client.close()
+            raise
+
+
+async def _room(connections: Connections) -> None:
+    """Close an idle connection, or pause for a moment where all are being answered."""
+    if connections.make_room():
+        return await asyncio.sleep(0)
+    connections.note("paused")
+    await asyncio.sleep(MOMENT)
+
+
+def _refuse(client: socket.socket) -> None:
+    """Answer before a request has come. Pending bytes are read, or the answer would be lost with them."""
+    with client:
+        client.send(_FULL)
+        with suppress(BlockingIOError):
+            client.recv(2**16)
+
+
 def raw(refusal: ApiError) -> bytes:
     """A refusal as it is sent where there is no request to answer; the connection is closed behind it."""
     response = refusal.response()
@@ -133,3 +192,6 @@ def raw(refusal: ApiError) -> bytes:
 
 
 _LATE = raw(ApiError(408, "the request's headers did not arrive in time; send it again"))
+_FULL = raw(ApiError(429, "your address has all the connections open that it may have, each with a request; "
+                    "close some, or start the server with a larger --max-connections-per-address",
+                    code="too_many_connections", headers={"Retry-After": str(RETRY_SECONDS)}))  # fmt: skip

@@ -121,7 +121,11 @@ class Worker:
                 self._turn(answers)
             self._ranks.broadcast(None)
         except BaseException as error:
-            self._fail(error)
+            with self._changed:
+                self._open, self.failure = False, error
+                unfinished = list(self._answers)
+            for number in unfinished:
+                self._end(number, ReplicaLost())
 
     def _wait(self) -> list[_Answer]:
         """Block until there is an answer to work on; return all of them, or none at shutdown."""
@@ -131,12 +135,8 @@ class Worker:
 
     def _turn(self, answers: list[_Answer]) -> None:
         cancelled = [answer.number for answer in answers if answer.cancelled]
-        new = [
-            (answer.number, answer.generation)
-            for answer in answers
-            if not (answer.request or answer.number in cancelled)
-        ]
-        commands = StepCommands(cancelled, new)
+        fresh = [answer for answer in answers if not (answer.request or answer.number in cancelled)]
+        commands = StepCommands(cancelled, [(answer.number, answer.generation) for answer in fresh])
         try:
             for number, event in self.mirror.apply(self._ranks.broadcast(commands)):
                 self._dispatch(number, event)
@@ -163,11 +163,3 @@ class Worker:
             self._kv_tokens = self.mirror.texts.core.kv_tokens
         if answer and event is not None:
             answer.put(event)
-
-    def _fail(self, error: BaseException) -> None:
-        """Record a fatal error and end every answer with ReplicaLost."""
-        with self._changed:
-            self._open, self.failure = False, error
-            unfinished = list(self._answers)
-        for number in unfinished:
-            self._end(number, ReplicaLost())

@@ -41,6 +41,10 @@ class ApiError(Exception):
         return JSONResponse(self.body(), self.status, dict(self.headers or {}))
 
 
+class ClientDisconnected(Exception):
+    """The client is gone; nobody reads the answer."""
+
+
 def wrong(param: str, message: str) -> ApiError:
     """A field that cannot be served as it is."""
     return ApiError(400, message, param=param)
@@ -65,11 +69,12 @@ def refusal_for(error: Exception) -> ApiError | None:
         case TriforceError():  # a model that cannot be computed with, say
             return ApiError(500, str(error), code="model")
         case QueueFull():
-            return _queue_full(error.waiting)
+            text = f"the queue is full: {error.waiting} requests wait in it; try again in {RETRY_SECONDS} seconds"
+            return _later(429, text, code="queue_full")
         case ShuttingDown():
-            return _stopping()
+            return _later(503, "the server is stopping; send the request again when it is back", code="stopping")
         case ReplicaLost():
-            return _lost()
+            return _later(503, "what was making this text is gone; send the request again", code="replica_lost")
         case RequestValidationError():
             return _invalid(error)
         case HTTPException():
@@ -111,16 +116,5 @@ def _http(error: HTTPException) -> ApiError:
     return ApiError(error.status_code, f"{error.detail}; send a JSON object", headers=error.headers)
 
 
-def _queue_full(waiting: int) -> ApiError:
-    text = f"the queue is full: {waiting} requests wait in it; try again in {RETRY_SECONDS} seconds"
-    return ApiError(429, text, code="queue_full", headers={"Retry-After": str(RETRY_SECONDS)})
-
-
-def _stopping() -> ApiError:
-    text = "the server is stopping; send the request again when it is back"
-    return ApiError(503, text, code="stopping", headers={"Retry-After": str(RETRY_SECONDS)})
-
-
-def _lost() -> ApiError:
-    text = "what was making this text is gone; send the request again"
-    return ApiError(503, text, code="replica_lost", headers={"Retry-After": str(RETRY_SECONDS)})
+def _later(status: int, text: str, code: str) -> ApiError:
+    return ApiError(status, text, code=code, headers={"Retry-After": str(RETRY_SECONDS)})

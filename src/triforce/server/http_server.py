@@ -13,8 +13,7 @@ from fastapi import FastAPI
 
 from triforce.errors import RequestError
 from triforce.server import logs
-from triforce.server.acceptor import accept
-from triforce.server.connections import Connection, Connections
+from triforce.server.connections import Connection, Connections, accept
 from triforce.server.engine_client import EngineClient
 from triforce.server.service import Service
 
@@ -40,9 +39,7 @@ def url(sock: socket.socket) -> str:
 
 
 def serve(app: FastAPI, engine: EngineClient, sock: socket.socket, shutdown_timeout: float) -> None:
-    """Answer until SIGTERM or SIGINT. Then no request is taken.
-
-    Those that run have `shutdown_timeout` seconds to finish.
+    """Answer until SIGTERM or SIGINT. Requests that run then have `shutdown_timeout` seconds to finish; none starts.
 
     Raises what has ended the engine, if it was not that.
     """
@@ -55,7 +52,19 @@ class Server(uvicorn.Server):
     """Bounds connections, and stops the engine on a signal. That is a success, not a death by signal."""
 
     def __init__(self, app: FastAPI, engine: EngineClient, shutdown_timeout: float) -> None:
-        super().__init__(_config(app, shutdown_timeout))
+        config = uvicorn.Config(
+            app,
+            loop="asyncio",
+            http="h11",
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=int(shutdown_timeout) + _SLACK,
+        )
+        super().__init__(config)
         self._engine, self._shutdown_timeout = engine, shutdown_timeout
         self._stop_time = 0.0
         service: Service = app.state.service
@@ -86,7 +95,7 @@ class Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Return whether to stop. Called ten times a second."""
         if counter % 10 == 0:
-            self._connections.look()
+            self._connections.check_deadlines()
         if self._accepting.done():
             self._accepting.result()  # raises what has ended it
         return await super().on_tick(counter) or self._engine.failure is not None
@@ -104,18 +113,3 @@ class Server(uvicorn.Server):
         logs.event("stopping", shutdown_timeout=self._shutdown_timeout)
         self._engine.drain()
         self._loop.call_later(0 if self.force_exit else self._shutdown_timeout, self._engine.stop)
-
-
-def _config(app: FastAPI, shutdown_timeout: float) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        loop="asyncio",
-        http="h11",
-        ws="none",
-        lifespan="on",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_graceful_shutdown=int(shutdown_timeout) + _SLACK,
-    )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import resource
+import sys
 from dataclasses import dataclass
 
-from triforce.engine.prefill_pacer import MAX_ITL
 from triforce.engine.request_runner import MOST_ROWS
+from triforce.engine.scheduler import MAX_ITL
 from triforce.errors import RequestError
 from triforce.interface.sampling_params import MOST_LOGPROBS
 
@@ -17,6 +19,21 @@ LEAST_KV = 65_536
 """Tokens of KV that there is room for by default, however short the model's context."""
 CONNECTIONS = 1024
 """Connections open at a time by default, where the process may have so many descriptors."""
+
+
+def connection_limit(wanted: int | None) -> int:
+    """Return how many connections may be open: three quarters of the descriptors that this process may have hold them.
+
+    The rest is for models, KV files and what the process talks through. Raises RequestError if more are wanted.
+    """
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = sys.maxsize if descriptors == resource.RLIM_INFINITY else descriptors * 3 // 4
+    if wanted is None:
+        return min(CONNECTIONS, most)
+    if wanted > most:
+        raise RequestError(f"{wanted} connections need more file descriptors than this process may have, which is "
+                           f"{descriptors}; raise that (ulimit -n), or give --max-connections {most}")  # fmt: skip
+    return wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +72,7 @@ class Limits:
     """A text longer than the context times this is refused before it is cut into tokens."""
 
     @property
-    def places_of_an_address(self) -> int:
+    def connections_of_one_address(self) -> int:
         return self.connections_per_address or max(1, self.connections // 2)
 
     def room(self, context: int) -> int:

@@ -7,9 +7,17 @@ import logging
 import logging.config
 import traceback
 from datetime import UTC, datetime
+from time import perf_counter
 from typing import Any
+from uuid import uuid4
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from triforce.server.errors import ClientDisconnected, broken
 
 LOG = logging.getLogger("triforce.server")
+CLIENT_GONE = 499
+"""Logged as the status of a request whose client hung up; nginx's number."""
 
 
 class JsonLines(logging.Formatter):
@@ -46,6 +54,41 @@ def configure() -> None:
             "root": {"handlers": ["stderr"], "level": "WARNING"},
         }
     )
+
+
+class AccessLog:
+    """Outermost: one line of log for each request, and an answer even where the server is at fault."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        report: dict[str, Any] = {"request": uuid4().hex, "method": scope["method"]}
+        scope.setdefault("state", {})["report"] = report
+        started, status = perf_counter(), 0
+
+        async def note(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", report["request"].encode())]
+            await send(message)
+
+        try:
+            await self.app(scope, receive, note)
+        except ClientDisconnected:
+            status = CLIENT_GONE
+        except Exception as error:
+            failure("request broke", error, request=report["request"])
+            if not status:
+                await broken().response()(scope, receive, note)
+        finally:
+            # Of the path only a known route: what a client writes into it is its own affair.
+            route = getattr(scope.get("route"), "path", None)
+            seconds = round(perf_counter() - started, 4)
+            event("request", **report, route=route, status=status, seconds=seconds)
 
 
 def _error(info: Any) -> dict[str, Any]:

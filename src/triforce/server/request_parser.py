@@ -12,14 +12,19 @@ from triforce.engine.inputs import Prompt, known, one_or_many
 from triforce.interface.grammar import Grammar
 from triforce.interface.sampling_params import SamplingParams
 from triforce.sampling.logits import check_bias
-from triforce.server.chat_schemas import Message
-from triforce.server.chat_turns import plain, turns
 from triforce.server.engine_client import GenerationRequest, ServedModel
-from triforce.server.errors import ApiError, wrong
+from triforce.server.errors import wrong
 from triforce.server.limits import ANSWER_TOKENS, COMPLETION_TOKENS, Limits
-from triforce.server.response_format import Format
-from triforce.server.schemas import ChatBody, CompletionBody, CompletionFields, ResponsesBody, SamplingFields
-from triforce.server.tool_choice import ToolChoice, choose_tools
+from triforce.server.messages import Message, plain, turns
+from triforce.server.schemas import (
+    ChatBody,
+    CompletionBody,
+    CompletionFields,
+    ResponsesBody,
+    SamplingFields,
+    grammar_of,
+)
+from triforce.server.tools import ToolChoice
 
 _PASSED_ON = (
     *("temperature", "top_p", "seed", "top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos"),
@@ -50,7 +55,7 @@ class RequestParser:
             raise wrong("stream", "an echo with logprobs cannot be streamed; leave out stream, echo or logprobs")
         params = await self._params(
             body,
-            _grammar(body.response_format),
+            grammar_of(body.response_format),
             # A text of no new tokens is asked for to score the prompt; the token drawn after it is left out later.
             max_tokens=COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens or 1,
             logprobs=body.logprobs,
@@ -66,23 +71,21 @@ class RequestParser:
             raise wrong("max_tokens", "max_tokens is the old name of max_completion_tokens; send one of them")
         max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         tools = self.tools(body)
-        grammar = tools.forced if tools else _grammar(body.response_format)
+        grammar = tools.forced if tools else grammar_of(body.response_format)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         params = await self._params(body, grammar, max_tokens=max_tokens, logprobs=logprobs)
-        ids = await self.conversation(body.messages, tools.shown if tools else None)
-        return self._request(ids, params, body)
-
-    def tools(self, body: ChatBody | ResponsesBody) -> ToolChoice | None:
-        """Return the tools that the answer may call. Raises ApiError or RequestError."""
-        return choose_tools(body.tool_request(), self.tokenizer.template)
+        return self._request(await self.conversation(body.messages, tools), params, body)
 
     async def response(self, body: ResponsesBody) -> GenerationRequest:
         """Return the request for instructions and input. Raises ApiError or RequestError."""
         tools = self.tools(body)
-        grammar = tools.forced if tools else _grammar(body.text.format if body.text else None)
+        grammar = tools.forced if tools else grammar_of(body.text.format if body.text else None)
         params = await self._params(body, grammar, max_tokens=body.max_output_tokens)
-        ids = await self.conversation(turns(body), tools.shown if tools else None)
-        return self._request(ids, params, body)
+        return self._request(await self.conversation(turns(body.instructions, body.input), tools), params, body)
+
+    def tools(self, body: ChatBody | ResponsesBody) -> ToolChoice | None:
+        """Return the tools that the answer may call. Raises ApiError or RequestError."""
+        return body.choose_tools(self.tokenizer.template)
 
     async def ids(self, prompt: Prompt) -> list[int]:
         """Return token ids of a text, or check those given. Raises RequestError."""
@@ -94,16 +97,14 @@ class RequestParser:
         self._bound(len(text))
         return await asyncio.to_thread(self.tokenizer.encode, text, special)
 
-    async def conversation(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
-    ) -> list[int]:
+    async def conversation(self, messages: Sequence[Message], tools: ToolChoice | None = None) -> list[int]:
         """Return token ids of a conversation in the model's chat template. Raises ApiError or RequestError."""
         if not self.tokenizer.chats:
             raise wrong("messages", "this model has no chat template; send a text to /v1/completions instead")
         plain_messages = [plain(message) for message in messages]
         self._bound(sum(len(turn["content"]) for turn in plain_messages))
-        ids = await asyncio.to_thread(self.tokenizer.chat, plain_messages, tools)
-        return await self.ids(ids)
+        shown = tools.shown if tools else None
+        return await self.ids(await asyncio.to_thread(self.tokenizer.chat, plain_messages, shown))
 
     def _bound(self, characters: int) -> None:
         longest = self.context * self.limits.characters_per_token
@@ -152,17 +153,6 @@ class RequestParser:
             raise wrong("stream_options", "stream_options needs stream: true")
         if body.trace and not body.stream:
             raise wrong("trace", "trace needs stream: true")
-
-
-def served(model: str | None, name: str) -> None:
-    """Raise ApiError unless `model` is None or the name of the served model."""
-    if model not in (None, name):
-        raise ApiError(404, f"model {model[:100]!r} is not served here; use {name!r}, or leave it out",
-                      param="model", code="model_not_found")  # fmt: skip
-
-
-def _grammar(form: Format | None) -> Grammar | None:
-    return form.grammar() if form else None
 
 
 def _biases(biases: Mapping[str, Any] | None) -> dict[int, Any] | None:

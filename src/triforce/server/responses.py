@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from time import time
 from typing import Any
 from uuid import uuid4
 
-from fastapi import APIRouter, Request
-from fastapi.responses import Response
-
 from triforce.engine.output_stream import OutputChunk
 from triforce.interface.outputs import RequestOutput
-from triforce.server.request_parser import served
-from triforce.server.responses_items import Items
 from triforce.server.schemas import ResponsesBody
-from triforce.server.service import Service
-from triforce.server.sse import frame
-from triforce.server.tool_choice import parser_of
+from triforce.server.service import Service, frame
+from triforce.server.tool_call_parser import Call, ToolCallParser
+from triforce.server.tools import parser_of
 from triforce.server.usage import usage
 
-router = APIRouter()
-
-
-@router.post("/v1/responses")
-async def responses(body: ResponsesBody, request: Request) -> Response:
-    """The answer to a conversation."""
-    service: Service = request.app.state.service
-    served(body.model, service.name)
-    generation = await service.parser.response(body)
-    return await service.answer(request, [generation], ResponsesWriter(body, service), body)
+ItemEvent = tuple[str, dict[str, Any]]
+"""Name of an event without its `response.`, and its fields. Send it before the next one is drawn."""
 
 
 class ResponsesWriter:
@@ -39,16 +26,14 @@ class ResponsesWriter:
         self._tiers, self._sent = bool(body.tier_stats), 0
         self._items = Items(parser_of(service.parser.tools(body)))
         self._origins: list[str] = []  # of tokens whose text was not told of yet
+        form = body.text.format if body.text else None
         self._head = {
             **{"id": f"resp_{uuid4().hex}", "object": "response", "created_at": int(time()), "model": service.name},
             **{"error": None, "instructions": body.instructions, "max_output_tokens": body.max_output_tokens},
             **{"metadata": {}, "store": False, "temperature": body.temperature, "top_p": body.top_p},
-            **{
-                "previous_response_id": None,
-                "truncation": "disabled",
-                "text": {"format": _format(body)},
-                **_tools(body),
-            },
+            **{"previous_response_id": None, "truncation": "disabled"},
+            **{"text": {"format": form.model_dump(by_alias=True, exclude_none=True) if form else {"type": "text"}}},
+            **_tools(body),
         }
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
@@ -93,6 +78,71 @@ class ResponsesWriter:
         return frame({"type": name, "sequence_number": self._sent - 1} | fields, event=name)
 
 
+class Items:
+    """The items of one answer. Every step must be iterated over, even where no events are sent."""
+
+    def __init__(self, parser: ToolCallParser) -> None:
+        self.items: list[dict[str, Any]] = []
+        self._parser, self._open = parser, False  # whether the last item is a message that may grow
+
+    def add(self, text: str, last: bool) -> Iterator[ItemEvent]:
+        """Add text of the answer, and yield its events."""
+        for parsed in self._parser.add(text, last):
+            yield from self._call(parsed) if isinstance(parsed, Call) else self._add_text(parsed)
+
+    def end(self, status: str) -> Iterator[ItemEvent]:
+        """End the answer, and yield the last events. There is at least one message, perhaps empty."""
+        if not self.items:
+            yield from self._add_text("")
+        yield from self._close(status)
+
+    def _add_text(self, text: str) -> Iterator[ItemEvent]:
+        if not self._open:
+            yield self._begin({"type": "message", "id": f"msg_{uuid4().hex}", "role": "assistant", "content": []})
+            self._open = True
+            self.items[-1]["content"] = [_part("")]
+            yield "content_part.added", self._place() | {"part": _part("")}
+        self._part["text"] += text
+        yield "output_text.delta", self._place() | {"delta": text, "logprobs": []}
+
+    def _call(self, call: Call) -> Iterator[ItemEvent]:
+        yield from self._close("completed")
+        item = {"type": "function_call", "id": f"fc_{uuid4().hex}", "call_id": f"call_{uuid4().hex}"}
+        yield self._begin(item | {"name": call.name, "arguments": ""})
+        place = {"item_id": item["id"], "output_index": len(self.items) - 1}
+        yield "function_call_arguments.delta", place | {"delta": call.arguments}
+        yield "function_call_arguments.done", place | {"name": call.name, "arguments": call.arguments}
+        self.items[-1]["arguments"] = call.arguments
+        yield self._done("completed")
+
+    def _close(self, status: str) -> Iterator[ItemEvent]:
+        if self._open:
+            self._open = False
+            yield "output_text.done", self._place() | {"text": self._part["text"], "logprobs": []}
+            yield "content_part.done", self._place() | {"part": self._part}
+            yield self._done(status)
+
+    def _begin(self, item: dict[str, Any]) -> ItemEvent:
+        self.items.append(item | {"status": "in_progress"})
+        return "output_item.added", {"output_index": len(self.items) - 1, "item": self.items[-1]}
+
+    def _done(self, status: str) -> ItemEvent:
+        self.items[-1]["status"] = status
+        return "output_item.done", {"output_index": len(self.items) - 1, "item": self.items[-1]}
+
+    @property
+    def _part(self) -> dict[str, Any]:
+        part: dict[str, Any] = self.items[-1]["content"][0]
+        return part
+
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1, "content_index": 0}
+
+
+def _part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
 def _status(outputs: Sequence[RequestOutput]) -> str:
     return "completed" if outputs[0].outputs[0].finish_reason == "stop" else "incomplete"
 
@@ -105,10 +155,3 @@ def _tools(body: ResponsesBody) -> dict[str, Any]:
         "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
         "parallel_tool_calls": bool(body.tools) and body.parallel_tool_calls is not False,
     }
-
-
-def _format(body: ResponsesBody) -> dict[str, Any]:
-    """Return the text format, as it was sent."""
-    if body.text is None or body.text.format is None:
-        return {"type": "text"}
-    return body.text.format.model_dump(by_alias=True, exclude_none=True)

@@ -9,11 +9,86 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from triforce.server.chat_schemas import InputItem, Item, Messages
+from triforce.interface.grammar import Grammar
 from triforce.server.limits import ANSWER_TOKENS, COMPLETION_TOKENS
+from triforce.server.messages import InputItem, Item, Messages
 from triforce.server.request_base import Batches, Body, Ids, Texts
-from triforce.server.response_format import ResponseFormat, TextOptions
-from triforce.server.tool_schemas import MOST_TOOLS, FlatTool, OneFlatTool, OneTool, Tool, ToolRequest
+from triforce.server.tools import MOST_TOOLS, FlatTool, OneFlatTool, OneTool, Tool, ToolChoice, choose_tools
+
+
+class TextFormat(Body):
+    """Anything."""
+
+    type: Literal["text"]
+
+
+class JsonFormat(Body):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class JsonSchemaSpec(Body):
+    """A JSON schema. It is always kept to, whatever `strict` says."""
+
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+    json_schema: dict[str, Any] | bool | None = Field(None, alias="schema")
+
+
+class SchemaFormat(Body):
+    """JSON that a schema describes, as chats have it."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchemaSpec
+
+
+class FlatSchemaFormat(JsonSchemaSpec):
+    """The same as responses have it."""
+
+    type: Literal["json_schema"]
+
+
+class GrammarFormat(Body):
+    """A text that a grammar in llguidance's dialect of Lark derives."""
+
+    type: Literal["grammar"]
+    lark: str = Field(alias="grammar")
+
+
+class RegexFormat(Body):
+    """A text that a regular expression matches as a whole: an extension of triforce's."""
+
+    type: Literal["regex"]
+    regex: str
+
+
+_BY_TYPE = Field(discriminator="type")
+ResponseFormat = Annotated[TextFormat | JsonFormat | SchemaFormat | GrammarFormat | RegexFormat, _BY_TYPE]
+FlatResponseFormat = Annotated[TextFormat | JsonFormat | FlatSchemaFormat | GrammarFormat | RegexFormat, _BY_TYPE]
+
+
+class TextOptions(Body):
+    """`text` of responses."""
+
+    format: FlatResponseFormat | None = None
+
+
+def grammar_of(form: ResponseFormat | FlatResponseFormat | None) -> Grammar | None:
+    """Return the grammar of a format, or None for no constraint. Raises RequestError."""
+    match form:
+        case JsonFormat():
+            return Grammar.json()
+        case SchemaFormat():
+            return Grammar.json(form.json_schema.json_schema)
+        case FlatSchemaFormat():
+            return Grammar.json(form.json_schema)
+        case GrammarFormat():
+            return Grammar.lark(form.lark)
+        case RegexFormat():
+            return Grammar.regex(form.regex)
+    return None
 
 
 class ModelField(Body):
@@ -76,12 +151,14 @@ class ChatBody(CompletionFields):
     tool_choice: Literal["none", "auto", "required"] | OneTool | None = None
     parallel_tool_calls: bool | None = None
 
-    def tool_request(self) -> ToolRequest:
+    def choose_tools(self, template: str) -> ToolChoice | None:
+        """Return the tools that the answer may call. Raises ApiError or RequestError."""
         choice = self.tool_choice.function if isinstance(self.tool_choice, OneTool) else self.tool_choice
         spoken = any(message.tool_calls or message.role == "tool" for message in self.messages)
         output_format = "response_format" if self.response_format and self.response_format.type != "text" else None
         functions = [tool.function for tool in self.tools or ()]
-        return ToolRequest(functions, choice, self.parallel_tool_calls, spoken, output_format)
+        several = self.parallel_tool_calls is not False
+        return choose_tools(template, functions, choice, several=several, spoken=spoken, output_format=output_format)
 
 
 class ResponsesBody(SamplingFields):
@@ -95,11 +172,15 @@ class ResponsesBody(SamplingFields):
     tool_choice: Literal["none", "auto", "required"] | OneFlatTool | None = None
     parallel_tool_calls: bool | None = None
 
-    def tool_request(self) -> ToolRequest:
+    def choose_tools(self, template: str) -> ToolChoice | None:
+        """Return the tools that the answer may call. Raises ApiError or RequestError."""
         spoken = not isinstance(self.input, str) and not all(isinstance(item, Item) for item in self.input)
         form = self.text.format if self.text else None
         output_format = "text" if form and form.type != "text" else None
-        return ToolRequest(self.tools or [], self.tool_choice, self.parallel_tool_calls, spoken, output_format)
+        several, choice = self.parallel_tool_calls is not False, self.tool_choice
+        return choose_tools(
+            template, self.tools or [], choice, several=several, spoken=spoken, output_format=output_format
+        )
 
 
 class TokenizeBody(ModelField):

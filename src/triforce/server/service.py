@@ -1,28 +1,88 @@
-"""Service of every endpoint, from a parsed request to its answer: queue, await or stream, cancel, time, log."""
+"""Service of every endpoint, from a parsed request to its answer: queue, await or stream, cancel, time, log.
+
+The work of a client that hangs up is cancelled at once.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Sequence
+import json
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, Protocol
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol, TypeVar
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from triforce.engine.output_stream import OutputChunk
 from triforce.interface.outputs import RequestOutput
 from triforce.server import logs
 from triforce.server.engine_client import EngineClient, Event, GenerationRequest, GenerationStream, PrefillProgress
-from triforce.server.errors import broken, refusal_for, took_too_long
+from triforce.server.errors import ClientDisconnected, broken, refusal_for, took_too_long
 from triforce.server.limits import Limits
 from triforce.server.metrics import Metrics
 from triforce.server.request_parser import RequestParser
 from triforce.server.schemas import SamplingFields
-from triforce.server.sse import EventStream, frame, unless_disconnected
-from triforce.server.usage import prefill_frame
+
+T = TypeVar("T")
+
+DONE = b"data: [DONE]\n\n"
+"""The last event of completions and of chats."""
+
+
+def frame(data: Mapping[str, Any], event: str | None = None) -> bytes:
+    """Return one server-sent event."""
+    name = f"event: {event}\n" if event else ""
+    # ASCII: some clients split lines at every separator that Unicode has.
+    return f"{name}data: {json.dumps(data, allow_nan=False)}\n\n".encode()
+
+
+async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of `work`. If the client hangs up first, cancel it and raise ClientDisconnected."""
+    working, disconnected = asyncio.ensure_future(work), asyncio.ensure_future(_until_disconnected(receive))
+    try:
+        await asyncio.wait((working, disconnected), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnected
+        return working.result()
+    finally:
+        disconnected.cancel()
+        working.cancel()
+        await asyncio.wait((working,))  # what it holds is given back before anybody goes on
+
+
+async def _until_disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(Response):
+    """Streams frames as they come, and closes the generator at the end, whoever ends it."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, frames: AsyncGenerator[bytes, None], end: Callable[[], None], headers: Mapping[str, str]
+    ) -> None:
+        """`end` is called in any case: a generator that was never begun does not know that it is over."""
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers})
+        del self.headers["content-length"]
+        self._frames, self._end = frames, end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await unless_disconnected(receive, self._send(send))
+        finally:
+            self._end()
+
+    async def _send(self, send: Send) -> None:
+        async with aclosing(self._frames) as frames:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            async for data in frames:
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 class ResponseWriter(Protocol):
@@ -58,11 +118,12 @@ class Service:
         scope = getattr(request.state, "scope", "")  # of the key, if one was needed (see security)
         answers = self.engine.submit([replace(generation, scope=scope) for generation in generations])
         report: dict[str, Any] = request.state.report
-        report |= {
-            "prompts": len(generations),
-            "prompt_tokens": sum(len(generation.prompt) for generation in generations),
-        }
-        end = partial(_cancel, answers)
+        report |= {"prompts": len(generations), "prompt_tokens": sum(len(each.prompt) for each in generations)}
+
+        def end() -> None:
+            for answer in answers:
+                answer.cancel()
+
         if body.stream:
             return EventStream(self._frames(answers, writer, report), end, body.headers)
         try:
@@ -89,7 +150,7 @@ class Service:
                     if isinstance(event, RequestOutput):
                         outputs.append(event)
                     elif isinstance(event, PrefillProgress):
-                        yield frame(prefill_frame(event))
+                        yield frame({"choices": [], "reading": asdict(event)})  # like that of usage
                     else:
                         for data in writer.piece(prompt, event):
                             yield data
@@ -117,11 +178,6 @@ class Service:
                     except TimeoutError:
                         raise took_too_long(self.limits.seconds) from None
                     yield prompt, event
-
-
-def _cancel(answers: Sequence[GenerationStream]) -> None:
-    for answer in answers:
-        answer.cancel()
 
 
 def _summary(outputs: Sequence[RequestOutput]) -> dict[str, Any]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from triforce.engine.stop_strings import partial_match
+from triforce.engine.output_stream import partial_match
 from triforce.errors import RequestError
 from triforce.interface.grammar import Grammar
-from triforce.structured_output.compiler import schema_grammar
+from triforce.structured_output.sandbox import schema_grammar
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -28,14 +28,12 @@ class Call:
 Parsed = str | Call
 
 
-class ToolCallParser(Protocol):
-    """Separates calls from other text while it grows. A text that only looks like a call is text."""
+class ToolCallParser:
+    """Separates calls from other text while it grows. What only looks like a call is text; here all is text."""
 
-    def add(self, text: str) -> list[Parsed]:
-        """Return the parts that are certain by now."""
-
-    def end(self) -> list[Parsed]:
-        """Return the rest."""
+    def add(self, text: str, last: bool) -> list[Parsed]:
+        """Return the parts that are certain by now; all that are left, where this is the last text."""
+        return [text]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,22 +88,19 @@ def call_format(template: str) -> CallFormat | None:
     return LLAMA if '"parameters": ' in template and "ipython" in template else None
 
 
-class NoCalls:
-    """A `ToolCallParser` where nothing can be called."""
-
-    def add(self, text: str) -> list[Parsed]:
-        return [text]
-
-    def end(self) -> list[Parsed]:
-        return []
-
-
-class _Tagged:
+class _BufferedParser(ToolCallParser):
     def __init__(self, form: CallFormat, names: Collection[str]) -> None:
-        self._form, self._names = form, names
-        self._buffer, self._called = "", False
+        self._form, self._names, self._buffer = form, names, ""
 
-    def add(self, text: str) -> list[Parsed]:
+    def _release(self, length: int) -> list[Parsed]:
+        shown, self._buffer = self._buffer[:length], self._buffer[length:]
+        return [shown] if shown else []
+
+
+class _Tagged(_BufferedParser):
+    _called = False
+
+    def add(self, text: str, last: bool) -> list[Parsed]:
         self._buffer += text
         parsed: list[Parsed] = []
         while (start := self._buffer.find(OPEN)) >= 0 and (stop := self._buffer.find(CLOSE, start)) >= 0:
@@ -115,37 +110,20 @@ class _Tagged:
                 continue
             parsed += [*self._release(len(self._buffer[:start].rstrip())), call]
             self._buffer, self._called = self._buffer.partition(CLOSE)[2], True
-        return parsed + self._release(len(self._buffer[: self._certain(start)].rstrip()))
-
-    def end(self) -> list[Parsed]:
-        return self._release(len(self._buffer.rstrip()) if self._called else len(self._buffer))
-
-    def _certain(self, start: int) -> int:
-        """Return where a call begins or may begin: text before that is no part of one."""
-        if start >= 0:
-            return start
-        return len(self._buffer) - partial_match(self._buffer, [OPEN])
-
-    def _release(self, length: int) -> list[Parsed]:
-        shown, self._buffer = self._buffer[:length], self._buffer[length:]
-        return [shown] if shown else []
+        # Text before `certain` is no part of a call, which begins or may begin there.
+        certain = start if start >= 0 else len(self._buffer) - partial_match(self._buffer, [OPEN])
+        parsed += self._release(len(self._buffer[:certain].rstrip()))
+        if last:
+            parsed += self._release(len(self._buffer.rstrip()) if self._called else len(self._buffer))
+        return parsed
 
 
-class _Whole:
-    def __init__(self, form: CallFormat, names: Collection[str]) -> None:
-        self._form, self._names = form, names
-        self._buffer, self._plain = "", False
+class _Whole(_BufferedParser):
+    _plain = False
 
-    def add(self, text: str) -> list[Parsed]:
+    def add(self, text: str, last: bool) -> list[Parsed]:
         self._buffer += text
-        begun = self._buffer.lstrip()
-        self._plain = self._plain or begun[:1] not in ("", "{")
-        return self._release() if self._plain else []
-
-    def end(self) -> list[Parsed]:
-        call = self._form.call(self._buffer, self._names)
-        return [call] if call else self._release()
-
-    def _release(self) -> list[Parsed]:
-        shown, self._buffer = self._buffer, ""
-        return [shown] if shown else []
+        self._plain = self._plain or self._buffer.lstrip()[:1] not in ("", "{")
+        if last and not self._plain and (call := self._form.call(self._buffer, self._names)):
+            return [call]
+        return self._release(len(self._buffer)) if last or self._plain else []

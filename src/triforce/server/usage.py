@@ -9,7 +9,6 @@ from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.engine.output_stream import OutputChunk
 from triforce.interface.outputs import Logprob, RequestOutput, TokenLogprobs
 from triforce.interface.stats import TierStats, total
-from triforce.server.engine_client import PrefillProgress
 
 LEAST = -9999.0
 """JSON has no infinity: the logarithm of a probability of zero."""
@@ -63,11 +62,6 @@ def usage(
     counts |= {f"{names[0]}_tokens_details": details}
     stats = total(completion.tiers for output in outputs for completion in output.outputs)
     return counts | ({"tiers": _tiers(stats)} if tiers else {})
-
-
-def prefill_frame(progress: PrefillProgress) -> dict[str, Any]:
-    """Return progress of a prefill as a chunk without choices, like that of usage."""
-    return {"choices": [], "reading": {"tokens": progress.tokens, "of": progress.of}}
 
 
 def decoding_trace(piece: OutputChunk) -> dict[str, Any]:

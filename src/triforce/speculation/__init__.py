@@ -4,7 +4,7 @@ from triforce.speculation.draft import Draft, SequenceState
 from triforce.speculation.ngram import NgramProposer
 from triforce.speculation.protocols import Grant, Proposer, TokenSampler, grant_all
 from triforce.speculation.tier import PromptLogitsHook, Tier
-from triforce.speculation.verification import BlockRejection, Rejection, Seeded, Verification, block, rejection, seeded
+from triforce.speculation.verification import BlockRejection, Rejection, Seeded, Verification
 
 __all__ = [
     "BlockRejection",
@@ -19,8 +19,5 @@ __all__ = [
     "Tier",
     "TokenSampler",
     "Verification",
-    "block",
     "grant_all",
-    "rejection",
-    "seeded",
 ]

@@ -14,16 +14,6 @@ import numpy as np
 from triforce.ragged import Bools, Ints
 
 REMEMBERED = 256  # passes
-_OF_ROWS = (
-    "proposed_B",
-    "accepted_B",
-    "rejected_B",
-    "passes_B",
-    "accepted_BN",
-    "verdicts_B2",
-    "seconds_B",
-    "prefill_seconds_B",
-)
 
 
 class Counters:
@@ -41,20 +31,25 @@ class Counters:
         self.verdicts_B2 = np.zeros((rows, 2), dtype=np.int64)
         self._passes: deque[tuple[int, int, float]] = deque(maxlen=REMEMBERED)
 
+    @property
+    def _of_rows(self) -> list[str]:
+        """Names of what is counted by row: everything but the latest passes."""
+        return [name for name in vars(self) if name != "_passes"]
+
     def record_passes(
-        self, live_B: Bools, seconds: float, width: int = 1, passes: int = 1, one_burst: bool = False
+        self, live_B: Bools, seconds: float, width: int = 1, passes: int = 1, continued: bool = False
     ) -> None:
-        """Record passes of so many columns each, for the live rows. one_burst: they belong to the passes before."""
+        """Record passes of so many columns each, for the live rows; `continued` ones belong to those before."""
         self.passes_B += passes * live_B
         self.seconds_B += seconds * live_B
         tokens, rows = width * passes, int(live_B.sum())
-        if one_burst and self._passes:
+        if continued and self._passes:
             before, rows, earlier = self._passes.pop()
             tokens, seconds = tokens + before, seconds + earlier
         self._passes.append((tokens, rows, seconds))
 
     def new_passes(self) -> list[tuple[int, int, float]]:
-        """Return the latest passes and bursts since the last call: tokens of a row, rows, and seconds of each."""
+        """Return the latest passes and fused drafts since the last call: tokens of a row, rows, and seconds of each."""
         passes = list(self._passes)
         self._passes.clear()
         return passes
@@ -77,19 +72,19 @@ class Counters:
 
     def select(self, rows: Sequence[int]) -> None:
         """Make row i what row `rows[i]` was."""
-        for name in _OF_ROWS:
+        for name in self._of_rows:
             setattr(self, name, getattr(self, name)[list(rows)])
 
     def join(self, other: Counters) -> None:
         """Append the rows of another tier's counters."""
         self._widen(other.accepted_BN.shape[1])
         other._widen(self.accepted_BN.shape[1])
-        for name in _OF_ROWS:
+        for name in self._of_rows:
             setattr(self, name, np.concatenate((getattr(self, name), getattr(other, name))))
 
     def swap_out(self, b: int) -> dict[str, Any]:
         """Return the counts of a row, for `swap_in`."""
-        return {name: getattr(self, name)[b].copy() for name in _OF_ROWS}
+        return {name: getattr(self, name)[b].copy() for name in self._of_rows}
 
     def swap_in(self, b: int, counts: dict[str, Any]) -> None:
         """Let a fresh row go on with these counts."""

@@ -6,7 +6,7 @@ Shape suffixes: B rows, T tokens fed in one pass, K drafted tokens, J = K + 1, V
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self
 
 from torch import Tensor
 
@@ -63,27 +63,13 @@ def grant_all(tier: str, tokens: int) -> int:
     return tokens
 
 
-Seen = TypeVar("Seen", bound=Cache, contravariant=True)
-
-
-class TierModel(Protocol[Seen]):
-    """Returns logits (B, J, V) of columns `at_BJ` of a pass, given what the cache has seen.
-
-    The pass feeds the first `counts_B` tokens of each row, the rest is padding, at the cache's lengths and after.
-    """
-
-    def __call__(self, ids_BT: Tensor, counts_B: Ints, cache: Seen, at_BJ: Tensor) -> Tensor: ...
-
-
 class Proposer(Protocol):
     """A tier, or anything else that proposes tokens and the distribution that each was drawn from."""
 
     counters: Counters
     gamma: int
     level: int
-
-    @property
-    def name(self) -> str: ...
+    name: str
 
     @property
     def below(self) -> Proposer | None: ...

@@ -19,17 +19,22 @@ from torch import Tensor
 from triforce.ragged import Bools, Ints, columns, ints, rows
 from triforce.speculation.counters import Counters
 from triforce.speculation.draft import Draft, SequenceState
-from triforce.speculation.protocols import Cache, Grant, Proposer, TierModel, TokenSampler, grant_all
+from triforce.speculation.protocols import Cache, Grant, Proposer, TokenSampler, grant_all
 
 SCORED = 256
 """Prompt tokens of one pass where a hook gets their logits: it bounds the memory of these."""
 
 C = TypeVar("C", bound=Cache)
 
+TierModel = Callable[[Tensor, Ints, C, Tensor], Tensor]
+"""Returns logits (B, J, V) of columns (B, J) of a pass, from its ids (B, T) on the host and what the cache has seen.
+
+The pass feeds the first `counts_B` tokens of each row, the rest is padding, at the cache's lengths and after."""
+
 Read = Callable[[Tensor, Ints, C], Iterator[int]]
 """Another way to feed a cache many tokens, ids (1, T), all T of them: yields how far it has come."""
 
-Burst = Callable[["Tier[C]", SequenceState, TokenSampler, Bools, int], Draft | None]
+FusedDraft = Callable[["Tier[C]", SequenceState, TokenSampler, Bools, int], Draft | None]
 """Drafts so many tokens of each live row at once, or fewer, for a tier with nothing below it. None where it cannot."""
 
 PromptLogitsHook = Callable[[int, Tensor], None]
@@ -41,7 +46,7 @@ class Tier(Generic[C]):
 
     The tier below only makes this cheaper: its draft tokens are verified in one pass. A tier stops once it has `gamma`
     tokens: a stopping time, which leaves their distribution as it is. level: 0 for the lowest tier; it names the tier
-    in the noise and in `Draft.origins_BK`. burst, read: faster ways to draft and to prefill, where there are any.
+    in the noise and in `Draft.origins_BK`. fused_draft, read: faster ways to draft and to prefill, where there are any.
     """
 
     def __init__(
@@ -52,14 +57,14 @@ class Tier(Generic[C]):
         gamma: int = 1,
         below: Proposer | None = None,
         *,
-        burst: Burst[C] | None = None,
+        fused_draft: FusedDraft[C] | None = None,
         read: Read[C] | None = None,
     ) -> None:
         self.name, self.model, self.cache = name, model, cache
         self.gamma, self.below = gamma, below
         self.level: int = below.level + 1 if below else 0
         self.counters = Counters(len(cache.lengths_B))
-        self.burst, self.read = burst, read
+        self.fused_draft, self.read = fused_draft, read
         self.keeps_logits = False
         self.logits_BJV: Tensor | None = None
         """Raw logits of the latest verification, if they are kept."""
@@ -67,22 +72,21 @@ class Tier(Generic[C]):
     def propose(self, prefix: SequenceState, sampling: TokenSampler, live_B: Bools) -> Draft:
         """Propose at least `gamma` tokens for each live row, each a sample of this tier given the text before it."""
         draft = nothing = Draft.empty(len(live_B), sampling.coupling.probs_size(sampling.vocab_size))
-        in_burst = False
+        fused_draft, continued = None if self.below else self.fused_draft, False
         while (live_B := live_B & (draft.counts_B < self.gamma)).any():
             guess = self.below.propose(prefix, sampling, live_B) if self.below else nothing
             started = perf_counter()
             missing = self.gamma - int(draft.counts_B[live_B].max())
-            several = self.burst(self, prefix, sampling, live_B, missing) if self.burst and not self.below else None
+            several = fused_draft(self, prefix, sampling, live_B, missing) if fused_draft else None
             step = several or self.verify(prefix, guess, sampling, live_B)
             draft = draft.then(step, live_B)
             prefix = self.commit(prefix, step, live_B)
             if self.below:
                 self.below.record_verdict(guess, step.counts_B - 1, live_B)
             passes = int(several.counts_B.max()) if several else 1
-            self.counters.record_passes(
-                live_B, perf_counter() - started, guess.tokens_BK.shape[1] + 1, passes, in_burst
-            )
-            in_burst = self.burst is not None and not self.below
+            width = guess.tokens_BK.shape[1] + 1
+            self.counters.record_passes(live_B, perf_counter() - started, width, passes, continued)
+            continued = fused_draft is not None
         return draft
 
     def verify(self, prefix: SequenceState, guess: Draft, sampling: TokenSampler, live_B: Bools) -> Draft:

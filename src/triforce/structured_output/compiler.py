@@ -14,16 +14,12 @@ from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.errors import RequestError
 from triforce.interface.grammar import Grammar
 from triforce.structured_output import sandbox
-from triforce.structured_output.json_numbers import NumberLimits
-from triforce.structured_output.matcher import Matcher
-from triforce.structured_output.sandbox import schema_grammar
+from triforce.structured_output.matcher import Matcher, NumberLimits
 
 REMEMBERED = 64
 """Compiled grammars that are kept: those used last."""
 TRIAL_SECONDS = 60
 """Seconds to wait for a trial, which has a few seconds of CPU time but may get them late."""
-
-__all__ = ["GrammarCompiler", "schema_grammar"]
 
 
 class GrammarCompiler:
@@ -82,22 +78,17 @@ class GrammarCompiler:
 
 def _trial(grammar: Grammar) -> str:
     """Compile a grammar in another process. Returns what is wrong with it; empty if nothing is."""
-    command, asked = [sys.executable, "-P", sandbox.__file__], json.dumps([grammar.kind, grammar.source])
+    command, task = [sys.executable, "-P", sandbox.__file__], json.dumps([grammar.kind, grammar.source])
     try:
-        done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=TRIAL_SECONDS)
+        done = subprocess.run(command, input=task, capture_output=True, text=True, timeout=TRIAL_SECONDS)
     except subprocess.TimeoutExpired:
         return "it is too complex"
     return done.stdout.strip() if done.returncode == 0 else "it is too complex"
 
 
 def _unusable(grammar: Grammar, error: str) -> RequestError:
-    return RequestError(f"the grammar ({grammar.kind}) cannot be used: {_reason(error)}; change or simplify it")
-
-
-def _reason(error: str) -> str:
-    """Return what llguidance says, without the excerpts that it shows of its own source and of a regex."""
-    if error.startswith("NoExtensionBias"):
-        return "no text fits it"
-    said = re.split(r"\n +\d+ \| ", error, maxsplit=1)[0].strip()
-    said = re.sub(r"regex parse error:\n.*\nerror: ", "regex parse error: ", said, flags=re.DOTALL)
-    return " ".join(said.split())[:300]
+    """Return the error that llguidance gives, without the excerpts that it shows of its own source and of a regex."""
+    reason = re.split(r"\n +\d+ \| ", error, maxsplit=1)[0].strip()
+    reason = re.sub(r"regex parse error:\n.*\nerror: ", "regex parse error: ", reason, flags=re.DOTALL)
+    reason = "no text fits it" if error.startswith("NoExtensionBias") else " ".join(reason.split())[:300]
+    return RequestError(f"the grammar ({grammar.kind}) cannot be used: {reason}; change or simplify it")

@@ -1,29 +1,65 @@
 """Matcher: a `sampling.Constraint` that follows one text through a grammar, by llguidance's matcher.
 
+Numbers in JSON come to an end: a schema bounds their value at most, and some models go on for ever.
 Shape suffixes: T tokens of the text, K draft tokens, J = K + 1, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from triforce.ragged import Bools, Ints, common_prefix
-from triforce.structured_output.json_numbers import JsonState, NumberLimits
+
+MOST_CHARACTERS = 40
+"""Enough for every float64 and every integer of 128 bits. A longer number ends as soon as its schema lets it."""
+_PARTS = frozenset(b"0123456789.eE+-")
+
+
+class JsonState(NamedTuple):
+    """State of a JSON text: within a string or not, and in which number."""
+
+    quoted: bool = False
+    escaped: bool = False
+    length: int = 0
+    """Characters of a number so far."""
+
+    def after(self, written: bytes) -> JsonState:
+        """Return the state some bytes later."""
+        quoted, escaped, length = self
+        for byte in written:
+            if quoted:
+                quoted, escaped = escaped or byte != ord('"'), not escaped and byte == ord("\\")
+            else:
+                quoted, length = byte == ord('"'), length + 1 if byte in _PARTS else 0
+        return JsonState(quoted, escaped, length)
+
+
+class NumberLimits:
+    """Ends numbers of `MOST_CHARACTERS`, in the tokens of a vocabulary, given by their bytes."""
+
+    def __init__(self, tokens: Sequence[bytes]) -> None:
+        self.tokens = tokens
+        self._leaving_V = np.array([not token or token[0] not in _PARTS for token in tokens])
+
+    def shortened(self, allowed_V: Bools, state: JsonState) -> Bools:
+        """Return what is allowed, without tokens that go on with a number that is long enough, if others remain."""
+        leaving_V = allowed_V & self._leaving_V
+        return leaving_V if state.length >= MOST_CHARACTERS and leaving_V.any() else allowed_V
 
 
 class Matcher:
-    """Follows one text. llguidance's matcher has read `_read`; where the text is another one by now, it goes back."""
+    """Follows one text. llguidance's matcher has read `_read`; where the text is another one by now, it goes back.
+
+    matcher: an LLMatcher at the beginning of a text, and nobody else's. ends: end-of-sequence tokens. numbers: limits
+    of numbers, if the text is JSON.
+    """
 
     def __init__(
         self, matcher: Any, ends: Collection[int], vocab_size: int, numbers: NumberLimits | None = None
     ) -> None:
-        """matcher: an LLMatcher at the beginning of a text, and nobody else's. ends: end-of-sequence tokens.
-
-        numbers: limits of numbers, if the text is JSON.
-        """
         self._matcher, self._vocab_size, self._numbers = matcher, vocab_size, numbers
         self._ends = frozenset(ends)
         self._read: list[int] = []
@@ -44,7 +80,7 @@ class Matcher:
             return allowed_JV
         for column_V, guess in zip(allowed_JV, [*guesses, None], strict=True):
             column_V[:] = self._next()
-            if guess is None or guess in self._ends or not column_V[guess] or not self._take([guess]):
+            if guess is None or guess in self._ends or not column_V[guess] or not self._consume([guess]):
                 break
         return allowed_JV
 
@@ -56,17 +92,17 @@ class Matcher:
         if not self._matcher.is_error():
             self._matcher.rollback(len(self._read) - common)
         del self._read[common:], self._states[common + 1 :]
-        return self._take(text[common:])
+        return self._consume(text[common:])
 
-    def _take(self, tokens: list[int]) -> bool:
+    def _consume(self, tokens: list[int]) -> bool:
         if self._matcher.is_error():
             return True  # the text is to end, which `_next` sees to
-        taken = self._matcher.try_consume_tokens(tokens)
-        self._read += tokens[:taken]
+        consumed = self._matcher.try_consume_tokens(tokens)
+        self._read += tokens[:consumed]
         if self._numbers:
-            for token in tokens[:taken]:
-                self._states.append(self._numbers.after(self._states[-1], token))
-        return bool(taken == len(tokens))
+            for token in tokens[:consumed]:
+                self._states.append(self._states[-1].after(self._numbers.tokens[token]))
+        return bool(consumed == len(tokens))
 
     def _next(self) -> Bools:
         if not self._matcher.is_error():

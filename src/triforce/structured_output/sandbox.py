@@ -44,9 +44,9 @@ def compiled(tokenizer: Any, kind: str, source: str) -> Any:
     """Return a matcher at the beginning of a text. Raises ValueError or RecursionError for a wrong grammar."""
     from llguidance import LLMatcher, LLParserLimits
 
-    written = PURE + {"json_schema": _from_schema, "regex": _from_regex, "lark": _from_lark}[kind](source)
     limits = LLParserLimits(verbose_errors=False)
-    matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(written), log_level=0, limits=limits)
+    written = LLMatcher.grammar_from_lark(PURE + _as_lark(kind, source))
+    matcher = LLMatcher(tokenizer, written, log_level=0, limits=limits)
     if matcher.is_error():
         raise ValueError(re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", matcher.get_error()))
     return matcher
@@ -69,17 +69,13 @@ def _exact(digits: str) -> int:
     return value
 
 
-def _from_schema(source: str) -> str:
-    return f"start: {schema_grammar(json.loads(source))}"
-
-
-def _from_regex(source: str) -> str:
+def _as_lark(kind: str, source: str) -> str:
     from llguidance import regex_to_lark
 
-    return f"start: /{regex_to_lark(source)}/"
-
-
-def _from_lark(source: str) -> str:
+    if kind == "json_schema":
+        return f"start: {schema_grammar(json.loads(source))}"
+    if kind == "regex":
+        return f"start: /{regex_to_lark(source)}/"
     if "%llguidance" in source:
         raise ValueError("options (%llguidance) are not taken")
     return source

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tests.helpers.paged_kv import PAGE, native, visible
 from triforce.backends.kernel_api import PageTable
-from triforce.backends.torch.kv import TorchKV
+from triforce.backends.torch.kv import TorchKV, attend_lists
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
@@ -130,7 +130,8 @@ class Scene:
         memory = TorchKV(config, case.pages, torch.float32)
         memory.write(0, torch.arange(len(self.k)), *(x.float().nan_to_num().transpose(0, 1) for x in (self.k, self.v)))
         lists = PageTable(self.lists, case.starts, case.counts, sinks=case.sinks, window=case.window)
-        return memory.attend(0, self.q.float(), lists, case.weigh, self.q_sinks.float() if case.turned else None)
+        q_sinks, kv = self.q_sinks.float() if case.turned else None, memory.view(0, 0, memory.keys_LGSD.shape[2])
+        return attend_lists(self.q.float(), kv, lists, case.weigh, q_sinks)
 
     def error(self, mixed: Tensor, wanted: Tensor) -> float:
         """In units of the largest value in memory; infinite where there is none."""

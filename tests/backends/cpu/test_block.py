@@ -21,7 +21,7 @@ from triforce.model.weights import Layer
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
-from triforce.backends.cpu.tensor_parallel import NativeLayerShard
+from triforce.backends.cpu.model import NativeLayerShard
 
 EPS = 1e-5
 FAMILIES = {
@@ -203,7 +203,7 @@ def part(layer: Layer, D: int, heads: slice, some: slice, mlp: slice) -> NativeL
     config: Any = SimpleNamespace(
         norm_eps=EPS, head_dim=D, heads=heads.stop - heads.start, kv_heads=len(layer.k_proj_PC) // D
     )
-    return NativeLayerShard(config, cut, int8=False)
+    return NativeLayerShard(config, cut, bits=0)
 
 
 def test_shard_bits_equal_whole_block(small: Small) -> None:

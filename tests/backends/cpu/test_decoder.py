@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from tests.helpers.paged_kv import PAGE, native
-from triforce.backends import layerwise
 from triforce.backends.kernel_api import ForwardBatch, PageTable
+from triforce.backends.torch.model import forward_layerwise
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
@@ -30,7 +30,7 @@ DRAW = torch.Generator().manual_seed(3)
 def parts(dtype: torch.dtype, tied: bool = True, int8: bool = False) -> tuple[NativeModel, NativeKV]:
     """A random model, and a memory that holds random tokens."""
     draw = torch.Generator().manual_seed(1)
-    config, model = random_model(draw, dtype, tied, int8)
+    config, model = random_model(draw, dtype, tied, 8 * int8)
     memory = NativeKV(config, PAGES, dtype, int8)
     everywhere_N = torch.arange(PAGE, (PAGES + 1) * PAGE)
     for index in range(L):
@@ -72,7 +72,7 @@ def test_decoder_pass_equals_separate_kernels(
     this: ForwardBatch, at: list[list[int]] | None, tied: bool, int8: bool, dtype: torch.dtype
 ) -> None:
     results = []
-    for way in (NativeModel.forward, layerwise.forward):
+    for way in (NativeModel.forward, forward_layerwise):
         model, memory = parts(dtype, tied, int8)
         B = len(this.positions)
         at_BJ = None if at is None else torch.tensor(at[:B])

@@ -42,7 +42,7 @@ def rounded(x_NK: Tensor) -> tuple[Tensor, Tensor]:
 
 def linear(w_MK: Tensor, x_NK: Tensor) -> Tensor:
     y_NM = torch.full((len(x_NK), len(w_MK)), torch.nan)
-    native.Matrix(w_MK, int8=True).linear(x_NK.contiguous(), y_NM)
+    native.Matrix(w_MK, bits=8).linear(x_NK.contiguous(), y_NM)
     return y_NM
 
 
@@ -61,7 +61,7 @@ def test_int8_largest_sums_do_not_overflow(dtype: torch.dtype) -> None:
     x_NK, w_MK = signs.to(dtype), signs.repeat(6, 1).to(dtype)
     assert torch.allclose(linear(w_MK, x_NK), signs @ signs.repeat(6, 1).T, rtol=1e-5, atol=1e-2)
     with pytest.raises(ValueError, match="too wide"):
-        native.Matrix(torch.ones(1, (1 << 17) + 1, dtype=dtype), int8=True)
+        native.Matrix(torch.ones(1, (1 << 17) + 1, dtype=dtype), bits=8)
 
 
 def test_int8_row_bits_independent_of_batch(dtype: torch.dtype) -> None:
@@ -75,7 +75,7 @@ def test_int8_row_bits_independent_of_batch(dtype: torch.dtype) -> None:
 
 def test_int8_embedding_rows_are_dequantised(dtype: torch.dtype) -> None:
     w_MK, out = normal(40, 33).to(dtype), torch.empty(3, 33)
-    native.Matrix(w_MK, int8=True).rows(torch.tensor([39, 0, 17]), out)
+    native.Matrix(w_MK, bits=8).rows(torch.tensor([39, 0, 17]), out)
     integers, scale = rounded(w_MK)
     assert torch.equal(out, (integers * scale)[[39, 0, 17]])
 

@@ -63,7 +63,7 @@ def attention(dtype: torch.dtype, int8: bool = False) -> tuple[Tensor, Tensor]:
 def product(dtype: torch.dtype, int8: bool = False) -> Tensor:
     N, K, M = 20, 4096, 100
     w_MK, x_NK, y_NM = normal(M, K).to(dtype), normal(N, K, seed=1).to(dtype), torch.empty(N, M)
-    native.Matrix(w_MK, int8=int8).linear(x_NK, y_NM)
+    native.Matrix(w_MK, bits=8 * int8).linear(x_NK, y_NM)
     w, x = w_MK.double(), x_NK.double()
     return (y_NM - x @ w.T).abs() / (x.abs() @ w.abs().T)
 

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from tests.helpers.paged_kv import PAGE, native
-from triforce.backends import layerwise
 from triforce.backends.kernel_api import ForwardBatch, PageTable
 from triforce.backends.offload_layout import SECTOR, OffloadLayout
+from triforce.backends.torch.model import forward_layerwise
 from triforce.errors import CacheError
 
 if native is None:
@@ -91,7 +91,7 @@ def same(
 ) -> bool:
     ids_1T = text.ids(this.views[0][1].counts[0])
     wanted = model.forward(ids_1T, here, this, None)
-    found = layerwise.forward(model, ids_1T, away, this, None) if layered else model.forward(ids_1T, away, this, None)
+    found = forward_layerwise(model, ids_1T, away, this, None) if layered else model.forward(ids_1T, away, this, None)
     masses = wanted.mass_LBGU, found.mass_LBGU
     return torch.equal(wanted.logits_BJV, found.logits_BJV) and (masses[0] is None or torch.equal(*masses))
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-import triforce.backends.cuda.offload.prefill
+import triforce.backends.cuda.offload.kv
 from tests.helpers.cuda import paired_pools, torch_kernels
 from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
@@ -98,7 +98,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
 
     monkeypatch.setattr(residency, "CopyStream", lambda device: watch)
     monkeypatch.setattr(layout, "carry", carry)
-    for module in (kv, triforce.backends.cuda.offload.prefill):
+    for module in (kv, triforce.backends.cuda.offload.kv):
         monkeypatch.setattr(module, "write_and_attend", mix)
     return watch
 
@@ -108,7 +108,7 @@ def races(watch: Watch, seeds: int = 1) -> int:
     for seed in range(seeds):
         pair = paired_pools.PairedPools(paired_pools.room(decoder, whole=0), seed)
         memory = pair.sides[1].pool.kv
-        watch.regions = [memory.keys_LGSD, memory.values_LGSD, memory.manager.places.store]
+        watch.regions = [memory.keys_LGSD, memory.values_LGSD, memory.manager.layout.store]
         pair.run(12)
         found, watch.touched = watch.races(), {}
         if found:

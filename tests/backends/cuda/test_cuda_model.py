@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tests.helpers.cuda.scene import DEVICE
-from triforce.backends.cuda import executor
+from triforce.backends.cuda import model as cuda_model
 from triforce.backends.cuda.kv import TritonKV
 from triforce.backends.cuda.model import TritonModel
 from triforce.backends.decoder import Decoder
@@ -103,7 +103,7 @@ def test_cuda_pass_is_captured_once_per_bucket(decoder: Decoder, monkeypatch: py
     model = TritonModel(decoder.config, decoder.model.weights)  # type: ignore[attr-defined]
     shapes_run: list[tuple[int, int]] = []
     monkeypatch.setattr(
-        executor,
+        cuda_model,
         "run_pass",
         lambda model, kv, inputs, wide=None: shapes_run.append((id(inputs), inputs.shape.width)) or outcome(),
     )

@@ -20,9 +20,9 @@ from triton.runtime import interpreter
 
 from tests.helpers.cuda.prompts import ids
 from tests.helpers.mutants.registry import caught_in
-from triforce.backends import layerwise
 from triforce.backends.cuda.sampler import TritonSampling
 from triforce.backends.tensor_parallel import ShardedModel
+from triforce.backends.torch.model import forward_layerwise
 from triforce.distributed.group import TPGroup
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
@@ -109,7 +109,7 @@ def steps(folder: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch, **how: An
     )
     texts, passes = llm.open(1, 200), []
     texts.submit([llm.request(ids(70), SamplingParams(seed=3, max_tokens=9, ignore_eos=True), mode="triforce")])
-    while not texts.core.batches.of_mode:
+    while not texts.core.batches:
         texts.step()
     verify = TritonSampling.verify
     monkeypatch.setattr(TritonSampling, "verify", lambda *args: passes.append(1) or verify(*args))
@@ -147,7 +147,7 @@ def test_sharded_model_can_be_captured(folder: Path, by_name: None) -> None:
     """A graph can bring nothing from the host's memory."""
     decoder = LLM(folder / "target", dtype="float32").target.decoder
     ranks = cast(TPGroup, SimpleNamespace(rank=1, count=2, exact=True, gather=lambda x, width: x.repeat(1, 2)))
-    model = ShardedModel(decoder.config, decoder.model, ranks, decoder.dtype, layerwise.forward)  # type: ignore[arg-type]
+    model = ShardedModel(decoder.config, decoder.model, ranks, decoder.dtype, forward_layerwise)  # type: ignore[arg-type]
     with Watch() as watch:
         ids_N = torch.zeros(3, dtype=torch.long, device=torch.device("cpu"))
         assert isinstance(ids_N, OnDevice) and model.embed(ids_N).shape == (3, decoder.config.hidden_size)

@@ -20,7 +20,6 @@ from triton.runtime.jit import JITFunction
 from triforce.backends.cuda.triton import pointwise, rng, sampler, topk
 from triforce.backends.cuda.triton.attention import DevicePageTable, attend
 from triforce.backends.cuda.triton.page_copy import carry
-from triforce.backends.cuda.triton.rope_and_write import rotate_and_write
 
 POINTERS = {
     torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float64: "*fp64",
@@ -71,10 +70,11 @@ def attention(dtype: torch.dtype, D: int, T: int, group: int, window: int) -> No
     B, G = 2, 2
     k_GSD = torch.zeros(G, 64, D, dtype=dtype)
     q_BTHD, new_BTGD = (torch.zeros(B, T, heads, D, dtype=dtype) for heads in (G * group, G))
+    qkv = q_BTHD, new_BTGD, new_BTGD
     starts_B, tables_PF = torch.zeros(B, dtype=torch.int64), (torch.zeros(9, D // 2),) * 2
     for units, unit in ((torch.zeros(B, G, 4).int(), 16), (torch.zeros(B, 16).int(), 4)):
         seen = DevicePageTable(units, starts_B, starts_B, unit, 4 if window else 0, window)
-        q_BTHD, q_sinks_BTHD = rotate_and_write(q_BTHD, new_BTGD, new_BTGD, starts_B, tables_PF, seen, (k_GSD, k_GSD))
+        q_BTHD, q_sinks_BTHD = pointwise.rotate_and_write(qkv, starts_B, tables_PF, seen, (k_GSD, k_GSD))
         attend(q_BTHD, k_GSD, k_GSD, seen, return_mass=not window, q_sinks_BTHD=q_sinks_BTHD)
 
 

@@ -56,7 +56,7 @@ class Side:
         memory = self.pool.kv
         assert type(memory) is (TritonOffloadedKV if given else TritonKV)
         held = [memory.keys_LGSD, memory.values_LGSD]
-        for each in held + (list(memory.manager.places.parts) if isinstance(memory, TritonOffloadedKV) else []):
+        for each in held + (list(memory.manager.layout.parts) if isinstance(memory, TritonOffloadedKV) else []):
             each.fill_(torch.nan)
         self.full = FullView(self.pool)
         self.look()

@@ -7,16 +7,13 @@ import torch
 from torch import Tensor
 
 from triforce.backends.cuda.model import TritonLayer
-from triforce.backends.cuda.triton import page_copy
 from triforce.backends.cuda.triton.attention import DevicePageTable
-from triforce.backends.kernel_api import PageTable
+from triforce.backends.kernel_api import KeysValues, PageTable
 from triforce.backends.torch.kv import attend_lists, slots
 from triforce.model.rope import rotate
 
 
-def carried(
-    source: page_copy.KeysValues, from_X: Tensor, target: page_copy.KeysValues, to_X: Tensor, size: int
-) -> None:
+def carried(source: KeysValues, from_X: Tensor, target: KeysValues, to_X: Tensor, size: int) -> None:
     """As `carry`, page by page; both memories must hold what is named."""
     for a, b in zip(source, target, strict=True):
         from_pages, to_pages = (x.as_strided((_rest(x) // size, size), (size, 1)) for x in (a, b))
@@ -32,7 +29,7 @@ def mixed(
     positions_B: Tensor,
     tables_PF: tuple[Tensor, Tensor],
     seen: DevicePageTable,
-    kv: page_copy.KeysValues,
+    kv: KeysValues,
     wide: object = None,
     return_mass: bool = False,
     by_head: bool = False,
@@ -48,18 +45,18 @@ def mixed(
     real_N = slots_N > 0
     for memory_GSD, new_BTGD in zip(kv, (k_BTGD, v_BTGD), strict=True):
         memory_GSD[:, slots_N[real_N]] = new_BTGD.flatten(0, 1)[real_N].transpose(0, 1)
-    return q_BTHD, *attend_lists(q_BTHD, *kv, lists, return_mass)
+    return q_BTHD, *attend_lists(q_BTHD, kv, lists, return_mass)
 
 
 def replace_kernels(patch: pytest.MonkeyPatch) -> None:
     import triforce.backends.cuda.kv as memory
+    import triforce.backends.cuda.offload.kv as offloaded
     import triforce.backends.cuda.offload.layout as places
-    import triforce.backends.cuda.offload.prefill as prompt
     import triforce.backends.torch.model as plain_model
 
     patch.setattr(places, "carry", carried)
-    patch.setattr(prompt, "AT_ONCE", 64)
-    for module in (memory, prompt):
+    patch.setattr(offloaded, "AT_ONCE", 64)
+    for module in (memory, offloaded):
         patch.setattr(module, "write_and_attend", mixed)
     for name in ("norm", "swiglu"):
         patch.setattr(TritonLayer, name, staticmethod(getattr(plain_model, name)))

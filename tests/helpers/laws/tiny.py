@@ -9,10 +9,10 @@ from torch import Tensor
 
 from tests.helpers.simple_cache import score
 from triforce.backends.decoder import Decoder
-from triforce.engine.batch_prefill import prefill_batch
 from triforce.engine.modes import MODES
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
+from triforce.engine.sequence_group import prefill_batch
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet
 from triforce.interface.sampling_params import SamplingParams

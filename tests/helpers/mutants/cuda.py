@@ -12,22 +12,22 @@ KV = f"{OFFLOAD}.kv:TritonOffloadedKV"
 PAGES: dict[str, tuple[str, tuple[str, str]]] = {
     "pages of a text that ended are still found": (f"{MANAGER}.leave", ("self._tell(pages)", "pass")),
     "a text that is cut goes on in an empty page": (
-        f"{MANAGER}.begin_write", ("self.places.to_parts(self.places.part, *self.at(begun))", "pass"),
+        f"{MANAGER}.begin_write", ("self.layout.to_parts(self.layout.part, *self.at(begun))", "pass"),
     ),
     "new tokens are not laid over the stored page": (
-        f"{KV}._open", ("places.from_part(layer, home, *streams.seated)", "pass"),
+        f"{KV}._open", ("layout.from_part(layer, home, *streams.seated)", "pass"),
     ),
     "a pass leaves what it writes in the buffer": (
-        f"{KV}._close", ("manager.places.to_part(layer, home, *streams.written)", "pass"),
+        f"{KV}._close", ("manager.layout.to_part(layer, home, *streams.written)", "pass"),
     ),
     "written pages are thought to be stored": (
-        f"{OFFLOAD}.write_slots:WriteSlots.write", ("self._fresh.update(pages)", "pass"),
+        f"{OFFLOAD}.frames:WriteSlots.write", ("self._fresh.update(pages)", "pass"),
     ),
     "pages are evicted without being stored": (
-        f"{MANAGER}.store", ("self.places.to_store(self.places.part, *self.at(pages))", "pass"),
+        f"{MANAGER}.store", ("self.layout.to_store(self.layout.part, *self.at(pages))", "pass"),
     ),
     "an evicted page is still found": (
-        f"{OFFLOAD}.working_set:WorkingSet.take", ("frames_LGP.scatter_(2, gone_LGN, 0)", "pass"),
+        f"{OFFLOAD}.frames:WorkingSet.take", ("frames_LGP.scatter_(2, gone_LGN, 0)", "pass"),
     ),
     "a layer that becomes resident is empty": (f"{LAYOUT}.exchange", ("kept_GSD.copy_(here_GSD)", "pass")),
     "a layer that was resident is not stored": (
@@ -92,7 +92,7 @@ MUTANTS = [
         f"{HERE}host_syncs.py::test_host_sync_mutant_is_noticed",
         (
             Edit(
-                "triforce.kvcache.selection.policies:Observed.pick",
+                "triforce.kvcache.selection:Observed.pick",
                 ("if observation.grain == chunk:", "if observation.mass_LGU.sum() > 0:"),
             ),
         ),
@@ -100,6 +100,9 @@ MUTANTS = [
     Mutant(
         "an offloaded layer is neither fetched nor stored",
         f"{HERE}cuda_ranks_offload.py::test_offload_mutant_of_ranks_changes_the_text",
-        (Swap(f"{OFFLOAD}.kv:runs_of", lambda _: lambda pages: []), Swap(f"{KV}._close", lambda _: lambda *_: None)),
+        (
+            Edit(f"{KV}._prepare", ("streams.runs = runs_of(pages_N.tolist())", "pass")),
+            Swap(f"{KV}._close", lambda _: lambda *_: None),
+        ),
     ),
 ]

@@ -78,6 +78,6 @@ MUTANTS = [
     Mutant(
         "an offloaded layer reads other states",
         "tests/distributed/test_tensor_parallel_offload.py::test_offload_mutant_changes_the_text",
-        (Swap("triforce.backends.cpu.prefill:one_layer", negated),),
+        (Swap("triforce.backends.cpu.offload:one_layer", negated),),
     ),
 ]

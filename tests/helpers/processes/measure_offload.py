@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from measure_memory import resident
 
-from triforce.cli.memory_estimate import offloaded
+from triforce.cli.info import offloaded
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from tests.helpers.small_decoder import VOCAB, small_decoder, text
-from triforce.engine.batch_prefill import prefill_batch
 from triforce.engine.modes import MODES
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
+from triforce.engine.sequence_group import prefill_batch
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet
 from triforce.interface.sampling_params import SamplingParams

@@ -10,8 +10,8 @@ import pytest
 from tests.helpers.tiny_llm import ask, checkpoints, ids, llm
 from triforce.engine.output_stream import OutputChunk
 from triforce.engine.sequence_batch import SequenceBatch
-from triforce.kvcache import PAGE
-from triforce.kvcache.views import coverage
+from triforce.kvcache import PAGE, RetrievalView
+from triforce.kvcache.views import retrieval
 from triforce.planner.cost_model import CostModel
 
 
@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_trace_counts_selections_of_each_page(
     folder: Path, full_layers: str, parts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coverage, "PARTS", parts)
+    monkeypatch.setattr(retrieval, "PARTS", parts)
     checked = []
     plain = SequenceBatch.take_snapshots
 
@@ -68,7 +68,7 @@ def test_trace_without_request_is_empty(folder: Path, monkeypatch: pytest.Monkey
 
 
 def test_trace_unread_is_not_computed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triforce.engine.batch_stats.coverage", None)
+    monkeypatch.setattr(RetrievalView, "coverage", None)
     *pieces, _ = llm(folder).stream(ids(400), ask(), mode="triforce")
     assert all(isinstance(piece, OutputChunk) and piece.trace is None for piece in pieces)
 

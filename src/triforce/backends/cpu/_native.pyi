@@ -50,25 +50,6 @@ class Matrix:
         Write rows `ids` (count) int64 of the weight to out (count, inputs) float32.
         """
 
-class DecoderLayer:
-    """A decoder layer but for rotation and attention."""
-
-    def __init__(self, input_norm: torch.Tensor, q_proj: torch.Tensor, k_proj: torch.Tensor, v_proj: torch.Tensor, o_proj: torch.Tensor, post_norm: torch.Tensor, gate_proj: torch.Tensor, up_proj: torch.Tensor, down_proj: torch.Tensor, q_bias: torch.Tensor | None, k_bias: torch.Tensor | None, v_bias: torch.Tensor | None, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None, *, head_dim: int, eps: float, int8: bool = False) -> None: ...
-
-    @property
-    def bytes(self) -> int:
-        """Size of the packed weights."""
-
-    def qkv(self, x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """
-        Write q (N, H * D), k and v (N, G * D), not rotated, of x (N, C); all are float32.
-        """
-
-    def finish(self, x: torch.Tensor, attn_out: torch.Tensor) -> None:
-        """
-        Add the output projection of attention, `attn_out` (N, H * D), and then the MLP to x (N, C) float32.
-        """
-
 class QkvProjections:
     """
     The query, key and value projections of a layer, for some of its heads.
@@ -79,6 +60,20 @@ class QkvProjections:
     def qkv(self, x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """
         Write q (N, H * D), k and v (N, G * D), not rotated, of x (N, C); all are float32.
+        """
+
+class DecoderLayer(QkvProjections):
+    """A decoder layer but for rotation and attention."""
+
+    def __init__(self, input_norm: torch.Tensor, q_proj: torch.Tensor, k_proj: torch.Tensor, v_proj: torch.Tensor, o_proj: torch.Tensor, post_norm: torch.Tensor, gate_proj: torch.Tensor, up_proj: torch.Tensor, down_proj: torch.Tensor, q_bias: torch.Tensor | None, k_bias: torch.Tensor | None, v_bias: torch.Tensor | None, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None, *, head_dim: int, eps: float, int8: bool = False) -> None: ...
+
+    @property
+    def bytes(self) -> int:
+        """Size of the packed weights."""
+
+    def finish(self, x: torch.Tensor, attn_out: torch.Tensor) -> None:
+        """
+        Add the output projection of attention, `attn_out` (N, H * D), and then the MLP to x (N, C) float32.
         """
 
 class GatedMlp:
@@ -141,31 +136,6 @@ def topk(scores: torch.Tensor, start: int, stop: int, ids: torch.Tensor) -> None
     Write the columns of the highest of scores (G, N) in [start, stop) to `ids` (G, picks) int64, ascending; the lowest
     columns among equals.
     """
-
-class View:
-    """
-    The keys that queries see in some consecutive layers.
-
-    `lists` of pages int32 (B, P), (B, G, P) or (layers, B, G, P); the other fields as in `Pages.attend`.
-    """
-
-    def __init__(self, *, layers: int, lists: torch.Tensor, starts: Sequence[int], sinks: int = 0, window: int = 0, coarse: Sequence[int] = [], search: tuple[Sequence[int], Sequence[int], Sequence[int]] = ([], [], [])) -> None: ...
-
-class Decoder:
-    """A model. `embedding` (V, C) is borrowed; None is the head's matrix."""
-
-    def __init__(self, layers: Sequence[DecoderLayer], head: LmHead, embedding: torch.Tensor | None) -> None: ...
-
-    def forward(self, *, memory: Sequence[Pages], ids: torch.Tensor, positions: Sequence[int], counts: Sequence[int], cos: torch.Tensor, sin: torch.Tensor, views: Sequence[View], at: torch.Tensor | None, logits: torch.Tensor, queries: torch.Tensor | None = None, mass: torch.Tensor | None = None, first_layer: int = 0, last_layer: int = -1, x: torch.Tensor | None = None, exact: bool = False, keep: int = 0) -> None:
-        """
-        Run a forward pass of ids (B, T) int64, counts[b] tokens of row b from positions[b] on, over the pages of each
-        layer.
-
-        Out: `logits` (B, J, V) float32 of columns `at` (B, J) int64, or of all; rotated `queries` (L, B, T, H, D);
-        `mass` (L, B, G, P) float32. If only layers [first_layer, last_layer) are run, the residual stream stays in `x`
-        (B, T, C) float32. For offloaded memory: keys before the starts are committed if `exact`, and the `keep` pages
-        of most mass stay in memory.
-        """
 
 class OffloadError(Exception):
     pass
@@ -276,7 +246,32 @@ class Sampler:
         Verify a draft by rejection sampling; as verify_seeded, with noise: uniforms (B, K + 1) float64.
         """
 
-def burst(*, decoder: Decoder, memory: Sequence[Pages], positions: Sequence[int], cos: torch.Tensor, sin: torch.Tensor, view: View, ids: numpy.typing.NDArray[numpy.int64], lengths: numpy.typing.NDArray[numpy.int64], live: numpy.typing.NDArray[numpy.bool], sampler: Sampler, noise: Noise | torch.Tensor, probs: torch.Tensor, tokens: numpy.typing.NDArray[numpy.int64]) -> tuple[int, float] | None:
+class View:
+    """
+    The keys that queries see in some consecutive layers.
+
+    `lists` of pages int32 (B, P), (B, G, P) or (layers, B, G, P); the other fields as in `Pages.attend`.
+    """
+
+    def __init__(self, *, layers: int, lists: torch.Tensor, starts: Sequence[int], sinks: int = 0, window: int = 0, coarse: Sequence[int] = [], search: tuple[Sequence[int], Sequence[int], Sequence[int]] = ([], [], [])) -> None: ...
+
+class Decoder:
+    """A model. `embedding` (V, C) is borrowed; None is the head's matrix."""
+
+    def __init__(self, layers: Sequence[DecoderLayer], head: LmHead, embedding: torch.Tensor | None) -> None: ...
+
+    def forward(self, *, memory: Sequence[Pages], ids: torch.Tensor, positions: Sequence[int], counts: Sequence[int], cos: torch.Tensor, sin: torch.Tensor, views: Sequence[View], at: torch.Tensor | None, logits: torch.Tensor, queries: torch.Tensor | None = None, mass: torch.Tensor | None = None, first_layer: int = 0, last_layer: int = -1, x: torch.Tensor | None = None, exact: bool = False, keep: int = 0) -> None:
+        """
+        Run a forward pass of ids (B, T) int64, counts[b] tokens of row b from positions[b] on, over the pages of each
+        layer.
+
+        Out: `logits` (B, J, V) float32 of columns `at` (B, J) int64, or of all; rotated `queries` (L, B, T, H, D);
+        `mass` (L, B, G, P) float32. If only layers [first_layer, last_layer) are run, the residual stream stays in `x`
+        (B, T, C) float32. For offloaded memory: keys before the starts are committed if `exact`, and the `keep` pages
+        of most mass stay in memory.
+        """
+
+def fused_draft(*, decoder: Decoder, memory: Sequence[Pages], positions: Sequence[int], cos: torch.Tensor, sin: torch.Tensor, view: View, ids: numpy.typing.NDArray[numpy.int64], lengths: numpy.typing.NDArray[numpy.int64], live: numpy.typing.NDArray[numpy.bool], sampler: Sampler, noise: Noise | torch.Tensor, probs: torch.Tensor, tokens: numpy.typing.NDArray[numpy.int64]) -> tuple[int, float] | None:
     """
     Draw K tokens behind each live row of the texts ids (B, S), one after another.
 

@@ -10,7 +10,8 @@ Shape suffixes as in kernel_api.py; L layers, P pages.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 
 import numpy as np
@@ -20,13 +21,14 @@ from torch import Tensor
 from triforce.backends.cpu import _native
 from triforce.backends.kernel_api import PAGE, ForwardBatch, LayerAttention, PageTable, Search
 from triforce.backends.torch.kv import allocate, slots
+from triforce.errors import CacheError
 from triforce.model.config import ModelConfig
 from triforce.model.rope import Rope
 from triforce.ragged import columns, ints
 
 NOTHING = Search([], [], [])
 AttendRotated = Callable[[int, Tensor, Tensor | None], tuple[Tensor, Tensor]]
-"""`KVBackend.attend` in a pass: from a layer, its rotated queries, and others for the sinks or None."""
+"""Attention of one pass: from a layer, its rotated queries, and others for the sinks or None."""
 
 
 class NativeKV:
@@ -43,18 +45,14 @@ class NativeKV:
         if int8:
             copies = {name: allocate(shape, torch.int8, "cpu") for name in ("int8_keys", "int8_values")}
             copies["scales"] = torch.empty(*shape[:3], 2)
-        self._layers = [
+        self.native_pages = [
             _native.Pages(
                 keys[layer], values[layer], config.head_dim, rotation=random_rotation(config.head_dim),
                 sketches=sketches[layer], **{name: copy[layer] for name, copy in copies.items()},
             )
             for layer in range(config.layers)
         ]  # fmt: skip
-
-    @property
-    def native_pages(self) -> list[_native.Pages]:
-        """Pages of each layer, for passes of one call (see `NativeModel.forward`)."""
-        return self._layers
+        """Of each layer."""
 
     def native_view(self, layers: int, lists: PageTable) -> _native.View:
         """The keys that so many layers see in a pass of one call."""
@@ -80,7 +78,7 @@ class NativeKV:
             rotated_BTHD = torch.empty(B, width, self.config.heads, self.config.head_dim, dtype=self.dtype)
             q_sinks_BTHD = torch.empty_like(rotated_BTHD) if lists.window else None
             q_NQ, k_NP, v_NP = (x.flatten(2).flatten(0, 1) for x in (q_BTHD, k_BTGD, v_BTGD))
-            self._layers[layer].rope_and_write(
+            self.native_pages[layer].rope_and_write(
                 q=q_NQ, k=k_NP, v=v_NP, cos=cos, sin=sin, positions=positions_N, slots=slots_N,
                 rotated=rotated_BTHD.flatten(0, 1), sink_positions=None if q_sinks_BTHD is None else to_sinks_N,
                 q_sinks=None if q_sinks_BTHD is None else q_sinks_BTHD.flatten(0, 1),
@@ -92,22 +90,20 @@ class NativeKV:
     def attend_of(self, batch: ForwardBatch, width: int, first: int) -> AttendRotated:
         """Attention of the layers of a pass, from `first` on."""
         lists_L = batch.lists()
-        return lambda layer, q_BTHD, q_sinks_BTHD: self.attend(
-            layer, q_BTHD, lists_L[layer - first], batch.return_mass, q_sinks_BTHD
+        return lambda layer, q_BTHD, q_sinks_BTHD: self._attend(
+            layer, q_BTHD, q_sinks_BTHD, lists_L[layer - first], batch.return_mass
         )
 
-    def attend(
-        self,
-        layer: int,
-        q_BTHD: Tensor,
-        lists: PageTable,
-        return_mass: bool = False,
-        q_sinks_BTHD: Tensor | None = None,
+    def attend(self, layer: int, q_BTHD: Tensor, lists: PageTable) -> Tensor:
+        return self._attend(layer, q_BTHD, None, lists, False)[0]
+
+    def _attend(
+        self, layer: int, q_BTHD: Tensor, q_sinks_BTHD: Tensor | None, lists: PageTable, return_mass: bool
     ) -> tuple[Tensor, Tensor]:
         attn_out_BTHD = torch.empty_like(q_BTHD)
         shape = (len(q_BTHD), self.config.kv_heads, lists.units.shape[-1])
         mass_BGU = torch.empty(shape) if return_mass else None
-        self._layers[layer].attend(
+        self.native_pages[layer].attend(
             q_BTHD, lists.starts, lists.counts, lists.units, attn_out_BTHD, mass_BGU, q_sinks=q_sinks_BTHD,
             sinks=lists.sinks, window=lists.window, coarse=lists.coarse if self.int8 else [],
             search=self._search(lists),
@@ -119,12 +115,12 @@ class NativeKV:
 
     def write(self, layer: int, slots_N: Tensor, k_GND: Tensor, v_GND: Tensor) -> None:
         k_NGD, v_NGD = (x.transpose(0, 1).to(self.dtype).contiguous() for x in (k_GND, v_GND))
-        self._layers[layer].write(slots_N, k_NGD, v_NGD)
+        self.native_pages[layer].write(slots_N, k_NGD, v_NGD)
 
     def read(self, layer: int, slots_N: Tensor) -> tuple[Tensor, Tensor]:
         shape = (len(slots_N), self.config.kv_heads, self.config.head_dim)
         k_NGD, v_NGD = (torch.empty(shape, dtype=self.dtype) for _ in range(2))
-        self._layers[layer].read(slots_N, k_NGD, v_NGD)
+        self.native_pages[layer].read(slots_N, k_NGD, v_NGD)
         return k_NGD.transpose(0, 1), v_NGD.transpose(0, 1)
 
     def view(self, layer: int, first: int, count: int) -> tuple[Tensor, Tensor]:
@@ -135,6 +131,15 @@ def rotations(rope: Rope, batch: ForwardBatch, T: int) -> tuple[Tensor, Tensor]:
     """The tables that a pass looks up: padding is rotated to 0, and a query meets the sinks from its window's end."""
     lists = batch.views[0][1]
     return rope.tables((0, lists.sinks + lists.window, *batch.positions), T)
+
+
+@contextmanager
+def offload_errors() -> Iterator[None]:
+    """Raise CacheError where a store fails."""
+    try:
+        yield
+    except _native.OffloadError as error:
+        raise CacheError(str(error)) from error
 
 
 @cache

@@ -1,8 +1,9 @@
-"""A decoder's weights, packed for the native kernels; on demand rounded to int8. The residual stream is float32.
+"""A decoder's weights, packed for the native kernels; on demand rounded to 8 or 4 bits. The residual stream is float32.
 
-A pass over native KV memory is one native call, over any other it goes layer by layer.
+A pass over native KV memory is one native call, over any other it goes layer by layer. Of a model that several ranks
+share each has a `NativeModelShard`, whose outputs have the bits that `NativeModel` gives them.
 
-Shape suffixes as in kernel_api.py; Q = H * D.
+Shape suffixes as in kernel_api.py; Q = H * D, I MLP size.
 """
 
 from __future__ import annotations
@@ -12,11 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from triforce.backends import layerwise
 from triforce.backends.cpu import _native
-from triforce.backends.cpu.kv import NativeKV, rotations
+from triforce.backends.cpu.kv import NativeKV, offload_errors, rotations
 from triforce.backends.kernel_api import ForwardBatch, ForwardOutput, KVBackend
-from triforce.errors import CacheError
+from triforce.backends.torch.model import forward_layerwise
 from triforce.model.config import ModelConfig
 from triforce.model.weights import Layer, Weights
 from triforce.ragged import Bools, Ints
@@ -29,12 +29,11 @@ class EmbeddingAndHead:
 
     width_independent = True
 
-    def __init__(self, config: ModelConfig, weights: Weights, int8: bool) -> None:
+    def __init__(self, config: ModelConfig, weights: Weights, bits: int) -> None:
         self.config = config
-        tied = weights.head_VC is weights.embedding_VC
-        self._matrix = _native.Matrix(weights.head_VC, int8=int8)
+        self._matrix = _native.Matrix(weights.head_VC, bits=bits)
         self._head = _native.LmHead(weights.norm_C, self._matrix, eps=config.norm_eps)
-        self._embedding_VC = None if tied else weights.embedding_VC
+        self._embedding_VC = None if weights.head_VC is weights.embedding_VC else weights.embedding_VC
         self._tokens = len(weights.head_VC)
 
     def embed(self, ids_N: Tensor) -> Tensor:
@@ -51,14 +50,15 @@ class EmbeddingAndHead:
 
 
 class NativeModel(EmbeddingAndHead):
-    def __init__(self, config: ModelConfig, weights: Weights, int8: bool = False) -> None:
-        super().__init__(config, weights, int8)
-        self.blocks = [NativeLayer(config, layer, int8) for layer in weights.layers]
+    def __init__(self, config: ModelConfig, weights: Weights, bits: int = 0) -> None:
+        super().__init__(config, weights, bits)
+        self.blocks = [NativeLayer(config, layer, bits) for layer in weights.layers]
         self.decoder = _native.Decoder([block.native for block in self.blocks], self._head, self._embedding_VC)
 
+    @offload_errors()
     def forward(self, ids_BT: Tensor, kv: KVBackend, batch: ForwardBatch, at_BJ: Tensor | None) -> ForwardOutput:
         if not isinstance(kv, NativeKV):
-            return layerwise.forward(self, ids_BT, kv, batch, at_BJ)
+            return forward_layerwise(self, ids_BT, kv, batch, at_BJ)
         (B, T), config = ids_BT.shape, self.config
         logits_BJV = torch.empty(B, T if at_BJ is None else at_BJ.shape[1], config.vocab_size)
         queries_LBTHD = mass_LBGU = None
@@ -67,30 +67,26 @@ class NativeModel(EmbeddingAndHead):
         if batch.return_mass:
             mass_LBGU = torch.empty(config.layers, B, config.kv_heads, batch.views[0][1].units.shape[-1])
         cos, sin = rotations(config.rope, batch, T)
-        try:
-            self.decoder.forward(
-                memory=kv.native_pages, ids=ids_BT.contiguous(), positions=batch.positions,
-                counts=batch.views[0][1].counts, cos=cos, sin=sin,
-                views=[kv.native_view(*view) for view in batch.views], at=at_BJ, logits=logits_BJV,
-                queries=queries_LBTHD, mass=mass_LBGU, exact=batch.exact, keep=batch.keep,
-            )  # fmt: skip
-        except _native.OffloadError as error:
-            raise CacheError(str(error)) from error
+        self.decoder.forward(
+            memory=kv.native_pages, ids=ids_BT.contiguous(), positions=batch.positions,
+            counts=batch.views[0][1].counts, cos=cos, sin=sin, views=[kv.native_view(*view) for view in batch.views],
+            at=at_BJ, logits=logits_BJV, queries=queries_LBTHD, mass=mass_LBGU, exact=batch.exact, keep=batch.keep,
+        )  # fmt: skip
         return ForwardOutput(logits_BJV, queries_LBTHD, mass_LBGU)
 
-    def burst(
+    def fused_draft(
         self, kv: NativeKV, batch: ForwardBatch, texts: tuple[Ints, Ints, Bools], draws: Draws, tokens_BK: Ints
     ) -> tuple[int, float] | None:
         """K tokens behind each text, one after another in one call, as so many passes and draws would give them.
 
         batch: the first pass, from which the others go on. texts: ids (B, S) with room for the tokens, which are
         written there too, lengths, and which rows are live. draws: sampler, noise, and where laws go, as in
-        `_native.burst`. Returns the row and its largest logit where a token has no law.
+        `_native.fused_draft`. Returns the row and its largest logit where a token has no law.
         """
         (view,), (sampler, noise, laws), (ids_BS, lengths_B, live_B) = batch.views, draws, texts
         longest = int((lengths_B - np.array(batch.positions)).max()) + tokens_BK.shape[1]
         cos, sin = rotations(self.config.rope, batch, longest)
-        return _native.burst(
+        return _native.fused_draft(
             decoder=self.decoder, memory=kv.native_pages, positions=batch.positions, cos=cos, sin=sin,
             view=kv.native_view(*view), ids=ids_BS, lengths=lengths_B, live=live_B, sampler=sampler, noise=noise,
             probs=laws, tokens=tokens_BK,
@@ -98,12 +94,12 @@ class NativeModel(EmbeddingAndHead):
 
 
 class NativeLayer:
-    def __init__(self, config: ModelConfig, layer: Layer, int8: bool) -> None:
+    def __init__(self, config: ModelConfig, layer: Layer, bits: int) -> None:
         self.config, self.dtype = config, layer.o_proj_CQ.dtype
         self.native = _native.DecoderLayer(
             layer.input_norm_C, layer.q_proj_QC, layer.k_proj_PC, layer.v_proj_PC, layer.o_proj_CQ, layer.post_norm_C,
             layer.gate_proj_IC, layer.up_proj_IC, layer.down_proj_CI, layer.q_bias_Q, layer.k_bias_P, layer.v_bias_P,
-            layer.q_norm_D, layer.k_norm_D, head_dim=config.head_dim, eps=config.norm_eps, int8=int8,
+            layer.q_norm_D, layer.k_norm_D, head_dim=config.head_dim, eps=config.norm_eps, bits=bits,
         )  # fmt: skip
 
     def qkv(self, x_NC: Tensor) -> tuple[Tensor, ...]:
@@ -121,3 +117,44 @@ def project(
     q, k, v = torch.empty(N, H * D), torch.empty(N, G * D), torch.empty(N, G * D)
     native.qkv(x_NC, q, k, v)
     return q.view(N, H, D), k.view(N, G, D), v.view(N, G, D)
+
+
+class NativeModelShard(EmbeddingAndHead):
+    """`config` has this rank's heads."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, bits: int = 0) -> None:
+        super().__init__(config, weights, bits)
+        self.blocks = [NativeLayerShard(config, layer, bits) for layer in weights.layers]
+
+
+class NativeLayerShard:
+    def __init__(self, config: ModelConfig, layer: Layer, bits: int) -> None:
+        self.config, self.dtype, self._mlp = config, layer.o_proj_CQ.dtype, len(layer.gate_proj_IC)
+        self._projections = _native.QkvProjections(
+            layer.input_norm_C, layer.q_proj_QC, layer.k_proj_PC, layer.v_proj_PC, layer.q_bias_Q, layer.k_bias_P,
+            layer.v_bias_P, layer.q_norm_D, layer.k_norm_D, head_dim=config.head_dim, eps=config.norm_eps, bits=bits,
+        )  # fmt: skip
+        norm_C, gate_IC, up_IC = layer.post_norm_C, layer.gate_proj_IC, layer.up_proj_IC
+        self._gate = _native.GatedMlp(norm_C, gate_IC, up_IC, eps=config.norm_eps, bits=bits)
+        self._out, self._down = (
+            (_native.Matrix(each, bits=bits), len(each)) for each in (layer.o_proj_CQ, layer.down_proj_CI)
+        )
+
+    def qkv(self, x_NC: Tensor) -> tuple[Tensor, ...]:
+        return project(self._projections, self.config, x_NC)
+
+    def out(self, attn_out_NQ: Tensor) -> Tensor:
+        return self._times(*self._out, attn_out_NQ)
+
+    def gate(self, x_NC: Tensor) -> Tensor:
+        gated = torch.empty(len(x_NC), self._gate.stride, dtype=self.dtype)
+        self._gate.forward(x_NC, gated)
+        return gated[:, : self._mlp]
+
+    def down(self, gated_NI: Tensor) -> Tensor:
+        return self._times(*self._down, gated_NI)
+
+    def _times(self, matrix: _native.Matrix, outputs: int, x: Tensor) -> Tensor:
+        y = torch.empty(len(x), outputs)
+        matrix.linear(x.to(self.dtype).contiguous(), y)
+        return y

@@ -1,24 +1,29 @@
 """KV memory that is larger than what is kept of it: its pages lie in a store, and a pass reads them ahead of itself.
 
+A prompt is read layer by layer, all of its tokens through one before the next: so KV is stored once.
+
 Shape suffixes as in kernel_api.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from triforce.backends.cpu import _native
-from triforce.backends.cpu.kv import AttendRotated, NativeKV
-from triforce.backends.kernel_api import ForwardBatch, LayerAttention, PageTable
+from triforce.backends.cpu.kv import AttendRotated, NativeKV, offload_errors, rotations
+from triforce.backends.cpu.model import NativeModel
+from triforce.backends.kernel_api import PAGE, ForwardBatch, LayerAttention, ModelBackend
 from triforce.backends.offload_layout import SECTOR, OffloadLayout
 from triforce.backends.torch.kv import allocate
-from triforce.errors import CacheError
 from triforce.interface.outputs import KVMemoryUsage
 from triforce.model.config import ModelConfig
+
+AT_ONCE = 512
+"""Tokens of a prompt that go through a layer together: their activations stay in the caches."""
 
 
 class NativeOffloadedKV(NativeKV):
@@ -27,20 +32,16 @@ class NativeOffloadedKV(NativeKV):
 
     def __init__(self, config: ModelConfig, pages: int, dtype: torch.dtype, room: OffloadLayout) -> None:
         self.config, self.dtype, self.int8, self.room = config, dtype, False, room
-        store = room.store.memory
-        self._native_store = (
-            _native.Store(room.store.file, room.store.direct, room.store.bytes)
-            if store is None
-            else _native.Store(store)
-        )
+        self.whole_layers, store, memory = room.layers, room.store, room.store.memory
+        self._store = _native.Store(store.file, store.direct, store.bytes) if memory is None else _native.Store(memory)
         arena = allocate((room.memory + SECTOR,), torch.uint8, "cpu")
         arena = arena[-arena.data_ptr() % SECTOR :][: room.memory]
-        self._offload = _native.Offload(
+        self.native_offload = _native.Offload(
             arena=arena, is_bf16=dtype == torch.bfloat16, layers=config.layers, heads=config.kv_heads,
             dim=config.head_dim, pages=pages + 1, frames=room.frames, buffers=room.buffers,
-            buffer_frames=room.buffer_frames, store=self._native_store,
+            buffer_frames=room.buffer_frames, store=self._store,
         )  # fmt: skip
-        self._layers = [self._offload.layer(i) for i in range(config.layers)]
+        self.native_pages = [self.native_offload.layer(i) for i in range(config.layers)]
         self._whole: list[int] = []
         self.prefer(range(config.layers))
 
@@ -49,50 +50,35 @@ class NativeOffloadedKV(NativeKV):
         mine = self.room.memory, *self.room.store.usage
         return KVMemoryUsage(*(self.config.ranks * each for each in mine))
 
-    @property
-    def whole_layers(self) -> int:
-        return self.room.layers
-
     def prefer(self, layers: Collection[int]) -> None:
         chosen = [*sorted(layers), *(layer for layer in self._whole if layer not in layers)][: self.whole_layers]
         self._whole = chosen
-        self._offload.prefer([layer in chosen for layer in range(self.config.layers)])
+        self.native_offload.prefer([layer in chosen for layer in range(self.config.layers)])
 
     @property
     def bytes_read(self) -> int:
         """Bytes read from the store since it exists."""
-        return int(self._native_store.bytes_read)
+        return int(self._store.bytes_read)
 
     def limit(self, bytes_per_second: float) -> None:
         """Reads take as long as on a bus of this rate: for measurements. 0 is no limit."""
-        self._native_store.limit(bytes_per_second)
+        self._store.limit(bytes_per_second)
 
+    @offload_errors()
     def reserve(self, pages: Sequence[int]) -> None:
-        with offload_errors():
-            self._offload.reserve(list(pages))
+        self.native_offload.reserve(list(pages))
 
     def forget(self, pages: Sequence[int]) -> None:
-        self._offload.forget(list(pages))
+        self.native_offload.forget(list(pages))
 
-    @property
-    def native_offload(self) -> _native.Offload:
-        """Mover of pages, for passes that go through a prompt layer by layer."""
-        return self._offload
-
+    @offload_errors()
     def attention_from(self, batch: ForwardBatch, width: int, first: int) -> LayerAttention:
-        with offload_errors():
-            attention = super().attention_from(batch, width, first)
-
-        def guarded(layer: int, q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            with offload_errors():
-                return attention(layer, q_BTHD, k_BTGD, v_BTGD)
-
-        return guarded
+        return offload_errors()(super().attention_from(batch, width, first))
 
     def attend_of(self, batch: ForwardBatch, width: int, first: int) -> AttendRotated:
         lists_L = batch.lists()
         native = _native.LayerwisePass(
-            memory=self._offload, first_layer=first, lists=[(lists.units, lists.starts) for lists in lists_L],
+            memory=self.native_offload, first_layer=first, lists=[(lists.units, lists.starts) for lists in lists_L],
             counts=lists_L[0].counts, width=width, exact=batch.exact, keep=batch.keep,
         )  # fmt: skip
 
@@ -105,30 +91,47 @@ class NativeOffloadedKV(NativeKV):
 
         return attend
 
-    def attend(
-        self,
-        layer: int,
-        q_BTHD: Tensor,
-        lists: PageTable,
-        return_mass: bool = False,
-        q_sinks_BTHD: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        with offload_errors():
-            return super().attend(layer, q_BTHD, lists, return_mass, q_sinks_BTHD)
+    attend = offload_errors()(NativeKV.attend)
+    write = offload_errors()(NativeKV.write)
+    read = offload_errors()(NativeKV.read)
 
-    def write(self, layer: int, slots_N: Tensor, k_GND: Tensor, v_GND: Tensor) -> None:
-        with offload_errors():
-            super().write(layer, slots_N, k_GND, v_GND)
+    def read_prompt(self, model: ModelBackend, ids_1T: Tensor, batch: ForwardBatch) -> Iterator[int]:
+        config, T, ((_, lists),) = self.config, ids_1T.shape[1], batch.views
+        x_1TC = torch.empty(1, T, config.hidden_size)
+        ends = (lists.starts[0] // PAGE, (lists.starts[0] + T) // PAGE)
+        full: list[int] = lists.units[0, ends[0] : ends[1]].tolist()
+        for layer in range(config.layers):
+            for first in range(0, T, AT_ONCE):
+                part = slice(first, min(first + AT_ONCE, T))
+                seen = replace(lists, starts=[lists.starts[0] + first], counts=[part.stop - first])
+                here = ForwardBatch([batch.positions[0] + first], [(config.layers, seen)], exact=True)
+                with offload_errors():
+                    self._through_layer(model, layer, ids_1T[:, part].contiguous(), x_1TC[:, part], here)
+                    if part.stop == T:
+                        self.native_offload.commit(layer, full)
+                yield (layer * T + part.stop) // config.layers
 
-    def read(self, layer: int, slots_N: Tensor) -> tuple[Tensor, Tensor]:
-        with offload_errors():
-            return super().read(layer, slots_N)
+    def _through_layer(
+        self, model: ModelBackend, layer: int, ids_1T: Tensor, x_1TC: Tensor, batch: ForwardBatch
+    ) -> None:
+        T, ((layers, lists),) = ids_1T.shape[1], batch.views
+        if not isinstance(model, NativeModel):  # ranks that share a model talk between its layers
+            return one_layer(model, layer, ids_1T, x_1TC, self, replace(batch, views=[(1, lists)]))
+        cos, sin = rotations(self.config.rope, batch, T)
+        model.decoder.forward(
+            memory=self.native_pages, ids=ids_1T, positions=batch.positions, counts=lists.counts, cos=cos, sin=sin,
+            views=[self.native_view(layers, lists)], at=torch.empty(1, 0, dtype=torch.long), x=x_1TC, exact=True,
+            logits=torch.empty(1, 0, self.config.vocab_size), first_layer=layer, last_layer=layer + 1,
+        )  # fmt: skip
 
 
-@contextmanager
-def offload_errors() -> Iterator[None]:
-    """Raise CacheError where a store fails."""
-    try:
-        yield
-    except _native.OffloadError as error:
-        raise CacheError(str(error)) from error
+def one_layer(
+    model: ModelBackend, layer: int, ids_1T: Tensor, x_1TC: Tensor, kv: NativeOffloadedKV, batch: ForwardBatch
+) -> None:
+    """The residual stream of some tokens goes through a layer; into the first one it comes from their ids."""
+    if layer == 0:
+        x_1TC[0] = model.embed(ids_1T[0])
+    block, x_TC = model.blocks[layer], x_1TC[0]
+    attention = kv.attention_from(batch, len(x_TC), layer)
+    _, attn_out_1THD, _ = attention(layer, *(each[None] for each in block.qkv(x_TC)))
+    block.finish(x_TC, attn_out_1THD[0].flatten(1))

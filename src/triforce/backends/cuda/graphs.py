@@ -1,20 +1,123 @@
 """CUDA graphs: a function over buffers that stay where they are is captured once and then replayed.
 
-Elsewhere it is simply called, so that the same code runs on a CPU.
+Elsewhere it is simply called, so that the same code runs on a CPU. What changes from pass to pass lies in the buffers.
+Passes are padded to the shapes of a few buckets: powers of two of rows, tokens a row, scored columns and units of a
+list. All integers of a pass travel to the device in one copy; lists, which are there already, in one more each.
+Shape suffixes as in kernel_api.py.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from itertools import accumulate
+from math import prod
+from typing import NamedTuple
 from weakref import WeakSet
 
 import torch
+from torch import Tensor
 
-from triforce.backends.kernel_api import ForwardOutput
+from triforce.backends.kernel_api import ForwardBatch, ForwardOutput
 
 MOST = 64
 """Graphs that are kept; the one that was longest unused makes room."""
+
+
+class ViewShape(NamedTuple):
+    """Shape of what some layers see, without the integers: number, shape of their units, and `Lists`' settings."""
+
+    layers: int
+    units: tuple[int, ...]
+    unit: int
+    sinks: int
+    window: int
+
+
+@dataclass(frozen=True, slots=True)
+class PassShape:
+    """All that a pass's launches depend on; `columns` is J."""
+
+    rows: int
+    width: int
+    columns: int
+    views: tuple[ViewShape, ...]
+    observe: bool
+    return_mass: bool
+
+
+def bucket(size: int, least: int = 1) -> int:
+    """The smallest power of two that is neither below `size` nor below `least`; 0 for nothing."""
+    return 1 << (max(size, least) - 1).bit_length() if size else 0
+
+
+def shape_of(rows: int, width: int, columns: int, this: ForwardBatch, padded: bool) -> PassShape:
+    """The shape at which a pass runs; as it is unless `padded`."""
+    views = tuple(
+        ViewShape(layers, tuple(lists.units.shape), lists.unit, lists.sinks, lists.window)
+        for layers, lists in this.views
+    )
+    if padded:
+        rows, width, columns = bucket(rows, this.least[0]), bucket(width, this.least[1]), bucket(columns, this.least[1])
+        views = tuple(view._replace(units=_padded(view.units, rows)) for view in views)
+    return PassShape(rows, width, columns, views, this.observe, this.return_mass)
+
+
+def _padded(units: tuple[int, ...], rows: int) -> tuple[int, ...]:
+    """(L, B, G, U), (B, G, U) or (B, U) with more rows and units."""
+    *head, last = units
+    head[-1 if len(units) == 2 else -2] = rows
+    return (*head, bucket(last, 64))
+
+
+class GraphInputs:
+    """Buffers of one shape: ids, columns to score, positions, counts, and for each view its starts and units."""
+
+    def __init__(self, shape: PassShape, device: torch.device) -> None:
+        self.shape, B = shape, shape.rows
+        sizes = [(B, shape.width), (B, shape.columns), (B,), (B,), *[(B,)] * len(shape.views)]
+        ends = list(accumulate(map(prod, sizes)))
+        self._host = torch.zeros(ends[-1], dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._device = torch.zeros(ends[-1], dtype=torch.int64, device=device)
+        self._hosts, parts = (
+            [whole[end - prod(size) : end].view(size) for size, end in zip(sizes, ends, strict=True)]
+            for whole in (self._host, self._device)
+        )
+        self.ids_BT, self.at_BJ, self.positions_B, self.counts_B, *self.starts = parts
+        self.units = [torch.zeros(view.units, dtype=torch.int32, device=device) for view in shape.views]
+        self._copied = torch.cuda.Event() if device.type == "cuda" else None
+
+    def fill(self, ids_BT: Tensor, at_BJ: Tensor, this: ForwardBatch) -> None:
+        """Take over one pass, whose shape fits; its padding has count 0."""
+        if self._copied:
+            self._copied.synchronize()  # the last pass's copy: long done, unless passes follow without sampling
+        self._host.zero_()
+        rows = [this.positions, this.views[0][1].counts, *(lists.starts for _, lists in this.views)]
+        for to, values in zip(self._hosts, [ids_BT, at_BJ, *map(torch.tensor, rows)], strict=True):
+            to[tuple(slice(size) for size in values.shape)] = values
+        self._device.copy_(self._host, non_blocking=True)
+        if self._copied:
+            self._copied.record()
+        for units, (_, lists) in zip(self.units, this.views, strict=True):
+            units[tuple(slice(size) for size in lists.units.shape)] = lists.units
+
+    def lists(self) -> list[tuple[Tensor, Tensor, ViewShape]]:
+        """Return, for each layer, its units (B, U) or (B, G, U), starts, and settings."""
+        found = []
+        for view, units, starts_B in zip(self.shape.views, self.units, self.starts, strict=True):
+            each = units.unbind(0) if units.ndim == 4 else [units] * view.layers
+            found += [(one, starts_B, view) for one in each]
+        return found
+
+
+@dataclass(eq=False)
+class Replay:
+    """The graph of a pass, once it was captured. It refers to no memory, which so goes as soon as nobody needs it."""
+
+    inputs: GraphInputs
+    graph: torch.cuda.CUDAGraph | None = None
+    outcome: ForwardOutput | None = None
 
 
 _all: WeakSet[Graphs] = WeakSet()
@@ -23,12 +126,12 @@ _all: WeakSet[Graphs] = WeakSet()
 def forget() -> None:
     """All graphs of this process: ranks must, before they leave, as NCCL waits for graphs that hold its copies."""
     for graphs in list(_all):
-        graphs.clear()
+        graphs.kept.clear()
 
 
 def captured() -> int:
     """Count the graphs of this process: where a pass adds one, its time is not that of such a pass."""
-    return sum(graphs.captured for graphs in _all)
+    return sum(replay.graph is not None for graphs in _all for replay in graphs.kept.values())
 
 
 class Graphs:
@@ -37,20 +140,16 @@ class Graphs:
     def __init__(self, device: torch.device) -> None:
         self._captures = device.type == "cuda"
         self._pool = torch.cuda.graph_pool_handle() if self._captures else None
-        self._known: OrderedDict[Hashable, Replay] = OrderedDict()
+        self.kept: OrderedDict[Hashable, Replay] = OrderedDict()
         _all.add(self)
 
     def get(self, key: Hashable, make: Callable[[], Replay]) -> Replay:
         """Return what was captured for `key`, or make it."""
-        if key not in self._known and len(self._known) >= MOST:
-            self._known.popitem(last=False)
-        replay = self._known.pop(key, None) or make()
-        self._known[key] = replay
+        if key not in self.kept and len(self.kept) >= MOST:
+            self.kept.popitem(last=False)
+        replay = self.kept.pop(key, None) or make()
+        self.kept[key] = replay
         return replay
-
-    def clear(self) -> None:
-        """Forget all: something that they refer to has moved."""
-        self._known.clear()
 
     def run(self, replay: Replay, call: Callable[[], ForwardOutput]) -> ForwardOutput:
         """One pass, `call` the first time; what it gives is overwritten by the next one."""
@@ -61,11 +160,6 @@ class Graphs:
         replay.graph.replay()
         assert replay.outcome
         return replay.outcome
-
-    @property
-    def captured(self) -> int:
-        """Count the kept ones that were captured."""
-        return sum(replay.graph is not None for replay in self._known.values())
 
     def _capture(self, call: Callable[[], ForwardOutput]) -> tuple[torch.cuda.CUDAGraph, ForwardOutput]:
         """First for real, as libraries set themselves up and kernels are compiled when they are first called."""
@@ -78,10 +172,3 @@ class Graphs:
         with torch.cuda.graph(graph, pool=self._pool):
             outcome = call()
         return graph, outcome
-
-
-class Replay:
-    """The graph of a pass, once it was captured. It refers to no memory, which so goes as soon as nobody needs it."""
-
-    graph: torch.cuda.CUDAGraph | None = None
-    outcome: ForwardOutput | None = None

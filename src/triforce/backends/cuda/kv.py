@@ -8,11 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from triforce.backends.cuda.graph_inputs import GraphInputs, ViewShape
+from triforce.backends.cuda.graphs import GraphInputs, ViewShape
 from triforce.backends.cuda.triton.attention import SPLIT, SPLIT_BY_HEAD, DevicePageTable, attend
-from triforce.backends.cuda.triton.page_copy import KeysValues
-from triforce.backends.cuda.triton.rope_and_write import rotate_and_write
-from triforce.backends.kernel_api import ForwardBatch, LayerAttention, PageTable, Rotation
+from triforce.backends.cuda.triton.pointwise import rotate_and_write
+from triforce.backends.kernel_api import Device, ForwardBatch, KeysValues, LayerAttention, PageTable, Rotation
 from triforce.backends.torch.kv import TorchKV, attend_lists
 from triforce.model.config import ModelConfig
 
@@ -22,23 +21,15 @@ AHEAD = 4096
 
 class TritonKV(TorchKV):
     def __init__(
-        self,
-        config: ModelConfig,
-        pages: int,
-        dtype: torch.dtype,
-        device: torch.device | str = "cpu",
-        layers: int | None = None,
+        self, config: ModelConfig, pages: int, dtype: torch.dtype, device: Device = "cpu", layers: int | None = None
     ) -> None:
         super().__init__(config, pages, dtype, device, layers)
         self.device = self.keys_LGSD.device
         self.tables_PF = self._rotations(config.context + AHEAD)
         self.version = 0
         """Counts how often something has moved that captured passes refer to."""
-
-    @property
-    def capturable(self) -> bool:
+        self.capturable = True
         """Whether the pass that was prepared last may be captured and replayed."""
-        return True
 
     def prepare(self, batch: ForwardBatch, width: int) -> None:
         """Have ready what a pass of `width` tokens a row will need."""
@@ -47,17 +38,10 @@ class TritonKV(TorchKV):
             self.tables_PF = self._rotations(2 * end)
             self.version += 1
 
-    def attend(
-        self,
-        layer: int,
-        q_BTHD: Tensor,
-        lists: PageTable,
-        return_mass: bool = False,
-        q_sinks_BTHD: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    def attend(self, layer: int, q_BTHD: Tensor, lists: PageTable) -> Tensor:
         starts_B, counts_B = (torch.tensor(each, device=self.device) for each in (lists.starts, lists.counts))
         seen = DevicePageTable(lists.units, starts_B, counts_B, lists.unit, lists.sinks, lists.window)
-        return attend(q_BTHD, *self.view(layer, 0, self.keys_LGSD.shape[2]), seen, return_mass, q_sinks_BTHD)
+        return attend(q_BTHD, *self.view(layer, 0, self.keys_LGSD.shape[2]), seen)[0]
 
     def device_attention(self, inputs: GraphInputs, wide: list[PageTable] | None = None) -> LayerAttention:
         """Return what `layer_attention` does, of a pass on the device: a function of the buffers of `inputs`.
@@ -90,8 +74,7 @@ class TritonKV(TorchKV):
         """The pass is done with a layer's keys and values."""
 
     def _rotations(self, length: int) -> Rotation:
-        cos_PF, sin_PF = self.config.rope.cos_sin(torch.arange(length, device=self.device))
-        return cos_PF, sin_PF
+        return self.config.rope.cos_sin(torch.arange(length, device=self.device))
 
 
 def write_and_attend(
@@ -108,7 +91,7 @@ def write_and_attend(
 
     `wide`: what is seen, if by torch's fused attention. `by_head`: lists are split as those of KV heads' own.
     """
-    q_BTHD, q_sinks_BTHD = rotate_and_write(*qkv, positions_B, tables_PF, seen, kv)
+    q_BTHD, q_sinks_BTHD = rotate_and_write(qkv, positions_B, tables_PF, seen, kv)
     if wide:
-        return q_BTHD, *attend_lists(q_BTHD, *kv, wide)
+        return q_BTHD, *attend_lists(q_BTHD, kv, wide)
     return q_BTHD, *attend(q_BTHD, *kv, seen, return_mass, q_sinks_BTHD, SPLIT_BY_HEAD if by_head else SPLIT)

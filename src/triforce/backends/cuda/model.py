@@ -1,15 +1,29 @@
-"""A decoder's weights for the Triton kernels: products are torch's, what lies between them is one kernel each."""
+"""A decoder's weights for the Triton kernels: products are torch's, what lies between them is one kernel each.
+
+A pass over their KV is a function over the buffers of a `GraphInputs`. A narrow one runs at the shape of its bucket, on
+a CUDA device as a graph that was captured once. A wide one is prefill: torch's fused attention, row by row, at the
+shape that it has. Shape suffixes as in kernel_api.py.
+"""
 
 from __future__ import annotations
 
+from functools import partial
+from weakref import WeakKeyDictionary
+
+import torch
 from torch import Tensor
 
-from triforce.backends.cuda.executor import GraphExecutor
+from triforce.backends.cuda.graphs import GraphInputs, Graphs, Replay, shape_of
+from triforce.backends.cuda.kv import TritonKV
 from triforce.backends.cuda.triton.pointwise import norm, swiglu
-from triforce.backends.kernel_api import ForwardBatch, ForwardOutput, KVBackend
-from triforce.backends.torch.model import TorchLayer, TorchModel
+from triforce.backends.kernel_api import ForwardBatch, ForwardOutput, KVBackend, ModelBackend, PageTable
+from triforce.backends.torch.kv import WIDE
+from triforce.backends.torch.model import TorchLayer, TorchModel, forward_layers, forward_layerwise
 from triforce.model.config import ModelConfig
 from triforce.model.weights import Weights
+
+NARROW = 64
+"""Wider passes are not captured: there are few of them, and of many widths."""
 
 
 class TritonLayer(TorchLayer):
@@ -17,11 +31,63 @@ class TritonLayer(TorchLayer):
 
 
 class TritonModel(TorchModel):
+    """Keeps the passes that were captured, for each KV memory as long as that is there."""
+
     block = TritonLayer
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         super().__init__(config, weights)
-        self.executor = GraphExecutor()
+        self._kept: WeakKeyDictionary[TritonKV, tuple[int, Graphs]] = WeakKeyDictionary()
 
     def forward(self, ids_BT: Tensor, kv: KVBackend, batch: ForwardBatch, at_BJ: Tensor | None) -> ForwardOutput:
-        return self.executor.forward(self, ids_BT, kv, batch, at_BJ)
+        return self.run(self, ids_BT, kv, batch, at_BJ)
+
+    def run(
+        self, model: ModelBackend, ids_BT: Tensor, kv: KVBackend, batch: ForwardBatch, at_BJ: Tensor | None
+    ) -> ForwardOutput:
+        """Do what `ModelBackend.forward` says, for a model made of this one's layers."""
+        if not isinstance(kv, TritonKV):
+            return forward_layerwise(model, ids_BT, kv, batch, at_BJ)
+        kv.prepare(batch, ids_BT.shape[1])
+        B, T = ids_BT.shape
+        if at_BJ is None:
+            at_BJ = torch.arange(T).expand(B, -1)
+        shape = shape_of(B, T, at_BJ.shape[1], batch, padded=T <= NARROW)
+        if T > NARROW or batch.passing:
+            inputs = GraphInputs(shape, kv.device)
+            inputs.fill(ids_BT, at_BJ, batch)
+            wide = T > WIDE and not (batch.return_mass or batch.views[0][1].window)
+            output = run_pass(model, kv, inputs, batch.lists() if wide else None)
+            return output if T > NARROW else _cut(output, B, T, at_BJ.shape[1], batch)
+        graphs = self._graphs(kv)
+        captured = graphs.get(shape, lambda: Replay(GraphInputs(shape, kv.device)))
+        captured.inputs.fill(ids_BT, at_BJ, batch)
+        run = partial(run_pass, model, kv, captured.inputs)
+        output = graphs.run(captured, run) if kv.capturable else run()
+        return _cut(output, B, T, at_BJ.shape[1], batch)
+
+    def _graphs(self, kv: TritonKV) -> Graphs:
+        """The passes over this KV that were captured since something in it has moved."""
+        version, graphs = self._kept.get(kv, (-1, None))
+        if graphs is None or version != kv.version:
+            graphs = Graphs(kv.device)
+            self._kept[kv] = kv.version, graphs
+        return graphs
+
+
+def run_pass(
+    model: ModelBackend, kv: TritonKV, inputs: GraphInputs, wide: list[PageTable] | None = None
+) -> ForwardOutput:
+    """A function of what lies in the inputs; `wide`: each layer's lists, for torch's fused attention."""
+    attention, shape = kv.device_attention(inputs, wide), inputs.shape
+    return forward_layers(model, inputs.ids_BT, inputs.at_BJ, attention, shape.observe, shape.return_mass)
+
+
+def _cut(whole: ForwardOutput, rows: int, width: int, columns: int, batch: ForwardBatch) -> ForwardOutput:
+    """An output without the padding of its bucket, and to be kept: the next pass of this shape overwrites it."""
+    logits_BJV, queries_LBTHD, mass_LBGU = whole
+    return ForwardOutput(
+        logits_BJV[:rows, :columns].clone(),
+        queries_LBTHD[:, :rows, :width].clone() if queries_LBTHD is not None else None,
+        mass_LBGU[:, :rows, :, : batch.views[0][1].units.shape[-1]].clone() if mass_LBGU is not None else None,
+    )

@@ -1,4 +1,4 @@
-"""The sampler for CUDA devices: one launch and one copy back.
+"""The sampler for CUDA devices, one launch and one copy back, and its noise.
 
 Shape suffixes: B rows, K drafted tokens, J = K + 1, V vocabulary.
 """
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from triforce.backends.cuda.triton.rng import exponentials, uniforms
 from triforce.backends.cuda.triton.sampler import KEPT, SamplerInputs, by_race, by_rejection
 from triforce.interface.sampling_params import SamplingParams
 from triforce.ragged import Bools, Ints, to_device
@@ -21,7 +22,7 @@ from triforce.speculation.verification import accepted_draft
 
 
 class TritonSampling:
-    """The laws are the warper's; it is asked only where a row has penalties or biases.
+    """The laws are the warper's; it is used only where a row has penalties or biases.
 
     The host waits once. What it gives for rows that are not live may be anything.
     """
@@ -44,24 +45,36 @@ class TritonSampling:
             logits_BJV = self._processor.adjusted(logits_BJV, *text)
         lasts_B = np.where(live_B, guess.counts_B, -1)
         places_2B = to_device(np.stack((prefix.lengths_B, lasts_B)), logits_BJV.device)
-        asked = SamplerInputs(logits_BJV, self._settings_5B, places_2B)
-        decided_2BJ, laws_BJV = self._decide(asked, guess, live_B, tier)
+        inputs = SamplerInputs(logits_BJV, self._settings_5B, places_2B)
+        decided_2BJ, laws_BJV = self._decide(inputs, guess, live_B, tier)
         verdicts_BJ, peaks_BJ = decided_2BJ.cpu()  # here the host waits
         check(peaks_BJ.view(torch.float64))
         kept_B = _leading(verdicts_BJ.numpy(), guess, isinstance(self.coupling, Seeded))
         tokens_B = verdicts_BJ[torch.arange(len(kept_B)), kept_B]
         return accepted_draft(guess, kept_B, tokens_B, laws_BJV, tier)
 
-    def _decide(self, asked: SamplerInputs, guess: Draft, live_B: Bools, tier: int) -> tuple[Tensor, Tensor]:
+    def _decide(self, inputs: SamplerInputs, guess: Draft, live_B: Bools, tier: int) -> tuple[Tensor, Tensor]:
         """Verdicts and peaks (2, B, J), and the laws that a draft must carry."""
-        device, noise = asked.logits_BJV.device, self.coupling.noise
+        device, noise = inputs.logits_BJV.device, self.coupling.noise
         if isinstance(self.coupling, Seeded):
             assert isinstance(noise, Noise), "exponentials are made where they are needed"
-            nothing_BJV = guess.probs_BKV.new_empty(*asked.logits_BJV.shape[:2], 0)
-            return by_race(asked, noise.seeds_B, noise.choices_B), nothing_BJV
-        uniforms_BJ = noise.uniforms(tier, asked.logits_BJV.shape[1], (guess.counts_B + 1) * live_B)
+            nothing_BJV = guess.probs_BKV.new_empty(*inputs.logits_BJV.shape[:2], 0)
+            return by_race(inputs, noise.seeds_B, noise.choices_B), nothing_BJV
+        uniforms_BJ = noise.uniforms(tier, inputs.logits_BJV.shape[1], (guess.counts_B + 1) * live_B)
         tokens_BK = to_device(np.ascontiguousarray(guess.tokens_BK), device)
-        return by_rejection(asked, tokens_BK, guess.probs_BKV.to(device), uniforms_BJ.to(device))
+        return by_rejection(inputs, tokens_BK, guess.probs_BKV.to(device), uniforms_BJ.to(device))
+
+
+class TritonNoise(Noise):
+    """Noise that is made in one launch."""
+
+    def uniforms(self, tier: int, n: int, used_B: Ints) -> Tensor:
+        out_Bn = uniforms(self.seeds_B, self.choices_B, self.draws[tier], tier, n)
+        self.draws[tier] += to_device(used_B, self.draws.device)
+        return out_Bn
+
+    def _exponentials(self, rows_N: Tensor, positions_N: Tensor, vocab_size: int) -> Tensor:
+        return exponentials(self.seeds_B[rows_N], self.choices_B[rows_N], positions_N, vocab_size)
 
 
 def _leading(verdicts_BJ: Ints, guess: Draft, picks: bool) -> Tensor:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from math import prod
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from triforce.backends.kernel_api import PAGE, ForwardBatch, LayerAttention, PageTable, Rotation
+from triforce.backends.kernel_api import PAGE, Device, ForwardBatch, KeysValues, LayerAttention, PageTable, Rotation
 from triforce.backends.torch.attention import attend, attend_causal
 from triforce.errors import CacheError
 from triforce.model.config import ModelConfig
@@ -29,12 +28,7 @@ class TorchKV:
     searches = False
 
     def __init__(
-        self,
-        config: ModelConfig,
-        pages: int,
-        dtype: torch.dtype,
-        device: torch.device | str = "cpu",
-        layers: int | None = None,
+        self, config: ModelConfig, pages: int, dtype: torch.dtype, device: Device = "cpu", layers: int | None = None
     ) -> None:
         shape = (config.layers if layers is None else layers, config.kv_heads, (pages + 1) * PAGE, config.head_dim)
         self.config = config
@@ -53,7 +47,8 @@ class TorchKV:
             self.write(layer, slots_N, *keys_values)
             q_sinks_BTHD = rotated(q_BTHD, to_sinks).to(dtype) if to_sinks else None
             q_BTHD = rotated(q_BTHD, rotation).to(dtype)
-            return q_BTHD, *self.attend(layer, q_BTHD, lists_L[layer], batch.return_mass, q_sinks_BTHD)
+            kv = self.keys_LGSD[layer], self.values_LGSD[layer]
+            return q_BTHD, *attend_lists(q_BTHD, kv, lists_L[layer], batch.return_mass, q_sinks_BTHD)
 
         return attention
 
@@ -61,39 +56,27 @@ class TorchKV:
         self.keys_LGSD[layer].index_copy_(1, slots_N, k_GND)
         self.values_LGSD[layer].index_copy_(1, slots_N, v_GND)
 
-    def read(self, layer: int, slots_N: Tensor) -> tuple[Tensor, Tensor]:
+    def read(self, layer: int, slots_N: Tensor) -> KeysValues:
         return self.keys_LGSD[layer].index_select(1, slots_N), self.values_LGSD[layer].index_select(1, slots_N)
 
-    def view(self, layer: int, first: int, count: int) -> tuple[Tensor, Tensor]:
+    def view(self, layer: int, first: int, count: int) -> KeysValues:
         return self.keys_LGSD[layer, :, first : first + count], self.values_LGSD[layer, :, first : first + count]
 
-    def attend(
-        self,
-        layer: int,
-        q_BTHD: Tensor,
-        lists: PageTable,
-        return_mass: bool = False,
-        q_sinks_BTHD: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        return attend_lists(q_BTHD, self.keys_LGSD[layer], self.values_LGSD[layer], lists, return_mass, q_sinks_BTHD)
+    def attend(self, layer: int, q_BTHD: Tensor, lists: PageTable) -> Tensor:
+        return attend_lists(q_BTHD, (self.keys_LGSD[layer], self.values_LGSD[layer]), lists)[0]
 
 
 def attend_lists(
-    q_BTHD: Tensor,
-    k_GSD: Tensor,
-    v_GSD: Tensor,
-    lists: PageTable,
-    return_mass: bool = False,
-    q_sinks_BTHD: Tensor | None = None,
+    q_BTHD: Tensor, kv: KeysValues, lists: PageTable, return_mass: bool = False, q_sinks_BTHD: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Do what `KVBackend.attend` says, over the slots of one layer."""
-    G, U = len(k_GSD), lists.units.shape[-1]
+    """Mixed values and mass as a `LayerAttention` gives them. `q_sinks`: queries as they meet the sinks, if given."""
+    G, U = len(kv[0]), lists.units.shape[-1]
     attn_out_BTHD = torch.zeros_like(q_BTHD)
     mass_BGU = torch.zeros(len(q_BTHD), G, U, device=q_BTHD.device) if return_mass else q_BTHD.new_empty(0)
     for b, (start, count) in enumerate(zip(lists.starts, lists.counts, strict=True)):
         if count == 0:
             continue
-        k_GKD, v_GKD = _visible(k_GSD, v_GSD, lists.units[b], lists.unit, start + count)
+        k_GKD, v_GKD = _visible(*kv, lists.units[b], lists.unit, start + count)
         q_THD = q_BTHD[b, :count]
         if count > WIDE and not (return_mass or lists.window):
             attn_out_BTHD[b, :count] = attend_causal(q_THD, k_GKD, v_GKD)
@@ -129,8 +112,7 @@ def rotated(q_BTHD: Tensor, rotation: Rotation) -> Tensor:
 def slots(lists: PageTable, width: int) -> Tensor:
     """Slots of a pass's tokens, (N): they are the keys from `starts` on. Padding goes to the scratch page."""
     units_BU = lists.units if lists.units.ndim == 2 else lists.units[:, 0]
-    counts_B = ints(lists.counts)
-    padding_BT = torch.from_numpy(columns(np.zeros_like(counts_B), width) >= counts_B[:, None]).to(units_BU.device)
+    padding_BT = (torch.arange(width) >= torch.tensor(lists.counts)[:, None]).to(units_BU.device)
     at_BT = torch.from_numpy(columns(ints(lists.starts), width)).to(units_BU.device)
     unit_BT = units_BU.gather(1, (at_BT // lists.unit).clamp_max(units_BU.shape[1] - 1))
     slots_BT = unit_BT * lists.unit + at_BT % lists.unit
@@ -144,7 +126,7 @@ def gather(memory_GSD: Tensor, slots_GK: Tensor) -> Tensor:
     return memory_GSD.reshape(G * S, D).index_select(0, flat_GK.flatten()).view(G, -1, D)
 
 
-def allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Tensor:
+def allocate(shape: tuple[int, ...], dtype: torch.dtype, device: Device) -> Tensor:
     """Allocate keys or values of this shape; the other is assumed as large. Raises CacheError without room."""
     try:
         return torch.empty(shape, dtype=dtype, device=device)

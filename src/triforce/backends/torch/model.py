@@ -1,4 +1,4 @@
-"""A decoder's weights on the torch path: right on any device and for any dtype.
+"""A decoder's weights on the torch path, right on any device and for any dtype, and passes that go layer by layer.
 
 Shape suffixes as in kernel_api.py; I MLP size, Q = H * D, P = G * D.
 """
@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from triforce.backends import layerwise
-from triforce.backends.kernel_api import ForwardBatch, ForwardOutput, KVBackend
+from triforce.backends.kernel_api import ForwardBatch, ForwardOutput, KVBackend, LayerAttention, ModelBackend
 from triforce.model.config import ModelConfig
 from triforce.model.weights import Layer, Weights
 
@@ -64,7 +63,6 @@ class TorchLayer:
 class TorchModel:
     width_independent = False
     """torch's matrix products do not promise it."""
-
     block = TorchLayer
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
@@ -72,7 +70,7 @@ class TorchModel:
         self.blocks = [self.block(config, layer) for layer in weights.layers]
 
     def forward(self, ids_BT: Tensor, kv: KVBackend, batch: ForwardBatch, at_BJ: Tensor | None) -> ForwardOutput:
-        return layerwise.forward(self, ids_BT, kv, batch, at_BJ)
+        return forward_layerwise(self, ids_BT, kv, batch, at_BJ)
 
     def embed(self, ids_N: Tensor) -> Tensor:
         return F.embedding(ids_N.to(self.weights.embedding_VC.device), self.weights.embedding_VC)
@@ -80,3 +78,39 @@ class TorchModel:
     def head(self, x_NC: Tensor) -> Tensor:
         y_NC = self.block.norm(x_NC, self.weights.norm_C, self.config.norm_eps)
         return F.linear(y_NC, self.weights.head_VC).float()
+
+
+def forward_layerwise(
+    model: ModelBackend, ids_BT: Tensor, kv: KVBackend, batch: ForwardBatch, at_BJ: Tensor | None
+) -> ForwardOutput:
+    """Do what `ModelBackend.forward` says, for any model that has layers and any KV memory."""
+    attention = kv.layer_attention(batch, ids_BT.shape[1])
+    return forward_layers(model, ids_BT, at_BJ, attention, batch.observe, batch.return_mass)
+
+
+def forward_layers(
+    model: ModelBackend,
+    ids_BT: Tensor,
+    at_BJ: Tensor | None,
+    attention: LayerAttention,
+    observe: bool,
+    return_mass: bool,
+) -> ForwardOutput:
+    """Logits of columns `at_BJ` (None: all of them, J = T); the queries if `observe`, their mass if `return_mass`."""
+    (B, T), queries, masses = ids_BT.shape, list[Tensor](), list[Tensor]()
+    x_NC, scored = model.embed(ids_BT.flatten()), at_BJ is None or at_BJ.shape[1] > 0
+    for index, block in enumerate(model.blocks):
+        q, k, v = (x.view(B, T, *x.shape[1:]) for x in block.qkv(x_NC))
+        rotated_BTHD, attn_out_BTHD, mass_BGU = attention(index, q, k, v)
+        queries.append(rotated_BTHD)
+        masses.append(mass_BGU)
+        if scored or index + 1 < len(model.blocks):
+            block.finish(x_NC, attn_out_BTHD.flatten(0, 1).flatten(1))
+    if at_BJ is not None:
+        T = at_BJ.shape[1]
+        at_BJ1 = at_BJ[..., None].to(x_NC.device)
+        x_NC = x_NC.view(B, -1, x_NC.shape[1]).take_along_dim(at_BJ1, dim=1).flatten(0, 1)
+    logits_NV = model.head(x_NC)
+    queries_LBTHD = torch.stack(queries) if observe else None
+    mass_LBGU = torch.stack(masses) if return_mass else None
+    return ForwardOutput(logits_NV.view(B, T, logits_NV.shape[1]), queries_LBTHD, mass_LBGU)

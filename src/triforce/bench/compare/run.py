@@ -1,4 +1,7 @@
-"""Rows of engines on prompts: the same token ids, greedy, the same number of new tokens, prefill apart."""
+"""The engines, and their rows on prompts: the same token ids, greedy, the same number of new tokens, prefill apart.
+
+Then what they come to, and tables.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +15,49 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
-from triforce.bench.compare.engines import ENGINES, PLAIN
+from triforce.eval import Table
 from triforce.eval.repetition import repeated
+from triforce.eval.tables import percent, tokens
 from triforce.ragged import common_prefix
 
 Row = dict[str, Any]
 BUSY = 0.85
 """Share of the cores that must have been busy, 1.7 of 2: else something was in the way, or idle."""
 
-
 LONG = 60.0
 """Seconds after which there is no further try, if one counts."""
+
+
+class EngineSpec(NamedTuple):
+    """A worker, in the order of settings that it is run in; the fastest is its best. `needs`: the extra to install."""
+
+    title: str
+    variants: tuple[str, ...]
+    needs: str | None = None
+    assisted: tuple[str, ...] = ()
+    """Settings that need a draft model."""
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        return self.variants + self.assisted
+
+
+OURS = "triforce"
+PLAIN = (OURS, "ar")
+"""The engine and its setting that the texts of all others are compared with."""
+
+ENGINES = {
+    OURS: EngineSpec("triforce", ("ar", "retrieval", "auto"), assisted=("triforce",)),
+    "transformers": EngineSpec(
+        "transformers", ("bf16", "f32", "bf16 lookup", "f32 lookup"), assisted=("bf16 assisted",)
+    ),
+    "openvino": EngineSpec("OpenVINO GenAI", ("default", "u8", "f16", "lookup"), "compare-openvino"),
+    "llamacpp": EngineSpec("llama.cpp", ("no flash attention", "flash attention", "lookup"), "compare-llamacpp"),
+    "onnx": EngineSpec("ONNX Runtime GenAI", ("fp32",), "compare-onnx"),
+    "vllm": EngineSpec("vLLM, CPU", ("compiled", "eager"), "compare-vllm"),
+}
 
 
 @dataclass(frozen=True)
@@ -75,18 +108,15 @@ def _row(engine: str, variant: str, ids: list[int], plan: CompareConfig, path: s
 
 
 def _run(engine: str, variant: str, ids: list[int], plan: CompareConfig, path: str) -> Row:
-    task: Row = {
-        "model": str(plan.model),
-        "draft": str(plan.draft) if plan.draft else None,
-        "ids": ids,
-        "variant": variant,
-    }
-    task |= {"tokens": plan.tokens, "threads": plan.threads, "work": str(plan.work)}
+    task = {
+        "model": str(plan.model), "draft": str(plan.draft) if plan.draft else None, "work": str(plan.work),
+        "ids": ids, "variant": variant, "tokens": plan.tokens, "threads": plan.threads,
+    }  # fmt: skip
     python = plan.pythons.get(engine, sys.executable)
     environment = os.environ | {"OMP_NUM_THREADS": str(plan.threads)}
     if python != sys.executable:
         environment["PYTHONPATH"] = path
-    command = [python, "-m", f"triforce.bench.compare.with_{engine}"]
+    command = [python, "-m", "triforce.bench.compare.workers", engine]
     try:
         done = subprocess.run(
             command, input=json.dumps(task), capture_output=True, text=True, timeout=plan.timeout, env=environment
@@ -101,18 +131,12 @@ def _run(engine: str, variant: str, ids: list[int], plan: CompareConfig, path: s
 
 
 def _speeds(result: Row, context: int, threads: int) -> Row:
-    decoded, seconds = result["decoded"], result["seconds"]
+    decoded, seconds, prefill, busy = (result[name] for name in ("decoded", "seconds", "prefill_seconds", "busy_cores"))
     return {
-        "tokens": decoded,
-        "seconds": seconds,
-        "tokens_per_second": decoded / seconds if seconds else 0.0,
-        "prefill_seconds": result["prefill_seconds"],
-        "prefill_tokens_per_second": context / result["prefill_seconds"],
-        "busy_cores": result["busy_cores"],
-        "accepted": result["busy_cores"] >= BUSY * threads,
-        "version": result["version"],
-        "ids": result["ids"],
-    }
+        "tokens": decoded, "seconds": seconds, "tokens_per_second": decoded / seconds if seconds else 0.0,
+        "prefill_seconds": prefill, "prefill_tokens_per_second": context / prefill,
+        "busy_cores": busy, "accepted": busy >= BUSY * threads, "version": result["version"], "ids": result["ids"],
+    }  # fmt: skip
 
 
 def _trouble(engine: str, stderr: str) -> Row:
@@ -129,3 +153,63 @@ def _package() -> Iterator[str]:
     with TemporaryDirectory() as folder:
         (Path(folder) / "triforce").symlink_to(Path(__file__).parents[2], target_is_directory=True)
         yield folder
+
+
+def summary(found: Sequence[Row]) -> list[Row]:
+    """Return by context the fastest accepted setting of each engine, and our tokens/s over the best of the others.
+
+    `decode` is of our best mode, `plain` of our plain decoding, `prefill` of tokens/s of prefill; None where there is
+    nothing to compare with.
+    """
+    made = []
+    for context in sorted({row["context"] for row in found}):
+        counted = [row for row in found if row["context"] == context and row.get("accepted")]
+        ours, others = ([row for row in counted if (row["engine"] == OURS) == mine] for mine in (True, False))
+        plain = [row for row in ours if (row["engine"], row["variant"]) == PLAIN]
+        best = {engine: _most([r for r in counted if r["engine"] == engine], "tokens_per_second") for engine in ENGINES}
+        made.append({
+            "context": context, "best": {name: most for name, most in best.items() if most},
+            "decode": _ratio(ours, others, "tokens_per_second"), "plain": _ratio(plain, others, "tokens_per_second"),
+            "prefill": _ratio(ours, others, "prefill_tokens_per_second"),
+        })  # fmt: skip
+    return made
+
+
+def _ratio(ours: Sequence[Row], others: Sequence[Row], name: str) -> float | None:
+    mine, theirs = _most(ours, name), _most(others, name)
+    return mine / theirs if mine and theirs else None
+
+
+def _most(rows: Sequence[Row], name: str) -> float | None:
+    return max((float(row[name]) for row in rows), default=None)
+
+
+def tables(found: Sequence[Row]) -> list[Table]:
+    """A table for each context, and what is missing."""
+    made = [_table(context, found) for context in sorted({row["context"] for row in found})]
+    absent = {(row["engine"], row["variant"]): row.get("missing") or row.get("failed") for row in found}
+    lines = [[f"{ENGINES[engine].title}, {variant}", why] for (engine, variant), why in absent.items() if why]
+    note = "An engine without an extra is left out; one that failed says why."
+    return [*made, *([Table("Not compared", note, ["engine", "why"], lines)] if lines else [])]
+
+
+def _table(context: int, found: Sequence[Row]) -> Table:
+    rows = [row for row in found if row["context"] == context and "tokens_per_second" in row]
+    plain = next((row for row in rows if (row["engine"], row["variant"]) == PLAIN), None)
+    lines = []
+    for row in rows:
+        ratio = f"{row['tokens_per_second'] / plain['tokens_per_second']:.2f}" if plain else "-"
+        name = f"{ENGINES[row['engine']].title} {row['version']}, {row['variant']}"
+        busy = f"{row['busy_cores']:.2f}" + ("" if row["accepted"] else ", rejected")
+        lines.append([
+            name, f"{row['prefill_seconds']:.1f}", f"{row['tokens_per_second']:.1f}", ratio, busy,
+            percent(row["as_plain"]) or "-", percent(row["repeated_8_grams"]),
+        ])  # fmt: skip
+    note = (
+        "Greedy; seconds to the first token, then tokens/s of the others, and these over our plain decoding's; medians "
+        "of three runs, or one of a minute. Rows with too few busy cores (1.7 of 2) are rejected. As plain: the share "
+        "of tokens before the first that differs from our plain decoding's; other engines round otherwise, so theirs "
+        "may part anywhere. Repeats: the share of 8-grams that the text had before, which lookup lives on."
+    )
+    header = ["engine", "prefill, s", "tokens/s", "of plain", "busy cores", "as plain", "repeats"]
+    return Table(f"Decoding after {tokens(context)} tokens", note, header, lines)

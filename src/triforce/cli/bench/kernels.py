@@ -6,17 +6,14 @@ import json
 from argparse import Namespace
 from typing import Any
 
+from triforce.bench import kernels, shapes
 from triforce.cli.bench.report import about, machine, write
+from triforce.engine.inputs import known
 from triforce.errors import RequestError
-
-Row = dict[str, Any]
 
 
 def run(options: Namespace) -> int:
     """Print a line for each row as it is measured, and last of all a line of JSON. Raises RequestError."""
-    from triforce.bench import kernels, shapes
-    from triforce.engine.inputs import known
-
     if min(options.contexts) < 2:
         raise RequestError(f"--contexts {min(options.contexts)}: give at least 2 tokens")
     rows = []
@@ -28,7 +25,7 @@ def run(options: Namespace) -> int:
     return 0
 
 
-def _line(row: Row) -> str:
+def _line(row: dict[str, Any]) -> str:
     name = " ".join(str(row[key]) for key in ("kernel", "shape") if key in row)
     where = " ".join(f"{key} {row[key]:,}" for key in ("context", "width", "vocabulary", "temperature") if key in row)
     took = f"{row['seconds'] * 1e6:>10,.1f} us" if "seconds" in row else ""

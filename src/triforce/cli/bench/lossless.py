@@ -5,24 +5,24 @@ from __future__ import annotations
 import json
 from argparse import Namespace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tqdm import tqdm
 
+from triforce.bench.cells import WORKLOADS
+from triforce.bench.lossless import PLAIN, LosslessConfig, certificate, rows, tables
 from triforce.cli.bench.report import about, show, write
 from triforce.cli.bench.setup import load, modes, sources
 from triforce.cli.progress import Prefill
+from triforce.engine.inputs import known
+from triforce.engine.modes import COUPLINGS, MODES
+from triforce.engine.speculative_config import LOWER_TIERS
 from triforce.errors import RequestError
-
-if TYPE_CHECKING:
-    from triforce.bench.lossless import LosslessConfig
-    from triforce.llm import LLM
+from triforce.llm import LLM
 
 
 def run(options: Namespace) -> int:
     """Prints what was compared, and last of all a line of JSON."""
-    from triforce.bench.lossless import certificate, rows, tables
-
     _require_sense(options)
     found: list[dict[str, Any]] = []
     for lower in options.lower_tiers:
@@ -43,9 +43,6 @@ def run(options: Namespace) -> int:
 
 
 def _plan(llm: LLM, options: Namespace) -> LosslessConfig:
-    from triforce.bench.lossless import PLAIN, LosslessConfig
-    from triforce.engine.modes import MODES
-
     context = llm.target.config.context
     if max(options.contexts) > context:
         raise RequestError(f"--contexts {max(options.contexts):,} is beyond the model's {context:,} positions")
@@ -56,14 +53,13 @@ def _plan(llm: LLM, options: Namespace) -> LosslessConfig:
 
 def _require_sense(options: Namespace) -> None:
     """Raises RequestError for what cannot be compared, before a model is loaded."""
-    from triforce.bench.cells import WORKLOADS
-    from triforce.engine.inputs import known
-    from triforce.engine.modes import COUPLINGS
-    from triforce.engine.speculative_config import LOWER_TIERS
-
-    lists = {"couplings": ("coupling", COUPLINGS), "workloads": ("workload", WORKLOADS)}
-    for name, (kind, allowed) in (lists | {"lower_tiers": ("lower_tiers", LOWER_TIERS)}).items():
-        for value in getattr(options, name):
+    lists = (
+        (options.couplings, "coupling", COUPLINGS),
+        (options.workloads, "workload", WORKLOADS),
+        (options.lower_tiers, "lower_tiers", LOWER_TIERS),
+    )
+    for values, kind, allowed in lists:
+        for value in values:
             known(kind, value, allowed)
     if min(options.tokens, *options.batches) < 1 or min(options.contexts) < 2:
         raise RequestError("--tokens and --batches must be at least 1, --contexts at least 2")

@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
-from triforce.cli.options import (
-    COUPLINGS,
-    MODES,
-    coupling,
-    described,
-    draft,
-    json_file,
-    lower_tiers,
-    model,
-    placement,
-    quiet,
-    searched_layers,
-    several,
-)
+from triforce.cli import options
+
+_MODES = f"of {', '.join(options.MODES)}"
 
 
 def bench(parser: argparse.ArgumentParser) -> None:
@@ -25,117 +15,99 @@ def bench(parser: argparse.ArgumentParser) -> None:
     for name, summary, add in PARTS:
         part = what.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
         add(part)
-        json_file(part)
+        options.json_file(part)
 
 
 def _speed(parser: argparse.ArgumentParser) -> None:
-    model(parser)
-    draft(parser)
-    texts(parser)
+    _models_and_texts(parser)
     add = parser.add_argument
     _cells(parser)
-    add("--top-p", type=float, default=0.9, metavar="X", help=described("of the sampled texts"))
-    text = f"of {', '.join(MODES)} (default: ar, retrieval, triforce, draft-ngram and auto, as far as there is a draft)"
-    add("--modes", type=several(str), metavar="MODE,...", help=text)
-    add("--tokens", type=int, default=128, metavar="N", help=described("new tokens of each text"))
+    options.number(parser, "--top-p", "of the sampled texts", 0.9, float, "X")
+    usual = "ar, retrieval, triforce, draft-ngram and auto, as far as there is a draft"
+    _several(parser, "--modes", str, "MODE", f"{_MODES} (default: {usual})")
+    options.number(parser, "--tokens", "new tokens of each text", 128)
     text = "turns at most; at least 3 if there is no end (default: 7, or as many short ones as 30 seconds hold)"
-    add("--repeats", type=int, metavar="N", help=text)
-    add("--minutes", type=float, default=90, metavar="X", help=described("for all cells; each gets its share"))
+    options.number(parser, "--repeats", text)
+    options.number(parser, "--minutes", "for all cells; each gets its share", 90, float, "X")
     add("--caches", metavar="FOLDER", help="keep the KV of the prompts there for another time: 6 KiB a token")
-    add("--draft-tokens", type=int, default=2, metavar="N", help=described("tokens the draft guesses at a time"))
-    add(
-        "--speculative-tokens",
-        type=int,
-        default=6,
-        metavar="N",
-        help=described("tokens the retrieval tier guesses at a time"),
-    )
-    add(
-        "--retrieval-budget",
-        default="auto",
-        metavar="N|P%",
-        help="tokens the retrieval tier sees (default: auto: 2048 or so)",
-    )
-    searched_layers(parser)
-    lower_tiers(parser)
-    coupling(parser)
-    add(
-        "--synthetic",
-        type=several(float),
-        metavar="OUTER,INNER",
-        help="instead of a model: a 30 M shape of random weights, whose guesses are kept with these probabilities",
-    )
-    quiet(parser)
-    placement(parser, context=False)
+    options.speculation_lengths(parser)
+    options.retrieval_budget(parser, "tokens the retrieval tier sees (default: auto: 2048 or so)")
+    options.searched_layers(parser)
+    options.lower_tiers(parser)
+    options.coupling(parser)
+    text = "instead of a model: a 30 M shape of random weights, whose guesses are kept with these probabilities"
+    add("--synthetic", type=options.several(float), metavar="OUTER,INNER", help=text)
+    options.quiet(parser)
+    options.placement(parser, context=False)
 
 
 def _cells(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--cells", type=several(str), metavar="NAME,...", help="cells by name; paper: 48 that cover all (default)")
-    add("--full", action="store_true", help="every cell there is: 600 of them, half a day")
-    add("--contexts", type=several(int), metavar="N,...", help="prompt tokens, instead of --cells")
-    add("--batches", type=several(int), metavar="N,...", help="texts made together")
-    add("--temperatures", type=several(float), metavar="X,...", help="0 is greedy")
-    add("--workloads", type=several(str), metavar="NAME,...", help="books, code, needle, copy, summary, many-shot")
+    _several(parser, "--cells", str, "NAME", "cells by name; paper: 48 that cover all (default)")
+    parser.add_argument("--full", action="store_true", help="every cell there is: 600 of them, half a day")
+    _several(parser, "--contexts", int, "N", "prompt tokens, instead of --cells")
+    _several(parser, "--batches", int, "N", "texts made together")
+    _several(parser, "--temperatures", float, "X", "0 is greedy")
+    _several(parser, "--workloads", str, "NAME", "books, code, needle, copy, summary, many-shot")
 
 
 def _kernels(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--contexts", type=several(int), default=[32_768, 131_072], metavar="N,...", help="tokens in the KV cache")
-    add("--shapes", type=several(str), default=["30m", "llama-3.2-1b"], metavar="NAME,...", help="30m, llama-3.2-1b")
+    _several(parser, "--contexts", int, "N", "tokens in the KV cache", [32_768, 131_072])
+    _several(parser, "--shapes", str, "NAME", "30m, llama-3.2-1b", ["30m", "llama-3.2-1b"])
 
 
 def _lossless(parser: argparse.ArgumentParser) -> None:
-    model(parser)
-    draft(parser)
-    texts(parser)
-    add = parser.add_argument
-    add("--contexts", type=several(int), default=[512, 4096, 16_384], metavar="N,...", help="prompt tokens")
-    add("--temperatures", type=several(float), default=[0.0, 0.6, 1.0, 1.2], metavar="X,...", help="0 is greedy")
-    add("--batches", type=several(int), default=[1, 4], metavar="N,...", help="texts made together")
-    add(
-        "--workloads",
-        type=several(str),
-        default=["books", "code", "copy"],
-        metavar="NAME,...",
-        help="as in bench speed",
-    )
-    add("--modes", type=several(str), metavar="MODE,...", help="to compare (default: all that these models can run)")
-    add("--couplings", type=several(str), default=list(COUPLINGS), metavar="NAME,...", help=", ".join(COUPLINGS))
-    add("--tokens", type=int, default=128, metavar="N", help=described("new tokens of each text"))
-    add("--lower-tiers", type=several(str), default=["same"], metavar="NAME,...", help="same, int8")
-    quiet(parser)
-    placement(parser, context=False)
+    _models_and_texts(parser)
+    _several(parser, "--contexts", int, "N", "prompt tokens", [512, 4096, 16_384])
+    _several(parser, "--temperatures", float, "X", "0 is greedy", [0.0, 0.6, 1.0, 1.2])
+    _several(parser, "--batches", int, "N", "texts made together", [1, 4])
+    _several(parser, "--workloads", str, "NAME", "as in bench speed", ["books", "code", "copy"])
+    _several(parser, "--modes", str, "MODE", "to compare (default: all that these models can run)")
+    _several(parser, "--couplings", str, "NAME", ", ".join(options.COUPLINGS), list(options.COUPLINGS))
+    options.number(parser, "--tokens", "new tokens of each text", 128)
+    _several(parser, "--lower-tiers", str, "NAME", "same, int8", ["same"])
+    options.quiet(parser)
+    options.placement(parser, context=False)
 
 
 def _compare(parser: argparse.ArgumentParser) -> None:
-    model(parser)
-    draft(parser)
-    texts(parser)
+    _models_and_texts(parser)
     add = parser.add_argument
-    add("--engines", type=several(str), metavar="NAME,...", help="some of them; a wrong name lists them all")
-    add("--contexts", type=several(int), default=[16_384, 32_768], metavar="N,...", help="prompt tokens")
-    add("--workload", default="books", metavar="NAME", help=described("as in bench speed"))
-    add("--tokens", type=int, default=64, metavar="N", help=described("new tokens, greedy"))
-    add("--threads", type=int, metavar="N", help="for every engine (default: the cores there are)")
-    add("--timeout", type=float, default=1800, metavar="S", help=described("seconds that one run may take"))
+    _several(parser, "--engines", str, "NAME", "some of them; a wrong name lists them all")
+    _several(parser, "--contexts", int, "N", "prompt tokens", [16_384, 32_768])
+    add("--workload", default="books", metavar="NAME", help=options.described("as in bench speed"))
+    options.number(parser, "--tokens", "new tokens, greedy", 64)
+    options.number(parser, "--threads", "for every engine (default: the cores there are)")
+    options.number(parser, "--timeout", "seconds that one run may take", 1800, float, "S")
     text = "interpreter to run an engine with, as openvino=/path/to/python; all=... is for the others; may be repeated"
     add("--python", action="append", default=[], metavar="ENGINE=PATH", help=text)
     add("--work", metavar="FOLDER", help="keep converted checkpoints there (default: they are made anew each time)")
 
 
 def _start(parser: argparse.ArgumentParser) -> None:
-    model(parser)
-    draft(parser)
+    options.model(parser)
+    options.draft(parser)
     add = parser.add_argument
     text = "instead of a model: random weights in as many layers as thin32 or thin80 says, or of another shape"
     add("--shape", metavar="NAME", help=text)
-    add("--modes", type=several(str), default=["ar", "auto"], metavar="MODE,...", help=f"of {', '.join(MODES)}")
+    _several(parser, "--modes", str, "MODE", _MODES, ["ar", "auto"])
     add("--prompt-file", metavar="FILE", help="a UTF-8 text (default: two words, or the demo's book)")
-    add("--prompt-tokens", type=int, metavar="N", help="so many tokens of the text")
-    add("--load-cache", metavar="FILE", help="reuse what the KV cache in FILE has of the prompt")
-    add("--repeats", type=int, default=5, metavar="N", help=described("processes of each kind"))
-    placement(parser, context=False)
+    options.number(parser, "--prompt-tokens", "so many tokens of the text")
+    options.load_cache(parser)
+    options.number(parser, "--repeats", "processes of each kind", 5)
+    options.placement(parser, context=False)
+
+
+def _models_and_texts(parser: argparse.ArgumentParser) -> None:
+    options.model(parser)
+    options.draft(parser)
+    texts(parser)
+
+
+def _several(
+    parser: argparse.ArgumentParser, flag: str, kind: type, metavar: str, text: str, default: list[Any] | None = None
+) -> None:
+    """Add an option that takes values with commas between."""
+    parser.add_argument(flag, type=options.several(kind), default=default, metavar=f"{metavar},...", help=text)
 
 
 def texts(parser: argparse.ArgumentParser) -> None:

@@ -36,11 +36,11 @@ def load(options: Namespace) -> LLM:
 def modes(llm: LLM, given: Sequence[str] | None, usual: Iterable[str]) -> list[str]:
     """Return the modes that were named, or the default ones that these models can run. Raises RequestError."""
     from triforce.engine.inputs import known
-    from triforce.engine.modes import MODES, runnable
+    from triforce.engine.modes import MODES
 
     if given:
         return [known("mode", mode, MODES) for mode in given]
-    return [mode for mode in usual if mode in runnable(llm.models)]
+    return [mode for mode in usual if mode in llm.modes]
 
 
 def sources(llm: LLM, paths: Sequence[str] | None) -> Sources:
@@ -51,6 +51,14 @@ def sources(llm: LLM, paths: Sequence[str] | None) -> Sources:
     if llm.tokenizer is None:
         raise RequestError("this model has no tokenizer, and the prompts are texts; add tokenizer.json to its folder")
     return Sources(llm.tokenizer, tokenize(llm, read_texts(paths) if paths else own_texts()))
+
+
+def make_folder(option: str, folder: Path) -> None:
+    """Make the folder that an option names. Raises RequestError where that fails."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RequestError(f"{option} {folder} cannot be made ({error.strerror}); name a folder") from error
 
 
 def own_texts() -> dict[str, str]:

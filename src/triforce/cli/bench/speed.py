@@ -5,22 +5,22 @@ from __future__ import annotations
 import json
 import tempfile
 from argparse import Namespace
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from triforce.bench.cells import WORKLOADS, Cell, covering, grid, named
+from triforce.bench.results_file import ResultsFile
 from triforce.cli.bench.report import about, show, write
-from triforce.cli.bench.setup import load, modes, sources
+from triforce.cli.bench.setup import load, make_folder, modes, sources
 from triforce.cli.progress import Prefill
 from triforce.errors import RequestError
 
 if TYPE_CHECKING:
-    from triforce.bench.cells import Cell
     from triforce.llm import LLM
 
 Row = dict[str, Any]
-ASKED = (
+SETTINGS = (
     "model", "draft", "texts", "tokens", "top_p", "modes", "coupling", "lower_tiers", "draft_tokens",
     "speculative_tokens", "retrieval_budget", "searched_layers",
 )  # fmt: skip
@@ -29,7 +29,7 @@ ASKED = (
 MODES = ("ar", "retrieval", "triforce", "draft-ngram", "auto")
 """Default modes: plain decoding, the fixed settings that may be best, and `auto`."""
 
-USUAL: dict[str, list[Any]] = {
+DEFAULT_AXES: dict[str, list[Any]] = {
     "contexts": [4096, 16_384],
     "batches": [1],
     "temperatures": [0.0, 0.6],
@@ -60,11 +60,10 @@ def run(options: Namespace) -> int:
 def _measure(llm: LLM, cells: list[Cell], names: list[str], options: Namespace) -> list[Row]:
     from triforce.bench import speed
     from triforce.bench.batch_runner import Prompts
-    from triforce.bench.results_file import ResultsFile
 
-    settings = {name: getattr(options, name) for name in ASKED if hasattr(options, name)}
+    settings = {name: getattr(options, name) for name in SETTINGS if hasattr(options, name)}
     settings |= {"model": llm.target.path.name, "modes": names}
-    results = ResultsFile(options.json, about() | settings, ASKED)
+    results = ResultsFile(options.json, about() | settings, SETTINGS)
     left = [cell for cell in cells if str(cell) not in results.cells]
     print(HEAD)
     for row in results.rows:
@@ -72,7 +71,7 @@ def _measure(llm: LLM, cells: list[Cell], names: list[str], options: Namespace) 
     plan = speed.SpeedConfig(names, options.top_p, options.tokens, options.repeats, options.minutes * 60)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(options.caches or temporary)
-        _require_folder(folder)
+        make_folder("--caches", folder)
         kept = Prompts(llm, folder, partial(Prefill, options.quiet))
         texts = sources(llm, options.texts)
         for rows in speed.rows(llm, texts, left, plan, kept, keep=bool(options.caches)):
@@ -83,8 +82,7 @@ def _measure(llm: LLM, cells: list[Cell], names: list[str], options: Namespace) 
 
 
 def _report(rows: list[Row]) -> int:
-    from triforce.bench.speed_tables import speed_tables
-    from triforce.bench.summary import verdict
+    from triforce.bench.speed_tables import speed_tables, verdict
 
     found = verdict(rows)
     show(speed_tables(rows))
@@ -99,10 +97,9 @@ def _report(rows: list[Row]) -> int:
 
 
 def _cells(options: Namespace) -> list[Cell]:
-    from triforce.bench.cells import WORKLOADS, covering, grid, named
     from triforce.engine.inputs import known
 
-    given = {name: values for name in USUAL if (values := getattr(options, name)) is not None}
+    given = {name: values for name in DEFAULT_AXES if (values := getattr(options, name)) is not None}
     if bool(given) + bool(options.cells) + options.full > 1:
         raise RequestError("--cells, --full and the lists of values exclude one another; give one of them")
     if options.full:
@@ -111,12 +108,12 @@ def _cells(options: Namespace) -> list[Cell]:
         return named(options.cells)
     for workload in given.get("workloads", []):
         known("workload", workload, WORKLOADS)
-    return grid(**(USUAL | given)) if given else covering(grid())
+    return grid(**(DEFAULT_AXES | given)) if given else covering(grid())
 
 
 def _require_sense(options: Namespace) -> None:
     """Raises RequestError for numbers that nothing can be measured with."""
-    contexts = options.contexts or USUAL["contexts"]
+    contexts = options.contexts or DEFAULT_AXES["contexts"]
     if min(contexts) < 2:
         raise RequestError(f"--contexts {min(contexts)}: give prompts of at least 2 tokens")
     repeats = 1 if options.repeats is None else options.repeats
@@ -129,31 +126,20 @@ def _require_sense(options: Namespace) -> None:
             raise RequestError("--synthetic needs contexts of at least 256 tokens, and a --retrieval-budget in tokens")
 
 
-def _require_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RequestError(f"--caches {folder} cannot be made ({error.strerror}); name a folder") from error
-
-
 def _synthetic(options: Namespace) -> int:
-    rows = []
-    print(HEAD)
-    for row in _synthetic_rows(options):
-        rows.append(row)
-        print(line(row), flush=True)
-    write(options.json, about() | {"rows": rows})
-    return 0
-
-
-def _synthetic_rows(options: Namespace) -> Iterator[Row]:
     from triforce.bench import speed, synthetic
     from triforce.kvcache.retrieval_config import Budget
 
     outer, inner = options.synthetic
-    gammas, budget = (options.draft_tokens, options.speculative_tokens), Budget.parse(options.retrieval_budget).tokens
-    contexts, repeats = options.contexts or USUAL["contexts"], options.repeats or speed.USUAL
-    return synthetic.rows(contexts, outer, inner, gammas, budget, options.tokens, repeats, options.lower_tiers)
+    lengths, budget = (options.draft_tokens, options.speculative_tokens), Budget.parse(options.retrieval_budget).tokens
+    contexts, repeats = options.contexts or DEFAULT_AXES["contexts"], options.repeats or speed.USUAL
+    rows = []
+    print(HEAD)
+    for row in synthetic.rows(contexts, outer, inner, lengths, budget, options.tokens, repeats, options.lower_tiers):
+        rows.append(row)
+        print(line(row), flush=True)
+    write(options.json, about() | {"rows": rows})
+    return 0
 
 
 def line(row: Row) -> str:

@@ -8,16 +8,21 @@ from argparse import Namespace
 from importlib import resources
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from triforce.bench import shapes
+from triforce.bench.start import STEPS, rows
+from triforce.checkpoint.hub import SHIPPED, model_folder
+from triforce.checkpoint.tokenizer import Tokenizer
+from triforce.checkpoint.tokenizer_files import has_tokenizer
 from triforce.cli.bench.report import about, machine, show, write
 from triforce.cli.demo import BOOK
 from triforce.cli.options import NO_DRAFT
 from triforce.cli.text_files import read_text
+from triforce.engine.inputs import known
+from triforce.engine.modes import MODES
 from triforce.errors import RequestError
-
-if TYPE_CHECKING:
-    from triforce.eval import Table
+from triforce.eval import Table
 
 SHORT = "It was"
 POSITIONS = 32_768
@@ -26,10 +31,6 @@ POSITIONS = 32_768
 
 def run(options: Namespace) -> int:
     """Print a table at the end, and last of all a line of JSON. Raises RequestError."""
-    from triforce.bench.start import rows
-    from triforce.engine.inputs import known
-    from triforce.engine.modes import MODES
-
     for mode in options.modes:
         known("mode", mode, MODES)
     if options.repeats < 1 or (options.prompt_tokens is not None and options.prompt_tokens < 1):
@@ -44,9 +45,6 @@ def run(options: Namespace) -> int:
 
 def _task(options: Namespace, folder: Path) -> dict[str, Any]:
     """Return the task of each process. A model of random weights is written to `folder`. Raises TriforceError."""
-    from triforce.bench import shapes
-    from triforce.engine.inputs import known
-
     model = options.model
     if options.shape:
         if model:
@@ -60,11 +58,6 @@ def _task(options: Namespace, folder: Path) -> dict[str, Any]:
 
 def _prompt(options: Namespace, model: str | None) -> str | list[int]:
     """The text; or its first tokens, if so many are wanted; random ones for a model without a tokenizer."""
-    from triforce.checkpoint.hub import model_folder
-    from triforce.checkpoint.known_drafts import SHIPPED
-    from triforce.checkpoint.tokenizer import Tokenizer
-    from triforce.checkpoint.tokenizer_files import has_tokenizer
-
     folder = model_folder(model) if model else SHIPPED[0]
     count = options.prompt_tokens
     if not has_tokenizer(folder):
@@ -82,9 +75,6 @@ def _prompt(options: Namespace, model: str | None) -> str | list[int]:
 
 
 def _table(found: list[dict[str, Any]]) -> Table:
-    from triforce.bench.start import STEPS
-    from triforce.eval import Table
-
     lines = []
     for row in found:
         steps = [f"{row['steps'][step]:.2f}" if "steps" in row else "-" for step in STEPS]

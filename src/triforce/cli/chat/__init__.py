@@ -7,42 +7,39 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from triforce.cli import MISTAKE, tensor_parallel
 from triforce.cli.chat.answer import follow
-from triforce.cli.chat.commands import Leave, heed, question
+from triforce.cli.chat.commands import Leave, question, run_command
 from triforce.cli.chat.conversation import Conversation
 from triforce.cli.chat.dialogue import Dialogue, remark
 from triforce.cli.engine_arguments import load, sampling
 from triforce.cli.text_files import decode_text, read_text
+from triforce.distributed.group import TPGroup
 from triforce.errors import ModelError, RankError, RequestError, TriforceError
-
-if TYPE_CHECKING:
-    from triforce.checkpoint.tokenizer import Tokenizer
-    from triforce.distributed.group import TPGroup
-    from triforce.llm import LLM
 
 
 def run(options: Namespace) -> int:
     """Run in one process, or in several ranks that share the model; Ctrl-C is for the first of them."""
-    return tensor_parallel.run(options, chat, winds_down=True)
+    return tensor_parallel.run(options, chat, graceful=True)
 
 
 def chat(options: Namespace, ranks: TPGroup) -> int:
-    """Run one session, whose turns share a KV cache. Rank 0 reads, decides and prints."""
-    asked: Any = None if ranks.rank else (sampling(options), _document(options))
-    given, document = ranks.broadcast(asked)
+    """Run one session, whose turns share a KV cache. Rank 0 reads, decides and prints. Raises ModelError."""
+    read: Any = None if ranks.rank else (sampling(options), read_text(options.file) if options.file else "")
+    given, document = ranks.broadcast(read)
     llm = load(options, ranks if ranks.count > 1 else None)
     params = llm.sampling_params(**given)
-    tokenizer = _tokenizer(llm)
+    if llm.tokenizer is None:
+        raise ModelError("this model has no tokenizer; chat needs one with a chat template")
     from triforce.session import Session
 
     session = Session(llm)
     if ranks.rank:
         follow(session, params)
         return 0
-    dialogue = Dialogue(session, tokenizer, params, Conversation(options.system, document), options)
+    dialogue = Dialogue(session, llm.tokenizer, params, Conversation(options.system, document), options)
     dialogue.require(dialogue.conversation)
     attended = sys.stdin.isatty() and (sys.stdout.isatty() or sys.stderr.isatty())
     code = _attend(dialogue, options.quiet) if attended else _read(dialogue)
@@ -60,7 +57,7 @@ def _attend(dialogue: Dialogue, quiet: bool) -> int:
     with dialogue.interrupts:
         for text in terminal.questions():
             try:
-                if not heed(dialogue, text):
+                if not run_command(dialogue, text):
                     dialogue.ask(question(text))
             except Leave:
                 break
@@ -85,21 +82,9 @@ def _read(dialogue: Dialogue) -> int:
 
 
 def _banner(dialogue: Dialogue) -> str:
-    document = (
-        f", a document of {len(dialogue.conversation.document):,} characters" if dialogue.conversation.document else ""
-    )
+    length = len(dialogue.conversation.document)
+    document = f", a document of {length:,} characters" if length else ""
     return (
         f"triforce chat with {dialogue.model}: a context of {dialogue.context:,} tokens{document}\n"
         "/help lists the commands; Alt-Enter begins a new line; Ctrl-D or /exit leaves"
     )
-
-
-def _document(options: Namespace) -> str:
-    return read_text(options.file) if options.file else ""
-
-
-def _tokenizer(llm: LLM) -> Tokenizer:
-    """The model's tokenizer. Raises ModelError if there is none."""
-    if llm.tokenizer is None:
-        raise ModelError("this model has no tokenizer; chat needs one with a chat template")
-    return llm.tokenizer

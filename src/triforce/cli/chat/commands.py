@@ -24,7 +24,7 @@ class Command(NamedTuple):
     run: Callable[[Dialogue, str], None]
 
 
-def heed(dialogue: Dialogue, line: str) -> bool:
+def run_command(dialogue: Dialogue, line: str) -> bool:
     """Do what a line says that is a command; whether it is one. Raises RequestError, or Leave.
 
     Two slashes ask what follows the first of them; several lines are a question, whatever they begin with.

@@ -7,11 +7,11 @@ from argparse import Namespace
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from triforce.cli.answer_output import Painter, legend, passes_per_token, write
+from triforce.cli.answer_output import Painter, legend, passes_per_token, show
 from triforce.cli.chat.answer import Interrupts, answer
 from triforce.cli.chat.conversation import Conversation, Turn
+from triforce.cli.engine_arguments import model_name
 from triforce.cli.progress import Prefill
-from triforce.cli.serve_common import model_name
 from triforce.errors import RequestError
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams
@@ -76,17 +76,9 @@ class Dialogue:
     def _listen(self, ids: list[int]) -> tuple[str, RequestOutput | None]:
         """Print an answer as it comes: its text, and all of it if it came to an end."""
         painter = Painter(self.tokenizer, ids) if self._color else None
-        text, output = "", None
-        with Prefill(self._quiet) as progress:
-            for piece in answer(self.session, ids, self.params, lambda: self.interrupts.noted, progress):
-                progress.close()
-                if isinstance(piece, RequestOutput):
-                    output = piece
-                else:
-                    text += piece.text
-                    write(piece, painter)
-        print(flush=True)
-        return text, output
+        progress = Prefill(self._quiet)
+        pieces = answer(self.session, ids, self.params, lambda: self.interrupts.noted, progress)
+        return show(pieces, painter, progress)
 
     def _mark(self, output: RequestOutput | None) -> str:
         """Return the remark on an answer that was cut."""

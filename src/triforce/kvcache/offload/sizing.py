@@ -28,10 +28,7 @@ WHOLE, LAYER = 272, 512
 
 @dataclass(frozen=True, slots=True)
 class OffloadConfig:
-    """Place of KV pages, bytes of them that stay in memory (None: it depends), and layers that stay whole.
-
-    `layers`: None is as many as there is room for.
-    """
+    """Place of KV pages, bytes of them in memory (None: it depends), and whole layers (None: as many as fit)."""
 
     kind: str = "none"
     memory: int | None = None
@@ -39,10 +36,7 @@ class OffloadConfig:
 
     @staticmethod
     def parse(kind: str, memory: str | int, layers: str | int) -> OffloadConfig:
-        """Parse what users write: `memory` is bytes, or like `512MiB`, or `auto`; `layers` a number or `auto`.
-
-        Raises RequestError.
-        """
+        """Parse `memory` (bytes, like `512MiB`, or `auto`) and `layers` (a number or `auto`). Raises RequestError."""
         if kind not in KINDS:
             raise RequestError(f"kv_offload {kind!r} is not known; choose from {', '.join(KINDS)}")
         if not (layers == "auto" or str(layers).isdecimal()):
@@ -57,10 +51,7 @@ class OffloadConfig:
 
 @dataclass(frozen=True, slots=True)
 class KVSizing:
-    """Memory that KV needs: so many pages in all, for rows that a retrieval tier reads by a budget.
-
-    Of several ranks that share the model it is one's own: all of them need as much.
-    """
+    """Memory that KV needs on each rank: so many pages in all, for rows that a retrieval tier reads by a budget."""
 
     config: ModelConfig
     itemsize: int
@@ -125,14 +116,9 @@ class KVSizing:
         return (frames + 2 * self.buffer_frames + 3 * self.sector) * self.page_bytes
 
     @property
-    def free(self) -> int:
-        """Bytes of memory that are free where so much of it stays."""
-        return free_memory()
-
-    @property
     def free_of_all(self) -> int:
-        """The same of all ranks together."""
-        return self.free
+        """Bytes of memory that are free for all ranks together."""
+        return free_memory()
 
     def require_all(self) -> None:
         """Raises CacheError where it is known that memory has no room for all of it."""
@@ -171,7 +157,7 @@ class KVSizing:
 
     def _of_all(self, mine: int) -> str:
         """Format bytes of one rank as what users write for all."""
-        return describe(up(self.config.ranks * mine, 1 << 20 if mine >= 1 << 20 else 1))
+        return describe(round_up(self.config.ranks * mine, 1 << 20 if mine >= 1 << 20 else 1))
 
     def _left(self, frames: int, whole: int) -> int:
         """Frames beside so many whole layers and what the others need."""
@@ -213,5 +199,5 @@ def describe(bytes_: float) -> str:
     return f"{ceil(bytes_ / 2**20)}MiB" if bytes_ >= 2**20 else f"{ceil(bytes_ / 2**10)}KiB"
 
 
-def up(n: int, to: int) -> int:
+def round_up(n: int, to: int) -> int:
     return -(-n // to) * to

@@ -13,14 +13,11 @@ from torch import Tensor
 from triforce.backends.offload_layout import SECTOR, OffloadLayout, PageStore
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.errors import CacheError
-from triforce.kvcache.offload.sizing import KVSizing, OffloadConfig, describe, free_memory, memory_for, up
+from triforce.kvcache.offload.sizing import KVSizing, OffloadConfig, describe, free_memory, memory_for, round_up
 
 
 def room(offload: OffloadConfig, needs: KVSizing, ranks: TPGroup = ALONE) -> OffloadLayout | None:
-    """A place for pages, and what stays of them; None where all of them fit and nobody said that they must not.
-
-    Of several ranks each has a place of its own. Raises CacheError.
-    """
+    """A place for a rank's pages, and what stays; None where all fit and nobody said otherwise. Raises CacheError."""
     memory = memory_for(offload, needs, ranks)
     if memory is None:
         return None
@@ -49,11 +46,12 @@ class FileStore:
                 f"the file for KV cannot be made ({error}); set TMPDIR to a folder you may write"
             ) from error
         try:
-            self.direct = _open_direct(path) if _aligned(needs.page_bytes) else -1
+            aligned = needs.page_bytes % SECTOR == 0 or SECTOR % needs.page_bytes == 0
+            self.direct = _open_direct(path) if aligned else -1
         finally:
             os.unlink(path)
         self._close = finalize(self, _close, [self.file, self.direct])
-        os.ftruncate(self.file, up(self.bytes, SECTOR))
+        os.ftruncate(self.file, round_up(self.bytes, SECTOR))
 
     @property
     def usage(self) -> tuple[int, int]:
@@ -101,10 +99,6 @@ def _pin(memory: Tensor) -> int:
 def _unpin(address: int) -> None:
     torch.cuda.synchronize()  # copies from and to it may be under way
     torch.cuda.cudart().cudaHostUnregister(address)
-
-
-def _aligned(page_bytes: int) -> bool:
-    return page_bytes % SECTOR == 0 or SECTOR % page_bytes == 0
 
 
 def _open_direct(path: str) -> int:

@@ -1,13 +1,14 @@
 """The exact view: every committed page. It owns the committed length and reports where attention went.
 
 Shape suffixes: B rows, T tokens fed in one pass, J scored columns, V vocabulary, L layers, H query heads, G KV heads,
-U units, D head size.
+U units, N tokens, D head size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -16,7 +17,6 @@ from torch import Tensor
 from triforce.backends.kernel_api import PAGE, ForwardBatch, ForwardOutput, KVBackend, PageTable
 from triforce.kvcache.pool import PagePool
 from triforce.kvcache.retrieval_config import Budget
-from triforce.kvcache.swap import put_back, taken
 from triforce.ragged import Ints
 
 OBSERVED = 80
@@ -32,6 +32,10 @@ TAIL = 16
 def prefill_chunk(device: torch.device) -> int:
     """Tokens of a prompt between two places where its passes end, both multiples of this, wherever it begins."""
     return PREFILL_ON_CPU if device.type == "cpu" else PREFILL
+
+
+LayerKV = tuple[Tensor, Tensor]
+"""K and V of a layer, each (G, N, D)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,39 +55,28 @@ class AttentionObservation:
 
 @dataclass(frozen=True, slots=True)
 class SwappedKV:
-    """A row: K and V of its committed tokens for each layer, on the host, and what it saw last."""
+    """A row: K and V of its committed tokens for each layer, on the host once swapped out, and what it saw last."""
 
     length: int
-    layers: list[tuple[Tensor, Tensor]]
+    layers: Iterable[LayerKV]
     observation: AttentionObservation
 
 
 class FullView:
-    """All tokens of rows `rows` of a pool. Its length is the pool's committed length.
+    """All tokens of rows `rows` of a pool, whose committed length is its own.
 
-    `grain`: tokens of the units whose attention mass verifications report, which costs a little; 0: of none. By default
-    the pool's.
+    `grain`: tokens of the units whose attention mass verifications report, at a small cost (0: none; None: pool's).
     """
 
-    def __init__(
-        self,
-        pool: PagePool,
-        observations: list[AttentionObservation] | None = None,
-        rows: range | None = None,
-        grain: int | None = None,
-    ) -> None:
-        self.pool, self.grain = pool, pool.unit if grain is None else grain
-        self.rows = rows if rows is not None else range(len(pool.tables))
-        self.observations = observations if observations is not None else [AttentionObservation() for _ in pool.tables]
+    def __init__(self, pool: PagePool, grain: int | None = None) -> None:
+        self.pool, self.kv, self.grain = pool, pool.kv, pool.unit if grain is None else grain
+        self.rows = range(len(pool.tables))
+        self.observations = [AttentionObservation() for _ in pool.tables]
         self.budget: Budget | None = None
 
     @property
     def lengths_B(self) -> Ints:
         return self.pool.lengths_B[self.rows.start : self.rows.stop]
-
-    @property
-    def kv(self) -> KVBackend:
-        return self.pool.kv
 
     def observe(self, grain: int, budget: Budget | None = None) -> None:
         """Report from now on the attention mass of units of `grain` tokens; 0: of none.
@@ -128,8 +121,8 @@ class FullView:
         return seen, min((seen // chunk + 1) * chunk, tail) if seen < tail else length
 
     def row(self, b: int) -> FullView:
-        one = FullView(self.pool, self.observations, range(self.rows[b], self.rows[b] + 1), self.grain)
-        one.budget = self.budget
+        one = copy(self)
+        one.rows = self.rows[b : b + 1]
         return one
 
     def select(self, rows: Sequence[int]) -> None:
@@ -144,22 +137,33 @@ class FullView:
 
     def swap_out(self, b: int) -> SwappedKV:
         """A copy of what a row holds, for `swap_in`."""
-        row, pool = self.rows[b], self.pool
-        length = int(pool.lengths_B[row])
-        layers = taken(pool.span(layer, row, 0, length) for layer in range(pool.config.layers))
-        return SwappedKV(length, layers, self.observations[row])
+        held = self._held(b)
+        return replace(held, layers=to_host(held.layers))
 
-    def swap_in(self, b: int, seen: SwappedKV) -> None:
+    def swap_in(self, b: int, held: SwappedKV) -> None:
         """Let a fresh row, whose pages are reserved, go on as the one that was swapped out."""
         row, pool = self.rows[b], self.pool
-        put_back(pool.kv, pool.slots(row, 0, seen.length), seen.layers)
-        pool.lengths_B[row], self.observations[row] = seen.length, seen.observation
+        write_layers(pool.kv, pool.slots(row, 0, held.length), held.layers)
+        pool.lengths_B[row], self.observations[row] = held.length, held.observation
 
     def fork(self, source: int, row: int) -> None:
         """Let a fresh row, whose pages are reserved, see what another row has seen."""
-        length = int(self.pool.lengths_B[source])
-        slots_N = self.pool.slots(row, 0, length)
-        for layer in range(self.pool.config.layers):
-            self.pool.kv.write(layer, slots_N, *self.pool.span(layer, source, 0, length))
-        self.pool.lengths_B[row] = length
-        self.observations[row] = self.observations[source]
+        self.swap_in(row, self._held(source))
+
+    def _held(self, b: int) -> SwappedKV:
+        """Return what a row holds; each layer is read when its turn comes."""
+        row, pool = self.rows[b], self.pool
+        length = int(pool.lengths_B[row])
+        layers = (pool.span(layer, row, 0, length) for layer in range(pool.config.layers))
+        return SwappedKV(length, layers, self.observations[row])
+
+
+def to_host(layers: Iterable[LayerKV]) -> list[LayerKV]:
+    """Copies on the host of K and V of each layer."""
+    return [(keys_GND.to("cpu", copy=True), values_GND.to("cpu", copy=True)) for keys_GND, values_GND in layers]
+
+
+def write_layers(memory: KVBackend, slots_N: Tensor, layers: Iterable[LayerKV]) -> None:
+    """Write K and V of each layer into slots of this memory, bit for bit."""
+    for layer, (keys_GND, values_GND) in enumerate(layers):
+        memory.write(layer, slots_N, keys_GND.to(slots_N.device), values_GND.to(slots_N.device))

@@ -7,43 +7,26 @@ Shape suffixes: B rows, T tokens fed in one pass, L layers, G KV heads, U units 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 from math import gcd
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from triforce.backends.kernel_api import PAGE, ForwardBatch, ForwardOutput, KVBackend, PageTable, Search
+from triforce.backends.kernel_api import PAGE, ForwardBatch, ForwardOutput, PageTable, Search
 from triforce.kvcache.retrieval_config import RetrievalConfig
-from triforce.kvcache.selection import Policy
-from triforce.kvcache.selection.select_pages import SelectedPages, select_pages, window_start
-from triforce.kvcache.swap import places
+from triforce.kvcache.selection import PageLists, Policy, RowSelection, select_pages, window_start
 from triforce.kvcache.views.full import FullView
-from triforce.kvcache.views.page_lists import PageLists
 from triforce.ragged import Ints, ints
 
 FOUND = 4
 """A search may find this part of the context: new tokens of a pass share it, and each looks for something else."""
 GLANCE = 16
 """A search of so many keys costs about what one costs that is read: their sketches are small, but all are looked at."""
-
-
-@dataclass(slots=True)
-class RowSelection:
-    """State of one row: what it reads, and how far it is."""
-
-    policy: Policy
-    pages: SelectedPages | None = None
-    """None: it reads everything."""
-    window_start: int = 0
-    """The first of the latest tokens, all of which it reads."""
-    ahead: int = 0
-    """Tokens that it has seen, if more than are committed."""
-    committed: int = 0
-    """Tokens that were committed when its latest pass began."""
-    refused: bool = False
-    """Whether a verification has refused a token since the latest selection."""
+PARTS = 256
+"""A picture of a text is cut into so many parts at most."""
 
 
 class RetrievalView:
@@ -55,7 +38,7 @@ class RetrievalView:
     """
 
     def __init__(self, full: FullView, policy: Callable[[], Policy], setting: RetrievalConfig) -> None:
-        self.full, self.setting = full, setting
+        self.full, self.kv, self.setting = full, full.kv, setting
         self.unit = gcd(setting.chunk, PAGE)
         self.selections = [RowSelection(policy()) for _ in full.rows]
         self.observes = self.selections[0].policy.observes
@@ -67,10 +50,6 @@ class RetrievalView:
         """Whether these are only tried: such passes may never come again."""
         self.times: dict[int, float] = {}
         """How many times its budget it reads of contexts of so many bits, from the next selection on; else once."""
-
-    @property
-    def kv(self) -> KVBackend:
-        return self.full.kv
 
     @property
     def lengths_B(self) -> Ints:
@@ -141,7 +120,7 @@ class RetrievalView:
     def swap_out(self, b: int) -> RowSelection:
         """A copy of a row, for `swap_in`. Its pages are kept by places, as it will have others."""
         row = self.selections[b]
-        pages = row.pages and replace(row.pages, units=places(row.pages.units, self.row_units(b)))
+        pages = row.pages and replace(row.pages, units=self._places(b, row.pages.units))
         return replace(row, pages=pages)
 
     def swap_in(self, b: int, held: RowSelection) -> None:
@@ -157,10 +136,36 @@ class RetrievalView:
         row, mass_LGU = self.selections[b], self.full.observations[self.full.rows[b]].mass_LGU
         if row.pages is None or mass_LGU is None:
             return None
-        selected_LG = mass_LGU.gather(2, places(row.pages.units, self.row_units(b))).sum(2)
+        selected_LG = mass_LGU.gather(2, self._places(b, row.pages.units)).sum(2)
         seen_LG = selected_LG + mass_LGU[..., row.window_start // self.unit :].sum(2)
         missed_L: list[float] = (1 - seen_LG / mass_LGU.sum(2)).mean(1).tolist()
         return missed_L
+
+    def coverage(self, b: int) -> list[int]:
+        """Return, for equal parts of row b's text from its start, the percentage of lists that its tokens stand in.
+
+        There is a list for each layer and KV head; layers that see or search everything are left out.
+        """
+        units = -(-int(self.full.lengths_B[b]) // self.unit)
+        starts = np.arange(0, units, -(-units // PARTS) or 1)
+        row, config = self.selections[b], self.full.pool.config
+        layers = [layer for layer in range(config.layers) if self._kind(layer) == "selected"]
+        if row.pages is None or not layers:
+            return [100] * len(starts)
+        seen = self._places(b, row.pages.units[layers]).flatten().cpu().numpy()
+        counts_U = np.bincount(seen, minlength=units)[:units]
+        lists = len(layers) * config.kv_heads
+        counts_U[row.window_start // self.unit :] = lists
+        sizes = np.diff([*starts, units])
+        percents: list[int] = np.rint(np.add.reduceat(counts_U, starts) * 100 / (sizes * lists)).astype(int).tolist()
+        return percents
+
+    def _places(self, b: int, units: Tensor) -> Tensor:
+        """Return where units of row b stand in it, counted from its start: their shape, int64."""
+        row_U = self.row_units(b)
+        place = torch.zeros(int(row_U.max()) + 1, dtype=torch.long, device=row_U.device)
+        place[row_U.long()] = torch.arange(len(row_U), device=row_U.device)
+        return place[units.long()]
 
     def _no_lists(self) -> PageLists:
         """Lists of no rows' yet; the next pass writes them all."""

@@ -16,11 +16,11 @@ from torch import Tensor
 from triforce.backends import dispatch
 from triforce.backends.kernel_api import PAGE, ForwardBatch, ForwardOutput, PageTable
 from triforce.errors import CacheError
-from triforce.kvcache.swap import put_back, taken
+from triforce.kvcache.views.full import LayerKV, to_host, write_layers
 from triforce.model.config import ModelConfig
 from triforce.ragged import Ints, to_device
 
-Ring = tuple[list[tuple[Tensor, Tensor]], int, int]
+Ring = tuple[list[LayerKV], int, int]
 """K and V of a row's sinks and ring for each layer; its length, and how far it has been written."""
 
 
@@ -52,9 +52,9 @@ class StreamingView:
         self.kv = dispatch.memory(config, rows * self.pages, dtype, device, self.unit)
         self.device = torch.device(device)
         self.free = list(range(rows))
-        self._seat(rows)
+        self._set_rows(rows)
 
-    def _seat(self, rows: int) -> None:
+    def _set_rows(self, rows: int) -> None:
         if rows > len(self.free):
             raise CacheError(f"the draft's KV has room for {len(self.free)} more rows, not for {rows}")
         self.rows, self.rings = range(rows), self.free[:rows]
@@ -69,9 +69,9 @@ class StreamingView:
         self._units_BU = torch.zeros(len(self.rows), 0, dtype=torch.int32, device=self.device)
 
     def more(self, rows: int) -> StreamingView:
-        """Fresh rows of the same memory. Raises CacheError where to_device are not so many."""
+        """Fresh rows of the same memory. Raises CacheError where there are not so many."""
         other = copy(self)
-        other._seat(rows)
+        other._set_rows(rows)
         return other
 
     def select(self, rows: Sequence[int]) -> None:
@@ -89,10 +89,7 @@ class StreamingView:
         self._forget_lists()
 
     def steps(self, counts_B: Ints, most: int) -> int:
-        """Count tokens, at most `most`, that can be fed one by one behind the next pass before its lists have to move.
-
-        The pass feeds `counts_B`.
-        """
+        """Count tokens, at most `most`, to feed one by one behind a pass of `counts_B` before its lists must move."""
         first = self.sinks + self.window - 1
         dropped_B = np.maximum(self.lengths_B - first, 0) // self.unit
         left_B = (dropped_B + 1) * self.unit + first - (self.lengths_B + counts_B)
@@ -149,17 +146,17 @@ class StreamingView:
 
     def swap_out(self, b: int) -> Ring:
         """A copy of what a row holds, for `swap_in`."""
-        return taken(self._ring(b)), int(self.lengths_B[b]), self.highest[b]
+        return to_host(self._ring(b)), int(self.lengths_B[b]), self.highest[b]
 
     def swap_in(self, b: int, ring: Ring) -> None:
         """Let a fresh row go on as the one that was swapped out."""
         layers, self.lengths_B[b], self.highest[b] = ring
-        put_back(self.kv, torch.arange(self.pages * PAGE, device=self.device) + self._first_slot(b), layers)
+        write_layers(self.kv, torch.arange(self.pages * PAGE, device=self.device) + self._first_slot(b), layers)
 
     def _first_slot(self, b: int) -> int:
         return (self.rings[b] * self.pages + 1) * PAGE
 
-    def _ring(self, b: int) -> list[tuple[Tensor, Tensor]]:
+    def _ring(self, b: int) -> list[LayerKV]:
         return [self.kv.view(n, self._first_slot(b), self.pages * PAGE) for n in range(self.config.layers)]
 
     def _units(self, dropped: list[int]) -> Tensor:

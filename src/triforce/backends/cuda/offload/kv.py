@@ -2,12 +2,13 @@
 
 A pass of the exact view goes through two buffers, layer by layer: each is filled while another one computes, and what
 a layer gave most mass stays in the working set. A pass over lists of KV heads' own finds them there; the device itself
-reads from the host what is not there, so that such passes can be captured. Shape suffixes as in kernel_api.py.
+reads from the host what is not there, so that such passes can be captured. A prompt is read layer by layer, all of its
+tokens through one before the next: so KV leaves the device once. Shape suffixes as in kernel_api.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -15,17 +16,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triforce.backends.cuda.graph_inputs import GraphInputs, ViewShape
-from triforce.backends.cuda.kv import TritonKV
+from triforce.backends.cuda.graphs import GraphInputs, ViewShape
+from triforce.backends.cuda.kv import TritonKV, write_and_attend
 from triforce.backends.cuda.offload.layout import Run, runs_of
 from triforce.backends.cuda.offload.residency import OffloadManager
 from triforce.backends.cuda.triton.attention import DevicePageTable
-from triforce.backends.cuda.triton.page_copy import KeysValues
-from triforce.backends.kernel_api import PAGE, ForwardBatch, PageTable, pages_for
+from triforce.backends.kernel_api import (
+    PAGE,
+    Device,
+    ForwardBatch,
+    KeysValues,
+    LayerBackend,
+    ModelBackend,
+    PageTable,
+    pages_for,
+)
 from triforce.backends.offload_layout import OffloadLayout
+from triforce.backends.torch.kv import WIDE
 from triforce.interface.outputs import KVMemoryUsage
 from triforce.model.config import ModelConfig
 
+AT_ONCE = 8192
+"""Tokens of a prompt that go through a layer together, counted from the text's start."""
 Places = tuple[Tensor, Tensor]
 """Pages as places of a part and of a home."""
 
@@ -46,19 +58,16 @@ class StreamPlan:
 
 class TritonOffloadedKV(TritonKV):
     def __init__(
-        self, config: ModelConfig, pages: int, dtype: torch.dtype, device: torch.device | str, room: OffloadLayout
+        self, config: ModelConfig, pages: int, dtype: torch.dtype, device: Device, room: OffloadLayout
     ) -> None:
         super().__init__(config, pages, dtype, device, room.layers + room.buffers)
-        self.room, self.manager = room, OffloadManager(config, pages, room, (self.keys_LGSD, self.values_LGSD))
+        self.room, self.whole_layers = room, room.layers
+        self.manager = OffloadManager(config, pages, room, (self.keys_LGSD, self.values_LGSD))
         self._streams, self._streamed = StreamPlan(), 0
 
     @property
     def bytes(self) -> KVMemoryUsage:
         return KVMemoryUsage(self.room.memory, *self.room.store.usage)
-
-    @property
-    def whole_layers(self) -> int:
-        return self.room.layers
 
     @property
     def bytes_read(self) -> int:
@@ -73,7 +82,7 @@ class TritonOffloadedKV(TritonKV):
         """The host's memory is there already."""
 
     def forget(self, pages: Sequence[int]) -> None:
-        self.manager.forget(pages)
+        self.manager.seats.forget(pages)  # what the device has of them counts until they are written to
 
     def write(self, layer: int, slots_N: Tensor, k_GND: Tensor, v_GND: Tensor) -> None:
         self.manager.write(layer, slots_N, k_GND, v_GND)
@@ -94,24 +103,22 @@ class TritonOffloadedKV(TritonKV):
         written = dict.fromkeys(page for table, at, count in rows for page in table[at // PAGE : pages_for(at + count)])
         manager.begin_write([*written])
         self._streams = StreamPlan(self._to_stream(batch))
+        self.capturable = not self._streams.layers
         if self._streams.layers:
             self._prepare([page for table, at, _ in rows for page in table[: pages_for(at)]], [*written])
-            self._streams.keep = min(batch.keep, manager.places.frames // max(1, len(rows)))
+            self._streams.keep = min(batch.keep, manager.layout.frames // max(1, len(rows)))
             self._fill(self._streams.layers[0])
-
-    @property
-    def capturable(self) -> bool:
-        return not self._streams.layers
 
     def _to_stream(self, batch: ForwardBatch) -> list[int]:
         """The layers whose pages come by: of an exact pass, or where more is seen than the working set has room for."""
         layers: list[int] = []
         first = 0
         for count, lists in batch.views:
-            if batch.exact or _pages(lists) > self.manager.places.frames:
+            pages = sum(pages_for(start + new) for start, new in zip(lists.starts, lists.counts, strict=True) if new)
+            if batch.exact or pages > self.manager.layout.frames:
                 layers += range(first, first + count)
             first += count
-        return [layer for layer in layers if layer in self.manager.places.part]
+        return [layer for layer in layers if layer in self.manager.layout.part]
 
     def _prepare(self, seen: list[int], written: list[int]) -> None:
         """Runs of what rows have seen, and where on the device is what they have written."""
@@ -125,7 +132,7 @@ class TritonOffloadedKV(TritonKV):
 
     def _fill(self, layer: int) -> None:
         manager, runs = self.manager, self._streams.runs
-        self._streams.filled[layer] = manager.buffers.fill(partial(manager.places.copies_in, layer, runs))
+        self._streams.filled[layer] = manager.buffers.fill(partial(manager.layout.copies_in, layer, runs))
         self._streamed += self.config.kv_heads * sum(count for _, count in runs)
 
     def _lists(self, inputs: GraphInputs) -> list[tuple[Tensor, Tensor, ViewShape]]:
@@ -133,7 +140,7 @@ class TritonOffloadedKV(TritonKV):
         lists_L, first = super()._lists(inputs), 0
         for view, units, starts_B in zip(inputs.shape.views, inputs.units, inputs.starts, strict=True):
             layers, first = range(first, first + view.layers), first + view.layers
-            found = [layer for layer in layers if layer in self.manager.places.part.keys() - {*self._streams.layers}]
+            found = [layer for layer in layers if layer in self.manager.layout.part.keys() - {*self._streams.layers}]
             if found:
                 units_LBGU = self._find(slice(layers.start, layers.stop), units, starts_B, inputs.counts_B)
                 for layer in found:
@@ -143,27 +150,26 @@ class TritonOffloadedKV(TritonKV):
     def _find(self, layers: slice, units: Tensor, starts_B: Tensor, counts_B: Tensor) -> Tensor:
         """The frames of what lists see, int32 (L, B, G, U), once they are there."""
         L, G = layers.stop - layers.start, self.config.kv_heads
-        units_LBGU = (units[:, None] if units.ndim == 2 else units).long()
-        units_LBGU = units_LBGU.expand(L, len(starts_B), G, -1)
+        units_LBGU = (units[:, None] if units.ndim == 2 else units).long().expand(L, len(starts_B), G, -1)
         firsts_U = torch.arange(units_LBGU.shape[3], device=self.device) * PAGE
         seen_BU = (firsts_U < (starts_B + counts_B)[:, None]) & (counts_B > 0)[:, None]
-        wanted_LBGU = units_LBGU * seen_BU[:, None] * self.manager.parted_L111[layers]
+        wanted_LBGU = units_LBGU * seen_BU[:, None] * self.manager.layout.parted_L[layers, None, None, None]
         self.manager.find(layers, wanted_LBGU.transpose(1, 2).flatten(2))
         frames_LGN = self.manager.working.frames_LGP[layers].gather(2, units_LBGU.transpose(1, 2).flatten(2))
         return frames_LGN.view(L, G, len(starts_B), -1).transpose(1, 2)
 
     def _open(self, layer: int) -> KeysValues:
-        streams, places = self._streams, self.manager.places
+        streams, layout = self._streams, self.manager.layout
         if layer not in streams.layers:
-            return places.on_device(layer)
+            return layout.on_device(layer)
         following = streams.layers.index(layer) + 1
         if following < len(streams.layers):
             self._fill(streams.layers[following])
         home = streams.filled[layer]
         self.manager.buffers.use(home)
         assert streams.seated is not None
-        places.from_part(layer, home, *streams.seated)
-        return places.of_home(home)
+        layout.from_part(layer, home, *streams.seated)
+        return layout.of_home(home)
 
     def _close(self, layer: int, seen: DevicePageTable, mass_BGU: Tensor) -> None:
         streams, manager = self._streams, self.manager
@@ -171,10 +177,51 @@ class TritonOffloadedKV(TritonKV):
             return
         home = streams.filled[layer]
         assert streams.written is not None
-        manager.places.to_part(layer, home, *streams.written)
+        manager.layout.to_part(layer, home, *streams.written)
         if streams.keep and mass_BGU.numel():
             manager.keep(layer, home, _favourites(seen, mass_BGU, streams.keep))
         manager.buffers.leave(home)
+
+    def read_prompt(self, model: ModelBackend, ids_1T: Tensor, batch: ForwardBatch) -> Iterator[int]:
+        """Do what `OffloadedKVBackend.read_prompt` says; between two layers the buffers are others'."""
+        manager = self.manager
+        (start,), (table,), T, device = batch.positions, batch.tables, ids_1T.shape[1], manager.device
+        earlier, new = runs_of(sorted(table[: pages_for(start)])), table[start // PAGE : pages_for(start + T)]
+        manager.store([*manager.seats.leaving(table, start), *manager.seats.fresh(new[:1])])
+        manager.leave(new)
+        leaving, x_TC = runs_of(sorted(new)), model.embed(ids_1T.flatten().to(device))
+        ends = [*range((start // AT_ONCE + 1) * AT_ONCE, start + T, AT_ONCE), start + T]
+        layout, stream, units_1U = manager.layout, manager.stream, batch.views[0][1].units
+        try:
+            for layer, block in enumerate(model.blocks):
+                whole = layer in layout.home
+                if not whole:
+                    stream.after(stream.computed())
+                    buffer = manager.buffers.fill(partial(layout.copies_in, layer, earlier))
+                    manager.buffers.use(buffer)
+                home = layout.home[layer] if whole else buffer
+                for at, end in zip([start, *ends], ends, strict=False):
+                    x_NC, last = x_TC[at - start : end - start], layer + 1 == len(model.blocks)
+                    self._through(block, x_NC, at, units_1U, home, last)
+                if not whole:
+                    manager.buffers.leave(home, layout.copies_out(layer, leaving, home))
+                yield (layer + 1) * T // len(model.blocks)
+            manager.seats.store(new)
+        finally:
+            stream.hold(stream.reached())
+
+    def _through(self, block: LayerBackend, x_NC: Tensor, at: int, units_1U: Tensor, home: int, last: bool) -> None:
+        """Tokens from `at` on through one layer; behind the last one nobody asks for what they come to."""
+        count = len(x_NC)
+        q_1NHD, k_1NGD, v_1NGD = (x.view(1, *x.shape) for x in block.qkv(x_NC))
+        at_1, count_1 = (torch.tensor([n], device=x_NC.device) for n in (at, count))
+        seen = DevicePageTable(units_1U, at_1, count_1, PAGE)
+        wide = PageTable(units_1U, [at], [count]) if count > WIDE else None
+        _, attn_out_1NHD, _ = write_and_attend(
+            (q_1NHD, k_1NGD, v_1NGD), at_1, self.tables_PF, seen, self.manager.layout.of_home(home), wide
+        )
+        if not last:
+            block.finish(x_NC, attn_out_1NHD[0].flatten(1))
 
 
 def _favourites(seen: DevicePageTable, mass_BGU: Tensor, count: int) -> Tensor:
@@ -188,8 +235,3 @@ def _favourites(seen: DevicePageTable, mass_BGU: Tensor, count: int) -> Tensor:
     top = mass_BGU.topk(min(count, U), dim=2)
     pages_BGN = seen.units[:, None].expand(B, G, U).gather(2, top.indices) * (top.values >= 0)
     return pages_BGN.transpose(0, 1).flatten(1).long()
-
-
-def _pages(lists: PageTable) -> int:
-    """Count the pages that the lists of a pass name, of one layer and KV head."""
-    return sum(pages_for(start + count) for start, count in zip(lists.starts, lists.counts, strict=True) if count)

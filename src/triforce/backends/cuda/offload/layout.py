@@ -8,14 +8,14 @@ Shape suffixes as in kernel_api.py; P pages, N some pages, X places of pages of 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
 
 from triforce.backends.cuda.offload.copy_stream import Copies
-from triforce.backends.cuda.triton.page_copy import KeysValues, carry
-from triforce.backends.kernel_api import PAGE
+from triforce.backends.cuda.triton.page_copy import carry
+from triforce.backends.kernel_api import PAGE, KeysValues
 from triforce.backends.offload_layout import OffloadLayout
 from triforce.backends.torch.kv import allocate
 from triforce.model.config import ModelConfig
@@ -40,18 +40,19 @@ class DeviceLayout:
         self.frames = max(1, self._frames - 1 - self.seats)
         """Of the working set of each layer and KV head."""
         shape = (len(self.part), G, self._frames * PAGE, D)
-        self.parts = allocate(shape, keys.dtype, keys.device), allocate(shape, keys.dtype, keys.device)
-        for each in self.parts:
-            each.zero_()
+        parts_k, parts_v = (allocate(shape, keys.dtype, keys.device).zero_() for _ in range(2))
+        self.parts = parts_k, parts_v
         self._heads_G1 = torch.arange(G, device=keys.device)[:, None]
+        self._locate()
 
     def on_device(self, layer: int) -> KeysValues:
         """A layer's home, or its part: (G, S, D) each."""
-        kept = self.home.get(layer)
-        return self.of_home(kept) if kept is not None else self._of(self.parts, self.part[layer])
+        if layer in self.home:
+            return self.of_home(self.home[layer])
+        return self.parts[0][self.part[layer]], self.parts[1][self.part[layer]]
 
     def of_home(self, home: int) -> KeysValues:
-        return self._of(self._homes, home)
+        return self._homes[0][home], self._homes[1][home]
 
     def at_pages(self, pages: Tensor) -> Tensor:
         """Pages (..., N), or (..., G, N) if each head has its own, as places of a layer in the store or of a home."""
@@ -61,46 +62,42 @@ class DeviceLayout:
         """Return frames as places of a part, in their shape; 0 where the frame is."""
         return (self._heads_G1 * self._frames + frames) * (frames > 0)
 
-    def first_in_store(self, layers: range) -> Tensor:
-        """Return where the pages of layers begin there, (L, 1, 1), for `fetch`; 0 of whole layers."""
-        first = [2 * self.part.get(layer, 0) * len(self._heads_G1) * self._pages for layer in layers]
-        return torch.tensor(first, device=self._heads_G1.device)[:, None, None]
+    def _locate(self) -> None:
+        """Note which layers have parts, and where these and their pages in the store begin; 0 of whole layers."""
+        layers, device = range(len(self.home) + len(self.part)), self._heads_G1.device
+        self.parted_L = torch.tensor([layer in self.part for layer in layers], device=device)
+        parts_L = torch.tensor([self.part.get(layer, 0) for layer in layers], device=device)
+        heads_L11 = parts_L[:, None, None] * len(self._heads_G1)
+        self._in_store_L11, self._in_parts_L11 = 2 * heads_L11 * self._pages, heads_L11 * self._frames
 
-    def first_in_parts(self, layers: range) -> Tensor:
-        """Return the same of their parts, (L, 1, 1)."""
-        first = [self.part.get(layer, 0) * len(self._heads_G1) * self._frames for layer in layers]
-        return torch.tensor(first, device=self._heads_G1.device)[:, None, None]
-
-    def fetch(self, from_X: Tensor, to_X: Tensor) -> None:
-        """Copy from places of the whole store to places of all parts."""
-        carry((self.store[0, 0], self.store[0, 1]), from_X, self.parts, to_X, self._size)
+    def fetch(self, layers: slice, pages_LGN: Tensor, frames_LGN: Tensor) -> None:
+        """Copy pages of single KV heads from the store to frames of parts; nothing where a frame is 0."""
+        from_LGN = self.at_pages(pages_LGN) + self._in_store_L11[layers]
+        to_LGN = (self.at_frames(frames_LGN) + self._in_parts_L11[layers]) * (frames_LGN > 0)
+        carry((self.store[0, 0], self.store[0, 1]), from_LGN.flatten(), self.parts, to_LGN.flatten(), self._size)
 
     def from_part(self, layer: int, home: int, frames_X: Tensor, pages_X: Tensor) -> None:
-        carry(self._of(self.parts, self.part[layer]), frames_X, self.of_home(home), pages_X, self._size)
+        carry(self.on_device(layer), frames_X, self.of_home(home), pages_X, self._size)
 
     def to_part(self, layer: int, home: int, frames_X: Tensor, pages_X: Tensor) -> None:
-        carry(self.of_home(home), pages_X, self._of(self.parts, self.part[layer]), frames_X, self._size)
+        carry(self.of_home(home), pages_X, self.on_device(layer), frames_X, self._size)
 
     def to_store(self, layers: Collection[int], frames_X: Tensor, pages_X: Tensor) -> None:
         """Copy from the frames of layers that are not whole."""
         for layer in layers:
-            carry(self._of(self.parts, self.part[layer]), frames_X, self.of_store(layer), pages_X, self._size)
+            carry(self.on_device(layer), frames_X, self.of_store(layer), pages_X, self._size)
 
     def to_parts(self, layers: Collection[int], frames_X: Tensor, pages_X: Tensor) -> None:
         """Copy to the frames of layers that are not whole."""
         for layer in layers:
-            carry(self.of_store(layer), pages_X, self._of(self.parts, self.part[layer]), frames_X, self._size)
+            carry(self.of_store(layer), pages_X, self.on_device(layer), frames_X, self._size)
 
     def copies_in(self, layer: int, runs: Sequence[Run], home: int) -> Copies:
         """Runs of pages from the store to a home."""
-        return ((there, stored) for stored, there in self._pairs(layer, runs, home))
+        return ((there, stored) for stored, there in self.copies_out(layer, runs, home))
 
     def copies_out(self, layer: int, runs: Sequence[Run], home: int) -> Copies:
-        """Runs of pages from a home to the store."""
-        return self._pairs(layer, runs, home)
-
-    def _pairs(self, layer: int, runs: Sequence[Run], home: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Each head's keys and values in the store and in a home, run by run."""
+        """Runs of pages from a home to the store: each head's keys and values, run by run."""
         for stored_GSD, there_GSD in zip(self.of_store(layer), self.of_home(home), strict=True):
             for stored_SD, there_SD in zip(stored_GSD, there_GSD, strict=True):
                 for first, count in runs:
@@ -110,20 +107,16 @@ class DeviceLayout:
     def exchange(self, whole: int, other: int, buffer: int, runs: Sequence[Run]) -> None:
         """The layer `whole` takes the place of the layer `other`, whose pages a buffer has, and the other way round."""
         home = self.home[whole]
-        for stored, there in self._pairs(other, runs, home):
+        for stored, there in self.copies_out(other, runs, home):
             stored.copy_(there, non_blocking=True)
         for kept_GSD, here_GSD in zip(self.of_home(home), self.of_home(buffer), strict=True):
             kept_GSD.copy_(here_GSD)
         self.home[other], self.part[whole] = self.home.pop(whole), self.part.pop(other)
+        self._locate()
 
     def of_store(self, layer: int) -> KeysValues:
         """All of a layer that is not whole, (G, S, D) each, on the host."""
         return self.store[self.part[layer], 0], self.store[self.part[layer], 1]
-
-    @staticmethod
-    def _of(memories: KeysValues, index: int) -> KeysValues:
-        keys, values = memories
-        return keys[index], values[index]
 
 
 def runs_of(pages: Sequence[int]) -> list[Run]:

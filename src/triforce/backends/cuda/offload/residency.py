@@ -14,11 +14,9 @@ import torch
 from torch import Tensor
 
 from triforce.backends.cuda.offload.copy_stream import Buffers, CopyStream
+from triforce.backends.cuda.offload.frames import WorkingSet, WriteSlots
 from triforce.backends.cuda.offload.layout import DeviceLayout, runs_of
-from triforce.backends.cuda.offload.working_set import WorkingSet
-from triforce.backends.cuda.offload.write_slots import WriteSlots
-from triforce.backends.cuda.triton.page_copy import KeysValues
-from triforce.backends.kernel_api import PAGE
+from triforce.backends.kernel_api import PAGE, KeysValues
 from triforce.backends.offload_layout import OffloadLayout
 from triforce.model.config import ModelConfig
 from triforce.ragged import ints, to_device
@@ -28,33 +26,25 @@ class OffloadManager:
     """`homes` are places on the device for layers of all pages, (room.layers + room.buffers, G, S, D) each."""
 
     def __init__(self, config: ModelConfig, pages: int, room: OffloadLayout, homes: KeysValues) -> None:
-        self.config, self.room, self.device = config, room, homes[0].device
-        self.places = DeviceLayout(config, pages, room, homes)
-        self.seats = WriteSlots(pages, self.places.seats)
-        sizes = self.places.seats, self.places.frames
+        self.device = homes[0].device
+        self.layout = DeviceLayout(config, pages, room, homes)
+        self.seats = WriteSlots(pages, self.layout.seats)
+        sizes = self.layout.seats, self.layout.frames
         self.working = WorkingSet(config.layers, config.kv_heads, pages, *sizes, self.device)
         self.stream = CopyStream(self.device)
         self.buffers = Buffers(self.stream, range(room.layers, room.layers + room.buffers))
         self.fetched = torch.zeros((), dtype=torch.int64, device=self.device)
-        """Pages of single KV heads that were read because they were not to_device."""
-        self._place_layers()
-
-    def _place_layers(self) -> None:
-        layers, places = range(self.config.layers), self.places
-        self._in_store_L11, self._in_parts_L11 = places.first_in_store(layers), places.first_in_parts(layers)
-        self.parted_L111 = torch.tensor([layer in places.part for layer in layers], device=self.device)[
-            :, None, None, None
-        ]
+        """Pages of single KV heads that were read because they were not there."""
 
     def at(self, pages: Iterable[int]) -> tuple[Tensor, Tensor]:
         """The seats of some pages, as places of a part, and the pages themselves."""
         pages_N, seats_N = self._seated([*pages])
-        return self.places.at_frames(seats_N).flatten(), self.places.at_pages(pages_N).flatten()
+        return self.layout.at_frames(seats_N).flatten(), self.layout.at_pages(pages_N).flatten()
 
     def store(self, pages: Sequence[int]) -> None:
         """Pages with seats, as they are."""
         if pages:
-            self.places.to_store(self.places.part, *self.at(pages))
+            self.layout.to_store(self.layout.part, *self.at(pages))
             self.seats.store(pages)
 
     def begin_write(self, pages: Sequence[int]) -> None:
@@ -66,16 +56,12 @@ class OffloadManager:
         if new or out:
             self._tell([*out, *new])
         if begun := [page for page in new if self.seats.stored_P[page]]:  # the text was cut
-            self.places.to_parts(self.places.part, *self.at(begun))
+            self.layout.to_parts(self.layout.part, *self.at(begun))
 
     def leave(self, pages: Sequence[int]) -> None:
         """Drop what the device has of these pages."""
         self.seats.leave(pages)
         self._tell(pages)
-
-    def forget(self, pages: Sequence[int]) -> None:
-        """Forget pages that nobody needs. What the device has of them counts until somebody writes to them."""
-        self.seats.forget(pages)
 
     def _tell(self, pages: Sequence[int]) -> None:
         self.working.seat(*self._seated(pages))
@@ -89,26 +75,21 @@ class OffloadManager:
         """See that pages of single KV heads have frames in these layers; 0 is none, as is a page of a whole layer."""
         pages_LGN, frames_LGN = self.working.take(layers, wanted_LGN)
         self.fetched += (pages_LGN > 0).sum()
-        places = self.places
-        from_LGN = places.at_pages(pages_LGN) + self._in_store_L11[layers]
-        to_LGN = (places.at_frames(frames_LGN) + self._in_parts_L11[layers]) * (frames_LGN > 0)
-        places.fetch(from_LGN.flatten(), to_LGN.flatten())
+        self.layout.fetch(layers, pages_LGN, frames_LGN)
 
     def keep(self, layer: int, home: int, wanted_GN: Tensor) -> None:
         """See that pages of single KV heads have frames; they come from the layer's home, where all are."""
         pages_1GN, frames_1GN = self.working.take(slice(layer, layer + 1), wanted_GN[None])
-        places = self.places
-        places.to_part(layer, home, places.at_frames(frames_1GN).flatten(), places.at_pages(pages_1GN).flatten())
+        layout = self.layout
+        layout.to_part(layer, home, layout.at_frames(frames_1GN).flatten(), layout.at_pages(pages_1GN).flatten())
 
     def write(self, layer: int, slots_N: Tensor, k_GND: Tensor, v_GND: Tensor) -> None:
         slots_N = slots_N.cpu()
         pages = _pages(slots_N)
         self.store(self.seats.fresh(pages))  # the slots may be a part of what they hold
-        if self.seats.seat_P[pages].any():
-            self.seats.leave(pages)
+        self.leave(pages)
         self.seats.stored_P[pages] = True
-        self._tell(pages)
-        if layer in self.places.part:
+        if layer in self.layout.part:
             self.finish()
         for to_GSD, new_GND in zip(self._all_of(layer), (k_GND, v_GND), strict=True):
             to_GSD.index_copy_(1, slots_N.to(to_GSD.device), new_GND.to(to_GSD.device, to_GSD.dtype))
@@ -116,9 +97,9 @@ class OffloadManager:
     def read(self, layer: int, slots_N: Tensor) -> KeysValues:
         slots_N = slots_N.cpu()
         fresh = self.seats.fresh(_pages(slots_N))
-        if layer in self.places.part:
+        if layer in self.layout.part:
             if fresh:  # they stay so: others may be writing to them
-                self.places.to_store([layer], *self.at(fresh))
+                self.layout.to_store([layer], *self.at(fresh))
             self.finish()
         keys_GSD, values_GSD = self._all_of(layer)
         slots_N = slots_N.to(keys_GSD.device)
@@ -126,8 +107,8 @@ class OffloadManager:
 
     def _all_of(self, layer: int) -> KeysValues:
         """All pages of a layer: its home, or on the host."""
-        places = self.places
-        return places.on_device(layer) if layer in places.home else places.of_store(layer)
+        layout = self.layout
+        return layout.on_device(layer) if layer in layout.home else layout.of_store(layer)
 
     def finish(self) -> None:
         """Wait for the device: the host is to look at what it has stored, or to change it."""
@@ -136,24 +117,22 @@ class OffloadManager:
 
     def prefer(self, layers: Collection[int]) -> bool:
         """Let these be whole, as far as there is room; returns whether any layer has moved."""
-        places = self.places
-        new = [layer for layer in sorted(layers) if layer not in places.home]
-        old = [layer for layer in reversed(places.home) if layer not in layers]
-        runs, seated = runs_of(self.seats.known), [int(page) for page in self.seats.seat_P.nonzero()[0]]
+        layout = self.layout
+        new = [layer for layer in sorted(layers) if layer not in layout.home]
+        old = [layer for layer in reversed(layout.home) if layer not in layers]
+        runs, seated = runs_of(self.seats.known), self.seats.seat_P.nonzero()[0].tolist()
         for coming, going in zip(new, old, strict=False):
-            places.to_store([coming], *self.at(self.seats.fresh(seated)))
+            layout.to_store([coming], *self.at(self.seats.fresh(seated)))
             self.stream.after(self.stream.computed())
-            buffer = self.buffers.fill(partial(places.copies_in, coming, runs))
+            buffer = self.buffers.fill(partial(layout.copies_in, coming, runs))
             self.buffers.use(buffer)
-            places.exchange(going, coming, buffer, runs)
+            layout.exchange(going, coming, buffer, runs)
             self.buffers.leave(buffer)
-            places.to_parts([going], *self.at(seated))
+            layout.to_parts([going], *self.at(seated))
             self.working.clear(coming)
-            self._place_layers()
         return bool(new and old)
 
 
 def _pages(slots_N: Tensor) -> list[int]:
     """Each page once, of slots on the host."""
-    pages: list[int] = np.unique(slots_N.numpy() // PAGE).tolist()
-    return pages
+    return [*map(int, np.unique(slots_N.numpy() // PAGE))]

@@ -53,7 +53,7 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """Mixed values (B, T, H, D), and the mass of each unit, float32 (B, G, U), if `return_mass`.
 
-    As `KVBackend.attend`. `split`: keys of a split, a multiple of 64. No host synchronisation.
+    As a `LayerAttention` gives them. `split`: keys of a split, a multiple of 64. No host synchronisation.
     """
     (B, T, H, D), G, U = q_BTHD.shape, len(k_GSD), seen.units.shape[-1]
     by_head = seen.units.ndim == 3

@@ -11,8 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from triforce.backends.cuda.triton import interpreted
-
-KeysValues = tuple[Tensor, Tensor]
+from triforce.backends.kernel_api import KeysValues
 
 
 def carry(source: KeysValues, from_X: Tensor, target: KeysValues, to_X: Tensor, size: int) -> None:

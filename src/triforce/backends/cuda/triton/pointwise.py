@@ -1,6 +1,7 @@
-"""Norm and gate of a decoder, each in one launch, rounded where the torch path rounds.
+"""Norm, gate, and rotary embedding with the write to pages, each in one launch: all between a decoder's products.
 
-Shape suffixes as in kernel_api.py; I MLP size, X vectors, E elements.
+Norm and gate are rounded where the torch path rounds. Shape suffixes as in kernel_api.py; I MLP size, X vectors,
+E elements, P positions of the tables, M heads of tokens.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from triforce.backends.cuda.triton import interpreted
+from triforce.backends.cuda.triton.attention import DevicePageTable
+from triforce.backends.kernel_api import KeysValues, Rotation
 
 
 def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -29,6 +32,32 @@ def swiglu(gate_NI: Tensor, up_NI: Tensor) -> Tensor:
     if gate_NI.numel():
         _swiglu[(triton.cdiv(gate_NI.numel(), at_once),)](gate_NI, up_NI, gate_NI.numel(), at_once)
     return gate_NI
+
+
+def rotate_and_write(
+    qkv: tuple[Tensor, Tensor, Tensor], positions_B: Tensor, tables_PF: Rotation, seen: DevicePageTable, kv: KeysValues
+) -> tuple[Tensor, Tensor | None]:
+    """Rotated queries in the memory's type; with a window, also as they meet the sinks.
+
+    Token t of row b stands at `positions_B[b] + t` and is key `starts[b] + t` of the row's lists. Its rotated key and
+    its value go there; of tokens at or beyond `counts[b]` nothing is written. Tokens must lie within the tables.
+    """
+    (q_BTHD, k_BTGD, v_BTGD), (keys_GSD, values_GSD) = qkv, kv
+    (B, T, H, D), G = q_BTHD.shape, k_BTGD.shape[2]
+    turned_BTHD = torch.empty(q_BTHD.shape, dtype=keys_GSD.dtype, device=q_BTHD.device)
+    to_sinks_BTHD = torch.empty_like(turned_BTHD) if seen.window else None
+    at_once = 256 if interpreted() else 8
+    _turn_queries[(triton.cdiv(B * T * H, at_once),)](
+        q_BTHD.contiguous(), positions_B, *tables_PF, seen.counts_B, turned_BTHD,
+        turned_BTHD if to_sinks_BTHD is None else to_sinks_BTHD, B * T * H, T, H, seen.sinks + seen.window - 1,
+        D // 2, triton.next_power_of_2(D // 2), at_once, to_sinks_BTHD is not None,
+    )  # fmt: skip
+    _write[(triton.cdiv(B * T * G, at_once),)](
+        k_BTGD.contiguous(), v_BTGD.contiguous(), positions_B, *tables_PF, seen.units, seen.starts_B, seen.counts_B,
+        keys_GSD, values_GSD, B * T * G, T, G, keys_GSD.stride(0), seen.units.stride(0), D // 2,
+        triton.next_power_of_2(D // 2), seen.unit, at_once,
+    )  # fmt: skip
+    return turned_BTHD, to_sinks_BTHD
 
 
 @triton.jit
@@ -50,3 +79,61 @@ def _swiglu(gate, up, E, SOME: tl.constexpr):
     silu_E = (gate_E / (1.0 + tl.exp(-gate_E))).to(gate.dtype.element_ty).to(tl.float32)
     up_E = tl.load(up + at_E, mask=at_E < E, other=0.0).to(tl.float32)
     tl.store(gate + at_E, (silu_E * up_E).to(gate.dtype.element_ty), mask=at_E < E)
+
+
+@triton.jit
+def _turned(x, cell_MF, cos_MF, sin_MF, mask_MF, F: tl.constexpr):
+    """Both halves of vectors, turned in float32."""
+    a_MF = tl.load(x + cell_MF, mask=mask_MF, other=0.0).to(tl.float32)
+    b_MF = tl.load(x + cell_MF + F, mask=mask_MF, other=0.0).to(tl.float32)
+    return a_MF * cos_MF - b_MF * sin_MF, b_MF * cos_MF + a_MF * sin_MF
+
+
+@triton.jit
+def _turn_queries(
+    q, positions, cos, sin, counts, turned, to_sinks, M, T, H, last, F: tl.constexpr, F2: tl.constexpr,
+    SOME: tl.constexpr, WINDOW: tl.constexpr,
+):  # fmt: skip
+    """Some heads of some tokens; zeros where a row of the batch has fewer tokens."""
+    head_M, f = tl.program_id(0) * SOME + tl.arange(0, SOME), tl.arange(0, F2)[None, :]
+    b_M, t_M = head_M // H // T, head_M // H % T
+    mask_M1 = (head_M < M)[:, None]
+    real_MF = (t_M < tl.load(counts + b_M, mask=head_M < M, other=0))[:, None] & (f < F)
+    place_M = tl.load(positions + b_M, mask=head_M < M, other=0).to(tl.int64) + t_M
+    cell_MF = head_M.to(tl.int64)[:, None] * 2 * F + f
+    turn_MF = place_M[:, None] * F + f
+    cos_MF, sin_MF = tl.load(cos + turn_MF, mask=real_MF, other=0.0), tl.load(sin + turn_MF, mask=real_MF, other=0.0)
+    first_MF, second_MF = _turned(q, cell_MF, cos_MF, sin_MF, real_MF, F)
+    tl.store(turned + cell_MF, first_MF.to(turned.dtype.element_ty), mask=mask_M1 & (f < F))
+    tl.store(turned + cell_MF + F, second_MF.to(turned.dtype.element_ty), mask=mask_M1 & (f < F))
+    if WINDOW:
+        turn_MF = tl.minimum(place_M, last)[:, None] * F + f
+        cos_MF = tl.load(cos + turn_MF, mask=real_MF, other=0.0)
+        sin_MF = tl.load(sin + turn_MF, mask=real_MF, other=0.0)
+        first_MF, second_MF = _turned(q, cell_MF, cos_MF, sin_MF, real_MF, F)
+        tl.store(to_sinks + cell_MF, first_MF.to(to_sinks.dtype.element_ty), mask=mask_M1 & (f < F))
+        tl.store(to_sinks + cell_MF + F, second_MF.to(to_sinks.dtype.element_ty), mask=mask_M1 & (f < F))
+
+
+@triton.jit
+def _write(
+    k, v, positions, cos, sin, units, starts, counts, keys, values, M, T, G, head_stride, row_stride, F: tl.constexpr,
+    F2: tl.constexpr, UNIT: tl.constexpr, SOME: tl.constexpr,
+):  # fmt: skip
+    """The keys, turned, and the values of some heads of some tokens."""
+    head_M, f = tl.program_id(0) * SOME + tl.arange(0, SOME), tl.arange(0, F2)[None, :]
+    b_M, t_M = head_M // G // T, head_M // G % T
+    real_M = (head_M < M) & (t_M < tl.load(counts + b_M, mask=head_M < M, other=0))
+    place_M = tl.load(positions + b_M, mask=real_M, other=0).to(tl.int64) + t_M
+    key_M = tl.load(starts + b_M, mask=real_M, other=0).to(tl.int64) + t_M
+    unit_M = tl.load(units + b_M.to(tl.int64) * row_stride + key_M // UNIT, mask=real_M, other=0).to(tl.int64)
+    slot_M = (head_M % G).to(tl.int64) * head_stride + (unit_M * UNIT + key_M % UNIT) * 2 * F
+    real_MF = real_M[:, None] & (f < F)
+    cell_MF, slot_MF, turn_MF = head_M.to(tl.int64)[:, None] * 2 * F + f, slot_M[:, None] + f, place_M[:, None] * F + f
+    cos_MF, sin_MF = tl.load(cos + turn_MF, mask=real_MF, other=0.0), tl.load(sin + turn_MF, mask=real_MF, other=0.0)
+    first_MF, second_MF = _turned(k, cell_MF, cos_MF, sin_MF, real_MF, F)
+    tl.store(keys + slot_MF, first_MF.to(keys.dtype.element_ty), mask=real_MF)
+    tl.store(keys + slot_MF + F, second_MF.to(keys.dtype.element_ty), mask=real_MF)
+    for half in tl.static_range(2):
+        value_MF = tl.load(v + cell_MF + half * F, mask=real_MF, other=0.0)
+        tl.store(values + slot_MF + half * F, value_MF.to(values.dtype.element_ty), mask=real_MF)

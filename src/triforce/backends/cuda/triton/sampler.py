@@ -36,36 +36,36 @@ class SamplerInputs:
     places_2B: Tensor
 
 
-def by_race(asked: SamplerInputs, seeds_B: Tensor, choices_B: Tensor) -> Tensor:
+def by_race(inputs: SamplerInputs, seeds_B: Tensor, choices_B: Tensor) -> Tensor:
     """The picks of an exponential race with the noise of `noise.exponentials`, and the peaks: int64 (2, B, J).
 
     A peak is the largest logit of a column, as the bits of a float64: NaN if one of them is. A column without a finite
     peak has no law. There, and behind a row's last column, a pick means nothing.
     """
-    return _launch(asked, True, seeds_B, choices_B, asked.logits_BJV, asked.logits_BJV)
+    return _launch(inputs, True, seeds_B, choices_B, inputs.logits_BJV, inputs.logits_BJV)
 
 
 def by_rejection(
-    asked: SamplerInputs, tokens_BK: Tensor, guessed_BKV: Tensor, uniforms_BJ: Tensor
+    inputs: SamplerInputs, tokens_BK: Tensor, guessed_BKV: Tensor, uniforms_BJ: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Verdicts and peaks as `by_race` gives them, and the laws (B, J, V), which are 0 where there is none.
 
     A verdict is KEPT, or the token that the row ends with if its guesses were kept so far. Uniforms are those of
     `coupling.rejection`.
     """
-    laws_BJV = torch.zeros(asked.logits_BJV.shape, dtype=torch.float64, device=asked.logits_BJV.device)
-    return _launch(asked, False, tokens_BK, uniforms_BJ, guessed_BKV, laws_BJV), laws_BJV
+    laws_BJV = torch.zeros(inputs.logits_BJV.shape, dtype=torch.float64, device=inputs.logits_BJV.device)
+    return _launch(inputs, False, tokens_BK, uniforms_BJ, guessed_BKV, laws_BJV), laws_BJV
 
 
 def _launch(
-    asked: SamplerInputs, race: bool, first: Tensor, second: Tensor, guessed_BKV: Tensor, laws_BJV: Tensor
+    inputs: SamplerInputs, race: bool, first: Tensor, second: Tensor, guessed_BKV: Tensor, laws_BJV: Tensor
 ) -> Tensor:
-    (B, J, V), new = asked.logits_BJV.shape, asked.logits_BJV.new_empty
+    (B, J, V), new = inputs.logits_BJV.shape, inputs.logits_BJV.new_empty
     ids_BJV, values_BJV = new(B, J, V, dtype=torch.int32), new(B, J, V, dtype=torch.float64)
     out_2BJ = new(2, B, J, dtype=torch.int64)
-    strides = *asked.logits_BJV.stride()[:2], *guessed_BKV.stride()[:2]
+    strides = *inputs.logits_BJV.stride()[:2], *guessed_BKV.stride()[:2]
     _decide[(J, B)](
-        asked.logits_BJV, asked.settings_5B, asked.places_2B, first, second, guessed_BKV, laws_BJV,
+        inputs.logits_BJV, inputs.settings_5B, inputs.places_2B, first, second, guessed_BKV, laws_BJV,
         ids_BJV, values_BJV, out_2BJ, B, J, V, *strides, race, BLOCK_INTERPRETED if interpreted() else BLOCK,
         num_warps=16,
     )  # fmt: skip
@@ -147,7 +147,7 @@ def _draw(ids, values, count, guessed, refused, uniform, N: tl.constexpr):
 def _walk(ids, values, count, guessed, refused, end, N: tl.constexpr):
     """Sum of all tokens' residuals, and the first token at which it passes `end`.
 
-    A scan may round a prefix below one before it, so tokens to which nothing is owed are left out, and where none
+    A scan may round a prefix below one before it, so tokens without a residual are left out, and where none
     passes it is the last of the others.
     """
     total, token, final = tl.full([], 0.0, tl.float64), tl.full([], 0x7FFFFFFF, tl.int32), tl.full([], 0, tl.int32)
@@ -156,9 +156,9 @@ def _walk(ids, values, count, guessed, refused, end, N: tl.constexpr):
         real_N = start + lane_N < count
         id_N = tl.load(ids + start + lane_N, mask=real_N, other=0)
         p_N = tl.load(values + start + lane_N, mask=real_N, other=0.0)
-        owed_N = tl.maximum(p_N - tl.load(guessed + id_N, mask=real_N & refused, other=0.0), 0.0)
-        sum_N = total + tl.cumsum(owed_N, 0)
-        token = tl.minimum(token, tl.min(tl.where((owed_N > 0) & (sum_N > end), id_N, 0x7FFFFFFF), 0))
-        final = tl.maximum(final, tl.max(tl.where(owed_N > 0, id_N, 0), 0))
+        residual_N = tl.maximum(p_N - tl.load(guessed + id_N, mask=real_N & refused, other=0.0), 0.0)
+        sum_N = total + tl.cumsum(residual_N, 0)
+        token = tl.minimum(token, tl.min(tl.where((residual_N > 0) & (sum_N > end), id_N, 0x7FFFFFFF), 0))
+        final = tl.maximum(final, tl.max(tl.where(residual_N > 0, id_N, 0), 0))
         total = tl.sum(tl.where(lane_N == N - 1, sum_N, 0.0), 0)
     return total, tl.where(token == 0x7FFFFFFF, final, token)

@@ -1,1 +1,0 @@
-"""Quality under eviction: decoders that forget, beside one that does not."""

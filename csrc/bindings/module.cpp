@@ -1,0 +1,67 @@
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/vector.h>
+
+#include "../simd_dispatch.hpp"
+#include "../tensor.hpp"
+#include "../threads.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace triforce {
+
+void bind_linear(nb::module_& m);
+void bind_attention(nb::module_& m);
+void bind_decoder(nb::module_& m);
+void bind_offload(nb::module_& m);
+void bind_sampler(nb::module_& m);
+
+namespace {
+
+constexpr int64_t chunk_words = 1 << 17;  // a megabyte
+
+/// Reads memory and nothing else: the bandwidth that other kernels are measured against. Returns the exclusive or of
+/// all words, so that each of them is read.
+uint64_t read(TensorArg words_object) {
+    const Tensor tensor_ = tensor("words", words_object);
+    const int64_t* words = tensor_.as<int64_t>({-1});
+    const int64_t count = tensor_[0], chunks = (count + chunk_words - 1) / chunk_words;
+    const nb::gil_scoped_release released;
+    std::vector<uint64_t> sums(chunks);
+    parallel(chunks, [&](int chunk) {
+        const int64_t first = chunk * chunk_words, last = std::min(count, first + chunk_words);
+        uint64_t lanes[32] = {};
+        int64_t i = first;
+        for (; i + 32 <= last; i += 32)
+            for (int lane = 0; lane < 32; lane++) lanes[lane] ^= static_cast<uint64_t>(words[i + lane]);
+        for (; i < last; i++) lanes[0] ^= static_cast<uint64_t>(words[i]);
+        for (const uint64_t lane : lanes) sums[chunk] ^= lane;
+    });
+    uint64_t all = 0;
+    for (const uint64_t sum : sums) all ^= sum;
+    return all;
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+    m.doc() = "CPU kernels of triforce. A row's result depends on that row alone, bit for bit.";
+    m.def("levels", &usable_levels, "Instruction-set levels that this CPU can run, slowest first.");
+    m.def("level", &level_name, "The level in use.");
+    m.def("use", &use, "level"_a, "Use one level from now on; ValueError if it is unknown or this CPU cannot run it.");
+    m.def("threads", &threads, "The number of threads of a kernel.");
+    m.def("set_threads", &set_threads, "count"_a, nb::call_guard<nb::gil_scoped_release>(),
+          "Set the number of threads; ValueError below 1.");
+    bind_linear(m);
+    bind_attention(m);
+    bind_offload(m);
+    bind_sampler(m);
+    bind_decoder(m);
+    m.def("read", &read, "words"_a, "Read words (N) int64 at the bandwidth of memory. Returns their exclusive or.");
+}
+
+}  // namespace triforce

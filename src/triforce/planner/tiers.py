@@ -1,0 +1,79 @@
+"""Tiers under a plan: linked as it says, and asked by their counters what passes cost and what was accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from triforce.kvcache import RetrievalView
+from triforce.planner.acceptance import AcceptanceTracker, NgramHindsight
+from triforce.planner.cost_model import CostModel
+from triforce.planner.forecast import keys_read
+from triforce.planner.plan import Plan
+from triforce.ragged import Bools
+from triforce.speculation import NgramProposer, Proposer, SequenceState, Tier
+from triforce.speculation.ngram import FAR
+
+
+def link(tiers: Mapping[str, Proposer], plan: Plan, before: Plan, prefix: SequenceState, live_B: Bools) -> None:
+    """Put the tiers of a plan on top of each other, and set how many tokens each proposes.
+
+    A tier that the plan `before` left out is prefilled with the rows of which it has missed more than a few tokens.
+    """
+    below: Proposer | None = None
+    for name, gamma in zip(plan.tiers, (*plan.gammas, 1), strict=True):
+        tier = tiers[name]
+        tier.gamma = gamma
+        if isinstance(tier, Tier):
+            tier.below = below
+            if name not in before.tiers:
+                tier.catch_up(prefix, live_B & (prefix.lengths_B - tier.cache.lengths_B > FAR))
+        elif isinstance(tier, NgramProposer):
+            tier.below = below if isinstance(below, Tier) else None
+        below = tier
+
+
+@dataclass
+class Observer:
+    """Reads the counters of `tiers`, by name, and adds to `costs` and `acceptance`."""
+
+    tiers: Mapping[str, Proposer]
+    view: RetrievalView
+    costs: CostModel
+    acceptance: AcceptanceTracker
+    hindsight: NgramHindsight
+    _ngram_calls: int = 0  # rows that n-grams were looked up for, in the proposals whose passes were read
+
+    def passes(self, plan: Plan, lengths: Sequence[int], seconds: float) -> None:
+        """Learn what passes cost from proposals that took so many seconds: the time between passes is theirs, too."""
+        passes = {name: self.tiers[name].counters.new_passes() for name in plan.tiers}
+        self._ngram_calls = sum(rows for _, rows, _ in passes.get("ngram", ()))
+        count = sum(len(some) for some in passes.values())
+        between = max(0.0, seconds - sum(took for some in passes.values() for *_, took in some)) / max(1, count)
+        for name, some in passes.items():
+            keys = keys_read(name, lengths, self.view) / len(lengths)
+            alike: dict[tuple[int, int], list[float]] = {}
+            for width, rows, took in some:
+                alike.setdefault((width, rows), []).append(took)
+            for (width, rows), each in alike.items():
+                self.costs.observe(name, width, rows, keys * rows, median(each) + between, len(each))
+
+    def verdicts(self, plan: Plan, lengths: Sequence[int], live_B: Bools, proposals: int) -> None:
+        """Learn how many draft tokens of each tier some proposals accepted. After `passes`."""
+        self.acceptance.fade(max(lengths), proposals)
+        for name in plan.tiers[:-1]:
+            tier = self.tiers[name]
+            news_B2 = tier.counters.new_verdicts()
+            if name == "draft":
+                self.acceptance.add(name, max(lengths), *news_B2.sum(0).tolist())
+            elif isinstance(tier, NgramProposer):
+                accepted = int(news_B2[:, 0].sum())
+                predicted = self._ngram_calls * self.hindsight.of(tier.gamma, tier.below is None)[1]
+                self.acceptance.add(name, max(lengths), accepted, max(0.0, predicted - accepted))
+            elif name == "retrieval":
+                bits_B = [length.bit_length() for length in lengths]
+                for bits in set(bits_B):
+                    rows = [b for b, each in zip(live_B.nonzero()[0].tolist(), bits_B, strict=True) if each == bits]
+                    accepted, rejected = news_B2[rows].sum(0).tolist()
+                    self.acceptance.add(name, (1 << bits) - 1, accepted, rejected, self.view.times.get(bits, 1.0))

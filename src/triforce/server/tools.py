@@ -1,0 +1,143 @@
+"""Functions that a model may call, as chats and responses have them, and what is made of them for one answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
+
+from triforce.interface.grammar import Grammar
+from triforce.server.errors import wrong
+from triforce.server.request_base import Body
+from triforce.server.tool_call_parser import CallFormat, ToolCallParser, call_format
+
+MOST_TOOLS = 128
+MOST_LEVELS = 128
+"""Nesting of schemas: grammars take it, and it can be written back as JSON without fear."""
+Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+
+
+def _shallow(schema: dict[str, Any]) -> dict[str, Any]:
+    level: list[Any] = [schema]
+    for _ in range(MOST_LEVELS):
+        level = [part for whole in level for part in _parts(whole)]
+        if not level:
+            return schema
+    raise PydanticCustomError("too_deep", "this schema is nested too deeply; simplify it")
+
+
+def _parts(whole: Any) -> Iterable[Any]:
+    return whole.values() if isinstance(whole, dict) else whole if isinstance(whole, list) else ()
+
+
+class Function(Body):
+    """`parameters` is a JSON schema; it is always kept to, whatever `strict` says."""
+
+    name: Name
+    description: str | None = None
+    parameters: Annotated[dict[str, Any], AfterValidator(_shallow)] | None = None
+    strict: bool | None = None
+
+
+class Tool(Body):
+    type: Literal["function"]
+    function: Function
+
+
+class FlatTool(Function):
+    """The same as responses have it."""
+
+    type: Literal["function"]
+
+
+class FunctionName(Body):
+    name: str
+
+
+class OneTool(Body):
+    """The one to call."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class OneFlatTool(FunctionName):
+    """The same as responses have it."""
+
+    type: Literal["function"]
+
+
+class CalledFunction(Body):
+    name: Name
+    arguments: str = Field(description="A JSON object")
+
+
+class ToolCall(Body):
+    """A call that was made earlier."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """Tools of a request. With `forced` the answer is calls and nothing else; without, the model is free to call."""
+
+    form: CallFormat
+    tools: Sequence[Function]
+    forced: Grammar | None
+
+    @property
+    def shown(self) -> list[dict[str, Any]]:
+        """The tools as chat templates take them."""
+        shown = {"name", "description", "parameters"}
+        dumped = [tool.model_dump(include=shown, exclude_none=True) for tool in self.tools]
+        return [{"type": "function", "function": function} for function in dumped]
+
+
+def parser_of(tools: ToolChoice | None) -> ToolCallParser:
+    """Return a parser for one answer, whether it may call or not."""
+    return tools.form.parser({tool.name for tool in tools.tools}) if tools else ToolCallParser()
+
+
+def choose_tools(
+    template: str,
+    functions: Sequence[Function],
+    choice: str | FunctionName | None,
+    *,
+    several: bool,
+    spoken: bool,
+    output_format: str | None,
+) -> ToolChoice | None:
+    """Return the tools that may be called; None if there are none. Raises ApiError or RequestError.
+
+    several: whether an answer may have several calls. spoken: whether calls, or what they gave, are among the turns.
+    output_format: the field that holds the answer to a format.
+    """
+    form, choice = call_format(template), choice or "auto"
+    if form is None and (functions or spoken):
+        raise wrong("tools", "this model's chat template has no calls of tools that can be read here (as Llama 3 or "
+                    "Qwen write them); leave them out")  # fmt: skip
+    if choice not in ("none", "auto") and not functions:
+        raise wrong("tool_choice", "tool_choice needs tools to choose from")
+    if form is None or not functions or choice == "none":
+        return None
+    if output_format:
+        raise wrong(output_format, f"an answer is held to {output_format} or may call tools; send one "
+                    'of them, or tool_choice: "none"')  # fmt: skip
+    parameters = {function.name: function.parameters for function in functions}
+    if len(parameters) < len(functions):
+        raise wrong("tools", "two tools have one name; give each its own")
+    if form.tagged and choice == "auto" and not several:
+        raise wrong("parallel_tool_calls", "a model that may call is free to call again; leave it out, or send "
+                    'tool_choice: "required" or the name of a function')  # fmt: skip
+    if isinstance(choice, FunctionName):
+        name = choice.name
+        if name not in parameters:
+            raise wrong("tool_choice", f"tool_choice names {name[:64]!r}, which is not among the tools")
+        parameters, several = {name: parameters[name]}, False
+    return ToolChoice(form, functions, None if choice == "auto" else form.grammar(parameters, several))
