@@ -129,7 +129,7 @@ def _vocabulary(config: Fields, file: GGUFFile, hidden: int) -> int:
 
 
 def _scaling(config: Fields, file: GGUFFile, D: int, positions: int) -> Scaling:
-    """What became of the positions. A file that names no type has linear scaling, by a factor of 1 if it has none."""
+    """The scaling of positions. A file that names no type has a linear one, by 1 where it has no factor."""
     config.require("rope.scaling.type", ("none", "linear", "yarn"))
     kind = config.get("rope.scaling.type") or "linear"
     name = "rope.scale_linear" if config.get("rope.scaling.factor") is None else "rope.scaling.factor"

@@ -44,7 +44,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class GGUFHeader:
-    """What a GGUF file says before its data."""
+    """The part of a GGUF file before its data."""
 
     metadata: Mapping[str, Any]
     """Numbers, texts, lists of texts, and numpy arrays of numbers, by key."""

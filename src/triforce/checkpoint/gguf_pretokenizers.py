@@ -1,12 +1,13 @@
-r"""How byte-level BPE tokenizers cut a text before they merge, by the name that GGUF files give it.
+"""Ways in which byte-level BPE tokenizers cut a text before they merge, by the names that GGUF files have for them.
 
 A text is cut by each expression in turn, into what matches and what lies between. Names, and what each means, are those
 of llama.cpp's `llama-vocab.cpp`, also where its expressions are approximations: all its letters outside ASCII are both
-upper and lower case. Contractions are written out, as `(?i:'s)` would also match U+017F.
+upper and lower case. Contractions are written out, as ones that ignore case would also match U+017F.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from tokenizers import Regex
@@ -21,7 +22,7 @@ _MARKS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
 _UPPER, _LOWER = r"(?:(?=\p{L})[^a-z])", r"(?:(?=\p{L})[^A-Z])"
 _FIRST = r"[^\r\n\p{L}\p{N}]?"
 _CHINESE = r"[\x{4E00}-\x{9FA5}\x{3040}-\x{30FF}]+"
-_EASTERN = r"[\x{0800}-\x{9FA5}\x{AC00}-\x{D7FF}]+"
+_EASTERN = r"(?:(?!\s)[\x{0800}-\x{9FA5}\x{AC00}-\x{D7FF}])+"
 _ASCII_MARK = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -86,7 +87,13 @@ def pre_tokenizer_kind(name: object, where: str) -> PreTokenizerKind:
     return kind
 
 
-def pre_tokenizer(kind: PreTokenizerKind) -> PreTokenizer:
-    """Return what cuts a text so, and writes its bytes as the characters that stand for them."""
-    splits: list[PreTokenizer] = [Split(Regex(expression), "isolated") for expression in kind.expressions]
-    return Sequence([*splits, ByteLevel(add_prefix_space=False, use_regex=False)])
+def pre_tokenizer(kind: PreTokenizerKind, missing: Collection[str]) -> PreTokenizer:
+    """Return what cuts a text so, and writes its bytes as the characters that stand for them.
+
+    Characters that are no token are left out, but what stands around them is not merged.
+    """
+    steps: list[PreTokenizer] = [Split(Regex(expression), "isolated") for expression in kind.expressions]
+    steps.append(ByteLevel(add_prefix_space=False, use_regex=False))
+    if missing:
+        steps.append(Split(Regex(f"[{''.join(sorted(missing))}]"), "removed"))
+    return Sequence(steps)

@@ -11,16 +11,16 @@ from collections import defaultdict
 from graphlib import CycleError, TopologicalSorter
 from itertools import groupby, pairwise
 
-from triforce.checkpoint.gguf_vocabulary import NORMAL, Vocabulary
+from triforce.checkpoint.gguf_vocabulary import NORMAL, GGUFVocabulary
 
 Merge = tuple[str, str]
-LONGEST = 1024
+LONGEST = 512
 """Characters of the longest token that is looked at for how it may have been merged."""
-MOST_TIED = 4096
+MOST_TIED = 1024
 """Merges of one score that an order is looked for. Files that lost their scores have all of them in one."""
 
 
-def merges_by_score(vocabulary: Vocabulary) -> list[Merge]:
+def merges_by_score(vocabulary: GGUFVocabulary) -> list[Merge]:
     """Each pair of tokens that make a token, in the order in which to merge. Raises ModelError if scores give none."""
     ids, scores = vocabulary.ids, vocabulary.numbers("scores")
     found: list[tuple[float, int, str, str]] = []
@@ -34,7 +34,7 @@ def merges_by_score(vocabulary: Vocabulary) -> list[Merge]:
     return [pair for _, tied in groups for pair in _order(vocabulary, [(left, right) for *_, left, right in tied])]
 
 
-def _order(vocabulary: Vocabulary, tied: list[Merge]) -> list[Merge]:
+def _order(vocabulary: GGUFVocabulary, tied: list[Merge]) -> list[Merge]:
     """Return merges of one score in their order; tokens that are found before a text is cut come last."""
     if len({left + right for left, right in tied}) < 2:
         return tied

@@ -12,6 +12,7 @@ from typing import Any
 from tokenizers import AddedToken, decoders, normalizers
 from tokenizers import Tokenizer as Core
 from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.processors import TemplateProcessing
 
 from triforce.checkpoint.gguf_pretokenizers import pre_tokenizer, pre_tokenizer_kind
@@ -21,7 +22,7 @@ from triforce.checkpoint.gguf_vocabulary import (
     UNKNOWN,
     UNUSED,
     USER_DEFINED,
-    Vocabulary,
+    GGUFVocabulary,
     end_ids,
     read_vocabulary,
 )
@@ -34,7 +35,9 @@ NAMES = {"bos_token": "bos_token_id", "eos_token": "eos_token_id", "unk_token": 
 """Keys of special tokens, by the names that chat templates have for them. The misspelt one is the format's."""
 DEFAULTS = {"bos_token": 1, "eos_token": 2, "unk_token": 0}
 """Special tokens of SentencePiece models whose metadata do not name them."""
-_NEWLINE, _SPACE, _BLANK = "Ċ", "Ġ", "▁"
+NEEDED = frozenset("ĊĠ").union(map(chr, range(0x21, 0x7F)))
+"""Bytes of plain English, as byte-level BPE writes them. Some vocabularies lack bytes that their corpus had not."""
+_BLANK = "▁"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,7 @@ def read_gguf_tokenizer(metadata: Mapping[str, Any], where: str) -> GGUFTokenize
     except ModelError:
         raise
     except Exception as error:  # the library raises nothing more special
-        vocabulary.fail(f"its tokenizer cannot be built ({error})")
+        vocabulary.fail(f"its tokenizer cannot be built ({' '.join(str(error).split())[:200]})")
     special = _special(vocabulary, DEFAULTS if kind == "llama" else {})
     adds = {"bos": vocabulary.flag("add_bos_token", bos), "eos": vocabulary.flag("add_eos_token", False)}
     _frame(core, vocabulary, [name for name in adds if adds[name]], special)
@@ -69,20 +72,22 @@ def read_gguf_tokenizer(metadata: Mapping[str, Any], where: str) -> GGUFTokenize
     return GGUFTokenizer(files, end_ids(vocabulary) | end, adds["bos"], adds["eos"])
 
 
-def _byte_level(vocabulary: Vocabulary) -> tuple[Core, bool]:
+def _byte_level(vocabulary: GGUFVocabulary) -> tuple[Core, bool]:
     """Return BPE over bytes, and whether its texts begin with a first token unless the file says otherwise."""
     kind = pre_tokenizer_kind(vocabulary.metadata.get("tokenizer.ggml.pre"), vocabulary.where)
     # Rows that pad the embedding have names that no text holds.
     ids = {text: i for (text, i), use in zip(vocabulary.ids.items(), vocabulary.kinds, strict=True) if use != UNUSED}
-    if missing := [text for text in (_NEWLINE, _SPACE, *map(chr, range(0x21, 0x7F))) if text not in ids]:
-        vocabulary.fail(f"tokenizer.ggml.tokens has no token for the byte that is written {missing[0]!r}")
-    merges = list(dict.fromkeys(vocabulary.texts("merges")))  # of two the first counts; in the library the last would
-    core = Core(BPE(ids, [tuple(merge.split(" ", 1)) for merge in merges], ignore_merges=kind.whole))
-    core.pre_tokenizer, core.decoder = pre_tokenizer(kind), decoders.ByteLevel()
+    missing = set(ByteLevel.alphabet()) - ids.keys()
+    if lost := sorted(missing & NEEDED):
+        vocabulary.fail(f"tokenizer.ggml.tokens has no token for the byte that is written {lost[0]!r}")
+    # Of two that are equal the first counts, and in the library the last would.
+    merges: Any = [tuple(merge.split(" ", 1)) for merge in dict.fromkeys(vocabulary.texts("merges"))]
+    core = Core(BPE(ids, merges, ignore_merges=kind.whole))
+    core.pre_tokenizer, core.decoder = pre_tokenizer(kind, missing), decoders.ByteLevel()
     return core, kind.bos
 
 
-def _by_scores(vocabulary: Vocabulary) -> tuple[Core, bool]:
+def _by_scores(vocabulary: GGUFVocabulary) -> tuple[Core, bool]:
     """The same of BPE by scores: characters without a token are written as their bytes."""
     ids = vocabulary.ids
     if missing := [text for text in (f"<0x{byte:02X}>" for byte in range(256)) if text not in ids]:
@@ -96,7 +101,7 @@ def _by_scores(vocabulary: Vocabulary) -> tuple[Core, bool]:
     return core, True
 
 
-def _added(vocabulary: Vocabulary) -> list[AddedToken]:
+def _added(vocabulary: GGUFVocabulary) -> list[AddedToken]:
     """Return tokens that are found in a text before it is cut; those that are special only where these are parsed."""
     kinds = zip(vocabulary.ids, vocabulary.kinds, strict=True)
     return [
@@ -106,13 +111,13 @@ def _added(vocabulary: Vocabulary) -> list[AddedToken]:
     ]
 
 
-def _special(vocabulary: Vocabulary, defaults: Mapping[str, int]) -> dict[str, str]:
+def _special(vocabulary: GGUFVocabulary, defaults: Mapping[str, int]) -> dict[str, str]:
     texts = list(vocabulary.ids)
     found = {name: vocabulary.named(key, defaults.get(name)) for name, key in NAMES.items()}
     return {name: texts[i] for name, i in found.items() if i is not None}
 
 
-def _frame(core: Core, vocabulary: Vocabulary, adds: list[str], special: Mapping[str, str]) -> None:
+def _frame(core: Core, vocabulary: GGUFVocabulary, adds: list[str], special: Mapping[str, str]) -> None:
     """Let texts begin and end with the tokens that the file asks for."""
     for name in adds:
         if f"{name}_token" not in special:
@@ -124,7 +129,7 @@ def _frame(core: Core, vocabulary: Vocabulary, adds: list[str], special: Mapping
         core.post_processor = TemplateProcessing(single=single, special_tokens=tokens)
 
 
-def _templates(vocabulary: Vocabulary) -> dict[str, str]:
+def _templates(vocabulary: GGUFVocabulary) -> dict[str, str]:
     """Return chat templates by name; the one without a name is `default`."""
     metadata, found = vocabulary.metadata, {}
     for key, template in metadata.items():

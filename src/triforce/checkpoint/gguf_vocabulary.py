@@ -36,7 +36,7 @@ HARMONY = ({"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"}, {"<|call|>", 
 
 
 @dataclass(frozen=True, slots=True)
-class Vocabulary:
+class GGUFVocabulary:
     """Tokens of a GGUF file, checked."""
 
     metadata: Mapping[str, Any]
@@ -81,11 +81,11 @@ class Vocabulary:
         raise ModelError(f"{self.where}: {reason}; download another file of this model")
 
 
-def read_vocabulary(metadata: Mapping[str, Any], where: str) -> Vocabulary:
+def read_vocabulary(metadata: Mapping[str, Any], where: str) -> GGUFVocabulary:
     """The tokens of a file. `where` is its name. Raises ModelError if there are none, or one stands twice."""
-    tokens = Vocabulary(metadata, where, {}, []).texts("tokens")
+    tokens = GGUFVocabulary(metadata, where, {}, []).texts("tokens")
     ids = {text or f"[EMPTY_{i}]": i for i, text in enumerate(tokens)}
-    found = Vocabulary(metadata, where, ids, [NORMAL] * len(tokens))
+    found = GGUFVocabulary(metadata, where, ids, [NORMAL] * len(tokens))
     if len(ids) < max(len(tokens), 1):
         found.fail(f"{PREFIX}tokens has {len(tokens)} tokens, of which {len(ids)} are different")
     if PREFIX + "token_type" in metadata:
@@ -97,7 +97,7 @@ def read_vocabulary(metadata: Mapping[str, Any], where: str) -> Vocabulary:
     return found
 
 
-def end_ids(vocabulary: Vocabulary) -> frozenset[int]:
+def end_ids(vocabulary: GGUFVocabulary) -> frozenset[int]:
     """Ids that end a text: those that the metadata name, and those known by their text."""
     ids = vocabulary.ids
     named = [vocabulary.named(f"{name}_token_id") for name in ("eos", "eot", "eom")]
