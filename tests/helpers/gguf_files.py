@@ -88,7 +88,7 @@ def tensors_of(model: transformers.PreTrainedModel, family: str) -> dict[str, An
 
 def _permuted(name: str, weight: torch.Tensor, family: str) -> Any:
     """Rows of queries and keys, halves of a head woven into each other."""
-    if family == "llama" and name.endswith(PERMUTED):
+    if family == "llama" and name.split(".")[-2] in PERMUTED:
         heads = weight.shape[0] // HEADS["head_dim"]
         weight = weight.reshape(heads, 2, HEADS["head_dim"] // 2, -1).swapaxes(1, 2).reshape(weight.shape)
     return weight.numpy()

@@ -104,11 +104,11 @@ def _under(name: str, file: GGUFFile) -> Fields:
 def _plain(value: Any) -> Any:
     """Return what a list has in all its places, as files may give a number for each layer; otherwise a text about it.
 
-    Everything else is returned as it is.
+    Everything else is returned as it is, but for the ends of long texts, which messages need not show.
     """
     items = value.tolist() if isinstance(value, np.ndarray) else value
     if not isinstance(items, list):
-        return value
+        return f"{value[:40]}..." if isinstance(value, str) and len(value) > 40 else value
     distinct = list(dict.fromkeys(items))
     return distinct[0] if len(distinct) == 1 else f"a list of {len(distinct)} different values"
 

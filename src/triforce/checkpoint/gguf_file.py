@@ -82,7 +82,7 @@ class GGUFFile:
         for number, part in enumerate(self._parts):
             for tensor in part.tensors(number):
                 if tensor.name in found:
-                    raise ModelError(f"{part.file} and another part both have {tensor.name!r}; download them again")
+                    raise ModelError(f"{part.file} and another part both have {tensor.name}; download them again")
                 found[tensor.name] = tensor
         total = _whole(self.metadata, "split.tensors.count", len(found))
         if total != len(found):
@@ -109,7 +109,7 @@ class _Part:
         found = [self._tensor(name, info, part) for name, info in self.header.tensors.items()]
         for one, other in pairwise(sorted(found, key=lambda tensor: tensor.start)):
             if one.start + one.size > other.start:
-                raise self._broken(f"tensors {one.name!r} and {other.name!r} overlap")
+                raise self._broken(f"tensors {one.name} and {other.name} overlap")
         yield from found
 
     def _tensor(self, name: str, info: TensorInfo, part: int) -> GGUFTensor:
@@ -117,17 +117,17 @@ class _Part:
         kind, block, size = _packing(info.type)
         if kind not in READABLE:
             raise ModelError(
-                f"{self.file}: tensor {name!r} has type {kind}, which cannot be computed with "
+                f"{self.file}: tensor {name} has type {kind}, which cannot be computed with "
                 f"({', '.join(READABLE)} can); download the Q4_K_M file of this model"
             )
         if inputs % block:
-            raise self._broken(f"tensor {name!r} has rows of {inputs}, which are no whole blocks of {kind}")
+            raise self._broken(f"tensor {name} has rows of {inputs}, which are no whole blocks of {kind}")
         if info.offset % self.header.alignment:
-            raise self._broken(f"tensor {name!r} is not aligned to {self.header.alignment} bytes")
+            raise self._broken(f"tensor {name} is not aligned to {self.header.alignment} bytes")
         start, row = self.header.start + info.offset, inputs // block * size
         tensor = GGUFTensor(name, kind, (*reversed(outputs), inputs), row, part, start)
         if start + tensor.size > len(self.data):
-            raise self._broken(f"tensor {name!r} ends {start + tensor.size - len(self.data)} bytes after the file")
+            raise self._broken(f"tensor {name} ends {start + tensor.size - len(self.data)} bytes after the file")
         return tensor
 
     def _broken(self, reason: str) -> ModelError:

@@ -23,6 +23,7 @@ VERSIONS = (2, 3)
 LONGEST = 1 << 26
 """Bytes of the longest header that is read. The largest vocabularies take a quarter of it."""
 ALIGNMENT = "general.alignment"
+LONGEST_NAME = 256
 DIMENSIONS = 4
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """Types of values that are numbers, by their number in a file, as codes of `struct` and numpy."""
@@ -62,16 +63,16 @@ def read_header(data: mmap, file: Path) -> GGUFHeader:
     walk.require(entries, LEAST_ENTRY, "entries of metadata")
     metadata: dict[str, Any] = {}
     for _ in range(entries):
-        key = walk.text()
+        key = walk.name()
         if key in metadata:
-            walk.fail(f"its metadata has {_short(key)} twice")
+            walk.fail(f"its metadata has {key} twice")
         metadata[key] = walk.value(walk.number("I"))
     walk.require(tensors, LEAST_TENSOR, "tensors")
     found: dict[str, TensorInfo] = {}
     for _ in range(tensors):
-        name = walk.text()
+        name = walk.name()
         if name in found:
-            walk.fail(f"it has two tensors called {_short(name)}")
+            walk.fail(f"it has two tensors called {name}")
         found[name] = walk.tensor(name)
     alignment = metadata.get(ALIGNMENT, 32)
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
@@ -105,16 +106,19 @@ class _Walk:
     def number(self, code: str) -> Any:
         return self._take(_STRUCTS[code])
 
-    def text(self) -> str:
-        (text,) = self._texts(1)
-        return text
+    def name(self) -> str:
+        """A name of a value or a tensor, which messages can show."""
+        (name,) = self._texts(1)
+        if len(name) > LONGEST_NAME or not name.isprintable():
+            self.fail(f"it has {_short(name)} for a name")
+        return name
 
     def value(self, kind: int) -> Any:
         if kind in NUMBERS:
             number = self.number(NUMBERS[kind])
             return _shortest(number) if kind == FLOAT32 else number
         if kind == TEXT:
-            return self.text()
+            return self._texts(1)[0]
         if kind == ARRAY:
             return self._array(self.number("I"), self.number("Q"))
         return self.fail(f"a value of its metadata has type {kind}, which does not exist")
@@ -122,10 +126,10 @@ class _Walk:
     def tensor(self, name: str) -> TensorInfo:
         count = self.number("I")
         if not 1 <= count <= DIMENSIONS:
-            self.fail(f"tensor {_short(name)} has {count} dimensions, and not 1 to {DIMENSIONS}")
+            self.fail(f"tensor {name} has {count} dimensions, and not 1 to {DIMENSIONS}")
         dims = tuple(self.number("Q") for _ in range(count))
         if 0 in dims:
-            self.fail(f"tensor {_short(name)} has a dimension of 0")
+            self.fail(f"tensor {name} has a dimension of 0")
         return TensorInfo(dims, self.number("I"), self.number("Q"))
 
     def require(self, count: int, size: int, what: str) -> None:

@@ -28,7 +28,7 @@ BIASES = {f"attn_{x}.bias": f"self_attn.{x}_proj.bias" for x in "qkv"}
 NORMS = {f"attn_{x}_norm.weight": f"self_attn.{x}_norm.weight" for x in "qk"}
 FAMILIES = {"llama": IN_BLOCK, "qwen2": IN_BLOCK | BIASES, "qwen3": IN_BLOCK | NORMS}
 """Tensors of a layer, by architecture."""
-PERMUTED = ("attn_q.weight", "attn_k.weight")
+PERMUTED = ("attn_q", "attn_k")
 _BLOCK = re.compile(r"blk\.(0|[1-9]\d{0,4})\.(.+)")
 
 
@@ -48,9 +48,10 @@ def row_order(family: str, name: str, heads: int, kv_heads: int, head_dim: int) 
     the other architectures, are as Hugging Face has them.
     """
     block = _BLOCK.fullmatch(name)
-    if family != "llama" or not block or block[2] not in PERMUTED:
+    part = block[2].partition(".")[0] if block else ""
+    if family != "llama" or part not in PERMUTED:
         return None
-    count = heads if block[2] == PERMUTED[0] else kv_heads
+    count = heads if part == "attn_q" else kv_heads
     return torch.arange(count * head_dim).view(count, head_dim // 2, 2).transpose(1, 2).flatten()
 
 
@@ -61,6 +62,6 @@ def _hugging_face_name(file: GGUFFile, family: str, name: str) -> str:
     if block and block[2] in FAMILIES[family]:
         return f"model.layers.{block[1]}.{FAMILIES[family][block[2]]}"
     raise ModelError(
-        f"{file.path}: tensor {name!r} is not part of a {family} model as it can be computed here; give the model's "
+        f"{file.path}: tensor {name} is not part of a {family} model as it can be computed here; give the model's "
         "Hugging Face folder"
     )

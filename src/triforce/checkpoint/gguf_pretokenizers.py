@@ -37,6 +37,8 @@ _GPT4O = (
 _DEEPSEEK3 = (
     rf"{_ASCII_MARK}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACE}"
 )
+_MINICPM5 = rf"{_SUFFIX}|{_WORD}|\p{{N}}+|{_MARKS}|{_SPACE}"
+_VIKING = r" ?[^(\s|.,!?\x{2026}\x{3002}\x{FF0C}\x{3001}\x{0964}\x{06D4}\x{060C})]+"
 _SEED = rf"{_SUFFIX}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACE}"
 
 
@@ -73,6 +75,8 @@ KINDS: dict[PreTokenizerKind, tuple[str, ...]] = {
     PreTokenizerKind((r"\p{N}{1,3}", _CHINESE, _DEEPSEEK3)): ("deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"),
     PreTokenizerKind((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _EASTERN, r"\p{N}")): ("deepseek-coder",),
     PreTokenizerKind((_SEED,)): ("seed-coder",),
+    PreTokenizerKind((_VIKING, r"\p{N}")): ("viking",),
+    PreTokenizerKind((r"\p{N}{1,3}", _MINICPM5), whole=True): ("minicpm5",),
 }  # fmt: skip
 NAMES = {name: kind for kind, names in KINDS.items() for name in names}
 
@@ -82,7 +86,8 @@ def pre_tokenizer_kind(name: object, where: str) -> PreTokenizerKind:
     kind = NAMES.get(name) if isinstance(name, str) else None
     if kind is None:
         raise ModelError(
-            f"{where}: tokenizer.ggml.pre = {str(name)[:40]!r} is not supported (supported: {', '.join(sorted(NAMES))})"
+            f"{where}: tokenizer.ggml.pre = {str(name)[:40]!r} is not supported "
+            f"(supported: {', '.join(sorted(NAMES))}); download a newer file of this model"
         )
     return kind
 

@@ -44,10 +44,10 @@ def _order(vocabulary: GGUFVocabulary, tied: list[Merge]) -> list[Merge]:
             raise CycleError
         order = list(TopologicalSorter(_befores(normal)).static_order())
     except CycleError:
-        vocabulary.fail(
-            f"tokenizer.ggml.scores has one score for {''.join(normal[0])!r} and others: their order is lost"
-        )
-    return order + [pair for pair in tied if pair not in set(order)]
+        first = "".join(normal[0])[:40]
+        vocabulary.fail(f"tokenizer.ggml.scores has one score for {first!r} and others: their order is lost")
+    ordered = set(order)
+    return order + [pair for pair in tied if pair not in ordered]
 
 
 def _befores(tied: list[Merge]) -> dict[Merge, set[Merge]]:

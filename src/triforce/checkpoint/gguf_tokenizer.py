@@ -29,7 +29,7 @@ from triforce.checkpoint.gguf_vocabulary import (
 from triforce.checkpoint.tokenizer_files import TokenizerFiles
 from triforce.errors import ModelError
 
-TEMPLATE, TEMPLATES = "tokenizer.chat_template", "tokenizer.chat_templates"
+TEMPLATE = "tokenizer.chat_template"
 NAMES = {"bos_token": "bos_token_id", "eos_token": "eos_token_id", "unk_token": "unknown_token_id",
          "pad_token": "padding_token_id", "sep_token": "seperator_token_id", "mask_token": "mask_token_id"}  # fmt: skip
 """Keys of special tokens, by the names that chat templates have for them. The misspelt one is the format's."""
