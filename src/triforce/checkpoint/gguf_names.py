@@ -1,0 +1,67 @@
+"""Tensors of GGUF files by the names that Hugging Face's models have for them, and their rows in the same order."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+from torch import Tensor
+
+from triforce.checkpoint.gguf_config import FACTORS
+from triforce.checkpoint.gguf_file import GGUFFile
+from triforce.checkpoint.weights import EMBEDDING, HEAD, NORM
+from triforce.errors import ModelError
+
+ENDS = {"token_embd.weight": EMBEDDING, "output_norm.weight": NORM, "output.weight": HEAD}
+IN_BLOCK = {
+    "attn_norm.weight": "input_layernorm.weight",
+    "attn_q.weight": "self_attn.q_proj.weight",
+    "attn_k.weight": "self_attn.k_proj.weight",
+    "attn_v.weight": "self_attn.v_proj.weight",
+    "attn_output.weight": "self_attn.o_proj.weight",
+    "ffn_norm.weight": "post_attention_layernorm.weight",
+    "ffn_gate.weight": "mlp.gate_proj.weight",
+    "ffn_up.weight": "mlp.up_proj.weight",
+    "ffn_down.weight": "mlp.down_proj.weight",
+}
+BIASES = {f"attn_{x}.bias": f"self_attn.{x}_proj.bias" for x in "qkv"}
+NORMS = {f"attn_{x}_norm.weight": f"self_attn.{x}_norm.weight" for x in "qk"}
+FAMILIES = {"llama": IN_BLOCK, "qwen2": IN_BLOCK | BIASES, "qwen3": IN_BLOCK | NORMS}
+"""Tensors of a layer, by architecture."""
+PERMUTED = ("attn_q", "attn_k")
+_BLOCK = re.compile(r"blk\.(0|[1-9]\d{0,4})\.(.+)")
+
+
+def hugging_face_names(file: GGUFFile, family: str) -> dict[str, str]:
+    """The name in Hugging Face's files of each tensor, by its name here; factors of frequencies have none.
+
+    Raises ModelError for a tensor that models of this architecture do not have.
+    """
+    return {name: _hugging_face_name(file, family, name) for name in file.tensors if name != FACTORS}
+
+
+def row_order(family: str, name: str, heads: int, kv_heads: int, head_dim: int) -> Tensor | None:
+    """Return where each row of a tensor lies in the file, int64 (N,): `rows[order]` is in Hugging Face's order.
+
+    None where the order is the same. Files of `llama` hold, of the queries and keys of a head, the two features that
+    are rotated together beside each other; Hugging Face's hold them half a head apart. All other tensors, and those of
+    the other architectures, are as Hugging Face has them.
+    """
+    block = _BLOCK.fullmatch(name)
+    part = block[2].partition(".")[0] if block else ""
+    if family != "llama" or part not in PERMUTED:
+        return None
+    count = heads if part == "attn_q" else kv_heads
+    return torch.arange(count * head_dim).view(count, head_dim // 2, 2).transpose(1, 2).flatten()
+
+
+def _hugging_face_name(file: GGUFFile, family: str, name: str) -> str:
+    block = _BLOCK.fullmatch(name)
+    if name in ENDS:
+        return ENDS[name]
+    if block and block[2] in FAMILIES[family]:
+        return f"model.layers.{block[1]}.{FAMILIES[family][block[2]]}"
+    raise ModelError(
+        f"{file.path}: tensor {name} is not part of a {family} model as it can be computed here; give the model's "
+        "Hugging Face folder"
+    )

@@ -1,0 +1,108 @@
+"""The vocabulary of a GGUF file: its tokens, what each is for, and which end a text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+
+from triforce.errors import ModelError
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+"""What a token is for, as numbers in `tokenizer.ggml.token_type`."""
+PREFIX = "tokenizer.ggml."
+_BAR = "\uff5c"
+
+ENDS = frozenset({
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
+    "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>",
+    "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", f"<{_BAR}end▁of▁sentence{_BAR}>", "[e~[",
+})  # fmt: skip
+"""Tokens that end a text whatever the metadata say, as in llama.cpp."""
+STRUCK = "</s>"
+"""One of these that is the end of a tag of HTML too: a normal token stays one, as in Qwen's vocabulary."""
+CODE_ENDS = {
+    "fim_pad_token_id": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "fim_rep_token_id": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "fim_sep_token_id": ("<|file_sep|>",),
+}
+"""Tokens between files of code, which end a text too: by key, and by text where the key is missing."""
+SHOWN = frozenset({"<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"})
+"""Marks that are part of the text that a model of OpenAI's writes."""
+HARMONY = ({"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"}, {"<|call|>", "<|flush|>"})
+"""Where two such tokens are there, `<|end|>` ends a message and not the text."""
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFVocabulary:
+    """Tokens of a GGUF file, checked."""
+
+    metadata: Mapping[str, Any]
+    where: str
+    """The name of the file, for messages."""
+    ids: Mapping[str, int]
+    """Each token's id, in the order of ids."""
+    kinds: list[int]
+
+    def named(self, name: str, default: int | None = None) -> int | None:
+        """The id under a key such as `bos_token_id`. Raises ModelError if there is no such token."""
+        value = self.metadata.get(PREFIX + name)
+        if value is None:
+            return default if default is not None and default < len(self.ids) else None
+        if type(value) is not int or not 0 <= value < len(self.ids):
+            self.fail(f"{PREFIX}{name} is no id below {len(self.ids)}")
+        return value
+
+    def flag(self, name: str, default: bool) -> bool:
+        """The switch under a key such as `add_bos_token`. Raises ModelError if it is none."""
+        value = self.metadata.get(PREFIX + name, default)
+        if type(value) is not bool:
+            self.fail(f"{PREFIX}{name} is neither true nor false")
+        return value
+
+    def numbers(self, name: str) -> list[Any]:
+        """The numbers under a key, one for each token. Raises ModelError if these are not as many."""
+        values = self.metadata.get(PREFIX + name)
+        if not isinstance(values, np.ndarray) or len(values) != len(self.ids):
+            self.fail(f"{PREFIX}{name} is no list of {len(self.ids)} numbers, one for each token")
+        found: list[Any] = values.tolist()
+        return found
+
+    def texts(self, name: str) -> list[str]:
+        """The texts under a key. Raises ModelError if these are none."""
+        values = self.metadata.get(PREFIX + name)
+        if not isinstance(values, list):
+            self.fail(f"{PREFIX}{name} is no list of texts")
+        return values
+
+    def fail(self, reason: str) -> NoReturn:
+        raise ModelError(f"{self.where}: {reason}; download another file of this model")
+
+
+def read_vocabulary(metadata: Mapping[str, Any], where: str) -> GGUFVocabulary:
+    """The tokens of a file. `where` is its name. Raises ModelError if there are none, or one stands twice."""
+    tokens = GGUFVocabulary(metadata, where, {}, []).texts("tokens")
+    ids = {text or f"[EMPTY_{i}]": i for i, text in enumerate(tokens)}
+    found = GGUFVocabulary(metadata, where, ids, [NORMAL] * len(tokens))
+    if len(ids) < max(len(tokens), 1):
+        found.fail(f"{PREFIX}tokens has {len(tokens)} tokens, of which {len(ids)} are different")
+    if PREFIX + "token_type" in metadata:
+        found.kinds[:] = found.numbers("token_type")
+    harmony = {"<|end|>"} if any(pair <= ids.keys() for pair in HARMONY) else set()
+    for texts, kind in ((ENDS.union(*CODE_ENDS.values()) - {STRUCK}, CONTROL), (SHOWN | harmony, USER_DEFINED)):
+        for text in texts & ids.keys():
+            found.kinds[ids[text]] = kind
+    return found
+
+
+def end_ids(vocabulary: GGUFVocabulary) -> frozenset[int]:
+    """Ids that end a text: those that the metadata name, and those known by their text."""
+    ids = vocabulary.ids
+    named = [vocabulary.named(f"{name}_token_id") for name in ("eos", "eot", "eom")]
+    known = [ids[text] for text in ENDS & ids.keys() if vocabulary.kinds[ids[text]] == CONTROL]
+    code = [vocabulary.named(key) for key in CODE_ENDS]
+    for id_, texts in zip(list(code), CODE_ENDS.values(), strict=True):
+        code += [ids[text] for text in texts if text in ids] if id_ is None else []
+    return frozenset(id_ for id_ in (*named, *known, *code) if id_ is not None)

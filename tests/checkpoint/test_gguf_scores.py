@@ -1,0 +1,78 @@
+"""Tokenizers of GGUF files that merge by scores: ids of doing it slowly, and blanks."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from tests.helpers.gguf_files import Values, score_values
+from tests.helpers.score_merges import encode_by_scores
+from triforce.checkpoint.gguf_tokenizer import read_gguf_tokenizer
+from triforce.checkpoint.tokenizer import Tokenizer
+from triforce.errors import ModelError
+
+PIECES = ["▁", "t", "h", "e", "a", "▁t", "he", "▁the", "▁▁", "▁▁▁▁", "th", "aa", "▁a", "é", "▁▁▁"]
+
+
+def read(values: Values) -> Tokenizer:
+    found = read_gguf_tokenizer(values, "x.gguf")
+    return Tokenizer(found.files, found.eos_ids)
+
+
+def ids_of(found: Tokenizer, text: str) -> list[int]:
+    return found.encode(text, add_special=False)
+
+
+def slowly(values: Values, text: str) -> list[int]:
+    ids = {token: i for i, token in enumerate(values["tokenizer.ggml.tokens"])}
+    scores = values["tokenizer.ggml.scores"].tolist()
+    return encode_by_scores("▁" + text.replace(" ", "▁"), ids, scores)
+
+
+def test_ids_by_scores_equal_slow_merging() -> None:
+    values = score_values(PIECES)
+    found = read(values)
+    for text in ["the", "  the", "the aaa", "hé 東京 thethe", "a" * 9, " " * 11, "▁", "\n"]:
+        ids = ids_of(found, text)
+        assert ids == slowly(values, text)
+        assert found.decode(ids) == text.replace("▁", " ")
+    assert ids_of(found, "") == []
+    assert found.encode("the") == [1, *ids_of(found, "the")]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_ids_of_random_vocabularies_equal_slow_merging(seed: int) -> None:
+    """Scores that differ, and equal ones of runs of blanks, as Llama 2 has them."""
+    random = Random(seed)
+    pieces = list("ab▁c")
+    for _ in range(random.randrange(4, 30)):
+        piece = random.choice(pieces) + random.choice(pieces)
+        pieces += [piece] if piece not in pieces and len(piece) < 12 else []
+    scores = [float(score) for score in random.sample(range(-1000, 0), len(pieces))]
+    runs = [piece for piece in ("▁" * n for n in range(2, 9)) if piece not in pieces]
+    pieces, scores = pieces + runs, scores + [-1e9] * len(runs)
+    scores = [-1e9 if set(piece) == {"▁"} else score for piece, score in zip(pieces, scores, strict=True)]
+    values = score_values(pieces, scores)
+    found = read(values)
+    for _ in range(40):
+        text = "".join(random.choices(["a", "b", "c", " ", "   ", "é"], k=random.randrange(1, 40)))
+        assert ids_of(found, text) == slowly(values, text), text
+
+
+def test_blank_is_set_before_each_part_of_a_text_unless_told_otherwise() -> None:
+    values = score_values([*PIECES, "<u>"], kinds={"<u>": 4})
+    blank = values["tokenizer.ggml.tokens"].index("▁t")
+    assert ids_of(read(values), "t<u>t") == [blank, len(PIECES) + 259, blank]
+    plain = read(values | {"tokenizer.ggml.add_space_prefix": False})
+    assert ids_of(plain, "t") == [values["tokenizer.ggml.tokens"].index("t")]
+    assert plain.decode(ids_of(plain, " t")) == " t"
+
+
+def test_equal_scores_are_ordered_where_an_order_exists() -> None:
+    pieces = ["a", "b", "c", "ab", "bc"]
+    found = read(score_values(pieces, [0.0, 0.0, 0.0, -5.0, -5.0]))
+    tokens = {piece: 259 + i for i, piece in enumerate(pieces)}
+    assert ids_of(found, "abc")[-2:] == [tokens["ab"], tokens["c"]]  # the leftmost
+    with pytest.raises(ModelError, match=r"scores has one score for '\w+' and others"):
+        read(score_values([*pieces, "ca"], [0.0, 0.0, 0.0, -5.0, -5.0, -5.0]))

@@ -1,0 +1,199 @@
+"""Tokenizers of GGUF files: ids of transformers, of llama.cpp where recorded, and of BPE by scores done slowly."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.helpers.gguf_files import SMOLLM2, Values, byte_level_values, score_values, write_gguf
+from tests.helpers.tiny_checkpoint import ours, tiny_tokenizer
+from triforce.checkpoint.gguf_file import GGUFFile
+from triforce.checkpoint.gguf_pretokenizers import NAMES, pre_tokenizer
+from triforce.checkpoint.gguf_tokenizer import GGUFTokenizer, read_gguf_tokenizer
+from triforce.checkpoint.tokenizer import Tokenizer
+from triforce.errors import ModelError
+
+TEXTS = ["the cat sat", " the  mat\n\n\tnaïve café — 東京 🙂", "x</s>the<s>", "", "\x00\x1d\u2003…", "HE'S 12345 don't"]
+RECORDED = json.loads((Path(__file__).parents[1] / "data" / "gguf_smollm2_ids.json").read_text(encoding="utf-8"))
+
+
+def read(values: Values) -> GGUFTokenizer:
+    return read_gguf_tokenizer(values, "x.gguf")
+
+
+def tokenizer(found: GGUFTokenizer) -> Tokenizer:
+    return Tokenizer(found.files, found.eos_ids)
+
+
+def ids_of(found: GGUFTokenizer, text: str) -> list[int]:
+    return tokenizer(found).encode(text, add_special=False)
+
+
+def changed(values: Values, **changes: Any) -> Values:
+    """The metadata with other values; `...` leaves one out."""
+    merged = values | {f"tokenizer.ggml.{name}": value for name, value in changes.items()}
+    return {key: value for key, value in merged.items() if value is not ...}
+
+
+def test_byte_level_ids_and_texts_equal_transformers() -> None:
+    found, theirs = tokenizer(read(byte_level_values())), ours(tiny_tokenizer(), (1,))
+    for text in TEXTS:
+        ids = found.encode(text)
+        assert ids == theirs.encode(text)
+        assert found.decode(ids) == theirs.decode(ids)
+    found.require_same_vocabulary(theirs, ("the file", "the folder"))
+    assert (found.eos_ids, found.special_ids, found.vocab_size) == (theirs.eos_ids, theirs.special_ids, 297)
+
+
+@pytest.mark.parametrize("bos", [False, True])
+@pytest.mark.parametrize("eos", [False, True])
+def test_first_and_last_tokens_are_set_as_the_file_says(bos: bool, eos: bool) -> None:
+    plain = tokenizer(read(byte_level_values())).encode("the cat")
+    found = read(byte_level_values(add_bos_token=bos, add_eos_token=eos))
+    assert (found.adds_bos, found.adds_eos) == (bos, eos)
+    assert tokenizer(found).encode("the cat") == [0] * bos + plain + [1] * eos
+    assert ids_of(found, "the cat") == plain
+
+
+def test_first_token_is_set_by_default_where_llama_cpp_sets_it() -> None:
+    assert not read(byte_level_values(pre="qwen2")).adds_bos
+    assert read(byte_level_values(pre="llama-bpe")).adds_bos
+    assert read(score_values(["▁", "a"])).adds_bos
+
+
+def pieces(name: str, text: str) -> list[str]:
+    """How a text is cut, as text."""
+    cut = pre_tokenizer(NAMES[name], ()).pre_tokenize_str(text)
+    return [text[begin:end] for _, (begin, end) in cut]
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("gpt-2", "I|'ll| x|'|LL|  | a| 1234|\r\n\n"),
+        ("smollm", "I|'ll| x|'|LL|  | a| |1|2|3|4|\r\n\n"),
+        ("llama-bpe", "I|'ll| x|'LL|  | a| |123|4|\r\n\n"),
+        ("qwen2", "I|'ll| x|'LL|  | a| |1|2|3|4|\r\n\n"),
+        ("tekken", "I|'ll| x|'LL|  | a| |1|2|3|4|\r\n\n"),
+        ("gpt-4o", "I'll| x'LL|  | a| |123|4|\r\n\n"),
+        ("deepseek-v3", "I|'ll| x|'LL|  | a| |123|4|\r\n\n"),
+        ("deepseek-coder", "I|'|ll| x|'|LL|  | a| |1|2|3|4|\r|\n|\n"),
+        ("seed-coder", "I|'ll| x|'LL|  | a| |1|2|3|4|\r\n\n"),
+    ],
+)
+def test_texts_are_cut_as_their_name_says(name: str, wanted: str) -> None:
+    assert "|".join(pieces(name, wanted.replace("|", ""))) == wanted
+
+
+def test_names_of_one_kind_stand_once() -> None:
+    assert {"llama3", "llama-bpe", "qwen2", "deepseek-r1-qwen", "smollm", "tekken", "gpt-2"} <= set(NAMES)
+    assert NAMES["llama3"] is NAMES["llama-bpe"] and NAMES["qwen2"] is NAMES["deepseek-r1-qwen"]
+
+
+def test_whole_token_is_taken_without_merges() -> None:
+    values = byte_level_values()
+    tokens, merges = values["tokenizer.ggml.tokens"], values["tokenizer.ggml.merges"]
+    tokens[299], values["tokenizer.ggml.token_type"][299] = "zq", 1
+    assert merges and len(ids_of(read(values), "zq")) == 2
+    assert ids_of(read(changed(values, pre="llama3", add_bos_token=False)), "zq") == [299]
+
+
+def test_bytes_without_token_are_left_out_and_part_their_neighbours() -> None:
+    values = byte_level_values()
+    tokens = values["tokenizer.ggml.tokens"]
+    tokens[tokens.index("ć")] = "instead"  # byte 7
+    found = tokenizer(read(values))
+    apart = [tokens.index("a"), tokens.index("t")]
+    assert (found.encode("at"), found.encode("a\x07t")) == ([tokens.index("at")], apart)
+
+
+def test_kinds_of_tokens_are_found_in_texts() -> None:
+    values = byte_level_values()
+    tokens, kinds = values["tokenizer.ggml.tokens"], values["tokenizer.ggml.token_type"]
+    tokens[297:], kinds[297:] = ["<tool>", "<think>", "<|im_end|>"], [3, 4, 1]
+    found = read(values)
+    assert ids_of(found, "<tool><think><|im_end|>") == [297, 298, 299]
+    assert tokenizer(found).decode([297, 298, 299]) == "<think>"
+    assert found.eos_ids == {1, 299}  # known by its text, whatever its kind
+    found.files.core.encode_special_tokens = True
+    assert 297 not in ids_of(found, "<tool>") and 298 in ids_of(found, "<think>")
+
+
+def test_ends_are_those_of_keys_and_texts() -> None:
+    values = byte_level_values(eot_token_id=5, eom_token_id=6)
+    tokens, kinds = values["tokenizer.ggml.tokens"], values["tokenizer.ggml.token_type"]
+    tokens[297:], kinds[297:] = ["<|endoftext|>", "<|file_sep|>", "<|end|>"], [3, 3, 3]
+    assert read(values).eos_ids == {1, 5, 6, 297, 298, 299}
+    tokens[297:299] = ["<|return|>", "<|call|>"]  # where `<|end|>` ends a message
+    assert read(values).eos_ids == {1, 5, 6, 297, 298}
+    tokens[297:] = ["</s>", "</t>", "</u>"]
+    tokens[1], kinds[297:] = "</x>", [1, 3, 3]
+    assert read(values).eos_ids == {1, 5, 6}  # a tag of HTML
+    kinds[297] = 3
+    assert read(values).eos_ids == {1, 5, 6, 297}
+
+
+def test_templates_come_by_name() -> None:
+    names = {"tokenizer.chat_template": "{{ a }}", "tokenizer.chat_template.tool_use": "{{ b }}"}
+    values = byte_level_values() | names | {"tokenizer.chat_templates": ["tool_use"]}
+    assert read(values).files.templates == {"default": "{{ a }}", "tool_use": "{{ b }}"}
+    assert read(byte_level_values()).files.special == {"bos_token": "<s>", "eos_token": "</s>"}
+    with pytest.raises(ModelError, match=r"tokenizer\.chat_template is no text"):
+        read(values | {"tokenizer.chat_template": 3})
+
+
+BYTES, SCORES = byte_level_values(), score_values(["▁", "a"])
+INCONSISTENT: dict[str, tuple[Values, str]] = {
+    "model": (changed(BYTES, model="bert"), r"tokenizer.ggml.model = 'bert' .*supported: gpt2, llama"),
+    "no model": (changed(BYTES, model=...), "tokenizer.ggml.model = 'None'"),
+    "no name": (changed(BYTES, pre=...), "tokenizer.ggml.pre = 'None' is not supported"),
+    "default": (changed(BYTES, pre="default"), "tokenizer.ggml.pre = 'default' is not supported .*qwen2"),
+    "unknown": (changed(BYTES, pre="my-bpe"), "tokenizer.ggml.pre = 'my-bpe'"),
+    "strange": (changed(BYTES, pre=["a"]), "tokenizer.ggml.pre = "),
+    "no tokens": (changed(BYTES, tokens=...), "tokenizer.ggml.tokens is no list of texts"),
+    "empty": (changed(BYTES, tokens=[]), "tokens has 0 tokens"),
+    "twice": (changed(BYTES, tokens=["a", "a", "b"], token_type=...), "has 3 tokens, of which 2 are different"),
+    "kinds": (changed(BYTES, token_type=np.array([1], np.int32)), "token_type is no list of 300 numbers"),
+    "no merges": (changed(BYTES, merges=...), "tokenizer.ggml.merges is no list of texts"),
+    "merge": (changed(BYTES, merges=["the zebra"]), "cannot be built .*zebra.* out of vocabulary"),
+    "half": (changed(BYTES, merges=["the"]), "its tokenizer cannot be built"),
+    "no bytes": (changed(BYTES, tokens=["a", "b"], token_type=..., merges=[]), "has no token for the byte .* '!'"),
+    "id": (changed(BYTES, bos_token_id=300), "tokenizer.ggml.bos_token_id is no id below 300"),
+    "id of a text": (changed(BYTES, eos_token_id="</s>"), "tokenizer.ggml.eos_token_id is no id"),
+    "flag": (changed(BYTES, add_bos_token=1), "add_bos_token is neither true nor false"),
+    "no first": (changed(BYTES, add_bos_token=True, bos_token_id=...), "bos_token_id is missing"),
+    "no scores": (changed(SCORES, scores=...), "tokenizer.ggml.scores is no list of"),
+    "scores": (changed(SCORES, scores=np.zeros(3, np.float32)), "tokenizer.ggml.scores is no list of"),
+    "no byte tokens": (changed(SCORES, tokens=["a"], token_type=...), "lacks the byte token <0x00>"),
+    "long": (score_values(["x", "x" * 2000]), "has 2000 characters, more than 512"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", INCONSISTENT)
+def test_inconsistent_metadata_raise_model_error(case: str) -> None:
+    values, match = INCONSISTENT[case]
+    with pytest.raises(ModelError, match=match) as caught:
+        read(values)
+    assert str(caught.value).startswith("x.gguf: ") and "\n" not in str(caught.value)
+
+
+def test_tokenizer_written_to_a_file_comes_back(tmp_path: Path) -> None:
+    for values in (byte_level_values(), SCORES):
+        file = GGUFFile(write_gguf(tmp_path / "x.gguf", values, {}))
+        found, wanted = read_gguf_tokenizer(file.metadata, "x.gguf"), read(values)
+        assert [ids_of(found, text) for text in TEXTS] == [ids_of(wanted, text) for text in TEXTS]
+
+
+@pytest.mark.skipif(not SMOLLM2.exists(), reason=f"there is no {SMOLLM2.name}")
+def test_real_tokenizer_gives_recorded_ids_of_llama_cpp() -> None:
+    """Recorded with llama-cpp-python 0.3.36: special tokens parsed, no first token."""
+    found = read_gguf_tokenizer(GGUFFile(SMOLLM2).metadata, SMOLLM2.name)
+    assert sorted(found.eos_ids) == RECORDED["eos_ids"]
+    assert (found.adds_bos, found.adds_eos) == (False, False)
+    whole = tokenizer(found)
+    for text, ids in zip(RECORDED["texts"], RECORDED["ids"], strict=True):
+        assert whole.encode(text, add_special=False) == ids, text
