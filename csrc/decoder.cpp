@@ -8,11 +8,6 @@
 namespace triforce {
 namespace {
 
-template <class T>
-void widen(const void* from, int64_t count, float* to) {
-    for (int64_t i = 0; i < count; i++) to[i] = to_float(static_cast<const T*>(from)[i]);
-}
-
 /// Memory of one pass, which its layers share.
 struct Activations {
     float *x, *q, *k, *v;
@@ -84,14 +79,14 @@ void rope_and_write(Attention& call, const ForwardBatch& batch, const Activation
 }  // namespace
 
 Decoder::Decoder(std::vector<std::shared_ptr<DecoderLayer>> layers, std::shared_ptr<LmHead> head,
-                 std::optional<Tensor> embedding)
+                 std::optional<WeightSource> embedding)
     : layers_(std::move(layers)), head_(std::move(head)), embedding_(std::move(embedding)) {
     require(!layers_.empty(), "a decoder has at least one layer");
     const DecoderLayer& first = *layers_.front();
     for (const auto& layer : layers_)
         require(layer->hidden() == head_->hidden() && layer->q_size() == first.q_size() &&
                 layer->kv_size() == first.kv_size() && layer->type() == first.type(), "layers and head must be alike");
-    if (embedding_) embedding_->expect(first.type(), {head_->vocabulary(), head_->hidden()});
+    if (embedding_) embedding_->expect(first.type(), head_->vocabulary(), head_->hidden());
 }
 
 void Decoder::check(const std::vector<const Pages*>& memory, const ForwardBatch& batch) const {
@@ -154,12 +149,7 @@ void Decoder::forward(const std::vector<const Pages*>& memory, const ForwardBatc
 void Decoder::embed(const ForwardBatch& batch, float* x) const {
     const int64_t C = head_->hidden();
     if (!embedding_) return head_->matrix().rows(batch.ids, batch.rows * batch.width, x);
-    const bool narrow = embedding_->type == Type::bf16;
-    const char* table = static_cast<const char*>(embedding_->data);
-    for (int64_t i = 0; i < batch.rows * batch.width; i++) {
-        const char* row = table + batch.ids[i] * C * size_of(embedding_->type);
-        narrow ? widen<bf16>(row, C, x + i * C) : widen<float>(row, C, x + i * C);
-    }
+    for (int64_t i = 0; i < batch.rows * batch.width; i++) embedding_->row(batch.ids[i], x + i * C);
 }
 
 void Decoder::score(const ForwardBatch& batch, const float* x) const {

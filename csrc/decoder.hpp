@@ -50,7 +50,7 @@ class Decoder {
   public:
     /// `embedding` (V, C) is borrowed; without one it is the head's matrix. Throws std::invalid_argument.
     Decoder(std::vector<std::shared_ptr<DecoderLayer>> layers, std::shared_ptr<LmHead> head,
-            std::optional<Tensor> embedding);
+            std::optional<WeightSource> embedding);
 
     const std::vector<std::shared_ptr<DecoderLayer>>& layers() const { return layers_; }
     const LmHead& head() const { return *head_; }
@@ -64,7 +64,7 @@ class Decoder {
 
     std::vector<std::shared_ptr<DecoderLayer>> layers_;
     std::shared_ptr<LmHead> head_;
-    std::optional<Tensor> embedding_;
+    std::optional<WeightSource> embedding_;
 };
 
 }  // namespace triforce

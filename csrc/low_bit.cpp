@@ -192,6 +192,20 @@ bool pack_block(Format format, const uint8_t* file, int64_t rows, int64_t inputs
     return finite;
 }
 
+void unpack_file_row(Format format, const uint8_t* file, int64_t inputs, float* out) {
+    const FormatParts f = parts(format);
+    uint8_t scales[64 + super_groups * 32];
+    for (int64_t i = 0; i < inputs; i += f.file_inputs(), file += file_block_bytes(format)) {
+        const FileBlock from = read(format, file);
+        put_scales(f, from, 0, scales);
+        for (int64_t k = 0; k < f.file_inputs(); k++) {
+            const Affine a = affine(f, scales, k / group_size, static_cast<int>(k % group_size / 16), 0);
+            const int code = f.bits == 8 ? static_cast<int8_t>(from.codes[k]) : from.codes[k] - f.offset;
+            out[i + k] = a.scale * static_cast<float>(code) + a.minimum;
+        }
+    }
+}
+
 void unpack_output(Format format, const uint8_t* block, int lane, int64_t inputs, float* out) {
     const FormatParts f = parts(format);
     const uint8_t* scales = block + inputs / group_size * code_bytes(f);

@@ -98,7 +98,10 @@ bool pack_block(Format format, const uint8_t* file, int64_t rows, int64_t inputs
 /// Rounds 32 weights to a block of a file of type Q4_1: the least and the largest are its first and its last code.
 void encode_q4_1(const float* weights, uint8_t* file);
 
-/// The weights of one output, as floats.
+/// A row of a file as floats.
+void unpack_file_row(Format format, const uint8_t* file, int64_t inputs, float* out);
+
+/// The weights of one output of a block, as floats.
 void unpack_output(Format format, const uint8_t* block, int lane, int64_t inputs, float* out);
 
 }  // namespace triforce

@@ -88,6 +88,14 @@ int64_t WeightSource::inputs() const {
     return tensor[1] / file_block_bytes(format) * parts(format).file_inputs();
 }
 
+void WeightSource::row(int64_t id, float* out) const {
+    const char* from = static_cast<const char*>(tensor.data) + id * tensor.row_bytes();
+    if (format != Format::none) return unpack_file_row(format, reinterpret_cast<const uint8_t*>(from), inputs(), out);
+    for (int64_t i = 0; i < tensor[1]; i++)
+        out[i] = tensor.type == Type::bf16 ? to_float(reinterpret_cast<const bf16*>(from)[i])
+                                           : reinterpret_cast<const float*>(from)[i];
+}
+
 void WeightSource::expect(Type wanted, int64_t outputs_wanted, int64_t inputs_wanted) const {
     if (format == Format::none) return tensor.expect(wanted, {outputs_wanted, inputs_wanted});
     if (outputs_wanted < 0) outputs_wanted = outputs();

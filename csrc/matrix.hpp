@@ -19,9 +19,15 @@ struct WeightSource {
 
     int64_t outputs() const { return tensor[0]; }
     int64_t inputs() const;
+    /// Writes a row as floats.
+    void row(int64_t id, float* out) const;
     /// Throws unless a product's input is of this type, and the shape is this one, where -1 is any size.
     void expect(Type input, int64_t outputs, int64_t inputs) const;
 };
+
+/// A weight from Python: a tensor, or an object with bytes of a GGUF type, `blocks`, their `kind`, and whether its
+/// products' input is bfloat16, `narrow`. Throws nb::value_error.
+WeightSource weight(const char* name, WeightArg object);
 
 /// Owner of packed `Weights`.
 class Matrix {

@@ -47,7 +47,7 @@ struct Tensor {
         static bool check_(nanobind::handle) { return true; }                        \
     }
 TF_ARGUMENT(TensorArg, "torch.Tensor");
-TF_ARGUMENT(WeightArg, "torch.Tensor | QuantizedWeight");
+TF_ARGUMENT(WeightArg, "torch.Tensor | triforce.model.weights.QuantizedWeight");
 TF_ARGUMENT(IntArrayArg, "numpy.typing.NDArray[numpy.int64]");
 TF_ARGUMENT(BoolArrayArg, "numpy.typing.NDArray[numpy.bool]");
 TF_ARGUMENT(NoiseArg, "Noise | torch.Tensor");

@@ -101,9 +101,9 @@ void forward(const Decoder& decoder, const std::vector<const Pages*>& memory, Te
 }
 
 void init(Decoder* self, std::vector<std::shared_ptr<DecoderLayer>> layers, std::shared_ptr<LmHead> head,
-          TensorArg embedding) {
-    std::optional<Tensor> table;
-    if (!embedding.is_none()) table = tensor("embedding", embedding);
+          WeightArg embedding) {
+    std::optional<WeightSource> table;
+    if (!embedding.is_none()) table = weight("embedding", embedding);
     new (self) Decoder(std::move(layers), std::move(head), table);
 }
 

@@ -18,16 +18,6 @@ std::optional<Tensor> optional_tensor(const char* name, TensorArg object) {
     return object.is_none() ? std::nullopt : std::optional(tensor(name, object));
 }
 
-/// A tensor, or an object with bytes of a GGUF type: `kind`, `blocks`, and whether its products' input is bfloat16.
-WeightSource weight(const char* name, WeightArg object) {
-    if (!nb::hasattr(object, "kind")) return {tensor(name, object)};
-    const std::string kind = nb::cast<std::string>(object.attr("kind"));
-    const Format format = format_named(kind.c_str());
-    require(format != Format::none, ("there are no kernels for weights of type " + kind).c_str());
-    const bool narrow = nb::cast<bool>(object.attr("narrow"));
-    return {tensor(name, object.attr("blocks")), format, narrow ? Type::bf16 : Type::f32};
-}
-
 void linear(const Matrix& matrix, TensorArg x_object, TensorArg y_object) {
     const Tensor x = tensor("x", x_object), y = tensor("y", y_object);
     x.expect(matrix.type(), {-1, matrix.inputs()});
@@ -109,9 +99,31 @@ void logits(const LmHead& head, TensorArg x_object, TensorArg out_object) {
     head.logits(from, x[0], out);
 }
 
+void embed(WeightArg embedding, TensorArg ids_object, TensorArg out_object) {
+    const WeightSource table = weight("embedding", embedding);
+    const Tensor ids = tensor("ids", ids_object);
+    const int64_t* id = ids.as<int64_t>({-1});
+    float* out = tensor("out", out_object).as<float>({ids[0], table.inputs()});
+    for (int64_t i = 0; i < ids[0]; i++) {
+        require(0 <= id[i] && id[i] < table.outputs(), "ids must be rows of the embedding");
+        table.row(id[i], out + i * table.inputs());
+    }
+}
+
 }  // namespace
 
+WeightSource weight(const char* name, WeightArg object) {
+    if (!nb::hasattr(object, "kind")) return {tensor(name, object)};
+    const std::string kind = nb::cast<std::string>(object.attr("kind"));
+    const Format format = format_named(kind.c_str());
+    require(format != Format::none, ("there are no kernels for weights of type " + kind).c_str());
+    const bool narrow = nb::cast<bool>(object.attr("narrow"));
+    return {tensor(name, object.attr("blocks")), format, narrow ? Type::bf16 : Type::f32};
+}
+
 void bind_linear(nb::module_& m) {
+    m.def("embed", &embed, "embedding"_a, "ids"_a, "out"_a,
+          "Write rows `ids` (count) int64 of an embedding, as its file has it, to out (count, inputs) float32.");
     nb::class_<Matrix>(m, "Matrix",
                        "Weights (outputs, inputs) bfloat16, float32 or of a GGUF type, packed for the kernels; rounded to "
                        "8 or 4 bits if those are given.")

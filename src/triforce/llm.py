@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from triforce.backends.kernel_api import pages_for
-from triforce.checkpoint.families import sampling_defaults
-from triforce.checkpoint.tokenizer import configured_eos_ids
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.engine.engine import Engine, Request
 from triforce.engine.inputs import Message, Prompt, conversations, known, one_or_many, params_of_each, token_ids
@@ -99,9 +97,9 @@ class LLM:
         self.load_seconds = pair.load_seconds
         self.tokenizer = self.target.tokenizer
         self.grammars = GrammarCompiler(self.tokenizer) if self.tokenizer else None
-        self.sampling_defaults = sampling_defaults(self.target.path)
+        self.sampling_defaults = self.target.files.sampling_defaults()
         """Values of `SamplingParams` that the model's makers advise."""
-        self._eos = frozenset(self.tokenizer.eos_ids if self.tokenizer else configured_eos_ids(self.target.path))
+        self._eos = frozenset(self.tokenizer.eos_ids if self.tokenizer else self.target.files.eos_ids())
         settings = [] if kv_offload == "none" else [kv_offload, str(kv_memory), str(kv_resident_layers)]
         costs = pair.cost_model(lower_tiers, settings)
         self.runner = RequestRunner(self.models, self.speculation, self.coupling, costs, self.target.fingerprint)

@@ -32,6 +32,11 @@ def claim_threads(config: ModelConfig, dtype: torch.dtype, device: torch.device)
         torch.set_num_threads(1)
 
 
+def keeps_packed(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether weights of few bits stay as they are: products with them are then those of bfloat16 inputs."""
+    return dtype == torch.bfloat16 and _suits_native(config, dtype, device)
+
+
 def model(config: ModelConfig, weights: Weights, bits: int = 0, ranks: TPGroup = ALONE) -> ModelBackend:
     """The weights, ready for the fastest kernels that take them. Raises RequestError for `bits` that none take.
 

@@ -43,16 +43,13 @@ ACCEPTED: dict[str, tuple[object, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Divided:
+class Divided(Scaling):
     """A divisor for each frequency, as GGUF files store what Llama 3 did to them (`rope_freqs.weight`)."""
 
     divisors: tuple[float, ...]
 
     def frequencies(self, theta: float, D: int, context: int) -> tuple[Tensor, float]:
         return 1.0 / wavelengths(theta, D) / torch.tensor(self.divisors, dtype=torch.float32), 1.0
-
-    def reach(self, positions: int) -> int:
-        return positions
 
 
 def read_gguf_config(file: GGUFFile) -> HFConfig:

@@ -35,27 +35,21 @@ _DRAFTS = {
 }
 
 
-def model_folder(name_or_path: str | Path) -> Path:
-    """The folder of a model: `name_or_path` itself, or a snapshot of that Hugging Face repository.
-
-    Raises ModelError if it is neither.
-    """
-    folder = Path(name_or_path).expanduser()
-    if folder.is_dir():
-        return folder
-    if folder.is_file():
-        with folder.open("rb") as file:
+def model_path(name_or_path: str | Path) -> Path:
+    """Where a model is: a folder, or a GGUF file; of a Hugging Face repository a snapshot. Raises ModelError."""
+    path = Path(name_or_path).expanduser()
+    if path.is_dir():
+        found = sorted(path.glob("*.gguf"))
+        return found[0] if found and not (path / "config.json").exists() else path
+    if path.is_file():
+        with path.open("rb") as file:
             if file.read(4) == b"GGUF":
-                raise ModelError(
-                    f"{folder} is a GGUF file, and these cannot be read yet; give the model's Hugging Face folder, "
-                    "with config.json and safetensors"
-                )
-    if folder.exists():
-        raise ModelError(f"{folder} is a file; give the folder that holds config.json and the weights")
+                return path
+        raise ModelError(f"{path} is no GGUF file; give one, or the folder that holds config.json and the weights")
     if isinstance(name_or_path, Path) or not HUB_NAME.fullmatch(name_or_path):
         raise ModelError(
-            f"there is no folder {folder}{_nearby(folder)}; give a model's folder or a Hugging Face name such as "
-            "org/model"
+            f"there is no folder {path}{_nearby(path)}; give a model's folder, a GGUF file or a Hugging Face name such "
+            "as org/model"
         )
     return _snapshot(name_or_path)
 

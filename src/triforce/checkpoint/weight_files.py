@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -13,6 +13,17 @@ from torch import Tensor
 
 from triforce.checkpoint.hub import read_json
 from triforce.errors import ModelError
+from triforce.model.weights import Matrix
+
+
+class Archive(Protocol):
+    """A weight file: tensors by name."""
+
+    def view(self, name: str) -> Matrix:
+        """The tensor, in its shape, as it lies in the mapped file: for as long as the model lives."""
+
+    def glance(self, name: str) -> Matrix:
+        """The same for a moment, to be copied from: its pages leave memory with it, where the format allows."""
 
 
 def open_archives(folder: Path) -> dict[str, Archive]:
@@ -22,7 +33,7 @@ def open_archives(folder: Path) -> dict[str, Archive]:
     """
     for stem, suffix, kind in (("model", ".safetensors", Safetensors), ("pytorch_model", ".bin", Pickle)):
         if files := _files(folder, stem, suffix):
-            archives: list[Archive] = [kind(file) for file in files]
+            archives = [kind(file) for file in files]
             return {name: archive for archive in archives for name in archive.names()}
     raise ModelError(
         f"{folder} has no weights: expected model.safetensors or pytorch_model.bin, or shards with their .index.json"
@@ -51,12 +62,10 @@ class Safetensors:
         return list(self._shared.keys())
 
     def view(self, name: str) -> Tensor:
-        """Return the tensor, in its shape, as it lies in the mapped file: for as long as the model lives."""
         tensor: Tensor = self._shared.get_tensor(name)
         return tensor
 
     def glance(self, name: str) -> Tensor:
-        """Return it, in its shape, for a moment, to be copied from: its pages leave memory with it."""
         with self._open() as fresh:  # pages read through the shared mapping would stay as long as any view of it
             tensor: Tensor = fresh.get_tensor(name)
         return tensor
@@ -95,10 +104,6 @@ class Pickle:
         return self._tensors[name].detach()
 
     glance = view
-
-
-Archive = Safetensors | Pickle
-"""A weight file: tensors by name."""
 
 
 def _missing(file: Path) -> ModelError:

@@ -11,15 +11,16 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from triforce.checkpoint.weight_files import Archive, open_archives
+from triforce.checkpoint.weight_files import Archive
 from triforce.distributed.group import ALONE, TPGroup, span
 from triforce.errors import ModelError
 from triforce.model.config import ModelConfig
-from triforce.model.weights import Layer, Weights
+from triforce.model.weights import Layer, Matrix, QuantizedWeight, Weights, numbers
 
 Shape = tuple[int, ...]
 Cut = tuple[slice, ...]
@@ -27,13 +28,14 @@ Source = tuple[str, Shape, Cut]
 """The name of a tensor in the files, its shape there, and which part of it is wanted."""
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 SOURCES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-_BITS = {2: torch.int16, 4: torch.int32}  # sums of integers do not depend on their order
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # sums of integers do not depend on their order
 SAMPLE = 1024  # elements of each tensor that enter the fingerprint
 PART = 1 << 18  # elements whose bits are added up at a time
 
 
 def read_weights(
-    folder: Path,
+    where: Path,
+    archives: Mapping[str, Archive],
     config: ModelConfig,
     *,
     rows: int,
@@ -41,25 +43,29 @@ def read_weights(
     dtype: torch.dtype,
     ranks: TPGroup = ALONE,
 ) -> Weights:
-    """The weights of a folder whose embedding and head have `rows` rows; those past `config.vocab_size` are left out.
+    """The weights in `archives`. Embedding and head have `rows` rows; those past `config.vocab_size` are left out.
 
     `config` is the whole model's. One of several `ranks` reads its part only (see `kernels.sharded_model`). Raises
     ModelError naming the file or the tensor that is corrupt, missing, unknown, of another shape, or not finite.
     """
-    reader = _Reader(open_archives(folder), device, dtype)
+    reader = _Reader(archives, device, dtype)
     blocks = [_block(config, f"model.layers.{i}.", ranks) for i in range(config.layers)]
     ends = {EMBEDDING, NORM} | (set() if config.tied else {HEAD})
-    reader.require_names(folder, ends | {name for block in blocks for name, *_ in block.values()}, HEAD)
+    reader.require_names(where, ends | {name for block in blocks for name, *_ in block.values()}, HEAD)
     table = (rows, config.hidden_size), (span(config.vocab_size, ranks),)
     embedding_VC = reader.take(EMBEDDING, *table)
-    layers = tuple(Layer(**{field: reader.take(*source) for field, source in block.items()}) for block in blocks)
+    parts: list[dict[str, Any]] = [{field: reader.take(*source) for field, source in block.items()} for block in blocks]
     head_VC = reader.take(HEAD, *table) if HEAD in reader.archives else embedding_VC
-    if config.tied and head_VC is not embedding_VC and not torch.equal(head_VC, embedding_VC):
+    if config.tied and head_VC is not embedding_VC and not _equal(head_VC, embedding_VC):
         raise ModelError(
             f"config.json: tie_word_embeddings = True, but {HEAD} differs from {EMBEDDING}: set it to false to use both"
         )
-    norm_C = reader.take(NORM, (config.hidden_size,), ())
+    norm_C, layers = numbers(reader.take(NORM, (config.hidden_size,), ())), tuple(Layer(**each) for each in parts)
     return Weights(embedding_VC, layers, norm_C, embedding_VC if config.tied else head_VC)
+
+
+def _equal(one: Matrix, other: Matrix) -> bool:
+    return isinstance(one, Tensor) and isinstance(other, Tensor) and torch.equal(one, other)
 
 
 def tensor_shapes(config: ModelConfig, rows: int) -> dict[str, Shape]:
@@ -108,7 +114,8 @@ def fingerprint(config: ModelConfig, weights: Weights) -> str:
     names = [f.name for f in fields(ModelConfig) if f.name not in ("rope", "context", "ranks")]
     rope, dtype = config.rope, weights.embedding_VC.dtype
     digest.update(repr(([getattr(config, name) for name in names], rope.scale, str(dtype))).encode())
-    for tensor in (rope.inv_freq_F, *weights.tensors()):
+    for weight in (rope.inv_freq_F, *weights.tensors()):
+        tensor = weight if isinstance(weight, Tensor) else weight.blocks
         digest.update(repr(tuple(tensor.shape)).encode())
         n, k = tensor.numel(), min(tensor.numel(), SAMPLE)
         sample = tensor.flatten()[torch.arange(k, device=tensor.device) * (n - 1) // max(k - 1, 1)]
@@ -116,6 +123,9 @@ def fingerprint(config: ModelConfig, weights: Weights) -> str:
         # By parts, as the sum of a whole would first take four times the tensor's memory.
         parts = torch.split(tensor.view(_BITS[tensor.itemsize]).flatten(), PART)
         digest.update(str(sum([int(part.sum(dtype=torch.int64)) for part in parts])).encode())
+        if isinstance(weight, QuantizedWeight):
+            digest.update(weight.kind.encode())
+            weight.release()
     return digest.hexdigest()
 
 
@@ -141,16 +151,18 @@ class _Reader:
                 "config.json and the weights must belong together"
             )
 
-    def take(self, name: str, shape: Shape, cut: Cut) -> Tensor:
+    def take(self, name: str, shape: Shape, cut: Cut) -> Matrix:
         """Return a part of a tensor, which has `shape` in its file. Raises ModelError."""
         archive = self.archives[name]
         tensor = archive.view(name)
         if tuple(tensor.shape) != shape:
             raise ModelError(f"tensor {name} has shape {list(tensor.shape)}, but config.json asks for {list(shape)}")
+        if isinstance(tensor, QuantizedWeight):
+            return tensor.part(*cut)
         if tensor.dtype not in SOURCES:
             raise ModelError(f"tensor {name} is {tensor.dtype}, which is not supported; use unquantized weights")
         fits = tensor.dtype == self.dtype and self.device.type == "cpu"
-        tensor = tensor[cut] if fits else archive.glance(name)[cut].to(self.device, self.dtype)
+        tensor = tensor[cut] if fits else numbers(archive.glance(name))[cut].to(self.device, self.dtype)
         # The extremes tell NaN and Inf in one read, without a temporary and without the overflow that a sum may have.
         if not all(extreme.isfinite() for extreme in torch.aminmax(tensor)):
             raise ModelError(f"tensor {name} holds NaN or Inf in {self.dtype}; download it again or change --dtype")

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import torch
 
-from triforce.backends.dispatch import require_offload
+from triforce.backends.dispatch import keeps_packed, require_offload
 from triforce.backends.kernel_api import PAGE, pages_for
-from triforce.checkpoint.families import GENERATION, model_config, read_config, sampling_defaults
-from triforce.checkpoint.hub import HUB_NAME, SHIPPED, TEXTS, model_folder
+from triforce.checkpoint.families import GENERATION, model_config
+from triforce.checkpoint.hub import HUB_NAME, SHIPPED, TEXTS
+from triforce.checkpoint.model_files import HFFolder, ModelFiles, open_model
 from triforce.engine.model_loader import resolve_device, resolve_dtype
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.kvcache import OffloadConfig
@@ -23,13 +24,15 @@ LENGTHS = (4_096, 16_384, 32_768, 131_072, 262_144, 1_048_576)
 
 def run(options: Namespace) -> int:
     """Read config.json; of a model on the hub, fetch nothing larger."""
-    folder = _config_folder(options.model)
-    hf = read_config(folder)
+    files = _files(options.model)
+    hf = files.config
     device = resolve_device(options.device)
     config = model_config(hf, vocab_size=hf.vocab_size, context=options.context, device=torch.device("cpu"))
     dtype = resolve_dtype(options.dtype, device, config)
     count = config.parameters
     weights, precision = count * dtype.itemsize, str(dtype).removeprefix("torch.")
+    if files.weight_bytes and keeps_packed(config, dtype, device):
+        weights, precision = files.weight_bytes, "GGUF"
     row, copies, copied = config.kv_size * dtype.itemsize, 0, 0.0
     if options.lower_tiers != "same":
         copies = int8_weights(config) if options.lower_tiers == "int8" else config.weights_read * 5 // 8
@@ -38,12 +41,12 @@ def run(options: Namespace) -> int:
     fitting = int(max(free - weights - copies, 0) // (row + copied))
     lengths = (*(n for n in LENGTHS if n < config.context), config.context)
     lines = {
-        "model": str(options.model or folder),
+        "model": str(options.model or files.path),
         "architecture": _architecture(hf.model_type, config),
         "parameters": f"{count / 1e6:,.1f} million: {size(weights)} as {precision}" + _and(copies, options.lower_tiers),
         "KV cache": f"{size(row)} per token" + _and(copied, "int8"),
         **{f"  {n:>9,} tokens": size(n * (row + copied)) for n in lengths},
-        "sampling": _sampling(folder),
+        "sampling": _sampling(files),
         "memory free": f"{size(free)} on {device}" if free else "unknown",
         "fits": f"{fitting:,} tokens beside the weights, of all texts together" if free else "unknown",
         **offloaded(config, dtype, device, weights + copies, options),
@@ -53,9 +56,9 @@ def run(options: Namespace) -> int:
     return 0
 
 
-def _sampling(folder: Path) -> str:
+def _sampling(files: ModelFiles) -> str:
     """Return the sampling defaults of the model's makers."""
-    defaults = ", ".join(f"{name} {value:g}" for name, value in sampling_defaults(folder).items())
+    defaults = ", ".join(f"{name} {value:g}" for name, value in files.sampling_defaults().items())
     return f"{defaults} by default ({GENERATION})" if defaults else "temperature 1 by default"
 
 
@@ -92,17 +95,15 @@ def _architecture(model_type: str, config: ModelConfig) -> str:
     )
 
 
-def _config_folder(model: str | None) -> Path:
-    if model is None:
-        return SHIPPED[0]
-    if Path(model).expanduser().exists() or not HUB_NAME.fullmatch(model):
-        return model_folder(model)
+def _files(model: str | None) -> ModelFiles:
+    if model is None or Path(model).expanduser().exists() or not HUB_NAME.fullmatch(model):
+        return open_model(model or SHIPPED[0])
     import huggingface_hub
 
     try:
-        return Path(huggingface_hub.snapshot_download(model, allow_patterns=list(TEXTS)))
+        return HFFolder(Path(huggingface_hub.snapshot_download(model, allow_patterns=list(TEXTS))))
     except Exception:  # the hub's errors have no common type; this says what is wrong in our words
-        return model_folder(model)
+        return open_model(model)
 
 
 def offloaded(

@@ -14,10 +14,10 @@ import torch
 
 from triforce.backends import dispatch
 from triforce.backends.decoder import Decoder
-from triforce.checkpoint.families import model_config, read_config
-from triforce.checkpoint.hub import SHIPPED, draft_for, model_folder
-from triforce.checkpoint.tokenizer import Tokenizer, same_tokenizer
-from triforce.checkpoint.tokenizer_files import has_tokenizer
+from triforce.checkpoint.families import model_config
+from triforce.checkpoint.hub import SHIPPED, draft_for
+from triforce.checkpoint.model_files import ModelFiles, open_model
+from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.checkpoint.weights import fingerprint, read_weights
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.engine.speculative_config import SpeculativeConfig
@@ -34,7 +34,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class Checkpoint:
     """A loaded model. Without a tokenizer in its folder there are token ids only."""
 
-    path: Path
+    files: ModelFiles
     config: ModelConfig
     """Its heads are those of this rank, if several share the model."""
     decoder: Decoder
@@ -43,6 +43,11 @@ class Checkpoint:
     tokenizer: Tokenizer | None
     fingerprint: str
     """Hex digest: two models with the same one compute the same keys and values."""
+
+    @property
+    def path(self) -> Path:
+        """The folder or the file that it was read from."""
+        return self.files.path
 
 
 @dataclass(frozen=True)
@@ -120,31 +125,36 @@ def load(
     ranks: TPGroup = ALONE,
     beside: Checkpoint | None = None,
 ) -> Checkpoint:
-    """Read a Hugging Face folder or hub name. No code of the repository is run.
+    """Read a Hugging Face folder, a GGUF file or a hub name. No code of the repository is run.
 
     device: "auto" is cuda where present. dtype: "auto" is bfloat16, or float32 on a CPU for whose model there are no
     native kernels. context: positions, in tokens; None is what the config says. bits: those of `Checkpoint.lower`.
-    ranks: those that share the model, of which this one reads its part. beside: a model whose tokenizer is used where it is
-    the same. Raises ModelError, or RequestError for bits or for heads that cannot be shared, with advice.
+    ranks: those that share the model, of which this one reads its part. beside: a model whose tokenizer is used where
+    it is the same. Raises ModelError, or RequestError for bits or for heads that cannot be shared, with advice.
     """
     device = resolve_device(device)
-    folder = model_folder(name_or_path)
-    hf = read_config(folder)
-    tokenizer = _tokenizer(folder, hf.vocab_size, beside)
+    files = open_model(name_or_path)
+    hf = files.config
+    tokenizer = _tokenizer(files, beside)
     vocab_size = tokenizer.vocab_size if tokenizer else hf.vocab_size
     config = model_config(hf, vocab_size=vocab_size, context=context, device=device)
     precision, own = resolve_dtype(dtype, device, config), config.shared(ranks.count)
     dispatch.claim_threads(config, precision, device)
-    weights = read_weights(folder, config, rows=hf.vocab_size, device=device, dtype=precision, ranks=ranks)
-    config, decoder = own, Decoder(own, weights, ranks=ranks)
-    lower = Decoder(config, weights, bits, ranks) if bits else decoder
-    return Checkpoint(folder, config, decoder, lower, tokenizer, fingerprint(config, weights))
+    archives = files.archives(packed=dispatch.keeps_packed(config, precision, device))
+    weights = read_weights(
+        files.path, archives, config, rows=hf.vocab_size, device=device, dtype=precision, ranks=ranks
+    )
+    identity = fingerprint(own, weights)
+    decoder = Decoder(own, weights, ranks=ranks)
+    lower = Decoder(own, weights, bits, ranks) if bits else decoder
+    return Checkpoint(files, own, decoder, lower, tokenizer, identity)
 
 
-def _tokenizer(folder: Path, rows: int, beside: Checkpoint | None) -> Tokenizer | None:
-    if beside and beside.tokenizer and beside.tokenizer.vocab_size <= rows and same_tokenizer(folder, beside.path):
-        return beside.tokenizer
-    return Tokenizer.load(folder, rows) if has_tokenizer(folder) else None
+def _tokenizer(files: ModelFiles, beside: Checkpoint | None) -> Tokenizer | None:
+    known = beside.tokenizer if beside and files.shares_tokenizer(beside.path) else None
+    if known and known.vocab_size <= files.config.vocab_size:
+        return known
+    return files.tokenizer() if files.has_tokenizer else None
 
 
 def resolve_device(device: str | torch.device) -> torch.device:

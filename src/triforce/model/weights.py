@@ -5,10 +5,60 @@ Shape suffixes: V vocabulary, C hidden size, I MLP size, D head size, Q = query 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
 
+import torch
 from torch import Tensor
+
+
+def _stay() -> None:
+    """Release nothing: these bytes lie in no file."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QuantizedWeight:
+    """A matrix in blocks of a GGUF type, for kernels that multiply with it as it is."""
+
+    kind: str
+    """The type, such as Q4_K."""
+    blocks: Tensor
+    """uint8 (outputs, bytes of a row)"""
+    inputs: int
+    release: Callable[[], None] = _stay
+    """Lets the pages of the file that hold it leave memory, once it was packed."""
+
+    narrow = True
+    dtype = torch.bfloat16
+    """Of the input of its products."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+        return len(self.blocks), self.inputs
+
+    @property
+    def device(self) -> torch.device:
+        return self.blocks.device
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def part(self, outputs: slice, inputs: slice = slice(None)) -> QuantizedWeight:
+        """Return some of its outputs, and of its inputs, which must be whole blocks."""
+        first, last, _ = inputs.indices(self.inputs)
+        size = self.blocks.shape[1]
+        columns = slice(first * size // self.inputs, last * size // self.inputs)
+        return replace(self, blocks=self.blocks[outputs, columns].contiguous(), inputs=last - first)
+
+
+Matrix = Tensor | QuantizedWeight
+
+
+def numbers(weight: Matrix) -> Tensor:
+    """Return a matrix of numbers (outputs, inputs): one of few bits is never given to who computes with these."""
+    assert isinstance(weight, Tensor)
+    return weight
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -16,14 +66,14 @@ class Layer:
     """The weights of one block; `None` where the family has none."""
 
     input_norm_C: Tensor
-    q_proj_QC: Tensor
-    k_proj_PC: Tensor
-    v_proj_PC: Tensor
-    o_proj_CQ: Tensor
+    q_proj_QC: Matrix
+    k_proj_PC: Matrix
+    v_proj_PC: Matrix
+    o_proj_CQ: Matrix
     post_norm_C: Tensor
-    gate_proj_IC: Tensor
-    up_proj_IC: Tensor
-    down_proj_CI: Tensor
+    gate_proj_IC: Matrix
+    up_proj_IC: Matrix
+    down_proj_CI: Matrix
     q_bias_Q: Tensor | None = None
     k_bias_P: Tensor | None = None
     v_bias_P: Tensor | None = None
@@ -33,14 +83,14 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weights:
-    """Tensors of one dtype on one device; a tied head is the embedding itself."""
+    """Matrices of one dtype on one device; a tied head is the embedding itself."""
 
-    embedding_VC: Tensor
+    embedding_VC: Matrix
     layers: tuple[Layer, ...]
     norm_C: Tensor
-    head_VC: Tensor
+    head_VC: Matrix
 
-    def tensors(self) -> Iterator[Tensor]:
+    def tensors(self) -> Iterator[Matrix]:
         """Every weight once, in a fixed order."""
         yield self.embedding_VC
         for layer in self.layers:

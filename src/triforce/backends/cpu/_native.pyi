@@ -11,6 +11,8 @@ import numpy
 import numpy.typing
 import torch
 
+import triforce.model.weights
+
 
 def levels() -> list[str]:
     """Instruction-set levels that this CPU can run, slowest first."""
@@ -29,12 +31,18 @@ def threads() -> int:
 def set_threads(count: int) -> None:
     """Set the number of threads; ValueError below 1."""
 
-class Matrix:
+def embed(embedding: torch.Tensor | triforce.model.weights.QuantizedWeight, ids: torch.Tensor, out: torch.Tensor) -> None:
     """
-    Weights (outputs, inputs) bfloat16 or float32, packed for the kernels; rounded to int8 if asked for.
+    Write rows `ids` (count) int64 of an embedding, as its file has it, to out (count, inputs) float32.
     """
 
-    def __init__(self, weight: torch.Tensor, *, int8: bool = False) -> None: ...
+class Matrix:
+    """
+    Weights (outputs, inputs) bfloat16, float32 or of a GGUF type, packed for the kernels; rounded to 8 or 4 bits if
+    those are given.
+    """
+
+    def __init__(self, weight: torch.Tensor | triforce.model.weights.QuantizedWeight, *, bits: int = 0) -> None: ...
 
     @property
     def bytes(self) -> int:
@@ -55,7 +63,7 @@ class QkvProjections:
     The query, key and value projections of a layer, for some of its heads.
     """
 
-    def __init__(self, input_norm: torch.Tensor, q_proj: torch.Tensor, k_proj: torch.Tensor, v_proj: torch.Tensor, q_bias: torch.Tensor | None, k_bias: torch.Tensor | None, v_bias: torch.Tensor | None, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None, *, head_dim: int, eps: float, int8: bool = False) -> None: ...
+    def __init__(self, input_norm: torch.Tensor, q_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, k_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, v_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, q_bias: torch.Tensor | None, k_bias: torch.Tensor | None, v_bias: torch.Tensor | None, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None, *, head_dim: int, eps: float, bits: int = 0) -> None: ...
 
     def qkv(self, x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """
@@ -65,7 +73,7 @@ class QkvProjections:
 class DecoderLayer(QkvProjections):
     """A decoder layer but for rotation and attention."""
 
-    def __init__(self, input_norm: torch.Tensor, q_proj: torch.Tensor, k_proj: torch.Tensor, v_proj: torch.Tensor, o_proj: torch.Tensor, post_norm: torch.Tensor, gate_proj: torch.Tensor, up_proj: torch.Tensor, down_proj: torch.Tensor, q_bias: torch.Tensor | None, k_bias: torch.Tensor | None, v_bias: torch.Tensor | None, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None, *, head_dim: int, eps: float, int8: bool = False) -> None: ...
+    def __init__(self, input_norm: torch.Tensor, q_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, k_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, v_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, o_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, post_norm: torch.Tensor, gate_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, up_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, down_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, q_bias: torch.Tensor | None, k_bias: torch.Tensor | None, v_bias: torch.Tensor | None, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None, *, head_dim: int, eps: float, bits: int = 0) -> None: ...
 
     @property
     def bytes(self) -> int:
@@ -79,7 +87,7 @@ class DecoderLayer(QkvProjections):
 class GatedMlp:
     """The first half of an MLP, or some of its outputs."""
 
-    def __init__(self, post_norm: torch.Tensor, gate_proj: torch.Tensor, up_proj: torch.Tensor, *, eps: float, int8: bool = False) -> None: ...
+    def __init__(self, post_norm: torch.Tensor, gate_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, up_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, *, eps: float, bits: int = 0) -> None: ...
 
     @property
     def stride(self) -> int:
@@ -258,7 +266,7 @@ class View:
 class Decoder:
     """A model. `embedding` (V, C) is borrowed; None is the head's matrix."""
 
-    def __init__(self, layers: Sequence[DecoderLayer], head: LmHead, embedding: torch.Tensor | None) -> None: ...
+    def __init__(self, layers: Sequence[DecoderLayer], head: LmHead, embedding: torch.Tensor | triforce.model.weights.QuantizedWeight | None) -> None: ...
 
     def forward(self, *, memory: Sequence[Pages], ids: torch.Tensor, positions: Sequence[int], counts: Sequence[int], cos: torch.Tensor, sin: torch.Tensor, views: Sequence[View], at: torch.Tensor | None, logits: torch.Tensor, queries: torch.Tensor | None = None, mass: torch.Tensor | None = None, first_layer: int = 0, last_layer: int = -1, x: torch.Tensor | None = None, exact: bool = False, keep: int = 0) -> None:
         """

@@ -8,9 +8,11 @@ Shape suffixes as in kernel_api.py; Q = H * D, I MLP size.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import fields
+
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from triforce.backends.cpu import _native
@@ -18,7 +20,7 @@ from triforce.backends.cpu.kv import NativeKV, offload_errors, rotations
 from triforce.backends.kernel_api import ForwardBatch, ForwardOutput, KVBackend
 from triforce.backends.torch.model import forward_layerwise
 from triforce.model.config import ModelConfig
-from triforce.model.weights import Layer, Weights
+from triforce.model.weights import Layer, QuantizedWeight, Weights
 from triforce.ragged import Bools, Ints
 
 Draws = tuple[_native.Sampler, "_native.Noise | Tensor", Tensor]
@@ -37,10 +39,11 @@ class EmbeddingAndHead:
         self._tokens = len(weights.head_VC)
 
     def embed(self, ids_N: Tensor) -> Tensor:
-        if self._embedding_VC is not None:
-            return F.embedding(ids_N, self._embedding_VC).float()
         x_NC = torch.empty(len(ids_N), self.config.hidden_size)
-        self._matrix.rows(ids_N.contiguous(), x_NC)
+        if self._embedding_VC is not None:
+            _native.embed(self._embedding_VC, ids_N.contiguous(), x_NC)
+        else:
+            self._matrix.rows(ids_N.contiguous(), x_NC)
         return x_NC
 
     def head(self, x_NC: Tensor) -> Tensor:
@@ -49,10 +52,19 @@ class EmbeddingAndHead:
         return logits_NV
 
 
+def released(weights: Weights) -> Iterator[Layer]:
+    """Yield each layer to be packed, and let what is packed by then leave memory, where it lies in a file."""
+    for layer in weights.layers:
+        yield layer
+        for weight in (getattr(layer, f.name) for f in fields(layer)):
+            if isinstance(weight, QuantizedWeight):
+                weight.release()
+
+
 class NativeModel(EmbeddingAndHead):
     def __init__(self, config: ModelConfig, weights: Weights, bits: int = 0) -> None:
         super().__init__(config, weights, bits)
-        self.blocks = [NativeLayer(config, layer, bits) for layer in weights.layers]
+        self.blocks = [NativeLayer(config, layer, bits) for layer in released(weights)]
         self.decoder = _native.Decoder([block.native for block in self.blocks], self._head, self._embedding_VC)
 
     @offload_errors()
@@ -124,7 +136,7 @@ class NativeModelShard(EmbeddingAndHead):
 
     def __init__(self, config: ModelConfig, weights: Weights, bits: int = 0) -> None:
         super().__init__(config, weights, bits)
-        self.blocks = [NativeLayerShard(config, layer, bits) for layer in weights.layers]
+        self.blocks = [NativeLayerShard(config, layer, bits) for layer in released(weights)]
 
 
 class NativeLayerShard:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from triforce.backends.kernel_api import ForwardBatch, ForwardOutput, KVBackend, LayerAttention, ModelBackend
 from triforce.model.config import ModelConfig
-from triforce.model.weights import Layer, Weights
+from triforce.model.weights import Layer, Matrix, Weights, numbers
 
 
 def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -24,6 +24,11 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def swiglu(gate_NI: Tensor, up_NI: Tensor) -> Tensor:
     """SwiGLU (Shazeer 2020); the gate is overwritten."""
     return F.silu(gate_NI, inplace=True).mul_(up_NI)
+
+
+def linear(x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
+    """Return x W^T, of the shape of x but for its last dimension."""
+    return F.linear(x, numbers(weight), bias)
 
 
 class TorchLayer:
@@ -46,17 +51,17 @@ class TorchLayer:
         x_NC += self.down(self.gate(x_NC))
 
     def out(self, attn_out_NQ: Tensor) -> Tensor:
-        return F.linear(attn_out_NQ, self.layer.o_proj_CQ)
+        return linear(attn_out_NQ, self.layer.o_proj_CQ)
 
     def gate(self, x_NC: Tensor) -> Tensor:
         y_NC = self.norm(x_NC, self.layer.post_norm_C, self.config.norm_eps)
-        return self.swiglu(F.linear(y_NC, self.layer.gate_proj_IC), F.linear(y_NC, self.layer.up_proj_IC))
+        return self.swiglu(linear(y_NC, self.layer.gate_proj_IC), linear(y_NC, self.layer.up_proj_IC))
 
     def down(self, gated_NI: Tensor) -> Tensor:
-        return F.linear(gated_NI, self.layer.down_proj_CI)
+        return linear(gated_NI, self.layer.down_proj_CI)
 
-    def _heads(self, x_NC: Tensor, weight: Tensor, bias: Tensor | None, norm_D: Tensor | None) -> Tensor:
-        x_NHD = F.linear(x_NC, weight, bias).view(len(x_NC), -1, self.config.head_dim)
+    def _heads(self, x_NC: Tensor, weight: Matrix, bias: Tensor | None, norm_D: Tensor | None) -> Tensor:
+        x_NHD = linear(x_NC, weight, bias).view(len(x_NC), -1, self.config.head_dim)
         return x_NHD if norm_D is None else self.norm(x_NHD, norm_D, self.config.norm_eps)
 
 
@@ -73,11 +78,11 @@ class TorchModel:
         return forward_layerwise(self, ids_BT, kv, batch, at_BJ)
 
     def embed(self, ids_N: Tensor) -> Tensor:
-        return F.embedding(ids_N.to(self.weights.embedding_VC.device), self.weights.embedding_VC)
+        return F.embedding(ids_N.to(self.weights.embedding_VC.device), numbers(self.weights.embedding_VC))
 
     def head(self, x_NC: Tensor) -> Tensor:
         y_NC = self.block.norm(x_NC, self.weights.norm_C, self.config.norm_eps)
-        return F.linear(y_NC, self.weights.head_VC).float()
+        return linear(y_NC, self.weights.head_VC).float()
 
 
 def forward_layerwise(

@@ -12,9 +12,8 @@ from typing import Any
 
 from triforce.bench import shapes
 from triforce.bench.start import STEPS, rows
-from triforce.checkpoint.hub import SHIPPED, model_folder
-from triforce.checkpoint.tokenizer import Tokenizer
-from triforce.checkpoint.tokenizer_files import has_tokenizer
+from triforce.checkpoint.hub import SHIPPED
+from triforce.checkpoint.model_files import open_model
 from triforce.cli.bench.report import about, machine, show, write
 from triforce.cli.demo import BOOK
 from triforce.cli.options import NO_DRAFT
@@ -58,9 +57,9 @@ def _task(options: Namespace, folder: Path) -> dict[str, Any]:
 
 def _prompt(options: Namespace, model: str | None) -> str | list[int]:
     """The text; or its first tokens, if so many are wanted; random ones for a model without a tokenizer."""
-    folder = model_folder(model) if model else SHIPPED[0]
+    files = open_model(model or SHIPPED[0])
     count = options.prompt_tokens
-    if not has_tokenizer(folder):
+    if not files.has_tokenizer:
         return Random(1).choices(range(1000), k=count or 2)
     if options.prompt_file:
         text = read_text(options.prompt_file)
@@ -68,7 +67,7 @@ def _prompt(options: Namespace, model: str | None) -> str | list[int]:
         text = (resources.files("triforce") / "assets" / BOOK).read_text(encoding="utf-8") if count else SHORT
     if count is None:
         return text
-    ids = Tokenizer.load(folder).encode(text)[:count]
+    ids = files.tokenizer().encode(text)[:count]
     if len(ids) < count:
         raise RequestError(f"the text has {len(ids)} tokens; give a smaller --prompt-tokens, or a longer --prompt-file")
     return ids

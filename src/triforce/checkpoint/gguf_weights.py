@@ -1,0 +1,51 @@
+"""Weights of GGUF files under the names of Hugging Face's models: packed as they are, or as numbers."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from triforce.checkpoint.families import HFConfig
+from triforce.checkpoint.gguf_file import GGUFFile
+from triforce.checkpoint.gguf_names import hugging_face_names, row_order
+from triforce.model.weights import QuantizedWeight
+
+PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+class GGUFWeights:
+    """The tensors of a file. packed: those of few bits are for kernels that read them so; else they are float32."""
+
+    def __init__(self, file: GGUFFile, hf: HFConfig, *, packed: bool) -> None:
+        """Raises ModelError for a tensor that models of this architecture do not have."""
+        self._file, self._hf, self.packed = file, hf, packed
+        self._names = {name: gguf for gguf, name in hugging_face_names(file, hf.model_type).items()}
+
+    def names(self) -> Iterable[str]:
+        return self._names
+
+    def view(self, name: str) -> Tensor | QuantizedWeight:
+        """Return a tensor in its shape, its rows in the order of Hugging Face; a view of the file where they lie so."""
+        gguf, hf = self._names[name], self._hf
+        tensor = self._file.tensors[gguf]
+        order = row_order(hf.model_type, gguf, hf.num_attention_heads, hf.num_key_value_heads, hf.head_dim)
+        with warnings.catch_warnings(action="ignore", category=UserWarning):  # nobody writes to it
+            rows = torch.from_numpy(self._file.raw(gguf))
+        if (dtype := PLAIN.get(tensor.type)) is not None:
+            numbers = rows.flatten().view(dtype).view(tensor.shape)
+            return numbers if order is None else numbers[order]
+        rows = rows if order is None else rows[order]
+        if self.packed:
+            return QuantizedWeight(tensor.type, rows, tensor.shape[-1], partial(self._file.release, gguf))
+        return self._numbers(tensor.type, rows)
+
+    glance = view
+
+    def _numbers(self, kind: str, rows: Tensor) -> Tensor:
+        from gguf import GGMLQuantizationType, quants  # 0.1 s, which only GGUF models pay for
+
+        return torch.from_numpy(quants.dequantize(rows.numpy(), GGMLQuantizationType[kind]))

@@ -1,0 +1,104 @@
+"""A model's files, and what is in them: a Hugging Face folder, or a GGUF file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from triforce.checkpoint.families import HFConfig, read_config, sampling_defaults
+from triforce.checkpoint.gguf_config import read_gguf_config
+from triforce.checkpoint.gguf_file import GGUFFile
+from triforce.checkpoint.gguf_tokenizer import read_gguf_tokenizer
+from triforce.checkpoint.gguf_weights import GGUFWeights
+from triforce.checkpoint.hub import model_path
+from triforce.checkpoint.tokenizer import Tokenizer, configured_eos_ids, same_tokenizer
+from triforce.checkpoint.tokenizer_files import has_tokenizer
+from triforce.checkpoint.weight_files import Archive, open_archives
+
+
+class HFFolder:
+    """A folder of Hugging Face's kind."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @cached_property
+    def config(self) -> HFConfig:
+        """The checked config. Raises ModelError."""
+        return read_config(self.path)
+
+    @property
+    def has_tokenizer(self) -> bool:
+        return has_tokenizer(self.path)
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer, without tokens that the model has no embedding for. Raises ModelError."""
+        return Tokenizer.load(self.path, self.config.vocab_size)
+
+    def shares_tokenizer(self, other: Path) -> bool:
+        """Whether the model at `other` has the same tokenizer, byte for byte."""
+        return same_tokenizer(self.path, other)
+
+    def eos_ids(self) -> frozenset[int]:
+        """The end-of-sequence ids that its configs name. Raises ModelError."""
+        return configured_eos_ids(self.path)
+
+    def sampling_defaults(self) -> dict[str, Any]:
+        """Values of `SamplingParams` that the model's makers advise. Raises ModelError."""
+        return sampling_defaults(self.path)
+
+    def archives(self, *, packed: bool) -> Mapping[str, Archive]:
+        """Each tensor name, and the file that holds it. Raises ModelError."""
+        return open_archives(self.path)
+
+    weight_bytes = 0
+    """Bytes of weights as they are packed; 0 where they are numbers, which have the size of their type."""
+
+
+class GGUFModel:
+    """A GGUF file, or a set of them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._file = path, GGUFFile(path)
+
+    @cached_property
+    def config(self) -> HFConfig:
+        """The checked config. Raises ModelError."""
+        return read_gguf_config(self._file)
+
+    has_tokenizer = True
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer. Raises ModelError."""
+        found = read_gguf_tokenizer(self._file.metadata, str(self.path))
+        return Tokenizer(found.files, found.eos_ids, self.config.vocab_size)
+
+    def shares_tokenizer(self, other: Path) -> bool:
+        return False
+
+    def eos_ids(self) -> frozenset[int]:
+        return self.tokenizer().eos_ids
+
+    def sampling_defaults(self) -> dict[str, Any]:
+        return {}
+
+    def archives(self, *, packed: bool) -> Mapping[str, Archive]:
+        """Each tensor name, and the file that holds it. packed: weights of few bits stay so. Raises ModelError."""
+        weights = GGUFWeights(self._file, self.config, packed=packed)
+        return dict.fromkeys(weights.names(), weights)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights as they are packed."""
+        return sum(tensor.size for tensor in self._file.tensors.values())
+
+
+ModelFiles = HFFolder | GGUFModel
+
+
+def open_model(name_or_path: str | Path) -> ModelFiles:
+    """The files of a model: of a folder, a GGUF file, or a repository of the hub. Raises ModelError."""
+    path = model_path(name_or_path)
+    return GGUFModel(path) if path.is_file() else HFFolder(path)
