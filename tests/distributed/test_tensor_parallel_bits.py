@@ -128,9 +128,10 @@ def test_rank_holds_only_its_shard(folder: Path) -> None:
     def sizes(ranks: TPGroup) -> list[int]:
         from triforce.checkpoint.weights import read_weights
 
-        whole = load(folder, device="cpu", dtype="float32").config
+        loaded = load(folder, device="cpu", dtype="float32")
+        whole, archives = loaded.config, loaded.files.archives(packed=False)
         cpu, rows = torch.device("cpu"), 101 if whole.vocab_size == 101 else 97
-        weights = read_weights(folder, whole, rows=rows, device=cpu, dtype=torch.float32, ranks=ranks)
+        weights = read_weights(folder, archives, whole, rows=rows, device=cpu, dtype=torch.float32, ranks=ranks)
         return [tensor.numel() for tensor in weights.tensors() if tensor.ndim == 2]
 
     whole, *parts = [sizes(ALONE), *together(2, sizes)]

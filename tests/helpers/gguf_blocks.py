@@ -35,13 +35,13 @@ def inputs_of_block(kind: str) -> int:
     return int(GGML_QUANT_SIZES[GGMLQuantizationType[kind]][0])
 
 
-def random_blocks(kind: str, M: int, K: int, narrow: bool = False, seed: int = 0) -> Blocks:
-    """Codes and small scales of all values, and halves around .01 of both signs; one output is all zeros."""
+def random_blocks(kind: str, M: int, K: int, narrow: bool = False, seed: int = 0, size: float = 0.01) -> Blocks:
+    """Codes and small scales of all values, and halves of such a size and both signs; one output is all zeros."""
     draw = np.random.default_rng(seed)
-    inputs, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
-    found = draw.integers(0, 256, (M, K // inputs, size), dtype=np.uint8)
+    inputs, width = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+    found = draw.integers(0, 256, (M, K // inputs, width), dtype=np.uint8)
     for at in HALVES.get(kind, (0,)):
-        halves = (draw.standard_normal(found.shape[:2]) / 100).astype(np.float16)
+        halves = (draw.standard_normal(found.shape[:2]) * size).astype(np.float16)
         halves[M // 2] = 0
         found[:, :, at : at + 2] = halves[..., None].view(np.uint8)
     return Blocks(kind, torch.from_numpy(found.reshape(M, -1)), narrow)

@@ -50,14 +50,14 @@ def score_values(pieces: list[str], scores: list[float] | None = None, kinds: Va
 
 
 def write_gguf(file: Path, values: Mapping[str, Any], tensors: Mapping[str, Any], **options: Any) -> Path:
-    """Write a file; `...` leaves a value out. Tensors are float32 arrays, or (type, array) to be packed."""
+    """Write a file; `...` leaves a value out. Tensors are float32 arrays, or (type, array): blocks, or to be packed."""
     writer = GGUFWriter(file, values.get("general.architecture", "llama"), **options)
     for key, value in values.items():
         if key != "general.architecture" and value is not ...:
             add(writer, key, value)
     for name, tensor in tensors.items():
         kind, array = tensor if isinstance(tensor, tuple) else (GGMLQuantizationType.F32, tensor)
-        packed = array if kind == GGMLQuantizationType.F32 else quantize(array, kind)
+        packed = array if kind == GGMLQuantizationType.F32 or array.dtype == np.uint8 else quantize(array, kind)
         writer.add_tensor(name, packed, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

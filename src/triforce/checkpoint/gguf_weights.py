@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterable
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -48,4 +49,5 @@ class GGUFWeights:
     def _numbers(self, kind: str, rows: Tensor) -> Tensor:
         from gguf import GGMLQuantizationType, quants  # 0.1 s, which only GGUF models pay for
 
-        return torch.from_numpy(quants.dequantize(rows.numpy(), GGMLQuantizationType[kind]))
+        with np.errstate(all="ignore"):  # scales that are not finite are refused by who reads the numbers
+            return torch.from_numpy(quants.dequantize(rows.numpy(), GGMLQuantizationType[kind]))

@@ -146,7 +146,8 @@ def load(
     )
     identity = fingerprint(own, weights)
     decoder = Decoder(own, weights, ranks=ranks)
-    lower = Decoder(own, weights, bits, ranks) if bits else decoder
+    # Weights of few bits are as they are in lower tiers, too: a second model of them would be the same.
+    lower = Decoder(own, weights, bits, ranks) if bits and weights.has_numbers else decoder
     return Checkpoint(files, own, decoder, lower, tokenizer, identity)
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
+from triforce.errors import RequestError
+
 
 def _stay() -> None:
     """Release nothing: these bytes lie in no file."""
@@ -44,9 +46,19 @@ class QuantizedWeight:
     def __len__(self) -> int:
         return len(self.blocks)
 
+    @property
+    def block(self) -> int:
+        """Inputs that only come together."""
+        return 256 if self.kind.endswith("_K") else 32
+
     def part(self, outputs: slice, inputs: slice = slice(None)) -> QuantizedWeight:
-        """Return some of its outputs, and of its inputs, which must be whole blocks."""
+        """Return some of its outputs and inputs. Raises RequestError where these are no whole blocks."""
         first, last, _ = inputs.indices(self.inputs)
+        if first % self.block or last % self.block:
+            raise RequestError(
+                f"weights of type {self.kind} are in blocks of {self.block} inputs, and a process's share of "
+                f"{self.inputs} would be {first} to {last}; leave out --tp-all-reduce"
+            )
         size = self.blocks.shape[1]
         columns = slice(first * size // self.inputs, last * size // self.inputs)
         return replace(self, blocks=self.blocks[outputs, columns].contiguous(), inputs=last - first)
@@ -98,3 +110,8 @@ class Weights:
         yield self.norm_C
         if self.head_VC is not self.embedding_VC:
             yield self.head_VC
+
+    @property
+    def has_numbers(self) -> bool:
+        """Whether a matrix holds numbers, of which kernels can make copies of fewer bits."""
+        return any(isinstance(tensor, Tensor) and tensor.ndim == 2 for tensor in self.tensors())

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tests.helpers.mutants.mutation import Mutant, Swap
+from tests.helpers.mutants.mutation import Edit, Mutant, Swap
 
 
 def in_float64(theta: float, D: int) -> torch.Tensor:
@@ -60,6 +60,16 @@ def negated(one_layer: Any) -> Any:
     return wrong
 
 
+ORDER, VIEW = "triforce.checkpoint.gguf_weights:row_order", "triforce.checkpoint.gguf_weights:GGUFWeights.view"
+GGUF: dict[str, Edit | Swap] = {
+    "gguf: rows of queries and keys stay woven": Swap(ORDER, lambda _: lambda *_: None),
+    "gguf: rows are unwoven in all families": Swap(ORDER, lambda order: lambda family, *rest: order("llama", *rest)),
+    "gguf: rows are unwoven by halves of heads": Swap(
+        ORDER, lambda order: lambda family, name, H, G, D: order(family, name, 2 * H, 2 * G, D // 2),
+    ),
+    "gguf: packed rows stay woven": Edit(VIEW, ("rows = rows if order is None else rows[order]", "pass")),
+}  # fmt: skip
+
 MUTANTS = [
     *(
         Mutant(
@@ -69,6 +79,10 @@ MUTANTS = [
             (where,),
         )
         for name, (where, swap) in CONFIGS.items()
+    ),
+    *(
+        Mutant(name, "tests/checkpoint/test_gguf_weights.py::test_gguf_weights_mutant_is_noticed", (edit,))
+        for name, edit in GGUF.items()
     ),
     Mutant(
         "one token of one text is another",

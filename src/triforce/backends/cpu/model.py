@@ -8,8 +8,10 @@ Shape suffixes as in kernel_api.py; Q = H * D, I MLP size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -19,10 +21,13 @@ from triforce.backends.cpu import _native
 from triforce.backends.cpu.kv import NativeKV, offload_errors, rotations
 from triforce.backends.kernel_api import ForwardBatch, ForwardOutput, KVBackend
 from triforce.backends.torch.model import forward_layerwise
+from triforce.errors import ModelError
 from triforce.model.config import ModelConfig
-from triforce.model.weights import Layer, QuantizedWeight, Weights
+from triforce.model.weights import Layer, Matrix, QuantizedWeight, Weights
 from triforce.ragged import Bools, Ints
 
+L = TypeVar("L")
+ROWS = 4096  # of a table that are packed at a time
 Draws = tuple[_native.Sampler, "_native.Noise | Tensor", Tensor]
 
 
@@ -32,10 +37,14 @@ class EmbeddingAndHead:
     width_independent = True
 
     def __init__(self, config: ModelConfig, weights: Weights, bits: int) -> None:
+        """Raises ModelError."""
         self.config = config
-        self._matrix = _native.Matrix(weights.head_VC, bits=bits)
+        with packing("the head", weights.head_VC):
+            self._matrix = _native.Matrix(weights.head_VC, bits=bits)
         self._head = _native.LmHead(weights.norm_C, self._matrix, eps=config.norm_eps)
         self._embedding_VC = None if weights.head_VC is weights.embedding_VC else weights.embedding_VC
+        if isinstance(self._embedding_VC, QuantizedWeight):
+            require_finite(self._embedding_VC)
         self._tokens = len(weights.head_VC)
 
     def embed(self, ids_N: Tensor) -> Tensor:
@@ -52,19 +61,45 @@ class EmbeddingAndHead:
         return logits_NV
 
 
-def released(weights: Weights) -> Iterator[Layer]:
-    """Yield each layer to be packed, and let what is packed by then leave memory, where it lies in a file."""
-    for layer in weights.layers:
-        yield layer
-        for weight in (getattr(layer, f.name) for f in fields(layer)):
-            if isinstance(weight, QuantizedWeight):
-                weight.release()
+@contextmanager
+def packing(part: str, *weights: Matrix | None) -> Iterator[None]:
+    """Let weights that were packed leave memory, where they lie in a file. Raises ModelError for what cannot be."""
+    try:
+        yield
+    except ValueError as error:
+        raise ModelError(f"{part}: {error}; use another file of this model") from error
+    for weight in weights:
+        if isinstance(weight, QuantizedWeight):
+            weight.release()
+
+
+def require_finite(embedding_VC: QuantizedWeight) -> None:
+    """Pack a table that stays in its file, some rows at a time, for the check of its scales. Raises ModelError."""
+    with packing("the embedding", embedding_VC):
+        for first in range(0, len(embedding_VC), ROWS):
+            _native.Matrix(embedding_VC.part(slice(first, first + ROWS)))
+
+
+def packed(make: Callable[[ModelConfig, Layer, int], L], config: ModelConfig, weights: Weights, bits: int) -> list[L]:
+    """Pack each layer. Raises ModelError."""
+    blocks = []
+    for i, layer in enumerate(weights.layers):
+        gate, up = (_type(weight) for weight in (layer.gate_proj_IC, layer.up_proj_IC))
+        with packing(f"layer {i}", *(getattr(layer, f.name) for f in fields(layer))):
+            if gate != up:
+                raise ValueError(f"gate and up projections must have one type, and have {gate} and {up}")
+            blocks.append(make(config, layer, bits))
+    return blocks
+
+
+def _type(weight: Matrix) -> str:
+    return weight.kind if isinstance(weight, QuantizedWeight) else str(weight.dtype).removeprefix("torch.")
 
 
 class NativeModel(EmbeddingAndHead):
     def __init__(self, config: ModelConfig, weights: Weights, bits: int = 0) -> None:
         super().__init__(config, weights, bits)
-        self.blocks = [NativeLayer(config, layer, bits) for layer in released(weights)]
+        self.blocks = packed(NativeLayer, config, weights, bits)
         self.decoder = _native.Decoder([block.native for block in self.blocks], self._head, self._embedding_VC)
 
     @offload_errors()
@@ -136,7 +171,7 @@ class NativeModelShard(EmbeddingAndHead):
 
     def __init__(self, config: ModelConfig, weights: Weights, bits: int = 0) -> None:
         super().__init__(config, weights, bits)
-        self.blocks = [NativeLayerShard(config, layer, bits) for layer in released(weights)]
+        self.blocks = packed(NativeLayerShard, config, weights, bits)
 
 
 class NativeLayerShard:

@@ -1,0 +1,184 @@
+"""Weights of GGUF files: the numbers that the format's own library reads, and the same packed as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType, GGUFReader, dequantize
+from torch import Tensor
+
+from tests.helpers.gguf_blocks import HALVES
+from tests.helpers.gguf_files import HEADS
+from tests.helpers.gguf_models import MIXED, Written, numbers_of, write_model
+from tests.helpers.mutants.mutation import Mutant
+from tests.helpers.mutants.registry import caught_in
+from triforce.backends import native_loader
+from triforce.checkpoint.families import model_config
+from triforce.checkpoint.model_files import open_model
+from triforce.checkpoint.weights import read_weights
+from triforce.cli import main
+from triforce.engine.model_loader import load
+from triforce.errors import ModelError, RequestError
+from triforce.model.weights import QuantizedWeight, Weights
+
+CPU = torch.device("cpu")
+NATIVE = pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
+FILES: dict[str, tuple[Any, ...]] = {
+    "llama, Q4_0": ("Q4_0",),
+    "llama, like Q4_K_M": ("Q4_K", MIXED),
+    "llama, numbers, tied": ("F16", {"attn_v": "BF16", "ffn_down": "F32"}, "llama", True),
+    "qwen2, Q5_1, tied": ("Q5_1", {"token_embd": "Q8_0"}, "qwen2", True),
+    "qwen3, Q5_0": ("Q5_0", {"attn_q": "Q4_1"}, "qwen3"),
+}
+
+
+def written(folder: Path, kind: str, others: Any = None, family: str = "llama", tied: bool = False) -> Written:
+    return write_model(folder, kind, others, family, tie_word_embeddings=tied)
+
+
+@pytest.fixture(scope="module", params=FILES)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Written:
+    return written(tmp_path_factory.mktemp("model"), *FILES[request.param])
+
+
+def read(path: Path, packed: bool, dtype: torch.dtype = torch.float32) -> Weights:
+    files = open_model(path)
+    config = model_config(files.config, vocab_size=300, context=None, device=CPU)
+    return read_weights(path, files.archives(packed=packed), config, rows=300, device=CPU, dtype=dtype)
+
+
+def as_numbers(weight: Tensor | QuantizedWeight) -> Tensor:
+    if isinstance(weight, Tensor):
+        return weight.float()
+    return torch.from_numpy(numbers_of(GGMLQuantizationType[weight.kind], weight.blocks.numpy()))
+
+
+def differing(model: Written, packed: bool) -> int:
+    """How many tensors of the file are not those of the folder."""
+    dtype = torch.bfloat16 if packed else torch.float32
+    pairs = zip(read(model.gguf, packed, dtype).tensors(), read(model.folder, False).tensors(), strict=True)
+    unequal = 0
+    for ours, theirs in pairs:
+        assert isinstance(theirs, Tensor)
+        rounded = theirs.to(dtype).float() if isinstance(ours, Tensor) else theirs
+        unequal += not torch.equal(as_numbers(ours), rounded)
+    return unequal
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["numbers", "packed"])
+def test_gguf_weights_equal_those_of_folder(model: Written, packed: bool) -> None:
+    assert differing(model, packed) == 0
+
+
+@pytest.mark.parametrize("mutant", caught_in("test_gguf_weights_mutant_is_noticed"), ids=str)
+def test_gguf_weights_mutant_is_noticed(tmp_path: Path, mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [written(tmp_path / family, "Q4_0", family=family) for family in ("llama", "qwen2")]
+    mutant.apply(monkeypatch)
+    assert sum(differing(file, packed) for file in files for packed in (False, True))
+
+
+def test_gguf_packed_weights_keep_their_types(tmp_path: Path) -> None:
+    weights = read(written(tmp_path, "Q4_K", MIXED | {"attn_k": "F16"}).gguf, True, torch.bfloat16)
+    layer = weights.layers[1]
+    found = (weights.embedding_VC, weights.head_VC, layer.q_proj_QC, layer.v_proj_PC, layer.down_proj_CI)
+    assert [one.kind for one in found if isinstance(one, QuantizedWeight)] == ["Q5_K", "Q6_K", "Q4_K", "Q6_K", "Q6_K"]
+    assert layer.k_proj_PC.dtype == layer.input_norm_C.dtype == torch.bfloat16
+
+
+def test_gguf_rows_are_taken_from_the_file(tmp_path: Path) -> None:
+    """By a reader that is not ours: values lie where it finds them, and rows of queries are woven."""
+    file = written(tmp_path, "Q4_1").gguf
+    layer = read(file, False).layers[1]
+    theirs = {tensor.name: dequantize(tensor.data, tensor.tensor_type) for tensor in GGUFReader(file).tensors}
+    assert np.array_equal(theirs["blk.1.attn_output.weight"], as_numbers(layer.o_proj_CQ))
+    q = theirs["blk.1.attn_q.weight"][: HEADS["head_dim"]]
+    assert np.array_equal(np.concatenate([q[::2], q[1::2]]), as_numbers(layer.q_proj_QC)[: len(q)])
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q5_K"])
+def test_gguf_part_is_that_of_its_numbers(tmp_path: Path, kind: str) -> None:
+    weight = read(written(tmp_path, kind).gguf, True, torch.bfloat16).layers[0].down_proj_CI
+    assert isinstance(weight, QuantizedWeight)
+    part = weight.part(slice(32, 100), slice(256, 512))
+    assert part.shape == (68, 256) and torch.equal(as_numbers(part), as_numbers(weight)[32:100, 256:])
+    for cut in (slice(0, weight.block // 2), slice(weight.block // 2, 512), slice(0, 16)):
+        with pytest.raises(RequestError, match=rf"{kind} are in blocks of {weight.block} .*leave out --tp-all-reduce"):
+            weight.part(slice(None), cut)
+
+
+def test_gguf_fingerprints_differ_by_type_and_value(tmp_path: Path) -> None:
+    kinds = ("Q4_0", "Q4_1", "Q4_K", "Q5_K", "F32", "F16")
+    files = [written(tmp_path / kind, kind).gguf for kind in kinds]
+    changed = written(tmp_path / "changed", "Q4_0").gguf
+    data = bytearray(changed.read_bytes())
+    data[-2000] ^= 1
+    changed.write_bytes(data)
+    found = [load(file, device="cpu").fingerprint for file in (*files, changed)]
+    assert len({*found}) == len(found)
+    assert load(files[0], device="cpu").fingerprint == found[0] != load(files[0], dtype="float32").fingerprint
+
+
+def spoiled(file: Path, name: str, kind: str) -> Path:
+    """The file, with the scale of a block in the middle of a tensor infinite."""
+    (tensor,) = (one for one in GGUFReader(file).tensors if one.name == name)
+    size = len(tensor.data[0]) // (256 // (256 if kind.endswith("_K") else 32))
+    at = tensor.data_offset + tensor.n_bytes // size // 2 * size + HALVES.get(kind, (0,))[0]
+    data = bytearray(file.read_bytes())
+    data[at : at + 2] = np.float16(np.inf).tobytes()
+    file.write_bytes(data)
+    return file
+
+
+SPOILED = {
+    "blk.1.ffn_up.weight": "layer 1: up_proj",
+    "blk.0.attn_q.weight": "layer 0: q_proj",
+    "output.weight": "the head: weight",
+    "token_embd.weight": "the embedding: weight",
+}
+
+
+@NATIVE
+@pytest.mark.parametrize("kind", ["Q4_1", "Q6_K"])
+@pytest.mark.parametrize("name", SPOILED)
+def test_gguf_nonfinite_scale_exits_2(tmp_path: Path, name: str, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    file = spoiled(written(tmp_path, kind).gguf, name, kind)
+    capsys.readouterr()
+    for dtype, told in (("auto", SPOILED[name]), ("float32", "")):
+        assert main(["generate", str(file), "some text", "--dtype", dtype]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("triforce: error: ") and error.count("\n") == 1
+        assert f"{told} holds NaN or Inf" in error
+
+
+@NATIVE
+def test_gguf_gate_and_up_of_two_types_raise(tmp_path: Path) -> None:
+    file = written(tmp_path, "Q4_K", {"ffn_up": "Q6_K"}).gguf
+    with pytest.raises(ModelError, match="layer 0: gate and up projections must have one type, and have Q4_K and Q6_K"):
+        load(file, device="cpu")
+    load(file, device="cpu", dtype="float32")
+
+
+def test_gguf_tensor_of_wrong_shape_raises(tmp_path: Path) -> None:
+    """Both widths are whole blocks."""
+    file = written(tmp_path, "Q4_0").gguf
+    data = file.read_bytes()
+    key = b"llama.feed_forward_length"
+    at = data.index(key) + len(key) + 4
+    assert data[at : at + 4] == (512).to_bytes(4, "little")
+    file.write_bytes(data[:at] + (256).to_bytes(4, "little") + data[at + 4 :])
+    for dtype in ("auto", "float32"):
+        with pytest.raises(
+            ModelError, match=r"mlp.gate_proj.weight has shape \[512, 256\], but .*asks for \[256, 256\]"
+        ):
+            load(file, device="cpu", dtype=dtype)
+
+
+def test_gguf_on_torch_path_is_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_loader, "native", None)
+    file, folder = written(tmp_path, "Q4_K", MIXED)
+    ours, theirs = (load(path, device="cpu") for path in (file, folder))
+    assert ours.decoder.dtype == torch.float32 and ours.fingerprint == theirs.fingerprint
