@@ -65,7 +65,7 @@ def metadata(config: Any) -> dict[str, Any]:
         "block_count": config.num_hidden_layers, "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size, "feed_forward_length": config.intermediate_size,
         "attention.head_count": config.num_attention_heads, "attention.head_count_kv": config.num_key_value_heads,
-        "vocab_size": config.vocab_size,
+        "vocab_size": config.vocab_size, "rope.dimension_count": config.head_dim,
     }  # fmt: skip
     return LLAMA | byte_level_values() | {f"llama.{key}": value for key, value in sizes.items()}
 

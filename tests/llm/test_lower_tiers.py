@@ -1,4 +1,4 @@
-"""Lower tiers that read int8: their guesses are rounded, and nothing else is.
+"""Lower tiers that read int8 or int4: their guesses are rounded, and nothing else is.
 
 Shape suffixes as in docs/design/request.md; N keys.
 """
@@ -41,27 +41,32 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def int8(pair: Path, **how: Any) -> LLM:
+@pytest.fixture(params=["int8", "int4"])
+def lower(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def rounding(pair: Path, lower: str) -> LLM:
     """With a budget of some blocks of 64 keys: part of one is not read from copies."""
-    return llm(pair, **(dict(lower_tiers="int8", retrieval_budget=160) | how))
+    return llm(pair, lower_tiers=lower, retrieval_budget=160)
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 @pytest.mark.parametrize("mode", MODES)
-def test_int8_lower_tiers_texts_equal_plain_decoding(pair: Path, mode: str, sampling: dict[str, Any]) -> None:
+def test_lower_tiers_texts_equal_plain_decoding(pair: Path, lower: str, mode: str, sampling: dict[str, Any]) -> None:
     prompts = [ids(length, seed=length) for length in (70, 250, 333)]
     texts = [
         [output.outputs[0].token_ids for output in model.generate(prompts, ask(**sampling), mode=how)]
-        for model, how in ((int8(pair), mode), (llm(pair), "ar"))
+        for model, how in ((rounding(pair, lower), mode), (llm(pair), "ar"))
     ]
     assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize("mode", ["retrieval", "triforce"])
-def test_int8_lower_tiers_commit_exact_kv(pair: Path, mode: str) -> None:
+def test_lower_tiers_commit_exact_kv(pair: Path, lower: str, mode: str) -> None:
     """K and V of the whole text have the bits that plain decoding gives them."""
     held = []
-    for model, how in ((int8(pair), mode), (llm(pair), "ar")):
+    for model, how in ((rounding(pair, lower), mode), (llm(pair), "ar")):
         batch = SequenceBatch(
             model.models, LADDERS[how], model.speculation, "seeded", [TokenSequence(ids(300), ask(), seed=11)]
         )
@@ -93,22 +98,23 @@ def guesses(model: LLM, texts: list[list[int]]) -> Tensor:
     return logits_BJV
 
 
-def test_int8_lower_tiers_rewind_drops_copies(pair: Path) -> None:
+def test_lower_tiers_rewind_drops_copies(pair: Path, lower: str) -> None:
     text = ids(300)
     for common in (10, 64, 100, 250):
         other = text[:common] + ids(290 - common, seed=5)
-        assert torch.equal(guesses(int8(pair), [text, other]), guesses(int8(pair), [other]))
-        assert not torch.equal(guesses(int8(pair), [text]), guesses(int8(pair), [other]))
+        assert torch.equal(guesses(rounding(pair, lower), [text, other]), guesses(rounding(pair, lower), [other]))
+        assert not torch.equal(guesses(rounding(pair, lower), [text]), guesses(rounding(pair, lower), [other]))
 
 
-def test_int8_lower_tiers_propose_rounded_logits(pair: Path) -> None:
-    rounded, exact = (guesses(model, [ids(300)]) for model in (int8(pair), int8(pair, lower_tiers="same")))
-    assert 1e-3 < (rounded - exact).abs().max() / exact.std() < 0.5
+def test_lower_tiers_propose_rounded_logits(pair: Path, lower: str) -> None:
+    rounded, exact = (guesses(model, [ids(300)]) for model in (rounding(pair, how) for how in (lower, "same")))
+    least, most = {"int8": (1e-3, 0.5), "int4": (0.2, 1.0)}[lower]
+    assert least < (rounded - exact).abs().max() / exact.std() < most
 
 
-def test_int8_lower_tiers_conversation_equals_plain_decoding(pair: Path) -> None:
+def test_lower_tiers_conversation_equals_plain_decoding(pair: Path, lower: str) -> None:
     """Turns that go on, go back and branch off."""
-    chance, model = Random(0), int8(pair)
+    chance, model = Random(0), rounding(pair, lower)
     session, talk = Session(model), ids(150)
     for number in range(6):
         params = ask(seed=number, max_tokens=chance.randint(1, 12))
@@ -120,12 +126,12 @@ def test_int8_lower_tiers_conversation_equals_plain_decoding(pair: Path) -> None
 
 
 @pytest.mark.parametrize("missing", ["they were not built", ""])
-def test_int8_lower_tiers_without_native_kernels_exit_2(
-    pair: Path, missing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_lower_tiers_without_native_kernels_exit_2(
+    pair: Path, lower: str, missing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(native_loader, "native", None)
     monkeypatch.setattr(native_loader, "missing", missing)
-    assert main(["generate", str(pair / "target"), "some text", "--lower-tiers", "int8"]) == 2
+    assert main(["generate", str(pair / "target"), "some text", "--lower-tiers", lower]) == 2
     error = capsys.readouterr().err
     assert (missing or "TRIFORCE_KERNELS=torch") in error and "--lower-tiers same" in error
     assert error.startswith("triforce: error: ") and error.count("\n") == 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.helpers.gguf_blocks import KINDS, random_blocks
 from tests.helpers.paged_kv import Paged, by_the_book, native, slots, visible
 from triforce.backends.token_sampler import NativeSampling, make_noise
 from triforce.interface.sampling_params import SamplingParams
@@ -60,12 +62,26 @@ def attention(dtype: torch.dtype, int8: bool = False) -> tuple[Tensor, Tensor]:
     return torch.cat(mixed_errors), torch.cat(mass_errors)
 
 
-def product(dtype: torch.dtype, int8: bool = False) -> Tensor:
+def product(dtype: torch.dtype, bits: int = 0) -> Tensor:
     N, K, M = 20, 4096, 100
     w_MK, x_NK, y_NM = normal(M, K).to(dtype), normal(N, K, seed=1).to(dtype), torch.empty(N, M)
-    native.Matrix(w_MK, bits=8 * int8).linear(x_NK, y_NM)
+    native.Matrix(w_MK, bits=bits).linear(x_NK, y_NM)
     w, x = w_MK.double(), x_NK.double()
     return (y_NM - x @ w.T).abs() / (x.abs() @ w.abs().T)
+
+
+def gguf_product(kind: str, dtype: torch.dtype) -> Tensor:
+    """What the weights stand for is exact, so the error is that of the rounded input."""
+    N, K, M = 20, 4096, 100
+    weight, x_NK, y_NM = (
+        random_blocks(kind, M, K, dtype == torch.bfloat16),
+        normal(N, K, seed=1).to(dtype),
+        torch.empty(N, M),
+    )
+    native.Matrix(weight).linear(x_NK, y_NM)
+    w, x = weight.weights_MK(), x_NK.double()
+    some_M = w.any(1)
+    return (y_NM - x @ w.T)[:, some_M].abs() / (x.abs() @ w[some_M].abs().T)
 
 
 def norm(dtype: torch.dtype) -> Tensor:
@@ -145,7 +161,9 @@ KERNELS: dict[str, Callable[[torch.dtype], Tensor]] = {
     "probabilities": sampling,
     "int8, mixed values": lambda dtype: attention(dtype, int8=True)[0],
     "int8, mass of a page": lambda dtype: attention(dtype, int8=True)[1],
-    "int8, product with weights": lambda dtype: product(dtype, int8=True),
+    "int8, product with weights": partial(product, bits=8),
+    "int4, product with weights": partial(product, bits=4),
+    **{f"product with {kind} weights": partial(gguf_product, kind) for kind in KINDS},
 }
 
 

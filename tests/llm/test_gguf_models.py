@@ -1,0 +1,152 @@
+"""Models in GGUF files make the texts of plain decoding in every mode; read as numbers, those of a folder of the same.
+
+Shape suffixes: T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.gguf_models import MIXED, Written, write_model
+from tests.helpers.thread_ranks import together
+from tests.helpers.tiny_llm import GREEDY, MODES, SEEDED, ask, ids
+from triforce.backends import native_loader
+from triforce.distributed.group import TPGroup
+from triforce.engine.model_loader import load
+from triforce.errors import CacheError, RequestError
+from triforce.kvcache import FullView, PagePool
+from triforce.llm import LLM
+from triforce.ragged import ints
+
+if native_loader.native is None:
+    pytest.skip("the native kernels were not built", allow_module_level=True)
+torch.set_num_threads(1)
+PROMPTS = [ids(length, seed=length) for length in (70, 250, 333)]
+FILES: dict[str, dict[str, Any]] = {
+    "llama": dict(kind="Q4_K", others=MIXED),
+    "qwen2": dict(kind="Q4_0", others={"attn_v": "Q8_0", "ffn_down": "Q5_1"}, tie_word_embeddings=True),
+    "qwen3": dict(kind="Q5_K", others={"attn_q": "BF16", "attn_output": "F16", "token_embd": "Q4_1"}),
+}
+
+
+class Pair:
+    """A target and a draft."""
+
+    def __init__(self, folder: Path, family: str) -> None:
+        self.target = write_model(folder / "target", family=family, **FILES[family])
+        self.draft = write_model(folder / "draft", "Q4_0", num_hidden_layers=1).gguf
+        self.llm = cache(self._llm)
+
+    def _llm(self, **how: Any) -> LLM:
+        settings = dict(retrieval_budget=160, speculative_tokens=4, searched_layers="none")
+        return LLM(self.target.gguf, self.draft, **(settings | how))
+
+
+@pytest.fixture(scope="module", params=FILES)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return Pair(tmp_path_factory.mktemp(request.param), request.param)
+
+
+def texts(model: LLM, mode: str, **how: Any) -> list[list[int]]:
+    outputs = model.generate(PROMPTS, ask(**how), mode=mode)
+    assert all(output.exactness == "bitwise" for output in outputs)
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def logits(path: Path, dtype: str) -> Tensor:
+    """Logits (T, V) of a text, in one pass."""
+    decoder, (text,) = load(path, device="cpu", dtype=dtype).decoder, PROMPTS[:1]
+    pool = PagePool(decoder.config, 1, 8, decoder.dtype)
+    pool.reserve(0, len(text))
+    return decoder(torch.tensor([text]), ints([len(text)]), FullView(pool))[0]
+
+
+def test_gguf_float32_logits_equal_folder(pair: Pair) -> None:
+    assert torch.equal(*(logits(path, "float32") for path in pair.target))
+
+
+def test_gguf_float32_text_equals_folder(pair: Pair) -> None:
+    ours, theirs = (texts(LLM(path, dtype="float32"), "ar") for path in pair.target)
+    assert ours == theirs
+
+
+def test_gguf_packed_logits_are_near(pair: Pair) -> None:
+    """Inputs of products are rounded to int8, by 2^-8 of the largest of 32; attention as sharp as here amplifies it."""
+    exact_TV, packed_TV = logits(pair.target.gguf, "float32"), logits(pair.target.gguf, "bfloat16")
+    error = ((packed_TV - exact_TV).square().mean().sqrt() / exact_TV.std()).item()
+    assert 2.0**-9 < error < 2.0**-3
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("mode", MODES)
+def test_gguf_texts_equal_plain_decoding(pair: Pair, mode: str, sampling: dict[str, Any]) -> None:
+    assert texts(pair.llm(), mode, **sampling) == texts(pair.llm(), "ar", **sampling)
+
+
+@pytest.mark.parametrize("lower", ["int8", "int4"])
+@pytest.mark.parametrize("mode", ["draft", "triforce"])
+def test_gguf_lower_tiers_keep_text(pair: Pair, mode: str, lower: str) -> None:
+    model = pair.llm(lower_tiers=lower)
+    assert texts(model, mode) == texts(pair.llm(), "ar")
+    assert model.models.draft is not None
+
+
+def test_gguf_lower_tiers_share_packed_weights(tmp_path: Path) -> None:
+    """Where no matrix holds numbers there is nothing to round; where one does, the model is there twice."""
+    for others, same in ((MIXED, True), (MIXED | {"attn_k": "F16"}, False)):
+        loaded = load(write_model(tmp_path / str(same), "Q4_K", others).gguf, device="cpu", bits=4)
+        assert (loaded.lower is loaded.decoder) == same
+
+
+def test_gguf_offloaded_text_equals_memory(tmp_path: Path) -> None:
+    """The prompt's KV is larger than what there is for it."""
+    sizes = dict(num_attention_heads=4, num_key_value_heads=4, head_dim=64, num_hidden_layers=6)
+    file = write_model(tmp_path, "Q4_K", MIXED, "qwen2", max_position_embeddings=2600, **sizes).gguf
+    (prompt,), how = [ids(2404)], dict(retrieval_budget=256, searched_layers="none")
+    plain = LLM(file, **how).generate(prompt, ask(max_tokens=12), mode="ar")[0]
+    for mode in ("ar", "retrieval"):
+        found = LLM(file, **how, kv_offload="file", kv_memory="4750KiB").generate(prompt, ask(max_tokens=12), mode=mode)
+        assert found[0].outputs[0].token_ids == plain.outputs[0].token_ids
+        assert found[0].kv.file_bytes > 2 * found[0].kv.device_bytes
+
+
+def test_gguf_saved_prompt_fits_its_types_alone(tmp_path: Path) -> None:
+    prompt, file = PROMPTS[1], tmp_path / "kept"
+    first, other = (write_model(tmp_path / kind, kind).gguf for kind in ("Q5_0", "Q4_0"))
+    model = LLM(first)
+    fresh = model.generate(prompt, ask(), mode="ar", save_cache=file)[0].outputs[0].token_ids
+    for again in (model, LLM(first)):
+        assert again.generate(prompt, ask(), mode="ar", load_cache=file)[0].outputs[0].token_ids == fresh
+    for stranger in (LLM(other), LLM(first, dtype="float32")):
+        with pytest.raises(CacheError):
+            stranger.generate(prompt, ask(), mode="ar", load_cache=file)
+
+
+def shared(model: Written, mode: str, exact: bool) -> list[list[list[int]]]:
+    def run(ranks: TPGroup) -> list[list[int]]:
+        llm = LLM(model.gguf, retrieval_budget=160, searched_layers="none", ranks=ranks)
+        return [output.outputs[0].token_ids for output in llm.generate(PROMPTS, ask(), mode=mode)]
+
+    return together(2, run, exact)
+
+
+@pytest.mark.parametrize("mode", ["ar", "retrieval"])
+def test_gguf_sharded_text_equals_one_process(pair: Pair, mode: str) -> None:
+    assert shared(pair.target, mode, True) == [texts(pair.llm(), "ar")] * 2
+
+
+def test_gguf_summed_shards_agree(tmp_path: Path) -> None:
+    first, second = shared(write_model(tmp_path, "Q5_1", {"attn_output": "Q4_0"}), "ar", False)
+    assert first == second
+
+
+def test_gguf_summed_shards_within_block_raise(tmp_path: Path) -> None:
+    model = write_model(tmp_path, "Q4_K", MIXED)
+    with pytest.raises(RequestError, match=r"Q4_K are in blocks of 256 inputs, .* leave out --tp-all-reduce"):
+        shared(model, "ar", False)
