@@ -33,6 +33,11 @@ def kernel_errors(data: dict[str, Any]) -> list[list[str]]:
     return [["kernel", "error, in units of", "float32", "bfloat16"], *rows]
 
 
+def gguf_types(data: dict[str, Any]) -> list[list[str]]:
+    rows = [[t["name"], str(t["bits"]), t["scales"], str(t["file"]), str(t["packed"])] for t in data["types"]]
+    return [["type", "bits of a code", "scales", "bytes of 256 weights in the file", "packed"], *rows]
+
+
 def gpu_runs(data: dict[str, Any]) -> list[list[str]]:
     runs = enumerate(data["runs"])
     rows = [[str(n), run["what"], ", ".join(map(code, run["commands"])), run["minutes"]] for n, run in runs]
@@ -85,6 +90,7 @@ def recorded(root: Path, name: str) -> list[dict[str, Any]]:
 PAGES = {
     "docs/contributing/layout.md": layers,
     "docs/results/kernels.md": kernel_errors,
+    "docs/design/backends.md": gguf_types,
     "docs/gpu.md": gpu_runs,
 }
 """What makes the table of each page; its file in docs/data/ has the same name."""

@@ -36,7 +36,7 @@ _DRAFTS = {
 
 
 def model_path(name_or_path: str | Path) -> Path:
-    """Where a model is: a folder, or a GGUF file; of a Hugging Face repository a snapshot. Raises ModelError."""
+    """Return where a model is: a folder or a GGUF file; of a repository a snapshot. Raises ModelError."""
     path = Path(name_or_path).expanduser()
     if path.is_dir():
         found = sorted(path.glob("*.gguf"))

@@ -68,7 +68,7 @@ Matrix = Tensor | QuantizedWeight
 
 
 def numbers(weight: Matrix) -> Tensor:
-    """Return a matrix of numbers (outputs, inputs): one of few bits is never given to who computes with these."""
+    """Return a matrix of numbers, (M, K): one of few bits is never given to who computes with these."""
     assert isinstance(weight, Tensor)
     return weight
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
 
 GROUP = 32
+DATA = Path(__file__).parents[3] / "docs" / "data" / "gguf_types.toml"
 
 
 @pytest.fixture(autouse=True, params=sorted({level for level, _ in usable()}))
@@ -42,6 +45,14 @@ def rounded(x_NK: Tensor) -> Tensor:
     x = x_NK.float().unflatten(1, (-1, GROUP))
     scale = x.abs().amax(2, keepdim=True) / 127
     return ((x * torch.where(scale > 0, 1 / scale, 0)).round().double() * scale.double()).flatten(1)
+
+
+def test_low_bit_bytes_are_as_documented() -> None:
+    types = tomllib.loads(DATA.read_text(encoding="utf-8"))["types"]
+    assert tuple(row["name"] for row in types) == KINDS
+    for row in types:
+        weight = random_blocks(row["name"], 64, 2048)  # 512 times 256
+        assert weight.blocks.numel() == 512 * row["file"] and native.Matrix(weight).bytes == 512 * row["packed"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
