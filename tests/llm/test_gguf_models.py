@@ -17,6 +17,7 @@ from tests.helpers.gguf_models import MIXED, Written, write_model
 from tests.helpers.thread_ranks import together
 from tests.helpers.tiny_llm import GREEDY, MODES, SEEDED, ask, ids
 from triforce.backends import native_loader
+from triforce.cli import main
 from triforce.distributed.group import TPGroup
 from triforce.engine.model_loader import load
 from triforce.errors import CacheError, RequestError
@@ -97,11 +98,19 @@ def test_gguf_lower_tiers_keep_text(pair: Pair, mode: str, lower: str) -> None:
     assert model.models.draft is not None
 
 
-def test_gguf_lower_tiers_share_packed_weights(tmp_path: Path) -> None:
-    """Where no matrix holds numbers there is nothing to round; where one does, the model is there twice."""
-    for others, same in ((MIXED, True), (MIXED | {"attn_k": "F16"}, False)):
-        loaded = load(write_model(tmp_path / str(same), "Q4_K", others).gguf, device="cpu", bits=4)
-        assert (loaded.lower is loaded.decoder) == same
+@pytest.mark.parametrize(
+    ("others", "shared"),
+    [({}, True), ({"token_embd": "F16"}, True), ({"attn_k": "F16"}, False), ({"output": "BF16"}, False)],
+)
+def test_gguf_lower_tiers_share_packed_weights(
+    tmp_path: Path, others: dict[str, str], shared: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where products read no numbers there is nothing to round; where they do, the model is there twice."""
+    file = write_model(tmp_path, "Q4_K", MIXED | others).gguf
+    loaded = load(file, device="cpu", bits=4)
+    assert (loaded.lower is loaded.decoder) == shared
+    assert main(["info", str(file), "--lower-tiers", "int4"]) == 0
+    assert ("as int4" in capsys.readouterr().out) != shared
 
 
 def test_gguf_offloaded_text_equals_memory(tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from triforce.checkpoint.families import HFConfig, read_config, sampling_defaults
-from triforce.checkpoint.gguf_config import read_gguf_config
+from triforce.checkpoint.gguf_config import EMBEDDING, HEAD, read_gguf_config
 from triforce.checkpoint.gguf_file import GGUFFile
 from triforce.checkpoint.gguf_tokenizer import read_gguf_tokenizer
-from triforce.checkpoint.gguf_weights import GGUFWeights
+from triforce.checkpoint.gguf_weights import PLAIN, GGUFWeights
 from triforce.checkpoint.hub import model_path
 from triforce.checkpoint.tokenizer import Tokenizer, configured_eos_ids, same_tokenizer
 from triforce.checkpoint.tokenizer_files import has_tokenizer
@@ -55,6 +55,8 @@ class HFFolder:
 
     weight_bytes = 0
     """Bytes of weights as they are packed; 0 where they are numbers, which have the size of their type."""
+    has_numbers = True
+    """Whether some stay numbers in products, of which lower tiers may read copies of fewer bits."""
 
 
 class GGUFModel:
@@ -93,6 +95,12 @@ class GGUFModel:
     def weight_bytes(self) -> int:
         """Bytes of the weights as they are packed."""
         return sum(tensor.size for tensor in self._file.tensors.values())
+
+    @property
+    def has_numbers(self) -> bool:
+        tensors = self._file.tensors
+        read = (tensor for name, tensor in tensors.items() if name != EMBEDDING or HEAD not in tensors)
+        return any(tensor.type in PLAIN and len(tensor.shape) == 2 for tensor in read)
 
 
 ModelFiles = HFFolder | GGUFModel

@@ -35,7 +35,8 @@ def run(options: Namespace) -> int:
         weights, precision = files.weight_bytes, "GGUF"
     row, copies, copied = config.kv_size * dtype.itemsize, 0, 0.0
     if options.lower_tiers != "same":
-        copies = int8_weights(config) if options.lower_tiers == "int8" else config.weights_read * 5 // 8
+        if files.has_numbers or precision != "GGUF":
+            copies = int8_weights(config) if options.lower_tiers == "int8" else config.weights_read * 5 // 8
         copied = int8_kv_bytes(config)
     free = int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else free_memory()
     fitting = int(max(free - weights - copies, 0) // (row + copied))

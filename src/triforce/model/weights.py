@@ -113,5 +113,6 @@ class Weights:
 
     @property
     def has_numbers(self) -> bool:
-        """Whether a matrix holds numbers, of which kernels can make copies of fewer bits."""
-        return any(isinstance(tensor, Tensor) and tensor.ndim == 2 for tensor in self.tensors())
+        """Whether a matrix that products read holds numbers, of which kernels can make copies of fewer bits."""
+        read = (self.head_VC, *(getattr(layer, f.name) for layer in self.layers for f in fields(layer)))
+        return any(isinstance(weight, Tensor) and weight.ndim == 2 for weight in read)
