@@ -194,7 +194,7 @@ def test_weight_shard_missing_raises(folder: Path) -> None:
 def test_checkpoint_folder_missing_raises(tmp_path: Path, folder: Path) -> None:
     refuses(tmp_path / "nowhere", "there is no folder .*nowhere")
     refuses("./nowhere/at/all", "there is no folder")
-    refuses(folder / "config.json", "is a file; give the folder")
+    refuses(folder / "config.json", "is no GGUF file; give one, or the folder")
     (folder / "model.gguf").write_bytes(b"GGUF\x03\0\0\0")
     refuses(folder / "model.gguf", "is a GGUF file, and these cannot be read yet; give the model's Hugging Face folder")
     (tmp_path / "empty").mkdir()

@@ -45,7 +45,7 @@ def several(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
 
 def model(
     parser: argparse.ArgumentParser,
-    text: str = "a Hugging Face folder or name; without one, the pair of models that comes with triforce",
+    text: str = "a Hugging Face folder or name, or a GGUF file; without one, the pair that comes with triforce",
 ) -> None:
     parser.add_argument("model", nargs="?", metavar="MODEL", help=text)
     parser.add_argument("-m", "--model", dest="named_model", metavar="MODEL", help="the same, by name")
