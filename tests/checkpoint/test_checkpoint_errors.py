@@ -196,7 +196,7 @@ def test_checkpoint_folder_missing_raises(tmp_path: Path, folder: Path) -> None:
     refuses("./nowhere/at/all", "there is no folder")
     refuses(folder / "config.json", "is no GGUF file; give one, or the folder")
     (folder / "model.gguf").write_bytes(b"GGUF\x03\0\0\0")
-    refuses(folder / "model.gguf", "is a GGUF file, and these cannot be read yet; give the model's Hugging Face folder")
+    refuses(folder / "model.gguf", "is broken: it ends after 8 bytes; download it again")
     (tmp_path / "empty").mkdir()
     refuses(tmp_path / "empty", "config.json is missing")
     (folder / "model.safetensors").unlink()
