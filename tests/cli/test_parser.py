@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.fake_llm import FakeLLM
-from triforce.checkpoint.hub import model_folder
+from triforce.checkpoint.hub import model_path
 from triforce.cli import main
 from triforce.cli.parser import parse
 from triforce.cli.progress import Prefill
@@ -78,7 +78,7 @@ def test_parser_without_arguments_prints_help(capsys: pytest.CaptureFixture[str]
 def test_parser_misspelt_folder_gets_suggestion(tmp_path: Path) -> None:
     (tmp_path / "smollm2").mkdir()
     with pytest.raises(ModelError, match=r"smolm2 \(did you mean .*/smollm2\?\); give"):
-        model_folder(str(tmp_path / "smolm2"))
+        model_path(str(tmp_path / "smolm2"))
 
 
 @pytest.mark.usefixtures("llm")
