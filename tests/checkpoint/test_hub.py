@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.fake_hub import ended, fake_hub, started
-from triforce.checkpoint.gguf_choice import choose_gguf
+from triforce.checkpoint.gguf_choice import LOG, choose_gguf
 from triforce.checkpoint.hub import model_path
 from triforce.errors import ModelError
 
@@ -56,7 +56,11 @@ def test_gguf_choice_unknown_quantisation_names_those_there(quantisation: str) -
         choose_gguf(NAMES, quantisation, "here")
 
 
-def test_gguf_folder_of_several_files_takes_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_gguf_folder_of_several_files_takes_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LOG, "propagate", True)  # commands that ran before it have set it
+    monkeypatch.setattr(LOG, "handlers", [])
     for name in NAMES:
         (tmp_path / name).write_bytes(b"GGUF")
     with caplog.at_level(logging.INFO, "triforce.models"):

@@ -1,4 +1,4 @@
-"""Which of several GGUF files is the model: the one of a quantisation, or Q4_K_M, or the first."""
+"""Choice of the model among several GGUF files: the one of a quantisation, or Q4_K_M, or the first."""
 
 from __future__ import annotations
 

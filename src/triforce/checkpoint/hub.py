@@ -42,7 +42,7 @@ _DRAFTS = {
 
 
 def model_path(name_or_path: str | Path, *, weights: bool = True) -> Path:
-    """Where a model is: a folder or a GGUF file, of a Hugging Face repository as it is kept here.
+    """Return where a model is: a folder or a GGUF file, of a Hugging Face repository as it is kept here.
 
     A quantisation may stand behind a colon. weights: whether they are needed; without, they are fetched only where a
     config is nowhere else. Raises ModelError.

@@ -35,7 +35,7 @@ LICENCE = "LICENSE"
 
 
 def models_folder() -> Path:
-    """Where models are kept, in the cache folder of XDG. Raises ModelError for a user without a home folder."""
+    """Return where models are kept, in the cache folder of XDG. Raises ModelError for a user without a home folder."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "triforce" / "models"
     except RuntimeError as error:
