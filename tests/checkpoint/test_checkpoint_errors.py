@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -210,13 +211,20 @@ def test_checkpoint_folder_missing_raises(tmp_path: Path, folder: Path) -> None:
 def test_hub_failures_raise_model_error(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     asked: list[list[str]] = []
 
-    def offline(name: str, allow_patterns: list[str]) -> str:
+    def listed(_: object, name: str, timeout: float) -> types.SimpleNamespace:
+        files = (
+            [] if name == "org/absent" else [types.SimpleNamespace(rfilename=file.name) for file in folder.iterdir()]
+        )
+        return types.SimpleNamespace(siblings=files)
+
+    def fetched(name: str, allow_patterns: list[str], **_: object) -> str:
         asked.append(allow_patterns)
         if name == "org/absent":
             raise ConnectionError("offline\nand more")
         return str(folder)
 
-    monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", listed)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetched)
     refuses("org/absent", r"'org/absent' is not a folder here .*\(offline\); check the name and the connection")
     load("org/present", device="cpu")
     assert not any("bin" in pattern or pattern.endswith(".py") for pattern in asked[-1])

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.fake_llm import FakeLLM
+from triforce.checkpoint.gguf_choice import choose_gguf
 from triforce.checkpoint.hub import model_path
 from triforce.cli import main
 from triforce.cli.parser import parse
-from triforce.cli.progress import Prefill
+from triforce.cli.progress import Prefill, announce
 from triforce.errors import ModelError
 
 
@@ -115,6 +116,13 @@ def test_loading_is_reported_before_imports(arguments: list[str], told: str, mon
     module.run = run  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, f"triforce.cli.{arguments[0]}", module)
     assert main(arguments) == 0 and said == [told]
+
+
+def test_choice_of_gguf_file_is_printed_unless_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+    for quiet, said in ((False, "taking a-Q4_0.gguf of 2 models in folder\n"), (True, "")):
+        announce(Namespace(command="generate", model="folder", quiet=quiet))
+        choose_gguf(["a-Q4_0.gguf", "a-Q8_0.gguf"], "", "folder")
+        assert capsys.readouterr() == ("", said)
 
 
 def test_progress_bar_stays_until_first_text(

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import re
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from triforce.checkpoint.gguf_choice import choose_gguf
+from triforce.checkpoint.known_models import KNOWN, find
+from triforce.checkpoint.model_sources import CONNECT, first_line, offline
 from triforce.errors import ModelError, suggest
 
 # No *.py: code from a repository is never run. No other *.safetensors: some repositories hold the weights twice.
 TEXTS = ("*.json", "*.jinja", "tokenizer*")
 SAFETENSORS = ("model.safetensors", "model-*.safetensors")
 PICKLES = ("pytorch_model.bin", "pytorch_model-*.bin")
-HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?(:[\w.-]+)?")
+"""A repository, and behind a colon the quantisation of a GGUF file in it."""
 
 _PAIR = Path(__file__).parents[1] / "assets" / "pair"
 SHIPPED = _PAIR / "target", _PAIR / "draft"
@@ -35,23 +41,35 @@ _DRAFTS = {
 }
 
 
-def model_path(name_or_path: str | Path) -> Path:
-    """Return where a model is: a folder or a GGUF file; of a repository a snapshot. Raises ModelError."""
+def model_path(name_or_path: str | Path, *, weights: bool = True) -> Path:
+    """Return where a model is: a folder or a GGUF file, of a Hugging Face repository as it is kept here.
+
+    A quantisation may stand behind a colon. weights: whether they are needed; without, they are fetched only where a
+    config is nowhere else. Raises ModelError.
+    """
     path = Path(name_or_path).expanduser()
     if path.is_dir():
-        found = sorted(path.glob("*.gguf"))
-        return found[0] if found and not (path / "config.json").exists() else path
+        return path if (path / "config.json").exists() else _in_folder(path, "")
     if path.is_file():
         with path.open("rb") as file:
             if file.read(4) == b"GGUF":
                 return path
         raise ModelError(f"{path} is no GGUF file; give one, or the folder that holds config.json and the weights")
+    folder, _, quantisation = str(path).rpartition(":")
+    if folder and quantisation and Path(folder).is_dir():
+        return _in_folder(Path(folder), quantisation)
     if isinstance(name_or_path, Path) or not HUB_NAME.fullmatch(name_or_path):
         raise ModelError(
             f"there is no folder {path}{_nearby(path)}; give a model's folder, a GGUF file or a Hugging Face name such "
             "as org/model"
         )
-    return _snapshot(name_or_path)
+    return find(KNOWN[name_or_path]) if name_or_path in KNOWN else _snapshot(name_or_path, weights)
+
+
+def _in_folder(folder: Path, quantisation: str) -> Path:
+    """Return a GGUF file in a folder; the folder itself where none is, and none was asked for. Raises ModelError."""
+    names = [file.name for file in folder.glob("*.gguf")]
+    return folder / choose_gguf(names, quantisation, str(folder))[0] if names or quantisation else folder
 
 
 def draft_for(target: str | Path) -> str | Path | None:
@@ -66,22 +84,56 @@ def draft_for(target: str | Path) -> str | Path | None:
     return sibling if folder.resolve().name in drafts and sibling.is_dir() else None
 
 
-def _snapshot(name: str) -> Path:
-    import huggingface_hub
-
-    def fetch(*patterns: str) -> Path:
-        return Path(huggingface_hub.snapshot_download(name, allow_patterns=list(patterns)))
-
+def _snapshot(name: str, weights: bool) -> Path:
+    repository, _, quantisation = name.partition(":")
     try:
-        folder = fetch(*TEXTS, *SAFETENSORS)
-        return folder if any(folder.glob("model*.safetensors")) else fetch(*TEXTS, *PICKLES)
+        names = _listed(repository)
+        other = any(fnmatch(file, pattern) for file in names for pattern in SAFETENSORS)
+        if quantisation or (not other and any(file.endswith(".gguf") for file in names)):
+            chosen = choose_gguf(names, quantisation, repository)
+            return _fetched(repository, *map(glob.escape, chosen)) / chosen[0]
+        if not weights:
+            return _fetched(repository, *TEXTS)
+        folder = _fetched(repository, *TEXTS, *SAFETENSORS)
+        found = any(folder.glob("model*.safetensors"))
+        return folder if found else _fetched(repository, *TEXTS, *PICKLES)
+    except ModelError:
+        raise
     except Exception as error:  # offline, missing, gated, a bad name, a full disk: each has its own unrelated type
-        reason = str(error).strip().partition("\n")[0]
         raise ModelError(
             f"{name!r} is not a folder here{_nearby(Path(name))} and could not be fetched from the Hugging Face hub "
-            f"({reason}); "
+            f"({first_line(error)}); "
             "check the name and the connection, and run `hf auth login` first if the model is gated"
         ) from error
+
+
+def _listed(repository: str) -> list[str]:
+    """Return the names of a repository's files: as the hub lists them, or those that are here if it cannot be asked."""
+    import huggingface_hub
+
+    try:
+        if not offline():
+            about = huggingface_hub.HfApi().model_info(repository, timeout=CONNECT)
+            return [file.rfilename for file in about.siblings or ()]
+    except Exception as error:
+        try:
+            folder = _fetched(repository, here=True)
+        except Exception:
+            raise error from None
+    else:
+        folder = _fetched(repository, here=True)
+    return [file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()]
+
+
+def _fetched(repository: str, *patterns: str, here: bool = False) -> Path:
+    """Return the folder of a repository once the files of some patterns are in it; here: as it is, nothing fetched."""
+    import huggingface_hub
+
+    return Path(
+        huggingface_hub.snapshot_download(
+            repository, local_files_only=here or offline(), allow_patterns=list(patterns), etag_timeout=CONNECT
+        )
+    )
 
 
 def _nearby(missing: Path) -> str:

@@ -106,7 +106,10 @@ class GGUFModel:
 ModelFiles = HFFolder | GGUFModel
 
 
-def open_model(name_or_path: str | Path) -> ModelFiles:
-    """The files of a model: of a folder, a GGUF file, or a repository of the hub. Raises ModelError."""
-    path = model_path(name_or_path)
+def open_model(name_or_path: str | Path, *, weights: bool = True) -> ModelFiles:
+    """The files of a model: of a folder, a GGUF file, a repository of the hub, or a name of ours. Raises ModelError.
+
+    weights: whether they are needed; without, a repository whose configs say all is not fetched whole.
+    """
+    path = model_path(name_or_path, weights=weights)
     return GGUFModel(path) if path.is_file() else HFFolder(path)

@@ -55,4 +55,4 @@ def model_name(model: str | None) -> str:
     """A model is called what its hub or its folder calls it; where the folder lies is nobody's business."""
     if model is None:
         return "triforce"
-    return Path(model).resolve().name if Path(model).is_dir() else model
+    return Path(model).resolve().name if Path(model).exists() else model

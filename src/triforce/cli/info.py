@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from pathlib import Path
 
 import torch
 
 from triforce.backends.dispatch import keeps_packed, require_offload
 from triforce.backends.kernel_api import PAGE, pages_for
 from triforce.checkpoint.families import GENERATION, model_config
-from triforce.checkpoint.hub import HUB_NAME, SHIPPED, TEXTS
-from triforce.checkpoint.model_files import HFFolder, ModelFiles, open_model
+from triforce.checkpoint.hub import SHIPPED
+from triforce.checkpoint.model_files import ModelFiles, open_model
 from triforce.engine.model_loader import resolve_device, resolve_dtype
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.kvcache import OffloadConfig
@@ -23,8 +22,8 @@ LENGTHS = (4_096, 16_384, 32_768, 131_072, 262_144, 1_048_576)
 
 
 def run(options: Namespace) -> int:
-    """Read config.json; of a model on the hub, fetch nothing larger."""
-    files = _files(options.model)
+    """Read the config; of a model on the hub, fetch nothing larger where it has a file of its own."""
+    files = open_model(options.model or SHIPPED[0], weights=False)
     hf = files.config
     device = resolve_device(options.device)
     config = model_config(hf, vocab_size=hf.vocab_size, context=options.context, device=torch.device("cpu"))
@@ -94,17 +93,6 @@ def _architecture(model_type: str, config: ModelConfig) -> str:
         f"{model_type}, {config.layers} layers, hidden size {config.hidden_size}, {heads}, "
         f"vocabulary {config.vocab_size:,}, context {config.context:,}"
     )
-
-
-def _files(model: str | None) -> ModelFiles:
-    if model is None or Path(model).expanduser().exists() or not HUB_NAME.fullmatch(model):
-        return open_model(model or SHIPPED[0])
-    import huggingface_hub
-
-    try:
-        return HFFolder(Path(huggingface_hub.snapshot_download(model, allow_patterns=list(TEXTS))))
-    except Exception:  # the hub's errors have no common type; this says what is wrong in our words
-        return open_model(model)
 
 
 def offloaded(

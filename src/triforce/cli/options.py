@@ -16,6 +16,7 @@ LOWER_TIERS = ("same", "int8", "int4")
 KV_OFFLOAD = ("none", "host", "file")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 NO_DRAFT = "none"
+MODEL = "a Hugging Face folder or name, a GGUF file, user/repo:Q4_K_M on the hub, or smollm2"
 DEFAULTS = {field.name: field.default for field in fields(SamplingParams)}
 
 
@@ -45,10 +46,12 @@ def several(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
 
 def model(
     parser: argparse.ArgumentParser,
-    text: str = "a Hugging Face folder or name, or a GGUF file; without one, the pair that comes with triforce",
+    text: str = f"{MODEL}; without one, the pair of models that comes with triforce",
 ) -> None:
     parser.add_argument("model", nargs="?", metavar="MODEL", help=text)
     parser.add_argument("-m", "--model", dest="named_model", metavar="MODEL", help="the same, by name")
+    text = "fetch nothing: models are those that are here; HF_HUB_OFFLINE=1 is the same"
+    parser.add_argument("--offline", action="store_true", help=text)
 
 
 def prompt(parser: argparse.ArgumentParser, text: str) -> None:

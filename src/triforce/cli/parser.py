@@ -12,8 +12,8 @@ from triforce.cli.arguments import Parser
 from triforce.cli.subcommands import COMMANDS
 
 CANNOT_CHAT = (
-    "the pair that comes with triforce cannot chat, as it has no chat template; give a MODEL that has one: the folder "
-    "or hub name of an instruct model (in a checkout of triforce, make smollm2 puts a small one into build/smollm2)"
+    "the pair that comes with triforce cannot chat, as it has no chat template; give a MODEL that has one: smollm2, "
+    "which is small (98 MB are fetched once), or the folder, GGUF file or hub name of an instruct model"
 )
 
 

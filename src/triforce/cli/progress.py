@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from argparse import Namespace
@@ -12,12 +13,23 @@ from triforce.distributed import spawn
 
 def announce(options: Namespace) -> None:
     """Report what is loading before torch is: that alone takes seconds. Other ranks leave it to the first."""
+    _report_models(options)
     loads = hasattr(options, "model") or options.command == "demo"
     if not loads or options.command == "info" or spawn.MEETING in os.environ:
         return
     if sys.stderr.isatty() and not getattr(options, "quiet", False):
         model = getattr(options, "model", None) or "the pair that comes with triforce"
         print(f"loading {model} ...", file=sys.stderr, flush=True)
+
+
+def _report_models(options: Namespace) -> None:
+    """Have what is chosen and fetched of a model told on stderr."""
+    quiet = getattr(options, "quiet", False)
+    if quiet:
+        os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+    log = logging.getLogger("triforce.models")
+    log.handlers, log.propagate = [logging.StreamHandler()], False
+    log.setLevel(logging.WARNING if quiet or spawn.MEETING in os.environ else logging.INFO)
 
 
 class Prefill:

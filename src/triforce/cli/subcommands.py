@@ -39,7 +39,7 @@ def _explain(parser: argparse.ArgumentParser) -> None:
 
 
 def _chat(parser: argparse.ArgumentParser) -> None:
-    options.model(parser, "a Hugging Face folder or name of a model that has a chat template")
+    options.model(parser, f"{options.MODEL}: a model that has a chat template")
     parser.add_argument("--file", metavar="DOC", help="a UTF-8 document to talk about")
     parser.add_argument("--system", metavar="TEXT", default="", help="what the model is to be, told before all else")
     options.engine(parser)
@@ -138,6 +138,14 @@ def _eval(parser: argparse.ArgumentParser) -> None:
     options.placement(parser, context=False)
 
 
+def _models(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_subparsers(dest="models", required=True, metavar="WHAT")
+    for name, summary in (("list", "what is kept: names, sizes, licences, files"), ("remove", "remove a model")):
+        part = what.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+        if name == "remove":
+            part.add_argument("name", metavar="NAME", help="as models list has it")
+
+
 COMMANDS = (
     ("generate", "continue a text", _generate),
     (
@@ -149,6 +157,7 @@ COMMANDS = (
     ("serve", "answer OpenAI's HTTP interface", _serve),
     ("batch", "answer a file of requests, as the server would", _batch),
     ("info", "say what a model is, its KV bytes per token, and what fits in memory", _info),
+    ("models", "list or remove models that were fetched by a name of ours, such as smollm2", _models),
     ("demo", "continue a book from a long prompt, plainly and with TriForce: the same text", _demo),
     ("bench", "measure speed, certify texts, compare with other engines", bench),
     ("eval", "measure a model on texts: loss, use of far context, agreement with its draft", _eval),

@@ -1,0 +1,122 @@
+"""Names of models: GGUF files on the hub and in folders, and which of them is taken."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.fake_hub import ended, fake_hub, started
+from triforce.checkpoint.gguf_choice import LOG, choose_gguf
+from triforce.checkpoint.hub import model_path
+from triforce.errors import ModelError
+
+NAMES = ["m-IQ4_XS.gguf", "m-Q4_K_M.gguf", "m-Q4_K_S.gguf", "m.Q8_0.gguf", "mmproj-m-F16.gguf", "README.md"]
+SET = [f"big/m-bf16-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
+RESOLVE = """
+import logging, sys
+from triforce.checkpoint.hub import model_path
+from triforce.errors import ModelError
+logging.basicConfig(format="%(message)s", level=logging.WARNING)
+logging.getLogger("triforce.models").setLevel(logging.INFO)
+try:
+    print(model_path({name!r}, weights={weights}))
+except ModelError as error:
+    sys.exit(str(error))
+"""
+
+
+def resolve(
+    name: str, home: Path, endpoint: str = "", weights: bool = True, **environment: str
+) -> tuple[int, str, str]:
+    code = RESOLVE.format(name=name, weights=weights)
+    return ended(started(code, home, **({"endpoint": endpoint} if endpoint else {}), **environment))
+
+
+@pytest.mark.parametrize(
+    ("names", "quantisation", "chosen"),
+    [
+        (NAMES, "", ["m-Q4_K_M.gguf"]),
+        (NAMES, "q8_0", ["m.Q8_0.gguf"]),
+        (NAMES, "IQ4_XS", ["m-IQ4_XS.gguf"]),
+        ([*SET, *NAMES], "BF16", SET),
+        ([*SET, "z-Q8_0.gguf", "y-Q5_0.gguf"], "", ["y-Q5_0.gguf"]),
+        (SET, "", SET),
+        (["a-UD-Q4_K_M.gguf", "a-Q8_0.gguf"], "ud-q4_k_m", ["a-UD-Q4_K_M.gguf"]),
+    ],
+)
+def test_gguf_choice_takes_quantisation_or_usual(names: list[str], quantisation: str, chosen: list[str]) -> None:
+    assert choose_gguf(names[::-1], quantisation, "here") == chosen
+
+
+@pytest.mark.parametrize("quantisation", ["K_M", "4_K_M", "Q4_K", "M", "F16"])
+def test_gguf_choice_unknown_quantisation_names_those_there(quantisation: str) -> None:
+    with pytest.raises(ModelError, match=rf"here has no .*{quantisation}; it has IQ4_XS, Q4_K_M, Q4_K_S, Q8_0$"):
+        choose_gguf(NAMES, quantisation, "here")
+
+
+def test_gguf_folder_of_several_files_takes_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LOG, "propagate", True)  # commands that ran before it have set it
+    monkeypatch.setattr(LOG, "handlers", [])
+    for name in NAMES:
+        (tmp_path / name).write_bytes(b"GGUF")
+    with caplog.at_level(logging.INFO, "triforce.models"):
+        assert model_path(tmp_path).name == "m-Q4_K_M.gguf"
+    assert caplog.messages == [f"taking m-Q4_K_M.gguf of 4 models in {tmp_path}"]
+    assert model_path(f"{tmp_path}:Q8_0").name == "m.Q8_0.gguf"
+    with pytest.raises(ModelError, match="no GGUF file of Q2_K; it has"):
+        model_path(f"{tmp_path}:Q2_K")
+    (tmp_path / "config.json").write_text("{}")
+    assert model_path(tmp_path) == tmp_path and model_path(f"{tmp_path}:Q8_0").name == "m.Q8_0.gguf"
+
+
+def test_hub_gguf_file_alone_is_fetched_and_said(tmp_path: Path) -> None:
+    with fake_hub({name: name.encode() for name in NAMES}) as hub:
+        code, path, said = resolve("user/repo:q8_0", tmp_path, hub.url)
+        assert (code, Path(path).read_bytes(), hub.fetched()) == (0, b"m.Q8_0.gguf", ["m.Q8_0.gguf"])
+        assert said == "taking m.Q8_0.gguf of 4 models in user/repo"
+        hub.asked.clear()
+        assert Path(resolve("user/repo", tmp_path, hub.url)[1]).name == hub.fetched()[0] == "m-Q4_K_M.gguf"
+
+
+def test_hub_gguf_set_is_fetched_whole(tmp_path: Path) -> None:
+    with fake_hub({name: name.encode() for name in [*NAMES, *SET]}) as hub:
+        code, path, said = resolve("user/repo:BF16", tmp_path, hub.url)
+    assert code == 0 and path.endswith(SET[0]) and said.startswith(f"taking {SET[0]} and 2 more of 5 models")
+    assert sorted(hub.fetched()) == [name.removeprefix("big/") for name in SET]
+    assert {file.name for file in Path(path).parent.iterdir()} == set(hub.fetched())
+
+
+def test_hub_gguf_unknown_quantisation_fetches_nothing(tmp_path: Path) -> None:
+    with fake_hub({name: name.encode() for name in NAMES}) as hub:
+        assert "has no GGUF file of Q2_K; it has IQ4_XS," in resolve("user/repo:Q2_K", tmp_path, hub.url)[2]
+        code, _, said = resolve("user/other:Q4_0", tmp_path, hub.url)
+    assert code == 1 and "'user/other:Q4_0' is not a folder here" in said and not hub.fetched()
+
+
+def test_hub_safetensors_come_before_gguf(tmp_path: Path) -> None:
+    files = {"config.json": b"{}", "model.safetensors": b"S", "m-Q4_0.gguf": b"G", "evil.py": b"raise"}
+    with fake_hub(files) as hub:
+        code, folder, said = resolve("user/repo", tmp_path, hub.url, weights=False)
+        assert (code, said, hub.fetched()) == (0, "", ["config.json"])
+        assert resolve("user/repo", tmp_path, hub.url)[1] == folder
+        assert hub.fetched() == ["config.json", "model.safetensors"]
+        assert Path(resolve("user/repo:Q4_0", tmp_path, hub.url)[1]).read_bytes() == b"G"
+
+
+def test_hub_offline_takes_kept_files_alone(tmp_path: Path) -> None:
+    with fake_hub({name: name.encode() for name in NAMES}) as hub:
+        kept = resolve("user/repo:Q8_0", tmp_path, hub.url)[1]
+        hub.asked.clear()
+        for name in ("user/repo:Q8_0", "user/repo"):
+            assert resolve(name, tmp_path, hub.url, HF_HUB_OFFLINE="1")[1] == kept
+        assert (
+            "no GGUF file of Q4_K_M; it has Q8_0"
+            in resolve("user/repo:Q4_K_M", tmp_path, hub.url, HF_HUB_OFFLINE="1")[2]
+        )
+        assert resolve("user/else:Q8_0", tmp_path, hub.url, HF_HUB_OFFLINE="1")[0] == 1
+        assert not hub.asked
+    assert resolve("user/repo:Q8_0", tmp_path)[1] == kept  # a hub that cannot be reached
