@@ -46,8 +46,8 @@ Memory::Memory(size_t bytes) : size_(bytes) {
     const size_t allocated = round_up(bytes + cache_line, alignment);
     data_.reset(static_cast<char*>(std::aligned_alloc(alignment, allocated)));
     if (!data_) throw std::bad_alloc();
-    prefer_huge_pages(data(), allocated);
-    std::memset(data(), 0, allocated);
+    prefer_huge_pages(data(), bytes / huge_page * huge_page);  // what is left over would fill another one with nothing
+    std::memset(data(), 0, bytes + cache_line);
     guarded(data(), bytes);
 }
 

@@ -158,16 +158,6 @@ void sum_all(const Linear& l, int64_t top, int rows, int64_t first, int blocks, 
     if constexpr (sizeof(W) == 1) apply_scales(l, sums, top, rows, first, blocks);
 }
 
-void sum_low_bit(const Linear& l, int64_t top, int rows, int64_t first, int blocks, bool, float* sums) {
-    switch (l.weights.format) {
-#define TF_SUM(format) \
-    case Format::format: return low_bit_sum<Format::format>(l, top, rows, first, blocks, sums);
-        TF_SUM(q4_0) TF_SUM(q4_1) TF_SUM(q5_0) TF_SUM(q5_1) TF_SUM(q8_0) TF_SUM(q4_k) TF_SUM(q5_k) TF_SUM(q6_k)
-#undef TF_SUM
-        case Format::none: break;
-    }
-}
-
 /// T: type of x and of rounded outputs.
 template <class T, class Sum>
 void run_as(const Linear& l, int64_t top, int rows, int64_t first, int64_t last, Sum sum) {

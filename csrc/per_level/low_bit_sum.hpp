@@ -157,4 +157,15 @@ void low_bit_sum(const Linear& l, int64_t top, int rows, int64_t first, int bloc
     }
 }
 
+/// The same for the format of the weights.
+inline void sum_low_bit(const Linear& l, int64_t top, int rows, int64_t first, int blocks, bool, float* sums) {
+    switch (l.weights.format) {
+#define TF_SUM(format) \
+    case Format::format: return low_bit_sum<Format::format>(l, top, rows, first, blocks, sums);
+        TF_SUM(q4_0) TF_SUM(q4_1) TF_SUM(q5_0) TF_SUM(q5_1) TF_SUM(q8_0) TF_SUM(q4_k) TF_SUM(q5_k) TF_SUM(q6_k)
+#undef TF_SUM
+        case Format::none: break;
+    }
+}
+
 }  // namespace triforce::TF_LEVEL
