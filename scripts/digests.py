@@ -17,23 +17,22 @@ from tempfile import TemporaryDirectory
 
 COMMAND = sys.argv[1] if len(sys.argv) > 1 else str(Path(sys.executable).parent / "triforce")
 PROMPT = "".join((Path(__file__).parents[1] / "LICENSE").read_text().split("\n\n")) * 2
-MODES = ["ar", "draft", "retrieval", "streaming", "triforce", "lookup|ngram", "hybrid|draft-ngram", "auto"]
+MODES = ["ar", "draft", "retrieval", "streaming", "triforce", "ngram", "draft-ngram", "auto"]
 COUPLINGS, DTYPES, TEMPERATURES = ["seeded", "rejection", "block"], ["bfloat16", "float32"], ["0", "0.8"]
 MORE = [["--lower-tiers", "int8"], ["--kv-offload", "host"], ["--kv-offload", "file"], ["--repetition-penalty", "1.2"]]
 
 
 def digest(prompt: Path, home: Path, mode: str, *options: str) -> str:
-    """Of the tokens of four texts; the mode goes by its old name or by its new one."""
+    """Of the tokens of four texts."""
     command = [COMMAND, "generate", "--prompt-file", str(prompt), "-n", "48", "--n", "4", "--seed", "3", "--json"]
-    for name in mode.split("|"):
-        done = subprocess.run(
-            [*command, "--ignore-eos", "--mode", name, *options],
-            capture_output=True, text=True, env=os.environ | {"XDG_CACHE_HOME": str(home)},
-        )  # fmt: skip
-        if done.returncode == 0:
-            lines = [json.loads(line) for line in done.stdout.splitlines()]
-            return sha256(json.dumps([each["token_ids"] for each in lines]).encode()).hexdigest()
-    sys.exit(done.stderr)
+    done = subprocess.run(
+        [*command, "--ignore-eos", "--mode", mode, *options],
+        capture_output=True, text=True, env=os.environ | {"XDG_CACHE_HOME": str(home)},
+    )  # fmt: skip
+    if done.returncode:
+        sys.exit(done.stderr)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    return sha256(json.dumps([each["token_ids"] for each in lines]).encode()).hexdigest()
 
 
 def main() -> None:

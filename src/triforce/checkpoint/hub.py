@@ -59,8 +59,9 @@ def model_path(name_or_path: str | Path, *, weights: bool = True) -> Path:
     if folder and quantisation and Path(folder).is_dir():
         return _in_folder(Path(folder), quantisation)
     if isinstance(name_or_path, Path) or not HUB_NAME.fullmatch(name_or_path):
+        kind = "file" if path.suffix == ".gguf" else "folder"
         raise ModelError(
-            f"there is no folder {path}{_nearby(path)}; give a model's folder, a GGUF file or a Hugging Face name such "
+            f"there is no {kind} {path}{_nearby(path)}; give a model's folder, a GGUF file or a Hugging Face name such "
             "as org/model"
         )
     return find(KNOWN[name_or_path]) if name_or_path in KNOWN else _snapshot(name_or_path, weights)
