@@ -158,11 +158,16 @@ void sum_all(const Linear& l, int64_t top, int rows, int64_t first, int blocks, 
     if constexpr (sizeof(W) == 1) apply_scales(l, sums, top, rows, first, blocks);
 }
 
+int blocks_at_once(const Linear& l, int rows) {
+    if (l.weights.format != Format::none) return rows <= tallest_low_bit ? linear_rows * group / tallest_low_bit : group;
+    return wide[rows < tallest ? rows : tallest] == widest ? widest : group;
+}
+
 /// T: type of x and of rounded outputs.
 template <class T, class Sum>
 void run_as(const Linear& l, int64_t top, int rows, int64_t first, int64_t last, Sum sum) {
     Sums sums;
-    const int step = wide[rows < tallest ? rows : tallest] == widest ? widest : group;
+    const int step = blocks_at_once(l, rows);
     for (int64_t block = first; block < last; block += step) {
         const int blocks = static_cast<int>(last - block < step ? last - block : step);
         sum(l, top, rows, block, blocks, block + step >= last, sums.of);

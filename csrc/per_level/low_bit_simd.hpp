@@ -28,7 +28,8 @@ TF_INLINE Codes broadcast(const int16_t* pair) {
 }
 template <int by>
 TF_INLINE Codes shifted(Codes x) {
-    return {by >= 0 ? _mm512_slli_epi16(x.v, by < 0 ? 0 : by) : _mm512_srli_epi16(x.v, by < 0 ? -by : 0)};
+    if constexpr (by < 0) return {_mm512_srli_epi16(x.v, -by)};
+    return {_mm512_slli_epi16(x.v, by < 0 ? 0 : by)};
 }
 TF_INLINE Codes masked(Codes x, int16_t mask) { return {_mm512_and_si512(x.v, _mm512_set1_epi16(mask))}; }
 /// Adds the bits of y where `mask` has them.
@@ -83,7 +84,8 @@ TF_INLINE Codes broadcast(const int16_t* pair) {
 }
 template <int by>
 TF_INLINE Codes shifted(Codes x) {
-    return {by >= 0 ? _mm256_slli_epi16(x.v, by < 0 ? 0 : by) : _mm256_srli_epi16(x.v, by < 0 ? -by : 0)};
+    if constexpr (by < 0) return {_mm256_srli_epi16(x.v, -by)};
+    return {_mm256_slli_epi16(x.v, by < 0 ? 0 : by)};
 }
 TF_INLINE Codes masked(Codes x, int16_t mask) { return {_mm256_and_si256(x.v, _mm256_set1_epi16(mask))}; }
 TF_INLINE Codes with_bits(Codes x, Codes y, int16_t mask) {
@@ -131,7 +133,8 @@ TF_INLINE Codes broadcast(const int16_t* pair) {
 }
 template <int by>
 TF_INLINE Codes shifted(Codes x) {
-    for (uint16_t& word : x.v) word = static_cast<uint16_t>(by >= 0 ? word << (by < 0 ? 0 : by) : word >> (by < 0 ? -by : 0));
+    constexpr int left = by < 0 ? 0 : by, right = by < 0 ? -by : 0;
+    for (uint16_t& word : x.v) word = static_cast<uint16_t>(word << left >> right);
     return x;
 }
 TF_INLINE Codes masked(Codes x, int16_t mask) {

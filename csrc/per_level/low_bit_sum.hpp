@@ -1,6 +1,7 @@
 // Sums of products of low-bit weights, in register tiles.
 #pragma once
 
+#include <algorithm>
 #include <utility>
 
 #include "../linear.hpp"
@@ -12,7 +13,7 @@ namespace triforce::TF_LEVEL {
 // many streams keep the memory busy.
 #if TF_SIMD_AVX512
 constexpr int tallest_low_bit = 6;
-constexpr int low_bit_columns[tallest_low_bit + 1] = {0, 4, 4, 4, 2, 2, 2};
+constexpr int low_bit_columns[tallest_low_bit + 1] = {0, 4, 4, 4, 3, 2, 2};
 #elif TF_SIMD_AVX2
 constexpr int tallest_low_bit = 4;
 constexpr int low_bit_columns[tallest_low_bit + 1] = {0, 4, 2, 1, 1};
@@ -53,11 +54,11 @@ TF_INLINE Codes pair_codes(const uint8_t* group) {
         const Codes both = load_codes(group + step * vector_bytes);
         return signed_upper_bytes(upper ? both : shifted<8>(both));
     }
-    Codes codes = masked(shifted<-4 * i>(load_codes(group + v * vector_bytes)), 15);
-    if constexpr (bits == 5) codes = with_bits(codes, shifted<4 - 8 * upper - step>(load_codes(group + 4 * vector_bytes)), 16);
-    if constexpr (bits == 6)
-        codes = with_bits(codes, shifted<4 - 8 * upper - 2 * (step % 4)>(load_codes(group + (4 + step / 4) * vector_bytes)), 48);
-    return codes;
+    Codes codes = shifted<-4 * i>(load_codes(group + v * vector_bytes));
+    if constexpr (i < 3) codes = masked(codes, 15);
+    if constexpr (bits == 4) return codes;
+    constexpr int plane = bits == 5 ? 4 : 4 + step / 4, moved = 4 - 8 * upper - (bits == 5 ? step : 2 * (step % 4));
+    return with_bits(codes, shifted<moved>(load_codes(group + plane * vector_bytes)), bits == 5 ? 16 : 48);
 }
 
 /// Scales of a group of some outputs, or of its halves, and its minima.
@@ -84,6 +85,12 @@ TF_INLINE GroupScales group_scales(const uint8_t* scales, int64_t group, int par
             s.scale[1] = scale * load_bytes<true>(small + 16);
     }
     return s;
+}
+
+/// The sum of the codes of a group's half, or of a whole one.
+template <int halves, int half>
+TF_INLINE int32_t codes_of_half(const GroupInput& group) {
+    return halves == 1 ? group.codes : half ? group.codes - group.first : group.first;
 }
 
 /// Blocks of a product, and where a tile begins in them.
@@ -120,11 +127,11 @@ void low_bit_tile(const Columns& w, const GroupedRows& x, int64_t m0, int64_t fi
                 for (int64_t i = 0; i < code_bytes(f); i += 64) __builtin_prefetch(from[c] + ahead + i, 0, 3);
             from[c] += w.part(c) * lanes * 4;
         }
-        unrolled(std::make_integer_sequence<int, halves>{}, [&](auto half) {
+        unrolled(std::make_integer_sequence<int, halves>{}, [&](auto half) TF_INLINED {
             Ints dots[M][C];
             for (int m = 0; m < M; m++)
                 for (int c = 0; c < C; c++) dots[m][c] = zeros();
-            unrolled(std::make_integer_sequence<int, pairs>{}, [&](auto pair) {
+            unrolled(std::make_integer_sequence<int, pairs>{}, [&](auto pair) TF_INLINED {
                 constexpr int at = half * pairs + pair;
                 Codes codes[C];
                 for (int c = 0; c < C; c++)
@@ -139,10 +146,7 @@ void low_bit_tile(const Columns& w, const GroupedRows& x, int64_t m0, int64_t fi
                 for (int m = 0; m < M; m++) {
                     const GroupInput& of_row = x.groups(m0 + m)[g];
                     Ints sum = dots[m][c];
-                    if constexpr (f.offset != 0) {
-                        const int32_t codes = halves == 1 ? of_row.codes : half ? of_row.codes - of_row.first : of_row.first;
-                        sum = less(sum, codes * f.offset);
-                    }
+                    if constexpr (f.offset != 0) sum = less(sum, codes_of_half<halves, half>(of_row) * f.offset);
                     acc[m][c] = fma(s.scale[half], floats(sum) * set1_row(of_row.scale), acc[m][c]);
                     if constexpr (f.minimum()) acc[m][c] = fma(s.minimum, set1_row(of_row.sum), acc[m][c]);
                 }
@@ -182,7 +186,7 @@ void low_bit_sum(const Linear& l, int64_t top, int rows, int64_t first, int bloc
     for (int64_t g = 0; g < groups; g += panel)
         for (int t = 0; t < tiles; t++) {
             const int row = rows * t / tiles, next = rows * (t + 1) / tiles;
-            low_bit_rows<F>(next - row, w, blocks * parts_of_a_block, x, row, g, g + panel < groups ? g + panel : groups,
+            low_bit_rows<F>(next - row, w, blocks * parts_of_a_block, x, row, g, std::min(g + panel, groups),
                             sums + row * stride, stride);
         }
 }

@@ -15,6 +15,7 @@
 #endif
 
 #define TF_INLINE inline __attribute__((always_inline))
+#define TF_INLINED __attribute__((always_inline))  // of a lambda
 
 #if TF_SIMD_AVX512
 #include "simd_avx512.hpp"
