@@ -29,10 +29,10 @@ void run_chunk(const Linear& l, int64_t chunk) {
     linear_kernels().run(l, top, bottom, first, std::min(first + grid.chunk_blocks, l.weights.blocks));
 }
 
-/// x rounded to int8.
+/// The rows of x, rounded.
 const int8_t* quantised(Scratch& scratch, const Linear& l) {
     constexpr int64_t at_once = 8;  // some microseconds of work
-    int8_t* rows = scratch.take<int8_t>(l.rows * int8_stride(l.weights));
+    int8_t* rows = scratch.take<int8_t>(l.rows * rounded_stride(l.weights));
     parallel((l.rows + at_once - 1) / at_once, [&](int64_t job) {
         linear_kernels().quantise(l, job * at_once, std::min((job + 1) * at_once, l.rows), rows);
     });
@@ -56,7 +56,7 @@ void multiply(std::initializer_list<Linear> products) {
         for (Linear l : products) {
             const int64_t own = Grid(l).chunks();
             const int8_t* rows = rounded[static_cast<int>(l.weights.rounding())];
-            if (rows) l.x = rows, l.x_stride = int8_stride(l.weights);
+            if (rows) l.x = rows, l.x_stride = rounded_stride(l.weights);
             if (chunk < own) return run_chunk(l, chunk);
             chunk -= own;
         }

@@ -63,7 +63,8 @@ struct LinearKernels {
     /// Outputs of blocks [first, last) for rows [top, bottom), at most linear_rows of them. Where the weights want x
     /// rounded, it has been through `quantise`.
     void (*run)(const Linear& linear, int64_t top, int64_t bottom, int64_t first, int64_t last);
-    /// Rows [top, bottom) of x as int8; each is followed by its scale, a float, or by its `GroupInput`s.
+    /// Rows [top, bottom) of x as int8, each followed by its scale, a float; or of weights with a format as
+    /// `GroupedRows` has them.
     void (*quantise)(const Linear& linear, int64_t top, int64_t bottom, int8_t* rows);
     /// y = x / sqrt(mean(x^2) + eps) * weight, in float32, rounded once: to `type`. y may be x. `weight` and y have n
     /// numbers rounded up to 16: where the rest of the weight is zero, so is that of y.
@@ -72,7 +73,7 @@ struct LinearKernels {
 TF_KERNEL_TABLE(LinearKernels, linear_kernels)
 
 /// Bytes of a rounded row.
-constexpr int64_t int8_stride(const Weights& weights) {
+constexpr int64_t rounded_stride(const Weights& weights) {
     return weights.format == Format::none ? weights.inputs + block_size : grouped_stride(weights.inputs);
 }
 

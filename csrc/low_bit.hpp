@@ -1,8 +1,8 @@
 // Weights of 4 to 8 bits with a scale for each group of 32 inputs, as GGUF files have them.
 //
 // Each is scale * code, or scale * code + minimum, and a product keeps just these numbers: nothing is rounded again. The
-// input of a product is rounded to int8 with a scale for each group, from that row alone. Sums of a group are exact
-// integers; one chain of floats goes over the groups, ascending.
+// input of a product is rounded to int16 with a scale for each group, from that row alone: finer than bfloat16 in all
+// that counts. Sums of a group are exact integers; one chain of floats goes over the groups, ascending.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace triforce {
 
 constexpr int64_t group_size = 32;    // inputs with a scale of their own
 constexpr int64_t super_groups = 8;   // groups of a super-block, whose small scales are multiples of one
-constexpr int64_t group_steps = 8;          // of a group: four inputs each, for instructions that multiply as many at once
+constexpr int64_t group_steps = 8;    // of a group: four inputs each
 constexpr int64_t vector_bytes = 64;  // codes of a step of sixteen outputs, a byte each
 
 /// Types of GGUF files; `none` are weights without groups.
@@ -51,7 +51,7 @@ constexpr FormatParts parts(Format format) {
 
 // Packed, sixteen outputs side by side: the codes of all groups, then the scales of all groups, up to a multiple of 64
 // bytes. The codes of a group are four vectors of nibbles, step 2v in the lower and step 2v + 1 in the upper ones, then
-// the bits above: of 5-bit codes one vector, with the bit of step i at bit i, of 6-bit codes two, with the bits of group_steps
+// the bits above: of 5-bit codes one vector, with the bit of step i at bit i, of 6-bit codes two, with the bits of steps
 // 4p + i at bits 2i. Codes of 8 bits are a vector a step.
 
 constexpr int64_t code_bytes(FormatParts f) { return vector_bytes * (f.bits == 8 ? 8 : f.bits); }
@@ -80,9 +80,9 @@ struct GroupInput {
     int32_t first;  // the sum of the first half of them
 };
 
-/// Bytes of a rounded row: codes, then a GroupInput for each group.
+/// Bytes of a rounded row: codes of 16 bits, then a GroupInput for each group.
 constexpr int64_t grouped_stride(int64_t inputs) {
-    return inputs + inputs / group_size * static_cast<int64_t>(sizeof(GroupInput));
+    return 2 * inputs + inputs / group_size * static_cast<int64_t>(sizeof(GroupInput));
 }
 
 /// The format of a GGUF type such as "Q4_K"; `none` if there is no kernel for it.

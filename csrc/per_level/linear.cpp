@@ -158,11 +158,16 @@ void sum_all(const Linear& l, int64_t top, int rows, int64_t first, int blocks, 
     if constexpr (sizeof(W) == 1) apply_scales(l, sums, top, rows, first, blocks);
 }
 
+int blocks_at_once(const Linear& l, int rows) {
+    if (l.weights.format != Format::none) return rows <= tallest_low_bit ? linear_rows * group / tallest_low_bit : group;
+    return wide[rows < tallest ? rows : tallest] == widest ? widest : group;
+}
+
 /// T: type of x and of rounded outputs.
 template <class T, class Sum>
 void run_as(const Linear& l, int64_t top, int rows, int64_t first, int64_t last, Sum sum) {
     Sums sums;
-    const int step = wide[rows < tallest ? rows : tallest] == widest ? widest : group;
+    const int step = blocks_at_once(l, rows);
     for (int64_t block = first; block < last; block += step) {
         const int blocks = static_cast<int>(last - block < step ? last - block : step);
         sum(l, top, rows, block, blocks, block + step >= last, sums.of);
@@ -186,7 +191,7 @@ void run(const Linear& l, int64_t top, int64_t bottom, int64_t first, int64_t la
 template <class T>
 void quantise_as(const Linear& l, int64_t row, int8_t* to) {
     const T* x = static_cast<const T*>(l.x) + row * l.x_stride;
-    const float scale = scale_of(x, l.weights.inputs);
+    const float scale = scale_of<int8_t>(x, l.weights.inputs);
     quantise(x, l.weights.inputs, scale, to);
     __builtin_memcpy(to + l.weights.inputs, &scale, sizeof scale);
 }
@@ -195,17 +200,16 @@ template <class T>
 void quantise_groups(const Linear& l, int64_t row, int8_t* to) {
     const T* x = static_cast<const T*>(l.x) + row * l.x_stride;
     const int64_t inputs = l.weights.inputs;
-    for (int64_t i = 0; i < inputs; i += group_size) {
-        const GroupInput group = quantise_group(x + i, to + i);
-        __builtin_memcpy(to + inputs + i / group_size * sizeof group, &group, sizeof group);
-    }
+    auto* codes = reinterpret_cast<int16_t*>(to);
+    auto* groups = reinterpret_cast<GroupInput*>(codes + inputs);
+    for (int64_t i = 0; i < inputs; i += group_size) groups[i / group_size] = quantise_group(x + i, codes + i);
 }
 
 void quantise_rows(const Linear& l, int64_t top, int64_t bottom, int8_t* rows) {
     const bool narrow = l.weights.type == Type::bf16, groups = l.weights.format != Format::none;
     const auto quantise_row = groups ? (narrow ? quantise_groups<bf16> : quantise_groups<float>)
                                      : (narrow ? quantise_as<bf16> : quantise_as<float>);
-    for (int64_t row = top; row < bottom; row++) quantise_row(l, row, rows + row * int8_stride(l.weights));
+    for (int64_t row = top; row < bottom; row++) quantise_row(l, row, rows + row * rounded_stride(l.weights));
 }
 
 F16 sum_of_squares(const float* x, int64_t n) {

@@ -6,7 +6,8 @@
 
 namespace triforce::TF_LEVEL {
 
-// A register has four codes each of `lanes` outputs; sixteen outputs are `parts_of_a_block` registers.
+// A register has words for `lanes` outputs, two adjacent ones each. Sixteen outputs are `parts_of_a_block` registers.
+// `shifted` moves the bits of each word to the left, or to the right if `by` is negative.
 #if TF_SIMD_AVX512
 
 constexpr int lanes = 16;
@@ -20,18 +21,29 @@ struct Row {
     __m512 v;
 };
 TF_INLINE Codes load_codes(const uint8_t* from) { return {_mm512_loadu_si512(from)}; }
-TF_INLINE Codes broadcast(const int8_t* quad) {
+TF_INLINE Codes broadcast(const int16_t* pair) {
     int32_t x;
-    __builtin_memcpy(&x, quad, sizeof x);
+    __builtin_memcpy(&x, pair, sizeof x);
     return {_mm512_set1_epi32(x)};
 }
-TF_INLINE Codes lower_nibbles(Codes x) { return {_mm512_and_si512(x.v, _mm512_set1_epi8(15))}; }
-TF_INLINE Codes upper_nibbles(Codes x) { return lower_nibbles({_mm512_srli_epi16(x.v, 4)}); }
-/// Adds bits of `plane`, moved to the left by `by` (to the right if negative), where `mask` has them.
 template <int by>
-TF_INLINE Codes with_bits(Codes x, Codes plane, int mask) {
-    const __m512i moved = by >= 0 ? _mm512_slli_epi16(plane.v, by) : _mm512_srli_epi16(plane.v, -by);
-    return {_mm512_ternarylogic_epi32(x.v, moved, _mm512_set1_epi8(static_cast<char>(mask)), 0xf8)};  // x | moved & mask
+TF_INLINE Codes shifted(Codes x) {
+    if constexpr (by < 0) return {_mm512_srli_epi16(x.v, -by)};
+    return {_mm512_slli_epi16(x.v, by < 0 ? 0 : by)};
+}
+TF_INLINE Codes masked(Codes x, int16_t mask) { return {_mm512_and_si512(x.v, _mm512_set1_epi16(mask))}; }
+/// Adds the bits of y where `mask` has them.
+TF_INLINE Codes with_bits(Codes x, Codes y, int16_t mask) {
+    return {_mm512_ternarylogic_epi32(x.v, y.v, _mm512_set1_epi16(mask), 0xf8)};  // x | y & mask
+}
+TF_INLINE Codes signed_upper_bytes(Codes x) { return {_mm512_srai_epi16(x.v, 8)}; }
+TF_INLINE Ints zeros() { return {_mm512_setzero_si512()}; }
+TF_INLINE Ints dot2(Ints sum, Codes w, Codes x) {
+#if TF_SIMD_AVX512VNNI
+    return {_mm512_dpwssd_epi32(sum.v, w.v, x.v)};
+#else
+    return {_mm512_add_epi32(sum.v, _mm512_madd_epi16(w.v, x.v))};
+#endif
 }
 TF_INLINE Row load_row(const float* from) { return {_mm512_loadu_ps(from)}; }
 TF_INLINE void store_row(float* to, Row x) { _mm512_storeu_ps(to, x.v); }
@@ -50,27 +62,6 @@ TF_INLINE Row fma(Row a, Row b, Row c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}
 TF_INLINE Row floats(Ints x) { return {_mm512_cvtepi32_ps(x.v)}; }
 TF_INLINE Ints less(Ints x, int32_t y) { return {_mm512_sub_epi32(x.v, _mm512_set1_epi32(y))}; }
 
-#if TF_SIMD_AVX512VNNI
-constexpr int bias = 128;  // is added to signed codes, as the instruction wants one side unsigned
-TF_INLINE Codes biased(Codes x) { return {_mm512_xor_si512(x.v, _mm512_set1_epi8(static_cast<char>(128)))}; }
-#else
-constexpr int bias = 0;
-TF_INLINE Codes biased(Codes x) { return x; }
-#endif
-
-/// A sum of products of codes, all below 2^bits (bits = 8: signed, with the bias if there is one), and int8.
-template <int bits>
-struct Dot {
-    __m512i sum = _mm512_setzero_si512();
-    TF_INLINE void add(Codes w, Codes x, int) {
-        if constexpr (bits == 8 && !bias)
-            sum = dot4_unsigned({sum}, {_mm512_abs_epi8(w.v)}, times_sign({x.v}, with_signs({w.v}))).v;
-        else
-            sum = dot4_unsigned({sum}, {w.v}, {x.v}).v;
-    }
-    TF_INLINE Ints total() const { return {sum}; }
-};
-
 #elif TF_SIMD_AVX2
 
 constexpr int lanes = 8;
@@ -86,18 +77,23 @@ struct Row {
 TF_INLINE Codes load_codes(const uint8_t* from) {
     return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))};
 }
-TF_INLINE Codes broadcast(const int8_t* quad) {
+TF_INLINE Codes broadcast(const int16_t* pair) {
     int32_t x;
-    __builtin_memcpy(&x, quad, sizeof x);
+    __builtin_memcpy(&x, pair, sizeof x);
     return {_mm256_set1_epi32(x)};
 }
-TF_INLINE Codes lower_nibbles(Codes x) { return {_mm256_and_si256(x.v, _mm256_set1_epi8(15))}; }
-TF_INLINE Codes upper_nibbles(Codes x) { return lower_nibbles({_mm256_srli_epi16(x.v, 4)}); }
 template <int by>
-TF_INLINE Codes with_bits(Codes x, Codes plane, int mask) {
-    const __m256i moved = by >= 0 ? _mm256_slli_epi16(plane.v, by) : _mm256_srli_epi16(plane.v, -by);
-    return {_mm256_or_si256(x.v, _mm256_and_si256(moved, _mm256_set1_epi8(static_cast<char>(mask))))};
+TF_INLINE Codes shifted(Codes x) {
+    if constexpr (by < 0) return {_mm256_srli_epi16(x.v, -by)};
+    return {_mm256_slli_epi16(x.v, by < 0 ? 0 : by)};
 }
+TF_INLINE Codes masked(Codes x, int16_t mask) { return {_mm256_and_si256(x.v, _mm256_set1_epi16(mask))}; }
+TF_INLINE Codes with_bits(Codes x, Codes y, int16_t mask) {
+    return {_mm256_or_si256(x.v, _mm256_and_si256(y.v, _mm256_set1_epi16(mask)))};
+}
+TF_INLINE Codes signed_upper_bytes(Codes x) { return {_mm256_srai_epi16(x.v, 8)}; }
+TF_INLINE Ints zeros() { return {_mm256_setzero_si256()}; }
+TF_INLINE Ints dot2(Ints sum, Codes w, Codes x) { return {_mm256_add_epi32(sum.v, _mm256_madd_epi16(w.v, x.v))}; }
 TF_INLINE Row load_row(const float* from) { return {_mm256_loadu_ps(from)}; }
 TF_INLINE void store_row(float* to, Row x) { _mm256_storeu_ps(to, x.v); }
 TF_INLINE Row set1_row(float x) { return {_mm256_set1_ps(x)}; }
@@ -115,29 +111,11 @@ TF_INLINE Row fma(Row a, Row b, Row c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}
 TF_INLINE Row floats(Ints x) { return {_mm256_cvtepi32_ps(x.v)}; }
 TF_INLINE Ints less(Ints x, int32_t y) { return {_mm256_sub_epi32(x.v, _mm256_set1_epi32(y))}; }
 
-/// Pairs of products are words: of codes below 2^bits as many steps' as fit are added as such, 8 * 2 * 15 * 127 = 30480.
-template <int bits>
-struct Dot {
-    static constexpr int together = bits == 4 ? 8 : bits == 5 ? 4 : bits == 6 ? 2 : 1;
-    __m256i sum = _mm256_setzero_si256(), words = _mm256_setzero_si256();
-    TF_INLINE void add(Codes w, Codes x, int step) {
-        const __m256i pairs = bits == 8 ? _mm256_maddubs_epi16(_mm256_abs_epi8(w.v), _mm256_sign_epi8(x.v, w.v))
-                                        : _mm256_maddubs_epi16(w.v, x.v);
-        words = step % together ? _mm256_add_epi16(words, pairs) : pairs;
-        if (step % together == together - 1) {
-            sum = _mm256_add_epi32(sum, _mm256_madd_epi16(words, _mm256_set1_epi16(1)));
-            words = _mm256_setzero_si256();
-        }
-    }
-    /// Adds what is left of a sum of fewer steps.
-    TF_INLINE Ints total() const { return {_mm256_add_epi32(sum, _mm256_madd_epi16(words, _mm256_set1_epi16(1)))}; }
-};
-
 #else
 
 constexpr int lanes = 16;
 struct Codes {
-    uint8_t v[64];
+    uint16_t v[2 * lanes];
 };
 struct Ints {
     int32_t v[lanes];
@@ -148,26 +126,33 @@ TF_INLINE Codes load_codes(const uint8_t* from) {
     std::memcpy(&x, from, sizeof x);
     return x;
 }
-TF_INLINE Codes broadcast(const int8_t* quad) {
+TF_INLINE Codes broadcast(const int16_t* pair) {
     Codes x;
-    for (int i = 0; i < 64; i++) x.v[i] = static_cast<uint8_t>(quad[i % 4]);
-    return x;
-}
-TF_INLINE Codes lower_nibbles(Codes x) {
-    for (uint8_t& code : x.v) code &= 15;
-    return x;
-}
-TF_INLINE Codes upper_nibbles(Codes x) {
-    for (uint8_t& code : x.v) code >>= 4;
+    for (int i = 0; i < 2 * lanes; i++) x.v[i] = static_cast<uint16_t>(pair[i % 2]);
     return x;
 }
 template <int by>
-TF_INLINE Codes with_bits(Codes x, Codes plane, int mask) {
-    for (int i = 0; i < 64; i++) {
-        const int bits = plane.v[i];
-        x.v[i] |= static_cast<uint8_t>((by >= 0 ? bits << by : bits >> -by) & mask);
-    }
+TF_INLINE Codes shifted(Codes x) {
+    constexpr int left = by < 0 ? 0 : by, right = by < 0 ? -by : 0;
+    for (uint16_t& word : x.v) word = static_cast<uint16_t>(word << left >> right);
     return x;
+}
+TF_INLINE Codes masked(Codes x, int16_t mask) {
+    for (uint16_t& word : x.v) word &= static_cast<uint16_t>(mask);
+    return x;
+}
+TF_INLINE Codes with_bits(Codes x, Codes y, int16_t mask) {
+    for (int i = 0; i < 2 * lanes; i++) x.v[i] |= static_cast<uint16_t>(y.v[i] & mask);
+    return x;
+}
+TF_INLINE Codes signed_upper_bytes(Codes x) {
+    for (uint16_t& word : x.v) word = static_cast<uint16_t>(static_cast<int8_t>(word >> 8));
+    return x;
+}
+TF_INLINE Ints zeros() { return {}; }
+TF_INLINE Ints dot2(Ints sum, Codes w, Codes x) {
+    for (int i = 0; i < 2 * lanes; i++) sum.v[i / 2] += static_cast<int16_t>(w.v[i]) * static_cast<int16_t>(x.v[i]);
+    return sum;
 }
 TF_INLINE Row load_row(const float* from) { return load(from); }
 TF_INLINE void store_row(float* to, Row x) { store(to, x); }
@@ -192,21 +177,6 @@ TF_INLINE Ints less(Ints x, int32_t y) {
     return x;
 }
 
-template <int bits>
-struct Dot {
-    Ints sum{};
-    TF_INLINE void add(Codes w, Codes x, int) {
-        for (int i = 0; i < 64; i++)
-            sum.v[i / 4] += (bits == 8 ? static_cast<int8_t>(w.v[i]) : w.v[i]) * static_cast<int8_t>(x.v[i]);
-    }
-    TF_INLINE Ints total() const { return sum; }
-};
-
-#endif
-
-#if !TF_SIMD_AVX512
-constexpr int bias = 0;
-TF_INLINE Codes biased(Codes x) { return x; }
 #endif
 
 constexpr int parts_of_a_block = 16 / lanes;

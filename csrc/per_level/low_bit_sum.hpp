@@ -1,63 +1,64 @@
 // Sums of products of low-bit weights, in register tiles.
 #pragma once
 
+#include <algorithm>
+#include <utility>
+
 #include "../linear.hpp"
 #include "low_bit_simd.hpp"
 
 namespace triforce::TF_LEVEL {
 
+// Columns of a register tile, each the outputs of one register, by its rows. Few rows read several blocks at once: as
+// many streams keep the memory busy.
 #if TF_SIMD_AVX512
-constexpr int tallest_low_bit = 8;  // rows of a tile: with the codes of a group they fill the registers
+constexpr int tallest_low_bit = 6;
+constexpr int low_bit_columns[tallest_low_bit + 1] = {0, 4, 4, 4, 3, 2, 2};
+#elif TF_SIMD_AVX2
+constexpr int tallest_low_bit = 4;
+constexpr int low_bit_columns[tallest_low_bit + 1] = {0, 4, 2, 1, 1};
 #else
 constexpr int tallest_low_bit = 4;
+constexpr int low_bit_columns[tallest_low_bit + 1] = {0, 1, 1, 1, 1};
 #endif
-constexpr int64_t low_bit_panel = 64;  // groups whose codes stay in L1 for all tiles
+constexpr int64_t low_bit_panel = 16;  // groups whose codes stay in L1 for all tiles
+constexpr int pairs_of_a_vector = 4;   // of inputs
 
-/// The rows of a product, rounded.
+/// The rows of a product, rounded. Inputs of eight lie in the order in which words of codes have them.
 struct GroupedRows {
-    const int8_t* codes;
+    const int8_t* data;
     int64_t stride, inputs;
-    const int8_t* row(int64_t m) const { return codes + m * stride; }
+    const int16_t* row(int64_t m) const { return reinterpret_cast<const int16_t*>(data + m * stride); }
     const GroupInput* groups(int64_t m) const { return reinterpret_cast<const GroupInput*>(row(m) + inputs); }
 };
+constexpr int order_of_eight[8] = {0, 2, 4, 6, 1, 3, 5, 7};
 
 /// Rounds a group of inputs, and returns what a product knows of it.
 template <class T>
-GroupInput quantise_group(const T* x, int8_t* to) {
-    const float scale = scale_of(x, group_size);
-    quantise(x, group_size, scale, to);
+GroupInput quantise_group(const T* x, int16_t* to) {
+    const float scale = scale_of<int16_t>(x, group_size);
+    int16_t codes[group_size];
+    quantise(x, group_size, scale, codes);
     int32_t sums[2] = {};
-    for (int i = 0; i < group_size; i++) sums[i / 16] += to[i];
+    for (int i = 0; i < group_size; i++) sums[i / 16] += codes[i], to[i] = codes[i / 8 * 8 + order_of_eight[i % 8]];
     const int32_t all = sums[0] + sums[1];
     return {scale, scale * static_cast<float>(all), all, sums[0]};
 }
 
-/// The codes of a group, one register a step.
-template <int bits>
-TF_INLINE void unpack(const uint8_t* from, Codes (&codes)[group_steps]) {
+/// The codes of pair `i` of vector `v` of a group: steps 2v and 2v + 1 have bytes for eight inputs, 0 to 3 in the first
+/// and 4 to 7 in the second one, so a word's lower and upper halves are two apart.
+template <int bits, int v, int i>
+TF_INLINE Codes pair_codes(const uint8_t* group) {
+    constexpr int upper = i / 2, second = i % 2, step = 2 * v + second;
     if constexpr (bits == 8) {
-        for (int s = 0; s < group_steps; s++) codes[s] = biased(load_codes(from + s * vector_bytes));
-        return;
+        const Codes both = load_codes(group + step * vector_bytes);
+        return signed_upper_bytes(upper ? both : shifted<8>(both));
     }
-    for (int v = 0; v < group_steps / 2; v++) {
-        const Codes both = load_codes(from + v * vector_bytes);
-        codes[2 * v] = lower_nibbles(both), codes[2 * v + 1] = upper_nibbles(both);
-    }
-    if constexpr (bits == 5) {
-        const Codes plane = load_codes(from + 4 * vector_bytes);
-        codes[0] = with_bits<4>(codes[0], plane, 16), codes[1] = with_bits<3>(codes[1], plane, 16);
-        codes[2] = with_bits<2>(codes[2], plane, 16), codes[3] = with_bits<1>(codes[3], plane, 16);
-        codes[4] = with_bits<0>(codes[4], plane, 16), codes[5] = with_bits<-1>(codes[5], plane, 16);
-        codes[6] = with_bits<-2>(codes[6], plane, 16), codes[7] = with_bits<-3>(codes[7], plane, 16);
-    }
-    if constexpr (bits == 6)
-        for (int p = 0; p < 2; p++) {
-            const Codes plane = load_codes(from + (4 + p) * vector_bytes);
-            codes[4 * p] = with_bits<4>(codes[4 * p], plane, 48);
-            codes[4 * p + 1] = with_bits<2>(codes[4 * p + 1], plane, 48);
-            codes[4 * p + 2] = with_bits<0>(codes[4 * p + 2], plane, 48);
-            codes[4 * p + 3] = with_bits<-2>(codes[4 * p + 3], plane, 48);
-        }
+    Codes codes = shifted<-4 * i>(load_codes(group + v * vector_bytes));
+    if constexpr (i < 3) codes = masked(codes, 15);
+    if constexpr (bits == 4) return codes;
+    constexpr int plane = bits == 5 ? 4 : 4 + step / 4, moved = 4 - 8 * upper - (bits == 5 ? step : 2 * (step % 4));
+    return with_bits(codes, shifted<moved>(load_codes(group + plane * vector_bytes)), bits == 5 ? 16 : 48);
 }
 
 /// Scales of a group of some outputs, or of its halves, and its minima.
@@ -65,9 +66,8 @@ struct GroupScales {
     Row scale[2], minimum;
 };
 
-/// `part`: of the sixteen outputs. `large`: the scale and minimum of the super-block, read with its first group.
 template <Format F>
-TF_INLINE GroupScales group_scales(const uint8_t* scales, int64_t group, int part, Row (&large)[2]) {
+TF_INLINE GroupScales group_scales(const uint8_t* scales, int64_t group, int part) {
     constexpr FormatParts f = parts(F);
     GroupScales s{};
     if constexpr (!f.super()) {
@@ -76,85 +76,119 @@ TF_INLINE GroupScales group_scales(const uint8_t* scales, int64_t group, int par
         if constexpr (f.minimum()) s.minimum = load_halves(at + 32);
     } else {
         const uint8_t* block = scales + group / super_groups * scale_bytes(f);
-        if (group % super_groups == 0) {
-            large[0] = load_halves(block + part * lanes * 2);
-            if constexpr (f.minimum()) large[1] = -load_halves(block + 32 + part * lanes * 2);
-        }
         const uint8_t* small = block + (f.minimum() ? 64 : 32) + group % super_groups * 32 + part * lanes;
-        s.scale[0] = large[0] * load_bytes<f.scales == Scales::super_half>(small);
+        const Row scale = load_halves(block + part * lanes * 2);
+        s.scale[0] = scale * load_bytes<f.scales == Scales::super_half>(small);
         if constexpr (f.minimum())
-            s.minimum = large[1] * load_bytes<false>(small + 16);
+            s.minimum = -load_halves(block + 32 + part * lanes * 2) * load_bytes<false>(small + 16);
         else
-            s.scale[1] = large[0] * load_bytes<true>(small + 16);
+            s.scale[1] = scale * load_bytes<true>(small + 16);
     }
     return s;
 }
 
-/// Adds groups [first, last) to the sums of M rows, from row `m0` on, of some of a block's outputs.
-template <Format F, int M>
-void low_bit_tile(const uint8_t* block, const uint8_t* scales, int part, const GroupedRows& x, int64_t m0,
-                  int64_t first, int64_t last, float* sums, int64_t stride) {
+/// The sum of the codes of a group's half, or of a whole one.
+template <int halves, int half>
+TF_INLINE int32_t codes_of_half(const GroupInput& group) {
+    return halves == 1 ? group.codes : half ? group.codes - group.first : group.first;
+}
+
+/// Blocks of a product, and where a tile begins in them.
+struct Columns {
+    const uint8_t* blocks;
+    int64_t block_bytes, scales;  // where they begin in a block
+    int first;
+
+    const uint8_t* block(int c) const { return blocks + (first + c) / parts_of_a_block * block_bytes; }
+    int part(int c) const { return (first + c) % parts_of_a_block; }
+};
+
+template <class F, int... i>
+TF_INLINE void unrolled(std::integer_sequence<int, i...>, F body) {
+    (body(std::integral_constant<int, i>{}), ...);
+}
+
+/// Adds groups [first, last) to the sums of M rows, from row `m0` on, and C columns.
+template <Format F, int M, int C>
+void low_bit_tile(const Columns& w, const GroupedRows& x, int64_t m0, int64_t first, int64_t last, float* sums,
+                  int64_t stride) {
     constexpr FormatParts f = parts(F);
-    constexpr int offset = f.bits == 8 ? bias : f.offset;
-    constexpr int halves = f.scales == Scales::super_half ? 2 : 1, in_half = group_steps / halves;
+    constexpr int halves = f.scales == Scales::super_half ? 2 : 1, pairs = group_size / 2 / halves;
     constexpr int64_t ahead = 2048;  // bytes
-    Row acc[M], large[2]{};
-    for (int m = 0; m < M; m++) acc[m] = first ? load_row(sums + m * stride + part * lanes) : set1_row(0);
+    sums += w.first * lanes;
+    Row acc[M][C];
+    for (int m = 0; m < M; m++)
+        for (int c = 0; c < C; c++) acc[m][c] = first ? load_row(sums + m * stride + c * lanes) : set1_row(0);
     for (int64_t g = first; g < last; g++) {
-        const uint8_t* from = block + g * code_bytes(f);
-        Codes w[group_steps];
-        unpack<f.bits>(from + part * lanes * 4, w);
-        if (part == 0)
-            for (int64_t i = 0; i < code_bytes(f); i += 64) __builtin_prefetch(from + ahead + i, 0, 3);
-        const GroupScales s = group_scales<F>(scales, g, part, large);
-        for (int h = 0; h < halves; h++) {
-            Dot<f.bits> dots[M];
-            for (int i = 0; i < in_half; i++)
-                for (int m = 0; m < M; m++)
-                    dots[m].add(w[h * in_half + i], broadcast(x.row(m0 + m) + g * group_size + (h * in_half + i) * 4), i);
-            for (int m = 0; m < M; m++) {
-                const GroupInput& of_row = x.groups(m0 + m)[g];
-                Ints sum = dots[m].total();
-                if constexpr (offset != 0) {
-                    const int32_t codes = halves == 1 ? of_row.codes : h ? of_row.codes - of_row.first : of_row.first;
-                    sum = less(sum, codes * offset);
-                }
-                acc[m] = fma(s.scale[h], floats(sum) * set1_row(of_row.scale), acc[m]);
-                if constexpr (f.minimum()) acc[m] = fma(s.minimum, set1_row(of_row.sum), acc[m]);
-            }
+        const uint8_t* from[C];
+        for (int c = 0; c < C; c++) {
+            from[c] = w.block(c) + g * code_bytes(f);
+            if (w.part(c) == 0)
+                for (int64_t i = 0; i < code_bytes(f); i += 64) __builtin_prefetch(from[c] + ahead + i, 0, 3);
+            from[c] += w.part(c) * lanes * 4;
         }
+        unrolled(std::make_integer_sequence<int, halves>{}, [&](auto half) TF_INLINED {
+            Ints dots[M][C];
+            for (int m = 0; m < M; m++)
+                for (int c = 0; c < C; c++) dots[m][c] = zeros();
+            unrolled(std::make_integer_sequence<int, pairs>{}, [&](auto pair) TF_INLINED {
+                constexpr int at = half * pairs + pair;
+                Codes codes[C];
+                for (int c = 0; c < C; c++)
+                    codes[c] = pair_codes<f.bits, at / pairs_of_a_vector, at % pairs_of_a_vector>(from[c]);
+                for (int m = 0; m < M; m++) {
+                    const Codes input = broadcast(x.row(m0 + m) + g * group_size + at * 2);
+                    for (int c = 0; c < C; c++) dots[m][c] = dot2(dots[m][c], codes[c], input);
+                }
+            });
+            for (int c = 0; c < C; c++) {
+                const GroupScales s = group_scales<F>(w.block(c) + w.scales, g, w.part(c));
+                for (int m = 0; m < M; m++) {
+                    const GroupInput& of_row = x.groups(m0 + m)[g];
+                    Ints sum = dots[m][c];
+                    if constexpr (f.offset != 0) sum = less(sum, codes_of_half<halves, half>(of_row) * f.offset);
+                    acc[m][c] = fma(s.scale[half], floats(sum) * set1_row(of_row.scale), acc[m][c]);
+                    if constexpr (f.minimum()) acc[m][c] = fma(s.minimum, set1_row(of_row.sum), acc[m][c]);
+                }
+            }
+        });
     }
-    for (int m = 0; m < M; m++) store_row(sums + m * stride + part * lanes, acc[m]);
+    for (int m = 0; m < M; m++)
+        for (int c = 0; c < C; c++) store_row(sums + m * stride + c * lanes, acc[m][c]);
+}
+
+/// The same for M rows and all columns.
+template <Format F, int M>
+void low_bit_rows(Columns w, int columns, const GroupedRows& x, int64_t m0, int64_t first, int64_t last, float* sums,
+                  int64_t stride) {
+    constexpr int C = low_bit_columns[M];
+    for (; w.first + C <= columns; w.first += C) low_bit_tile<F, M, C>(w, x, m0, first, last, sums, stride);
+    for (; w.first < columns; w.first++) low_bit_tile<F, M, 1>(w, x, m0, first, last, sums, stride);
 }
 
 template <Format F, int M = tallest_low_bit>
-TF_INLINE void low_bit_rows(int rows, const uint8_t* block, const uint8_t* scales, const GroupedRows& x, int64_t m0,
-                            int64_t first, int64_t last, float* sums, int64_t stride) {
+TF_INLINE void low_bit_rows(int rows, const Columns& w, int columns, const GroupedRows& x, int64_t m0, int64_t first,
+                            int64_t last, float* sums, int64_t stride) {
     if constexpr (M > 1)
-        if (rows < M) return low_bit_rows<F, M - 1>(rows, block, scales, x, m0, first, last, sums, stride);
-    for (int part = 0; part < parts_of_a_block; part++)
-        low_bit_tile<F, M>(block, scales, part, x, m0, first, last, sums, stride);
+        if (rows < M) return low_bit_rows<F, M - 1>(rows, w, columns, x, m0, first, last, sums, stride);
+    low_bit_rows<F, M>(w, columns, x, m0, first, last, sums, stride);
 }
 
 /// The sums of `rows` rows and some blocks, (rows, blocks * 16).
 template <Format F>
 void low_bit_sum(const Linear& l, int64_t top, int rows, int64_t first, int blocks, float* sums) {
     constexpr FormatParts f = parts(F);
-    const Weights& w = l.weights;
-    const GroupedRows x{static_cast<const int8_t*>(l.x) + top * l.x_stride, l.x_stride, w.inputs};
-    const int64_t groups = w.inputs / group_size, stride = blocks * block_size;
+    const GroupedRows x{static_cast<const int8_t*>(l.x) + top * l.x_stride, l.x_stride, l.weights.inputs};
+    const int64_t groups = l.weights.inputs / group_size, bytes = block_bytes(f, l.weights.inputs);
+    const Columns w{static_cast<const uint8_t*>(l.weights.data) + first * bytes, bytes, groups * code_bytes(f), 0};
     const int tiles = (rows + tallest_low_bit - 1) / tallest_low_bit;
-    const int64_t panel = tiles > 1 ? low_bit_panel : groups;
-    for (int b = 0; b < blocks; b++) {
-        const uint8_t* block = static_cast<const uint8_t*>(w.data) + (first + b) * block_bytes(f, w.inputs);
-        const uint8_t* scales = block + groups * code_bytes(f);
-        for (int64_t g = 0; g < groups; g += panel)
-            for (int t = 0; t < tiles; t++) {
-                const int row = rows * t / tiles, next = rows * (t + 1) / tiles;
-                low_bit_rows<F>(next - row, block, scales, x, row, g, g + panel < groups ? g + panel : groups,
-                                sums + row * stride + b * block_size, stride);
-            }
-    }
+    const int64_t panel = tiles > 1 ? low_bit_panel : groups, stride = blocks * block_size;
+    for (int64_t g = 0; g < groups; g += panel)
+        for (int t = 0; t < tiles; t++) {
+            const int row = rows * t / tiles, next = rows * (t + 1) / tiles;
+            low_bit_rows<F>(next - row, w, blocks * parts_of_a_block, x, row, g, std::min(g + panel, groups),
+                            sums + row * stride, stride);
+        }
 }
 
 /// The same for the format of the weights.

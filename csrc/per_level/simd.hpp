@@ -15,6 +15,7 @@
 #endif
 
 #define TF_INLINE inline __attribute__((always_inline))
+#define TF_INLINED __attribute__((always_inline))  // of a lambda
 
 #if TF_SIMD_AVX512
 #include "simd_avx512.hpp"
@@ -42,10 +43,15 @@ TF_INLINE F16 exp(F16 x) {
     return p * pow2(n);
 }
 
-// Numbers rounded to int8 with one scale: each is the nearest multiple of it, and the largest is 127 times it.
+// Numbers rounded to integers with one scale: each is the nearest multiple of it, and the largest is the largest code.
+
+template <class Code>
+constexpr float largest_code = sizeof(Code) == 1 ? int8_largest : int16_largest;
+TF_INLINE void store_codes(int8_t* to, F16 x) { store_int8(to, x); }
+TF_INLINE void store_codes(int16_t* to, F16 x) { store_int16(to, x); }
 
 /// The scale of n numbers, a multiple of 16: NaN if one of them is not finite, 0 if all are 0.
-template <class T>
+template <class Code, class T>
 float scale_of(const T* x, int64_t n) {
     F16 top = zero(), poison = zero();
     for (int64_t i = 0; i < n; i += 16) {
@@ -53,13 +59,13 @@ float scale_of(const T* x, int64_t n) {
         top = max(top, max(some, zero() - some));
         poison = fma(some, zero(), poison);
     }
-    return reduce_max(top) / int8_largest + reduce_add(poison);
+    return reduce_max(top) / largest_code<Code> + reduce_add(poison);
 }
 
-template <class T>
-void quantise(const T* x, int64_t n, float scale, int8_t* to) {
-    const F16 inverse = set1(scale > 0 ? 1 / scale : 0), most = set1(int8_largest);
-    for (int64_t i = 0; i < n; i += 16) store_int8(to + i, min(max(load(x + i) * inverse, zero() - most), most));
+template <class Code, class T>
+void quantise(const T* x, int64_t n, float scale, Code* to) {
+    const F16 inverse = set1(scale > 0 ? 1 / scale : 0), most = set1(largest_code<Code>);
+    for (int64_t i = 0; i < n; i += 16) store_codes(to + i, min(max(load(x + i) * inverse, zero() - most), most));
 }
 
 }  // namespace triforce::TF_LEVEL

@@ -86,10 +86,18 @@ TF_INLINE void store(bf16* to, F16 x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_permute4x64_epi64(packed, 0xd8));
 }
 
+/// The integers nearest to lanes within [-32767, 32767].
+TF_INLINE __m256i to_int16(F16 x) {
+    const __m256i mixed = _mm256_packs_epi32(_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b));
+    return _mm256_permute4x64_epi64(mixed, 0xd8);
+}
+TF_INLINE void store_int16(int16_t* to, F16 x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), to_int16(x));
+}
+
 /// The integers nearest to lanes within [-127, 127].
 TF_INLINE void store_int8(int8_t* to, F16 x) {
-    const __m256i mixed = _mm256_packs_epi32(_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b));
-    const __m256i words = _mm256_permute4x64_epi64(mixed, 0xd8);
+    const __m256i words = to_int16(x);
     const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), bytes);
 }

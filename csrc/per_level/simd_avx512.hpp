@@ -56,6 +56,11 @@ TF_INLINE void store_int8(int8_t* to, F16 x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x.v)));
 }
 
+/// The integers nearest to lanes within [-32767, 32767].
+TF_INLINE void store_int16(int16_t* to, F16 x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(x.v)));
+}
+
 struct I16 {
     __m512i v;
 };

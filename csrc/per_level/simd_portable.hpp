@@ -98,13 +98,17 @@ TF_INLINE void store(bf16* to, F16 x) {
     }
 }
 
-/// The integers nearest to lanes within [-127, 127].
-TF_INLINE void store_int8(int8_t* to, F16 x) {
+/// The integers nearest to lanes within [-32767, 32767].
+template <class Code>
+TF_INLINE void store_integers(Code* to, F16 x) {
     for (int i = 0; i < 4; i++) {
         const U4 bits = (U4)(x.v[i] + 12582912.0f);  // 1.5 * 2^23: the lowest bits are the integer's
-        for (int j = 0; j < 4; j++) to[4 * i + j] = static_cast<int8_t>(bits[j] & 0xff);
+        for (int j = 0; j < 4; j++) to[4 * i + j] = static_cast<Code>(bits[j]);
     }
 }
+TF_INLINE void store_int16(int16_t* to, F16 x) { store_integers(to, x); }
+/// The integers nearest to lanes within [-127, 127].
+TF_INLINE void store_int8(int8_t* to, F16 x) { store_integers(to, x); }
 
 typedef int16_t I8 __attribute__((vector_size(16)));
 typedef uint16_t U8 __attribute__((vector_size(16)));

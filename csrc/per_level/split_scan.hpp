@@ -43,7 +43,7 @@ void pack_int8(const Attention& call, const Queries& queries, int first, int hei
     for (int r = 0; r < height; r++) {
         const T* from = query<T>(call, call.q, queries, first + r);
         alignas(64) int8_t rounded[largest_dim];
-        scales[r] = scale_of(from, dim);
+        scales[r] = scale_of<int8_t>(from, dim);
         quantise(from, dim, scales[r], rounded);
         for (int step = 0; step < dim / 4; step++)
             __builtin_memcpy(quads + step * height + r, rounded + step * 4, sizeof(uint32_t));

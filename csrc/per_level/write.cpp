@@ -96,7 +96,7 @@ void interleave(const int8_t* from, int rows, int columns, int8_t* to) {
 template <class T>
 float copy(const T* numbers, int count, int rows, int8_t* to) {
     alignas(64) int8_t plain[page_size * largest_dim];
-    const float scale = scale_of(numbers, count);
+    const float scale = scale_of<int8_t>(numbers, count);
     quantise(numbers, count, scale, plain);
     interleave<T>(plain, rows, count / rows / 4, to);
     return scale;

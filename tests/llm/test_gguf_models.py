@@ -78,7 +78,7 @@ def test_gguf_float32_text_equals_folder(pair: Pair) -> None:
 
 
 def test_gguf_packed_logits_are_near(pair: Pair) -> None:
-    """Inputs of products are rounded to int8, by 2^-8 of the largest of 32; attention as sharp as here amplifies it."""
+    """As near as bfloat16 comes: inputs of products and what attention reads are rounded to it, and to 16 bits."""
     exact_TV, packed_TV = logits(pair.target.gguf, "float32"), logits(pair.target.gguf, "bfloat16")
     error = ((packed_TV - exact_TV).square().mean().sqrt() / exact_TV.std()).item()
     assert 2.0**-9 < error < 2.0**-3

@@ -43,7 +43,7 @@ def linear(weight: Blocks, x_NK: Tensor) -> Tensor:
 def rounded(x_NK: Tensor) -> Tensor:
     """Each group of a row as multiples of its scale, in float64."""
     x = x_NK.float().unflatten(1, (-1, GROUP))
-    scale = x.abs().amax(2, keepdim=True) / 127
+    scale = x.abs().amax(2, keepdim=True) / 32767
     return ((x * torch.where(scale > 0, 1 / scale, 0)).round().double() * scale.double()).flatten(1)
 
 
