@@ -36,7 +36,7 @@ TAIL = 48  # tokens of the prompt that are shown
 
 @dataclass(frozen=True)
 class Task:
-    """What a model is to do: its prompt, and the mode whose text is that of plain decoding."""
+    """Task of a model: its prompt, and the mode whose text is that of plain decoding."""
 
     text: str
     prompt: list[int]
