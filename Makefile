@@ -38,19 +38,20 @@ sanitize: ## the kernels' tests under address, undefined-behaviour and thread sa
 	@test -e .venv/.dev || $(MAKE) install-dev
 	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/sanitize.sh $(ARGS)
 
-demo: install ## continue a book, plainly and with TriForce: the same text
+# Without a connection it shows the pair that comes with triforce instead. ARGS="--offline" fetches nothing.
+demo: install ## ask a small real model about a book, plainly and in mode auto; 98 MB are fetched once
 	@$(BIN)/triforce demo $(ARGS)
 
 test: install-dev ## the tests, under eight minutes on two cores
 	@$(PYTEST) $(ARGS)
 
-test-all: install-dev ## with the long versions of the laws and a real model, if it can be fetched; under 80 minutes
-	-@$(MAKE) --no-print-directory smollm2
+test-all: install-dev ## with the long versions of the laws and a real model, which must be had; under 80 minutes
+	@$(MAKE) --no-print-directory smollm2
 	@$(PYTEST) -m "slow or not slow" $(ARGS)
 
-smollm2: build/smollm2/config.json ## a real model of 30 layers to try things with, in build/smollm2; 100 MB are fetched once
+smollm2: build/smollm2/config.json ## a real model of 30 layers to try things with, in build/smollm2; 98 MB are fetched once
 
-build/smollm2/config.json: scripts/smollm2.py
+build/smollm2/config.json: scripts/smollm2.py $(wildcard src/triforce/checkpoint/gguf_*.py)
 	@test -e .venv/.dev || $(MAKE) install-dev
 	@$(BIN)/python scripts/smollm2.py $(@D)
 	@touch $@

@@ -1,7 +1,7 @@
 """Writes SmolLM2-135M-Instruct as a bfloat16 model folder, and its GGUF file beside it: python scripts/smollm2.py OUT.
 
 The file is that of the model name `smollm2`. Its weights are dequantised, and rows of q and k go back from llama.cpp's
-order (pairs of features beside each other) to Hugging Face's.
+order (pairs of features beside each other) to Hugging Face's. Exit code 3: the file cannot be had here; 1: it is wrong.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from safetensors.torch import save_file
 from triforce.bench.compare.gguf_file import LAYER, OUTER
 from triforce.checkpoint.gguf_file import GGUFFile
 from triforce.checkpoint.gguf_tokenizer import read_gguf_tokenizer
-from triforce.checkpoint.known_models import SMOLLM2, find
+from triforce.checkpoint.known_models import SMOLLM2, UnavailableModel, find
 from triforce.errors import ModelError
 
+UNAVAILABLE = 3
 NAMES = {theirs: name for name, theirs in OUTER.items()}
 IN_BLOCK = {theirs: name for name, theirs in LAYER.items()}
 """Names of tensors here by their names in the file: outside of blocks, and in one."""
@@ -35,7 +36,8 @@ def main(out: Path) -> None:
     try:
         found = find(SMOLLM2)
     except ModelError as error:
-        raise SystemExit(str(error)) from error
+        print(error, file=sys.stderr)
+        sys.exit(UNAVAILABLE if isinstance(error, UnavailableModel) else 1)
     out.mkdir(parents=True, exist_ok=True)
     file = out / SMOLLM2.file
     if not (file.exists() and file.samefile(found)):
@@ -43,8 +45,8 @@ def main(out: Path) -> None:
     reader = GGUFReader(file)
     config = config_of({name: field.contents() for name, field in reader.fields.items()})
     write_tokenizer(file, out)
-    (out / "config.json").write_text(json.dumps(config, indent=2))
     save_file(dict(tensor(each, config) for each in reader.tensors), out / "model.safetensors")
+    (out / "config.json").write_text(json.dumps(config, indent=2))  # last: the folder is whole then
 
 
 def write_tokenizer(file: Path, out: Path) -> None:

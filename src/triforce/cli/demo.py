@@ -1,88 +1,133 @@
-"""`triforce demo`: a book continued plainly and with TriForce. Exit code 1 unless the texts are the same."""
+"""`triforce demo`: a small real model is asked about a part of a book, plainly and in mode `auto`.
+
+Where the model cannot be had, the shipped pair continues the book. Exit code 1 unless the texts are the same.
+"""
 
 from __future__ import annotations
 
 import sys
-import tempfile
 from argparse import Namespace
+from dataclasses import dataclass, replace
 from importlib import resources
-from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from triforce.checkpoint.known_models import SMOLLM2, UnavailableModel, find
 from triforce.cli.answer_output import Painter, legend, passes_per_token, show
-from triforce.cli.progress import Prefill
+from triforce.cli.chat.conversation import Conversation
+from triforce.cli.progress import Prefill, report_loading
 from triforce.errors import RequestError
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from triforce.checkpoint.tokenizer import Tokenizer
     from triforce.llm import LLM
 
 BOOK, TITLE = "dracula.txt", "Dracula, by Bram Stoker"
+BEGIN, END = 'CUTTING FROM "THE DAILYGRAPH,"', "\nMina Murray's Journal.\n"
+"""Where the part of the book that is asked about begins, and what stands behind it."""
+QUESTION = "What was the name of the schooner that came into the harbour?"
+TASK = "Continue the log of the ship with one more day."
+PROMPT_TOKENS = 16_384
 TEMPERATURE = 0.8
 TAIL = 48  # tokens of the prompt that are shown
 
 
+@dataclass(frozen=True)
+class Task:
+    """Task of a model: its prompt, and the mode whose text is that of plain decoding."""
+
+    text: str
+    prompt: list[int]
+    mode: str
+
+
 def run(options: Namespace) -> int:
-    """Each text once by plain decoding and once by TriForce, from the same saved prompt."""
+    """Each text once by plain decoding and once with tiers; the long prompt is read once."""
     began = perf_counter()
-    common = {"max_tokens": options.max_tokens, "seed": options.seed, "ignore_eos": True}
-    settings = {
-        "Greedy": SamplingParams(temperature=0, **common),
-        f"Sampled at temperature {TEMPERATURE}, seed {options.seed}": SamplingParams(temperature=TEMPERATURE, **common),
-    }
+    common = {"seed": options.seed, "max_tokens": options.max_tokens}
+    params = [SamplingParams(temperature=each, **common) for each in (0, TEMPERATURE)]
+    model = _real_model() if options.prompt_tokens is None else None
+    report_loading(model and SMOLLM2.name)
     from triforce.llm import LLM
 
-    llm = LLM(None, device=options.device, dtype=options.dtype)
-    prompt = _prompt(llm, options.prompt_tokens)
-    with tempfile.TemporaryDirectory() as folder:
-        saved = Path(folder) / "prompt.safetensors"
-        same = [_compare(llm, prompt, title, params, saved) for title, params in settings.items()]
+    llm = LLM(model, device=options.device, dtype=options.dtype)
+    assert llm.tokenizer is not None, "both models have one"
+    tasks = _questions(llm.tokenizer) if model else _continuations(llm.tokenizer, options.prompt_tokens)
+    wanted = [replace(each, ignore_eos=model is None) for each in params]  # a book goes on, an answer ends
+    same = [_compare(llm, task, each) for task, each in zip(tasks, wanted, strict=True)]
     print(f"\nIn all {perf_counter() - began:.1f} s.")
     return 0 if all(same) else 1
 
 
-def _prompt(llm: LLM, tokens: int) -> list[int]:
-    """The first `tokens` tokens of the book. Raises RequestError if it has fewer."""
-    text = (resources.files("triforce") / "assets" / BOOK).read_text(encoding="utf-8")
-    assert llm.tokenizer is not None, "the shipped pair has one"
-    ids = llm.tokenizer.encode(text)
+def part() -> str:
+    """Return the part of the book that is asked about: what a newspaper tells of a storm, and the log of a ship."""
+    book = _book()
+    begin = book.index(BEGIN)
+    return book[begin : book.index(END, begin)]
+
+
+def _book() -> str:
+    return (resources.files("triforce") / "assets" / BOOK).read_text(encoding="utf-8")
+
+
+def _real_model() -> str | None:
+    """The file of the real model; None, once that is said, where it cannot be had. Raises ModelError."""
+    try:
+        return str(find(SMOLLM2))
+    except UnavailableModel as error:
+        print(f"{error}.\nSo the pair that comes with triforce is shown, which continues texts.", file=sys.stderr)
+        return None
+
+
+def _questions(tokenizer: Tokenizer) -> list[Task]:
+    """A question with one right answer, and a task that takes a longer text."""
+    document = Conversation(document=part())
+    prompts = [tokenizer.chat(document.messages(text)) for text in (QUESTION, TASK)]
+    print(f"{TITLE}, chapter 7, a storm and the log of a ship: {len(prompts[0]):,} tokens with the question.")
+    print(f"{SMOLLM2.name} is asked about it. 135M parameters: often wrong.")
+    return [Task(*each, "auto") for each in zip((QUESTION, TASK), prompts, strict=True)]
+
+
+def _continuations(tokenizer: Tokenizer, tokens: int | None) -> list[Task]:
+    """The book's beginning, to be continued twice. Raises RequestError if it has fewer tokens."""
+    tokens = PROMPT_TOKENS if tokens is None else tokens
+    ids = tokenizer.encode(_book())
     if not 0 < tokens <= len(ids):
         raise RequestError(f"--prompt-tokens {tokens}: the book has {len(ids):,} tokens; give 1 to {len(ids)}")
-    print(f"{TITLE}: the first {tokens:,} tokens. They end:\n\n... {llm.tokenizer.decode(ids[:tokens][-TAIL:])}")
-    return ids[:tokens]
+    print(f"{TITLE}: the first {tokens:,} tokens. They end:\n\n... {tokenizer.decode(ids[:tokens][-TAIL:])}")
+    return [Task("Continue the book.", ids[:tokens], "triforce")] * 2
 
 
-def _compare(llm: LLM, prompt: list[int], title: str, params: SamplingParams, saved: Path) -> bool:
-    print(f"\n== {title} ==")
-    plain = _continue(llm, prompt, params, "ar", saved)
-    fast = _continue(llm, prompt, params, "triforce", saved)
+def _compare(llm: LLM, task: Task, params: SamplingParams) -> bool:
+    how = f"temperature {params.temperature}, seed {params.seed}" if params.temperature else "greedy"
+    print(f"\n== {task.text} ({how}) ==")
+    plain, fast = (_continue(llm, task.prompt, params, mode) for mode in ("ar", task.mode))
     same = plain.outputs[0].token_ids == fast.outputs[0].token_ids and plain.outputs[0].text == fast.outputs[0].text
     print(f"\ntexts       {'identical' if same else 'NOT IDENTICAL'}")
-    print(f"plain       {_speed(plain)}")
-    print(f"triforce    {_speed(fast)}, {plain.decode_seconds / fast.decode_seconds:.2f} times as fast")
-    guesses = fast.outputs[0].tiers[:-1]
+    print(f"{'plain':<11} {_speed(plain)}")
+    print(f"{task.mode:<11} {_speed(fast)}, {plain.decode_seconds / fast.decode_seconds:.2f} times as fast")
+    guesses = [tier for tier in fast.outputs[0].tiers[:-1] if tier.proposed]
     shares = [f"{tier.name} {tier.acceptance or 0:.0%} of {tier.proposed:,}" for tier in guesses]
-    print(f"accepted    {', '.join(shares)}")
+    print(f"accepted    {', '.join(shares) or 'nothing was guessed'}")
     print(f"full passes {passes_per_token(fast):.2f} per new token (plain decoding: {passes_per_token(plain):.2f})")
     return same
 
 
-def _continue(llm: LLM, prompt: list[int], params: SamplingParams, mode: str, saved: Path) -> RequestOutput:
-    """Stream one text to stdout; the first run of all writes the prompt's KV cache, and the others read it."""
-    first = not saved.exists()
-    save, load = (saved, None) if first else (None, saved)
+def _continue(llm: LLM, prompt: list[int], params: SamplingParams, mode: str) -> RequestOutput:
+    """Stream one text to stdout. What the last one has read of the prompt is not read again."""
     color = sys.stdout.isatty() and mode != "ar"
     print(f"\n[{mode}] ", end="", flush=True)
     progress = Prefill()
-    pieces = llm.stream(prompt, params, mode=mode, save_cache=save, load_cache=load, on_prefill=progress)
+    pieces = llm.stream(prompt, params, mode=mode, on_prefill=progress)
     _, output = show(pieces, Painter(llm.tokenizer, prompt) if color else None, progress)
     assert output is not None, "a stream ends with the whole answer"
     if color:
         print(legend(output.outputs[0].tiers))
-    if first:
-        print(f"(the prompt was read in {output.prefill_seconds:.1f} s)")
+    if not output.cached_tokens:
+        rate = output.prompt_tokens / output.prefill_seconds
+        print(f"(the prompt was read in {output.prefill_seconds:.1f} s: {rate:,.0f} tokens/s)")
     return output
 
 

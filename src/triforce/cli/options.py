@@ -50,6 +50,10 @@ def model(
 ) -> None:
     parser.add_argument("model", nargs="?", metavar="MODEL", help=text)
     parser.add_argument("-m", "--model", dest="named_model", metavar="MODEL", help="the same, by name")
+    offline(parser)
+
+
+def offline(parser: argparse.ArgumentParser) -> None:
     text = "fetch nothing: models are those that are here; HF_HUB_OFFLINE=1 is the same"
     parser.add_argument("--offline", action="store_true", help=text)
 

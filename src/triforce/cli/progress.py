@@ -14,12 +14,16 @@ from triforce.distributed import spawn
 def announce(options: Namespace) -> None:
     """Report what is loading before torch is: that alone takes seconds. Other ranks leave it to the first."""
     _report_models(options)
-    loads = hasattr(options, "model") or options.command == "demo"
-    if not loads or options.command == "info" or spawn.MEETING in os.environ:
+    if not hasattr(options, "model") or options.command == "info" or spawn.MEETING in os.environ:
         return
-    if sys.stderr.isatty() and not getattr(options, "quiet", False):
-        model = getattr(options, "model", None) or "the pair that comes with triforce"
-        print(f"loading {model} ...", file=sys.stderr, flush=True)
+    if not getattr(options, "quiet", False):
+        report_loading(options.model)
+
+
+def report_loading(model: str | None) -> None:
+    """Say on a terminal that a model is being loaded; None is the shipped pair."""
+    if sys.stderr.isatty():
+        print(f"loading {model or 'the pair that comes with triforce'} ...", file=sys.stderr, flush=True)
 
 
 def _report_models(options: Namespace) -> None:

@@ -115,9 +115,14 @@ def _info(parser: argparse.ArgumentParser) -> None:
 
 
 def _demo(parser: argparse.ArgumentParser) -> None:
-    options.number(parser, "--prompt-tokens", "length of the prompt", 16_384)
-    options.number(parser, "--max-tokens", "new tokens of each text", 96)
+    text = (
+        "have the pair that comes with triforce continue the book from a prompt of this length, in place of the "
+        "questions to smollm2 (default: 16384 where smollm2 cannot be had)"
+    )
+    options.number(parser, "--prompt-tokens", text)
+    options.number(parser, "--max-tokens", "new tokens of each text at most", 96)
     options.number(parser, "--seed", "seed of the sampled text", 1)
+    options.offline(parser)
     options.placement(parser, context=False)
 
 
@@ -158,7 +163,11 @@ COMMANDS = (
     ("batch", "answer a file of requests, as the server would", _batch),
     ("info", "say what a model is, its KV bytes per token, and what fits in memory", _info),
     ("models", "list or remove models that were fetched by a name of ours, such as smollm2", _models),
-    ("demo", "continue a book from a long prompt, plainly and with TriForce: the same text", _demo),
+    (
+        "demo",
+        "ask smollm2 (98 MB, fetched once) about a part of a book, plainly and in mode auto: the same text",
+        _demo,
+    ),
     ("bench", "measure speed, certify texts, compare with other engines", bench),
     ("eval", "measure a model on texts: loss, use of far context, agreement with its draft", _eval),
 )

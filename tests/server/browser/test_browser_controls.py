@@ -28,14 +28,14 @@ def test_browser_keyboard_alone_suffices(page: Page) -> None:
             break
     advanced = ["SUMMARY", "tokens", "temperature", "seed", "mode", "compare"]
     assert visited == ["BUTTON", "document", "question", "run", *advanced]
-    page.get_by_label("Question").focus()
+    page.get_by_label("Ask about it").focus()
     page.keyboard.press("Enter")
     headline(page, "the same text$")
 
 
 def test_browser_question_is_answered(page: Page) -> None:
     page.get_by_label("Document", exact=True).fill("the cat sat")
-    page.get_by_label("Question").fill("what did it do")
+    page.get_by_label("Ask about it").fill("what did it do")
     page.get_by_label("Compare with plain decoding").uncheck()
     with page.expect_request("**/v1/chat/completions") as asked:
         page.get_by_role("button", name="Run").click()
@@ -51,7 +51,7 @@ def test_browser_base_model_has_no_question(page: Page) -> None:
         route.fulfill(json=card)
 
     page.route("**/v1/models", base)
-    page.get_by_label("Question").fill("what did it do")
+    page.get_by_label("Ask about it").fill("what did it do")
     page.evaluate("learn()")
     expect(page.locator("#continuing")).to_be_visible()
     assert not page.locator("#asking").is_visible()
