@@ -90,7 +90,7 @@ class Model:
         self._products = "bfloat16" if weights.has_numbers else "int16"
 
     def work(self, width: int, keys: int) -> Work:
-        """Of a pass of so many tokens, each over so many keys."""
+        """Work of a pass of so many tokens, each over so many keys."""
         products, attention = self._operations(width, keys)
         keys_and_values = self.config.kv_size * keys * 2
         return Work(self.bytes + keys_and_values, Counter({self._products: products}) + Counter(bfloat16=attention))
@@ -99,7 +99,7 @@ class Model:
         return Work(self.numbers + self.config.kv_size * keys, {"int8": sum(self._operations(width, keys))})
 
     def _operations(self, width: int, keys: int) -> tuple[int, int]:
-        """Of products with weights, and of attention."""
+        """Operations of products with weights, and of attention."""
         queries = self.config.layers * self.config.heads * self.config.head_dim
         return 2 * width * self.numbers, 4 * width * keys * queries
 
