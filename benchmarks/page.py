@@ -92,16 +92,22 @@ def _paper(report: Report) -> str:
 
 
 def _kernels(rows: Sequence[Report]) -> list[Table]:
-    """Return of each kernel its time, bytes a second, and share of the memory's bandwidth."""
+    """Return of each kernel its time, what it reads and computes, and the share of what the machine can do."""
     lines = []
     for row in rows:
         where = [f"{name} {row[name]:,}" for name in ("context", "width", "vocabulary", "temperature") if name in row]
         name = ", ".join([row["kernel"], *([row["shape"]] if "shape" in row else []), *where])
         took = f"{row['seconds'] * 1e6:,.0f}" if "seconds" in row else "-"
         speed = f"{row['gb_per_second']:.1f}" if "gb_per_second" in row else "-"
-        lines.append([name, took, speed, percent(row.get("fraction")) or "-"])
-    note = "Bytes are those that must be read: weights, and keys and values in sight."
-    return [Table("Against the memory", note, ["kernel", "microseconds", "GB/s", "of the memory's"], lines)]
+        least = f"{row['least_seconds'] * 1e6:,.0f}" if "least_seconds" in row else "-"
+        flops = f"{row['gflop_per_second']:,.0f}" if "gflop_per_second" in row else "-"
+        lines.append([name, took, speed, flops, least, percent(row.get("fraction")) or "-"])
+    note = (
+        "Bytes are those that must be read: weights, and keys and values in sight. The least that a kernel can take is "
+        "the time for its bytes at the measured bandwidth, or for its operations at the measured peaks if that is more."
+    )
+    header = ["kernel", "microseconds", "GB/s", "GFLOP/s", "the least", "share"]
+    return [Table("Against the machine", note, header, lines)]
 
 
 def _source(report: Report) -> str:

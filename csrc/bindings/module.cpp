@@ -1,10 +1,16 @@
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
+#include <iterator>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "../peaks.hpp"
 #include "../simd_dispatch.hpp"
 #include "../tensor.hpp"
 #include "../threads.hpp"
@@ -46,6 +52,18 @@ uint64_t read(TensorArg words_object) {
     return all;
 }
 
+/// Computes with all threads, on registers alone.
+int64_t compute(const std::string& numbers, int64_t rounds) {
+    constexpr std::string_view names[] = {"float32", "bfloat16", "int16", "int8"};
+    const auto* name = std::find(std::begin(names), std::end(names), numbers);
+    require(name != std::end(names), "numbers must be float32, bfloat16, int16 or int8");
+    const auto arithmetic = static_cast<Arithmetic>(name - std::begin(names));
+    const nb::gil_scoped_release released;
+    std::atomic<int64_t> operations{};
+    parallel(threads(), [&](int64_t) { operations += peak_kernels().run(arithmetic, rounds); });
+    return operations;
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -62,6 +80,9 @@ NB_MODULE(_native, m) {
     bind_sampler(m);
     bind_decoder(m);
     m.def("read", &read, "words"_a, "Read words (N) int64 at the bandwidth of memory. Returns their exclusive or.");
+    m.def("compute", &compute, "numbers"_a, "rounds"_a,
+          "Multiply and add numbers of a type, float32, bfloat16, int16 or int8, in registers, as products do. Returns "
+          "the operations.");
 }
 
 }  // namespace triforce

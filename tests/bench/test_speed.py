@@ -17,6 +17,7 @@ from triforce.backends import native_loader
 from triforce.bench import kernels, speed, synthetic
 from triforce.bench.batch_runner import Prompts, together
 from triforce.bench.prompts import Sources, prompts
+from triforce.bench.roofline import Roofline, Work
 from triforce.bench.speed_tables import verdict
 from triforce.cli import main
 from triforce.cli.bench.speed import line
@@ -160,24 +161,40 @@ def test_speedup_is_median_of_paired_ratios() -> None:
 @pytest.mark.parametrize(("outer", "inner", "tokens_a_pass"), [(1.0, 1.0, 7), (0.0, 0.0, 1)])
 def test_synthetic_acceptance_equals_request(outer: float, inner: float, tokens_a_pass: int) -> None:
     """Draft tokens 2, speculative tokens 6: twice two guesses and a bonus token make 6, and one is the full tier's."""
-    plain, fast = synthetic.rows([256], outer, inner, (2, 6), budget=64, tokens=32, repeats=1)
+    plain, fast = synthetic.rows("30m", [256], outer, inner, (2, 6), budget=64, tokens=32, repeats=1)
     assert plain["mode"] == "ar" and plain["full_passes"] == 32
     assert fast["acceptance"] == {"outer": outer, "inner": inner}
     assert all(row["workload"] == "synthetic" and "synthetic" in line(row) for row in (plain, fast))
     assert 32 / fast["full_passes"] == pytest.approx(tokens_a_pass, rel=0.25)
 
 
-def test_kernel_rows_compare_with_current_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_roofline_is_memory_or_arithmetic() -> None:
+    roof = Roofline(100.0, {"int16": 50.0, "bfloat16": 20.0})
+    assert roof.least_seconds(Work(1000)) == 10
+    assert roof.least_seconds(Work(1000, {"int16": 400, "bfloat16": 20})) == 10
+    assert roof.least_seconds(Work(1000, {"int16": 400, "bfloat16": 80})) == 12
+    assert roof.least_seconds(Work(0, {"int4": 400})) == 0
+
+
+def test_kernel_rows_compare_with_current_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "SECONDS", 0.001)
     rows = list(kernels.rows([512], ["30m"]))
-    assert rows[0]["kernel"] == "read" and rows[0]["fraction"] == 1
     steps = [row for row in rows if row["kernel"] == "step"]
-    assert [row["width"] for row in steps] == [1, 8, 16]
-    moved = {row["bytes"] for row in steps}
-    assert moved == {2 * (8 * (4 * 512 * 512 + 3 * 512 * 1408) + 8192 * 512) + 512 * 16 * 1024}
-    for row in rows[1:]:
-        if "bytes" in row:
-            assert row["fraction"] == pytest.approx(row["bytes"] / row["seconds"] / 1e9 / rows[0]["gb_per_second"])
+    assert [row["width"] for row in steps] == [1, 2, 4, 8, 16]
+    numbers, kv = 8 * (4 * 512 * 512 + 3 * 512 * 1408) + 8192 * 512, 512 * 16 * 1024
+    assert {row["bytes"] for row in steps} == {2 * numbers + kv}
+    for row in steps:
+        assert row["operations"] == {"bfloat16": row["width"] * (2 * numbers + 4 * 512 * 8 * 512)}
+    peaks = {row["kernel"]: row for row in rows if "fraction" not in row}
+    bandwidth = peaks["read"]["gb_per_second"]
+    for row in rows:
+        if "fraction" in row:
+            seconds = row["bytes"] / bandwidth / 1e9
+            if native_loader.native:
+                (name,) = row["operations"]
+                seconds = max(seconds, row["operations"][name] / peaks[f"peak, {name}"]["gflop_per_second"] / 1e9)
+            if "shape" in row:  # others were measured beside other readings
+                assert row["fraction"] == pytest.approx(seconds / row["seconds"])
     assert {row["kernel"] for row in rows} >= {
         "retrieval step",
         *(["retrieval step, int8"] if native_loader.native else []),

@@ -1,10 +1,12 @@
-"""Each kernel against the bandwidth of the memory: bytes, seconds, GB/s, and the share of what has just been measured.
+"""Each kernel against the roofline of this machine: bytes, operations, seconds, and the share of what can be.
 
 Shape suffixes as in backends/kernel_api.py.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from statistics import median
@@ -13,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from triforce.backends import native_loader
 from triforce.backends.decoder import Decoder
@@ -20,6 +23,7 @@ from triforce.backends.kernel_api import ForwardBatch, PageTable, pages_for
 from triforce.backends.token_sampler import make_noise, sampling
 from triforce.backends.torch.attention import attend_causal
 from triforce.bench import shapes
+from triforce.bench.roofline import Roofline, Work, probes
 from triforce.bench.synthetic import fill
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import PAGE, FullView, PagePool
@@ -27,19 +31,18 @@ from triforce.ragged import Ints, ints
 from triforce.speculation import Draft, Seeded, SequenceState
 
 Row = dict[str, Any]
-WIDTHS = (1, 8, 16)
+WIDTHS = (1, 2, 4, 8, 16)
 BUDGET = 1024
 TURNS, SECONDS = 5, 0.1
 """Turns of each kernel, and seconds of a turn."""
 
 
 def rows(contexts: Sequence[int], shape_names: Sequence[str]) -> Iterator[Row]:
-    """Whole steps of each shape, prefill attention, and the sampler; the bandwidth before those that it limits."""
+    """Whole steps of each shape, prefill attention, and the sampler; what the machine can do before each shape."""
     for name in shape_names:
-        decoder = shapes.decoder(name, max(contexts) + 64)
-        lower = shapes.decoder(name, max(contexts) + 64, bits=8) if native_loader.native else None
+        model = Model(name, max(contexts) + 64)
         for context in contexts:
-            yield from _steps(name, decoder, lower, context)
+            yield from _steps(model, context)
     yield from _prefill()
     for vocab in (8192, 128_256):
         yield from _sampler(vocab)
@@ -60,43 +63,67 @@ def in_turns(calls: Sequence[Callable[[], object]]) -> list[float]:
     return [median(took) for took in times]
 
 
-def reading() -> tuple[Callable[[], object], int]:
-    """Return a function that reads a gigabyte with the threads of the kernels, and the bytes."""
-    many = torch.ones(1 << 27, dtype=torch.int64)
-    if native := native_loader.native:
-        return partial(native.read, many), many.nbytes
-    return many.sum, many.nbytes
-
-
-def _row(kernel: str, took: float, moved: int, bandwidth: float, **more: Any) -> Row:
-    speed = moved / took / 1e9
+def _row(kernel: str, took: float, work: Work, roof: Roofline, **more: Any) -> Row:
+    least = roof.least_seconds(work)
     return {
-        "kernel": kernel, **more, "bytes": moved, "seconds": took, "gb_per_second": speed, "fraction": speed / bandwidth
+        "kernel": kernel, **more, "bytes": work.bytes, "operations": dict(work.operations), "seconds": took,
+        "gb_per_second": work.bytes / took / 1e9, "least_seconds": least, "fraction": least / took,
     }  # fmt: skip
 
 
-def _steps(name: str, decoder: Decoder, lower: Decoder | None, context: int) -> Iterator[Row]:
+def _machine(roof: Roofline, **more: Any) -> Iterator[Row]:
+    yield {"kernel": "read", **more, "gb_per_second": roof.bandwidth / 1e9}
+    for name, peak in roof.peaks.items():
+        yield {"kernel": f"peak, {name}", **more, "gflop_per_second": peak / 1e9}
+
+
+class Model:
+    """A decoder of a shape and its int8 copy, if it has one; how many numbers its products read, in how many bytes."""
+
+    def __init__(self, name: str, context: int) -> None:
+        config, weights = shapes.parts(name, context)
+        self.name, self.config, self.decoder = name, config, Decoder(config, weights)
+        copies = native_loader.native is not None and weights.has_numbers
+        self.lower = Decoder(config, weights, bits=8) if copies else None
+        self.numbers = sum(math.prod(weight.shape) for weight in weights.multiplied())
+        self.bytes = sum(w.nbytes if isinstance(w, Tensor) else w.blocks.nbytes for w in weights.multiplied())
+        self._products = "bfloat16" if weights.has_numbers else "int16"
+
+    def work(self, width: int, keys: int) -> Work:
+        """Work of a pass of so many tokens, each over so many keys."""
+        products, attention = self._operations(width, keys)
+        keys_and_values = self.config.kv_size * keys * 2
+        return Work(self.bytes + keys_and_values, Counter({self._products: products}) + Counter(bfloat16=attention))
+
+    def int8_work(self, width: int, keys: int) -> Work:
+        return Work(self.numbers + self.config.kv_size * keys, {"int8": sum(self._operations(width, keys))})
+
+    def _operations(self, width: int, keys: int) -> tuple[int, int]:
+        """Operations of products with weights, and of attention."""
+        queries = self.config.layers * self.config.heads * self.config.head_dim
+        return 2 * width * self.numbers, 4 * width * keys * queries
+
+
+def _steps(model: Model, context: int) -> Iterator[Row]:
     """Passes of a whole decoder: over the full cache at each width, and over a budget, in int8 too if it can be."""
-    config, size = decoder.config, decoder.dtype.itemsize
-    pool = PagePool(config, 1, pages_for(context + 64), decoder.dtype, int8=lower is not None)
+    decoder, about = model.decoder, {"shape": model.name, "context": context}
+    pool = PagePool(model.config, 1, pages_for(context + 64), decoder.dtype, int8=model.lower is not None)
     pool.reserve(0, context + 64)
     full = FullView(pool)
     full.observe(0)
     fill(pool, context)
-    read, gigabyte = reading()
-    all_of_it = (config.weights_read + config.kv_size * context) * size
-    some = config.weights_read + config.kv_size * BUDGET
-    kinds = [("step", width, partial(one_pass, decoder, full, width), all_of_it) for width in WIDTHS]
-    kinds.append(("retrieval step", 1, partial(one_pass, decoder, SparseView(pool, BUDGET), 1), some * size))
-    if lower:
-        kinds.append(
-            ("retrieval step, int8", 1, partial(one_pass, lower, SparseView(pool, BUDGET, int8=True), 1), some)
-        )
-    of_reading, *times = in_turns([read, *(call for _, _, call, _ in kinds)])
-    bandwidth = gigabyte / of_reading / 1e9
-    yield _row("read", of_reading, gigabyte, bandwidth, shape=name, context=context)
-    for (kernel, width, _, moved), took in zip(kinds, times, strict=True):
-        yield _row(kernel, took, moved, bandwidth, shape=name, context=context, width=width)
+    kinds = [("step", w, partial(one_pass, decoder, full, w), model.work(w, context)) for w in WIDTHS]
+    some = SparseView(pool, BUDGET)
+    kinds.append(("retrieval step", 1, partial(one_pass, decoder, some, 1), model.work(1, BUDGET)))
+    if model.lower:
+        some = SparseView(pool, BUDGET, int8=True)
+        kinds.append(("retrieval step, int8", 1, partial(one_pass, model.lower, some, 1), model.int8_work(1, BUDGET)))
+    calls, roofline = probes()
+    times = in_turns([*calls, *(call for _, _, call, _ in kinds)])
+    roof = roofline(times[: len(calls)])
+    yield from _machine(roof, **about)
+    for (kernel, width, _, work), took in zip(kinds, times[len(calls) :], strict=True):
+        yield _row(kernel, took, work, roof, width=width, **about)
 
 
 class SparseView(FullView):
@@ -142,9 +169,11 @@ def _prefill() -> Iterator[Row]:
         attend_causal(q_BTHD[0], k_GSD, v_GSD)
         torch.set_num_threads(1)
 
-    times = in_turns([partial(pool.kv.attend, 0, q_BTHD, lists), torchs])
-    for kernel, took in zip(("prefill attention", "prefill attention, torch"), times, strict=True):
-        row = {"kernel": kernel, "context": context, "width": width, "seconds": took}
+    calls, roofline = probes()
+    times = in_turns([*calls, partial(pool.kv.attend, 0, q_BTHD, lists), torchs])
+    roof, work = roofline(times[: len(calls)]), Work(k_GSD.nbytes + v_GSD.nbytes, {"bfloat16": operations})
+    for kernel, took in zip(("prefill attention", "prefill attention, torch"), times[len(calls) :], strict=True):
+        row = _row(kernel, took, work, roof, context=context, width=width)
         yield row | {"gflop_per_second": operations / took / 1e9}
 
 

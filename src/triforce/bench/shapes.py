@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -14,12 +15,12 @@ from triforce.checkpoint.families import model_config, read_config
 from triforce.checkpoint.weights import tensor_shapes
 from triforce.model.config import ModelConfig
 from triforce.model.rope import Rope
-from triforce.model.weights import Layer, Weights
+from triforce.model.weights import Layer, Matrix, QuantizedWeight, Weights
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The sizes of a Llama; `tied`: its head is its embedding."""
+    """The sizes of a Llama; `tied`: its head is its embedding; `mix`: the types of its matrices, as a file has them."""
 
     hidden: int
     intermediate: int
@@ -29,6 +30,7 @@ class ModelShape:
     vocab: int
     head_dim: int = 64
     tied: bool = True
+    mix: str | None = None
 
 
 SHAPES = {
@@ -37,15 +39,21 @@ SHAPES = {
     "thin32": ModelShape(256, 688, 32, 4, 4, 8192),
     "thin80": ModelShape(256, 688, 80, 4, 4, 8192),
     "llama-3.2-1b": ModelShape(2048, 8192, 16, 32, 8, 128_256),
+    "llama-3.2-1b-draft": ModelShape(384, 1024, 1, 6, 6, 128_256),
+    "llama-3.2-3b": ModelShape(3072, 8192, 28, 24, 8, 128_256, 128),
+    "llama-3.2-3b-draft": ModelShape(896, 2432, 1, 14, 14, 128_256),
     "llama-2-7b-128k": ModelShape(4096, 11_008, 32, 32, 32, 32_000, 128, tied=False),
     "llama-2-13b-128k": ModelShape(5120, 13_824, 40, 40, 40, 32_000, 128, tied=False),
     "llama-3.1-8b": ModelShape(4096, 14_336, 32, 32, 8, 128_256, 128, tied=False),
+    "llama-3.1-8b-q4_k_m": ModelShape(4096, 14_336, 32, 32, 8, 128_256, 128, tied=False, mix="Q4_K_M"),
+    "qwen3-4b-q4_k_m": ModelShape(2560, 9728, 36, 32, 8, 151_936, 128, mix="Q4_K_M"),
     "llama-68m": ModelShape(768, 3072, 2, 12, 12, 32_000, tied=False),
     "llama-68m-128256": ModelShape(768, 3072, 2, 12, 12, 128_256, tied=False),
 }
 """`thin32` and `thin80` are as deep as models of 8 and 70 billion weights, and load at once.
 
-`30m` has the paper's kind of attention, a KV head for each query head: 16 KiB of KV per token in bfloat16.
+Drafts have some 4 % of their target's bytes. `30m` has the paper's kind of attention, a KV head for each query head:
+16 KiB of KV per token in bfloat16.
 """
 
 
@@ -57,30 +65,64 @@ def decoder(
     device: torch.device | str = "cpu",
 ) -> Decoder:
     """A model of one of the `SHAPES`, for so many positions, made where it is to compute."""
+    return Decoder(*parts(name, context, dtype, device), bits)
+
+
+def parts(
+    name: str, context: int, dtype: torch.dtype = torch.bfloat16, device: torch.device | str = "cpu"
+) -> tuple[ModelConfig, Weights]:
+    """Return what a decoder of one of the `SHAPES` is made of. Matrices of one size are one tensor."""
     shape = SHAPES[name]
-    C, D = shape.hidden, shape.head_dim
+    C, D, I = shape.hidden, shape.head_dim, shape.intermediate  # noqa: E741
     Q, P = shape.heads * D, shape.kv_heads * D
     rope = Rope(500_000.0 ** -(torch.arange(0, D, 2) / D), 1.0)
     config = ModelConfig(
-        shape.vocab, C, shape.intermediate, shape.layers, shape.heads, shape.kv_heads, D, 1e-5,
+        shape.vocab, C, I, shape.layers, shape.heads, shape.kv_heads, D, 1e-5,
         qkv_bias=False, qk_norm=False, tied=shape.tied, context=context, rope=rope,
     )  # fmt: skip
     noise = torch.randn(1 << 20, generator=torch.Generator().manual_seed(0)).to(device)
+    ones_C = torch.ones(C, dtype=dtype, device=device)
 
-    def matrix(outputs: int, inputs: int) -> Tensor:
+    @cache
+    def matrix(outputs: int, inputs: int, kind: str | None) -> Matrix:
         """The same noise again and again: what a product costs does not depend on it."""
+        if kind:
+            return random_codes(kind, outputs, inputs)
         whole: Tensor = (noise * inputs**-0.5).to(dtype).repeat(-(-outputs * inputs // len(noise)))
         return whole[: outputs * inputs].view(outputs, inputs)
 
-    def layer() -> Layer:
-        ones, I = torch.ones(C, dtype=dtype, device=device), shape.intermediate  # noqa: E741
-        return Layer(
-            ones, matrix(Q, C), matrix(P, C), matrix(P, C), matrix(C, Q), ones, matrix(I, C), matrix(I, C), matrix(C, I)
-        )
+    def layer(i: int) -> Layer:
+        usual, finer = kinds(shape, i)
+        q, k, v, o = (matrix(*size) for size in ((Q, C, usual), (P, C, usual), (P, C, finer), (C, Q, usual)))
+        gate, down = matrix(I, C, usual), matrix(C, I, finer)
+        return Layer(ones_C, q, k, v, o, ones_C, gate, gate, down)
 
-    embedding_VC, layers = matrix(shape.vocab, C), tuple(layer() for _ in range(shape.layers))
-    head_VC = embedding_VC if shape.tied else matrix(shape.vocab, C)
-    return Decoder(config, Weights(embedding_VC, layers, torch.ones(C, dtype=dtype, device=device), head_VC), bits)
+    usual, finest = kinds(shape, 0)
+    head_VC = matrix(shape.vocab, C, finest)
+    embedding_VC = head_VC if shape.tied else matrix(shape.vocab, C, usual)
+    return config, Weights(embedding_VC, tuple(map(layer, range(shape.layers))), ones_C, head_VC)
+
+
+def kinds(shape: ModelShape, layer: int) -> tuple[str | None, str | None]:
+    """Types of most matrices of a layer, and of its values and the second half of its MLP.
+
+    llama.cpp's recipe gives those more bits in the first and the last eighth of the layers, and in each third between.
+    """
+    if shape.mix is None:
+        return None, None
+    eighth = shape.layers // 8
+    more = layer < eighth or layer >= 7 * shape.layers // 8 or (layer - eighth) % 3 == 2
+    return "Q4_K", "Q6_K" if more else "Q4_K"
+
+
+def random_codes(kind: str, outputs: int, inputs: int) -> QuantizedWeight:
+    """Return a matrix of a K type: random codes and small scales, and halves that are numbers."""
+    size, halves = {"Q4_K": (144, (0, 2)), "Q6_K": (210, (208,))}[kind]
+    few = torch.randint(256, (1024, size), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    for at in halves:
+        few[:, at : at + 2] = torch.tensor([inputs**-0.5 / 512]).half().view(torch.uint8)
+    blocks = few.repeat(-(-outputs * inputs // 256 // len(few)), 1)[: outputs * inputs // 256]
+    return QuantizedWeight(kind, blocks.view(outputs, -1), inputs)
 
 
 def write(name: str, folder: Path, context: int) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from triforce.backends.decoder import Decoder
 from triforce.bench import shapes
 from triforce.bench.speed import Row, timing
 from triforce.engine.modes import MODES
@@ -60,6 +61,7 @@ class Synthetic:
 
 
 def rows(
+    shape: str,
     contexts: Sequence[int],
     outer: float,
     inner: float,
@@ -69,12 +71,13 @@ def rows(
     repeats: int,
     lower_tiers: str = "same",
 ) -> Iterator[Row]:
-    """Plain decoding and TriForce on the `30m` shape, per context: `outer` and `inner` are kept shares per token."""
+    """Plain decoding and TriForce on a shape that has a draft; `outer` and `inner` are kept shares per token."""
     longest = max(contexts) + 2 * tokens
     setting = SpeculativeConfig(*gammas, retrieval=RetrievalConfig(Budget(budget)), lower_tiers=lower_tiers)
-    lower = shapes.decoder("30m", longest, bits=setting.lower_bits) if setting.lower_bits else None
-    draft = shapes.decoder("30m-draft", longest, bits=setting.lower_bits)
-    models = ModelSet(shapes.decoder("30m", longest), draft, lower)
+    config, weights = shapes.parts(shape, longest)
+    lower = Decoder(config, weights, setting.lower_bits) if setting.lower_bits else None
+    draft = shapes.decoder(f"{shape}-draft", longest, bits=setting.lower_bits)
+    models = ModelSet(Decoder(config, weights), draft, lower)
     for context in contexts:
         seconds: dict[str, list[float]] = {"ar": [], "triforce": []}
         passes = 0

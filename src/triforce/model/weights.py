@@ -111,8 +111,14 @@ class Weights:
         if self.head_VC is not self.embedding_VC:
             yield self.head_VC
 
+    def multiplied(self) -> Iterator[Matrix]:
+        """Every matrix that products read."""
+        yield self.head_VC
+        for layer in self.layers:
+            parts = (getattr(layer, f.name) for f in fields(layer))
+            yield from (part for part in parts if part is not None and len(part.shape) == 2)
+
     @property
     def has_numbers(self) -> bool:
         """Whether a matrix that products read holds numbers, of which kernels can make copies of fewer bits."""
-        read = (self.head_VC, *(getattr(layer, f.name) for layer in self.layers for f in fields(layer)))
-        return any(isinstance(weight, Tensor) and weight.ndim == 2 for weight in read)
+        return any(isinstance(weight, Tensor) for weight in self.multiplied())

@@ -292,3 +292,9 @@ def read(words: torch.Tensor) -> int:
     """
     Read words (N) int64 at the bandwidth of memory. Returns their exclusive or.
     """
+
+def compute(numbers: str, rounds: int) -> int:
+    """
+    Multiply and add numbers of a type, float32, bfloat16, int16 or int8, in registers, as products do. Returns the
+    operations.
+    """

@@ -29,6 +29,7 @@ def _line(row: dict[str, Any]) -> str:
     name = " ".join(str(row[key]) for key in ("kernel", "shape") if key in row)
     where = " ".join(f"{key} {row[key]:,}" for key in ("context", "width", "vocabulary", "temperature") if key in row)
     took = f"{row['seconds'] * 1e6:>10,.1f} us" if "seconds" in row else ""
-    speed = f"{row['gb_per_second']:>7.1f} GB/s, {row['fraction']:.0%}" if "gb_per_second" in row else ""
-    flops = f", {row['gflop_per_second']:.0f} GFLOP/s" if "gflop_per_second" in row else ""
-    return f"{name:<28} {where:<34} {took} {speed}{flops}"
+    speed = f"{row['gb_per_second']:>7.1f} GB/s" if "gb_per_second" in row else ""
+    flops = f" {row['gflop_per_second']:,.0f} GFLOP/s" if "gflop_per_second" in row else ""
+    share = f", {row['fraction']:.0%} of what can be" if "fraction" in row else ""
+    return f"{name:<28} {where:<34} {took} {speed}{flops}{share}"

@@ -35,8 +35,9 @@ def _speed(parser: argparse.ArgumentParser) -> None:
     options.searched_layers(parser)
     options.lower_tiers(parser)
     options.coupling(parser)
-    text = "instead of a model: a 30 M shape of random weights, whose guesses are kept with these probabilities"
+    text = "instead of a model: a shape of random weights, whose guesses are kept with these probabilities"
     add("--synthetic", type=options.several(float), metavar="OUTER,INNER", help=text)
+    add("--shape", default="30m", metavar="NAME", help="of --synthetic: 30m (default), llama-3.2-1b, llama-3.2-3b")
     options.quiet(parser)
     options.placement(parser, context=False)
 
@@ -52,7 +53,7 @@ def _cells(parser: argparse.ArgumentParser) -> None:
 
 def _kernels(parser: argparse.ArgumentParser) -> None:
     _several(parser, "--contexts", int, "N", "tokens in the KV cache", [32_768, 131_072])
-    _several(parser, "--shapes", str, "NAME", "30m, llama-3.2-1b", ["30m", "llama-3.2-1b"])
+    _several(parser, "--shapes", str, "NAME", "such as 30m, llama-3.2-1b, llama-3.1-8b-q4_k_m", ["30m", "llama-3.2-1b"])
 
 
 def _lossless(parser: argparse.ArgumentParser) -> None:

@@ -128,6 +128,8 @@ def _require_sense(options: Namespace) -> None:
 
 def _synthetic(options: Namespace) -> int:
     from triforce.bench import speed, synthetic
+    from triforce.bench.shapes import SHAPES
+    from triforce.engine.inputs import known
     from triforce.kvcache.retrieval_config import Budget
 
     outer, inner = options.synthetic
@@ -135,7 +137,10 @@ def _synthetic(options: Namespace) -> int:
     contexts, repeats = options.contexts or DEFAULT_AXES["contexts"], options.repeats or speed.USUAL
     rows = []
     print(HEAD)
-    for row in synthetic.rows(contexts, outer, inner, lengths, budget, options.tokens, repeats, options.lower_tiers):
+    shape = known("shape", options.shape, [name for name in SHAPES if f"{name}-draft" in SHAPES])
+    for row in synthetic.rows(
+        shape, contexts, outer, inner, lengths, budget, options.tokens, repeats, options.lower_tiers
+    ):
         rows.append(row)
         print(line(row), flush=True)
     write(options.json, about() | {"rows": rows})

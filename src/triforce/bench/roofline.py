@@ -1,0 +1,59 @@
+"""The least time that work can take here: the roofline (Williams et al. 2009) over what was measured just now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+
+from triforce.backends import native_loader
+
+NUMBERS = ("float32", "bfloat16", "int16", "int8")
+ROUNDS = 200_000
+"""Of a measurement of arithmetic: a millisecond or so."""
+
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Work:
+    """Bytes that a kernel must read, and its operations by type of numbers: two for a product and its sum."""
+
+    bytes: int
+    operations: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Bytes a second, and operations a second of each type of numbers."""
+
+    bandwidth: float
+    peaks: Mapping[str, float]
+
+    def least_seconds(self, work: Work) -> float:
+        """Return what the bytes take or what the operations take, whichever is more.
+
+        Operations of a type that was not measured count nothing.
+        """
+        computing = sum(count / self.peaks[name] for name, count in work.operations.items() if name in self.peaks)
+        return max(work.bytes / self.bandwidth, computing)
+
+
+def probes() -> tuple[list[Call], Callable[[Sequence[float]], Roofline]]:
+    """Return calls to be timed, and what makes a roofline of their seconds: a gigabyte read, then arithmetic.
+
+    The threads of the kernels do it. Without native kernels torch reads, and no arithmetic is measured.
+    """
+    many, native = torch.ones(1 << 27, dtype=torch.int64), native_loader.native
+    if not native:
+        return [many.sum], lambda seconds: Roofline(many.nbytes / seconds[0], {})
+    counts = {name: native.compute(name, ROUNDS) for name in NUMBERS}
+    calls: list[Call] = [partial(native.read, many), *(partial(native.compute, name, ROUNDS) for name in NUMBERS)]
+
+    def roofline(seconds: Sequence[float]) -> Roofline:
+        peaks = {name: count / took for (name, count), took in zip(counts.items(), seconds[1:], strict=True)}
+        return Roofline(many.nbytes / seconds[0], peaks)
+
+    return calls, roofline
