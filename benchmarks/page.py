@@ -18,6 +18,7 @@ from benchmarks import pictures, quality, study
 from benchmarks.acceptance.report import markdown as acceptance_page
 from benchmarks.paper.__main__ import EXPERIMENTS, absent
 from triforce.bench import lossless
+from triforce.bench.compare import on_file_tables
 from triforce.bench.compare import run as compare
 from triforce.bench.speed_tables import speed_tables, verdict
 from triforce.eval import Table
@@ -117,6 +118,11 @@ def _source(report: Report) -> str:
 SECTIONS: dict[str, tuple[str, str, Callable[[Report], str]]] = {
     "speed": ("Speed", "triforce bench speed", _speed),
     "compare": ("Other engines", "triforce bench compare", _tables(compare.tables)),
+    "compare_file": (
+        "Other engines on a GGUF file",
+        "triforce bench compare smollm2",
+        _tables(on_file_tables.tables),
+    ),
     "lossless": ("The certificate", "triforce bench lossless", _tables(lossless.tables)),
     "quality": ("What eviction costs", "python -m benchmarks.quality", _tables(quality.tables)),
     "kernels_cpu": ("Kernels", "triforce bench kernels", _tables(_kernels)),

@@ -19,8 +19,7 @@ from gguf import GGUFReader, dequantize
 from safetensors.torch import save_file
 
 from triforce.bench.compare.gguf_file import LAYER, OUTER
-from triforce.checkpoint.gguf_file import GGUFFile
-from triforce.checkpoint.gguf_tokenizer import read_gguf_tokenizer
+from triforce.bench.compare.hf_folder import write_tokenizer
 from triforce.checkpoint.known_models import SMOLLM2, UnavailableModel, find
 from triforce.errors import ModelError
 
@@ -47,15 +46,6 @@ def main(out: Path) -> None:
     write_tokenizer(file, out)
     save_file(dict(tensor(each, config) for each in reader.tensors), out / "model.safetensors")
     (out / "config.json").write_text(json.dumps(config, indent=2))  # last: the folder is whole then
-
-
-def write_tokenizer(file: Path, out: Path) -> None:
-    """Write the tokenizer as the engine reads it: the conversion of transformers does not cut numbers into digits."""
-    files = read_gguf_tokenizer(GGUFFile(file).metadata, str(file)).files
-    files.core.save(str(out / "tokenizer.json"))
-    templates = [{"name": name, "template": text} for name, text in files.templates.items()]
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", **files.special, "chat_template": templates}
-    (out / "tokenizer_config.json").write_text(json.dumps(config, indent=2))
 
 
 def config_of(fields: dict[str, Any]) -> dict[str, Any]:

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
-from triforce.bench.compare import run
-from triforce.bench.compare.run import ENGINES, summary
-from triforce.bench.compare.workers import Clock
+from triforce.bench.compare import processes, run
+from triforce.bench.compare.engines import ENGINES
+from triforce.bench.compare.processes import speeds
+from triforce.bench.compare.run import summary
+from triforce.bench.compare.workers.clock import Clock, kept
 
 FEW = ["--contexts", "200", "--tokens", "8", "--threads", "1"]
 
@@ -22,11 +24,13 @@ def test_compare_runs_triforce_and_transformers_on_same_ids(
 ) -> None:
     file = tmp_path / "compare.json"
     fewer = {
-        "triforce": ENGINES["triforce"]._replace(variants=("ar",), assisted=()),
-        "transformers": ENGINES["transformers"]._replace(variants=("f32",), assisted=()),
+        name: ENGINES[name]._replace(
+            variants=tuple(each for each in ENGINES[name].variants if each.name == variant), assisted=()
+        )
+        for name, variant in {"triforce": "ar", "transformers": "f32"}.items()
     }
     monkeypatch.setattr(run, "ENGINES", ENGINES | fewer)
-    monkeypatch.setattr(run, "BUSY", 0)  # however busy the machine is
+    monkeypatch.setattr(processes, "BUSY", 0)  # however busy the machine is
     assert bench("compare", *FEW, "--engines", "triforce,transformers", "--json", str(file)) == 0
     ours, theirs = json.loads(file.read_text())["rows"]
     for row in (ours, theirs):
@@ -64,7 +68,7 @@ def test_compare_extras_exist_in_pyproject() -> None:
 @pytest.mark.parametrize(("busy", "accepted"), [(1.69, False), (1.71, True)])
 def test_compare_rows_with_idle_cores_are_rejected(busy: float, accepted: bool) -> None:
     result = {"decoded": 10, "seconds": 2.0, "prefill_seconds": 1.0, "busy_cores": busy, "version": "1", "ids": []}
-    row = run._speeds(result, 100, threads=2)
+    row = speeds(result, 100, threads=2)
     assert row["accepted"] == accepted and row["tokens_per_second"] == 5 and row["prefill_tokens_per_second"] == 100
 
 
@@ -82,11 +86,12 @@ def test_compare_median_of_busy_rows_counts(
 ) -> None:
     """Of three tries, or of the first that counts where it takes long; the busiest where none was busy enough."""
     cores = iter(busy)
-    tried = ({"busy_cores": each, "accepted": each >= run.BUSY, "tokens_per_second": each} for each in cores)
+    tried = ({"busy_cores": each, "accepted": each >= processes.BUSY, "tokens_per_second": each} for each in cores)
     monkeypatch.setattr(run, "_run", lambda *_: next(tried))
     monkeypatch.setattr(run, "LONG", long)
     plan = run.CompareConfig(tmp_path, None, ["triforce"], 8, 1, 60.0, {}, tmp_path)
-    row = run._row("triforce", "ar", [1], plan, "")
+    launcher = processes.Launcher({}, 1, 60.0, tmp_path, "")
+    row = run._row("triforce", ENGINES["triforce"].variants[0], [1], plan, launcher)
     assert (row["busy_cores"], row["tries"]) == (counts, tries)
 
 
@@ -105,9 +110,23 @@ def test_compare_summary_takes_best_setting() -> None:
 
 def test_compare_clock_separates_prefill() -> None:
     clock = Clock()
-    clock.began, clock.ticks = 0.0, [(3.0, 5.0, 2), (4.0, 6.0, 4), (5.0, 8.5, 9)]
-    found = clock.result([1] * 9)
+    clock.began, clock.cpu_began, clock.ticks = 0.0, 0.5, [(3.0, 5.0, 2), (4.0, 6.0, 4), (5.0, 8.5, 9)]
+    found = clock.result([1] * 9, "1")
+    assert (found["prefill_busy_cores"], found["version"]) == (1.5, "1")
     assert (found["prefill_seconds"], found["seconds"], found["decoded"], found["busy_cores"]) == (3.0, 2.0, 7, 1.75)
+
+
+@pytest.mark.parametrize(
+    ("read", "ids", "fresh", "same"),
+    [
+        ([], [1, 2], False, 0),
+        ([1, 2, 3], [1, 2, 4, 5], False, 2),
+        ([1, 2, 3], [1, 2, 3], False, 2),
+        ([1, 2, 3], [1, 2, 3], True, 0),
+    ],
+)
+def test_kept_tokens_end_before_last_one(read: list[int], ids: list[int], fresh: bool, same: int) -> None:
+    assert kept(read, {"ids": ids, "fresh": fresh}) == same
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,7 @@ def test_repetition_counts_repeated_ngrams() -> None:
     assert repeated(range(100)) == 0
     assert repeated([1, 2, 3] * 30) == pytest.approx(1 - 3 / 83)
     assert repeated([1] * 5) == 0
+    assert repeated(range(20), prompt=range(12)) == pytest.approx(5 / 13)
 
 
 def test_continuations_are_counted_per_kind(llm: LLM) -> None:

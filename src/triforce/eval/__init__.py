@@ -12,12 +12,13 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from triforce.eval import agreement, bits_per_byte, context_gain, copying, needles, positions, repetition
-from triforce.eval.context import EvalConfig, EvalContext, Text, plan, tokenize
+from triforce.eval.context import EvalConfig, EvalContext, Text, plan, tokenize, tokenized
 from triforce.eval.tables import Table
 from triforce.eval.time_budget import ReadingForecast, TimeBudget, fit, measure_pace
 
 __all__ = [
-    "MEASUREMENTS", "EvalConfig", "EvalContext", "Table", "Text", "evaluate", "plan", "shorten", "tables", "tokenize"
+    "MEASUREMENTS", "EvalConfig", "EvalContext", "Table", "Text", "evaluate", "plan", "shorten", "tables", "tokenize",
+    "tokenized",
 ]  # fmt: skip
 
 Result = dict[str, Any]

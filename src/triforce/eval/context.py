@@ -126,12 +126,17 @@ def spread(text: Text, length: int, most: int) -> list[Text]:
 
 
 def tokenize(llm: LLM, texts: Mapping[str, str]) -> list[Text]:
+    """Return texts as tokens, on the device of the target. Raises RequestError."""
+    device = llm.target.decoder.device
+    return [Text(text.name, text.kind, text.ids_N.to(device)) for text in tokenized(tokenizer_of(llm), texts)]
+
+
+def tokenized(tokenizer: Tokenizer, texts: Mapping[str, str]) -> list[Text]:
     """Return texts as tokens; code is what is named so (`code_...`) or has such a suffix. Raises RequestError."""
-    tokenizer, device = tokenizer_of(llm), llm.target.decoder.device
     found = [Text(name, kind_of(name), torch.tensor(tokenizer.encode(text))) for name, text in texts.items()]
     if short := [text.name for text in found if len(text.ids_N) < 2]:
         raise RequestError(f"there is nothing to predict in {', '.join(short)}; give longer texts")
-    return [Text(text.name, text.kind, text.ids_N.to(device)) for text in found]
+    return found
 
 
 def kind_of(name: str) -> str:

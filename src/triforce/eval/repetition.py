@@ -41,10 +41,14 @@ def _starts(subject: EvalContext, length: int) -> list[tuple[Text, int]]:
     return [(text, rng.randint(0, len(text.ids_N) - length)) for text in turns]
 
 
-def repeated(ids: Sequence[int]) -> float:
-    """Return the share of 8-grams that stood before in the same text."""
-    grams = [tuple(ids[n : n + GRAM]) for n in range(len(ids) - GRAM + 1)]
-    return (len(grams) - len(set(grams))) / max(1, len(grams))
+def repeated(ids: Sequence[int], prompt: Sequence[int] = ()) -> float:
+    """Return the share of 8-grams that stood before in the same text, or in its prompt."""
+    grams, before = _grams(ids), set(_grams(prompt))
+    return (len(grams) - len(set(grams) - before)) / max(1, len(grams))
+
+
+def _grams(ids: Sequence[int]) -> list[tuple[int, ...]]:
+    return [tuple(ids[n : n + GRAM]) for n in range(len(ids) - GRAM + 1)]
 
 
 def seconds(subject: EvalContext, forecast: ReadingForecast) -> float:

@@ -17,6 +17,12 @@ LAYER = {
 OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
+def gguf_of(task: dict[str, Any]) -> Path:
+    """The file of a worker's model: itself, or made of its folder. Raises ValueError for another architecture."""
+    model = Path(task["model"])
+    return model if model.is_file() else converted(task["model"], task["work"])
+
+
 def converted(folder: str, work: str) -> Path:
     """The file, made in `work` if it is not there yet. Raises ValueError for another architecture."""
     import gguf

@@ -5,59 +5,22 @@ Then what they come to, and tables.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
+from triforce.bench.compare.engines import ENGINES, OURS, PLAIN, Variant
+from triforce.bench.compare.processes import EngineTrouble, Launcher, package, speeds, task_of, turn_of
 from triforce.eval import Table
 from triforce.eval.repetition import repeated
 from triforce.eval.tables import percent, tokens
 from triforce.ragged import common_prefix
 
 Row = dict[str, Any]
-BUSY = 0.85
-"""Share of the cores that must have been busy, 1.7 of 2: else something was in the way, or idle."""
-
 LONG = 60.0
 """Seconds after which there is no further try, if one counts."""
-
-
-class EngineSpec(NamedTuple):
-    """A worker, in the order of settings that it is run in; the fastest is its best. `needs`: the extra to install."""
-
-    title: str
-    variants: tuple[str, ...]
-    needs: str | None = None
-    assisted: tuple[str, ...] = ()
-    """Settings that need a draft model."""
-
-    @property
-    def all(self) -> tuple[str, ...]:
-        return self.variants + self.assisted
-
-
-OURS = "triforce"
-PLAIN = (OURS, "ar")
-"""The engine and its setting that the texts of all others are compared with."""
-
-ENGINES = {
-    OURS: EngineSpec("triforce", ("ar", "retrieval", "auto"), assisted=("triforce",)),
-    "transformers": EngineSpec(
-        "transformers", ("bf16", "f32", "bf16 lookup", "f32 lookup"), assisted=("bf16 assisted",)
-    ),
-    "openvino": EngineSpec("OpenVINO GenAI", ("default", "u8", "f16", "lookup"), "compare-openvino"),
-    "llamacpp": EngineSpec("llama.cpp", ("no flash attention", "flash attention", "lookup"), "compare-llamacpp"),
-    "onnx": EngineSpec("ONNX Runtime GenAI", ("fp32",), "compare-onnx"),
-    "vllm": EngineSpec("vLLM, CPU", ("compiled", "eager"), "compare-vllm"),
-}
 
 
 @dataclass(frozen=True)
@@ -77,28 +40,29 @@ class CompareConfig:
 
 def rows(prompts: Mapping[int, list[int]], plan: CompareConfig) -> Iterator[Row]:
     """A row for each engine, setting and prompt (by its context); one for an engine that is not there."""
-    with _package() as path:
+    with package() as path:
+        launcher = Launcher(plan.pythons, plan.threads, plan.timeout, plan.work, path)
         for context, ids in prompts.items():
             plain = None
             for engine in plan.engines:
                 for variant in ENGINES[engine].all if plan.draft else ENGINES[engine].variants:
-                    row = _row(engine, variant, ids, plan, path)
-                    plain = row.get("ids") if (engine, variant) == PLAIN else plain
+                    row = _row(engine, variant, ids, plan, launcher)
+                    plain = row.get("ids") if (engine, variant.name) == PLAIN else plain
                     made = row.pop("ids", None)
                     as_plain = common_prefix(made, plain) / len(made) if made and plain else None
                     again = repeated(made) if made else None
                     about = {"as_plain": as_plain, "repeated_8_grams": again}
-                    yield {"engine": engine, "variant": variant, "context": context, **row, **about}
+                    yield {"engine": engine, "variant": variant.name, "context": context, **row, **about}
                     if "missing" in row:
                         break
 
 
-def _row(engine: str, variant: str, ids: list[int], plan: CompareConfig, path: str) -> Row:
+def _row(engine: str, variant: Variant, ids: list[int], plan: CompareConfig, launcher: Launcher) -> Row:
     """The median of a few tries that were busy enough, or the busiest; one does that takes long."""
     tried: list[Row] = []
     began = perf_counter()
     while len(tried) < plan.tries and not (perf_counter() - began > LONG and any(row["accepted"] for row in tried)):
-        found = _run(engine, variant, ids, plan, path)
+        found = _run(engine, variant, ids, plan, launcher)
         if "busy_cores" not in found:
             return found
         tried.append(found)
@@ -107,52 +71,14 @@ def _row(engine: str, variant: str, ids: list[int], plan: CompareConfig, path: s
     return median | {"tries": len(tried)}
 
 
-def _run(engine: str, variant: str, ids: list[int], plan: CompareConfig, path: str) -> Row:
-    task = {
-        "model": str(plan.model), "draft": str(plan.draft) if plan.draft else None, "work": str(plan.work),
-        "ids": ids, "variant": variant, "tokens": plan.tokens, "threads": plan.threads,
-    }  # fmt: skip
-    python = plan.pythons.get(engine, sys.executable)
-    environment = os.environ | {"OMP_NUM_THREADS": str(plan.threads)}
-    if python != sys.executable:
-        environment["PYTHONPATH"] = path
-    command = [python, "-m", "triforce.bench.compare.workers", engine]
+def _run(engine: str, variant: Variant, ids: list[int], plan: CompareConfig, launcher: Launcher) -> Row:
+    task = task_of(plan.model, plan.draft, len(ids) + plan.tokens, variant.load)
     try:
-        done = subprocess.run(
-            command, input=json.dumps(task), capture_output=True, text=True, timeout=plan.timeout, env=environment
-        )
-    except subprocess.TimeoutExpired:
-        return {"failed": f"no end after {plan.timeout:.0f} s"}
-    except OSError as error:
-        return {"failed": f"{python} cannot be run ({error.strerror})"}
-    if done.returncode:
-        return _trouble(engine, done.stderr)
-    return _speeds(json.loads(done.stdout.splitlines()[-1]), len(ids), plan.threads)
-
-
-def _speeds(result: Row, context: int, threads: int) -> Row:
-    decoded, seconds, prefill, busy = (result[name] for name in ("decoded", "seconds", "prefill_seconds", "busy_cores"))
-    return {
-        "tokens": decoded, "seconds": seconds, "tokens_per_second": decoded / seconds if seconds else 0.0,
-        "prefill_seconds": prefill, "prefill_tokens_per_second": context / prefill,
-        "busy_cores": busy, "accepted": busy >= BUSY * threads, "version": result["version"], "ids": result["ids"],
-    }  # fmt: skip
-
-
-def _trouble(engine: str, stderr: str) -> Row:
-    last = next((line for line in reversed(stderr.splitlines()) if line.strip()), "no message")
-    needs = ENGINES[engine].needs
-    if needs and ("ModuleNotFoundError" in last or "ImportError" in last):
-        return {"missing": f"pip install 'triforce[{needs}]' (here, or where --python {engine}=... points); {last}"}
-    return {"failed": last[:300]}
-
-
-@contextmanager
-def _package() -> Iterator[str]:
-    """A folder with this package and nothing else: other interpreters must not find this one's packages."""
-    with TemporaryDirectory() as folder:
-        (Path(folder) / "triforce").symlink_to(Path(__file__).parents[2], target_is_directory=True)
-        yield folder
+        with launcher.running(engine, ENGINES[engine].needs, task) as worker:
+            result = worker.ask(turn_of(ids, plan.tokens, variant.text))
+    except EngineTrouble as trouble:
+        return trouble.row
+    return speeds(result, len(ids), plan.threads)
 
 
 def summary(found: Sequence[Row]) -> list[Row]:

@@ -10,33 +10,61 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from triforce.bench.cells import WORKLOADS
-from triforce.bench.compare.run import ENGINES, OURS, CompareConfig, rows, summary, tables
+from triforce.bench.compare.engines import ENGINES, OURS
+from triforce.bench.compare.run import CompareConfig, rows, summary, tables
 from triforce.bench.prompts import prompts
+from triforce.checkpoint.hub import SHIPPED
+from triforce.checkpoint.model_files import GGUFModel, open_model
+from triforce.cli.bench import compare_file
 from triforce.cli.bench.report import about, show, write
 from triforce.cli.bench.setup import load, make_folder, sources
 from triforce.engine.inputs import known
 from triforce.errors import RequestError
-from triforce.llm import LLM
+
+CONTEXTS, TOKENS = (16_384, 32_768), 64
+OF_FILES = ("modes", "temperatures", "repeats")
+"""Options that only a GGUF file has."""
 
 
 def run(options: Namespace) -> int:
-    """Print rows as they are measured, tables, and a line of JSON; an engine may be missing. Raises RequestError."""
-    engines = [known("engine", name, ENGINES) for name in options.engines or ENGINES]
+    """Print rows as they are measured, tables, and a line of JSON; an engine may be missing. Raises TriforceError."""
+    for name in options.engines or []:
+        known("engine", name, ENGINES)
     pythons = _pythons(options.python)
-    if min(options.contexts) < 2 or options.tokens < 2 or options.timeout <= 0:
+    sizes = [*(options.contexts or ()), *([] if options.tokens is None else [options.tokens])]
+    if min(sizes, default=2) < 2 or options.timeout <= 0:
         raise RequestError("--contexts and --tokens must be at least 2, and --timeout above 0")
-    llm = load(options)
-    known("workload", options.workload, WORKLOADS)
-    texts = sources(llm, options.texts)
-    by_context = {context: prompts(texts, options.workload, context, 1)[0] for context in options.contexts}
+    threads = options.threads or len(os.sched_getaffinity(0))
     with TemporaryDirectory() as temporary:
-        plan = _plan(llm, options, engines, pythons, Path(options.work or temporary))
-        del llm  # its memory is for the others now
-        found = []
-        for row in rows(by_context, plan):
-            found.append(row)
-            print(line(row), flush=True)
-            write(options.json, about() | {"threads": plan.threads, "summary": summary(found), "rows": found})
+        work = Path(options.work or temporary)
+        make_folder("--work", work)
+        model = open_model(options.model or SHIPPED[0])
+        if isinstance(model, GGUFModel):
+            return compare_file.run(options, model, pythons, work, threads)
+        return _on_folder(options, pythons, work, threads)
+
+
+def _on_folder(options: Namespace, pythons: dict[str, str], work: Path, threads: int) -> int:
+    if given := [name for name in OF_FILES if getattr(options, name) is not None]:
+        raise RequestError(f"--{given[0]} is for a GGUF file; leave it out, or give one as MODEL")
+    contexts, tokens = options.contexts or CONTEXTS, options.tokens or TOKENS
+    workload, *more = options.workload or ["books"]
+    if more:
+        raise RequestError("--workload takes several texts for a GGUF file only; give one")
+    llm = load(options)
+    known("workload", workload, WORKLOADS)
+    texts = sources(llm, options.texts)
+    by_context = {context: prompts(texts, workload, context, 1)[0] for context in contexts}
+    draft = llm.draft.path if llm.draft else None
+    plan = CompareConfig(
+        llm.target.path, draft, options.engines or list(ENGINES), tokens, threads, options.timeout, pythons, work
+    )
+    del llm  # its memory is for the others now
+    found = []
+    for row in rows(by_context, plan):
+        found.append(row)
+        print(line(row), flush=True)
+        write(options.json, about() | {"threads": plan.threads, "summary": summary(found), "rows": found})
     show(tables(found))
     print(json.dumps(summary(found)))
     return 0
@@ -49,13 +77,6 @@ def line(row: dict[str, Any]) -> str:
         return f"{name} {trouble}"
     busy = f"{row['busy_cores']:.2f} cores" + ("" if row["accepted"] else ", rejected")
     return f"{name} {row['tokens_per_second']:8.1f} tokens/s, prefill {row['prefill_seconds']:6.1f} s, {busy}"
-
-
-def _plan(llm: LLM, options: Namespace, engines: list[str], pythons: dict[str, str], work: Path) -> CompareConfig:
-    make_folder("--work", work)
-    draft = llm.draft.path if llm.draft else None
-    threads = options.threads or len(os.sched_getaffinity(0))
-    return CompareConfig(llm.target.path, draft, engines, options.tokens, threads, options.timeout, pythons, work)
 
 
 def _pythons(given: list[str]) -> dict[str, str]:

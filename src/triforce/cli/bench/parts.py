@@ -74,9 +74,14 @@ def _compare(parser: argparse.ArgumentParser) -> None:
     _models_and_texts(parser)
     add = parser.add_argument
     _several(parser, "--engines", str, "NAME", "some of them; a wrong name lists them all")
-    _several(parser, "--contexts", int, "N", "prompt tokens", [16_384, 32_768])
-    add("--workload", default="books", metavar="NAME", help=options.described("as in bench speed"))
-    options.number(parser, "--tokens", "new tokens, greedy", 64)
+    text = "prompt tokens (default: 16384,32768; of a GGUF file 512,2048,7168)"
+    _several(parser, "--contexts", int, "N", text)
+    text = "as in bench speed (default: books); of a GGUF file books, questions (default: both)"
+    _several(parser, "--workload", str, "NAME", text)
+    options.number(parser, "--tokens", "new tokens (default: 64; of a GGUF file 128)")
+    _several(parser, "--temperatures", float, "X", "of a GGUF file, 0 is greedy (default: 0,0.6); else all is greedy")
+    _several(parser, "--modes", str, "MODE", f"ours on a GGUF file, {_MODES} (default: ar,auto)")
+    options.number(parser, "--repeats", "turns of each engine on a GGUF file (default: 3)")
     options.number(parser, "--threads", "for every engine (default: the cores there are)")
     options.number(parser, "--timeout", "seconds that one run may take", 1800, float, "S")
     text = "interpreter to run an engine with, as openvino=/path/to/python; all=... is for the others; may be repeated"
@@ -119,7 +124,7 @@ def texts(parser: argparse.ArgumentParser) -> None:
 PARTS = (
     ("speed", "modes against plain decoding, by context, batch, temperature and workload", _speed),
     ("lossless", "the certificate: texts of every mode against plain decoding", _lossless),
-    ("compare", "other engines on the same checkpoint and prompts", _compare),
+    ("compare", "other engines on the same checkpoint or GGUF file, and the same prompts", _compare),
     ("kernels", "kernels against the memory's bandwidth", _kernels),
     ("start", "from the command to the first token, and where the time goes", _start),
 )

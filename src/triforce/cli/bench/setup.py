@@ -17,6 +17,7 @@ from triforce.errors import RequestError
 
 if TYPE_CHECKING:
     from triforce.bench.prompts import Sources
+    from triforce.checkpoint.tokenizer import Tokenizer
     from triforce.llm import LLM
 
 OWN_CODE = "triforce.py"
@@ -45,12 +46,17 @@ def modes(llm: LLM, given: Sequence[str] | None, usual: Iterable[str]) -> list[s
 
 def sources(llm: LLM, paths: Sequence[str] | None) -> Sources:
     """Return texts of files and folders, or the sample book and the package's source. Raises RequestError."""
-    from triforce.bench.prompts import Sources
-    from triforce.eval import tokenize
-
     if llm.tokenizer is None:
         raise RequestError("this model has no tokenizer, and the prompts are texts; add tokenizer.json to its folder")
-    return Sources(llm.tokenizer, tokenize(llm, read_texts(paths) if paths else own_texts()))
+    return sources_of(llm.tokenizer, paths)
+
+
+def sources_of(tokenizer: Tokenizer, paths: Sequence[str] | None) -> Sources:
+    """Return the same for a tokenizer alone. Raises RequestError."""
+    from triforce.bench.prompts import Sources
+    from triforce.eval import tokenized
+
+    return Sources(tokenizer, tokenized(tokenizer, read_texts(paths) if paths else own_texts()))
 
 
 def make_folder(option: str, folder: Path) -> None:

@@ -1,0 +1,151 @@
+"""The engines that are compared, and the settings of each: `ENGINES` on a folder, `ON_FILE` on a GGUF file.
+
+The fastest of an engine's settings is its best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+Settings = Mapping[str, Any]
+
+
+class Variant(NamedTuple):
+    """A way to run an engine: its name, settings of its process, and those of each text."""
+
+    name: str
+    load: Settings
+    text: Settings
+
+
+class EngineSpec(NamedTuple):
+    """An engine on a folder, in the order of variants that it is run in. `needs`: the extra to install."""
+
+    title: str
+    variants: tuple[Variant, ...]
+    needs: str | None = None
+    assisted: tuple[Variant, ...] = ()
+    """Variants that need a draft model."""
+
+    @property
+    def all(self) -> tuple[Variant, ...]:
+        return self.variants + self.assisted
+
+
+OURS = "triforce"
+PLAIN = (OURS, "ar")
+"""The engine and its variant that the texts of all others are compared with."""
+
+
+def _modes(names: Sequence[str]) -> tuple[Variant, ...]:
+    return tuple(Variant(name, {}, {"mode": name}) for name in names)
+
+
+LOOKUP = {"lookup": 10}
+BF16, F32 = {"dtype": "bf16"}, {"dtype": "f32"}
+USUAL = {"ubatch": 512}
+
+ENGINES = {
+    OURS: EngineSpec("triforce", _modes(["ar", "retrieval", "auto"]), assisted=_modes(["triforce"])),
+    "transformers": EngineSpec(
+        "transformers",
+        (
+            Variant("bf16", BF16, {}),
+            Variant("f32", F32, {}),
+            Variant("bf16 lookup", BF16, LOOKUP),
+            Variant("f32 lookup", F32, LOOKUP),
+        ),
+        assisted=(Variant("bf16 assisted", BF16, {"draft": True}),),
+    ),
+    "openvino": EngineSpec(
+        "OpenVINO GenAI",
+        (
+            Variant("default", {}, {}),
+            Variant("u8", {"KV_CACHE_PRECISION": "u8"}, {}),
+            Variant("f16", {"KV_CACHE_PRECISION": "f16"}, {}),
+            Variant("lookup", {"prompt_lookup": True}, LOOKUP),
+        ),
+        "compare-openvino",
+    ),
+    "llamacpp": EngineSpec(
+        "llama.cpp",
+        (
+            Variant("no flash attention", USUAL | {"flash": False}, {}),
+            Variant("flash attention", USUAL | {"flash": True}, {}),
+            Variant("lookup", USUAL | {"flash": False}, LOOKUP),
+        ),
+        "compare-llamacpp",
+    ),
+    "onnx": EngineSpec("ONNX Runtime GenAI", (Variant("fp32", {"precision": "fp32"}, {}),), "compare-onnx"),
+    "vllm": EngineSpec(
+        "vLLM, CPU",
+        (Variant("compiled", {"eager": False}, {}), Variant("eager", {"eager": True}, {})),
+        "compare-vllm",
+    ),
+}
+
+
+class Load(NamedTuple):
+    """A process of an engine: its name, its settings, and the ways to make texts in it, each with settings."""
+
+    name: str
+    settings: Settings
+    ways: Mapping[str, Settings]
+
+
+TEXTS: Mapping[str, Settings] = {"": {}}
+LOOKUPS: Mapping[str, Settings] = {f"lookup {count}": {"lookup": count} for count in (2, 5, 10)}
+
+
+def _llamacpp() -> Sequence[Load]:
+    """Return it with flash attention and without, in sizes that a prompt is cut into, and with KV of 8 bits."""
+    ways = {**TEXTS, "Llama.generate": {"python": True}, **LOOKUPS}
+    q8_0 = 8
+    loads = [
+        Load(f"{'' if flash else 'no '}flash attention, ubatch {size}", {"flash": flash, "ubatch": size}, ways)
+        for flash in (False, True)
+        for size in (128, 512, 2048)
+    ]
+    return [*loads, Load("flash attention, q8_0 KV", {"flash": True, "ubatch": 512, "kv": q8_0}, ways)]
+
+
+def _openvino() -> Sequence[Load]:
+    """Return it with KV of 8 and of 16 bits, and with its other attention; a pipeline has lookup or has it not."""
+    kinds: dict[str, Settings] = {
+        "u8 KV": {"KV_CACHE_PRECISION": "u8"},
+        "f16 KV": {"KV_CACHE_PRECISION": "f16"},
+        "SDPA": {"ATTENTION_BACKEND": "SDPA"},
+    }
+    plain = [Load(name, settings, TEXTS) for name, settings in kinds.items()]
+    return [*plain, *(Load(name, {**kinds[name], "prompt_lookup": True}, LOOKUPS) for name in ("u8 KV", "f16 KV"))]
+
+
+def _onnx(bits: float) -> Sequence[Load]:
+    """Return it on weights that its builder rounds, to as many bits as the file's have, or fewer; without lookup."""
+    if bits >= 12:
+        return [Load("fp32", {"precision": "fp32"}, TEXTS)]
+    precision = "int8" if bits >= 6.5 else "int4"
+    minima = {"precision": precision, "options": ["is_symmetric=false", "shared_embeddings=false"]}
+    return [Load(precision, {"precision": precision}, TEXTS), Load(f"{precision}, minima", minima, TEXTS)]
+
+
+class FileEngine(NamedTuple):
+    """An engine on a GGUF file: the module that it is, and the extra that has it. `folder`: it reads folders only."""
+
+    title: str
+    module: str
+    needs: str
+    folder: bool = False
+
+
+ON_FILE = {
+    "llamacpp": FileEngine("llama.cpp", "llama_cpp", "compare-llamacpp"),
+    "openvino": FileEngine("OpenVINO GenAI", "openvino_genai", "compare-openvino"),
+    "onnx": FileEngine("ONNX Runtime GenAI", "onnxruntime_genai", "compare-onnx", folder=True),
+}
+
+
+def loads(engine: str, bits: float) -> Sequence[Load]:
+    """Return what is tried of an engine on a file whose weights have so many bits in the mean."""
+    return _onnx(bits) if engine == "onnx" else {"llamacpp": _llamacpp, "openvino": _openvino}[engine]()

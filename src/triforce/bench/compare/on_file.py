@@ -1,0 +1,195 @@
+"""Engines on a GGUF file: for each context the best settings of each, and then all of these in turns, beside ours.
+
+A row says `what` it is: an engine that is `absent`, a `note`, a `text` that was chosen, a `setting` that was tried, the
+`prefill` or the `decoding` of the best ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from triforce.bench.compare.build import lacking
+from triforce.bench.compare.crew import DECODING, Contender, Crew, Models, Taken, best, in_turns
+from triforce.bench.compare.engines import ON_FILE, OURS, Load, loads
+from triforce.bench.compare.hf_folder import unpacked
+from triforce.bench.compare.processes import EngineTrouble, Launcher, package
+from triforce.bench.compare.texts import Writer, choose
+from triforce.bench.prompts import Sources
+from triforce.errors import ModelError
+from triforce.eval.repetition import repeated
+from triforce.ragged import common_prefix
+
+Row = dict[str, Any]
+PLAIN = "ar"
+TRIAL = 48
+"""New tokens of the texts by which settings are chosen."""
+
+LONG = 60.0
+"""Seconds of reading a prompt, by all, after which it is not read once more."""
+
+
+@dataclass(frozen=True)
+class FileConfig:
+    """Engines, ours and others, and texts. `bits`: of a weight, in the mean; `modes`: ours; `level`: of our kernels."""
+
+    file: Path
+    draft: Path | None
+    bits: float
+    engines: Sequence[str]
+    modes: Sequence[str]
+    contexts: Sequence[int]
+    workloads: Sequence[str]
+    temperatures: Sequence[float]
+    tokens: int
+    repeats: int
+    level: str
+
+    @property
+    def ours(self) -> list[Contender]:
+        """Our modes, plain decoding first, in one process."""
+        modes = dict.fromkeys([PLAIN, *self.modes])
+        load = Load("", {}, {mode: {"mode": mode} for mode in modes})
+        return [Contender(OURS, mode, load, mode) for mode in modes]
+
+
+def rows(sources: Sources, plan: FileConfig, start: dict[str, Any]) -> Iterator[Row]:
+    """Yield rows as they are measured. `start`: how engines are started (see `Launcher`). Raises RequestError."""
+    with package() as path:
+        launcher = Launcher(path=path, **start)
+        models = Models(plan.file, launcher.work / "folder", plan.draft)
+        present, noted = [], set[str]()
+        for engine in plan.engines:
+            try:
+                _prepare(engine, launcher, models)
+                present.append(engine)
+            except EngineTrouble as trouble:
+                yield {"what": "absent", "engine": engine, **trouble.row}
+        for context in plan.contexts:
+            room = context + plan.tokens
+            with Crew(launcher, models, room) as crew:
+                texts = choose(sources, plan.workloads, context, _writers(crew, present, plan))
+            for workload, text in texts.items():
+                about = {"what": "text", "context": context, "workload": workload, "place": text.place}
+                yield about | {"repeated_8_grams": text.repeats}
+            prompts = {workload: text.ids for workload, text in texts.items()}
+            ids, chosen = prompts[plan.workloads[0]], list(plan.ours)
+            for engine in present:
+                found = []
+                for row in _settings(engine, launcher, models, ids, plan):
+                    found.append(row)
+                    if row.get("note") not in noted:
+                        yield {name: value for name, value in row.items() if name != "load"}
+                        noted |= {row["note"]} if "note" in row else set()
+                chosen += best(found)
+            with Crew(launcher, models, room) as crew:
+                for row in chain(_prefill(crew, chosen, ids), _decoding(crew, chosen, prompts, plan)):
+                    yield row | {"context": context}
+
+
+def _prepare(engine: str, launcher: Launcher, models: Models) -> None:
+    """Raise EngineTrouble if an engine is not there, or cannot be given the model."""
+    about = ON_FILE[engine]
+    launcher.require(engine, about.module, about.needs)
+    if about.folder:
+        try:
+            unpacked(models.file, models.folder)
+        except ModelError as error:
+            raise EngineTrouble(failed=str(error)) from error
+
+
+def _writers(crew: Crew, engines: Sequence[str], plan: FileConfig) -> dict[str, Writer]:
+    """Return what makes the greedy text of a prompt, by engine: ours first, as it is the one that must be there."""
+
+    def writer(engine: str, load: Load, way: str) -> Writer:
+        return lambda ids: list(crew.ask(engine, load, way, ids, plan.tokens, fresh=False)["ids"])
+
+    usual = {engine: loads(engine, plan.bits)[0] for engine in engines}
+    ours = plan.ours[0]
+    others = {engine: writer(engine, load, next(iter(load.ways))) for engine, load in usual.items()}
+    return {OURS: writer(OURS, ours.load, ours.way), **others}
+
+
+def _settings(engine: str, launcher: Launcher, models: Models, ids: list[int], plan: FileConfig) -> Iterator[Row]:
+    """Yield a row for reading the prompt with each setting of an engine, and one for each way to make texts then."""
+    for load in loads(engine, plan.bits):
+        with Crew(launcher, models, len(ids) + plan.tokens) as crew:
+            for row in _setting(engine, load, crew, ids, plan):
+                yield {"what": "setting", "context": len(ids), "engine": engine, "load": load} | row
+
+
+def _setting(engine: str, load: Load, crew: Crew, ids: list[int], plan: FileConfig) -> Iterator[Row]:
+    first, *_ = load.ways
+    about = {"kind": "prefill", "way": first, "variant": load.name}
+    try:
+        read = crew.ask(engine, load, first, ids, 1)
+    except EngineTrouble as trouble:
+        yield about | trouble.row
+        return
+    yield about | {"prefill_tokens_per_second": read["prefill_tokens_per_second"]}
+    if lacks := lacking(read.get("built", ""), plan.level):
+        yield {"what": "note", "kind": "note", "note": lacks}
+    ways = [Contender(engine, DECODING["lookup" in load.ways[way]], load, way) for way in load.ways]
+    tokens = min(TRIAL, plan.tokens)
+    tried = in_turns(ways, 2, lambda each, _: crew.ask(engine, load, each.way, ids, tokens, fresh=False))
+    for each, taken in tried.items():
+        rates = [float(turn["tokens_per_second"]) for turn in taken.turns]
+        found = {"tokens_per_second": max(rates)} if rates else {}
+        yield {"kind": each.kind, "way": each.way, "variant": each.variant, **found, **taken.trouble}
+
+
+def _prefill(crew: Crew, chosen: Sequence[Contender], ids: list[int]) -> Iterator[Row]:
+    """Yield a row for each engine's reading of the prompt: twice, unless that takes long."""
+    reading = [each for each in chosen if each.kind in ("prefill", PLAIN)]
+    began = perf_counter()
+    taken = in_turns(
+        reading,
+        2,
+        lambda each, _: crew.ask(each.engine, each.load, each.way, ids, 1),
+        lambda: perf_counter() - began < LONG,
+    )
+    for each, mine in taken.items():
+        yield _row("prefill", each, mine, "prefill_")
+
+
+def _decoding(crew: Crew, chosen: Sequence[Contender], texts: dict[str, list[int]], plan: FileConfig) -> Iterator[Row]:
+    """Yield a row for each text, temperature and contender; what prompts take is no part of it."""
+    making = [each for each in chosen if each.kind != "prefill"]
+    for workload, ids in texts.items():
+        for temperature in plan.temperatures:
+
+            def ask(each: Contender, turn: int, ids: list[int] = ids, temperature: float = temperature) -> Row:
+                more = {"temperature": temperature, "seed": 1 + turn, "fresh": False}
+                return crew.ask(each.engine, each.load, each.way, ids, plan.tokens, **more)
+
+            taken = in_turns(making, plan.repeats, ask)
+            plain = next((mine.turns for each, mine in taken.items() if each.kind == PLAIN), [])
+            for each, mine in taken.items():
+                row = _row("decoding", each, mine, "")
+                yield row | {"workload": workload, "temperature": temperature, **_same(mine, plain, ids)}
+
+
+def _row(what: str, each: Contender, mine: Taken, part: str) -> Row:
+    rates = [float(turn[f"{part}tokens_per_second"]) for turn in mine.turns]
+    about = {"what": what, "engine": each.engine, "kind": each.kind, "variant": each.variant, **mine.trouble}
+    if not rates:
+        return about
+    busy = median(turn[f"{part}busy_cores"] for turn in mine.turns)
+    return about | {
+        "turns": rates, "tokens_per_second": median(rates), "busy_cores": busy, "version": mine.turns[0]["version"]
+    }  # fmt: skip
+
+
+def _same(mine: Taken, plain: Sequence[Row], ids: list[int]) -> Row:
+    """Return how far texts are those of plain decoding, and how much repeats in them, in the mean of the turns."""
+    made = [turn["ids"] for turn in mine.turns]
+    pairs = list(zip(made, (turn["ids"] for turn in plain), strict=False))
+    return {
+        "as_plain": sum(common_prefix(a, b) / len(a) for a, b in pairs) / len(pairs) if pairs else None,
+        "repeated_8_grams": sum(repeated(text, ids) for text in made) / len(made) if made else None,
+    }

@@ -1,0 +1,97 @@
+"""Prompts for engines on a GGUF file: places in books, as they are or with a question behind them.
+
+Those are taken that all engines continue with little repetition: lookups live on it, and texts worth having do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from triforce.bench.compare.processes import EngineTrouble
+from triforce.bench.prompts import Sources
+from triforce.errors import RequestError
+from triforce.eval.repetition import repeated
+
+QUESTIONS = (
+    "Who takes part in what is told here, and what does each of them want?",
+    "What has happened up to this point, in the order in which it happened?",
+    "Where does all of this take place, and how is it described?",
+)
+WORKLOADS = ("books", "questions")
+PLACES = 6
+"""Places that are tried."""
+
+MOST = 0.10
+"""Share of 8-grams that may repeat, in the text itself or its prompt."""
+
+Writer = Callable[[list[int]], list[int]]
+"""Makes the greedy text of a prompt. Raises EngineTrouble."""
+
+
+@dataclass(frozen=True)
+class ChosenText:
+    """A prompt, the place that it is of, and the share that repeats in the text of each engine that was asked."""
+
+    ids: list[int]
+    place: int
+    repeats: Mapping[str, float]
+    whole: bool
+    """Whether all were asked: none is, once it is too much for one."""
+
+    @property
+    def order(self) -> tuple[bool, float]:
+        """A key that is least for the best prompt."""
+        return not self.whole, max(self.repeats.values(), default=0.0)
+
+    @property
+    def enough(self) -> bool:
+        return self.whole and self.order[1] < MOST
+
+
+def choose(
+    sources: Sources, workloads: Sequence[str], length: int, writers: Mapping[str, Writer]
+) -> dict[str, ChosenText]:
+    """Return of each workload the first prompt of which no text repeats much, or else that which repeats least.
+
+    An engine that fails is not asked again. Raises RequestError.
+    """
+    found: dict[str, ChosenText] = {}
+    able = dict(writers)
+    for place in range(PLACES):
+        for workload in workloads:
+            if workload not in found or not found[workload].enough:
+                ids = prompt(sources, workload, length, place)
+                tried = _tried(ids, place, able)
+                found[workload] = min([found[workload], tried] if workload in found else [tried], key=_order)
+    return found
+
+
+def _order(text: ChosenText) -> tuple[bool, float]:
+    return text.order
+
+
+def _tried(ids: list[int], place: int, able: dict[str, Writer]) -> ChosenText:
+    repeats: dict[str, float] = {}
+    for engine, write in list(able.items()):
+        try:
+            repeats[engine] = repeated(write(ids), ids)
+        except EngineTrouble:  # it is told when its settings are tried
+            del able[engine]
+            continue
+        if repeats[engine] >= MOST:
+            break
+    return ChosenText(ids, place, repeats, len(repeats) == len(able))
+
+
+def prompt(sources: Sources, workload: str, length: int, place: int) -> list[int]:
+    """Return a prompt of so many tokens, of one of the places spread over the books. Raises RequestError."""
+    book, question = sources.prose, QUESTIONS[place % len(QUESTIONS)]
+    end = sources.encode(f"\n\nQuestion: {question}\nAnswer:") if workload == "questions" else []
+    if not 0 < length - len(end) <= len(book):
+        raise RequestError(
+            f"prompts of {length:,} tokens cannot be made of texts of {len(book):,} and a question of {len(end)}; "
+            "give --texts more or longer books, or other --contexts"
+        )
+    start = place * max(0, len(book) - length) // PLACES
+    return book[start : start + length - len(end)] + end

@@ -1,0 +1,55 @@
+"""Tasks and turns of workers, and the time that they take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter, process_time
+from typing import Any
+
+Task = dict[str, Any]
+"""`model`, `draft`: folders, or a GGUF file; `work`: to convert in; `threads`; `positions`: of the longest turn, prompt
+and all; `settings`: of the engine."""
+
+Turn = dict[str, Any]
+"""`ids`: the prompt; `tokens`: new ones; `temperature`; `seed`; `fresh`: whether the prompt must be read again, though
+it may have been; `settings`: of this turn."""
+
+Result = dict[str, Any]
+Generate = Callable[[Turn], Result]
+
+SLACK = 16
+"""Positions beyond prompt and text, for guesses."""
+
+
+class Clock:
+    """Told of new tokens as they come. What comes first ends the prefill, and is no part of decoding."""
+
+    def __init__(self) -> None:
+        self.began, self.cpu_began = perf_counter(), process_time()
+        self.ticks: list[tuple[float, float, int]] = []
+
+    def tick(self, tokens: int) -> None:
+        """Record that so many new tokens are there."""
+        self.ticks.append((perf_counter(), process_time(), tokens))
+
+    def result(self, ids: list[int], version: str) -> Result:
+        """Seconds of prefill and of decoding, the cores that were busy meanwhile, and the tokens of decoding."""
+        (start, cpu, first), (end, cpu_end, last) = self.ticks[0], self.ticks[-1]
+        return {
+            "prefill_seconds": start - self.began,
+            "prefill_busy_cores": (cpu - self.cpu_began) / (start - self.began),
+            "seconds": end - start,
+            "decoded": last - first,
+            "busy_cores": (cpu_end - cpu) / (end - start) if end > start else 0.0,
+            "ids": ids,
+            "version": version,
+        }
+
+
+def kept(read: Sequence[int], turn: Turn) -> int:
+    """Return how many of the tokens that were read last need not be read again: its own last one always must."""
+    ids: list[int] = turn["ids"]
+    if turn["fresh"]:
+        return 0
+    same = next((n for n, (a, b) in enumerate(zip(read, ids, strict=False)) if a != b), min(len(read), len(ids)))
+    return min(same, len(ids) - 1)

@@ -1,0 +1,59 @@
+"""OpenVINO GenAI, which reads GGUF files itself.
+
+Its settings are the pipeline's; a turn's is `lookup`, tokens guessed from the prompt. Its speculative decoding takes no
+draft model from a GGUF file.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from triforce.bench.compare.gguf_file import gguf_of
+from triforce.bench.compare.workers.clock import Clock, Generate, Result, Task, Turn
+
+NGRAM = 3
+"""Tokens at most that a lookup compares."""
+
+
+def load(task: Task) -> Generate:
+    import numpy as np
+    import openvino
+    import openvino_genai
+
+    settings = {"INFERENCE_NUM_THREADS": task["threads"], "PERFORMANCE_HINT": "LATENCY", **task["settings"]}
+    pipe = openvino_genai.LLMPipeline(str(gguf_of(task)), "CPU", **settings)
+    renewed = 0
+
+    def generate(turn: Turn) -> Result:
+        nonlocal renewed
+        ids_1T = np.array([turn["ids"]], dtype=np.int64)
+        if turn["fresh"]:  # it knows prompts by how they begin, and forgets none that is asked for
+            renewed += 1
+            ids_1T[0, 0] = renewed
+        inputs = openvino_genai.TokenizedInputs(openvino.Tensor(ids_1T), openvino.Tensor(np.ones_like(ids_1T)))
+        clock, made = Clock(), list[int]()
+
+        class Streamer(openvino_genai.StreamerBase):  # type: ignore[misc]
+            def write(self, token: Any) -> Any:
+                made.extend(token if isinstance(token, list) else [token])
+                clock.tick(len(made))
+                return openvino_genai.StreamingStatus.RUNNING
+
+            def end(self) -> None: ...
+
+        pipe.generate(inputs, _config(turn), Streamer())
+        return clock.result(made, openvino_genai.__version__)
+
+    return generate
+
+
+def _config(turn: Turn) -> Any:
+    import openvino_genai
+
+    config = openvino_genai.GenerationConfig()
+    config.max_new_tokens, config.ignore_eos, config.do_sample = turn["tokens"], True, turn["temperature"] > 0
+    if turn["temperature"]:
+        config.temperature, config.rng_seed = turn["temperature"], turn["seed"]
+    if lookup := turn["settings"].get("lookup"):
+        config.num_assistant_tokens, config.max_ngram_size = lookup, NGRAM
+    return config

@@ -1,0 +1,92 @@
+"""`triforce bench compare` of a GGUF file: engines on the very file, or on what they can read of it."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from triforce.backends import native_loader
+from triforce.bench.compare.engines import ON_FILE, OURS
+from triforce.bench.compare.hf_folder import bits_per_weight
+from triforce.bench.compare.on_file import FileConfig, rows
+from triforce.bench.compare.on_file_tables import line, summary, tables
+from triforce.bench.compare.texts import WORKLOADS
+from triforce.bench.compare.workers.clock import SLACK
+from triforce.checkpoint.model_files import GGUFModel, open_model
+from triforce.cli.bench.report import about, machine, show, write
+from triforce.cli.bench.setup import make_folder, sources_of
+from triforce.cli.options import NO_DRAFT
+from triforce.engine.inputs import known
+from triforce.engine.modes import DRAFTED, MODES
+from triforce.errors import RequestError
+
+CONTEXTS = (512, 2048, 7168)
+TOKENS = 128
+
+
+def run(options: Namespace, model: GGUFModel, pythons: Mapping[str, str], work: Path, threads: int) -> int:
+    """Print rows as they are measured, tables, and a line of JSON; an engine may be missing. Raises RequestError."""
+    plan = _plan(options, model)
+    texts = sources_of(model.tokenizer(), options.texts)
+    level = f"{machine()}, kernels {plan.level}"
+    head = about() | {"machine": level, "model": model.path.name, "threads": threads, "tokens": plan.tokens}
+    print(f"{model.path.name} on {level}")
+    own = work / model.path.stem
+    make_folder("--work", own)
+    start = {"pythons": pythons, "threads": threads, "timeout": options.timeout, "work": own}
+    found: list[dict[str, Any]] = []
+    for row in rows(texts, plan, start):
+        found.append(row)
+        print(line(row), flush=True)
+        write(options.json, head | {"summary": summary(found), "rows": found})
+    show(tables(found))
+    print(json.dumps(summary(found)))
+    return 0
+
+
+def _plan(options: Namespace, model: GGUFModel) -> FileConfig:
+    """Return what is asked for, checked. Raises RequestError."""
+    others = [name for name in options.engines or ON_FILE if name != OURS]
+    tokens = options.tokens or TOKENS
+    draft = None if options.draft in (NO_DRAFT, "auto") else open_model(options.draft).path
+    modes = [known("mode", mode, MODES) for mode in options.modes or ("ar", "auto")]
+    if drafted := [mode for mode in modes if mode in DRAFTED and draft is None]:
+        raise RequestError(f"mode {drafted[0]} needs a draft model; name one with --draft, or leave the mode out")
+    repeats = 3 if options.repeats is None else options.repeats
+    temperatures = options.temperatures or [0.0, 0.6]
+    if repeats < 1 or min(temperatures) < 0:
+        raise RequestError("--repeats must be at least 1, and --temperatures at least 0")
+    return FileConfig(
+        file=model.path,
+        draft=draft,
+        bits=bits_per_weight(model.path),
+        engines=[known("engine", name, ON_FILE) for name in others],
+        modes=modes,
+        contexts=_contexts(options.contexts, model, tokens),
+        workloads=[known("workload", name, WORKLOADS) for name in options.workload or WORKLOADS],
+        temperatures=temperatures,
+        tokens=tokens,
+        repeats=repeats,
+        level=kernels(),
+    )
+
+
+def kernels() -> str:
+    """Return the level of the kernels that compute here."""
+    return str(native_loader.native.level()) if native_loader.native else "torch"
+
+
+def _contexts(given: list[int] | None, model: GGUFModel, tokens: int) -> list[int]:
+    """Return the contexts that fit into the model's positions, text and all. Raises RequestError."""
+    most = model.config.positions - tokens - SLACK
+    if beyond := [context for context in given or [] if context > most]:
+        raise RequestError(
+            f"--contexts {beyond[0]} and {tokens} new tokens are too many for the {model.config.positions:,} positions "
+            f"of this model; give at most {most}"
+        )
+    if not (fitting := [context for context in given or CONTEXTS if context <= most]):
+        raise RequestError(f"give --contexts: at most {most} tokens fit this model")
+    return fitting
