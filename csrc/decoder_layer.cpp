@@ -7,7 +7,8 @@
 namespace triforce {
 namespace {
 
-constexpr int64_t rows_of_a_chunk = 8;  // some microseconds of work
+constexpr int64_t rows_of_a_chunk = 8;           // some microseconds of work
+constexpr int64_t numbers_of_a_chunk = 8 << 10;  // likewise, and a multiple of 16
 
 /// The numbers of a vector, of `type` or float32; none if there is none.
 Floats floats(const std::optional<Tensor>& vector, int64_t size, Type type) {
@@ -31,7 +32,7 @@ void Norm::operator()(const float* x, int64_t rows, Type type, void* y) const {
     parallel((rows + rows_of_a_chunk - 1) / rows_of_a_chunk, [&](int64_t chunk) {
         const int64_t end = std::min(rows, (chunk + 1) * rows_of_a_chunk);
         for (int64_t row = chunk * rows_of_a_chunk; row < end; row++)
-            linear_kernels().rms(x + row * size, size, weight.data(), eps, type, static_cast<char*>(y) + row * stride);
+            pointwise_kernels().rms(x + row * size, size, weight.data(), eps, type, static_cast<char*>(y) + row * stride);
     });
 }
 
@@ -66,14 +67,31 @@ void QkvProjections::qkv(const float* x, int64_t rows, float* q, float* k, float
 }
 
 GatedMlp::GatedMlp(const Tensor& weight, const WeightSource& gate, const WeightSource& up, float eps, int bits)
-    : matrix_({gate, up}, bits), norm_(norm(weight, matrix_.inputs(), type(), eps)) {}
+    : gate_(gate.alike(up) ? std::vector{gate, up} : std::vector{gate}, bits),
+      norm_(norm(weight, gate_.inputs(), type(), eps)) {
+    up.expect(type(), outputs(), hidden());
+    if (!gate.alike(up)) up_.emplace(std::vector{up}, bits);
+}
 
 void GatedMlp::forward(const float* x, int64_t rows, void* gated) const {
     Scratch scratch;
     const int64_t from = round_up(hidden(), block_size);
     void* normed = scratch.take<char>(rows * from * size_of(type()));
     norm_(x, rows, type(), normed);
-    multiply({{matrix_.weights(), normed, from, rows, nullptr, Epilogue::swiglu, gated, stride()}});
+    if (!up_) return multiply({{gate_.weights(), normed, from, rows, nullptr, Epilogue::swiglu, gated, stride()}});
+    const int64_t each = stride(), count = rows * each;
+    const auto project = [&](const Matrix& matrix) {
+        Weights weights = matrix.weights();
+        weights.outputs = each;  // those beyond are zeros, which is what the next matrix reads there
+        return Linear{weights, normed, from, rows, nullptr, Epilogue::store, scratch.take<float>(count), each};
+    };
+    const Linear gates = project(gate_), ups = project(*up_);
+    multiply({gates, ups});
+    parallel((count + numbers_of_a_chunk - 1) / numbers_of_a_chunk, [&](int64_t chunk) {
+        const int64_t at = chunk * numbers_of_a_chunk, n = std::min(numbers_of_a_chunk, count - at);
+        pointwise_kernels().swiglu(static_cast<const float*>(gates.y) + at, static_cast<const float*>(ups.y) + at, n,
+                                   type(), static_cast<char*>(gated) + at * size_of(type()));
+    });
 }
 
 DecoderLayer::DecoderLayer(const LayerWeights& w, int64_t head_dim, float eps, int bits)

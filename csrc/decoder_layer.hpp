@@ -60,16 +60,17 @@ class GatedMlp {
     GatedMlp(const Tensor& norm, const WeightSource& gate, const WeightSource& up, float eps, int bits);
 
     int64_t hidden() const { return norm_.size; }
-    int64_t outputs() const { return matrix_.outputs(); }
+    int64_t outputs() const { return gate_.outputs(); }
     int64_t stride() const { return round_up(outputs(), block_size); }
-    Type type() const { return matrix_.type(); }
-    size_t bytes() const { return matrix_.bytes(); }
+    Type type() const { return gate_.type(); }
+    size_t bytes() const { return gate_.bytes() + (up_ ? up_->bytes() : 0); }
 
-    /// Writes `gated` (rows, stride) of the weights' type.
+    /// Writes `gated` (rows, stride) of the input's type.
     void forward(const float* x, int64_t rows, void* gated) const;
 
   private:
-    Matrix matrix_;
+    Matrix gate_;  // interleaved with the up projection
+    std::optional<Matrix> up_;  // unless the two are of different types
     Norm norm_;
 };
 

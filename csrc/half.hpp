@@ -6,6 +6,11 @@
 
 namespace triforce {
 
+/// float16 in memory.
+struct half {
+    uint16_t bits;
+};
+
 /// Exact: each half is a float.
 inline float half_to_float(uint16_t half) {
     const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16, rest = half & 0x7fff;
@@ -17,6 +22,8 @@ inline float half_to_float(uint16_t half) {
     std::memcpy(&value, &bits, sizeof value);
     return value;
 }
+
+inline float to_float(half x) { return half_to_float(x.bits); }
 
 /// The nearest half, even where there are two; infinite beyond the largest.
 inline uint16_t to_half(float value) {

@@ -29,8 +29,8 @@ void run_chunk(const Linear& l, int64_t chunk) {
     linear_kernels().run(l, top, bottom, first, std::min(first + grid.chunk_blocks, l.weights.blocks));
 }
 
-/// The rows of x, rounded.
-const int8_t* quantised(Scratch& scratch, const Linear& l) {
+/// The rows of x, as the weights want them.
+const int8_t* rounded_rows(Scratch& scratch, const Linear& l) {
     constexpr int64_t at_once = 8;  // some microseconds of work
     int8_t* rows = scratch.take<int8_t>(l.rows * rounded_stride(l.weights));
     parallel((l.rows + at_once - 1) / at_once, [&](int64_t job) {
@@ -43,20 +43,21 @@ const int8_t* quantised(Scratch& scratch, const Linear& l) {
 
 void multiply(std::initializer_list<Linear> products) {
     Scratch scratch;
-    const int8_t* rounded[3] = {};  // x as each kind of weights wants it, if any does
+    const int8_t* rounded[4] = {};  // x as each kind of weights wants it, if any does
     int64_t chunks = 0, work = 0;
     for (const Linear& l : products) {
         const Rounding rounding = l.weights.rounding();
         const int8_t*& rows = rounded[static_cast<int>(rounding)];
-        if (rounding != Rounding::none && !rows) rows = quantised(scratch, l);
+        if (rounding != Rounding::none && !rows) rows = rounded_rows(scratch, l);
         chunks += Grid(l).chunks();
         work += l.rows * l.weights.blocks * block_size * l.weights.inputs;
     }
     const auto body = [&](int64_t chunk) {
         for (Linear l : products) {
             const int64_t own = Grid(l).chunks();
-            const int8_t* rows = rounded[static_cast<int>(l.weights.rounding())];
-            if (rows) l.x = rows, l.x_stride = rounded_stride(l.weights);
+            const Rounding rounding = l.weights.rounding();
+            if (const int8_t* rows = rounded[static_cast<int>(rounding)])
+                l.x = rows, l.x_stride = rounding == Rounding::widen ? l.weights.inputs : rounded_stride(l.weights);
             if (chunk < own) return run_chunk(l, chunk);
             chunk -= own;
         }

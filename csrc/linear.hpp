@@ -16,27 +16,31 @@ namespace triforce {
 constexpr int block_size = 16;   // outputs of a block: one register of floats
 constexpr int linear_rows = 96;  // at most, of one call of a kernel
 
-enum class Rounding : int { none, by_row, by_group };
+enum class Rounding : int { none, widen, by_row, by_group };
 
 /// Packed weights, owned by a Matrix. Blocks of 16 outputs, each with inputs ascending, in pairs for bf16:
-/// [blocks][inputs / 2][16][2]; for float [blocks][inputs][16]. Missing outputs and inputs are zeros.
+/// [blocks][inputs / 2][16][2]; for float and half [blocks][inputs][16]. Missing outputs and inputs are zeros. Products
+/// with float or half take x as float, to which rows of bf16 are widened.
 ///
 /// With scales they are int8, in fours: [blocks][inputs / 4][16][4]. Such a product rounds each row of x to int8, too.
 /// Its sums are exact and are multiplied once by the scales of row and output, so all levels agree in every bit.
 ///
 /// With a format they are as low_bit.hpp says, one block of 16 outputs after another.
 struct Weights {
-    Type type;  // of x, and of the weights unless these are int8
+    Type type;  // of x
     const void* data;
     const float* scales;  // (blocks * 16), of each output; or null
-    int64_t inputs;       // even; a multiple of 16 for int8, of whole groups for a format
+    int64_t inputs;       // even; a multiple of 16 for int8 and for widened x, of whole groups for a format
     int64_t outputs;      // of each of two interleaved matrices
     int64_t blocks;
     Format format = Format::none;
+    Type numbers = type;  // of the weights, unless these are int8 or have a format
 
-    /// How a product rounds its input: two that do so alike share it.
+    /// How a product rounds its input, or widens it: two that do so alike share it.
     Rounding rounding() const {
-        return format != Format::none ? Rounding::by_group : scales ? Rounding::by_row : Rounding::none;
+        if (format != Format::none) return Rounding::by_group;
+        if (scales) return Rounding::by_row;
+        return type == Type::bf16 && numbers != Type::bf16 ? Rounding::widen : Rounding::none;
     }
 };
 
@@ -64,17 +68,25 @@ struct LinearKernels {
     /// rounded, it has been through `quantise`.
     void (*run)(const Linear& linear, int64_t top, int64_t bottom, int64_t first, int64_t last);
     /// Rows [top, bottom) of x as int8, each followed by its scale, a float; or of weights with a format as
-    /// `GroupedRows` has them.
+    /// `GroupedRows` has them; or widened to floats.
     void (*quantise)(const Linear& linear, int64_t top, int64_t bottom, int8_t* rows);
+};
+TF_KERNEL_TABLE(LinearKernels, linear_kernels)
+
+/// What goes over vectors between products.
+struct PointwiseKernels {
+    /// y = silu(gate) * up, rounded to `type`: n numbers, a multiple of 16.
+    void (*swiglu)(const float* gate, const float* up, int64_t n, Type type, void* y);
     /// y = x / sqrt(mean(x^2) + eps) * weight, in float32, rounded once: to `type`. y may be x. `weight` and y have n
     /// numbers rounded up to 16: where the rest of the weight is zero, so is that of y.
     void (*rms)(const float* x, int64_t n, const float* weight, float eps, Type type, void* y);
 };
-TF_KERNEL_TABLE(LinearKernels, linear_kernels)
+TF_KERNEL_TABLE(PointwiseKernels, pointwise_kernels)
 
-/// Bytes of a rounded row.
+/// Bytes of a rounded row, or of a widened one.
 constexpr int64_t rounded_stride(const Weights& weights) {
-    return weights.format == Format::none ? weights.inputs + block_size : grouped_stride(weights.inputs);
+    if (weights.format != Format::none) return grouped_stride(weights.inputs);
+    return weights.scales ? weights.inputs + block_size : weights.inputs * static_cast<int64_t>(sizeof(float));
 }
 
 /// Computes some products of the same x in one job of the thread pool.

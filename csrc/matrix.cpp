@@ -6,7 +6,9 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 
+#include "half.hpp"
 #include "threads.hpp"
 
 namespace triforce {
@@ -14,7 +16,7 @@ namespace {
 
 // Inputs of an output that are adjacent, for instructions that multiply as many at once.
 template <class T>
-constexpr int64_t adjacent = sizeof(uint32_t) / sizeof(T);
+constexpr int64_t adjacent = std::is_same_v<T, half> ? 1 : sizeof(uint32_t) / sizeof(T);
 
 template <class T>
 T& element(const Weights& w, int64_t block, int64_t lane, int64_t input) {
@@ -23,28 +25,59 @@ T& element(const Weights& w, int64_t block, int64_t lane, int64_t input) {
     return data[(input / P * block_size + lane) * P + input % P];
 }
 
+// Packing a block of weights of type T, from rows of a tensor. Returns whether all are finite.
+
 template <class T>
-void pack(const Weights& w, const Tensor& from, int64_t source_block, int64_t block) {
-    const auto* rows = static_cast<const T*>(from.data) + source_block * block_size * from[1];
-    const int64_t lanes = std::min<int64_t>(block_size, from[0] - source_block * block_size);
-    for (int64_t lane = 0; lane < lanes; lane++)
-        for (int64_t i = 0; i < from[1]; i++) element<T>(w, block, lane, i) = rows[lane * from[1] + i];
+bool pack(const Weights& w, const T* rows, int64_t lanes, int64_t inputs, int64_t block) {
+    bool finite = true;
+    for (int64_t lane = 0; lane < lanes; lane++, rows += inputs)
+        for (int64_t i = 0; i < inputs; i++) {
+            element<T>(w, block, lane, i) = rows[i];
+            finite &= std::isfinite(to_float(rows[i]));
+        }
+    return finite;
 }
 
 template <class T>
-void pack_int8(const Weights& w, const Tensor& from, int64_t source_block, int64_t block) {
-    const auto* rows = static_cast<const T*>(from.data) + source_block * block_size * from[1];
-    const int64_t lanes = std::min<int64_t>(block_size, from[0] - source_block * block_size);
-    for (int64_t lane = 0; lane < lanes; lane++, rows += from[1]) {
+bool pack_int8(const Weights& w, const T* rows, int64_t lanes, int64_t inputs, int64_t block) {
+    bool finite = true;
+    for (int64_t lane = 0; lane < lanes; lane++, rows += inputs) {
         float largest = 0;
-        for (int64_t i = 0; i < from[1]; i++) largest = std::max(largest, std::fabs(to_float(rows[i])));
+        for (int64_t i = 0; i < inputs; i++) {
+            largest = std::max(largest, std::fabs(to_float(rows[i])));
+            finite &= std::isfinite(to_float(rows[i]));
+        }
         const float scale = largest / int8_largest, inverse = scale > 0 ? 1 / scale : 0;
         const_cast<float*>(w.scales)[block * block_size + lane] = scale;
-        for (int64_t i = 0; i < from[1]; i++) {
+        for (int64_t i = 0; i < inputs; i++) {
             const float multiple = std::nearbyint(to_float(rows[i]) * inverse);
             element<int8_t>(w, block, lane, i) = static_cast<int8_t>(std::clamp(multiple, -int8_largest, int8_largest));
         }
     }
+    return finite;
+}
+
+/// Calls `body` with a pointer to numbers, as one to their type.
+template <class Body>
+auto typed(Type type, const char* numbers, Body body) {
+    if (type == Type::bf16) return body(reinterpret_cast<const bf16*>(numbers));
+    if (type == Type::half) return body(reinterpret_cast<const half*>(numbers));
+    return body(reinterpret_cast<const float*>(numbers));
+}
+
+/// Calls pack(type, rows, lanes, block) for each block of all sources: rows of some outputs of one, in its type. Throws
+/// std::invalid_argument if one returns that numbers are not finite.
+template <class Pack>
+void pack_blocks(const Weights& weights, const std::vector<WeightSource>& interleaved, Pack pack) {
+    const int64_t count = static_cast<int64_t>(interleaved.size());
+    std::atomic<const char*> broken{};
+    parallel(weights.blocks, [&](int block) {
+        const Tensor& source = interleaved[block % count].tensor;
+        const int64_t row = block / count * block_size, lanes = std::min<int64_t>(block_size, source[0] - row);
+        const char* rows = static_cast<const char*>(source.data) + row * source.row_bytes();
+        if (!pack(source.type, rows, lanes, block)) broken = source.name;
+    });
+    if (broken) throw std::invalid_argument(std::string(broken) + " holds NaN or Inf");
 }
 
 template <class T>
@@ -58,13 +91,13 @@ void check(const std::vector<WeightSource>& interleaved) {
     const WeightSource& first = interleaved[0];
     const std::string name = first.tensor.name;
     const bool plain = first.format == Format::none;
-    require(!plain || first.input == Type::bf16 || first.input == Type::f32, (name + " must be bfloat16 or float32").c_str());
-    first.tensor.expect(plain ? first.input : Type::u8, {-1, -1});
+    require(first.input == Type::bf16 || first.input == Type::f32, (name + " must be bfloat16 or float32").c_str());
+    first.tensor.expect(plain ? first.tensor.type : Type::u8, {-1, -1});
     require(first.tensor[0] && first.tensor[1], (name + " is empty").c_str());
     require(plain || first.tensor[1] % file_block_bytes(first.format) == 0, (name + " does not have whole blocks").c_str());
     for (const WeightSource& each : interleaved) {
         each.tensor.expect(first.tensor.type, {first.tensor[0], first.tensor[1]});
-        require(each.format == first.format && each.input == first.input,
+        require(first.alike(each),
                 (name + " and " + each.tensor.name + " differ in type").c_str());
     }
 }
@@ -91,13 +124,13 @@ int64_t WeightSource::inputs() const {
 void WeightSource::row(int64_t id, float* out) const {
     const char* from = static_cast<const char*>(tensor.data) + id * tensor.row_bytes();
     if (format != Format::none) return unpack_file_row(format, reinterpret_cast<const uint8_t*>(from), inputs(), out);
-    for (int64_t i = 0; i < tensor[1]; i++)
-        out[i] = tensor.type == Type::bf16 ? to_float(reinterpret_cast<const bf16*>(from)[i])
-                                           : reinterpret_cast<const float*>(from)[i];
+    typed(tensor.type, from, [&](const auto* numbers) {
+        for (int64_t i = 0; i < tensor[1]; i++) out[i] = to_float(numbers[i]);
+    });
 }
 
 void WeightSource::expect(Type wanted, int64_t outputs_wanted, int64_t inputs_wanted) const {
-    if (format == Format::none) return tensor.expect(wanted, {outputs_wanted, inputs_wanted});
+    if (tensor.type == input) return tensor.expect(wanted, {outputs_wanted, inputs_wanted});
     if (outputs_wanted < 0) outputs_wanted = outputs();
     const auto shape = [](int64_t out, int64_t in) { return std::to_string(out) + ", " + std::to_string(in); };
     require(input == wanted && outputs() == outputs_wanted && inputs() == inputs_wanted,
@@ -112,6 +145,7 @@ Matrix::Matrix(const std::vector<WeightSource>& interleaved, int bits) {
     inputs_ = first.inputs();
     weights_ = {first.input, nullptr, nullptr, inputs_, first.outputs(),
                 each * static_cast<int64_t>(interleaved.size()), first.format};
+    weights_.numbers = first.tensor.type;
     if (first.format == Format::none && bits == 4 && inputs_ % group_size == 0) weights_.format = Format::q4_1;
     if (weights_.format != Format::none)
         pack_groups(interleaved);
@@ -120,38 +154,34 @@ Matrix::Matrix(const std::vector<WeightSource>& interleaved, int bits) {
 }
 
 void Matrix::pack_numbers(const std::vector<WeightSource>& interleaved, bool int8) {
-    const bool narrow = type() == Type::bf16;
     require(!int8 || inputs_ <= most_int8_inputs,
             (std::string(interleaved[0].tensor.name) + " is too wide for int8").c_str());
-    weights_.inputs = round_up(inputs_, int8 ? block_size : 2);
-    const int64_t rows = weights_.blocks * block_size, data = rows * weights_.inputs * (int8 ? 1 : size_of(type()));
+    weights_.inputs = round_up(inputs_, int8 || weights_.rounding() == Rounding::widen ? block_size : 2);
+    const int64_t rows = weights_.blocks * block_size;
+    const int64_t data = rows * weights_.inputs * (int8 ? 1 : size_of(weights_.numbers));
     memory_ = Memory(data + (int8 ? rows * sizeof(float) : 0));
     weights_.data = memory_.data();
     if (int8) weights_.scales = reinterpret_cast<const float*>(memory_.data() + data);
-    const auto pack_one = int8 ? (narrow ? pack_int8<bf16> : pack_int8<float>) : (narrow ? pack<bf16> : pack<float>);
-    const int64_t count = static_cast<int64_t>(interleaved.size());
-    parallel(weights_.blocks,
-             [&](int block) { pack_one(weights_, interleaved[block % count].tensor, block / count, block); });
+    pack_blocks(weights_, interleaved, [&](Type type, const char* from, int64_t lanes, int64_t block) {
+        return typed(type, from, [&](const auto* numbers) {
+            return int8 ? pack_int8(weights_, numbers, lanes, inputs_, block)
+                        : pack(weights_, numbers, lanes, inputs_, block);
+        });
+    });
 }
 
 void Matrix::pack_groups(const std::vector<WeightSource>& interleaved) {
-    const int64_t bytes = block_bytes(parts(weights_.format), inputs_), count = static_cast<int64_t>(interleaved.size());
+    const int64_t bytes = block_bytes(parts(weights_.format), inputs_);
     memory_ = Memory(weights_.blocks * bytes);
     weights_.data = memory_.data();
-    std::atomic<const char*> broken{};
-    parallel(weights_.blocks, [&](int block) {
-        const WeightSource& source = interleaved[block % count];
-        const int64_t row = block / count * block_size, rows = std::min<int64_t>(block_size, source.outputs() - row);
-        const char* from = static_cast<const char*>(source.tensor.data) + row * source.tensor.row_bytes();
+    pack_blocks(weights_, interleaved, [&](Type type, const char* from, int64_t lanes, int64_t block) {
         std::vector<uint8_t> rounded;
-        if (source.format == Format::none)
-            rounded = type() == Type::bf16 ? to_q4_1(reinterpret_cast<const bf16*>(from), rows * inputs_)
-                                           : to_q4_1(reinterpret_cast<const float*>(from), rows * inputs_);
+        if (type != Type::u8)
+            rounded = typed(type, from, [&](const auto* numbers) { return to_q4_1(numbers, lanes * inputs_); });
         const auto* file = rounded.empty() ? reinterpret_cast<const uint8_t*>(from) : rounded.data();
-        if (!pack_block(weights_.format, file, rows, inputs_, reinterpret_cast<uint8_t*>(memory_.data()) + block * bytes))
-            broken = source.tensor.name;
+        return pack_block(weights_.format, file, lanes, inputs_,
+                          reinterpret_cast<uint8_t*>(memory_.data()) + block * bytes);
     });
-    if (broken) throw std::invalid_argument(std::string(broken) + " holds NaN or Inf");
 }
 
 void Matrix::linear(const void* x, int64_t rows, float* y) const {
@@ -169,9 +199,10 @@ void Matrix::linear(const void* x, int64_t rows, float* y) const {
 }
 
 void Matrix::rows(const int64_t* ids, int64_t count, float* out) const {
-    const auto unpack = weights_.scales        ? unpack_row<int8_t>
-                        : type() == Type::bf16 ? unpack_row<bf16>
-                                               : unpack_row<float>;
+    const auto unpack = weights_.scales                  ? unpack_row<int8_t>
+                        : weights_.numbers == Type::bf16 ? unpack_row<bf16>
+                        : weights_.numbers == Type::half ? unpack_row<half>
+                                                         : unpack_row<float>;
     const int64_t bytes = block_bytes(parts(weights_.format), inputs_);
     for (int64_t i = 0; i < count; i++, out += inputs_)
         if (weights_.format == Format::none)

@@ -10,8 +10,8 @@
 
 namespace triforce {
 
-/// A weight of a checkpoint, (outputs, inputs): of bfloat16 or float32; or rows of bytes of a GGUF type, the input of
-/// whose products is then of type `input`.
+/// A weight of a checkpoint, (outputs, inputs): of bfloat16, float32 or half; or rows of bytes of a GGUF type. The input
+/// of its products is of type `input`.
 struct WeightSource {
     Tensor tensor;
     Format format = Format::none;
@@ -19,6 +19,10 @@ struct WeightSource {
 
     int64_t outputs() const { return tensor[0]; }
     int64_t inputs() const;
+    /// Whether the blocks of the two may be interleaved.
+    bool alike(const WeightSource& other) const {
+        return tensor.type == other.tensor.type && format == other.format && input == other.input;
+    }
     /// Writes a row as floats.
     void row(int64_t id, float* out) const;
     /// Throws unless a product's input is of this type, and the shape is this one, where -1 is any size.
@@ -26,7 +30,7 @@ struct WeightSource {
 };
 
 /// A weight from Python: a tensor, or an object with bytes of a GGUF type, `blocks`, their `kind`, and whether its
-/// products' input is bfloat16, `narrow`. Throws nb::value_error.
+/// products' input is bfloat16, `narrow`. Throws nb::value_error or std::invalid_argument.
 WeightSource weight(const char* name, WeightArg object);
 
 /// Owner of packed `Weights`.
@@ -34,8 +38,8 @@ class Matrix {
   public:
     /// Packs a weight. The blocks of two of one shape are interleaved, so that an epilogue has both: SwiGLU's gate and
     /// up projections. `bits`: 0, or to what they are rounded that have more. To 8 an output's weights are rounded to
-    /// multiples of a scale, the largest to 127 times it; to 4 they become Q4_1 (8 where groups are not whole). Throws std::invalid_argument for
-    /// another type or shape, or where a scale is not finite.
+    /// multiples of a scale, the largest to 127 times it; to 4 they become Q4_1 (8 where groups are not whole). Throws
+    /// std::invalid_argument for another type or shape, or where a weight or a scale is not finite.
     Matrix(const std::vector<WeightSource>& interleaved, int bits);
 
     const Weights& weights() const { return weights_; }

@@ -53,6 +53,7 @@ using Code = nb::dlpack::dtype_code;
 constexpr Kind kinds[] = {
     {{static_cast<uint8_t>(Code::Float), 32, 1}, Type::f32, "float32"},
     {{static_cast<uint8_t>(Code::Bfloat), 16, 1}, Type::bf16, "bfloat16"},
+    {{static_cast<uint8_t>(Code::Float), 16, 1}, Type::half, "float16"},
     {{static_cast<uint8_t>(Code::Float), 64, 1}, Type::f64, "float64"},
     {{static_cast<uint8_t>(Code::Int), 64, 1}, Type::i64, "int64"},
     {{static_cast<uint8_t>(Code::Int), 32, 1}, Type::i32, "int32"},

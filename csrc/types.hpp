@@ -21,13 +21,13 @@ inline float to_float(bf16 x) {
     return value;
 }
 
-enum class Type { f32, bf16, f64, i64, i32, i8, u8, boolean, other };
+enum class Type { f32, bf16, half, f64, i64, i32, i8, u8, boolean, other };
 
 constexpr float int8_largest = 127;  // of int8 with a scale; -128 is not used
 constexpr float int16_largest = 32767;
 
-/// Bytes of a weight or of a number in a page, whose type is one of the first two.
-constexpr int64_t size_of(Type type) { return type == Type::bf16 ? 2 : 4; }
+/// Bytes of a weight or of a number in a page, whose type is one of the first three.
+constexpr int64_t size_of(Type type) { return type == Type::bf16 || type == Type::half ? 2 : 4; }
 
 constexpr Type type_of(float) { return Type::f32; }
 constexpr Type type_of(bf16) { return Type::bf16; }

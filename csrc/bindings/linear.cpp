@@ -110,15 +110,27 @@ void embed(WeightArg embedding, TensorArg ids_object, TensorArg out_object) {
     }
 }
 
+/// Bytes (outputs, bytes of a row) as the numbers that they are in a GGUF file.
+WeightSource numbers(Tensor blocks, const std::string& kind, bool narrow) {
+    const Type type = kind == "F32" ? Type::f32 : kind == "F16" ? Type::half : Type::bf16;
+    require(type != Type::bf16 || kind == "BF16", ("there are no kernels for weights of type " + kind).c_str());
+    blocks.expect(Type::u8, {-1, -1});
+    require(blocks[1] % size_of(type) == 0 && reinterpret_cast<uintptr_t>(blocks.data) % size_of(type) == 0,
+            (std::string(blocks.name) + " does not have whole numbers, aligned").c_str());
+    blocks.type = type, blocks.shape[1] /= size_of(type);
+    return {blocks, Format::none, narrow || type == Type::bf16 ? Type::bf16 : Type::f32};
+}
+
 }  // namespace
 
 WeightSource weight(const char* name, WeightArg object) {
     if (!nb::hasattr(object, "kind")) return {tensor(name, object)};
     const std::string kind = nb::cast<std::string>(object.attr("kind"));
     const Format format = format_named(kind.c_str());
-    require(format != Format::none, ("there are no kernels for weights of type " + kind).c_str());
     const bool narrow = nb::cast<bool>(object.attr("narrow"));
-    return {tensor(name, object.attr("blocks")), format, narrow ? Type::bf16 : Type::f32};
+    const Tensor blocks = tensor(name, object.attr("blocks"));
+    if (format != Format::none) return {blocks, format, narrow ? Type::bf16 : Type::f32};
+    return numbers(blocks, kind, narrow);
 }
 
 void bind_linear(nb::module_& m) {
@@ -132,7 +144,8 @@ void bind_linear(nb::module_& m) {
              "weight"_a, nb::kw_only(), "bits"_a = 0)
         .def_prop_ro("bytes", &Matrix::bytes, "Size of the packed weights.")
         .def("linear", &linear, "x"_a, "y"_a,
-             "Write y = x W^T: x (rows, inputs) of the type that the weights had, y (rows, outputs) float32.")
+             "Write y = x W^T: x (rows, inputs) of the type that the weights had, or of that of a GGUF weight's inputs, "
+             "y (rows, outputs) float32.")
         .def("rows", &rows, "ids"_a, "out"_a,
              "Write rows `ids` (count) int64 of the weight to out (count, inputs) float32.");
     nb::class_<QkvProjections>(m, "QkvProjections",

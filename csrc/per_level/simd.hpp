@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "../half.hpp"
 #include "../types.hpp"
 
 #ifndef TF_LEVEL
@@ -41,6 +42,11 @@ TF_INLINE F16 exp(F16 x) {
     p = fma(p, r, set1(5.0000001201e-1f));
     p = fma(p, r * r, r + set1(1.0f));
     return p * pow2(n);
+}
+
+TF_INLINE F16 silu(F16 x) {
+    x = max(set1(-88.0f), x);  // exp(88) is finite
+    return x / (set1(1.0f) + exp(zero() - x));
 }
 
 // Numbers rounded to integers with one scale: each is the nearest multiple of it, and the largest is the largest code.

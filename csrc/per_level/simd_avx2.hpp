@@ -73,6 +73,11 @@ TF_INLINE F16 load(const bf16* from) {
     return {widen(_mm_loadu_si128(at)), widen(_mm_loadu_si128(at + 1))};
 }
 
+TF_INLINE F16 load(const half* from) {
+    const auto* at = reinterpret_cast<const __m128i*>(from);
+    return {_mm256_cvtph_ps(_mm_loadu_si128(at)), _mm256_cvtph_ps(_mm_loadu_si128(at + 1))};
+}
+
 TF_INLINE __m256i round_to_bf16(__m256 x) {
     const __m256i bits = _mm256_castps_si256(x);
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));

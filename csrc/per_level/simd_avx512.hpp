@@ -51,6 +51,10 @@ TF_INLINE F16 load(const bf16* from) {
     return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16))};
 }
 
+TF_INLINE F16 load(const half* from) {
+    return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)))};
+}
+
 /// The integers nearest to lanes within [-127, 127].
 TF_INLINE void store_int8(int8_t* to, F16 x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x.v)));

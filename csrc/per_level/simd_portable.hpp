@@ -89,6 +89,12 @@ TF_INLINE F16 load(const bf16* from) {
         return (V4)(U4{at[0].bits, at[1].bits, at[2].bits, at[3].bits} << 16);
     });
 }
+TF_INLINE F16 load(const half* from) {
+    return each([&](int i) {
+        const half* at = from + 4 * i;
+        return V4{to_float(at[0]), to_float(at[1]), to_float(at[2]), to_float(at[3])};
+    });
+}
 TF_INLINE void store(bf16* to, F16 x) {
     for (int i = 0; i < 4; i++) {
         const U4 bits = (U4)x.v[i];

@@ -1,4 +1,5 @@
 // One step of a product, by the type of numbers: 64 bytes of weights or of a page, times one 32-bit word for all lanes.
+// Of half a step is 32 bytes, and the word a float.
 #pragma once
 
 #include <type_traits>
@@ -15,8 +16,13 @@ constexpr int numbers_of_word = sizeof(uint32_t) / sizeof(T);
 template <class T>
 using Sum = std::conditional_t<sizeof(T) == 1, I16, F16>;
 
+/// The type of what weights of type T are multiplied with.
+template <class T>
+using Input = std::conditional_t<std::is_same_v<T, half>, float, T>;
+
 TF_INLINE Pairs load_step(const bf16* at) { return load_pairs(at); }
 TF_INLINE F16 load_step(const float* at) { return load(at); }
+TF_INLINE F16 load_step(const half* at) { return load(at); }
 TF_INLINE Quads load_step(const int8_t* at) { return load_quads(at); }
 
 /// A word of one or more numbers of type T, in each lane.

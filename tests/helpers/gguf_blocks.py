@@ -10,9 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
+from numpy.typing import NDArray
 from torch import Tensor
 
 KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+NUMBERS = ("F32", "F16", "BF16")
+"""Types whose weights are numbers, each by itself."""
 HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 """Where a block has its scale and minimum, if not a scale at its beginning."""
 
@@ -31,13 +34,25 @@ class Blocks:
         return torch.from_numpy(quants.dequantize(self.blocks.numpy(), GGMLQuantizationType[self.kind])).double()
 
 
+def as_bytes(numbers: NDArray[np.float32], kind: str) -> NDArray[np.uint8]:
+    """Rows of a file in which numbers (M, K) have a type."""
+    return quants.quantize(numbers, GGMLQuantizationType[kind]).view(np.uint8)
+
+
 def inputs_of_block(kind: str) -> int:
     return int(GGML_QUANT_SIZES[GGMLQuantizationType[kind]][0])
 
 
 def random_blocks(kind: str, M: int, K: int, narrow: bool = False, seed: int = 0, size: float = 0.01) -> Blocks:
-    """Codes and small scales of all values, and halves of such a size and both signs; one output is all zeros."""
+    """Codes and small scales of all values, and halves of such a size and both signs; one output is all zeros.
+
+    Numbers are of such a size, too.
+    """
     draw = np.random.default_rng(seed)
+    if kind in NUMBERS:
+        numbers = (draw.standard_normal((M, K)) * size).astype(np.float32)
+        numbers[M // 2] = 0
+        return Blocks(kind, torch.from_numpy(as_bytes(numbers, kind)), narrow)
     inputs, width = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
     found = draw.integers(0, 256, (M, K // inputs, width), dtype=np.uint8)
     for at in HALVES.get(kind, (0,)):

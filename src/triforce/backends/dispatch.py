@@ -33,7 +33,7 @@ def claim_threads(config: ModelConfig, dtype: torch.dtype, device: torch.device)
 
 
 def keeps_packed(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether weights of few bits stay as they are: products with them are then those of bfloat16 inputs."""
+    """Whether weights of GGUF files stay as they are: products with them are then those of bfloat16 inputs."""
     return dtype == torch.bfloat16 and _suits_native(config, dtype, device)
 
 

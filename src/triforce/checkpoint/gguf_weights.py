@@ -1,4 +1,4 @@
-"""Weights of GGUF files under the names of Hugging Face's models: packed as they are, or as numbers."""
+"""Weights of GGUF files under the names of Hugging Face's models: in their own types, or as numbers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ from torch import Tensor
 from triforce.checkpoint.families import HFConfig
 from triforce.checkpoint.gguf_file import GGUFFile
 from triforce.checkpoint.gguf_names import hugging_face_names, row_order
-from triforce.model.weights import QuantizedWeight
-
-PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+from triforce.model.weights import PLAIN, QuantizedWeight
 
 
 class GGUFWeights:
-    """The tensors of a file. packed: those of few bits are for kernels that read them so; else they are float32."""
+    """The tensors of a file. packed: in their own types, for kernels that read them so; else few bits are float32."""
 
     def __init__(self, file: GGUFFile, hf: HFConfig, *, packed: bool) -> None:
         """Raises ModelError for a tensor that models of this architecture do not have."""
@@ -36,9 +34,10 @@ class GGUFWeights:
         order = row_order(hf.model_type, gguf, hf.num_attention_heads, hf.num_key_value_heads, hf.head_dim)
         with warnings.catch_warnings(action="ignore", category=UserWarning):  # nobody writes to it
             rows = torch.from_numpy(self._file.raw(gguf))
-        if (dtype := PLAIN.get(tensor.type)) is not None:
+        if (dtype := PLAIN.get(tensor.type)) is not None and not (self.packed and len(tensor.shape) == 2):
             numbers = rows.flatten().view(dtype).view(tensor.shape)
-            return numbers if order is None else numbers[order]
+            numbers = numbers if order is None else numbers[order]
+            return numbers.float() if self.packed and dtype == torch.float16 else numbers
         rows = rows if order is None else rows[order]
         if self.packed:
             return QuantizedWeight(tensor.type, rows, tensor.shape[-1], partial(self._file.release, gguf))

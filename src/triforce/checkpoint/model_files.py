@@ -11,11 +11,12 @@ from triforce.checkpoint.families import HFConfig, read_config, sampling_default
 from triforce.checkpoint.gguf_config import EMBEDDING, HEAD, read_gguf_config
 from triforce.checkpoint.gguf_file import GGUFFile
 from triforce.checkpoint.gguf_tokenizer import read_gguf_tokenizer
-from triforce.checkpoint.gguf_weights import PLAIN, GGUFWeights
+from triforce.checkpoint.gguf_weights import GGUFWeights
 from triforce.checkpoint.hub import model_path
 from triforce.checkpoint.tokenizer import Tokenizer, configured_eos_ids, same_tokenizer
 from triforce.checkpoint.tokenizer_files import has_tokenizer
 from triforce.checkpoint.weight_files import Archive, open_archives
+from triforce.model.weights import PLAIN
 
 
 class HFFolder:
@@ -87,7 +88,7 @@ class GGUFModel:
         return {}
 
     def archives(self, *, packed: bool) -> Mapping[str, Archive]:
-        """Each tensor name, and the file that holds it. packed: weights of few bits stay so. Raises ModelError."""
+        """Each tensor name, and the file that holds it. packed: weights keep their types. Raises ModelError."""
         weights = GGUFWeights(self._file, self.config, packed=packed)
         return dict.fromkeys(weights.names(), weights)
 

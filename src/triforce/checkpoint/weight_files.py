@@ -19,6 +19,9 @@ from triforce.model.weights import Matrix
 class Archive(Protocol):
     """A weight file: tensors by name."""
 
+    packed: bool
+    """Whether its tensors keep their own types, for kernels that read them so."""
+
     def view(self, name: str) -> Matrix:
         """The tensor, in its shape, as it lies in the mapped file: for as long as the model lives."""
 
@@ -54,6 +57,8 @@ def _files(folder: Path, stem: str, suffix: str) -> list[Path]:
 class Safetensors:
     """Views of one mapping of the file: no second copy."""
 
+    packed = False
+
     def __init__(self, file: Path) -> None:
         self._file = file
         self._shared = self._open()
@@ -81,6 +86,8 @@ class Safetensors:
 
 class Pickle:
     """A pickled state dict. Nothing in it is run: torch's loader builds tensors and plain containers only."""
+
+    packed = False
 
     def __init__(self, file: Path) -> None:
         try:

@@ -161,9 +161,10 @@ class _Reader:
             return tensor.part(*cut)
         if tensor.dtype not in SOURCES:
             raise ModelError(f"tensor {name} is {tensor.dtype}, which is not supported; use unquantized weights")
-        fits = tensor.dtype == self.dtype and self.device.type == "cpu"
-        tensor = tensor[cut] if fits else numbers(archive.glance(name))[cut].to(self.device, self.dtype)
+        dtype = tensor.dtype if archive.packed else self.dtype
+        fits = tensor.dtype == dtype and self.device.type == "cpu"
+        tensor = tensor[cut] if fits else numbers(archive.glance(name))[cut].to(self.device, dtype)
         # The extremes tell NaN and Inf in one read, without a temporary and without the overflow that a sum may have.
         if not all(extreme.isfinite() for extreme in torch.aminmax(tensor)):
-            raise ModelError(f"tensor {name} holds NaN or Inf in {self.dtype}; download it again or change --dtype")
+            raise ModelError(f"tensor {name} holds NaN or Inf in {dtype}; download it again or change --dtype")
         return tensor.contiguous()

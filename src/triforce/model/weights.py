@@ -13,6 +13,9 @@ from torch import Tensor
 
 from triforce.errors import RequestError
 
+PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+"""The GGUF types whose weights are numbers, each by itself."""
+
 
 def _stay() -> None:
     """Release nothing: these bytes lie in no file."""
@@ -20,7 +23,7 @@ def _stay() -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizedWeight:
-    """A matrix in blocks of a GGUF type, for kernels that multiply with it as it is."""
+    """A matrix of a GGUF type, for kernels that multiply with it as it is."""
 
     kind: str
     """The type, such as Q4_K."""
@@ -49,7 +52,7 @@ class QuantizedWeight:
     @property
     def block(self) -> int:
         """Inputs that only come together."""
-        return 256 if self.kind.endswith("_K") else 32
+        return 1 if self.kind in PLAIN else 256 if self.kind.endswith("_K") else 32
 
     def part(self, outputs: slice, inputs: slice = slice(None)) -> QuantizedWeight:
         """Return some of its outputs and inputs. Raises RequestError where these are no whole blocks."""
@@ -121,4 +124,4 @@ class Weights:
     @property
     def has_numbers(self) -> bool:
         """Whether a matrix that products read holds numbers, of which kernels can make copies of fewer bits."""
-        return any(isinstance(weight, Tensor) for weight in self.multiplied())
+        return any(isinstance(weight, Tensor) or weight.kind in PLAIN for weight in self.multiplied())

@@ -71,7 +71,7 @@ def product(dtype: torch.dtype, bits: int = 0) -> Tensor:
 
 
 def gguf_product(kind: str, dtype: torch.dtype) -> Tensor:
-    """What the weights stand for is exact, so the error is that of the rounded input."""
+    """What the weights stand for is exact, so the error is that of the rounded input, if it is rounded."""
     N, K, M = 20, 4096, 100
     weight, x_NK, y_NM = (
         random_blocks(kind, M, K, dtype == torch.bfloat16),
@@ -163,7 +163,7 @@ KERNELS: dict[str, Callable[[torch.dtype], Tensor]] = {
     "int8, mass of a page": lambda dtype: attention(dtype, int8=True)[1],
     "int8, product with weights": partial(product, bits=8),
     "int4, product with weights": partial(product, bits=4),
-    **{f"product with {kind} weights": partial(gguf_product, kind) for kind in KINDS},
+    **{f"product with {kind} weights": partial(gguf_product, kind) for kind in ("F32", "F16", *KINDS)},
 }
 
 

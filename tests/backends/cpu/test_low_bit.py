@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers.gguf_blocks import KINDS, Blocks, inputs_of_block, random_blocks
+from tests.helpers.gguf_blocks import KINDS, NUMBERS, Blocks, inputs_of_block, random_blocks
 from tests.helpers.paged_kv import native, usable
 
 if native is None:
@@ -49,7 +49,7 @@ def rounded(x_NK: Tensor) -> Tensor:
 
 def test_low_bit_bytes_are_as_documented() -> None:
     types = tomllib.loads(DATA.read_text(encoding="utf-8"))["types"]
-    assert tuple(row["name"] for row in types) == KINDS
+    assert tuple(row["name"] for row in types) == (*NUMBERS, *KINDS)
     for row in types:
         weight = random_blocks(row["name"], 64, 2048)  # 512 times 256
         assert weight.blocks.numel() == 512 * row["file"] and native.Matrix(weight).bytes == 512 * row["packed"]

@@ -68,6 +68,9 @@ GGUF: dict[str, Edit | Swap] = {
         ORDER, lambda order: lambda family, name, H, G, D: order(family, name, 2 * H, 2 * G, D // 2),
     ),
     "gguf: packed rows stay woven": Edit(VIEW, ("rows = rows if order is None else rows[order]", "pass")),
+    "gguf: vectors of packed weights are rounded": Edit(
+        "triforce.checkpoint.weights:_Reader.take", ("tensor.dtype if archive.packed else self.dtype", "self.dtype"),
+    ),
 }  # fmt: skip
 
 COMPARE = "triforce.bench.compare"

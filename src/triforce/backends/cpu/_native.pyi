@@ -50,7 +50,8 @@ class Matrix:
 
     def linear(self, x: torch.Tensor, y: torch.Tensor) -> None:
         """
-        Write y = x W^T: x (rows, inputs) of the type that the weights had, y (rows, outputs) float32.
+        Write y = x W^T: x (rows, inputs) of the type that the weights had, or of that of a GGUF weight's inputs, y
+        (rows, outputs) float32.
         """
 
     def rows(self, ids: torch.Tensor, out: torch.Tensor) -> None:

@@ -84,16 +84,9 @@ def packed(make: Callable[[ModelConfig, Layer, int], L], config: ModelConfig, we
     """Pack each layer. Raises ModelError."""
     blocks = []
     for i, layer in enumerate(weights.layers):
-        gate, up = (_type(weight) for weight in (layer.gate_proj_IC, layer.up_proj_IC))
         with packing(f"layer {i}", *(getattr(layer, f.name) for f in fields(layer))):
-            if gate != up:
-                raise ValueError(f"gate and up projections must have one type, and have {gate} and {up}")
             blocks.append(make(config, layer, bits))
     return blocks
-
-
-def _type(weight: Matrix) -> str:
-    return weight.kind if isinstance(weight, QuantizedWeight) else str(weight.dtype).removeprefix("torch.")
 
 
 class NativeModel(EmbeddingAndHead):

@@ -1,0 +1,88 @@
+"""Gate and up projections of two types, on every level. Shape suffixes: N rows, C hidden size, I MLP size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.gguf_blocks import Blocks, as_bytes, random_blocks
+from tests.helpers.paged_kv import native, usable
+
+if native is None:
+    pytest.skip("the native kernels were not built", allow_module_level=True)
+
+EPS = 1e-5
+
+
+@pytest.fixture(autouse=True, params=sorted({level for level, _ in usable()}))
+def level(request: pytest.FixtureRequest) -> Iterator[str]:
+    before, threads = native.level(), native.threads()
+    native.use(request.param)
+    yield request.param
+    native.use(before)
+    native.set_threads(threads)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def gated(gate: Blocks, up: Blocks, x_NC: Tensor, bits: int = 0) -> Tensor:
+    """Return all that is written, zeros behind the outputs included."""
+    mlp = native.GatedMlp(torch.ones(x_NC.shape[1]), gate, up, eps=EPS, bits=bits)
+    out_NI = torch.full((len(x_NC), mlp.stride), torch.nan, dtype=torch.bfloat16 if gate.narrow else torch.float32)
+    mlp.forward(x_NC.contiguous(), out_NI)
+    return out_NI
+
+
+def as_kind(weight: Blocks, kind: str) -> Blocks:
+    """The same numbers in a type that has them all."""
+    return Blocks(kind, torch.from_numpy(as_bytes(weight.weights_MK().float().numpy(), kind)), weight.narrow)
+
+
+@pytest.mark.parametrize("narrow", [True, False])
+@pytest.mark.parametrize(("size", "C"), [(1, 16), (50, 100), (2100, 33), (700, 256)])
+def test_gate_and_up_of_two_types_have_bits_of_one(size: int, C: int, narrow: bool) -> None:
+    """Halves as such, and as float32, where both lie in one matrix."""
+    gate, up = (random_blocks("F16", size, C, narrow, seed=seed, size=C**-0.5) for seed in (0, 1))
+    x_NC = normal(20, C)
+    one = gated(gate, up, x_NC)
+    assert torch.equal(one[:, size:], torch.zeros_like(one[:, size:])) and one[:, :size].isfinite().all()
+    for two in ((as_kind(gate, "F32"), up), (gate, as_kind(up, "F32"))):
+        assert torch.equal(gated(*two, x_NC), one)
+
+
+@pytest.mark.parametrize("kinds", [("Q4_K", "Q6_K"), ("Q8_0", "F16"), ("F32", "Q5_1"), ("BF16", "Q4_0")])
+def test_gate_and_up_of_two_types_are_near_float64(kinds: tuple[str, str]) -> None:
+    size, C = 100, 512
+    gate, up = (random_blocks(kind, size, C, True, size=0.004) for kind in kinds)
+    x_NC = normal(16, C)
+    y_NC = x_NC.double() / (x_NC.double().square().mean(1, keepdim=True) + EPS).sqrt()
+    gate_NI, up_NI = (y_NC @ weight.weights_MK().T for weight in (gate, up))
+    exact_NI = gate_NI * gate_NI.sigmoid() * up_NI
+    error_NI = gated(gate, up, x_NC)[:, :size].double() - exact_NI
+    assert error_NI.square().mean().sqrt() < 2.0**-5 * exact_NI.square().mean().sqrt()
+
+
+@pytest.mark.parametrize("kinds", [("Q4_K", "Q6_K"), ("BF16", "F16"), ("F32", "Q5_1")])
+@pytest.mark.parametrize("bits", [0, 8, 4])
+def test_gate_and_up_of_two_types_keep_the_law(kinds: tuple[str, str], bits: int) -> None:
+    """A row's bits depend on that row alone, and those of some outputs on these."""
+    gate, up = (random_blocks(kind, 1600, 256, True, size=0.004) for kind in kinds)
+    x_NC = normal(110, 256)
+    whole = gated(gate, up, x_NC, bits)
+    for threads in (1, 2):
+        native.set_threads(threads)
+        for rows in (slice(0, 1), slice(5, 12), slice(100, 101), slice(0, 110)):
+            assert torch.equal(gated(gate, up, x_NC[rows], bits), whole[rows])
+    part = [Blocks(one.kind, one.blocks[32:80].contiguous(), True) for one in (gate, up)]
+    assert torch.equal(gated(*part, x_NC, bits), whole[:, 32:80])
+
+
+def test_gate_and_up_of_two_shapes_raise() -> None:
+    gate, up = random_blocks("Q4_K", 32, 256, True), random_blocks("Q6_K", 48, 256, True)
+    with pytest.raises(ValueError, match=r"up_proj must be \(32, 256\), is \(48, 256\)"):
+        native.GatedMlp(torch.ones(256), gate, up, eps=EPS)

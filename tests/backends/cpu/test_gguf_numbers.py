@@ -1,0 +1,165 @@
+"""Products with numbers of GGUF files, on every level. Shape suffixes: N rows, K inputs, M outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.gguf_blocks import NUMBERS, Blocks, as_bytes, random_blocks
+from tests.helpers.paged_kv import native, usable
+
+if native is None:
+    pytest.skip("the native kernels were not built", allow_module_level=True)
+
+SHAPES = [(1, 1), (16, 2), (17, 33), (40, 100), (70, 352), (200, 1500), (72, 2600)]
+WIDE = ("F32", "F16")
+"""Those whose products take bfloat16 inputs as float32."""
+
+
+@pytest.fixture(autouse=True, params=sorted({level for level, _ in usable()}))
+def level(request: pytest.FixtureRequest) -> Iterator[str]:
+    before, threads = native.level(), native.threads()
+    native.use(request.param)
+    yield request.param
+    native.use(before)
+    native.set_threads(threads)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def linear(weight: Blocks | Tensor, x_NK: Tensor) -> Tensor:
+    y_NM = torch.full((len(x_NK), len(weight if isinstance(weight, Tensor) else weight.blocks)), torch.nan)
+    native.Matrix(weight).linear(x_NK, y_NM)
+    return y_NM
+
+
+def bound(weight_MK: Tensor, x_NK: Tensor) -> Tensor:
+    """One chain of sums: at most two roundings for each product."""
+    return 2 * x_NK.shape[1] * 2.0**-24 * (x_NK.double().abs() @ weight_MK.abs().T)
+
+
+@pytest.mark.parametrize(("M", "K"), SHAPES)
+@pytest.mark.parametrize("kind", WIDE)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_gguf_number_product_error_within_bound(kind: str, M: int, K: int, dtype: torch.dtype) -> None:
+    weight, x_16K = random_blocks(kind, M, K, dtype == torch.bfloat16), normal(16, K, seed=1).to(dtype)
+    w_MK = weight.weights_MK()
+    for N in range(1, 17):
+        x_NK = x_16K[:N].contiguous()
+        error = (linear(weight, x_NK) - x_NK.double() @ w_MK.T).abs()
+        assert bool((error <= bound(w_MK, x_NK)).all()), N
+
+
+@pytest.mark.parametrize("kind", WIDE)
+def test_gguf_numbers_rounded_to_bfloat16_miss_bound(kind: str) -> None:
+    """The inverse: weights that lose bits would fail the bound above, and so would inputs."""
+    weight, x_NK = random_blocks(kind, 40, 352, True), normal(9, 352, seed=1)
+    w_MK, some_M = weight.weights_MK(), weight.weights_MK().any(1)
+    for w, x in ((w_MK.bfloat16().double(), x_NK.bfloat16()), (w_MK, x_NK)):
+        error = (linear(weight, x.bfloat16()) - x.double() @ w.T).abs()
+        assert bool((error > bound(w, x)).float()[:, some_M].mean() > 0.5)
+
+
+@pytest.mark.parametrize(("M", "K"), SHAPES)
+@pytest.mark.parametrize("kind", WIDE)
+def test_gguf_number_product_has_bits_of_float32_matrix(kind: str, M: int, K: int) -> None:
+    """Numbers of two bytes, and inputs of two, are the float32 that they are equal to."""
+    weight, x_NK = random_blocks(kind, M, K, True), normal(25, K, seed=1).bfloat16()
+    assert torch.equal(linear(weight, x_NK), linear(weight.weights_MK().float(), x_NK.float()))
+
+
+def test_gguf_bfloat16_is_a_bfloat16_matrix() -> None:
+    weight, x_NK = random_blocks("BF16", 40, 352, True), normal(9, 352, seed=1).bfloat16()
+    assert torch.equal(linear(weight, x_NK), linear(weight.weights_MK().bfloat16(), x_NK))
+
+
+@pytest.mark.parametrize("kind", WIDE)
+def test_gguf_number_row_bits_independent_of_batch(kind: str) -> None:
+    weight, x_NK = random_blocks(kind, 100, 2600, True), normal(230, 2600).bfloat16()
+    whole = linear(weight, x_NK)
+    for threads in (1, 2):
+        native.set_threads(threads)
+        assert torch.equal(whole, linear(weight, x_NK))
+        for N in range(1, 20):
+            assert torch.equal(whole[N : 2 * N], linear(weight, x_NK[N : 2 * N])), N
+
+
+@pytest.mark.parametrize("kind", NUMBERS)
+def test_gguf_number_part_of_outputs_has_bits_of_whole(kind: str) -> None:
+    """So that ranks may cut the outputs."""
+    weight, x_NK = random_blocks(kind, 96, 512, True), normal(3, 512).bfloat16()
+    part = Blocks(kind, weight.blocks[32:80].contiguous(), True)
+    assert torch.equal(linear(weight, x_NK)[:, 32:80], linear(part, x_NK))
+
+
+@pytest.mark.parametrize("kind", NUMBERS)
+def test_gguf_number_rows_equal_library(kind: str) -> None:
+    """As packed memory has them, and as the file has them."""
+    weight, ids = random_blocks(kind, 37, 100, True), torch.tensor([0, 36, 5, 18, 5])
+    packed, read = torch.empty(5, 100), torch.empty(5, 100)
+    native.Matrix(weight).rows(ids, packed)
+    native.embed(weight, ids, read)
+    assert torch.equal(packed.double(), weight.weights_MK()[ids]) and torch.equal(packed, read)
+
+
+def test_all_finite_halves_are_multiplied_exactly() -> None:
+    """Subnormal ones, too."""
+    bits = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    halves_M1 = np.repeat(bits[np.isfinite(bits)][:, None], 2, 1)
+    weight = Blocks("F16", torch.from_numpy(halves_M1.view(np.uint8)), True)
+    y_NM = linear(weight, torch.tensor([[1, 0], [0, -2]], dtype=torch.bfloat16))
+    exact_M = torch.from_numpy(halves_M1[:, 0].astype(np.float32))
+    assert torch.equal(y_NM[0], exact_M) and torch.equal(y_NM[1], -2 * exact_M)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("kind", WIDE)
+def test_gguf_number_copies_are_those_of_float32(kind: str, bits: int) -> None:
+    """Copies of fewer bits, for lower tiers; their products round bfloat16 inputs."""
+    weight, x_NK = random_blocks(kind, 37, 320, True), normal(9, 320, seed=1).bfloat16()
+    ours, theirs = (native.Matrix(w, bits=bits) for w in (weight, weight.weights_MK().float()))
+    y_NM, z_NM = torch.empty(9, 37), torch.empty(9, 37)
+    ours.linear(x_NK, y_NM), theirs.linear(x_NK.float(), z_NM)
+    assert ours.bytes == theirs.bytes < 37 * 320 * 2 and torch.equal(y_NM, z_NM)
+
+
+@pytest.mark.parametrize("kind", NUMBERS)
+def test_gguf_number_nonfinite_weights_raise(kind: str) -> None:
+    for value in (np.nan, np.inf, -np.inf):
+        for at in ((0, 0), (16, 99), (7, 31)):
+            numbers = np.ones((17, 100), np.float32)
+            numbers[at] = value
+            weight = Blocks(kind, torch.from_numpy(as_bytes(numbers, kind)), True)
+            for bits in (0, 8):
+                with pytest.raises(ValueError, match="weight holds NaN or Inf"):
+                    native.Matrix(weight, bits=bits)
+
+
+def test_gguf_number_nonfinite_inputs_stay_nonfinite() -> None:
+    weight = Blocks("F16", torch.from_numpy(as_bytes(np.eye(16, dtype=np.float32), "F16")), True)
+    for value in (torch.nan, torch.inf):
+        x_NK = torch.zeros(2, 16, dtype=torch.bfloat16)
+        x_NK[0, 3] = value
+        y_NM = linear(weight, x_NK)
+        assert not y_NM[0, 3].isfinite() and torch.equal(y_NM[1], torch.zeros(16))
+
+
+def test_gguf_number_bad_bytes_raise() -> None:
+    good = random_blocks("F16", 16, 64, True)
+    shifted = torch.zeros(16 * 128 + 1, dtype=torch.uint8)[1:].view(16, 128)
+    for bad, told in [
+        (Blocks("F64", good.blocks), "no kernels for weights of type F64"),
+        (Blocks("F32", good.blocks[:, :126].contiguous()), "whole numbers"),
+        (Blocks("F16", shifted), "whole numbers, aligned"),
+        (Blocks("F16", good.blocks.int()), "weight must be uint8"),
+        (Blocks("F16", good.blocks[:0]), "weight is empty"),
+        (Blocks("F32", good.blocks[0]), "weight must be uint8"),
+    ]:
+        with pytest.raises(ValueError, match=told):
+            native.Matrix(bad)
