@@ -8,13 +8,14 @@
 namespace triforce {
 namespace {
 
-constexpr int64_t least_blocks = 8, most_chunks = 64;  // of a row of chunks: enough for many threads, few to claim
+constexpr int64_t most_chunks = 64;  // of a row of chunks: enough for many threads, few to claim
 constexpr int64_t least_parallel_work = 48 << 10;      // multiply-adds: some 2 microseconds
 
 /// Chunks of a product. They do not depend on the number of threads, which may change at any time.
 struct Grid {
     int64_t chunk_blocks, rows, blocks;
     explicit Grid(const Linear& l) {
+        const int64_t least_blocks = l.weights.format == Format::none ? 8 : 4;  // of a tile of a single row
         chunk_blocks = round_up(std::max(least_blocks, l.weights.blocks / most_chunks), least_blocks);
         rows = round_up(l.rows, linear_rows) / linear_rows;
         blocks = round_up(l.weights.blocks, chunk_blocks) / chunk_blocks;

@@ -179,6 +179,28 @@ TF_INLINE Ints less(Ints x, int32_t y) {
 
 #endif
 
+#if TF_SIMD_AVX512 || TF_SIMD_AVX2
+/// Puts each eight of sixteen words into the order 0, 2, 4, 6, 1, 3, 5, 7. Returns their sum.
+TF_INLINE int32_t reorder(int16_t* words) {
+    const __m128i of_eight = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+    const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(words), _mm256_shuffle_epi8(x, _mm256_broadcastsi128_si256(of_eight)));
+    const __m256i pairs = _mm256_madd_epi16(x, _mm256_set1_epi16(1));
+    __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
+    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1)));
+}
+#else
+TF_INLINE int32_t reorder(int16_t* words) {
+    constexpr int order[8] = {0, 2, 4, 6, 1, 3, 5, 7};
+    int16_t before[16];
+    std::memcpy(before, words, sizeof before);
+    int32_t sum = 0;
+    for (int i = 0; i < 16; i++) sum += before[i], words[i] = before[i / 8 * 8 + order[i % 8]];
+    return sum;
+}
+#endif
+
 constexpr int parts_of_a_block = 16 / lanes;
 
 }  // namespace triforce::TF_LEVEL

@@ -13,7 +13,7 @@ namespace triforce::TF_LEVEL {
 // many streams keep the memory busy.
 #if TF_SIMD_AVX512
 constexpr int tallest_low_bit = 6;
-constexpr int low_bit_columns[tallest_low_bit + 1] = {0, 4, 4, 4, 3, 2, 2};
+constexpr int low_bit_columns[tallest_low_bit + 1] = {0, 4, 4, 4, 2, 2, 2};
 #elif TF_SIMD_AVX2
 constexpr int tallest_low_bit = 4;
 constexpr int low_bit_columns[tallest_low_bit + 1] = {0, 4, 2, 1, 1};
@@ -24,25 +24,21 @@ constexpr int low_bit_columns[tallest_low_bit + 1] = {0, 1, 1, 1, 1};
 constexpr int64_t low_bit_panel = 16;  // groups whose codes stay in L1 for all tiles
 constexpr int pairs_of_a_vector = 4;   // of inputs
 
-/// The rows of a product, rounded. Inputs of eight lie in the order in which words of codes have them.
+/// The rows of a product, rounded, each eight inputs in the order 0, 2, 4, 6, 1, 3, 5, 7.
 struct GroupedRows {
     const int8_t* data;
     int64_t stride, inputs;
     const int16_t* row(int64_t m) const { return reinterpret_cast<const int16_t*>(data + m * stride); }
     const GroupInput* groups(int64_t m) const { return reinterpret_cast<const GroupInput*>(row(m) + inputs); }
 };
-constexpr int order_of_eight[8] = {0, 2, 4, 6, 1, 3, 5, 7};
 
 /// Rounds a group of inputs, and returns what a product knows of it.
 template <class T>
 GroupInput quantise_group(const T* x, int16_t* to) {
     const float scale = scale_of<int16_t>(x, group_size);
-    int16_t codes[group_size];
-    quantise(x, group_size, scale, codes);
-    int32_t sums[2] = {};
-    for (int i = 0; i < group_size; i++) sums[i / 16] += codes[i], to[i] = codes[i / 8 * 8 + order_of_eight[i % 8]];
-    const int32_t all = sums[0] + sums[1];
-    return {scale, scale * static_cast<float>(all), all, sums[0]};
+    quantise(x, group_size, scale, to);
+    const int32_t first = reorder(to), all = first + reorder(to + group_size / 2);
+    return {scale, scale * static_cast<float>(all), all, first};
 }
 
 /// The codes of pair `i` of vector `v` of a group: steps 2v and 2v + 1 have bytes for eight inputs, 0 to 3 in the first
