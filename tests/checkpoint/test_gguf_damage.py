@@ -37,11 +37,11 @@ class Whole:
         file = write_model(folder, "Q4_K", MIXED, **sizes).gguf
         reader = GGUFReader(file)
         self.data, self.header, self.broken = file.read_bytes(), int(reader.data_offset), folder / "broken.gguf"
-        begin = reader.data.__array_interface__["data"][0]
+        origin = reader.data.__array_interface__["data"][0]
         self.entries: list[list[Span]] = []
         """Of each entry of metadata and each description of a tensor its parts: lengths, names, types, values."""
         for field in [*reader.fields.values(), *(tensor.field for tensor in reader.tensors)]:
-            places = [part.__array_interface__["data"][0] - begin for part in field.parts]
+            places = [part.__array_interface__["data"][0] - origin for part in field.parts]
             spans = [(at, at + part.nbytes) for at, part in zip(places, field.parts, strict=True) if part.nbytes]
             self.entries.append([(at, end) for at, end in spans if 0 <= at < self.header])
         self.tensors = [
