@@ -1,7 +1,7 @@
 """Ids of GGUF files' tokenizers beside llama.cpp's: python -m scripts.gguf_ids FILE... --texts FOLDER > FIGURES.
 
 LLAMA_CPP_PYTHON names an interpreter that has llama-cpp-python. Texts come in pieces of 8,000 characters; behind them
-come texts of all kinds of characters, and each character that there is. Exit code 1 if anything differs.
+come texts of all kinds of characters, and each character that there is. Exit code 1 if ids differ, or ends of texts.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ def main() -> int:
 
 
 def _told(file: Path, texts: list[str]) -> int:
-    """Print a line for a file, and some of what differs; return 1 if anything does."""
+    """Print a line for a file, and some of what differs; return 1 if ids do, or tokens that begin and end texts."""
     try:
         found = compare(file, texts)
     except ModelError as error:
-        print(f"{file.name}: refused: {error}")
+        print(f"{error}"[:200])
         return 0
     print(f"{file.name}: {found.tokens:,} ids; {len(found.texts)} of {len(texts):,} texts differ", flush=True)
-    for line in [*map(ascii, found.texts[:4]), *found.others[:4]]:
+    for line in [*map(ascii, found.texts[:4]), *found.ends, *found.pieces[:4]]:
         print(f"    {line[:200]}")
-    return int(bool(found.texts or found.others))
+    return int(bool(found.texts or found.ends))
 
 
 if __name__ == "__main__":
