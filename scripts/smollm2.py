@@ -44,7 +44,8 @@ def main(out: Path) -> None:
     reader = GGUFReader(file)
     config = config_of({name: field.contents() for name, field in reader.fields.items()})
     write_tokenizer(file, out)
-    save_file(dict(tensor(each, config) for each in reader.tensors), out / "model.safetensors")
+    numbers = (tensor(each, config) for each in reader.tensors)
+    save_file({name: values.bfloat16() for name, values in numbers}, out / "model.safetensors")
     (out / "config.json").write_text(json.dumps(config, indent=2))  # last: the folder is whole then
 
 
@@ -71,15 +72,16 @@ def config_of(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def tensor(packed: Any, config: dict[str, Any]) -> tuple[str, torch.Tensor]:
+    """Return a tensor's name here, and its float32 numbers in Hugging Face's order."""
     stem = packed.name.removesuffix(".weight")
     values = torch.from_numpy(np.array(dequantize(packed.data, packed.tensor_type), np.float32))
     if stem in NAMES:
-        return f"{NAMES[stem]}.weight", values.bfloat16()
+        return f"{NAMES[stem]}.weight", values
     _, block, part = stem.split(".")
     if part in ("attn_q", "attn_k"):
         pairs = values.view(-1, config["head_dim"] // 2, 2, values.shape[1])
-        values = pairs.transpose(1, 2).reshape(values.shape)
-    return f"model.layers.{block}.{IN_BLOCK[part]}.weight", values.bfloat16().contiguous()
+        values = pairs.transpose(1, 2).reshape(values.shape).contiguous()
+    return f"model.layers.{block}.{IN_BLOCK[part]}.weight", values
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,34 @@ def test_certificate_mutant_is_found(
     assert code == 1 and not report["lossless"] and report["differing"] == 2
     assert {(row["mode"], row["first"], row["temperature"]) for row in report["where"]} == {("ngram", 9, 0.8)}
     assert "DIFFERS" in capsys.readouterr().out
+
+
+def test_certificate_cut_off_goes_on(
+    bench: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At the cell that it was cut off in. One that is whole is begun anew, with other settings too."""
+    compare, made = lossless._compared, []
+
+    def counted(llm: LLM, texts: list[list[int]], temperature: float, *rest: Any) -> Iterator[dict[str, Any]]:
+        made.append((llm.speculation.lower_tiers, temperature))
+        if len(made) == 3:
+            raise KeyboardInterrupt
+        yield from compare(llm, texts, temperature, *rest)
+
+    monkeypatch.setattr(lossless, "_compared", counted)
+    file, tiers = tmp_path / "certificate.json", ["--lower-tiers", "same,int8", "--retrieval-budget", "64"]
+    arguments = ["lossless", *FEW, "--modes", "ngram", "--couplings", "seeded", "--json", str(file)]
+    assert bench(*arguments, *tiers) == 130
+    partly = json.loads(file.read_text())
+    assert "lossless" not in partly and {row["lower_tiers"] for row in partly["rows"]} == {"same"}
+    assert bench(*arguments) == 2
+    assert "was measured otherwise (lower_tiers, retrieval_budget)" in capsys.readouterr().err
+    assert bench(*arguments, *tiers) == 0
+    assert made == [("same", 0.0), ("same", 0.8), ("int8", 0.0), ("int8", 0.0), ("int8", 0.8)]
+    whole = json.loads(file.read_text())
+    assert whole["lossless"] and whole["rows"][: len(partly["rows"])] == partly["rows"]
+    assert whole["comparisons"] == 2 * len(partly["rows"])
+    assert bench(*arguments) == 0 and len(made) == 7
 
 
 def test_certificate_of_nothing_is_not_lossless() -> None:

@@ -121,7 +121,7 @@ def test_tensors_missing_or_misshapen_raise(folder: Path) -> None:
     change(folder, Q, lambda t: poison(t, 1e6))
     refuses(folder, f"tensor {Q} holds NaN or Inf in torch.float16.*change --dtype", dtype="float16")
     change(folder, Q, lambda t: t[:-1].clone())
-    refuses(folder, rf"tensor {Q} has shape \[63, 64\], but config.json asks for \[64, 64\]")
+    refuses(folder, rf"tensor {Q} has shape \[63, 64\], but the config asks for \[64, 64\]")
     change(folder, Q, lambda t: torch.ones(64, 64, dtype=torch.int8))
     refuses(folder, f"tensor {Q} is torch.int8")
     change(folder, "lm_head.weight", lambda t: None)

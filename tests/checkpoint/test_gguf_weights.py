@@ -151,18 +151,23 @@ def test_gguf_nonfinite_scale_exits_2(tmp_path: Path, name: str, kind: str, caps
         assert f"{told} holds NaN or Inf" in error
 
 
-def test_gguf_tensor_of_wrong_shape_raises(tmp_path: Path) -> None:
-    """Both widths are whole blocks."""
+@pytest.mark.parametrize(
+    ("key", "old", "new", "match"),
+    [
+        ("feed_forward_length", 512, 256, r"mlp.gate_proj.weight has shape \[512, 256\], .* asks for \[256, 256\]"),
+        ("attention.head_count_kv", 4, 8, r"attn.k_proj.weight has shape \[64, 256\], .* asks for \[128, 256\]"),
+        ("attention.head_count_kv", 4, 2, r"attn.k_proj.weight has shape \[64, 256\], .* asks for \[32, 256\]"),
+    ],
+)
+def test_gguf_tensor_of_wrong_shape_raises(tmp_path: Path, key: str, old: int, new: int, match: str) -> None:
+    """All widths are whole blocks. Rows of keys cannot even be put in order before their number is right."""
     file = written(tmp_path, "Q4_0").gguf
     data = file.read_bytes()
-    key = b"llama.feed_forward_length"
-    at = data.index(key) + len(key) + 4
-    assert data[at : at + 4] == (512).to_bytes(4, "little")
-    file.write_bytes(data[:at] + (256).to_bytes(4, "little") + data[at + 4 :])
+    at = data.index(f"llama.{key}".encode()) + len(f"llama.{key}") + 4
+    assert data[at : at + 4] == old.to_bytes(4, "little")
+    file.write_bytes(data[:at] + new.to_bytes(4, "little") + data[at + 4 :])
     for dtype in ("auto", "float32"):
-        with pytest.raises(
-            ModelError, match=r"mlp.gate_proj.weight has shape \[512, 256\], but .*asks for \[256, 256\]"
-        ):
+        with pytest.raises(ModelError, match=match):
             load(file, device="cpu", dtype=dtype)
 
 

@@ -7,7 +7,7 @@ two texts cannot show (tests/laws proves it), so these are compared where there 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -38,17 +38,31 @@ class LosslessConfig:
     tokens: int = 128
 
 
-def rows(llm: LLM, sources: Sources, plan: LosslessConfig, on_prefill: Callable[[], OnPrefill]) -> Iterator[Row]:
-    """Yield a row for each comparison. Raises RequestError for texts that are too short."""
+def rows(
+    llm: LLM,
+    sources: Sources,
+    plan: LosslessConfig,
+    on_prefill: Callable[[], OnPrefill],
+    compared: Container[str] = (),
+) -> Iterator[list[Row]]:
+    """Yield the rows of each cell: a context, a workload and a temperature. Those in `compared` are left out.
+
+    Raises RequestError for texts that are too short.
+    """
+    lower = llm.speculation.lower_tiers
     for context, workload in product(plan.contexts, plan.workloads):
         length = min(context, llm.target.config.context - plan.tokens)
+        cells = {t: f"{lower}-{length}-{workload}-{t:g}" for t in plan.temperatures}
+        left = {t: cell for t, cell in cells.items() if cell not in compared}
+        if not left:
+            continue
         texts = prompts(sources, workload, length, max(plan.batches))
         with tempfile.TemporaryDirectory() as folder:
             earlier, _ = Prompts(llm, Path(folder), on_prefill).of(workload, texts[0])
-            for temperature in plan.temperatures:
-                about = {"context": length, "workload": workload, "temperature": temperature}
-                for row in _compared(llm, texts, temperature, plan, earlier):
-                    yield about | row
+            for temperature, cell in left.items():
+                about = {"cell": cell, "context": length, "workload": workload, "temperature": temperature}
+                about["lower_tiers"] = lower
+                yield [about | row for row in _compared(llm, texts, temperature, plan, earlier)]
 
 
 def _compared(

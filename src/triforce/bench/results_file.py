@@ -25,21 +25,26 @@ def dumps(report: dict[str, Any]) -> str:
 class ResultsFile:
     """`about` is what the rows have in common; `fixed` are those parts of it that must be as before to go on.
 
-    Raises RequestError where the file has rows of something else, or is none of ours.
+    A report that has a value called `verdict` is whole, and is begun anew. Raises RequestError where the file has rows
+    of something else, or is none of ours.
     """
 
-    def __init__(self, file: str | Path | None, about: dict[str, Any], fixed: Sequence[str]) -> None:
+    def __init__(
+        self, file: str | Path | None, about: dict[str, Any], fixed: Sequence[str], verdict: str | None = None
+    ) -> None:
         self.path, self.about = Path(file) if file else None, about
         self.rows: list[Row] = []
         if self.path and self.path.exists():
-            self.rows = self._earlier(self.path, fixed)
+            self.rows = self._earlier(self.path, fixed, verdict)
 
-    def _earlier(self, path: Path, fixed: Sequence[str]) -> list[Row]:
+    def _earlier(self, path: Path, fixed: Sequence[str], verdict: str | None) -> list[Row]:
         try:
             report = json.loads(path.read_text(encoding="utf-8"))
             rows, before = report["rows"], [report.get(name) for name in fixed]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RequestError(f"{path} is not a file of results ({error}); name another one") from error
+        if verdict in report:
+            return []
         now = json.loads(json.dumps([self.about[name] for name in fixed]))
         if changed := [name for name, a, b in zip(fixed, before, now, strict=True) if a != b]:
             raise RequestError(

@@ -32,6 +32,8 @@ class GGUFWeights:
         gguf, hf = self._names[name], self._hf
         tensor = self._file.tensors[gguf]
         order = row_order(hf.model_type, gguf, hf.num_attention_heads, hf.num_key_value_heads, hf.head_dim)
+        if order is not None and len(order) != tensor.rows:
+            order = None  # whoever wants a tensor of another shape refuses it
         with warnings.catch_warnings(action="ignore", category=UserWarning):  # nobody writes to it
             rows = torch.from_numpy(self._file.raw(gguf))
         if (dtype := PLAIN.get(tensor.type)) is not None and not (self.packed and len(tensor.shape) == 2):

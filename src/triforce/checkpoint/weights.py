@@ -156,7 +156,7 @@ class _Reader:
         archive = self.archives[name]
         tensor = archive.view(name)
         if tuple(tensor.shape) != shape:
-            raise ModelError(f"tensor {name} has shape {list(tensor.shape)}, but config.json asks for {list(shape)}")
+            raise ModelError(f"tensor {name} has shape {list(tensor.shape)}, but the config asks for {list(shape)}")
         if isinstance(tensor, QuantizedWeight):
             return tensor.part(*cut)
         if tensor.dtype not in SOURCES:

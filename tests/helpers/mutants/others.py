@@ -72,6 +72,15 @@ GGUF: dict[str, Edit | Swap] = {
         "triforce.checkpoint.weights:_Reader.take", ("tensor.dtype if archive.packed else self.dtype", "self.dtype"),
     ),
 }  # fmt: skip
+HEADER, FILE = "triforce.checkpoint.gguf_header:_Walk", "triforce.checkpoint.gguf_file:_Part"
+DAMAGE: dict[str, Edit] = {
+    "gguf: counts are believed": Edit(f"{HEADER}.require", ("if count * size > self._end - self.at:", "if False:")),
+    "gguf: a header may end anywhere": Edit(f"{HEADER}._take", ("if self.at + form.size > self._end:", "if False:")),
+    "gguf: tensors may end behind the file": Edit(
+        f"{FILE}._tensor", ("if start + tensor.size > len(self.data):", "if False:")
+    ),
+    "gguf: rows are put in order whatever their number": Edit(VIEW, ("len(order) != tensor.rows", "False")),
+}
 
 COMPARE = "triforce.bench.compare"
 COMPARISONS: dict[str, Edit | Swap] = {
@@ -107,6 +116,10 @@ MUTANTS = [
     *(
         Mutant(name, "tests/checkpoint/test_gguf_weights.py::test_gguf_weights_mutant_is_noticed", (edit,))
         for name, edit in GGUF.items()
+    ),
+    *(
+        Mutant(name, "tests/checkpoint/test_gguf_damage.py::test_damage_mutant_is_noticed", (edit,))
+        for name, edit in DAMAGE.items()
     ),
     Mutant(
         "one token of one text is another",

@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from triforce.bench.cells import WORKLOADS
 from triforce.bench.lossless import PLAIN, LosslessConfig, certificate, rows, tables
+from triforce.bench.results_file import ResultsFile
 from triforce.cli.bench.report import about, show, write
 from triforce.cli.bench.setup import load, modes, sources
 from triforce.cli.progress import Prefill
@@ -20,24 +21,33 @@ from triforce.engine.speculative_config import LOWER_TIERS
 from triforce.errors import RequestError
 from triforce.llm import LLM
 
+AXES = ("contexts", "temperatures", "batches", "workloads", "couplings", "tokens")
+SETTINGS = ("model", "draft", "texts", "dtype", "modes", "lower_tiers", "retrieval_budget", *AXES)
+"""Settings that must be the same for a file that is not whole to be continued."""
+
 
 def run(options: Namespace) -> int:
-    """Prints what was compared, and last of all a line of JSON."""
+    """Prints what was compared, and last of all a line of JSON. A file that was cut off goes on where it ended."""
     _require_sense(options)
-    found: list[dict[str, Any]] = []
+    settings = {name: getattr(options, name) for name in SETTINGS}
+    results = ResultsFile(options.json, about() | settings, SETTINGS, "lossless")
     for lower in options.lower_tiers:
         llm = load(Namespace(**vars(options) | {"lower_tiers": lower}))
         plan = _plan(llm, options)
         texts = sources(llm, options.texts)
-        made = rows(llm, texts, plan, partial(Prefill, options.quiet))
-        for row in tqdm(made, desc=f"lossless, {lower}", disable=options.quiet or None, leave=False):
-            found.append(row | {"lower_tiers": lower})
+        cells = rows(llm, texts, plan, partial(Prefill, options.quiet), results.cells)
+        for found in tqdm(cells, desc=f"lossless, {lower}", disable=options.quiet or None, leave=False):
+            results.add(found)
+    return _report(results.rows, options.json)
+
+
+def _report(found: list[dict[str, Any]], file: str | None) -> int:
     verdict = certificate(found)
     show(tables(found))
     for row in verdict["where"]:
         print(f"DIFFERS: {json.dumps(row)}")
     result = about() | verdict
-    write(options.json, result | {"rows": found})
+    write(file, result | {"rows": found})
     print(json.dumps(result))
     return 0 if verdict["lossless"] else 1
 
@@ -47,8 +57,7 @@ def _plan(llm: LLM, options: Namespace) -> LosslessConfig:
     if max(options.contexts) > context:
         raise RequestError(f"--contexts {max(options.contexts):,} is beyond the model's {context:,} positions")
     names = modes(llm, options.modes, [mode for mode in MODES if mode != PLAIN])
-    axes = ("contexts", "temperatures", "batches", "workloads", "couplings", "tokens")
-    return LosslessConfig(modes=names, **{name: getattr(options, name) for name in axes})
+    return LosslessConfig(modes=names, **{name: getattr(options, name) for name in AXES})
 
 
 def _require_sense(options: Namespace) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from triforce.cli import options
 
+_BUDGET = "tokens the retrieval tier sees (default: auto: 2048 or so)"
 _MODES = f"of {', '.join(options.MODES)}"
 
 
@@ -31,7 +32,7 @@ def _speed(parser: argparse.ArgumentParser) -> None:
     options.number(parser, "--minutes", "for all cells; each gets its share", 90, float, "X")
     add("--caches", metavar="FOLDER", help="keep the KV of the prompts there for another time: 6 KiB a token")
     options.speculation_lengths(parser)
-    options.retrieval_budget(parser, "tokens the retrieval tier sees (default: auto: 2048 or so)")
+    options.retrieval_budget(parser, _BUDGET)
     options.searched_layers(parser)
     options.lower_tiers(parser)
     options.coupling(parser)
@@ -65,7 +66,8 @@ def _lossless(parser: argparse.ArgumentParser) -> None:
     _several(parser, "--modes", str, "MODE", "to compare (default: all that these models can run)")
     _several(parser, "--couplings", str, "NAME", ", ".join(options.COUPLINGS), list(options.COUPLINGS))
     options.number(parser, "--tokens", "new tokens of each text", 128)
-    _several(parser, "--lower-tiers", str, "NAME", "same, int8", ["same"])
+    options.retrieval_budget(parser, _BUDGET)
+    _several(parser, "--lower-tiers", str, "NAME", "same, int8, int4", ["same"])
     options.quiet(parser)
     options.placement(parser, context=False)
 

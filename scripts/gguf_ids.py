@@ -1,0 +1,49 @@
+"""Ids of GGUF files' tokenizers beside llama.cpp's: python -m scripts.gguf_ids FILE... --texts FOLDER > FIGURES.
+
+LLAMA_CPP_PYTHON names an interpreter that has llama-cpp-python. Texts come in pieces of 8,000 characters; behind them
+come texts of all kinds of characters, and each character that there is. Exit code 1 if ids differ, or ends of texts.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser
+from pathlib import Path
+
+from tests.helpers.unicode_texts import every_character, unicode_texts
+from tests.helpers.vocabularies import compare
+from triforce.cli.bench.setup import own_texts
+from triforce.cli.text_files import read_texts
+from triforce.errors import ModelError
+
+PIECE = 8000
+
+
+def main() -> int:
+    parser = ArgumentParser(description="Ids of GGUF files' tokenizers beside llama.cpp's.")
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="GGUF files, of vocabularies alone too")
+    parser.add_argument("--texts", nargs="+", metavar="PATH", help="UTF-8 files, or folders of them")
+    parser.add_argument("--fuzz", type=int, default=20_000, metavar="N", help="texts of all kinds of characters")
+    options = parser.parse_args()
+    whole = list((read_texts(options.texts) if options.texts else own_texts()).values())
+    pieces = [text[start : start + PIECE] for text in whole for start in range(0, len(text), PIECE)]
+    texts = pieces + unicode_texts(options.fuzz) + every_character()
+    print(f"{sum(len(text.encode()) for text in whole) / 1e6:.1f} MB, and {len(texts) - len(pieces):,} short texts")
+    return max([_told(file, texts) for file in options.files])
+
+
+def _told(file: Path, texts: list[str]) -> int:
+    """Print a line for a file, and some of what differs; return 1 if ids do, or tokens that begin and end texts."""
+    try:
+        found = compare(file, texts)
+    except ModelError as error:
+        print(f"{error}"[:200])
+        return 0
+    print(f"{file.name}: {found.tokens:,} ids; {len(found.texts)} of {len(texts):,} texts differ", flush=True)
+    for line in [*map(ascii, found.texts[:4]), *found.ends, *found.pieces[:4]]:
+        print(f"    {line[:200]}")
+    return int(bool(found.texts or found.ends))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""llama.cpp as an oracle: its Python package in an interpreter of its own, which LLAMA_CPP_PYTHON names."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+VARIABLE = "LLAMA_CPP_PYTHON"
+WORKER = Path(__file__).with_name("llama_worker.py")
+NEEDED = pytest.mark.skipif(not os.environ.get(VARIABLE), reason=f"{VARIABLE} names no Python with llama-cpp-python")
+
+
+def ask(what: str, *arguments: object) -> None:
+    """Have the worker do something; what it says is in the error if it cannot."""
+    command = [os.environ[VARIABLE], str(WORKER), what, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def logits(model: Path, texts: Sequence[list[int]]) -> list[Tensor]:
+    """The logits (T, V) behind each token of each text."""
+    with TemporaryDirectory() as folder:
+        given, out = Path(folder, "texts.json"), Path(folder, "logits.npz")
+        given.write_text(json.dumps(texts))
+        ask("logits", model, given, out)
+        with np.load(out) as found:
+            return [torch.from_numpy(found[name]) for name in found.files]
+
+
+def quantized(model: Path, kind: str) -> Path:
+    """Write a file of f16 weights as one of another type, such as Q4_K_M, beside it."""
+    out = model.with_name(f"{kind}.gguf")
+    ask("quantize", model, kind, out)
+    return out
+
+
+def tokenized(model: Path, texts: Sequence[str]) -> dict[str, Any]:
+    """Ids of texts, bytes of all tokens, ids that end a text, and whether a first and a last token are added."""
+    with TemporaryDirectory() as folder:
+        given, out = Path(folder, "texts.json"), Path(folder, "ids.json")
+        given.write_text(json.dumps(texts))
+        ask("tokenize", model, given, out)
+        found: dict[str, Any] = json.loads(out.read_text())
+        return found

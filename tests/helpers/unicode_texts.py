@@ -1,0 +1,43 @@
+"""Texts of all kinds of characters: what tokenizers cut differently if they can."""
+
+from __future__ import annotations
+
+import sys
+import unicodedata
+from random import Random
+
+KINDS = ("L", "M", "N", "P", "S", "Z", "C")
+PIECES = [
+    *("'s", "'S", "'re", "'RE", "'\u017f", "'ll", "I'LL", "don't", "DON'T", " the", "The", "ÀB", "éa", "İi", "\u01c5"),
+    *("1234567", "\u0663\u0664\u0665", "½", "\u2167", "\r\n", "\n\n", "  \n  ", " " * 7, "\t\t", "...", "!!!", "__"),
+    *("//", "/* x */", "日本語", "🙂\u200d🙂", "a\u0301e\u0308", "\u2028", "\u3000", "\u200b", "\ufeff", "\x1c"),
+    *("<|im_end|>", "<s>", "</s>", "<|endoftext|>", "<0x0A>", "▁", "▁▁x", "Ġ", "Ċ"),
+]
+"""What tokenizers have rules about."""
+
+
+def characters() -> dict[str, list[str]]:
+    """All characters that are assigned, by the first letter of their category, without surrogates and private ones."""
+    found: dict[str, list[str]] = {kind: [] for kind in KINDS}
+    for character in map(chr, range(1, sys.maxunicode + 1)):
+        category = unicodedata.category(character)
+        if category not in ("Cs", "Co", "Cn"):
+            found[category[0]].append(character)
+    return found
+
+
+def unicode_texts(count: int, seed: int = 0) -> list[str]:
+    """Texts of up to 40 pieces: characters of any kind or of few, ASCII, and `PIECES`."""
+    random, known = Random(seed), characters()
+    ascii = [chr(code) for code in range(32, 127)]
+    pools = [*known.values(), ascii, ascii, PIECES, PIECES]
+    texts = []
+    for _ in range(count):
+        some = random.sample(pools, random.choice((1, 2, 3, len(pools))))
+        texts.append("".join(random.choice(random.choice(some)) for _ in range(random.randrange(1, 40))))
+    return texts
+
+
+def every_character() -> list[str]:
+    """Each character between letters, behind a blank, twice, and between digits."""
+    return [f"a{each}b {each}{each} 1{each}2" for group in characters().values() for each in group]

@@ -1,0 +1,49 @@
+"""The tokenizer of a GGUF file beside llama.cpp's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.helpers import llama_oracle
+from triforce.checkpoint.gguf_file import GGUFFile
+from triforce.checkpoint.gguf_tokenizer import read_gguf_tokenizer
+from triforce.checkpoint.gguf_vocabulary import STRUCK
+from triforce.checkpoint.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What was compared, and what is not the same."""
+
+    tokens: int
+    """Ids of all texts."""
+    texts: list[str]
+    """Those whose ids differ."""
+    ends: list[str]
+    """Tokens that begin and end texts, as far as they differ."""
+    pieces: list[str]
+    """Bytes of tokens, as far as they differ. llama.cpp hides those that stand for holes in code, whatever they are."""
+
+
+def compare(file: Path, texts: Sequence[str]) -> Compared:
+    """Compare ids of texts, and all that a tokenizer says of itself. Raises ModelError for one that is refused.
+
+    Texts with `</s>` are left out where that is a normal token: llama.cpp ends texts at it, and we do not.
+    """
+    ours = read_gguf_tokenizer(GGUFFile(file).metadata, file.name)
+    core, tokenizer = ours.files.core, Tokenizer(ours.files, ours.eos_ids)
+    struck = core.token_to_id(STRUCK)
+    if struck is not None and struck not in core.get_added_tokens_decoder():
+        texts = [text for text in texts if STRUCK not in text]
+    theirs = llama_oracle.tokenized(file, texts)
+    theirs["eos_ids"] = [token for token in theirs["eos_ids"] if token != struck or token in ours.eos_ids]
+    pieces = [b"" if i in tokenizer.special_ids else piece for i, piece in enumerate(tokenizer.all_bytes())]
+    said = {"adds_bos": ours.adds_bos, "adds_eos": ours.adds_eos, "eos_ids": sorted(ours.eos_ids)}
+    ends = [f"{name}: {theirs[name]}, ours {mine}" for name, mine in said.items() if mine != theirs[name]]
+    found = zip(pieces, map(bytes.fromhex, theirs["pieces"]), strict=False)  # theirs go on with unused ones
+    strange = [f"token {i} is {piece!r}, ours {mine!r}" for i, (mine, piece) in enumerate(found) if mine != piece]
+    ids = [encoded.ids for encoded in core.encode_batch(texts, add_special_tokens=False)]
+    differing = [text for text, mine, other in zip(texts, ids, theirs["ids"], strict=True) if mine != other]
+    return Compared(sum(map(len, theirs["ids"])), differing, ends, strange)
