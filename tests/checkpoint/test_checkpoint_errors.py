@@ -195,6 +195,8 @@ def test_weight_shard_missing_raises(folder: Path) -> None:
 def test_checkpoint_folder_missing_raises(tmp_path: Path, folder: Path) -> None:
     refuses(tmp_path / "nowhere", "there is no folder .*nowhere")
     refuses("./nowhere/at/all", "there is no folder")
+    refuses("nowhere.gguf", "there is no file")
+    refuses("nowhere/model.gguf", "there is no file")
     refuses(folder / "config.json", "is no GGUF file; give one, or the folder")
     (folder / "model.gguf").write_bytes(b"GGUF\x03\0\0\0")
     refuses(folder / "model.gguf", "is broken: it ends after 8 bytes; download it again")

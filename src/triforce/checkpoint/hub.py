@@ -58,8 +58,9 @@ def model_path(name_or_path: str | Path, *, weights: bool = True) -> Path:
     folder, _, quantisation = str(path).rpartition(":")
     if folder and quantisation and Path(folder).is_dir():
         return _in_folder(Path(folder), quantisation)
-    if isinstance(name_or_path, Path) or not HUB_NAME.fullmatch(name_or_path):
-        kind = "file" if path.suffix == ".gguf" else "folder"
+    is_file = path.suffix == ".gguf"  # and no name on the hub
+    if is_file or isinstance(name_or_path, Path) or not HUB_NAME.fullmatch(name_or_path):
+        kind = "file" if is_file else "folder"
         raise ModelError(
             f"there is no {kind} {path}{_nearby(path)}; give a model's folder, a GGUF file or a Hugging Face name such "
             "as org/model"
