@@ -8,8 +8,8 @@
 namespace triforce {
 namespace {
 
-constexpr int64_t most_chunks = 64;  // of a row of chunks: enough for many threads, few to claim
-constexpr int64_t least_parallel_work = 48 << 10;      // multiply-adds: some 2 microseconds
+constexpr int64_t most_chunks = 64;                // of a row of chunks: enough for many threads, few to claim
+constexpr int64_t least_parallel_work = 48 << 10;  // multiply-adds: some 2 microseconds
 
 /// Chunks of a product. They do not depend on the number of threads, which may change at any time.
 struct Grid {

@@ -53,6 +53,7 @@ void sum_all(const Linear& l, int64_t top, int rows, int64_t first, int blocks, 
     if constexpr (sizeof(W) == 1) apply_scales(l, sums, top, rows, first, blocks);
 }
 
+/// Blocks whose sums are made together: as many as `Sums` holds of few rows of low-bit weights, whose tiles differ.
 int blocks_at_once(const Linear& l, int rows) {
     if (l.weights.format != Format::none) return rows <= tallest_low_bit ? linear_rows * group / tallest_low_bit : group;
     return wide[rows < tallest ? rows : tallest] == widest ? widest : group;

@@ -1,8 +1,12 @@
-"""A test that asks for `dtype`, or is marked to use it, runs at each level of the kernels with each storage type."""
+"""A test that asks for `dtype` or `level`, or is marked to use it, runs at each level of the kernels.
+
+`dtype`: with each storage type, too.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -10,10 +14,26 @@ import torch
 from tests.helpers.paged_kv import native, usable
 
 
+@contextmanager
+def at_level(name: str) -> Iterator[None]:
+    """Level and number of threads are afterwards what they were."""
+    before, threads = native.level(), native.threads()
+    native.use(name)
+    yield
+    native.use(before)
+    native.set_threads(threads)
+
+
 @pytest.fixture(params=usable(), ids=lambda use: f"{use[0]}-{str(use[1])[6:]}")
 def dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
     """The storage type, with the kernels at their level meanwhile."""
-    before = native.level()
-    native.use(request.param[0])
-    yield request.param[1]
-    native.use(before)
+    level, dtype = request.param
+    with at_level(level):
+        yield dtype
+
+
+@pytest.fixture(params=sorted({level for level, _ in usable()}))
+def level(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The level that the kernels are at meanwhile."""
+    with at_level(request.param):
+        yield request.param

@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from tests.helpers.gguf_blocks import NUMBERS, Blocks, as_bytes, random_blocks
-from tests.helpers.paged_kv import native, usable
+from tests.helpers.paged_kv import native
+from tests.helpers.random_tensors import normal
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
+pytestmark = pytest.mark.usefixtures("level")
 
 SHAPES = [(1, 1), (16, 2), (17, 33), (40, 100), (70, 352), (200, 1500), (72, 2600)]
 WIDE = ("F32", "F16")
 """Those whose products take bfloat16 inputs as float32."""
-
-
-@pytest.fixture(autouse=True, params=sorted({level for level, _ in usable()}))
-def level(request: pytest.FixtureRequest) -> Iterator[str]:
-    before, threads = native.level(), native.threads()
-    native.use(request.param)
-    yield request.param
-    native.use(before)
-    native.set_threads(threads)
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def linear(weight: Blocks | Tensor, x_NK: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from tests.helpers.gguf_blocks import KINDS, random_blocks
 from tests.helpers.paged_kv import Paged, by_the_book, native, slots, visible
+from tests.helpers.random_tensors import normal
 from triforce.backends.token_sampler import NativeSampling, make_noise
 from triforce.interface.sampling_params import SamplingParams
 from triforce.ragged import ints
@@ -36,10 +37,6 @@ STATED = {
 }
 SLACK = 8
 """How far below what is stated an error may be: a bound that is never approached says nothing."""
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def attention(dtype: torch.dtype, int8: bool = False) -> tuple[Tensor, Tensor]:

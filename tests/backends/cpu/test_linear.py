@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers.paged_kv import native, usable
+from tests.helpers.paged_kv import native
+from tests.helpers.random_tensors import normal
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
+pytestmark = pytest.mark.usefixtures("dtype")
 
 SHAPES = [(1, 1), (16, 2), (17, 33), (40, 100), (1000, 48), (200, 1500)]
-
-
-@pytest.fixture(autouse=True, params=usable(), ids=lambda use: f"{use[0]}-{str(use[1])[6:]}")
-def dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
-    level, threads = native.level(), native.threads()
-    native.use(request.param[0])
-    yield request.param[1]
-    native.use(level)
-    native.set_threads(threads)
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def linear(matrix: Any, outputs: int, x_NK: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,26 +11,15 @@ import torch
 from torch import Tensor
 
 from tests.helpers.gguf_blocks import KINDS, NUMBERS, Blocks, inputs_of_block, random_blocks
-from tests.helpers.paged_kv import native, usable
+from tests.helpers.paged_kv import native
+from tests.helpers.random_tensors import normal
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
+pytestmark = pytest.mark.usefixtures("level")
 
 GROUP = 32
 DATA = Path(__file__).parents[3] / "docs" / "data" / "gguf_types.toml"
-
-
-@pytest.fixture(autouse=True, params=sorted({level for level, _ in usable()}))
-def level(request: pytest.FixtureRequest) -> Iterator[str]:
-    before, threads = native.level(), native.threads()
-    native.use(request.param)
-    yield request.param
-    native.use(before)
-    native.set_threads(threads)
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def linear(weight: Blocks, x_NK: Tensor) -> Tensor:

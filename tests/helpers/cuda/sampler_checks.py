@@ -18,6 +18,7 @@ from torch import Tensor
 from tests.helpers.cuda.scene import DEVICE
 from tests.helpers.laws.cases import EXACT
 from tests.helpers.laws.one_verification import deviation, fused, warped
+from tests.helpers.random_tensors import normal
 from tests.helpers.sampler_scenes import CUTS, EQUAL, Scene, agree, laws, same_law, scene
 from tests.helpers.samplers import torch_sampling
 from triforce.backends.cuda.sampler import TritonSampling
@@ -47,10 +48,6 @@ def move(noise: Any) -> Any:
         tensors = {name: value.to(DEVICE) for name, value in vars(noise).items() if isinstance(value, Tensor)}
         vars(noise).update(tensors, keys=None)
     return noise
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def decides_as_torch_does(vocab_size: int, seeds: range, coupling: type) -> None:
