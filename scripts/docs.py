@@ -92,7 +92,7 @@ def beside_llama_cpp(root: Path) -> list[list[str]]:
     rows = []
     for said, cell, ours, theirs in (
         ("`smollm2`, 7K prompt, llama.cpp", prompt, "ar", "llamacpp prefill"),
-        ("the text behind it, llama.cpp", text, "auto", "llamacpp plain"),
+        ("temperature 0.6 behind it, llama.cpp", text, "auto", "llamacpp plain"),
     ):
         rates = [f"{cell['tokens_per_second'][name]:,.0f}" for name in (theirs, f"triforce {ours}")]
         rows.append([said, *rates, f"{cell['over'][ours][theirs]:.2f}", code("triforce bench compare smollm2")])

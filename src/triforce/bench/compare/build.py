@@ -24,6 +24,7 @@ def lacking(built: str, level: str) -> str:
     names = ", ".join(missing)
     return (
         f"it was built without {names}, which triforce uses here: build it on this machine "
-        "(CMAKE_ARGS=-DGGML_NATIVE=ON pip install --force-reinstall --no-binary llama-cpp-python llama-cpp-python), "
+        "(CMAKE_ARGS=-DGGML_NATIVE=ON pip install --force-reinstall --no-cache-dir --no-binary llama-cpp-python "
+        "llama-cpp-python), "
         f"or set TRIFORCE_KERNELS={lower[-1] if lower else 'portable'}"
     )
