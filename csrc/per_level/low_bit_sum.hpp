@@ -119,8 +119,12 @@ void low_bit_tile(const Columns& w, const GroupedRows& x, int64_t m0, int64_t fi
         const uint8_t* from[C];
         for (int c = 0; c < C; c++) {
             from[c] = w.block(c) + g * code_bytes(f);
-            if (w.part(c) == 0)
-                for (int64_t i = 0; i < code_bytes(f); i += 64) __builtin_prefetch(from[c] + ahead + i, 0, 3);
+            if (w.part(c) == 0) {
+                // Behind the last group come the first ones of the block that this column takes next.
+                const int64_t at = g * code_bytes(f) + ahead, next = C * w.block_bytes / parts_of_a_block - w.scales;
+                const uint8_t* there = w.block(c) + at + (at < w.scales ? 0 : next);
+                for (int64_t i = 0; i < code_bytes(f); i += 64) __builtin_prefetch(there + i, 0, 3);
+            }
             from[c] += w.part(c) * lanes * 4;
         }
         unrolled(std::make_integer_sequence<int, halves>{}, [&](auto half) TF_INLINED {
