@@ -34,15 +34,15 @@ const AttentionKernels& attention_kernels(const Attention& call) {
 /// Memory for the partials of up to queries_at_once queries, on the stack of the job that computes them.
 struct PartialBuffer {
     alignas(64) float acc[group_floats];
-    float max[group_queries], sum[group_queries];
+    float shift[group_queries], sum[group_queries];
 
-    Partial partial() { return {acc, max, sum}; }
+    Partial partial() { return {acc, shift, sum}; }
 };
 
 /// Makes the partials of `count` queries those of no key.
 void reset(const Attention& call, const Partial& partial, int64_t count) {
     std::fill_n(partial.acc, count * call.pages->dim, 0.0f);
-    std::fill_n(partial.max, count, nothing_seen);
+    std::fill_n(partial.shift, count, nothing_seen);
     std::fill_n(partial.sum, count, 0.0f);
 }
 
@@ -58,7 +58,7 @@ class SplitAttention {
         }
         const int64_t heads = call.rows * call.pages->heads, partials = heads * splits_ * queries_;
         acc_ = scratch_.take<float>(partials * call.pages->dim);
-        max_ = scratch_.take<float>(partials);
+        shift_ = scratch_.take<float>(partials);
         sum_ = scratch_.take<float>(partials);
         if (call.mass) page_sums_ = scratch_.take<float>(partials * split_pages);
         splits_left_ = scratch_.take<int>(heads);
@@ -92,7 +92,7 @@ class SplitAttention {
 
     Partial partial(const Task& task, int64_t first) const {
         const int64_t at = offset(task, first);
-        return {acc_ + at * call_.pages->dim, max_ + at, sum_ + at};
+        return {acc_ + at * call_.pages->dim, shift_ + at, sum_ + at};
     }
 
     float* page_sums(const Task& task, int64_t first) const {
@@ -141,7 +141,7 @@ class SplitAttention {
     const AttentionKernels& kernels_;
     Scratch scratch_;
     int64_t splits_ = 0, queries_ = 0;  // the most of any row
-    float *acc_, *max_, *sum_, *page_sums_ = nullptr;
+    float *acc_, *shift_, *sum_, *page_sums_ = nullptr;
     int* splits_left_;  // of each row and KV head
 };
 

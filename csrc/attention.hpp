@@ -51,9 +51,9 @@ struct Queries {
 
 /// The state of an online softmax over some of the keys, per query.
 struct Partial {
-    float* acc;  // (count, D): the weighted values, not yet divided by `sum`
-    float* max;  // the largest score; a number below any score where no key was seen
-    float* sum;  // of the weights; 0 where no key was seen
+    float* acc;    // (count, D): the weighted values, not yet divided by `sum`
+    float* shift;  // weights are 2^(score - shift); a number below any score where no key was seen
+    float* sum;    // of the weights; 0 where no key was seen
 };
 
 constexpr float nothing_seen = -1e30f;
@@ -63,7 +63,7 @@ inline int queries_at_once(int dim) { return dim * group_queries > group_floats 
 
 struct AttentionKernels {
     /// Scans one split for at most queries_at_once queries. page_sums (count, split_pages), or null: weights of each
-    /// page relative to `max`.
+    /// page, of the shift that `to` has.
     void (*scan)(const Attention& call, const Queries& queries, int64_t split, const Partial& to, float* page_sums);
     /// Merges the next split into those before it.
     void (*merge)(const Attention& call, int count, const Partial& into, const Partial& next);

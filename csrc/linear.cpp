@@ -30,6 +30,11 @@ void run_chunk(const Linear& l, int64_t chunk) {
     linear_kernels().run(l, top, bottom, first, std::min(first + grid.chunk_blocks, l.weights.blocks));
 }
 
+Rounding rounding(const Weights& weights) {
+    const bool widen = weights.rounding() == Rounding::none && weights.type == Type::bf16 && !linear_kernels().pairs;
+    return widen ? Rounding::widen : weights.rounding();
+}
+
 /// The rows of x, as the weights want them.
 const int8_t* rounded_rows(Scratch& scratch, const Linear& l) {
     constexpr int64_t at_once = 8;  // some microseconds of work
@@ -47,18 +52,18 @@ void multiply(std::initializer_list<Linear> products) {
     const int8_t* rounded[4] = {};  // x as each kind of weights wants it, if any does
     int64_t chunks = 0, work = 0;
     for (const Linear& l : products) {
-        const Rounding rounding = l.weights.rounding();
-        const int8_t*& rows = rounded[static_cast<int>(rounding)];
-        if (rounding != Rounding::none && !rows) rows = rounded_rows(scratch, l);
+        const Rounding kind = rounding(l.weights);
+        const int8_t*& rows = rounded[static_cast<int>(kind)];
+        if (kind != Rounding::none && !rows) rows = rounded_rows(scratch, l);
         chunks += Grid(l).chunks();
         work += l.rows * l.weights.blocks * block_size * l.weights.inputs;
     }
     const auto body = [&](int64_t chunk) {
         for (Linear l : products) {
             const int64_t own = Grid(l).chunks();
-            const Rounding rounding = l.weights.rounding();
-            if (const int8_t* rows = rounded[static_cast<int>(rounding)])
-                l.x = rows, l.x_stride = rounding == Rounding::widen ? l.weights.inputs : rounded_stride(l.weights);
+            const Rounding kind = rounding(l.weights);
+            if (const int8_t* rows = rounded[static_cast<int>(kind)])
+                l.x = rows, l.x_stride = kind == Rounding::widen ? widened_stride(l.weights) : rounded_stride(l.weights);
             if (chunk < own) return run_chunk(l, chunk);
             chunk -= own;
         }

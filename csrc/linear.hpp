@@ -30,7 +30,7 @@ struct Weights {
     Type type;  // of x
     const void* data;
     const float* scales;  // (blocks * 16), of each output; or null
-    int64_t inputs;       // even; a multiple of 16 for int8 and for widened x, of whole groups for a format
+    int64_t inputs;       // even; a multiple of 16 for int8, of whole groups for a format
     int64_t outputs;      // of each of two interleaved matrices
     int64_t blocks;
     Format format = Format::none;
@@ -64,6 +64,8 @@ struct Linear {
 };
 
 struct LinearKernels {
+    /// Whether bf16 is multiplied as it is; otherwise its x, too, has been widened by `quantise`.
+    bool pairs;
     /// Outputs of blocks [first, last) for rows [top, bottom), at most linear_rows of them. Where the weights want x
     /// rounded, it has been through `quantise`.
     void (*run)(const Linear& linear, int64_t top, int64_t bottom, int64_t first, int64_t last);
@@ -83,10 +85,13 @@ struct PointwiseKernels {
 };
 TF_KERNEL_TABLE(PointwiseKernels, pointwise_kernels)
 
+/// Numbers of a widened row.
+constexpr int64_t widened_stride(const Weights& weights) { return round_up(weights.inputs, block_size); }
+
 /// Bytes of a rounded row, or of a widened one.
 constexpr int64_t rounded_stride(const Weights& weights) {
     if (weights.format != Format::none) return grouped_stride(weights.inputs);
-    return weights.scales ? weights.inputs + block_size : weights.inputs * static_cast<int64_t>(sizeof(float));
+    return weights.scales ? weights.inputs + block_size : widened_stride(weights) * static_cast<int64_t>(sizeof(float));
 }
 
 /// Computes some products of the same x in one job of the thread pool.

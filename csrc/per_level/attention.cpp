@@ -12,21 +12,19 @@ void scan(const Attention& call, const Queries& queries, int64_t split, const Pa
     for (int i = 0; i < queries.count; i++) to.sum[i] = scan.sum(i);
 }
 
-/// The factor that takes weights relative to the maximum `from` to those relative to `to`.
-F16 rescale(const Attention& call, float from, float to) {
-    return exp2(set1((from - to) * (1.44269504f / __builtin_sqrtf(static_cast<float>(call.pages->dim)))));
-}
+/// The factor that takes weights of the shift `from` to those of `to`.
+F16 rescale(float from, float to) { return exp2(set1(from - to)); }
 
 void merge(const Attention& call, int count, const Partial& into, const Partial& next) {
     const int dim = call.pages->dim;
     for (int i = 0; i < count; i++) {
         if (next.sum[i] == 0) continue;
-        const float larger = into.max[i] > next.max[i] ? into.max[i] : next.max[i];
-        const F16 a = rescale(call, into.max[i], larger), b = rescale(call, next.max[i], larger);
+        const float larger = into.shift[i] > next.shift[i] ? into.shift[i] : next.shift[i];
+        const F16 a = rescale(into.shift[i], larger), b = rescale(next.shift[i], larger);
         float *acc = into.acc + i * dim, *added = next.acc + i * dim;
         for (int d = 0; d < dim; d += 16) store(acc + d, fma(load(added + d), b, load(acc + d) * a));
         store_n(into.sum + i, fma(set1(next.sum[i]), b, set1(into.sum[i]) * a), 1);
-        into.max[i] = larger;
+        into.shift[i] = larger;
     }
 }
 
@@ -39,10 +37,10 @@ void finish(const Attention& call, const Queries& queries, const Partial& all) {
     }
 }
 
-void add_mass(const Attention& call, int count, const Partial& all, const Partial& split, const float* page_sums,
+void add_mass(const Attention&, int count, const Partial& all, const Partial& split, const float* page_sums,
               float* mass, int pages) {
     for (int i = 0; i < count; i++) {
-        const F16 factor = rescale(call, split.max[i], all.max[i]) / set1(all.sum[i]);
+        const F16 factor = rescale(split.shift[i], all.shift[i]) / set1(all.sum[i]);
         const float* sums = page_sums + i * split_pages;
         for (int p = 0; p < pages; p += 16)
             store_n(mass + p, fma(load(sums + p), factor, load_n(mass + p, pages - p)), pages - p);

@@ -10,12 +10,12 @@ namespace triforce::TF_LEVEL {
 
 /// The queries of a tile as int8: [dim / 4][height] quads, and the scale of each.
 struct Int8Queries {
-    const uint32_t* quads;
+    const PackedWord* quads;
     const float* scales;
 };
 
-template <int R>
-TF_INLINE void add_values(const Tile& tile, const KeyBlock<int8_t>& block, const uint32_t (*quads)[block_tokens / 4],
+template <class T, int R>
+TF_INLINE void add_values(const Tile<T>& tile, const KeyBlock<int8_t>& block, const uint32_t (*quads)[block_tokens / 4],
                    const F16 (&scales)[R][block_pages]) {
     for (int column = 0; column < tile.dim; column += 16) {
         F16 sum[R];
@@ -36,8 +36,8 @@ TF_INLINE void add_values(const Tile& tile, const KeyBlock<int8_t>& block, const
 }
 
 /// Attends to a block of int8 copies. `page`: where it begins in the split.
-template <int R>
-void attend_int8(const Tile& tile, const Int8Queries& queries, const KeyBlock<int8_t>& block, const PageScales* scales,
+template <class T, int R>
+void attend_int8(const Tile<T>& tile, const Int8Queries& queries, const KeyBlock<int8_t>& block, const PageScales* scales,
                  int page) {
     I16 products[R][block_pages];
     score<int8_t, R>(queries.quads, R, tile.dim, block, products);
@@ -45,19 +45,19 @@ void attend_int8(const Tile& tile, const Int8Queries& queries, const KeyBlock<in
     F16 value_scales[R][block_pages];  // of the products of integer weights and values
     for (int r = 0; r < R; r++) {
         F16 s[block_pages];
-        for (int p = 0; p < block_pages; p++) s[p] = floats(products[r][p]) * set1(queries.scales[r] * scales[p].keys);
+        for (int p = 0; p < block_pages; p++) s[p] = floats(products[r][p]) * set1(queries.scales[r] * scales[p].keys * tile.scale);
         const F16 top = max(max(s[0], s[1]), max(s[2], s[3]));
-        if (any_above(top, tile.max[r])) raise_max(tile, r, top);
+        raise_shift(tile, r, top);
         const F16 block_max = set1(reduce_max(top)), largest = weight(block_max, tile, r);
         for (int p = 0; p < block_pages; p++) {
-            const F16 of_largest = exp2((s[p] - block_max) * set1(tile.scale));
+            const F16 of_largest = exp2(s[p] - block_max);
             store_int8(reinterpret_cast<int8_t*>(quads[r]) + p * page_size, of_largest * set1(int8_largest));
             s[p] = of_largest * largest;
             value_scales[r][p] = largest * set1(scales[p].values / int8_largest);
         }
         add_weights(tile, r, s, page);
     }
-    add_values<R>(tile, block, quads, value_scales);
+    add_values<T, R>(tile, block, quads, value_scales);
 }
 
 }  // namespace triforce::TF_LEVEL

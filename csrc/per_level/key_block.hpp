@@ -8,20 +8,11 @@
 
 namespace triforce::TF_LEVEL {
 
-// The tallest tile, and the pages (scores) or columns (values) that it takes at once: so many that their sums and
-// operands fit into the registers.
-#if TF_SIMD_AVX512BF16
-constexpr int tallest_tile = 8;
+// Pages (scores) or columns (values) that a tile takes at once.
+#if TF_SIMD_AVX512
 constexpr int at_once(int queries) { return queries > 6 ? 2 : 4; }
-#elif TF_SIMD_AVX512
-constexpr int tallest_tile = 6;
-constexpr int at_once(int) { return 2; }
-#elif TF_SIMD_AVX2
-constexpr int tallest_tile = 3;
-constexpr int at_once(int) { return 1; }
 #else
-constexpr int tallest_tile = 2;
-constexpr int at_once(int) { return 1; }
+constexpr int at_once(int queries) { return queries > 2 ? 1 : 4 / queries; }
 #endif
 
 template <class T>
@@ -37,15 +28,16 @@ struct KeyBlock {
     const T* values_ahead[block_pages];
 };
 
+template <class T>
 struct Tile {
-    const uint32_t* words;  // [steps of the keys][height]
-    const uint32_t* sink_words;
+    const Word<T>* words;  // [steps of the keys][height]
+    const Word<T>* sink_words;
     float* acc;        // [height][dim]: weighted values
-    float* max;        // [height]: of the scores
+    float* shift;      // [height]: as in Partial
     float* lane_sums;  // [height][16], which add up to the sum of the weights
     float* page_sums;  // [height][split_pages]: of the weights in each page; or null
     int height, dim;
-    float scale;  // of scores, to base 2
+    float scale;  // what products of queries and keys are multiplied with: scores are to base 2
     // Keys are read page by page. For keys in a cache that is slower than several pages at once; from memory it is
     // faster, because the reads are one stream.
     bool page_sequential;
@@ -54,11 +46,16 @@ struct Tile {
 /// Into the second-level cache: the first one is full of this block.
 TF_INLINE void prefetch(const void* line) { __builtin_prefetch(line, 0, 2); }
 
-/// Raises a row's maximum to that of `scores` and rescales its sums to it.
-inline void raise_max(const Tile& tile, int row, F16 scores) {
-    const float new_max = reduce_max(scores);
-    const F16 factor = exp2(set1((tile.max[row] - new_max) * tile.scale));
-    tile.max[row] = new_max;
+/// A row's sums are rescaled where a score is so far above its shift, to base 2, and not for each one that is above it:
+/// the weights become larger than 1, but no less exact (FlashAttention-4, Dao et al. 2025).
+constexpr float most_above = 8;
+
+/// Makes the largest of `scores` the row's shift, and rescales its sums to it.
+template <class T>
+void rescale_sums(const Tile<T>& tile, int row, F16 scores) {
+    const float shift = reduce_max(scores);
+    const F16 factor = exp2(set1(tile.shift[row] - shift));
+    tile.shift[row] = shift;
     float* acc = tile.acc + row * tile.dim;
     for (int d = 0; d < tile.dim; d += 16) store(acc + d, load(acc + d) * factor);
     store(tile.lane_sums + row * 16, load(tile.lane_sums + row * 16) * factor);
@@ -67,18 +64,26 @@ inline void raise_max(const Tile& tile, int row, F16 scores) {
     for (int i = 0; i < split_pages; i += 16) store(sums + i, load(sums + i) * factor);
 }
 
-TF_INLINE F16 weight(F16 score, const Tile& tile, int row) {
-    return exp2((score - set1(tile.max[row])) * set1(tile.scale));
+/// Raises a row's shift to the largest of `scores` if one of them is far above it.
+template <class T>
+TF_INLINE void raise_shift(const Tile<T>& tile, int row, F16 scores) {
+    if (any_above(scores, set1(tile.shift[row] + most_above))) rescale_sums(tile, row, scores);
 }
 
-/// Rounds weights to the 32-bit words that values are multiplied with.
 template <class T>
-TF_INLINE void store_words(uint32_t (&words)[block_steps<T>], const F16 (&weights)[block_pages]) {
-    for (int p = 0; p < block_pages; p++) store(reinterpret_cast<T*>(words) + p * page_size, weights[p]);
+TF_INLINE F16 weight(F16 score, const Tile<T>& tile, int row) {
+    return exp2(score - set1(tile.shift[row]));
+}
+
+/// Rounds weights to the words that values are multiplied with.
+template <class T>
+TF_INLINE void store_weights(Word<T> (&words)[block_steps<T>], const F16 (&weights)[block_pages]) {
+    for (int p = 0; p < block_pages; p++) store_words(words + p * steps_of_page<T>, weights[p]);
 }
 
 /// Adds the weights of a block to a row's sums. `page`: where the block begins in the split.
-TF_INLINE void add_weights(const Tile& tile, int row, const F16 (&weights)[block_pages], int page) {
+template <class T>
+TF_INLINE void add_weights(const Tile<T>& tile, int row, const F16 (&weights)[block_pages], int page) {
     const F16 sum = (weights[0] + weights[1]) + (weights[2] + weights[3]);
     store(tile.lane_sums + row * 16, load(tile.lane_sums + row * 16) + sum);
     if (tile.page_sums) store_sums(tile.page_sums + row * split_pages + page, weights);
@@ -86,20 +91,18 @@ TF_INLINE void add_weights(const Tile& tile, int row, const F16 (&weights)[block
 
 /// Scores of R queries against a block, `pages` pages at a time. `height`: queries of the tile.
 template <class T, int R, int pages = at_once(R)>
-TF_INLINE void score(const uint32_t* words, int height, int dim, const KeyBlock<T>& block,
+TF_INLINE void score(const Word<T>* words, int height, int dim, const KeyBlock<T>& block,
                      Sum<T> (&scores)[R][block_pages]) {
     const int steps = dim / numbers_of_word<T>;
     for (int page = 0; page < block_pages; page += pages) {
         Sum<T> acc[R][pages] = {};
+        const T* keys[pages];
+        for (int p = 0; p < pages; p++) keys[p] = block.keys[page + p];
         for (int step = 0; step < steps; step++) {
-            decltype(load_step(block.keys[0])) key[pages];
+            multiply<T, R, pages>(acc, words + step * height, 1, keys);
             for (int p = 0; p < pages; p++) {
-                key[p] = load_step(block.keys[page + p] + step * step_size<T>);
                 prefetch(block.keys_ahead[page + p] + step * step_size<T>);
-            }
-            for (int r = 0; r < R; r++) {
-                const auto word = spread<T>(words[step * height + r]);
-                for (int p = 0; p < pages; p++) acc[r][p] = dot(acc[r][p], key[p], word);
+                keys[p] += step_size<T>;
             }
         }
         for (int r = 0; r < R; r++)
@@ -112,31 +115,29 @@ template <class T, int R, int C>
 struct Accumulator {
     F16 acc[R][C];
 
-    TF_INLINE Accumulator(const Tile& tile, int column) {
-        for (int r = 0; r < R; r++)
-            for (int c = 0; c < C; c++) acc[r][c] = load(tile.acc + r * tile.dim + column + c * 16);
+    TF_INLINE Accumulator(const Tile<T>& tile, int column) {
+        const float* from = tile.acc + column;
+        for (int r = 0; r < R; r++, from += tile.dim)
+            for (int c = 0; c < C; c++) acc[r][c] = load(from + c * 16);
     }
 
-    TF_INLINE void store_to(const Tile& tile, int column) const {
-        for (int r = 0; r < R; r++)
-            for (int c = 0; c < C; c++) store(tile.acc + r * tile.dim + column + c * 16, acc[r][c]);
+    TF_INLINE void store_to(const Tile<T>& tile, int column) const {
+        float* to = tile.acc + column;
+        const int64_t dim = tile.dim;
+        for (int r = 0; r < R; r++, to += dim)
+            for (int c = 0; c < C; c++) store(to + c * 16, acc[r][c]);
     }
 
     /// Adds steps [first, last) of a page.
-    TF_INLINE void add(const Tile& tile, const KeyBlock<T>& block, const uint32_t (*words)[block_steps<T>], int column,
-                       int page, int first, int last) {
+    TF_INLINE void add(const Tile<T>& tile, const KeyBlock<T>& block, const Word<T> (*words)[block_steps<T>],
+                       int column, int page, int first, int last) {
         const T* values = block.values[page] + (first * tile.dim + column) * numbers_of_word<T>;
         const int64_t ahead = block.values_ahead[page] - block.values[page];
         for (int step = first; step < last; step++, values += tile.dim * numbers_of_word<T>) {
-            decltype(load_step(values)) value[C];
-            for (int c = 0; c < C; c++) {
-                value[c] = load_step(values + c * step_size<T>);
-                prefetch(values + c * step_size<T> + ahead);
-            }
-            for (int r = 0; r < R; r++) {
-                const auto word = spread<T>(words[r][page * steps_of_page<T> + step]);
-                for (int c = 0; c < C; c++) acc[r][c] = dot(acc[r][c], value[c], word);
-            }
+            const T* at[C];
+            for (int c = 0; c < C; c++) at[c] = values + c * step_size<T>;
+            multiply<T, R, C>(acc, words[0] + page * steps_of_page<T> + step, block_steps<T>, at);
+            for (int c = 0; c < C; c++) prefetch(at[c] + ahead);
         }
     }
 };
@@ -173,19 +174,19 @@ TF_INLINE void by_height(int height, Body body) {
 
 /// Attends to a block that all queries of the tile see whole. `page`: where it begins in the split.
 template <class T, int R>
-void attend_block(const Tile& tile, const KeyBlock<T>& block, int page) {
+void attend_block(const Tile<T>& tile, const KeyBlock<T>& block, int page) {
     F16 scores[R][block_pages];
     if (tile.page_sequential)
         score<T, R, 1>(tile.words, R, tile.dim, block, scores);
     else
         score<T, R>(tile.words, R, tile.dim, block, scores);
-    alignas(64) uint32_t words[R][block_steps<T>];
+    alignas(64) Word<T> words[R][block_steps<T>];
     for (int r = 0; r < R; r++) {
         F16(&s)[block_pages] = scores[r];
-        const F16 top = max(max(s[0], s[1]), max(s[2], s[3]));
-        if (any_above(top, tile.max[r])) raise_max(tile, r, top);
+        for (F16& each : s) each = each * set1(tile.scale);
+        raise_shift(tile, r, max(max(s[0], s[1]), max(s[2], s[3])));
         for (int p = 0; p < block_pages; p++) s[p] = weight(s[p], tile, r);
-        store_words<T>(words[r], s);
+        store_weights<T>(words[r], s);
         add_weights(tile, r, s, page);
     }
     by_columns<R>(tile.dim, [&](auto columns, int column) {

@@ -43,28 +43,25 @@ uint32_t visible_bits(const VisibleRanges& visible, int step) {
     return bits;
 }
 
-template <class T>
-TF_INLINE auto load_visible(const T* at, uint32_t bits) {
-    uint32_t words[16];
-    __builtin_memcpy(words, at, sizeof words);
-    for (uint32_t& each : words) each &= bits;
-    return load_step(reinterpret_cast<const T*>(words));
-}
-
 /// Adds one step of the values, of which a query sees a part, to its sums.
 template <class T>
-void add_step(const Tile& tile, int row, const KeyBlock<T>& block, uint32_t word, int step, uint32_t bits) {
+void add_step(const Tile<T>& tile, int row, const KeyBlock<T>& block, const Word<T>& word, int step, uint32_t bits) {
     const T* values = block.values[step / steps_of_page<T>];
     values += step % steps_of_page<T> * tile.dim * numbers_of_word<T>;
     for (int d = 0; d < tile.dim; d += 16) {
+        uint32_t visible[16];
+        __builtin_memcpy(visible, values + d * numbers_of_word<T>, sizeof visible);
+        for (uint32_t& each : visible) each &= bits;
         float* acc = tile.acc + row * tile.dim + d;
-        store(acc, dot(load(acc), load_visible(values + d * numbers_of_word<T>, bits), spread<T>(word)));
+        F16 sum[1][1] = {{load(acc)}};
+        multiply<T, 1, 1>(sum, &word, 0, {reinterpret_cast<const T*>(visible)});
+        store(acc, sum[0][0]);
     }
 }
 
 /// Adds steps [first, last) of a block's values, which all queries see, to their sums.
 template <class T, int R>
-void add_steps(const Tile& tile, const KeyBlock<T>& block, const uint32_t (*words)[block_steps<T>], int first,
+void add_steps(const Tile<T>& tile, const KeyBlock<T>& block, const Word<T> (*words)[block_steps<T>], int first,
                int last) {
     constexpr int of_page = steps_of_page<T>;
     by_columns<R>(tile.dim, [&](auto columns, int column) {
@@ -79,8 +76,8 @@ void add_steps(const Tile& tile, const KeyBlock<T>& block, const uint32_t (*word
 }
 
 template <class T, int R>
-void add_visible(const Tile& tile, const KeyBlock<T>& block, const VisibleRanges (&visible)[R],
-                 const uint32_t (*words)[block_steps<T>]) {
+void add_visible(const Tile<T>& tile, const KeyBlock<T>& block, const VisibleRanges (&visible)[R],
+                 const Word<T> (*words)[block_steps<T>]) {
     uint32_t bits[R][block_steps<T>];
     bool seen_by_all[block_steps<T> + 1] = {};
     for (int step = 0; step < block_steps<T>; step++) {
@@ -102,7 +99,7 @@ void add_visible(const Tile& tile, const KeyBlock<T>& block, const VisibleRanges
 
 /// Scores of all pages. For pages hidden from the tile another page is read; their scores mean nothing.
 template <class T, int R>
-void score_visible(const Tile& tile, KeyBlock<T>& block, const VisibleRanges (&visible)[R], int sinks,
+void score_visible(const Tile<T>& tile, KeyBlock<T>& block, const VisibleRanges (&visible)[R], int sinks,
                    F16 (&scores)[R][block_pages]) {
     bool hidden[block_pages];
     const T* any = nullptr;
@@ -124,18 +121,19 @@ void score_visible(const Tile& tile, KeyBlock<T>& block, const VisibleRanges (&v
 /// Attends to a block that is seen in part. `sinks`: its first pages, whose keys meet the queries rotated for sinks.
 /// `page`: where it begins in the split.
 template <class T, int R>
-void attend_edge(const Tile& tile, KeyBlock<T> block, const VisibleRanges (&visible)[R], int sinks, int page) {
+void attend_edge(const Tile<T>& tile, KeyBlock<T> block, const VisibleRanges (&visible)[R], int sinks, int page) {
     F16 scores[R][block_pages];
     score_visible<T, R>(tile, block, visible, sinks, scores);
-    alignas(64) uint32_t words[R][block_steps<T>];
+    alignas(64) Word<T> words[R][block_steps<T>];
     for (int r = 0; r < R; r++) {
         if (visible[r].empty()) continue;
         F16(&s)[block_pages] = scores[r];
+        for (F16& each : s) each = each * set1(tile.scale);
         F16 top = set1(nothing_seen);
         for (int p = 0; p < block_pages; p++) top = max(visible[r].pages[p].select(s[p], top), top);
-        if (any_above(top, tile.max[r])) raise_max(tile, r, top);
+        raise_shift(tile, r, top);
         for (int p = 0; p < block_pages; p++) s[p] = visible[r].pages[p].select(weight(s[p], tile, r), zero());
-        store_words<T>(words[r], s);
+        store_weights<T>(words[r], s);
         add_weights(tile, r, s, page);
     }
     add_visible<T, R>(tile, block, visible, words);

@@ -56,7 +56,7 @@ void sum_all(const Linear& l, int64_t top, int rows, int64_t first, int blocks, 
 /// Blocks whose sums are made together: as many as `Sums` holds of few rows of low-bit weights, whose tiles differ.
 int blocks_at_once(const Linear& l, int rows) {
     if (l.weights.format != Format::none) return rows <= tallest_low_bit ? linear_rows * group / tallest_low_bit : group;
-    return wide[rows < tallest ? rows : tallest] == widest ? widest : group;
+    return wide[rows < tallest_tile ? rows : tallest_tile] == widest ? widest : group;
 }
 
 /// T: type of x and of rounded outputs.
@@ -104,7 +104,12 @@ void quantise_groups(const Linear& l, int64_t row, int8_t* to) {
 
 void widen(const Linear& l, int64_t row, int8_t* to) {
     const bf16* x = static_cast<const bf16*>(l.x) + row * l.x_stride;
-    for (int64_t i = 0; i < l.weights.inputs; i += 16) store(reinterpret_cast<float*>(to) + i, load(x + i));
+    auto* wide = reinterpret_cast<float*>(to);
+    const int64_t inputs = l.weights.inputs, whole = inputs / 16 * 16;
+    for (int64_t i = 0; i < whole; i += 16) store(wide + i, load(x + i));
+    bf16 rest[16] = {};
+    __builtin_memcpy(rest, x + whole, (inputs - whole) * sizeof(bf16));
+    if (whole < inputs) store(wide + whole, load(rest));
 }
 
 void quantise_rows(const Linear& l, int64_t top, int64_t bottom, int8_t* rows) {
@@ -118,6 +123,6 @@ void quantise_rows(const Linear& l, int64_t top, int64_t bottom, int8_t* rows) {
 
 }  // namespace
 
-const LinearKernels linear_kernels = {run, quantise_rows};
+const LinearKernels linear_kernels = {parts<bf16> == 1, run, quantise_rows};
 
 }  // namespace triforce::TF_LEVEL

@@ -18,6 +18,15 @@
 #define TF_INLINE inline __attribute__((always_inline))
 #define TF_INLINED __attribute__((always_inline))  // of a lambda
 
+namespace triforce::TF_LEVEL {
+
+/// Four int8 or two bf16, wherever they lie in an array of such.
+struct __attribute__((may_alias)) PackedWord {
+    uint32_t bits;
+};
+
+}  // namespace triforce::TF_LEVEL
+
 #if TF_SIMD_AVX512
 #include "simd_avx512.hpp"
 #elif TF_SIMD_AVX2
@@ -27,6 +36,38 @@
 #endif
 
 namespace triforce::TF_LEVEL {
+
+#if !TF_SIMD_AVX512
+/// What is left of x, within 2^22 of 0, beside the nearest integer.
+TF_INLINE F16 from_nearest(F16 x) {
+    const F16 rounder = set1(12582912.0f);  // 1.5 * 2^23: beyond it floats are integers
+    return x - ((x + rounder) - rounder);
+}
+#endif
+#if !TF_SIMD_AVX2
+TF_INLINE F16 add_product(F16 acc, F16 x, F16 y) { return fma(x, y, acc); }
+#endif
+
+/// Numbers as words.
+TF_INLINE void store_words(float* to, F16 x) { store(to, x); }
+#if !TF_SIMD_AVX512BF16
+/// The halves of sixteen pairs of bf16: part 0 the higher ones.
+template <int part>
+TF_INLINE F16 load_pairs(const bf16* at) {
+    asm volatile("" : "+r"(at));  // both parts are read from memory: in registers one would take the place of sums
+    return part ? load_lower(at) : load_higher(at);
+}
+/// Two numbers of bf16 that multiply such pairs, as floats, so that a broadcast from memory suffices.
+struct PairWord {
+    float lower, higher;
+};
+template <int part>
+TF_INLINE F16 set1_pair(const PairWord& x) {
+    return set1(part ? x.lower : x.higher);
+}
+/// Sixteen numbers from 0 up, rounded to bf16, as eight words.
+TF_INLINE void store_words(PairWord* to, F16 x) { store(reinterpret_cast<float*>(to), nearest_bf16(x)); }
+#endif
 
 /// e^x within 2 ulp; 0 below -87.7, at most e^88.37, NaN for NaN. A lane's bits do not depend on its neighbours.
 TF_INLINE F16 exp(F16 x) {

@@ -22,6 +22,12 @@ TF_INLINE F16 operator-(F16 x, F16 y) { return {_mm256_sub_ps(x.a, y.a), _mm256_
 TF_INLINE F16 operator*(F16 x, F16 y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
 TF_INLINE F16 operator/(F16 x, F16 y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
 TF_INLINE F16 fma(F16 x, F16 y, F16 z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+/// fma(x, y, acc) in the place of acc: of sixteen registers none is left for a copy, which compilers make at times.
+TF_INLINE F16 add_product(F16 acc, F16 x, F16 y) {
+    asm("vfmadd231ps %2, %1, %0" : "+x"(acc.a) : "x"(x.a), "x"(y.a));
+    asm("vfmadd231ps %2, %1, %0" : "+x"(acc.b) : "x"(x.b), "x"(y.b));
+    return acc;
+}
 /// The second operand where either is NaN.
 TF_INLINE F16 max(F16 x, F16 y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
 TF_INLINE F16 min(F16 x, F16 y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
@@ -58,6 +64,19 @@ TF_INLINE float reduce_max(F16 x) {
     return _mm_cvtss_f32(_mm_max_ss(z, _mm_movehdup_ps(z)));
 }
 
+TF_INLINE bool any_above(F16 x, F16 limits) {
+    const __m256 a = _mm256_cmp_ps(x.a, limits.a, _CMP_GT_OQ), b = _mm256_cmp_ps(x.b, limits.b, _CMP_GT_OQ);
+    return _mm256_movemask_ps(_mm256_or_ps(a, b));
+}
+
+TF_INLINE __m256 add_to_exponent(__m256 x, __m256 count) {
+    const __m256i n = _mm256_slli_epi32(_mm256_castps_si256(count), 23);
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x), n));
+}
+TF_INLINE F16 add_to_exponent(F16 x, F16 count) {
+    return {add_to_exponent(x.a, count.a), add_to_exponent(x.b, count.b)};
+}
+
 TF_INLINE __m256 pow2(__m256 n) {
     const __m256i biased = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
     return _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23));
@@ -77,6 +96,14 @@ TF_INLINE F16 load(const half* from) {
     const auto* at = reinterpret_cast<const __m128i*>(from);
     return {_mm256_cvtph_ps(_mm_loadu_si128(at)), _mm256_cvtph_ps(_mm_loadu_si128(at + 1))};
 }
+
+TF_INLINE __m256 nearest_bf16(__m256 x) {
+    const __m256i bits = _mm256_castps_si256(x);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i even = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    return _mm256_castsi256_ps(_mm256_and_si256(even, _mm256_set1_epi32(static_cast<int>(0xffff0000))));
+}
+TF_INLINE F16 nearest_bf16(F16 x) { return {nearest_bf16(x.a), nearest_bf16(x.b)}; }
 
 TF_INLINE __m256i round_to_bf16(__m256 x) {
     const __m256i bits = _mm256_castps_si256(x);
@@ -171,22 +198,22 @@ TF_INLINE Quads times_sign(Quads w, Signed x) {
     return {_mm256_sign_epi8(w.a, x.signs.a), _mm256_sign_epi8(w.b, x.signs.b)};
 }
 
-struct Pairs {
-    F16 lo, hi;
-};
-TF_INLINE Pairs split(__m256i a, __m256i b) {
-    const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000));
-    return {{_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16))},
-            {_mm256_castsi256_ps(_mm256_and_si256(a, upper)), _mm256_castsi256_ps(_mm256_and_si256(b, upper))}};
+TF_INLINE __m256 lower(__m256i x) { return _mm256_castsi256_ps(_mm256_slli_epi32(x, 16)); }
+/// With a mask from memory: in a register it would take the place of a sum.
+TF_INLINE __m256 higher(__m256i x) {
+    alignas(32) static const uint16_t mask[16] = {0, 0xffff, 0, 0xffff, 0, 0xffff, 0, 0xffff,
+                                                  0, 0xffff, 0, 0xffff, 0, 0xffff, 0, 0xffff};
+    __m256 y;
+    asm("vpand %1, %2, %0" : "=x"(y) : "m"(mask), "x"(x));
+    return y;
 }
-TF_INLINE Pairs load_pairs(const bf16* from) {
-    const auto* at = reinterpret_cast<const __m256i*>(from);
-    return split(_mm256_loadu_si256(at), _mm256_loadu_si256(at + 1));
+TF_INLINE F16 load_lower(const bf16* pairs) {
+    const I16 x = load_ints(pairs);
+    return {lower(x.a), lower(x.b)};
 }
-TF_INLINE Pairs set1_pair(uint32_t x) {
-    const __m256i both = _mm256_set1_epi32(static_cast<int>(x));
-    return split(both, both);
+TF_INLINE F16 load_higher(const bf16* pairs) {
+    const I16 x = load_ints(pairs);
+    return {higher(x.a), higher(x.b)};
 }
-TF_INLINE F16 dot(F16 acc, Pairs w, Pairs x) { return fma(w.lo, x.lo, fma(w.hi, x.hi, acc)); }
 
 }  // namespace triforce::TF_LEVEL

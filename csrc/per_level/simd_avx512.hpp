@@ -40,6 +40,14 @@ TF_INLINE float reduce_add(F16 x) {
 }
 TF_INLINE float reduce_max(F16 x) { return _mm512_reduce_max_ps(x.v); }
 
+TF_INLINE F16 from_nearest(F16 x) { return {_mm512_reduce_ps(x.v, 0)}; }
+TF_INLINE bool any_above(F16 x, F16 limits) { return _mm512_cmp_ps_mask(x.v, limits.v, _CMP_GT_OQ); }
+
+TF_INLINE F16 add_to_exponent(F16 x, F16 count) {
+    const __m512i n = _mm512_slli_epi32(_mm512_castps_si512(count.v), 23);
+    return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(x.v), n))};
+}
+
 /// 2^n for integers n in [-127, 127]; 0 at -127.
 TF_INLINE F16 pow2(F16 n) {
     const __m512i biased = _mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127));
@@ -120,8 +128,14 @@ TF_INLINE void store(bf16* to, F16 x) {
 struct Pairs {
     __m512bh v;
 };
-TF_INLINE Pairs load_pairs(const bf16* from) { return {(__m512bh)_mm512_loadu_si512(from)}; }
-TF_INLINE Pairs set1_pair(uint32_t x) { return {(__m512bh)_mm512_set1_epi32(static_cast<int>(x))}; }
+template <int>
+TF_INLINE Pairs load_pairs(const bf16* from) {
+    return {(__m512bh)_mm512_loadu_si512(from)};
+}
+using PairWord = PackedWord;
+template <int>
+TF_INLINE Pairs set1_pair(PairWord x) { return {(__m512bh)_mm512_set1_epi32(static_cast<int>(x.bits))}; }
+TF_INLINE void store_words(PairWord* to, F16 x) { store(reinterpret_cast<bf16*>(to), x); }
 TF_INLINE F16 dot(F16 acc, Pairs w, Pairs x) { return {_mm512_dpbf16_ps(acc.v, w.v, x.v)}; }
 
 #else
@@ -135,17 +149,19 @@ TF_INLINE void store(bf16* to, F16 x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
 }
 
-struct Pairs {
-    __m512 lo, hi;
-};
-TF_INLINE Pairs split(__m512i pairs) {
-    return {_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)),
-            _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000))))};
+TF_INLINE F16 nearest_bf16(F16 x) {
+    const __m512i bits = _mm512_castps_si512(x.v);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i even = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    return {_mm512_castsi512_ps(_mm512_and_si512(even, _mm512_set1_epi32(static_cast<int>(0xffff0000))))};
 }
-TF_INLINE Pairs load_pairs(const bf16* from) { return split(_mm512_loadu_si512(from)); }
-TF_INLINE Pairs set1_pair(uint32_t x) { return split(_mm512_set1_epi32(static_cast<int>(x))); }
-TF_INLINE F16 dot(F16 acc, Pairs w, Pairs x) {
-    return {_mm512_fmadd_ps(w.lo, x.lo, _mm512_fmadd_ps(w.hi, x.hi, acc.v))};
+
+TF_INLINE F16 load_lower(const bf16* pairs) {
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(pairs), 16))};
+}
+TF_INLINE F16 load_higher(const bf16* pairs) {
+    const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000));
+    return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(pairs), upper))};
 }
 
 #endif

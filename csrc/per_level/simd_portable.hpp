@@ -78,6 +78,16 @@ TF_INLINE float reduce_max(F16 x) {
     return most;
 }
 
+TF_INLINE bool any_above(F16 x, F16 limits) {
+    for (int i = 0; i < 16; i++)
+        if (x.v[i / 4][i % 4] > limits.v[i / 4][i % 4]) return true;
+    return false;
+}
+
+TF_INLINE F16 add_to_exponent(F16 x, F16 count) {
+    return each([&](int i) { return (V4)((U4)x.v[i] + ((U4)count.v[i] << 23)); });
+}
+
 /// 2^n for integers n in [-127, 127]; 0 at -127.
 TF_INLINE F16 pow2(F16 n) {
     return each([&](int i) { return (V4)((__builtin_convertvector(n.v[i], I4) + 127) << 23); });
@@ -189,21 +199,21 @@ struct Signed {
 TF_INLINE Signed with_signs(Quads x) { return {x}; }
 TF_INLINE Quads times_sign(Quads w, Signed) { return w; }
 
-struct Pairs {
-    F16 lo, hi;
-};
-TF_INLINE Pairs load_pairs(const bf16* from) {
-    const F16 x = load(reinterpret_cast<const float*>(from));  // little-endian, like all that checkpoints hold
-    return {each([&](int i) { return (V4)((U4)x.v[i] << 16); }),
-            each([&](int i) { return (V4)((U4)x.v[i] & 0xffff0000u); })};
+TF_INLINE F16 nearest_bf16(F16 x) {
+    return each([&](int i) {
+        const U4 bits = (U4)x.v[i];
+        return (V4)((bits + ((bits >> 16) & 1) + 0x7fff) & 0xffff0000u);
+    });
 }
-TF_INLINE Pairs set1_pair(uint32_t x) {
-    float lo, hi;
-    const uint32_t lower = x << 16, upper = x & 0xffff0000u;
-    std::memcpy(&lo, &lower, sizeof lo);
-    std::memcpy(&hi, &upper, sizeof hi);
-    return {set1(lo), set1(hi)};
+
+// Little-endian, like all that checkpoints hold.
+TF_INLINE F16 load_lower(const bf16* pairs) {
+    const F16 x = load(reinterpret_cast<const float*>(pairs));
+    return each([&](int i) { return (V4)((U4)x.v[i] << 16); });
 }
-TF_INLINE F16 dot(F16 acc, Pairs w, Pairs x) { return fma(w.lo, x.lo, fma(w.hi, x.hi, acc)); }
+TF_INLINE F16 load_higher(const bf16* pairs) {
+    const F16 x = load(reinterpret_cast<const float*>(pairs));
+    return each([&](int i) { return (V4)((U4)x.v[i] & 0xffff0000u); });
+}
 
 }  // namespace triforce::TF_LEVEL

@@ -9,36 +9,18 @@ namespace triforce::TF_LEVEL {
 template <class T>
 constexpr int steps_of_page = page_size / numbers_of_word<T>;
 
-#if TF_SIMD_AVX512
-TF_INLINE F16 nearest(F16 x) { return {_mm512_roundscale_ps(x.v, 0)}; }
-TF_INLINE F16 scale2(F16 x, F16 n) { return {_mm512_scalef_ps(x.v, n.v)}; }
-#else
-TF_INLINE F16 nearest(F16 x) {
-    const F16 rounder = set1(12582912.0f);  // 1.5 * 2^23: beyond it floats are integers
-    return (x + rounder) - rounder;
-}
-TF_INLINE F16 scale2(F16 x, F16 n) { return x * pow2(n); }
-#endif
-
-/// 2^x within 1e-7 for x up to 100, 1 at 0, at least 2^-126; NaN for NaN.
+/// 2^x within 1e-7 for x up to 100, 1 at 0, at least 2^-126; NaN for what arithmetic makes NaN.
 TF_INLINE F16 exp2(F16 x) {
-    x = max(set1(-126.0f), x);
-    const F16 n = nearest(x), f = x - n;
+    const F16 rounder = set1(12582912.0f);  // 1.5 * 2^23: a sum with it ends in the nearest integer
+    x = max(set1(-125.0f), x);
+    const F16 n = x + rounder, f = from_nearest(x);
     F16 p = set1(1.3264727065e-3f);
     p = fma(p, f, set1(9.6715126489e-3f));
     p = fma(p, f, set1(5.5507337437e-2f));
     p = fma(p, f, set1(2.4022242085e-1f));
     p = fma(p, f, set1(6.9314697760e-1f));
     p = fma(p, f, set1(1.0f));
-    return scale2(p, n);
-}
-
-TF_INLINE bool any_above(F16 x, float limit) {
-#if TF_SIMD_AVX512
-    return _mm512_cmp_ps_mask(x.v, _mm512_set1_ps(limit), _CMP_GT_OQ);
-#else
-    return reduce_max(x) > limit;
-#endif
+    return add_to_exponent(p, n);
 }
 
 /// The sum of each of four registers, by the tree of reduce_add.

@@ -28,17 +28,18 @@ inline int clamp_to_page(int64_t token) {
 
 /// Queries in the order in which a tile reads them: [steps][height].
 template <class T>
-void pack(const Attention& call, const void* q, const Queries& queries, int first, int height, uint32_t* words) {
+void pack(const Attention& call, const void* q, const Queries& queries, int first, int height, Word<T>* words) {
+    const int dim = call.pages->dim;
     for (int r = 0; r < height; r++) {
-        const char* from = reinterpret_cast<const char*>(query<T>(call, q, queries, first + r));
-        for (int step = 0; step < call.pages->dim / numbers_of_word<T>; step++)
-            __builtin_memcpy(words + step * height + r, from + step * sizeof(uint32_t), sizeof(uint32_t));
+        Word<T> row[largest_dim / numbers_of_word<T>];
+        make_words(query<T>(call, q, queries, first + r), dim, row);
+        for (int step = 0; step < dim / numbers_of_word<T>; step++) words[step * height + r] = row[step];
     }
 }
 
 /// Queries rounded to int8, and their scales.
 template <class T>
-void pack_int8(const Attention& call, const Queries& queries, int first, int height, uint32_t* quads, float* scales) {
+void pack_int8(const Attention& call, const Queries& queries, int first, int height, PackedWord* quads, float* scales) {
     const int dim = call.pages->dim;
     for (int r = 0; r < height; r++) {
         const T* from = query<T>(call, call.q, queries, first + r);
@@ -64,12 +65,12 @@ class SplitScan {
         const float scale = 1.44269504f / __builtin_sqrtf(static_cast<float>(dim));
         for (int i = 0; i < n * dim; i += 16) store(to.acc + i, zero());
         for (int i = 0; page_sums && i < n * split_pages; i += 16) store(page_sums + i, zero());
-        for (int i = 0; i < n; i++) to.max[i] = nothing_seen;
-        tiles_ = (n + tallest_tile - 1) / tallest_tile;
-        const bool page_sequential = tiles_ == 1 && call.splits(queries.b) > splits_in_cache;
-        for (int i = 0; i < tiles_; i++) {
-            const int first = n * i / tiles_, height = n * (i + 1) / tiles_ - first;
-            tile_[i] = {words_ + first * words, sink_words_ + first * words, to.acc + first * dim, to.max + first,
+        for (int i = 0; i < n; i++) to.shift[i] = nothing_seen;
+        const bool page_sequential = n <= tallest_tile && call.splits(queries.b) > splits_in_cache;
+        for (int first = 0, height; first < n; first += height) {
+            height = next_tile(n - first);
+            const int i = tiles_++;
+            tile_[i] = {words_ + first * words, sink_words_ + first * words, to.acc + first * dim, to.shift + first,
                         lane_sums_ + first * 16, page_sums ? page_sums + first * split_pages : nullptr, height, dim,
                         scale, page_sequential};
             first_[i] = first;
@@ -139,7 +140,7 @@ class SplitScan {
     }
 
     void attend(int i, const KeyBlock<T>& block, int64_t page) {
-        const Tile& tile = tile_[i];
+        const Tile<T>& tile = tile_[i];
         const int64_t token = page * page_size;
         const int in_split = static_cast<int>(page - first_page_), last = first_[i] + tile.height - 1;
         const LastKeys keys{last_key(call_, queries_, first_[i]), last_key(call_, queries_, last)};
@@ -160,7 +161,7 @@ class SplitScan {
         PageScales scales[block_pages];
         for (int p = 0; p < block_pages; p++) scales[p] = call_.pages->scales_of(queries_.g, list_[page + p]);
         by_height(tile_[i].height, [&](auto rows) {
-            attend_int8<rows.value>(tile_[i], queries, block, scales, static_cast<int>(page - first_page_));
+            attend_int8<T, rows.value>(tile_[i], queries, block, scales, static_cast<int>(page - first_page_));
         });
     }
 
@@ -181,13 +182,13 @@ class SplitScan {
     const Queries& queries_;
     const int32_t* list_;
     int64_t first_page_, coarse_page_, last_page_;  // int8 copies are read before coarse_page_
-    int tiles_;
-    Tile tile_[group_queries];
+    int tiles_ = 0;
+    Tile<T> tile_[group_queries];
     int first_[group_queries + 1];  // query of each tile
     alignas(64) float lane_sums_[group_queries * 16] = {};
-    alignas(64) uint32_t words_[group_floats];
-    alignas(64) uint32_t sink_words_[group_floats];
-    alignas(64) uint32_t quads_[group_floats / 4];
+    alignas(64) Word<T> words_[group_floats / numbers_of_word<T>];
+    alignas(64) Word<T> sink_words_[group_floats / numbers_of_word<T>];
+    alignas(64) PackedWord quads_[group_floats / 4];
     float scales_[group_queries];
 };
 

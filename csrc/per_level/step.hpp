@@ -1,5 +1,8 @@
-// One step of a product, by the type of numbers: 64 bytes of weights or of a page, times one 32-bit word for all lanes.
-// Of half a step is 32 bytes, and the word a float.
+// One step of a product, by the type of numbers: 64 bytes of weights or of a page, times one word for all lanes. Of half
+// a step is 32 bytes, and the word a float.
+//
+// Without vdpbf16ps a step of bf16 has two parts, each multiplied as floats: first the higher half of each pair, then
+// the lower one, as vdpbf16ps does.
 #pragma once
 
 #include <type_traits>
@@ -12,6 +15,33 @@ template <class T>
 constexpr int step_size = 64 / sizeof(T);
 template <class T>
 constexpr int numbers_of_word = sizeof(uint32_t) / sizeof(T);
+#if TF_SIMD_AVX512BF16
+template <class T>
+constexpr int parts = 1;
+#else
+template <class T>
+constexpr int parts = std::is_same_v<T, bf16> ? 2 : 1;
+#endif
+
+// Rows of the tallest tile whose sums and operands are in registers: beyond that a step is read once more.
+#if TF_SIMD_AVX512
+constexpr int tallest_tile = 8;
+#elif TF_SIMD_AVX2
+constexpr int tallest_tile = 6;
+#else
+constexpr int tallest_tile = 4;
+#endif
+
+/// Rows of the next tile where so many are left. AVX2 needs ten chains and more to hide the latency of a sum, and a tile
+/// of two rows has as many as one of six, because it takes more steps at once.
+constexpr int next_tile(int left) {
+#if TF_SIMD_AVX2
+    return left < tallest_tile ? left : tallest_tile;
+#else
+    const int tiles = (left + tallest_tile - 1) / tallest_tile;
+    return (left + tiles - 1) / tiles;
+#endif
+}
 
 template <class T>
 using Sum = std::conditional_t<sizeof(T) == 1, I16, F16>;
@@ -20,31 +50,56 @@ using Sum = std::conditional_t<sizeof(T) == 1, I16, F16>;
 template <class T>
 using Input = std::conditional_t<std::is_same_v<T, half>, float, T>;
 
-TF_INLINE Pairs load_step(const bf16* at) { return load_pairs(at); }
-TF_INLINE F16 load_step(const float* at) { return load(at); }
-TF_INLINE F16 load_step(const half* at) { return load(at); }
-TF_INLINE Quads load_step(const int8_t* at) { return load_quads(at); }
-
-/// A word of one or more numbers of type T, in each lane.
+/// One or more numbers in memory, for all lanes: four int8, two bf16, one float.
 template <class T>
-TF_INLINE auto spread(uint32_t word) {
-    if constexpr (sizeof(T) == 1) {
-        return with_signs(set1_quad(word));
-    } else if constexpr (sizeof(T) == 2) {
-        return set1_pair(word);
-    } else {
-        float value;
-        __builtin_memcpy(&value, &word, sizeof value);
-        return set1(value);
-    }
+using Word = std::conditional_t<sizeof(T) == 1, PackedWord, std::conditional_t<sizeof(T) == 2, PairWord, float>>;
+
+template <class T, int part>
+TF_INLINE auto load_step(const T* at) {
+    if constexpr (sizeof(T) == 1)
+        return load_quads(at);
+    else if constexpr (!std::is_same_v<T, bf16>)
+        return load(at);
+    else
+        return load_pairs<part>(at);
 }
 
-// dot(acc, step, word): sixteen sums of the products of a step and a word. In bf16 the higher half of each pair goes
-// first, as vdpbf16ps does. Those of int8, all within [-127, 127], are exact; dot4_unsigned wants x within [0, 127], as
-// the instructions want one side, so the other side takes the signs.
-TF_INLINE F16 dot(F16 acc, F16 step, F16 word) { return fma(step, word, acc); }
+template <class T, int part>
+TF_INLINE auto spread(const Word<T>& word) {
+    if constexpr (sizeof(T) == 1)
+        return with_signs(set1_quad(word.bits));
+    else if constexpr (sizeof(T) == 4)
+        return set1(word);
+    else
+        return set1_pair<part>(word);
+}
+
+// dot(acc, step, word): sixteen sums of the products of a step and a word. Those of int8, all within [-127, 127], are
+// exact; dot4_unsigned wants x within [0, 127], as the instructions want one side, so the other side takes the signs.
+TF_INLINE F16 dot(F16 acc, F16 step, F16 word) { return add_product(acc, step, word); }
 TF_INLINE I16 dot(I16 acc, Quads step, Signed word) {
     return dot4_unsigned(acc, word.magnitude, times_sign(step, word));
+}
+
+/// Adds the products of R words, `stride` apart, and one step at each of C places.
+template <class T, int R, int C, int part = 0>
+TF_INLINE void multiply(Sum<T> (&acc)[R][C], const Word<Input<T>>* words, int64_t stride, const T* const (&at)[C]) {
+    decltype(load_step<T, part>(at[0])) step[C];
+    for (int c = 0; c < C; c++) step[c] = load_step<T, part>(at[c]);
+    for (int r = 0; r < R; r++) {
+        const auto word = spread<Input<T>, part>(words[r * stride]);
+        for (int c = 0; c < C; c++) acc[r][c] = dot(acc[r][c], step[c], word);
+    }
+    if constexpr (part + 1 < parts<T>) multiply<T, R, C, part + 1>(acc, words, stride, at);
+}
+
+/// The words of n numbers, a multiple of 16.
+template <class T>
+void make_words(const T* from, int64_t n, Word<T>* to) {
+    if constexpr (parts<T> == 1)
+        __builtin_memcpy(to, from, n * sizeof(T));
+    else
+        for (int64_t i = 0; i < n; i += 16) store(reinterpret_cast<float*>(to) + i, load(from + i));
 }
 
 }  // namespace triforce::TF_LEVEL

@@ -10,11 +10,9 @@ namespace {
 // Blocks of a register tile, by its rows: as many as registers hold, which also makes enough chains to hide the latency
 // of an addition.
 #if TF_SIMD_AVX512
-constexpr int tallest = 6;
-constexpr int wide[tallest + 1] = {0, 8, 8, 4, 4, 4, 4};
+constexpr int wide[tallest_tile + 1] = {0, 8, 8, 4, 4, 4, 4, 2, 2};
 #else
-constexpr int tallest = 4;
-constexpr int wide[tallest + 1] = {0, 4, 2, 1, 1};
+constexpr int wide[] = {0, 4, 2, 1, 1, 1, 1};
 #endif
 constexpr int widest = 8;        // blocks of a group where the rows are few enough for a tile of them
 constexpr int group = 4;         // blocks of a group otherwise: their part of a panel stays in L2 for all rows
@@ -28,16 +26,14 @@ TF_INLINE Sum<T> load_sum(const float* from) {
         return load(from);
 }
 
-TF_INLINE uint32_t load_word(const void* from) {
-    uint32_t word;
-    __builtin_memcpy(&word, from, sizeof word);
-    return word;
-}
+/// Inputs ahead of what is read, which a tile of few streams prefetches: memory does not keep up with it otherwise.
+template <class T>
+constexpr int64_t inputs_ahead = 64 * numbers_of_word<Input<T>>;
 
 /// A range of inputs for some rows and blocks.
 template <class T>
 struct Panel {
-    const Input<T>* x;
+    const Word<Input<T>>* x;  // of the first row
     int64_t x_stride;
     const T* w;
     int64_t w_stride;
@@ -49,25 +45,25 @@ struct Panel {
 /// Adds to the sums of M rows and B blocks, in registers, and prefetches two blocks from `ahead` meanwhile.
 template <class T, int M, int B>
 void tile(const Panel<T>& p, int64_t row, int first, const T* ahead, float* sums) {
-    const Input<T>* x = p.x + row * p.x_stride;
-    const T* w = p.w + first * p.w_stride;
+    const Word<Input<T>>* x = p.x + row * p.x_stride;
+    const T* w[B];
+    for (int b = 0; b < B; b++) w[b] = p.w + (first + b) * p.w_stride;
     const int stride = p.blocks * block_size;
     sums += row * stride + first * block_size;
     Sum<T> acc[M][B];
     for (int m = 0; m < M; m++)
         for (int b = 0; b < B; b++)
             acc[m][b] = p.begin ? Sum<T>{} : load_sum<T>(sums + m * stride + b * block_size);
-    for (int64_t i = 0; i < p.k; i += numbers_of_word<Input<T>>) {
-        decltype(load_step(w)) step[B];
-        for (int b = 0; b < B; b++) step[b] = load_step(w + b * p.w_stride + i * block_size);
+    for (int64_t i = 0; i < p.k; i += numbers_of_word<Input<T>>, x++) {
         if (B == group) {
             __builtin_prefetch(ahead + i * block_size, 0, 2);
             __builtin_prefetch(ahead + p.w_stride + i * block_size, 0, 2);
+        } else if (B < group) {
+            const int64_t next = i + inputs_ahead<T> < p.k ? 0 : B * p.w_stride - p.k * block_size;
+            for (int b = 0; b < B; b++) __builtin_prefetch(w[b] + inputs_ahead<T> * block_size + next, 0, 3);
         }
-        for (int m = 0; m < M; m++) {
-            const auto input = spread<Input<T>>(load_word(x + m * p.x_stride + i));
-            for (int b = 0; b < B; b++) acc[m][b] = dot(acc[m][b], step[b], input);
-        }
+        multiply<T, M, B>(acc, x, p.x_stride, w);
+        for (const T*& each : w) each += numbers_of_word<Input<T>> * block_size;
     }
     for (int m = 0; m < M; m++)
         for (int b = 0; b < B; b++) store(sums + m * stride + b * block_size, acc[m][b]);
@@ -84,24 +80,24 @@ void add_rows(const Panel<T>& p, int64_t row, const T* ahead, float* sums) {
 template <class T, int M = 1>
 TF_INLINE void add_rows(int rows, const Panel<T>& p, int64_t row, const T* ahead, float* sums) {
     if (rows == M) return add_rows<T, M>(p, row, ahead, sums);
-    if constexpr (M < tallest) add_rows<T, M + 1>(rows, p, row, ahead, sums);
+    if constexpr (M < tallest_tile) add_rows<T, M + 1>(rows, p, row, ahead, sums);
 }
 
 /// The sums of `rows` rows and some blocks. A panel of k continues each chain from its sum so far.
 template <class T>
 void sum(const Linear& l, int64_t top, int rows, int64_t first, int blocks, bool last, float* sums) {
     const int64_t stride = block_size * l.weights.inputs;
-    const int tiles = (rows + tallest - 1) / tallest;
     for (int64_t k = 0; k < l.weights.inputs; k += panel) {
-        const int64_t left = l.weights.inputs - k;
+        const int64_t left = l.weights.inputs - k, count = left < panel ? left : panel;
         const int64_t to_next = left > panel ? panel * block_size : last ? 0 : blocks * stride - k * block_size;
-        const Panel<T> p{static_cast<const Input<T>*>(l.x) + top * l.x_stride + k, l.x_stride,
-                         static_cast<const T*>(l.weights.data) + first * stride + k * block_size, stride,
-                         left < panel ? left : panel, k == 0, blocks};
-        for (int t = 0; t < tiles; t++) {
-            const int row = rows * t / tiles, next = rows * (t + 1) / tiles;
+        const Panel<T> p{static_cast<const Word<Input<T>>*>(l.x) + (top * l.x_stride + k) / numbers_of_word<Input<T>>,
+                         l.x_stride / numbers_of_word<Input<T>>,
+                         static_cast<const T*>(l.weights.data) + first * stride + k * block_size, stride, count, k == 0,
+                         blocks};
+        for (int row = 0, next, t = 0; row < rows; row = next, t++) {
+            next = row + next_tile(rows - row);
             // All but the first tile find their weights in L2. The first two prefetch the next panel meanwhile.
-            const T* ahead = tiles > 1 && t < 2 && to_next ? p.w + to_next + 2 * t * stride : p.w;
+            const T* ahead = next - row < rows && t < 2 && to_next ? p.w + to_next + 2 * t * stride : p.w;
             add_rows<T>(next - row, p, row, ahead, sums);
         }
     }
