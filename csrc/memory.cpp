@@ -10,6 +10,7 @@
 #include <sys/mman.h>
 #endif
 
+#include "threads.hpp"
 #include "types.hpp"
 
 namespace triforce {
@@ -47,7 +48,11 @@ Memory::Memory(size_t bytes) : size_(bytes) {
     data_.reset(static_cast<char*>(std::aligned_alloc(alignment, allocated)));
     if (!data_) throw std::bad_alloc();
     prefer_huge_pages(data(), bytes / huge_page * huge_page);  // what is left over would fill another one with nothing
-    std::memset(data(), 0, bytes + cache_line);
+    // The first to write a page decides where it lies. All threads do it, so that pages lie near all of them.
+    const size_t all = bytes + cache_line;
+    parallel((all + huge_page - 1) / huge_page, [&](int64_t page) {
+        std::memset(data() + page * huge_page, 0, std::min(huge_page, all - page * huge_page));
+    });
     guarded(data(), bytes);
 }
 

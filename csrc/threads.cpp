@@ -1,5 +1,6 @@
 #include "threads.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -10,16 +11,16 @@
 #include <vector>
 
 #include <pthread.h>
-#if defined(__linux__)
-#include <sched.h>
-#endif
+
+#include "cpus.hpp"
 
 namespace triforce {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr auto spin_time = std::chrono::microseconds(250);  // of a worker without work: longer than between passes
-constexpr int spins_per_clock_read = 64;                    // some 2 microseconds
+constexpr auto patience = std::chrono::microseconds(250);  // of a worker without work: longer than between passes
+constexpr auto time_slice = std::chrono::milliseconds(1);  // that another process takes at least, if it takes a CPU
+constexpr Clock::duration shortest_crowd = std::chrono::milliseconds(10), longest_crowd = std::chrono::seconds(1);
 
 void pause() {
 #if defined(__x86_64__)
@@ -29,27 +30,24 @@ void pause() {
 #endif
 }
 
-/// Spins until ready() or until the time is up. Returns whether it became ready.
-template <class Ready>
-bool spin(Ready ready) {
-    const auto deadline = Clock::now() + spin_time;
-    do {
-        for (int i = 0; i < spins_per_clock_read; i++) {
-            if (ready()) return true;
-            pause();
-        }
-    } while (Clock::now() < deadline);
-    return false;
-}
+/// Whether others want the CPUs, too. That is believed for a short while, and for longer each time it comes back soon.
+class Crowd {
+  public:
+    bool here(Clock::time_point now) const { return since_epoch(now) < until_.load(std::memory_order_relaxed); }
 
-int usable_cpus() {
-#if defined(__linux__)
-    cpu_set_t set;
-    if (!sched_getaffinity(0, sizeof set, &set)) return CPU_COUNT(&set);
-#endif
-    const unsigned count = std::thread::hardware_concurrency();
-    return count ? static_cast<int>(count) : 1;
-}
+    void noticed(Clock::time_point now) {
+        const Clock::rep until = until_.load(std::memory_order_relaxed), before = lasts_.load(std::memory_order_relaxed);
+        const bool again = since_epoch(now) - until < before;
+        const Clock::rep lasts = again ? std::min(2 * before, longest_crowd.count()) : shortest_crowd.count();
+        lasts_.store(lasts, std::memory_order_relaxed);
+        until_.store(since_epoch(now) + lasts, std::memory_order_relaxed);
+    }
+
+  private:
+    static Clock::rep since_epoch(Clock::time_point time) { return time.time_since_epoch().count(); }
+
+    std::atomic<Clock::rep> until_{0}, lasts_{0};
+};
 
 class Pool {
   public:
@@ -59,11 +57,9 @@ class Pool {
 
     ~Pool() {
         stop_ = true;
-        wake();
+        wake(called_);
         for (std::thread& worker : workers_) worker.join();
     }
-
-    int threads() const { return static_cast<int>(workers_.size()) + 1; }
 
     void run(int chunks, void (*body)(const void*, int), const void* context) {
         body_.store(body, std::memory_order_relaxed);
@@ -72,11 +68,8 @@ class Pool {
         unfinished_.store(chunks, std::memory_order_relaxed);
         const uint64_t job = (ticket_.load(std::memory_order_relaxed) >> 32) + 1;
         ticket_ = job << 32 | static_cast<uint32_t>(chunks);
-        if (sleeping_) wake();
-        while (take_chunk()) {
-        }
-        const auto finished = [this] { return unfinished_.load(std::memory_order_acquire) == 0; };
-        while (!spin(finished)) std::this_thread::yield();  // the thread with the last chunk may need this CPU
+        if (sleeping_) wake(called_);
+        if (!take_chunks(waited_, [this] { return finished(); })) sleep_until_finished();
     }
 
   private:
@@ -90,27 +83,64 @@ class Pool {
             const int chunks = chunks_.load(std::memory_order_relaxed);
             if (!ticket_.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acq_rel)) continue;
             body(context, chunks - static_cast<int>(static_cast<uint32_t>(ticket)));
-            unfinished_.fetch_sub(1, std::memory_order_release);
+            if (unfinished_.fetch_sub(1, std::memory_order_acq_rel) == caller_sleeps + 1) wake(finished_);
             return true;
         }
         return false;
     }
 
+    /// Takes chunks while there are any, then spins until ready(). Returns false if that takes too long.
+    ///
+    /// A thread spins for chunks of others as long as it has worked since it last waited, at least a time slice. Who
+    /// needs longer for one has lost its CPU, perhaps to a thread that spins: in a crowd all sleep almost at once.
+    template <class Ready>
+    bool take_chunks(Clock::time_point& waited, Ready ready) {
+        bool worked = false;
+        while (take_chunk()) worked = true;
+        if (spin(ready)) return true;  // without the clock, which costs as much as a small chunk
+        const auto began = Clock::now();
+        const auto for_others = std::max<Clock::duration>(time_slice, began - waited);
+        waited = began;
+        if (crowd_.here(began)) return false;
+        while (waited - began < (finished() ? patience : for_others)) {
+            if (spin(ready)) return true;
+            waited = Clock::now();
+        }
+        if (worked && !finished()) crowd_.noticed(waited);
+        return false;
+    }
+
+    /// Spins for some 2 microseconds, or until ready(). Returns whether it became ready.
+    template <class Ready>
+    static bool spin(Ready ready) {
+        for (int i = 0; i < 64; i++) {
+            if (ready()) return true;
+            pause();
+        }
+        return false;
+    }
+
     bool called() const { return stop_ || static_cast<uint32_t>(ticket_.load(std::memory_order_relaxed)); }
+    bool finished() const { return !(unfinished_.load(std::memory_order_acquire) & ~caller_sleeps); }
 
     void work();
-    void sleep();
-    void wake();
+    void sleep_until_called();
+    void sleep_until_finished();
+    void wake(std::condition_variable& sleepers);
+
+    static constexpr uint32_t caller_sleeps = uint32_t{1} << 31;  // added to the chunks that are unfinished
 
     alignas(64) std::atomic<uint64_t> ticket_{0};
     std::atomic<void (*)(const void*, int)> body_{nullptr};
     std::atomic<const void*> context_{nullptr};
     std::atomic<int> chunks_{0};
-    alignas(64) std::atomic<int> unfinished_{0};
-    alignas(64) std::atomic<int> sleeping_{0};
+    alignas(64) std::atomic<uint32_t> unfinished_{0};
+    alignas(64) std::atomic<int> sleeping_{0};  // workers
     std::atomic<bool> stop_{false};
+    Crowd crowd_;
+    alignas(64) Clock::time_point waited_{Clock::now()};  // the caller; workers read the line above all the time
     std::mutex mutex_;
-    std::condition_variable wake_up_;
+    std::condition_variable called_, finished_;
     std::vector<std::thread> workers_;
 };
 
@@ -118,24 +148,31 @@ thread_local bool in_job = false;  // nested jobs run inline
 
 void Pool::work() {
     in_job = true;
-    while (!stop_) {
-        while (take_chunk()) {
+    for (auto waited = Clock::now(); !stop_;)
+        if (!take_chunks(waited, [this] { return called(); })) {
+            sleep_until_called();
+            waited = Clock::now();
         }
-        if (!spin([this] { return called(); })) sleep();
-    }
 }
 
 // Sequentially consistent: either the worker sees the ticket before it sleeps, or run() sees the worker asleep.
-void Pool::sleep() {
+void Pool::sleep_until_called() {
     std::unique_lock lock(mutex_);
     ++sleeping_;
-    wake_up_.wait(lock, [this] { return stop_ || static_cast<uint32_t>(ticket_.load()); });
+    called_.wait(lock, [this] { return stop_ || static_cast<uint32_t>(ticket_.load()); });
     --sleeping_;
 }
 
-void Pool::wake() {
+// Either the last chunk's thread sees the caller asleep, or the caller sees that the last chunk is finished.
+void Pool::sleep_until_finished() {
+    if (!unfinished_.fetch_or(caller_sleeps, std::memory_order_acq_rel)) return;
+    std::unique_lock lock(mutex_);
+    finished_.wait(lock, [this] { return finished(); });
+}
+
+void Pool::wake(std::condition_variable& sleepers) {
     { std::lock_guard lock(mutex_); }
-    wake_up_.notify_all();
+    sleepers.notify_all();
 }
 
 // Never destroyed: at exit a worker may still spin on it. A forked child has none of the parent's workers, and another
@@ -174,7 +211,7 @@ void run_chunks(int chunks, void (*body)(const void*, int), const void* context)
     State& s = *state();
     std::unique_lock lock(s.in_use, std::defer_lock);
     if (chunks > 1 && !in_job && s.threads > 1 && lock.try_lock()) {
-        if (!s.pool) s.pool = new Pool(s.threads);
+        if (!s.pool) s.pool = new Pool(std::min<int>(s.threads, usable_cpus()));
         in_job = true;
         s.pool->run(chunks, body, context);
         in_job = false;

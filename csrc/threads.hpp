@@ -2,14 +2,16 @@
 //
 // A decode step is some dozens of jobs of 5 to 500 microseconds each, so starting a job must cost well under a
 // microsecond. Workers spin for a short while after each. Chunks are claimed one by one: a worker that has lost its CPU
-// delays only its own chunk, and a sleeping worker delays nothing.
+// delays only its own chunk, and a sleeping worker delays nothing. When others are seen to want the CPUs, whoever waits
+// sleeps, the caller too.
 #pragma once
 
 #include <cstdint>
 
 namespace triforce {
 
-/// Threads that take part in a job, the caller's included. The default is the number of CPUs that this process may use.
+/// Threads that were asked for, the caller's included: no more take part in a job than there are usable_cpus(), which
+/// is the default.
 int threads();
 
 /// Throws std::invalid_argument below 1. Waits for a job in progress.

@@ -7,9 +7,11 @@
 #include <vector>
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "../cpus.hpp"
 #include "../peaks.hpp"
 #include "../simd_dispatch.hpp"
 #include "../tensor.hpp"
@@ -74,6 +76,11 @@ NB_MODULE(_native, m) {
     m.def("threads", &threads, "The number of threads of a kernel.");
     m.def("set_threads", &set_threads, "count"_a, nb::call_guard<nb::gil_scoped_release>(),
           "Set the number of threads; ValueError below 1.");
+    m.def("usable_cpus", &usable_cpus,
+          "The CPUs that this process may use: those of its affinity, or its control groups' quota where that is less.");
+    m.def("cpu_quota", &cpu_quota, "root"_a = "",
+          "The CPUs' worth of time that its control groups grant it, rounded up, or None without a limit. `root` is where "
+          "/proc and /sys lie.");
     bind_linear(m);
     bind_attention(m);
     bind_offload(m);

@@ -27,9 +27,10 @@ def claim_threads(config: ModelConfig, dtype: torch.dtype, device: torch.device)
     """Leave the processors to native kernels, where these will compute, for the whole process.
 
     What is left for torch is small, and its threads spin on the cores that ours need, or wait for those others use.
+    Elsewhere torch keeps to what control groups grant, of which it knows nothing.
     """
-    if _suits_native(config, dtype, device):
-        torch.set_num_threads(1)
+    most = 1 if _suits_native(config, dtype, device) else native_loader.usable_cpus()
+    torch.set_num_threads(min(torch.get_num_threads(), most))
 
 
 def keeps_packed(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:

@@ -57,6 +57,15 @@ def suits_triton(wanted: str, device: torch.device) -> bool:
     )
 
 
+def usable_cpus() -> int:
+    """The CPUs that this process may use: its affinity, and its control groups' quota if the extension was built."""
+    try:
+        from triforce.backends.cpu import _native
+    except ImportError:
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return _native.usable_cpus()
+
+
 def use_threads(count: int) -> None:
     """Set the threads of this process, in kernels and in torch: what shares a machine shares its processors."""
     torch.set_num_threads(count)

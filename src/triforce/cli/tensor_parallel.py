@@ -94,8 +94,7 @@ def _share_processors(ranks: int) -> None:
     """Share the machine's processors among its ranks: more threads than processors would wait for each other."""
     from triforce.backends import native_loader
 
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    native_loader.use_threads(max(1, usable // ranks))
+    native_loader.use_threads(max(1, native_loader.usable_cpus() // ranks))
 
 
 def launch(count: int, arguments: Sequence[str], *, graceful: bool = False) -> int:

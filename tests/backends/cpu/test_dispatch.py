@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from triforce.backends import native_loader
+from triforce.backends import dispatch, native_loader
+from triforce.bench import shapes
 from triforce.errors import TriforceError
 
 SOURCE = str(Path(native_loader.__file__).parents[2])  # of the package under test
@@ -95,3 +96,16 @@ def test_missing_triton_falls_back_to_torch(monkeypatch: pytest.MonkeyPatch) -> 
     assert not native_loader.suits_triton("", CUDA)
     with pytest.raises(TriforceError, match=r"not installed; pip install 'triforce\[gpu\]'"):
         native_loader.suits_triton("triton", CUDA)
+
+
+def test_torch_takes_no_more_threads_than_usable_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_loader, "native", None)
+    monkeypatch.setattr(native_loader, "usable_cpus", lambda: 2)
+    before = torch.get_num_threads()
+    try:
+        for given, left in ((3, 2), (2, 2), (1, 1)):
+            torch.set_num_threads(given)
+            dispatch.claim_threads(shapes.decoder("30m-draft", 64).config, torch.float32, torch.device("cpu"))
+            assert torch.get_num_threads() == left
+    finally:
+        torch.set_num_threads(before)

@@ -41,6 +41,30 @@ assert work(100) == wanted
 assert float(os.read(read, 100)) == wanted
 """
 
+MANY = """
+native.set_threads(1)
+work(1)
+before = len(os.listdir("/proc/self/task"))
+native.set_threads(native.usable_cpus() + 40)
+wanted = work(1)
+assert len(os.listdir("/proc/self/task")) == before + native.usable_cpus() - 1
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+assert native.usable_cpus() == 1
+native.set_threads(2)
+assert work(10) == wanted and len(os.listdir("/proc/self/task")) == before
+"""
+CROWDED = """
+import time
+native.set_threads(2)
+wanted = work(1)
+one = {min(os.sched_getaffinity(0))}
+for task in os.listdir("/proc/self/task"):
+    os.sched_setaffinity(int(task), one)
+end = time.monotonic() + 2
+while time.monotonic() < end:
+    assert work(20) == wanted
+"""
+
 
 @pytest.fixture(autouse=True)
 def threads() -> Iterator[int]:
@@ -59,13 +83,21 @@ def finish(process: subprocess.Popen[str]) -> None:
     assert process.returncode == 0, errors
 
 
-def test_thread_count_equals_process_affinity(threads: int) -> None:
+def test_thread_count_equals_usable_cpus(threads: int) -> None:
+    assert threads == native.usable_cpus() == native_loader.usable_cpus()
     if hasattr(os, "sched_getaffinity"):
-        assert threads == len(os.sched_getaffinity(0))
+        allowed = len(os.sched_getaffinity(0))
+        assert threads == min(allowed, native.cpu_quota() or allowed)
     native.set_threads(3)
     assert native.threads() == 3
     with pytest.raises(ValueError, match="at least 1"):
         native.set_threads(0)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads cannot be counted here")
+def test_more_threads_than_cpus_start_no_more(threads: int) -> None:
+    """They would only take each other's CPU in the middle of a chunk."""
+    finish(start(MANY))
 
 
 def test_bits_independent_of_threads_and_callers() -> None:
@@ -108,6 +140,12 @@ def test_thread_count_changes_between_jobs() -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_forked_child_starts_own_pool() -> None:
     finish(start(FORK))
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads cannot be moved here")
+def test_threads_on_one_cpu_sleep_and_wake() -> None:
+    """Whoever waits for the other's chunk gives it the CPU, the caller too."""
+    finish(start(CROWDED))
 
 
 def test_two_processes_share_cores() -> None:

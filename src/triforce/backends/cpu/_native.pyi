@@ -31,6 +31,17 @@ def threads() -> int:
 def set_threads(count: int) -> None:
     """Set the number of threads; ValueError below 1."""
 
+def usable_cpus() -> int:
+    """
+    The CPUs that this process may use: those of its affinity, or its control groups' quota where that is less.
+    """
+
+def cpu_quota(root: str = '') -> int | None:
+    """
+    The CPUs' worth of time that its control groups grant it, rounded up, or None without a limit. `root` is where /proc
+    and /sys lie.
+    """
+
 def embed(embedding: torch.Tensor | triforce.model.weights.QuantizedWeight, ids: torch.Tensor, out: torch.Tensor) -> None:
     """
     Write rows `ids` (count) int64 of an embedding, as its file has it, to out (count, inputs) float32.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from argparse import Namespace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from triforce.backends import native_loader
 from triforce.bench.cells import WORKLOADS
 from triforce.bench.compare.engines import ENGINES, OURS
 from triforce.bench.compare.run import CompareConfig, rows, summary, tables
@@ -34,7 +34,7 @@ def run(options: Namespace) -> int:
     sizes = [*(options.contexts or ()), *([] if options.tokens is None else [options.tokens])]
     if min(sizes, default=2) < 2 or options.timeout <= 0:
         raise RequestError("--contexts and --tokens must be at least 2, and --timeout above 0")
-    threads = options.threads or len(os.sched_getaffinity(0))
+    threads = options.threads or native_loader.usable_cpus()
     with TemporaryDirectory() as temporary:
         work = Path(options.work or temporary)
         make_folder("--work", work)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import sys
 from collections.abc import Iterable
@@ -53,9 +52,10 @@ def machine() -> str:
     """Return the processor, its cores, and the version of torch."""
     import torch
 
+    from triforce.backends import native_loader
+
     model = next((line.split(":")[1].strip() for line in _cpuinfo() if line.startswith("model name")), "")
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{model or platform.machine()}, {cpus} cores, torch {torch.__version__}"
+    return f"{model or platform.machine()}, {native_loader.usable_cpus()} cores, torch {torch.__version__}"
 
 
 def _cpuinfo() -> list[str]:

@@ -1,0 +1,102 @@
+"""What threads cost: a section without work, a pass with one and with all, and passes where others want the CPUs.
+
+    python -m benchmarks.threads
+
+Ratios are of medians of the same run; on a machine that does something else they say nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Barrier
+from statistics import median
+from time import perf_counter
+
+import torch
+
+from triforce.backends import native_loader
+from triforce.backends.kernel_api import pages_for
+from triforce.bench.kernels import Model, one_pass
+from triforce.bench.synthetic import fill
+from triforce.kvcache import FullView, PagePool
+
+SHAPES = ("thin32", "30m")
+CONTEXT = 1024
+
+
+def timed(call: Callable[[], object], seconds: float) -> float:
+    """Median seconds of a call."""
+    took = []
+    end = (now := perf_counter()) + seconds
+    while now < end:
+        start = now
+        call()
+        now = perf_counter()
+        took.append(now - start)
+    return median(took)
+
+
+def section(threads: int) -> float:
+    """Seconds that a section without work costs, one chunk for each thread."""
+    assert native_loader.native, "main has asked"
+    alone = partial(native_loader.native.compute, "float32", 0)
+    native_loader.use_threads(1)
+    inline = timed(alone, 0.2)
+    native_loader.use_threads(threads)
+    return timed(alone, 0.2) - inline
+
+
+def measure(shape: str, threads: int, seconds: float, barrier: Barrier, times: Queue[float]) -> None:
+    """Median seconds of a pass of one token, from when all processes are ready."""
+    native_loader.use_threads(threads)
+    torch.set_num_threads(1)
+    model = Model(shape, CONTEXT + 64)
+    pool = PagePool(model.config, 1, pages_for(CONTEXT + 64), model.decoder.dtype)
+    pool.reserve(0, CONTEXT + 64)
+    view = FullView(pool)
+    view.observe(0)
+    fill(pool, CONTEXT)
+    step = partial(one_pass, model.decoder, view, 1)
+    timed(step, 0.1)
+    barrier.wait()
+    times.put(timed(step, seconds))
+
+
+def passes(shape: str, threads: int, seconds: float, processes: int = 1) -> float:
+    """The slowest median of so many processes at once."""
+    context = multiprocessing.get_context("spawn")
+    barrier, times = context.Barrier(processes), context.Queue()
+    each = [context.Process(target=measure, args=(shape, threads, seconds, barrier, times)) for _ in range(processes)]
+    for process in each:
+        process.start()
+    slowest: float = max(times.get() for _ in each)
+    for process in each:
+        process.join()
+    return slowest
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.threads", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
+    seconds = parser.parse_args(arguments).seconds
+    if not native_loader.native:
+        sys.exit(f"there are no native kernels to measure: {native_loader.missing or native_loader.wanted}")
+    cpus = native_loader.usable_cpus()
+    print(f"{cpus} CPUs; a section without work: {1e6 * section(cpus):.2f} us")
+    for shape in SHAPES:
+        one, all_, more = (passes(shape, count, seconds) for count in (1, cpus, 2 * cpus))
+        two = passes(shape, cpus, seconds, processes=2)
+        serial = (all_ / one - 1 / cpus) / (1 - 1 / cpus) if cpus > 1 else 1.0
+        print(
+            f"{shape}: a pass {1e3 * one:.2f} ms with 1 thread, {1e3 * all_:.2f} with {cpus} (as if {serial:.0%} were "
+            f"serial); of that {more / all_:.2f} with {2 * cpus}, {two / all_:.2f} in each of two processes"
+        )
+
+
+if __name__ == "__main__":
+    main()
