@@ -103,11 +103,11 @@ class SplitScan {
         return block;
     }
 
-    /// Tile i prefetches every tiles_-th page of the next block.
+    /// Tiles share out the pages of the next block, the earlier ones taking those that will be read first.
     template <class P>
     void set_prefetch(int tile, const KeyBlock<P>& next, KeyBlock<P>& block) const {
         for (int p = 0; p < block_pages; p++) {
-            const bool own = p % tiles_ == tile && next.keys[p];
+            const bool own = p * tiles_ / block_pages == tile && next.keys[p];
             block.keys_ahead[p] = (own ? next : block).keys[p];
             block.values_ahead[p] = (own ? next : block).values[p];
         }
