@@ -24,7 +24,7 @@ enum class Scales {
     super_half,  // a half d for a super-block, and for each half of a group a signed byte s: d * s
 };
 
-/// The parts of a format. A code stands for itself less `offset`.
+/// The parts of a format. A code stands for itself less `offset`, which is a power of two or 0.
 struct FormatParts {
     int bits;
     int offset;
@@ -76,8 +76,8 @@ constexpr int64_t block_bytes(FormatParts f, int64_t inputs) {
 struct GroupInput {
     float scale;
     float sum;      // of the codes, times the scale
-    int32_t codes;  // their sum
-    int32_t first;  // the sum of the first half of them
+    int32_t minus;  // the sum of the codes, negated
+    int32_t first;  // the same of the first half of them
 };
 
 /// Bytes of a rounded row: codes of 16 bits, then a GroupInput for each group.

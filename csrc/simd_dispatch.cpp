@@ -6,6 +6,10 @@
 #include <stdexcept>
 #include <string>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 namespace triforce {
 namespace {
 
@@ -15,6 +19,18 @@ const char* const names[] = {TF_LEVELS(TF_NAME, )};
 
 #define TF_NEED(feature) \
     if (!__builtin_cpu_supports(feature)) return feature
+
+#if defined(__x86_64__)
+// These two have no name in __builtin_cpu_supports of older compilers.
+bool has_f16c() {
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && c >> 29 & 1;
+}
+bool has_avxvnni() {
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && a >> 4 & 1;
+}
+#endif
 
 const char* missing_for(const char* level) {
 #if defined(__x86_64__)
@@ -27,10 +43,13 @@ const char* missing_for(const char* level) {
     }
     if (vnni) TF_NEED("avx512vnni");
     if (bf16) TF_NEED("avx512bf16");
-    if (!std::strcmp(level, "avx2")) {
+    const bool avxvnni = !std::strcmp(level, "avxvnni");
+    if (avxvnni || !std::strcmp(level, "avx2")) {
         TF_NEED("avx2");
         TF_NEED("fma");
+        if (!has_f16c()) return "f16c";
     }
+    if (avxvnni && !has_avxvnni()) return "avxvnni";
 #endif
     (void)level;
     return nullptr;

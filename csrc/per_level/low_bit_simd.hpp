@@ -1,6 +1,8 @@
 // Codes of a step, sums of a group and floats of outputs, in registers of the level: for low_bit_sum.hpp.
 #pragma once
 
+#include <utility>
+
 #include "../half.hpp"
 #include "simd.hpp"
 
@@ -38,11 +40,17 @@ TF_INLINE Codes with_bits(Codes x, Codes y, int16_t mask) {
 }
 TF_INLINE Codes signed_upper_bytes(Codes x) { return {_mm512_srai_epi16(x.v, 8)}; }
 TF_INLINE Ints zeros() { return {_mm512_setzero_si512()}; }
+TF_INLINE Ints set1_int(int32_t x) { return {_mm512_set1_epi32(x)}; }
+TF_INLINE Ints operator+(Ints x, Ints y) { return {_mm512_add_epi32(x.v, y.v)}; }
+TF_INLINE Ints operator-(Ints x, Ints y) { return {_mm512_sub_epi32(x.v, y.v)}; }
+TF_INLINE Ints shifted_left(Ints x, int by) { return {_mm512_slli_epi32(x.v, by)}; }
 TF_INLINE Ints dot2(Ints sum, Codes w, Codes x) {
 #if TF_SIMD_AVX512VNNI
     return {_mm512_dpwssd_epi32(sum.v, w.v, x.v)};
 #else
-    return {_mm512_add_epi32(sum.v, _mm512_madd_epi16(w.v, x.v))};
+    sum.v = _mm512_add_epi32(sum.v, _mm512_madd_epi16(w.v, x.v));
+    asm("" : "+v"(sum.v));  // or the compiler makes all products of a group, then adds them up, and spills
+    return sum;
 #endif
 }
 TF_INLINE Row load_row(const float* from) { return {_mm512_loadu_ps(from)}; }
@@ -60,7 +68,6 @@ TF_INLINE Row operator*(Row a, Row b) { return {_mm512_mul_ps(a.v, b.v)}; }
 TF_INLINE Row operator-(Row a) { return {_mm512_sub_ps(_mm512_setzero_ps(), a.v)}; }
 TF_INLINE Row fma(Row a, Row b, Row c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 TF_INLINE Row floats(Ints x) { return {_mm512_cvtepi32_ps(x.v)}; }
-TF_INLINE Ints less(Ints x, int32_t y) { return {_mm512_sub_epi32(x.v, _mm512_set1_epi32(y))}; }
 
 #elif TF_SIMD_AVX2
 
@@ -93,7 +100,19 @@ TF_INLINE Codes with_bits(Codes x, Codes y, int16_t mask) {
 }
 TF_INLINE Codes signed_upper_bytes(Codes x) { return {_mm256_srai_epi16(x.v, 8)}; }
 TF_INLINE Ints zeros() { return {_mm256_setzero_si256()}; }
-TF_INLINE Ints dot2(Ints sum, Codes w, Codes x) { return {_mm256_add_epi32(sum.v, _mm256_madd_epi16(w.v, x.v))}; }
+TF_INLINE Ints set1_int(int32_t x) { return {_mm256_set1_epi32(x)}; }
+TF_INLINE Ints operator+(Ints x, Ints y) { return {_mm256_add_epi32(x.v, y.v)}; }
+TF_INLINE Ints operator-(Ints x, Ints y) { return {_mm256_sub_epi32(x.v, y.v)}; }
+TF_INLINE Ints shifted_left(Ints x, int by) { return {_mm256_slli_epi32(x.v, by)}; }
+TF_INLINE Ints dot2(Ints sum, Codes w, Codes x) {
+#if TF_SIMD_AVXVNNI
+    return {_mm256_dpwssd_avx_epi32(sum.v, w.v, x.v)};
+#else
+    sum.v = _mm256_add_epi32(sum.v, _mm256_madd_epi16(w.v, x.v));
+    asm("" : "+v"(sum.v));  // or the compiler makes all products of a group, then adds them up, and spills
+    return sum;
+#endif
+}
 TF_INLINE Row load_row(const float* from) { return {_mm256_loadu_ps(from)}; }
 TF_INLINE void store_row(float* to, Row x) { _mm256_storeu_ps(to, x.v); }
 TF_INLINE Row set1_row(float x) { return {_mm256_set1_ps(x)}; }
@@ -109,7 +128,6 @@ TF_INLINE Row operator*(Row a, Row b) { return {_mm256_mul_ps(a.v, b.v)}; }
 TF_INLINE Row operator-(Row a) { return {_mm256_sub_ps(_mm256_setzero_ps(), a.v)}; }
 TF_INLINE Row fma(Row a, Row b, Row c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
 TF_INLINE Row floats(Ints x) { return {_mm256_cvtepi32_ps(x.v)}; }
-TF_INLINE Ints less(Ints x, int32_t y) { return {_mm256_sub_epi32(x.v, _mm256_set1_epi32(y))}; }
 
 #else
 
@@ -150,6 +168,23 @@ TF_INLINE Codes signed_upper_bytes(Codes x) {
     return x;
 }
 TF_INLINE Ints zeros() { return {}; }
+TF_INLINE Ints set1_int(int32_t x) {
+    Ints all;
+    for (int32_t& each : all.v) each = x;
+    return all;
+}
+TF_INLINE Ints operator+(Ints x, Ints y) {
+    for (int i = 0; i < lanes; i++) x.v[i] += y.v[i];
+    return x;
+}
+TF_INLINE Ints operator-(Ints x, Ints y) {
+    for (int i = 0; i < lanes; i++) x.v[i] -= y.v[i];
+    return x;
+}
+TF_INLINE Ints shifted_left(Ints x, int by) {
+    for (int32_t& each : x.v) each *= 1 << by;
+    return x;
+}
 TF_INLINE Ints dot2(Ints sum, Codes w, Codes x) {
     for (int i = 0; i < 2 * lanes; i++) sum.v[i / 2] += static_cast<int16_t>(w.v[i]) * static_cast<int16_t>(x.v[i]);
     return sum;
@@ -172,10 +207,6 @@ TF_INLINE Row load_bytes(const uint8_t* from) {
 }
 TF_INLINE Row operator-(Row a) { return zero() - a; }
 TF_INLINE Row floats(Ints x) { return floats(load_ints(x.v)); }
-TF_INLINE Ints less(Ints x, int32_t y) {
-    for (int32_t& each : x.v) each -= y;
-    return x;
-}
 
 #endif
 
@@ -202,5 +233,11 @@ TF_INLINE int32_t reorder(int16_t* words) {
 #endif
 
 constexpr int parts_of_a_block = 16 / lanes;
+
+/// Calls body with 0 to n - 1, known where it is compiled.
+template <int... i, class F>
+TF_INLINE void unrolled(std::integer_sequence<int, i...>, F body) {
+    (body(std::integral_constant<int, i>{}), ...);
+}
 
 }  // namespace triforce::TF_LEVEL

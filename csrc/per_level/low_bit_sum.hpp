@@ -15,8 +15,8 @@ namespace triforce::TF_LEVEL {
 constexpr int tallest_low_bit = 6;
 constexpr int low_bit_columns[tallest_low_bit + 1] = {0, 4, 4, 4, 2, 2, 2};
 #elif TF_SIMD_AVX2
-constexpr int tallest_low_bit = 4;
-constexpr int low_bit_columns[tallest_low_bit + 1] = {0, 4, 2, 1, 1};
+constexpr int tallest_low_bit = 6;  // twelve sums leave four registers for two columns' codes, an input and a product
+constexpr int low_bit_columns[tallest_low_bit + 1] = {0, 4, 4, 2, 2, 2, 2};
 #else
 constexpr int tallest_low_bit = 4;
 constexpr int low_bit_columns[tallest_low_bit + 1] = {0, 1, 1, 1, 1};
@@ -38,23 +38,33 @@ GroupInput quantise_group(const T* x, int16_t* to) {
     const float scale = scale_of<int16_t>(x, group_size);
     quantise(x, group_size, scale, to);
     const int32_t first = reorder(to), all = first + reorder(to + group_size / 2);
-    return {scale, scale * static_cast<float>(all), all, first};
+    return {scale, scale * static_cast<float>(all), -all, -first};
+}
+
+/// The codes of four inputs of a step, a byte each, of 5 or 6 bits.
+template <int bits, int step>
+TF_INLINE Codes step_codes(const uint8_t* group) {
+    const Codes nibbles = masked(shifted<step % 2 * -4>(load_codes(group + step / 2 * vector_bytes)), 0x0f0f);
+    constexpr int plane = bits == 5 ? 4 : 4 + step / 4, moved = bits == 5 ? 4 - step : 4 - 2 * (step % 4);
+    const Codes above = shifted<moved>(load_codes(group + plane * vector_bytes));
+    return with_bits(nibbles, above, bits == 5 ? 0x1010 : 0x3030);
 }
 
 /// The codes of pair `i` of vector `v` of a group: steps 2v and 2v + 1 have bytes for eight inputs, 0 to 3 in the first
 /// and 4 to 7 in the second one, so a word's lower and upper halves are two apart.
 template <int bits, int v, int i>
 TF_INLINE Codes pair_codes(const uint8_t* group) {
-    constexpr int upper = i / 2, second = i % 2, step = 2 * v + second;
+    constexpr int upper = i / 2, step = 2 * v + i % 2;
     if constexpr (bits == 8) {
         const Codes both = load_codes(group + step * vector_bytes);
         return signed_upper_bytes(upper ? both : shifted<8>(both));
+    } else if constexpr (bits == 4) {
+        const Codes codes = shifted<-4 * i>(load_codes(group + v * vector_bytes));
+        return i < 3 ? masked(codes, 15) : codes;
+    } else {
+        const Codes codes = step_codes<bits, step>(group);
+        return upper ? shifted<-8>(codes) : masked(codes, 255);
     }
-    Codes codes = shifted<-4 * i>(load_codes(group + v * vector_bytes));
-    if constexpr (i < 3) codes = masked(codes, 15);
-    if constexpr (bits == 4) return codes;
-    constexpr int plane = bits == 5 ? 4 : 4 + step / 4, moved = 4 - 8 * upper - (bits == 5 ? step : 2 * (step % 4));
-    return with_bits(codes, shifted<moved>(load_codes(group + plane * vector_bytes)), bits == 5 ? 16 : 48);
 }
 
 /// Scales of a group of some outputs, or of its halves, and its minima.
@@ -83,10 +93,11 @@ TF_INLINE GroupScales group_scales(const uint8_t* scales, int64_t group, int par
     return s;
 }
 
-/// The sum of the codes of a group's half, or of a whole one.
-template <int halves, int half>
-TF_INLINE int32_t codes_of_half(const GroupInput& group) {
-    return halves == 1 ? group.codes : half ? group.codes - group.first : group.first;
+/// What the offset of its codes, a power of two, takes from the sums of a group or of a half.
+template <int offset, int halves, int half>
+TF_INLINE Ints of_offset(const GroupInput& group) {
+    const Ints minus = set1_int(halves == 2 && half == 0 ? group.first : group.minus);
+    return shifted_left(half ? minus - set1_int(group.first) : minus, __builtin_ctz(offset));
 }
 
 /// Blocks of a product, and where a tile begins in them.
@@ -98,11 +109,6 @@ struct Columns {
     const uint8_t* block(int c) const { return blocks + (first + c) / parts_of_a_block * block_bytes; }
     int part(int c) const { return (first + c) % parts_of_a_block; }
 };
-
-template <class F, int... i>
-TF_INLINE void unrolled(std::integer_sequence<int, i...>, F body) {
-    (body(std::integral_constant<int, i>{}), ...);
-}
 
 /// Adds groups [first, last) to the sums of M rows, from row `m0` on, and C columns.
 template <Format F, int M, int C>
@@ -129,8 +135,11 @@ void low_bit_tile(const Columns& w, const GroupedRows& x, int64_t m0, int64_t fi
         }
         unrolled(std::make_integer_sequence<int, halves>{}, [&](auto half) TF_INLINED {
             Ints dots[M][C];
-            for (int m = 0; m < M; m++)
-                for (int c = 0; c < C; c++) dots[m][c] = zeros();
+            for (int m = 0; m < M; m++) {
+                Ints begin = zeros();
+                if constexpr (halves == 2) begin = of_offset<f.offset, halves, half>(x.groups(m0 + m)[g]);
+                for (int c = 0; c < C; c++) dots[m][c] = begin;
+            }
             unrolled(std::make_integer_sequence<int, pairs>{}, [&](auto pair) TF_INLINED {
                 constexpr int at = half * pairs + pair;
                 Codes codes[C];
@@ -146,7 +155,8 @@ void low_bit_tile(const Columns& w, const GroupedRows& x, int64_t m0, int64_t fi
                 for (int m = 0; m < M; m++) {
                     const GroupInput& of_row = x.groups(m0 + m)[g];
                     Ints sum = dots[m][c];
-                    if constexpr (f.offset != 0) sum = less(sum, codes_of_half<halves, half>(of_row) * f.offset);
+                    if constexpr (halves == 1 && f.offset != 0)  // late, as the chain of a whole group is long
+                        sum = sum + of_offset<f.offset, halves, half>(of_row);
                     acc[m][c] = fma(s.scale[half], floats(sum) * set1_row(of_row.scale), acc[m][c]);
                     if constexpr (f.minimum()) acc[m][c] = fma(s.minimum, set1_row(of_row.sum), acc[m][c]);
                 }

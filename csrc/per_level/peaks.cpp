@@ -6,10 +6,11 @@
 namespace triforce::TF_LEVEL {
 namespace {
 
+// As many chains as hide the latency of an addition, all of them in registers: those of `Ints` may be half as large.
 #if TF_SIMD_AVX512
-constexpr int chains = 12;  // as many as hide the latency of an addition, all of them in registers
+constexpr int chains = 12, int16_chains = 12;
 #else
-constexpr int chains = 6;
+constexpr int chains = 5, int16_chains = 10;
 #endif
 
 // The compiler does not know of a hidden operand that it is the same as before.
@@ -35,16 +36,16 @@ TF_INLINE void hide(X& x) {
 #endif
 
 /// Products of x. `dot` adds one to a sum.
-template <class Acc, class X, class Dot>
+template <int count = chains, class Acc, class X, class Dot>
 TF_INLINE void run_chains(int64_t rounds, Acc start, X x, Dot dot) {
-    Acc acc[chains];
-    for (Acc& each : acc) each = start;
+    constexpr auto each = std::make_integer_sequence<int, count>{};
+    Acc acc[count];
+    unrolled(each, [&](auto i) TF_INLINED { hide(start), acc[i] = start; });
     for (int64_t round = 0; round < rounds; round++)
-        for (Acc& each : acc) {
-            hide(x);
-            each = dot(each, x);
-        }
-    for (Acc each : acc) asm volatile("" : "+m"(each));  // a copy, so that the sums stay in registers before
+        unrolled(each, [&](auto i) TF_INLINED { hide(x), acc[i] = dot(acc[i], x); });
+    Acc sums[count];  // a copy, so that those of the loop stay in registers
+    unrolled(each, [&](auto i) TF_INLINED { sums[i] = acc[i]; });
+    asm volatile("" : : "r"(sums) : "memory");
 }
 
 int64_t run(Arithmetic arithmetic, int64_t rounds) {
@@ -60,8 +61,9 @@ int64_t run(Arithmetic arithmetic, int64_t rounds) {
                        [](F16 acc, auto x) { return dot(acc, x, x); });
             return products * 2 / parts<bf16>;
         case Arithmetic::int16:
-            run_chains(rounds, zeros(), load_codes(numbers), [](Ints acc, Codes x) { return dot2(acc, x, x); });
-            return products * 2 * lanes / 16;
+            run_chains<int16_chains>(rounds, zeros(), load_codes(numbers),
+                                     [](Ints acc, Codes x) { return dot2(acc, x, x); });
+            return rounds * int16_chains * lanes * 2 * 2;
         case Arithmetic::int8:
             run_chains(rounds, I16{}, load_quads(reinterpret_cast<const int8_t*>(numbers)),
                        [](I16 acc, Quads x) { return dot4_unsigned(acc, x, x); });

@@ -1,4 +1,4 @@
-// F16 as two AVX2 registers. Included by simd.hpp.
+// F16 as two AVX2 registers, at levels with AVX-VNNI or without. Included by simd.hpp.
 #pragma once
 
 #include <immintrin.h>
@@ -183,8 +183,13 @@ TF_INLINE Quads set1_quad(uint32_t x) {
     const __m256i both = _mm256_set1_epi32(static_cast<int>(x));
     return {both, both};
 }
+/// x within [0, 127] and w within [-127, 127]: words of two products, at most 2 * 127 * 127 = 32,258, do not saturate.
 TF_INLINE __m256i dot4_unsigned(__m256i acc, __m256i x, __m256i w) {
+#if TF_SIMD_AVXVNNI
+    return _mm256_dpbusd_avx_epi32(acc, x, w);
+#else
     return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(x, w), _mm256_set1_epi16(1)));
+#endif
 }
 TF_INLINE I16 dot4_unsigned(I16 acc, Quads x, Quads w) {
     return {dot4_unsigned(acc.a, x.a, w.a), dot4_unsigned(acc.b, x.b, w.b)};

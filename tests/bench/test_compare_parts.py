@@ -110,6 +110,7 @@ INFO = "CPU : SSE3 = 1 | AVX2 = 1 | AVX512 = 1 | AVX512_VNNI = 0 | REPACK = 1 | 
     [
         (INFO, "avx2", ()),
         (INFO, "avx512", ()),
+        (INFO, "avxvnni", ("without AVX_VNNI,", "TRIFORCE_KERNELS=avx512")),
         (INFO, "avx512bf16", ("without AVX512_VNNI, AVX512_BF16,", "TRIFORCE_KERNELS=avx512")),
         ("CPU : SSE3 = 1 | ", "avx2", ("without AVX2,", "TRIFORCE_KERNELS=portable")),
         (INFO, "portable", ()),

@@ -1,8 +1,8 @@
 """Choice of kernels, and the native extension: `native` is None where it was not built or is not wanted.
 
 The environment variable TRIFORCE_KERNELS names the kernels to use: `torch`, `triton`, or one of the extension's
-instruction-set levels (`portable`, `avx2`, `avx512`, `avx512vnni`, `avx512bf16`). Without it, Triton's on a CUDA device
-where Triton is installed, and on a CPU the best that it can run. Bits differ between levels.
+instruction-set levels (`portable`, `avx2`, `avxvnni`, `avx512`, `avx512vnni`, `avx512bf16`). Without it, Triton's on a
+CUDA device where Triton is installed, and on a CPU the best that it can run. Bits differ between levels.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers.paged_kv import PAGE, Paged, Row, native, slots
+from tests.helpers.paged_kv import PAGE, Paged, Row, by_the_book, native, slots, visible
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
@@ -56,7 +56,7 @@ def test_int8_product_equals_integer_product(M: int, K: int, dtype: torch.dtype)
 
 
 def test_int8_largest_sums_do_not_overflow(dtype: torch.dtype) -> None:
-    """No sum on the way overflows, whatever the signs."""
+    """No sum on the way overflows or saturates, whatever the signs of codes that are all 127 or -127."""
     signs = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, -1.0]]).repeat(1, 1 << 16)
     x_NK, w_MK = signs.to(dtype), signs.repeat(6, 1).to(dtype)
     assert torch.allclose(linear(w_MK, x_NK), signs @ signs.repeat(6, 1).T, rtol=1e-5, atol=1e-2)
@@ -114,6 +114,21 @@ def test_int8_query_bits_depend_on_own_keys_only(S: int, h: int, D: int, dtype: 
             parts.append(attend(kv, row, part_BTHD, start + at, [start]))
             at += width
         assert torch.equal(torch.cat(parts, 1), whole)
+
+
+def test_int8_largest_codes_of_copies_do_not_saturate(dtype: torch.dtype) -> None:
+    """Queries, keys and values have codes of 127 and -127 alone, and so have the weights of the keys that count."""
+    S, start, D = 200, 192, 64
+    kv, row = paged(dtype, S, G=1, D=D)
+    signs_4D = torch.tensor([[1, 1, 1, 1], [1, -1, 1, -1], [-1, -1, -1, -1], [1, 1, -1, -1]]).repeat(1, D // 4)
+    k_SGD = signs_4D[torch.arange(S) // 8 % 4][:, None].to(dtype)
+    v_SGD = signs_4D[[1]].expand(S, D)[:, None].to(dtype)
+    kv.fill(row.list_P, k_SGD, v_SGD.contiguous())
+    q_BTHD = signs_4D[:, None].to(dtype)[None]
+    mixed = attend(kv, row, q_BTHD, start, [start])
+    wanted, _ = by_the_book(q_BTHD[0], k_SGD, v_SGD, visible(start, 4, S))
+    assert torch.allclose(mixed[0].double(), wanted, atol=0.02)
+    assert torch.allclose(mixed, attend(kv, row, q_BTHD, start, []), atol=0.02)
 
 
 @pytest.mark.parametrize("coarse", [0, 1, BLOCK - 1])

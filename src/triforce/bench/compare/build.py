@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 
-USED = ("AVX2", "AVX512", "AVX512_VNNI", "AVX512_BF16")
-"""Instructions, as llama.cpp names them, in the order in which our levels come to use them."""
-
-LEVELS = {"avx2": 1, "avx512": 2, "avx512vnni": 3, "avx512bf16": 4}
-"""How many of these each level of our kernels uses."""
+USED = {
+    "avx2": ("AVX2",),
+    "avxvnni": ("AVX2", "AVX_VNNI"),
+    "avx512": ("AVX2", "AVX512"),
+    "avx512vnni": ("AVX2", "AVX512", "AVX512_VNNI"),
+    "avx512bf16": ("AVX2", "AVX512", "AVX512_VNNI", "AVX512_BF16"),
+}
+"""Instructions that each level of our kernels uses, as llama.cpp names them."""
 
 
 def lacking(built: str, level: str) -> str:
@@ -17,10 +20,10 @@ def lacking(built: str, level: str) -> str:
     built: what `llama_print_system_info` says; "" is of an engine that chooses its instructions as it runs.
     """
     has = dict(re.findall(r"(\w+) = (\d)", built))
-    missing = [name for name in USED[: LEVELS.get(level, 0)] if has.get(name) != "1"] if has else []
+    missing = [name for name in USED.get(level, ()) if has.get(name) != "1"] if has else []
     if not missing:
         return ""
-    lower = [name for name, count in LEVELS.items() if all(has.get(used) == "1" for used in USED[:count])]
+    lower = [name for name, used in USED.items() if all(has.get(each) == "1" for each in used)]
     names = ", ".join(missing)
     return (
         f"it was built without {names}, which triforce uses here: build it on this machine "
