@@ -29,7 +29,7 @@ TF_INLINE void add_values(const Tile<T>& tile, const KeyBlock<int8_t>& block, co
                 for (int r = 0; r < R; r++)
                     acc[r] = dot4_unsigned(acc[r], set1_quad(quads[r][page * page_size / 4 + step]), value);
             }
-            for (int r = 0; r < R; r++) sum[r] = fma(floats(acc[r]), scales[r][page], sum[r]);
+            for (int r = 0; r < R; r++) sum[r] = add_product(sum[r], floats(acc[r]), scales[r][page]);
         }
         for (int r = 0; r < R; r++) store(tile.acc + r * tile.dim + column, sum[r]);
     }

@@ -30,7 +30,7 @@ void sketch(const Pages& pages, int head, int64_t page) {
         for (int d = 0; d < dim; d++) {
             const F16 channel = load(channels + d * page_size);
             const float* row = pages.sketches.rotation + d * dim + to;
-            for (int i = 0; i < at_once; i++) rotated[i] = fma(set1(row[i]), channel, rotated[i]);
+            for (int i = 0; i < at_once; i++) rotated[i] = add_product(rotated[i], set1(row[i]), channel);
         }
         for (int i = 0; i < at_once; i++) {
             signs[to + i] = sign_bits(rotated[i]);
@@ -47,7 +47,8 @@ float encode(const Pages& pages, const void* q, int16_t* codes) {
     for (int d = 0; d < dim; d++) {
         const F16 channel = set1(to_float(static_cast<const T*>(q)[d]));
         const float* row = pages.sketches.rotation + d * dim;
-        for (int to = 0; to < dim; to += 16) store(rotated + to, fma(load(row + to), channel, load(rotated + to)));
+        for (int to = 0; to < dim; to += 16)
+            store(rotated + to, add_product(load(rotated + to), load(row + to), channel));
     }
     float total = least;
     for (int d = 0; d < dim; d++) total += rotated[d] < 0 ? -rotated[d] : rotated[d];

@@ -44,9 +44,6 @@ TF_INLINE F16 from_nearest(F16 x) {
     return x - ((x + rounder) - rounder);
 }
 #endif
-#if !TF_SIMD_AVX2
-TF_INLINE F16 add_product(F16 acc, F16 x, F16 y) { return fma(x, y, acc); }
-#endif
 
 /// Numbers as words.
 TF_INLINE void store_words(float* to, F16 x) { store(to, x); }
@@ -104,7 +101,7 @@ float scale_of(const T* x, int64_t n) {
     for (int64_t i = 0; i < n; i += 16) {
         const F16 some = load(x + i);
         top = max(top, max(some, zero() - some));
-        poison = fma(some, zero(), poison);
+        poison = add_product(poison, some, zero());
     }
     return reduce_max(top) / largest_code<Code> + reduce_add(poison);
 }

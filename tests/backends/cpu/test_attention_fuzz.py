@@ -57,7 +57,7 @@ def cases(draw: st.DrawFn) -> Case:
     return Case(
         D=draw(st.sampled_from([64, 80, 96, 128, 256])),
         G=draw(st.integers(1, 3)),
-        group=draw(st.sampled_from([1, 2, 3, 4, 8])),
+        group=draw(st.sampled_from([1, 2, 3, 4, 7, 8, 16])),
         T=T,
         starts=[start for start, _ in rows],
         counts=[count for _, count in rows],

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from itertools import pairwise
 
 import pytest
 import torch
-from torch import Tensor
 
-from tests.helpers.paged_kv import PAGE, Paged, native, pad_lists, slots, usable
+from tests.helpers.fed_text import FedText, random_cuts
+from tests.helpers.paged_kv import PAGE, Paged, native, usable
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
@@ -30,44 +29,6 @@ def dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
     native.set_threads(threads)
 
 
-class Text:
-    """One sequence that is fed in passes, into pages that hold NaN before."""
-
-    def __init__(self, S: int, G: int, h: int, D: int, dtype: torch.dtype, **view: int) -> None:
-        self.S, self.view = S, view
-        source = Paged(G, D, 1, dtype, seed=S)
-        self.q_SHD, self.q_sinks_SHD = source.normal(S, G * h, D), source.normal(S, G * h, D)
-        self.k_SGD, self.v_SGD = source.normal(S, G, D), source.normal(S, G, D)
-
-    def fed(self, cuts: list[int], seed: int, weigh: bool = False, mates: int = 0) -> Tensor:
-        """The mixed values (S, H, D), fed from cut to cut; mates are rows of other lengths."""
-        S, G, D = self.k_SGD.shape
-        kv = Paged(G, D, 2 * S // PAGE + 3 + 100 * mates, self.q_SHD.dtype, seed)
-        list_P, others = kv.take(S), [kv.row(37 + 90 * i) for i in range(mates)]
-        lists = pad_lists([list_P, *(other.list_P for other in others)])
-        place_S, parts = slots(list_P, S), []
-        for start, stop in pairwise(cuts):
-            kv.pages.write(place_S[start:stop], self.k_SGD[start:stop], self.v_SGD[start:stop])
-            q_BTHD, q_sinks_BTHD = (
-                torch.cat([x[None, start:stop], kv.normal(mates, stop - start, *x.shape[1:])])
-                for x in (self.q_SHD, self.q_sinks_SHD)
-            )
-            counts = [stop - start, *(min(stop - start, len(other.k_SGD)) for other in others)]
-            starts = [start, *(len(other.k_SGD) - n for other, n in zip(others, counts[1:], strict=True))]
-            mixed = torch.empty_like(q_BTHD)
-            mass = torch.empty(1 + mates, G, lists.shape[1]) if weigh else None
-            kv.pages.attend(q_BTHD, starts, counts, lists, mixed, mass, q_sinks_BTHD, **self.view)
-            parts.append(mixed[0])
-        return torch.cat(parts)
-
-
-def random_cuts(S: int, widths: list[int], draw: random.Random) -> list[int]:
-    cuts = [0]
-    while cuts[-1] < S:
-        cuts.append(min(S, cuts[-1] + draw.choice(widths)))
-    return cuts
-
-
 def at_borders(S: int) -> list[int]:
     """Cuts beside the borders of pages, blocks and splits."""
     return sorted({0, S, *(x for border in (16, 32, 64, 128, 1024) for x in (border - 1, border, border + 1) if x < S)})
@@ -75,12 +36,13 @@ def at_borders(S: int) -> list[int]:
 
 @pytest.mark.parametrize(("S", "G", "h", "D", "view"), [
     (1150, 2, 1, 16, {}), (300, 1, 4, 64, {}), (200, 1, 8, 80, {}), (170, 2, 1, 128, {}), (140, 1, 1, 256, {}),
+    (150, 1, 3, 96, {}), (140, 1, 7, 64, {}), (130, 1, 16, 128, {}),
     (1150, 1, 1, 16, {"sinks": 16, "window": 100}), (300, 1, 2, 64, {"sinks": 32, "window": 61}),
 ])  # fmt: skip
 def test_query_bits_depend_on_own_keys_only(
     S: int, G: int, h: int, D: int, view: dict[str, int], dtype: torch.dtype
 ) -> None:
-    text, draw = Text(S, G, h, D, dtype, **view), random.Random(S)
+    text, draw = FedText(S, G, h, D, dtype, **view), random.Random(S)
     native.set_threads(1)
     whole = text.fed([0, S], seed=1)
     assert whole.isfinite().all()
@@ -92,13 +54,13 @@ def test_query_bits_depend_on_own_keys_only(
 
 
 def test_query_bits_token_by_token_unchanged(dtype: torch.dtype) -> None:
-    text = Text(150, 2, 2, 32, dtype)
+    text = FedText(150, 2, 2, 32, dtype)
     whole = text.fed([0, 150], seed=1)
     assert torch.equal(text.fed(list(range(151)), seed=2), whole)
 
 
 def test_query_bits_in_ragged_batch_unchanged(dtype: torch.dtype) -> None:
-    text = Text(1100, 2, 2, 32, dtype)
+    text = FedText(1100, 2, 2, 32, dtype)
     native.set_threads(1)
     whole = text.fed([0, 1100], seed=1)
     native.set_threads(2)

@@ -1,0 +1,49 @@
+"""One sequence that attention is fed in passes, cut anywhere. Shape suffixes as in paged.py."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from tests.helpers.paged_kv import PAGE, Paged, pad_lists, slots
+
+
+class FedText:
+    """One sequence that is fed in passes, into pages that hold NaN before."""
+
+    def __init__(self, S: int, G: int, h: int, D: int, dtype: torch.dtype, **view: int) -> None:
+        self.S, self.view = S, view
+        source = Paged(G, D, 1, dtype, seed=S)
+        self.q_SHD, self.q_sinks_SHD = source.normal(S, G * h, D), source.normal(S, G * h, D)
+        self.k_SGD, self.v_SGD = source.normal(S, G, D), source.normal(S, G, D)
+
+    def fed(self, cuts: list[int], seed: int, weigh: bool = False, mates: int = 0) -> Tensor:
+        """The mixed values (S, H, D), fed from cut to cut; mates are rows of other lengths."""
+        S, G, D = self.k_SGD.shape
+        kv = Paged(G, D, 2 * S // PAGE + 3 + 100 * mates, self.q_SHD.dtype, seed)
+        list_P, others = kv.take(S), [kv.row(37 + 90 * i) for i in range(mates)]
+        lists = pad_lists([list_P, *(other.list_P for other in others)])
+        place_S, parts = slots(list_P, S), []
+        for start, stop in pairwise(cuts):
+            kv.pages.write(place_S[start:stop], self.k_SGD[start:stop], self.v_SGD[start:stop])
+            q_BTHD, q_sinks_BTHD = (
+                torch.cat([x[None, start:stop], kv.normal(mates, stop - start, *x.shape[1:])])
+                for x in (self.q_SHD, self.q_sinks_SHD)
+            )
+            counts = [stop - start, *(min(stop - start, len(other.k_SGD)) for other in others)]
+            starts = [start, *(len(other.k_SGD) - n for other, n in zip(others, counts[1:], strict=True))]
+            mixed = torch.empty_like(q_BTHD)
+            mass = torch.empty(1 + mates, G, lists.shape[1]) if weigh else None
+            kv.pages.attend(q_BTHD, starts, counts, lists, mixed, mass, q_sinks_BTHD, **self.view)
+            parts.append(mixed[0])
+        return torch.cat(parts)
+
+
+def random_cuts(S: int, widths: list[int], draw: random.Random) -> list[int]:
+    cuts = [0]
+    while cuts[-1] < S:
+        cuts.append(min(S, cuts[-1] + draw.choice(widths)))
+    return cuts
