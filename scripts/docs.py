@@ -33,6 +33,14 @@ def kernel_errors(data: dict[str, Any]) -> list[list[str]]:
     return [["kernel", "error, in units of", "float32", "bfloat16"], *rows]
 
 
+LEVELS = {"all": "all levels", "fused": "those with a fused multiply-add"}
+
+
+def level_bits(data: dict[str, Any]) -> list[list[str]]:
+    rows = [[k["name"], LEVELS[k["bfloat16"]], LEVELS[k["float32"]]] for k in data["kernels"]]
+    return [["one result at", "bfloat16", "float32"], *rows]
+
+
 def gguf_types(data: dict[str, Any]) -> list[list[str]]:
     rows = [[t["name"], str(t["bits"]), t["scales"], str(t["file"]), str(t["packed"])] for t in data["types"]]
     return [["type", "bits of a code", "scales", "bytes of 256 weights in the file", "packed"], *rows]
@@ -106,6 +114,7 @@ def recorded(root: Path, name: str) -> list[dict[str, Any]]:
 
 PAGES = {
     "docs/contributing/layout.md": layers,
+    "docs/concepts/exactness.md": level_bits,
     "docs/results/kernels.md": kernel_errors,
     "docs/design/backends.md": gguf_types,
     "docs/gpu.md": gpu_runs,

@@ -30,6 +30,7 @@ def test_generated_files_are_fresh(capsys: pytest.CaptureFixture[str]) -> None:
         ("docs/data/layers.toml", "commands", "orders", "layout.md"),
         ("docs/data/gpu_runs.toml", "batches", "rows", "gpu.md"),
         ("docs/data/kernel_errors.toml", "-19", "-18", "kernels.md"),
+        ("docs/data/level_bits.toml", "copies of weights", "copies", "exactness.md"),
         ("docs/data/gguf_types.toml", "272", "273", "backends.md"),
         ("docs/data/pictures.toml", "a small model", "a model", "tiers.svg"),
         ("benchmarks/results/documents_cpu.json", '"first": [', '"first": [900, 900, 900, 900, ', "README.md"),

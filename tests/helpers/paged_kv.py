@@ -5,6 +5,8 @@ Shape suffixes: B rows, T queries of a row, H query heads, G KV heads, S keys, P
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +22,16 @@ def usable() -> list[tuple[str, torch.dtype]]:
     """Each level this machine can run, with each storage type."""
     levels = native.levels() if native else []
     return [(level, dtype) for level in levels for dtype in (torch.bfloat16, torch.float32)]
+
+
+@contextmanager
+def at_level(name: str) -> Iterator[None]:
+    """Level and number of threads are afterwards what they were."""
+    before, threads = native.level(), native.threads()
+    native.use(name)
+    yield
+    native.use(before)
+    native.set_threads(threads)
 
 
 class Paged:

@@ -6,22 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 import torch
 
-from tests.helpers.paged_kv import native, usable
-
-
-@contextmanager
-def at_level(name: str) -> Iterator[None]:
-    """Level and number of threads are afterwards what they were."""
-    before, threads = native.level(), native.threads()
-    native.use(name)
-    yield
-    native.use(before)
-    native.set_threads(threads)
+from tests.helpers.paged_kv import at_level, usable
 
 
 @pytest.fixture(params=usable(), ids=lambda use: f"{use[0]}-{str(use[1])[6:]}")

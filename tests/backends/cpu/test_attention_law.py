@@ -7,26 +7,17 @@ it does not see. Shape suffixes as in paged.py.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
 import pytest
 import torch
 
 from tests.helpers.fed_text import FedText, random_cuts
-from tests.helpers.paged_kv import PAGE, Paged, native, usable
+from tests.helpers.paged_kv import PAGE, Paged, native
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
 torch.set_num_threads(1)
-
-
-@pytest.fixture(autouse=True, params=usable(), ids=lambda use: f"{use[0]}-{str(use[1])[6:]}")
-def dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
-    level, threads = native.level(), native.threads()
-    native.use(request.param[0])
-    yield request.param[1]
-    native.use(level)
-    native.set_threads(threads)
+pytestmark = pytest.mark.usefixtures("dtype")
 
 
 def at_borders(S: int) -> list[int]:

@@ -129,19 +129,6 @@ def test_int4_product_is_that_of_its_copies() -> None:
     assert torch.equal(*copies)
 
 
-def test_low_bit_sums_agree_across_levels(level: str) -> None:
-    """Levels that fuse multiplication and addition do so alike; the portable one rounds between."""
-    if level == "portable":
-        pytest.skip("it has no fused multiply-add")
-    x_NK = normal(7, 768)
-    for kind in KINDS:
-        weight = random_blocks(kind, 40, 768)
-        here = linear(weight, x_NK)
-        native.use("avx2")
-        assert torch.equal(here, linear(weight, x_NK)), kind
-        native.use(level)
-
-
 def test_low_bit_nonfinite_inputs_stay_nonfinite() -> None:
     weight = random_blocks("Q4_1", 16, 64)
     for value in (torch.nan, torch.inf):
