@@ -146,7 +146,7 @@ def test_subnormal_products_are_zero_with_avx512bf16_alone() -> None:
 
 
 def test_subnormal_sums_of_quantised_products_agree() -> None:
-    """Where a level without fused multiply-adds asks the library."""
+    """A scale and a float have no digits beyond those of a double there, so that one that emulates rounds once."""
     x_NK = normal(9, 768) * 2e-34
     found = at_levels(lambda: iter([product(random_blocks(kind, 40, 768, size=1e-7), x_NK) for kind in KINDS]))
     best = found[native.levels()[-1]]
