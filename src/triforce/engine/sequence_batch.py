@@ -165,15 +165,16 @@ class SequenceBatch:
 
     def _plan(self, live_B: Bools, lengths: list[int]) -> SearchedLayers | None:
         """Choose tiers and searched layers for the next proposal. Returns the layer search, if it takes part."""
+        context = self.target.config.context
         if self.controller:
-            self.controller.steer(self.prefix, live_B)
+            left = max(s.limit(context) - len(s.tokens) for s in compress(self.sequences, live_B))
+            self.controller.steer(self.prefix, live_B, left)
             if self.controller.budget or self.controller.changes != self._plan_noted:
                 self._plan_noted = self.controller.changes
                 for sequence in compress(self.sequences, live_B):
                     sequence.note_plan(self.controller)
         searching = self.search if not self.controller or "retrieval" in self.controller.plan.tiers else None
         if searching:
-            context = self.target.config.context
             left = max(sequence.limit(context) - len(sequence.tokens) for sequence in self.sequences)
             self.search_layers(searching, max(lengths), left, live_B)
         return searching

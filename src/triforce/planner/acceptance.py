@@ -1,4 +1,8 @@
-"""Acceptance rates of tiers, observed in these texts and in earlier ones, and of n-grams in hindsight."""
+"""Acceptance of tiers as a belief: what earlier texts showed, what this one shows, and how far both may be off.
+
+A belief is a Beta distribution over the share of a tier's draft tokens that is accepted. Earlier texts of the case are
+its prior, which counts as few tokens, because texts differ; this text's tokens are added, and fade.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +10,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from triforce.planner.config import CONFIG
 from triforce.planner.plan import Amount
 from triforce.speculation import NgramProposer, SequenceState
 from triforce.speculation.ngram import ALONE, BEFORE_A_DRAFT
 
 # Acceptance before anything was observed: high, so that tiers are tried. Of n-grams: times what hindsight predicts.
-PRIOR_ACCEPTANCE = {"ngram": 0.9, "draft": 0.7, "retrieval": 0.96}
+PRIOR_ACCEPTANCE = {"ngram": 0.9, "draft": 0.65, "retrieval": 0.9}
 TEMPERATURE_BOUNDS = (0.0, 0.5, 0.9, 1.1)  # between them, texts are about equally easy to predict
-PRIOR_WEIGHT = 4.0  # draft tokens that `PRIOR_ACCEPTANCE` counts as
-HISTORY_LIMIT = 400.0  # draft tokens of earlier texts that count, at most
-HISTORY_WEIGHT = 32.0  # draft tokens that earlier texts count as: the first few of a text say little of it
-BUDGET_WEIGHT = 32.0  # draft tokens that the usual budget's acceptance counts as for another one
-BUDGET_EXPONENT = 0.3  # rejections go with the budget to the power of minus this (docs/results/acceptance.md)
-HISTORY_DECAY = 0.997  # of all texts' counts, per proposal: a tier that was unlucky is tried again some time
-DECAY = 0.98  # of this text's counts, per proposal
 
 MAX_GAMMA = 16  # tokens that n-grams propose in hindsight, at most
 PLACE_DECAY = 0.94  # of what hindsight has seen before, per place
@@ -38,25 +36,26 @@ class AcceptanceHistory:
         """Count some draft tokens."""
         sums = self.sums.setdefault(case, [0.0, 0.0])
         sums[:] = sums[0] + accepted, sums[1] + rejected
-        if (total := sum(sums)) > HISTORY_LIMIT:
-            sums[:] = (each * HISTORY_LIMIT / total for each in sums)
+        if (total := sum(sums)) > CONFIG.history_limit:
+            sums[:] = (each * CONFIG.history_limit / total for each in sums)
 
-    def fade(self, case: str, proposals: int) -> None:
-        """Let a case fade, with all budgets, by so many proposals."""
-        left = HISTORY_DECAY**proposals
-        for key, sums in self.sums.items():
-            if key == case or key.startswith(f"{case} "):
-                sums[:] = left * sums[0], left * sums[1]
+    def fade(self, proposals: int) -> None:
+        """Let all cases fade by so many proposals."""
+        left = (1 - 1 / CONFIG.history_memory) ** proposals
+        for sums in self.sums.values():
+            sums[:] = left * sums[0], left * sums[1]
 
-    def of(self, tier: str, case: str, budget_factor: float = 1.0) -> float:
-        """The acceptance to expect, with so many times the usual budget."""
+    def of(self, tier: str, case: str, budget_factor: float = 1.0) -> tuple[float, float]:
+        """The acceptance to expect in the mean of texts, with so many times the usual budget; and tokens behind it."""
         accepted, rejected = self.sums.get(case, (0.0, 0.0))
-        usual = (accepted + PRIOR_WEIGHT * PRIOR_ACCEPTANCE[tier]) / (accepted + rejected + PRIOR_WEIGHT)
+        tokens = accepted + rejected + CONFIG.prior_tokens
+        usual = (accepted + CONFIG.prior_tokens * PRIOR_ACCEPTANCE[tier]) / tokens
         if budget_factor == 1.0:
-            return usual
+            return usual, tokens
         accepted, rejected = self.sums.get(with_budget(case, budget_factor), (0.0, 0.0))
-        supposed = max(0.0, 1 - (1 - usual) * float(budget_factor**-BUDGET_EXPONENT))
-        return (accepted + BUDGET_WEIGHT * supposed) / (accepted + rejected + BUDGET_WEIGHT)
+        supposed = max(0.0, 1 - (1 - usual) * float(budget_factor**-CONFIG.budget_exponent))
+        weight = min(CONFIG.budget_tokens, tokens)
+        return (accepted + weight * supposed) / (accepted + rejected + weight), accepted + rejected + weight
 
 
 def with_budget(case: str, budget_factor: float) -> str:
@@ -65,7 +64,7 @@ def with_budget(case: str, budget_factor: float) -> str:
 
 
 class AcceptanceTracker:
-    """Acceptance in one batch, of this mean temperature, which starts from what earlier texts have shown."""
+    """Beliefs about acceptance in one batch, of this mean temperature."""
 
     def __init__(self, history: AcceptanceHistory, temperature: float) -> None:
         self._history, self.temperature = history, sum(temperature > bound for bound in TEMPERATURE_BOUNDS)
@@ -78,26 +77,33 @@ class AcceptanceTracker:
         sums[:] = sums[0] + accepted, sums[1] + rejected
         self._history.add(with_budget(case, budget_factor), accepted, rejected)
 
-    def fade(self, length: int, proposals: int = 1) -> None:
-        """Let all counts fade by so many proposals, in texts of at most this length."""
-        left = DECAY**proposals
-        for tier in PRIOR_ACCEPTANCE:
-            self._history.fade(self._case(tier, length), proposals)
+    def fade(self, proposals: int) -> None:
+        """Let what this text showed fade by so many proposals."""
+        self._history.fade(proposals)
+        left = (1 - 1 / CONFIG.text_memory) ** proposals
         for cases in self._here.values():
             for sums in cases.values():
                 sums[:] = left * sums[0], left * sums[1]
 
-    def of(self, tier: str, length: int, budget_factor: float = 1.0) -> float:
-        """The acceptance of a tier: accepted draft tokens of those looked at, with so many times the usual budget.
+    def of(self, tier: str, length: int, budget_factor: float = 1.0) -> tuple[float, float]:
+        """The acceptance of a tier, and its standard deviation.
 
         The ratio of rejections here to those elsewhere is taken to be the same for all budgets.
         """
-        usual = 1 - self._history.of(tier, self._case(tier, length), budget_factor)
-        rejections = expected = HISTORY_WEIGHT * usual
+        mean, tokens = self._history.of(tier, self._case(tier, length), budget_factor)
+        usual, prior = 1 - mean, min(tokens, CONFIG.history_tokens)
+        rejections = expected = prior * usual
         for case, (accepted, rejected) in self._here.get(tier, {}).items():
             rejections += rejected
-            expected += (accepted + rejected) * (1 - self._history.of(tier, *case))
-        return max(0.0, 1 - usual * rejections / expected)
+            expected += (accepted + rejected) * (1 - self._history.of(tier, *case)[0])
+            prior += accepted + rejected
+        found = min(1.0, max(0.0, 1 - usual * rejections / max(expected, 1e-9)))
+        shrunk = (found * prior + 0.5) / (prior + 1)  # of none in few, some may still come
+        return found, float((shrunk * (1 - shrunk) / (prior + 1)) ** 0.5)
+
+    def tokens(self, tier: str) -> float:
+        """Draft tokens of this text that count."""
+        return sum(sum(sums) for sums in self._here.get(tier, {}).values())
 
     def kind(self, lengths: Sequence[int]) -> str:
         """The kind of texts of these lengths: rows, temperature and size. One plan is best for texts of a kind."""

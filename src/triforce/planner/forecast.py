@@ -1,34 +1,28 @@
-"""Forecast of seconds and acceptance of each tier for the rows of a batch, with the present budget and with others.
+"""Forecasts: what each plan would give and cost by the beliefs of now, with a lower and an upper bound.
 
-Rows are grouped by the bits of their lengths, as acceptance is. A replanning may take half or twice the usual budget
-for the rows of one group; tiers and gammas are those of all rows.
+Rows are grouped by the bits of their lengths, as acceptance is. A plan may have the retrieval tier read half or twice
+the usual budget for the rows of one group; tiers and gammas are those of all rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from triforce.kvcache import RetrievalView
 from triforce.planner.acceptance import AcceptanceTracker, NgramHindsight
+from triforce.planner.config import CONFIG
 from triforce.planner.cost_model import CostModel
-from triforce.planner.fallback import SpeculationFallback
-from triforce.planner.plan import PLAIN, Amount, Plan, rate
+from triforce.planner.plan import Amount, Plan, families, proposal
 
 BUDGET_STEPS = 0.5, 1.0, 2.0  # times the usual budget that may be read
 MIN_SPARSITY = 2  # times as long as another budget than the usual one a context is, at least
-
-MIN_GAIN_OF_BUDGET = 1.06
-"""Times the tokens per second with the usual budget that another one has to promise, for each group of rows."""
-
-MIN_GAIN = 1.04  # times the tokens per second of the current plan: a change has to promise more
-MIN_GAIN_OVER_PLAIN = 1.15, 1.04  # times those of plain decoding: to leave it, and to stay away from it
-
-FUSED_DRAFT_KEYS = 1000
-"""Keys that a fused draft counts as: it reads the draft's weights for each token, whatever the rows."""
+WIDEST = 33  # tokens of the widest pass of a plan
+BOUNDS = np.array([-CONFIG.caution, 0.0, CONFIG.optimism])
+"""Standard deviations from the mean: the rows of amounts that depend on acceptance, for each budget."""
 
 BudgetFactors = Mapping[int, float]
 """Times the usual budget, by the bits of a row's length; 1 where it is left out."""
@@ -53,133 +47,134 @@ def budget_options(view: RetrievalView, present: BudgetFactors, lengths: Sequenc
 
 
 def keys_read(tier: str, lengths: Sequence[int], view: RetrievalView) -> int:
-    """Keys that a pass of a tier reads, of all rows."""
-    if tier == "full":
-        return sum(lengths)
-    if tier == "retrieval":
-        return sum(map(view.keys, lengths))
-    return FUSED_DRAFT_KEYS if tier == "draft" else 0
+    """Keys that a pass of a tier reads, of all rows; the draft's window is part of what each of its passes reads."""
+    return sum(lengths) if tier == "full" else sum(map(view.keys, lengths)) if tier == "retrieval" else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Beliefs:
+    """All that forecasts are made of."""
+
+    costs: CostModel
+    acceptance: AcceptanceTracker
+    hindsight: NgramHindsight
+    view: RetrievalView
 
 
 class Forecast:
-    """`TierEstimates` for rows of these lengths. What depends on the budget is a column, with a row for each."""
+    """`TierEstimates` for rows of these lengths. Amounts are columns: for each budget, a row for each of `BOUNDS`."""
 
-    def __init__(
-        self,
-        costs: CostModel,
-        acceptance: AcceptanceTracker,
-        hindsight: NgramHindsight,
-        view: RetrievalView,
-        lengths: Sequence[int],
-        budgets: Sequence[BudgetFactors] = ({},),
-    ) -> None:
-        self.rows, self._longest = len(lengths), max(lengths)
-        self._costs, self._acceptance, self._hindsight, self._view = costs, acceptance, hindsight, view
-        self.budgets, self._lengths = budgets, lengths
-        self._lines: dict[str, tuple[Amount, Amount]] = {}
-        self.required_gain = _column([MIN_GAIN_OF_BUDGET ** len(factors) for factors in budgets])
-        """Times the tokens per second with the usual budgets that these have to promise."""
+    def __init__(self, beliefs: Beliefs, lengths: Sequence[int], budgets: Sequence[BudgetFactors] = ({},)) -> None:
+        self.rows, self.beliefs, self.budgets, self._lengths = len(lengths), beliefs, budgets, lengths
+        self._repeats = 1  # of the bounds, for budgets
+        self._tables: dict[str, np.ndarray] = {}
+        self._accepted: dict[str, Amount] = {}
 
     def cost(self, tier: str, tokens: Amount) -> Amount:
-        if tier not in self._lines:
-            self._lines[tier] = self._line(tier)
-        base, each = self._lines[tier]
-        return base + each * tokens
+        if tier not in self._tables:
+            self._tables[tier] = self._table(tier)
+        table_KW = self._tables[tier]
+        at: Amount = 0 if len(table_KW) == 1 else np.repeat(np.arange(len(table_KW)), len(BOUNDS))[:, None]
+        low = np.clip(np.asarray(tokens, int), 1, WIDEST - 1)
+        less, more = table_KW[at, low - 1], table_KW[at, low]
+        return less + (tokens - low) * (more - less)
+
+    def _table(self, tier: str) -> np.ndarray:
+        """Seconds of a pass (K budgets, or one; `WIDEST` widths)."""
+        keys = self._retrieval[0] if tier == "retrieval" else [keys_read(tier, self._lengths, self.beliefs.view)]
+        width_KW, keys_KW = np.meshgrid(np.arange(1.0, WIDEST + 1), np.array(keys, float))
+        seconds_KW: np.ndarray = self.beliefs.costs.passes.seconds(tier, width_KW, self.rows, keys_KW)
+        return seconds_KW
 
     def draft_cost(self, tier: str, tokens: Amount) -> Amount:
         return self.cost(tier, tokens) if tier == "draft" else tokens * self.cost(tier, 1)
 
     def hindsight(self, gamma: Amount, alone: bool) -> tuple[Amount, Amount, float]:
-        proposed, accepted, found = self._hindsight.of(gamma, alone)
-        trust = self._acceptance.of("ngram", self._longest)
-        return trust * proposed, trust * accepted, trust * found
+        proposed, accepted, found = self.beliefs.hindsight.of(gamma, alone)
+        trust = self.acceptance("ngram")
+        return trust * proposed, trust * accepted, float(np.ravel(trust)[1]) * found
 
     def acceptance(self, tier: str) -> Amount:
         if tier == "full":
             return 1.0
-        return self._retrieval[1] if tier == "retrieval" else self._acceptance.of(tier, self._longest)
+        if tier == "retrieval":
+            return self._retrieval[1]
+        if tier not in self._accepted:
+            mean, deviation = self.beliefs.acceptance.of(tier, max(self._lengths))
+            self._accepted[tier] = np.clip(mean + BOUNDS * deviation, 0, 1)[:, None]
+        return np.tile(self._accepted[tier], (self._repeats, 1)) if self._repeats > 1 else self._accepted[tier]
 
-    def _line(self, tier: str) -> tuple[Amount, Amount]:
-        """Seconds of a pass, and of each token: see `CostModel.line`."""
-        if tier != "retrieval":
-            return self._costs.line(tier, self.rows, keys_read(tier, self._lengths, self._view))
-        reads = self._retrieval[0]
-        lines = (_retrieval_line(self._costs, self.rows, reads[0], keys) for keys in reads)
-        base, each = zip(*lines, strict=True)
-        return _column(base), _column(each)
+    def proposals(self, tiers: tuple[str, ...], gammas: Sequence[Amount]) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens and seconds of one proposal (K budgets, 3 `BOUNDS`, N plans); the upper bound is the last one."""
+        self._repeats = len(self.budgets) if "retrieval" in tiers else 1
+        shape = self._repeats * len(BOUNDS), len(gammas[0])
+        tokens_RN, seconds_RN = (np.broadcast_to(each, shape) for each in proposal(tiers, tuple(gammas), self))
+        apart = self._repeats, len(BOUNDS), len(gammas[0])
+        return tokens_RN.reshape(apart), seconds_RN.reshape(apart)
 
     @cached_property
     def _retrieval(self) -> tuple[list[int], Amount]:
-        """Keys that all rows read, and acceptance, by budget."""
+        """Keys that all rows read, by budget, and the column of acceptance."""
         sizes: dict[int, list[int]] = {}
         for length in self._lengths:
             sizes.setdefault(length.bit_length(), []).append(length)
         means = {bits: (len(some), sum(some) // len(some)) for bits, some in sizes.items()}
-        reads, acceptance = [], []
+        view, reads, column = self.beliefs.view, [], []
         for factors in self.budgets:
-            keys, accepted = 0, 0.0
+            keys, accepted = 0, np.zeros(len(BOUNDS))
             for bits, (count, mean) in means.items():
                 factor = factors.get(bits, 1.0)
-                keys += count * self._view.keys(mean, budget=self._view.setting.budget.of(mean, factor))
-                accepted += count * self._acceptance.of("retrieval", mean, factor)
+                keys += count * view.keys(mean, budget=view.setting.budget.of(mean, factor))
+                share, deviation = self.beliefs.acceptance.of("retrieval", mean, factor)
+                accepted += count / self.rows * np.clip(share + BOUNDS * deviation, 0, 1)
             reads.append(keys)
-            acceptance.append(accepted / self.rows)
-        return reads, _column(acceptance)
+            column.append(accepted)
+        return reads, np.concatenate(column)[:, None]
 
 
-def _retrieval_line(costs: CostModel, rows: int, present: int, keys: int) -> tuple[float, float]:
-    """Seconds of a retrieval pass over so many keys, as `CostModel.line`, where `present` keys are read now.
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of a choice. left: tokens to come, at most. headroom: seconds that may be lost. plain: seconds of a step
+    of plain decoding."""
 
-    While passes are alike nothing shows the cost of a key: it is taken to be that of the full tier, at least. Where so
-    many keys were never read, a pass is taken to cost at most one of the full tier, of the same weights, over as many.
+    left: float
+    headroom: float
+    plain: float
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A plan, and the tokens per second of each row to expect of it.
+
+    score: the rate that it is chosen by, with some optimism; 0 where it risks more than may be lost. risk: seconds that
+    a proposal loses to plain decoding at the lower bound.
     """
-    now, nothing = costs.line("retrieval", rows, present), costs.line("full", rows, 0)
-    if costs.covers("full", rows, present) and not costs.covers("retrieval", rows, present):
-        now = min(now, costs.line("full", rows, present), key=sum)
-    own, exact = costs.line("retrieval", rows, keys), costs.line("full", rows, abs(keys - present))
-    sign = 1 if keys > present else -1
-    more = [max(sign * (a - b), c - d) for a, b, c, d in zip(own, now, exact, nothing, strict=True)]
-    return now[0] + sign * more[0], now[1] + sign * more[1]
+
+    plan: Plan
+    rate: float
+    score: float
+    risk: float
 
 
-def _column(amounts: Sequence[float]) -> Any:
-    """A column of these amounts; a number, if there is only one."""
-    return np.array(amounts)[:, None] if len(amounts) > 1 else amounts[0]
+def candidates(forecast: Forecast, draft: bool, sparse: bool, limits: Limits) -> list[Candidate]:
+    """The best plan of each choice of tiers, of those that may be risked.
 
-
-def best_plan(
-    among: Iterable[tuple[tuple[str, ...], Sequence[Amount]]],
-    forecast: Forecast,
-    current: Plan,
-    fallback: SpeculationFallback,
-) -> tuple[Plan, float]:
-    """The plan with most tokens per second of each row, or the current one if it is about as good; and its rate.
-
-    among: tiers, and of each but the full one its gammas, entry n that of plan n; with each budget of the forecast.
+    draft: whether there is a draft model. sparse: whether the retrieval tier would see less than all.
     """
-    plain = fallback.correction(False) / forecast.cost("full", 1)
-    best, highest, present = PLAIN, plain, plain
-    for tiers, gammas in among:
+    found = []
+    optimism = limits.left / (limits.left + CONFIG.optimism_tokens)
+    for tiers, gammas in families(draft, sparse):
         if "ngram" in tiers and not forecast.hindsight(1, tiers[0] == "ngram")[2]:
             continue
-        rates_KN = _rates(tiers, gammas, forecast, fallback)
-        if tiers == current.tiers:
-            present = float(_rates(tiers, current.gammas, forecast, fallback)[0, 0])
-        k, at = divmod(int(rates_KN.argmax()), rates_KN.shape[1])
-        if rates_KN[k, at] > highest:
-            factors = tuple(sorted(forecast.budgets[k].items())) if "retrieval" in tiers else ()
-            best, highest = Plan(tiers, tuple(int(each[at]) for each in gammas), factors), float(rates_KN[k, at])
-    needed = MIN_GAIN_OVER_PLAIN[not current.plain] * plain
-    if highest < needed:
-        best, highest = PLAIN, plain
-    if not best.plain and present > needed and highest < MIN_GAIN * present:
-        best, highest = current, present
-    return best, highest * MIN_GAIN_OF_BUDGET ** len(best.budget_factors)
-
-
-def _rates(
-    tiers: tuple[str, ...], gammas: Sequence[Amount], forecast: Forecast, fallback: SpeculationFallback
-) -> np.ndarray:
-    """Tokens per second (K budgets, N plans) of plans of these tiers, corrected by what was measured."""
-    rates_KN = np.atleast_2d(rate(tiers, tuple(gammas), forecast)) * fallback.correction(True)
-    return rates_KN / forecast.required_gain if "retrieval" in tiers else rates_KN
+        tokens_KZN, seconds_KZN = forecast.proposals(tiers, gammas)
+        _, rate_KN, upper_KN = (tokens_KZN / seconds_KZN).swapaxes(0, 1)
+        risk_KN = seconds_KZN[:, 0] - tokens_KZN[:, 0] * limits.plain
+        allowed_KN = risk_KN <= max(0.0, limits.headroom)
+        score_KN = np.where(allowed_KN, rate_KN + optimism * (upper_KN - rate_KN), 0.0)
+        unusual_K1 = np.array([[len(factors)] for factors in forecast.budgets[: len(rate_KN)]])
+        worth_KN = np.where(allowed_KN, rate_KN, 0.0) / CONFIG.budget_gain**unusual_K1
+        k, n = divmod(int(worth_KN.argmax()), len(gammas[0]))
+        factors = tuple(sorted(forecast.budgets[k].items())) if "retrieval" in tiers else ()
+        plan = Plan(tiers, tuple(int(each[n]) for each in gammas), factors)
+        found.append(Candidate(plan, float(rate_KN[k, n]), float(score_KN[k, n]), float(risk_KN[k, n])))
+    return found

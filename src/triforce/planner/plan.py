@@ -18,6 +18,8 @@ Amount = Any
 
 WIDE_GAMMAS = (1, 2, 3, 4, 6, 8, 10, 12, 16)
 NARROW_GAMMAS = (1, 2, 3, 4, 6, 8)
+NGRAM_GAMMAS = (4, 8, 16)
+"""Of n-grams alone: behind short matches they propose less of themselves."""
 
 MAX_ACCEPTANCE = 1 - 1e-9
 """An acceptance that is as good as 1."""
@@ -87,6 +89,12 @@ class _Round:
 
 def rate(tiers: tuple[str, ...], gammas: tuple[Amount, ...], estimates: TierEstimates) -> Amount:
     """Tokens per second of each row to expect of plans of these tiers."""
+    tokens, seconds = proposal(tiers, gammas, estimates)
+    return tokens / seconds
+
+
+def proposal(tiers: tuple[str, ...], gammas: tuple[Amount, ...], estimates: TierEstimates) -> tuple[Amount, Amount]:
+    """Tokens of each row to expect of one proposal of plans of these tiers, and its seconds."""
     steps = list(zip(tiers, (*gammas, 1), strict=True))
     if "ngram" in tiers:
         at = tiers.index("ngram")
@@ -95,7 +103,7 @@ def rate(tiers: tuple[str, ...], gammas: tuple[Amount, ...], estimates: TierEsti
         below, steps = _drafted(estimates, *steps[0]), steps[1:]
     for tier, gamma in steps:
         below = _verified(estimates, below, tier, gamma)
-    return below.tokens / below.seconds
+    return below.tokens, below.seconds
 
 
 def expected(acceptance: Amount, gamma: Amount) -> Amount:
@@ -146,7 +154,7 @@ def families(draft: bool, retrieval: bool) -> tuple[tuple[tuple[str, ...], tuple
     found: list[tuple[tuple[str, ...], tuple[np.ndarray, ...]]] = []
     if draft:
         found += [(("draft", "full"), (narrow,)), (("draft", "ngram", "full"), (narrow, narrow))]
-    found.append((("ngram", "full"), (wide,)))
+    found.append((("ngram", "full"), (np.array(NGRAM_GAMMAS),)))
     if retrieval:
         found += [(("retrieval", "full"), (wide,)), (("ngram", "retrieval", "full"), (low, high))]
     if draft and retrieval:

@@ -43,14 +43,19 @@ class Observer:
     costs: CostModel
     acceptance: AcceptanceTracker
     hindsight: NgramHindsight
-    _ngram_calls: int = 0  # rows that n-grams were looked up for, in the proposals whose passes were read
+    _offered: int = 0  # tokens that n-grams have proposed so far
+    _calls: int = 0
 
-    def passes(self, plan: Plan, lengths: Sequence[int], seconds: float) -> None:
-        """Learn what passes cost from proposals that took so many seconds: the time between passes is theirs, too."""
+    def passes(self, plan: Plan, lengths: Sequence[int], seconds: float) -> float:
+        """Learn what passes cost from proposals that took so many seconds: the time between passes is theirs, too.
+
+        Returns the seconds that such passes usually take: a machine that did something else is no fault of the plan.
+        """
         passes = {name: self.tiers[name].counters.new_passes() for name in plan.tiers}
-        self._ngram_calls = sum(rows for _, rows, _ in passes.get("ngram", ()))
+        self._calls = sum(rows for _, rows, _ in passes.get("ngram", ()))
         count = sum(len(some) for some in passes.values())
         between = max(0.0, seconds - sum(took for some in passes.values() for *_, took in some)) / max(1, count)
+        usual = 0.0
         for name, some in passes.items():
             keys = keys_read(name, lengths, self.view) / len(lengths)
             alike: dict[tuple[int, int], list[float]] = {}
@@ -58,18 +63,24 @@ class Observer:
                 alike.setdefault((width, rows), []).append(took)
             for (width, rows), each in alike.items():
                 self.costs.observe(name, width, rows, keys * rows, median(each) + between, len(each))
+                usual += len(each) * self.costs.seconds(name, width, rows, keys * rows)
+        return usual
 
     def verdicts(self, plan: Plan, lengths: Sequence[int], live_B: Bools, proposals: int) -> None:
         """Learn how many draft tokens of each tier some proposals accepted. After `passes`."""
-        self.acceptance.fade(max(lengths), proposals)
+        self.acceptance.fade(proposals)
         for name in plan.tiers[:-1]:
             tier = self.tiers[name]
             news_B2 = tier.counters.new_verdicts()
             if name == "draft":
                 self.acceptance.add(name, max(lengths), *news_B2.sum(0).tolist())
             elif isinstance(tier, NgramProposer):
+                before, self._offered = self._offered, int(tier.counters.proposed_B.sum())
+                proposed, hits, _ = self.hindsight.of(tier.gamma, tier.below is None)
+                predicted = max(0, self._offered - before) * hits / proposed if proposed else 0.0
+                if tier.below is None:
+                    predicted = self._calls * hits
                 accepted = int(news_B2[:, 0].sum())
-                predicted = self._ngram_calls * self.hindsight.of(tier.gamma, tier.below is None)[1]
                 self.acceptance.add(name, max(lengths), accepted, max(0.0, predicted - accepted))
             elif name == "retrieval":
                 bits_B = [length.bit_length() for length in lengths]
