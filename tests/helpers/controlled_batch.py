@@ -19,8 +19,8 @@ from triforce.engine.sequence_group import prefill_batch
 from triforce.engine.tier_builder import ModelSet
 from triforce.interface.sampling_params import SamplingParams
 from triforce.planner import CostModel, Plan, PlanController, cadence, controller
-from triforce.planner.config import CONFIG
 from triforce.planner.forecast import BUDGET_STEPS
+from triforce.planner.planner_config import CONFIG
 
 PARAMS = SamplingParams(0.8, max_tokens=60)
 ROWS = 2 * len(PROMPTS)

@@ -7,7 +7,7 @@ import pytest
 from tests.helpers.controlled_batch import LIVE, known, read, steered
 from triforce.engine.modes import unlinked
 from triforce.planner import CostModel, Plan, PlanController, cadence
-from triforce.planner.config import CONFIG
+from triforce.planner.planner_config import CONFIG
 from triforce.speculation import SequenceState
 
 

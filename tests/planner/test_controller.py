@@ -8,9 +8,9 @@ import pytest
 from tests.helpers.controlled_batch import DEEP, LIVE, known, steered
 from triforce.planner import CostModel, Plan, PlanController, controller
 from triforce.planner.account import Account
-from triforce.planner.config import CONFIG
 from triforce.planner.controller import State
 from triforce.planner.forecast import Candidate
+from triforce.planner.planner_config import CONFIG
 
 
 def test_controller_hierarchy_pays_when_full_pass_is_slow() -> None:

@@ -10,9 +10,9 @@ import torch
 
 from tests.helpers.laws.tiny import MODELS
 from triforce.planner import CostModel, cost_model
-from triforce.planner.config import CONFIG
 from triforce.planner.cost_model import costs_path
 from triforce.planner.pass_costs import MOST_KINDS, TierWork
+from triforce.planner.planner_config import CONFIG
 from triforce.planner.searched_layers import Finding, Trial, Verdicts
 
 

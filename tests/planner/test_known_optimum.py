@@ -11,8 +11,8 @@ from tests.helpers.controlled_batch import read
 from tests.helpers.simulated_tiers import SimulatedTiers, fixed, plans, simulated_rate, worth
 from triforce.engine.modes import unlinked
 from triforce.planner import CostModel, Plan, PlanController, account
-from triforce.planner.config import CONFIG
-from triforce.planner.forecast import Beliefs, Forecast, Limits, candidates
+from triforce.planner.forecast import Beliefs, Forecast, PlanLimits, candidates
+from triforce.planner.planner_config import CONFIG
 
 MS = 1e-3
 LONG = {
@@ -79,7 +79,7 @@ def test_winning_plan_is_found(simulated: SimulatedTiers) -> None:
 def test_controller_without_fallback_is_detected(simulated: SimulatedTiers, monkeypatch: pytest.MonkeyPatch) -> None:
     def bold(self: PlanController, lengths: list[int], left: int) -> Plan:
         seen = Forecast(Beliefs(self.costs, self.acceptance, self.hindsight, self.view), lengths)
-        found = candidates(seen, True, True, Limits(left, float("inf"), 0.0))
+        found = candidates(seen, True, True, PlanLimits(left, float("inf"), 0.0))
         return max((each for each in found if each.plan.tiers[0] != "ngram"), key=lambda each: each.rate).plan
 
     monkeypatch.setattr(PlanController, "choose", bold)

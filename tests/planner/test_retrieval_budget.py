@@ -20,9 +20,9 @@ from triforce.engine.sequence_group import prefill_batch
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import Budget, RetrievalConfig
 from triforce.planner import CostModel, Plan, PlanController, acceptance, forecast
-from triforce.planner.config import CONFIG
 from triforce.planner.forecast import BUDGET_STEPS, Beliefs, Forecast, budget_options
 from triforce.planner.pass_costs import TierWork
+from triforce.planner.planner_config import CONFIG
 
 OPEN = RetrievalConfig(Budget(64, open=True))
 LONGER, SHORTER = (PROMPTS[0] * 3)[:400], PROMPTS[0]

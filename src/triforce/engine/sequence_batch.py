@@ -23,7 +23,7 @@ from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet, SharedKV, TierBuilder
 from triforce.interface.stats import TierStats
 from triforce.kvcache import FullView
-from triforce.planner import CostModel, Findings, PlanController, SearchedLayers
+from triforce.planner import CostModel, Findings, PlanController, SearchedLayers, report
 from triforce.ragged import Bools, ints
 from triforce.speculation import Draft, Seeded, SequenceState, Tier
 
@@ -120,6 +120,7 @@ class SequenceBatch:
         for b, sequence in enumerate(self.sequences):
             if b not in rows:
                 sequence.tiers, sequence.bitwise = self.stats(b), self.bitwise
+                sequence.report = report(self.controller) if self.controller else None
         for tier in self.tiers:
             if not (isinstance(tier, Tier) and tier.cache is self.memory):
                 tier.select(rows)

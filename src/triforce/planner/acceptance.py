@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from triforce.planner.config import CONFIG
 from triforce.planner.plan import Amount
+from triforce.planner.planner_config import CONFIG
 from triforce.speculation import NgramProposer, SequenceState
 from triforce.speculation.ngram import ALONE, BEFORE_A_DRAFT
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from triforce.planner.config import CONFIG
+from triforce.planner.planner_config import CONFIG
 
 
 @dataclass(slots=True)

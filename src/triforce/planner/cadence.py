@@ -6,7 +6,7 @@ best, the text is only listened to, which takes little. Time that one text has l
 
 from __future__ import annotations
 
-from triforce.planner.config import CONFIG
+from triforce.planner.planner_config import CONFIG
 
 Kept = tuple[float, float, float]
 """See `Cadence.kept`."""
@@ -39,5 +39,5 @@ class Cadence:
         self.think_at = self.elapsed + CONFIG.think_ratio * seconds * sooner
 
     def kept(self, plain: float) -> Kept:
-        """What the next text of the kind goes on with: seconds of a plain step, and seconds until each is due."""
+        """Return what the next text of the kind goes on with: seconds of a plain step, and seconds until each is due."""
         return plain, max(0.0, self.listen_at - self.elapsed), max(0.0, self.think_at - self.elapsed)

@@ -19,10 +19,18 @@ from triforce.kvcache import FullView, RetrievalView
 from triforce.planner.acceptance import AcceptanceTracker, NgramHindsight
 from triforce.planner.account import Account
 from triforce.planner.cadence import Cadence
-from triforce.planner.config import CONFIG
 from triforce.planner.cost_model import CostModel
-from triforce.planner.forecast import Beliefs, BudgetFactors, Candidate, Forecast, Limits, budget_options, candidates
+from triforce.planner.forecast import (
+    Beliefs,
+    BudgetFactors,
+    Candidate,
+    Forecast,
+    PlanLimits,
+    budget_options,
+    candidates,
+)
 from triforce.planner.plan import PLAIN, Plan
+from triforce.planner.planner_config import CONFIG
 from triforce.planner.tiers import Observer, link
 from triforce.ragged import Bools
 from triforce.speculation import NgramProposer, Proposer, SequenceState, Tier
@@ -33,7 +41,7 @@ ENDLESS = 10**6  # tokens to come, where nobody says how many
 
 
 class State(Enum):
-    """Why a batch is decoded as it is."""
+    """Reasons for which a batch is decoded as it is."""
 
     PLAIN = "plain decoding promises most"
     SPECULATING = "the plan promises most"
@@ -83,6 +91,9 @@ class PlanController:
         self.hindsight = NgramHindsight(ngrams)
         self.observer = Observer(self.by_name, self.view, costs, self.acceptance, self.hindsight)
         self.account, self._cadence = Account(), Cadence()
+        self.forecast: Forecast | None = None
+        self.found: list[Candidate] = []
+        """The latest forecast, and the best plan of each choice of tiers by it."""
         self._budget_factors: BudgetFactors = {}
         self._grain = self.top.cache.grain
         self._proposals = self._first_thought = self._plain_at = 0
@@ -178,9 +189,11 @@ class PlanController:
         """The plan from now on, for texts of these lengths of which at most `left` tokens are to come."""
         sparse = any(length > self.view.budget(length) for length in lengths)
         budgets = budget_options(self.view, self._budget_factors, lengths) if sparse else [{}]
-        forecast = Forecast(Beliefs(self.costs, self.acceptance, self.hindsight, self.view), lengths, budgets)
+        self.forecast = forecast = Forecast(
+            Beliefs(self.costs, self.acceptance, self.hindsight, self.view), lengths, budgets
+        )
         self.account.plain = float(forecast.cost("full", 1.0))
-        limits = Limits(left, self.account.headroom, self.account.plain)
+        limits = PlanLimits(left, self.account.headroom, self.account.plain)
         self.found = candidates(forecast, "draft" in self.by_name, sparse, limits)
         return self._chosen(self.found)
 

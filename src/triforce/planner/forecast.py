@@ -14,9 +14,9 @@ import numpy as np
 
 from triforce.kvcache import RetrievalView
 from triforce.planner.acceptance import AcceptanceTracker, NgramHindsight
-from triforce.planner.config import CONFIG
 from triforce.planner.cost_model import CostModel
 from triforce.planner.plan import Amount, Plan, families, proposal
+from triforce.planner.planner_config import CONFIG
 
 BUDGET_STEPS = 0.5, 1.0, 2.0  # times the usual budget that may be read
 MIN_SPARSITY = 2  # times as long as another budget than the usual one a context is, at least
@@ -133,9 +133,8 @@ class Forecast:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of a choice. left: tokens to come, at most. headroom: seconds that may be lost. plain: seconds of a step
-    of plain decoding."""
+class PlanLimits:
+    """Limits of a choice: tokens left to come at most, seconds that may be lost, seconds of a plain step."""
 
     left: float
     headroom: float
@@ -156,7 +155,7 @@ class Candidate:
     risk: float
 
 
-def candidates(forecast: Forecast, draft: bool, sparse: bool, limits: Limits) -> list[Candidate]:
+def candidates(forecast: Forecast, draft: bool, sparse: bool, limits: PlanLimits) -> list[Candidate]:
     """The best plan of each choice of tiers, of those that may be risked.
 
     draft: whether there is a draft model. sparse: whether the retrieval tier would see less than all.
@@ -173,6 +172,7 @@ def candidates(forecast: Forecast, draft: bool, sparse: bool, limits: Limits) ->
         score_KN = np.where(allowed_KN, rate_KN + optimism * (upper_KN - rate_KN), 0.0)
         unusual_K1 = np.array([[len(factors)] for factors in forecast.budgets[: len(rate_KN)]])
         worth_KN = np.where(allowed_KN, rate_KN, 0.0) / CONFIG.budget_gain**unusual_K1
+        worth_KN[1:] /= CONFIG.switch_gain
         k, n = divmod(int(worth_KN.argmax()), len(gammas[0]))
         factors = tuple(sorted(forecast.budgets[k].items())) if "retrieval" in tiers else ()
         plan = Plan(tiers, tuple(int(each[n]) for each in gammas), factors)

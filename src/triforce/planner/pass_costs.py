@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from triforce.model.config import ModelConfig
-from triforce.planner.config import CONFIG
+from triforce.planner.planner_config import CONFIG
 
 BALANCES = tuple(2 ** (step / 2) for step in range(2, 17))
 """Tokens of a pass from which bfloat16 weights are bound by operations: processors first, graphics cards last."""
@@ -29,7 +29,8 @@ OVERLAPS = 1.0, 8.0
 MACHINES = np.array(list(product(BALANCES, OVERHEADS, OVERLAPS)))
 USUAL_MACHINE = 8.0, 4e5, 8.0
 LEAST = 1e4  # bytes
-AGE = 256.0  # passes after which a kind that was not seen counts half
+AGE = 2048.0  # passes after which a kind that was not seen counts half
+NEAR = 0.3  # squared octaves to a kind that ran, within which another kind is foretold well
 WELL_KNOWN = 2.0  # passes of a kind
 MOST_KINDS = 48  # of a tier
 KEY_SCALE = 64.0
@@ -91,7 +92,7 @@ class Seen:
 
 
 class PassCosts:
-    """What passes of each kind took, and how fast the machine is now: `speed` is a factor of all seconds."""
+    """Costs of passes of each kind, and how fast the machine is now: `speed` is a factor of all seconds."""
 
     def __init__(self, works: dict[str, TierWork] | None = None, seen: dict[Kind, Seen] | None = None) -> None:
         self.works, self.seen, self.speed = USUAL_WORKS | (works or {}), seen or {}, 1.0
@@ -112,6 +113,11 @@ class PassCosts:
         kind = tier, width, rows, round(2 * np.log2(1 + keys / rows / KEY_SCALE))
         measured, found = float(np.log(max(seconds, 1e-7) / self.speed)), self.seen.get(kind)
         if found is None:
+            if self._distances(tier, width, rows, keys).min(initial=1.0) < NEAR:
+                self._note_late(
+                    tier, measured - float(np.log(self.seconds(tier, width, rows, keys) / self.speed)), passes
+                )
+                measured = float(np.log(max(seconds, 1e-7) / self.speed))
             self._forget(tier)
             self.seen[kind] = Seen(passes, keys, measured, self._passes)
             self._fit(tier)
@@ -135,14 +141,23 @@ class PassCosts:
         like = tier if self._known(tier) else "full"
         if not self._known(like):
             return 1e-10 * self.speed * expected
-        count_N, width_N, rows_N, keys_N, off_N, at_N = self._array(like)
+        count_N, _, _, _, off_N, at_N = self._array(like)
         count_N = count_N * np.exp2((at_N - self._passes) / AGE)
-        far = (np.log2(width[..., None]) - width_N) ** 2 + (np.log2(rows) - rows_N) ** 2
-        far = far + (np.log2(1 + keys[..., None] / KEY_SCALE) - keys_N) ** 2
-        weight = count_N / (1 + count_N) * np.exp2(-8 * np.minimum(far, 100.0)) + 1e-60 * count_N
+        far = self._distances(like, width, rows, keys)
+        weight = count_N / (1 + count_N) * np.exp2(-16 * np.minimum(far, 50.0)) + 1e-245 * count_N
         off = (weight * off_N).sum(-1) / weight.sum(-1)
         unseen = np.minimum(1.0, far.min(-1))  # what is not known is thought well of, so that it is tried
         return self.speed * np.exp(off - CONFIG.unseen_gain * unseen) * expected
+
+    def _distances(self, tier: str, width: Any, rows: int, keys: Any) -> np.ndarray:
+        """Squared distances in octaves (..., N) of such passes to each kind that ran."""
+        if not self._known(tier):
+            return np.empty(0)
+        _, width_N, rows_N, keys_N, *_ = self._array(tier)
+        width, keys = np.asarray(width, float)[..., None], np.asarray(keys, float)[..., None]
+        far: np.ndarray = (np.log2(width) - width_N) ** 2 + (np.log2(rows) - rows_N) ** 2
+        far += (np.log2(1 + keys / KEY_SCALE) - keys_N) ** 2
+        return far
 
     def count(self, tier: str) -> float:
         """Passes of a tier that count."""
@@ -191,7 +206,8 @@ class PassCosts:
         off_MN = log_N - np.log(work.bytes(width_N, rows_N, keys_N, *MACHINES.T[..., None]))
         weight_N = count_N / (count_N + 1)
         mean_M1 = off_MN @ weight_N[:, None] / weight_N.sum()
-        spread_M = (off_MN - mean_M1) ** 2 @ weight_N + 0.005 * (self._machine(tier) != MACHINES).any(1)
+        other_M = np.any(np.not_equal(MACHINES, self._machine(tier)), 1)
+        spread_M = (off_MN - mean_M1) ** 2 @ weight_N + 0.005 * other_M
         self._machines[tier] = tuple(MACHINES[spread_M.argmin()].tolist())
         self._arrays.pop(tier, None)
 

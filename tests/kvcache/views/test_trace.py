@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import chain, pairwise, repeat
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ from triforce.engine.output_stream import OutputChunk
 from triforce.engine.sequence_batch import SequenceBatch
 from triforce.kvcache import PAGE, RetrievalView
 from triforce.kvcache.views import retrieval
-from triforce.planner.cost_model import CostModel
+from triforce.planner import Plan, PlanController
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +57,9 @@ def test_trace_counts_selections_of_each_page(
 
 
 def test_trace_without_request_is_empty(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mode auto begins plainly, and tries the retrieval tier where its cost is not known: lists are blank before."""
-    monkeypatch.setattr(CostModel, "knows", lambda *_: False)
+    """Where mode auto begins plainly, and goes on with the retrieval tier, lists are blank before."""
+    plans = chain([Plan()], repeat(Plan(("retrieval", "full"), (4,))))
+    monkeypatch.setattr(PlanController, "choose", lambda *how: next(plans))
     *pieces, _ = llm(folder).stream(ids(400), ask(trace=True, max_tokens=48), mode="auto")
     looks = [piece.trace for piece in pieces]
     passes = [next(tier.passes for tier in each.tiers if tier.name == "retrieval") for each in looks]

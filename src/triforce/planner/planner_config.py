@@ -22,7 +22,7 @@ class PlannerConfig:
     """Standard deviations above the mean by which plans are compared, so that what is seldom seen is tried."""
     optimism_tokens: float = 128.0
     """Tokens left of a text at which half of `optimism` counts: a trial pays by the tokens that come after it."""
-    switch_gain: float = 1.02
+    switch_gain: float = 1.03
     """Times the rate of the current plan that another one promises: less is noise, and a change costs a look."""
 
     # Acceptance: see `planner.acceptance`.
@@ -40,7 +40,7 @@ class PlannerConfig:
     """Draft tokens that the usual budget's acceptance counts as for another budget."""
     budget_exponent: float = 0.3
     """Rejections go with the budget to the power of minus this (docs/results/acceptance.md)."""
-    budget_gain: float = 1.06
+    budget_gain: float = 1.04
     """Times the rate with the usual budget that another one promises: of such a gain little is known."""
 
     # Cadence: see `planner.cadence`.
