@@ -225,7 +225,7 @@ class PlanController:
         ready = not retrieves or self.top.cache.grain == self._grain
         self.top.cache.grain = self._grain if "retrieval" in self.chosen.tiers else 0
         if ready and wanted is not self.plan and wanted != self.plan:
-            self.conclude(prefix, self.live_B if self.live_B.any() else live_B)
+            self.conclude(prefix, live_B)
             self.apply(wanted, prefix, live_B)
         self.live_B = live_B
 

@@ -10,8 +10,8 @@ WIDE = 8  # tokens of the wide pass whose cost is told
 
 
 def report(it: PlanController) -> PlanReport | None:
-    """Return what it believed when it last weighed plans; None if it never did."""
-    if it.forecast is None:
+    """Return what it believed when it last weighed plans; None if it never did, or nothing was proposed."""
+    if it.forecast is None or not it.lengths:
         return None
     beliefs = []
     for name in it.by_name:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.helpers.planning.traces import TOKENS, Replay, Trace
+from tests.helpers.planning.traces import ROLLED, TOKENS, Replay, Trace
 from tests.helpers.planning.worlds import World
 from triforce.kvcache import Budget, RetrievalConfig
 from triforce.planner import CostModel, PlanController
@@ -49,7 +49,8 @@ class ReplayedNgrams(NgramProposer):
     def hindsight(self, prefix: SequenceState, b: int, most: int) -> Iterator[tuple[int, int]]:
         places = range(self._at[b], self.replay.positions[b] - most + 1, STRIDE)
         for place in places:
-            yield self.replay.trace.match(max(place, place % TOKENS))
+            at = (place + ROLLED * b) % TOKENS if place >= 0 else place
+            yield self.replay.trace.match(at)
         if places:
             self._at[b] = places[-1] + STRIDE
 
