@@ -18,7 +18,7 @@ from triforce.planner import Plan, PlanController
 WORLDS = {world.name: world for world in worlds()}
 EVERY = 3  # one of so many texts is for `make check`
 LENGTHS = 64, 256
-BOUNDS = {64: (0.6, 0.7), 256: (0.88, 0.85)}
+BOUNDS = {64: (0.6, 0.7), 256: (0.93, 0.82)}
 """By length: the least part of plain decoding's rate, and the mean part of the best fixed plan's, in each world."""
 
 

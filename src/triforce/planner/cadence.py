@@ -39,5 +39,5 @@ class Cadence:
         self.think_at = self.elapsed + CONFIG.think_ratio * seconds * sooner
 
     def kept(self, plain: float) -> Kept:
-        """Return what the next text of the kind goes on with: seconds of a plain step, and seconds until each is due."""
+        """Return what the next text of the kind goes on with: seconds of a plain step, and until each is due."""
         return plain, max(0.0, self.listen_at - self.elapsed), max(0.0, self.think_at - self.elapsed)
