@@ -24,7 +24,6 @@ from triforce.planner.pass_costs import PassCosts, Seen, TierWork
 from triforce.planner.searched_layers import Finding, Findings
 
 OLD_PASSES = 4.0  # that those of the file count as, of a kind
-KNOWN_PASSES = 4  # of a tier, from which its cost is known
 
 
 class CostModel:
@@ -47,10 +46,6 @@ class CostModel:
     def seconds(self, tier: str, width: float, rows: int, keys: float) -> float:
         """The seconds to expect of a pass over `width` tokens of each row, and `keys` of all rows."""
         return float(self.passes.seconds(tier, width, rows, keys))
-
-    def knows(self, *tiers: str) -> bool:
-        """Whether there were enough passes of all of these tiers."""
-        return all(self.passes.count(tier) >= KNOWN_PASSES for tier in tiers)
 
     def save(self) -> None:
         """Write the file for the next process; a folder that cannot be written to is ignored."""
