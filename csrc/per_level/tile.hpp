@@ -35,6 +35,9 @@ TF_INLINE Sum<T> load_sum(const float* from) {
 /// Inputs ahead of what is read, which a tile of few streams prefetches: memory does not keep up with it otherwise.
 template <class T>
 constexpr int64_t inputs_ahead = 64 * numbers_of_word<Input<T>>;
+/// Into which cache: the second one has room for more requests, which counts where memory limits; int8 computes longer.
+template <class T>
+constexpr int closeness = sizeof(T) == 1 ? 3 : 2;
 
 /// A range of inputs for some rows and blocks.
 template <class T>
@@ -66,7 +69,7 @@ void tile(const Panel<T>& p, int64_t row, int first, const T* ahead, float* sums
             __builtin_prefetch(ahead + p.w_stride + i * block_size, 0, 2);
         } else if (B < group) {
             const int64_t next = i + inputs_ahead<T> < p.k ? 0 : B * p.w_stride - p.k * block_size;
-            for (int b = 0; b < B; b++) __builtin_prefetch(w[b] + inputs_ahead<T> * block_size + next, 0, 3);
+            for (int b = 0; b < B; b++) __builtin_prefetch(w[b] + inputs_ahead<T> * block_size + next, 0, closeness<T>);
         }
         multiply<T, M, B>(acc, x, p.x_stride, w);
         for (const T*& each : w) each += numbers_of_word<Input<T>> * block_size;
