@@ -56,7 +56,7 @@ void sum_all(const Linear& l, int64_t top, int rows, int64_t first, int blocks, 
 /// Blocks whose sums are made together: as many as `Sums` holds of few rows of low-bit weights, whose tiles differ.
 int blocks_at_once(const Linear& l, int rows) {
     if (l.weights.format != Format::none) return rows <= tallest_low_bit ? linear_rows * group / tallest_low_bit : group;
-    return wide[rows < tallest_tile ? rows : tallest_tile] == widest ? widest : group;
+    return wide<float>(rows) == widest ? widest : group;
 }
 
 /// T: type of x and of rounded outputs.

@@ -110,13 +110,25 @@ struct Columns {
     int part(int c) const { return (first + c) % parts_of_a_block; }
 };
 
+/// Prefetches the codes and scales of a group that comes soon after group `g` of a block. Behind the last group come the
+/// first ones of the block that its column takes next, `to_next` bytes ahead. `scales`: where they begin. They go into
+/// the second-level cache: requests of the first one are fewer, and Zen 4 reads half as fast through them.
+template <Format F>
+TF_INLINE void prefetch_group(const uint8_t* block, int64_t g, int64_t scales, int64_t to_next) {
+    constexpr FormatParts f = parts(F);
+    constexpr int64_t codes = code_bytes(f), ahead = (2048 + codes - 1) / codes;
+    const int64_t groups = scales / codes;
+    if ((g += ahead) >= groups) g -= groups, block += to_next;
+    for (int64_t i = 0; i < codes; i += 64) __builtin_prefetch(block + g * codes + i, 0, 2);
+    __builtin_prefetch(block + scales + g * scale_bytes(f) * group_size / f.file_inputs(), 0, 2);
+}
+
 /// Adds groups [first, last) to the sums of M rows, from row `m0` on, and C columns.
 template <Format F, int M, int C>
 void low_bit_tile(const Columns& w, const GroupedRows& x, int64_t m0, int64_t first, int64_t last, float* sums,
                   int64_t stride) {
     constexpr FormatParts f = parts(F);
     constexpr int halves = f.scales == Scales::super_half ? 2 : 1, pairs = group_size / 2 / halves;
-    constexpr int64_t ahead = 2048;  // bytes
     sums += w.first * lanes;
     Row acc[M][C];
     for (int m = 0; m < M; m++)
@@ -125,12 +137,7 @@ void low_bit_tile(const Columns& w, const GroupedRows& x, int64_t m0, int64_t fi
         const uint8_t* from[C];
         for (int c = 0; c < C; c++) {
             from[c] = w.block(c) + g * code_bytes(f);
-            if (w.part(c) == 0) {
-                // Behind the last group come the first ones of the block that this column takes next.
-                const int64_t at = g * code_bytes(f) + ahead, next = C * w.block_bytes / parts_of_a_block - w.scales;
-                const uint8_t* there = w.block(c) + at + (at < w.scales ? 0 : next);
-                for (int64_t i = 0; i < code_bytes(f); i += 64) __builtin_prefetch(there + i, 0, 3);
-            }
+            if (w.part(c) == 0) prefetch_group<F>(w.block(c), g, w.scales, C * w.block_bytes / parts_of_a_block);
             from[c] += w.part(c) * lanes * 4;
         }
         unrolled(std::make_integer_sequence<int, halves>{}, [&](auto half) TF_INLINED {

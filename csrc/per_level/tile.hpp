@@ -8,11 +8,17 @@ namespace triforce::TF_LEVEL {
 namespace {
 
 // Blocks of a register tile, by its rows: as many as registers hold, which also makes enough chains to hide the latency
-// of an addition.
+// of an addition. A step of int8 takes the signs of each word in turn, and so two registers.
 #if TF_SIMD_AVX512
-constexpr int wide[tallest_tile + 1] = {0, 8, 8, 4, 4, 4, 4, 2, 2};
+template <class T>
+constexpr int wide(int rows) {
+    return rows <= 2 ? 8 : rows <= (sizeof(T) == 1 ? 4 : 6) ? 4 : 2;
+}
 #else
-constexpr int wide[] = {0, 4, 2, 1, 1, 1, 1};
+template <class T>
+constexpr int wide(int rows) {
+    return rows == 1 ? 4 : rows == 2 ? 2 : 1;
+}
 #endif
 constexpr int widest = 8;        // blocks of a group where the rows are few enough for a tile of them
 constexpr int group = 4;         // blocks of a group otherwise: their part of a panel stays in L2 for all rows
@@ -29,6 +35,9 @@ TF_INLINE Sum<T> load_sum(const float* from) {
 /// Inputs ahead of what is read, which a tile of few streams prefetches: memory does not keep up with it otherwise.
 template <class T>
 constexpr int64_t inputs_ahead = 64 * numbers_of_word<Input<T>>;
+/// Into which cache: the second one has room for more requests, which counts where memory limits; int8 computes longer.
+template <class T>
+constexpr int closeness = sizeof(T) == 1 ? 3 : 2;
 
 /// A range of inputs for some rows and blocks.
 template <class T>
@@ -60,7 +69,7 @@ void tile(const Panel<T>& p, int64_t row, int first, const T* ahead, float* sums
             __builtin_prefetch(ahead + p.w_stride + i * block_size, 0, 2);
         } else if (B < group) {
             const int64_t next = i + inputs_ahead<T> < p.k ? 0 : B * p.w_stride - p.k * block_size;
-            for (int b = 0; b < B; b++) __builtin_prefetch(w[b] + inputs_ahead<T> * block_size + next, 0, 3);
+            for (int b = 0; b < B; b++) __builtin_prefetch(w[b] + inputs_ahead<T> * block_size + next, 0, closeness<T>);
         }
         multiply<T, M, B>(acc, x, p.x_stride, w);
         for (const T*& each : w) each += numbers_of_word<Input<T>> * block_size;
@@ -71,7 +80,7 @@ void tile(const Panel<T>& p, int64_t row, int first, const T* ahead, float* sums
 
 template <class T, int M>
 void add_rows(const Panel<T>& p, int64_t row, const T* ahead, float* sums) {
-    constexpr int B = wide[M];
+    constexpr int B = wide<T>(M);
     int b = 0;
     for (; b + B <= p.blocks; b += B) tile<T, M, B>(p, row, b, ahead, sums);
     for (; b < p.blocks; b++) tile<T, M, 1>(p, row, b, ahead, sums);

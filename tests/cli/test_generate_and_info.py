@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.helpers.fake_llm import Characters, FakeLLM, Piece, answer
+from triforce.backends import native_loader
 from triforce.cli import main
 from triforce.cli.answer_output import Painter, report
+from triforce.cli.bench.report import about
 from triforce.cli.info import size
 from triforce.cli.progress import Prefill
 from triforce.interface.outputs import RequestOutput
@@ -177,3 +180,12 @@ def test_generate_reports_seed_that_depends_on_clock(mode: str, coupling: str, t
         RequestOutput(output.prompt_token_ids, None, output.outputs, mode, coupling, "distribution", 1.0, 1.0)
     )
     assert ("the text of a seed depends on the clock" in said) == told
+
+
+def test_info_and_benchmarks_name_level_and_roofline(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("machine")]
+    level = native_loader.native.level() if native_loader.native else "torch"
+    assert re.search(rf" cores, kernels {level}, torch .*, reads \d+ GB/s", line)
+    assert native_loader.native is None or re.search(r"computes float32 [\d,]+, .*int8 [\d,]+ GFLOP/s", line)
+    assert line.endswith(about()["machine"])

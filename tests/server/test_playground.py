@@ -14,6 +14,7 @@ import pytest
 from starlette.types import ASGIApp
 
 from tests.helpers.asgi_client import SAMPLED, ask, events, good, refused
+from triforce.cli.demo import BEGIN, QUESTION
 from triforce.llm import LLM
 from triforce.server.app import create_app
 from triforce.server.engine_thread import Worker
@@ -53,6 +54,13 @@ def test_playground_has_long_sample(app: ASGIApp) -> None:
     sample = ask(app, "/sample.txt")
     assert sample.headers["content-type"] == "text/plain; charset=utf-8"
     assert "JONATHAN HARKER" in sample.text[:2000] and len(sample.text) > 32_000 * 5
+
+
+def test_playground_asks_what_demo_asks(app: ASGIApp) -> None:
+    """A question that smollm2 answers: about a chapter, where the page's document then begins."""
+    (question,) = re.findall(r'<input id="question".*?>', ask(app, "/").text)
+    (asked,), (about,) = re.findall(r'value="(.*?)"', question), re.findall(r"data-about='(.*?)'", question)
+    assert (asked, about) == (QUESTION, BEGIN) and about in ask(app, "/sample.txt").text
 
 
 def test_playground_advanced_controls_are_folded(app: ASGIApp) -> None:

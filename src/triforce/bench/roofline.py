@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from time import perf_counter
 
 import torch
 
@@ -13,6 +14,9 @@ from triforce.backends import native_loader
 NUMBERS = ("float32", "bfloat16", "int16", "int8")
 ROUNDS = 200_000
 """Of a measurement of arithmetic: a millisecond or so."""
+
+TURNS = 3
+"""Of each measurement, for a machine that is only to be described."""
 
 Call = Callable[[], object]
 
@@ -32,6 +36,10 @@ class Roofline:
     bandwidth: float
     peaks: Mapping[str, float]
 
+    def __str__(self) -> str:
+        peaks = ", ".join(f"{name} {peak / 1e9:,.0f}" for name, peak in self.peaks.items())
+        return f"reads {self.bandwidth / 1e9:.0f} GB/s" + (f", computes {peaks} GFLOP/s" if peaks else "")
+
     def least_seconds(self, work: Work) -> float:
         """Return what the bytes take or what the operations take, whichever is more.
 
@@ -39,6 +47,18 @@ class Roofline:
         """
         computing = sum(count / self.peaks[name] for name, count in work.operations.items() if name in self.peaks)
         return max(work.bytes / self.bandwidth, computing)
+
+
+def measure() -> Roofline:
+    """Return the roofline of this machine now, which takes most of a second: the best of a few turns."""
+    calls, roofline = probes()
+    return roofline([min(_seconds(call) for _ in range(TURNS)) for call in calls])
+
+
+def _seconds(call: Call) -> float:
+    began = perf_counter()
+    call()
+    return perf_counter() - began
 
 
 def probes() -> tuple[list[Call], Callable[[Sequence[float]], Roofline]]:

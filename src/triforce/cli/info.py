@@ -11,6 +11,7 @@ from triforce.backends.kernel_api import PAGE, pages_for
 from triforce.checkpoint.families import GENERATION, model_config
 from triforce.checkpoint.hub import SHIPPED
 from triforce.checkpoint.model_files import ModelFiles, open_model
+from triforce.cli.bench.report import machine
 from triforce.engine.model_loader import resolve_device, resolve_dtype
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.kvcache import OffloadConfig
@@ -47,6 +48,7 @@ def run(options: Namespace) -> int:
         "KV cache": f"{size(row)} per token" + _and(copied, "int8"),
         **{f"  {n:>9,} tokens": size(n * (row + copied)) for n in lengths},
         "sampling": _sampling(files),
+        "machine": machine(),
         "memory free": f"{size(free)} on {device}" if free else "unknown",
         "fits": f"{fitting:,} tokens beside the weights, of all texts together" if free else "unknown",
         **offloaded(config, dtype, device, weights + copies, options),

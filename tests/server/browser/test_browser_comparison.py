@@ -21,7 +21,7 @@ def test_browser_first_view_has_sample_and_button(page: Page) -> None:
     page.get_by_label("Key of this server").fill(KEY)
     page.keyboard.press("Tab")
     document = page.get_by_label("Document", exact=True)
-    expect(document).to_have_value(re.compile("Jonathan Harker", re.I))
+    expect(document).to_have_value(re.compile("THE DAILYGRAPH"))
     (length,) = page.locator("#lengths button[aria-pressed=true]").all_inner_texts()
     expect(page.locator("#size")).to_contain_text("which gains little")
     (count,) = re.findall(r"^([\d,]+) tokens", page.locator("#size").inner_text())

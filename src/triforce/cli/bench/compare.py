@@ -16,7 +16,7 @@ from triforce.bench.prompts import prompts
 from triforce.checkpoint.hub import SHIPPED
 from triforce.checkpoint.model_files import GGUFModel, open_model
 from triforce.cli.bench import compare_file
-from triforce.cli.bench.report import about, show, write
+from triforce.cli.bench.report import about, machine, show, write
 from triforce.cli.bench.setup import load, make_folder, sources
 from triforce.engine.inputs import known
 from triforce.errors import RequestError
@@ -60,6 +60,7 @@ def _on_folder(options: Namespace, pythons: dict[str, str], work: Path, threads:
         llm.target.path, draft, options.engines or list(ENGINES), tokens, threads, options.timeout, pythons, work
     )
     del llm  # its memory is for the others now
+    print(machine())
     found = []
     for row in rows(by_context, plan):
         found.append(row)

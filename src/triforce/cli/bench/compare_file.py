@@ -31,9 +31,8 @@ def run(options: Namespace, model: GGUFModel, pythons: Mapping[str, str], work: 
     """Print rows as they are measured, tables, and a line of JSON; an engine may be missing. Raises RequestError."""
     plan = _plan(options, model)
     texts = sources_of(model.tokenizer(), options.texts)
-    level = f"{machine()}, kernels {plan.level}"
-    head = about() | {"machine": level, "model": model.path.name, "threads": threads, "tokens": plan.tokens}
-    print(f"{model.path.name} on {level}")
+    head = about() | {"model": model.path.name, "threads": threads, "tokens": plan.tokens}
+    print(f"{model.path.name} on {machine()}")
     own = work / model.path.stem
     make_folder("--work", own)
     start = {"pythons": pythons, "threads": threads, "timeout": options.timeout, "work": own}

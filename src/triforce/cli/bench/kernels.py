@@ -16,6 +16,7 @@ def run(options: Namespace) -> int:
     """Print a line for each row as it is measured, and last of all a line of JSON. Raises RequestError."""
     if min(options.contexts) < 2:
         raise RequestError(f"--contexts {min(options.contexts)}: give at least 2 tokens")
+    print(machine())
     rows = []
     for row in kernels.rows(options.contexts, [known("shape", name, shapes.SHAPES) for name in options.shapes]):
         rows.append(row)

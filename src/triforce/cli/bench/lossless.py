@@ -12,7 +12,7 @@ from tqdm import tqdm
 from triforce.bench.cells import WORKLOADS
 from triforce.bench.lossless import PLAIN, LosslessConfig, certificate, rows, tables
 from triforce.bench.results_file import ResultsFile
-from triforce.cli.bench.report import about, show, write
+from triforce.cli.bench.report import about, machine, show, write
 from triforce.cli.bench.setup import load, modes, sources
 from triforce.cli.progress import Prefill
 from triforce.engine.inputs import known
@@ -31,6 +31,7 @@ def run(options: Namespace) -> int:
     _require_sense(options)
     settings = {name: getattr(options, name) for name in SETTINGS}
     results = ResultsFile(options.json, about() | settings, SETTINGS, "lossless")
+    print(machine())
     for lower in options.lower_tiers:
         llm = load(Namespace(**vars(options) | {"lower_tiers": lower}))
         plan = _plan(llm, options)

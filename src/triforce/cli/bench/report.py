@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,14 +49,20 @@ def _rich(table: Table) -> bool:
     return True
 
 
+@cache
 def machine() -> str:
-    """Return the processor, its cores, and the version of torch."""
+    """Describe this machine: processor, cores, level of the kernels, torch, and what it reads and computes a second."""
     import torch
 
     from triforce.backends import native_loader
+    from triforce.bench import roofline
 
     model = next((line.split(":")[1].strip() for line in _cpuinfo() if line.startswith("model name")), "")
-    return f"{model or platform.machine()}, {native_loader.usable_cpus()} cores, torch {torch.__version__}"
+    level = native_loader.native.level() if native_loader.native else "torch"
+    return (
+        f"{model or platform.machine()}, {native_loader.usable_cpus()} cores, kernels {level}, "
+        f"torch {torch.__version__}, {roofline.measure()}"
+    )
 
 
 def _cpuinfo() -> list[str]:

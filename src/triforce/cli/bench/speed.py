@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from triforce.bench.cells import WORKLOADS, Cell, covering, grid, named
 from triforce.bench.results_file import ResultsFile
-from triforce.cli.bench.report import about, show, write
+from triforce.cli.bench.report import about, machine, show, write
 from triforce.cli.bench.setup import load, make_folder, modes, sources
 from triforce.cli.progress import Prefill
 from triforce.errors import RequestError
@@ -65,7 +65,7 @@ def _measure(llm: LLM, cells: list[Cell], names: list[str], options: Namespace) 
     settings |= {"model": llm.target.path.name, "modes": names}
     results = ResultsFile(options.json, about() | settings, SETTINGS)
     left = [cell for cell in cells if str(cell) not in results.cells]
-    print(HEAD)
+    print(f"{machine()}\n{HEAD}")
     for row in results.rows:
         print(line(row))
     plan = speed.SpeedConfig(names, options.top_p, options.tokens, options.repeats, options.minutes * 60)
@@ -136,7 +136,7 @@ def _synthetic(options: Namespace) -> int:
     lengths, budget = (options.draft_tokens, options.speculative_tokens), Budget.parse(options.retrieval_budget).tokens
     contexts, repeats = options.contexts or DEFAULT_AXES["contexts"], options.repeats or speed.USUAL
     rows = []
-    print(HEAD)
+    print(f"{machine()}\n{HEAD}")
     shape = known("shape", options.shape, [name for name in SHAPES if f"{name}-draft" in SHAPES])
     for row in synthetic.rows(
         shape, contexts, outer, inner, lengths, budget, options.tokens, repeats, options.lower_tiers

@@ -34,6 +34,7 @@ def run(options: Namespace) -> int:
         known("mode", mode, MODES)
     if options.repeats < 1 or (options.prompt_tokens is not None and options.prompt_tokens < 1):
         raise RequestError("--repeats and --prompt-tokens must be at least 1")
+    print(machine())
     with tempfile.TemporaryDirectory() as folder:
         found = list(rows(options.modes, _task(options, Path(folder)), options.repeats))
     show([_table(found)])

@@ -7,7 +7,9 @@ let context = 0, counting = null;
 const count = async text => (await (await post("/tokenize", {prompt: text})).json()).count;
 
 async function offerSamples() {
-  const book = await (await ask("/sample.txt")).text(), characters = PROBE / await count(book.slice(0, PROBE));
+  const whole = await (await ask("/sample.txt")).text();
+  const book = $("asking").hidden ? whole : whole.slice(whole.indexOf($("question").dataset.about));
+  const characters = PROBE / await count(book.slice(0, PROBE));
   const fitting = LENGTHS.filter(length => length * 1.1 + $("tokens").valueAsNumber < context);
   const fill = length => { set(book.slice(0, book.lastIndexOf(" ", length * characters)), length); };
   $("lengths").replaceChildren(...fitting.map(length => {
