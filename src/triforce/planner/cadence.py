@@ -20,6 +20,7 @@ class Cadence:
     def __init__(self) -> None:
         self.elapsed = self.listen_at = self.think_at = 0.0  # seconds of decoding
         self._thoughts = self._heard = 0
+        self._soonest = 0.0  # that plans may be weighed again, whatever n-grams foretell
 
     def due(self, plain: bool) -> bool:
         """Whether it is time: to think, or while decoding is plain to listen."""
@@ -30,13 +31,18 @@ class Cadence:
         self._heard += hits
         self.listen_at = self.elapsed + CONFIG.listen_ratio * seconds
         if self._heard >= CONFIG.heard_tokens:
-            self.think_at = min(self.think_at, self.elapsed)
+            self.think_at = min(self.think_at, max(self.elapsed, self._soonest))
 
     def thought(self, seconds: float) -> None:
         """Note that weighing plans took so many seconds."""
         self._thoughts, self._heard = self._thoughts + 1, 0
         sooner = min(1.0, self._thoughts / FIRST_THOUGHTS)
         self.think_at = self.elapsed + CONFIG.think_ratio * seconds * sooner
+        self._soonest = self.elapsed + CONFIG.think_ratio * seconds / FIRST_THOUGHTS
+
+    def resume(self, listen_in: float, think_in: float) -> None:
+        """Go on where a text of the kind ended: see `kept`."""
+        self.listen_at, self.think_at, self._thoughts = listen_in, think_in, FIRST_THOUGHTS
 
     def kept(self, plain: float) -> Kept:
         """Return what the next text of the kind goes on with: seconds of a plain step, and until each is due."""

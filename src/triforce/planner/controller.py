@@ -170,7 +170,8 @@ class PlanController:
         """Start from what other texts of the kind have left."""
         self._kind = self.acceptance.kind(lengths)
         if self._kind in self.costs.kinds:
-            self.account.plain, self._cadence.listen_at, self._cadence.think_at = self.costs.kinds[self._kind]
+            self.account.plain, *waits = self.costs.kinds[self._kind]
+            self._cadence.resume(*waits)
             self.predicted = self.plain
         elif not self.costs.confirmed:
             self._first_thought = CONFIG.first_proposals
@@ -201,7 +202,8 @@ class PlanController:
         """The best of these plans that may be followed, or plain decoding; says in `state` why."""
         best = max(found, key=lambda each: each.score, default=None)
         self.predicted = self.plain
-        if best is None or best.score < CONFIG.switch_gain * self.plain:
+        needed = CONFIG.leave_gain if self.chosen.plain else CONFIG.switch_gain
+        if best is None or best.score < needed * self.plain:
             promised = any(each.rate > CONFIG.switch_gain * self.plain for each in found)
             self.state = State.GUARDED if promised else State.PLAIN
             return PLAIN
@@ -215,7 +217,9 @@ class PlanController:
     def _follow(self, prefix: SequenceState, live_B: Bools) -> None:
         """Apply the chosen plan, or go on for a proposal until the full tier has observed attention for it."""
         self.chosen = self.ranks.broadcast(self.chosen)
-        probing = self._proposals - self._plain_at >= PROBE_EVERY and self.predicted < 2 * self.plain
+        often = self.costs.passes.count("full", 1) < CONFIG.plain_passes
+        every = CONFIG.first_proposals if often else PROBE_EVERY
+        probing = self._proposals - self._plain_at >= every and self.predicted < 2 * self.plain
         wanted = PLAIN if self.ranks.broadcast(probing) else self.chosen
         if wanted.plain:
             self._plain_at = self._proposals
@@ -234,7 +238,8 @@ class PlanController:
         late, self._unlearnt = self._unlearnt, Unlearnt()
         usual = self.observer.passes(self.plan, self.lengths, late.seconds)
         self.account.plain = self.costs.seconds("full", 1, len(self.lengths), sum(self.lengths))
-        self.account.enter(late.tokens, usual, self.plan.plain)
+        least, most = usual / CONFIG.outlier, usual * CONFIG.outlier  # beyond them the machine did something else
+        self.account.enter(late.tokens, min(max(late.seconds, least), most), self.plan.plain)
         self.predicted = self.plain if self.chosen.plain else self.predicted
         if self.plan.plain:
             self.acceptance.fade(late.proposals)

@@ -33,6 +33,7 @@ AGE = 2048.0  # passes after which a kind that was not seen counts half
 NEAR = 0.3  # squared octaves to a kind that ran, within which another kind is foretold well
 WELL_KNOWN = 2.0  # passes of a kind
 MOST_KINDS = 48  # of a tier
+WIDEST = 1 << 30  # tokens
 KEY_SCALE = 64.0
 """Keys below which their number hardly matters."""
 
@@ -159,9 +160,9 @@ class PassCosts:
         far += (np.log2(1 + keys / KEY_SCALE) - keys_N) ** 2
         return far
 
-    def count(self, tier: str) -> float:
-        """Passes of a tier that count."""
-        return sum(each.count for (name, *_), each in self.seen.items() if name == tier)
+    def count(self, tier: str, widest: int = WIDEST) -> float:
+        """Passes of a tier that count, of at most so many tokens of a row."""
+        return sum(each.count for (name, width, *_), each in self.seen.items() if name == tier and width <= widest)
 
     def _note_late(self, tier: str, late: float, passes: int) -> float:
         """Note the logarithm of measured over expected seconds. Returns a change of speed, which all tiers show."""

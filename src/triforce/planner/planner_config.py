@@ -22,6 +22,8 @@ class PlannerConfig:
     """Standard deviations above the mean by which plans are compared, so that what is seldom seen is tried."""
     optimism_tokens: float = 128.0
     """Tokens left of a text at which half of `optimism` counts: a trial pays by the tokens that come after it."""
+    leave_gain: float = 1.1
+    """Times the rate of plain decoding that a plan promises, for plain decoding to be left: costs of passes are noisy."""
     switch_gain: float = 1.03
     """Times the rate of the current plan that another one promises: less is noise, and a change costs a look."""
 
@@ -44,14 +46,16 @@ class PlannerConfig:
     """Times the rate with the usual budget that another one promises: of such a gain little is known."""
 
     # Cadence: see `planner.cadence`.
-    think_ratio: float = 100.0
-    """Seconds of decoding for a second of choosing plans: one percent."""
-    listen_ratio: float = 200.0
+    think_ratio: float = 200.0
+    """Seconds of decoding for a second of choosing plans: half a percent, as their caches come on top."""
+    listen_ratio: float = 400.0
     """Seconds of decoding for a second of looking for n-grams in a text that is decoded plainly."""
     heard_tokens: int = 16
     """Tokens that n-grams of a plain text predict until plans are weighed at once."""
-    first_proposals: int = 1
-    """Proposals of plain decoding where nothing is known: the first token waits for the prompt alone."""
+    first_proposals: int = 8
+    """Proposals of plain decoding where nothing is known, and between two of them while little is: first ones are slow."""
+    plain_passes: float = 24.0
+    """Passes of plain decoding from which its cost is known well."""
 
     # Costs: see `planner.cost_model`.
     pass_memory: float = 64.0
