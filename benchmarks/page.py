@@ -126,6 +126,11 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Report], str]]] = {
     "lossless": ("The certificate", "triforce bench lossless", _tables(lossless.tables)),
     "quality": ("What eviction costs", "python -m benchmarks.quality", _tables(quality.tables)),
     "kernels_cpu": ("Kernels", "triforce bench kernels", _tables(_kernels)),
+    "kernels_cpu_avx2": (
+        "Kernels at the level AVX2",
+        "TRIFORCE_KERNELS=avx2 triforce bench kernels",
+        _tables(_kernels),
+    ),
     "paper": ("The paper's tables and figures", "python -m benchmarks.paper", _paper),
 }
 """Sections by the name of a file of rows: title, the command that makes it, and its text."""

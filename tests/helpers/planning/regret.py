@@ -1,0 +1,107 @@
+"""Regret of mode auto: its rate over that of plain decoding, and over that of the best fixed plan in hindsight."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from tests.helpers.planning.simulation import NOISE, OUTLIER, Simulation, keys_of
+from tests.helpers.planning.traces import Played, Trace, fixed_plans, played, traces
+from tests.helpers.planning.worlds import World
+from triforce.planner import CostModel, Plan
+from triforce.planner.forecast import FUSED_DRAFT_KEYS
+
+LENGTHS = 64, 256, 1024  # tokens of a text
+TUNED = "anthony-", "abraham-", "aio-libs"
+"""Texts that the planner may be tuned on; the others judge it."""
+WARMING = "anthony-", 200  # a text that a process has written before, and its tokens
+PAYS = 1.3  # times plain decoding's rate, from which a text counts as one in which something pays
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Mode auto on one text of one length: its rate over plain decoding's, and over the best fixed plan's."""
+
+    world: str
+    trace: str
+    length: int
+    plain: float
+    best: float
+    plan: Plan
+
+    @property
+    def pays(self) -> bool:
+        """Whether the best fixed plan is clearly faster than plain decoding."""
+        return self.plain / self.best >= PAYS
+
+
+def judging() -> list[Trace]:
+    """The traces that nothing was tuned on."""
+    return [trace for trace in traces().values() if not trace.name.endswith(TUNED)]
+
+
+def cells(world: World, some: Iterable[Trace], lengths: Sequence[int] = LENGTHS) -> Iterator[Cell]:
+    """Mode auto on each trace that suits a world, as long as each of the lengths, one text after the other."""
+    for trace in some:
+        if world.suits(trace):
+            costs = warmed(trace, world)
+            for length in lengths:
+                plain, best, plan = best_fixed(trace, world, length)
+                rate = Simulation(trace, world, costs).rate(length)
+                yield Cell(world.name, trace.name, length, rate / plain, rate / best, plan)
+
+
+def warmed(trace: Trace, world: World) -> CostModel:
+    """What a process knows that has read its profile and written another text of the kind; nothing where it is cold."""
+    costs = profile(trace, world)
+    who, tokens = WARMING
+    for other in traces().values() if world.before else ():
+        alike = (other.model, other.prompt, other.temperature) == (trace.model, trace.prompt, trace.temperature)
+        if alike and other.name.endswith(who) and "books" in other.name and other != trace:
+            Simulation(other, world, costs, seed=1).rate(tokens)
+    return costs
+
+
+def profile(trace: Trace, world: World) -> CostModel:
+    """The costs that a file holds, of passes that took as long as the world `before`."""
+    costs, dice = CostModel(), random.Random(1)
+    tiers = ["full", "retrieval", "ngram", *(["draft"] if world.draft else [])]
+    for length in (world.keys * trace.prompt, 600) if world.before else ():
+        for width, tier in ((width, tier) for width in (1, 1, 1, 3, 7) * 6 for tier in tiers):
+            keys = keys_of(tier, [length] * world.rows, 1.0)
+            seconds = world.before(tier, width, world.rows, keys) if world.before else 0.0
+            learnt = FUSED_DRAFT_KEYS if tier == "draft" else keys
+            costs.observe(tier, width, world.rows, learnt, seconds * dice.lognormvariate(0, NOISE))
+    return costs
+
+
+def best_fixed(trace: Trace, world: World, length: int) -> tuple[float, float, Plan]:
+    """Tokens per second of plain decoding and of the best fixed plan in hindsight, and that plan."""
+    prompt = world.keys * trace.prompt
+    budgets = [(), ((prompt.bit_length(), 2.0),)] if prompt > 9000 else [()]
+    plans = [Plan(), *fixed_plans(world.draft, prompt > 2048, budgets)]
+    rates = [fixed_rate(trace, world, plan, length) for plan in plans]
+    return rates[0], max(rates), plans[rates.index(max(rates))]
+
+
+def fixed_rate(trace: Trace, world: World, plan: Plan, length: int) -> float:
+    """Tokens per second of a fixed plan in a world, up to a length."""
+    stops = tuple(sorted({*world.busy, *LENGTHS} - {0}))
+    tokens, seconds, start = 0, 0.0, 0
+    for stop, part in zip(stops, played(trace.name, plan, world.rows, stops), strict=True):
+        tokens += part.tokens
+        seconds += world.speed(start) * _seconds(trace, world, plan, part, (start + stop) // 2)
+        start = stop
+        if stop == length:
+            break
+    return tokens / (seconds * (1 + world.outliers * (OUTLIER - 1)))
+
+
+def _seconds(trace: Trace, world: World, plan: Plan, part: Played, position: int) -> float:
+    length = world.keys * trace.prompt + position
+    times = plan.budget_factors[0][1] if plan.budget_factors else 1.0
+    return sum(
+        count * world.seconds(tier, width, rows, keys_of(tier, [length] * rows, times))
+        for (tier, width, rows), count in part.passes.items()
+    )

@@ -1,0 +1,115 @@
+"""One recorded text under the real controller, in a world whose costs are known. No clock is read."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from tests.helpers.planning.traces import ROLLED, TOKENS, Replay, Trace
+from tests.helpers.planning.worlds import World
+from triforce.kvcache import Budget, RetrievalConfig
+from triforce.planner import CostModel, PlanController
+from triforce.ragged import ints
+from triforce.speculation import NgramProposer, SequenceState
+from triforce.speculation.counters import Counters
+from triforce.speculation.ngram import STRIDE, TRIED
+
+USUAL = Budget(2048, open=True)
+STEP_SECONDS = 3e-6  # of the planner between two proposals, where it does not look at the clock
+NOISE = 0.06  # standard deviation of the logarithm of a pass's seconds
+OUTLIER = 8.0  # times the seconds, where a machine is interrupted
+
+
+class ReplayedView:
+    """A retrieval view without pages: how much it would read."""
+
+    def __init__(self) -> None:
+        self.setting = RetrievalConfig(USUAL)
+        self.times: dict[int, float] = {}
+        self.full = SimpleNamespace(pool=SimpleNamespace(offloaded=None))
+
+    def budget(self, context: int) -> int:
+        return self.setting.budget.of(context, self.times.get(context.bit_length(), 1.0))
+
+    def keys(self, context: int, searched: int | None = None, budget: int | None = None) -> int:
+        return min(budget or self.budget(context), context)
+
+
+class ReplayedNgrams(NgramProposer):
+    """N-grams whose matches were recorded."""
+
+    def __init__(self, replay: Replay) -> None:
+        super().__init__(len(replay.positions))
+        self.replay, self._at = replay, [-TRIED] * len(replay.positions)
+
+    def hindsight(self, prefix: SequenceState, b: int, most: int) -> Iterator[tuple[int, int]]:
+        places = range(self._at[b], self.replay.positions[b] - most + 1, STRIDE)
+        for place in places:
+            at = (place + ROLLED * b) % TOKENS if place >= 0 else place
+            yield self.replay.trace.match(at)
+        if places:
+            self._at[b] = places[-1] + STRIDE
+
+
+def keys_of(tier: str, lengths: Sequence[int], times: float) -> int:
+    """Keys that a pass of a tier reads, of rows of these lengths, with so many times the usual budget."""
+    if tier == "retrieval":
+        return sum(min(USUAL.of(length, times), length) for length in lengths)
+    return sum(lengths) if tier == "full" else 0
+
+
+class Simulation:
+    """One text in one world, as a controller with these costs decides."""
+
+    def __init__(self, trace: Trace, world: World, costs: CostModel, seed: int = 0) -> None:
+        rows, self.trace, self.world, self.now = world.rows, trace, world, 0.0
+        self.dice = random.Random(f"{seed} {world.name} {trace.name}")
+        self.replay = Replay(trace, rows, self._pass, self._verdict)
+        self.prompt, self.live_B, self.plans = world.keys * trace.prompt, np.ones(rows, bool), list[str]()
+        full = SimpleNamespace(grain=16, lengths_B=ints([self.prompt] * rows))
+        parts: list[Any] = [ReplayedNgrams(self.replay)]
+        parts += [self._tier("draft", None)] if world.draft else []
+        parts += [self._tier("retrieval", ReplayedView()), self._tier("full", full)]
+        self.counters = {part.name: part.counters for part in parts}
+        self.controller = PlanController(parts, costs, trace.temperature, clock=self._clock)
+
+    def rate(self, tokens: int) -> float:
+        """Tokens per second of all rows, until the first one has so many."""
+        it, made = self.controller, 0
+        while self.replay.positions[0] < tokens:
+            prefix = self._prefix()
+            self.now += STEP_SECONDS
+            it.steer(prefix, self.live_B)
+            self.plans.append(it.name)
+            began, new = self.now, sum(self.replay.propose(it.plan))
+            it.observe(prefix.lengths_B.tolist(), new, self.now - began)
+            made += new
+        it.close(self._prefix())
+        return made / self.now
+
+    def _tier(self, name: str, cache: Any) -> Any:
+        counters = Counters(len(self.live_B))
+        return SimpleNamespace(name=name, gamma=1, below=None, level=0, counters=counters, cache=cache)
+
+    def _prefix(self) -> SequenceState:
+        return SequenceState(np.zeros((len(self.live_B), 1), np.int64), self.prompt + ints(self.replay.positions))
+
+    def _clock(self) -> float:
+        self.now += self.world.thought
+        return self.now
+
+    def _pass(self, tier: str, width: int, rows: int) -> None:
+        keys = keys_of(tier, self._prefix().lengths_B.tolist()[:rows], self.replay.times)
+        took = self.world.seconds(tier, width, rows, keys) * self.world.speed(self.replay.positions[0])
+        took *= self.dice.lognormvariate(-(NOISE**2) / 2, NOISE)
+        took *= OUTLIER if self.dice.random() < self.world.outliers else 1.0
+        self.now += took
+        self.counters[tier].record_passes(np.arange(len(self.live_B)) < rows, took, width)
+
+    def _verdict(self, tier: str, b: int, offered: int, accepted: int) -> None:
+        row_B = np.arange(len(self.live_B)) == b
+        self.counters[tier].record_verdict(ints([offered]) * row_B, ints([accepted]) * row_B, row_B)

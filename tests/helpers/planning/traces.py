@@ -1,0 +1,175 @@
+"""Recorded traces of acceptance, and what a plan makes of them (see benchmarks/acceptance_traces.py)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from triforce.planner import Plan
+from triforce.speculation import NgramProposer
+from triforce.speculation.ngram import ALONE, BEFORE_A_DRAFT, PRIOR, TRIED
+
+FILE = Path(__file__).parents[2] / "data" / "acceptance_traces.npz"
+TOKENS = 1024
+ROLLED = 173  # positions between rows that replay one trace
+MODELS = ("pair", "smollm2")
+
+Token = tuple[bool, bool]
+"""Whether a proposed token is that of the text, and whether it is that of the retrieval tier."""
+
+Passed = Callable[[str, int, int], None]
+"""Gets a tier, the width of a pass or the tokens of a fused draft, and the rows."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One text: what each tier would have said at each of its positions."""
+
+    name: str
+    model: str
+    prompt: int
+    temperature: float
+    facts: list[int]
+    matches: list[int]
+    hits: list[int]
+
+    def match(self, position: int) -> tuple[int, int]:
+        """The match of n-grams at a position, from the prompt's last tokens on, and its hits."""
+        return self.matches[position + TRIED], self.hits[position + TRIED]
+
+
+@cache
+def traces() -> dict[str, Trace]:
+    """All traces by name: model, workload, tokens of the prompt, temperature, and text."""
+    found = {}
+    with np.load(FILE) as file:
+        for name, facts, grams in zip(file["names"], file["facts"], file["ngrams"], strict=True):
+            model, _, prompt, temperature, _ = name.split()
+            found[str(name)] = Trace(
+                str(name), model, int(prompt), float(temperature), facts.tolist(), *(each.tolist() for each in grams)
+            )
+    return found
+
+
+class Replay:
+    """Rows of a trace under plans: `propose` makes one proposal of the full tier.
+
+    passed: told of each pass. verdict: told of a tier, a row, and how many tokens were offered and accepted.
+    """
+
+    def __init__(self, trace: Trace, rows: int, passed: Passed, verdict: Callable[[str, int, int, int], None]) -> None:
+        self.trace, self.passed, self.verdict = trace, passed, verdict
+        self.positions = [0] * rows
+        self.times = 1.0
+        self._counts = {name: [[PRIOR, PRIOR] for _ in range(rows)] for name in ("draft", "ngram")}
+
+    def propose(self, plan: Plan) -> list[int]:
+        """Returns how many tokens each row got."""
+        self._tiers, self._gammas = plan.tiers, (*plan.gammas, 1)
+        self.times = dict(plan.budget_factors).popitem()[1] if plan.budget_factors else 1.0
+        rows = range(len(self.positions))
+        made = self._propose(len(plan.tiers) - 1, list(rows), [0] * len(rows))
+        for b in rows:
+            self.positions[b] += len(made[b])
+        return [len(made[b]) for b in rows]
+
+    def fact(self, b: int, ahead: int) -> int:
+        return self.trace.facts[(self.positions[b] + ahead + ROLLED * b) % TOKENS]
+
+    def _retrieved(self, b: int, ahead: int) -> bool:
+        return bool(self.fact(b, ahead) & {0.5: 4, 1.0: 2, 2.0: 8}[self.times])
+
+    def _propose(self, level: int, rows: list[int], ahead: list[int]) -> dict[int, list[Token]]:
+        tier, gamma = self._tiers[level], self._gammas[level]
+        if tier == "draft":
+            self.passed("draft", gamma, len(rows))
+            facts = {b: [self.fact(b, ahead[b] + i) for i in range(gamma)] for b in rows}
+            return {b: [(bool(f & 1), bool(f & 16)) for f in facts[b]] for b in rows}
+        if tier == "ngram":
+            return self._look_up(level, rows, ahead)
+        made: dict[int, list[Token]] = {b: [] for b in rows}
+        while live := [b for b in rows if len(made[b]) < gamma]:
+            at = [a + len(made.get(b, ())) for b, a in enumerate(ahead)]
+            guesses = self._propose(level - 1, live, at) if level else {b: [] for b in live}
+            self.passed(tier, 1 + max(map(len, guesses.values())), len(live))
+            for b in live:
+                made[b] += self._verified(tier, level, b, at[b], guesses[b])
+        return made
+
+    def _verified(self, tier: str, level: int, b: int, at: int, guess: list[Token]) -> list[Token]:
+        full = tier == "full"
+        agreed = [token[0 if full else 1] for token in guess]
+        kept = agreed.index(False) if False in agreed else len(agreed)
+        if level:
+            name = self._guesser.pop(b, "ngram") if self._tiers[level - 1] == "ngram" else self._tiers[level - 1]
+            self.verdict(name, b, len(guess), kept)
+            if name in self._counts:
+                self._counts[name][b][0] += kept
+                self._counts[name][b][1] += kept < len(guess) or not guess
+        return [(full or self._retrieved(b, at + i), True) for i in range(kept + 1)]
+
+    def _look_up(self, level: int, rows: list[int], ahead: list[int]) -> dict[int, list[Token]]:
+        """N-grams where they match, and the draft below elsewhere."""
+        self.passed("ngram", 1, len(rows))
+        self._guesser: dict[int, str] = {}
+        made, rest, gamma = {}, [], self._gammas[level]
+        for b in rows:
+            match, hits = self.trace.match((self.positions[b] + ahead[b] + ROLLED * b) % TOKENS)
+            least = float(BEFORE_A_DRAFT if level else ALONE)
+            if level:
+                own, drafts = (self._counts[name][b][0] / self._counts[name][b][1] for name in ("ngram", "draft"))
+                least *= max(1, drafts / own)
+            count = min(gamma, NgramProposer.reach(match)) if match >= least else 0
+            made[b] = [(i < hits, i < hits and self._retrieved(b, ahead[b] + i)) for i in range(count)]
+            if count == 0 and level:
+                rest.append(b)
+        if rest:
+            made |= self._propose(level - 1, rest, ahead)
+            self._guesser |= dict.fromkeys(rest, "draft")
+        return made
+
+
+@dataclass(frozen=True)
+class Played:
+    """Proposals of a plan up to some position: tokens of all rows, and passes by tier, width and rows."""
+
+    tokens: int
+    passes: Counter[tuple[str, int, int]]
+
+
+@cache
+def played(name: str, plan: Plan, rows: int, stops: tuple[int, ...]) -> list[Played]:
+    """What a fixed plan makes of a trace between each two of the `stops`, positions of the first row."""
+    passes: Counter[tuple[str, int, int]] = Counter()
+
+    def passed(tier: str, width: int, live: int) -> None:
+        passes[tier, width, live] += 1
+
+    replay, found = Replay(traces()[name], rows, passed, lambda *_: None), []
+    for stop in stops:
+        tokens = 0
+        while replay.positions[0] < stop:
+            tokens += sum(replay.propose(plan))
+        found.append(Played(tokens, passes.copy()))
+        passes.clear()
+    return found
+
+
+def fixed_plans(draft: bool, retrieval: bool, budgets: Sequence[tuple[tuple[int, float], ...]]) -> list[Plan]:
+    """A grid of plans that somebody might have chosen by hand."""
+    found = [Plan(("ngram", "full"), (gamma,)) for gamma in (4, 12)]
+    if draft:
+        found += [Plan(("draft", "full"), (gamma,)) for gamma in (1, 2, 4, 6)]
+        found += [Plan(("draft", "ngram", "full"), (gamma, 8)) for gamma in (2, 4)]
+    if retrieval:
+        for factors in budgets:
+            found += [Plan(("retrieval", "full"), (gamma,), factors) for gamma in (3, 6, 12)]
+            found += [Plan(("ngram", "retrieval", "full"), (4, gamma), factors) for gamma in (6, 12)]
+            lower = [(1, 4), (2, 6), (4, 6), (2, 12), (4, 12)] if draft else []
+            found += [Plan(("draft", "retrieval", "full"), gammas, factors) for gammas in lower]
+    return found

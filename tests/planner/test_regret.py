@@ -1,0 +1,65 @@
+"""Regret of mode auto on recorded texts that nothing was tuned on: `python -m tests.helpers.planning` prints them all.
+
+The table of the texts here is printed, too (pytest -s).
+"""
+
+from __future__ import annotations
+
+from statistics import mean
+
+import pytest
+
+from tests.helpers.planning.__main__ import summary
+from tests.helpers.planning.regret import Cell, cells, judging
+from tests.helpers.planning.traces import traces
+from tests.helpers.planning.worlds import World, worlds
+from triforce.planner import Plan, PlanController, fallback
+
+WORLDS = {world.name: world for world in worlds()}
+EVERY = 3  # one of so many texts is for `make check`
+LENGTHS = 64, 256
+BOUNDS = {64: (0.88, 0.65), 256: (0.95, 0.79)}
+"""By length: the least part of plain decoding's rate, and the mean part of the best fixed plan's, in each world.
+
+What the planner makes, with some room; it should make .97 and .95.
+"""
+
+
+def judged(world: World, lengths: tuple[int, ...] = LENGTHS, every: int = EVERY) -> list[Cell]:
+    return list(cells(world, [trace for trace in judging() if world.suits(trace)][::every], lengths))
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_auto_loses_little_in_world(name: str) -> None:
+    found = judged(WORLDS[name])
+    for cell in found:
+        print(f"{cell.world:26} {cell.trace:36} {cell.length:5} {cell.plain:5.2f} {cell.best:5.2f}  {cell.plan}")
+    for length, (least, part) in BOUNDS.items():
+        some = [cell for cell in found if cell.length == length]
+        assert min(cell.plain for cell in some) >= least and mean(cell.best for cell in some) >= part
+
+
+@pytest.mark.slow
+def test_auto_is_near_best_plan_in_all_worlds() -> None:
+    found = [cell for world in WORLDS.values() for cell in judged(world, (64, 256, 1024), 1)]
+    print(summary(found))
+    assert mean(cell.best for cell in found if cell.length > 64) >= 0.88
+
+
+def test_timid_controller_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It never speculates."""
+    monkeypatch.setattr(PlanController, "choose", lambda *how: Plan())
+    assert mean(cell.best for cell in judged(WORLDS["AVX2"], (256,))) < BOUNDS[256][1]
+
+
+def test_reckless_controller_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It always follows one plan, whatever it costs."""
+    monkeypatch.setattr(PlanController, "choose", lambda *how: Plan(("draft", "full"), (8,)))
+    monkeypatch.setattr(fallback, "PAUSE", (0, 0))
+    assert min(cell.plain for cell in judged(WORLDS["AVX-512"], (256,))) < BOUNDS[256][0]
+
+
+def test_traces_judge_what_others_tuned() -> None:
+    judges = {trace.name for trace in judging()}
+    assert 0.3 < len(judges) / len(traces()) < 0.7
+    assert {name.split()[-1] for name in judges}.isdisjoint({name.split()[-1] for name in set(traces()) - judges})
