@@ -25,8 +25,10 @@ def summary(found: Sequence[Cell]) -> str:
 def main(word: str) -> None:
     """Print the table of each world, and of all together."""
     found: list[Cell] = []
+    if not (chosen := [world for world in worlds() if word in world.name]):
+        raise SystemExit(f"no world has {word!r} in its name; there are {', '.join(world.name for world in worlds())}")
     print(f"{'by length: least/plain, mean/best, worst/best where it pays 1.3x':70} {'64':17} | {'256':17} | 1024")
-    for world in [world for world in worlds() if word in world.name]:
+    for world in chosen:
         some = list(cells(world, traces().values()))
         found += some
         for name in dict.fromkeys(cell.trace for cell in some):
