@@ -15,6 +15,8 @@ NUMBERS = ("float32", "bfloat16", "int16", "int8")
 ROUNDS = 200_000
 """Of a measurement of arithmetic: a millisecond or so."""
 
+WORDS = 1 << 27
+"""Of 8 bytes that a measurement of bandwidth reads: a gigabyte, more than caches hold."""
 TURNS = 3
 """Of each measurement, for a machine that is only to be described."""
 
@@ -50,8 +52,8 @@ class Roofline:
 
 
 def measure() -> Roofline:
-    """Return the roofline of this machine now, which takes most of a second: the best of a few turns."""
-    calls, roofline = probes()
+    """Return the roofline of this machine now, in a part of a second and of a gigabyte: the best of a few turns."""
+    calls, roofline = probes(WORDS // 4)
     return roofline([min(_seconds(call) for _ in range(TURNS)) for call in calls])
 
 
@@ -61,12 +63,12 @@ def _seconds(call: Call) -> float:
     return perf_counter() - began
 
 
-def probes() -> tuple[list[Call], Callable[[Sequence[float]], Roofline]]:
-    """Return calls to be timed, and what makes a roofline of their seconds: a gigabyte read, then arithmetic.
+def probes(words: int = WORDS) -> tuple[list[Call], Callable[[Sequence[float]], Roofline]]:
+    """Return calls to be timed, and what makes a roofline of their seconds: so many words read, then arithmetic.
 
     The threads of the kernels do it. Without native kernels torch reads, and no arithmetic is measured.
     """
-    many, native = torch.ones(1 << 27, dtype=torch.int64), native_loader.native
+    many, native = torch.ones(words, dtype=torch.int64), native_loader.native
     if not native:
         return [many.sum], lambda seconds: Roofline(many.nbytes / seconds[0], {})
     counts = {name: native.compute(name, ROUNDS) for name in NUMBERS}

@@ -20,7 +20,7 @@ Seconds = Callable[[str, int, int, float], float]
 
 
 @dataclass(frozen=True)
-class Roofline:
+class PaperMachine:
     """A machine and a target on paper: bytes and operations, of a pass and of each key."""
 
     bandwidth: float
@@ -115,8 +115,8 @@ def worlds() -> list[World]:
     """All worlds."""
     avx2, avx512 = Measured("pair", "avx2").seconds, Measured("pair", "avx512bf16").seconds
     small2, small512 = Measured("smollm2", "avx2").seconds, Measured("smollm2", "avx512bf16").seconds
-    card = Roofline(2.5e12, 3e14, 4e-4, 16e9, 131_072, 4, (3e-4, 1.5e-4))
-    desk = Roofline(40e9, 1.2e12, 2e-4, 1.2e9, 65_536, 1, (5e-4, 1.2e-3))
+    card = PaperMachine(2.5e12, 3e14, 4e-4, 16e9, 131_072, 4, (3e-4, 1.5e-4))
+    desk = PaperMachine(40e9, 1.2e12, 2e-4, 1.2e9, 65_536, 1, (5e-4, 1.2e-3))
     usual = World("AVX-512", avx512, before=avx512)
     return [
         usual,
