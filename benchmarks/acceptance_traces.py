@@ -1,6 +1,6 @@
 """Traces of acceptance, which tests replay through the planner (tests/planner/test_regret.py).
 
-    python -m benchmarks.acceptance_traces TEXT.txt --context 8192 --temperature 0.6 --workload books OUT.npz
+    python -m benchmarks.acceptance_traces TEXT.txt --context 8192 --temperatures 0.6 --workload books
 
 A text is sampled under `seeded`, and then read again: each tier is asked for every token, with all before it right. As
 tiers share their noise, that says what any plan would have had accepted. Bits are in `FACTS`; matches and hits are
@@ -9,6 +9,7 @@ those of n-grams. Selections are as old as in a text whose verifications are `BL
 
 from __future__ import annotations
 
+import sys
 from argparse import ArgumentParser, Namespace
 from collections import deque
 from dataclasses import dataclass
@@ -18,19 +19,25 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks import study
 from triforce import LLM, SamplingParams
 from triforce.bench.prompts import MAKERS, Sources, prompts
+from triforce.cli.options import described
+from triforce.cli.text_files import read_text
 from triforce.engine.modes import MODES, unlinked
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
 from triforce.engine.sequence_group import prefill_batch
 from triforce.eval import Text
+from triforce.eval.context import tokenizer_of
 from triforce.kvcache import RetrievalView
 from triforce.planner.acceptance import MAX_GAMMA
 from triforce.speculation import Draft, Tier
 from triforce.speculation.ngram import ALONE, TRIED, NgramIndex
 
+FILE = "tests/data/acceptance_traces.npz"
 TOKENS = 1024  # of a trace
+SKIPPED, LONGEST = 20_000, 80_000  # characters of a text: before a prompt, and beside one that has many pieces
 BLOCK = 8  # tokens of a verification
 FACTS = ("draft", "retrieval", "retrieval x0.5", "retrieval x2", "draft is retrieval")
 """Bits of a position: the tier's token is that of the text; and that of the retrieval tier, in the last one."""
@@ -107,42 +114,65 @@ def ngrams(prompt: list[int], text: list[int]) -> np.ndarray:
     return found
 
 
+def batch_of(llm: LLM, prompt: list[int], params: SamplingParams) -> SequenceBatch:
+    """A batch of one sequence with all tiers, whose prompt has been read."""
+    sequence = TokenSequence(prompt, params, params.seed or 0)
+    batch = SequenceBatch(llm.models, MODES["auto"], llm.speculation, "seeded", [sequence])
+    deque(prefill_batch(batch), maxlen=0)
+    return batch
+
+
 def record(llm: LLM, prompt: list[int], params: SamplingParams) -> tuple[np.ndarray, np.ndarray]:
     """Return the facts and the n-grams of one text."""
     (output,) = llm.generate([prompt], params, mode="triforce" if llm.draft else "retrieval")
     text = output.outputs[0].token_ids
-    assert params.seed is not None
-    sequence = TokenSequence(prompt, params, params.seed)
-    batch = SequenceBatch(llm.models, MODES["auto"], llm.speculation, "seeded", [sequence])
-    deque(prefill_batch(batch), maxlen=0)
+    batch = batch_of(llm, prompt, params)
     with torch.no_grad():
         return Reading(batch, text).facts(), ngrams(prompt, text)
 
 
-def main(options: Namespace) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("text", help="a UTF-8 file")
+    parser.add_argument("--model", metavar="MODEL", help="of another model than the shipped pair, without a draft")
+    parser.add_argument("--kind", default="prose", choices=("prose", "code"), help=described("what the text is"))
+    parser.add_argument("--workload", choices=list(MAKERS), default="books", help=described("how prompts are made"))
+    parser.add_argument("--context", type=int, default=8192, metavar="N", help=described("tokens of a prompt"))
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.6], metavar="X", help=described("of texts"))
+    parser.add_argument(
+        "--traces", default=FILE, metavar="FILE", help=described("where traces are added, by their names")
+    )
+
+
+def measure(options: Namespace) -> None:
+    """Add a trace for each temperature to the file, and print the share of each fact. Raises TriforceError."""
     llm = LLM(options.model, None if options.model else "auto", retrieval_budget="auto", searched_layers="none")
-    text, kind = options.text.read_text(encoding="utf-8")[options.skip :], options.kind
-    assert llm.tokenizer
-    ids = torch.tensor(llm.tokenizer.encode(text[: 8 * options.context + 80_000], add_special=False))
-    sources = Sources(llm.tokenizer, [Text(options.text.stem, kind, ids)])
-    (prompt,) = prompts(sources, options.workload, options.context, 1)
-    for temperature in options.temperature:
+    tokenizer = tokenizer_of(llm)
+    ids = torch.tensor(tokenizer.encode(read_text(options.text)[SKIPPED : 9 * options.context + LONGEST]))
+    stem, model = Path(options.text).stem[:8], Path(options.model).stem if options.model else "pair"
+    (prompt,) = prompts(Sources(tokenizer, [Text(stem, options.kind, ids)]), options.workload, options.context, 1)
+    for temperature in options.temperatures:
         params = SamplingParams(temperature, top_p=0.9, seed=7, max_tokens=TOKENS + MAX_GAMMA, ignore_eos=True)
         facts, found = record(llm, prompt, params)
-        name = f"{options.model.stem if options.model else 'pair'} {options.workload} {options.context} {temperature:g}"
-        np.savez_compressed(options.out / f"{name.replace(' ', '_')}_{options.text.stem[:8]}.npz", facts, found)
-        shares = [f"{name} {(facts >> n & 1).mean():.3f}" for n, name in enumerate(FACTS)]
-        print(f"{name}: {', '.join(shares)}, match {(found[0] > 2).mean():.2f}", flush=True)
+        name = f"{model} {options.workload} {options.context} {temperature:g} {stem}"
+        add(Path(options.traces), name, facts, found)
+        shares = [f"{fact} {(facts >> n & 1).mean():.3f}" for n, fact in enumerate(FACTS)]
+        print(f"{name}: {', '.join(shares)}, match {(found[0] >= ALONE).mean():.2f}", flush=True)
 
+
+def add(file: Path, name: str, facts: np.ndarray, ngrams: np.ndarray) -> None:
+    """Add a trace to a file, in the place of one of its name."""
+    traces = {name: (facts, ngrams)}
+    if file.exists():
+        with np.load(file) as kept:
+            traces = (
+                dict(zip(kept["names"].tolist(), zip(kept["facts"], kept["ngrams"], strict=True), strict=True)) | traces
+            )
+    names = sorted(traces)
+    facts_NT, ngrams_N2T = (np.stack(each) for each in zip(*(traces[each] for each in names), strict=True))
+    np.savez_compressed(file, names=np.array(names), facts=facts_NT, ngrams=ngrams_N2T)
+
+
+main = study.command("acceptance_traces", __doc__, add_arguments, measure)
 
 if __name__ == "__main__":
-    parser = ArgumentParser(description=__doc__)
-    parser.add_argument("text", type=Path)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--model", type=Path)
-    parser.add_argument("--kind", default="prose")
-    parser.add_argument("--skip", type=int, default=20_000)
-    parser.add_argument("--workload", choices=list(MAKERS), default="books")
-    parser.add_argument("--context", type=int, default=8192)
-    parser.add_argument("--temperature", type=float, nargs="+", default=[0.6])
-    main(parser.parse_args())
+    sys.exit(main())

@@ -1,0 +1,95 @@
+"""Seconds of passes by tier, length and width: worlds of the planner's simulator (tests/data/pass_seconds.json).
+
+    python -m benchmarks.pass_seconds --contexts 300 2048 8192 31000
+    python -m benchmarks.pass_seconds --model build/smollm2 --contexts 300 2048 7000
+
+Medians in milliseconds, sampling included, at the level of the kernels that TRIFORCE_KERNELS names. Nothing else should
+run meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import ArgumentParser, Namespace
+from collections import defaultdict
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks import study
+from benchmarks.acceptance_traces import LIVE, batch_of, drafted
+from triforce import LLM, SamplingParams
+from triforce.backends import native_loader
+from triforce.cli.options import described
+from triforce.engine.modes import unlinked
+
+FILE = "tests/data/pass_seconds.json"
+WIDTHS = (1, 2, 3, 4, 5, 7, 9, 13, 17)
+NARROW = 9  # tokens that lower tiers feed or draft at most
+TURNS, SECONDS = 25, 25.0  # of a length, at most
+
+Row = dict[str, Any]
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--model", metavar="MODEL", help="another model than the shipped pair, without a draft")
+    parser.add_argument("--contexts", type=int, nargs="+", default=[300, 2048], metavar="N", help=described("tokens"))
+    parser.add_argument("--rows", default=FILE, metavar="FILE", help=described("where rows are added"))
+
+
+def measure(options: Namespace) -> None:
+    """Add a row for each length to the file, in the place of one of its model, length and level."""
+    llm = LLM(options.model, None if options.model else "auto", retrieval_budget="auto", searched_layers="none")
+    model = Path(options.model).name if options.model else "pair"
+    level = native_loader.native.level() if native_loader.native else "torch"
+    for length in options.contexts:
+        add(Path(options.rows), {"model": model, "length": length, "level": level, "ms": milliseconds(llm, length)})
+
+
+def milliseconds(llm: LLM, length: int) -> dict[str, dict[int, float]]:
+    """Return the median milliseconds of a pass by tier and width, or of a fused draft of so many tokens."""
+    dice = np.random.default_rng(1)
+
+    def tokens(count: int) -> list[int]:
+        drawn: list[int] = dice.integers(10, llm.target.config.vocab_size, count).tolist()
+        return drawn
+
+    batch = batch_of(llm, tokens(length), SamplingParams(0.6, top_p=0.9, seed=1, max_tokens=64, ignore_eos=True))
+    tiers = {tier.name: tier for tier in unlinked(batch.top) if tier.name != "ngram"}
+    took: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    ends = perf_counter() + SECONDS
+    with torch.no_grad():
+        for turn in range(TURNS):
+            for width, (name, tier) in ((width, each) for width in WIDTHS for each in tiers.items()):
+                if name == "full" or width < NARROW + 1:
+                    guess, tier.gamma = drafted(tokens(width - 1)), width
+                    began = perf_counter()
+                    if name == "draft":
+                        tier.propose(batch.prefix, batch.sampling, LIVE)
+                    else:
+                        tier.verify(batch.prefix, guess, batch.sampling, LIVE)  # type: ignore[attr-defined]
+                    if turn:  # the first turn warms up
+                        took[name][width].append(1000 * (perf_counter() - began))
+                    tier.rewind(batch.prefix)
+            if turn and perf_counter() > ends:
+                break
+    return {name: {width: round(median(each), 4) for width, each in own.items()} for name, own in took.items()}
+
+
+def add(file: Path, row: Row) -> None:
+    """Add a row to a file, in the place of one of its model, length and level."""
+    rows = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+    rows = [each for each in rows if any(each[key] != row[key] for key in ("model", "length", "level"))] + [row]
+    file.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n", encoding="utf-8")
+    print(json.dumps(row), flush=True)
+
+
+main = study.command("pass_seconds", __doc__, add_arguments, measure)
+
+if __name__ == "__main__":
+    sys.exit(main())
