@@ -30,6 +30,7 @@ PRIOR = 4.0  # tokens accepted, and proposals rejected, before anything was seen
 FAR = 64  # tokens that a pass of a draft may be behind; further behind it catches up row by row
 STRIDE, TRIED = 8, 64  # tokens between two places that are tried in hindsight; of the prompt's end that is tried
 LONGEST = 64  # tokens of a match that are looked at beyond the n-gram
+_BACK = np.arange(1, LONGEST + 1)
 OCCURRENCES = 16  # occurrences, the latest first: a frequent n-gram has thousands in a long text
 
 
@@ -71,18 +72,19 @@ class NgramIndex:
         The text is one that what was read begins with; of many occurrences the latest are tried. Returns the length of
         the match and the place behind it; (0, 0) without one.
         """
-        longest, after, end = 0, 0, len(text_S) - self.n
+        places, end = list[int](), len(text_S) - self.n
         place = self._before[end] if end >= 0 else -1
-        for _ in range(OCCURRENCES):
-            if place < 0 or longest == LONGEST + self.n:
-                break
-            back = min(place, LONGEST)
-            differ = (text_S[place - back : place] != text_S[end - back : end])[::-1]
-            length = self.n + (int(differ.argmax()) if differ.any() else back)
-            if length > longest:
-                longest, after = length, place + self.n
+        while place >= 0 and len(places) < OCCURRENCES:
+            places.append(place)
             place = self._before[place]
-        return longest, after
+        if not places:
+            return 0, 0
+        place_O1 = np.array(places)[:, None]  # all at once, as each call of numpy takes longer than what it computes
+        here_L, there_OL = (text_S[np.maximum(at - _BACK, 0)] for at in (end, place_O1))
+        differ_OL = (here_L != there_OL) | (place_O1 < _BACK)
+        length_O = np.where(differ_OL.any(1), differ_OL.argmax(1), LONGEST)
+        best = int(length_O.argmax())
+        return self.n + int(length_O[best]), places[best] + self.n
 
 
 class NgramProposer:
