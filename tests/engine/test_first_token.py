@@ -41,19 +41,19 @@ def test_first_text_makes_plain_passes_only(deep: Path) -> None:
         assert below == [1] * guesses + [1 + guesses], "the proposal that gives it, and nothing before it"
 
 
-def test_speculation_starts_after_first_tokens(deep: Path) -> None:
+def test_speculation_starts_after_first_token(deep: Path) -> None:
     llm = LLM(deep, None, retrieval_budget=BUDGET)
     llm.reset_prefix_cache()
     llm.runner.costs = CostModel()
-    first = passes(llm, "auto", 8)
+    first = passes(llm, "auto", 1)
     llm.reset_prefix_cache()
-    assert first == passes(llm, "ar", 8)
-    assert not llm.runner.costs.knows("retrieval")
+    assert first == passes(llm, "ar", 1)
+    assert not llm.runner.costs.passes.of("retrieval").count
 
 
-def test_first_text_profile_is_not_repeated(deep: Path) -> None:
+def test_first_text_teaches_pass_costs(deep: Path) -> None:
     llm = LLM(deep, None, retrieval_budget=BUDGET)
     llm.reset_prefix_cache()
     llm.runner.costs = CostModel()
     passes(llm, "auto", 80)
-    assert llm.runner.costs.knows("full", "retrieval") and set(llm.runner.costs.layers) == {f"9 {BUDGET} 16"}
+    assert llm.runner.costs.passes.of("full").count and llm.runner.costs.confirmed

@@ -17,7 +17,6 @@ from triforce.engine.engine import Request
 from triforce.engine.output_stream import OutputChunk
 from triforce.interface.outputs import RequestOutput
 from triforce.llm import LLM
-from triforce.planner import CostModel
 
 LENGTHS = [1, 40, 91, 150, 151, 260]
 
@@ -26,9 +25,6 @@ LENGTHS = [1, 40, 91, 150, 151, 260]
 def model(folder: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Schedules, "model", llm(folder), raising=False)
-        patch.setattr(
-            CostModel, "knows", lambda *_: False
-        )  # or what `auto` does depends on the texts before, and the clock
         yield
 
 

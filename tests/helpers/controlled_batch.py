@@ -19,7 +19,9 @@ from triforce.engine.sequence_group import prefill_batch
 from triforce.engine.tier_builder import ModelSet
 from triforce.interface.sampling_params import SamplingParams
 from triforce.planner import CostModel, Plan, PlanController, cadence, controller
-from triforce.planner.forecast import BUDGET_STEPS, FUSED_DRAFT_KEYS
+from triforce.planner.choose import Choice
+from triforce.planner.forecast import BUDGET_STEPS
+from triforce.planner.planner_config import CONFIG
 
 PARAMS = SamplingParams(0.8, max_tokens=60)
 ROWS = 2 * len(PROMPTS)
@@ -50,16 +52,20 @@ def random_plans(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
     """Another plan at each proposal, drawn from all, with other budgets; those that were drawn."""
     dice, drawn = random.Random(3), list[Plan]()
 
-    def random_plan(self: PlanController, lengths: list[int], widely: bool) -> Plan:
+    def random_plan(self: PlanController, lengths: list[int], left: int, quick: bool = False) -> Choice:
         drawn.append(with_random_budgets(dice.choice(list(plans("draft" in self.by_name, True))), dice, lengths))
-        return drawn[-1]
+        return Choice(drawn[-1])
 
     monkeypatch.setattr(PlanController, "choose", random_plan)
-    monkeypatch.setattr(CostModel, "knows", lambda *_: True)
-    monkeypatch.setattr(controller, "REPLAN_EVERY", 1)
-    monkeypatch.setattr(cadence, "REPLAN_RATIO", 0.0)
-    monkeypatch.setattr(cadence, "WATCH_RATIO", 0.0)
+    think_always(monkeypatch)
     return drawn
+
+
+def think_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let controllers choose before every proposal, the first of a process too."""
+    always = replace(CONFIG, think_ratio=0.0, listen_ratio=0.0, first_proposals=0, first_seconds=0.0)
+    monkeypatch.setattr(cadence, "CONFIG", always)
+    monkeypatch.setattr(controller, "CONFIG", always)
 
 
 def known(full: float, retrieval: float = 1e-3, draft: float = 1e-4) -> CostModel:
@@ -67,7 +73,7 @@ def known(full: float, retrieval: float = 1e-3, draft: float = 1e-4) -> CostMode
     for tokens in (1, 9) * 20:
         for tier, seconds in (("full", full), ("retrieval", retrieval), ("ngram", 5e-3)):
             costs.observe(tier, tokens, 1, 100, seconds)
-        costs.observe("draft", tokens, 1, FUSED_DRAFT_KEYS, tokens * draft)
+        costs.observe("draft", tokens, 1, 0, tokens * draft)
     return costs
 
 

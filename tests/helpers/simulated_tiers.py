@@ -3,30 +3,48 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from triforce.planner import Plan, PlanController
-from triforce.planner.plan import Amount, families, rate
-from triforce.planner.plan import TierEstimates as Known
+from triforce.planner.plan import Estimates, expected, plan_space, proposals
 
 LIVE = np.array([True])
 
 
 def plans(draft: bool, retrieval: bool) -> Iterator[Plan]:
-    """Plain decoding, and all plans of all families, one by one."""
-    yield Plan()
-    for tiers, gammas in families(draft, retrieval):
-        for one in zip(*(each.tolist() for each in gammas), strict=True):
-            yield Plan(tiers, one)
+    """Plain decoding, and all plans that are weighed, one by one."""
+    yield from plan_space(draft, retrieval).plans
 
 
-def worth(plan: Plan, simulated: Known) -> float:
-    """Tokens per second of each row that are to be expected of one plan."""
-    return float(rate(plan.tiers, plan.gammas, simulated))
+def values(it: Estimates) -> dict[Plan, float]:
+    """Tokens per second of each row that are to be expected of each plan, by the mean of the beliefs."""
+    space = plan_space(True, True)
+    tokens_KZN, seconds_KZN = proposals(space, it)
+    return dict(zip(space.plans, (tokens_KZN / seconds_KZN)[0, 1].tolist(), strict=True))
+
+
+def estimates(
+    seconds: Callable[[str, int], float],
+    shares: Mapping[str, float],
+    rows: int = 1,
+    found: float = 0.0,
+) -> Estimates:
+    """Estimates that are certain; what n-grams predict, in a share of places, is accepted by its share, too.
+
+    seconds: of a pass of a tier over so many tokens, and of so many tokens of a fused draft.
+    """
+    of = {tier: np.array([[0.0] + [seconds(tier, w) for w in range(1, 34)]]) for tier in ("full", "retrieval", "draft")}
+    certain = {tier: np.full(3, shares.get(tier, 1.0)) for tier in ("draft", "retrieval")}
+    gammas_AG = np.tile(np.arange(17.0), (2, 1))
+    accepted_AG = found * (expected(shares.get("ngram", 0.0), gammas_AG) - 1)
+    return Estimates(
+        rows, of["full"][0], of["full"][0], of["retrieval"], of["draft"][0], seconds("ngram", 1), certain["draft"],
+        certain["retrieval"][None], found * gammas_AG, accepted_AG, np.full(2, found), np.ones(3),
+    )  # fmt: skip
 
 
 @dataclass
@@ -45,26 +63,25 @@ class SimulatedTiers:
     budgets: dict[float, tuple[float, float]] = field(default_factory=dict)
     times: float = 1.0
 
-    def cost(self, tier: str, tokens: Amount) -> Amount:
+    def cost(self, tier: str, tokens: int) -> float:
         base, each = self.costs[tier]
         if tier == "retrieval" and self.budgets:
             base += self.budgets[self.times][0]
         return base + each * tokens
 
-    def draft_cost(self, tier: str, tokens: Amount) -> Amount:
-        return self.fused_draft * (tier == "draft") + tokens * self.cost(tier, 1)
-
     def seen(self, tier: str, tokens: int) -> float:
         """Seconds that counters tell of: a pass, or a fused draft."""
-        return float(self.draft_cost(tier, tokens) if tier == "draft" else self.cost(tier, tokens))
+        return self.fused_draft + tokens * self.cost(tier, 1) if tier == "draft" else self.cost(tier, tokens)
+
+    def estimates(self) -> Estimates:
+        """What there is to know of these tiers, with the usual budget."""
+        self.times = 1.0
+        return estimates(self.seen, {tier: self.acceptance(tier) for tier in ("draft", "retrieval")}, self.rows)
 
     def acceptance(self, tier: str) -> float:
         if tier == "retrieval" and self.budgets:
             return self.budgets[self.times][1]
         return self.shares.get(tier, 1.0)
-
-    def hindsight(self, gamma: Amount, alone: bool) -> tuple[Amount, Amount, float]:
-        return 0.0 * gamma, 0.0 * gamma, 0.0  # nothing repeats itself
 
     def play(self, plan: Plan, parts: dict[str, Any] | None = None) -> tuple[int, float]:
         """One proposal: the tokens it gives and the seconds it takes; the counters of the parts hear of it."""
@@ -101,16 +118,16 @@ class SimulatedTiers:
 class NoHindsight:
     """Hindsight on a text in which nothing repeats itself."""
 
-    def __init__(self, simulated: SimulatedTiers) -> None:
-        self.of = simulated.hindsight
+    def update(self, prefix: object, b: int) -> int:
+        return 0
 
-    def update(self, prefix: object, b: int) -> tuple[int, int]:
-        return 0, 0
+    def means(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return np.zeros((2, 17)), np.zeros((2, 17)), np.zeros(2)
 
 
 def simulated_rate(it: PlanController, prefix: Any, simulated: SimulatedTiers, proposals: int) -> float:
     """Tokens per second of simulated tiers under a controller."""
-    it.hindsight = it.observer.hindsight = NoHindsight(simulated)  # type: ignore[assignment]
+    it.hindsight = it.observer.hindsight = NoHindsight()  # type: ignore[assignment]
     tokens = seconds = 0.0
     for _ in range(proposals):
         it.steer(prefix, LIVE)

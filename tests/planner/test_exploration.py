@@ -1,28 +1,31 @@
-"""Plans that show what passes cost, where that is not known."""
+"""What is not known is tried in the first text: no pass is made for it alone."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.helpers.controlled_batch import LIVE, steered
-from tests.helpers.simulated_tiers import SimulatedTiers
-from triforce.planner import CostModel, Plan, cadence
+from tests.helpers.controlled_batch import LIVE, read
+from tests.helpers.simulated_tiers import NoHindsight, SimulatedTiers
+from triforce.engine.modes import unlinked
+from triforce.planner import CostModel, Plan, PlanController
+from triforce.planner.planner_config import CONFIG
+from triforce.planner.tier_work import TierWork
 
 
-def test_controller_profiles_unknown_tiers_in_first_text() -> None:
-    """Plain decoding first, then every tier, wide and narrow; a text that ends before shows nothing."""
+def test_controller_tries_unknown_tiers_in_first_text() -> None:
+    """Plain tokens first: the first one waits for the prompt alone."""
     paces = {"ngram": (2e-5, 0.0), "draft": (3e-4, 0.0), "retrieval": (1.6e-3, 1e-4), "full": (8e-3, 2e-4)}
-    costs, simulated = CostModel(), SimulatedTiers(paces, {"draft": 0.6, "retrieval": 0.95})
-    it, batch = steered(costs, steps=0)
-    tried: list[Plan] = []
-    for _ in range(cadence.PLAIN_PROPOSALS + len(cadence.GAMMAS["draft"])):
-        it.steer(batch.prefix, LIVE)
+    works = {name: TierWork(8, 1e6, 1e6) for name in ("full", "retrieval")}
+    costs, simulated = CostModel(works=works), SimulatedTiers(paces, {"draft": 0.6, "retrieval": 0.95})
+    batch, tried = read(None), list[Plan]()
+    it = PlanController(unlinked(batch.top), costs, clock=lambda: 0.0)
+    it.hindsight = it.observer.hindsight = NoHindsight()  # type: ignore[assignment]
+    for _ in range(30):
+        it.steer(batch.prefix, LIVE, left=300)
         tried.append(it.plan)
-        it.observe([100], *simulated.play(it.plan, it.by_name))
-    assert tried[: cadence.PLAIN_PROPOSALS] == [Plan()] * cadence.PLAIN_PROPOSALS
-    assert [plan.gammas for plan in tried[cadence.PLAIN_PROPOSALS :]] == cadence.GAMMAS["draft"]
-    it.steer(batch.prefix, LIVE)
-    assert costs.knows("full", "retrieval", "draft")
-    for tier, width, keys in (("full", 1, 100), ("full", 7, 100), ("retrieval", 3, 48)):
-        assert costs.seconds(tier, width, 1, keys) == pytest.approx(simulated.cost(tier, width), rel=0.2)
-    assert steered(costs, steps=1)[0].exploration is None
+        it.observe([150], *simulated.play(it.plan, it.by_name))
+    it.conclude(batch.prefix, LIVE)
+    first = CONFIG.first_proposals
+    assert set(tried[:first]) == {Plan()} and Plan() not in tried[first + 1 : first + 5]
+    assert all(costs.passes.of(tier).count for tier in ("full", "retrieval", "draft"))
+    assert costs.seconds("full", 1, 1, 150) == pytest.approx(8.2e-3)

@@ -8,10 +8,12 @@ from dataclasses import replace
 import pytest
 
 from tests.helpers.controlled_batch import read
-from tests.helpers.simulated_tiers import SimulatedTiers, fixed, plans, simulated_rate, worth
+from tests.helpers.simulated_tiers import SimulatedTiers, fixed, simulated_rate, values
 from triforce.engine.modes import unlinked
-from triforce.planner import CostModel, Plan, PlanController, fallback
-from triforce.planner.forecast import FUSED_DRAFT_KEYS, Forecast
+from triforce.planner import CostModel, Plan, PlanController, account
+from triforce.planner.choose import Choice, PlanLimits, State, candidates
+from triforce.planner.forecast import Beliefs
+from triforce.planner.planner_config import CONFIG
 
 MS = 1e-3
 LONG = {
@@ -42,7 +44,7 @@ def informed(simulated: SimulatedTiers) -> CostModel:
     costs = CostModel()
     for tier in simulated.costs:
         for width in (1, 3, 7) * 4:
-            costs.observe(tier, width, 1, FUSED_DRAFT_KEYS if tier == "draft" else 150, simulated.seen(tier, width))
+            costs.observe(tier, width, 1, 0 if tier == "draft" else 150, simulated.seen(tier, width))
     return costs
 
 
@@ -56,7 +58,8 @@ def speed(simulated: SimulatedTiers, costs: CostModel, proposals: int = 600, fir
 
 
 def best(simulated: SimulatedTiers) -> float:
-    return fixed(max(plans(True, True), key=lambda plan: worth(plan, simulated)), simulated)
+    found = values(simulated.estimates())
+    return fixed(max(found, key=found.__getitem__), simulated)
 
 
 @pytest.mark.parametrize("simulated", LOSES.values(), ids=LOSES)
@@ -76,13 +79,14 @@ def test_winning_plan_is_found(simulated: SimulatedTiers) -> None:
 
 @pytest.mark.parametrize("simulated", LOSES.values(), ids=LOSES)
 def test_controller_without_fallback_is_detected(simulated: SimulatedTiers, monkeypatch: pytest.MonkeyPatch) -> None:
-    def bold(self: PlanController, lengths: list[int], widely: bool) -> Plan:
-        seen = Forecast(self.costs, self.acceptance, self.hindsight, self.view, lengths)
-        flying = (plan for plan in plans(True, True) if not {"draft", "retrieval"}.isdisjoint(plan.tiers))
-        return max(flying, key=lambda plan: worth(plan, seen))
+    def bold(self: PlanController, lengths: list[int], left: int, quick: bool = False) -> Choice:
+        seen = Beliefs(self.costs, self.acceptance, self.hindsight, self.view).estimates(lengths)
+        found = candidates(seen, True, True, [{}], PlanLimits(left, float("inf")))
+        fastest = max((each for each in found if each.plan.tiers[0] != "ngram"), key=lambda each: each.rate)
+        return Choice(fastest.plan, State.SPECULATING, fastest.rate)
 
     monkeypatch.setattr(PlanController, "choose", bold)
-    monkeypatch.setattr(fallback, "PAUSE", (0, 0))
+    monkeypatch.setattr(account, "CONFIG", replace(CONFIG, allowed_loss=10.0))
     assert speed(simulated, informed(simulated)) < 0.97 * fixed(Plan(), simulated)
 
 
@@ -91,17 +95,6 @@ def test_wrong_costs_are_corrected() -> None:
     simulated, other = LOSES["guesses that cost too much"], PAYS["a hierarchy"]
     speeds = [speed(simulated, informed(other), first=60, seed=seed) for seed in range(12)]
     assert sum(speeds) / 12 > 0.97 * fixed(Plan(), simulated)
-
-
-def test_memory_of_failures_is_limited() -> None:
-    for came, kept in ((2.0, 1.0), (0.5, fallback.CORRECTION_BOUNDS[0] ** (fallback.TRUST_DECAY / 2))):
-        it = fallback.SpeculationFallback()
-        it.observe_speculation(fallback.Throughput(came * 800, 8.0, 8), 100.0, 0.0)
-        assert it.kept() == pytest.approx(kept, rel=0.01)
-    trust = 0.5
-    for _ in range(40):
-        trust = fallback.SpeculationFallback(trust).kept()
-    assert trust > 0.98
 
 
 def test_changing_text_is_followed() -> None:
@@ -120,9 +113,9 @@ def test_prior_acceptance_helps_from_first_proposal() -> None:
     simulated = PAYS["retrieval alone"]
     costs = informed(simulated)
     speed(simulated, costs, 40)
-    assert sum(speed(simulated, costs, 40, seed=seed) for seed in range(10)) / 10 > 0.95 * best(simulated)
+    assert sum(speed(simulated, costs, 20, seed=seed) for seed in range(10)) / 10 > 0.95 * best(simulated)
 
 
 def test_controller_without_prior_is_detected() -> None:
     simulated = PAYS["retrieval alone"]
-    assert sum(speed(simulated, informed(simulated), 40, seed=seed) for seed in range(10)) / 10 < 0.95 * best(simulated)
+    assert sum(speed(simulated, informed(simulated), 20, seed=seed) for seed in range(10)) / 10 < 0.95 * best(simulated)

@@ -58,10 +58,10 @@ def test_hindsight_detects_loop(text: np.ndarray, kept: float) -> None:
     list(lookup.prefill(prefix(text), 0, 100))
     hindsight = NgramHindsight(lookup)
     hindsight.update(prefix(text), 0)
-    for gamma in (1, 4, np.array([8, 16])):
-        made, told, found = hindsight.of(gamma, alone=True)
-        np.testing.assert_allclose(told, kept * gamma * np.ones_like(gamma), atol=0.15 * np.max(gamma))
-        assert np.all(told <= made) and found == pytest.approx(kept, abs=0.15)
+    proposed_AG, accepted_AG, found_A = hindsight.means()
+    for gamma in (1, 4, 8, 16):
+        assert accepted_AG[1, gamma] == pytest.approx(kept * gamma, abs=0.15 * gamma)
+    assert (accepted_AG <= proposed_AG).all() and found_A == pytest.approx(kept, abs=0.15)
 
 
 def test_hindsight_rows_keep_their_places() -> None:
@@ -84,4 +84,5 @@ def test_hindsight_rows_keep_their_places() -> None:
 def test_short_match_before_draft_counts_alone() -> None:
     hindsight = NgramHindsight(NgramProposer(1))
     hindsight.uncounted += [(0, 0), (ALONE, 1), (0, 0)]
-    assert hindsight.of(1, alone=True)[2] > 0 and hindsight.of(1, alone=False)[2] == 0
+    _, _, found_A = hindsight.means()
+    assert found_A[1] > 0 and found_A[0] == 0

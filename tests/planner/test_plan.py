@@ -3,36 +3,21 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 
-import numpy as np
 import pytest
 
-from tests.helpers.simulated_tiers import plans, worth
+from tests.helpers.simulated_tiers import estimates, plans, values
 from triforce.engine.speculative_config import FARTHEST
-from triforce.planner.plan import Amount, Plan, expected, families, rate
+from triforce.planner.plan import Plan, expected, plan_space, proposals
 
 
-@dataclass
-class FixedEstimates:
-    """Fixed costs and shares; what lookup would tell is a share, too, and it always has a guess."""
+def fixed(costs: dict[str, float], shares: dict[str, float], rows: int = 1, found: float = 1.0) -> dict[Plan, float]:
+    """Values of plans with fixed costs and shares; n-grams have a guess in a share of places, too."""
 
-    costs: dict[str, float]
-    shares: dict[str, float]
-    rows: int = 1
-    found: float = 1.0
+    def seconds(tier: str, tokens: int) -> float:
+        return costs[tier] * (tokens if tier == "draft" else 1)
 
-    def cost(self, tier: str, tokens: Amount) -> Amount:
-        return self.costs[tier] + 0.0 * tokens
-
-    def draft_cost(self, tier: str, tokens: Amount) -> Amount:
-        return tokens * self.cost(tier, 1)
-
-    def acceptance(self, tier: str) -> float:
-        return self.shares.get(tier, 1.0)
-
-    def hindsight(self, gamma: Amount, alone: bool) -> tuple[Amount, Amount, float]:
-        return self.found * gamma, self.found * (expected(self.shares["ngram"], gamma) - 1), self.found
+    return values(estimates(seconds, shares, rows, found))
 
 
 def played(plan: Plan, costs: dict[str, float], shares: dict[str, float], proposals: int = 4000) -> float:
@@ -69,9 +54,8 @@ def played(plan: Plan, costs: dict[str, float], shares: dict[str, float], propos
 )
 @pytest.mark.parametrize("shares", [{"draft": 0.6, "retrieval": 0.9}, {"draft": 0.2, "retrieval": 0.98}])
 def test_expected_tokens_equal_simulation(plan: Plan, shares: dict[str, float]) -> None:
-    costs = {"draft": 0.2, "retrieval": 1.0, "full": 8.0}
-    predicted = worth(plan, FixedEstimates(costs, shares))
-    assert predicted == pytest.approx(played(plan, costs, shares), rel=0.06)
+    costs = {"ngram": 0.0, "draft": 0.2, "retrieval": 1.0, "full": 8.0}
+    assert fixed(costs, shares)[plan] == pytest.approx(played(plan, costs, shares), rel=0.06)
 
 
 @pytest.mark.parametrize(("acceptance", "guesses", "tokens"), [(0.0, 5, 1.0), (1.0, 5, 6.0), (0.5, 1, 1.5)])
@@ -80,7 +64,8 @@ def test_expected_tokens_of_verification_alone(acceptance: float, guesses: int, 
 
 
 def best(costs: dict[str, float], shares: dict[str, float]) -> Plan:
-    return max(plans(True, True), key=lambda plan: worth(plan, FixedEstimates(costs, shares)))
+    found = fixed(costs, shares)
+    return max(found, key=found.__getitem__)
 
 
 COSTS = {"ngram": 0.05, "draft": 0.2, "retrieval": 1.0, "full": 8.0}
@@ -113,25 +98,24 @@ def test_plans_name_existing_tiers_only() -> None:
     assert all(len(plan.gammas) == len(plan.tiers) - 1 for plan in plans(True, True))
 
 
-def test_plan_arrays_equal_single_plans() -> None:
-    estimates = FixedEstimates(COSTS, {"ngram": 0.5, "draft": 0.6, "retrieval": 0.95}, rows=4, found=0.3)
-    one_by_one = [worth(plan, estimates) for plan in plans(True, True) if plan != Plan()]
-    together = [np.atleast_1d(rate(tiers, gammas, estimates)) for tiers, gammas in families(True, True)]
-    np.testing.assert_allclose(np.concatenate(together), one_by_one)
+def test_plans_without_tiers_are_part_of_all() -> None:
+    shares = {"ngram": 0.5, "draft": 0.6, "retrieval": 0.95}
+    found, it = fixed(COSTS, shares, rows=4, found=0.3), estimates(lambda tier, tokens: COSTS[tier], shares, 4, 0.3)
+    for draft, retrieval in ((False, False), (True, False), (False, True)):
+        tokens_KZN, seconds_KZN = proposals(plan_space(draft, retrieval), it)
+        some = zip(plans(draft, retrieval), (tokens_KZN / seconds_KZN)[0, 0], strict=True)
+        assert all(found[plan] == pytest.approx(rate) for plan, rate in some if "draft" not in plan.tiers)
 
 
 def test_draft_with_ngram_lies_between_both() -> None:
     shares = {"ngram": 0.9, "draft": 0.5, "retrieval": 0.95}
-    mixed = [
-        worth(Plan(("draft", "ngram", "full"), (4, 4)), FixedEstimates(COSTS, shares, found=x)) for x in (0.0, 0.5, 1.0)
-    ]
-    draft = worth(Plan(("draft", "full"), (4,)), FixedEstimates(COSTS, shares))
-    lookup = worth(Plan(("ngram", "full"), (4,)), FixedEstimates(COSTS, shares))
+    mixed = [fixed(COSTS, shares, found=x)[Plan(("draft", "ngram", "full"), (4, 4))] for x in (0.0, 0.5, 1.0)]
+    draft, lookup = (fixed(COSTS, shares)[Plan((tier, "full"), (4,))] for tier in ("draft", "ngram"))
     assert mixed == sorted(mixed) and mixed[0] == pytest.approx(draft, rel=0.02) and mixed[2] == pytest.approx(lookup)
 
 
 def test_batch_waits_for_slowest_row() -> None:
     shares = {"draft": 0.6, "retrieval": 0.95}
     deep, flat = Plan(("draft", "retrieval", "full"), (2, 6)), Plan(("draft", "full"), (4,))
-    one, eight = FixedEstimates(COSTS, shares), FixedEstimates(COSTS, shares, rows=8)
-    assert worth(deep, eight) < 0.9 * worth(deep, one) and worth(flat, eight) == worth(flat, one)
+    one, eight = fixed(COSTS, shares), fixed(COSTS, shares, rows=8)
+    assert eight[deep] < 0.9 * one[deep] and eight[flat] == pytest.approx(one[flat])

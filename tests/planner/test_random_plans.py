@@ -7,14 +7,14 @@ from importlib import resources
 
 import pytest
 
-from tests.helpers.controlled_batch import with_random_budgets
+from tests.helpers.controlled_batch import think_always, with_random_budgets
 from tests.helpers.simulated_tiers import plans
 from triforce import LLM, SamplingParams
 from triforce.backends import native_loader
 from triforce.interface.outputs import RequestOutput
-from triforce.planner import CostModel, Plan, PlanController, cadence, controller
+from triforce.planner import Plan, PlanController
+from triforce.planner.choose import Choice
 from triforce.planner.forecast import BUDGET_STEPS
-from triforce.planner.plan import families
 from triforce.session import Session
 
 if native_loader.native is None:
@@ -39,18 +39,17 @@ def random_plans(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     """Another plan and other budgets at each proposal, and now and then plain decoding for a while."""
     dice, drawn = random.Random(request.param), list[Plan]()
 
-    def random_plan(self: PlanController, lengths: list[int], widely: bool) -> Plan:
-        self._fallback_until = self._proposals + 3 * (dice.random() < 0.1)
-        tiers = dice.choice([tiers for tiers, _ in families("draft" in self.by_name, max(lengths) > 256)])
-        alike = [plan for plan in plans(True, True) if plan.tiers == tiers]
+    def random_plan(self: PlanController, lengths: list[int], left: int, quick: bool = False) -> Choice:
+        if dice.random() < 0.1:
+            return Choice()
+        possible = list(plans("draft" in self.by_name, max(lengths) > 256))
+        tiers = dice.choice(sorted({plan.tiers for plan in possible if not plan.plain}))
+        alike = [plan for plan in possible if plan.tiers == tiers]
         drawn.append(with_random_budgets(dice.choice(alike), dice, lengths))
-        return drawn[-1]
+        return Choice(drawn[-1])
 
     monkeypatch.setattr(PlanController, "choose", random_plan)
-    monkeypatch.setattr(CostModel, "knows", lambda *_: True)
-    monkeypatch.setattr(controller, "REPLAN_EVERY", 1)
-    monkeypatch.setattr(cadence, "REPLAN_RATIO", 0.0)
-    monkeypatch.setattr(cadence, "WATCH_RATIO", 0.0)
+    think_always(monkeypatch)
     return drawn
 
 

@@ -13,12 +13,13 @@ from tests.helpers.planning.__main__ import summary
 from tests.helpers.planning.regret import Cell, cells, judging
 from tests.helpers.planning.traces import traces
 from tests.helpers.planning.worlds import World, worlds
-from triforce.planner import Plan, PlanController, fallback
+from triforce.planner import Plan, PlanController
+from triforce.planner.choose import Choice
 
 WORLDS = {world.name: world for world in worlds()}
 EVERY = 3  # one of so many texts is for `make check`
 LENGTHS = 64, 256
-BOUNDS = {64: (0.88, 0.65), 256: (0.95, 0.79)}
+BOUNDS = {64: (0.93, 0.67), 256: (0.97, 0.88)}
 """By length: the least part of plain decoding's rate, and the mean part of the best fixed plan's, in each world.
 
 What the planner makes, with some room; it should make .97 and .95.
@@ -43,19 +44,19 @@ def test_auto_loses_little_in_world(name: str) -> None:
 def test_auto_is_near_best_plan_in_all_worlds() -> None:
     found = [cell for world in WORLDS.values() for cell in judged(world, (64, 256, 1024), 1)]
     print(summary(found))
-    assert mean(cell.best for cell in found if cell.length > 64) >= 0.88
+    assert mean(cell.best for cell in found if cell.length > 64) >= 0.95
 
 
 def test_timid_controller_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """It never speculates."""
-    monkeypatch.setattr(PlanController, "choose", lambda *how: Plan())
+    monkeypatch.setattr(PlanController, "choose", lambda *how: Choice())
     assert mean(cell.best for cell in judged(WORLDS["AVX2"], (256,))) < BOUNDS[256][1]
 
 
 def test_reckless_controller_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """It always follows one plan, whatever it costs."""
-    monkeypatch.setattr(PlanController, "choose", lambda *how: Plan(("draft", "full"), (8,)))
-    monkeypatch.setattr(fallback, "PAUSE", (0, 0))
+    monkeypatch.setattr(PlanController, "choose", lambda *how: Choice(Plan(("draft", "full"), (8,))))
+    monkeypatch.setattr(PlanController, "_alarmed", False)
     assert min(cell.plain for cell in judged(WORLDS["AVX-512"], (256,))) < BOUNDS[256][0]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.laws.tiny import MODELS, PROMPTS, SETTING
-from tests.helpers.simulated_tiers import NoHindsight, SimulatedTiers, simulated_rate, worth
+from tests.helpers.simulated_tiers import NoHindsight, SimulatedTiers, simulated_rate
 from tests.planner.test_known_optimum import LONG, MS
 from triforce.engine.modes import MODES, unlinked
 from triforce.engine.sequence import TokenSequence
@@ -19,9 +19,11 @@ from triforce.engine.sequence_batch import SequenceBatch
 from triforce.engine.sequence_group import prefill_batch
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import Budget, RetrievalConfig
-from triforce.planner import CostModel, Plan, PlanController, forecast
-from triforce.planner.forecast import BUDGET_STEPS, Forecast, budget_options
-from triforce.planner.plan import rate
+from triforce.planner import CostModel, Plan, PlanController, acceptance, choose
+from triforce.planner.forecast import BUDGET_STEPS, Beliefs, budget_options
+from triforce.planner.plan import plan_space, proposals
+from triforce.planner.planner_config import CONFIG
+from triforce.planner.tier_work import TierWork
 
 OPEN = RetrievalConfig(Budget(64, open=True))
 LONGER, SHORTER = (PROMPTS[0] * 3)[:400], PROMPTS[0]
@@ -87,13 +89,13 @@ def test_budget_without_effect_is_kept() -> None:
 
 
 def test_optimistic_budget_prior_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triforce.planner.acceptance.BUDGET_EXPONENT", 3.0)
+    monkeypatch.setattr(acceptance, "CONFIG", replace(CONFIG, budget_exponent=3.0))
     seen, _ = followed(EQUAL)
     assert np.mean(np.array(seen[:50]) == 2.0) > 0.1
 
 
 def test_budget_small_gain_keeps_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forecast, "MIN_GAIN_OF_BUDGET", 100.0)
+    monkeypatch.setattr(choose, "CONFIG", replace(CONFIG, budget_gain=100.0))
     assert set(followed(LARGER)[0]) == {1.0}
 
 
@@ -117,7 +119,7 @@ def test_budget_candidates_are_neighbours_up_to_half_context() -> None:
 def both() -> tuple[PlanController, SequenceBatch]:
     made = batch(LONGER, SHORTER)
     it = PlanController(unlinked(made.top), informed(LARGER), clock=lambda: 0.0)
-    it.hindsight = it.observer.hindsight = NoHindsight(LARGER)  # type: ignore[assignment]
+    it.hindsight = it.observer.hindsight = NoHindsight()  # type: ignore[assignment]
     return it, made
 
 
@@ -139,25 +141,24 @@ def test_batch_rows_have_budget_of_their_size() -> None:
 def test_batch_rows_teach_acceptance_of_their_size() -> None:
     it, made = both()
     it.apply(replace(DEEP, budget_factors=((9, 2.0),)), made.prefix, np.array([True, True]))
-    it.live_B, it.idle = np.array([True, True]), False
+    it.live_B = np.array([True, True])
     it.by_name["retrieval"].counters.record_verdict(np.array([4, 4]), np.array([4, 1]), np.array([True, True]))
     it.observe([400, 150], 8, 0.02)
+    it._learn()
     assert it.costs.acceptance.sums["retrieval 3 9 x2"] == [4.0, 0.0]
     assert it.costs.acceptance.sums["retrieval 3 8"] == [1.0, 1.0]
 
 
-def test_unvaried_keys_cost_like_full_tier() -> None:
+def test_unvaried_keys_cost_by_their_bytes() -> None:
     it, _ = both()
-    it.costs = CostModel()
+    it.costs = CostModel(works=dict.fromkeys(("full", "retrieval"), TierWork(1, 1e5, 1e4)))
     for width in (1, 3, 7) * 4:
         it.costs.observe("retrieval", width, 1, 64, 2 * MS)
         for keys in (100, 400):
             it.costs.observe("full", width, 1, keys, 3 * MS + keys * 0.01 * MS)
-    it_sees = it.costs, it.acceptance, it.hindsight, it.view, [400]
-    few, usual, many = (
-        np.ravel(Forecast(*it_sees, [{}, {9: 0.5}, {9: 2.0}]).cost("retrieval", 1))[i] for i in (1, 0, 2)
-    )
-    assert (usual - few, many - usual) == pytest.approx((0.32 * MS, 0.64 * MS), rel=0.05)
+    seen = Beliefs(it.costs, it.acceptance, it.hindsight, it.view).estimates([400], [{}, {9: 0.5}, {9: 2.0}])
+    usual, few, many = seen.retrieval_KW[:, 1]
+    assert few < usual < many < 2.5 * usual
 
 
 def test_unread_keys_cost_at_most_full_tier() -> None:
@@ -171,14 +172,14 @@ def test_unread_keys_cost_at_most_full_tier() -> None:
         return 1 * MS + (0.1 + 0.001 * keys) * tokens * MS
 
     def predicted() -> float:
-        return float(np.ravel(Forecast(it.costs, it.acceptance, it.hindsight, view, [size]).cost("retrieval", 1))[0])
+        seen = Beliefs(it.costs, it.acceptance, it.hindsight, view).estimates([size])
+        return float(seen.retrieval_KW[0, 1])
 
     for i in range(12):
         it.costs.observe("retrieval", 1 + i % 3, 1, few + i // 4, true(1 + i % 3, few) * (1 + 0.1 * (i // 4)))
         it.costs.observe("full", 1 + i % 3, 1, few, true(1 + i % 3, few))
     for _ in range(60):
         it.costs.observe("full", 1, 1, size, true(1, size))
-    assert it.costs.seconds("retrieval", 1, 1, budget) > 1.5 * true(1, budget)
     assert predicted() == pytest.approx(true(1, budget), rel=0.2)
     dear = 3 * true(1, budget)
     for _ in range(20):
@@ -189,7 +190,14 @@ def test_unread_keys_cost_at_most_full_tier() -> None:
 def test_budget_arrays_equal_single_budgets() -> None:
     it, _ = both()
     budgets = budget_options(it.view, {}, [400, 300, 150])
-    how = it.costs, it.acceptance, it.hindsight, it.view, [400, 300, 150]
-    together = np.ravel(rate(DEEP.tiers, DEEP.gammas, Forecast(*how, budgets)))
-    alone = [worth(DEEP, Forecast(*how, [times])) for times in budgets]
-    assert together == pytest.approx(alone) and len(set(alone)) == len(alone)
+    beliefs, space = Beliefs(it.costs, it.acceptance, it.hindsight, it.view), plan_space(True, True)
+
+    def rates(budgets: list[dict[int, float]]) -> np.ndarray:
+        tokens_KZN, seconds_KZN = proposals(space, beliefs.estimates([400, 300, 150], budgets))
+        return tokens_KZN / seconds_KZN
+
+    rates_KZN = rates(budgets)
+    assert rates_KZN == pytest.approx(np.concatenate([rates([times]) for times in budgets]))
+    deep = space.plans.index(DEEP)
+    assert len({*rates_KZN[:, 1, deep]}) == len(budgets)
+    assert (np.diff(rates_KZN[:, :, deep], axis=1) > 0).all()  # from the lower bound to the upper one

@@ -13,6 +13,7 @@ from triforce.cli.generate import model_and_prompt
 from triforce.cli.progress import Prefill
 from triforce.eval.tables import Table, percent
 from triforce.interface.explain import Explanation
+from triforce.interface.stats import PlanReport, TierBelief
 
 LINES = 24  # of a timeline that are printed: its beginning and its end
 
@@ -56,8 +57,29 @@ def tables(explanation: Explanation) -> Iterator[Table]:
     if explanation.timeline:
         yield Table("Plans", "Tokens/s are of the first text.", _PLANS, list(_timeline(explanation)))
 
+    if explanation.report:
+        yield Table(
+            "Beliefs", _best(explanation.report), _BELIEFS, [_belief(tier) for tier in explanation.report.tiers]
+        )
 
-_PLANS = ("plan", "budget", "from token", "proposals", "tokens", "tokens/s", "predicted", "plain")
+
+_BELIEFS = ("tier", "ms of 1", "ms of 8", "passes", "acceptance", "of tokens")
+_PLANS = ("plan", "budget", "from token", "proposals", "tokens", "tokens/s", "predicted", "plain", "reason")
+
+
+def _belief(tier: TierBelief) -> tuple[str, ...]:
+    """A tier's costs by tokens of a pass, its acceptance, and how much was seen of each."""
+    accepted = "" if tier.acceptance is None else f"{tier.acceptance:.2f} ± {tier.deviation:.2f}"
+    narrow, wide = tier.milliseconds
+    return (tier.name, f"{narrow:.2f}", f"{wide:.2f}", f"{tier.passes:.0f}", accepted, f"{tier.tokens:.0f}")
+
+
+def _best(report: PlanReport) -> str:
+    """The best plan by what is known at the end."""
+    return (
+        f"By what is known now {report.best} would make {report.best_rate:.1f} tokens/s, plain decoding "
+        f"{report.plain:.1f}; speculation won {report.won:.2f} s."
+    )
 
 
 def _timeline(explanation: Explanation) -> Iterator[tuple[str, ...]]:
@@ -70,7 +92,8 @@ def _timeline(explanation: Explanation) -> Iterator[tuple[str, ...]]:
             rates = (stretch.tokens / stretch.seconds if stretch.seconds else 0.0, stretch.predicted, stretch.plain)
             counts = (first, stretch.proposals, stretch.tokens)
             budget = f"{stretch.budget:,}" if stretch.budget else ""
-            yield (stretch.plan, budget, *(f"{n:,}" for n in counts), *(f"{x:.0f}" if x else "" for x in rates))
+            shown = (f"{x:.0f}" if x else "" for x in rates)
+            yield (stretch.plan, budget, *(f"{n:,}" for n in counts), *shown, stretch.reason)
         first += stretch.tokens
 
 

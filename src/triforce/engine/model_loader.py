@@ -20,12 +20,13 @@ from triforce.checkpoint.model_files import ModelFiles, open_model
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.checkpoint.weights import fingerprint, read_weights
 from triforce.distributed.group import ALONE, TPGroup
-from triforce.engine.speculative_config import SpeculativeConfig
+from triforce.engine.speculative_config import LOWER_TIERS, SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet
 from triforce.errors import ModelError, RequestError
 from triforce.model.config import ModelConfig
 from triforce.planner import CostModel
 from triforce.planner.cost_model import costs_path
+from triforce.planner.tier_work import TierWork
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -79,7 +80,13 @@ class ModelPair:
         decoder = self.target.decoder
         count, rank = decoder.ranks.count, decoder.ranks.rank
         names = [*self.fingerprints, lower_tiers, *([f"{count} ranks"] if count > 1 else []), *offload]
-        return CostModel(costs_path(names, decoder.device, decoder.dtype) if rank == 0 else None)
+        path = costs_path(names, decoder.device, decoder.dtype) if rank == 0 else None
+        number, bits = decoder.dtype.itemsize, LOWER_TIERS[lower_tiers]
+        works = {"full": TierWork.of(self.target.config, number, number)}
+        works["retrieval"] = TierWork.of(self.target.config, bits / 8 or number, 1 if bits else number)
+        if self.draft:
+            works["draft"] = TierWork.of(self.draft.config, number, number, sequential=True)
+        return CostModel(path, works)
 
 
 def load_pair(

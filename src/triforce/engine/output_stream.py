@@ -79,6 +79,7 @@ class OutputStream:
             sequence.seed,
             sequence.tiers,
             sequence.timeline,
+            sequence.report,
         )
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from triforce.interface.outputs import DecodingSnapshot, Logprob, TokenLogprobs
 from triforce.interface.sampling_params import SamplingParams
-from triforce.interface.stats import PlanSegment, TierStats, since
+from triforce.interface.stats import PlanReport, PlanSegment, TierStats, since
 from triforce.kvcache import RetrievalView
 from triforce.planner import PlanController
 from triforce.sampling import Constraint
@@ -47,6 +47,8 @@ class TokenSequence:
     """Statistics of each tier, once the sequence has left its batch."""
     chosen: list[PlanSegment] = field(default_factory=list)
     """Plans of the controller, if there is one; proposals, tokens and seconds are those before each."""
+    report: PlanReport | None = None
+    """What the controller believed, once the sequence has left its batch."""
     trace: DecodingSnapshot | None = None
     """State of its decoding, if that was asked for."""
     bitwise: bool = False
@@ -97,8 +99,8 @@ class TokenSequence:
         """Note the controller's plan, if it is another one than before."""
         budget = plan.budget(len(self.prompt) + len(self.tokens)) if plan.budget else None
         if not self.chosen or (self.chosen[-1].plan, self.chosen[-1].budget) != (plan.name, budget):
-            before = self.proposals, len(self.tokens), self.decode_seconds
-            self.chosen.append(PlanSegment(plan.name, *before, plan.predicted, plan.plain, budget))
+            before, choice = (self.proposals, len(self.tokens), self.decode_seconds), plan.choice
+            self.chosen.append(PlanSegment(plan.name, *before, choice.rate, plan.plain, budget, choice.state.value))
 
     def prompt_logits_hook(self) -> PromptLogitsHook:
         """Return a hook that notes the log-probabilities of the prompt as it is read, from its start on."""

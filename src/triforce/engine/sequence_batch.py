@@ -23,7 +23,7 @@ from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet, SharedKV, TierBuilder
 from triforce.interface.stats import TierStats
 from triforce.kvcache import FullView
-from triforce.planner import CostModel, Findings, PlanController, SearchedLayers
+from triforce.planner import CostModel, Findings, PlanController, SearchedLayers, report
 from triforce.ragged import Bools, ints
 from triforce.speculation import Draft, Seeded, SequenceState, Tier
 
@@ -120,6 +120,7 @@ class SequenceBatch:
         for b, sequence in enumerate(self.sequences):
             if b not in rows:
                 sequence.tiers, sequence.bitwise = self.stats(b), self.bitwise
+                sequence.report = report(self.controller) if self.controller else None
         for tier in self.tiers:
             if not (isinstance(tier, Tier) and tier.cache is self.memory):
                 tier.select(rows)
@@ -165,15 +166,16 @@ class SequenceBatch:
 
     def _plan(self, live_B: Bools, lengths: list[int]) -> SearchedLayers | None:
         """Choose tiers and searched layers for the next proposal. Returns the layer search, if it takes part."""
+        context = self.target.config.context
         if self.controller:
-            self.controller.steer(self.prefix, live_B)
+            left = max(s.limit(context) - len(s.tokens) for s in compress(self.sequences, live_B))
+            self.controller.steer(self.prefix, live_B, left)
             if self.controller.budget or self.controller.changes != self._plan_noted:
                 self._plan_noted = self.controller.changes
                 for sequence in compress(self.sequences, live_B):
                     sequence.note_plan(self.controller)
         searching = self.search if not self.controller or "retrieval" in self.controller.plan.tiers else None
         if searching:
-            context = self.target.config.context
             left = max(sequence.limit(context) - len(sequence.tokens) for sequence in self.sequences)
             self.search_layers(searching, max(lengths), left, live_B)
         return searching

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from triforce.interface.stats import PlanSegment, TierStats, plans
+from triforce.interface.stats import PlanReport, PlanSegment, TierStats, plans
 
 PLAIN = "full"
 """The plan that is plain decoding."""
@@ -44,6 +44,7 @@ class Explanation:
     tiers: list[TierReport]
     timeline: list[PlanSegment]
     advice: list[str]
+    report: PlanReport | None = None  # what mode auto believed at the end
 
 
 def explain(
@@ -53,8 +54,12 @@ def explain(
     tiers: Sequence[TierStats],
     tokens: Sequence[int],
     seconds: tuple[float, float],
+    report: PlanReport | None = None,
 ) -> Explanation:
-    """Explain a generation. timelines, tokens: of each text. tiers, seconds (of prefill, of decoding): of all."""
+    """Explain a generation. timelines, tokens: of each text. tiers, seconds (of prefill, of decoding): of all.
+
+    report: of the first text.
+    """
     (_, decoding), texts, new = seconds, len(tokens), sum(tokens)
     speed = new / decoding if decoding else 0.0
     ours = Explanation(
@@ -67,6 +72,7 @@ def explain(
         [_part(tier, decoding) for tier in tiers],
         timelines[0],
         [],
+        report,
     )
     by_name = {tier.name: tier for tier in tiers}
     plainly = list(_on_plain_decoding(ours, by_name))

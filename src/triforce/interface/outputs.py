@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from triforce.interface.explain import Explanation, explain
-from triforce.interface.stats import PlanSegment, TierStats, plans, total
+from triforce.interface.stats import PlanReport, PlanSegment, TierStats, plans, total
 
 
 class Logprob(NamedTuple):
@@ -44,6 +44,7 @@ class CompletionOutput:
     seed: int  # of the noise; drawn where none was given
     tiers: list[TierStats]  # from the lowest to the full one
     timeline: list[PlanSegment] = field(default_factory=list)  # plans of mode auto, one after the other
+    report: PlanReport | None = None  # what mode auto believed at the end
 
     @property
     def plans(self) -> dict[str, int]:
@@ -105,4 +106,5 @@ class RequestOutput:
             self.tiers,
             [len(output.token_ids) for output in self.outputs],
             (self.prefill_seconds, self.decode_seconds),
+            self.outputs[0].report,
         )

@@ -37,6 +37,33 @@ class PlanSegment:
     predicted: float = 0.0  # tokens per second that the plan promised when it was chosen; 0: nothing was known
     plain: float = 0.0  # the same of plain decoding
     budget: int | None = None  # tokens that the retrieval tier was to read, where that was chosen, too
+    reason: str = ""  # for which it was chosen
+
+
+@dataclass(frozen=True, slots=True)
+class TierBelief:
+    """Belief of mode auto about a tier: milliseconds of a pass over one token and over eight, and acceptance."""
+
+    name: str
+    milliseconds: tuple[float, float]
+    passes: float  # that the cost was learnt from
+    acceptance: float | None  # share of its draft tokens to expect; None of the full tier
+    deviation: float  # standard deviation of that
+    tokens: float  # draft tokens of this text that it was learnt from
+
+
+@dataclass(frozen=True, slots=True)
+class PlanReport:
+    """Report of what mode auto believed at the end of a text, and the plan that would be best by that.
+
+    Rates are tokens per second of a text.
+    """
+
+    tiers: list[TierBelief]
+    best: str
+    best_rate: float
+    plain: float
+    won: float  # seconds that speculation won against plain decoding, by these costs
 
 
 def since(began: PlanSegment, ended: PlanSegment) -> PlanSegment:

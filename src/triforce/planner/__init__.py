@@ -3,6 +3,7 @@
 from triforce.planner.controller import PlanController
 from triforce.planner.cost_model import CostModel
 from triforce.planner.plan import Plan
+from triforce.planner.reporting import report
 from triforce.planner.searched_layers import Findings, SearchedLayers
 
-__all__ = ["CostModel", "Findings", "Plan", "PlanController", "SearchedLayers"]
+__all__ = ["CostModel", "Findings", "Plan", "PlanController", "SearchedLayers", "report"]

@@ -1,110 +1,78 @@
-"""Cadence of replanning: when n-grams are looked for, when some plans are weighed, when all, and what comes before.
+"""Cadence: when to look for n-grams in the text, and when to weigh plans. Each takes its part of the time.
 
-Each takes its part of the time. While plain decoding is best, plans are weighed once n-grams have predicted enough of
-the text. That takes little time, but so does a step behind a short prompt. While costs are unknown, plans explore.
+Behind short prompts a step takes a third of a millisecond, and weighing plans takes as long. While plain decoding is
+best, the text is only listened to, which takes little. Time that one text has left goes over to the next of its kind.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from triforce.planner.plan import Plan
+from triforce.planner.planner_config import CONFIG
 
-from triforce.planner.plan import PLAIN, Plan
+FIRST_THOUGHTS = 4  # of a batch, until when they follow each other sooner
+SOONER = 4  # times as soon as usual n-grams are weighed again, at most, where they foretell the text
+MAX_PATIENCE = 4
+MAX_VAIN = 4  # times `heard_tokens`, at most, after as many calls of n-grams that led to nothing
 
-REPLAN_RATIO = 100.0  # seconds of decoding for each second that weighing plans takes
-WATCH_RATIO = 200.0  # seconds of decoding for each second that looking for n-grams takes, where plans are not weighed
-FIRST_PLANS = 4  # times that plans are weighed in a batch until then: the first follow each other sooner
-REVIEW_EVERY = 4  # weighings for one of all plans, other budgets included
-MIN_HITS = 16  # tokens that n-grams of a plain text have to predict until plans are weighed
-MAX_NO_GAIN = 4  # times `MIN_HITS`, at most, after as many weighings without a gain
-MAX_QUIET = 4  # times as long until n-grams are looked for, at most, after as many texts of the kind without hits
-
-PLAIN_PROPOSALS = 8  # of plain decoding, before the plans that explore
-GAMMAS: dict[str, list[tuple[int, ...]]] = {"draft": [(2, 4), (2, 4), (4, 2)], "retrieval": [(4,), (4,)]}
-"""Gammas of the plans that follow, by their lowest tier."""
-
-Kept = tuple[float, float, int, int]
-"""See `Cadence.kept`."""
+Waits = tuple[float, float, int, float]
+"""Seconds until it is time to listen, and to think; patience; seconds of a thought."""
 
 
 class Cadence:
-    """The cadence of one batch; the parameters are those of `kept`."""
+    """The cadence of one batch. elapsed: seconds of decoding; due_at: when it is time to listen, or to think."""
 
-    def __init__(self, due_at: float = 0.0, review_at: float = 0.0, no_gain: int = 1, quiet: int = 1) -> None:
-        self.elapsed, self.due_at = 0.0, due_at
-        """Seconds of decoding so far, and those at which replanning is due."""
-        self._review_at, self._no_gain, self._quiet = review_at, no_gain, quiet
-        self._plannings = self._hits = 0  # weighings so far, and hits since the last one
-        self._all_places = self._all_hits = 0
-
-    @property
-    def due(self) -> bool:
-        """Whether to look for n-grams, and perhaps to weigh plans."""
-        return self.elapsed >= self.due_at
+    def __init__(self) -> None:
+        self.elapsed = self.due_at = self.listen_at = self.think_at = 0.0
+        self._thoughts = self._heard = 0
+        self._vain, self._soonest = 1, 0.0  # when n-grams may be weighed again
+        self._took = 0.0  # seconds, of weighing all plans
+        self._patience = 1  # times as long until plans are weighed, as plain decoding was best so often
 
     @property
-    def review_due(self) -> bool:
-        """Whether to weigh all plans, whatever n-grams predict."""
-        return self.elapsed >= self._review_at
-
-    def add_hits(self, places: int, hits: int) -> bool:
-        """Count tokens that n-grams predicted at so many places; returns whether they suffice to weigh plans."""
-        self._hits += hits
-        self._all_places, self._all_hits = self._all_places + places, self._all_hits + hits
-        return self._hits >= MIN_HITS * self._no_gain
-
-    def watched(self, seconds: float) -> None:
-        """Set the next time: looking for n-grams took so many seconds."""
-        self.due_at = self.elapsed + WATCH_RATIO * seconds * (1 if self._repeats else self._quiet)
-
-    def planned(self, seconds: float, hits: bool, review: bool, no_gain: bool) -> None:
-        """Set the next time: weighing plans took so many seconds.
-
-        hits: they had sufficed. review: all plans were weighed. no_gain: plain decoding is best.
-        """
-        self._plannings, self._hits = self._plannings + 1, 0
-        self._no_gain = min(self._no_gain + hits, MAX_NO_GAIN) if no_gain else 1
-        pause = REPLAN_RATIO * seconds * min(1.0, self._plannings / FIRST_PLANS)
-        if review:
-            self._review_at = self.elapsed + REVIEW_EVERY * (REPLAN_RATIO * seconds if no_gain else pause)
-        if not (review and no_gain):  # else `watched` has set it
-            self.due_at = self.elapsed + pause
-
-    def replan_now(self) -> None:
-        """Make replanning due; later pauses are those of a batch that is past its first plans."""
-        self.due_at, self._plannings = self.elapsed, max(self._plannings, FIRST_PLANS)
-
-    def kept(self) -> Kept:
-        """The parameters for the next text of the kind, as this one was plain to its end.
-
-        Seconds until replanning, and until all plans are weighed; 1 + weighings without a gain, 1 + texts without hits.
-        """
-        review_in = max(0.0, self._review_at - self.elapsed)
-        if self._repeats:
-            return 0.0, review_in, self._no_gain, 1
-        return max(0.0, self.due_at - self.elapsed), review_in, self._no_gain, min(self._quiet + 1, MAX_QUIET)
+    def calls(self) -> bool:
+        """Whether n-grams predicted so much of the text that plans are to be weighed at once."""
+        return self._called and self.elapsed >= self._soonest
 
     @property
-    def _repeats(self) -> bool:
-        """Whether n-grams predicted so much of the text that they may pay soon, if they do not yet."""
-        return self._all_hits >= max(MIN_HITS, self._all_places)
+    def thinks(self) -> bool:
+        """Whether it is time to weigh all plans."""
+        return self.elapsed >= self.think_at
 
+    def heard(self, hits: int, seconds: float) -> None:
+        """Note tokens that n-grams predicted; hearing of them took so many seconds."""
+        self._heard += hits
+        self.listen_at = self.elapsed + CONFIG.listen_ratio * seconds
+        self.due_at = min(self.listen_at, self.think_at)
 
-class Exploration:
-    """Plans that show the cost of passes, narrow and wide. A text that ends within a few tokens needs no more."""
+    def thought(self, seconds: float, plan: Plan, quick: bool) -> None:
+        """Note that weighing plans took so many seconds, and which one was best. quick: n-grams alone were weighed."""
+        listens = "ngram" not in plan.tiers
+        self._vain = min(self._vain + self._called, MAX_VAIN) if listens else 1
+        self._heard, pause = 0, CONFIG.think_ratio * seconds
+        self._soonest = self.elapsed + pause / SOONER
+        if not quick:
+            self._took = seconds
+            self._thoughts += 1
+            self._patience = (
+                min(self._patience + 1, MAX_PATIENCE) if plan.plain and self._thoughts > FIRST_THOUGHTS else 1
+            )
+            self.think_at = self.elapsed + pause * min(self._patience, self._thoughts / FIRST_THOUGHTS)
+        self.due_at = min(self.listen_at, self.think_at) if listens else self.think_at
 
-    def __init__(self, draft: bool) -> None:
-        tiers = ("draft", "retrieval", "full") if draft else ("retrieval", "full")
-        self._plans = deque(Plan(tiers, gammas) for gammas in GAMMAS[tiers[0]])
+    def resume(self, waits: Waits, seconds: float) -> None:
+        """Go on where a text of the kind ended; this one may take so many seconds."""
+        self.listen_at, self.think_at, self._patience, self._took = waits
+        self._thoughts = FIRST_THOUGHTS
+        if seconds > CONFIG.think_ratio * self._took * self._patience / MAX_PATIENCE:
+            self.think_at = 0.0
+        self.due_at = min(self.listen_at, self.think_at)
 
     @property
-    def done(self) -> bool:
-        return not self._plans
+    def left(self) -> Waits:
+        """Times and patience with which the next text of the kind goes on."""
+        listen_in, think_in = (max(0.0, at - self.elapsed) for at in (self.listen_at, self.think_at))
+        return listen_in, think_in, self._patience, self._took
 
-    def plan(self, proposals: int) -> Plan:
-        """The next plan, after so many proposals."""
-        return PLAIN if proposals < PLAIN_PROPOSALS else self._plans.popleft()
-
-    @staticmethod
-    def speculates_next(proposals: int) -> bool:
-        """Whether the proposal after the next one speculates: the full tier then has to observe attention before."""
-        return proposals >= PLAIN_PROPOSALS - 1
+    @property
+    def _called(self) -> bool:
+        return self._heard >= CONFIG.heard_tokens * self._vain

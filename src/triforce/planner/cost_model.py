@@ -1,13 +1,4 @@
-"""Costs of forward passes in seconds: learnt from the passes themselves, sampling included, and kept between runs.
-
-A pass over `width` tokens of each row, n tokens of all rows, which read k keys between them, takes about a + b n + c k
-+ d width k seconds: a and c k are memory traffic, whatever the width; the others are arithmetic. A fused draft of
-`width` tokens counts as one pass: its first token finds the processor's caches full of other weights. The fit
-minimizes the relative error, and earlier passes fade.
-
-All tiers share one machine: where passes that earlier ones cover take longer or less long than those, the costs of all
-tiers follow, as some may have been observed last while the machine was busy.
-"""
+"""Costs of forward passes in seconds, acceptance and findings: learnt while decoding, and kept between runs."""
 
 from __future__ import annotations
 
@@ -16,9 +7,11 @@ import json
 import os
 import platform
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
+from math import log
 from pathlib import Path
 from typing import Any
 
@@ -27,75 +20,43 @@ import torch
 
 from triforce.backends import native_loader
 from triforce.planner.acceptance import AcceptanceHistory
-from triforce.planner.cadence import Kept
-from triforce.planner.pass_fit import BATCH, MIN_FRESH, MIN_PASSES, MIN_SECONDS, PassFit
+from triforce.planner.pass_costs import Kind, PassCosts, Seen
 from triforce.planner.searched_layers import Finding, Findings
+from triforce.planner.tier_work import TierWork
 
-CHANGED = 1.4  # times the expected seconds, or one over it: the speed of the machine has changed
+OLD_PASSES = 4.0  # that those of the file count as, of a kind
 
 
 class CostModel:
-    """Seconds of passes, `acceptance` of draft tokens, and `layers` to search. `path`: their file, if any."""
+    """Seconds of `passes`, `acceptance` of draft tokens, and `layers` to search. `path`: their file, if any."""
 
-    def __init__(self, path: Path | None = None) -> None:
+    def __init__(self, path: Path | None = None, works: Mapping[str, TierWork] | None = None) -> None:
         self.path = path
-        self._fits, self.acceptance, self.layers = _read(path)
-        self.trust: dict[str, float] = {}
-        """Trust in speculation, by kind of texts (`SpeculationFallback.kept`)."""
-        self.plain: dict[str, tuple[float, Kept]] = {}
-        """By kind of texts that plain decoding was best for: tokens per second of each row, and the cadence
-        that the next text goes on with (`Cadence.kept`)."""
+        seen, self.acceptance, self.layers = _read(path)
+        self.passes = PassCosts(dict(works or {}))
+        for tier, kinds in seen.items():
+            self.passes.of(tier).seen = kinds
+            self.passes.of(tier).fit()
+        self.confirmed = False
+        """Whether this process has seen passes: those of the file may be another machine's, or a busy hour's."""
+        self.kinds: dict[str, Any] = {}
+        """What the latest text of a kind leaves to the next one (`controller.Kept`)."""
 
-    def observe(self, tier: str, width: int, rows: int, keys: float, seconds: float, passes: int = 1) -> None:
-        """Note passes that are alike, of `width` tokens of each row, or fused drafts of so many; `keys` of all rows."""
-        if tier not in self._fits:
-            self._fits[tier] = PassFit()
-        self._fits[tier].add(width, rows, keys, seconds, passes)
-        if self._fits[tier].fresh >= BATCH:
-            self._fit(self._fits[tier])
+    def observe(self, tier: str, width: int, rows: int, keys: float, seconds: float, passes: int = 1) -> float:
+        """Note passes that are alike, see `PassCosts.observe`."""
+        self.confirmed = True
+        return self.passes.observe(tier, width, rows, keys, seconds, passes)
 
     def seconds(self, tier: str, width: float, rows: int, keys: float) -> float:
-        """The seconds to expect of a pass; next to none where there was no such tier yet, so that it is tried."""
-        base, each = self.line(tier, rows, keys)
-        return max(base + width * each, MIN_SECONDS)
-
-    def line(self, tier: str, rows: int, keys: float) -> tuple[float, float]:
-        """The same as a line: seconds of a pass whatever its width, and seconds that each token of a row adds."""
-        fit = self._fits.get(tier)
-        if fit is None:
-            return MIN_SECONDS, 0.0
-        if fit.fresh >= MIN_FRESH or fit.passes < BATCH:
-            self._fit(fit)
-        return fit.line(rows, keys)
-
-    def covers(self, tier: str, rows: int, keys: float) -> bool:
-        """Whether there were enough passes like these, so that their cost is not extrapolated from quite others."""
-        return tier in self._fits and self._fits[tier].covers(rows, keys)
-
-    def _fit(self, fit: PassFit) -> None:
-        """Fit the latest passes of a tier, and scale those of all tiers if the speed of the machine has changed."""
-        ratio = fit.speed()
-        if not 1 / CHANGED < ratio < CHANGED:
-            for each in self._fits.values():
-                each.scale(ratio)
-        fit.fit()
-
-    def settle(self) -> None:
-        """Keep what was observed so far for good: it had passes of all widths, and later ones may all be alike."""
-        for fit in self._fits.values():
-            fit.settle()
-
-    def knows(self, *tiers: str) -> bool:
-        """Whether there were enough passes of all of these tiers."""
-        return all(tier in self._fits and self._fits[tier].passes >= MIN_PASSES for tier in tiers)
+        """The seconds to expect of a pass over `width` tokens of each row, and `keys` of all rows."""
+        return self.passes.seconds(tier, width, rows, keys)
 
     def save(self) -> None:
         """Write the file for the next process; a folder that cannot be written to is ignored."""
         if self.path is None:
             return
-        passes = {tier: fit.saved() for tier, fit in self._fits.items()}
         layers = {case: asdict(found) for case, found in self.layers.items()}
-        saved = {"passes": passes, "shares": self.acceptance.sums, "layers": layers}
+        saved = {"passes": self._passes(), "shares": self.acceptance.sums, "layers": layers}
         fresh = self.path.with_suffix(f".{os.getpid()}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -105,21 +66,29 @@ class CostModel:
             with suppress(OSError):
                 fresh.unlink()
 
+    def _passes(self) -> list[tuple[str, int, int, int, float, float, float]]:
+        """All passes that were seen, at the speed of now."""
+        shift, tiers = log(self.passes.speed), self.passes.tiers.items()
+        kinds = [(tier, kind, each) for tier, costs in tiers for kind, each in costs.seen.items()]
+        return [(tier, *kind, each.count, each.keys, each.log + shift) for tier, kind, each in kinds]
 
-def _read(path: Path | None) -> Memory:
+
+def _read(path: Path | None) -> tuple[dict[str, dict[Kind, Seen]], AcceptanceHistory, Findings]:
     """The file's contents; nothing if it cannot be read, as all of it can be learnt again."""
     if path is None:
         return {}, AcceptanceHistory(), {}
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
-        fits = {
-            str(tier): PassFit(_numbers(sums, 2, 4, 5), _numbers(lasting, 4, 5), int(passes))
-            for tier, (sums, lasting, passes) in saved["passes"].items()
-        }
+        seen: dict[str, dict[Kind, Seen]] = {}
+        for tier, width, rows, size, count, keys, took in saved["passes"]:
+            kind = int(width), int(rows), int(size)
+            _numbers([*kind, count, keys, abs(took), min(width, rows, count) - 0.5], 7)
+            found = Seen(min(float(count), OLD_PASSES), float(keys), float(took), own=False)
+            seen.setdefault(str(tier), {})[kind] = found
         sums = {str(key): _numbers(pair, 2).tolist() for key, pair in saved["shares"].items()}
         layers = {str(case): Finding.read(found) for case, found in saved["layers"].items()}
-        return fits, AcceptanceHistory(sums), layers
-    except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError, np.linalg.LinAlgError):
+        return seen, AcceptanceHistory(sums), layers
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
         return {}, AcceptanceHistory(), {}
 
 
@@ -127,11 +96,8 @@ def _numbers(saved: Any, *shape: int) -> np.ndarray:
     """An array of this shape, finite and nowhere negative. Raises ValueError."""
     array = np.array(saved, float).reshape(shape)
     if not (np.isfinite(array).all() and (array >= 0).all()):
-        raise ValueError("not a sum of observations")
+        raise ValueError("not sums of observations")
     return array
-
-
-Memory = tuple[dict[str, PassFit], AcceptanceHistory, Findings]
 
 
 def costs_path(models: list[str], device: torch.device, dtype: torch.dtype) -> Path | None:

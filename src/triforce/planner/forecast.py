@@ -1,34 +1,28 @@
-"""Forecast of seconds and acceptance of each tier for the rows of a batch, with the present budget and with others.
+"""Forecasts: what each plan would give and cost by the beliefs of now, with a lower and an upper bound.
 
-Rows are grouped by the bits of their lengths, as acceptance is. A replanning may take half or twice the usual budget
-for the rows of one group; tiers and gammas are those of all rows.
+Rows are grouped by the bits of their lengths, as acceptance is. A plan may have the retrieval tier read half or twice
+the usual budget for the rows of one group; tiers and gammas are those of all rows. Shape suffixes are those of `plan`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from triforce.kvcache import RetrievalView
 from triforce.planner.acceptance import AcceptanceTracker, NgramHindsight
 from triforce.planner.cost_model import CostModel
-from triforce.planner.fallback import SpeculationFallback
-from triforce.planner.plan import PLAIN, Amount, Plan, rate
+from triforce.planner.pass_costs import AMONG_MODELS, FULL
+from triforce.planner.plan import NARROW_GAMMAS, Estimates
+from triforce.planner.planner_config import CONFIG
 
 BUDGET_STEPS = 0.5, 1.0, 2.0  # times the usual budget that may be read
 MIN_SPARSITY = 2  # times as long as another budget than the usual one a context is, at least
-
-MIN_GAIN_OF_BUDGET = 1.06
-"""Times the tokens per second with the usual budget that another one has to promise, for each group of rows."""
-
-MIN_GAIN = 1.04  # times the tokens per second of the current plan: a change has to promise more
-MIN_GAIN_OVER_PLAIN = 1.15, 1.04  # times those of plain decoding: to leave it, and to stay away from it
-
-FUSED_DRAFT_KEYS = 1000
-"""Keys that a fused draft counts as: it reads the draft's weights for each token, whatever the rows."""
+WIDEST = 33  # tokens of the widest pass of a plan
+BOUNDS_Z = np.array([-CONFIG.caution, 0.0, CONFIG.optimism])
+"""Standard deviations from the mean."""
 
 BudgetFactors = Mapping[int, float]
 """Times the usual budget, by the bits of a row's length; 1 where it is left out."""
@@ -53,133 +47,53 @@ def budget_options(view: RetrievalView, present: BudgetFactors, lengths: Sequenc
 
 
 def keys_read(tier: str, lengths: Sequence[int], view: RetrievalView) -> int:
-    """Keys that a pass of a tier reads, of all rows."""
-    if tier == "full":
-        return sum(lengths)
-    if tier == "retrieval":
-        return sum(map(view.keys, lengths))
-    return FUSED_DRAFT_KEYS if tier == "draft" else 0
+    """Keys that a pass of a tier reads, of all rows; the draft's window is part of what each of its passes reads."""
+    return sum(lengths) if tier == "full" else sum(map(view.keys, lengths)) if tier == "retrieval" else 0
 
 
-class Forecast:
-    """`TierEstimates` for rows of these lengths. What depends on the budget is a column, with a row for each."""
+@dataclass(frozen=True, slots=True)
+class Beliefs:
+    """All that forecasts are made of."""
 
-    def __init__(
-        self,
-        costs: CostModel,
-        acceptance: AcceptanceTracker,
-        hindsight: NgramHindsight,
-        view: RetrievalView,
-        lengths: Sequence[int],
-        budgets: Sequence[BudgetFactors] = ({},),
-    ) -> None:
-        self.rows, self._longest = len(lengths), max(lengths)
-        self._costs, self._acceptance, self._hindsight, self._view = costs, acceptance, hindsight, view
-        self.budgets, self._lengths = budgets, lengths
-        self._lines: dict[str, tuple[Amount, Amount]] = {}
-        self.required_gain = _column([MIN_GAIN_OF_BUDGET ** len(factors) for factors in budgets])
-        """Times the tokens per second with the usual budgets that these have to promise."""
+    costs: CostModel
+    acceptance: AcceptanceTracker
+    hindsight: NgramHindsight
+    view: RetrievalView
 
-    def cost(self, tier: str, tokens: Amount) -> Amount:
-        if tier not in self._lines:
-            self._lines[tier] = self._line(tier)
-        base, each = self._lines[tier]
-        return base + each * tokens
+    def estimates(self, lengths: Sequence[int], budgets: Sequence[BudgetFactors] = ({},)) -> Estimates:
+        """Return what they say of rows of these lengths, with each of these budgets of the retrieval tier."""
+        seconds, rows, longest = self.costs.passes.table, len(lengths), max(lengths)
+        keys_K, retrieval_KZ = self._retrieval(lengths, budgets)
+        proposed_AG, accepted_AG, found_A = self.hindsight.means()
+        return Estimates(
+            rows,
+            seconds(FULL, rows, [sum(lengths)], WIDEST)[0],
+            seconds(AMONG_MODELS, rows, [sum(lengths)], WIDEST)[0],
+            seconds("retrieval", rows, keys_K, WIDEST),
+            seconds("draft", rows, [0], NARROW_GAMMAS[-1])[0],
+            float(seconds("ngram", rows, [0], 1)[0, 1]),
+            self._bounds("draft", longest),
+            retrieval_KZ,
+            proposed_AG,
+            accepted_AG,
+            found_A,
+            self._bounds("ngram", longest),
+        )
 
-    def draft_cost(self, tier: str, tokens: Amount) -> Amount:
-        return self.cost(tier, tokens) if tier == "draft" else tokens * self.cost(tier, 1)
+    def _bounds(self, tier: str, length: int, factor: float = 1.0) -> np.ndarray:
+        mean, deviation = self.acceptance.of(tier, length, factor)
+        return np.clip(mean + BOUNDS_Z * deviation, 0, 1)
 
-    def hindsight(self, gamma: Amount, alone: bool) -> tuple[Amount, Amount, float]:
-        proposed, accepted, found = self._hindsight.of(gamma, alone)
-        trust = self._acceptance.of("ngram", self._longest)
-        return trust * proposed, trust * accepted, trust * found
-
-    def acceptance(self, tier: str) -> Amount:
-        if tier == "full":
-            return 1.0
-        return self._retrieval[1] if tier == "retrieval" else self._acceptance.of(tier, self._longest)
-
-    def _line(self, tier: str) -> tuple[Amount, Amount]:
-        """Seconds of a pass, and of each token: see `CostModel.line`."""
-        if tier != "retrieval":
-            return self._costs.line(tier, self.rows, keys_read(tier, self._lengths, self._view))
-        reads = self._retrieval[0]
-        lines = (_retrieval_line(self._costs, self.rows, reads[0], keys) for keys in reads)
-        base, each = zip(*lines, strict=True)
-        return _column(base), _column(each)
-
-    @cached_property
-    def _retrieval(self) -> tuple[list[int], Amount]:
-        """Keys that all rows read, and acceptance, by budget."""
+    def _retrieval(self, lengths: Sequence[int], budgets: Sequence[BudgetFactors]) -> tuple[list[int], np.ndarray]:
+        """Keys that all rows read, by budget, and the retrieval tier's acceptance."""
         sizes: dict[int, list[int]] = {}
-        for length in self._lengths:
+        for length in lengths:
             sizes.setdefault(length.bit_length(), []).append(length)
         means = {bits: (len(some), sum(some) // len(some)) for bits, some in sizes.items()}
-        reads, acceptance = [], []
-        for factors in self.budgets:
-            keys, accepted = 0, 0.0
+        reads, shares_KZ = [0] * len(budgets), np.zeros((len(budgets), len(BOUNDS_Z)))
+        for k, factors in enumerate(budgets):
             for bits, (count, mean) in means.items():
                 factor = factors.get(bits, 1.0)
-                keys += count * self._view.keys(mean, budget=self._view.setting.budget.of(mean, factor))
-                accepted += count * self._acceptance.of("retrieval", mean, factor)
-            reads.append(keys)
-            acceptance.append(accepted / self.rows)
-        return reads, _column(acceptance)
-
-
-def _retrieval_line(costs: CostModel, rows: int, present: int, keys: int) -> tuple[float, float]:
-    """Seconds of a retrieval pass over so many keys, as `CostModel.line`, where `present` keys are read now.
-
-    While passes are alike nothing shows the cost of a key: it is taken to be that of the full tier, at least. Where so
-    many keys were never read, a pass is taken to cost at most one of the full tier, of the same weights, over as many.
-    """
-    now, nothing = costs.line("retrieval", rows, present), costs.line("full", rows, 0)
-    if costs.covers("full", rows, present) and not costs.covers("retrieval", rows, present):
-        now = min(now, costs.line("full", rows, present), key=sum)
-    own, exact = costs.line("retrieval", rows, keys), costs.line("full", rows, abs(keys - present))
-    sign = 1 if keys > present else -1
-    more = [max(sign * (a - b), c - d) for a, b, c, d in zip(own, now, exact, nothing, strict=True)]
-    return now[0] + sign * more[0], now[1] + sign * more[1]
-
-
-def _column(amounts: Sequence[float]) -> Any:
-    """A column of these amounts; a number, if there is only one."""
-    return np.array(amounts)[:, None] if len(amounts) > 1 else amounts[0]
-
-
-def best_plan(
-    among: Iterable[tuple[tuple[str, ...], Sequence[Amount]]],
-    forecast: Forecast,
-    current: Plan,
-    fallback: SpeculationFallback,
-) -> tuple[Plan, float]:
-    """The plan with most tokens per second of each row, or the current one if it is about as good; and its rate.
-
-    among: tiers, and of each but the full one its gammas, entry n that of plan n; with each budget of the forecast.
-    """
-    plain = fallback.correction(False) / forecast.cost("full", 1)
-    best, highest, present = PLAIN, plain, plain
-    for tiers, gammas in among:
-        if "ngram" in tiers and not forecast.hindsight(1, tiers[0] == "ngram")[2]:
-            continue
-        rates_KN = _rates(tiers, gammas, forecast, fallback)
-        if tiers == current.tiers:
-            present = float(_rates(tiers, current.gammas, forecast, fallback)[0, 0])
-        k, at = divmod(int(rates_KN.argmax()), rates_KN.shape[1])
-        if rates_KN[k, at] > highest:
-            factors = tuple(sorted(forecast.budgets[k].items())) if "retrieval" in tiers else ()
-            best, highest = Plan(tiers, tuple(int(each[at]) for each in gammas), factors), float(rates_KN[k, at])
-    needed = MIN_GAIN_OVER_PLAIN[not current.plain] * plain
-    if highest < needed:
-        best, highest = PLAIN, plain
-    if not best.plain and present > needed and highest < MIN_GAIN * present:
-        best, highest = current, present
-    return best, highest * MIN_GAIN_OF_BUDGET ** len(best.budget_factors)
-
-
-def _rates(
-    tiers: tuple[str, ...], gammas: Sequence[Amount], forecast: Forecast, fallback: SpeculationFallback
-) -> np.ndarray:
-    """Tokens per second (K budgets, N plans) of plans of these tiers, corrected by what was measured."""
-    rates_KN = np.atleast_2d(rate(tiers, tuple(gammas), forecast)) * fallback.correction(True)
-    return rates_KN / forecast.required_gain if "retrieval" in tiers else rates_KN
+                reads[k] += count * self.view.keys(mean, budget=self.view.setting.budget.of(mean, factor))
+                shares_KZ[k] += count / len(lengths) * self._bounds("retrieval", mean, factor)
+        return reads, shares_KZ

@@ -10,11 +10,11 @@ from tests.helpers.planning.simulation import NOISE, OUTLIER, Simulation, keys_o
 from tests.helpers.planning.traces import Played, Trace, fixed_plans, played, traces
 from tests.helpers.planning.worlds import World
 from triforce.planner import CostModel, Plan
-from triforce.planner.forecast import FUSED_DRAFT_KEYS
+from triforce.planner.cost_model import OLD_PASSES
 
 LENGTHS = 64, 256, 1024  # tokens of a text
 TUNED = "anthony-", "abraham-", "aio-libs"
-"""Texts that the planner may be tuned on; the others judge it."""
+"""Texts that `PlannerConfig` was tuned on; the others judge it."""
 WARMING = "anthony-", 200  # a text that a process has written before, and its tokens
 PAYS = 1.3  # times plain decoding's rate, from which a text counts as one in which something pays
 
@@ -71,8 +71,10 @@ def profile(trace: Trace, world: World) -> CostModel:
         for width, tier in ((width, tier) for width in (1, 1, 1, 3, 7) * 6 for tier in tiers):
             keys = keys_of(tier, [length] * world.rows, 1.0)
             seconds = world.before(tier, width, world.rows, keys) if world.before else 0.0
-            learnt = FUSED_DRAFT_KEYS if tier == "draft" else keys
-            costs.observe(tier, width, world.rows, learnt, seconds * dice.lognormvariate(0, NOISE))
+            costs.observe(tier, width, world.rows, keys, seconds * dice.lognormvariate(0, NOISE))
+    for seen in (seen for tier in costs.passes.tiers.values() for seen in tier.seen.values()):
+        seen.count, seen.own = min(seen.count, OLD_PASSES), False
+    costs.confirmed = False
     return costs
 
 

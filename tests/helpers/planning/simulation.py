@@ -50,7 +50,8 @@ class ReplayedNgrams(NgramProposer):
         places = range(self._at[b], self.replay.positions[b] - most + 1, STRIDE)
         for place in places:
             at = (place + ROLLED * b) % TOKENS if place >= 0 else place
-            yield self.replay.trace.match(at)
+            match, hits = self.replay.trace.match(at)
+            yield match, min(hits, most)
         if places:
             self._at[b] = places[-1] + STRIDE
 
@@ -80,10 +81,10 @@ class Simulation:
     def rate(self, tokens: int) -> float:
         """Tokens per second of all rows, until the first one has so many."""
         it, made = self.controller, 0
-        while self.replay.positions[0] < tokens:
+        while (left := tokens - self.replay.positions[0]) > 0:
             prefix = self._prefix()
             self.now += STEP_SECONDS
-            it.steer(prefix, self.live_B)
+            it.steer(prefix, self.live_B, left)
             self.plans.append(it.name)
             began, new = self.now, sum(self.replay.propose(it.plan))
             it.observe(prefix.lengths_B.tolist(), new, self.now - began)

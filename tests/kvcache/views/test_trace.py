@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import chain, pairwise, repeat
 from pathlib import Path
 
 import pytest
 
+from tests.helpers.controlled_batch import think_always
 from tests.helpers.tiny_llm import ask, checkpoints, ids, llm
 from triforce.engine.output_stream import OutputChunk
 from triforce.engine.sequence_batch import SequenceBatch
 from triforce.kvcache import PAGE, RetrievalView
 from triforce.kvcache.views import retrieval
-from triforce.planner.cost_model import CostModel
+from triforce.planner import Plan, PlanController
+from triforce.planner.choose import Choice
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +59,10 @@ def test_trace_counts_selections_of_each_page(
 
 
 def test_trace_without_request_is_empty(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mode auto begins plainly, and tries the retrieval tier where its cost is not known: lists are blank before."""
-    monkeypatch.setattr(CostModel, "knows", lambda *_: False)
+    """Where mode auto begins plainly, and goes on with the retrieval tier, lists are blank before."""
+    plans = chain([Choice()], repeat(Choice(Plan(("retrieval", "full"), (4,)))))
+    monkeypatch.setattr(PlanController, "choose", lambda *how: next(plans))
+    think_always(monkeypatch)
     *pieces, _ = llm(folder).stream(ids(400), ask(trace=True, max_tokens=48), mode="auto")
     looks = [piece.trace for piece in pieces]
     passes = [next(tier.passes for tier in each.tiers if tier.name == "retrieval") for each in looks]

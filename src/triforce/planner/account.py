@@ -1,0 +1,31 @@
+"""Account of what speculation won or lost in a text, in seconds, so that trials never cost more than was allowed.
+
+A conservative bandit (Wu et al. 2016, arXiv 1602.04282): a plan may be followed if the account stays above its floor
+even where the plan does as badly as may be feared. The floor is a small share of the time that plain decoding takes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from triforce.planner.planner_config import CONFIG
+
+
+@dataclass(slots=True)
+class Account:
+    """Account of one batch. plain: seconds of a step of plain decoding; 0: not known yet."""
+
+    plain: float = 0.0
+    won: float = 0.0  # seconds, negative where speculation lost
+    tokens: float = 0.0  # of each row
+
+    def enter(self, tokens: float, seconds: float, plain: bool) -> None:
+        """Enter proposals: tokens of each row, and whether they were plain decoding, which wins nothing."""
+        self.tokens += tokens
+        if not plain and self.plain:
+            self.won += tokens * self.plain - seconds
+
+    @property
+    def headroom(self) -> float:
+        """Seconds that may be lost."""
+        return self.won + CONFIG.allowed_loss * self.plain * (self.tokens + CONFIG.credit_tokens)

@@ -1,0 +1,62 @@
+"""Work of a tier's passes, in bytes and operations, and the machines that it may be done on: a roofline of two bounds.
+
+A component of a pass takes the longer of two times, that of its bytes and that of its operations (Williams et al.
+2009): seconds = constant + sum of max(bytes / bandwidth, operations / rate), of the weights and of the KV.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from triforce.model.config import ModelConfig
+
+BALANCES = tuple(2 ** (step / 2) for step in range(2, 17))
+"""Tokens of a pass from which bfloat16 weights are bound by operations: processors first, graphics cards last."""
+OVERHEADS = (0.0, *(5e4 * 2**step for step in range(9)))
+"""Bytes that could be read in the fixed time of a layer."""
+OVERLAPS = 1.0, 8.0
+"""Exponents: 1 where bytes are not read while operations run, 8 where they are, so that the longer of both counts."""
+MACHINES = np.array(list(product(BALANCES, OVERHEADS, OVERLAPS)))
+USUAL_MACHINE = 8.0, 4e5, 8.0
+LEAST_BYTES = 1e4
+
+
+@dataclass(frozen=True, slots=True)
+class TierWork:
+    """Work of a tier's passes, by its model: layers, bytes of its weights and of a token's KV, bytes of a number.
+
+    group: query heads of a KV head. sequential: a fused draft, which reads all for each of its tokens.
+    """
+
+    layers: int = 8
+    weights: float = 1e7
+    key: float = 1e3
+    number: float = 2.0
+    group: int = 1
+    sequential: bool = False
+
+    @staticmethod
+    def of(config: ModelConfig, weight: float, number: float, sequential: bool = False) -> TierWork:
+        """The work of a model's passes, with so many bytes of a weight, and of a number of its KV."""
+        weights, key = weight * config.weights_read, number * config.kv_size
+        return TierWork(config.layers, weights, key, weight, config.heads // config.kv_heads, sequential)
+
+    def bytes(self, width: Any, rows: Any, keys: Any, balance: Any, overhead: Any, overlap: Any) -> Any:
+        """Bytes whose reading would take as long as a pass, on such a machine (see `MACHINES`)."""
+        once, repeats = (1.0, width) if self.sequential else (width, 1.0)
+        balanced = balance * self.number / 2
+        weights = self.weights * _longer(once * rows / balanced, overlap)
+        kv = self.key * keys * _longer(once * self.group / balanced, overlap)
+        return LEAST_BYTES + overhead * self.layers + repeats * (weights + kv)
+
+
+def _longer(operations: Any, overlap: Any) -> Any:
+    """The longer of 1, the time of the bytes, and that of operations; their sum where these do not overlap."""
+    return (1.0 + operations**overlap) ** (1.0 / overlap)
+
+
+USUAL_WORKS = {"ngram": TierWork(1, 0.0, 0.0), "draft": TierWork(2, 2e6, 0.0, sequential=True)}
