@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -108,6 +109,30 @@ def test_compare_summary_takes_best_setting() -> None:
     assert found["best"] == {"triforce": 120, "openvino": 40}
     assert (found["decode"], found["plain"], found["prefill"]) == (3.0, 1.5, 0.9)
     assert summary(rows[:2])[0]["decode"] is None
+
+
+def test_compare_worker_warms_up_before_first_turn_that_works() -> None:
+    """With a short text of the end of its prompt, which is answered by nothing."""
+    program = """
+import sys, types
+
+def load(task, seen=[]):
+    def generate(turn):
+        seen.append([len(turn["ids"]), turn["ids"][-1], turn["tokens"]])
+        return {"seen": list(seen)} if turn["ids"][-1] else 1 / 0
+    return generate
+
+sys.modules["triforce.bench.compare.workers.made_up_worker"] = worker = types.ModuleType("made_up_worker")
+worker.load = load
+from triforce.bench.compare.workers.turns import main
+main("made_up")
+"""
+    turns = [{"ids": [1] * 600 + [last], "tokens": 3} for last in (0, 5, 6)]
+    lines = "".join(f"{json.dumps(line)}\n" for line in ({}, *turns))
+    done = subprocess.run([sys.executable, "-c", program], input=lines, capture_output=True, text=True, check=True)
+    failed, *answers = map(json.loads, done.stdout.splitlines())
+    assert "ZeroDivisionError" in failed["failed"]
+    assert answers[1]["seen"] == [[512, 0, 8], [512, 5, 8], [601, 5, 3], [601, 6, 3]]
 
 
 def test_compare_clock_separates_prefill() -> None:

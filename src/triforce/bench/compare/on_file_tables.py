@@ -49,7 +49,8 @@ def summary(rows: Sequence[Row]) -> list[Row]:
 def tables(rows: Sequence[Row]) -> list[Table]:
     """Tables of prompts, of texts after each context, of what is not fair, and of what is not there or failed."""
     contexts = sorted({row["context"] for row in rows if row["what"] == "decoding"})
-    notes = [[TITLES[row["engine"]], row["note"]] for row in rows if row["what"] == "note"]
+    noted = dict.fromkeys((TITLES[row["engine"]], row["note"]) for row in rows if row["what"] == "note")
+    notes = [list(each) for each in noted]
     unfair = Table("Not a fair comparison", "Figures of these engines are too low.", ["engine", "why"], notes)
     return [
         _prompts(rows), *(_texts(context, rows) for context in contexts), *([unfair] if notes else []), *_failed(rows)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from argparse import Namespace
 from collections.abc import Mapping
+from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from triforce.bench.compare.on_file import FileConfig, rows
 from triforce.bench.compare.on_file_tables import line, summary, tables
 from triforce.bench.compare.texts import WORKLOADS
 from triforce.bench.compare.workers.clock import SLACK
+from triforce.bench.results_file import ResultsFile
 from triforce.checkpoint.model_files import GGUFModel, open_model
 from triforce.cli.bench.report import about, machine, show, write
 from triforce.cli.bench.setup import make_folder, sources_of
@@ -25,25 +28,43 @@ from triforce.errors import RequestError
 
 CONTEXTS = (512, 2048, 7168)
 TOKENS = 128
+PLANNED = ("engines", "modes", "workloads", "temperatures", "repeats", "level")
+FIXED = ("model", "threads", "tokens", "draft", "texts", *PLANNED)
+"""What must be the same for a file that is not whole to be continued."""
 
 
 def run(options: Namespace, model: GGUFModel, pythons: Mapping[str, str], work: Path, threads: int) -> int:
-    """Print rows as they are measured, tables, and a line of JSON; an engine may be missing. Raises RequestError."""
+    """Print rows as they are measured, tables, and a line of JSON; an engine may be missing.
+
+    A file that was cut off goes on behind the last context that is whole. Raises RequestError.
+    """
     plan = _plan(options, model)
     texts = sources_of(model.tokenizer(), options.texts)
     head = about() | {"model": model.path.name, "threads": threads, "tokens": plan.tokens}
+    results = ResultsFile(options.json, head | _settings(options, plan), FIXED, "summary")
+    done = {row["context"] for row in results.rows if "context" in row}
+    plan = replace(plan, contexts=[context for context in plan.contexts if context not in done])
     print(f"{model.path.name} on {machine()}")
     own = work / model.path.stem
     make_folder("--work", own)
     start = {"pythons": pythons, "threads": threads, "timeout": options.timeout, "work": own}
-    found: list[dict[str, Any]] = []
-    for row in rows(texts, plan, start):
-        found.append(row)
-        print(line(row), flush=True)
-        write(options.json, head | {"summary": summary(found), "rows": found})
+    for _, measured in groupby(rows(texts, plan, start), lambda row: row.get("context")):
+        found = []
+        for row in measured:
+            found.append(row)
+            print(line(row), flush=True)
+        results.add([row for row in found if row not in results.rows])
+    found = results.rows
+    write(options.json, head | {"summary": summary(found), "rows": found})
     show(tables(found))
     print(json.dumps(summary(found)))
     return 0
+
+
+def _settings(options: Namespace, plan: FileConfig) -> dict[str, Any]:
+    """Return what a file that is not whole says of its rows, beside its head."""
+    draft = str(plan.draft) if plan.draft else None
+    return {"draft": draft, "texts": options.texts, **{name: getattr(plan, name) for name in PLANNED}}
 
 
 def _plan(options: Namespace, model: GGUFModel) -> FileConfig:
