@@ -43,7 +43,7 @@ def listening(
 
 def goes_on(it: PlanController, prefix: SequenceState, steps: int) -> None:
     for _ in range(steps):
-        it.steer(prefix, LIVE, left=20)
+        it.steer(prefix, LIVE, left=lambda: 20)
         it.by_name["full"].counters.record_passes(LIVE, 1e-4)
         it.observe([int(prefix.lengths_B[0])], 1, 1e-4)
 

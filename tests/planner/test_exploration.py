@@ -21,7 +21,7 @@ def test_controller_tries_unknown_tiers_in_first_text() -> None:
     it = PlanController(unlinked(batch.top), costs, clock=lambda: 0.0)
     it.hindsight = it.observer.hindsight = NoHindsight()  # type: ignore[assignment]
     for _ in range(30):
-        it.steer(batch.prefix, LIVE, left=300)
+        it.steer(batch.prefix, LIVE, left=lambda: 300)
         tried.append(it.plan)
         it.observe([150], *simulated.play(it.plan, it.by_name))
     it.conclude(batch.prefix, LIVE)

@@ -166,19 +166,21 @@ class SequenceBatch:
 
     def _plan(self, live_B: Bools, lengths: list[int]) -> SearchedLayers | None:
         """Choose tiers and searched layers for the next proposal. Returns the layer search, if it takes part."""
-        context = self.target.config.context
         if self.controller:
-            left = max(s.limit(context) - len(s.tokens) for s in compress(self.sequences, live_B))
-            self.controller.steer(self.prefix, live_B, left)
+            self.controller.steer(self.prefix, live_B, self._left)
             if self.controller.budget or self.controller.changes != self._plan_noted:
                 self._plan_noted = self.controller.changes
                 for sequence in compress(self.sequences, live_B):
                     sequence.note_plan(self.controller)
         searching = self.search if not self.controller or "retrieval" in self.controller.plan.tiers else None
         if searching:
-            left = max(sequence.limit(context) - len(sequence.tokens) for sequence in self.sequences)
-            self.search_layers(searching, max(lengths), left, live_B)
+            self.search_layers(searching, max(lengths), self._left(), live_B)
         return searching
+
+    def _left(self) -> int:
+        """Return how many tokens may come of the sequence that may have most."""
+        context = self.target.config.context
+        return max(sequence.limit(context) - len(sequence.tokens) for sequence in self.sequences)
 
     def _accept(self, draft: Draft, live: list[bool]) -> list[int]:
         """Hand each sequence its new tokens. Returns how many it took, up to its end."""

@@ -63,7 +63,7 @@ class Cadence:
         """Go on where a text of the kind ended; this one may take so many seconds."""
         self.listen_at, self.think_at, self._patience, self._took = waits
         self._thoughts = FIRST_THOUGHTS
-        if seconds > CONFIG.think_ratio * self._took * self._patience / MAX_PATIENCE:
+        if seconds > CONFIG.think_ratio * self._took * self._patience / 2:
             self.think_at = 0.0
         self.due_at = min(self.listen_at, self.think_at)
 

@@ -98,18 +98,18 @@ class PlanController:
         """Tokens per second of each row, expected of plain decoding; 0: not known yet."""
         return 1 / self.account.plain if self.account.plain else 0.0
 
-    def steer(self, prefix: SequenceState, live_B: Bools, left: int = ENDLESS) -> None:
-        """Link the tiers for the next proposal; at most `left` tokens are to come. Most calls return at once."""
+    def steer(self, prefix: SequenceState, live_B: Bools, left: Callable[[], int] = lambda: ENDLESS) -> None:
+        """Link the tiers for the next proposal. Most calls return at once. left: tokens that are to come, at most."""
         if self._proposals == 0:
-            self._begin(prefix.lengths_B[live_B].tolist(), left)
+            self._begin(prefix.lengths_B[live_B].tolist(), left())
         due = self._cadence.elapsed >= self._cadence.due_at and self._proposals >= self._first_thought
         self._proposals += 1
         if self.ranks.broadcast(due):
-            self._think(prefix, live_B, left)
+            self._think(prefix, live_B, left())
         elif self.plan.plain and self.choice.plan.plain:
             return  # most calls
         elif self.ranks.broadcast(self._alarmed):
-            self._think(prefix, live_B, left, alarmed=True)
+            self._think(prefix, live_B, left(), alarmed=True)
         self._follow(prefix, live_B)
 
     def observe(self, lengths: Sequence[int], taken: int, seconds: float) -> None:
@@ -171,6 +171,8 @@ class PlanController:
             self._cadence.resume(kept.waits, left * kept.plain)
         elif not self.costs.confirmed:
             self._first_thought, self._cadence.due_at = CONFIG.first_proposals, CONFIG.first_seconds
+        if self._cadence.due_at and "retrieval" not in self.choice.plan.tiers:
+            self.top.cache.grain = 0  # as in `_follow`, which is not called while plain decoding goes on
 
     def _think(self, prefix: SequenceState, live_B: Bools, left: int, alarmed: bool = False) -> None:
         """Look for n-grams that repeat, and choose a plan if that is due."""

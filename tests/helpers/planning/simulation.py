@@ -81,10 +81,10 @@ class Simulation:
     def rate(self, tokens: int) -> float:
         """Tokens per second of all rows, until the first one has so many."""
         it, made = self.controller, 0
-        while (left := tokens - self.replay.positions[0]) > 0:
+        while self.replay.positions[0] < tokens:
             prefix = self._prefix()
             self.now += STEP_SECONDS
-            it.steer(prefix, self.live_B, left)
+            it.steer(prefix, self.live_B, lambda: tokens - self.replay.positions[0])
             self.plans.append(it.name)
             began, new = self.now, sum(self.replay.propose(it.plan))
             it.observe(prefix.lengths_B.tolist(), new, self.now - began)
