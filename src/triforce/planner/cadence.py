@@ -10,12 +10,12 @@ from triforce.planner.plan import Plan
 from triforce.planner.planner_config import CONFIG
 
 FIRST_THOUGHTS = 4  # of a batch, until when they follow each other sooner
-SOONER = 4  # times as soon as usual n-grams are weighed again, at most, where they foretell the text
-MAX_PATIENCE = 4
+MAX_PATIENCE = 4  # times as long until plans are weighed, at most, where plain decoding stays best
+MAX_QUIET = 4  # times as long until a text is listened to, at most, after as many of its kind that did not repeat
 MAX_VAIN = 4  # times `heard_tokens`, at most, after as many calls of n-grams that led to nothing
 
-Waits = tuple[float, float, int, float]
-"""Seconds until it is time to listen, and to think; patience; seconds of a thought."""
+Waits = tuple[float, float, int, int, float]
+"""Seconds until it is time to listen, and to think; how quiet texts are; patience; seconds of a thought."""
 
 
 class Cadence:
@@ -24,14 +24,18 @@ class Cadence:
     def __init__(self) -> None:
         self.elapsed = self.due_at = self.listen_at = self.think_at = 0.0
         self._thoughts = self._heard = 0
-        self._vain, self._soonest = 1, 0.0  # when n-grams may be weighed again
+        self._vain = 1
+        self._quiet, self._predicted = (
+            1,
+            0,
+        )  # times as long until the text is listened to; tokens n-grams predicted of it
         self._took = 0.0  # seconds, of weighing all plans
         self._patience = 1  # times as long until plans are weighed, as plain decoding was best so often
 
     @property
     def calls(self) -> bool:
         """Whether n-grams predicted so much of the text that plans are to be weighed at once."""
-        return self._called and self.elapsed >= self._soonest
+        return self._heard >= CONFIG.heard_tokens * self._vain
 
     @property
     def thinks(self) -> bool:
@@ -40,16 +44,15 @@ class Cadence:
 
     def heard(self, hits: int, seconds: float) -> None:
         """Note tokens that n-grams predicted; hearing of them took so many seconds."""
-        self._heard += hits
-        self.listen_at = self.elapsed + CONFIG.listen_ratio * seconds
+        self._heard, self._predicted = self._heard + hits, self._predicted + hits
+        self.listen_at = self.elapsed + CONFIG.listen_ratio * seconds * self._next_quiet(0)
         self.due_at = min(self.listen_at, self.think_at)
 
     def thought(self, seconds: float, plan: Plan, quick: bool) -> None:
         """Note that weighing plans took so many seconds, and which one was best. quick: n-grams alone were weighed."""
         listens = "ngram" not in plan.tiers
-        self._vain = min(self._vain + self._called, MAX_VAIN) if listens else 1
+        self._vain = min(self._vain + self.calls, MAX_VAIN) if listens else 1
         self._heard, pause = 0, CONFIG.think_ratio * seconds
-        self._soonest = self.elapsed + pause / SOONER
         if not quick:
             self._took = seconds
             self._thoughts += 1
@@ -61,7 +64,7 @@ class Cadence:
 
     def resume(self, waits: Waits, seconds: float) -> None:
         """Go on where a text of the kind ended; this one may take so many seconds."""
-        self.listen_at, self.think_at, self._patience, self._took = waits
+        self.listen_at, self.think_at, self._quiet, self._patience, self._took = waits
         self._thoughts = FIRST_THOUGHTS
         if seconds > CONFIG.think_ratio * self._took * self._patience / 2:
             self.think_at = 0.0
@@ -71,8 +74,8 @@ class Cadence:
     def left(self) -> Waits:
         """Times and patience with which the next text of the kind goes on."""
         listen_in, think_in = (max(0.0, at - self.elapsed) for at in (self.listen_at, self.think_at))
-        return listen_in, think_in, self._patience, self._took
+        return listen_in, think_in, self._next_quiet(1), self._patience, self._took
 
-    @property
-    def _called(self) -> bool:
-        return self._heard >= CONFIG.heard_tokens * self._vain
+    def _next_quiet(self, more: int) -> int:
+        """Return how quiet a text is taken to be after this one; one that repeats itself is not."""
+        return 1 if self._predicted >= CONFIG.heard_tokens else min(self._quiet + more, MAX_QUIET)

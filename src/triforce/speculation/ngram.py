@@ -13,7 +13,6 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from triforce.ragged import Bools, Ints, ints
 from triforce.speculation.counters import Counters
@@ -126,7 +125,9 @@ class NgramProposer:
             tokens_BK = np.zeros((len(guesses), counts_B.max()), dtype=np.int64)
             for row, guess in zip(tokens_BK, guesses, strict=True):
                 row[: len(guess)] = guess
-            probs_BKV = F.one_hot(torch.from_numpy(tokens_BK), sampling.vocab_size)[..., :probs_size].double()
+            probs_BKV = torch.zeros(*tokens_BK.shape, probs_size, dtype=torch.float64)
+            if probs_size:
+                probs_BKV.scatter_(2, torch.from_numpy(tokens_BK)[..., None], 1.0)
             found = Draft(tokens_BK, probs_BKV, np.full_like(tokens_BK, self.level), counts_B)
         self.counters.record_passes(live_B, perf_counter() - started)
         rest_B = live_B & (counts_B == 0)
