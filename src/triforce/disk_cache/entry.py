@@ -1,0 +1,103 @@
+"""The format of an entry: a safetensors file whose last tensor is the BLAKE2b-256 of all bytes before it.
+
+The checksum finds accidents. Whoever may write to the folder can make it anew: it is no protection against tampering.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, NamedTuple
+
+FORMAT = "triforce-entry-1"
+CHECKSUM = "checksum"
+DIGEST = 32
+LONGEST_HEADER = 1 << 20
+_LENGTH = 8
+BYTES = {"F32": 4, "BF16": 2, "F16": 2, "U8": 1}
+"""Of a number, by the name of its type."""
+
+
+class DamagedEntry(Exception):
+    """An entry that was cut short or changed, or is none."""
+
+
+class Part(NamedTuple):
+    """One tensor: the name of its type, its shape, and its bytes."""
+
+    kind: str
+    shape: Sequence[int]
+    data: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Facts of an entry, all of them texts, and its tensors by name."""
+
+    facts: Mapping[str, str]
+    parts: Mapping[str, Part]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of its tensors."""
+        return sum(len(part.data) for part in self.parts.values())
+
+
+def packed(entry: Entry) -> list[bytes | memoryview]:
+    """Return the bytes of a file, piece by piece."""
+    placed: dict[str, object] = {"__metadata__": {**entry.facts, "format": FORMAT}}
+    end = 0
+    for name, part in entry.parts.items():
+        placed[name] = {"dtype": part.kind, "shape": list(part.shape), "data_offsets": [end, end + len(part.data)]}
+        end += len(part.data)
+    placed[CHECKSUM] = {"dtype": "U8", "shape": [DIGEST], "data_offsets": [end, end + DIGEST]}
+    text = json.dumps(placed).encode()
+    text += b" " * (-len(text) % _LENGTH)
+    pieces: list[bytes | memoryview] = [
+        len(text).to_bytes(_LENGTH, "little"),
+        text,
+        *(part.data for part in entry.parts.values()),
+    ]
+    digest = hashlib.blake2b(digest_size=DIGEST)
+    for piece in pieces:
+        digest.update(piece)
+    return [*pieces, digest.digest()]
+
+
+def unpacked(content: bytearray) -> Entry:
+    """Return the entry that `packed` made these bytes of; its tensors lie in them. Raises DamagedEntry."""
+    whole = memoryview(content)
+    if len(whole) <= _LENGTH + DIGEST:
+        raise DamagedEntry("it is cut short")
+    if hashlib.blake2b(whole[:-DIGEST], digest_size=DIGEST).digest() != whole[-DIGEST:]:
+        raise DamagedEntry("its checksum does not hold")
+    facts, placed, start = header(whole)
+    try:
+        parts = {
+            name: Part(about["dtype"], about["shape"], whole[slice(*(start + at for at in about["data_offsets"]))])
+            for name, about in placed.items()
+            if name != CHECKSUM
+        }
+        if any(len(part.data) != BYTES[part.kind] * prod(part.shape) for part in parts.values()):
+            raise DamagedEntry("its tensors are not as large as it says")
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedEntry("its header is not that of an entry") from error
+    return Entry(facts, parts)
+
+
+def header(beginning: memoryview) -> tuple[dict[str, str], dict[str, Any], int]:
+    """Return facts, places of tensors, and where these begin, from the first bytes of a file. Raises DamagedEntry."""
+    size = int.from_bytes(beginning[:_LENGTH], "little")
+    if not 0 < size <= min(len(beginning) - _LENGTH, LONGEST_HEADER):
+        raise DamagedEntry("its header is cut short")
+    try:
+        placed = json.loads(bytes(beginning[_LENGTH : _LENGTH + size]))
+        facts = placed.pop("__metadata__")
+        if facts.pop("format") != FORMAT:
+            raise DamagedEntry("it is of another format")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DamagedEntry("its header is not that of an entry") from error
+    return facts, placed, _LENGTH + size
