@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.cache_folders import LIMIT, made_entry, present, store_in, write, writer
+from tests.helpers.cache_folders import made_entry, present, store_in, write, writer
 from triforce.disk_cache.entry_store import EntryStore, Use
 from triforce.disk_cache.folder import PARTIAL
 
@@ -61,15 +61,6 @@ def test_entry_opened_to_others_is_not_read(tmp_path: Path, caplog: pytest.LogCa
     (name,) = write(store, 1, 1)
     (tmp_path / "cache" / name).chmod(0o644)
     assert store.read(name) is None and len(caplog.records) == 1
-
-
-def test_size_is_kept_and_beginnings_stay_longest(tmp_path: Path) -> None:
-    store = store_in(tmp_path / "cache", limit=20_000)
-    texts = [write(store, text, 4) for text in range(12)]
-    assert sum(entry.bytes for entry in store.held()) <= 20_000
-    found = [present(store, names) for names in texts]
-    assert found[-1] == [True] * 4 and found[0] == [False] * 4
-    assert all(kept == sorted(kept, reverse=True) for kept in found), "no end without its beginning"
 
 
 def test_touched_text_outlives_newer_ones(tmp_path: Path) -> None:
@@ -130,18 +121,6 @@ def test_clear_removes_entries_beside_open_store(tmp_path: Path) -> None:
     write(store, 1, 3)
     assert other.clear()[0] == 3 and list(store.held()) == []
     assert all(present(store, write(store, 1, 3)))
-
-
-def test_file_of_living_writer_is_not_a_remainder(tmp_path: Path) -> None:
-    store = store_in(tmp_path / "cache")
-    process = writer(tmp_path / "cache", LIMIT, range(1, 2000))
-    try:
-        for _ in range(30):
-            store.clear()
-    finally:
-        assert process.poll() is None, "its renames have found their files"
-        process.kill()
-        process.communicate()
 
 
 def test_killed_writers_leave_whole_entries_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

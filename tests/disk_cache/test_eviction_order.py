@@ -43,7 +43,7 @@ def test_new_text_finds_room_among_entries_used_again() -> None:
 @given(
     st.lists(st.tuples(st.integers(1, 50), st.integers(0, 9), st.booleans(), st.integers(1, 30))), st.integers(0, 400)
 )
-def test_what_stays_fits_and_no_more_goes_than_must(drawn: list[tuple[int, int, bool, int]], most: int) -> None:
+def test_eviction_leaves_what_fits_and_drops_no_more(drawn: list[tuple[int, int, bool, int]], most: int) -> None:
     entries = [Held(str(i), size, place_of(order, index, again)) for i, (order, index, again, size) in enumerate(drawn)]
     dropped = to_drop(entries, most)
     left = sum(entry.bytes for entry in entries) - sum(entry.bytes for entry in dropped)

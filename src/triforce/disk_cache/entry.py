@@ -70,10 +70,7 @@ def packed(entry: Entry) -> list[bytes | memoryview]:
 def unpacked(content: bytearray) -> Entry:
     """Return the entry that `packed` made these bytes of; its tensors lie in them. Raises DamagedEntry."""
     whole = memoryview(content)
-    if len(whole) <= _LENGTH + DIGEST:
-        raise DamagedEntry("it is cut short")
-    if hashlib.blake2b(whole[:-DIGEST], digest_size=DIGEST).digest() != whole[-DIGEST:]:
-        raise DamagedEntry("its checksum does not hold")
+    _require_whole(whole)
     facts, placed, start = header(whole)
     try:
         parts = {
@@ -86,6 +83,13 @@ def unpacked(content: bytearray) -> Entry:
     except (KeyError, TypeError, ValueError) as error:
         raise DamagedEntry("its header is not that of an entry") from error
     return Entry(facts, parts)
+
+
+def _require_whole(content: memoryview) -> None:
+    if len(content) <= _LENGTH + DIGEST:
+        raise DamagedEntry("it is cut short")
+    if hashlib.blake2b(content[:-DIGEST], digest_size=DIGEST).digest() != content[-DIGEST:]:
+        raise DamagedEntry("its checksum does not hold")
 
 
 def header(beginning: memoryview) -> tuple[dict[str, str], dict[str, Any], int]:

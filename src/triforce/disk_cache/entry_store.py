@@ -44,15 +44,7 @@ class EntryStore:
     def read(self, name: str) -> Entry | None:
         """Return a whole entry, or None where there is none. One that is damaged is told in the log, and removed."""
         try:
-            descriptor = self.folder.open(name)
-            with open(descriptor, "rb", buffering=0) as file:
-                content = bytearray(min(os.fstat(descriptor).st_size, self.limit))
-                if file.readinto(content) != len(content):
-                    raise DamagedEntry("it is cut short")
-            found = unpacked(content)
-            if found.facts.get("name") != name:
-                raise DamagedEntry("it has another's name")
-            return found
+            return self._whole(name)
         except FileNotFoundError:
             return None
         except DamagedEntry as error:
@@ -61,6 +53,16 @@ class EntryStore:
                 self.folder.remove(name)
         except OSError as error:
             LOG.warning("disk cache: entry %s cannot be read (%s); its tokens are read again", name, error.strerror)
+        return None
+
+    def fault(self, name: str) -> str | None:
+        """Return the fault of an entry; None where it is whole, or gone. Raises OSError."""
+        try:
+            self._whole(name)
+        except FileNotFoundError:
+            return None
+        except DamagedEntry as error:
+            return str(error)
         return None
 
     def facts(self, name: str) -> dict[str, str] | None:
@@ -120,6 +122,18 @@ class EntryStore:
             self._remove_remainders()
             state.bytes = 0
         return len(entries), sum(entry.bytes for entry in entries)
+
+    def _whole(self, name: str) -> Entry:
+        """Return an entry. Raises DamagedEntry or OSError."""
+        descriptor = self.folder.open(name)
+        with open(descriptor, "rb", buffering=0) as file:
+            content = bytearray(min(os.fstat(descriptor).st_size, self.limit))
+            if file.readinto(content) != len(content):
+                raise DamagedEntry("it is cut short")
+        found = unpacked(content)
+        if found.facts.get("name") != name:
+            raise DamagedEntry("it has another's name")
+        return found
 
     def _make_room(self, state: FolderState, size: int) -> None:
         """See that an entry of so many bytes fits; the first time, count what there is. The folder is locked."""

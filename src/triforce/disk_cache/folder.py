@@ -39,16 +39,18 @@ class FolderState:
 class CacheFolder:
     """An open folder, mode 0700, of the user who runs this process. Raises CacheError saying what is wrong with it.
 
-    path: a new folder, an empty one, or one that was made here. network: take one on NFS, CIFS or FUSE, too.
+    path: a new folder, an empty one, or one that was made here. network: take one on NFS, CIFS or FUSE, too. create:
+    else it must be one that was made here.
     """
 
-    def __init__(self, path: Path, network: bool = False) -> None:
+    def __init__(self, path: Path, network: bool = False, *, create: bool = True) -> None:
         self.path = path
         self._open_files: list[int] = []
         self._mutex = Lock()  # a lock on a file is the process's, and threads share it
         try:
-            with suppress(FileExistsError):
-                path.mkdir(mode=0o700)
+            if create:
+                with suppress(FileExistsError):
+                    path.mkdir(mode=0o700)
             self._folder = os.open(path, _FOLDER)
             self._open_files.append(self._folder)
         except OSError as error:
@@ -56,7 +58,7 @@ class CacheFolder:
                 f"{path} cannot be a disk cache ({error.strerror}); name a folder, not a link, in one that exists"
             ) from error
         try:
-            self._require_private()
+            self._require_private(create)
             self._require_local(network)
             self._state = self.open(STATE, os.O_RDWR | os.O_CREAT)
             self._open_files.append(self._state)
@@ -134,7 +136,7 @@ class CacheFolder:
         with suppress(FileNotFoundError):
             os.utime(name, ns=(place, place), dir_fd=self._folder, follow_symlinks=False)
 
-    def _require_private(self) -> None:
+    def _require_private(self, create: bool) -> None:
         facts = os.fstat(self._folder)
         if facts.st_uid != os.geteuid():
             raise CacheError(f"{self.path} is another user's folder; a disk cache holds prompts: name one of your own")
@@ -142,6 +144,8 @@ class CacheFolder:
             raise CacheError(
                 f"{self.path} is open to other users, and a disk cache holds prompts; chmod 700 it, or name a new one"
             )
+        if not (create or self.has(SECRET)):
+            raise CacheError(f"{self.path} is not a disk cache; name the FOLDER of --disk-cache")
         names = [name for name, _ in self.files() if not name.endswith(PARTIAL)]
         if names and not self.has(SECRET):
             raise CacheError(f"{self.path} holds other files; name a new folder for the disk cache, or an empty one")
