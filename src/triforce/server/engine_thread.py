@@ -129,6 +129,7 @@ class Worker:
 
     def _wait(self) -> list[_Answer]:
         """Block until there is an answer to work on; return all of them, or none at shutdown."""
+        self.mirror.write_behind(lambda: self._answers or not self._open)
         with self._changed:
             self._changed.wait_for(lambda: self._answers or not self._open)
             return list(self._answers.values())

@@ -115,7 +115,7 @@ class Service:
         self, request: Request, generations: list[GenerationRequest], writer: ResponseWriter, body: SamplingFields
     ) -> Response:
         """Generate, and send as `body` wants. Raises ClientDisconnected, or what `errors.refusal_for` knows."""
-        scope = getattr(request.state, "scope", "")  # of the key, if one was needed (see security)
+        scope = body.scope(getattr(request.state, "scope", ""))  # of the key, if one was needed (see security)
         answers = self.engine.submit([replace(generation, scope=scope) for generation in generations])
         report: dict[str, Any] = request.state.report
         report |= {"prompts": len(generations), "prompt_tokens": sum(len(each.prompt) for each in generations)}
