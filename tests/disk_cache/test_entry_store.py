@@ -86,9 +86,10 @@ def test_state_is_rebuilt_by_scan(tmp_path: Path) -> None:
     (tmp_path / "cache" / "state").write_bytes(b"")
     store = store_in(tmp_path / "cache")
     names = write(store, 2, 1)
+    entries = store.held()
     with store.folder.locked() as state:
-        assert state.bytes == sum(entry.bytes for entry in store.held())
-    assert store.folder.place(names[0]) > max(entry.place for entry in store.held() if entry.name not in names)
+        assert state.bytes == sum(entry.bytes for entry in entries)
+    assert store.folder.place(names[0]) > max(entry.place for entry in entries if entry.name not in names)
 
 
 def test_entry_larger_than_all_is_not_kept(tmp_path: Path) -> None:
@@ -119,7 +120,7 @@ def test_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_clear_removes_entries_beside_open_store(tmp_path: Path) -> None:
     store, other = store_in(tmp_path / "cache"), store_in(tmp_path / "cache")
     write(store, 1, 3)
-    assert other.clear()[0] == 3 and list(store.held()) == []
+    assert other.clear()[0] == 3 and store.held() == []
     assert all(present(store, write(store, 1, 3)))
 
 

@@ -58,7 +58,7 @@ def _list(store: EntryStore) -> int:
 
 def _verify(store: EntryStore) -> int:
     checked = damaged = 0
-    for entry in list(store.held()):
+    for entry in store.held():
         checked += 1
         if fault := store.fault(entry.name):
             damaged += 1

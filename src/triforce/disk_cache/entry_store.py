@@ -8,7 +8,6 @@ import hmac
 import logging
 import os
 import secrets
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -108,18 +107,16 @@ class EntryStore:
         if order_of(self.folder.place(name)) != use.order:
             self.folder.mark(name, place_of(use.order, index, again=True))
 
-    def held(self) -> Iterator[Held]:
-        """Yield all entries, whole or not. Raises OSError."""
-        for name, facts in self.folder.files():
-            if name.endswith(SUFFIX):
-                yield Held(name, facts.st_size, facts.st_mtime_ns)
+    def held(self) -> list[Held]:
+        """Return all entries, whole or not. Raises OSError."""
+        with self.folder.locked():
+            return self._scan()
 
     def clear(self) -> tuple[int, int]:
         """Remove all entries; return how many, and their bytes. Other processes go on. Raises OSError."""
         with self.folder.locked() as state:
-            entries = list(self.held())
+            entries = self._scan()
             self._drop(entries)
-            self._remove_remainders()
             state.bytes = 0
         return len(entries), sum(entry.bytes for entry in entries)
 
@@ -139,8 +136,7 @@ class EntryStore:
         """See that an entry of so many bytes fits; the first time, count what there is. The folder is locked."""
         if self._scanned and state.bytes + size <= self.limit:
             return
-        self._remove_remainders()
-        entries = list(self.held())
+        entries = self._scan()
         total = sum(entry.bytes for entry in entries)
         dropped = to_drop(entries, self.limit * (1 - ROOM) - size) if total + size > self.limit else []
         self._drop(dropped)
@@ -152,16 +148,24 @@ class EntryStore:
         for entry in entries:
             self.folder.remove(entry.name)
 
-    def _remove_remainders(self) -> None:
-        """Remove files whose writers are gone. The folder is locked, so that a new one is locked before it is seen."""
-        for name in [name for name, _ in self.folder.files() if name.endswith(PARTIAL)]:
-            with suppress(OSError):
-                descriptor = self.folder.open(name)
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    self.folder.remove(name)
-                finally:
-                    os.close(descriptor)
+    def _scan(self) -> list[Held]:
+        """Return all entries, and remove files of writers that are gone. The folder is locked, as when these begin."""
+        entries = []
+        for name, facts in self.folder.files():
+            if name.endswith(SUFFIX):
+                entries.append(Held(name, facts.st_size, facts.st_mtime_ns))
+            elif name.endswith(PARTIAL):
+                self._remove_remainder(name)
+        return entries
+
+    def _remove_remainder(self, name: str) -> None:
+        with suppress(OSError):
+            descriptor = self.folder.open(name)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self.folder.remove(name)
+            finally:
+                os.close(descriptor)
 
     @staticmethod
     def _take_place(state: FolderState, use: Use) -> None:

@@ -146,8 +146,7 @@ class CacheFolder:
             )
         if not (create or self.has(SECRET)):
             raise CacheError(f"{self.path} is not a disk cache; name the FOLDER of --disk-cache")
-        names = [name for name, _ in self.files() if not name.endswith(PARTIAL)]
-        if names and not self.has(SECRET):
+        if not self.has(SECRET) and any(not name.endswith(PARTIAL) for name, _ in self.files()):
             raise CacheError(f"{self.path} holds other files; name a new folder for the disk cache, or an empty one")
 
     def _require_local(self, network: bool) -> None:

@@ -31,7 +31,7 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
     ),
     "no room is made": ("size", f"{STORE}._make_room", ("self._drop(dropped)", "pass")),
     "files of living writers are removed": (
-        "writers", f"{STORE}._remove_remainders", ("fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass"),
+        "writers", f"{STORE}._remove_remainder", ("fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass"),
     ),
     "links are followed": (
         "refusals", "triforce.disk_cache.folder:CacheFolder.open", ("flags | _FILE", "flags | os.O_CLOEXEC"),
