@@ -240,3 +240,17 @@ def test_pages_that_are_needed_are_not_waited_for(folder: Path, cache: Path) -> 
     written(model)
     assert answer(started(folder, cache), ids(590, seed=3), "ar").cached_tokens == WHOLE
     engine.close()
+
+
+def test_text_given_up_in_the_middle_leaves_what_was_read(folder: Path, cache: Path) -> None:
+    model = started(folder, cache)
+    engine = model.open(1, 640)
+    request = model.request(PROMPT, ask(), "ar")
+    engine.submit([request])
+    while int(engine.core.kv_tokens) < 512:
+        engine.step()
+    engine.cancel(request)
+    engine.core.write_behind(lambda: False)
+    written(model)
+    engine.close()
+    assert answer(started(folder, cache), PROMPT, "ar").cached_tokens == 512

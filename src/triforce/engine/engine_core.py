@@ -167,6 +167,8 @@ class EngineCore:
         try:
             progress = next(passes, None)
             self._pacer.passed()
+            if self.disk:  # so that a text which is given up in the middle leaves what was read
+                share_prefixes(batch, group.sequences[:1], self.store, self.prefixes)
             if progress and group.on_prefill:
                 group.on_prefill(*progress)
         except Exception as error:

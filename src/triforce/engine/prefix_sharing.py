@@ -22,8 +22,9 @@ def share_prefixes(
         if sequence not in sequences or sequence.scope is None:
             continue
         # Strictly, what was read as a prompt is to be shared, and what was decoded is not: its bits differ.
-        seen = max(0, len(sequence.prompt) - 1 - TAIL) if store.speculation.strict else pool.lengths_B[b]
-        text = batch.prefix.ids_BS[b, : int(seen) // store.whole * store.whole].copy()
+        seen = int(pool.lengths_B[b])
+        seen = max(0, min(seen, len(sequence.prompt) - 1 - TAIL)) if store.speculation.strict else seen
+        text = batch.prefix.ids_BS[b, : seen // store.whole * store.whole].copy()
         if batch.memory is None:
             prefixes.note(sequence.scope, text, pool.tables[b])
         if sequence.disk:

@@ -105,14 +105,20 @@ class SequenceGroup:
         else:
             yield from restore_from_disk(batch)
         self.cached = int(batch.top.cache.lengths_B[0])
-        yield from prefill_batch(batch, grant)
-        fed = max(1, len(self.sequences[0].prompt) - 1 - self.cached)
         for sequence in self.sequences:
             sequence.cached = self.cached
-            if sequence.disk:
-                sequence.disk.cost = float(batch.top.counters.prefill_seconds_B[0]) / fed
+        for progress in prefill_batch(batch, grant):
+            self._note_cost(batch)
+            yield progress
         if self.on_read:
             self.on_read(batch.top.cache)
+
+    def _note_cost(self, batch: SequenceBatch) -> None:
+        """Note what a token of the prompt costs to read, for those who may have it from disk."""
+        seconds, fed = float(batch.top.counters.prefill_seconds_B[0]), int(batch.top.cache.lengths_B[0]) - self.cached
+        for sequence in self.sequences:
+            if sequence.disk and fed > 0:
+                sequence.disk.cost = seconds / fed
 
 
 @torch.no_grad()
