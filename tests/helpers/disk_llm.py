@@ -6,11 +6,30 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.helpers.engine_scene import check_same
-from tests.helpers.tiny_llm import ask, ids, llm
+from tests.helpers.tiny_llm import ask, checkpoints, ids, llm
 from triforce.interface.outputs import RequestOutput
+from triforce.kvcache import disk_text
 from triforce.kvcache.disk_prefixes import SEGMENT
 from triforce.llm import LLM
+
+
+@pytest.fixture(scope="session")
+def disk_pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny pair whose draft fits the native kernels, too."""
+    folder = tmp_path_factory.mktemp("disk_pair")
+    checkpoints(folder, head_dim=16)
+    return folder
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A place for a disk cache. Reading from it takes no time, however busy this machine is."""
+    monkeypatch.setattr(disk_text, "perf_counter", lambda: 0.0)
+    return tmp_path / "cache"
+
 
 HOW: dict[str, Any] = dict(retrieval_budget=64, speculative_tokens=4, searched_layers="none")
 PROMPT = ids(590)

@@ -89,6 +89,8 @@ def report(output: RequestOutput) -> str:
             f"{tier.name:<10} {tier.proposed:>9,} {tier.accepted:>9,} {share:>6} {tier.passes:>7,} {tier.seconds:>8.2f}"
         )
     lines.append(f"full passes per new token: {passes_per_token(output):.2f}")
+    if output.reread:
+        lines.append(f"the prompt was read: {output.reread}")
     if output.mode == "auto" and output.coupling != "seeded":
         lines.append(f"in mode auto the text of a seed depends on the clock under {output.coupling}: its law does not")
     plans = sorted(output.outputs[0].plans.items(), key=lambda plan: -plan[1])[:PLANS]

@@ -77,7 +77,7 @@ def _clear(store: EntryStore) -> int:
 def _kept(store: EntryStore) -> Iterator[_Kept]:
     for entry in store.held():
         facts = store.facts(entry.name)
-        if facts and facts.keys() >= FACTS:
+        if facts and facts.keys() >= FACTS and all(facts[name].isdecimal() for name in ("segment", "tokens")):
             yield _Kept(entry.name, facts, entry.bytes, entry.place)
 
 

@@ -16,7 +16,8 @@ FORMAT = "triforce-entry-1"
 CHECKSUM = "checksum"
 DIGEST = 32
 LONGEST_HEADER = 1 << 20
-_LENGTH = 8
+LENGTH = 8
+"""Bytes before the header, which say how long it is."""
 BYTES = {"F32": 4, "BF16": 2, "F16": 2, "U8": 1}
 """Of a number, by the name of its type."""
 
@@ -55,9 +56,9 @@ def packed(entry: Entry) -> list[bytes | memoryview]:
         end += len(part.data)
     placed[CHECKSUM] = {"dtype": "U8", "shape": [DIGEST], "data_offsets": [end, end + DIGEST]}
     text = json.dumps(placed).encode()
-    text += b" " * (-len(text) % _LENGTH)
+    text += b" " * (-len(text) % LENGTH)
     pieces: list[bytes | memoryview] = [
-        len(text).to_bytes(_LENGTH, "little"),
+        len(text).to_bytes(LENGTH, "little"),
         text,
         *(part.data for part in entry.parts.values()),
     ]
@@ -86,7 +87,7 @@ def unpacked(content: bytearray) -> Entry:
 
 
 def _require_whole(content: memoryview) -> None:
-    if len(content) <= _LENGTH + DIGEST:
+    if len(content) <= LENGTH + DIGEST:
         raise DamagedEntry("it is cut short")
     if hashlib.blake2b(content[:-DIGEST], digest_size=DIGEST).digest() != content[-DIGEST:]:
         raise DamagedEntry("its checksum does not hold")
@@ -94,14 +95,14 @@ def _require_whole(content: memoryview) -> None:
 
 def header(beginning: memoryview) -> tuple[dict[str, str], dict[str, Any], int]:
     """Return facts, places of tensors, and where these begin, from the first bytes of a file. Raises DamagedEntry."""
-    size = int.from_bytes(beginning[:_LENGTH], "little")
-    if not 0 < size <= min(len(beginning) - _LENGTH, LONGEST_HEADER):
+    size = int.from_bytes(beginning[:LENGTH], "little")
+    if not 0 < size <= min(len(beginning) - LENGTH, LONGEST_HEADER):
         raise DamagedEntry("its header is cut short")
     try:
-        placed = json.loads(bytes(beginning[_LENGTH : _LENGTH + size]))
+        placed = json.loads(bytes(beginning[LENGTH : LENGTH + size]))
         facts = placed.pop("__metadata__")
         if facts.pop("format") != FORMAT:
             raise DamagedEntry("it is of another format")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedEntry("its header is not that of an entry") from error
-    return facts, placed, _LENGTH + size
+    return facts, placed, LENGTH + size

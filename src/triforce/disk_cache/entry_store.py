@@ -11,7 +11,7 @@ import secrets
 from contextlib import suppress
 from dataclasses import dataclass
 
-from triforce.disk_cache.entry import LONGEST_HEADER, DamagedEntry, Entry, header, packed, unpacked
+from triforce.disk_cache.entry import LENGTH, LONGEST_HEADER, DamagedEntry, Entry, header, packed, unpacked
 from triforce.disk_cache.eviction import ROOM, Held, order_of, place_of, to_drop
 from triforce.disk_cache.folder import PARTIAL, CacheFolder, FolderState
 
@@ -51,7 +51,7 @@ class EntryStore:
             with suppress(OSError):
                 self.folder.remove(name)
         except OSError as error:
-            LOG.warning("disk cache: entry %s cannot be read (%s); its tokens are read again", name, error.strerror)
+            LOG.warning("disk cache: entry %s cannot be read (%s); its tokens are read again", name, error)
         return None
 
     def fault(self, name: str) -> str | None:
@@ -69,7 +69,8 @@ class EntryStore:
         with suppress(OSError, DamagedEntry):
             descriptor = self.folder.open(name)
             with open(descriptor, "rb", buffering=0) as file:
-                return header(memoryview(file.read(LONGEST_HEADER)))[0]
+                length = file.read(LENGTH)
+                return header(memoryview(length + file.read(min(int.from_bytes(length, "little"), LONGEST_HEADER))))[0]
         return None
 
     def write(self, name: str, entry: Entry, use: Use, index: int) -> None:

@@ -24,5 +24,5 @@ class DiskCache:
 
 
 def _close(queue: WriteQueue, folder: CacheFolder) -> None:
-    queue.close()
-    folder.close()
+    if queue.close():  # else the thread still has files open there
+        folder.close()

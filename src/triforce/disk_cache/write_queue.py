@@ -61,12 +61,13 @@ class WriteQueue:
         with self._changed:
             return self._changed.wait_for(lambda: not self._bytes, seconds)
 
-    def close(self, seconds: float = PATIENCE) -> None:
-        """Write what is queued, and end; wait so many seconds for it. Nothing is taken any more."""
-        self.flush(seconds)
+    def close(self, seconds: float = PATIENCE) -> bool:
+        """Write what is queued, and end: nothing more is taken. Returns whether it was written in so many seconds."""
+        written = self.flush(seconds)
         with self._changed:
             self._open = False
             self._changed.notify_all()
+        return written
 
     def _work(self) -> None:
         while True:

@@ -167,7 +167,8 @@ class EngineCore:
         try:
             progress = next(passes, None)
             self._pacer.passed()
-            if self.disk:  # so that a text which is given up in the middle leaves what was read
+            disk = group.sequences[0].disk
+            if disk and disk.lacks(int(batch.top.cache.lengths_B[0])):  # a text that is given up leaves what was read
                 share_prefixes(batch, group.sequences[:1], self.store, self.prefixes)
             if progress and group.on_prefill:
                 group.on_prefill(*progress)

@@ -73,7 +73,7 @@ class DiskPrefixes:
     """
 
     def __init__(self, cache: DiskCache, profile: KVProfile, pool: PagePool, whole: int) -> None:
-        self.store, self._queue, self.pool = cache.store, cache.queue, pool
+        self._cache, self.store, self._queue, self.pool = cache, cache.store, cache.queue, pool
         self.whole, self._profile = max(whole, SEGMENT), profile
         self._waiting: deque[WaitingSegment] = deque()
         self._pause_until, self._failures = 0.0, 0

@@ -31,8 +31,6 @@ class DiskText:
         self._drafts: list[WaitingSegment] = []
         self.cost = 0.0
         """Seconds that the prefill of its prompt took for a token."""
-        self.restored = 0
-        """Tokens of its prompt whose KV came from disk."""
 
     def restore(self, full: FullView, b: int, prompt: Tokens) -> Iterator[int]:
         """Let row b of an exact view see more of a prompt, as far as segments of it are found. Yields how much.
@@ -58,7 +56,6 @@ class DiskText:
             some = ((keys[:, first:], values[:, first:]) for keys, values in layers)
             write_layers(pool.kv, pool.slots(row, start + first, stop), some)
             if stop % disk.whole == 0:
-                self.restored += stop - int(pool.lengths_B[row])
                 pool.lengths_B[row] = stop
             spent += perf_counter() - began
             worth += SEGMENT * float(entry.facts["seconds_per_token"])
@@ -90,6 +87,10 @@ class DiskText:
         after = self._named(prompt)[index]
         name = self._disk.draft_name(after, view)
         self._drafts.append(WaitingSegment(name, after, index, self._use, 0.0, layers=view.window_of(b)))
+
+    def lacks(self, tokens: int) -> bool:
+        """Whether there is a segment more to be kept of a text that has seen so many tokens."""
+        return tokens >= max(LEAST, (self._added + 1) * SEGMENT)
 
     def keep(self, text: Tokens, pages: Pages) -> None:
         """Have the segments of a text written behind the answer. pages: hold its KV, all of it committed."""

@@ -182,4 +182,6 @@ class Service:
 
 def _summary(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
     """Return the fields of the access log."""
-    return {"new_tokens": sum(o.completion_tokens for o in outputs), "mode": outputs[0].mode}
+    cached, reread = sum(o.cached_tokens for o in outputs), [o.reread for o in outputs if o.reread]
+    told = {"cached_tokens": cached, "reread": reread} if reread else {"cached_tokens": cached}
+    return {"new_tokens": sum(o.completion_tokens for o in outputs), "mode": outputs[0].mode} | told
