@@ -122,15 +122,21 @@ def test_pages_that_are_needed_are_not_waited_for(disk_pair: Path, cache: Path) 
     engine.close()
 
 
-def test_text_given_up_in_the_middle_leaves_what_was_read(disk_pair: Path, cache: Path) -> None:
+@pytest.mark.parametrize("killed", [False, True])
+def test_text_given_up_in_the_middle_leaves_what_was_read(
+    disk_pair: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    """A request that is cancelled; and a process that is killed, some segments before that."""
+    monkeypatch.setattr(disk_text, "MANY", 2)
     model = started(disk_pair, cache)
     engine = model.open(1, 640)
     request = model.request(PROMPT, ask(), "ar")
     engine.submit([request])
     while int(engine.core.kv_tokens) < 512:
         engine.step()
-    engine.cancel(request)
+    if not killed:
+        engine.cancel(request)
     engine.core.write_behind(lambda: False)
     written(model)
-    engine.close()
     assert answer(started(disk_pair, cache), PROMPT, "ar").cached_tokens == 512
+    engine.close()

@@ -66,6 +66,8 @@ class EngineCore:
         """Stop a group, and give back what it holds. Harmless when it is finished."""
         if group.status is Status.PREFILLING:
             assert self.prefilling
+            if group.sequences[0].disk and not group.error:  # what was read of its prompt stays
+                share_prefixes(self.prefilling.batch, group.sequences[:1], self.store, self.prefixes)
             self.prefilling.batch.keep([])
             self.prefilling = None
         elif group.status is Status.RUNNING:
@@ -168,7 +170,7 @@ class EngineCore:
             progress = next(passes, None)
             self._pacer.passed()
             disk = group.sequences[0].disk
-            if disk and disk.lacks(int(batch.top.cache.lengths_B[0])):  # a text that is given up leaves what was read
+            if disk and disk.lacks(int(batch.top.cache.lengths_B[0])):
                 share_prefixes(batch, group.sequences[:1], self.store, self.prefixes)
             if progress and group.on_prefill:
                 group.on_prefill(*progress)

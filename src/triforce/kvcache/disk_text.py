@@ -15,6 +15,8 @@ from triforce.ragged import Ints
 
 LEAST = 512
 """Tokens of a text that is kept, at least. A shorter one is read in no time."""
+MANY = 16
+"""Segments of a prompt that are kept together while it is read; the rest once it is read or given up."""
 GRACE = 0.25
 """Seconds of reading from disk that are not compared with anything: nobody would notice the difference."""
 
@@ -57,6 +59,7 @@ class DiskText:
             write_layers(pool.kv, pool.slots(row, start + first, stop), some)
             if stop % disk.whole == 0:
                 pool.lengths_B[row] = stop
+            self._touch(index, name)
             spent += perf_counter() - began
             worth += SEGMENT * float(entry.facts["seconds_per_token"])
             yield int(pool.lengths_B[row])
@@ -89,8 +92,8 @@ class DiskText:
         self._drafts.append(WaitingSegment(name, after, index, self._use, 0.0, layers=view.window_of(b)))
 
     def lacks(self, tokens: int) -> bool:
-        """Whether there is a segment more to be kept of a text that has seen so many tokens."""
-        return tokens >= max(LEAST, (self._added + 1) * SEGMENT)
+        """Whether many segments more could be kept of a text that has seen so many tokens."""
+        return tokens >= (self._added + MANY) * SEGMENT
 
     def keep(self, text: Tokens, pages: Pages) -> None:
         """Have the segments of a text written behind the answer. pages: hold its KV, all of it committed."""
@@ -104,6 +107,12 @@ class DiskText:
         for draft in self._drafts:
             self._disk.add(draft)
         self._drafts.clear()
+
+    def _touch(self, index: int, name: str) -> None:
+        """Note the use of a segment that was found, if those before it are found or kept, too."""
+        if index == self._added:
+            self._disk.add(WaitingSegment(name, "", index, self._use, 0.0))
+            self._added += 1
 
     def _named(self, text: Tokens) -> list[str]:
         """Return the names of a text's whole segments. A text only grows."""

@@ -21,7 +21,7 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
         "texts", f"{TEXT}.restore", ("(len(prompt) - 1 - TAIL) // disk.whole * disk.whole", "disk.whole"),
     ),
     "the draft's window one token late": (
-        "texts", f"{STREAMING}._visible_slots", ("(window_N - self.sinks) % self.ring", "(window_N - 17) % self.ring"),
+        "texts", f"{STREAMING}.start_at", ("(b, length), layers", "(b, length + 1), layers"),
     ),
     "checksums that nobody looks at": (
         "damage", "triforce.disk_cache.entry:_require_whole", ("!= content[-DIGEST:]", "== b''"),
