@@ -137,16 +137,15 @@ class CacheFolder:
             os.utime(name, ns=(place, place), dir_fd=self._folder, follow_symlinks=False)
 
     def _require_private(self, create: bool) -> None:
-        facts = os.fstat(self._folder)
+        facts, ours = os.fstat(self._folder), self.has(SECRET)
+        if not (create or ours):
+            raise CacheError(f"{self.path} is not a disk cache; name the FOLDER of --disk-cache")
         if facts.st_uid != os.geteuid():
             raise CacheError(f"{self.path} is another user's folder; a disk cache holds prompts: name one of your own")
         if facts.st_mode & 0o077:
-            raise CacheError(
-                f"{self.path} is open to other users, and a disk cache holds prompts; chmod 700 it, or name a new one"
-            )
-        if not (create or self.has(SECRET)):
-            raise CacheError(f"{self.path} is not a disk cache; name the FOLDER of --disk-cache")
-        if not self.has(SECRET) and any(not name.endswith(PARTIAL) for name, _ in self.files()):
+            advice = "chmod 700 it" if ours else "name a new folder"
+            raise CacheError(f"{self.path} is open to other users, and a disk cache holds prompts; {advice}")
+        if not ours and any(not name.endswith(PARTIAL) for name, _ in self.files()):
             raise CacheError(f"{self.path} holds other files; name a new folder for the disk cache, or an empty one")
 
     def _require_local(self, network: bool) -> None:

@@ -28,6 +28,8 @@ from triforce.kvcache.views.streaming import StreamingView
 
 SEGMENT = 256
 """Tokens of a segment."""
+MOST_WAITING = 4096
+"""Segments that wait, a million tokens."""
 STEPS = 15
 """Times as long as a copy took, steps of texts go on before the next."""
 KINDS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
@@ -89,8 +91,9 @@ class DiskPrefixes:
         return self.store.name(b"draft", json.dumps(facts).encode(), name.encode())
 
     def add(self, segment: WaitingSegment) -> None:
-        """Let a segment wait to be written behind the answer."""
-        self._waiting.append(segment)
+        """Let a segment wait to be written behind the answer, unless a disk is so slow that too many wait."""
+        if len(self._waiting) < MOST_WAITING:
+            self._waiting.append(segment)
 
     def write_some(self) -> bool:
         """Copy a segment that waits to the queue, if there is room. Returns whether others wait, and there was room."""
