@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
 from typing import Any, NamedTuple
 
@@ -18,8 +19,11 @@ DIGEST = 32
 LONGEST_HEADER = 1 << 20
 LENGTH = 8
 """Bytes before the header, which say how long it is."""
-BYTES = {"F32": 4, "BF16": 2, "F16": 2, "U8": 1}
+BYTES = {"I64": 8, "F32": 4, "BF16": 2, "F16": 2, "U8": 1}
 """Of a number, by the name of its type."""
+
+
+Buffer = bytes | memoryview
 
 
 class DamagedEntry(Exception):
@@ -47,25 +51,35 @@ class Entry:
         return sum(len(part.data) for part in self.parts.values())
 
 
-def packed(entry: Entry) -> list[bytes | memoryview]:
+def packed(entry: Entry) -> list[Buffer]:
     """Return the bytes of a file, piece by piece."""
-    placed: dict[str, object] = {"__metadata__": {**entry.facts, "format": FORMAT}}
+    shapes = {name: (part.kind, part.shape) for name, part in entry.parts.items()}
+    head = beginning({**entry.facts, "format": FORMAT}, shapes)
+    return list(sealed(head, (part.data for part in entry.parts.values())))
+
+
+def beginning(facts: Mapping[str, str], shapes: Mapping[str, tuple[str, Sequence[int]]]) -> bytes:
+    """Return the head of a safetensors file: its length in 8 bytes, then JSON with facts and the place of each tensor.
+
+    shapes: by name the type and the shape of each, in their order. A checksum comes last.
+    """
+    placed: dict[str, object] = {"__metadata__": dict(facts)}
     end = 0
-    for name, part in entry.parts.items():
-        placed[name] = {"dtype": part.kind, "shape": list(part.shape), "data_offsets": [end, end + len(part.data)]}
-        end += len(part.data)
-    placed[CHECKSUM] = {"dtype": "U8", "shape": [DIGEST], "data_offsets": [end, end + DIGEST]}
+    for name, (kind, shape) in {**shapes, CHECKSUM: ("U8", [DIGEST])}.items():
+        start, end = end, end + BYTES[kind] * prod(shape)
+        placed[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [start, end]}
     text = json.dumps(placed).encode()
     text += b" " * (-len(text) % LENGTH)
-    pieces: list[bytes | memoryview] = [
-        len(text).to_bytes(LENGTH, "little"),
-        text,
-        *(part.data for part in entry.parts.values()),
-    ]
+    return len(text).to_bytes(LENGTH, "little") + text
+
+
+def sealed(head: bytes, data: Iterable[Buffer]) -> Iterator[Buffer]:
+    """Yield the head of a file, its data, and the checksum of both."""
     digest = hashlib.blake2b(digest_size=DIGEST)
-    for piece in pieces:
+    for piece in chain([head], data):
         digest.update(piece)
-    return [*pieces, digest.digest()]
+        yield piece
+    yield digest.digest()
 
 
 def unpacked(content: bytearray) -> Entry:
