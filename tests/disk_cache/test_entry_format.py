@@ -56,7 +56,7 @@ def resealed(change: dict[str, object]) -> bytearray:
         {"__metadata__": {"format": "of tomorrow"}},
         {"__metadata__": []},
         {"keys": {"dtype": "U8", "shape": [97], "data_offsets": [0, 96]}},
-        {"keys": {"dtype": "I64", "shape": [12], "data_offsets": [0, 96]}},
+        {"keys": {"dtype": "F64", "shape": [12], "data_offsets": [0, 96]}},
         {"keys": {"dtype": "U8"}},
         {"keys": 7},
     ],

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from unittest.mock import patch
 
@@ -12,10 +14,12 @@ import pytest
 from tests.helpers.cache_folders import present, store_in, write
 from tests.helpers.disk_llm import PROMPT, WHOLE, answer, check_restored, started
 from tests.helpers.tiny_llm import ask, ids, llm
+from triforce.backends import native_loader
 from triforce.disk_cache.entry import Entry
 from triforce.disk_cache.entry_store import EntryStore
 from triforce.disk_cache.folder import PARTIAL, CacheFolder
 from triforce.errors import CacheError
+from triforce.kvcache import disk_text
 from triforce.kvcache.disk_prefixes import SEGMENT
 
 
@@ -86,6 +90,38 @@ def kept_out(folder: Path, cache: Path) -> None:
     engine.close()
 
 
+def kernels(folder: Path, cache: Path) -> None:
+    """What another build of the kernels has computed is not used: its bits may differ."""
+    answer(started(folder, cache), PROMPT, "ar")
+    with patch.object(native_loader, "build", lambda: "another build"):
+        assert answer(started(folder, cache), PROMPT, "ar").cached_tokens == 0
+    assert answer(started(folder, cache), PROMPT, "ar").cached_tokens == WHOLE
+
+
+def slowness(folder: Path, cache: Path) -> None:
+    """Reading that is slower than prefill was ends, and the text is the same."""
+    answer(started(folder, cache), PROMPT, "ar")
+    ticks = count()
+    with patch.object(disk_text, "perf_counter", lambda: float(next(ticks))), patch.object(disk_text, "GRACE", 0.0):
+        output = answer(started(folder, cache), PROMPT, "ar")
+    assert output.cached_tokens == SEGMENT, "the first one told"
+    assert output.outputs[0].token_ids == answer(llm(folder), PROMPT, "ar").outputs[0].token_ids
+
+
+def kills(folder: Path, cache: Path) -> None:
+    """A process that ends in the middle of a write leaves nothing under the name of an entry."""
+    store, plain = store_in(cache), os.write
+
+    def half(descriptor: int, data: memoryview) -> int:
+        plain(descriptor, data[: len(data) // 2])
+        raise KeyboardInterrupt
+
+    with patch.object(os, "write", half), suppress(KeyboardInterrupt):
+        write(store, 1, 1)
+    assert present(store, [store.name(b"1", b"0")]) == [False]
+    assert present(store, write(store, 1, 1)) == [True]
+
+
 def size(folder: Path, cache: Path) -> None:
     """There are never more bytes than may be, and no end without its beginning."""
     store = store_in(cache, limit=20_000)
@@ -126,6 +162,5 @@ def refusals(folder: Path, cache: Path) -> None:
         os.close(real.open("name"))
 
 
-CHECKS: dict[str, Callable[[Path, Path], None]] = {
-    check.__name__: check for check in (texts, scopes, chains, damage, kept_out, size, writers, refusals)
-}
+LAWS = (texts, scopes, chains, kernels, damage, kept_out, slowness, kills, size, writers, refusals)
+CHECKS: dict[str, Callable[[Path, Path], None]] = {law.__name__: law for law in LAWS}

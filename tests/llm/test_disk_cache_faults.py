@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,16 +59,6 @@ def test_full_disk_costs_no_answer(
         output = answer(started(disk_pair, cache), PROMPT)
     assert output.outputs[0].token_ids == answer(llm(disk_pair), PROMPT).outputs[0].token_ids
     assert 1 <= len(caplog.records) <= 2 and os.strerror(code) in caplog.text, "for the prompt, and for the answer"
-
-
-def test_reading_slower_than_prefill_ends(disk_pair: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer(started(disk_pair, cache), PROMPT)
-    ticks: Iterator[int] = iter(range(10**6))
-    monkeypatch.setattr(disk_text, "perf_counter", lambda: float(next(ticks)))
-    monkeypatch.setattr(disk_text, "GRACE", 0.0)
-    output = answer(started(disk_pair, cache), PROMPT)
-    assert output.cached_tokens == SEGMENT, "the first one told"
-    assert output.outputs[0].token_ids == answer(llm(disk_pair), PROMPT).outputs[0].token_ids
 
 
 @pytest.mark.parametrize("other", ["level", "torch", "dtype", "draft only"])

@@ -12,6 +12,11 @@ STREAMING = "triforce.kvcache.views.streaming:StreamingView"
 STORE = "triforce.disk_cache.entry_store:EntryStore"
 FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
     "names without a scope": ("scopes", f"{PREFIXES}.root", (", scope.encode())", ")")),
+    "names without kernels": ("kernels", f"{PREFIXES}.root", ("self._profile.kernels, ", "")),
+    "reading that never ends": ("slowness", f"{TEXT}.restore", ("if spent > worth:", "if False:")),
+    "entries are written under their names": (
+        "kills", f"{STORE}.write", ('f"{name}.{secrets.token_hex(8)}{PARTIAL}"', "name"),
+    ),
     "names by a segment alone": ("chains", f"{TEXT}._named", ("after.encode(), ids", "ids")),
     "segments one place late": ("texts", f"{TEXT}.restore", ("start + first, stop), some", "start, stop), some[::-1]")),
     "keys and values exchanged": (
