@@ -131,6 +131,22 @@ def size(folder: Path, cache: Path) -> None:
     assert found[-1] == [True] * 4 and all(kept == sorted(kept, reverse=True) for kept in found)
 
 
+def together(folder: Path, cache: Path) -> None:
+    """What a process is about to have written counts where another fills the folder meanwhile."""
+    one, other, fsync, nested = store_in(cache, 20_000), store_in(cache, 20_000), os.fsync, list[int]()
+    write(one, 1, 1)
+
+    def meanwhile(descriptor: int) -> None:
+        if not nested:
+            nested.append(1)
+            write(other, 2, 40)
+        fsync(descriptor)
+
+    with patch.object(os, "fsync", meanwhile):
+        write(one, 3, 1, size=9000)
+    assert nested and sum(entry.bytes for entry in one.held()) <= 20_000
+
+
 def writers(folder: Path, cache: Path) -> None:
     """A file of a writer that lives is no remainder, and that of one which is gone is."""
     store, other, fsync = store_in(cache), store_in(cache), os.fsync
@@ -162,5 +178,5 @@ def refusals(folder: Path, cache: Path) -> None:
         os.close(real.open("name"))
 
 
-LAWS = (texts, scopes, chains, kernels, damage, kept_out, slowness, kills, size, writers, refusals)
+LAWS = (texts, scopes, chains, kernels, damage, kept_out, slowness, kills, size, together, writers, refusals)
 CHECKS: dict[str, Callable[[Path, Path], None]] = {law.__name__: law for law in LAWS}

@@ -88,6 +88,7 @@ class EntryStore:
             self._take_place(state, use)
             descriptor = self.folder.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
             fcntl.flock(descriptor, fcntl.LOCK_EX)  # as long as its writer lives, nobody takes it for a remainder
+            os.ftruncate(descriptor, size)  # so that scans count it
         try:
             with open(descriptor, "wb", buffering=0) as file:
                 for piece in pieces:
@@ -111,14 +112,13 @@ class EntryStore:
     def held(self) -> list[Held]:
         """Return all entries, whole or not. Raises OSError."""
         with self.folder.locked():
-            return self._scan()
+            return self._scan()[0]
 
     def clear(self) -> tuple[int, int]:
         """Remove all entries; return how many, and their bytes. Other processes go on. Raises OSError."""
         with self.folder.locked() as state:
-            entries = self._scan()
+            entries, state.bytes = self._scan()
             self._drop(entries)
-            state.bytes = 0
         return len(entries), sum(entry.bytes for entry in entries)
 
     def _whole(self, name: str) -> Entry:
@@ -137,9 +137,9 @@ class EntryStore:
         """See that an entry of so many bytes fits; the first time, count what there is. The folder is locked."""
         if self._scanned and state.bytes + size <= self.limit:
             return
-        entries = self._scan()
-        total = sum(entry.bytes for entry in entries)
-        dropped = to_drop(entries, self.limit * (1 - ROOM) - size) if total + size > self.limit else []
+        entries, coming = self._scan()
+        total = coming + sum(entry.bytes for entry in entries)
+        dropped = to_drop(entries, self.limit * (1 - ROOM) - coming - size) if total + size > self.limit else []
         self._drop(dropped)
         state.bytes = total - sum(entry.bytes for entry in dropped)
         state.order = max([state.order, *(order_of(entry.place) for entry in entries)])
@@ -149,17 +149,21 @@ class EntryStore:
         for entry in entries:
             self.folder.remove(entry.name)
 
-    def _scan(self) -> list[Held]:
-        """Return all entries, and remove files of writers that are gone. The folder is locked, as when these begin."""
-        entries = []
+    def _scan(self) -> tuple[list[Held], int]:
+        """Return all entries, and the bytes of those that are being written; remove what dead writers have left.
+
+        The folder is locked, as it is when a write begins.
+        """
+        entries, coming = [], 0
         for name, facts in self.folder.files():
             if name.endswith(SUFFIX):
                 entries.append(Held(name, facts.st_size, facts.st_mtime_ns))
-            elif name.endswith(PARTIAL):
-                self._remove_remainder(name)
-        return entries
+            elif name.endswith(PARTIAL) and not self._remove_remainder(name):
+                coming += facts.st_size
+        return entries, coming
 
-    def _remove_remainder(self, name: str) -> None:
+    def _remove_remainder(self, name: str) -> bool:
+        """Remove a file unless its writer lives. Returns whether it is gone."""
         with suppress(OSError):
             descriptor = self.folder.open(name)
             try:
@@ -167,6 +171,7 @@ class EntryStore:
                 self.folder.remove(name)
             finally:
                 os.close(descriptor)
+        return not self.folder.has(name)
 
     @staticmethod
     def _take_place(state: FolderState, use: Use) -> None:
