@@ -35,7 +35,6 @@ class Server:
         return good(ask(self.app, PATH, body, headers={"authorization": f"Bearer {key}"}))
 
     def stop(self) -> None:
-        self.worker.mirror.write_behind(lambda: False)
         asyncio.run(self.worker.close())
         written(self.llm)
 

@@ -24,6 +24,9 @@ from triforce.server.engine_client import (
 from triforce.server.limits import Limits
 from triforce.server.tp_mirror import StepCommands, TPMirror
 
+LAST_SECONDS = 10.0
+"""Seconds at the end, for the disk cache to take what waits to be written."""
+
 
 class _Answer:
     """Carries events from the worker's thread to the event loop that submitted the request."""
@@ -120,6 +123,8 @@ class Worker:
             while answers := self._wait():
                 self._turn(answers)
             self._ranks.broadcast(None)
+            until = perf_counter() + LAST_SECONDS
+            self.mirror.write_behind(lambda: perf_counter() > until)
         except BaseException as error:
             with self._changed:
                 self._open, self.failure = False, error
