@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from triforce.backends.kernel_api import PAGE
-from triforce.disk_cache.entry import Entry, Part
+from triforce.disk_cache.entry import FORMAT, Entry, Part
 from triforce.disk_cache.entry_store import LOG, Use
 from triforce.disk_cache.write_behind import DiskCache
 from triforce.errors import CacheError
@@ -82,7 +82,8 @@ class DiskPrefixes:
 
     def root(self, scope: str) -> str:
         """Return the name that the first segment of a text follows."""
-        facts = [SEGMENT, PAGE, self._profile.target, self._profile.kernels, str(self.pool.dtype), self.whole]
+        shapes = [SEGMENT, PAGE, self.whole, *self.pool.least]
+        facts = [FORMAT, shapes, self._profile.target, self._profile.kernels, str(self.pool.dtype)]
         return self.store.name(b"root", json.dumps(facts).encode(), scope.encode())
 
     def draft_name(self, name: str, view: StreamingView) -> str:
