@@ -3,9 +3,9 @@
 MODEL is a folder of a model with a context of 8,192 tokens; without one a tiny random pair serves.
 
 Exit code 1 where the memory of the server at the end is not what it was at first (+- 5 %), it answered 5xx, let slow
-clients hang on, kept KV that nobody needs, did not close what it had opened, or let a stream wait for more than twice
-`--max-itl` between two tokens while a long prompt was read. `gap_seconds` is the longest such time, and that of times
-when none was.
+clients hang on, kept KV that nobody needs or more than its disk cache may have, did not close what it had opened, or
+let a stream wait for more than twice `--max-itl` between two tokens while a long prompt was read. `gap_seconds` is the
+longest such time, and that of times when none was.
 """
 
 from __future__ import annotations
@@ -30,9 +30,8 @@ import psutil
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 TEMPLATE = "{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}"
-FLAT = 0.05
-MAX_ITL = 0.2  # seconds
-QUICK, DOCUMENTS, CONTEXT = 12, 6, 8192
+FLAT, MAX_ITL = 0.05, 0.2  # a share of the memory; seconds
+QUICK, DOCUMENTS, CONTEXT, DISK = 12, 6, 8192, 8 << 20
 HALF_OPEN = 40  # connections at a time
 HEADERS = b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Padding: a\r\nX-More: b\r\nConnection: close\r\n\r\n"
 Kind = Callable[[httpx.AsyncClient, random.Random], Awaitable[int]]
@@ -67,8 +66,7 @@ class Soak:
 
     def __init__(self, url: str, until: float, modes: Sequence[str]) -> None:
         self.url, self.until, self.modes = url, until, modes
-        self.answers: Counter[str] = Counter()
-        self.gaps = Gaps()
+        self.answers, self.gaps = Counter[str](), Gaps()
 
     async def all(self) -> None:
         quick = [self.whole, self.stream, self.stream, self.leave, self.nonsense]
@@ -219,6 +217,7 @@ def main() -> int:
     with TemporaryDirectory() as folder, open(Path(folder) / "log", "w") as log:
         models = sys.argv[2:3] or tiny_models(Path(folder))
         limits = ["--max-body", "0.5", "--max-kv-tokens", str(3 * CONTEXT), "--max-itl", str(1000 * MAX_ITL)]
+        limits += ["--disk-cache", f"{folder}/cache", "--disk-cache-size", str(DISK)]  # it evicts all the while
         path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
         command = [sys.executable, "-m", "triforce", "serve", *models, "--port", "0", *limits]
         env = os.environ | {"PYTHONPATH": path} | ({} if sys.argv[2:] else {"OMP_NUM_THREADS": "1"})
@@ -238,7 +237,8 @@ def main() -> int:
 
             seen, gave_back = asyncio.run(both()), within(60, lambda: idle(url))
             within(30, lambda: process.num_fds() <= before)
-            result = verdict(seen, soak, gave_back, (before, process.num_fds()))
+            kept = sum(file.stat().st_size for file in Path(folder, "cache").glob("*.kv"))
+            result = verdict(seen, soak, gave_back and kept <= DISK, (before, process.num_fds())) | {"disk": kept}
         finally:
             server.terminate()
             server.wait()

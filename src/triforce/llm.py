@@ -14,7 +14,7 @@ from triforce.engine.inputs import Message, Prompt, conversations, known, one_or
 from triforce.engine.model_loader import load_pair, trim_heap
 from triforce.engine.modes import COUPLINGS, DRAFTED, MODES
 from triforce.engine.output_stream import OutputChunk, OutputStream
-from triforce.engine.request_runner import MOST_ROWS, RequestRunner, compare
+from triforce.engine.request_runner import MOST_ROWS, RequestRunner, compare, open_disk_cache
 from triforce.engine.scheduler import MAX_ITL
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_group import OnPrefill
@@ -56,6 +56,8 @@ class LLM:
     - kv_resident_layers: how many layers stay whole; "auto" is as many as fit.
     - strict: on a GPU, where bits depend on the shape of a pass, all passes of the full tier have one shape, so that
       greedy and `seeded` texts are the same in every mode.
+    - disk_cache: a folder that keeps prompts and answers, up to disk_cache_size bytes ("20GiB"), for this and other
+      processes to start from. Its files reveal them. disk_cache_network: it may lie on a network's file system.
     - ranks: processes that share the target (see `distributed`); each makes the same calls and gets the same answers.
 
     Raises ModelError, RequestError or RankError.
@@ -83,6 +85,9 @@ class LLM:
         kv_memory: str | int = "auto",
         kv_resident_layers: str | int = "auto",
         strict: bool = False,
+        disk_cache: str | Path | None = None,
+        disk_cache_size: str | int = "20GiB",
+        disk_cache_network: bool = False,
         ranks: TPGroup = ALONE,
     ) -> None:
         retrieval = RetrievalConfig.parse(retrieval_budget, retrieval_chunk, retrieval_refresh, searched_layers)
@@ -92,18 +97,17 @@ class LLM:
             lower_tiers=lower_tiers, strict=strict, offload=offload,
         )  # fmt: skip
         self.coupling, self.mode = known("coupling", coupling, COUPLINGS), known("mode", mode, MODES)
+        disk = open_disk_cache(disk_cache, disk_cache_size, disk_cache_network, ranks)
         pair = load_pair(model, draft, self.speculation, device=device, dtype=dtype, context=context, ranks=ranks)
         self.target, self.draft, self.models = pair.target, pair.draft, pair.decoders
-        self.load_seconds = pair.load_seconds
-        self.tokenizer = self.target.tokenizer
+        self.load_seconds, self.ranks, self.tokenizer = pair.load_seconds, ranks, self.target.tokenizer
         self.grammars = GrammarCompiler(self.tokenizer) if self.tokenizer else None
         self.sampling_defaults = self.target.files.sampling_defaults()
         """Values of `SamplingParams` that the model's makers advise."""
         self._eos = frozenset(self.tokenizer.eos_ids if self.tokenizer else self.target.files.eos_ids())
         settings = [] if kv_offload == "none" else [kv_offload, str(kv_memory), str(kv_resident_layers)]
         costs = pair.cost_model(lower_tiers, settings)
-        self.runner = RequestRunner(self.models, self.speculation, self.coupling, costs, self.target.fingerprint)
-        self.ranks = ranks
+        self.runner = RequestRunner(pair, self.speculation, self.coupling, costs, disk)
         ranks.barrier()
         compare(ranks, "models, settings or kernels", (*pair.facts, self.speculation, self.coupling, self.mode))
 
@@ -226,10 +230,12 @@ class LLM:
         compare(self.ranks, "limits", (rows, pages, turn))
         return self.runner.start(rows, pages, turn, max_itl)
 
-    def request(self, prompt: Prompt, params: SamplingParams, mode: str | None = None, scope: str = "") -> Request:
+    def request(
+        self, prompt: Prompt, params: SamplingParams, mode: str | None = None, scope: str | None = ""
+    ) -> Request:
         """Return a request for `Engine.submit`. scope: whose it is; cached prompts are shared within a scope only.
 
-        Raises RequestError.
+        With the scope None it neither starts from cached prompts nor leaves any. Raises RequestError.
         """
         ids, mode = self.encode(prompt), known("mode", mode or self.mode, MODES)
         if params.stop and self.tokenizer is None:

@@ -28,6 +28,7 @@ JSON_KEYS = [
     "ranks",
     "seed",
     "prompt_tokens",
+    "cached_tokens",
     "completion_tokens",
     "prefill_seconds",
     "decode_seconds",

@@ -71,6 +71,9 @@ class Scripted:
             if one.made == 3:
                 yield one, RequestOutput([one.first], None, [], "ar", "seeded", "bitwise", 0.0, 0.0)
 
+    def write_behind(self, stop: Callable[[], object]) -> None:
+        """Keep nothing on disk."""
+
     def close(self) -> None:
         self.requests.clear()
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import importlib.util
 import os
 from functools import cache
+from hashlib import blake2b
+from pathlib import Path
 from types import ModuleType
 
 import torch
@@ -71,6 +73,14 @@ def use_threads(count: int) -> None:
     torch.set_num_threads(count)
     if native is not None:
         native.set_threads(count)
+
+
+def build() -> str:
+    """Return what tells one build of the kernels, at its level, from others, whose bits may differ."""
+    if native is None:
+        return f"torch {torch.__version__}"
+    digest = blake2b(Path(str(native.__file__)).read_bytes(), digest_size=4).hexdigest()
+    return f"{native.level()} {digest}, torch {torch.__version__}"
 
 
 @cache

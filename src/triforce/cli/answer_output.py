@@ -68,11 +68,15 @@ def passes_per_token(output: RequestOutput) -> float:
     return output.tiers[-1].passes / max(output.completion_tokens, 1)
 
 
+def _cached(output: RequestOutput) -> str:
+    return f", {output.cached_tokens:,} of them read before," if output.cached_tokens else ""
+
+
 def report(output: RequestOutput) -> str:
     """The statistics of one request, for people."""
     ends = ", ".join(completion.finish_reason for completion in output.outputs)
     lines = [
-        f"prompt {output.prompt_tokens:,} tokens in {output.prefill_seconds:.2f} s; "
+        f"prompt {output.prompt_tokens:,} tokens{_cached(output)} in {output.prefill_seconds:.2f} s; "
         f"new {output.completion_tokens:,} tokens in {output.decode_seconds:.2f} s: "
         f"{output.tokens_per_second:.1f} tokens/s",
         f"mode {output.mode}, coupling {output.coupling}, exactness {output.exactness}, "
@@ -85,6 +89,8 @@ def report(output: RequestOutput) -> str:
             f"{tier.name:<10} {tier.proposed:>9,} {tier.accepted:>9,} {share:>6} {tier.passes:>7,} {tier.seconds:>8.2f}"
         )
     lines.append(f"full passes per new token: {passes_per_token(output):.2f}")
+    if output.reread:
+        lines.append(f"the prompt was read: {output.reread}")
     if output.mode == "auto" and output.coupling != "seeded":
         lines.append(f"in mode auto the text of a seed depends on the clock under {output.coupling}: its law does not")
     plans = sorted(output.outputs[0].plans.items(), key=lambda plan: -plan[1])[:PLANS]

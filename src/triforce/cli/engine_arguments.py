@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from triforce.backends.torch_import import import_torch
-from triforce.cli.options import DEFAULTS, NO_DRAFT
+from triforce.cli.options import DEFAULTS, DISK_CACHE_SIZE, NO_DRAFT
 from triforce.cli.text_files import read_text
 from triforce.distributed.group import TPGroup
+from triforce.errors import RequestError
 from triforce.interface.grammar import Grammar
 from triforce.interface.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from triforce.llm import LLM
 
+DISK_CACHE = ("disk_cache", "disk_cache_size", "disk_cache_network")
 PLACEMENT = ("device", "dtype", "context")
 SPECULATION = (
     "mode", "coupling", "draft_tokens", "speculative_tokens", "retrieval_budget", "retrieval_chunk",
@@ -35,7 +37,19 @@ def load(options: Namespace, ranks: TPGroup | None = None) -> LLM:
 def settings(options: Namespace) -> dict[str, Any]:
     """Return the keyword arguments of LLM."""
     draft = None if options.draft == NO_DRAFT else options.draft
-    return {"model": options.model, "draft": draft} | {name: getattr(options, name) for name in PLACEMENT + SPECULATION}
+    given = {name: getattr(options, name) for name in PLACEMENT + SPECULATION}
+    return {"model": options.model, "draft": draft} | given | _disk_cache(options)
+
+
+def _disk_cache(options: Namespace) -> dict[str, Any]:
+    """The keyword arguments of LLM for a disk cache, if one is wanted. Raises RequestError."""
+    given = {name: getattr(options, name) for name in DISK_CACHE if hasattr(options, name)}
+    if given.get("disk_cache"):
+        return given
+    if given.get("disk_cache_network") or given.get("disk_cache_size", DISK_CACHE_SIZE) != DISK_CACHE_SIZE:
+        raise RequestError("--disk-cache-size and --disk-cache-network are of a disk cache; name its folder with "
+                           "--disk-cache")  # fmt: skip
+    return {}
 
 
 def sampling(options: Namespace) -> dict[str, Any]:

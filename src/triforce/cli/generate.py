@@ -95,7 +95,7 @@ def as_json(output: RequestOutput, params: SamplingParams, ranks: int = 1) -> di
         _fields(first, "text", "token_ids", "finish_reason")
         | _fields(output, "mode", "coupling", "exactness")
         | {"ranks": ranks, "seed": first.seed}
-        | _fields(output, "prompt_tokens", "completion_tokens", "prefill_seconds", "decode_seconds")
+        | _fields(output, "prompt_tokens", "cached_tokens", "completion_tokens", "prefill_seconds", "decode_seconds")
         | {"tokens_per_second": output.tokens_per_second, "tiers": _tiers(first), "plans": first.plans}
         | {"kv": asdict(output.kv)}
     )

@@ -16,6 +16,7 @@ LOWER_TIERS = ("same", "int8", "int4")
 KV_OFFLOAD = ("none", "host", "file")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 NO_DRAFT = "none"
+DISK_CACHE_SIZE = "20GiB"
 MODEL = "a Hugging Face folder or name, a GGUF file, user/repo:Q4_K_M on the hub, or smollm2"
 DEFAULTS = {field.name: field.default for field in fields(SamplingParams)}
 
@@ -133,6 +134,21 @@ def engine(parser: argparse.ArgumentParser) -> None:
     kv(group)
     coupling(group)
     placement(group)
+
+
+def disk_cache(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "disk cache",
+        "Prompts and answers are kept on disk, so that nobody waits for them twice, after a restart either. Who may "
+        "read the folder can reconstruct them: it is made for its owner alone, and one open to others is refused.",
+    )
+    add = group.add_argument
+    add(
+        "--disk-cache", metavar="FOLDER", help="keep the KV of prompts and answers in FOLDER (default: nothing is kept)"
+    )
+    text = "what the folder may hold; what was not used for longest goes first"
+    add("--disk-cache-size", default=DISK_CACHE_SIZE, metavar="SIZE", help=described(text))
+    add("--disk-cache-network", action="store_true", help="take a FOLDER on NFS, CIFS or FUSE, too")
 
 
 def replicas(parser: argparse.ArgumentParser) -> None:

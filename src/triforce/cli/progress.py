@@ -14,10 +14,18 @@ from triforce.distributed import spawn
 def announce(options: Namespace) -> None:
     """Report what is loading before torch is: that alone takes seconds. Other ranks leave it to the first."""
     _report_models(options)
+    _report_disk_cache(options)
     if not hasattr(options, "model") or options.command == "info" or spawn.MEETING in os.environ:
         return
     if not getattr(options, "quiet", False):
         report_loading(options.model)
+
+
+def _report_disk_cache(options: Namespace) -> None:
+    """Say that prompts are kept on disk, and where."""
+    if (folder := getattr(options, "disk_cache", None)) and spawn.MEETING not in os.environ:
+        kept = f"prompts and answers are kept in {folder}, up to {options.disk_cache_size}"
+        print(f"{kept}; remove them with: triforce cache clear {folder}", file=sys.stderr, flush=True)
 
 
 def report_loading(model: str | None) -> None:

@@ -104,6 +104,8 @@ def _settings(options: Namespace) -> dict[str, Any]:
     for name in ("model", "draft"):  # a folder is the same one wherever a replica works
         if given[name] is not None and Path(given[name]).is_dir():
             given[name] = str(Path(given[name]).resolve())
+    if "disk_cache" in given:
+        given["disk_cache"] = str(Path(given["disk_cache"]).absolute())
     return given
 
 

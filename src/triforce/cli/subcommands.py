@@ -18,6 +18,7 @@ def _generate(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--chat", action="store_true", help="ask the prompt as in a chat, by the model's chat template")
     options.engine(parser)
+    options.disk_cache(parser)
     options.ranks(parser)
     options.sampling(parser)
     saved = parser.add_argument_group("saved prompts")
@@ -43,6 +44,7 @@ def _chat(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--file", metavar="DOC", help="a UTF-8 document to talk about")
     parser.add_argument("--system", metavar="TEXT", default="", help="what the model is to be, told before all else")
     options.engine(parser)
+    options.disk_cache(parser)
     options.ranks(parser)
     options.sampling(parser, whole=False)
     output = parser.add_argument_group("output")
@@ -61,6 +63,7 @@ def _serve(parser: argparse.ArgumentParser) -> None:
     _limits(parser.add_argument_group("limits"))
     options.replicas(parser)
     options.engine(parser)
+    options.disk_cache(parser)
     options.ranks(parser)
 
 
@@ -104,6 +107,7 @@ def _batch(parser: argparse.ArgumentParser) -> None:
     options.quiet(parser)
     options.replicas(parser)
     options.engine(parser)
+    options.disk_cache(parser)
     options.ranks(parser)
 
 
@@ -151,6 +155,17 @@ def _models(parser: argparse.ArgumentParser) -> None:
             part.add_argument("name", metavar="NAME", help="as models list has it")
 
 
+def _cache(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_subparsers(dest="cache", required=True, metavar="WHAT")
+    for name, summary in (
+        ("list", "models and profiles whose KV is kept, and of how many prompts"),
+        ("verify", "check every entry, and remove what is damaged"),
+        ("clear", "remove all entries; servers that use the folder go on"),
+    ):
+        part = what.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+        part.add_argument("folder", metavar="FOLDER", help="what --disk-cache names")
+
+
 COMMANDS = (
     ("generate", "continue a text", _generate),
     (
@@ -163,6 +178,7 @@ COMMANDS = (
     ("batch", "answer a file of requests, as the server would", _batch),
     ("info", "say what a model is, its KV bytes per token, and what fits in memory", _info),
     ("models", "list or remove models that were fetched by a name of ours, such as smollm2", _models),
+    ("cache", "list, verify or clear a disk cache", _cache),
     (
         "demo",
         "ask smollm2 (98 MB, fetched once) about a part of a book, plainly and in mode auto: the same text",

@@ -60,6 +60,8 @@ def wanted(options: Namespace, started: int = 1) -> int:
     count: int = options.tp if options.tp is not None else 1
     if not 1 <= count <= MOST:
         raise RequestError(f"--tp is {count}; give 1 to {MOST} processes")
+    if max(count, started) > 1 and getattr(options, "disk_cache", None):
+        raise RequestError("a disk cache is of one process; leave out --tp and torchrun, or --disk-cache")
     if options.tp_all_reduce and max(count, started) == 1:
         raise RequestError("--tp-all-reduce says how processes share sums; give their number with --tp, such as --tp 2")
     return count

@@ -8,6 +8,7 @@ from functools import partial
 
 from triforce.engine.engine_core import EngineCore
 from triforce.engine.output_stream import OutputChunk, OutputStream
+from triforce.engine.reading_history import ReadingHistory
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_group import OnPrefill, SequenceGroup
 from triforce.errors import RequestError
@@ -31,6 +32,8 @@ class Request:
     kv: KVMemoryUsage = field(default_factory=KVMemoryUsage)
     groups: list[SequenceGroup] = field(default_factory=list)
     """Its sequences: as many together as there are rows."""
+    reread: str = ""
+    """Why no more of its prompt had been read before."""
 
     @property
     def sequences(self) -> list[TokenSequence]:
@@ -66,6 +69,7 @@ class Request:
             decode_seconds=sum(max(each.decode_seconds for each in group.sequences) for group in self.groups),
             kv=self.kv,
             cached_tokens=self.groups[0].cached,
+            reread=self.reread,
         )
 
 
@@ -75,6 +79,7 @@ class Engine:
     def __init__(self, core: EngineCore) -> None:
         self.core = core
         self._requests: list[Request] = []
+        self._history = ReadingHistory()
         self._streams: dict[TokenSequence, tuple[Request, OutputStream]] = {}
 
     def submit(
@@ -127,8 +132,16 @@ class Engine:
         for request in [request for request in self._requests if request.error or request.done]:
             self.cancel(request)
             request.kv = self.core.store.pool.bytes
+            self._explain(request)
             events.append((request, request.error or request.output()))
         return events
+
+    def _explain(self, request: Request) -> None:
+        """Note why the prompt of a request was read, where its text is shared and its KV not its owner's."""
+        first, group = request.sequences[0], request.groups[0]
+        if first.scope is not None and group.memory is None and not request.error:
+            request.reread = self._history.why(first.scope, request.prompt, group.cached)
+            self._history.note(first.scope, [*request.prompt, *first.tokens])
 
     def finish(self, request: Request) -> RequestOutput:
         """Step until a request is done, and return its output. Raises what ended it."""

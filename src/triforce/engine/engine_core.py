@@ -6,19 +6,20 @@ prefilled next, and which is swapped out; a `PrefillPacer`, how many tokens of a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 from typing import NamedTuple
 
 from triforce.engine.modes import MODES
+from triforce.engine.prefix_sharing import share_prefixes
 from triforce.engine.scheduler import LEAST, LEAST_ON_GPU, MAX_ITL, PrefillPacer, Scheduler
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
 from triforce.engine.sequence_group import SequenceGroup, Status
 from triforce.engine.tier_builder import SharedKV
 from triforce.errors import CacheError, RankError
+from triforce.kvcache.disk_prefixes import DiskPrefixes
 from triforce.kvcache.prefix_cache import PrefixCache
-from triforce.kvcache.views.full import TAIL
 from triforce.planner import CostModel
 
 
@@ -35,7 +36,7 @@ class EngineCore:
 
     store: the KV, which bounds rows and pages. costs: what is known of passes and of layers to search; it is added to.
     turn: steps after which a group makes room for those that wait; None: it never does. max_itl: seconds between two
-    steps, at most, where prompts are read between them.
+    steps, at most, where prompts are read between them. disk: the disk cache of this KV.
     """
 
     def __init__(
@@ -45,8 +46,9 @@ class EngineCore:
         costs: CostModel,
         turn: int | None = None,
         max_itl: float = MAX_ITL,
+        disk: DiskPrefixes | None = None,
     ) -> None:
-        self.store, self._coupling, self._costs = store, coupling, costs
+        self.store, self._coupling, self._costs, self.disk = store, coupling, costs, disk
         self._target = store.models.target
         least = LEAST if self._target.device.type == "cpu" else LEAST_ON_GPU
         self._pacer = PrefillPacer(max_itl, self._target.ranks, least, strict=store.speculation.strict)
@@ -64,6 +66,8 @@ class EngineCore:
         """Stop a group, and give back what it holds. Harmless when it is finished."""
         if group.status is Status.PREFILLING:
             assert self.prefilling
+            if group.sequences[0].disk and not group.error:  # what was read of its prompt stays
+                share_prefixes(self.prefilling.batch, group.sequences[:1], self.store, self.prefixes)
             self.prefilling.batch.keep([])
             self.prefilling = None
         elif group.status is Status.RUNNING:
@@ -84,7 +88,12 @@ class EngineCore:
         """Cancel all groups, and forget what was read."""
         while self.scheduler.groups:
             self.cancel(self.scheduler.groups[-1])
-        self.prefixes.clear()
+        self._forget()
+
+    def write_behind(self, stop: Callable[[], object]) -> None:
+        """Hand what the disk cache is to keep to its thread, until `stop` says so. For when nothing else is to do."""
+        if self.disk:
+            self.disk.write_all(stop)
 
     @property
     def kv_tokens(self) -> int:
@@ -105,7 +114,10 @@ class EngineCore:
                 break
         if self.scheduler.turn is not None and not self._admit() and (group := self.scheduler.to_swap_out()):
             self.swap_out(group)
-        return self._decode()
+        outputs = self._decode()
+        if self.disk:
+            self.disk.write_between_steps()
+        return outputs
 
     def finish(self, sequence: TokenSequence, surplus: int) -> None:
         """End a sequence before its last `surplus` tokens, as a stop string ends there. It may have left already."""
@@ -133,7 +145,7 @@ class EngineCore:
         except Exception as error:
             group.fail(error)
         if self._target.ranks.all_true(batch is not None) and batch:
-            self.prefilling = PrefillTask(group, batch, group.prefill(batch, self._pacer.grant))
+            self.prefilling = PrefillTask(group, batch, group.prefill(batch, self._pacer.grant, self.disk))
             group.status = Status.PREFILLING
             return
         self.scheduler.remove(group)
@@ -157,6 +169,9 @@ class EngineCore:
         try:
             progress = next(passes, None)
             self._pacer.passed()
+            disk = group.sequences[0].disk
+            if disk and disk.lacks(int(batch.top.cache.lengths_B[0])):
+                share_prefixes(batch, group.sequences[:1], self.store, self.prefixes)
             if progress and group.on_prefill:
                 group.on_prefill(*progress)
         except Exception as error:
@@ -165,7 +180,7 @@ class EngineCore:
             return self.cancel(group)
         if not progress:
             self.prefilling, group.swapped, group.status = None, None, Status.RUNNING
-            self._share_prefixes(batch, group.sequences[:1])
+            share_prefixes(batch, group.sequences[:1], self.store, self.prefixes)
             if group.mode in self.batches:
                 self.batches[group.mode].join(batch)
             else:
@@ -193,7 +208,7 @@ class EngineCore:
     def _fail(self, mode: str, error: Exception) -> None:
         """Cancel the groups of a mode whose pass failed: what its rows hold, and what they share, is unknown."""
         self._raise_if_shared(error)
-        self.prefixes.clear()
+        self._forget()
         for group in [group for group in self.scheduler.running if group.mode == mode]:
             group.fail(error)
             self.cancel(group)
@@ -205,7 +220,7 @@ class EngineCore:
 
     def _leave(self, mode: str, finished: list[TokenSequence]) -> None:
         """Let finished sequences leave their batch, and groups without others leave the queue."""
-        self._share_prefixes(self.batches[mode], finished)
+        share_prefixes(self.batches[mode], finished, self.store, self.prefixes)
         self._drop(mode, finished)
         for group in [group for group in self.scheduler.running if not group.unfinished]:
             self.scheduler.remove(group)
@@ -224,12 +239,8 @@ class EngineCore:
         if not rows:
             del self.batches[mode]
 
-    def _share_prefixes(self, batch: SequenceBatch, sequences: Sequence[TokenSequence]) -> None:
-        """Let later prompts begin with what the rows of these sequences have seen."""
-        pool = batch.top.cache.pool
-        for b, sequence in enumerate(batch.sequences):
-            if sequence in sequences and batch.memory is None:
-                # Strictly, what was read as a prompt is to be shared, and what was decoded is not: its bits differ.
-                seen = max(0, len(sequence.prompt) - 1 - TAIL) if self.store.speculation.strict else pool.lengths_B[b]
-                whole = int(seen) // self.store.whole * self.store.whole
-                self.prefixes.note(sequence.scope, batch.prefix.ids_BS[b, :whole], pool.tables[b])
+    def _forget(self) -> None:
+        """Forget what was read, in memory; on disk stays what is there."""
+        self.prefixes.clear()
+        if self.disk:
+            self.disk.forget()

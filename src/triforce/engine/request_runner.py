@@ -8,22 +8,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
+from time import perf_counter
 from warnings import warn
 from zlib import crc32
 
 from triforce.backends import dispatch, native_loader
 from triforce.backends.kernel_api import pages_for
+from triforce.disk_cache.write_behind import DiskCache
+from triforce.disk_cache.write_queue import PATIENCE
 from triforce.distributed.group import TPGroup
 from triforce.engine.engine import Engine, Request
 from triforce.engine.engine_core import EngineCore
+from triforce.engine.model_loader import ModelPair
 from triforce.engine.output_stream import OutputChunk
 from triforce.engine.scheduler import MAX_ITL
 from triforce.engine.sequence_group import OnPrefill
 from triforce.engine.speculative_config import SpeculativeConfig
-from triforce.engine.tier_builder import ModelSet, SharedKV
+from triforce.engine.tier_builder import SharedKV
 from triforce.errors import CacheError, RequestError
 from triforce.interface.outputs import RequestOutput
 from triforce.kvcache import FullView, PagePool, prompt_file
+from triforce.kvcache.disk_prefixes import DiskPrefixes, KVProfile
+from triforce.kvcache.offload.sizing import size_of
 from triforce.planner import CostModel
 
 MOST_ROWS = 8
@@ -35,14 +41,14 @@ SPARE = 64, 1 / 16
 class RequestRunner:
     """Starts engines, runs requests on one, and keeps it for the next.
 
-    costs: what is known of passes; it is added to. fingerprint: of the target, for saved prompts.
+    costs: what is known of passes; it is added to. disk: a disk cache, if there is one.
     """
 
     def __init__(
-        self, models: ModelSet, speculation: SpeculativeConfig, coupling: str, costs: CostModel, fingerprint: str
+        self, pair: ModelPair, speculation: SpeculativeConfig, coupling: str, costs: CostModel, disk: DiskCache | None
     ) -> None:
-        self._models, self._speculation, self._coupling, self.costs = models, speculation, coupling, costs
-        self._ranks, self._fingerprint = models.target.ranks, fingerprint
+        self._models, self._speculation, self._coupling, self.costs = pair.decoders, speculation, coupling, costs
+        self._pair, self.disk, self._ranks = pair, disk, pair.target.decoder.ranks
         self._idle: Engine | None = None
 
     def start(
@@ -50,7 +56,7 @@ class RequestRunner:
     ) -> Engine:
         """Return a new engine (see `EngineCore`), with `rows` and `pages` of KV. given: a pool to use."""
         store = SharedKV(self._models, self._speculation, rows, pages, given)
-        return Engine(EngineCore(store, self._coupling, self.costs, turn, max_itl))
+        return Engine(EngineCore(store, self._coupling, self.costs, turn, max_itl, self._disk_prefixes(store)))
 
     def run(
         self,
@@ -85,6 +91,17 @@ class RequestRunner:
             finally:
                 for request in requests:
                     engine.cancel(request)
+                until = perf_counter() + PATIENCE
+                engine.core.write_behind(lambda: perf_counter() > until)
+
+    def _disk_prefixes(self, store: SharedKV) -> DiskPrefixes | None:
+        if self.disk is None:
+            return None
+        target, draft = self._pair.target, self._pair.draft
+        drafter = f"{draft.fingerprint} {self._speculation.lower_tiers}" if draft else ""
+        kernels = f"{dispatch.identity(self._models.target.model, store.pool.kv)}, {native_loader.build()}"
+        profile = KVProfile(target.path.name, target.fingerprint, drafter, kernels)
+        return DiskPrefixes(self.disk, profile, store.pool, store.whole)
 
     def clear(self) -> None:
         """Give back the memory of the kept engine, and forget what it has read."""
@@ -130,7 +147,7 @@ class RequestRunner:
         if load is None and save is None:
             return None, None
         kernels = dispatch.identity(self._models.target.model, pool.kv)
-        fingerprint = prompt_file.CacheFingerprint(self._fingerprint, kernels)
+        fingerprint = prompt_file.CacheFingerprint(self._pair.target.fingerprint, kernels)
         saved = None if load is None else prompt_file.SavedCache(Path(load), fingerprint)
         return saved, None if save is None else self._saver(Path(save), fingerprint, pool, prompt)
 
@@ -148,6 +165,15 @@ class RequestRunner:
                 warn(str(error), RuntimeWarning, stacklevel=2)
 
         return save
+
+
+def open_disk_cache(folder: str | Path | None, size: str | int, network: bool, ranks: TPGroup) -> DiskCache | None:
+    """Return a disk cache in a folder, of at most so many bytes, or None without one. Raises TriforceError."""
+    if folder is None:
+        return None
+    if ranks.count > 1:
+        raise RequestError("a disk cache is of one process; leave out --tp and torchrun, or --disk-cache")
+    return DiskCache(folder, size_of(size, "disk_cache_size"), network)
 
 
 def compare(ranks: TPGroup, what: str, facts: object) -> None:

@@ -18,6 +18,7 @@ from triforce.interface.outputs import DecodingSnapshot, Logprob, TokenLogprobs
 from triforce.interface.sampling_params import SamplingParams
 from triforce.interface.stats import PlanReport, PlanSegment, TierStats, since
 from triforce.kvcache import RetrievalView
+from triforce.kvcache.disk_text import DiskText
 from triforce.planner import PlanController
 from triforce.sampling import Constraint
 from triforce.speculation import PromptLogitsHook, Proposer, Tier
@@ -33,8 +34,8 @@ class TokenSequence:
     choice: int = 0
     """Index among the `n` of its request."""
     stop_ids: frozenset[int] = frozenset()
-    scope: str = ""
-    """Owner of the text: KV of equal beginnings is shared within a scope."""
+    scope: str | None = ""
+    """Owner of the text: KV of equal beginnings is shared within a scope. None: it is shared with nobody."""
     constraint: Constraint | None = None
     tokens: list[int] = field(default_factory=list)
     """New tokens."""
@@ -51,6 +52,10 @@ class TokenSequence:
     """What the controller believed, once the sequence has left its batch."""
     trace: DecodingSnapshot | None = None
     """State of its decoding, if that was asked for."""
+    cached: int = 0
+    """Tokens of the prompt whose KV was there before."""
+    disk: DiskText | None = None
+    """Its segments in the disk cache, if there is one."""
     bitwise: bool = False
     """Whether it is the text of plain decoding bit for bit."""
     prefill_seconds: float = 0.0

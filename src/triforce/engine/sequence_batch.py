@@ -119,7 +119,7 @@ class SequenceBatch:
         """Keep these rows. Others give back what they hold, and their sequences learn what each tier did for them."""
         for b, sequence in enumerate(self.sequences):
             if b not in rows:
-                sequence.tiers, sequence.bitwise = self.stats(b), self.bitwise
+                sequence.tiers, sequence.bitwise = self.stats(b), self.bitwise(sequence)
                 sequence.report = report(self.controller) if self.controller else None
         for tier in self.tiers:
             if not (isinstance(tier, Tier) and tier.cache is self.memory):
@@ -144,16 +144,16 @@ class SequenceBatch:
             for tier, held in zip(self.tiers, row.tiers, strict=True):
                 tier.swap_in(b, held)
 
-    @property
-    def bitwise(self) -> bool:
-        """Whether the texts are those of plain decoding bit for bit, and not in distribution only.
+    def bitwise(self, sequence: TokenSequence) -> bool:
+        """Whether a text is that of plain decoding bit for bit, and not in distribution only.
 
-        Plain decoding's own are; others under `seeded`, if a token's logits do not depend on the pass it was fed in.
-        Where several ranks share the model, the comparison is with plain decoding in one process.
+        Plain decoding's own are, if they read their prompts; others under `seeded`, if a token's logits do not depend
+        on the pass it was fed in. Where several ranks share the model, plain decoding is that in one process.
         """
         exact = self.target.model.width_independent and self.top.cache.pool.kv.width_independent
         plain = len(self.tiers) == 1
-        return (plain and self.target.ranks.count == 1) or (exact and (plain or self.coupling is Seeded))
+        alone = plain and self.target.ranks.count == 1 and not (sequence.disk and sequence.cached)
+        return alone or (exact and (plain or self.coupling is Seeded))
 
     @property
     def done(self) -> bool:

@@ -1,7 +1,7 @@
 """SequenceGroup: sequences with one prompt and one mode that start together, where they are, and their prefill.
 
 Every prompt but its last token goes through every tier, row by row. A row whose prompt another row has is copied from
-it, and a saved prompt is read from its file.
+it, a saved prompt is read from its file, and what the disk cache has of a prompt from there.
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ from traceback import clear_frames
 import numpy as np
 import torch
 
+from triforce.disk_cache.entry_store import Use
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch, SwappedSequence
 from triforce.errors import CacheError
-from triforce.kvcache import FullView
+from triforce.kvcache import FullView, StreamingView
+from triforce.kvcache.disk_prefixes import DiskPrefixes
+from triforce.kvcache.disk_text import DiskText
 from triforce.kvcache.prefix_cache import PrefixCache
 from triforce.kvcache.prompt_file import SavedCache
-from triforce.speculation import Grant, Tier, grant_all
+from triforce.speculation import Grant, Proposer, Tier, grant_all
 
 OnPrefill = Callable[[int, int], None]
 """Gets the prompt tokens read so far, and their total."""
@@ -83,21 +86,39 @@ class SequenceGroup:
         """Pages of the pool that its prompt can begin with, as other texts begin alike."""
         first = self.sequences[0]
         scored = first.params.prompt_logprobs is not None  # every position is needed
-        if self.swapped or self.memory or self.saved or scored:
+        if self.swapped or self.memory or self.saved or scored or first.scope is None:
             return []
         return prefixes.find(first.scope, first.prompt)
 
-    def prefill(self, batch: SequenceBatch, grant: Grant) -> Iterator[tuple[int, int]]:
-        """Do all that comes before the next token. Yields (tokens seen, tokens in all) after each pass."""
+    def prefill(
+        self, batch: SequenceBatch, grant: Grant, disk: DiskPrefixes | None = None
+    ) -> Iterator[tuple[int, int]]:
+        """Do all that comes before the next token. Yields (tokens seen, tokens in all) after each pass or reading."""
         if self.swapped:
             batch.swap_in(self.swapped)
             return
+        use = Use()
+        for sequence in self.sequences:
+            sequence.disk = DiskText(disk, sequence.scope, use) if disk and sequence.scope is not None else None
         if self.saved:
             restore_batch(batch, self.saved)
+        else:
+            yield from restore_from_disk(batch)
         self.cached = int(batch.top.cache.lengths_B[0])
-        yield from prefill_batch(batch, grant)
+        for sequence in self.sequences:
+            sequence.cached = self.cached
+        for progress in prefill_batch(batch, grant):
+            self._note_cost(batch)
+            yield progress
         if self.on_read:
             self.on_read(batch.top.cache)
+
+    def _note_cost(self, batch: SequenceBatch) -> None:
+        """Note what a token of the prompt costs to read, for those who may have it from disk."""
+        seconds, fed = float(batch.top.counters.prefill_seconds_B[0]), int(batch.top.cache.lengths_B[0]) - self.cached
+        for sequence in self.sequences:
+            if sequence.disk and fed > 0:
+                sequence.disk.cost = seconds / fed
 
 
 @torch.no_grad()
@@ -108,6 +129,16 @@ def restore_batch(batch: SequenceBatch, saved: SavedCache) -> None:
         if _source(batch, b) is None and sequence.params.prompt_logprobs is None:  # these need every position scored
             saved.restore(batch.top.cache, b, sequence.prompt)
     _add_seconds(batch, started)
+
+
+def restore_from_disk(batch: SequenceBatch) -> Iterator[tuple[int, int]]:
+    """Start from what the disk cache has of the first prompt. Yields (tokens seen, tokens in all) of each segment."""
+    first, started = batch.sequences[0], perf_counter()
+    if first.disk and first.params.prompt_logprobs is None:
+        for seen in first.disk.restore(batch.top.cache, 0, first.prompt):
+            _add_seconds(batch, started)
+            yield seen, sum(len(sequence.prompt) - 1 for sequence in batch.sequences)
+            started = perf_counter()
 
 
 @torch.no_grad()
@@ -138,9 +169,20 @@ def _feed(batch: SequenceBatch, b: int, grant: Grant) -> Iterator[int]:
     length = len(sequence.prompt) - 1
     for tier in batch.tiers:
         if tier is not batch.top:
-            yield from (seen for _ in tier.prefill(batch.prefix, b, length, grant=grant))
+            yield from (seen for _ in _feed_lower(batch, tier, b, length, grant))
     hook = sequence.prompt_logits_hook() if sequence.params.prompt_logprobs is not None else None
     yield from batch.top.prefill(batch.prefix, b, length, hook, grant=grant)
+
+
+def _feed_lower(batch: SequenceBatch, tier: Proposer, b: int, length: int, grant: Grant) -> Iterator[int]:
+    """Feed a tier below the full one. What a draft sees comes from the disk cache, and goes to it, if there is one."""
+    sequence = batch.sequences[b]
+    if sequence.disk and isinstance(tier, Tier) and isinstance(view := tier.cache, StreamingView):
+        sequence.disk.restore_draft(view, b, sequence.prompt)
+        if (stop := sequence.disk.draft_stop(sequence.prompt)) > view.lengths_B[b]:
+            yield from tier.prefill(batch.prefix, b, stop, grant=grant)
+            sequence.disk.keep_draft(view, b, sequence.prompt)
+    yield from tier.prefill(batch.prefix, b, length, grant=grant)
 
 
 def _fork(batch: SequenceBatch, source: int, b: int) -> Iterator[int]:

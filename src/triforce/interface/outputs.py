@@ -76,6 +76,8 @@ class RequestOutput:
     kv: KVMemoryUsage = KVMemoryUsage()  # where the target's KV lies
     cached_tokens: int = 0
     """Tokens of the prompt that had been read before."""
+    reread: str = ""
+    """Why no more of them had; nothing where hardly any were read."""
 
     @property
     def prompt_tokens(self) -> int:

@@ -6,7 +6,7 @@ that no row needs are kept as long as nobody wants their room; the least recentl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 
 import numpy as np
@@ -43,6 +43,16 @@ class PrefixCache:
             if (held := self.pages.pop(key, None)) is None:
                 self._pool.own([page])
             self.pages[key] = page if held is None else held
+
+    def locate(self, scope: str, text: Tokens) -> Callable[[int, int], list[int] | None]:
+        """Return a function that gives the pages of tokens [start, stop) of a text, or None once some are gone."""
+        keys = list(_keys(scope, text, len(text)))
+
+        def pages(start: int, stop: int) -> list[int] | None:
+            found = [self.pages[key] for key in keys[start // PAGE : stop // PAGE] if key in self.pages]
+            return found if len(found) == (stop - start) // PAGE else None
+
+        return pages
 
     def make_room(self, pages: int) -> bool:
         """See that so many pages are free, if that can be had."""

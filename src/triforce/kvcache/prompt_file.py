@@ -7,12 +7,10 @@ all bytes before it. Written layer by layer, so that a cache larger than half th
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from math import prod
 from pathlib import Path
 from typing import IO, Any, BinaryIO, NamedTuple
 
@@ -21,15 +19,15 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from triforce.backends.native_loader import VARIABLE
+from triforce.disk_cache.entry import DIGEST, beginning, sealed
 from triforce.errors import CacheError
+from triforce.kvcache.disk_prefixes import KINDS
 from triforce.kvcache.views.full import TAIL, FullView, write_layers
 from triforce.model.config import ModelConfig
 from triforce.ragged import common_prefix
 
 FORMAT = "triforce-kv-1"
 _open: Any = safe_open  # safetensors leaves it untyped
-_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64", torch.uint8: "U8"}
-_DIGEST = 32
 _BLOCK = 1 << 22
 
 
@@ -138,36 +136,24 @@ def _tensors(full: FullView, b: int, ids: list[int]) -> Iterator[Tensor]:
         yield from full.pool.span(layer, full.rows[b], 0, len(ids))
 
 
-def _write(file: BinaryIO, header: bytes, tensors: Iterator[Tensor]) -> None:
-    digest = hashlib.blake2b(header, digest_size=_DIGEST)
-    file.write(header)
-    for tensor in tensors:
-        data = tensor.cpu().contiguous().view(torch.uint8).numpy().data
-        digest.update(data)
-        file.write(data)
-    file.write(digest.digest())
+def _write(file: BinaryIO, head: bytes, tensors: Iterator[Tensor]) -> None:
+    data = (tensor.cpu().contiguous().view(torch.uint8).numpy().data for tensor in tensors)
+    for piece in sealed(head, data):
+        file.write(piece)
     file.flush()
     os.fsync(file.fileno())
 
 
 def _header(maker: CacheFingerprint, config: ModelConfig, dtype: torch.dtype, tokens: int) -> bytes:
-    """The head of a safetensors file: its length in 8 bytes, then JSON that places each tensor."""
-    about = {"format": FORMAT, "fingerprint": maker.model, "kernels": maker.kernels}
-    placed: dict[str, Any] = {"__metadata__": about}
-    shape = [config.kv_heads, tokens, config.head_dim]
-    layers = [(f"{kind}.{layer}", dtype, shape) for layer in range(config.layers) for kind in ("keys", "values")]
-    end = 0
-    for name, kind, sizes in [("ids", torch.int64, [tokens]), *layers, ("checksum", torch.uint8, [_DIGEST])]:
-        begin, end = end, end + prod(sizes) * kind.itemsize
-        placed[name] = {"dtype": _NAMES[kind], "shape": sizes, "data_offsets": [begin, end]}
-    text = json.dumps(placed).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
+    facts = {"format": FORMAT, "fingerprint": maker.model, "kernels": maker.kernels}
+    shape = KINDS[dtype], [config.kv_heads, tokens, config.head_dim]
+    layers = {f"{kind}.{layer}": shape for layer in range(config.layers) for kind in ("keys", "values")}
+    return beginning(facts, {"ids": ("I64", [tokens]), **layers})
 
 
 def _is_whole(path: Path) -> bool:
     """Whether the file ends in the checksum of what comes before. Where it lies is not for the header to say."""
-    digest, left = hashlib.blake2b(digest_size=_DIGEST), path.stat().st_size - _DIGEST
+    digest, left = hashlib.blake2b(digest_size=DIGEST), path.stat().st_size - DIGEST
     with path.open("rb") as file:
         while left > 0 and (block := file.read(min(_BLOCK, left))):
             digest.update(block)

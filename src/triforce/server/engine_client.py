@@ -52,12 +52,15 @@ class ServedModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """A prompt to continue. mode: one of `MODES`, None for the engine's own. scope: the owner, for KV sharing."""
+    """A prompt to continue. mode: one of `MODES`, None for the engine's own.
+
+    scope: the owner, for KV sharing; None: KV is shared with nobody.
+    """
 
     prompt: list[int]
     params: SamplingParams
     mode: str | None = None
-    scope: str = ""
+    scope: str | None = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,9 @@ from triforce.server.engine_client import (
 from triforce.server.limits import Limits
 from triforce.server.tp_mirror import StepCommands, TPMirror
 
+LAST_SECONDS = 10.0
+"""Seconds at the end, for the disk cache to take what waits to be written."""
+
 
 class _Answer:
     """Carries events from the worker's thread to the event loop that submitted the request."""
@@ -120,6 +123,8 @@ class Worker:
             while answers := self._wait():
                 self._turn(answers)
             self._ranks.broadcast(None)
+            until = perf_counter() + LAST_SECONDS
+            self.mirror.write_behind(lambda: perf_counter() > until)
         except BaseException as error:
             with self._changed:
                 self._open, self.failure = False, error
@@ -129,6 +134,7 @@ class Worker:
 
     def _wait(self) -> list[_Answer]:
         """Block until there is an answer to work on; return all of them, or none at shutdown."""
+        self.mirror.write_behind(lambda: self._answers or not self._open)
         with self._changed:
             self._changed.wait_for(lambda: self._answers or not self._open)
             return list(self._answers.values())

@@ -7,6 +7,8 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
 
+MOST_SALT = 256
+"""Characters."""
 Ids = Annotated[list[int], Field(fail_fast=True)]
 Texts = Annotated[list[str], Field(fail_fast=True)]
 Batches = Annotated[list[Ids], Field(fail_fast=True)]
@@ -70,3 +72,18 @@ class Body(BaseModel):
         body = handler({name: value for name, value in data.items() if name in known})
         body._ignored = sorted(name for name in IGNORED & data.keys() - known if data[name] not in NOTHING)
         return body
+
+
+class CacheFields(Body):
+    """Fields that say who may start from what was read of a prompt. Extensions of triforce's."""
+
+    cache: bool | None = Field(None, description="false: start from nothing that was read before, and leave nothing")
+    cache_salt: Annotated[str, Field(max_length=MOST_SALT)] | None = Field(
+        None, description="Share what was read with requests of the same salt only, among those of a key"
+    )
+
+    def scope(self, key: str) -> str | None:
+        """Return the owner of what is read, of a request with this key; None where it is kept out of all caches."""
+        if self.cache is False:
+            return None
+        return f"{key}\n{self.cache_salt}" if self.cache_salt else key

@@ -12,7 +12,7 @@ from pydantic import Field
 from triforce.interface.grammar import Grammar
 from triforce.server.limits import ANSWER_TOKENS, COMPLETION_TOKENS
 from triforce.server.messages import InputItem, Item, Messages
-from triforce.server.request_base import Batches, Body, Ids, Texts
+from triforce.server.request_base import Batches, Body, CacheFields, Ids, Texts
 from triforce.server.tools import MOST_TOOLS, FlatTool, OneFlatTool, OneTool, Tool, ToolChoice, choose_tools
 
 
@@ -97,7 +97,7 @@ class ModelField(Body):
     model: str | None = None
 
 
-class SamplingFields(ModelField):
+class SamplingFields(CacheFields, ModelField):
     """Sampling parameters. Fields after `stream` are extensions of triforce's."""
 
     temperature: float | None = None

@@ -115,7 +115,7 @@ class Service:
         self, request: Request, generations: list[GenerationRequest], writer: ResponseWriter, body: SamplingFields
     ) -> Response:
         """Generate, and send as `body` wants. Raises ClientDisconnected, or what `errors.refusal_for` knows."""
-        scope = getattr(request.state, "scope", "")  # of the key, if one was needed (see security)
+        scope = body.scope(getattr(request.state, "scope", ""))  # of the key, if one was needed (see security)
         answers = self.engine.submit([replace(generation, scope=scope) for generation in generations])
         report: dict[str, Any] = request.state.report
         report |= {"prompts": len(generations), "prompt_tokens": sum(len(each.prompt) for each in generations)}
@@ -182,4 +182,6 @@ class Service:
 
 def _summary(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
     """Return the fields of the access log."""
-    return {"new_tokens": sum(o.completion_tokens for o in outputs), "mode": outputs[0].mode}
+    cached, reread = sum(o.cached_tokens for o in outputs), [o.reread for o in outputs if o.reread]
+    told = {"cached_tokens": cached, "reread": reread} if reread else {"cached_tokens": cached}
+    return {"new_tokens": sum(o.completion_tokens for o in outputs), "mode": outputs[0].mode} | told

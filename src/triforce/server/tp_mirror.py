@@ -6,6 +6,7 @@ the commands hold what only rank 0 knows: new requests, and clients that have di
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -59,6 +60,10 @@ class TPMirror:
                 self._forget(number)
             outcomes.append((number, event))
         return outcomes
+
+    def write_behind(self, stop: Callable[[], object]) -> None:
+        """Hand what the disk cache is to keep to its thread, until `stop` says so."""
+        self.texts.core.write_behind(stop)
 
     def close(self) -> None:
         """Cancel all requests."""

@@ -61,7 +61,7 @@ def usage(
     details = {"cached_tokens": sum(o.cached_tokens for o in outputs)}
     counts |= {f"{names[0]}_tokens_details": details}
     stats = total(completion.tiers for output in outputs for completion in output.outputs)
-    return counts | ({"tiers": _tiers(stats)} if tiers else {})
+    return counts | ({"tiers": _tiers(stats), "reread": [o.reread for o in outputs]} if tiers else {})
 
 
 def decoding_trace(piece: OutputChunk) -> dict[str, Any]:

@@ -182,11 +182,11 @@ def free_memory() -> int:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
 
 
-def size_of(text: str | int) -> int:
-    """Bytes of `512MiB`, `2GiB` or a number. Raises RequestError."""
+def size_of(text: str | int, what: str = "kv_memory") -> int:
+    """Return the bytes of `512MiB`, `2GiB` or a number. Raises RequestError that names `what` it is of."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B?|B)?", str(text).strip(), re.IGNORECASE)
     if not match:
-        raise RequestError(f"kv_memory {text!r}: give a size such as 512MiB or 2GiB, or auto")
+        raise RequestError(f"{what} {text!r}: give a size such as 512MiB or 2GiB" + ", or auto" * (what == "kv_memory"))
     unit = (match[2] or "B")[0].upper()
     base = 1000 if (match[2] or "").upper().endswith("B") and "I" not in (match[2] or "").upper() else 1024
     return int(float(match[1]) * base ** "BKMGT".index(unit))

@@ -49,7 +49,7 @@ class StreamingView:
         self.unit = gcd(sinks, PAGE)
         self.ring = self.unit * (1 + ceil((window + slack) / self.unit))  # a unit more: lists begin at a whole one
         self.pages = ceil((sinks + self.ring) / PAGE)
-        self.kv = dispatch.memory(config, rows * self.pages, dtype, device, self.unit)
+        self.kv, self.dtype = dispatch.memory(config, rows * self.pages, dtype, device, self.unit), dtype
         self.device = torch.device(device)
         self.free = list(range(rows))
         self._set_rows(rows)
@@ -152,6 +152,26 @@ class StreamingView:
         """Let a fresh row go on as the one that was swapped out."""
         layers, self.lengths_B[b], self.highest[b] = ring
         write_layers(self.kv, torch.arange(self.pages * PAGE, device=self.device) + self._first_slot(b), layers)
+
+    def visible(self, length: int) -> int:
+        """Return how many tokens a row keeps of a text of `length`: its sinks and its window."""
+        return min(length, self.sinks + self.window)
+
+    def window_of(self, b: int) -> list[LayerKV]:
+        """Return copies of what row b sees: K and V of its sinks and its window for each layer, (G, N, D)."""
+        slots_N = self._visible_slots(b, int(self.lengths_B[b]))
+        return to_host(self.kv.read(n, slots_N) for n in range(self.config.layers))
+
+    def start_at(self, b: int, length: int, layers: list[LayerKV]) -> None:
+        """Let a fresh row go on as one that has seen `length` tokens. layers: what that one saw, see `window_of`."""
+        write_layers(self.kv, self._visible_slots(b, length), layers)
+        self.lengths_B[b] = self.highest[b] = length
+
+    def _visible_slots(self, b: int, length: int) -> Tensor:
+        """Slots (N) of the sinks and the window of a row that has seen `length` tokens."""
+        sinks_N = torch.arange(min(self.sinks, length), device=self.device)
+        window_N = torch.arange(max(self.sinks, length - self.window), length, device=self.device)
+        return self._first_slot(b) + torch.cat([sinks_N, self.sinks + (window_N - self.sinks) % self.ring])
 
     def _first_slot(self, b: int) -> int:
         return (self.rings[b] * self.pages + 1) * PAGE

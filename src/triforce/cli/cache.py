@@ -1,0 +1,85 @@
+"""`triforce cache`: entries of a disk cache, beside whoever uses it."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from triforce.disk_cache.entry_store import EntryStore
+from triforce.disk_cache.folder import CacheFolder
+
+SHOWN = 20
+"""Prompts of a model that are listed."""
+FACTS = {"model", "profile", "kind", "after", "segment", "tokens"}
+"""Facts that the header of an entry says."""
+DAMAGED = 1
+"""The exit code where entries were damaged."""
+
+
+def run(options: Namespace) -> int:
+    """List, verify or clear a disk cache. Raises CacheError."""
+    store = EntryStore(CacheFolder(Path(options.folder), network=True, create=False), sys.maxsize)
+    commands: dict[str, Callable[[EntryStore], int]] = {"list": _list, "verify": _verify, "clear": _clear}
+    return commands[options.cache](store)
+
+
+class _Kept(NamedTuple):
+    """An entry: what its header says, its bytes and its place in the order of use."""
+
+    name: str
+    facts: dict[str, str]
+    bytes: int
+    place: int
+
+
+def _list(store: EntryStore) -> int:
+    models: dict[tuple[str, str], list[_Kept]] = defaultdict(list)
+    for kept in _kept(store):
+        models[kept.facts["model"], kept.facts["profile"]].append(kept)
+    for (model, profile), entries in sorted(models.items()):
+        segments = [entry for entry in entries if entry.facts["kind"] == "kv"]
+        followed = {entry.facts["after"] for entry in segments}
+        ends = sorted((entry for entry in segments if entry.name not in followed), key=lambda entry: -entry.place)
+        size = _mib(sum(entry.bytes for entry in entries))
+        print(f"{model} ({profile}): {len(ends):,} prompts, {len(segments):,} segments, {size}")
+        for entry in ends[:SHOWN]:
+            tokens = (int(entry.facts["segment"]) + 1) * int(entry.facts["tokens"])
+            print(f"  {entry.name[:8]} {tokens:>10,} tokens")
+        if len(ends) > SHOWN:
+            print(f"  and {len(ends) - SHOWN:,} that were used before these")
+    if not models:
+        print(f"nothing is kept in {store.folder.path}")
+    return 0
+
+
+def _verify(store: EntryStore) -> int:
+    checked = damaged = 0
+    for entry in store.held():
+        checked += 1
+        if fault := store.fault(entry.name):
+            damaged += 1
+            store.folder.remove(entry.name)
+            print(f"{entry.name} was damaged ({fault}) and is removed", file=sys.stderr)
+    print(f"{checked:,} entries were checked, {damaged:,} of them were damaged")
+    return DAMAGED if damaged else 0
+
+
+def _clear(store: EntryStore) -> int:
+    count, size = store.clear()
+    print(f"removed {count:,} entries, {_mib(size)}")
+    return 0
+
+
+def _kept(store: EntryStore) -> Iterator[_Kept]:
+    for entry in store.held():
+        facts = store.facts(entry.name)
+        if facts and facts.keys() >= FACTS and all(facts[name].isdecimal() for name in ("segment", "tokens")):
+            yield _Kept(entry.name, facts, entry.bytes, entry.place)
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.0f} MiB"

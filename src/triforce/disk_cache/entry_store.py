@@ -1,0 +1,186 @@
+"""EntryStore: entries of a folder by name. Readers take no lock; writers, in any number of processes, keep the size."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hmac
+import logging
+import os
+import secrets
+from contextlib import suppress
+from dataclasses import dataclass
+
+from triforce.disk_cache.entry import LENGTH, LONGEST_HEADER, DamagedEntry, Entry, header, packed, unpacked
+from triforce.disk_cache.eviction import ROOM, Held, order_of, place_of, to_drop
+from triforce.disk_cache.folder import PARTIAL, CacheFolder, FolderState
+
+LOG = logging.getLogger("triforce.disk_cache")
+SUFFIX = ".kv"
+_NAME_DIGITS = 40
+
+
+@dataclass(slots=True)
+class Use:
+    """One text's use of the store: all of its entries have one place in the order."""
+
+    order: int = 0
+    """0: none yet."""
+
+
+class EntryStore:
+    """The entries of a folder, of at most so many bytes. Where there are more, some are given up."""
+
+    def __init__(self, folder: CacheFolder, limit: int) -> None:
+        self.folder, self.limit = folder, limit
+        self._scanned = False
+
+    def name(self, *parts: bytes) -> str:
+        """Return a name for these parts, an HMAC under the folder's secret: 40 hex digits and a suffix."""
+        text = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
+        return hmac.digest(self.folder.secret, text, "sha256").hex()[:_NAME_DIGITS] + SUFFIX
+
+    def read(self, name: str) -> Entry | None:
+        """Return a whole entry, or None where there is none. One that is damaged is told in the log, and removed."""
+        try:
+            return self._whole(name)
+        except FileNotFoundError:
+            return None
+        except DamagedEntry as error:
+            LOG.warning("disk cache: entry %s is damaged (%s) and is removed; its tokens are read again", name, error)
+            with suppress(OSError):
+                self.folder.remove(name)
+        except OSError as error:
+            LOG.warning("disk cache: entry %s cannot be read (%s); its tokens are read again", name, error)
+        return None
+
+    def fault(self, name: str) -> str | None:
+        """Return the fault of an entry; None where it is whole, or gone. Raises OSError."""
+        try:
+            self._whole(name)
+        except FileNotFoundError:
+            return None
+        except DamagedEntry as error:
+            return str(error)
+        return None
+
+    def facts(self, name: str) -> dict[str, str] | None:
+        """Return the facts of an entry without a look at its tensors; None where it is gone, or none."""
+        with suppress(OSError, DamagedEntry):
+            descriptor = self.folder.open(name)
+            with open(descriptor, "rb", buffering=0) as file:
+                length = file.read(LENGTH)
+                return header(memoryview(length + file.read(min(int.from_bytes(length, "little"), LONGEST_HEADER))))[0]
+        return None
+
+    def write(self, name: str, entry: Entry, use: Use, index: int) -> None:
+        """Keep an entry, whole or not at all. index: its place in its text. Raises OSError."""
+        if self.folder.has(name):
+            return self.touch(name, use, index)
+        pieces = packed(Entry({**entry.facts, "name": name}, entry.parts))
+        size = sum(len(piece) for piece in pieces)
+        if size > self.limit:
+            raise OSError(errno.EFBIG, "an entry is larger than the disk cache may be")
+        partial = f"{name}.{secrets.token_hex(8)}{PARTIAL}"
+        with self.folder.locked() as state:
+            self._make_room(state, size)
+            state.bytes += size
+            self._take_place(state, use)
+            descriptor = self.folder.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # as long as its writer lives, nobody takes it for a remainder
+            os.ftruncate(descriptor, size)  # so that scans count it
+        try:
+            with open(descriptor, "wb", buffering=0) as file:
+                for piece in pieces:
+                    _write_all(file.fileno(), piece)
+                os.fsync(descriptor)
+                self.folder.mark(partial, place_of(use.order, index, again=False))
+                self.folder.rename(partial, name)
+        except OSError:
+            with suppress(OSError):
+                self.folder.remove(partial)
+            raise
+
+    def touch(self, name: str, use: Use, index: int) -> None:
+        """Move an entry that another use has written to the end of the order, if it is still there. Raises OSError."""
+        if not use.order:
+            with self.folder.locked() as state:
+                self._take_place(state, use)
+        if order_of(self.folder.place(name)) != use.order:
+            self.folder.mark(name, place_of(use.order, index, again=True))
+
+    def held(self) -> list[Held]:
+        """Return all entries, whole or not. Raises OSError."""
+        with self.folder.locked():
+            return self._scan()[0]
+
+    def clear(self) -> tuple[int, int]:
+        """Remove all entries; return how many, and their bytes. Other processes go on. Raises OSError."""
+        with self.folder.locked() as state:
+            entries, state.bytes = self._scan()
+            self._drop(entries)
+        return len(entries), sum(entry.bytes for entry in entries)
+
+    def _whole(self, name: str) -> Entry:
+        """Return an entry. Raises DamagedEntry or OSError."""
+        descriptor = self.folder.open(name)
+        with open(descriptor, "rb", buffering=0) as file:
+            content = bytearray(min(os.fstat(descriptor).st_size, self.limit))
+            if file.readinto(content) != len(content):
+                raise DamagedEntry("it is cut short")
+        found = unpacked(content)
+        if found.facts.get("name") != name:
+            raise DamagedEntry("it has another's name")
+        return found
+
+    def _make_room(self, state: FolderState, size: int) -> None:
+        """See that an entry of so many bytes fits; the first time, count what there is. The folder is locked."""
+        if self._scanned and state.bytes + size <= self.limit:
+            return
+        entries, coming = self._scan()
+        total = coming + sum(entry.bytes for entry in entries)
+        dropped = to_drop(entries, self.limit * (1 - ROOM) - coming - size) if total + size > self.limit else []
+        self._drop(dropped)
+        state.bytes = total - sum(entry.bytes for entry in dropped)
+        state.order = max([state.order, *(order_of(entry.place) for entry in entries)])
+        self._scanned = True
+
+    def _drop(self, entries: list[Held]) -> None:
+        for entry in entries:
+            self.folder.remove(entry.name)
+
+    def _scan(self) -> tuple[list[Held], int]:
+        """Return all entries, and the bytes of those that are being written; remove what dead writers have left.
+
+        The folder is locked, as it is when a write begins.
+        """
+        entries, coming = [], 0
+        for name, facts in self.folder.files():
+            if name.endswith(SUFFIX):
+                entries.append(Held(name, facts.st_size, facts.st_mtime_ns))
+            elif name.endswith(PARTIAL) and not self._remove_remainder(name):
+                coming += facts.st_size
+        return entries, coming
+
+    def _remove_remainder(self, name: str) -> bool:
+        """Remove a file unless its writer lives. Returns whether it is gone."""
+        with suppress(OSError):
+            descriptor = self.folder.open(name)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self.folder.remove(name)
+            finally:
+                os.close(descriptor)
+        return not self.folder.has(name)
+
+    @staticmethod
+    def _take_place(state: FolderState, use: Use) -> None:
+        if not use.order:
+            state.order += 1
+            use.order = state.order
+
+
+def _write_all(descriptor: int, piece: bytes | memoryview) -> None:
+    left = memoryview(piece)
+    while left:
+        left = left[os.write(descriptor, left) :]

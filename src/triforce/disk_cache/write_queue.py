@@ -1,0 +1,103 @@
+"""WriteQueue: writes behind the answers, in a thread of its own, with bounds on the bytes that wait and on the rate."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from time import perf_counter
+
+LOG = logging.getLogger("triforce.disk_cache")
+MOST_BYTES = 256 << 20
+"""Bytes that wait to be written."""
+RATE = 512 << 20
+"""Bytes written in a second, at most: the disk is for others, too."""
+PATIENCE = 60.0
+"""Seconds that the end of a process waits for what is queued."""
+
+Write = Callable[[], None]
+
+
+class WriteQueue:
+    """Calls what it is given, in order. A call that fails costs itself and what is queued, and one log line."""
+
+    def __init__(self, most_bytes: int = MOST_BYTES, rate: float = RATE) -> None:
+        self._most, self._rate = most_bytes, rate
+        self._waiting: deque[tuple[Write, int]] = deque()
+        self._bytes = 0
+        self._changed = threading.Condition()
+        self._open = True
+        self._thread: threading.Thread | None = None
+        self.failures = 0
+
+    def has_room(self, size: int) -> bool:
+        """Whether a call that writes so many bytes would be taken: one, however large, always is."""
+        with self._changed:
+            return self._open and (not self._bytes or self._bytes + size <= self._most)
+
+    def offer(self, write: Write, size: int) -> bool:
+        """Queue a call that writes so many bytes. Returns whether there was room."""
+        with self._changed:
+            if not self.has_room(size):
+                return False
+            self._waiting.append((write, size))
+            self._bytes += size
+            self._changed.notify_all()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="triforce-disk-cache", daemon=True)
+                self._thread.start()
+        return True
+
+    def wait(self, seconds: float = 0.05) -> bool:
+        """Wait for a call to be done, but not longer than so many seconds. Returns whether calls are taken."""
+        with self._changed:
+            before = self._bytes
+            self._changed.wait_for(lambda: self._bytes < before or not before, seconds)
+            return self._open
+
+    def flush(self, seconds: float = PATIENCE) -> bool:
+        """Wait until nothing is queued. Returns whether that was so within so many seconds."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._bytes, seconds)
+
+    def close(self, seconds: float = PATIENCE) -> bool:
+        """Write what is queued, and end: nothing more is taken. Returns whether it was written in so many seconds."""
+        written = self.flush(seconds)
+        with self._changed:
+            self._open = False
+            self._changed.notify_all()
+        return written
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or not self._open)
+                if not self._waiting:
+                    return
+                write, size = self._waiting.popleft()
+            started = perf_counter()
+            try:
+                write()
+            except Exception as error:  # answers go on, whatever it is
+                dropped = 1 + self._drop_queued()
+                known = isinstance(error, OSError)
+                LOG.warning("disk cache: %d entries are not kept: %s", dropped, error, exc_info=not known)
+            self._done(size)
+            with self._changed:
+                pause = size / self._rate - (perf_counter() - started)
+                self._changed.wait_for(lambda: not self._open, max(pause, 0))
+
+    def _done(self, size: int) -> None:
+        with self._changed:
+            self._bytes -= size
+            self._changed.notify_all()
+
+    def _drop_queued(self) -> int:
+        """Forget what is queued; return how many calls."""
+        with self._changed:
+            self.failures += 1
+            dropped = len(self._waiting)
+            self._bytes -= sum(size for _, size in self._waiting)
+            self._waiting.clear()
+        return dropped

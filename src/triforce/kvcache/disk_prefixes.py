@@ -1,0 +1,187 @@
+"""DiskPrefixes: the disk cache of one engine. KV of whole segments of texts goes from pages to entries, and back.
+
+A segment is named by its tokens and all before them, by what computed it, and by the scope of the request. So a name
+that is found stands for the very KV that a prefill would give, and one scope cannot name what another has read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from triforce.backends.kernel_api import PAGE
+from triforce.disk_cache.entry import FORMAT, Entry, Part
+from triforce.disk_cache.entry_store import LOG, Use
+from triforce.disk_cache.write_behind import DiskCache
+from triforce.errors import CacheError
+from triforce.kvcache.pool import PagePool
+from triforce.kvcache.views.full import LayerKV
+from triforce.kvcache.views.streaming import StreamingView
+
+SEGMENT = 256
+"""Tokens of a segment."""
+MOST_WAITING = 4096
+"""Segments that wait, a million tokens."""
+STEPS = 15
+"""Times as long as a copy took, steps of texts go on before the next."""
+KINDS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+
+Pages = Callable[[int, int], Sequence[int] | None]
+"""Pages that hold tokens [start, stop) of a text, both multiples of `PAGE`; None where they are gone."""
+
+
+class KVProfile(NamedTuple):
+    """Identity of what computes KV: with another, bits may differ."""
+
+    model: str
+    """The name that people know the target by; it is shown, and decides nothing."""
+    target: str
+    """The target's fingerprint: weights, rotation, dtype."""
+    draft: str
+    """The draft's fingerprint, and the bits of its weights; or nothing."""
+    kernels: str
+    """Kernels, their level, and their build."""
+
+
+@dataclass(slots=True)
+class WaitingSegment:
+    """A segment that is to be written once there is room in the queue.
+
+    after: the name of what it follows. cost: seconds that a prefill took for a token. layers: its KV, if it lies in no
+    pages.
+    """
+
+    name: str
+    after: str
+    index: int
+    use: Use
+    cost: float
+    pages: Pages | None = None
+    layers: list[LayerKV] | None = None
+
+
+class DiskPrefixes:
+    """Names and entries of the KV in a pool. It is the engine's thread that calls it; files are written by another.
+
+    whole: tokens in a multiple of which prompts share their beginnings.
+    """
+
+    def __init__(self, cache: DiskCache, profile: KVProfile, pool: PagePool, whole: int) -> None:
+        self._cache, self.store, self._queue, self.pool = cache, cache.store, cache.queue, pool
+        self.whole, self._profile = max(whole, SEGMENT), profile
+        self._waiting: deque[WaitingSegment] = deque()
+        self._pause_until, self._failures = 0.0, 0
+
+    def root(self, scope: str) -> str:
+        """Return the name that the first segment of a text follows."""
+        shapes = [SEGMENT, PAGE, self.whole, *self.pool.least]
+        facts = [FORMAT, shapes, self._profile.target, self._profile.kernels, str(self.pool.dtype)]
+        return self.store.name(b"root", json.dumps(facts).encode(), scope.encode())
+
+    def draft_name(self, name: str, view: StreamingView) -> str:
+        """Return the name of what the draft sees at the end of the segment of that name."""
+        facts = [self._profile.draft, view.sinks, view.window, view.unit, str(view.dtype)]
+        return self.store.name(b"draft", json.dumps(facts).encode(), name.encode())
+
+    def add(self, segment: WaitingSegment) -> None:
+        """Let a segment wait to be written behind the answer, unless a disk is so slow that too many wait."""
+        if len(self._waiting) < MOST_WAITING:
+            self._waiting.append(segment)
+
+    def write_some(self) -> bool:
+        """Copy a segment that waits to the queue, if there is room. Returns whether others wait, and there was room."""
+        if self._failures != self._queue.failures:  # the rest of a text is no use without what was lost of it
+            self._failures = self._queue.failures
+            self._waiting.clear()
+        while self._waiting:
+            first = self._waiting[0]
+            if self.store.folder.has(first.name):
+                size, write = 1, partial(self.store.touch, first.name, first.use, first.index)
+            else:
+                size = self._bytes(first)
+                if not self._queue.has_room(size):
+                    return False
+                if (layers := first.layers or self._read(first)) is None:
+                    self._waiting.popleft()  # its pages were needed, and so are those of what follows
+                    continue
+                write = partial(self.store.write, first.name, self._entry(first, layers), first.use, first.index)
+            if not self._queue.offer(write, size):
+                return False
+            self._waiting.popleft()
+            if size > 1:
+                return bool(self._waiting)
+        return False
+
+    def write_between_steps(self) -> None:
+        """Copy a segment, if texts that wait for their next step lose but a small share of their time by it."""
+        if self._waiting and (began := perf_counter()) >= self._pause_until:
+            self.write_some()
+            self._pause_until = perf_counter() + STEPS * (perf_counter() - began)
+
+    def write_all(self, stop: Callable[[], object]) -> None:
+        """Copy all segments that wait to the queue, as it gets room, until `stop` says so or it takes no more."""
+        while self._waiting and not stop():
+            if not self.write_some() and self._waiting and not self._queue.wait():
+                return
+
+    def forget(self) -> None:
+        """Write nothing of what waits: nobody knows what its pages hold."""
+        self._waiting.clear()
+
+    def _bytes(self, segment: WaitingSegment) -> int:
+        if segment.layers:
+            return sum(t.numel() * t.itemsize for layer in segment.layers for t in layer)
+        config = self.pool.config
+        return 2 * config.layers * config.kv_heads * config.head_dim * SEGMENT * self.pool.dtype.itemsize
+
+    def _read(self, segment: WaitingSegment) -> list[LayerKV] | None:
+        """Return K and V of a segment, (G, N, D) for each layer; None where its pages are gone or cannot be read."""
+        start = segment.index * SEGMENT
+        pages = segment.pages(start, start + SEGMENT) if segment.pages else None
+        if pages is None:
+            return None
+        pages_P = torch.tensor(pages, dtype=torch.long, device=self.pool.device)
+        slots_N = (pages_P[:, None] * PAGE + torch.arange(PAGE, device=self.pool.device)).flatten()
+        try:
+            return [self.pool.kv.read(layer, slots_N) for layer in range(self.pool.config.layers)]
+        except CacheError as error:  # of offloaded pages
+            LOG.warning("disk cache: a segment is not kept: %s", error)
+            return None
+
+    def _entry(self, segment: WaitingSegment, layers: Sequence[LayerKV]) -> Entry:
+        facts = {
+            "kind": "draft" if segment.layers else "kv",
+            "model": self._profile.model,
+            "profile": self._profile.kernels,
+            "after": segment.after,
+            "segment": str(segment.index),
+            "tokens": str(SEGMENT),
+            "seconds_per_token": f"{segment.cost:.3g}",
+        }
+        keys, values = (_part([layer[i] for layer in layers]) for i in range(2))
+        return Entry(facts, {"keys": keys, "values": values})
+
+
+def _part(layers: Sequence[Tensor]) -> Part:
+    """Copy tensors (G, N, D) of all layers to one part of an entry."""
+    whole_LGND = torch.empty(len(layers), *layers[0].shape, dtype=layers[0].dtype)
+    for layer, each in enumerate(layers):
+        whole_LGND[layer].copy_(each)
+    return Part(KINDS[whole_LGND.dtype], whole_LGND.shape, whole_LGND.flatten().view(torch.uint8).numpy().data)
+
+
+def layers_of(entry: Entry, shape: Sequence[int], dtype: torch.dtype) -> list[LayerKV] | None:
+    """Return K and V of each layer of an entry, (G, N, D); None unless all of it has this shape and dtype."""
+    parts = [entry.parts.get(name) for name in ("keys", "values")]
+    if any(part is None or (list(part.shape), part.kind) != (list(shape), KINDS.get(dtype)) for part in parts):
+        return None
+    keys, values = (torch.frombuffer(part.data, dtype=dtype).view(*shape) for part in parts if part)
+    return list(zip(keys, values, strict=True))

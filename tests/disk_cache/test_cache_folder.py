@@ -1,0 +1,141 @@
+"""A folder that is its owner's alone, and what is refused as one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from triforce.disk_cache import folder as module
+from triforce.disk_cache import mounts
+from triforce.disk_cache.folder import SECRET, STATE, CacheFolder
+from triforce.errors import CacheError
+
+
+def test_new_folder_is_its_owners_alone(tmp_path: Path) -> None:
+    mask = os.umask(0)
+    try:
+        CacheFolder(tmp_path / "cache").close()
+    finally:
+        os.umask(mask)
+    assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o700
+    assert {f.name: f.stat().st_mode & 0o777 for f in (tmp_path / "cache").iterdir()} == {SECRET: 0o600, STATE: 0o600}
+
+
+def test_secret_stays_and_differs_between_folders(tmp_path: Path) -> None:
+    first, again, other = (CacheFolder(tmp_path / name) for name in ("a", "a", "b"))
+    assert first.secret == again.secret != other.secret and len(first.secret) == 32
+
+
+def link(path: Path) -> None:
+    (path.parent / "real").mkdir(mode=0o700)
+    path.symlink_to(path.parent / "real")
+
+
+def open_to_others(path: Path) -> None:
+    path.mkdir()
+    path.chmod(0o720)
+
+
+def with_other_files(path: Path) -> None:
+    path.mkdir(mode=0o700)
+    (path / "letter.txt").write_text("dear")
+
+
+def with_short_secret(path: Path) -> None:
+    CacheFolder(path).close()
+    (path / SECRET).write_bytes(b"short")
+
+
+def with_linked_secret(path: Path) -> None:
+    CacheFolder(path).close()
+    (path / SECRET).rename(path.parent / "elsewhere")
+    (path / SECRET).symlink_to(path.parent / "elsewhere")
+
+
+def with_readable_secret(path: Path) -> None:
+    CacheFolder(path).close()
+    (path / SECRET).chmod(0o644)
+
+
+def a_file(path: Path) -> None:
+    path.write_text("")
+
+
+UNSAFE = [
+    link, open_to_others, with_other_files, with_short_secret, with_linked_secret, with_readable_secret, a_file,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("make", UNSAFE, ids=lambda make: make.__name__)
+def test_unsafe_folder_is_refused(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    make(path := tmp_path / "cache")
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(CacheError, match=str(path)):
+        CacheFolder(path)
+    assert len(os.listdir("/proc/self/fd")) == before, "nothing stays open"
+
+
+def test_folder_in_missing_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CacheError, match="in one that exists"):
+        CacheFolder(tmp_path / "no" / "cache")
+
+
+def test_foreign_owner_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    CacheFolder(tmp_path / "cache").close()
+    monkeypatch.setattr(module.os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(CacheError, match="another user"):
+        CacheFolder(tmp_path / "cache")
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "cifs", "smb3", "fuse.sshfs", "fuseblk"])
+def test_network_file_system_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr(module, "file_system", lambda descriptor: kind)
+    with pytest.raises(CacheError, match=f"{kind}.*--disk-cache-network"):
+        CacheFolder(tmp_path / "cache")
+    CacheFolder(tmp_path / "cache", network=True).close()
+
+
+def test_file_system_is_found_by_mount() -> None:
+    descriptor = os.open("/proc/self", os.O_RDONLY)
+    assert mounts.file_system(descriptor) == "proc"
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo", "folder", "readable"])
+def test_unsafe_file_is_not_opened(tmp_path: Path, kind: str) -> None:
+    folder, path = CacheFolder(tmp_path / "cache"), tmp_path / "cache" / "name"
+    if kind == "link":
+        (tmp_path / "other").write_text("")
+        path.symlink_to(tmp_path / "other")
+    elif kind == "fifo":
+        os.mkfifo(path, 0o600)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.write_text("")
+        path.chmod(0o640)
+    with pytest.raises(OSError):
+        folder.open("name")
+
+
+def test_folder_that_is_renamed_stays_the_one_in_use(tmp_path: Path) -> None:
+    """Files are reached by its descriptor: who puts another folder in its place is not followed."""
+    folder = CacheFolder(tmp_path / "cache")
+    (tmp_path / "cache").rename(tmp_path / "moved")
+    (tmp_path / "cache").mkdir()
+    os.close(folder.open("name", os.O_WRONLY | os.O_CREAT))
+    assert (tmp_path / "moved" / "name").exists() and not list((tmp_path / "cache").iterdir())
+
+
+def test_state_is_shared_between_openings(tmp_path: Path) -> None:
+    one, other = CacheFolder(tmp_path / "cache"), CacheFolder(tmp_path / "cache")
+    with one.locked() as state:
+        state.order, state.bytes = 7, 1 << 40
+    with other.locked() as state:
+        assert (state.order, state.bytes) == (7, 1 << 40)
+    (tmp_path / "cache" / STATE).write_bytes(b"torn")
+    with other.locked() as state:
+        assert (state.order, state.bytes) == (0, 0)

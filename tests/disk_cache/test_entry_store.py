@@ -1,0 +1,146 @@
+"""Entries by name: whole or gone, whatever happens to their files, and no more of them than fit."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.cache_folders import made_entry, present, store_in, write, writer
+from triforce.disk_cache.entry_store import EntryStore, Use
+from triforce.disk_cache.folder import PARTIAL
+
+
+def whole(store: EntryStore, text: int, name: str, index: int) -> bool:
+    """Whether an entry is the one that `write` wrote; None of it may be another."""
+    found = store.read(name)
+    if found is None:
+        return False
+    wanted = made_entry(text * 1000 + index, len(found.parts["keys"].data))
+    assert found.parts["keys"].data == wanted.parts["keys"].data
+    return True
+
+
+def test_entry_is_found_by_name_in_another_process_view(tmp_path: Path) -> None:
+    names = write(store_in(tmp_path / "cache"), 1, 3)
+    other = store_in(tmp_path / "cache")
+    assert [whole(other, 1, name, index) for index, name in enumerate(names)] == [True] * 3
+    assert other.read(other.name(b"1", b"3")) is None
+    assert all(file.stat().st_mode & 0o777 == 0o600 for file in (tmp_path / "cache").iterdir())
+
+
+def test_names_need_the_secret(tmp_path: Path) -> None:
+    one, other = store_in(tmp_path / "a"), store_in(tmp_path / "b")
+    assert one.name(b"x") != other.name(b"x")
+    assert one.name(b"a", b"b") not in {one.name(b"ab"), one.name(b"b", b"a"), one.name(b"a", b"b", b"")}
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "swap"])
+def test_damaged_entry_is_told_once_and_removed(tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
+    store = store_in(tmp_path / "cache")
+    name, other = write(store, 1, 2)
+    path = tmp_path / "cache" / name
+    data = path.read_bytes()
+    if damage == "swap":
+        path.write_bytes((tmp_path / "cache" / other).read_bytes())
+    else:
+        path.write_bytes({"flip": data[:300] + b"?" + data[301:], "cut": data[:-1], "empty": b""}[damage])
+    assert store.read(name) is None and store.read(name) is None
+    assert len(caplog.records) == 1 and name in caplog.text
+    assert present(store, [name, other]) == [False, True]
+
+
+def test_entry_opened_to_others_is_not_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = store_in(tmp_path / "cache")
+    (name,) = write(store, 1, 1)
+    (tmp_path / "cache" / name).chmod(0o644)
+    assert store.read(name) is None and len(caplog.records) == 1
+
+
+def test_touched_text_outlives_newer_ones(tmp_path: Path) -> None:
+    store = store_in(tmp_path / "cache", limit=20_000)
+    first = write(store, 1, 4)
+    use = Use()
+    for index, name in enumerate(first):
+        store.touch(name, use, index)
+    for text in range(2, 12):
+        write(store, text, 4)
+    assert present(store, first) == [True] * 4
+
+
+def test_size_is_kept_by_openings_that_take_turns(tmp_path: Path) -> None:
+    stores = [store_in(tmp_path / "cache", limit=20_000) for _ in range(3)]
+    for text in range(30):
+        write(stores[text % 3], text, 3)
+        assert sum(entry.bytes for entry in stores[0].held()) <= 20_000
+
+
+def test_state_is_rebuilt_by_scan(tmp_path: Path) -> None:
+    write(store_in(tmp_path / "cache"), 1, 3)
+    (tmp_path / "cache" / "state").write_bytes(b"")
+    store = store_in(tmp_path / "cache")
+    names = write(store, 2, 1)
+    entries = store.held()
+    with store.folder.locked() as state:
+        assert state.bytes == sum(entry.bytes for entry in entries)
+    assert store.folder.place(names[0]) > max(entry.place for entry in entries if entry.name not in names)
+
+
+def test_entry_larger_than_all_is_not_kept(tmp_path: Path) -> None:
+    store = store_in(tmp_path / "cache", limit=5000)
+    names = write(store, 1, 2)
+    with pytest.raises(OSError, match="larger"):
+        store.write(store.name(b"large"), made_entry(size=6000), Use(), 0)
+    assert present(store, names) == [True, True]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
+@pytest.mark.parametrize("call", ["write", "fsync", "rename"])
+def test_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, call: str) -> None:
+    store = store_in(tmp_path / "cache")
+    names = write(store, 1, 1)
+
+    def fail(*_: Any, **__: Any) -> int:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, call, fail)
+    with pytest.raises(OSError, match=os.strerror(code)):
+        write(store, 2, 1)
+    monkeypatch.undo()
+    assert [name for name, _ in store.folder.files()] == names
+    assert all(present(store, write(store, 2, 1)))
+
+
+def test_clear_removes_entries_beside_open_store(tmp_path: Path) -> None:
+    store, other = store_in(tmp_path / "cache"), store_in(tmp_path / "cache")
+    write(store, 1, 3)
+    assert other.clear()[0] == 3 and store.held() == []
+    assert all(present(store, write(store, 1, 3)))
+
+
+def test_killed_writers_leave_whole_entries_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Twenty times, at any moment, two at a time; another process reads all the while."""
+    caplog.set_level(logging.WARNING)
+    store, draw, limit = store_in(tmp_path / "cache", 400_000), random.Random(0), 400_000
+    for turn in range(10):
+        texts = range(turn * 100, turn * 100 + 100)
+        processes = [writer(tmp_path / "cache", limit, texts) for _ in range(2)]
+        for _ in range(draw.randrange(1, 40)):
+            text = draw.choice(texts)
+            whole(store, text, store.name(b"%d" % text, b"0"), 0)
+        for process in processes:
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+    for text in range(1000):
+        for index in range(4):
+            whole(store, text, store.name(b"%d" % text, b"%d" % index), index)
+    write(store_in(tmp_path / "cache", limit), 5000, 1)
+    assert not caplog.records, "nothing was found damaged"
+    assert not [name for name, _ in store.folder.files() if name.endswith(PARTIAL)]
+    assert sum(entry.bytes for entry in store.held()) <= limit

@@ -1,0 +1,63 @@
+"""Why a prompt was read again: positions and counts, by the texts of its own scope."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.tiny_llm import ask, ids, llm
+from triforce.engine.reading_history import SCOPES, TEXTS, ReadingHistory
+from triforce.interface.outputs import RequestOutput
+
+TEXT = ids(1000)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "cached", "said"),
+    [
+        (TEXT, 800, ""),
+        (TEXT, 0, "its first 1,000 tokens were read before, but no longer kept"),
+        ([*TEXT[:40], 1, *TEXT[41:]], 32, "it differs from token 41 on from what was read before"),
+        ([*TEXT, *ids(600, seed=1)], 992, "it differs from token 1,001 on from what was read before"),
+        ([1, *TEXT], 0, "nothing that was read lately begins like it"),
+        ([1, *TEXT], 256, "no more of it was kept"),
+    ],
+)
+def test_reason_names_first_token_that_differs(prompt: list[int], cached: int, said: str) -> None:
+    history = ReadingHistory()
+    history.note("a", TEXT)
+    assert history.why("a", prompt, cached) == said
+
+
+def test_other_scopes_texts_give_no_reason() -> None:
+    history = ReadingHistory()
+    history.note("a", TEXT)
+    assert history.why("b", TEXT, 0) == "nothing that was read lately begins like it"
+
+
+def test_history_keeps_latest_texts_and_scopes() -> None:
+    history = ReadingHistory()
+    for text in range(TEXTS + 1):
+        history.note("a", [text, *TEXT])
+    assert history.why("a", [0, *TEXT], 0).startswith("nothing")
+    assert history.why("a", [1, *TEXT], 0).startswith("its first")
+    for scope in range(SCOPES):
+        history.note(str(scope), TEXT)
+    assert history.why("a", [1, *TEXT], 0).startswith("nothing")
+
+
+def test_output_says_where_its_prompt_differs(folder: Path) -> None:
+    engine = llm(folder).open(2, 1400)
+    said = []
+    for prompt in (ids(600), [*ids(600)[:200], 1, *ids(399, seed=1)]):
+        request = llm(folder).request(prompt, ask(max_tokens=1), "ar")
+        engine.submit([request])
+        output = engine.finish(request)
+        assert isinstance(output, RequestOutput)
+        said.append(output.reread)
+    engine.close()
+    assert said == [
+        "nothing that was read lately begins like it",
+        "it differs from token 201 on from what was read before",
+    ]

@@ -1,0 +1,182 @@
+"""Laws of the disk cache as functions, for the tests that hold them and for the mutants that break them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from tests.helpers.cache_folders import present, store_in, write
+from tests.helpers.disk_llm import PROMPT, WHOLE, answer, check_restored, started
+from tests.helpers.tiny_llm import ask, ids, llm
+from triforce.backends import native_loader
+from triforce.disk_cache.entry import Entry
+from triforce.disk_cache.entry_store import EntryStore
+from triforce.disk_cache.folder import PARTIAL, CacheFolder
+from triforce.errors import CacheError
+from triforce.kvcache import disk_text
+from triforce.kvcache.disk_prefixes import SEGMENT
+
+
+def texts(folder: Path, cache: Path) -> None:
+    """Texts that start from disk are those that read their prompts, guesses and all."""
+    check_restored(folder, cache, "triforce", "rejection")
+
+
+def seen_by(folder: Path, cache: Path, scope: str | None) -> tuple[list[int], int, str, list[bool]]:
+    """What a client of a scope could tell of a prompt: text, usage, label, and what it looked for was found."""
+    found: list[bool] = []
+    read = EntryStore.read
+
+    def spy(store: EntryStore, name: str) -> Entry | None:
+        entry = read(store, name)
+        found.append(entry is not None)
+        return entry
+
+    with patch.object(EntryStore, "read", spy):
+        output = answer(started(folder, cache), PROMPT, scope=scope)
+    return output.outputs[0].token_ids, output.cached_tokens, output.exactness, found
+
+
+def scopes(folder: Path, cache: Path) -> None:
+    """One key cannot tell whether another has read a document."""
+    nobody_had = seen_by(folder, cache.with_name("empty"), "b")
+    answer(started(folder, cache), PROMPT, scope="a")
+    assert seen_by(folder, cache, "b") == nobody_had
+    text, cached, *_ = seen_by(folder, cache, "b")
+    assert (text, cached) == (nobody_had[0], WHOLE), "its own it finds"
+
+
+def chains(folder: Path, cache: Path) -> None:
+    """A segment is found behind the tokens before it, and behind no others."""
+    other = [*ids(SEGMENT, seed=9), *PROMPT[SEGMENT:]]
+    answer(started(folder, cache), PROMPT, "ar")
+    first = answer(started(folder, cache), other, "ar")
+    answer(started(folder, cache), other, "ar")
+    again = answer(started(folder, cache), other, "ar")
+    assert (first.cached_tokens, again.cached_tokens) == (0, WHOLE)
+    fresh = answer(llm(folder), other, "ar").outputs[0].token_ids
+    assert first.outputs[0].token_ids == again.outputs[0].token_ids == fresh
+
+
+def damage(folder: Path, cache: Path) -> None:
+    """An entry with a bit flipped anywhere is not used."""
+    answer(started(folder, cache), PROMPT, "ar")
+    for file in cache.glob("*.kv"):
+        data = bytearray(file.read_bytes())
+        for at in range(len(data) // 2, len(data) // 2 + 600):
+            data[at] ^= 64
+        file.write_bytes(data)
+    output = answer(started(folder, cache), PROMPT, "ar")
+    assert output.outputs[0].token_ids == answer(llm(folder), PROMPT, "ar").outputs[0].token_ids
+    assert output.cached_tokens == 0
+
+
+def kept_out(folder: Path, cache: Path) -> None:
+    """A request that is kept out leaves nothing, in memory neither, and finds nothing."""
+    answer(started(folder, cache), PROMPT, scope=None)
+    assert not list(cache.glob("*.kv"))
+    model = started(folder, cache)
+    engine = model.open(4, 1500)
+    for scope in (None, "", None):
+        request = model.request(PROMPT, ask(max_tokens=1), "ar", scope)
+        engine.submit([request])
+        assert engine.finish(request).cached_tokens == 0
+    engine.close()
+
+
+def kernels(folder: Path, cache: Path) -> None:
+    """What another build of the kernels has computed is not used: its bits may differ."""
+    answer(started(folder, cache), PROMPT, "ar")
+    with patch.object(native_loader, "build", lambda: "another build"):
+        assert answer(started(folder, cache), PROMPT, "ar").cached_tokens == 0
+    assert answer(started(folder, cache), PROMPT, "ar").cached_tokens == WHOLE
+
+
+def slowness(folder: Path, cache: Path) -> None:
+    """Reading that is slower than prefill was ends, and the text is the same."""
+    answer(started(folder, cache), PROMPT, "ar")
+    ticks = count()
+    with patch.object(disk_text, "perf_counter", lambda: float(next(ticks))), patch.object(disk_text, "GRACE", 0.0):
+        output = answer(started(folder, cache), PROMPT, "ar")
+    assert output.cached_tokens == SEGMENT, "the first one told"
+    assert output.outputs[0].token_ids == answer(llm(folder), PROMPT, "ar").outputs[0].token_ids
+
+
+def kills(folder: Path, cache: Path) -> None:
+    """A process that ends in the middle of a write leaves nothing under the name of an entry."""
+    store, plain = store_in(cache), os.write
+
+    def half(descriptor: int, data: memoryview) -> int:
+        plain(descriptor, data[: len(data) // 2])
+        raise KeyboardInterrupt
+
+    with patch.object(os, "write", half), suppress(KeyboardInterrupt):
+        write(store, 1, 1)
+    assert present(store, [store.name(b"1", b"0")]) == [False]
+    assert present(store, write(store, 1, 1)) == [True]
+
+
+def size(folder: Path, cache: Path) -> None:
+    """There are never more bytes than may be, and no end without its beginning."""
+    store = store_in(cache, limit=20_000)
+    texts = [write(store, text, 4) for text in range(12)]
+    assert sum(entry.bytes for entry in store.held()) <= 20_000
+    found = [present(store, names) for names in texts]
+    assert found[-1] == [True] * 4 and all(kept == sorted(kept, reverse=True) for kept in found)
+
+
+def together(folder: Path, cache: Path) -> None:
+    """What a process is about to have written counts where another fills the folder meanwhile."""
+    one, other, fsync, nested = store_in(cache, 20_000), store_in(cache, 20_000), os.fsync, list[int]()
+    write(one, 1, 1)
+
+    def meanwhile(descriptor: int) -> None:
+        if not nested:
+            nested.append(1)
+            write(other, 2, 40)
+        fsync(descriptor)
+
+    with patch.object(os, "fsync", meanwhile):
+        write(one, 3, 1, size=9000)
+    assert nested and sum(entry.bytes for entry in one.held()) <= 20_000
+
+
+def writers(folder: Path, cache: Path) -> None:
+    """A file of a writer that lives is no remainder, and that of one which is gone is."""
+    store, other, fsync = store_in(cache), store_in(cache), os.fsync
+    (cache / f"left{PARTIAL}").write_bytes(b"half")
+    (cache / f"left{PARTIAL}").chmod(0o600)
+    cleared: list[tuple[int, int]] = []
+
+    def meanwhile(descriptor: int) -> None:
+        cleared[:] = cleared or [other.clear()]
+        fsync(descriptor)
+
+    with patch.object(os, "fsync", meanwhile):
+        names = write(store, 1, 1)
+    assert cleared and present(store, names) == [True]
+    assert [name for name, _ in store.folder.files()] == names
+
+
+def refusals(folder: Path, cache: Path) -> None:
+    """Links and folders of others are refused."""
+    (cache.with_name("real")).mkdir(mode=0o700)
+    cache.symlink_to(cache.with_name("real"))
+    with pytest.raises(CacheError):
+        CacheFolder(cache)
+    real = CacheFolder(cache.with_name("real"))
+    (cache.with_name("elsewhere")).write_text("")
+    (cache.with_name("elsewhere")).chmod(0o600)
+    (cache.with_name("real") / "name").symlink_to(cache.with_name("elsewhere"))
+    with pytest.raises(OSError):
+        os.close(real.open("name"))
+
+
+LAWS = (texts, scopes, chains, kernels, damage, kept_out, slowness, kills, size, together, writers, refusals)
+CHECKS: dict[str, Callable[[Path, Path], None]] = {law.__name__: law for law in LAWS}

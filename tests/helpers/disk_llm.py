@@ -1,0 +1,74 @@
+"""LLMs that share a disk cache, each as if its process had just started, and what must hold of their texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.engine_scene import check_same
+from tests.helpers.tiny_llm import ask, checkpoints, ids, llm
+from triforce.interface.outputs import RequestOutput
+from triforce.kvcache import disk_text
+from triforce.kvcache.disk_prefixes import SEGMENT
+from triforce.llm import LLM
+
+
+@pytest.fixture(scope="session")
+def disk_pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny pair whose draft fits the native kernels, too."""
+    folder = tmp_path_factory.mktemp("disk_pair")
+    checkpoints(folder, head_dim=16)
+    return folder
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A place for a disk cache. Reading from it takes no time, however busy this machine is."""
+    monkeypatch.setattr(disk_text, "perf_counter", lambda: 0.0)
+    return tmp_path / "cache"
+
+
+HOW: dict[str, Any] = dict(retrieval_budget=64, speculative_tokens=4, searched_layers="none")
+PROMPT = ids(590)
+WHOLE = len(PROMPT) // SEGMENT * SEGMENT
+
+
+def started(folder: Path, cache: Path, **how: Any) -> LLM:
+    """A model that has read nothing yet."""
+    return LLM(folder / "target", folder / "draft", disk_cache=cache, **HOW | how)
+
+
+def written(model: LLM) -> None:
+    """Wait for what is written behind the answers."""
+    assert model.runner.disk and model.runner.disk.queue.flush()
+
+
+def answer(model: LLM, prompt: Sequence[int], mode: str = "triforce", scope: str | None = "", **how: Any) -> Any:
+    """The output of one request of a scope, on an engine that stays; all that is kept of it is on disk then."""
+    engine = model.open(4, 2400)
+    request = model.request(list(prompt), ask(**how), mode, scope)
+    engine.submit([request])
+    output = engine.finish(request)
+    assert isinstance(output, RequestOutput)
+    engine.core.write_behind(lambda: False)
+    if model.runner.disk:
+        written(model)
+    engine.close()
+    return output
+
+
+def check_restored(folder: Path, cache: Path, mode: str, coupling: str = "seeded", **how: Any) -> None:
+    """What a fresh process makes of a prompt on disk is, guesses and all, what one without a disk cache makes."""
+    plain = llm(folder, coupling=coupling, **how).generate(PROMPT, ask(), mode=mode)[0]
+    first = answer(started(folder, cache, coupling=coupling, **how), PROMPT, mode)
+    again = answer(started(folder, cache, coupling=coupling, **how), PROMPT, mode)
+    assert (first.cached_tokens, again.cached_tokens) == (0, WHOLE)
+    assert first.exactness == again.exactness == plain.exactness
+    for output in (first, again):
+        if mode == "auto":
+            assert output.outputs[0].token_ids == plain.outputs[0].token_ids
+        else:
+            check_same(output.outputs, plain.outputs)

@@ -1,0 +1,64 @@
+"""Faults of the disk cache: names that say too little, files that are believed, room that is not kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.helpers.mutants.mutation import Edit, Mutant, Swap
+
+PREFIXES = "triforce.kvcache.disk_prefixes:DiskPrefixes"
+TEXT = "triforce.kvcache.disk_text:DiskText"
+STREAMING = "triforce.kvcache.views.streaming:StreamingView"
+STORE = "triforce.disk_cache.entry_store:EntryStore"
+FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
+    "names without a scope": ("scopes", f"{PREFIXES}.root", (", scope.encode())", ")")),
+    "names without kernels": ("kernels", f"{PREFIXES}.root", ("self._profile.kernels, ", "")),
+    "reading that never ends": ("slowness", f"{TEXT}.restore", ("if spent > worth:", "if False:")),
+    "entries are written under their names": (
+        "kills", f"{STORE}.write", ('f"{name}.{secrets.token_hex(8)}{PARTIAL}"', "name"),
+    ),
+    "names by a segment alone": ("chains", f"{TEXT}._named", ("after.encode(), ids", "ids")),
+    "segments one place late": ("texts", f"{TEXT}.restore", ("start + first, stop), some", "start, stop), some[::-1]")),
+    "keys and values exchanged": (
+        "texts", f"{TEXT}.restore", ("(keys[:, first:], values[:, first:])", "(values[:, first:], keys[:, first:])"),
+    ),
+    "the last tokens come from disk, too": (
+        "texts", f"{TEXT}.restore", ("(len(prompt) - 1 - TAIL) // disk.whole * disk.whole", "disk.whole"),
+    ),
+    "the draft's window one token late": (
+        "texts", f"{STREAMING}.start_at", ("(b, length), layers", "(b, length + 1), layers"),
+    ),
+    "checksums that nobody looks at": (
+        "damage", "triforce.disk_cache.entry:_require_whole", ("!= content[-DIGEST:]", "== b''"),
+    ),
+    "requests kept out are kept": (
+        "kept_out", "triforce.llm:LLM.request", ("stop_ids, scope,", "stop_ids, scope or '',"),
+    ),
+    "no room is made": ("size", f"{STORE}._make_room", ("self._drop(dropped)", "pass")),
+    "entries that are being written do not count": ("together", f"{STORE}._scan", ("coming += facts.st_size", "pass")),
+    "files of living writers are removed": (
+        "writers", f"{STORE}._remove_remainder", ("fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass"),
+    ),
+    "links are followed": (
+        "refusals", "triforce.disk_cache.folder:CacheFolder.open", ("flags | _FILE", "flags | os.O_CLOEXEC"),
+    ),
+}  # fmt: skip
+
+
+def reversed_places(place_of: Any) -> Any:
+    return lambda order, index, again: place_of(order, 1000 - index, again)
+
+
+MUTANTS = [
+    Mutant(
+        name, "tests/llm/test_disk_cache_laws.py::test_disk_cache_mutant_is_noticed", (Edit(target, change),), (check,)
+    )
+    for name, (check, target, change) in FAULTS.items()
+] + [
+    Mutant(
+        "beginnings are given up before ends",
+        "tests/llm/test_disk_cache_laws.py::test_disk_cache_mutant_is_noticed",
+        (Swap("triforce.disk_cache.entry_store:place_of", reversed_places),),
+        ("size",),
+    )
+]

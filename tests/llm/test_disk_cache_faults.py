@@ -1,0 +1,131 @@
+"""The disk cache when things go wrong, and what does not fit together: right texts, and one line of log."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.helpers.disk_llm import PROMPT, WHOLE, answer, started, written
+from tests.helpers.tiny_llm import ask, ids, llm
+from triforce.backends import native_loader
+from triforce.disk_cache.entry_store import EntryStore
+from triforce.kvcache import disk_text
+from triforce.kvcache.disk_prefixes import SEGMENT
+from triforce.llm import LLM
+
+torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "gone", "none readable"])
+def test_damaged_segment_gives_right_text(
+    disk_pair: Path, cache: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer(started(disk_pair, cache), PROMPT, "ar")
+    files = sorted(cache.glob("*.kv"), key=lambda file: -file.stat().st_mtime_ns)
+    assert len(files) == 2
+    for file in files if damage == "none readable" else files[1:]:
+        data = bytearray(file.read_bytes())
+        data[len(data) // 2] ^= 1
+        if damage == "gone":
+            file.unlink()
+        else:
+            file.write_bytes(data[:-100] if damage == "cut" else data)
+    output = answer(started(disk_pair, cache), PROMPT, "ar")
+    assert output.cached_tokens == (0 if damage == "none readable" else SEGMENT)
+    assert output.outputs[0].token_ids == answer(llm(disk_pair), PROMPT, "ar").outputs[0].token_ids
+    assert len(caplog.records) == (damage != "gone")
+    if damage == "none readable":  # the second is found out once the first is there again
+        answer(started(disk_pair, cache), PROMPT, "ar")
+    assert answer(started(disk_pair, cache), PROMPT, "ar").cached_tokens == WHOLE, "they were written again"
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
+def test_full_disk_costs_no_answer(
+    disk_pair: Path, cache: Path, code: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+
+    def fail(*_: Any) -> None:
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EntryStore, "write", fail)
+        output = answer(started(disk_pair, cache), PROMPT)
+    assert output.outputs[0].token_ids == answer(llm(disk_pair), PROMPT).outputs[0].token_ids
+    assert 1 <= len(caplog.records) <= 2 and os.strerror(code) in caplog.text, "for the prompt, and for the answer"
+
+
+@pytest.mark.parametrize("other", ["level", "torch", "dtype", "draft only"])
+def test_other_kernels_or_models_find_nothing(
+    disk_pair: Path, cache: Path, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    native = native_loader.native
+    if native is None or len(native.levels()) == 1:
+        pytest.skip("there are no other kernels here")
+    answer(started(disk_pair, cache, dtype="bfloat16"), PROMPT)
+    level = native.level()
+    if other == "torch":
+        monkeypatch.setattr(native_loader, "native", None)
+    elif other == "level":
+        native.use(native.levels()[0])
+    try:
+        if other == "draft only":
+            model = LLM(disk_pair / "draft", None, disk_cache=cache, dtype="bfloat16")
+            assert answer(model, PROMPT, "ar").cached_tokens == 0
+        else:
+            model = started(disk_pair, cache, dtype="float32" if other == "dtype" else "bfloat16")
+            assert answer(model, PROMPT).cached_tokens == 0
+    finally:
+        native.use(level)
+
+
+def test_paths_that_are_not_bitwise_say_distribution(
+    disk_pair: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native_loader, "native", None)
+    read = answer(started(disk_pair, cache), PROMPT, "ar")
+    restored = answer(started(disk_pair, cache), PROMPT, "ar")
+    assert (read.exactness, read.cached_tokens) == ("bitwise", 0)
+    assert (restored.exactness, restored.cached_tokens) == ("distribution", WHOLE)
+
+
+def test_pages_that_are_needed_are_not_waited_for(disk_pair: Path, cache: Path) -> None:
+    """What waits to be written holds no page: it is dropped when another text takes them."""
+    model = started(disk_pair, cache)
+    engine = model.open(1, 640)
+    for prompt in (PROMPT, ids(590, seed=3)):
+        request = model.request(prompt, ask(max_tokens=1), "ar")
+        engine.submit([request])
+        engine.finish(request)
+        assert engine.core.disk
+        engine.core.disk._pause_until = float("inf")  # nothing is written between steps
+    engine.core.write_behind(lambda: False)
+    written(model)
+    assert answer(started(disk_pair, cache), ids(590, seed=3), "ar").cached_tokens == WHOLE
+    engine.close()
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_text_given_up_in_the_middle_leaves_what_was_read(
+    disk_pair: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    """A request that is cancelled; and a process that is killed, some segments before that."""
+    monkeypatch.setattr(disk_text, "MANY", 2)
+    model = started(disk_pair, cache)
+    engine = model.open(1, 640)
+    request = model.request(PROMPT, ask(), "ar")
+    engine.submit([request])
+    while int(engine.core.kv_tokens) < 512:
+        engine.step()
+    if not killed:
+        engine.cancel(request)
+    engine.core.write_behind(lambda: False)
+    written(model)
+    assert answer(started(disk_pair, cache), PROMPT, "ar").cached_tokens == 512
+    engine.close()

@@ -1,0 +1,100 @@
+"""Keys, salts and requests that are kept out: who may start from what, at the server, with a disk cache."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.types import ASGIApp
+
+from tests.helpers.asgi_client import ask, good, refused
+from tests.helpers.disk_llm import written
+from tests.helpers.guarded_app import KEY, OTHER, PATH
+from triforce.kvcache import disk_text
+from triforce.llm import LLM
+from triforce.server.app import create_app
+from triforce.server.engine_thread import Worker
+from triforce.server.limits import Limits
+
+PROMPT = "It was the best of times, it was the worst of times. " * 22
+
+
+class Server:
+    """A server with a disk cache, that has just started."""
+
+    def __init__(self, pair: Path, cache: Path) -> None:
+        self.llm = LLM(pair / "target", pair / "draft", disk_cache=cache)
+        self.worker = Worker(self.llm, Limits())
+        self.app: ASGIApp = create_app(self.llm, self.worker, "tiny", keys=[KEY, OTHER])
+
+    def ask(self, key: str = KEY, **body: Any) -> dict[str, Any]:
+        body = {"prompt": PROMPT, "max_tokens": 4, "seed": 5, "ignore_eos": True} | body
+        return good(ask(self.app, PATH, body, headers={"authorization": f"Bearer {key}"}))
+
+    def stop(self) -> None:
+        asyncio.run(self.worker.close())
+        written(self.llm)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, pair: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A disk cache in which KEY has left PROMPT."""
+    monkeypatch.setattr(disk_text, "perf_counter", lambda: 0.0)
+    server = Server(pair, tmp_path / "cache")
+    assert cached(server.ask()) == 0
+    server.stop()
+    yield tmp_path / "cache"
+
+
+def cached(answer: dict[str, Any]) -> int:
+    found: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return found
+
+
+def told(answer: dict[str, Any]) -> dict[str, Any]:
+    """All that a client is told, but for the number and the time of its request."""
+    return {key: value for key, value in answer.items() if key not in ("id", "created")}
+
+
+def test_key_finds_its_prompt_after_restart_and_another_does_not(cache: Path, pair: Path) -> None:
+    """What another key is told is what it would be told if nobody had asked: text, usage, all of it."""
+    server, never = Server(pair, cache), Server(pair, cache.with_name("never"))
+    foreign, own = server.ask(OTHER), server.ask(KEY)
+    assert told(foreign) == told(never.ask(OTHER))
+    assert cached(own) >= 512 and own["choices"] == foreign["choices"]
+    for each in (server, never):
+        each.stop()
+
+
+def test_salt_separates_requests_of_a_key(cache: Path, pair: Path) -> None:
+    server = Server(pair, cache)
+    assert [cached(server.ask(cache_salt=salt)) > 0 for salt in ("a", "b", "a")] == [False, False, True]
+    server.stop()
+    again = Server(pair, cache)
+    assert cached(again.ask(cache_salt="b")) >= 512
+    again.stop()
+
+
+def test_request_kept_out_finds_and_leaves_nothing(cache: Path, pair: Path) -> None:
+    server, before = Server(pair, cache), sorted(cache.glob("*.kv"))
+    answers = [server.ask(cache=False, prompt=prompt) for prompt in (PROMPT, PROMPT, "x" + PROMPT, "x" + PROMPT)]
+    assert [cached(answer) for answer in answers] == [0] * 4
+    server.stop()
+    assert sorted(cache.glob("*.kv")) == before
+
+
+def test_no_key_nor_digest_is_on_disk(cache: Path) -> None:
+    from hashlib import sha256
+
+    held = b"".join(file.read_bytes() + file.name.encode() for file in cache.iterdir())
+    digest = sha256(KEY.encode()).digest()
+    assert not any(secret in held for secret in (KEY.encode(), digest, digest.hex().encode(), PROMPT[:40].encode()))
+
+
+@pytest.mark.parametrize("body", [{"cache_salt": 7}, {"cache_salt": "x" * 257}, {"cache": "no"}])
+def test_bad_cache_fields_are_refused(guarded: ASGIApp, body: dict[str, Any]) -> None:
+    request = {"prompt": "x", "max_tokens": 1} | body
+    refused(ask(guarded, PATH, request, headers={"authorization": f"Bearer {KEY}"}))
