@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from triforce.planner.planner_config import CONFIG
 
+LEAST_TRUST, REGAINED = 1 / 8, 1.1
+
 
 @dataclass(slots=True)
 class Account:
@@ -18,6 +20,7 @@ class Account:
     plain: float = 0.0
     won: float = 0.0  # seconds, negative where speculation lost
     tokens: float = 0.0  # of each row
+    trust: float = 1.0  # part of what may be lost, after texts of the kind that lost
 
     def enter(self, tokens: float, seconds: float, plain: bool) -> None:
         """Enter proposals: tokens of each row, and whether they were plain decoding, which wins nothing."""
@@ -28,4 +31,11 @@ class Account:
     @property
     def headroom(self) -> float:
         """Seconds that may be lost."""
-        return self.won + CONFIG.allowed_loss * self.plain * (self.tokens + CONFIG.credit_tokens)
+        return self.won + self.trust * CONFIG.allowed_loss * self.plain * (self.tokens + CONFIG.credit_tokens)
+
+    @property
+    def next_trust(self) -> float:
+        """The trust of the next text of the kind: half as much where this one lost, and slowly all of it again."""
+        if self.won < 0:
+            return max(self.trust / 2, LEAST_TRUST)
+        return 1.0 if self.won > 0 else min(1.0, self.trust * REGAINED)

@@ -39,6 +39,7 @@ class Kept:
 
     choice: Choice
     plain: float
+    trust: float  # see `Account`
     waits: Waits
 
 
@@ -139,7 +140,7 @@ class PlanController:
         if self.lengths and self.acceptance.kind(self.lengths) == self._kind:
             stays = "ngram" not in self.choice.plan.tiers and self.choice.state is not State.GUARDED
             choice = self.choice if stays else Choice(rate=self.plain)
-            self.costs.kinds[self._kind] = Kept(choice, self.account.plain, self._cadence.left)
+            self.costs.kinds[self._kind] = Kept(choice, self.account.plain, self.account.next_trust, self._cadence.left)
 
     def apply(self, plan: Plan, prefix: SequenceState, live_B: Bools) -> None:
         """Link the tiers by a plan. Passes that are not learnt from by now are dropped."""
@@ -167,7 +168,7 @@ class PlanController:
         self._kind = self.acceptance.kind(lengths)
         kept = self.ranks.broadcast(self.costs.kinds.get(self._kind))
         if kept:
-            self.choice, self.account.plain = kept.choice, kept.plain
+            self.choice, self.account = kept.choice, Account(kept.plain, trust=kept.trust)
             self._cadence.resume(kept.waits, left * kept.plain)
         elif not self.costs.confirmed:
             self._first_thought, self._cadence.due_at = CONFIG.first_proposals, CONFIG.first_seconds
