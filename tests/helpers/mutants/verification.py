@@ -87,8 +87,8 @@ GUESSES = [
             Edit(
                 "triforce.speculation.ngram:NgramProposer.propose",
                 (
-                    "F.one_hot(torch.from_numpy(tokens_BK), sampling.vocab_size)[..., :probs_size].double()",
-                    "torch.full((*tokens_BK.shape, probs_size), 1 / sampling.vocab_size, dtype=torch.float64)",
+                    "probs_BKV.scatter_(2, torch.from_numpy(tokens_BK)[..., None], 1.0)",
+                    "probs_BKV.fill_(1 / sampling.vocab_size)",
                 ),
             ),
         ),
