@@ -117,4 +117,4 @@ def test_short_plain_texts_teach_pass_costs(monkeypatch: pytest.MonkeyPatch) -> 
         it, prefix, _, _ = listening(monkeypatch, costs)
         goes_on(it, prefix, 5)
         it.close(prefix)
-    assert costs.seconds("full", 1, 1, 150) == pytest.approx(1e-4, rel=0.5)
+    assert costs.passes.seconds("full", 1, 1, 150) == pytest.approx(1e-4, rel=0.5)

@@ -36,13 +36,13 @@ FLAT = Plan(("draft", "full"), (2,))
     ],
 )
 def test_plan_is_chosen_by_score(scores: tuple[float, float], plan: Plan, state: State) -> None:
-    deep, flat = (Candidate(each, s or 200.0, s, 0.0) for each, s in zip((DEEP, FLAT), scores, strict=True))
+    deep, flat = (Candidate(each, s or 200.0, s) for each, s in zip((DEEP, FLAT), scores, strict=True))
     found = best([deep, flat], DEEP, 100.0)
     assert (found.plan, found.state) == (plan, state)
 
 
 def test_plan_better_by_upper_bound_alone_is_tried() -> None:
-    assert best([Candidate(FLAT, rate=90.0, score=130.0, risk=0.0)], Plan(), 100.0) == Choice(FLAT, State.TRYING, 90.0)
+    assert best([Candidate(FLAT, rate=90.0, score=130.0)], Plan(), 100.0) == Choice(FLAT, State.TRYING, 90.0)
 
 
 def test_account_bounds_what_trials_lose() -> None:
@@ -89,8 +89,8 @@ def test_controller_overhead_is_shared_among_passes() -> None:
         it.by_name["draft"].counters.record_passes(LIVE, 2e-4)
         it.observe([100], 1, 1.6e-3)
     it.conclude(batch.prefix, LIVE)
-    assert it.costs.seconds(AMONG_MODELS, 1, 1, 150) == pytest.approx(1.2e-3, rel=1e-2)
-    assert it.costs.seconds("draft", 1, 1, 0) == pytest.approx(4e-4, rel=1e-2)
+    assert it.costs.passes.seconds(AMONG_MODELS, 1, 1, 150) == pytest.approx(1.2e-3, rel=1e-2)
+    assert it.costs.passes.seconds("draft", 1, 1, 0) == pytest.approx(4e-4, rel=1e-2)
 
 
 def test_controller_acceptance_carries_to_next_batch() -> None:

@@ -33,16 +33,16 @@ def learnt(path: Path | None = None) -> CostModel:
 @pytest.mark.parametrize("tokens", [1, 8, 17])
 @pytest.mark.parametrize("keys", [1000, 20_000, 60_000])
 def test_costs_predict_pass_seconds(tokens: int, keys: int) -> None:
-    assert learnt().seconds("full", tokens, 1, keys) == pytest.approx(true(tokens, keys), rel=0.15)
+    assert learnt().passes.seconds("full", tokens, 1, keys) == pytest.approx(true(tokens, keys), rel=0.15)
 
 
 def test_costs_follow_slower_machine() -> None:
     costs = learnt()
     costs.observe("full", 1, 1, 8000, 1.0)  # a hiccup
-    assert costs.seconds("full", 1, 1, 8000) < 1.5 * true(1, 8000)
+    assert costs.passes.seconds("full", 1, 1, 8000) < 1.5 * true(1, 8000)
     for _ in range(600):
         costs.observe("full", 1, 1, 8000, 4 * true(1, 8000))
-    assert costs.seconds("full", 1, 1, 8000) == pytest.approx(4 * true(1, 8000), rel=0.3)
+    assert costs.passes.seconds("full", 1, 1, 8000) == pytest.approx(4 * true(1, 8000), rel=0.3)
 
 
 def test_costs_of_unvaried_width_are_bounded() -> None:
@@ -50,9 +50,9 @@ def test_costs_of_unvaried_width_are_bounded() -> None:
     for _ in range(20):
         costs.observe("draft", 1, 1, 0, 1e-4)
         costs.observe("full", 1, 1, 500, 1e-3)
-    assert costs.seconds("draft", 1, 1, 0) == pytest.approx(1e-4)
-    assert 0.9e-4 <= costs.seconds("draft", 4, 1, 0) <= 4.1e-4
-    assert 0.9e-3 <= costs.seconds("full", 4, 1, 500) <= 4e-3
+    assert costs.passes.seconds("draft", 1, 1, 0) == pytest.approx(1e-4)
+    assert 0.9e-4 <= costs.passes.seconds("draft", 4, 1, 0) <= 4.1e-4
+    assert 0.9e-3 <= costs.passes.seconds("full", 4, 1, 500) <= 4e-3
     assert costs.passes.of("draft").count == 20 and not costs.passes.of("retrieval").count
 
 
@@ -70,7 +70,9 @@ def test_costs_are_stored_and_restored(tmp_path: Path) -> None:
     path = tmp_path / "new" / "costs.json"
     costs = learnt(path)
     costs.save()
-    assert CostModel(path).seconds("full", 3, 1, 9000) == pytest.approx(costs.seconds("full", 3, 1, 9000), rel=1e-3)
+    assert CostModel(path).passes.seconds("full", 3, 1, 9000) == pytest.approx(
+        costs.passes.seconds("full", 3, 1, 9000), rel=1e-3
+    )
     assert [file.name for file in path.parent.iterdir()] == ["costs.json"]
 
 
@@ -96,10 +98,10 @@ def test_costs_from_busy_machine_are_corrected(times: float, tmp_path: Path) -> 
     busy(costs, times, ("full", "retrieval"))
     costs.save()
     later = CostModel(costs.path)
-    assert later.seconds("retrieval", 3, 1, 8000) == pytest.approx(times * true(3, 8000), rel=0.2)
+    assert later.passes.seconds("retrieval", 3, 1, 8000) == pytest.approx(times * true(3, 8000), rel=0.2)
     busy(later, 1.0, ("full",), passes=70)
     for tier in ("full", "retrieval"):  # of which the second was not in use since
-        assert later.seconds(tier, 3, 1, 8000) == pytest.approx(true(3, 8000), rel=0.2)
+        assert later.passes.seconds(tier, 3, 1, 8000) == pytest.approx(true(3, 8000), rel=0.2)
 
 
 def test_costs_of_new_contexts_keep_machine_speed() -> None:
@@ -110,8 +112,8 @@ def test_costs_of_new_contexts_keep_machine_speed() -> None:
         costs.observe("retrieval", 1, 1, 500, 1e-3)
     for _ in range(100):
         costs.observe("full", 1, 1, 32_000, 20e-3)
-    assert costs.seconds("retrieval", 1, 1, 500) == pytest.approx(1e-3, rel=0.1)
-    assert costs.seconds("full", 1, 1, 32_000) == pytest.approx(20e-3, rel=0.3)
+    assert costs.passes.seconds("retrieval", 1, 1, 500) == pytest.approx(1e-3, rel=0.1)
+    assert costs.passes.seconds("full", 1, 1, 32_000) == pytest.approx(20e-3, rel=0.3)
 
 
 UNFIT = '{"passes": [["full", 1, 1, 5, 3, NaN, -7]], "shares": {}}'
@@ -141,7 +143,7 @@ def test_corrupt_cost_file_is_replaced(text: str, tmp_path: Path) -> None:
     costs = CostModel(path)
     assert not costs.layers
     costs.observe("full", 1, 1, 1, 1.0)
-    assert costs.seconds("full", 1, 1, 1) == pytest.approx(1.0)
+    assert costs.passes.seconds("full", 1, 1, 1) == pytest.approx(1.0)
 
 
 def path_of(*models: str, dtype: torch.dtype = torch.bfloat16) -> Path | None:
@@ -186,7 +188,7 @@ def test_unknown_widths_follow_two_bounds() -> None:
     for width in (1, 2, 12) * 6:
         costs.observe("full", width, 1, 0, bound(width))
     for width in (3, 4, 8, 16):
-        assert costs.seconds("full", width, 1, 0) == pytest.approx(bound(width), rel=0.3)
+        assert costs.passes.seconds("full", width, 1, 0) == pytest.approx(bound(width), rel=0.3)
 
 
 def test_lower_tier_is_foretold_by_its_work() -> None:
@@ -196,7 +198,7 @@ def test_lower_tier_is_foretold_by_its_work() -> None:
     for _ in range(6):
         costs.observe("full", 1, 1, 32_000, 10e-3)
         costs.observe("full", 1, 1, 500, 1e-3)
-    assert 0.5e-3 < costs.seconds("retrieval", 1, 1, 2000) < 3e-3
+    assert 0.5e-3 < costs.passes.seconds("retrieval", 1, 1, 2000) < 3e-3
 
 
 def test_one_tier_alone_does_not_change_speed() -> None:
@@ -208,7 +210,7 @@ def test_one_tier_alone_does_not_change_speed() -> None:
         costs.observe("draft", 2, 1, 0, 27e-4)
         costs.observe("full", 2, 1, 8000, true(2, 8000))
     assert costs.passes.speed == 1.0
-    assert costs.seconds("draft", 2, 1, 0) == pytest.approx(27e-4, rel=0.2)
+    assert costs.passes.seconds("draft", 2, 1, 0) == pytest.approx(27e-4, rel=0.2)
 
 
 def test_many_kinds_of_passes_are_bounded() -> None:

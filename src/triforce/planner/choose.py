@@ -34,14 +34,12 @@ class PlanLimits:
 class Candidate:
     """A plan, and the tokens per second of each row to expect of it.
 
-    score: the rate that it is chosen by, with some optimism; 0 where it risks more than may be lost. risk: seconds that
-    a proposal loses to plain decoding at the lower bound.
+    score: the rate that it is chosen by, with some optimism; 0 where it risks more than may be lost.
     """
 
     plan: Plan
     rate: float
     score: float
-    risk: float
 
 
 def candidates(
@@ -70,7 +68,7 @@ def candidates(
         plan = space.plans[n]
         if space.retrieval_N[n] and budgets[k]:
             plan = replace(plan, budget_factors=tuple(sorted(budgets[k].items())))
-        found.append(Candidate(plan, float(rate_KN[k, n]), float(score_KN[k, n]), float(risk_KN[k, n])))
+        found.append(Candidate(plan, float(rate_KN[k, n]), float(score_KN[k, n])))
     return found
 
 

@@ -47,10 +47,6 @@ class CostModel:
         self.confirmed = True
         return self.passes.observe(tier, width, rows, keys, seconds, passes)
 
-    def seconds(self, tier: str, width: float, rows: int, keys: float) -> float:
-        """The seconds to expect of a pass over `width` tokens of each row, and `keys` of all rows."""
-        return self.passes.seconds(tier, width, rows, keys)
-
     def save(self) -> None:
         """Write the file for the next process; a folder that cannot be written to is ignored."""
         if self.path is None:
