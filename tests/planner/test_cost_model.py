@@ -191,6 +191,14 @@ def test_unknown_widths_follow_two_bounds() -> None:
         assert costs.passes.seconds("full", width, 1, 0) == pytest.approx(bound(width), rel=0.3)
 
 
+def test_noise_of_single_tokens_does_not_forbid_wide_passes() -> None:
+    """A profile of a model that wrote plain texts on a busy machine; one of the contexts was interrupted."""
+    costs = CostModel(works={"full": TierWork(30, 9.7e7, 23_040, 0.72, 2.0, 3)})
+    for keys, ms in ((532, 4.68), (628, 5.01), (2151, 6.31), (6097, 15.35), (7261, 9.4)):
+        costs.observe("full", 1, 1, keys, ms / 1000, passes=4)
+    assert costs.passes.seconds("full", 5, 1, 2048) < 2.5 * costs.passes.seconds("full", 1, 1, 2048)
+
+
 def test_lower_tier_is_foretold_by_its_work() -> None:
     """The retrieval tier has the weights of the full one, and fewer keys."""
     works = {name: TierWork(6, 1e7, 6e3) for name in ("full", "retrieval")}

@@ -13,9 +13,10 @@ FIRST_THOUGHTS = 4  # of a batch, until when they follow each other sooner
 MAX_PATIENCE = 4  # times as long until plans are weighed, at most, where plain decoding stays best
 MAX_QUIET = 4  # times as long until a text is listened to, at most, after as many of its kind that did not repeat
 MAX_VAIN = 4  # times `heard_tokens`, at most, after as many calls of n-grams that led to nothing
+LESS_VAIN = 0.9  # part of it that is left after a text of the kind without a call
 
-Waits = tuple[float, float, int, int, float]
-"""Seconds until it is time to listen, and to think; how quiet texts are; patience; seconds of a thought."""
+Waits = tuple[float, float, int, int, float, float]
+"""Seconds until it is time to listen, and to think; how quiet texts are, how vain; patience; seconds of a thought."""
 
 
 class Cadence:
@@ -24,11 +25,8 @@ class Cadence:
     def __init__(self) -> None:
         self.elapsed = self.due_at = self.listen_at = self.think_at = 0.0
         self._thoughts = self._heard = 0
-        self._vain = 1
-        self._quiet, self._predicted = (
-            1,
-            0,
-        )  # times as long until the text is listened to; tokens n-grams predicted of it
+        self._vain, self._called = 1.0, False  # times `heard_tokens` that make a call; whether there was one
+        self._quiet, self._predicted = 1, 0  # times as long until it is listened to; tokens n-grams predicted
         self._took = 0.0  # seconds, of weighing all plans
         self._patience = 1  # times as long until plans are weighed, as plain decoding was best so often
 
@@ -51,7 +49,8 @@ class Cadence:
     def thought(self, seconds: float, plan: Plan, quick: bool) -> None:
         """Note that weighing plans took so many seconds, and which one was best. quick: n-grams alone were weighed."""
         listens = "ngram" not in plan.tiers
-        self._vain = min(self._vain + self.calls, MAX_VAIN) if listens else 1
+        self._called |= self.calls
+        self._vain = min(self._vain + self.calls, MAX_VAIN)
         self._heard, pause = 0, CONFIG.think_ratio * seconds
         if not quick:
             self._took = seconds
@@ -64,17 +63,17 @@ class Cadence:
 
     def resume(self, waits: Waits, seconds: float) -> None:
         """Go on where a text of the kind ended; this one may take so many seconds."""
-        self.listen_at, self.think_at, self._quiet, self._patience, self._took = waits
+        self.listen_at, self.think_at, self._quiet, self._vain, self._patience, self._took = waits
         self._thoughts = FIRST_THOUGHTS
         if seconds > CONFIG.think_ratio * self._took * self._patience / 2:
             self.think_at = 0.0
         self.due_at = min(self.listen_at, self.think_at)
 
-    @property
-    def left(self) -> Waits:
-        """Times and patience with which the next text of the kind goes on."""
+    def left(self, plan: Plan) -> Waits:
+        """Times and patience with which the next text of the kind goes on; this one ended under a plan."""
         listen_in, think_in = (max(0.0, at - self.elapsed) for at in (self.listen_at, self.think_at))
-        return listen_in, think_in, self._next_quiet(1), self._patience, self._took
+        vain = 1.0 if "ngram" in plan.tiers else self._vain if self._called else max(1.0, LESS_VAIN * self._vain)
+        return listen_in, think_in, self._next_quiet(1), vain, self._patience, self._took
 
     def _next_quiet(self, more: int) -> int:
         """Return how quiet a text is taken to be after this one; one that repeats itself is not."""

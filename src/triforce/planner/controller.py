@@ -105,13 +105,16 @@ class PlanController:
             self._begin(prefix.lengths_B[live_B].tolist(), left())
         due = self._cadence.elapsed >= self._cadence.due_at and self._proposals >= self._first_thought
         self._proposals += 1
+        plain = self.plan.plain and self.choice.plan.plain
         if self.ranks.broadcast(due):
             self._think(prefix, live_B, left())
-        elif self.plan.plain and self.choice.plan.plain:
-            return  # most calls
-        elif self.ranks.broadcast(self._alarmed):
+            plain = plain and self.choice.plan.plain
+        elif not plain and self.ranks.broadcast(self._alarmed):
             self._think(prefix, live_B, left(), alarmed=True)
-        self._follow(prefix, live_B)
+        if plain:
+            self._plain_at = self._proposals
+        else:
+            self._follow(prefix, live_B)
 
     def observe(self, lengths: Sequence[int], taken: int, seconds: float) -> None:
         """Note a proposal: texts of these lengths took `taken` tokens in all, in so many seconds."""
@@ -140,7 +143,8 @@ class PlanController:
         if self.lengths and self.acceptance.kind(self.lengths) == self._kind:
             stays = "ngram" not in self.choice.plan.tiers and self.choice.state is not State.GUARDED
             choice = self.choice if stays else Choice(rate=self.plain)
-            self.costs.kinds[self._kind] = Kept(choice, self.account.plain, self.account.next_trust, self._cadence.left)
+            waits = self._cadence.left(self.choice.plan)
+            self.costs.kinds[self._kind] = Kept(choice, self.account.plain, self.account.next_trust, waits)
 
     def apply(self, plan: Plan, prefix: SequenceState, live_B: Bools) -> None:
         """Link the tiers by a plan. Passes that are not learnt from by now are dropped."""
@@ -186,6 +190,7 @@ class PlanController:
             self.conclude(prefix, live_B)
             self.choice = self.choose(prefix.lengths_B[live_B].tolist(), left, quick)
             self._cadence.thought(self._clock() - began, self.choice.plan, quick)
+        self.choice = self.ranks.broadcast(self.choice)
 
     def choose(self, lengths: list[int], left: int, quick: bool = False) -> Choice:
         """The plan from now on, for texts of these lengths of which at most `left` tokens are to come.
@@ -203,14 +208,11 @@ class PlanController:
 
     def _follow(self, prefix: SequenceState, live_B: Bools) -> None:
         """Apply the chosen plan, or go on for a proposal until the full tier has observed attention for it."""
-        self.choice = self.ranks.broadcast(self.choice)
         chosen = self.choice.plan
         since = self._proposals - self._plain_at
         every = PROBE_EVERY if self.costs.passes.of(FULL).count >= PROBE_EVERY / 2 else PROBE_EVERY / 4
         probing = since % every < PROBED and since >= every and self.choice.rate < 2 * self.plain
         wanted = PLAIN if self.ranks.broadcast(probing) else chosen
-        if chosen.plain:
-            self._plain_at = self._proposals
         retrieves = "retrieval" in wanted.tiers
         if retrieves:
             self._budget_factors = dict(wanted.budget_factors)

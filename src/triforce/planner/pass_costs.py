@@ -100,6 +100,8 @@ class TierCosts:
         mean_M1 = off_MN @ weight_N[:, None] / weight_N.sum()
         other_M = np.any(np.not_equal(MACHINES, self.machine), 1)
         spread_M = (off_MN - mean_M1) ** 2 @ weight_N + 0.005 * other_M
+        if len(np.unique(width_N * rows_N)) == 1:  # they say nothing of operations
+            spread_M[MACHINES[:, 0] != USUAL_MACHINE[0]] = np.inf
         self.machine = tuple(MACHINES[spread_M.argmin()].tolist())
         self.changed()
 

@@ -68,7 +68,7 @@ def profile(trace: Trace, world: World) -> CostModel:
     costs, dice = CostModel(), random.Random(1)
     tiers = ["full", "retrieval", "ngram", *(["draft"] if world.draft else [])]
     for length in (world.keys * trace.prompt, 600) if world.before else ():
-        for width, tier in ((width, tier) for width in (1, 1, 1, 3, 7) * 6 for tier in tiers):
+        for width, tier in ((width, tier) for width in 30 // len(world.widths) * world.widths for tier in tiers):
             keys = keys_of(tier, [length] * world.rows, 1.0)
             seconds = world.before(tier, width, world.rows, keys) if world.before else 0.0
             costs.observe(tier, width, world.rows, keys, seconds * dice.lognormvariate(0, NOISE))

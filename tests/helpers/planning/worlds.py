@@ -87,7 +87,7 @@ class World:
     """What passes cost for a trace, and what the planner knew before.
 
     busy: factors of all seconds, from these positions of the text on. before: seconds that the profile was made of;
-    None: it is cold. keys: times the tokens that contexts have.
+    None: it is cold. widths: of these passes. keys: times the tokens that contexts have.
     """
 
     name: str
@@ -98,6 +98,7 @@ class World:
     busy: Mapping[int, float] = field(default_factory=dict)
     outliers: float = 0.0
     before: Seconds | None = None
+    widths: tuple[int, ...] = (1, 1, 1, 3, 7)
     keys: int = 1
     thought: float = 60e-6  # seconds between two looks at the clock while the planner thinks
     long: bool = False  # contexts of 16K and more
@@ -132,4 +133,5 @@ def worlds() -> list[World]:
         World("groups of 8", replace(desk, key=8192, group=8).seconds, before=None),
         World("SmolLM2, AVX-512", small512, ("smollm2",), draft=False, before=small512),
         World("SmolLM2, AVX2, cold", small2, ("smollm2",), draft=False),
+        World("SmolLM2, plain texts before", small512, ("smollm2",), draft=False, before=small512, widths=(1,)),
     ]
