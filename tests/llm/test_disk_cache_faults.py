@@ -15,7 +15,7 @@ from tests.helpers.disk_llm import PROMPT, WHOLE, answer, started, written
 from tests.helpers.tiny_llm import ask, ids, llm
 from triforce.backends import native_loader
 from triforce.disk_cache.entry_store import EntryStore
-from triforce.kvcache import disk_text
+from triforce.kvcache import PAGE, disk_text
 from triforce.kvcache.disk_prefixes import SEGMENT
 from triforce.llm import LLM
 
@@ -108,6 +108,29 @@ def test_pages_that_are_needed_are_not_waited_for(disk_pair: Path, cache: Path) 
     engine.core.write_behind(lambda: False)
     written(model)
     assert answer(started(disk_pair, cache), ids(590, seed=3), "ar").cached_tokens == WHOLE
+    engine.close()
+
+
+@pytest.mark.parametrize("how", ["cancelled", "given up by its caller"])
+def test_text_given_up_in_the_middle_is_shared_in_memory(disk_pair: Path, how: str) -> None:
+    engine, seen = llm(disk_pair).open(1, 640), list[int]()
+
+    def report(done: int, _: int) -> None:
+        seen.append(done)
+        if how != "cancelled" and done >= 256:
+            raise RuntimeError("enough")
+
+    request = llm(disk_pair).request(PROMPT, ask(), "ar")
+    engine.submit([request], on_prefill=report)
+    while engine.busy and (not seen or seen[-1] < 256):
+        engine.step()
+    engine.cancel(request)
+    assert engine.core.kv_tokens == 0 and seen[-1] < len(PROMPT) - 1
+    again = llm(disk_pair).request(PROMPT, ask(), "ar")
+    engine.submit([again])
+    output = engine.finish(again)
+    assert output.cached_tokens == seen[-1] // PAGE * PAGE > 0
+    assert output.outputs[0].token_ids == answer(llm(disk_pair), PROMPT, "ar").outputs[0].token_ids
     engine.close()
 
 

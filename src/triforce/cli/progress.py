@@ -44,8 +44,11 @@ def _report_models(options: Namespace) -> None:
     log.setLevel(logging.WARNING if quiet or spawn.MEETING in os.environ else logging.INFO)
 
 
+BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} tokens, {rate_fmt}, {remaining} left"
+
+
 class Prefill:
-    """A progress bar with tokens/s, called with the tokens done and all there are.
+    """A progress bar with tokens/s and time left, called with the tokens done and all there are.
 
     It stays until `close`, as work goes on between the last token of a prompt and the first new one that is shown.
     """
@@ -58,8 +61,9 @@ class Prefill:
         from tqdm import tqdm
 
         if self._bar is None:
-            how = {"leave": False, "disable": self._quiet or None, "file": sys.stderr}
-            self._bar = tqdm(desc="prefill", total=total, unit=" tokens", **how)
+            how = {"leave": False, "disable": self._quiet or None, "file": sys.stderr, "bar_format": BAR}
+            # What is done by now may have been read before, and says nothing of the pace.
+            self._bar = tqdm(desc="prefill", total=total, unit=" tokens", initial=done, **how)
         self._bar.update(done - self._bar.n)
         if done >= total:
             self._bar.set_description("prefill done, writing")
