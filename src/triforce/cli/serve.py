@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from argparse import Namespace
 
+from triforce.checkpoint.hub import model_name
 from triforce.cli import replicas
-from triforce.cli.engine_arguments import model_name
 from triforce.distributed.group import TPGroup
 from triforce.errors import RequestError
 

@@ -7,10 +7,10 @@ from argparse import Namespace
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from triforce.checkpoint.hub import model_name
 from triforce.cli.answer_output import Painter, legend, passes_per_token, show
 from triforce.cli.chat.answer import Interrupts, answer
 from triforce.cli.chat.conversation import Conversation, Turn
-from triforce.cli.engine_arguments import model_name
 from triforce.cli.progress import Prefill
 from triforce.errors import RequestError
 from triforce.interface.outputs import RequestOutput
