@@ -23,9 +23,14 @@ def announce(options: Namespace) -> None:
 
 def _report_disk_cache(options: Namespace) -> None:
     """Say that prompts are kept on disk, and where."""
-    if (folder := getattr(options, "disk_cache", None)) and spawn.MEETING not in os.environ:
+    if (folder := getattr(options, "disk_cache", None)) and spawn.MEETING not in os.environ and not silent(options):
         kept = f"prompts and answers are kept in {folder}, up to {options.disk_cache_size}"
         print(f"{kept}; remove them with: triforce cache clear {folder}", file=sys.stderr, flush=True)
+
+
+def silent(options: Namespace) -> bool:
+    """Whether a command says nothing but errors: one that works in the background, where nobody is at a terminal."""
+    return options.command == "watch" and not sys.stderr.isatty()
 
 
 def report_loading(model: str | None) -> None:
@@ -36,7 +41,7 @@ def report_loading(model: str | None) -> None:
 
 def _report_models(options: Namespace) -> None:
     """Have what is chosen and fetched of a model told on stderr."""
-    quiet = getattr(options, "quiet", False)
+    quiet = getattr(options, "quiet", False) or silent(options)
     if quiet:
         os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     log = logging.getLogger("triforce.models")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from triforce.disk_cache.entry import LENGTH, LONGEST_HEADER, DamagedEntry, Entry, header, packed, unpacked
 from triforce.disk_cache.eviction import ROOM, Held, order_of, place_of, to_drop
-from triforce.disk_cache.folder import PARTIAL, CacheFolder, FolderState
+from triforce.disk_cache.folder import MANIFEST, PARTIAL, CacheFolder, FolderState
 
 LOG = logging.getLogger("triforce.disk_cache")
 SUFFIX = ".kv"
@@ -115,8 +115,9 @@ class EntryStore:
             return self._scan()[0]
 
     def clear(self) -> tuple[int, int]:
-        """Remove all entries; return how many, and their bytes. Other processes go on. Raises OSError."""
+        """Remove all entries and the manifest; return how many entries, and their bytes. Raises OSError."""
         with self.folder.locked() as state:
+            self.folder.remove(MANIFEST)
             entries, state.bytes = self._scan()
             self._drop(entries)
         return len(entries), sum(entry.bytes for entry in entries)

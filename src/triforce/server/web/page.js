@@ -17,6 +17,7 @@ async function learn() {
   $("asking").hidden = !chats; $("continuing").hidden = chats;
   $("mode").replaceChildren($("mode").options[0], ...modes.map(mode => new Option(mode, mode)));
   await offerSamples();
+  await offerWatched();
 }
 
 function request(mode) {
