@@ -73,9 +73,12 @@ class EntryStore:
                 return header(memoryview(length + file.read(min(int.from_bytes(length, "little"), LONGEST_HEADER))))[0]
         return None
 
-    def write(self, name: str, entry: Entry, use: Use, index: int) -> None:
-        """Keep an entry, whole or not at all. index: its place in its text. Raises OSError."""
-        if self.folder.has(name):
+    def write(self, name: str, entry: Entry, use: Use, index: int, *, replace: bool = False) -> None:
+        """Keep an entry, whole or not at all. index: its place in its text. Raises OSError.
+
+        One that is there is kept, or replaced.
+        """
+        if self.folder.has(name) and not replace:
             return self.touch(name, use, index)
         pieces = packed(Entry({**entry.facts, "name": name}, entry.parts))
         size = sum(len(piece) for piece in pieces)
