@@ -46,9 +46,8 @@ def create_app(
 ) -> FastAPI:
     """Serve `llm` as `name`, its texts made by `engine`, which is closed with the application.
 
-    keys: of those who may ask (none: everybody). hosts: names of this machine that a Host header may have. origins:
-    of pages elsewhere whose scripts may ask (CORS). watched: a disk cache whose documents the page offers. Raises
-    ModelError for a model without a tokenizer.
+    keys: of those who may ask (none: everybody). hosts: names that a Host header may have. origins: of pages whose
+    scripts may ask (CORS). watched: a disk cache whose documents the page offers. Raises ModelError: no tokenizer.
     """
     if llm.tokenizer is None:
         raise ModelError("this model has no tokenizer, and a server of text needs one; put it into the model's folder")
