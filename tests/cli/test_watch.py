@@ -78,14 +78,14 @@ def test_changed_file_is_read_from_its_change_on(
     pair: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cache, told = folder.with_name("cache"), list[list[int]]()
-    for text in (WORDS * 30, WORDS * 30, WORDS * 20 + "the winter of despair " * 9):
+    for text in (WORDS * 30, WORDS * 30, WORDS * 4 + "the winter of despair " * 22):
         write(folder / "new.txt", text, 2)
         monkeypatch.setattr(sys, "stderr", Tty())
         assert watch_once(pair, folder, cache) == 0
         (line,) = (line for line in sys.stderr.getvalue().splitlines() if "texts: " in line)  # type: ignore[attr-defined]
         told.append([int(word.replace(",", "")) for word in line.split() if word.replace(",", "").isdecimal()])
     (tokens, nothing), (_, again), (_, after) = told
-    common = len(STABLE) + len(WORDS * 20)
+    common = len(STABLE) + len(WORDS * 4)
     assert nothing == 0 and again >= tokens - SEGMENT - 40 and SEGMENT <= after < again
     assert after <= common
     monkeypatch.undo()

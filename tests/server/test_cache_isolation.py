@@ -72,7 +72,13 @@ class Host:
 
     def ask(self, key: str, path: str, body: dict[str, Any]) -> Any:
         response = ask(self.app, path, SAMPLED | body, headers={"authorization": f"Bearer {key}"})
-        return events(response) if body.get("stream") else good(response)
+        if not body.get("stream"):
+            return good(response)
+        told = events(response)
+        reports = [event["prompt_progress"] for event in told if "prompt_progress" in event]
+        # How many of them there are depends on the clock.
+        progress = sorted({report["cache"] for report in reports}), reports[-1]["processed"]
+        return [*(event for event in told if "prompt_progress" not in event), {"choices": [], "progress": progress}]
 
     def observe(self, key: str, path: str, body: dict[str, Any]) -> Observation:
         target, draft = self.llm.models.target, self.llm.models.draft

@@ -82,7 +82,7 @@ class DiskPrefixes:
         self._cache, self.store, self._queue, self.pool = cache, cache.store, cache.queue, pool
         self.whole, self._profile = max(whole, SEGMENT), profile
         self._waiting: deque[WaitingSegment] = deque()
-        self._pause_until, self._failures = 0.0, 0
+        self._pause_until, self._failures = 0.0, self._queue.failures
 
     def root(self, scope: str) -> str:
         """Return the name that the first segment of a text follows."""
