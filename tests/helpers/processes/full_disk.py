@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import sys
 from contextlib import suppress
 from pathlib import Path
 
 from tests.helpers.disk_llm import PROMPT, answer, started
 from tests.helpers.tiny_llm import llm
-
-LEFT = 40_000
-"""Bytes that the disk has room for: less than a segment."""
 
 
 class Lines(logging.Handler):
@@ -32,11 +28,10 @@ class Lines(logging.Handler):
 
 
 def fill(path: Path) -> None:
-    """Write a file until the disk has room for few bytes only."""
+    """Write a file until the disk has no room."""
     with path.open("wb", buffering=0) as file, suppress(OSError):
         while True:
             file.write(bytes(4096))
-    os.truncate(path, path.stat().st_size - LEFT)
 
 
 def main() -> None:
