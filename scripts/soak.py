@@ -5,7 +5,8 @@ MODEL is a folder of a model with a context of 8,192 tokens; without one a tiny 
 Exit code 1 where the memory of the server at the end is not what it was at first (+- 5 %), it answered 5xx, let slow
 clients hang on, kept KV that nobody needs, had more in its disk cache than it may at any time, or gave none of it up in
 a sixth of the time, did not close what it had opened, or let a stream wait for more than twice `--max-itl` between two
-tokens while a long prompt was read. `gap_seconds` is the longest such time, and that of times when none was.
+tokens while a long prompt was read. `missed` names which of these did not hold. `gap_seconds` is the longest such time,
+and that of times when none was.
 """
 
 from __future__ import annotations
@@ -186,12 +187,15 @@ def verdict(
     last = [rss for share, rss in seen if share >= 5 / 6]
     growth = sum(last) / len(last) / (sum(first) / len(first)) - 1
     broken = sum(count for name, count in soak.answers.items() if name.split()[1] >= "500")
-    steady = abs(growth) <= FLAT and soak.gaps.while_reading <= 2 * MAX_ITL
-    held = gave_back and not broken and steady and kept.held and opened[1] <= opened[0]
+    holds = {
+        "memory": abs(growth) <= FLAT, "gaps": soak.gaps.while_reading <= 2 * MAX_ITL, "answers": not broken,
+        "kv": gave_back, "disk": kept.held, "descriptors": opened[1] <= opened[0],
+    }  # fmt: skip
+    missed = [name for name, holding in holds.items() if not holding]
     gaps = {"while_reading": round(soak.gaps.while_reading, 3), "otherwise": round(soak.gaps.otherwise, 3)}
     mib = [round(rss / 2**20) for _, rss in seen[:: max(1, len(seen) // 12)]]
-    return {"held": held, "requests": soak.answers.total(), "broken": broken, "kv_given_back": gave_back,
-            "descriptors": opened, "gap_seconds": gaps, "memory_growth": round(growth, 4), "memory_mib": mib,
+    return {"held": not missed, "missed": missed, "requests": soak.answers.total(), "broken": broken,
+            "kv_given_back": gave_back, "descriptors": opened, "gap_seconds": gaps, "memory_growth": round(growth, 4), "memory_mib": mib,
             "disk_most": kept.most, "evicted": kept.evicted, "answers": dict(sorted(soak.answers.items()))}  # fmt: skip
 
 
