@@ -195,7 +195,8 @@ def verdict(
     gaps = {"while_reading": round(soak.gaps.while_reading, 3), "otherwise": round(soak.gaps.otherwise, 3)}
     mib = [round(rss / 2**20) for _, rss in seen[:: max(1, len(seen) // 12)]]
     return {"held": not missed, "missed": missed, "requests": soak.answers.total(), "broken": broken,
-            "kv_given_back": gave_back, "descriptors": opened, "gap_seconds": gaps, "memory_growth": round(growth, 4), "memory_mib": mib,
+            "kv_given_back": gave_back, "descriptors": opened, "gap_seconds": gaps,
+            "memory_growth": round(growth, 4), "memory_mib": mib,
             "disk_most": kept.most, "evicted": kept.evicted, "answers": dict(sorted(soak.answers.items()))}  # fmt: skip
 
 
