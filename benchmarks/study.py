@@ -15,7 +15,7 @@ from triforce.cli.parser import read
 from triforce.cli.text_files import require_writable
 
 Add = Callable[[Parser], None]
-Measure = Callable[[argparse.Namespace], None]
+Measure = Callable[[argparse.Namespace], int | None]
 
 
 def command(name: str, about: str | None, add: Add, measure: Measure) -> Callable[..., int]:
@@ -23,7 +23,7 @@ def command(name: str, about: str | None, add: Add, measure: Measure) -> Callabl
 
     A mistake of the user is one message on stderr and code 2. about: the docstring of its module, of which the help
     shows the first line. add: adds its arguments to a parser. measure: takes the arguments, with the whole command line
-    as `command`; a file that `json` names can be written.
+    as `command`; a file that `json` names can be written. What it returns is the exit code, where it is a number.
     """
 
     def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,8 +31,7 @@ def command(name: str, about: str | None, add: Add, measure: Measure) -> Callabl
 
     def measured(options: argparse.Namespace) -> int:
         require_writable(getattr(options, "json", None))
-        measure(options)
-        return 0
+        return measure(options) or 0
 
     return main
 

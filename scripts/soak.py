@@ -3,9 +3,10 @@
 MODEL is a folder of a model with a context of 8,192 tokens; without one a tiny random pair serves.
 
 Exit code 1 where the memory of the server at the end is not what it was at first (+- 5 %), it answered 5xx, let slow
-clients hang on, kept KV that nobody needs or more than its disk cache may have, did not close what it had opened, or
-let a stream wait for more than twice `--max-itl` between two tokens while a long prompt was read. `gap_seconds` is the
-longest such time, and that of times when none was.
+clients hang on, kept KV that nobody needs, had more in its disk cache than it may at any time, or gave none of it up in
+a sixth of the time, did not close what it had opened, or let a stream wait for more than twice `--max-itl` between two
+tokens while a long prompt was read. `missed` names which of these did not hold. `gap_seconds` is the longest such time,
+and that of times when none was.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ import psutil
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+
+from scripts.soak_checks import KeptEntries, idle, within  # noqa: E402
+
 TEMPLATE = "{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}"
 FLAT, MAX_ITL = 0.05, 0.2  # a share of the memory; seconds
 QUICK, DOCUMENTS, CONTEXT, DISK = 12, 6, 8192, 8 << 20
@@ -165,43 +169,35 @@ class Soak:
         return asked | ({"response_format": schema} if chance.random() < 0.1 else {})
 
 
-async def watch(soak: Soak, server: psutil.Process, begun: float) -> list[tuple[float, int]]:
+async def watch(soak: Soak, server: psutil.Process, kept: KeptEntries, begun: float) -> list[tuple[float, int]]:
     """Memory of the server in bytes at each share of the time."""
     seen = []
     while (now := time.monotonic()) < soak.until:
         seen.append(((now - begun) / (soak.until - begun), server.memory_info().rss))
+        kept.look(seen[-1][0])
         await asyncio.sleep((soak.until - begun) / 120)
     return seen
 
 
-def within(seconds: float, holds: Callable[[], bool]) -> bool:
-    """Whether something holds within so many seconds, or at their end."""
-    until = time.monotonic() + seconds
-    while not (held := holds()) and time.monotonic() < until:
-        time.sleep(0.5)
-    return held
-
-
-def idle(url: str) -> bool:
-    """Whether nothing runs, waits or is held."""
-    lines = httpx.get(f"{url}/metrics").text.splitlines()
-    busy = [line for line in lines if line.startswith(("vllm:num_requests_", "triforce:kv_tokens{"))]
-    return bool(busy) and all(line.endswith(" 0.0") for line in busy)
-
-
-def verdict(seen: list[tuple[float, int]], soak: Soak, gave_back: bool, opened: tuple[int, int]) -> dict[str, object]:
+def verdict(
+    seen: list[tuple[float, int]], soak: Soak, kept: KeptEntries, gave_back: bool, opened: tuple[int, int]
+) -> dict[str, object]:
     """What is printed. The first sixth of the time is for caches to fill."""
     first = [rss for share, rss in seen if 1 / 6 <= share < 1 / 3]
     last = [rss for share, rss in seen if share >= 5 / 6]
     growth = sum(last) / len(last) / (sum(first) / len(first)) - 1
     broken = sum(count for name, count in soak.answers.items() if name.split()[1] >= "500")
-    steady = abs(growth) <= FLAT and soak.gaps.while_reading <= 2 * MAX_ITL
-    held = gave_back and not broken and steady and opened[1] <= opened[0]
+    holds = {
+        "memory": abs(growth) <= FLAT, "gaps": soak.gaps.while_reading <= 2 * MAX_ITL, "answers": not broken,
+        "kv": gave_back, "disk": kept.held, "descriptors": opened[1] <= opened[0],
+    }  # fmt: skip
+    missed = [name for name, holding in holds.items() if not holding]
     gaps = {"while_reading": round(soak.gaps.while_reading, 3), "otherwise": round(soak.gaps.otherwise, 3)}
     mib = [round(rss / 2**20) for _, rss in seen[:: max(1, len(seen) // 12)]]
-    return {"held": held, "requests": soak.answers.total(), "broken": broken, "kv_given_back": gave_back,
-            "descriptors": opened, "gap_seconds": gaps, "memory_growth": round(growth, 4), "memory_mib": mib,
-            "answers": dict(sorted(soak.answers.items()))}  # fmt: skip
+    return {"held": not missed, "missed": missed, "requests": soak.answers.total(), "broken": broken,
+            "kv_given_back": gave_back, "descriptors": opened, "gap_seconds": gaps,
+            "memory_growth": round(growth, 4), "memory_mib": mib,
+            "disk_most": kept.most, "evicted": kept.evicted, "answers": dict(sorted(soak.answers.items()))}  # fmt: skip
 
 
 def tiny_models(folder: Path) -> list[str]:
@@ -232,13 +228,15 @@ def main() -> int:
             modes = ["ar", "retrieval", "auto"] if sys.argv[2:] else ["ar", "triforce", "draft-ngram"]
             soak = Soak(url, begun + 60 * minutes, modes)
 
+            entries = KeptEntries(Path(folder, "cache"), DISK)
+
             async def both() -> list[tuple[float, int]]:
-                return (await asyncio.gather(watch(soak, process, begun), soak.all()))[0]
+                return (await asyncio.gather(watch(soak, process, entries, begun), soak.all()))[0]
 
             seen, gave_back = asyncio.run(both()), within(60, lambda: idle(url))
             within(30, lambda: process.num_fds() <= before)
-            kept = sum(file.stat().st_size for file in Path(folder, "cache").glob("*.kv"))
-            result = verdict(seen, soak, gave_back and kept <= DISK, (before, process.num_fds())) | {"disk": kept}
+            entries.look(1.0)
+            result = verdict(seen, soak, entries, gave_back, (before, process.num_fds()))
         finally:
             server.terminate()
             server.wait()

@@ -20,7 +20,6 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT / "src")}
 
 MISTAKES = {
     "a file that is missing": (["--prompt-file", "no/such/file"], "cannot be read"),
-    "a file that is a folder": (["--prompt-file", "."], "cannot be read"),
     "two prompts": (["model", "a prompt", "--prompt-file", "-"], "leave one"),
     "an empty prompt": ([""], "empty"),
     "an empty prompt after a model": (["model", ""], "empty"),
@@ -39,6 +38,12 @@ def test_cli_mistakes_exit_2_with_one_message(mistake: str, capsys: pytest.Captu
     assert err.startswith("triforce: error: ")
     assert message in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.usefixtures("llm")
+def test_folder_without_text_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "--prompt-file", str(tmp_path)]) == 2
+    assert f"there is no text in {tmp_path}" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("llm")

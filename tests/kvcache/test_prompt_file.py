@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from tests.helpers.saved_prompt import MAKER, PROMPT, loaded
 from tests.helpers.small_decoder import CLOSE, assert_holds, dense, make_pool, prefill, small_decoder, text
 from tests.helpers.tiny_llm import GREEDY, MODES, SEEDED, ask, counted, ids, llm
+from triforce.disk_cache.entry import unpacked
 from triforce.kvcache import FullView, prompt_file
 from triforce.kvcache.views.full import TAIL
 from triforce.llm import LLM
@@ -116,6 +117,12 @@ def test_prompt_file_round_trip_of_any_shape_and_dtype(tmp_path: Path, dtype: to
     if dtype == torch.float32:
         prefill(decoder, other, 1, prompt[:-1])
         assert_holds(other, 1, dense(decoder, prompt[:-1]))
+
+
+def test_prompt_file_is_an_entry_of_the_disk_cache(kept: Path) -> None:
+    entry = unpacked(bytearray(kept.read_bytes()))
+    assert entry.facts["kind"] == "prompt" and list(entry.parts["ids"].shape) == [len(PROMPT) - 1]
+    assert set(entry.parts) == {"ids", *(f"{kind}.{layer}" for kind in ("keys", "values") for layer in range(2))}
 
 
 def test_prompt_file_is_plain_safetensors(tmp_path: Path) -> None:

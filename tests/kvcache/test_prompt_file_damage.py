@@ -80,8 +80,9 @@ def test_flipped_bit_anywhere_raises(small_file: Path) -> None:
     ("before", "after"),
     [
         (b'"U8"', b'"I8"'), (b'"I64"', b'"F64"'), (b'"ids"', b'"idx"'), (b'"checksum"', b'"checksun"'),
-        (b'"keys.0"', b'"keys.2"'), (b'"F32"', b'"I32"'), (b"triforce-kv-1", b"triforce-kv-2"),
+        (b'"keys.0"', b'"keys.2"'), (b'"F32"', b'"I32"'), (b"triforce-entry-1", b"triforce-entry-2"),
         (b"__metadata__", b"__netadata__"), (b"fingerprint", b"fingerprins"), (b"[20]", b"[02]"), (b"[32]", b"[31]"),
+        (b'"kind": "prompt"', b'"kind": "prompf"'),
     ],
 )  # fmt: skip
 def test_contradicting_header_raises(small_file: Path, before: bytes, after: bytes) -> None:

@@ -11,15 +11,22 @@ from typing import Any
 import pytest
 import torch
 
+from tests.helpers.cache_folders import store_in
 from tests.helpers.disk_llm import PROMPT, WHOLE, answer, started, written
 from tests.helpers.tiny_llm import ask, ids, llm
 from triforce.backends import native_loader
 from triforce.disk_cache.entry_store import EntryStore
-from triforce.kvcache import disk_text
+from triforce.kvcache import PAGE, disk_text
 from triforce.kvcache.disk_prefixes import SEGMENT
 from triforce.llm import LLM
 
 torch.set_num_threads(1)
+
+
+def segments(cache: Path) -> list[Path]:
+    """The entries that hold KV."""
+    store = store_in(cache)
+    return [cache / e.name for e in store.held() if (store.facts(e.name) or {}).get("kind") == "kv"]
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "gone", "none readable"])
@@ -27,7 +34,7 @@ def test_damaged_segment_gives_right_text(
     disk_pair: Path, cache: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     answer(started(disk_pair, cache), PROMPT, "ar")
-    files = sorted(cache.glob("*.kv"), key=lambda file: -file.stat().st_mtime_ns)
+    files = sorted(segments(cache), key=lambda file: -file.stat().st_mtime_ns)
     assert len(files) == 2
     for file in files if damage == "none readable" else files[1:]:
         data = bytearray(file.read_bytes())
@@ -58,7 +65,7 @@ def test_full_disk_costs_no_answer(
         patch.setattr(EntryStore, "write", fail)
         output = answer(started(disk_pair, cache), PROMPT)
     assert output.outputs[0].token_ids == answer(llm(disk_pair), PROMPT).outputs[0].token_ids
-    assert 1 <= len(caplog.records) <= 2 and os.strerror(code) in caplog.text, "for the prompt, and for the answer"
+    assert 1 <= len(caplog.records) <= 3 and os.strerror(code) in caplog.text, "for prompt, answer and latest texts"
 
 
 @pytest.mark.parametrize("other", ["level", "torch", "dtype", "draft only"])
@@ -108,6 +115,29 @@ def test_pages_that_are_needed_are_not_waited_for(disk_pair: Path, cache: Path) 
     engine.core.write_behind(lambda: False)
     written(model)
     assert answer(started(disk_pair, cache), ids(590, seed=3), "ar").cached_tokens == WHOLE
+    engine.close()
+
+
+@pytest.mark.parametrize("how", ["cancelled", "given up by its caller"])
+def test_text_given_up_in_the_middle_is_shared_in_memory(disk_pair: Path, how: str) -> None:
+    engine, seen = llm(disk_pair).open(1, 640, max_itl=0.0), list[int]()  # a pass at a time
+
+    def report(done: int, _: int) -> None:
+        seen.append(done)
+        if how != "cancelled" and done >= 256:
+            raise RuntimeError("enough")
+
+    request = llm(disk_pair).request(PROMPT, ask(), "ar")
+    engine.submit([request], on_prefill=report)
+    while engine.busy and (not seen or seen[-1] < 256):
+        engine.step()
+    engine.cancel(request)
+    assert engine.core.kv_tokens == 0 and seen[-1] < len(PROMPT) - 1
+    again = llm(disk_pair).request(PROMPT, ask(), "ar")
+    engine.submit([again])
+    output = engine.finish(again)
+    assert output.cached_tokens == seen[-1] // PAGE * PAGE > 0
+    assert output.outputs[0].token_ids == answer(llm(disk_pair), PROMPT, "ar").outputs[0].token_ids
     engine.close()
 
 

@@ -67,6 +67,15 @@ def test_prompt_begins_with_whole_segments_of_longer_one(
     assert output.outputs[0].token_ids == answer(llm(disk_pair), PROMPT[:length]).outputs[0].token_ids
 
 
+def test_reason_for_reading_again_survives_a_restart(disk_pair: Path, cache: Path) -> None:
+    """Which token differs, and in the own scope only."""
+    answer(started(disk_pair, cache), PROMPT, "ar", scope="a")
+    other = [*PROMPT[:40], 1, *PROMPT[41:]]
+    again, foreign = (answer(started(disk_pair, cache), other, "ar", scope=scope) for scope in "ab")
+    assert again.reread == "it differs from token 41 on from what was read before"
+    assert foreign.reread == "nothing that was read lately begins like it"
+
+
 def test_short_text_is_not_kept(disk_pair: Path, cache: Path) -> None:
     answer(started(disk_pair, cache), PROMPT[:400])
     assert not list(cache.glob("*.kv"))

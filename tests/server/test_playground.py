@@ -111,34 +111,54 @@ def test_playground_tokens_have_lengths_and_pieces_offsets(app: ASGIApp, stop: A
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_playground_prefill_progress_precedes_text(app: ASGIApp, path: str) -> None:
-    text = f"{path} has never been read before. " + PROMPT * 4
+    text = f"{path} has not been read before. " + PROMPT * 4
     said = {"prompt": text} if path == "/v1/completions" else {"messages": [{"role": "user", "content": text}]}
-    told = events(ask(app, path, {**said, **SAMPLED, "stream": True, "trace": True, "stream_options": USAGE}))
-    kinds = "".join("r" if "reading" in event else "t" if event["choices"] else "u" for event in told)
+    told = events(ask(app, path, {**said, **SAMPLED, "stream": True, "return_progress": True, "stream_options": USAGE}))
+    kinds = "".join("r" if "prompt_progress" in event else "t" if event["choices"] else "u" for event in told)
     assert re.fullmatch("t?r+t+u", kinds)  # a chat begins with its role
-    readings = [event["reading"] for event in told if "reading" in event]
-    assert all(event["choices"] == [] for event in told if "reading" in event)
-    counts = [reading["tokens"] for reading in readings]
-    assert counts == sorted(set(counts)) and counts[0] > 0
-    assert {reading["of"] for reading in readings} == {counts[-1]} == {told[-1]["usage"]["prompt_tokens"] - 1}
+    reports = [event["prompt_progress"] for event in told if "prompt_progress" in event]
+    assert all(list(report) == ["total", "cache", "processed", "time_ms"] for report in reports)
+    counts, times = ([report[name] for report in reports] for name in ("processed", "time_ms"))
+    assert counts == sorted(set(counts)) and counts[0] > 0 and times == sorted(times) and times[0] >= 0
+    assert {report["total"] for report in reports} == {counts[-1]} == {told[-1]["usage"]["prompt_tokens"]}
+    cached = told[-1]["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert {report["cache"] for report in reports} == {cached}
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_progress_counts_what_was_read_before(app: ASGIApp, n: int) -> None:
+    body = {"prompt": f"{n} of them ask this again. " + PROMPT * 4, **SAMPLED, "n": n, "stream": True}
+    progress, usage = [], {}
+    for _ in range(2):
+        for event in events(ask(app, "/v1/completions", body | {"return_progress": True, "stream_options": USAGE})):
+            progress += [event["prompt_progress"]] if "prompt_progress" in event else []
+            usage = event.get("usage") or usage
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    assert progress[-1]["cache"] == cached > 0 == progress[0]["cache"]
+    assert all(report["cache"] < report["processed"] <= report["total"] for report in progress)
+
+
+def test_progress_without_stream_is_ignored(app: ASGIApp) -> None:
+    answer = good(ask(app, "/v1/completions", {"prompt": PROMPT, **SAMPLED, "return_progress": True}))
+    assert "prompt_progress" not in answer
 
 
 def test_playground_events_are_ignored_by_openai_client(app: ASGIApp) -> None:
-    """As over the chunk of usage, which has no choices either."""
+    """Progress comes with a piece of no text."""
     openai = pytest.importorskip("openai", reason="openai is not installed")
 
     async def go() -> tuple[int, list[str]]:
         http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
         async with openai.AsyncOpenAI(base_url="http://localhost/v1", api_key="none", http_client=http) as client:
-            asked = {"trace": True, "ignore_eos": True}
+            asked = {"trace": True, "return_progress": True, "ignore_eos": True}
             stream = await client.completions.create(
                 model="tiny", prompt="no client has read this " * 30, max_tokens=8, stream=True, extra_body=asked
             )
             chunks = [chunk async for chunk in stream]
-        return sum(not c.choices for c in chunks), [c.choices[0].text for c in chunks if c.choices]
+        return sum("prompt_progress" in (c.model_extra or {}) for c in chunks), [c.choices[0].text for c in chunks]
 
-    empty, texts = asyncio.run(go())
-    assert empty and len(texts) > 0
+    reports, texts = asyncio.run(go())
+    assert reports and len(texts) > reports
 
 
 def test_playground_chat_sends_trace(app: ASGIApp) -> None:
@@ -153,7 +173,7 @@ def test_playground_chat_sends_trace(app: ASGIApp) -> None:
 def test_playground_trace_needs_request(app: ASGIApp) -> None:
     body = {"prompt": PROMPT, **SAMPLED, "stream": True, "tier_stats": True}
     told = json.dumps(events(ask(app, "/v1/completions", body | {"prompt": "nobody looks here " * 40})))
-    assert "trace" not in told.replace("nobody looks", "") and "reading" not in told
+    assert "trace" not in told.replace("nobody looks", "") and "prompt_progress" not in told
     assert "needs stream" in refused(ask(app, "/v1/completions", {"prompt": "a", "trace": True}))
 
 

@@ -74,6 +74,13 @@ def _in_folder(folder: Path, quantisation: str) -> Path:
     return folder / choose_gguf(names, quantisation, str(folder))[0] if names or quantisation else folder
 
 
+def model_name(model: str | Path | None) -> str:
+    """A model is called what its hub or its folder calls it; where the folder lies is nobody's business."""
+    if model is None:
+        return "triforce"
+    return Path(model).resolve().name if Path(model).exists() else str(model)
+
+
 def draft_for(target: str | Path) -> str | Path | None:
     """The draft of a known target: by hub name, or, for a folder of that name, the draft's folder beside it."""
     folder = Path(target)

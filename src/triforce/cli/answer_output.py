@@ -68,7 +68,8 @@ def passes_per_token(output: RequestOutput) -> float:
     return output.tiers[-1].passes / max(output.completion_tokens, 1)
 
 
-def _cached(output: RequestOutput) -> str:
+def read_before(output: RequestOutput) -> str:
+    """Return how much of a prompt was read before, to stand behind its tokens."""
     return f", {output.cached_tokens:,} of them read before," if output.cached_tokens else ""
 
 
@@ -76,7 +77,7 @@ def report(output: RequestOutput) -> str:
     """The statistics of one request, for people."""
     ends = ", ".join(completion.finish_reason for completion in output.outputs)
     lines = [
-        f"prompt {output.prompt_tokens:,} tokens{_cached(output)} in {output.prefill_seconds:.2f} s; "
+        f"prompt {output.prompt_tokens:,} tokens{read_before(output)} in {output.prefill_seconds:.2f} s; "
         f"new {output.completion_tokens:,} tokens in {output.decode_seconds:.2f} s: "
         f"{output.tokens_per_second:.1f} tokens/s",
         f"mode {output.mode}, coupling {output.coupling}, exactness {output.exactness}, "

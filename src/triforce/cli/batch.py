@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from tqdm import tqdm
 
+from triforce.checkpoint.hub import model_name
 from triforce.cli import replicas
-from triforce.cli.engine_arguments import model_name
 from triforce.cli.text_files import require_writable
 from triforce.distributed.group import TPGroup
 from triforce.errors import RequestError

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from triforce.disk_cache.entry_store import EntryStore
 from triforce.disk_cache.folder import CacheFolder
+from triforce.disk_cache.manifest import watched
 
 SHOWN = 20
 """Prompts of a model that are listed."""
@@ -51,6 +52,8 @@ def _list(store: EntryStore) -> int:
             print(f"  {entry.name[:8]} {tokens:>10,} tokens")
         if len(ends) > SHOWN:
             print(f"  and {len(ends) - SHOWN:,} that were used before these")
+    for folder in watched(store.folder):
+        print(f"{folder.path} was read by triforce watch: {len(folder.files):,} files")
     if not models:
         print(f"nothing is kept in {store.folder.path}")
     return 0

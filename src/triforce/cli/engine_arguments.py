@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from triforce.backends.torch_import import import_torch
@@ -63,10 +62,3 @@ def sampling(options: Namespace) -> dict[str, Any]:
     values |= {"logit_bias": dict(options.logit_bias) or None, "stop_token_ids": options.stop_token_id}
     SamplingParams(**values)
     return values
-
-
-def model_name(model: str | None) -> str:
-    """A model is called what its hub or its folder calls it; where the folder lies is nobody's business."""
-    if model is None:
-        return "triforce"
-    return Path(model).resolve().name if Path(model).exists() else model

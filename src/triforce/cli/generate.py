@@ -14,7 +14,7 @@ from triforce.cli import tensor_parallel
 from triforce.cli.answer_output import Painter, legend, report, show
 from triforce.cli.engine_arguments import load, sampling
 from triforce.cli.progress import Prefill
-from triforce.cli.text_files import read_text
+from triforce.cli.text_files import read_document
 from triforce.distributed.group import TPGroup
 from triforce.errors import RequestError
 from triforce.interface.outputs import CompletionOutput, Logprob, RequestOutput, TokenLogprobs
@@ -73,7 +73,7 @@ def model_and_prompt(options: Namespace) -> tuple[str | None, str]:
     if prompt is None:
         if options.prompt_file is None and sys.stdin.isatty():
             raise RequestError("there is no prompt; give it as an argument, with --prompt-file, or on stdin")
-        prompt = read_text(options.prompt_file or "-")
+        prompt = read_document(options.prompt_file or "-", options)
     if not prompt:
         mistaken = f" ({model!r} was taken for the model: MODEL comes before PROMPT)" if model else ""
         remark = mistaken if options.prompt is None else ""

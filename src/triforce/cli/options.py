@@ -63,7 +63,7 @@ def prompt(parser: argparse.ArgumentParser, text: str) -> None:
     add = parser.add_argument
     add("prompt", nargs="?", metavar="PROMPT", help=text)
     add("-p", "--prompt", dest="named_prompt", metavar="PROMPT", help="the same, by name")
-    add("--prompt-file", metavar="FILE", help="read the prompt from a UTF-8 file (-: stdin)")
+    add("--prompt-file", metavar="FILE", help="read the prompt from a UTF-8 file, or a folder of them (-: stdin)")
 
 
 def quiet(parser: argparse._ActionsContainer) -> None:
@@ -136,16 +136,15 @@ def engine(parser: argparse.ArgumentParser) -> None:
     placement(group)
 
 
-def disk_cache(parser: argparse.ArgumentParser) -> None:
+def disk_cache(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
     group = parser.add_argument_group(
         "disk cache",
         "Prompts and answers are kept on disk, so that nobody waits for them twice, after a restart either. Who may "
         "read the folder can reconstruct them: it is made for its owner alone, and one open to others is refused.",
     )
     add = group.add_argument
-    add(
-        "--disk-cache", metavar="FOLDER", help="keep the KV of prompts and answers in FOLDER (default: nothing is kept)"
-    )
+    text = "keep the KV of prompts and answers in FOLDER" + ("" if required else " (default: nothing is kept)")
+    add("--disk-cache", metavar="FOLDER", required=required, help=text)
     text = "what the folder may hold; what was not used for longest goes first"
     add("--disk-cache-size", default=DISK_CACHE_SIZE, metavar="SIZE", help=described(text))
     add("--disk-cache-network", action="store_true", help="take a FOLDER on NFS, CIFS or FUSE, too")

@@ -23,9 +23,14 @@ def announce(options: Namespace) -> None:
 
 def _report_disk_cache(options: Namespace) -> None:
     """Say that prompts are kept on disk, and where."""
-    if (folder := getattr(options, "disk_cache", None)) and spawn.MEETING not in os.environ:
+    if (folder := getattr(options, "disk_cache", None)) and spawn.MEETING not in os.environ and not silent(options):
         kept = f"prompts and answers are kept in {folder}, up to {options.disk_cache_size}"
         print(f"{kept}; remove them with: triforce cache clear {folder}", file=sys.stderr, flush=True)
+
+
+def silent(options: Namespace) -> bool:
+    """Whether a command says nothing but errors: one that works in the background, where nobody is at a terminal."""
+    return options.command == "watch" and not sys.stderr.isatty()
 
 
 def report_loading(model: str | None) -> None:
@@ -36,7 +41,7 @@ def report_loading(model: str | None) -> None:
 
 def _report_models(options: Namespace) -> None:
     """Have what is chosen and fetched of a model told on stderr."""
-    quiet = getattr(options, "quiet", False)
+    quiet = getattr(options, "quiet", False) or silent(options)
     if quiet:
         os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     log = logging.getLogger("triforce.models")
@@ -44,8 +49,11 @@ def _report_models(options: Namespace) -> None:
     log.setLevel(logging.WARNING if quiet or spawn.MEETING in os.environ else logging.INFO)
 
 
+BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} tokens, {rate_fmt}, {remaining} left"
+
+
 class Prefill:
-    """A progress bar with tokens/s, called with the tokens done and all there are.
+    """A progress bar with tokens/s and time left, called with the tokens done and all there are.
 
     It stays until `close`, as work goes on between the last token of a prompt and the first new one that is shown.
     """
@@ -58,8 +66,9 @@ class Prefill:
         from tqdm import tqdm
 
         if self._bar is None:
-            how = {"leave": False, "disable": self._quiet or None, "file": sys.stderr}
-            self._bar = tqdm(desc="prefill", total=total, unit=" tokens", **how)
+            how = {"leave": False, "disable": self._quiet or None, "file": sys.stderr, "bar_format": BAR}
+            # What is done by now may have been read before, and says nothing of the pace.
+            self._bar = tqdm(desc="prefill", total=total, unit=" tokens", initial=done, **how)
         self._bar.update(done - self._bar.n)
         if done >= total:
             self._bar.set_description("prefill done, writing")

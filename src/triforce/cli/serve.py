@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
+from triforce.checkpoint.hub import model_name
 from triforce.cli import replicas
-from triforce.cli.engine_arguments import model_name
+from triforce.disk_cache.folder import CacheFolder
 from triforce.distributed.group import TPGroup
 from triforce.errors import RequestError
 
@@ -38,6 +42,7 @@ def serve(options: Namespace, ranks: TPGroup) -> int:
         kv_tokens=options.max_kv_tokens,
         max_itl=options.max_itl / 1000,
     )
+    watched = _watched(options, keys)
     if ranks.rank:
         return replicas.follow(options, ranks, limits)
     name = options.name or model_name(options.model)
@@ -45,7 +50,8 @@ def serve(options: Namespace, ranks: TPGroup) -> int:
         llm, engine = replicas.engine(options, ranks, limits, f"serve {sock.getsockname()[1]}")
         logs.configure()
         hosts = [options.host, *options.allowed_host]
-        app = create_app(llm, engine, name, limits=limits, keys=keys, hosts=hosts, origins=options.cors_origin)
+        reach: dict[str, Any] = {"keys": keys, "hosts": hosts, "origins": options.cors_origin}
+        app = create_app(llm, engine, name, limits=limits, watched=watched, **reach)
         url = http_server.url(sock)
         print(f"triforce serves {name} at {url}", flush=True)
         logs.event("listening", url=url, model=name)
@@ -55,3 +61,13 @@ def serve(options: Namespace, ranks: TPGroup) -> int:
             if ranks.count > 1:  # a second signal leaves no time for it, and the others are to be told
                 asyncio.run(engine.close())
     return 0
+
+
+def _watched(options: Namespace, keys: Sequence[str]) -> CacheFolder | None:
+    """The folder whose documents the page offers, if any. Raises RequestError, or CacheError."""
+    if not options.show_watched:
+        return None
+    if not options.disk_cache or keys:
+        raise RequestError("--show-watched is of a disk cache and of a server without keys, as documents are read for "
+                           "requests without; add --disk-cache, or leave it out")  # fmt: skip
+    return CacheFolder(Path(options.disk_cache), options.disk_cache_network)

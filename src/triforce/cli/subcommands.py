@@ -41,7 +41,7 @@ def _explain(parser: argparse.ArgumentParser) -> None:
 
 def _chat(parser: argparse.ArgumentParser) -> None:
     options.model(parser, f"{options.MODEL}: a model that has a chat template")
-    parser.add_argument("--file", metavar="DOC", help="a UTF-8 document to talk about")
+    parser.add_argument("--file", metavar="DOC", help="a UTF-8 document to talk about, or a folder of them")
     parser.add_argument("--system", metavar="TEXT", default="", help="what the model is to be, told before all else")
     options.engine(parser)
     options.disk_cache(parser)
@@ -64,6 +64,8 @@ def _serve(parser: argparse.ArgumentParser) -> None:
     options.replicas(parser)
     options.engine(parser)
     options.disk_cache(parser)
+    text = "offer on the page what triforce watch has read into it; whoever reaches the server can read that"
+    add("--show-watched", action="store_true", help=text)
     options.ranks(parser)
 
 
@@ -166,6 +168,18 @@ def _cache(parser: argparse.ArgumentParser) -> None:
         part.add_argument("folder", metavar="FOLDER", help="what --disk-cache names")
 
 
+def _watch(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("folder", metavar="FOLDER", help="a folder of texts: of a repository all that git has or would add")
+    add("-m", "--model", metavar="MODEL", help=f"{options.MODEL}; without one, the pair that comes with triforce")
+    options.offline(parser)
+    text = "every file is a document of its own, such as a book; else all of them together are one"
+    add("--each", action="store_true", help=text)
+    add("--once", action="store_true", help="end once all is read, in place of waiting for changes")
+    options.engine(parser)
+    options.disk_cache(parser, required=True)
+
+
 COMMANDS = (
     ("generate", "continue a text", _generate),
     (
@@ -179,6 +193,7 @@ COMMANDS = (
     ("info", "say what a model is, its KV bytes per token, and what fits in memory", _info),
     ("models", "list or remove models that were fetched by a name of ours, such as smollm2", _models),
     ("cache", "list, verify or clear a disk cache", _cache),
+    ("watch", "read a folder's texts into a disk cache in the background, and again what changes in them", _watch),
     (
         "demo",
         "ask smollm2 (98 MB, fetched once) about a part of a book, plainly and in mode auto: the same text",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
+from triforce.disk_cache.manifest import text_of
 from triforce.errors import RequestError
 
 
@@ -17,6 +19,14 @@ def read_text(file: str) -> str:
     except OSError as error:
         raise RequestError(f"{file} cannot be read ({error.strerror}); give a text file") from error
     return decode_text(data, "stdin" if file == "-" else file)
+
+
+def read_document(file: str, options: Namespace) -> str:
+    """The text in a file, on stdin for "-", or of a folder as it was read into the disk cache. Raises RequestError."""
+    if file == "-" or not Path(file).is_dir():
+        return read_text(file)
+    cache = getattr(options, "disk_cache", None)
+    return text_of(Path(file), Path(cache) if cache else None, getattr(options, "disk_cache_network", False))
 
 
 def read_texts(paths: Sequence[str]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from triforce.disk_cache.entry import LENGTH, LONGEST_HEADER, DamagedEntry, Entry, header, packed, unpacked
 from triforce.disk_cache.eviction import ROOM, Held, order_of, place_of, to_drop
-from triforce.disk_cache.folder import PARTIAL, CacheFolder, FolderState
+from triforce.disk_cache.folder import MANIFEST, PARTIAL, CacheFolder, FolderState
 
 LOG = logging.getLogger("triforce.disk_cache")
 SUFFIX = ".kv"
@@ -73,9 +73,12 @@ class EntryStore:
                 return header(memoryview(length + file.read(min(int.from_bytes(length, "little"), LONGEST_HEADER))))[0]
         return None
 
-    def write(self, name: str, entry: Entry, use: Use, index: int) -> None:
-        """Keep an entry, whole or not at all. index: its place in its text. Raises OSError."""
-        if self.folder.has(name):
+    def write(self, name: str, entry: Entry, use: Use, index: int, *, replace: bool = False) -> None:
+        """Keep an entry, whole or not at all. index: its place in its text. Raises OSError.
+
+        One that is there is kept, or replaced.
+        """
+        if self.folder.has(name) and not replace:
             return self.touch(name, use, index)
         pieces = packed(Entry({**entry.facts, "name": name}, entry.parts))
         size = sum(len(piece) for piece in pieces)
@@ -115,8 +118,9 @@ class EntryStore:
             return self._scan()[0]
 
     def clear(self) -> tuple[int, int]:
-        """Remove all entries; return how many, and their bytes. Other processes go on. Raises OSError."""
+        """Remove all entries and the manifest; return how many entries, and their bytes. Raises OSError."""
         with self.folder.locked() as state:
+            self.folder.remove(MANIFEST)
             entries, state.bytes = self._scan()
             self._drop(entries)
         return len(entries), sum(entry.bytes for entry in entries)

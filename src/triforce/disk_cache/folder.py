@@ -1,6 +1,7 @@
 """CacheFolder: a folder that is its owner's alone. Files in it are reached by its descriptor, and no link is followed.
 
-`secret` holds 32 bytes, under which names are made. `state` holds two numbers, and its lock is the folder's.
+`secret` holds 32 bytes, under which names are made. `state` holds two numbers, and its lock is the folder's. `manifest`
+says which folders were read on purpose (see `disk_cache.manifest`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from threading import Lock
 from triforce.disk_cache.mounts import NETWORK, file_system
 from triforce.errors import CacheError
 
-SECRET, STATE, PARTIAL = "secret", "state", ".partial"
+SECRET, STATE, MANIFEST, PARTIAL = "secret", "state", "manifest", ".partial"
 SECRET_BYTES = 32
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -90,12 +91,12 @@ class CacheFolder:
                 fcntl.flock(self._state, fcntl.LOCK_UN)
 
     def files(self) -> Iterator[tuple[str, os.stat_result]]:
-        """Yield names and facts of all files but `secret` and `state`. Raises OSError."""
+        """Yield names and facts of all files but `secret`, `state` and `manifest`. Raises OSError."""
         again = os.open(".", _FOLDER, dir_fd=self._folder)  # its own place in the list
         try:
             with os.scandir(again) as found:
                 for entry in found:
-                    if entry.name not in (SECRET, STATE):
+                    if entry.name not in (SECRET, STATE, MANIFEST):
                         with suppress(FileNotFoundError):
                             yield entry.name, entry.stat(follow_symlinks=False)
         finally:
@@ -113,6 +114,21 @@ class CacheFolder:
             return descriptor
         os.close(descriptor)
         raise PermissionError(f"{name} is not a file of this user's alone")
+
+    def read(self, name: str) -> bytes:
+        """Return what a file holds. Raises OSError."""
+        with open(self.open(name), "rb") as file:
+            return file.read()
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Let a file hold this, whole or as it was before. The folder is locked. Raises OSError."""
+        partial = f"{name}{PARTIAL}"
+        self.remove(partial)
+        with open(self.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        self.rename(partial, name)
 
     def rename(self, name: str, new: str) -> None:
         """Give a whole file its name, so that it survives a loss of power. Raises OSError."""
@@ -159,20 +175,8 @@ class CacheFolder:
     def _read_secret(self) -> bytes:
         """Return the secret; make it where there is none. The folder is locked."""
         if not self.has(SECRET):
-            partial = f"{SECRET}{PARTIAL}"
-            self.remove(partial)
-            descriptor = self.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-            try:
-                os.write(descriptor, secrets.token_bytes(SECRET_BYTES))
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            self.rename(partial, SECRET)
-        descriptor = self.open(SECRET)
-        try:
-            secret = os.read(descriptor, SECRET_BYTES + 1)
-        finally:
-            os.close(descriptor)
+            self.replace(SECRET, secrets.token_bytes(SECRET_BYTES))
+        secret = self.read(SECRET)
         if len(secret) != SECRET_BYTES:
             raise CacheError(f"the secret in {self.path} is damaged; remove the folder, and another one is made")
         return secret

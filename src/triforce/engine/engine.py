@@ -79,7 +79,7 @@ class Engine:
     def __init__(self, core: EngineCore) -> None:
         self.core = core
         self._requests: list[Request] = []
-        self._history = ReadingHistory()
+        self._history = ReadingHistory(core.disk)
         self._streams: dict[TokenSequence, tuple[Request, OutputStream]] = {}
 
     def submit(

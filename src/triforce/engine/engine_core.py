@@ -66,7 +66,7 @@ class EngineCore:
         """Stop a group, and give back what it holds. Harmless when it is finished."""
         if group.status is Status.PREFILLING:
             assert self.prefilling
-            if group.sequences[0].disk and not group.error:  # what was read of its prompt stays
+            if not group.error:  # what was read of its prompt stays
                 share_prefixes(self.prefilling.batch, group.sequences[:1], self.store, self.prefixes)
             self.prefilling.batch.keep([])
             self.prefilling = None
@@ -166,16 +166,20 @@ class EngineCore:
         """Make one pass over the prompts of the group that is being prefilled."""
         assert self.prefilling
         group, batch, passes = self.prefilling
+        read = False
         try:
             progress = next(passes, None)
             self._pacer.passed()
             disk = group.sequences[0].disk
             if disk and disk.lacks(int(batch.top.cache.lengths_B[0])):
                 share_prefixes(batch, group.sequences[:1], self.store, self.prefixes)
+            read = True
             if progress and group.on_prefill:
                 group.on_prefill(*progress)
         except Exception as error:
             self._raise_if_shared(error)
+            if read:  # whoever raises in `on_prefill` gives the text up, and what was read of it stays
+                self.cancel(group)
             group.fail(error)
             return self.cancel(group)
         if not progress:

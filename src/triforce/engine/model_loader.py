@@ -15,7 +15,7 @@ import torch
 from triforce.backends import dispatch
 from triforce.backends.decoder import Decoder
 from triforce.checkpoint.families import model_config
-from triforce.checkpoint.hub import SHIPPED, draft_for
+from triforce.checkpoint.hub import SHIPPED, draft_for, model_name
 from triforce.checkpoint.model_files import ModelFiles, open_model
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.checkpoint.weights import fingerprint, read_weights
@@ -64,6 +64,8 @@ class ModelPair:
     target: Checkpoint
     draft: Checkpoint | None
     load_seconds: float
+    name: str
+    """What people call the target."""
 
     @property
     def decoders(self) -> ModelSet:
@@ -107,7 +109,7 @@ def load_pair(
     ranks: TPGroup,
 ) -> ModelPair:
     """Read a target and a draft for such speculation; see `LLM`. Raises ModelError or RequestError."""
-    model = SHIPPED[0] if model is None else model
+    name, model = model_name(model), SHIPPED[0] if model is None else model
     began = perf_counter()
     read = partial(load, device=device, dtype=dtype, bits=speculation.lower_bits)
     target = read(model, context=context, ranks=ranks)
@@ -126,7 +128,7 @@ def load_pair(
                 f"{names[0]} has {target.config.vocab_size} tokens and {names[1]} {drafter.config.vocab_size}; "
                 "use a draft model with the target's own tokenizer"
             )
-    return ModelPair(target, drafter, seconds)
+    return ModelPair(target, drafter, seconds, name)
 
 
 def load(

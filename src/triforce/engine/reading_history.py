@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from triforce.kvcache import PAGE
-from triforce.kvcache.disk_prefixes import SEGMENT
+from triforce.kvcache.disk_prefixes import SEGMENT, DiskPrefixes
+from triforce.kvcache.disk_text import LEAST
 from triforce.kvcache.views.full import TAIL
 from triforce.ragged import Ints, ints
 
@@ -17,24 +18,33 @@ TEXTS, SCOPES = 4, 64
 
 
 class ReadingHistory:
-    """Latest texts of each scope, which new prompts are compared with."""
+    """Latest texts of each scope, which new prompts are compared with. disk: keeps them for other processes, too."""
 
-    def __init__(self) -> None:
+    def __init__(self, disk: DiskPrefixes | None = None) -> None:
+        self._disk = disk
         self._texts: OrderedDict[str, deque[Ints]] = OrderedDict()
 
     def note(self, scope: str, text: Sequence[int]) -> None:
         """Remember a text, prompt and answer."""
-        self._texts.setdefault(scope, deque(maxlen=TEXTS)).append(ints(list(text)))
+        texts = self._latest(scope)
+        texts.append(ints(list(text)))
+        if self._disk and len(text) >= LEAST:
+            self._disk.keep_latest(scope, [each for each in texts if len(each) >= LEAST])
+
+    def _latest(self, scope: str) -> deque[Ints]:
+        if scope not in self._texts:
+            self._texts[scope] = deque(self._disk.latest(scope) if self._disk else (), maxlen=TEXTS)
         self._texts.move_to_end(scope)
         if len(self._texts) > SCOPES:
             self._texts.popitem(last=False)
+        return self._texts[scope]
 
     def why(self, scope: str, prompt: Sequence[int], cached: int) -> str:
         """Return why no more than `cached` tokens of a prompt were read before; "" where a segment at most was read."""
         if len(prompt) - cached <= SEGMENT + TAIL:
             return ""
         ids = ints(list(prompt))
-        common = max((_common(ids, text) for text in self._texts.get(scope, ())), default=0)
+        common = max((_common(ids, text) for text in self._latest(scope)), default=0)
         if common > cached + SEGMENT:
             return f"its first {common:,} tokens were read before, but no longer kept"
         if common >= PAGE:

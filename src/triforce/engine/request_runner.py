@@ -100,7 +100,7 @@ class RequestRunner:
         target, draft = self._pair.target, self._pair.draft
         drafter = f"{draft.fingerprint} {self._speculation.lower_tiers}" if draft else ""
         kernels = f"{dispatch.identity(self._models.target.model, store.pool.kv)}, {native_loader.build()}"
-        profile = KVProfile(target.path.name, target.fingerprint, drafter, kernels)
+        profile = KVProfile(self._pair.name, target.fingerprint, drafter, kernels)
         return DiskPrefixes(self.disk, profile, store.pool, store.whole)
 
     def clear(self) -> None:

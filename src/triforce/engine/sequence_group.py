@@ -103,7 +103,9 @@ class SequenceGroup:
         if self.saved:
             restore_batch(batch, self.saved)
         else:
-            yield from restore_from_disk(batch)
+            for progress in restore_from_disk(batch):
+                self.cached = int(batch.top.cache.lengths_B[0])
+                yield progress
         self.cached = int(batch.top.cache.lengths_B[0])
         for sequence in self.sequences:
             sequence.cached = self.cached

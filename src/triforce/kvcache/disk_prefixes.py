@@ -14,6 +14,7 @@ from functools import partial
 from time import perf_counter
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,6 +26,7 @@ from triforce.errors import CacheError
 from triforce.kvcache.pool import PagePool
 from triforce.kvcache.views.full import LayerKV
 from triforce.kvcache.views.streaming import StreamingView
+from triforce.ragged import Ints
 
 SEGMENT = 256
 """Tokens of a segment."""
@@ -32,6 +34,8 @@ MOST_WAITING = 4096
 """Segments that wait, a million tokens."""
 STEPS = 15
 """Times as long as a copy took, steps of texts go on before the next."""
+ID_BYTES = 4
+"""Of a token id in an entry."""
 KINDS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 Pages = Callable[[int, int], Sequence[int] | None]
@@ -78,7 +82,7 @@ class DiskPrefixes:
         self._cache, self.store, self._queue, self.pool = cache, cache.store, cache.queue, pool
         self.whole, self._profile = max(whole, SEGMENT), profile
         self._waiting: deque[WaitingSegment] = deque()
-        self._pause_until, self._failures = 0.0, 0
+        self._pause_until, self._failures = 0.0, self._queue.failures
 
     def root(self, scope: str) -> str:
         """Return the name that the first segment of a text follows."""
@@ -95,6 +99,25 @@ class DiskPrefixes:
         """Let a segment wait to be written behind the answer, unless a disk is so slow that too many wait."""
         if len(self._waiting) < MOST_WAITING:
             self._waiting.append(segment)
+
+    def latest(self, scope: str) -> list[Ints]:
+        """Return token ids of the latest texts of a scope, the oldest first, as any process has kept them."""
+        entry = self.store.read(self._latest_name(scope))
+        held = [part.data for part in entry.parts.values() if len(part.data) % ID_BYTES == 0] if entry else []
+        return [np.frombuffer(data, dtype=np.int32).astype(np.int64) for data in held]
+
+    def keep_latest(self, scope: str, texts: Sequence[Ints]) -> None:
+        """Keep token ids of the latest texts of a scope in the place of others, if there is room to queue them."""
+        parts = {}
+        for number, text in enumerate(texts):
+            data = memoryview(bytearray(text.astype(np.int32).tobytes()))
+            parts[str(number)] = Part("U8", [len(data)], data)
+        entry = Entry({"kind": "latest", "model": self._profile.model}, parts)
+        write = partial(self.store.write, self._latest_name(scope), entry, Use(), 0, replace=True)
+        self._queue.offer(write, entry.bytes)
+
+    def _latest_name(self, scope: str) -> str:
+        return self.store.name(b"latest", self.root(scope).encode())
 
     def write_some(self) -> bool:
         """Copy a segment that waits to the queue, if there is room. Returns whether others wait, and there was room."""

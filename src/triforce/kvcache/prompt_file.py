@@ -1,7 +1,8 @@
 """The KV cache of a prompt in a file, so that a second question on the same document starts at once.
 
-A safetensors file: `ids` (N), `keys.L` and `values.L` of each layer (G, N, D), and last `checksum`, the BLAKE2b-256 of
-all bytes before it. Written layer by layer, so that a cache larger than half the memory can be saved.
+An entry of the disk cache's format (see `disk_cache.entry`), of the kind `prompt`, where its owner wants it: `ids` (N),
+and `keys.L` and `values.L` of each layer (G, N, D). Written layer by layer, so that a cache larger than half the memory
+can be saved.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from triforce.backends.native_loader import VARIABLE
-from triforce.disk_cache.entry import DIGEST, beginning, sealed
+from triforce.disk_cache.entry import DIGEST, FORMAT, beginning, sealed
 from triforce.errors import CacheError
 from triforce.kvcache.disk_prefixes import KINDS
 from triforce.kvcache.views.full import TAIL, FullView, write_layers
 from triforce.model.config import ModelConfig
 from triforce.ragged import common_prefix
 
-FORMAT = "triforce-kv-1"
+KIND = "prompt"
 _open: Any = safe_open  # safetensors leaves it untyped
 _BLOCK = 1 << 22
 
@@ -90,8 +91,8 @@ class SavedCache:
         try:
             self._file = _open(path, framework="pt")
             about = self._file.metadata() or {}
-            if about.get("format") != FORMAT:
-                raise CacheError(f"{path} is not a KV cache that triforce saved; make one with --save-cache")
+            if (about.get("format"), about.get("kind")) != (FORMAT, KIND):
+                raise CacheError(f"{path} is no prompt that this triforce saved; make one with --save-cache")
             if about.get("fingerprint") != maker.model:
                 raise CacheError(
                     f"{path} was saved with another model, dtype or context setting; load it with the same ones, "
@@ -145,7 +146,7 @@ def _write(file: BinaryIO, head: bytes, tensors: Iterator[Tensor]) -> None:
 
 
 def _header(maker: CacheFingerprint, config: ModelConfig, dtype: torch.dtype, tokens: int) -> bytes:
-    facts = {"format": FORMAT, "fingerprint": maker.model, "kernels": maker.kernels}
+    facts = {"format": FORMAT, "kind": KIND, "fingerprint": maker.model, "kernels": maker.kernels}
     shape = KINDS[dtype], [config.kv_heads, tokens, config.head_dim]
     layers = {f"{kind}.{layer}": shape for layer in range(config.layers) for kind in ("keys", "values")}
     return beginning(facts, {"ids": ("I64", [tokens]), **layers})

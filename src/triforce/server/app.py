@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.middleware.cors import CORSMiddleware
 
 from triforce import __version__
+from triforce.disk_cache.folder import CacheFolder
 from triforce.errors import ModelError
 from triforce.server import errors, playground
 from triforce.server.chat import ChatWriter
@@ -41,11 +42,12 @@ def create_app(
     keys: Sequence[str] = (),
     hosts: Sequence[str] = (),
     origins: Sequence[str] = (),
+    watched: CacheFolder | None = None,
 ) -> FastAPI:
     """Serve `llm` as `name`, its texts made by `engine`, which is closed with the application.
 
-    keys: of those who may ask (none: everybody). hosts: names of this machine that a Host header may have. origins:
-    of pages elsewhere whose scripts may ask (CORS). Raises ModelError for a model without a tokenizer.
+    keys: of those who may ask (none: everybody). hosts: names that a Host header may have. origins: of pages whose
+    scripts may ask (CORS). watched: a disk cache whose documents the page offers. Raises ModelError: no tokenizer.
     """
     if llm.tokenizer is None:
         raise ModelError("this model has no tokenizer, and a server of text needs one; put it into the model's folder")
@@ -65,6 +67,7 @@ def create_app(
         redoc_url=None,
     )
     app.state.service = Service(name, RequestParser(llm, llm.tokenizer, limits), engine, Metrics(engine, name), limits)
+    app.state.watched = watched
     app.include_router(router)
     app.include_router(playground.router)
     errors.install(app)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from time import time
 from typing import Any
 from uuid import uuid4
 
 from triforce.engine.output_stream import OutputChunk
 from triforce.interface.outputs import CompletionOutput, RequestOutput, TokenLogprobs
+from triforce.server.engine_client import PrefillProgress
 from triforce.server.schemas import ChatBody
 from triforce.server.service import DONE, Service, frame
 from triforce.server.tool_call_parser import Call
@@ -33,6 +35,10 @@ class ChatWriter:
     def opening(self) -> Iterable[bytes]:
         for index in range(self._n):
             yield self._chunk({"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None})
+
+    def reading(self, prompt: int, progress: PrefillProgress) -> Iterable[bytes]:
+        nothing = {"index": 0, "delta": {}, "finish_reason": None}
+        yield self._chunk(nothing, prompt_progress=asdict(progress))
 
     def piece(self, prompt: int, piece: OutputChunk) -> Iterable[bytes]:
         parsed = self._parsers[piece.index]
@@ -65,8 +71,8 @@ class ChatWriter:
         logprobs = None if entries is None else chat_logprobs(self._tokenizer, entries)
         return {"logprobs": logprobs} | ({"token_tiers": origins} if self._tiers else {})
 
-    def _chunk(self, choice: dict[str, Any]) -> bytes:
-        return self._frame({"choices": [choice]} | ({"usage": None} if self._with_usage else {}))
+    def _chunk(self, choice: dict[str, Any], **more: Any) -> bytes:
+        return self._frame({"choices": [choice]} | ({"usage": None} if self._with_usage else {}) | more)
 
     def _frame(self, data: dict[str, Any]) -> bytes:
         return frame(self._head | {"object": "chat.completion.chunk"} | data)

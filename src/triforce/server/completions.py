@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from time import time
 from typing import Any
 from uuid import uuid4
@@ -11,7 +11,7 @@ from uuid import uuid4
 from triforce.engine.inputs import one_or_many
 from triforce.engine.output_stream import OutputChunk
 from triforce.interface.outputs import RequestOutput, TokenLogprobs
-from triforce.server.engine_client import GenerationRequest
+from triforce.server.engine_client import GenerationRequest, PrefillProgress
 from triforce.server.schemas import CompletionBody
 from triforce.server.service import DONE, Service, frame
 from triforce.server.usage import TextLogprobs, decoding_trace, usage
@@ -39,6 +39,9 @@ class CompletionWriter:
         for prompt, echo in enumerate(self._echoes):
             for index in range(self._n):
                 yield self._chunk(self._choice(prompt, index, echo, None))
+
+    def reading(self, prompt: int, progress: PrefillProgress) -> Iterable[bytes]:
+        yield self._chunk(self._choice(prompt, 0, "", None), prompt_progress=asdict(progress))
 
     def piece(self, prompt: int, piece: OutputChunk) -> Iterable[bytes]:
         if self._scored_only:
@@ -82,8 +85,8 @@ class CompletionWriter:
             report["logprobs"] = self._logprobs[choice].add(ids, entries)
         return report
 
-    def _chunk(self, choice: dict[str, Any]) -> bytes:
-        return frame(self._head | {"choices": [choice]} | ({"usage": None} if self._with_usage else {}))
+    def _chunk(self, choice: dict[str, Any], **more: Any) -> bytes:
+        return frame(self._head | {"choices": [choice]} | ({"usage": None} if self._with_usage else {}) | more)
 
     def _wanted(self, outputs: Sequence[RequestOutput]) -> list[RequestOutput]:
         """Drop the one token that was drawn only because the engine draws at least one."""

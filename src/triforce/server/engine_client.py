@@ -20,10 +20,16 @@ from triforce.sampling import Constraint
 
 @dataclass(frozen=True, slots=True)
 class PrefillProgress:
-    """Progress of a prompt's prefill: `tokens` read of `of`. Sent where the request wants a trace."""
+    """Progress of a prompt's prefill, with the fields of llama.cpp's server. Sent where the request wants it."""
 
-    tokens: int
-    of: int
+    total: int
+    """Tokens of the prompt."""
+    cache: int
+    """Tokens that were read before, for another request."""
+    processed: int
+    """Tokens that are read, those of `cache` among them."""
+    time_ms: int
+    """Milliseconds since its turn came."""
 
 
 Event = OutputChunk | RequestOutput | PrefillProgress
@@ -54,13 +60,14 @@ class ServedModel(Protocol):
 class GenerationRequest:
     """A prompt to continue. mode: one of `MODES`, None for the engine's own.
 
-    scope: the owner, for KV sharing; None: KV is shared with nobody.
+    scope: the owner, for KV sharing; None: KV is shared with nobody. progress: it is told how far its prompt is read.
     """
 
     prompt: list[int]
     params: SamplingParams
     mode: str | None = None
     scope: str | None = ""
+    progress: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from base64 import b64encode
 from hashlib import sha256
 from pathlib import Path
 
-from fastapi import APIRouter
-from fastapi.responses import FileResponse, HTMLResponse
+from fastapi import APIRouter, Request
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse
+
+from triforce.disk_cache import manifest
+from triforce.disk_cache.folder import CacheFolder
+from triforce.server.errors import ApiError
 
 router = APIRouter()
 _WEB = Path(__file__).with_name("web")
@@ -58,3 +63,25 @@ async def page() -> HTMLResponse:
 async def sample() -> FileResponse:
     """A long text to begin with, in the public domain."""
     return FileResponse(_SAMPLE, media_type="text/plain; charset=utf-8")
+
+
+@router.get("/documents", include_in_schema=False)
+async def documents(request: Request) -> JSONResponse:
+    """List what was read into the disk cache on purpose, where that is shown."""
+    found = await asyncio.to_thread(_watched, request)
+    return JSONResponse({"documents": [{"id": each.id, "name": each.name} for each in found]})
+
+
+@router.get("/documents/{name}", include_in_schema=False)
+async def document(name: str, request: Request) -> PlainTextResponse:
+    """Return the text of such a document as it is now. Raises ApiError or RequestError."""
+    found = await asyncio.to_thread(_watched, request)
+    wanted = next((each for each in found if each.id == name), None)
+    if wanted is None:
+        raise ApiError(404, "there is no such document here; /documents lists those there are")
+    return PlainTextResponse(await asyncio.to_thread(wanted.text))
+
+
+def _watched(request: Request) -> list[manifest.Document]:
+    cache: CacheFolder | None = request.app.state.watched
+    return list(manifest.documents(cache)) if cache else []

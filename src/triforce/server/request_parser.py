@@ -120,7 +120,8 @@ class RequestParser:
             raise wrong("n", f"{rows} texts of {len(ids)} + {room} tokens need room for more than the {most} tokens "
                         "that this server has; lower n or max_tokens")  # fmt: skip
         mode = None if body.mode is None else known("mode", body.mode, self.llm.modes)
-        return GenerationRequest(ids, params, mode)
+        progress = isinstance(body, CompletionFields) and bool(body.stream and body.return_progress)
+        return GenerationRequest(ids, params, mode, progress=progress)
 
     async def _params(
         self, body: SamplingFields, grammar: Grammar | None, *, max_tokens: int | None, **more: int | None

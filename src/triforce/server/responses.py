@@ -9,6 +9,7 @@ from uuid import uuid4
 
 from triforce.engine.output_stream import OutputChunk
 from triforce.interface.outputs import RequestOutput
+from triforce.server.engine_client import PrefillProgress
 from triforce.server.schemas import ResponsesBody
 from triforce.server.service import Service, frame
 from triforce.server.tool_call_parser import Call, ToolCallParser
@@ -46,6 +47,9 @@ class ResponsesWriter:
         begun = self._head | {"status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
         yield self._event("created", {"response": begun})
         yield self._event("in_progress", {"response": begun})
+
+    def reading(self, prompt: int, progress: PrefillProgress) -> Iterable[bytes]:
+        return ()  # there is no such event of responses, and no field that asks for it
 
     def piece(self, prompt: int, piece: OutputChunk) -> Iterable[bytes]:
         self._origins += piece.origins

@@ -130,6 +130,7 @@ class CompletionFields(SamplingFields):
     response_format: ResponseFormat | None = None
     stream_options: StreamOptions | None = None
     trace: bool | None = Field(None, description="Stream how far it has come, and how long each token is (triforce's)")
+    return_progress: bool | None = Field(None, description="Stream how far the prompt is read (llama.cpp's)")
 
 
 class CompletionBody(CompletionFields):

@@ -9,7 +9,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from fastapi import Request
@@ -94,6 +94,9 @@ class ResponseWriter(Protocol):
     def opening(self) -> Iterable[bytes]:
         """Yield frames that come before any text."""
 
+    def reading(self, prompt: int, progress: PrefillProgress) -> Iterable[bytes]:
+        """Yield frames that tell how far a prompt is read, counted from 0."""
+
     def piece(self, prompt: int, piece: OutputChunk) -> Iterable[bytes]:
         """Yield frames for a chunk of text that continues a prompt, counted from 0."""
 
@@ -150,7 +153,8 @@ class Service:
                     if isinstance(event, RequestOutput):
                         outputs.append(event)
                     elif isinstance(event, PrefillProgress):
-                        yield frame({"choices": [], "reading": asdict(event)})  # like that of usage
+                        for data in writer.reading(prompt, event):
+                            yield data
                     else:
                         for data in writer.piece(prompt, event):
                             yield data

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter
 
 from triforce.engine.engine import Event, Request
 from triforce.errors import RequestError
@@ -85,13 +86,18 @@ class TPMirror:
             )
         assert request
         try:
-            self.texts.submit([request], on_prefill=partial(self._read, number) if generation.params.trace else None)
+            self.texts.submit([request], on_prefill=partial(self._read, number) if generation.progress else None)
         except Exception as reason:
             return reason
         return request
 
-    def _read(self, number: int, tokens: int, of: int) -> None:
-        self._progress[number] = PrefillProgress(tokens, of)
+    def _read(self, number: int, tokens: int, _: int) -> None:
+        """Note the progress of a prompt. Its last token is fed with the first proposal; choices copy what is read."""
+        request = self._requests[number]
+        total, began = len(request.prompt), request.started or perf_counter()
+        processed = min(tokens + 1, total)
+        progress = PrefillProgress(total, request.groups[0].cached, processed, int(1000 * (perf_counter() - began)))
+        self._progress[number] = progress
 
     def _forget(self, number: int) -> None:
         request = self._requests.pop(number, None)

@@ -12,6 +12,9 @@ STREAMING = "triforce.kvcache.views.streaming:StreamingView"
 STORE = "triforce.disk_cache.entry_store:EntryStore"
 FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
     "names without a scope": ("scopes", f"{PREFIXES}.root", (", scope.encode())", ")")),
+    "latest texts of all scopes together": (
+        "scopes", f"{PREFIXES}._latest_name", ("self.root(scope)", 'self.root("")'),
+    ),
     "names without kernels": ("kernels", f"{PREFIXES}.root", ("self._profile.kernels, ", "")),
     "reading that never ends": ("slowness", f"{TEXT}.restore", ("if spent > worth:", "if False:")),
     "entries are written under their names": (

@@ -100,7 +100,7 @@ def test_browser_time_left_is_shown_while_reading(page: Page) -> None:
             let now = 0;
             performance.now = () => now;
             const frame = tokens => { now += 1000; return "data: " + JSON.stringify(
-                {choices: [], reading: {tokens, of: 10000}}) + "\\n\\n"; };
+                {choices: [], prompt_progress: {processed: tokens, total: 10000}}) + "\\n\\n"; };
             const counts = [1000, 2000, 3000];
             const pull = async control => {
                 const tokens = counts.shift();

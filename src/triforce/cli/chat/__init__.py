@@ -15,7 +15,7 @@ from triforce.cli.chat.commands import Leave, question, run_command
 from triforce.cli.chat.conversation import Conversation
 from triforce.cli.chat.dialogue import Dialogue, remark
 from triforce.cli.engine_arguments import load, sampling
-from triforce.cli.text_files import decode_text, read_text
+from triforce.cli.text_files import decode_text, read_document
 from triforce.distributed.group import TPGroup
 from triforce.errors import ModelError, RankError, RequestError, TriforceError
 
@@ -27,7 +27,9 @@ def run(options: Namespace) -> int:
 
 def chat(options: Namespace, ranks: TPGroup) -> int:
     """Run one session, whose turns share a KV cache. Rank 0 reads, decides and prints. Raises ModelError."""
-    read: Any = None if ranks.rank else (sampling(options), read_text(options.file) if options.file else "")
+    read: Any = (
+        None if ranks.rank else (sampling(options), read_document(options.file, options) if options.file else "")
+    )
     given, document = ranks.broadcast(read)
     llm = load(options, ranks if ranks.count > 1 else None)
     params = llm.sampling_params(**given)

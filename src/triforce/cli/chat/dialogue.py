@@ -7,10 +7,10 @@ from argparse import Namespace
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from triforce.cli.answer_output import Painter, legend, passes_per_token, show
+from triforce.checkpoint.hub import model_name
+from triforce.cli.answer_output import Painter, legend, passes_per_token, read_before, show
 from triforce.cli.chat.answer import Interrupts, answer
 from triforce.cli.chat.conversation import Conversation, Turn
-from triforce.cli.engine_arguments import model_name
 from triforce.cli.progress import Prefill
 from triforce.errors import RequestError
 from triforce.interface.outputs import RequestOutput
@@ -125,8 +125,9 @@ def turns(count: int) -> str:
 
 def _statistics(output: RequestOutput, color: bool) -> str:
     line = (
-        f"[prompt {output.prompt_tokens:,} tokens in {output.prefill_seconds:.2f} s; {output.completion_tokens:,} new, "
-        f"{output.tokens_per_second:.1f} tokens/s, {passes_per_token(output):.2f} full passes per token]"
+        f"[prompt {output.prompt_tokens:,} tokens{read_before(output)} in {output.prefill_seconds:.2f} s; "
+        f"{output.completion_tokens:,} new, {output.tokens_per_second:.1f} tokens/s, "
+        f"{passes_per_token(output):.2f} full passes per token]"
     )
     return f"{line} {legend(output.outputs[0].tiers)}" if color else line
 

@@ -12,14 +12,24 @@ async function offerSamples() {
   const characters = PROBE / await count(book.slice(0, PROBE));
   const fitting = LENGTHS.filter(length => length * 1.1 + $("tokens").valueAsNumber < context);
   const fill = length => { set(book.slice(0, book.lastIndexOf(" ", length * characters)), length); };
-  $("lengths").replaceChildren(...fitting.map(length => {
-    const button = Object.assign(document.createElement("button"), {type: "button", textContent: told(length), value: length});
-    button.addEventListener("click", () => fill(length));
-    return button;
-  }));
+  $("lengths").replaceChildren(...fitting.map(length => chip(told(length), length, () => fill(length))));
   $("samples").hidden = !fitting.length;
   if (fitting.length && !$("document").value) fill(fitting.findLast(length => length <= USUAL));
   else press(null);
+}
+
+// What `triforce watch` has read: a question about it is answered at once.
+async function offerWatched() {
+  const {documents} = await (await ask("/documents")).json();
+  const open = async id => set(await (await ask("/documents/" + id)).text());
+  $("read").replaceChildren(...documents.map(({id, name}) => chip(name, "", () => open(id).catch(fail))));
+  $("watched").hidden = !documents.length;
+}
+
+function chip(textContent, value, act) {
+  const button = Object.assign(document.createElement("button"), {type: "button", textContent, value});
+  button.addEventListener("click", act);
+  return button;
 }
 
 function press(length) {

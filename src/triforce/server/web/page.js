@@ -17,13 +17,15 @@ async function learn() {
   $("asking").hidden = !chats; $("continuing").hidden = chats;
   $("mode").replaceChildren($("mode").options[0], ...modes.map(mode => new Option(mode, mode)));
   await offerSamples();
+  await offerWatched();
 }
 
 function request(mode) {
   const text = $("document").value, question = $("asking").hidden ? "" : $("question").value.trim();
   const common = {
     max_tokens: $("tokens").valueAsNumber, temperature: $("temperature").valueAsNumber, seed: $("seed").valueAsNumber,
-    stream: true, stream_options: {include_usage: true}, tier_stats: true, trace: true, ...(mode ? {mode} : {}),
+    stream: true, stream_options: {include_usage: true}, tier_stats: true, trace: true, return_progress: true,
+    ...(mode ? {mode} : {}),
   };
   if (!question) return ["/v1/completions", {...common, prompt: text}];
   return ["/v1/chat/completions", {...common, messages: [{role: "user", content: `${text}\n\n${question}`}]}];
@@ -35,9 +37,10 @@ async function write(mode, writing, step, said, show, look = () => {}) {
   let shown = -PAUSE;
   const paint = () => { writing.show(); show(); };
   for await (const event of frames(await post(path, body, running.signal))) {
-    if (event.reading) {
+    if (event.prompt_progress) {
       progress.begin(step + ": reading the document");
-      progress.at(event.reading.tokens, event.reading.of);
+      progress.at(event.prompt_progress.processed, event.prompt_progress.total);
+      continue;
     }
     if (event.usage) writing.read = event.usage.prompt_tokens;
     if (event.usage?.tiers) writing.tiers = event.usage.tiers;

@@ -1,0 +1,53 @@
+"""What a soak looks at: whether the server is idle, and what its disk cache holds all the while."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+
+from triforce.disk_cache.entry_store import EntryStore
+from triforce.disk_cache.folder import CacheFolder
+
+PARTS = 6
+"""Parts of the time, in each of which entries must go."""
+
+
+class KeptEntries:
+    """What the server's disk cache holds while it is in use."""
+
+    def __init__(self, folder: Path, size: int) -> None:
+        """size: bytes that it may hold."""
+        self._store, self._names, self._size = EntryStore(CacheFolder(folder), size), set[str](), size
+        self.most, self.evicted = 0, [0] * PARTS
+        """Bytes at most; entries that went in each part of the time."""
+
+    def look(self, share: float) -> None:
+        """Look at them; share: of the time that is over."""
+        entries = self._store.held()
+        names = {entry.name for entry in entries}
+        self.most = max(self.most, sum(entry.bytes for entry in entries))
+        self.evicted[min(int(share * PARTS), PARTS - 1)] += len(self._names - names)
+        self._names = names
+
+    @property
+    def held(self) -> bool:
+        """Whether the size was kept, and entries went all the while. The first part of the time is for filling it."""
+        return self.most <= self._size and all(self.evicted[1:])
+
+
+def within(seconds: float, holds: Callable[[], bool]) -> bool:
+    """Whether something holds within so many seconds, or at their end."""
+    until = time.monotonic() + seconds
+    while not (held := holds()) and time.monotonic() < until:
+        time.sleep(0.5)
+    return held
+
+
+def idle(url: str) -> bool:
+    """Whether nothing runs, waits or is held."""
+    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    busy = [line for line in lines if line.startswith(("vllm:num_requests_", "triforce:kv_tokens{"))]
+    return bool(busy) and all(line.endswith(" 0.0") for line in busy)

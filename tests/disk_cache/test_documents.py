@@ -1,0 +1,141 @@
+"""Documents of folders: which files they are of, and in which order."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from triforce.disk_cache import documents, manifest
+from triforce.disk_cache.documents import files_of, joined, stamps
+from triforce.disk_cache.folder import CacheFolder
+from triforce.disk_cache.manifest import WatchedFolder
+from triforce.errors import RequestError
+
+SECOND = 10**9
+
+
+def written(folder: Path, name: str, text: str, changed: int = 0) -> Path:
+    """Write a file that was changed at some second."""
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    os.utime(path, ns=(changed * SECOND, changed * SECOND))
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three texts, the stable ones older."""
+    for changed, name in enumerate(("z.md", "src/b.py", "a.txt"), 1):
+        written(tmp_path / "texts", name, f"this is {name}", changed)
+    return tmp_path / "texts"
+
+
+def names(folder: Path, known: documents.Known = ()) -> list[str]:
+    return [file.name for file in files_of(folder, known)]
+
+
+def known(folder: Path, before: documents.Known = ()) -> documents.Known:
+    return [(file.name, file.digest) for file in files_of(folder, before)]
+
+
+def test_stable_files_come_first(folder: Path) -> None:
+    assert names(folder) == ["z.md", "src/b.py", "a.txt"]
+    assert joined(files_of(folder)).startswith("--- z.md ---\nthis is z.md\n--- src/b.py ---\n")
+
+
+def test_changed_file_goes_behind_all_others_and_stays_there(folder: Path) -> None:
+    before = known(folder)
+    written(folder, "z.md", "another", 9)
+    written(folder, "new.md", "new", 8)
+    assert names(folder, before) == ["src/b.py", "a.txt", "new.md", "z.md"]
+    again = known(folder, before)
+    written(folder, "z.md", "changed once more", 10)
+    assert names(folder, again) == names(folder, before), "only what stands at the end is another"
+
+
+def test_files_that_are_only_touched_keep_their_places(folder: Path) -> None:
+    before = known(folder)
+    written(folder, "z.md", "this is z.md", 99)
+    assert names(folder, before) == ["z.md", "src/b.py", "a.txt"]
+    (folder / "src" / "b.py").unlink()
+    assert names(folder, before) == ["z.md", "a.txt"]
+
+
+def test_only_texts_of_the_folder_are_read(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "MOST_BYTES", 100)
+    (tmp_path / "secret").write_text("of somebody else")
+    (folder / "link").symlink_to(tmp_path / "secret")
+    (folder / "away").symlink_to(tmp_path, target_is_directory=True)
+    os.mkfifo(folder / "pipe")
+    for name, data in {"binary": b"a\0b", "latin": b"\xe9", "empty": b"", "large": b"a" * 101}.items():
+        (folder / name).write_bytes(data)
+    written(folder, ".hidden/notes", "no")
+    assert names(folder) == ["z.md", "src/b.py", "a.txt"]
+
+
+@pytest.mark.skipif(not shutil.which("git"), reason="there is no git here")
+def test_git_says_which_files_belong_to_repository(folder: Path) -> None:
+    written(folder, ".gitignore", "build/\n")
+    written(folder, "build/made.txt", "made")
+    subprocess.run(["git", "init", "-q", str(folder)], check=True)
+    assert names(folder) == ["z.md", "src/b.py", "a.txt"]
+    assert names(folder / "build") == ["made.txt"], "what is asked for by name is read"
+
+
+@pytest.mark.parametrize("change", ["text", "new file", "gone"])
+def test_stamps_change_with_any_file(folder: Path, change: str) -> None:
+    before = stamps(folder)
+    if change == "gone":
+        (folder / "a.txt").unlink()
+    else:
+        written(folder, "a.txt" if change == "text" else "b.txt", "more", 50)
+    assert stamps(folder) != before
+
+
+def test_folder_without_texts_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="no text"):
+        files_of(tmp_path)
+    with pytest.raises(RequestError, match="no folder"):
+        files_of(tmp_path / "nowhere")
+
+
+def test_manifest_gives_documents_in_their_order(folder: Path, tmp_path: Path) -> None:
+    cache, order = CacheFolder(tmp_path / "cache"), known(folder)
+    manifest.note(cache, WatchedFolder(folder, False, order))
+    manifest.note(cache, WatchedFolder(folder / "src", True, known(folder / "src")))
+    written(folder, "z.md", "another", 9)
+    expected = joined(files_of(folder, order))
+    assert expected != joined(files_of(folder)) or names(folder) == names(folder, order)
+    one, each = manifest.documents(cache)
+    assert (one.name, one.text()) == ("texts", expected)
+    assert (each.name, each.text()) == ("b.py", "this is src/b.py") and each.id != one.id
+    assert manifest.text_of(folder, tmp_path / "cache") == expected
+    manifest.note(cache, WatchedFolder(folder, False, known(folder, order)))
+    assert len(manifest.watched(cache)) == 2
+    assert (tmp_path / "cache" / "manifest").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[1]", b'[{"path": 3}]', b'[{"path": "a", "each": 1, "files": [1]}]'])
+def test_damaged_manifest_says_nothing(folder: Path, tmp_path: Path, damage: bytes) -> None:
+    cache = CacheFolder(tmp_path / "cache")
+    manifest.note(cache, WatchedFolder(folder, False, known(folder)))
+    (tmp_path / "cache" / "manifest").write_bytes(damage)
+    assert manifest.watched(cache) == []
+    assert manifest.text_of(folder, tmp_path / "cache") == joined(files_of(folder))
+    manifest.note(cache, WatchedFolder(folder, False, known(folder)))
+    assert len(manifest.watched(cache)) == 1
+
+
+def test_clear_removes_manifest_and_keeps_folder_in_use(folder: Path, tmp_path: Path) -> None:
+    from triforce.disk_cache.entry_store import EntryStore
+
+    store = EntryStore(CacheFolder(tmp_path / "cache"), 10_000)
+    manifest.note(store.folder, WatchedFolder(folder, False, known(folder)))
+    assert store.held() == [] and store.clear() == (0, 0)
+    assert manifest.watched(store.folder) == []
+    assert manifest.text_of(folder, tmp_path / "no cache") == joined(files_of(folder))

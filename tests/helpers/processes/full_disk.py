@@ -1,0 +1,54 @@
+"""Texts of a tiny pair whose disk cache lies on a disk that is full: python full_disk.py PAIR FOLDER.
+
+FOLDER lies on a small disk of its own. Prints as JSON whether texts were right, what was logged, tokens that were found
+once there was room again, and names of files that are left.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from tests.helpers.disk_llm import PROMPT, answer, started
+from tests.helpers.tiny_llm import llm
+
+
+class Lines(logging.Handler):
+    """What was logged."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(record.getMessage())
+
+
+def fill(path: Path) -> None:
+    """Write a file until the disk has no room."""
+    with path.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+
+
+def main() -> None:
+    pair, folder = map(Path, sys.argv[1:])
+    lines, cache = Lines(), folder / "cache"
+    logging.getLogger("triforce.disk_cache").addHandler(lines)
+    fresh = answer(llm(pair), PROMPT, "ar").outputs[0].token_ids
+    model = started(pair, cache)
+    fill(folder / "filler")
+    full = answer(model, PROMPT, "ar").outputs[0].token_ids
+    left = sorted(path.name for path in cache.iterdir())
+    (folder / "filler").unlink()
+    roomy = answer(model, PROMPT, "ar").outputs[0].token_ids
+    found = answer(started(pair, cache), PROMPT, "ar")
+    same = full == roomy == found.outputs[0].token_ids == fresh
+    print(json.dumps({"same": same, "logged": lines.said, "left": left, "found": found.cached_tokens}))
+
+
+if __name__ == "__main__":
+    main()

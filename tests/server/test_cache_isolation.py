@@ -1,0 +1,171 @@
+"""Whether a client can tell that another key has read a document: from text, usage, progress, events and what is read.
+
+Times are not compared: what a machine's load tells is said in docs/design/disk-cache.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.helpers.asgi_client import ask, events, good
+from tests.helpers.disk_llm import written
+from tests.helpers.guarded_app import KEY, OTHER
+from tests.helpers.tiny_llm import counted
+from triforce.disk_cache.entry import Entry
+from triforce.disk_cache.entry_store import EntryStore
+from triforce.kvcache import disk_text
+from triforce.llm import LLM
+from triforce.server.app import create_app
+from triforce.server.engine_thread import Worker
+from triforce.server.limits import Limits
+
+DOCUMENT = "It was the age of wisdom, it was the age of foolishness. " * 22
+SAMPLED: dict[str, Any] = {"max_tokens": 6, "temperature": 0.8, "seed": 5, "ignore_eos": True, "tier_stats": True}
+STREAM = {"stream": True, "stream_options": {"include_usage": True}, "trace": True, "return_progress": True}
+TALK = {"messages": [{"role": "user", "content": DOCUMENT}]}
+REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "text": ("/v1/completions", {"prompt": DOCUMENT, "n": 2}),
+    "stream": ("/v1/completions", {"prompt": DOCUMENT, **STREAM}),
+    "chat": ("/v1/chat/completions", {**TALK, **STREAM}),
+    "scores": ("/v1/completions", {"prompt": DOCUMENT, "echo": True, "logprobs": 2, "max_tokens": 1}),
+    "the same salt": ("/v1/completions", {"prompt": DOCUMENT, "cache_salt": "a"}),
+    "kept out": ("/v1/completions", {"prompt": DOCUMENT, "cache": False}),
+    "another beginning": ("/v1/completions", {"prompt": "No. " + DOCUMENT, **STREAM}),
+    "more of it": ("/v1/completions", {"prompt": DOCUMENT + "So it was.", **STREAM}),
+}
+OF_THE_REQUEST = ("id", "created", "time_ms", "seconds")
+"""Names of what differs between any two requests."""
+
+
+class Observation(NamedTuple):
+    """All that a client is told, tokens that the models were fed for it, and which entries were there."""
+
+    told: Any
+    fed: tuple[int, int]
+    found: list[bool]
+
+
+def without(value: Any) -> Any:
+    """Return a JSON value without what differs between any two requests."""
+    if isinstance(value, list):
+        return [without(each) for each in value]
+    if isinstance(value, dict):
+        return {name: without(each) for name, each in value.items() if name not in OF_THE_REQUEST}
+    return value
+
+
+class Host:
+    """A server with keys and a disk cache."""
+
+    def __init__(self, pair: Path, cache: Path) -> None:
+        how: dict[str, Any] = dict(mode="triforce", retrieval_budget=64, searched_layers="none")
+        self.llm = LLM(pair / "target", pair / "draft", disk_cache=cache, **how)
+        self.worker = Worker(self.llm, Limits())
+        self.app = create_app(self.llm, self.worker, "tiny", keys=[KEY, OTHER])
+
+    def ask(self, key: str, path: str, body: dict[str, Any]) -> Any:
+        response = ask(self.app, path, SAMPLED | body, headers={"authorization": f"Bearer {key}"})
+        if not body.get("stream"):
+            return good(response)
+        told = events(response)
+        reports = [event["prompt_progress"] for event in told if "prompt_progress" in event]
+        # How many of them there are depends on the clock.
+        progress = sorted({report["cache"] for report in reports}), reports[-1]["processed"]
+        return [*(event for event in told if "prompt_progress" not in event), {"choices": [], "progress": progress}]
+
+    def observe(self, key: str, path: str, body: dict[str, Any]) -> Observation:
+        target, draft = self.llm.models.target, self.llm.models.draft
+        assert draft
+        with spied_reads() as found, counted(target) as full, counted(draft) as small:
+            told = self.ask(key, path, body)
+        return Observation(without(told), (sum(full), sum(small)), found)
+
+    def stop(self) -> None:
+        asyncio.run(self.worker.close())
+        written(self.llm)
+
+
+@contextmanager
+def spied_reads() -> Iterator[list[bool]]:
+    """Whether each entry that is looked for is there."""
+    found: list[bool] = []
+    read = EntryStore.read
+
+    def spy(store: EntryStore, name: str) -> Entry | None:
+        entry = read(store, name)
+        found.append(entry is not None)
+        return entry
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(EntryStore, "read", spy)
+        yield found
+
+
+@pytest.fixture
+def host(pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Host]]:
+    """Makes servers, by the name of their disk cache."""
+    monkeypatch.setattr(disk_text, "perf_counter", lambda: 0.0)
+    made: list[Host] = []
+
+    def make(name: str) -> Host:
+        made.append(Host(pair, tmp_path / name))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.stop()
+
+
+def read_by(host: Host, key: str) -> None:
+    """Have a key read all that is asked for in this file, and leave it."""
+    for path, body in REQUESTS.values():
+        host.ask(key, path, body)
+
+
+@pytest.mark.parametrize("request_name", REQUESTS)
+@pytest.mark.parametrize("where", ["in memory", "on disk"])
+def test_other_key_cannot_tell_what_was_read(host: Callable[[str], Host], where: str, request_name: str) -> None:
+    path, body = REQUESTS[request_name]
+    asked = host("read")
+    read_by(asked, KEY)
+    if where == "on disk":
+        asked.stop()
+        asked = host("read")
+    never = host("never").observe(OTHER, path, body)
+    assert asked.observe(OTHER, path, body) == never
+    assert not any(never.found)
+
+
+def test_own_key_can_tell_what_was_read(host: Callable[[str], Host]) -> None:
+    """What is compared above does show it."""
+    path, body = REQUESTS["stream"]
+    asked = host("read")
+    first = asked.observe(KEY, path, body)
+    again = asked.observe(KEY, path, body)
+    asked.stop()
+    restarted = host("read").observe(KEY, path, body)
+    for later in (again, restarted):
+        assert later.told != first.told and sum(later.fed) < sum(first.fed)
+    assert any(restarted.found) and text_of(first) == text_of(again) == text_of(restarted)
+
+
+def text_of(seen: Observation) -> str:
+    return "".join(choice.get("text", "") for event in seen.told for choice in event["choices"])
+
+
+def test_no_answer_to_another_key_names_what_was_read(host: Callable[[str], Host]) -> None:
+    """Neither errors nor the lists of the server have it."""
+    asked = host("read")
+    read_by(asked, KEY)
+    headers = {"authorization": f"Bearer {OTHER}"}
+    for path in ("/v1/models", "/health", "/metrics"):
+        assert "foolishness" not in ask(asked.app, path, headers=headers).text
+    wrong = ask(asked.app, "/v1/completions", {"prompt": DOCUMENT, "cache_salt": 5}, headers=headers)
+    assert wrong.status_code == 400 and "foolishness" not in json.dumps(wrong.json())

@@ -1,0 +1,66 @@
+"""Two live servers on one disk cache: each takes what the other has read, and both keep its size."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.helpers.cache_folders import store_in
+from tests.helpers.server_process import KEY, served
+
+SIZE = 2 << 20
+DOCUMENTS = [f"{number} days before that " + "it was the worst of times, it was the best. " * 26 for number in range(8)]
+
+
+def ask(url: str, prompt: str, **fields: Any) -> tuple[str, int]:
+    """The text that follows a prompt, and how many of its tokens had been read."""
+    body = {"prompt": prompt, "max_tokens": 8, "seed": 3, "ignore_eos": True} | fields
+    answer = httpx.post(f"{url}/v1/completions", json=body, headers={"authorization": f"Bearer {KEY}"}, timeout=120)
+    told = answer.raise_for_status().json()
+    return told["choices"][0]["text"], told["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def settled(cache: Path) -> None:
+    """Wait until entries are there, and no more of them come."""
+    count, until = 0, time.monotonic() + 60
+    while not count or count != len(list(cache.glob("*.kv"))):
+        assert time.monotonic() < until
+        count = len(list(cache.glob("*.kv")))
+        time.sleep(0.5)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("shared") / "cache"
+
+
+@pytest.fixture
+def urls(pair: Path, cache: Path) -> Iterator[list[str]]:
+    kept = ["--disk-cache", str(cache), "--disk-cache-size", str(SIZE)]
+    with served(pair, *kept) as (_, one), served(pair, *kept) as (_, other):
+        yield [one, other]
+
+
+@pytest.mark.slow
+def test_servers_take_what_the_other_has_read(urls: list[str], cache: Path) -> None:
+    one, other = urls
+    fresh = {prompt: ask(one, prompt, cache=False)[0] for prompt in DOCUMENTS}
+    assert ask(one, DOCUMENTS[0]) == (fresh[DOCUMENTS[0]], 0)
+    settled(cache)
+    text, cached = ask(other, DOCUMENTS[0])
+    assert text == fresh[DOCUMENTS[0]] and cached >= 512
+    with ThreadPoolExecutor(4) as pool:  # more than there is room for, both at a time
+        asked = [(url, prompt) for prompt in DOCUMENTS * 3 for url in urls]
+        texts = list(pool.map(lambda each: ask(*each)[0], asked))
+    assert texts == [fresh[prompt] for _, prompt in asked]
+    settled(cache)
+    store = store_in(cache)
+    entries = store.held()
+    assert 0 < sum(entry.bytes for entry in entries) <= SIZE
+    assert not [fault for entry in entries if (fault := store.fault(entry.name))]
