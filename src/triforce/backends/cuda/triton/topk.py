@@ -21,7 +21,7 @@ def best(scores_GN: Tensor, candidates: range, picks: int) -> Tensor:
         size = max(32, triton.next_power_of_2(len(candidates)))
         _best[(len(scores_GN),)](
             scores_GN.contiguous(), ids_GP, scores_GN.shape[1], candidates.start, candidates.stop, picks, size,
-            num_warps=min(16, max(4, size // 1024)),
+            num_warps=min(32, max(4, size // 1024)),
         )  # fmt: skip
     return ids_GP
 
