@@ -70,6 +70,22 @@ def test_doctor_without_gpu_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a device is made up here")
+def test_doctor_on_gpu_keeps_order(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its models are left to the slow version."""
+    monkeypatch.setattr(checkup, "_driver", lambda: "999.1")
+    for name in ("kernels", "same_text", "offloaded", "speed"):
+        monkeypatch.setattr(checkup.Checkup, name, lambda self, *_: ("as it should be", {}))
+    with stub.machine() as made:
+        assert main(["doctor", "--gpu"]) == 0, capsys.readouterr().out
+    found, lines = report(), capsys.readouterr().out.splitlines()
+    assert named(found) == GPU_CHECKS and [line[3:16].strip() for line in lines[:-1]] == GPU_CHECKS
+    assert found["device"] == "cuda:0" and "_decide" in {name for name, *_ in made.launches}
+    assert "Made up 0, capability 9.0, driver 999.1" in lines[1] and "70.0GiB of 80.0GiB free" in lines[2]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a device is made up here")
 def test_doctor_on_gpu_passes_all_checks(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkup, "_driver", lambda: "999.1")
     with stub.machine() as made:
