@@ -1,7 +1,7 @@
 """Paged attention: queries over lists of units, split over the keys, with a merge in a fixed order.
 
 A list is cut into splits of `split` keys, counted from its start. Each split is one program for each KV head, in which
-the query heads of a group are rows beside one another; it goes through its keys in blocks of 64. Splits are merged in
+the query heads of a group are rows beside one another; it goes through its keys in blocks. Splits are merged in
 ascending order. Neither depends on how long a list is, and what a query does not see adds exact zeros, so its bits
 depend on its own keys and on the shape of the pass (see `Pass.least`).
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import e, log2
+from typing import NamedTuple
 
 import torch
 import triton
@@ -22,12 +23,32 @@ import triton.language as tl
 from torch import Tensor
 
 from triforce.backends.cuda.triton import interpreted, multiplied_as
+from triforce.backends.cuda.workspace import SPLIT, SPLIT_BY_HEAD
 
-BLOCK = 64
-SPLIT, SPLIT_BY_HEAD = 512, 256
-"""Keys of a split. Lists of each KV head's own are short, and need more splits to keep a device busy."""
-MOST_ROWS = 64
-"""Query rows of a program; those beyond read the keys again."""
+
+class Tile(NamedTuple):
+    """Query rows that a program of the split kernel holds at most, and keys of a block; its warps and stages.
+
+    Rows beyond read the keys again.
+    """
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+
+AHEAD = True
+"""Whether keys and values are brought while others are computed with. No GPU has chosen yet: False is as it was."""
+
+
+def tile_of(size: int, dim: int) -> Tile:
+    """Return that of numbers of so many bytes and a head size: as large as needs no spills, and the least memory."""
+    if size == 4:
+        return Tile(16, 32, 4, 1)
+    if dim > 128:
+        return Tile(32, 32, 8, 2)
+    return Tile(64, 64, 8, 5) if AHEAD else Tile(64, 64, 4, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +80,8 @@ def attend(
     by_head = seen.units.ndim == 3
     split = split or (SPLIT_BY_HEAD if by_head else SPLIT)
     R, N = T * H // G, max(1, -(-U * seen.unit // split))
-    at_once = min(MOST_ROWS, max(16, triton.next_power_of_2(R)))
+    tile = tile_of(q_BTHD.element_size(), D)
+    at_once = min(tile.rows, max(16, triton.next_power_of_2(R)))
     attn_out_BTHD, D2 = torch.empty_like(q_BTHD), max(16, triton.next_power_of_2(D))
     new = q_BTHD.new_empty
     parts_BGNRD, peaks_BGNR, sums_BGNR = (new(B, G, N, R, *d, dtype=torch.float32) for d in ((D,), (), ()))
@@ -69,8 +91,8 @@ def attend(
         q_BTHD, q_BTHD if q_sinks_BTHD is None else q_sinks_BTHD, k_GSD, v_GSD, seen.units, seen.starts_B,
         seen.counts_B, parts_BGNRD, peaks_BGNR, sums_BGNR, units_BGRU, G, T, R, U, N, k_GSD.stride(0),
         seen.units.stride(0), seen.units.stride(1) if by_head else 0, D**-0.5 * log2(e), seen.sinks, seen.window,
-        split, H // G, D, D2, seen.unit, at_once, BLOCK, q_sinks_BTHD is not None, return_mass, multiplied_as(q_BTHD),
-        num_warps=4, num_stages=2 if q_BTHD.element_size() == 2 else 1,
+        split, H // G, D, D2, seen.unit, at_once, tile.keys, q_sinks_BTHD is not None, return_mass,
+        multiplied_as(q_BTHD), num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     some, rows = (8, 16) if interpreted() else (32, 1)  # an interpreted program takes milliseconds, whatever it does
     _merge[(triton.cdiv(R, rows), G, B)](
