@@ -15,7 +15,7 @@ MAX_QUIET = 4  # times as long until a text is listened to, at most, after as ma
 MAX_VAIN = 4  # times `heard_tokens`, at most, after as many calls of n-grams that led to nothing
 LESS_VAIN = 0.9  # part of it that is left after a text of the kind without a call
 
-Waits = tuple[float, float, int, int, float, float]
+Waits = tuple[float, float, int, float, int, float]
 """Seconds until it is time to listen, and to think; how quiet texts are, how vain; patience; seconds of a thought."""
 
 
