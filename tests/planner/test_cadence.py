@@ -90,23 +90,23 @@ def test_kept_times_are_those_left_over() -> None:
     it.heard(0, 0.01)
     it.thought(0.1, Plan(), quick=False)
     it.elapsed = 2.0
-    listen, think, *_ = it.left(Plan())
+    listen, think, *_ = it.left(won=False)
     assert listen == pytest.approx(0.01 * CONFIG.listen_ratio - 1) and 0 < think < 10
 
 
 def test_texts_that_seem_to_repeat_in_vain_are_asked_about_less() -> None:
     """Each predicts as many tokens at once, as a prompt does that ends with a passage of itself."""
     hits, asked = 3 * CONFIG.heard_tokens, list[bool]()
-    waits = cadence.Cadence().left(Plan())
+    waits = cadence.Cadence().left(won=False)
     for _ in range(12):
         it = cadence.Cadence()
         it.resume(waits, 0.0)
         it.heard(hits, 1e-5)
         asked.append(it.calls)
         it.thought(1e-3, Plan(), quick=True)
-        waits = it.left(Plan())
+        waits = it.left(won=False)
     assert asked[0] and 1 < sum(asked) <= 8
-    waits = it.left(Plan(("ngram", "full"), (4,)))  # this one does repeat itself
+    waits = it.left(won=True)
     again = cadence.Cadence()
     again.resume(waits, 0.0)
     again.heard(CONFIG.heard_tokens, 1e-5)
@@ -118,7 +118,7 @@ def test_long_text_is_planned_at_once_and_short_one_is_not() -> None:
     ended.thought(0.1, Plan(), quick=False)
     for seconds, waits in ((1.0, True), (100.0, False)):
         it = cadence.Cadence()
-        it.resume(ended.left(Plan()), seconds)
+        it.resume(ended.left(won=False), seconds)
         assert it.thinks is not waits
 
 

@@ -11,7 +11,7 @@ from triforce.planner.planner_config import CONFIG
 
 FIRST_THOUGHTS = 4  # of a batch, until when they follow each other sooner
 MAX_PATIENCE = 4  # times as long until plans are weighed, at most, where plain decoding stays best
-MAX_QUIET = 4  # times as long until a text is listened to, at most, after as many of its kind that did not repeat
+MAX_QUIET = 4  # times as long until a text is listened to, at most, after as many of its kind that won nothing
 MAX_VAIN = 4  # times `heard_tokens`, at most, after as many calls of n-grams that led to nothing
 LESS_VAIN = 0.9  # part of it that is left after a text of the kind without a call
 
@@ -26,7 +26,7 @@ class Cadence:
         self.elapsed = self.due_at = self.listen_at = self.think_at = 0.0
         self._thoughts = self._heard = 0
         self._vain, self._called = 1.0, False  # times `heard_tokens` that make a call; whether there was one
-        self._quiet, self._predicted = 1, 0  # times as long until it is listened to; tokens n-grams predicted
+        self._quiet, self._predicted = 1, 0  # times as long until it is listened to; tokens predicted
         self._took = 0.0  # seconds, of weighing all plans
         self._patience = 1  # times as long until plans are weighed, as plain decoding was best so often
 
@@ -43,7 +43,8 @@ class Cadence:
     def heard(self, hits: int, seconds: float) -> None:
         """Note tokens that n-grams predicted; hearing of them took so many seconds."""
         self._heard, self._predicted = self._heard + hits, self._predicted + hits
-        self.listen_at = self.elapsed + CONFIG.listen_ratio * seconds * self._next_quiet(0)
+        repeats = self._predicted >= CONFIG.heard_tokens * self._vain
+        self.listen_at = self.elapsed + CONFIG.listen_ratio * seconds * (1 if repeats else self._quiet)
         self.due_at = min(self.listen_at, self.think_at)
 
     def thought(self, seconds: float, plan: Plan, quick: bool) -> None:
@@ -69,12 +70,10 @@ class Cadence:
             self.think_at = 0.0
         self.due_at = min(self.listen_at, self.think_at)
 
-    def left(self, plan: Plan) -> Waits:
-        """Times and patience with which the next text of the kind goes on; this one ended under a plan."""
+    def left(self, won: bool) -> Waits:
+        """Times and patience with which the next text of the kind goes on. won: whether speculation paid here."""
         listen_in, think_in = (max(0.0, at - self.elapsed) for at in (self.listen_at, self.think_at))
-        vain = 1.0 if "ngram" in plan.tiers else self._vain if self._called else max(1.0, LESS_VAIN * self._vain)
-        return listen_in, think_in, self._next_quiet(1), vain, self._patience, self._took
-
-    def _next_quiet(self, more: int) -> int:
-        """Return how quiet a text is taken to be after this one; one that repeats itself is not."""
-        return 1 if self._predicted >= CONFIG.heard_tokens else min(self._quiet + more, MAX_QUIET)
+        if won:
+            return 0.0, think_in, 1, 1.0, self._patience, self._took
+        vain = self._vain if self._called else max(1.0, LESS_VAIN * self._vain)
+        return listen_in, think_in, min(self._quiet + 1, MAX_QUIET), vain, self._patience, self._took

@@ -143,7 +143,7 @@ class PlanController:
         if self.lengths and self.acceptance.kind(self.lengths) == self._kind:
             stays = "ngram" not in self.choice.plan.tiers and self.choice.state is not State.GUARDED
             choice = self.choice if stays else Choice(rate=self.plain)
-            waits = self._cadence.left(self.choice.plan)
+            waits = self._cadence.left(self.account.won > 0)
             self.costs.kinds[self._kind] = Kept(choice, self.account.plain, self.account.next_trust, waits)
 
     def apply(self, plan: Plan, prefix: SequenceState, live_B: Bools) -> None:

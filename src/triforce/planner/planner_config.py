@@ -48,7 +48,7 @@ class PlannerConfig:
     # Cadence: see `planner.cadence`.
     think_ratio: float = 200.0
     """Seconds of decoding for a second of weighing plans; the caches that this empties come on top."""
-    listen_ratio: float = 300.0
+    listen_ratio: float = 100.0
     """The same for a second of looking for n-grams; up to four times as many where texts do not repeat."""
     heard_tokens: int = 8
     """Tokens that n-grams of a plain text predict until plans are weighed at once."""
