@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ import torch
 from hypothesis import given, settings
 
 from tests.helpers.cuda.scene import DEVICE, Case, Scene, cases
+from tests.helpers.mutants.mutation import Mutant
+from tests.helpers.mutants.registry import caught_in
 
 Array = np.ndarray[Any, Any]
 
@@ -51,6 +54,22 @@ def test_triton_attention_default_splits_equal_float64() -> None:
         wanted, wanted_mass = scene.by_the_book()
         assert scene.error(mixed, wanted) <= BOUND[torch.float32]
         torch.testing.assert_close(mass.double(), wanted_mass, atol=MASS, rtol=MASS)
+
+
+def many_splits_agree() -> None:
+    """Heads of 128, eight queries each, 33 splits: more than a merge reads at once, and more dimensions."""
+    agree(Case(D=128, G=1, group=8, T=1, starts=[2099], counts=[1], by_head=False, sinks=0, window=0, turned=False))
+
+
+def test_triton_attention_of_many_splits_equals_float64() -> None:
+    many_splits_agree()
+
+
+@pytest.mark.parametrize("mutant", caught_in("test_attention_mutant_fails_its_check"), ids=str)
+def test_attention_mutant_fails_its_check(mutant: Mutant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant.apply(monkeypatch, tmp_path)
+    with pytest.raises(AssertionError):
+        many_splits_agree()
 
 
 @pytest.mark.parametrize("change", [{}, {"by_head": False, "sinks": 0, "window": 0, "turned": False}])

@@ -108,6 +108,15 @@ DRAWS: dict[str, tuple[str, str, str, str]] = {
         PART_DRAWS, "position = tl.load(places + b) + j", "position = tl.load(places + b)", "in parts: picks",
     ),
 }  # fmt: skip
+ATTENTION = f"{TRITON}.attention"
+MERGES: dict[str, tuple[str, str]] = {
+    "merge: only splits that are read at once": (
+        "tl.range(0, used, SOME, num",
+        "tl.range(0, min(used, SOME), SOME, num",
+    ),
+    "merge: the first dimensions everywhere": ("dims * DIMS + tl.arange(0, DIMS)", "0 * dims + tl.arange(0, DIMS)"),
+    "merge: splits hang from no peak": ("- base_R[None, :])", "- 0 * base_R[None, :])"),
+}
 HERE = "tests/backends/cuda/test_"
 MUTANTS = [
     *(
@@ -126,6 +135,14 @@ MUTANTS = [
             (check,),
         )
         for name, (module, old, new, check) in DRAWS.items()
+    ),
+    *(
+        Mutant(
+            name,
+            f"{HERE}triton_attention.py::test_attention_mutant_fails_its_check",
+            (ModuleEdit(ATTENTION, change, users=("tests.helpers.cuda.scene",)),),
+        )
+        for name, change in MERGES.items()
     ),
     Mutant(
         "a selection asks the device",
