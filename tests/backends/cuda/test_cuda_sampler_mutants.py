@@ -44,5 +44,5 @@ PARTS = "in parts: "
 def test_cuda_sampler_mutant_fails_its_check(mutant: Mutant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant.apply(monkeypatch, tmp_path)
     (check,) = mutant.checks
-    with looked_at_by(16 if check.startswith(PARTS) else None), pytest.raises(AssertionError):
+    with looked_at_by(64 if check.startswith(PARTS) else None), pytest.raises(AssertionError):
         CHECKS[check.removeprefix(PARTS)]()

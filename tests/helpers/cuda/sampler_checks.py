@@ -97,11 +97,14 @@ def many_equals() -> None:
 
 
 def nuclei() -> None:
-    """Few tokens or most; a float64 that is far from the others."""
+    """Few tokens or most; a float64 that is far from the others; many that are too light, and count all the same."""
     logits_BV = torch.tensor([0.0, 0.05, 1.0, 8.0]).double()[:, None] * normal(4, 600, seed=1)
     logits_BV[1, 3] = -1e300
     for top_p in (0.1, 0.9, 0.999, 1 - 1e-12):
         same_laws(logits_BV, [SamplingParams(top_p=top_p)] * 4)
+    light_BV = torch.full((1, 600), math.log(0.99 * 0.51 / 1200))
+    light_BV[0, :2] = torch.tensor([1.0, 0.8]).log()
+    same_laws(light_BV, [SamplingParams(top_p=0.49)])
 
 
 def exact_masses() -> None:
@@ -112,9 +115,9 @@ def exact_masses() -> None:
 
 def largest_in_one_part() -> None:
     """All that a top-k leaves stands together, beside equals of the smallest, or one by one in each part."""
-    falling_V = -torch.arange(64.0)
-    logits_BV = torch.stack((falling_V, -(-falling_V / 2).floor(), falling_V.view(4, 16).T.flatten()))
-    for k in (2, 3, 7, 16, 17):
+    falling_V = -torch.arange(256.0)
+    logits_BV = torch.stack((falling_V, -(-falling_V / 2).floor(), falling_V.view(64, 4).T.flatten()))
+    for k in (2, 3, 64, 65):
         same_laws(logits_BV, [SamplingParams(0.5, top_k=k)] * 3)
 
 

@@ -84,7 +84,9 @@ DRAWS: dict[str, tuple[str, str, str, str]] = {
         PARTS, "total = tl.sum(value_N, 0)", "total = tl.sum(tl.where(value_N >= light, value_N, 0.0), 0)",
         "in parts: nuclei",
     ),
-    "parts: lists joined over one another": (PARTS, "+ before + tl.cumsum", "+ tl.cumsum", "in parts: many equals"),
+    "parts: the last of the list is left out": (
+        PARTS, "joined + cell, tl.sum(kept_C, 0)", "joined + cell, tl.sum(kept_C, 0) - 1", "in parts: many equals",
+    ),
     "parts: a nucleus ends at the first power of two": (
         PARTS, "tl.where(enough_P, p_P, P)", "tl.where(enough_P, 0, P)", "in parts: nuclei",
     ),

@@ -21,11 +21,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from triforce.backends.cuda.splits import split_of
 from triforce.backends.cuda.triton import interpreted, multiplied_as
 
 BLOCK = 64
-SPLIT, SPLIT_BY_HEAD = 512, 256
-"""Keys of a split. Lists of each KV head's own are short, and need more splits to keep a device busy."""
 MOST_ROWS = 64
 """Query rows of a program; those beyond read the keys again."""
 
@@ -53,12 +52,14 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """Mixed values (B, T, H, D), and the mass of each unit, float32 (B, G, U), if `return_mass`.
 
-    As a `LayerAttention` gives them. `split`: keys of a split, a multiple of 64. No host synchronisation.
+    As a `LayerAttention` gives them. `split`: keys of a split, a multiple of 64; by the lists' shape if it is left out.
+    No host synchronisation.
     """
     (B, T, H, D), G, U = q_BTHD.shape, len(k_GSD), seen.units.shape[-1]
     by_head = seen.units.ndim == 3
-    split = split or (SPLIT_BY_HEAD if by_head else SPLIT)
-    R, N = T * H // G, max(1, -(-U * seen.unit // split))
+    R = T * H // G
+    split = split or split_of(by_head, seen.window, R, H // G)
+    N = max(1, -(-U * seen.unit // split))
     at_once = min(MOST_ROWS, max(16, triton.next_power_of_2(R)))
     attn_out_BTHD, D2 = torch.empty_like(q_BTHD), max(16, triton.next_power_of_2(D))
     new = q_BTHD.new_empty
