@@ -1,4 +1,4 @@
-"""Into how many keys attention cuts what it sees: enough programs to keep a device busy, and few sums to merge.
+"""Keys of the splits that attention cuts lists into: enough programs to keep a device busy, few sums to merge.
 
 Bits depend on it, so it depends on the kind of a list and on the shape of a pass, and not on how long a list is. All
 figures wait for a GPU.

@@ -22,20 +22,14 @@ POWERS = 32
 
 
 def decide(
-    logits_BJV: Tensor,
-    settings_5B: Tensor,
-    places_2B: Tensor,
-    race: bool,
-    first: Tensor,
-    second: Tensor,
-    guessed_BKV: Tensor,
-    laws_BJV: Tensor,
-    N: int,
+    given: tuple[Tensor, Tensor, Tensor], draws: tuple[Tensor, Tensor], laws: tuple[Tensor, Tensor], race: bool, N: int
 ) -> Tensor:
     """Return verdicts and peaks, int64 (2, B, J), as `sampler.by_race` or `sampler.by_rejection` does; writes laws.
 
-    `first`, `second`: seeds and choices (B) of a race, else guesses (B, K) and uniforms (B, J). N: a power of two.
+    given: logits, settings and places of `SamplerInputs`. draws: seeds and choices (B) of a race, else guesses (B, K)
+    and uniforms (B, J). laws: those of guesses, and where this one's go. N: a power of two.
     """
+    (logits_BJV, settings_5B, places_2B), (first, second), (guessed_BKV, laws_BJV) = given, draws, laws
     (B, J, V), P, float64, int32 = logits_BJV.shape, POWERS, torch.float64, torch.int32
     C = triton.cdiv(V, N)
     C2, parts, columns = triton.next_power_of_2(C), (C, J, B), (J, B)
@@ -52,7 +46,7 @@ def decide(
     _peaks[parts](logits_BJV, peaks_BJC, J, V, C, *strides, N, num_warps=4)
     _shortlist[parts](
         logits_BJV, settings_5B, places_2B, peaks_BJC, *lists, counts_BJCP, held_BJCP, sums_2BJC, B, J, V, C, *strides,
-        N, C2, P, num_warps=8,
+        N, C2, P, num_warps=16,
     )  # fmt: skip
     _join[parts](
         settings_5B, *lists, counts_BJCP, held_BJCP, sums_2BJC, *joined, counts_BJ, B, J, C, N, C2, P, num_warps=4
@@ -92,7 +86,7 @@ def _shortlist(
     logits, settings, places, peaks, ids, values, counts, held, sums, B, J, V, C, row_stride, column_stride,
     N: tl.constexpr, C2: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
-    """What a part's cuts may leave: scores if there is a top-k, else weights; their number, and the sum of all weights.
+    """List what a part's cuts may leave: scores if there is a top-k, else weights; their number, the sum of all weights.
 
     Nothing of a column that has no law, or that nobody looks at.
     """

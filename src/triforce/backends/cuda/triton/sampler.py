@@ -71,7 +71,7 @@ def _launch(
     alone, part = (ALONE_INTERPRETED, PART_INTERPRETED) if interpreted() else (ALONE, PART)
     if alone < V:
         given = inputs.logits_BJV, inputs.settings_5B, inputs.places_2B
-        return column_parts.decide(*given, race, first, second, guessed_BKV, laws_BJV, part)
+        return column_parts.decide(given, (first, second), (guessed_BKV, laws_BJV), race, part)
     ids_BJV, values_BJV = new(B, J, V, dtype=torch.int32), new(B, J, V, dtype=torch.float64)
     out_2BJ = new(2, B, J, dtype=torch.int64)
     strides = *inputs.logits_BJV.stride()[:2], *guessed_BKV.stride()[:2]
