@@ -95,7 +95,8 @@ DRAWS: dict[str, tuple[str, str, str, str]] = {
         "in parts: many equals",
     ),
     "parts: the first part's winner": (
-        PART_DRAWS, "best = tl.max(best_C, 0)", "best = tl.sum(tl.where(c_C == 0, best_C, 0.0), 0)", "in parts: picks",
+        PART_DRAWS, "best = tl.max(best_C, 0)", "best = tl.sum(tl.where(c_C == 0, best_C, 0.0), 0)",
+        "in parts: far noise",
     ),
     "parts: no residual": (
         PART_DRAWS, "refused, other=0.0), 0.0)", "refused & False, other=0.0), 0.0)", "in parts: residuals",

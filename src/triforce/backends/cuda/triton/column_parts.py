@@ -86,7 +86,7 @@ def _shortlist(
     logits, settings, places, peaks, ids, values, counts, held, sums, B, J, V, C, row_stride, column_stride,
     N: tl.constexpr, C2: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
-    """List what a part's cuts may leave: scores if there is a top-k, else weights; their number, the sum of all weights.
+    """List what a part's cuts may leave: scores if there is a top-k, else weights; their number, and the total.
 
     Nothing of a column that has no law, or that nobody looks at.
     """
