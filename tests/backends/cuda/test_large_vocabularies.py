@@ -50,7 +50,7 @@ def large(seed: int, guesses: int, params: list[SamplingParams] = PARAMS) -> Sce
 def test_triton_sampler_of_large_vocabulary_decides_as_torch(
     parts: None, coupling: type, params: list[SamplingParams]
 ) -> None:
-    agree(large(0, 1, params), OnDevice, coupling)
+    agree(large(3, 1, params), OnDevice, coupling)
 
 
 @pytest.mark.slow
