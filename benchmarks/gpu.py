@@ -31,6 +31,7 @@ from benchmarks import study
 from benchmarks.on_gpu import others, ours
 from benchmarks.on_gpu.piece import Names, Piece, Row, Setup
 from triforce.cli.bench.report import machine
+from triforce.engine.model_loader import resolve_device
 from triforce.errors import RequestError
 
 RESULTS = Path(__file__).parent / "results"
@@ -111,7 +112,7 @@ def measure(options: argparse.Namespace) -> None:
         raise RequestError("there is no CUDA device here; docs/gpu.md says what waits for one")
     began, file = perf_counter(), options.out / f"gpu_{options.figure}.json"
     rows: list[Row] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
-    device = torch.device(options.device)
+    device = resolve_device(options.device)
     setup = Setup(device, options.shape, options.draft, options.contexts, options.tokens, options.kv_memory)
     where = torch.cuda.get_device_name(device) if setup.on_gpu else machine()
     common = {"machine": where, "command": options.command}

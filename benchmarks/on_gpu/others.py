@@ -71,7 +71,7 @@ def _random_llama(setup: Setup, shape: str, context: int, device: torch.device) 
         vocab_size=s.vocab, hidden_size=s.hidden, intermediate_size=s.intermediate, num_hidden_layers=s.layers,
         num_attention_heads=s.heads, num_key_value_heads=s.kv_heads, head_dim=s.head_dim,
         max_position_embeddings=context + 1024, bos_token_id=1, eos_token_id=None, **more,
-        dtype=setup.dtype,
+        dtype=setup.clock.dtype,
     )  # fmt: skip
     with device:
         torch.set_default_dtype(config.dtype)
@@ -117,16 +117,19 @@ def shipped_pair(setup: Setup, contexts: list[int]) -> Iterator[Piece]:
 
 
 def _real(setup: Setup, context: int, temperature: float) -> Row:
-    """Each text is made twice, and the second time counts: then its graphs have been captured."""
-    llm = LLM(device=str(setup.device), context=context + 1024)
-    ids = tokenizer_of(llm).encode(own_texts()[BOOK])
-    if len(ids) < context:
-        raise RequestError(f"the book has {len(ids)} tokens; --contexts must stay below")
-    texts = llm.open(1, context + setup.tokens)
+    """Each text is made twice, and the second time counts: then its graphs have been captured.
+
+    The new tokens are the last ones of the context, which may be all that the pair has.
+    """
+    llm = LLM(device=str(setup.device))
+    ids, most = tokenizer_of(llm).encode(own_texts()[BOOK]), llm.target.config.context
+    if context > min(len(ids), most):
+        raise RequestError(f"the book has {len(ids)} tokens, the pair {most} positions; --contexts must stay below")
+    texts, read = llm.open(1, context), ids[: context - setup.tokens]
     turns = []
     for seed in range(ours.TURNS):
         params = SamplingParams(temperature, top_p=0.9, seed=seed, max_tokens=setup.tokens, ignore_eos=True)
-        requests = [llm.request(ids[:context], params, mode) for mode in ("ar", "triforce") for _ in range(2)]
+        requests = [llm.request(read, params, mode) for mode in ("ar", "triforce") for _ in range(2)]
         outputs = []
         for request in requests:
             texts.submit([request])

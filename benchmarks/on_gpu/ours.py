@@ -56,16 +56,21 @@ def hosted_passes(setup: Setup, names: Names, context: int) -> Iterator[Piece]:
 
 
 def _pass(setup: Setup, names: Names, of_draft: bool, context: int, seen: int, width: int) -> Row:
-    """The time of one pass, and of the bytes of its weights and keys at the measured bandwidth."""
+    """The time of one pass, as the host waits for it and as the device is busy with it.
+
+    `fraction_of_limit`: of the device's, by the bytes of weights and keys at the measured bandwidth.
+    """
     models = setup.models(names, context)
     decoder = models.draft if of_draft else models.target
     assert decoder is not None
     pool = _pool(decoder, seen if of_draft else context)
     fill(pool, (seen if of_draft else context) - 16)
     view = FullView(pool, grain=0) if of_draft or seen == context else SparseView(pool, seen)
-    took = setup.seconds(partial(one_pass, decoder, view, width), 10)
+    run, clock = partial(one_pass, decoder, view, width), setup.clock
+    took, busy = clock.seconds(run, 10), clock.device_seconds(run, 10)
     moved = decoder.dtype.itemsize * (decoder.config.weights_read + decoder.config.kv_size * seen)
-    return {"seconds": took, "bytes": moved, "fraction_of_limit": moved / setup.bandwidth / took, "speedup": None}
+    fraction = moved / clock.bandwidth / busy
+    return {"seconds": took, "device_seconds": busy, "bytes": moved, "fraction_of_limit": fraction, "speedup": None}
 
 
 def _prefill(setup: Setup, names: Names, context: int) -> Row:
@@ -73,10 +78,10 @@ def _prefill(setup: Setup, names: Names, context: int) -> Row:
     decoder = setup.models(names, context).target
     c = decoder.config
     ids = torch.randint(1000 % c.vocab_size, (1, context), generator=torch.Generator().manual_seed(0))
-    took = setup.seconds(partial(_read, decoder, _pool(decoder, context), ids), 1)
+    took = setup.clock.seconds(partial(_read, decoder, _pool(decoder, context), ids), 1)
     operations = 2 * context * (c.weights_read - c.vocab_size * c.hidden_size)
     operations += 2 * c.layers * c.heads * c.head_dim * context**2
-    limit = operations / setup.matrix_rate
+    limit = operations / setup.clock.matrix_rate
     return {"seconds": took, "operations": operations, "fraction_of_limit": limit / took, "speedup": None}
 
 
@@ -93,13 +98,13 @@ def _read(decoder: Decoder, pool: PagePool, ids_1S: torch.Tensor) -> None:
 
 def _hosted_pass(setup: Setup, names: Names, context: int, width: int) -> Row:
     """The time of one pass, and of the bytes that it brings at the measured rate of the bus."""
-    bus, models = setup.bus, setup.models(names, context)
+    bus, models = setup.clock.bus, setup.models(names, context)
     pool = SharedKV(models, _offloading(setup, context), 1, pages_for(context + 64)).pool.more(1)
     memory = _require_offloaded(pool)
     pool.reserve(0, context + 64)
     fill(pool, context - 16)
     full, before = FullView(pool, grain=0), memory.bytes_read
-    took = setup.seconds(partial(one_pass, models.target, full, width), 3)
+    took = setup.clock.seconds(partial(one_pass, models.target, full, width), 3)
     brought = (memory.bytes_read - before) / 4
     return {"seconds": took, "bytes": brought, "bus": bus, "fraction_of_limit": brought / bus / took, "speedup": None}
 
@@ -155,12 +160,12 @@ def _measure(setup: Setup, names: Names, context: int, rows: int, acceptance: st
             gc.collect()
     config, found = models.target.config, speeds(*runs.values())
     moved = models.target.dtype.itemsize * (config.weights_read + rows * config.kv_size * context)
-    return found | {"fraction_of_limit": moved / setup.bandwidth / found["plain_seconds"]}
+    return found | {"fraction_of_limit": moved / setup.clock.bandwidth / found["plain_seconds"]}
 
 
 def _measure_hosted(setup: Setup, names: Names, context: int, acceptance: str) -> Row:
     """Seconds a token, all turns from one store; `fraction_of_limit`: of the bus, while TriForce verifies."""
-    bus, models = setup.bus, setup.models(names, context)
+    bus, models = setup.clock.bus, setup.models(names, context)
     memory, rates = None, list[float]()
     runs: dict[str, list[float]] = {"ar": [], "triforce": []}
     for _ in range(TURNS):

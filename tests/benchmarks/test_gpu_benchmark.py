@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import shlex
+import sys
 import tomllib
 from pathlib import Path
 
@@ -14,10 +16,13 @@ from benchmarks import gpu, study
 from benchmarks.gpu import FIGURES
 from benchmarks.on_gpu import ours
 from benchmarks.on_gpu.piece import Setup
+from tests.helpers.tiny_checkpoint import tiny_pair
 from triforce.backends import native_loader
 from triforce.backends.cuda import graphs
 from triforce.bench import shapes
+from triforce.checkpoint import hub
 from triforce.cli.parser import parse
+from triforce.engine import model_loader
 
 ROOT = Path(__file__).parents[2]
 HOSTED = [
@@ -87,6 +92,53 @@ def test_gpu_benchmark_shipped_pair_has_rows(tmp_path: Path) -> None:
     (row,) = measure("b", tmp_path, "--only", "temperature 0.6")
     assert set(row) >= FIELDS and row["acceptance"] == "real" and row["same_text_as_ar"]
     assert set(row["kept"]) == {"draft", "retrieval"}  # type: ignore[call-overload]
+
+
+def test_gpu_benchmark_shipped_pair_fits_its_context(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At 128K it has no more positions than that; here at 512."""
+    monkeypatch.setattr(hub, "SHIPPED", (tiny_pair(tmp_path, 512) / "target", tmp_path / "draft"))
+    monkeypatch.setattr(model_loader, "SHIPPED", hub.SHIPPED)
+    (row,) = measure("b", tmp_path, "--only", "temperature 0.6", contexts="512")
+    assert row["context"] == 512 and row["same_text_as_ar"]
+    more = ["b", "--device", "cpu", "--only", "temperature 0.6", "--contexts", "513", "--out", str(tmp_path)]
+    assert gpu.main(more) == 2 and "the pair 512 positions" in capsys.readouterr().err
+
+
+def test_gpu_page_names_packages_of_its_tests() -> None:
+    """What the tests in tests/backends/cuda import, and what they import of ours, or what those packages bring."""
+    brought = {"numpy", "tokenizers", "safetensors", "huggingface_hub", "tqdm", "jinja2", "torch"}
+    page = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
+    named = {name.replace("-", "_") for name in page.partition("torch's CUDA build, ")[2].partition(" (the")[0].replace(
+        " and ", ", ").replace("\n", " ").split(", ")}  # fmt: skip
+    files = [ROOT / "tests" / "conftest.py", *(ROOT / "tests" / "backends" / "cuda").glob("*.py")]
+    assert packages(files) - brought == named - {"pytest_timeout"}, "which pyproject.toml asks for"
+
+
+def packages(files: list[Path]) -> set[str]:
+    """Return packages of others that these files import when they are imported, and what they import of ours."""
+    found, known = set(), set[Path]()
+    while files:
+        file = files.pop()
+        if file in known or not file.exists():
+            continue
+        known.add(file)
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if not isinstance(node, ast.Import | ast.ImportFrom):
+                continue
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [each.name for each in node.names]
+            names += [f"{node.module}.{each.name}" for each in node.names] if isinstance(node, ast.ImportFrom) else []
+            for name in names:
+                top, path = (
+                    name.split(".")[0],
+                    ROOT / ("src" if name.startswith("triforce") else "") / name.replace(".", "/"),
+                )
+                if top in ("triforce", "tests", "benchmarks"):
+                    files += [path.with_suffix(".py"), path / "__init__.py"]
+                elif top not in sys.stdlib_module_names:
+                    found.add(top)
+    return found
 
 
 def test_gpu_benchmark_capture_steps_are_excluded(monkeypatch: pytest.MonkeyPatch) -> None:

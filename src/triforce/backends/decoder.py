@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from triforce.backends import dispatch
+from triforce.backends.current_device import current, steps_on
 from triforce.backends.kernel_api import ForwardBatch, ForwardOutput, KVBackend, OffloadedKVBackend
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.model.config import ModelConfig
@@ -55,9 +56,10 @@ class Decoder:
         Ids and columns are on the host. Returns the logits of the columns `at_BJ` (None: all of them, J = T; J = 0
         scores nothing), float32 (B, J, V).
         """
-        batch = cache.begin(counts_B, ids_BT.shape[1])
-        output = self.model.forward(ids_BT, cache.kv, batch, at_BJ)
-        cache.observed(batch, output)
+        with current(self.device):
+            batch = cache.begin(counts_B, ids_BT.shape[1])
+            output = self.model.forward(ids_BT, cache.kv, batch, at_BJ)
+            cache.observed(batch, output)
         return output.logits_BJV
 
     @torch.no_grad()
@@ -67,4 +69,5 @@ class Decoder:
         Yields after each step how many tokens its share of the work is worth. Raises CacheError.
         """
         batch = cache.begin(counts_1, ids_1T.shape[1])
-        yield from cast(OffloadedKVBackend, cache.kv).read_prompt(self.model, ids_1T, batch)
+        steps = cast(OffloadedKVBackend, cache.kv).read_prompt(self.model, ids_1T, batch)
+        yield from steps_on(self.device, steps)

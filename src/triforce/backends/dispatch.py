@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from triforce.backends import native_loader
+from triforce.backends.current_device import current
 from triforce.backends.kernel_api import PAGE, Device, KVBackend, ModelBackend, OffloadedKVBackend
 from triforce.backends.offload_layout import OffloadLayout
 from triforce.backends.tensor_parallel import ShardedModel
@@ -137,7 +138,8 @@ def best(scores_GN: Tensor, candidates: range, picks: int) -> Tensor:
         from triforce.backends.cuda.triton import topk
 
         if len(candidates) <= topk.MOST:
-            return topk.best(scores_GN, candidates, picks)
+            with current(scores_GN.device):
+                return topk.best(scores_GN, candidates, picks)
     among_GN = scores_GN[:, candidates.start : candidates.stop]
     return among_GN.topk(picks, dim=1).indices.sort(dim=1).values + candidates.start
 
@@ -174,7 +176,9 @@ def _warn_of_missing_kernels() -> None:
 
 
 def best_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
-    """bfloat16, which halves what is read; but torch is slow with it on a CPU."""
+    """bfloat16, which halves what is read; float16 where a GPU has units for that alone; torch is slow on a CPU."""
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
+        return torch.float16
     native_or_gpu = device.type != "cpu" or _suits_native(config, torch.bfloat16, device)
     return torch.bfloat16 if native_or_gpu else torch.float32
 

@@ -9,7 +9,7 @@ H query heads, G KV heads, D head size, F = D / 2, U units of a list of keys.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
@@ -162,7 +162,7 @@ class OffloadedKVBackend(KVBackend, Protocol):
     def forget(self, pages: Sequence[int]) -> None:
         """Drop pages that nobody needs any more."""
 
-    def read_prompt(self, model: ModelBackend, ids_1T: Tensor, batch: ForwardBatch) -> Iterator[int]:
+    def read_prompt(self, model: ModelBackend, ids_1T: Tensor, batch: ForwardBatch) -> Generator[int, None, None]:
         """A pass over many tokens of one row, none of them scored, all through one layer before the next.
 
         So KV is stored once. Yields how many tokens its share of the work is worth. Raises CacheError.

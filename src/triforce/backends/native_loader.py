@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
@@ -57,6 +59,18 @@ def suits_triton(wanted: str, device: torch.device) -> bool:
         f"{VARIABLE}={wanted}, but these kernels are for CUDA devices and this is {device}. Leave {VARIABLE} out, name "
         "a CUDA device, or set TRITON_INTERPRET=1 to have Triton interpret them, which is for tests and very slow"
     )
+
+
+@contextmanager
+def torch_alone() -> Iterator[None]:
+    """Let torch compute with what is made meanwhile: the path that other kernels are compared with."""
+    global native, wanted
+    before = native, wanted
+    native, wanted = None, "torch"
+    try:
+        yield
+    finally:
+        native, wanted = before
 
 
 def usable_cpus() -> int:

@@ -118,6 +118,12 @@ def _info(parser: argparse.ArgumentParser) -> None:
     options.placement(parser)
 
 
+def _doctor(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--gpu", action="store_true", help="check the GPU and its kernels, in place of the processor's")
+    add("--out", metavar="FILE", default="triforce-doctor.json", help=options.described("the figures, and any error"))
+
+
 def _demo(parser: argparse.ArgumentParser) -> None:
     text = (
         "have the pair that comes with triforce continue the book from a prompt of this length, in place of the "
@@ -177,6 +183,11 @@ COMMANDS = (
     ("serve", "answer OpenAI's HTTP interface", _serve),
     ("batch", "answer a file of requests, as the server would", _batch),
     ("info", "say what a model is, its KV bytes per token, and what fits in memory", _info),
+    (
+        "doctor",
+        "say what this machine has, and check its kernels and texts, in a minute; with --gpu those of a GPU",
+        _doctor,
+    ),
     ("models", "list or remove models that were fetched by a name of ours, such as smollm2", _models),
     ("cache", "list, verify or clear a disk cache", _cache),
     (

@@ -166,14 +166,19 @@ def _tokenizer(files: ModelFiles, beside: Checkpoint | None) -> Tokenizer | None
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
-    """Device to run on. Raises ModelError where there is no such device."""
+    """Device to run on; a CUDA device with its number. Raises ModelError where there is no such device."""
     if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         torch.empty(0, device=device).tolist()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ModelError(f"device {str(device)!r} cannot be used here; use --device cpu or --device auto") from error
-    return torch.device(device)
+    found = torch.device(device)
+    if (
+        found.type == "cuda" and found.index is None
+    ):  # which some functions of torch refuse, and the current one changes
+        return torch.device("cuda", torch.cuda.current_device())
+    return found
 
 
 def resolve_dtype(dtype: str | torch.dtype, device: torch.device, config: ModelConfig) -> torch.dtype:

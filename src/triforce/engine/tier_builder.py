@@ -71,7 +71,8 @@ class SharedKV:
         """Layout of offloaded pages, if there are any. Raises CacheError before a prompt is read if KV does not fit."""
         target, speculation, offload = self.models.target, self.speculation, self.speculation.offload
         where = target.config, target.dtype, target.device
-        needs = needs_of(*where, self.pages, self.rows, speculation.reach, speculation.retrieval.budget)
+        read, (padded, _) = (speculation.reach, speculation.retrieval.budget), speculation.least(self.rows)
+        needs = needs_of(*where, self.pages, self.rows, *read, padded_rows=padded)
         if offload.kind == "none":
             needs.require_all()
             return None

@@ -88,15 +88,6 @@ def test_triton_attention_of_many_splits_equals_float64() -> None:
     many_splits_agree()
 
 
-def test_triton_attention_of_production_shape_equals_float64() -> None:
-    """More rows than a program holds, of two heads of 128 and lists of their own; the split that such lists have."""
-    case = Case(D=128, G=2, group=8, T=9, starts=[2090], counts=[9], sinks=0, window=0, turned=False)
-    scene = Scene(replace(case, dtype=torch.bfloat16))
-    (mixed, mass), (wanted, wanted_mass) = scene.by_kernel(split=None), scene.by_the_book()
-    assert scene.error(mixed, wanted) <= BOUND[torch.bfloat16]
-    torch.testing.assert_close(mass.double(), wanted_mass, atol=MASS, rtol=MASS)
-
-
 @pytest.mark.parametrize("mutant", caught_in("test_attention_mutant_fails_its_check"), ids=str)
 def test_attention_mutant_fails_its_check(mutant: Mutant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant.apply(monkeypatch, tmp_path)

@@ -1,6 +1,9 @@
-"""The small kernels against the torch path: choice, noise, norm and gate. G rows, N columns, P picks."""
+"""The small kernels against the torch path: choice, noise, norm, gate, page copies. G rows, N columns, P picks."""
 
 from __future__ import annotations
+
+import math
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.cuda.scene import DEVICE
-from triforce.backends.cuda.triton import pointwise, rng, topk
+from tests.helpers.cuda.torch_kernels import carried
+from triforce.backends.cuda.triton import page_copy, pointwise, rng, topk
 from triforce.backends.token_sampler import make_noise
 from triforce.backends.torch import model
 
@@ -70,4 +74,52 @@ def test_triton_norm_and_gate_equal_torch(dtype: torch.dtype) -> None:
     torch.testing.assert_close(found, wanted, rtol=4 * step, atol=0)
     wanted = model.swiglu(x.clone(), up)
     found = pointwise.swiglu(x.clone().to(DEVICE), up.to(DEVICE)).cpu()
-    torch.testing.assert_close(found, wanted, rtol=4 * step, atol=step / 100)
+    torch.testing.assert_close(found, wanted, rtol=max(4 * step, FAST_EXPONENTIAL), atol=step / 100)
+
+
+FAST_EXPONENTIAL = 2**-20
+"""Of silu(x) with |x| < 4 on a GPU: PTX allows ex2.approx 2 ** -22, and a division as much; the exponent is rounded
+to 2 ** -22 before."""
+
+
+def test_gate_tolerance_has_room_for_fast_exponentials() -> None:
+    """But none for a gate that is wrong by a thousandth of the exponential."""
+    gate = torch.linspace(-4, 4, 4001, dtype=torch.float64)
+    exact, exponential = gate / (1 + (-gate).exp()), (-gate).exp()
+    for sign in (-1, 1):
+        rounded = (-gate / math.log(2)).float().double() + sign * 2**-23  # to its nearest, and what the product adds
+        fast = gate / (1 + torch.exp2(rounded) * (1 + sign * 2**-22)) * (1 - sign * 2**-22)
+        assert 4 * torch.finfo(torch.float32).eps < ((fast - exact) / exact).nan_to_num().abs().max() < FAST_EXPONENTIAL
+    wrong = gate / (1 + 1.001 * exponential)
+    assert ((wrong - exact) / exact).nan_to_num().abs().max() > 100 * FAST_EXPONENTIAL
+
+
+def test_page_copy_starts_few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of half a million places nearly all are 0, as a rule: a retrieval pass of 32 layers asks for so many."""
+    grids: list[int] = []
+
+    class Kernel:
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            grids.append(math.prod(grid))
+            return lambda *arguments: None
+
+    monkeypatch.setattr(page_copy, "interpreted", lambda: False)
+    monkeypatch.setattr(page_copy, "_carry", Kernel())
+    places, pages = torch.zeros(32 * 32 * 512, dtype=torch.int64), torch.zeros(1)
+    page_copy.carry((pages, pages), places, (pages, pages), places, 2048)
+    assert grids == [len(places) // 32] and grids[0] < 1 << 15
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="a GPU takes such programs anyway")
+@pytest.mark.parametrize("size", [16 * 8, 16 * 10])
+def test_page_copy_by_small_programs_equals_torch(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they are on a GPU: some of nothing but zeros, the last one not full."""
+    draw = torch.Generator().manual_seed(0)
+    source, target = ((torch.randn(40, size, generator=draw), torch.randn(40, size, generator=draw)) for _ in range(2))
+    from_X, to_X = torch.randperm(40, generator=draw).repeat(3)[:75], torch.zeros(75, dtype=torch.int64)
+    to_X[[0, 3, 70, 74]] = torch.tensor([9, 4, 39, 1])
+    wanted = tuple(x.clone() for x in target)
+    carried(source, from_X, wanted, to_X, size)
+    monkeypatch.setattr(page_copy, "interpreted", lambda: False)
+    page_copy.carry(source, from_X, target, to_X, size)
+    assert all(map(torch.equal, target, wanted))

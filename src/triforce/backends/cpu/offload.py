@@ -7,7 +7,7 @@ Shape suffixes as in kernel_api.py.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from dataclasses import replace
 
 import torch
@@ -95,7 +95,7 @@ class NativeOffloadedKV(NativeKV):
     write = offload_errors()(NativeKV.write)
     read = offload_errors()(NativeKV.read)
 
-    def read_prompt(self, model: ModelBackend, ids_1T: Tensor, batch: ForwardBatch) -> Iterator[int]:
+    def read_prompt(self, model: ModelBackend, ids_1T: Tensor, batch: ForwardBatch) -> Generator[int, None, None]:
         config, T, ((_, lists),) = self.config, ids_1T.shape[1], batch.views
         x_1TC = torch.empty(1, T, config.hidden_size)
         ends = (lists.starts[0] // PAGE, (lists.starts[0] + T) // PAGE)

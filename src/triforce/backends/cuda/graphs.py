@@ -138,7 +138,7 @@ class Graphs:
     """Captured passes of one memory, by what they depend on. They share their working memory, as one runs at a time."""
 
     def __init__(self, device: torch.device) -> None:
-        self._captures = device.type == "cuda"
+        self._device, self._captures = device, device.type == "cuda"
         self._pool = torch.cuda.graph_pool_handle() if self._captures else None
         self.kept: OrderedDict[Hashable, Replay] = OrderedDict()
         _all.add(self)
@@ -163,12 +163,13 @@ class Graphs:
 
     def _capture(self, call: Callable[[], ForwardOutput]) -> tuple[torch.cuda.CUDAGraph, ForwardOutput]:
         """First for real, as libraries set themselves up and kernels are compiled when they are first called."""
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
+        stream, usual = torch.cuda.Stream(self._device), torch.cuda.current_stream(self._device)
+        stream.wait_stream(usual)
         with torch.cuda.stream(stream):
             call()
-        torch.cuda.current_stream().wait_stream(stream)
+        usual.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # On a stream of this device: torch's own for captures is of the one that came first.
+        with torch.cuda.graph(graph, pool=self._pool, stream=stream):
             outcome = call()
         return graph, outcome

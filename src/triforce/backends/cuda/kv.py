@@ -12,6 +12,7 @@ from triforce.backends.cuda.graphs import GraphInputs, ViewShape
 from triforce.backends.cuda.splits import split_of
 from triforce.backends.cuda.triton.attention import DevicePageTable, attend
 from triforce.backends.cuda.triton.pointwise import rotate_and_write
+from triforce.backends.current_device import current
 from triforce.backends.kernel_api import Device, ForwardBatch, KeysValues, LayerAttention, PageTable, Rotation
 from triforce.backends.torch.kv import TorchKV, attend_lists
 from triforce.model.config import ModelConfig
@@ -42,7 +43,8 @@ class TritonKV(TorchKV):
     def attend(self, layer: int, q_BTHD: Tensor, lists: PageTable) -> Tensor:
         starts_B, counts_B = (torch.tensor(each, device=self.device) for each in (lists.starts, lists.counts))
         seen = DevicePageTable(lists.units, starts_B, counts_B, lists.unit, lists.sinks, lists.window)
-        return attend(q_BTHD, *self.view(layer, 0, self.keys_LGSD.shape[2]), seen)[0]
+        with current(self.device):
+            return attend(q_BTHD, *self.view(layer, 0, self.keys_LGSD.shape[2]), seen)[0]
 
     def device_attention(self, inputs: GraphInputs, wide: list[PageTable] | None = None) -> LayerAttention:
         """Return what `layer_attention` does, of a pass on the device: a function of the buffers of `inputs`.

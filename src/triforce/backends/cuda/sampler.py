@@ -13,6 +13,7 @@ from torch import Tensor
 
 from triforce.backends.cuda.triton.rng import exponentials, uniforms
 from triforce.backends.cuda.triton.sampler import KEPT, SamplerInputs, by_race, by_rejection
+from triforce.backends.current_device import current
 from triforce.interface.sampling_params import SamplingParams
 from triforce.ragged import Bools, Ints, to_device
 from triforce.sampling import LogitsProcessor, Noise
@@ -46,7 +47,8 @@ class TritonSampling:
         lasts_B = np.where(live_B, guess.counts_B, -1)
         places_2B = to_device(np.stack((prefix.lengths_B, lasts_B)), logits_BJV.device)
         inputs = SamplerInputs(logits_BJV, self._settings_5B, places_2B)
-        decided_2BJ, laws_BJV = self._decide(inputs, guess, live_B, tier)
+        with current(logits_BJV.device):
+            decided_2BJ, laws_BJV = self._decide(inputs, guess, live_B, tier)
         verdicts_BJ, peaks_BJ = decided_2BJ.cpu()  # here the host waits
         check(peaks_BJ.view(torch.float64))
         kept_B = _leading(verdicts_BJ.numpy(), guess, isinstance(self.coupling, Seeded))
@@ -69,12 +71,14 @@ class TritonNoise(Noise):
     """Noise that is made in one launch."""
 
     def uniforms(self, tier: int, n: int, used_B: Ints) -> Tensor:
-        out_Bn = uniforms(self.seeds_B, self.choices_B, self.draws[tier], tier, n)
+        with current(self.seeds_B.device):
+            out_Bn = uniforms(self.seeds_B, self.choices_B, self.draws[tier], tier, n)
         self.draws[tier] += to_device(used_B, self.draws.device)
         return out_Bn
 
     def _exponentials(self, rows_N: Tensor, positions_N: Tensor, vocab_size: int) -> Tensor:
-        return exponentials(self.seeds_B[rows_N], self.choices_B[rows_N], positions_N, vocab_size)
+        with current(self.seeds_B.device):
+            return exponentials(self.seeds_B[rows_N], self.choices_B[rows_N], positions_N, vocab_size)
 
 
 def _leading(verdicts_BJ: Ints, guess: Draft, picks: bool) -> Tensor:

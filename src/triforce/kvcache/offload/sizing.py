@@ -7,6 +7,9 @@ import re
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
+from typing import ClassVar
+
+import torch
 
 from triforce.backends.kernel_api import PAGE
 from triforce.backends.offload_layout import SECTOR
@@ -62,8 +65,8 @@ class KVSizing:
 
     share = 0.5
     """Of what is free, where nobody says how much stays."""
-    pinned = False
-    """Whether what does not stay lies in memory that a device reads."""
+    reader: ClassVar[torch.device | None] = None
+    """Device that reads what does not stay: it lies in memory that is pinned."""
 
     @property
     def page_bytes(self) -> int:

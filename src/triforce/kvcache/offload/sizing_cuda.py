@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from triforce.backends import dispatch
+from triforce.backends.cuda.workspace import workspace
 from triforce.backends.kernel_api import PAGE
 from triforce.errors import CacheError
 from triforce.kvcache.offload.sizing import KVSizing, OffloadConfig, describe
@@ -27,11 +28,15 @@ def needs_of(
     reach: int,
     budget: Budget,
     weights: int = 0,
+    padded_rows: int = 1,
 ) -> KVSizing:
-    """Return the memory that KV of so many pages needs; `weights`: bytes that are not there yet."""
+    """Return the memory that KV of so many pages needs; `weights`: bytes that are not there yet.
+
+    padded_rows: those that a pass has at least.
+    """
     kept = pages, rows, reach, budget
     if dispatch.layered(config, dtype, device):
-        return CudaKVSizing(config, dtype.itemsize, *kept, device, weights)
+        return CudaKVSizing(config, dtype.itemsize, *kept, device, weights, padded_rows)
     return KVSizing(config, dtype.itemsize, *kept)
 
 
@@ -41,12 +46,13 @@ class CudaKVSizing(KVSizing):
 
     device: torch.device
     weights: int
+    padded_rows: int = 1
 
     share = 0.9
 
     @property
-    def pinned(self) -> bool:  # type: ignore[override]
-        return self.device.type == "cuda"
+    def reader(self) -> torch.device | None:  # type: ignore[override]
+        return self.device if self.device.type == "cuda" else None
 
     @property
     def buffer_frames(self) -> int:
@@ -64,10 +70,11 @@ class CudaKVSizing(KVSizing):
 
     @property
     def passing(self) -> int:
-        """Bytes of the activations of a prompt, roughly."""
+        """Bytes of the activations of a prompt, roughly, and of what a verification works with."""
         config, tokens = self.config, self.pages * PAGE
         at_once = 4 * config.hidden_size + 3 * config.intermediate_size
-        return self.itemsize * (tokens * config.hidden_size + min(tokens, AT_ONCE) * at_once)
+        read = self.itemsize * (tokens * config.hidden_size + min(tokens, AT_ONCE) * at_once)
+        return read + workspace(config, max(self.rows, self.padded_rows), self.reach // 2 - 1, self.pages)
 
     @property
     def free(self) -> int:
@@ -104,7 +111,7 @@ class CudaKVSizing(KVSizing):
 
     def require_all(self) -> None:
         """Check a CUDA device before a prompt is read for minutes. Raises CacheError."""
-        if self.pinned and self.bytes > (free := self.free):
+        if self.reader and self.bytes > (free := self.free):
             tokens = free // (self.heads * self.page_bytes) * PAGE
             raise CacheError(
                 f"the KV cache needs {describe(self.bytes)} on {self.device}, and {describe(free)} are free beside "
@@ -114,7 +121,7 @@ class CudaKVSizing(KVSizing):
 
     def _require_free(self, memory: int) -> None:
         """Check what is to stay, as `require_all` does."""
-        if not self.pinned or max(memory, self.least) <= (free := self.free):
+        if not self.reader or max(memory, self.least) <= (free := self.free):
             return
         if self.least > free:
             raise CacheError(

@@ -10,6 +10,7 @@ from weakref import finalize
 import torch
 from torch import Tensor
 
+from triforce.backends.current_device import current
 from triforce.backends.offload_layout import SECTOR, OffloadLayout, PageStore
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.errors import CacheError
@@ -26,9 +27,9 @@ def room(offload: OffloadConfig, needs: KVSizing, ranks: TPGroup = ALONE) -> Off
         store: PageStore = FileStore(needs)
     else:
         size = needs.stored(layers)
-        if needs.pinned and ranks.count * size > ranks.broadcast(free_memory()):
+        if needs.reader and ranks.count * size > ranks.broadcast(free_memory()):
             raise _too_much(ranks.count * size, "a larger --kv-memory, a smaller --context, or fewer texts at a time")
-        store = HostStore(size, needs.pinned)
+        store = HostStore(size, needs.reader)
     return OffloadLayout(store, needs.page_bytes, frames, buffers, needs.buffer_frames, layers, needs.moving)
 
 
@@ -67,14 +68,16 @@ class HostStore:
 
     file = direct = -1
 
-    def __init__(self, size: int, pinned: bool = False) -> None:
+    def __init__(self, size: int, reader: torch.device | None = None) -> None:
         self.bytes = size
         try:
             self.memory = torch.empty(size, dtype=torch.uint8)
         except RuntimeError as error:
             raise _too_much(size, "--kv-offload file") from error
-        if pinned and size:
-            finalize(self, _unpin, _pin(self.memory)).atexit = False  # the end of a process unpins by itself
+        if reader and size:
+            finalize(
+                self, _unpin, _pin(self.memory, reader), reader
+            ).atexit = False  # the end of a process unpins by itself
 
     @property
     def usage(self) -> tuple[int, int]:
@@ -85,10 +88,12 @@ def _too_much(size: int, instead: str) -> CacheError:
     return CacheError(f"the KV cache needs {describe(size)} of memory, more than there is; use {instead}")
 
 
-def _pin(memory: Tensor) -> int:
+def _pin(memory: Tensor, reader: torch.device) -> int:
     """Pin memory and return where it begins: torch's own allocation rounds up to a power of two. Raises CacheError."""
-    cudart, address = torch.cuda.cudart(), memory.data_ptr()
-    if code := int(cudart.cudaHostRegister(address, memory.numel(), 0)):
+    address = memory.data_ptr()
+    with current(reader):  # or device 0 would be set up for it
+        code = int(torch.cuda.cudart().cudaHostRegister(address, memory.numel(), 0))
+    if code:
         raise CacheError(
             f"{describe(memory.numel())} of memory cannot be pinned for the KV cache (CUDA error {code}); use a "
             "smaller --context, or fewer texts at a time"
@@ -96,9 +101,10 @@ def _pin(memory: Tensor) -> int:
     return address
 
 
-def _unpin(address: int) -> None:
-    torch.cuda.synchronize()  # copies from and to it may be under way
-    torch.cuda.cudart().cudaHostUnregister(address)
+def _unpin(address: int, reader: torch.device) -> None:
+    torch.cuda.synchronize(reader)  # copies from and to it may be under way
+    with current(reader):
+        torch.cuda.cudart().cudaHostUnregister(address)
 
 
 def _open_direct(path: str) -> int:

@@ -16,7 +16,7 @@ Mark = torch.cuda.Event | None
 
 class CopyStream:
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._device, self._stream = device, torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def copy(self, copies: Copies) -> None:
         """Behind the stream's earlier copies, and what it waits for."""
@@ -31,7 +31,7 @@ class CopyStream:
 
     def computed(self) -> Mark:
         """All that has been computed so far."""
-        return torch.cuda.current_stream().record_event() if self._stream else None
+        return torch.cuda.current_stream(self._device).record_event() if self._stream else None
 
     def after(self, mark: Mark) -> None:
         """Let later copies wait for this event."""
@@ -41,7 +41,7 @@ class CopyStream:
     def hold(self, mark: Mark) -> None:
         """Let later computation wait for this event."""
         if mark:
-            torch.cuda.current_stream().wait_event(mark)
+            torch.cuda.current_stream(self._device).wait_event(mark)
 
 
 class Buffers:

@@ -8,7 +8,7 @@ tokens through one before the next: so KV leaves the device once. Shape suffixes
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -21,6 +21,7 @@ from triforce.backends.cuda.kv import TritonKV, write_and_attend
 from triforce.backends.cuda.offload.layout import Run, runs_of
 from triforce.backends.cuda.offload.residency import OffloadManager
 from triforce.backends.cuda.triton.attention import DevicePageTable
+from triforce.backends.current_device import current
 from triforce.backends.kernel_api import (
     PAGE,
     Device,
@@ -75,8 +76,8 @@ class TritonOffloadedKV(TritonKV):
         return (self._streamed + int(self.manager.fetched)) * self.room.page_bytes
 
     def prefer(self, layers: Collection[int]) -> None:
-        if self.manager.prefer(layers):
-            self.version += 1
+        with current(self.device):
+            self.version += self.manager.prefer(layers)
 
     def reserve(self, pages: Sequence[int]) -> None:
         """The host's memory is there already."""
@@ -85,10 +86,12 @@ class TritonOffloadedKV(TritonKV):
         self.manager.seats.forget(pages)  # what the device has of them counts until they are written to
 
     def write(self, layer: int, slots_N: Tensor, k_GND: Tensor, v_GND: Tensor) -> None:
-        self.manager.write(layer, slots_N, k_GND, v_GND)
+        with current(self.device):
+            self.manager.write(layer, slots_N, k_GND, v_GND)
 
     def read(self, layer: int, slots_N: Tensor) -> tuple[Tensor, Tensor]:
-        return self.manager.read(layer, slots_N)
+        with current(self.device):
+            return self.manager.read(layer, slots_N)
 
     def view(self, layer: int, first: int, count: int) -> tuple[Tensor, Tensor]:
         return self.read(layer, torch.arange(first, first + count))
@@ -182,7 +185,7 @@ class TritonOffloadedKV(TritonKV):
             manager.keep(layer, home, _favourites(seen, mass_BGU, streams.keep))
         manager.buffers.leave(home)
 
-    def read_prompt(self, model: ModelBackend, ids_1T: Tensor, batch: ForwardBatch) -> Iterator[int]:
+    def read_prompt(self, model: ModelBackend, ids_1T: Tensor, batch: ForwardBatch) -> Generator[int, None, None]:
         """Do what `OffloadedKVBackend.read_prompt` says; between two layers the buffers are others'."""
         manager = self.manager
         (start,), (table,), T, device = batch.positions, batch.tables, ids_1T.shape[1], manager.device

@@ -1,7 +1,7 @@
 """Paged attention: queries over lists of units, split over the keys, with a merge in a fixed order.
 
 A list is cut into splits of `split` keys, counted from its start. Each split is one program for each KV head, in which
-the query heads of a group are rows beside one another; it goes through its keys in blocks of 64. Splits are merged in
+the query heads of a group are rows beside one another; it goes through its keys in blocks. Splits are merged in
 ascending order. Neither depends on how long a list is, and what a query does not see adds exact zeros, so its bits
 depend on its own keys and on the shape of the pass (see `Pass.least`).
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import e, log2
+from typing import NamedTuple
 
 import torch
 import triton
@@ -24,9 +25,27 @@ from torch import Tensor
 from triforce.backends.cuda.splits import split_of
 from triforce.backends.cuda.triton import interpreted, multiplied_as
 
-BLOCK = 64
-MOST_ROWS = 64
-"""Query rows of a program; those beyond read the keys again."""
+
+class Tile(NamedTuple):
+    """Query rows of a program at most (those beyond read the keys again), and keys of a block; its warps and stages."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+
+AHEAD = True
+"""Whether keys and values are brought while others are computed with. No GPU has chosen yet: False is as it was."""
+
+
+def tile_of(size: int, dim: int) -> Tile:
+    """Return that of numbers of so many bytes and a head size: as large as needs no spills, and the least memory."""
+    if size == 4:
+        return Tile(16, 32, 4, 1)
+    if dim > 128:
+        return Tile(32, 32, 8, 2)
+    return Tile(64, 64, 8, 5) if AHEAD else Tile(64, 64, 4, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +71,15 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """Mixed values (B, T, H, D), and the mass of each unit, float32 (B, G, U), if `return_mass`.
 
-    As a `LayerAttention` gives them. `split`: keys of a split, a multiple of 64; by the lists' shape if it is left out.
-    No host synchronisation.
+    As a `LayerAttention` gives them. `split`: keys of a split, a multiple of 64, or `split_of`. No host wait.
     """
     (B, T, H, D), G, U = q_BTHD.shape, len(k_GSD), seen.units.shape[-1]
     by_head = seen.units.ndim == 3
     R = T * H // G
     split = split or split_of(by_head, seen.window, R, H // G)
     N = max(1, -(-U * seen.unit // split))
-    at_once = min(MOST_ROWS, max(16, triton.next_power_of_2(R)))
+    tile = tile_of(q_BTHD.element_size(), D)
+    at_once = min(tile.rows, max(16, triton.next_power_of_2(R)))
     attn_out_BTHD, D2 = torch.empty_like(q_BTHD), max(16, triton.next_power_of_2(D))
     new = q_BTHD.new_empty
     parts_BGNRD, peaks_BGNR, sums_BGNR = (new(B, G, N, R, *d, dtype=torch.float32) for d in ((D,), (), ()))
@@ -70,8 +89,8 @@ def attend(
         q_BTHD, q_BTHD if q_sinks_BTHD is None else q_sinks_BTHD, k_GSD, v_GSD, seen.units, seen.starts_B,
         seen.counts_B, parts_BGNRD, peaks_BGNR, sums_BGNR, units_BGRU, G, T, R, U, N, k_GSD.stride(0),
         seen.units.stride(0), seen.units.stride(1) if by_head else 0, D**-0.5 * log2(e), seen.sinks, seen.window,
-        split, H // G, D, D2, seen.unit, at_once, BLOCK, q_sinks_BTHD is not None, return_mass, multiplied_as(q_BTHD),
-        num_warps=4, num_stages=2 if q_BTHD.element_size() == 2 else 1,
+        split, H // G, D, D2, seen.unit, at_once, tile.keys, q_sinks_BTHD is not None, return_mass,
+        multiplied_as(q_BTHD), num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     some, rows = (8, 16) if interpreted() else (32, 1)  # an interpreted program takes milliseconds, whatever it does
     dims = min(32, D2)
@@ -173,10 +192,7 @@ def _merge(
     parts, peaks, sums, starts, counts, mixed, whole, G, T, R, N, SPLIT: tl.constexpr, GROUP: tl.constexpr,
     D: tl.constexpr, DIMS: tl.constexpr, SOME: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """The splits of some query rows and dimensions, in ascending order; zeros where there are fewer queries.
-
-    First comes the highest peak of all: then parts wait for no others.
-    """
+    """The splits of some query rows and dimensions, in ascending order; zeros where there are fewer queries."""
     row_R, g, b = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1) % G, tl.program_id(2)
     start, count = tl.load(starts + b).to(tl.int32), tl.load(counts + b).to(tl.int32)
     dims = tl.program_id(1) // G
@@ -189,7 +205,7 @@ def _merge(
         there_NR = (split_N < used)[:, None] & real_R[None, :]
         peak_NR = tl.load(peaks + (head + split_N)[:, None] * R + row_R[None, :], mask=there_NR, other=-float("inf"))
         peak_R = tl.maximum(peak_R, tl.max(peak_NR, 0))
-    base_R = tl.where(peak_R == -float("inf"), 0.0, peak_R)
+    base_R = tl.where(peak_R == -float("inf"), 0.0, peak_R)  # of all splits: so sums wait for no others
     attn_out_RD = tl.full([ROWS, DIMS], 0.0, tl.float32)
     for first in tl.range(0, used, SOME, num_stages=3):
         split_N = first + tl.arange(0, SOME)

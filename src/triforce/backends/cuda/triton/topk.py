@@ -7,14 +7,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-MOST = 1 << 15
-"""Columns that a program holds in registers: half a million tokens in pages."""
+MOST = 1 << 14
+"""Columns that a program holds in registers without spills: a quarter of a million tokens in pages."""
 
 
 def best(scores_GN: Tensor, candidates: range, picks: int) -> Tensor:
     """The columns of the `picks` highest float32 scores among `candidates`, ascending, the lowest among equals.
 
-    int64 (G, P). NaN is above all. At most 2 ** 15 candidates.
+    int64 (G, P). NaN is above all. At most `MOST` candidates.
     """
     ids_GP = torch.empty(len(scores_GN), picks, dtype=torch.long, device=scores_GN.device)
     if picks and len(scores_GN):

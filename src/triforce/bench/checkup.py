@@ -1,0 +1,220 @@
+"""Checks of a machine, each on what those before it have shown: what it has, its kernels, and that texts are the same.
+
+The pair that comes with triforce is what is run. On a GPU the Triton kernels are checked, on a CPU the native ones.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, partial
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from triforce.backends import native_loader
+from triforce.backends.decoder import Decoder
+from triforce.backends.kernel_api import pages_for
+from triforce.backends.token_sampler import make_noise, sampling
+from triforce.bench.device_clock import DeviceClock
+from triforce.checkpoint.hub import SHIPPED
+from triforce.engine.model_loader import load
+from triforce.interface.outputs import RequestOutput
+from triforce.interface.sampling_params import SamplingParams
+from triforce.kvcache import FullView, PagePool
+from triforce.kvcache.offload.sizing import describe, free_memory
+from triforce.llm import LLM
+from triforce.ragged import ints
+from triforce.speculation import Draft, Seeded, SequenceState
+
+Figures = dict[str, Any]
+PROMPT, NEW = 2000, 48
+"""Tokens of a prompt, more than a split of the kernels, and of each text."""
+VOCABULARY = 128_256
+OFFLOADED = 64 << 20
+"""Bytes of KV that stay where it is offloaded: what is given, and no whole layer, or all of it might stay."""
+MODES = ("ar", "triforce", "retrieval")
+WIDTHS = (8, 1)
+"""Of the passes behind a prompt whose logits are compared."""
+FARTHEST = {torch.float32: 1e-3, torch.bfloat16: 0.06, torch.float16: 0.02}
+"""How far logits may lie from torch's, in units of the largest: sums differ in order, and numbers are rounded."""
+
+
+class CheckFailed(Exception):
+    """A machine that does not compute what it should."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check: `run` gives a line about what was found, and figures; it raises anything where that is wrong.
+
+    advice: what says more where it fails.
+    """
+
+    name: str
+    run: Callable[[], tuple[str, Figures]]
+    advice: str
+
+
+class Checkup:
+    """The checks of a device, which begin with a text and go on with it."""
+
+    def __init__(self, device: torch.device, text: str) -> None:
+        self.device, self._text, self.clock = device, text, DeviceClock(device)
+
+    def checks(self) -> Iterator[Check]:
+        """Yield them in order."""
+        on_gpu = self.device.type == "cuda"
+        tests = f"python -m pytest tests/backends/{'cuda' if on_gpu else 'cpu'} -x -q"
+        if on_gpu:
+            yield Check("device", self.found, "pip install 'triforce[gpu]', and see nvidia-smi")
+        yield Check("memory", self.rates, "see what else uses the device")
+        yield Check("kernels", self.kernels, f"{tests} -k 'attention or pointwise or model'")
+        yield Check("sampler", self.sampler, f"{tests} -k sampler")
+        for name, temperature in (("greedy text", 0.0), ("sampled text", 0.8)):
+            yield Check(name, partial(self.same_text, temperature), f"{tests} -k 'engine or model'")
+        yield Check("offload", self.offloaded, f"{tests} -k offload")
+        yield Check("speed", self.speed, "triforce bench kernels")
+
+    def found(self) -> tuple[str, Figures]:
+        """Find what the device is, and with what it is driven."""
+        name, capability = torch.cuda.get_device_name(self.device), torch.cuda.get_device_capability(self.device)
+        about = {
+            "gpu": name, "capability": ".".join(map(str, capability)), "driver": _driver(),
+            "cuda": torch.version.cuda or torch.version.hip or "unknown", "torch": torch.__version__,
+            "triton": _version("triton"),
+        }  # fmt: skip
+        native_loader.suits_triton("triton", self.device)  # raises where it is not installed
+        others = ", ".join(f"{what} {value}" for what, value in about.items() if what != "gpu")
+        return f"{name}, {others}", about
+
+    def rates(self) -> tuple[str, Figures]:
+        """Measure how much memory is free, and how fast it is."""
+        if self.device.type != "cuda":
+            free = free_memory()
+            return f"{describe(free)} free", {"free": free}
+        free, total = torch.cuda.mem_get_info(self.device)
+        clock = self.clock
+        figures = {"free": free, "total": total, "bandwidth": clock.bandwidth, "bus": clock.bus}
+        figures["matrix_rate"] = clock.matrix_rate
+        line = f"{describe(free)} of {describe(total)} free, copies {clock.bandwidth / 1e9:,.0f} GB/s, from the host "
+        return f"{line}{clock.bus / 1e9:.0f}, multiplies {clock.matrix_rate / 1e12:.0f} TFLOP/s", figures
+
+    def kernels(self) -> tuple[str, Figures]:
+        """Compare logits of a prompt and of narrow passes behind it with those of the torch path."""
+        errors: Figures = {}
+        for dtype in dict.fromkeys((torch.float32, self._llm.target.decoder.dtype)):
+            read = partial(load, SHIPPED[0], device=self.device, dtype=dtype)
+            found = self._logits(read().decoder)
+            with native_loader.torch_alone():
+                expected = self._logits(read().decoder)
+            name = str(dtype).removeprefix("torch.")
+            errors[name] = float((found - expected).abs().max() / expected.abs().max())
+            if not errors[name] <= FARTHEST[dtype]:  # nor if it is NaN
+                raise CheckFailed(f"logits in {name} are {errors[name]:.2g} from torch's; {FARTHEST[dtype]:g} is usual")
+        return "logits as torch's: " + ", ".join(f"{error:.1e} in {name}" for name, error in errors.items()), errors
+
+    def _logits(self, decoder: Decoder) -> Tensor:
+        """Logits behind a prompt, token by token, on the host."""
+        ids, pool = self._prompt, PagePool(decoder.config, 1, pages_for(PROMPT), decoder.dtype, decoder.device)
+        pool.reserve(0, len(ids))
+        view, at, found = FullView(pool, grain=0), 0, []
+        for width in (len(ids) - sum(WIDTHS), *WIDTHS):
+            ids_1T = torch.tensor([ids[at : at + width]])
+            last = torch.tensor([[width - 1]]) if at == 0 else None
+            found.append(decoder(ids_1T, ints([width]), view, last)[0].cpu())
+            view.advance(ints([width]))
+            at += width
+        return torch.cat(found)
+
+    def sampler(self) -> tuple[str, Figures]:
+        """Compare picks at a large vocabulary with those of the torch path on a CPU."""
+        rows = [(0.0, 1.0, 0), (0.6, 0.9, 0), (0.8, 1.0, 50), (1.0, 1.0, 0)]
+        params = [SamplingParams(temperature=t, top_p=p, top_k=k) for t, p, k in rows]
+        logits_BJV = 3 * torch.randn(len(rows), 1, VOCABULARY, generator=torch.Generator().manual_seed(0))
+        found = self._picks(params, logits_BJV, self.device)
+        with native_loader.torch_alone():
+            expected = self._picks(params, logits_BJV, torch.device("cpu"))
+        if found != expected:
+            raise CheckFailed(f"picks are {found}, and torch's {expected}")
+        return f"{len(rows)} picks of {VOCABULARY:,} tokens as torch's", {"picks": found}
+
+    @staticmethod
+    def _picks(params: list[SamplingParams], logits_BJV: Tensor, device: torch.device) -> list[int]:
+        B, zeros = len(params), [0] * len(params)
+        sampler = sampling(params, zeros, VOCABULARY, Seeded(make_noise(range(B), zeros, device)), device)
+        prefix = SequenceState(np.zeros((B, 1), np.int64), ints([1] * B))
+        draft = sampler.verify(Draft.empty(B, 0), logits_BJV.to(device), prefix, np.ones(B, np.bool_), 0)
+        return [int(token) for token in draft.tokens_BK[:, 0]]
+
+    def same_text(self, temperature: float) -> tuple[str, Figures]:
+        """Compare the texts of a seed in all modes, in passes of one shape."""
+        outputs = {mode: self._text_of(self._llm, mode, temperature) for mode in MODES}
+        texts = {mode: output.outputs[0].token_ids for mode, output in outputs.items()}
+        _require_same(texts)
+        return f"{NEW} tokens, the same in {', '.join(MODES)}", {"token_ids": texts["ar"]}
+
+    def offloaded(self) -> tuple[str, Figures]:
+        """Compare a text whose KV lies in the host's memory with one whose KV does not."""
+        if self.device.type == "cpu" and native_loader.native is None:
+            return "left out: on a CPU it is for the native kernels", {}
+        away = LLM(
+            device=str(self.device), strict=True, kv_offload="host", kv_memory=OFFLOADED, kv_resident_layers=0
+        )  # fmt: skip
+        texts = {"ar": self._text_of(self._llm, "ar", 0.0).outputs[0].token_ids}
+        texts["triforce, KV on the host"] = self._text_of(away, "triforce", 0.0).outputs[0].token_ids
+        _require_same(texts)
+        return f"{NEW} tokens, the same with KV on the host", {}
+
+    def speed(self) -> tuple[str, Figures]:
+        """Time two modes, once their kernels are compiled and their passes captured."""
+        llm, figures = LLM(device=str(self.device)), {}
+        for mode in MODES[:2]:
+            for _ in range(2):
+                output = self._text_of(llm, mode, 0.0)
+            figures[f"{mode}_seconds_per_token"] = output.decode_seconds / output.completion_tokens
+        line = ", ".join(f"{name.split('_')[0]} {1e3 * took:.2f} ms a token" for name, took in figures.items())
+        return f"{line} (a pair this small says little)", figures
+
+    @cached_property
+    def _llm(self) -> LLM:
+        return LLM(device=str(self.device), strict=True)
+
+    @cached_property
+    def _prompt(self) -> list[int]:
+        assert self._llm.tokenizer, "the pair has one"
+        return self._llm.tokenizer.encode(self._text)[:PROMPT]
+
+    def _text_of(self, llm: LLM, mode: str, temperature: float) -> RequestOutput:
+        params = SamplingParams(temperature=temperature, seed=1, max_tokens=NEW, ignore_eos=True)
+        return llm.generate(self._prompt, params, mode=mode)[0]
+
+
+def _require_same(texts: dict[str, list[int]]) -> None:
+    first, *others = texts
+    for name in others:
+        if texts[name] != texts[first]:
+            pairs = zip(texts[first], texts[name], strict=True)
+            at = next(i for i, (a, b) in enumerate(pairs) if a != b)
+            raise CheckFailed(f"the texts of {first} and {name} differ from token {at} on")
+
+
+def _driver() -> str:
+    """Version of the driver, as nvidia-smi says."""
+    if not (smi := shutil.which("nvidia-smi")):
+        return "unknown"
+    asked = [smi, "--query-gpu=driver_version", "--format=csv,noheader"]
+    said = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=30).stdout.split()
+    return said[0] if said else "unknown"
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

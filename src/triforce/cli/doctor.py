@@ -1,0 +1,60 @@
+"""`triforce doctor`: a line for each thing that a machine must have or do, in order, up to the first that it does not.
+
+All figures are in one file. Exit code 1 where a check fails, 2 where there is no GPU and one is to be checked.
+"""
+
+from __future__ import annotations
+
+import traceback
+from argparse import Namespace
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from triforce import __version__
+from triforce.bench.checkup import Check, Checkup
+from triforce.cli.bench.report import about, machine, write
+from triforce.cli.bench.setup import own_texts
+from triforce.cli.demo import BOOK
+from triforce.engine.model_loader import resolve_device
+from triforce.errors import RequestError
+
+
+def run(options: Namespace) -> int:
+    """Run the checks, and write the file however they end. Raises RequestError without a GPU that is asked for."""
+    if options.gpu and not torch.cuda.is_available():
+        raise RequestError(f"there is no GPU to check: {_why_none()}; without --gpu the processor is checked")
+    device = resolve_device("cuda" if options.gpu else "cpu")
+    processor = Check("processor", lambda: (machine(), {}), "make native")
+    report: dict[str, Any] = {"triforce": __version__, **about(), "device": str(device), "checks": []}
+    passed = True
+    for n, check in enumerate([processor, *Checkup(device, own_texts()[BOOK]).checks()], 1):
+        passed = _passes(n, check, report["checks"])
+        write(options.out, report)
+        if not passed:
+            print(f"stopped there; report {options.out}, and what this says: {check.advice}")
+            break
+    print(f"figures: {options.out}")
+    return 0 if passed else 1
+
+
+def _passes(number: int, check: Check, rows: list[dict[str, Any]]) -> bool:
+    """Whether a check passes; prints its line, and adds its figures or its error."""
+    began, row = perf_counter(), {"name": check.name, "passed": True}
+    try:
+        line, figures = check.run()
+        row |= {"found": line, "figures": figures}
+    except Exception as error:  # whatever a driver, a compiler or a kernel may raise is what is looked for
+        first = (str(error).splitlines() or [""])[0]
+        line = f"FAILED: {type(error).__name__}: {first}"
+        row |= {"passed": False, "found": line, "traceback": traceback.format_exc()}
+    print(f"{number:>2} {check.name:<13} {line}", flush=True)
+    rows.append(row | {"seconds": perf_counter() - began})
+    return bool(row["passed"])
+
+
+def _why_none() -> str:
+    if not (torch.version.cuda or torch.version.hip):
+        return f"torch {torch.__version__} was built without CUDA; install the build for it (pytorch.org)"
+    return f"torch {torch.__version__} finds none; see nvidia-smi, and CUDA_VISIBLE_DEVICES"

@@ -1,0 +1,37 @@
+"""Attention at the sizes of real models, with the blocks and splits that a GPU has: interpreted here."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.helpers.cuda.scene import Case, Scene
+from triforce.backends.cuda.splits import SHARED
+from triforce.backends.cuda.triton.attention import tile_of
+
+BOUND = {torch.float32: 2e-6, torch.bfloat16: 2**-8 + 2**-9}
+MASS = 2e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_triton_attention_over_thousands_of_keys_equals_float64(dtype: torch.dtype) -> None:
+    """Llama-3.1-8B's group of four and one of eight, heads of 128, several splits; rows beyond a program's."""
+    for group, T, keys, by_head in ((8, 9, 2100, False), (4, 1, 4 * SHARED + 1, False), (8, 1, 1030, True)):
+        case = Case(
+            D=128, G=1, group=group, T=T, starts=[keys - T], counts=[T], by_head=by_head, sinks=0, window=0,
+            turned=False, dtype=dtype,
+        )  # fmt: skip
+        assert keys > SHARED and (T == 1 or T * group > tile_of(dtype.itemsize, 128).rows)
+        scene = Scene(case)
+        (mixed, mass), (wanted, wanted_mass) = scene.by_kernel(split=None), scene.by_the_book()
+        assert scene.error(mixed, wanted) <= BOUND[dtype]
+        torch.testing.assert_close(mass.double(), wanted_mass, atol=MASS, rtol=MASS)
+
+
+def test_triton_attention_of_heads_of_256_equals_float64() -> None:
+    """Whose programs hold fewer rows and keys."""
+    case = Case(D=256, G=1, group=8, T=5, starts=[590], counts=[5], by_head=False, sinks=0, window=0, turned=False)
+    for dtype in BOUND:
+        case.dtype = dtype
+        scene = Scene(case)
+        assert scene.error(scene.by_kernel(split=None)[0], scene.by_the_book()[0]) <= BOUND[dtype]

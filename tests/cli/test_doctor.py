@@ -1,0 +1,154 @@
+"""`triforce doctor`: the order of its checks, where it stops, what it writes; on a CPU, and on a made-up GPU."""
+
+from __future__ import annotations
+
+import gc
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.helpers.cuda import stub
+from tests.helpers.tiny_checkpoint import tiny_pair
+from triforce.backends import native_loader
+from triforce.bench import checkup, device_clock
+from triforce.checkpoint import hub
+from triforce.cli import main
+from triforce.engine import model_loader, speculative_config
+
+CHECKS = ["processor", "memory", "kernels", "sampler", "greedy text", "sampled text", "offload", "speed"]
+GPU_CHECKS = [*CHECKS[:1], "device", *CHECKS[1:]]
+
+
+@pytest.fixture(autouse=True)
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tiny pair in the place of the shipped one, and less of everything."""
+    folder = tiny_pair(tmp_path, 512)
+    pair = folder / "target", folder / "draft"
+    for module in (checkup, hub, model_loader):
+        monkeypatch.setattr(module, "SHIPPED", pair)
+    for name, value in (("PROMPT", 100), ("NEW", 3), ("VOCABULARY", 600)):
+        monkeypatch.setattr(checkup, name, value)
+    monkeypatch.setattr(speculative_config, "STRICT_ROWS", 1)
+    monkeypatch.setattr(speculative_config, "FARTHEST", (1, 1))
+    monkeypatch.setattr(device_clock, "COPIED", (1 << 12, 1 << 12))
+    monkeypatch.setattr(device_clock, "SIZE", (16, 16))
+    monkeypatch.chdir(tmp_path)
+
+
+def report(file: str = "triforce-doctor.json") -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path(file).read_text(encoding="utf-8"))
+    return found
+
+
+def named(found: dict[str, Any]) -> list[str]:
+    return [check["name"] for check in found["checks"]]
+
+
+def test_doctor_on_cpu_passes_all_checks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--out", "figures.json"]) == 0
+    found, out = report("figures.json"), capsys.readouterr().out
+    assert named(found) == CHECKS and all(check["passed"] for check in found["checks"])
+    lines = out.splitlines()
+    assert [line[3:16].strip() for line in lines[:-1]] == CHECKS and lines[-1] == "figures: figures.json"
+    assert "cores, kernels" in lines[0] and "iB free" in lines[1]
+    assert all(error < 1e-3 for error in found["checks"][2]["figures"].values() if error < 1e-2)
+    assert len(found["checks"][4]["figures"]["token_ids"]) == 3
+    assert found["checks"][7]["figures"].keys() == {"ar_seconds_per_token", "triforce_seconds_per_token"}
+
+
+def test_doctor_without_gpu_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for version, why in ((None, "was built without CUDA"), ("13.0", "finds none; see nvidia-smi")):
+        monkeypatch.setattr(torch.version, "cuda", version)
+        assert main(["doctor", "--gpu"]) == 2
+        error = capsys.readouterr().err
+        assert why in error and "Traceback" not in error and error.count("\n") == 1
+    assert not Path("triforce-doctor.json").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a device is made up here")
+def test_doctor_on_gpu_keeps_order(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its models are left to the slow version."""
+    monkeypatch.setattr(checkup, "_driver", lambda: "999.1")
+    for name in ("kernels", "same_text", "offloaded", "speed"):
+        monkeypatch.setattr(checkup.Checkup, name, lambda self, *_: ("as it should be", {}))
+    with stub.machine() as made:
+        assert main(["doctor", "--gpu"]) == 0, capsys.readouterr().out
+    found, lines = report(), capsys.readouterr().out.splitlines()
+    assert named(found) == GPU_CHECKS and [line[3:16].strip() for line in lines[:-1]] == GPU_CHECKS
+    assert found["device"] == "cuda:0" and "_decide" in {name for name, *_ in made.launches}
+    assert "Made up 0, capability 9.0, driver 999.1" in lines[1] and "70.0GiB of 80.0GiB free" in lines[2]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a device is made up here")
+def test_doctor_on_gpu_passes_all_checks(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkup, "_driver", lambda: "999.1")
+    with stub.machine() as made:
+        assert main(["doctor", "--gpu"]) == 0, capsys.readouterr().out
+        gc.collect()
+    found, lines = report(), capsys.readouterr().out.splitlines()
+    assert named(found) == GPU_CHECKS and all(check["passed"] for check in found["checks"])
+    assert found["device"] == "cuda:0"
+    assert "Made up 0, capability 9.0, driver 999.1" in lines[1] and "70.0GiB of 80.0GiB free" in lines[2]
+    assert {"_splits", "_decide", "_carry"} <= {name for name, *_ in made.launches} and made.captured > 3
+    assert "pin with device 0" in made.log
+
+
+def broken_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    compute = checkup.Checkup._logits
+
+    def wrong(self: checkup.Checkup, decoder: Any) -> torch.Tensor:
+        return compute(self, decoder) * (1.0 if native_loader.wanted == "torch" else 1.1)
+
+    monkeypatch.setattr(checkup.Checkup, "_logits", wrong)
+
+
+def broken_picks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkup.Checkup, "_picks", staticmethod(lambda *_: [len(native_loader.wanted)]))
+
+
+def broken_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    generate = checkup.LLM.generate
+
+    def wrong(self: Any, prompt: Any, params: Any, mode: str) -> Any:
+        (output,) = generate(self, prompt, params, mode=mode)
+        if mode == "retrieval" and params.temperature:
+            output.outputs[0].token_ids[2] += 1
+        return [output]
+
+    monkeypatch.setattr(checkup.LLM, "generate", wrong)
+
+
+def broken_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: Any) -> Any:
+        raise RuntimeError("CUDA error: an illegal memory access\nand many lines more")
+
+    monkeypatch.setattr(checkup.Checkup, "speed", fails)
+
+
+@pytest.mark.parametrize(
+    ("fault", "name", "told"),
+    [
+        (broken_logits, "kernels", "CheckFailed: logits in float32 are 0.1 from torch's"),
+        (broken_picks, "sampler", "CheckFailed: picks are"),
+        (broken_text, "sampled text", "CheckFailed: the texts of ar and retrieval differ from token 2 on"),
+        (broken_driver, "speed", "RuntimeError: CUDA error: an illegal memory access"),
+    ],
+)
+def test_doctor_stops_at_first_failure(
+    fault: Any, name: str, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fault(monkeypatch)
+    assert main(["doctor"]) == 1
+    captured, found = capsys.readouterr(), report()
+    at = CHECKS.index(name)
+    assert named(found) == CHECKS[: at + 1]
+    assert [check["passed"] for check in found["checks"]] == [True] * at + [False]
+    lines = captured.out.splitlines()
+    assert f"FAILED: {told}" in lines[at] and lines[at + 1].startswith("stopped there; report triforce-doctor.json")
+    assert "Traceback" not in captured.out + captured.err and "Traceback" in found["checks"][at]["traceback"]

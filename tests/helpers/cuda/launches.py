@@ -1,0 +1,194 @@
+"""Launches of every Triton kernel as the engine makes them, at the sizes of real models: nothing is run.
+
+All tensors are on the meta device, so that 131,071 keys cost nothing, and what would be launched is written down. The
+compiler must be on: TRITON_INTERPRET=0 before this is imported. Shape suffixes as in backends/kernel_api.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from triton.runtime.jit import JITFunction
+
+from triforce.backends.cuda.kv import TritonKV
+from triforce.backends.cuda.model import TritonModel
+from triforce.backends.cuda.triton import attention, pointwise, rng, sampler, topk
+from triforce.backends.cuda.triton.page_copy import carry
+from triforce.backends.kernel_api import PAGE, ForwardBatch, PageTable, pages_for
+from triforce.bench import shapes
+from triforce.bench.shapes import ModelShape
+
+META = torch.device("meta")
+KEYS, BUDGET, SINKS, WINDOW = 131_071, 4096, 16, 496
+WIDTHS = 1, 8, 16
+MODELS = {
+    "Llama-2-7B": shapes.SHAPES["llama-2-7b-128k"],
+    "Llama-3.1-8B": shapes.SHAPES["llama-3.1-8b"],
+    "Qwen3-8B": ModelShape(4096, 12_288, 36, 32, 8, 151_936, 128, tied=False),
+    "shipped target": ModelShape(256, 688, 6, 4, 4, 8192),
+    "heads of 256": ModelShape(2048, 16_384, 18, 8, 1, 256_000, 256),
+}
+DRAFTS = {"Llama-68M": shapes.SHAPES["llama-68m"], "shipped draft": ModelShape(128, 344, 2, 2, 2, 8192)}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel and what it is given; `case` says by whom."""
+
+    case: str
+    kernel: JITFunction
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+    grid: tuple[int, ...]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the first tensor."""
+        return next(x.dtype for x in self.arguments if isinstance(x, torch.Tensor))
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.case, self.launches = "", list[Launch]()
+
+    def note(self, kernel: JITFunction, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        """In the place of `JITFunction.run`."""
+        self.launches.append(Launch(self.case, kernel, arguments, options, grid))
+
+
+@contextmanager
+def recorded() -> Iterator[Recorder]:
+    """What is launched is noted instead."""
+    recorder, run = Recorder(), JITFunction.run
+    JITFunction.run = lambda kernel, *args, **how: recorder.note(kernel, *args, **how)
+    try:
+        yield recorder
+    finally:
+        JITFunction.run = run
+
+
+def everything() -> list[Launch]:
+    """Launches of models, samplers, selections and copies."""
+    with recorded() as recorder:
+        for name, shape in MODELS.items():
+            for width in WIDTHS:
+                recorder.case = f"{name}, width {width}"
+                target(shape, width)
+        for name, shape in DRAFTS.items():
+            recorder.case = f"{name}, drafting"
+            drafting(shape)
+        with single_buffered():
+            for width in WIDTHS[:2]:  # it spills at 64 query rows
+                recorder.case = f"Llama-3.1-8B, single-buffered, width {width}"
+                target(MODELS["Llama-3.1-8B"], width)
+        recorder.case = "Llama-2-7B, strict"
+        target(MODELS["Llama-2-7B"], 8, least=(8, 32))
+        recorder.case = "float32"
+        for width in (1, 8, 32):
+            target(MODELS["Llama-2-7B"], width, torch.float32)
+        for vocabulary in (8192, 32_000, 128_256):
+            recorder.case = f"vocabulary of {vocabulary:,}"
+            sampling(vocabulary)
+        recorder.case = "others"
+        others()
+    return recorder.launches
+
+
+@contextmanager
+def single_buffered() -> Iterator[None]:
+    """The split kernel as it was, which a GPU may still choose."""
+    before, attention.AHEAD = attention.AHEAD, False
+    try:
+        yield
+    finally:
+        attention.AHEAD = before
+
+
+def target(shape: ModelShape, width: int, dtype: torch.dtype = torch.bfloat16, least: tuple[int, int] = (1, 1)) -> None:
+    """A verifying pass that observes the mass, and a retrieval pass of the pages that are selected."""
+    model, kv = parts(shape, dtype)
+    shared = PageTable(table(1, pages_for(KEYS)), [KEYS - width], [width])
+    run(model, kv, width, ForwardBatch([KEYS - width], [(1, shared)], True, True, least))
+    own = PageTable(table(1, 1, shape.kv_heads, pages_for(BUDGET)), [BUDGET - width], [width])
+    run(model, kv, width, ForwardBatch([KEYS - width], [(1, own)]))
+
+
+def drafting(shape: ModelShape, dtype: torch.dtype = torch.bfloat16) -> None:
+    """A pass over sinks and a window."""
+    model, kv = parts(shape, dtype)
+    window = PageTable(table(1, pages_for(SINKS + WINDOW + 128)), [600], [1], PAGE, SINKS, WINDOW)
+    run(model, kv, 1, ForwardBatch([KEYS], [(1, window)]))
+
+
+def parts(shape: ModelShape, dtype: torch.dtype) -> tuple[TritonModel, TritonKV]:
+    """A model of one layer, and memory for all keys."""
+    shapes.SHAPES["recorded"] = replace(shape, layers=1)
+    try:
+        config, weights = shapes.parts("recorded", KEYS + 1, dtype, META)
+    finally:
+        del shapes.SHAPES["recorded"]
+    return TritonModel(config, weights), TritonKV(config, pages_for(KEYS + 1), dtype, META)
+
+
+def table(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.int32, device=META)
+
+
+def run(model: TritonModel, kv: TritonKV, width: int, batch: ForwardBatch) -> None:
+    model.forward(torch.zeros(1, width, dtype=torch.int64), kv, batch, None)
+
+
+def sampling(vocabulary: int) -> None:
+    """Both couplings, over logits as models give them and as penalties leave them."""
+    B, J = 1, 8
+    settings_5B, some = empty(5, B, dtype=torch.float64), empty(B, dtype=torch.int64)
+    for dtype in (torch.float32, torch.float64):
+        asked = sampler.SamplerInputs(empty(B, J, vocabulary, dtype=dtype), settings_5B, empty(2, B, dtype=torch.int64))
+        sampler.by_race(asked, some, some)
+        tokens_BK, guessed_BKV = empty(B, J - 1, dtype=torch.int64), empty(B, J - 1, vocabulary, dtype=torch.float64)
+        sampler.by_rejection(asked, tokens_BK, guessed_BKV, empty(B, J, dtype=torch.float64))
+    rng.exponentials(some, some, some, vocabulary)
+
+
+def others() -> None:
+    """Selection of pages, noise, pages carried from the host, and the norm of Qwen3's queries."""
+    for pages in (pages_for(KEYS), topk.MOST):
+        topk.best(empty(8, pages), range(1, pages), BUDGET // PAGE)
+    some = empty(3, dtype=torch.int64)
+    rng.uniforms(some, some, some, 0, 9)
+    pages, wanted = empty(1 << 16, PAGE * 128, dtype=torch.bfloat16), empty(32 * 32 * 256, dtype=torch.int64)
+    carry((pages, pages), wanted, (pages, pages), wanted, PAGE * 128)
+    pointwise.norm(empty(1, 32, 128, dtype=torch.bfloat16), empty(128, dtype=torch.bfloat16), 1e-6)
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device=META)
+
+
+def planted(fault: str) -> list[Launch]:
+    """The verifying pass of Llama-3.1-8B with a fault: `spill`, too many rows for a warp; `misalignment`, of keys."""
+    with recorded() as recorder:
+        recorder.case = f"planted {fault}"
+        target(MODELS["Llama-3.1-8B"], 8)
+    (splits, *_) = [each for each in recorder.launches if each.kernel.__name__ == "_splits"]
+    return [PLANTED[fault](splits)]
+
+
+def _spilling(launch: Launch) -> Launch:
+    return replace(launch, options=launch.options | {"num_warps": 1})
+
+
+def _misaligned(launch: Launch) -> Launch:
+    """Keys one number further on, as a view that begins inside of a page would have them."""
+    names = [parameter.name for parameter in launch.kernel.params]
+    arguments, at = [*launch.arguments], names.index("keys")
+    whole = arguments[at].flatten()
+    arguments[at] = whole[1:]
+    return replace(launch, arguments=tuple(arguments))
+
+
+PLANTED: dict[str, Callable[[Launch], Launch]] = {"spill": _spilling, "misalignment": _misaligned}
