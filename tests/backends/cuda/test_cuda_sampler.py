@@ -39,7 +39,7 @@ from triforce.speculation import BlockRejection, Rejection, Seeded
 torch.set_num_threads(1)
 
 
-@pytest.fixture(params=[None, 64], ids=["one program", "parts"], autouse=True)
+@pytest.fixture(params=[None, 128], ids=["one program", "parts"], autouse=True)
 def part(request: pytest.FixtureRequest) -> Iterator[int | None]:
     """Both kernels: tokens of a program, or None where it looks at a whole column."""
     with looked_at_by(request.param):

@@ -46,7 +46,7 @@ def decide(
     _peaks[parts](logits_BJV, peaks_BJC, J, V, C, *strides, N, num_warps=4)
     _shortlist[parts](
         logits_BJV, settings_5B, places_2B, peaks_BJC, *lists, counts_BJCP, held_BJCP, sums_2BJC, B, J, V, C, *strides,
-        N, C2, P, num_warps=16,
+        N, C2, P, num_warps=4,
     )  # fmt: skip
     _join[parts](
         settings_5B, *lists, counts_BJCP, held_BJCP, sums_2BJC, *joined, counts_BJ, B, J, C, N, C2, P, num_warps=4
