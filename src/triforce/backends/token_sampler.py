@@ -2,8 +2,8 @@
 
 `TorchSampling` warps and then verifies, on any device: it says what a sampler does. `NativeSampling` decides the same
 in one native call on a CPU: it finds no law behind a row's first refusal, and makes no noise for what cannot be drawn.
-`backends/cuda/sampler.py` has one for CUDA devices, in one launch. Neither knows `BlockRejection`, which needs the laws
-of all columns. `RestrictedSampling` stands before each of them where a row has a constraint.
+`backends/cuda/sampler.py` has one for CUDA devices, in a few launches. Neither knows `BlockRejection`, which needs the
+laws of all columns. `RestrictedSampling` stands before each of them where a row has a constraint.
 
 Shape suffixes: B rows, K drafted tokens, J = K + 1, V vocabulary.
 """

@@ -6,6 +6,7 @@ Shape suffixes: B rows, J columns, V vocabulary.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -15,7 +16,9 @@ from tests.helpers.cuda.sampler_checks import (
     OnDevice,
     decides_as_torch_does,
     exact_masses,
+    largest_in_one_part,
     law_is_exact,
+    looked_at_by,
     lowest_ids_stay,
     many_equals,
     move,
@@ -34,6 +37,15 @@ from triforce.ragged import ints
 from triforce.speculation import BlockRejection, Rejection, Seeded
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture(params=[None, 128], ids=["one program", "parts"], autouse=True)
+def part(request: pytest.FixtureRequest) -> Iterator[int | None]:
+    """Both kernels: tokens of a program, or None where it looks at a whole column."""
+    with looked_at_by(request.param):
+        yield request.param
+
+
 each_coupling = pytest.mark.parametrize("coupling", COUPLINGS)
 
 
@@ -63,8 +75,13 @@ def test_triton_sampler_random_nucleus_equals_torch() -> None:
     nuclei()
 
 
-def test_triton_sampler_exact_masses_equal_torch() -> None:
-    exact_masses()
+def test_triton_sampler_exact_masses_equal_torch(part: int | None) -> None:
+    with looked_at_by(part and 4):
+        exact_masses()
+
+
+def test_triton_sampler_largest_in_one_part_equal_torch() -> None:
+    largest_in_one_part()
 
 
 def test_triton_sampler_smallest_probabilities_equal_torch() -> None:
@@ -132,11 +149,13 @@ def test_triton_sampler_choice_follows_backend(by_name: None, monkeypatch: pytes
     assert taken(Seeded) is TorchSampling
 
 
-def test_triton_verification_law_is_exact() -> None:
-    law_is_exact()
+def test_triton_verification_law_is_exact(part: int | None) -> None:
+    with looked_at_by(part and 1):
+        law_is_exact()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_triton_verification_law_of_wide_proposals_is_exact() -> None:
-    law_is_exact(3, (0, 1, 2))
+def test_triton_verification_law_of_wide_proposals_is_exact(part: int | None) -> None:
+    with looked_at_by(part and 2):
+        law_is_exact(3, (0, 1, 2))

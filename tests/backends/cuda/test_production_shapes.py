@@ -1,39 +1,27 @@
-"""Kernels at the sizes of real models, with the blocks and splits that a GPU has: interpreted here, in a minute."""
+"""Attention at the sizes of real models, with the blocks and splits that a GPU has: interpreted here."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from tests.helpers.cuda.sampler_checks import decides_as_torch_does
 from tests.helpers.cuda.scene import Case, Scene
-from tests.helpers.sampler_scenes import COUPLINGS
-from triforce.backends.cuda.triton import sampler
+from triforce.backends.cuda.splits import SHARED
 from triforce.backends.cuda.triton.attention import tile_of
-from triforce.backends.cuda.workspace import SPLIT
 
-VOCABULARY = 128_256
 BOUND = {torch.float32: 2e-6, torch.bfloat16: 2**-8 + 2**-9}
 MASS = 2e-5
-
-
-@pytest.mark.parametrize("coupling", COUPLINGS)
-def test_triton_sampler_of_large_vocabulary_decides_as_torch(coupling: type, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each column has 32 blocks, of which the last one is not full."""
-    monkeypatch.setattr(sampler, "BLOCK_INTERPRETED", sampler.BLOCK)
-    assert VOCABULARY // sampler.BLOCK == 31 and VOCABULARY % sampler.BLOCK
-    decides_as_torch_does(VOCABULARY, range(1), coupling)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_triton_attention_over_thousands_of_keys_equals_float64(dtype: torch.dtype) -> None:
     """Llama-3.1-8B's group of four and one of eight, heads of 128, several splits; rows beyond a program's."""
-    for group, T, keys, by_head in ((8, 9, 2100, False), (4, 1, 4 * SPLIT + 1, False), (8, 1, 1030, True)):
+    for group, T, keys, by_head in ((8, 9, 2100, False), (4, 1, 4 * SHARED + 1, False), (8, 1, 1030, True)):
         case = Case(
             D=128, G=1, group=group, T=T, starts=[keys - T], counts=[T], by_head=by_head, sinks=0, window=0,
             turned=False, dtype=dtype,
         )  # fmt: skip
-        assert keys > SPLIT and (T == 1 or T * group > tile_of(dtype.itemsize, 128).rows)
+        assert keys > SHARED and (T == 1 or T * group > tile_of(dtype.itemsize, 128).rows)
         scene = Scene(case)
         (mixed, mass), (wanted, wanted_mass) = scene.by_kernel(split=None), scene.by_the_book()
         assert scene.error(mixed, wanted) <= BOUND[dtype]

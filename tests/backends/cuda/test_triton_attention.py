@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,9 @@ import torch
 from hypothesis import given, settings
 
 from tests.helpers.cuda.scene import DEVICE, Case, Scene, cases
+from tests.helpers.mutants.mutation import Mutant
+from tests.helpers.mutants.registry import caught_in
+from triforce.backends.cuda.splits import split_of
 
 Array = np.ndarray[Any, Any]
 
@@ -42,15 +46,53 @@ def test_triton_attention_long_random_call_equals_float64(case: Case) -> None:
     agree(case)
 
 
-def test_triton_attention_default_splits_equal_float64() -> None:
-    """Of lists of each head's own and of shared ones, across a border of both."""
-    for by_head in (True, False):
-        case = Case(G=1, T=2, starts=[511], counts=[2], by_head=by_head, sinks=0, window=0, turned=False)
-        scene = Scene(case)
-        mixed, mass = scene.by_kernel(split=None)
-        wanted, wanted_mass = scene.by_the_book()
-        assert scene.error(mixed, wanted) <= BOUND[torch.float32]
-        torch.testing.assert_close(mass.double(), wanted_mass, atol=MASS, rtol=MASS)
+@pytest.mark.parametrize(
+    ("change", "split"),
+    [
+        ({"T": 1, "group": 1, "by_head": False}, 512),
+        ({"T": 4, "group": 8, "by_head": False}, 1024),
+        ({"T": 1, "group": 1, "by_head": True}, 256),
+        ({"T": 2, "group": 2, "by_head": True}, 128),
+        ({"T": 1, "group": 1, "by_head": False, "sinks": 16, "window": 100, "turned": True}, 64),
+    ],
+)
+def test_triton_attention_default_split_equals_float64(change: dict[str, Any], split: int) -> None:
+    """Of each kind of list, across a border. Other splits leave other bits: so the default is what it is said to be."""
+    T, first = change["T"], max(split, 256) - 1
+    case = Case(**{"sinks": 0, "window": 0, "turned": False} | change | {"G": 1, "starts": [first], "counts": [T]})
+    scene = Scene(case)
+    mixed, mass = scene.by_kernel(split=None)
+    wanted, wanted_mass = scene.by_the_book()
+    assert scene.error(mixed, wanted) <= BOUND[torch.float32]
+    torch.testing.assert_close(mass.double(), wanted_mass, atol=MASS, rtol=MASS)
+    assert torch.equal(scene.by_kernel(split=split)[0], mixed)
+    assert not torch.equal(scene.by_kernel(split=split // 2 if split > 64 else 128)[0], mixed)
+
+
+def test_attention_splits_keep_a_device_busy() -> None:
+    """Programs of real shapes on an H100: some two for each of its multiprocessors."""
+    budget, window, keys = 4096, 16 + 496, 131_071
+    assert keys // split_of(False, 0, 4, 4) * 8 > 264 and keys // split_of(False, 0, 32, 4) * 8 > 264  # Llama-3.1-8B
+    assert budget // split_of(True, 0, 4, 4) * 8 >= 256 and budget // split_of(True, 0, 1, 1) * 32 >= 256
+    assert window // split_of(False, window, 1, 1) * 12 >= 96  # Llama-68M
+    written_and_read, kept = 2 * 4 * 32 * (128 + 2), 2 * 2 * 128  # eight queries of a group of 4; a key and a value
+    assert written_and_read / split_of(False, 0, 32, 4) < kept / 15
+
+
+def many_splits_agree() -> None:
+    """Heads of 128, eight queries each, 33 splits: more than a merge reads at once, and more dimensions."""
+    agree(Case(D=128, G=1, group=8, T=1, starts=[2099], counts=[1], by_head=False, sinks=0, window=0, turned=False))
+
+
+def test_triton_attention_of_many_splits_equals_float64() -> None:
+    many_splits_agree()
+
+
+@pytest.mark.parametrize("mutant", caught_in("test_attention_mutant_fails_its_check"), ids=str)
+def test_attention_mutant_fails_its_check(mutant: Mutant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant.apply(monkeypatch, tmp_path)
+    with pytest.raises(AssertionError):
+        many_splits_agree()
 
 
 @pytest.mark.parametrize("change", [{}, {"by_head": False, "sinks": 0, "window": 0, "turned": False}])

@@ -29,7 +29,8 @@ SOURCES = (
 )
 KERNELS = {
     "_splits", "_merge", "_weigh", "_turn_queries", "_write", "_norm", "_swiglu", "_best", "_exponentials",
-    "_uniforms", "_decide", "_carry",
+    "_uniforms", "_decide", "_carry", "_peaks", "_shortlist", "_join", "_cut", "race_parts", "close_race",
+    "share_parts", "judge_parts",
 }  # fmt: skip
 
 

@@ -90,7 +90,7 @@ def everything() -> list[Launch]:
         recorder.case = "float32"
         for width in (1, 8, 32):
             target(MODELS["Llama-2-7B"], width, torch.float32)
-        for vocabulary in (32_000, 128_256):
+        for vocabulary in (8192, 32_000, 128_256):
             recorder.case = f"vocabulary of {vocabulary:,}"
             sampling(vocabulary)
         recorder.case = "others"

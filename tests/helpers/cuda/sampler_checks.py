@@ -6,12 +6,14 @@ Shape suffixes: B rows, V vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -22,9 +24,24 @@ from tests.helpers.random_tensors import normal
 from tests.helpers.sampler_scenes import CUTS, EQUAL, Scene, agree, laws, same_law, scene
 from tests.helpers.samplers import torch_sampling
 from triforce.backends.cuda.sampler import TritonSampling
+from triforce.backends.cuda.triton import sampler
 from triforce.interface.sampling_params import SamplingParams
 from triforce.ragged import Bools, ints
 from triforce.speculation import Draft, Seeded, SequenceState
+
+
+@contextmanager
+def looked_at_by(part: int | None, block: int | None = None) -> Iterator[None]:
+    """Columns are looked at by a program for each `part` tokens, or by one alone: on a GPU and in the interpreter.
+
+    `block`: tokens that this one looks at together.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in ("", "_INTERPRETED"):
+            patch.setattr(sampler, f"ALONE{kind}", 0 if part else 2**31)
+            patch.setattr(sampler, f"PART{kind}", part)
+            patch.setattr(sampler, f"BLOCK{kind}", block or getattr(sampler, f"BLOCK{kind}"))
+        yield
 
 
 class OnDevice:
@@ -80,17 +97,28 @@ def many_equals() -> None:
 
 
 def nuclei() -> None:
-    """Few tokens or most; a float64 that is far from the others."""
+    """Few tokens or most; a float64 that is far from the others; many that are too light, and count all the same."""
     logits_BV = torch.tensor([0.0, 0.05, 1.0, 8.0]).double()[:, None] * normal(4, 600, seed=1)
     logits_BV[1, 3] = -1e300
     for top_p in (0.1, 0.9, 0.999, 1 - 1e-12):
         same_laws(logits_BV, [SamplingParams(top_p=top_p)] * 4)
+    light_BV = torch.full((1, 600), math.log(0.99 * 0.51 / 1200))
+    light_BV[0, :2] = torch.tensor([1.0, 0.8]).log()
+    same_laws(light_BV, [SamplingParams(top_p=0.49)])
 
 
 def exact_masses() -> None:
     """Equal tokens that hold just the mass, or would if their sum were not rounded."""
     for size, masses in ((8, (0.125, 0.5, 0.875)), (10, (0.3, 0.7, 0.8))):
         same_laws(torch.zeros(len(masses), size), [SamplingParams(top_p=mass) for mass in masses])
+
+
+def largest_in_one_part() -> None:
+    """All that a top-k leaves stands together, beside equals of the smallest, or one by one in each part."""
+    falling_V = -torch.arange(256.0)
+    logits_BV = torch.stack((falling_V, -(-falling_V / 2).floor(), falling_V.view(64, 4).T.flatten()))
+    for k in (2, 3, 64, 65):
+        same_laws(logits_BV, [SamplingParams(0.5, top_k=k)] * 3)
 
 
 def noise_far_away(vocab_size: int) -> None:

@@ -50,7 +50,8 @@ COPIES: dict[str, tuple[str, tuple[str, str]]] = {
 }  # fmt: skip
 TRITON = "triforce.backends.cuda.triton"
 SAMPLER, TRUNCATION, RNG = f"{TRITON}.sampler", f"{TRITON}.truncation", f"{TRITON}.rng"
-USERS = (SAMPLER, "triforce.backends.cuda.sampler")
+PARTS, PART_DRAWS = f"{TRITON}.column_parts", f"{TRITON}.part_draws"
+USERS = (SAMPLER, PARTS, PART_DRAWS, "triforce.backends.cuda.sampler")
 DRAWS: dict[str, tuple[str, str, str, str]] = {
     "one too many among equals": (TRUNCATION, "rank_N <= room", "rank_N <= room + 1", "lowest ids"),
     "equals counted in each block alone": (TRUNCATION, "rank_N = level + ", "rank_N = ", "many equals"),
@@ -67,7 +68,58 @@ DRAWS: dict[str, tuple[str, str, str, str]] = {
     "fused: last column left out": (SAMPLER, "j <= last", "j < last", "picks"),
     "fused: noise of the neighbour": (RNG, "tl.where(token_N % 2 == 0, w0, w2)", "w0", "far noise"),
     "fused: noise of another position": (SAMPLER, "tl.load(places + b) + j", "tl.load(places + b)", "picks"),
+    "parts: scores below a part's own peak": (
+        PARTS, "(x_N.to(tl.float64) - peak)", "(x_N.to(tl.float64) - own)", "in parts: many equals",
+    ),
+    "parts: one less than the k largest of a part": (
+        PARTS, "0) >= k, higher", "0) >= k - 1, higher", "in parts: largest in one part",
+    ),
+    "parts: equals of the k-th left out": (
+        PARTS, "return order_N >= least", "return order_N > least", "in parts: largest in one part",
+    ),
+    "parts: a part is left out by its smallest score": (
+        PARTS, "/ temperature >= least:", "/ temperature > least:", "in parts: lowest ids",
+    ),
+    "parts: light tokens weigh nothing": (
+        PARTS, "total = tl.sum(value_N, 0)", "total = tl.sum(tl.where(value_N >= light, value_N, 0.0), 0)",
+        "in parts: nuclei",
+    ),
+    "parts: the last of the list is left out": (
+        PARTS, "joined + cell, tl.sum(kept_C, 0)", "joined + cell, tl.sum(kept_C, 0) - 1", "in parts: many equals",
+    ),
+    "parts: a nucleus ends at the first power of two": (
+        PARTS, "tl.where(enough_P, p_P, P)", "tl.where(enough_P, 0, P)", "in parts: nuclei",
+    ),
+    "parts: cuts do not shorten the list": (
+        PARTS, "tl.store(counts + cell, count)", "tl.store(counts + cell, count, mask=count < 0)",
+        "in parts: many equals",
+    ),
+    "parts: the first part's winner": (
+        PART_DRAWS, "best = tl.max(best_C, 0)", "best = tl.sum(tl.where(c_C == 0, best_C, 0.0), 0)",
+        "in parts: far noise",
+    ),
+    "parts: no residual": (
+        PART_DRAWS, "refused, other=0.0), 0.0)", "refused & False, other=0.0), 0.0)", "in parts: residuals",
+    ),
+    "parts: parts before are forgotten": (
+        PART_DRAWS, "before + tl.cumsum", "0 * before + tl.cumsum", "in parts: residuals",
+    ),
+    "parts: accepted a little too easily": (
+        PART_DRAWS, "uniform * q < p", "uniform * q < 1.01 * p", "in parts: exact law",
+    ),
+    "parts: noise of another position": (
+        PART_DRAWS, "position = tl.load(places + b) + j", "position = tl.load(places + b)", "in parts: picks",
+    ),
 }  # fmt: skip
+ATTENTION = f"{TRITON}.attention"
+MERGES: dict[str, tuple[str, str]] = {
+    "merge: only splits that are read at once": (
+        "tl.range(0, used, SOME, num",
+        "tl.range(0, min(used, SOME), SOME, num",
+    ),
+    "merge: the first dimensions everywhere": ("dims * DIMS + tl.arange(0, DIMS)", "0 * dims + tl.arange(0, DIMS)"),
+    "merge: splits hang from no peak": ("- base_R[None, :])", "- 0 * base_R[None, :])"),
+}
 HERE = "tests/backends/cuda/test_"
 MUTANTS = [
     *(
@@ -86,6 +138,14 @@ MUTANTS = [
             (check,),
         )
         for name, (module, old, new, check) in DRAWS.items()
+    ),
+    *(
+        Mutant(
+            name,
+            f"{HERE}triton_attention.py::test_attention_mutant_fails_its_check",
+            (ModuleEdit(ATTENTION, change, users=("tests.helpers.cuda.scene",)),),
+        )
+        for name, change in MERGES.items()
     ),
     Mutant(
         "a selection asks the device",

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from triforce.backends.cuda.graphs import GraphInputs, ViewShape
+from triforce.backends.cuda.splits import split_of
 from triforce.backends.cuda.triton.attention import DevicePageTable, attend
 from triforce.backends.cuda.triton.pointwise import rotate_and_write
-from triforce.backends.cuda.workspace import SPLIT, SPLIT_BY_HEAD
 from triforce.backends.current_device import current
 from triforce.backends.kernel_api import Device, ForwardBatch, KeysValues, LayerAttention, PageTable, Rotation
 from triforce.backends.torch.kv import TorchKV, attend_lists
@@ -97,4 +97,6 @@ def write_and_attend(
     q_BTHD, q_sinks_BTHD = rotate_and_write(qkv, positions_B, tables_PF, seen, kv)
     if wide:
         return q_BTHD, *attend_lists(q_BTHD, kv, wide)
-    return q_BTHD, *attend(q_BTHD, *kv, seen, return_mass, q_sinks_BTHD, SPLIT_BY_HEAD if by_head else SPLIT)
+    (_, T, H, _), G = q_BTHD.shape, len(kv[0])
+    split = split_of(by_head, seen.window, T * H // G, H // G)
+    return q_BTHD, *attend(q_BTHD, *kv, seen, return_mass, q_sinks_BTHD, split)

@@ -1,4 +1,4 @@
-"""The sampler for CUDA devices, one launch and one copy back, and its noise.
+"""The sampler for CUDA devices, a few launches and one copy back, and its noise.
 
 Shape suffixes: B rows, K drafted tokens, J = K + 1, V vocabulary.
 """

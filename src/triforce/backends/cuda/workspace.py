@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from triforce.backends.cuda.graphs import bucket
+from triforce.backends.cuda.splits import split_of
 from triforce.backends.kernel_api import PAGE
 from triforce.model.config import ModelConfig
-
-SPLIT, SPLIT_BY_HEAD = 512, 256
-"""Keys of a split. Lists of each KV head's own are short, and need more splits to keep a device busy."""
 
 
 def workspace(config: ModelConfig, rows: int, width: int, pages: int) -> int:
@@ -17,5 +15,6 @@ def workspace(config: ModelConfig, rows: int, width: int, pages: int) -> int:
     each page.
     """
     rows, width, pages = bucket(rows), bucket(width), bucket(pages, 64)
-    splits = -(-pages * PAGE // SPLIT)
+    group = config.heads // config.kv_heads
+    splits = -(-pages * PAGE // split_of(False, 0, width * group, group))
     return 4 * rows * width * config.heads * (splits * (config.head_dim + 2) + pages + 1)

@@ -22,15 +22,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from triforce.backends.cuda.splits import split_of
 from triforce.backends.cuda.triton import interpreted, multiplied_as
-from triforce.backends.cuda.workspace import SPLIT, SPLIT_BY_HEAD
 
 
 class Tile(NamedTuple):
-    """Query rows that a program of the split kernel holds at most, and keys of a block; its warps and stages.
-
-    Rows beyond read the keys again.
-    """
+    """Query rows of a program at most (those beyond read the keys again), and keys of a block; its warps and stages."""
 
     rows: int
     keys: int
@@ -74,12 +71,13 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """Mixed values (B, T, H, D), and the mass of each unit, float32 (B, G, U), if `return_mass`.
 
-    As a `LayerAttention` gives them. `split`: keys of a split, a multiple of 64. No host synchronisation.
+    As a `LayerAttention` gives them. `split`: keys of a split, a multiple of 64, or `split_of`. No host wait.
     """
     (B, T, H, D), G, U = q_BTHD.shape, len(k_GSD), seen.units.shape[-1]
     by_head = seen.units.ndim == 3
-    split = split or (SPLIT_BY_HEAD if by_head else SPLIT)
-    R, N = T * H // G, max(1, -(-U * seen.unit // split))
+    R = T * H // G
+    split = split or split_of(by_head, seen.window, R, H // G)
+    N = max(1, -(-U * seen.unit // split))
     tile = tile_of(q_BTHD.element_size(), D)
     at_once = min(tile.rows, max(16, triton.next_power_of_2(R)))
     attn_out_BTHD, D2 = torch.empty_like(q_BTHD), max(16, triton.next_power_of_2(D))
@@ -95,9 +93,10 @@ def attend(
         multiplied_as(q_BTHD), num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     some, rows = (8, 16) if interpreted() else (32, 1)  # an interpreted program takes milliseconds, whatever it does
-    _merge[(triton.cdiv(R, rows), G, B)](
+    dims = min(32, D2)
+    _merge[(triton.cdiv(R, rows), G * triton.cdiv(D, dims), B)](
         parts_BGNRD, peaks_BGNR, sums_BGNR, seen.starts_B, seen.counts_B, attn_out_BTHD, whole_BGR, G, T, R, N, split,
-        H // G, D, D2, some, rows,
+        H // G, D, dims, some, rows,
     )  # fmt: skip
     mass_BGU = new((B, G, U) if return_mass else (0,), dtype=torch.float32)
     if return_mass and U:
@@ -191,35 +190,39 @@ def _splits(
 @triton.jit
 def _merge(
     parts, peaks, sums, starts, counts, mixed, whole, G, T, R, N, SPLIT: tl.constexpr, GROUP: tl.constexpr,
-    D: tl.constexpr, D2: tl.constexpr, SOME: tl.constexpr, ROWS: tl.constexpr,
+    D: tl.constexpr, DIMS: tl.constexpr, SOME: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """The splits of some query rows, in ascending order; zeros where a row of the batch has fewer queries."""
-    row_R, g, b = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1), tl.program_id(2)
+    """The splits of some query rows and dimensions, in ascending order; zeros where there are fewer queries."""
+    row_R, g, b = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1) % G, tl.program_id(2)
     start, count = tl.load(starts + b).to(tl.int32), tl.load(counts + b).to(tl.int32)
-    d, token_R, real_R = tl.arange(0, D2), row_R // GROUP, row_R < count * GROUP
+    dims = tl.program_id(1) // G
+    d, token_R, real_R = dims * DIMS + tl.arange(0, DIMS), row_R // GROUP, row_R < count * GROUP
     used = tl.where(tl.program_id(0) * ROWS < count * GROUP, (start + count + SPLIT - 1) // SPLIT, 0)
     peak_R, total_R = tl.full([ROWS], -float("inf"), tl.float32), tl.full([ROWS], 0.0, tl.float32)
-    attn_out_RD = tl.full([ROWS, D2], 0.0, tl.float32)
+    head = (b * G + g).to(tl.int64) * N
     for first in range(0, used, SOME):
         split_N = first + tl.arange(0, SOME)
-        at_NR = ((b * G + g).to(tl.int64) * N + split_N)[:, None] * R + row_R[None, :]
         there_NR = (split_N < used)[:, None] & real_R[None, :]
-        peak_NR = tl.load(peaks + at_NR, mask=there_NR, other=-float("inf"))
-        higher_R = tl.maximum(peak_R, tl.max(peak_NR, 0))
-        base_R = tl.where(higher_R == -float("inf"), 0.0, higher_R)
-        share_NR, fade_R = tl.exp2(peak_NR - base_R[None, :]), tl.exp2(peak_R - base_R)
+        peak_NR = tl.load(peaks + (head + split_N)[:, None] * R + row_R[None, :], mask=there_NR, other=-float("inf"))
+        peak_R = tl.maximum(peak_R, tl.max(peak_NR, 0))
+    base_R = tl.where(peak_R == -float("inf"), 0.0, peak_R)  # of all splits: so sums wait for no others
+    attn_out_RD = tl.full([ROWS, DIMS], 0.0, tl.float32)
+    for first in tl.range(0, used, SOME, num_stages=3):
+        split_N = first + tl.arange(0, SOME)
+        at_NR = (head + split_N)[:, None] * R + row_R[None, :]
+        there_NR = (split_N < used)[:, None] & real_R[None, :]
+        share_NR = tl.exp2(tl.load(peaks + at_NR, mask=there_NR, other=-float("inf")) - base_R[None, :])
         sum_NR = tl.load(sums + at_NR, mask=there_NR, other=0.0)
         mask_NRD = there_NR[:, :, None] & (d < D)[None, None, :]
         part_NRD = tl.load(parts + at_NR[:, :, None] * D + d[None, None, :], mask=mask_NRD, other=0.0)
-        attn_out_RD = attn_out_RD * fade_R[:, None] + tl.sum(part_NRD * share_NR[:, :, None], 0)
-        total_R = total_R * fade_R + tl.sum(sum_NR * share_NR, 0)
-        peak_R = higher_R
+        attn_out_RD += tl.sum(part_NRD * share_NR[:, :, None], 0)
+        total_R += tl.sum(sum_NR * share_NR, 0)
     some_R = tl.where(total_R > 0, total_R, 1.0)
     cell_R = ((b * T + token_R) * G * GROUP + g * GROUP + row_R % GROUP) * D
     out_RD = (attn_out_RD / some_R[:, None]).to(mixed.dtype.element_ty)
     tl.store(mixed + cell_R[:, None] + d[None, :], out_RD, mask=(row_R < R)[:, None] & (d < D)[None, :])
     log_R = tl.where(total_R > 0, tl.log2(some_R) + peak_R, float("inf"))
-    tl.store(whole + (b * G + g) * R + row_R, log_R, mask=row_R < R)
+    tl.store(whole + (b * G + g) * R + row_R, log_R, mask=(row_R < R) & (dims == 0))
 
 
 @triton.jit

@@ -1,4 +1,6 @@
-"""Sampling from logits to verdicts in one launch: each program finds one column's distribution, and decides by it.
+"""Sampling from logits to verdicts: each column's distribution is found, and decides.
+
+Large vocabularies are looked at by several programs a column (`column_parts`), others by one, here, in one launch.
 
 A program goes through its column in blocks. The tokens that a law has left stand in a list in memory, by ascending id,
 and each cut shortens it; so only the first passes see the whole vocabulary, and nothing is sorted (see `cuts`). All
@@ -16,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from triforce.backends.cuda.triton import interpreted
+from triforce.backends.cuda.triton import column_parts, interpreted
 from triforce.backends.cuda.triton.rng import exponential_of
 from triforce.backends.cuda.triton.truncation import law, widest
 
@@ -24,6 +26,11 @@ KEPT = -1
 """The verdict where a guess is kept."""
 BLOCK, BLOCK_INTERPRETED = 4096, 256
 """Tokens that a program looks at together; few in tests, so that small vocabularies have several blocks."""
+ALONE, ALONE_INTERPRETED = 16_384, 256
+"""Vocabularies up to which one program looks at a column, in one launch instead of six. No GPU has chosen yet: with
+2 ** 31 all are looked at as before."""
+PART, PART_INTERPRETED = 2048, 256
+"""Tokens of a part of a column, where several programs look at it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +68,10 @@ def _launch(
     inputs: SamplerInputs, race: bool, first: Tensor, second: Tensor, guessed_BKV: Tensor, laws_BJV: Tensor
 ) -> Tensor:
     (B, J, V), new = inputs.logits_BJV.shape, inputs.logits_BJV.new_empty
+    alone, part = (ALONE_INTERPRETED, PART_INTERPRETED) if interpreted() else (ALONE, PART)
+    if alone < V:
+        given = inputs.logits_BJV, inputs.settings_5B, inputs.places_2B
+        return column_parts.decide(given, (first, second), (guessed_BKV, laws_BJV), race, part)
     ids_BJV, values_BJV = new(B, J, V, dtype=torch.int32), new(B, J, V, dtype=torch.float64)
     out_2BJ = new(2, B, J, dtype=torch.int64)
     strides = *inputs.logits_BJV.stride()[:2], *guessed_BKV.stride()[:2]

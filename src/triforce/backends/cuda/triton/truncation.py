@@ -42,6 +42,25 @@ def law(logits, settings, ids, values, B, V, low, peak, N: tl.constexpr):
         edge = (find_edge(logits, V, tl.where(k == 1, peak, low), peak, k, False, N) - peak) / temperature
     count = _scores(logits, ids, values, V, peak, temperature, tl.maximum(least, edge), N)
     count, total = _weights(ids, values, count, edge, k, light, N)
+    return _top_p(ids, values, count, total, mass, light, N)
+
+
+@triton.jit
+def cut(ids, values, count, total, k, mass, light, N: tl.constexpr):
+    """A list's cuts: how many stay, and by what to divide their values.
+
+    The list has weights, those of all tokens of this total; or with a top-k scores, of which the largest is 0.
+    """
+    if k > 0:
+        low = tl.full([], -float("inf"), tl.float64)
+        edge = find_edge(values, count, low, tl.full([], 0.0, tl.float64), k, False, N)
+        count, total = _weights(ids, values, count, edge, k, light, N)
+    return _top_p(ids, values, count, total, mass, light, N)
+
+
+@triton.jit
+def _top_p(ids, values, count, total, mass, light, N: tl.constexpr):
+    """Shares of weights, cut to their nucleus: how many they are, and what to divide them by."""
     held = _shares(values, count, total, N)
     divisor = tl.full([], 1.0, tl.float64)
     if (mass < 1) & (held >= mass):

@@ -1,0 +1,184 @@
+"""Sampling as in `sampler`, by several programs a column, each of which looks at one part of the vocabulary.
+
+What is certainly cut is dropped in float32: what is below the k-th largest of its part is not among the k largest, and
+masses of all weights from each power of two on say where a nucleus ends at the latest. What is left becomes one list,
+by ascending id; one program makes the cuts among that in float64, and parts of the list draw from what then is left.
+
+Shape suffixes: B rows, J columns, K guesses, V vocabulary, C parts, N tokens of a part, P powers of two.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from triforce.backends.cuda.triton.part_draws import close_race, judge_parts, peak_of, race_parts, share_parts
+from triforce.backends.cuda.triton.truncation import cut
+
+POWERS = 32
+"""A nucleus that reaches below 2 ** -32 of the largest weight keeps its whole list."""
+
+
+def decide(
+    given: tuple[Tensor, Tensor, Tensor], draws: tuple[Tensor, Tensor], laws: tuple[Tensor, Tensor], race: bool, N: int
+) -> Tensor:
+    """Return verdicts and peaks, int64 (2, B, J), as `sampler.by_race` or `sampler.by_rejection` does; writes laws.
+
+    given: logits, settings and places of `SamplerInputs`. draws: seeds and choices (B) of a race, else guesses (B, K)
+    and uniforms (B, J). laws: those of guesses, and where this one's go. N: a power of two.
+    """
+    (logits_BJV, settings_5B, places_2B), (first, second), (guessed_BKV, laws_BJV) = given, draws, laws
+    (B, J, V), P, float64, int32 = logits_BJV.shape, POWERS, torch.float64, torch.int32
+    C = triton.cdiv(V, N)
+    C2, parts, columns = triton.next_power_of_2(C), (C, J, B), (J, B)
+
+    def new(*shape: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=logits_BJV.device)
+
+    peaks_BJC, sums_2BJC = new(B, J, C, dtype=float64), new(2, B, J, C, dtype=float64)
+    held_BJCP, counts_BJCP = new(B, J, C, P, dtype=torch.float32), new(B, J, C, P + 1, dtype=int32)
+    lists, joined = ((new(B, J, C * N, dtype=int32), new(B, J, C * N, dtype=float64)) for _ in range(2))
+    counts_BJ, divisors_BJ = new(B, J, dtype=int32), new(B, J, dtype=float64)
+    winners_BJC, out_2BJ = new(B, J, C, dtype=int32), new(2, B, J, dtype=torch.int64)
+    strides, guess_strides = logits_BJV.stride()[:2], guessed_BKV.stride()[:2]
+    _peaks[parts](logits_BJV, peaks_BJC, J, V, C, *strides, N, num_warps=4)
+    _shortlist[parts](
+        logits_BJV, settings_5B, places_2B, peaks_BJC, *lists, counts_BJCP, held_BJCP, sums_2BJC, B, J, V, C, *strides,
+        N, C2, P, num_warps=4,
+    )  # fmt: skip
+    _join[parts](
+        settings_5B, *lists, counts_BJCP, held_BJCP, sums_2BJC, *joined, counts_BJ, B, J, C, N, C2, P, num_warps=4
+    )  # fmt: skip
+    _cut[columns](settings_5B, *joined, counts_BJ, sums_2BJC, divisors_BJ, B, J, C, N, C2, num_warps=16)
+    if race:
+        race_parts[parts](
+            places_2B, *joined, counts_BJ, divisors_BJ, first, second, sums_2BJC, winners_BJC, J, C, N, num_warps=8
+        )  # fmt: skip
+        close_race[columns](peaks_BJC, sums_2BJC, winners_BJC, out_2BJ, B, J, C, C2, num_warps=1)
+    else:
+        share_parts[parts](
+            places_2B, *joined, counts_BJ, divisors_BJ, guessed_BKV, laws_BJV, sums_2BJC, B, J, V, C, *guess_strides, N,
+            num_warps=8,
+        )  # fmt: skip
+        judge_parts[columns](
+            places_2B, peaks_BJC, *joined, counts_BJ, sums_2BJC, first, second, guessed_BKV, laws_BJV, out_2BJ, B, J, V,
+            C, *guess_strides, N, C2, num_warps=8,
+        )  # fmt: skip
+    return out_2BJ
+
+
+@triton.jit(do_not_specialize=["J", "C"])
+def _peaks(logits, peaks, J, V, C, row_stride, column_stride, N: tl.constexpr):
+    """The largest logit of a part: NaN if one of them is."""
+    c, j, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    at_N = c * N + tl.arange(0, N)
+    logits += b.to(tl.int64) * row_stride + j.to(tl.int64) * column_stride
+    x_N = tl.load(logits + at_N, mask=at_N < V, other=-float("inf"))
+    odd = tl.max((x_N != x_N).to(tl.int32), 0) > 0
+    peak = tl.where(odd, float("nan"), tl.max(x_N, 0).to(tl.float64))
+    tl.store(peaks + (b * J + j) * C + c, peak)
+
+
+@triton.jit(do_not_specialize=["B", "J", "C"])
+def _shortlist(
+    logits, settings, places, peaks, ids, values, counts, held, sums, B, J, V, C, row_stride, column_stride,
+    N: tl.constexpr, C2: tl.constexpr, P: tl.constexpr,
+):  # fmt: skip
+    """List what a part's cuts may leave: scores if there is a top-k, else weights; their number, and the total.
+
+    Nothing of a column that has no law, or that nobody looks at.
+    """
+    c, j, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    cell = (b * J + j).to(tl.int64)
+    at = cell * C + c
+    peak, own = peak_of(peaks + cell * C, C, C2), tl.load(peaks + at)
+    temperature, k = tl.load(settings + b), tl.load(settings + B + b).to(tl.int32)
+    least, light = tl.load(settings + 3 * B + b), tl.load(settings + 4 * B + b)
+    least = tl.where(k == 1, tl.maximum(least, 0.0), least)
+    value_N, stays_N = tl.full([N], 0.0, tl.float64), tl.full([N], False, tl.int1)
+    total, id_N = tl.full([], 0.0, tl.float64), c * N + tl.arange(0, N)
+    if (j <= tl.load(places + B + b)) & (tl.abs(peak) < float("inf")):  # noqa: SIM102
+        if (own - peak) / temperature >= least:
+            logits += b.to(tl.int64) * row_stride + j.to(tl.int64) * column_stride
+            x_N = tl.load(logits + id_N, mask=id_N < V, other=-float("inf"))
+            value_N = (x_N.to(tl.float64) - peak) / temperature  # in this order: a tiny temperature cannot overflow
+            stays_N = (value_N >= least) & (value_N > -float("inf"))
+            if k > 1:
+                stays_N = stays_N & _kept_by_top_k(x_N, k)
+            if k == 0:
+                value_N = tl.where(stays_N, tl.exp(value_N), 0.0)
+                total = tl.sum(value_N, 0)
+                stays_N = (value_N > 0) & (value_N >= light)
+    at_N = at * N + tl.cumsum(stays_N.to(tl.int32), 0) - 1
+    tl.store(ids + at_N, id_N, mask=stays_N)
+    tl.store(values + at_N, value_N, mask=stays_N)
+    tl.store(sums + at, total)
+    tl.store(counts + at * (P + 1) + P, tl.sum(stays_N.to(tl.int32), 0))
+    if (k == 0) & (tl.load(settings + 2 * B + b) < 1):
+        weight_N = tl.where(stays_N, value_N, 0.0).to(tl.float32)
+        for p in range(P):
+            heavy_N = weight_N >= _power(p)
+            tl.store(held + at * P + p, tl.sum(tl.where(heavy_N, weight_N, 0.0), 0))
+            tl.store(counts + at * (P + 1) + p, tl.sum(heavy_N.to(tl.int32), 0))
+
+
+@triton.jit
+def _power(p):
+    """2 ** -(p + 1), a float32."""
+    return ((tl.full([], 126, tl.int32) - p) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _kept_by_top_k(x_N, k):
+    """Mask of the k largest of a part, and of all that equal them in float32."""
+    bits_N = (x_N.to(tl.float32) + 0.0).to(tl.uint32, bitcast=True)  # so that -0.0 equals 0.0
+    order_N = tl.where(bits_N >> 31 == 1, bits_N ^ 0xFFFFFFFF, bits_N | 0x80000000).to(tl.uint32)
+    least = tl.full([], 0, tl.uint32)
+    for bit in range(32):
+        higher = least | (tl.full([], 0x80000000, tl.uint32) >> bit)
+        least = tl.where(tl.sum((order_N >= higher).to(tl.int32), 0) >= k, higher, least)
+    return order_N >= least
+
+
+@triton.jit(do_not_specialize=["B", "J", "C"])
+def _join(
+    settings, ids, values, counts, held, sums, joined_ids, joined_values, joined, B, J, C, N: tl.constexpr,
+    C2: tl.constexpr, P: tl.constexpr,
+):  # fmt: skip
+    """One list of what all parts have left, without what is certainly behind a nucleus; this part's share of it."""
+    c, j, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    cell, c_C, p_P, lane_N = (b * J + j).to(tl.int64), tl.arange(0, C2), tl.arange(0, P), tl.arange(0, N)
+    at_C, p, least = cell * C + c_C, tl.full([], P, tl.int32), tl.full([], -float("inf"), tl.float32)
+    mass = tl.load(settings + 2 * B + b)
+    if (tl.load(settings + B + b) == 0) & (mass < 1):
+        total = tl.sum(tl.load(sums + at_C, mask=c_C < C, other=0.0), 0)
+        held_CP = tl.load(held + at_C[:, None] * P + p_P[None, :], mask=(c_C < C)[:, None], other=0.0)
+        enough_P = tl.sum(held_CP, 0) >= (mass * total * 1.0001).to(tl.float32)  # sums of float32 are not that wrong
+        p = tl.min(tl.where(enough_P, p_P, P), 0)
+        least = tl.where(p < P, _power(p), least)
+    kept_C = tl.load(counts + at_C * (P + 1) + p, mask=c_C < C, other=0)
+    before = tl.sum(tl.where(c_C < c, kept_C, 0), 0)
+    real_N = lane_N < tl.load(counts + (cell * C + c) * (P + 1) + P)
+    id_N = tl.load(ids + (cell * C + c) * N + lane_N, mask=real_N, other=0)
+    value_N = tl.load(values + (cell * C + c) * N + lane_N, mask=real_N, other=0.0)
+    stays_N = real_N & (value_N.to(tl.float32) >= least)
+    at_N = cell * C * N + before + tl.cumsum(stays_N.to(tl.int32), 0) - 1
+    tl.store(joined_ids + at_N, id_N, mask=stays_N)
+    tl.store(joined_values + at_N, value_N, mask=stays_N)
+    tl.store(joined + cell, tl.sum(kept_C, 0), mask=c == 0)
+
+
+@triton.jit(do_not_specialize=["B", "J", "C"])
+def _cut(settings, ids, values, counts, sums, divisors, B, J, C, N: tl.constexpr, C2: tl.constexpr):
+    """One column's cuts by top-k and top-p, and by what to divide its values."""
+    j, b = tl.program_id(0), tl.program_id(1)
+    cell, c_C = (b * J + j).to(tl.int64), tl.arange(0, C2)
+    k, mass = tl.load(settings + B + b).to(tl.int32), tl.load(settings + 2 * B + b)
+    count, light = tl.load(counts + cell), tl.load(settings + 4 * B + b)
+    divisor = tl.sum(tl.load(sums + cell * C + c_C, mask=c_C < C, other=0.0), 0)
+    if ((k > 0) | (mass < 1)) & (count > 0):
+        count, divisor = cut(ids + cell * C * N, values + cell * C * N, count, divisor, k, mass, light, N)
+        tl.store(counts + cell, count)
+    tl.store(divisors + cell, divisor)

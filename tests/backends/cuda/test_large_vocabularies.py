@@ -1,0 +1,81 @@
+"""The samplers at a vocabulary of today's models, with the parts and blocks that a GPU has: interpreted here.
+
+Shape suffixes: B rows, J columns, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.helpers.cuda.sampler_checks import OnDevice, looked_at_by
+from tests.helpers.sampler_scenes import COUPLINGS, Scene, agree, laws, scene
+from tests.helpers.samplers import torch_sampling
+from triforce.backends.cuda.triton import sampler
+from triforce.interface.sampling_params import SamplingParams
+from triforce.speculation import Rejection, Seeded
+
+torch.set_num_threads(1)
+VOCABULARY = 128_256
+PARAMS = [
+    SamplingParams(0.0),
+    SamplingParams(1.0),
+    SamplingParams(0.6, top_p=0.9),
+    SamplingParams(0.8, top_k=50, top_p=0.95),
+    SamplingParams(1.2, min_p=0.05),
+    SamplingParams(0.7, top_p=0.999, repetition_penalty=1.1),
+]
+each_coupling = pytest.mark.parametrize("coupling", COUPLINGS)
+
+
+@pytest.fixture
+def parts() -> Iterator[None]:
+    """As many tokens a program as on a GPU; the last one has fewer."""
+    assert VOCABULARY > sampler.ALONE and VOCABULARY % sampler.PART
+    with looked_at_by(sampler.PART):
+        yield
+
+
+def large(seed: int, guesses: int, params: list[SamplingParams] = PARAMS) -> Scene:
+    """One row for each of the settings, all of them live."""
+    whole = scene(seed, VOCABULARY, rows=len(params), guesses=guesses)
+    whole.live_B[:], whole.guess.counts_B[:] = True, guesses
+    return replace(whole, params=params)
+
+
+@pytest.mark.parametrize(("coupling", "params"), [(Seeded, PARAMS[2:3]), (Rejection, PARAMS[3:4])])
+def test_triton_sampler_of_large_vocabulary_decides_as_torch(
+    parts: None, coupling: type, params: list[SamplingParams]
+) -> None:
+    agree(large(3, 1, params), OnDevice, coupling)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@each_coupling
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_triton_sampler_of_large_vocabularies_decides_as_torch(parts: None, seed: int, coupling: type) -> None:
+    """Logits with ties and -inf among them, drafts of several tokens."""
+    agree(large(seed, 3), OnDevice, coupling)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@each_coupling
+def test_triton_sampler_of_one_program_and_large_vocabulary_decides_as_torch(coupling: type) -> None:
+    with looked_at_by(None, sampler.BLOCK):
+        agree(large(0, 1), OnDevice, coupling)
+
+
+def test_triton_sampler_borders_of_parts_count(parts: None) -> None:
+    """Only the tokens beside them have a chance; and a sampler that lost one of them would be noticed."""
+    edges = [0, sampler.PART - 1, sampler.PART, 62 * sampler.PART, VOCABULARY - 1]
+    logits_BV = torch.full((3, VOCABULARY), -torch.inf)
+    logits_BV[:, edges] = torch.tensor([0.0, 0.5, 0.25, 0.125, 0.75])
+    params = [SamplingParams(0.7), SamplingParams(1.0, top_k=4), SamplingParams(1.0, top_p=0.7)]
+    got, expected = (laws(each, logits_BV, params) for each in (OnDevice, torch_sampling))
+    assert (got > 0).sum(1).tolist() == [5, 4, 3] == (expected > 0).sum(1).tolist()
+    torch.testing.assert_close(got, expected, rtol=1e-12, atol=0)
