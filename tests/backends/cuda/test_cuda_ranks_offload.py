@@ -99,7 +99,7 @@ def test_device_memory_is_counted_per_rank(folder: Path, monkeypatch: pytest.Mon
     one, two = needs(folder, 1), needs(folder, 2)
     monkeypatch.setattr(sizing_cuda, "free_on", lambda device: one.passing + one.bytes // 2)
     assert memory_for(OffloadConfig("host"), one) == int(one.share * one.free) < one.bytes
-    assert memory_for(OffloadConfig("host"), two) == int(two.share * 2 * one.free)
+    assert memory_for(OffloadConfig("host"), two) == int(two.share * 2 * two.free)
     with pytest.raises(CacheError, match="free on 2 devices"):
         two.split(OffloadConfig("host"), two.free + 1)
 
