@@ -45,7 +45,9 @@ def _require_folder(folder: Path) -> None:
         raise RequestError(f"{folder} holds a model or a finished draft; name another folder with --output")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{FILE}.partial").write_bytes(b"")
+        probe = folder / f"{FILE}.partial"
+        probe.write_bytes(b"")
+        probe.unlink()
     except OSError as error:
         raise RequestError(f"{folder} cannot be written ({error.strerror}); name another folder") from error
 
@@ -86,17 +88,15 @@ class Bar:
     """Progress on stderr, on terminals only: time, and the share of guesses that held-out texts keep."""
 
     def __init__(self, seconds: float) -> None:
-        self._seconds, self._bar = seconds, None
-
-    def __enter__(self) -> Bar:
         from tqdm import tqdm
 
         how: dict[str, Any] = {"disable": None, "file": sys.stderr, "leave": False}
-        self._bar = tqdm(total=round(self._seconds), desc="training", unit=" s", **how)
+        self._seconds, self._bar = seconds, tqdm(total=round(seconds), desc="training", unit=" s", **how)
+
+    def __enter__(self) -> Bar:
         return self
 
     def __call__(self, state: TrainingState) -> None:
-        assert self._bar is not None
         self._bar.update(round(min(state.seconds, self._seconds)) - self._bar.n)
         if state.history:
             kept = state.history[-1]["kept"]
@@ -104,5 +104,4 @@ class Bar:
             self._bar.set_postfix_str(f"kept: {shown}")
 
     def __exit__(self, *error: object) -> None:
-        assert self._bar is not None
         self._bar.close()

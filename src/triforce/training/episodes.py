@@ -18,7 +18,13 @@ from triforce.training.training_config import TrainingConfig
 
 HELD_OUT = 16
 """One token of so many is held out, at the end of each text."""
-KINDS = ("texts", "answers")
+QUESTIONS = (
+    "What is this text about?",
+    "Summarize this in a few sentences.",
+    "Explain the following to somebody who has never heard of it.",
+    "Which names and places are mentioned here, and what is said of them?",
+    "Go on from here in the same style.",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +91,27 @@ class Episodes:
         rows: int,
         dice: torch.Generator,
     ) -> Tensor:
-        """Return windows of texts and what the target continues them with, half of each: (B, L)."""
+        """Return windows of texts and what the target continues them with, about half of each: (B, L).
+
+        A model that chats is asked about every second of them.
+        """
         prompts = self.texts.windows(ids_N, rows, length // 2, dice).tolist()
-        count = length - len(prompts[0])
+        prompts = [self._asked(ids, seed, length) if b % 2 else ids for b, ids in enumerate(prompts)]
         params = [
-            SamplingParams(temperature=temperatures[b % len(temperatures)], seed=seed + b, max_tokens=count,
-                           ignore_eos=True)
-            for b in range(rows)
+            SamplingParams(temperature=temperatures[(seed + b) % len(temperatures)], seed=seed + b,
+                           max_tokens=length - len(ids), ignore_eos=True)
+            for b, ids in enumerate(prompts)
         ]  # fmt: skip
         outputs = self.llm.generate(prompts, params, mode="ar")
         new = [list(output.outputs[0].token_ids) for output in outputs]
         return torch.tensor([prompt + ids for prompt, ids in zip(prompts, new, strict=True)])
+
+    def _asked(self, ids: list[int], seed: int, length: int) -> list[int]:
+        """Return a question on most of a window as a chat, or the window itself where the model does not chat."""
+        tokenizer = self.llm.tokenizer
+        if tokenizer is None or not tokenizer.chats:
+            return ids
+        excerpt = tokenizer.decode(ids[len(self.texts.start) : -(len(ids) // 4)])
+        question = f"{QUESTIONS[seed % len(QUESTIONS)]}\n\n{excerpt}"
+        asked = tokenizer.chat([{"role": "user", "content": question}])
+        return asked if len(asked) < length * 3 // 4 else ids
