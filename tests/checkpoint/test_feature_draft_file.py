@@ -125,10 +125,12 @@ def test_draft_of_another_target_is_refused(target: ModelConfig, tmp_path: Path)
 
 
 def test_draft_of_another_shape_is_always_refused(target: ModelConfig, tmp_path: Path) -> None:
-    write_feature_draft(tmp_path / "own" if (tmp_path / "own").mkdir() else tmp_path / "own", made(target))
+    (tmp_path / "own").mkdir()
+    write_feature_draft(tmp_path / "own", made(target))
     for what, size in (("hidden size", dict(hidden_size=32)), ("KV heads", dict(num_key_value_heads=4)),
                        ("head size", dict(head_dim=32)), ("layers", dict(num_hidden_layers=3))):  # fmt: skip
-        other = load(save(tiny_model(**size), tmp_path / what), device="cpu", dtype="float32").config
+        model = tiny_model(**({"num_hidden_layers": 8} | size))
+        other = load(save(model, tmp_path / what), device="cpu", dtype="float32").config
         with pytest.raises(ModelError, match=what):
             read_feature_draft(tmp_path / "own", other, "fingerprint", finetune=True)
 

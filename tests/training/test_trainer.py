@@ -31,9 +31,7 @@ def test_training_raises_acceptance_of_heldout_texts(target: Path, tmp_path: Pat
     made.run(90)
     after = made.heldout.greedy(made.subject, CONFIG.steps)
     assert made.state.updates == 90 and len(made.state.history) == 90 // CONFIG.check_every
-    for kind, kept in after.items():
-        assert kept[0] > before[kind][0] + 0.2, (before, after)
-        assert min(kept[1:]) > 0.2
+    assert min(after["texts"]) > max(before["texts"]) + 0.1, (before, after)
 
 
 def test_training_cut_off_equals_unbroken_one(target: Path, tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def new_config(target: ModelConfig, choices: int) -> FeatureDraftConfig:
     return FeatureDraftConfig(
         target.vocab_size, target.hidden_size, target.intermediate_size, target.heads, target.kv_heads,
         target.head_dim, target.norm_eps, states_of(target.layers), choices, Rope(inv_freq_F, scale), SINKS, WINDOW,
-        fc_norm=True, norm_output=True, norm_before_residual=False,
+        fc_norm=True, norm_output=True, norm_before_residual=True,
     )  # fmt: skip
 
 
@@ -127,7 +127,8 @@ def write_feature_draft(folder: Path, draft: FeatureDraftFile) -> None:
         "vocab_size": config.vocab_size, "draft_vocab_size": config.choices, "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size, "num_attention_heads": config.heads,
         "num_key_value_heads": config.kv_heads, "head_dim": config.head_dim, "rms_norm_eps": config.norm_eps,
-        "rope_theta": THETA, "fc_norm": config.fc_norm, "norm_output": config.norm_output, "triforce": about,
+        "rope_theta": THETA, "fc_norm": config.fc_norm, "norm_output": config.norm_output,
+        "norm_before_residual": config.norm_before_residual, "triforce": about,
     }  # fmt: skip
     _write(folder / "config.json", (json.dumps(values, indent=2) + "\n").encode())
 
