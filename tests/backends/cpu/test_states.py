@@ -60,8 +60,11 @@ def test_pass_with_states_keeps_all_other_bits(
         passes.append((output, held))
     (plain, before), (with_states, after) = passes
     assert plain.states_SBTC is None and with_states.states_SBTC is not None
-    for one, other in zip(plain[:3], with_states[:3], strict=True):
-        assert torch.equal(one[:, :1], other[:, :1]) and torch.equal(one[:, 1, :2], other[:, 1, :2])
+    for b, count in enumerate(BATCH.views[0][1].counts):
+        real = slice(count if at is None else None)
+        assert torch.equal(plain.logits_BJV[b, real], with_states.logits_BJV[b, real])
+        assert torch.equal(plain.queries_LBTHD[:, b, :count], with_states.queries_LBTHD[:, b, :count])
+    assert torch.equal(plain.mass_LBGU, with_states.mass_LBGU)
     assert all(map(torch.equal, before, after))
 
 
@@ -96,7 +99,7 @@ def test_packed_weights_give_states_and_head_rows(tmp_path: Path) -> None:
         kv = NativeKV(model.config, PAGES, torch.bfloat16)
         found.append(way(model.model, ids_BT, kv, batch, None))
     assert torch.equal(found[0].states_SBTC, found[1].states_SBTC)
-    numbers_VC = load(written.folder, device="cpu", dtype="float32").decoder.head_rows(torch.arange(300))
-    torch.testing.assert_close(model.head_rows(torch.tensor([7, 0, 299])), numbers_VC[[7, 0, 299]], atol=1e-6, rtol=0)
+    numbers_VC = load(written.folder, device="cpu", dtype="float32").decoder.head_rows(torch.arange(290))
+    torch.testing.assert_close(model.head_rows(torch.tensor([7, 0, 289])), numbers_VC[[7, 0, 289]], atol=1e-6, rtol=0)
 
 
