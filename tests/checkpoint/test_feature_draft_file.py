@@ -53,7 +53,9 @@ def published(folder: Path, **changes: Any) -> tuple[dict[str, Tensor], dict[str
 
 
 @pytest.mark.parametrize("changes", VARIANTS, ids=["llama", "before", "eagle-3.1", "qwen3"])
-def test_published_checkpoint_gives_published_logits(changes: dict[str, Any], target: ModelConfig, tmp_path: Path) -> None:
+def test_published_checkpoint_gives_published_logits(
+    changes: dict[str, Any], target: ModelConfig, tmp_path: Path
+) -> None:
     """A prompt of 12 tokens in one pass, and three guesses behind it: each made of the one before."""
     tensors, config = published(tmp_path, **changes)
     draft = read_feature_draft(tmp_path, target, "any")

@@ -85,7 +85,9 @@ def new_config(target: ModelConfig, choices: int) -> FeatureDraftConfig:
     )  # fmt: skip
 
 
-def read_feature_draft(folder: Path, target: ModelConfig, fingerprint: str, *, finetune: bool = False) -> FeatureDraftFile:
+def read_feature_draft(
+    folder: Path, target: ModelConfig, fingerprint: str, *, finetune: bool = False
+) -> FeatureDraftFile:
     """Read a draft for a target, whose fingerprint is given; float32.
 
     finetune: the target may be another than the file names, of the same shape. Raises ModelError naming what does not
@@ -120,7 +122,7 @@ def write_feature_draft(folder: Path, draft: FeatureDraftFile) -> None:
     chosen_V[weights.tokens_M] = True
     stored |= {OFFSETS: weights.tokens_M - torch.arange(config.choices), CHOSEN: chosen_V}
     _write(folder / "model.safetensors", save(stored))
-    about = {"format": FORMAT, "target": draft.target, "state_layers": list(config.state_layers)}
+    about: dict[str, Any] = {"format": FORMAT, "target": draft.target, "state_layers": list(config.state_layers)}
     about |= {"sinks": config.sinks, "window": config.window, "card": draft.card}
     values = {
         "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "num_hidden_layers": 1,
@@ -177,8 +179,10 @@ def _state_layers(fields: Fields, about: Fields, layers: int) -> tuple[int, ...]
         found = [2, layers // 2, layers - 3]  # of EAGLE-3's own code
     fits = isinstance(found, list) and 1 <= len(found) <= 3 and all(type(layer) is int for layer in found)
     if not fits or not all(0 < layer + more < layers for layer in found):
-        raise ModelError(f"config.json: the draft reads states behind layers {found}, which a target of {layers} layers "
-                         "does not have; it is a draft for another model")  # fmt: skip
+        raise ModelError(
+            f"config.json: the draft reads states behind layers {found}, which a target of {layers} layers does not "
+            "have; it is a draft for another model"
+        )
     return tuple(layer + more for layer in found)
 
 
@@ -229,7 +233,7 @@ def _tokens(folder: Path, archives: Mapping[str, Archive], config: FeatureDraftC
     offsets_M = numbers(archives[OFFSETS].glance(OFFSETS)) if OFFSETS in archives else rows_M[:0]
     tokens_M = rows_M + offsets_M.long() if len(offsets_M) == len(rows_M) else offsets_M
     ascending = len(tokens_M) == len(rows_M) and bool((tokens_M.diff() > 0).all())
-    fits = ascending and 0 <= int(tokens_M[0]) and int(tokens_M[-1]) < config.vocab_size
+    fits = ascending and int(tokens_M[0]) >= 0 and int(tokens_M[-1]) < config.vocab_size
     if fits and CHOSEN in archives:
         fits = torch.equal(numbers(archives[CHOSEN].glance(CHOSEN)).nonzero().flatten(), tokens_M)
     if not fits:

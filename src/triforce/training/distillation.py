@@ -77,7 +77,7 @@ class _HeadLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, out_PC: Tensor, head_MC: Tensor, law_PM: Tensor) -> Tensor:
         total, slopes = torch.zeros(()), []
-        for some_PC, some_PM in zip(out_PC.detach().split(SLICE), law_PM.split(SLICE), strict=True):
+        for some_PC, some_PM in zip(torch.split(out_PC.detach(), SLICE), torch.split(law_PM, SLICE), strict=True):
             logits_PM = (some_PC.to(head_MC.dtype) @ head_MC.T).float()
             log_q_PM = logits_PM - logits_PM.logsumexp(-1, keepdim=True)
             total = total - (some_PM * log_q_PM).sum()

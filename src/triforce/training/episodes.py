@@ -43,14 +43,14 @@ class Texts:
         start = llm.tokenizer.encode("")
         ids = [torch.tensor(llm.tokenizer.encode(text)[len(start) :], dtype=torch.long) for text in texts.values()]
         cuts = [len(each) - len(each) // HELD_OUT for each in ids]
-        parts = [torch.cat([each[:cut] for each, cut in zip(ids, cuts, strict=True)])]
-        parts.append(torch.cat([each[cut:] for each, cut in zip(ids, cuts, strict=True)]))
-        if len(parts[1]) <= width:
+        trained_N = torch.cat([each[:cut] for each, cut in zip(ids, cuts, strict=True)])
+        heldout_N = torch.cat([each[cut:] for each, cut in zip(ids, cuts, strict=True)])
+        if len(heldout_N) <= width:
             raise RequestError(
                 f"the texts have {sum(map(len, ids)):,} tokens, and a training needs {(width + 1) * HELD_OUT:,}; "
                 "give --texts a folder with more of them"
             )
-        return Texts(*parts, start)
+        return Texts(trained_N, heldout_N, start)
 
     def windows(self, ids_N: Tensor, rows: int, length: int, dice: torch.Generator) -> Tensor:
         """Return windows of so many tokens at random places, (B, L), each as a prompt begins."""

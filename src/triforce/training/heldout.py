@@ -39,7 +39,9 @@ class Subject:
 class Heldout:
     """Texts (B, T) by their kind, read by the target once: greedy shares of any draft for it are quick then."""
 
-    def __init__(self, decoder: Decoder, layers: tuple[int, ...], tokens_M: Tensor, texts: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, decoder: Decoder, layers: tuple[int, ...], tokens_M: Tensor, texts: Mapping[str, Tensor]
+    ) -> None:
         self.chunks = {
             kind: TargetStream(decoder, layers, tokens_M[:0], *ids_BT.shape).read(ids_BT)
             for kind, ids_BT in texts.items()
@@ -78,7 +80,7 @@ def at_length(
 ) -> dict[str, list[float]]:
     """Return both kinds of shares in the last `width` tokens of texts, all of which the target sees."""
     greedy_sums, seeded_sums = torch.zeros(steps), torch.zeros(steps)
-    for ids_1L in ids_BL.split(1):  # one by one: a chunk's logits are large
+    for ids_1L in torch.split(ids_BL, 1):  # one by one: a chunk's logits are large
         for chunk, past in _chunks(decoder, layers, subject, ids_1L, width):
             greedy_sums += torch.tensor(greedy(subject, chunk, _copy(past), steps))
             seeded_sums += torch.tensor(seeded(subject, chunk, past, steps))
@@ -89,8 +91,8 @@ def _chunks(
     decoder: Decoder, layers: tuple[int, ...], subject: Subject, ids_1L: Tensor, width: int
 ) -> Iterator[tuple[Chunk, Past]]:
     """Read a text, and yield its last chunk and what came before it."""
-    stream, past = TargetStream(decoder, layers, subject.tokens_M[:0], *ids_1L.shape, whole=True), Past()
-    *before, last = ids_1L.split(width, 1)
+    stream, past = TargetStream(decoder, layers, subject.tokens_M[:0], 1, ids_1L.shape[1], whole=True), Past()
+    *before, last = torch.split(ids_1L, width, 1)
     for part in before:
         with torch.no_grad():
             for _ in guesses(subject.layer, stream.read(part), past, torch.zeros(1, dtype=torch.long), 1):

@@ -52,9 +52,7 @@ class TargetStream:
         self.last_B1X = states_BTX[:, -1:]
         slots_BT = torch.arange(start, start + T).expand(B, T)
         embeddings_BTC = self.decoder.model.embed(ids_BT.flatten()).float().view(B, T, -1)
-        return Chunk(
-            ids_BT, slots_BT, before_BTX, embeddings_BTC, law_BTM, best_BT, logits_BTV if self.whole else None
-        )
+        return Chunk(ids_BT, slots_BT, before_BTX, embeddings_BTC, law_BTM, best_BT, logits_BTV if self.whole else None)
 
     def _row(self, b: int, ids_1T: Tensor) -> tuple[Tensor, ...]:
         """Feed one row: its logits alone may be larger than all else."""

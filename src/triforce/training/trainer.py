@@ -127,7 +127,7 @@ class Trainer:
         state.episode += 1  # so an interrupted one is not read again: what was learned from it is kept
         stream = TargetStream(self.decoder, self.draft.state_layers, self.weights.tokens_M, *ids_BL.shape)
         past = Past()
-        for ids_BT in ids_BL.split(self.config.width, 1):
+        for ids_BT in torch.split(ids_BL, self.config.width, 1):
             self._update(stream, ids_BT, past, min(state.seconds / seconds, 1.0))
             if state.updates % self.config.check_every == 0:
                 self._check()

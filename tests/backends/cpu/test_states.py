@@ -101,5 +101,3 @@ def test_packed_weights_give_states_and_head_rows(tmp_path: Path) -> None:
     assert torch.equal(found[0].states_SBTC, found[1].states_SBTC)
     numbers_VC = load(written.folder, device="cpu", dtype="float32").decoder.head_rows(torch.arange(290))
     torch.testing.assert_close(model.head_rows(torch.tensor([7, 0, 289])), numbers_VC[[7, 0, 289]], atol=1e-6, rtol=0)
-
-

@@ -46,7 +46,7 @@ class FeatureLayer:
         """Return what stands for the target's states, (B, T, C); a state of zeros gives zeros."""
         norms_SC = self.weights.fc_norm_SC
         if norms_SC is not None:
-            states_BTSC = states_BTX.unflatten(-1, norms_SC.shape)
+            states_BTSC = states_BTX.view(*states_BTX.shape[:2], *norms_SC.shape)
             normed = [norm(states_BTSC[..., s, :], norms_SC[s], self.config.norm_eps) for s in range(len(norms_SC))]
             states_BTX = torch.cat(normed, -1)
         return linear(states_BTX, self.weights.fc_CX)
@@ -73,7 +73,7 @@ class FeatureLayer:
         inputs_BNE = self._inputs(fused_BNC, embeddings_BNC)
         own = self._entries(inputs_BNE, slots_BN)
         chain = [*chain, own] if len(chain) or bool((last_BN < slots_BN).any()) else []
-        q_BNHD = linear(inputs_BNE, weights.q_proj_QE).unflatten(-1, (config.heads, config.head_dim))
+        q_BNHD = self._heads(inputs_BNE, weights.q_proj_QE)
         attn_out_BNQ = self._attend(q_BNHD, slots_BN, seen, last_BN, chain)
         x_BNC = self._hidden(fused_BNC) if config.norm_before_residual else fused_BNC
         x_BNC = x_BNC + linear(attn_out_BNQ, weights.o_proj_CQ)
@@ -92,19 +92,20 @@ class FeatureLayer:
         return torch.cat((embedding_BTC, self._hidden(fused_BTC)), -1)
 
     def _entries(self, inputs_BTE: Tensor, slots_BT: Tensor) -> Entries:
-        k_BTGD, v_BTGD = (
-            linear(inputs_BTE, weight).unflatten(-1, (self.config.kv_heads, self.config.head_dim))
-            for weight in (self.weights.k_proj_PE, self.weights.v_proj_PE)
-        )
+        k_BTGD, v_BTGD = (self._heads(inputs_BTE, each) for each in (self.weights.k_proj_PE, self.weights.v_proj_PE))
         return Entries(rotate(k_BTGD, self.config.rope.cos_sin(slots_BT)), v_BTGD, slots_BT)
+
+    def _heads(self, inputs_BTE: Tensor, weight: Tensor) -> Tensor:
+        """Project to heads, (B, T, heads, D)."""
+        return linear(inputs_BTE, weight).view(*inputs_BTE.shape[:2], -1, self.config.head_dim)
 
     def _attend(
         self, q_BNHD: Tensor, slots_BN: Tensor, seen: Entries, last_BN: Tensor, chain: Sequence[Entries]
     ) -> Tensor:
         """Mixed values (B, N, Q). Queries meet the sinks from their place in [sinks | window] (`StreamingView`)."""
-        config = self.config
+        config, (B, N, _, D) = self.config, q_BNHD.shape
         near_BGRND, far_BGRND = (
-            rotate(q_BNHD, config.rope.cos_sin(places_BN)).unflatten(2, (config.kv_heads, -1)).permute(0, 2, 3, 1, 4)
+            rotate(q_BNHD, config.rope.cos_sin(places_BN)).view(B, N, config.kv_heads, -1, D).permute(0, 2, 3, 1, 4)
             for places_BN in (slots_BN, slots_BN.clamp_max(config.sinks + config.window - 1))
         )
         scores = [self._scores(near_BGRND, far_BGRND, seen, slots_BN, last_BN)]
@@ -112,18 +113,18 @@ class FeatureLayer:
         for each in chain:
             scores.append((near_BGRND * each.keys_BKGD.transpose(1, 2)[:, :, None]).sum(-1, keepdim=True).float())
         weights = torch.cat(scores, -1).mul(config.head_dim**-0.5).softmax(-1).to(q_BNHD.dtype)
-        K, R = seen.slots_BK.shape[1], weights.shape[2]
-        mixed_BGRND = (weights[..., :K].flatten(2, 3) @ seen.values_BKGD.transpose(1, 2)).unflatten(2, (R, -1))
+        K = seen.slots_BK.shape[1]
+        mixed_BGRND = (weights[..., :K].flatten(2, 3) @ seen.values_BKGD.transpose(1, 2)).view(near_BGRND.shape)
         for j, each in enumerate(chain):
             share = weights[..., K + j : K + j + 1]
             mixed_BGRND = mixed_BGRND + share * each.values_BKGD.transpose(1, 2)[:, :, None]
-        return mixed_BGRND.permute(0, 3, 1, 2, 4).flatten(2)
+        return mixed_BGRND.permute(0, 3, 1, 2, 4).reshape(B, N, -1)
 
     def _scores(
         self, near_BGRND: Tensor, far_BGRND: Tensor, seen: Entries, slots_BN: Tensor, last_BN: Tensor
     ) -> Tensor:
         """Float32 (B, G, R, N, K); -inf where a query does not see an entry."""
-        sinks, (R, N) = self.config.sinks, near_BGRND.shape[2:4]
+        sinks, shape = self.config.sinks, near_BGRND.shape[:4]
         keys_BGDK, key_B1K = seen.keys_BKGD.permute(0, 2, 3, 1), seen.slots_BK[:, None]
         near = near_BGRND.flatten(2, 3) @ keys_BGDK
         far = far_BGRND.flatten(2, 3) @ keys_BGDK[..., :sinks]
@@ -131,4 +132,4 @@ class FeatureLayer:
         scores = torch.cat((torch.where(is_sink, far, near[..., :sinks]), near[..., sinks:]), -1).float()
         in_reach_BNK = (key_B1K < sinks) | (key_B1K > slots_BN[..., None] - self.config.window)
         visible_BNK = in_reach_BNK & (key_B1K <= last_BN[..., None]) & (key_B1K >= 0)
-        return scores.unflatten(2, (R, N)).masked_fill(~visible_BNK[:, None, None], -torch.inf)
+        return scores.view(*shape, -1).masked_fill(~visible_BNK[:, None, None], -torch.inf)
