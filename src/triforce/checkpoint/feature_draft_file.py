@@ -57,7 +57,10 @@ IGNORED = ("embed_tokens.weight",)
 
 @dataclass(frozen=True)
 class FeatureDraftFile:
-    """What a folder holds. card: figures that training left; target: whose states it reads, None if it does not say."""
+    """A draft, and what its folder says of it.
+
+    target: fingerprint of the model whose states it reads, None if it does not say. card: figures that training left.
+    """
 
     config: FeatureDraftConfig
     weights: FeatureDraftWeights

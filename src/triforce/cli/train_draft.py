@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 def run(options: Namespace) -> int:
-    """Train, write the draft, and print its figures; what an interrupted run had done the next one goes on from."""
+    """Train, write the draft, and print its figures; the next run goes on where one was interrupted.
+
+    Raises RequestError where it is, and for folders and texts that will not do.
+    """
     if not options.minutes > 0:
         raise RequestError(f"--minutes {options.minutes:g}: give more than 0")
     folder = Path(options.output)

@@ -6,8 +6,8 @@ Shape suffixes as in distillation.py; L tokens of an episode.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ Report = Callable[[TrainingState], None]
 
 
 class Trainer:
-    """Trains one draft. folder: keeps the state. threads: those of torch, while it computes; bits: of its products.
+    """Trains one draft. folder: keeps the state. threads: those of torch, while it computes. narrow: its products are of bfloat16.
 
     Raises RequestError for too few texts, and ModelError for a state that does not belong to this training.
     """
@@ -174,14 +174,12 @@ class Trainer:
         return replace(self.weights, **{name: tensor.detach() for name, tensor in self.weights.trained()})
 
 
-class torch_threads:
-    """So many threads of torch meanwhile: native kernels, which compute by turns with it, leave it one."""
-
-    def __init__(self, count: int) -> None:
-        self.count, self.before = count, torch.get_num_threads()
-
-    def __enter__(self) -> None:
-        torch.set_num_threads(self.count)
-
-    def __exit__(self, *error: object) -> None:
-        torch.set_num_threads(self.before)
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Let torch have so many threads meanwhile: native kernels, with which it computes by turns, leave it one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
