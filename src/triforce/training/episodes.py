@@ -60,7 +60,7 @@ class Texts:
         return torch.cat((start_BS, torch.stack([ids_N[first : first + length] for first in first_B.tolist()])), 1)
 
     def frequent(self, count: int, vocab_size: int) -> Tensor:
-        """Return the most frequent tokens, int64 (M), ascending; of equally frequent ones those that the tokenizer has first."""
+        """Return the most frequent tokens, int64 (M), ascending; of equals those that the tokenizer has first."""
         counts_V = torch.bincount(self.trained_N, minlength=vocab_size)
         return counts_V.argsort(descending=True, stable=True)[:count].sort().values
 
