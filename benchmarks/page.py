@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import pictures, quality, study
+from benchmarks import pictures, quality, study, unseen_texts
 from benchmarks.acceptance.report import markdown as acceptance_page
 from benchmarks.paper.__main__ import EXPERIMENTS, absent
 from triforce.bench import lossless
@@ -117,6 +117,11 @@ def _source(report: Report) -> str:
 
 SECTIONS: dict[str, tuple[str, str, Callable[[Report], str]]] = {
     "speed": ("Speed", "triforce bench speed", _speed),
+    "unseen_texts": (
+        "Texts that nothing was chosen by",
+        "python -m benchmarks.unseen_texts --texts FOLDER",
+        _tables(unseen_texts.tables),
+    ),
     "compare": ("Other engines", "triforce bench compare", _tables(compare.tables)),
     "compare_file": (
         "Other engines on a GGUF file",

@@ -43,6 +43,27 @@ def test_acceptance_measures_what_was_asked(
     assert (docs / "acceptance.md").exists() and "By chunk size" in capsys.readouterr().out
 
 
+def test_unseen_texts_go_on_where_they_were_cut_off(
+    study: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, short = tmp_path / "unseen.json", ["--tokens", "6", "--repeats", "1", "--quiet"]
+    arguments = [*short, "--contexts", "300,200", "--temperatures", "0,1", "--json", str(file)]
+    assert study("unseen_texts", *arguments) == 0
+    report = json.loads(file.read_text())
+    cells = {row["cell"] for row in report["rows"]}
+    assert cells == {
+        f"{text}-b1-t{temperature}-{workload} {profile}"
+        for text, workload in (("book.txt 300", "books"), ("project.py 200", "code"))
+        for temperature in (0, 1)
+        for profile in ("empty", "learnt")
+    }
+    file.write_text(json.dumps(report | {"rows": report["rows"][:-12]}))
+    assert study("unseen_texts", *arguments) == 0
+    again = json.loads(file.read_text())["rows"]
+    assert again[:-12] == report["rows"][:-12] and len(again) == len(report["rows"])
+    assert "below 0.97" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("name", "arguments", "what"),
     [

@@ -76,6 +76,11 @@ def test_gguf_float32_logits_equal_folder(pair: Pair) -> None:
     assert torch.equal(*(logits(path, "float32") for path in pair.target))
 
 
+def test_weight_size_is_of_packed_file(pair: Pair) -> None:
+    packed, numbers = (load(pair.target.gguf, device="cpu", dtype=dtype) for dtype in ("bfloat16", "float32"))
+    assert packed.weight_size == packed.files.weight_bytes / packed.config.parameters != numbers.weight_size == 4
+
+
 def test_gguf_float32_text_equals_folder(pair: Pair) -> None:
     ours, theirs = (texts(LLM(path, dtype="float32"), "ar") for path in pair.target)
     assert ours == theirs

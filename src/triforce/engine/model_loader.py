@@ -50,6 +50,12 @@ class Checkpoint:
         """The folder or the file that it was read from."""
         return self.files.path
 
+    @property
+    def weight_size(self) -> float:
+        """Bytes of one weight in the mean, as a GGUF file packs it where it stays so."""
+        kept = dispatch.keeps_packed(self.config, self.decoder.dtype, self.decoder.device)
+        return kept * self.files.weight_bytes / self.config.parameters or self.decoder.dtype.itemsize
+
 
 @dataclass(frozen=True)
 class ModelPair:
@@ -82,8 +88,9 @@ class ModelPair:
         names = [*self.fingerprints, lower_tiers, *([f"{count} ranks"] if count > 1 else []), *offload]
         path = costs_path(names, decoder.device, decoder.dtype) if rank == 0 else None
         number, bits = decoder.dtype.itemsize, LOWER_TIERS[lower_tiers]
-        works = {"full": TierWork.of(self.target.config, number, number)}
-        works["retrieval"] = TierWork.of(self.target.config, bits / 8 or number, 1 if bits else number)
+        own, weight = self.target.weight_size, bits / 8 if self.target.lower is not decoder else 0
+        works = {"full": TierWork.of(self.target.config, own, number)}
+        works["retrieval"] = TierWork.of(self.target.config, weight or own, 1 if bits else number)
         if self.draft:
             works["draft"] = TierWork.of(self.draft.config, number, number, sequential=True)
         return CostModel(path, works)

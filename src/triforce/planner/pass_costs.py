@@ -131,7 +131,7 @@ class PassCosts:
     """Costs of passes of all tiers, and how fast the machine is now: `speed` is a factor of all seconds."""
 
     def __init__(self, works: dict[str, TierWork] | None = None) -> None:
-        self._works, self.speed = USUAL_WORKS | (works or {}), 1.0
+        self.works, self.speed = USUAL_WORKS | (works or {}), 1.0
         self.tiers: dict[str, TierCosts] = {}
         self._passes, self._fit_at = 0, 16
         self._late: dict[str, deque[float]] = {}  # by tier: of the latest passes that were well known
@@ -172,7 +172,7 @@ class PassCosts:
     def of(self, tier: str) -> TierCosts:
         """The costs of one tier."""
         if tier not in self.tiers:
-            self.tiers[tier] = TierCosts(self._works.get(tier) or self._works.get(FULL) or TierWork())
+            self.tiers[tier] = TierCosts(self.works.get(tier) or self.works.get(FULL) or TierWork())
         return self.tiers[tier]
 
     def table(self, tier: str, rows: int, keys_K: Sequence[float], widest: int) -> np.ndarray:

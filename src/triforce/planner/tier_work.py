@@ -27,14 +27,16 @@ LEAST_BYTES = 1e4
 
 @dataclass(frozen=True, slots=True)
 class TierWork:
-    """Work of a tier's passes, by its model: layers, bytes of its weights and of a token's KV, bytes of a number.
+    """Work of a tier's passes, by its model: layers, bytes of its weights and of a token's KV.
 
-    group: query heads of a KV head. sequential: a fused draft, which reads all for each of its tokens.
+    weight, number: bytes of one weight, and of one number of KV. group: query heads of a KV head. sequential: a fused
+    draft, which reads all for each of its tokens.
     """
 
     layers: int = 8
     weights: float = 1e7
     key: float = 1e3
+    weight: float = 2.0
     number: float = 2.0
     group: int = 1
     sequential: bool = False
@@ -43,14 +45,13 @@ class TierWork:
     def of(config: ModelConfig, weight: float, number: float, sequential: bool = False) -> TierWork:
         """The work of a model's passes, with so many bytes of a weight, and of a number of its KV."""
         weights, key = weight * config.weights_read, number * config.kv_size
-        return TierWork(config.layers, weights, key, weight, config.heads // config.kv_heads, sequential)
+        return TierWork(config.layers, weights, key, weight, number, config.heads // config.kv_heads, sequential)
 
     def bytes(self, width: Any, rows: Any, keys: Any, balance: Any, overhead: Any, overlap: Any) -> Any:
         """Bytes whose reading would take as long as a pass, on such a machine (see `MACHINES`)."""
         once, repeats = (1.0, width) if self.sequential else (width, 1.0)
-        balanced = balance * self.number / 2
-        weights = self.weights * _longer(once * rows / balanced, overlap)
-        kv = self.key * keys * _longer(once * self.group / balanced, overlap)
+        weights = self.weights * _longer(once * rows / (balance * self.weight / 2), overlap)
+        kv = self.key * keys * _longer(once * self.group / (balance * self.number / 2), overlap)
         return LEAST_BYTES + overhead * self.layers + repeats * (weights + kv)
 
 
