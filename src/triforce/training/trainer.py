@@ -36,7 +36,8 @@ Report = Callable[[TrainingState], None]
 class Trainer:
     """Trains one draft. folder: keeps the state. threads: those of torch, while it computes.
 
-    narrow: its products are of bfloat16. Raises RequestError for too few texts, and ModelError for a state that does not belong to this training.
+    narrow: its products are of bfloat16. Raises RequestError for too few texts, and ModelError for a state that does
+    not belong to this training.
     """
 
     def __init__(
