@@ -5,12 +5,17 @@ Shape suffixes as in training/distillation.py.
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 
-from triforce.backends.torch.feature_layer import FeatureLayer
+from tests.helpers.mutants.mutation import Mutant
+from tests.helpers.mutants.registry import caught_in
+from triforce.backends.torch.attention import attend
+from triforce.backends.torch.feature_layer import Entries, FeatureLayer
 from triforce.model.feature_draft import FeatureDraftConfig, FeatureDraftWeights, shapes
-from triforce.model.rope import Rope
+from triforce.model.rope import Rope, rotate
+from triforce.training import distillation
 from triforce.training.distillation import Past, guesses, loss
 from triforce.training.target_stream import Chunk
 
@@ -95,6 +100,51 @@ def test_window_hides_far_entries_but_sinks() -> None:
         pair = zip(outputs(draft, whole, Past(), torch.tensor([50]), 1), outputs(draft, other, Past(),
                    torch.tensor([50]), 1), strict=True)  # fmt: skip
         assert all(torch.equal(one, changed) != seen for one, changed in pair), slot
+
+
+def test_attention_equals_that_of_streaming_views() -> None:
+    """Of the engine, that is: sinks, a window, and queries that are rotated once more for the sinks."""
+    draft, draw = layer(sinks=4, window=20), torch.Generator().manual_seed(7)
+    rope, slots_1T = draft.config.rope, torch.arange(70)[None]
+    q_1THD, k_1TGD, v_1TGD = (torch.randn(1, 70, heads, 8, generator=draw) for heads in (4, 2, 2))
+    seen = Entries(rotate(k_1TGD, rope.cos_sin(slots_1T)), v_1TGD, slots_1T)
+    got_1TQ = draft._attend(q_1THD, slots_1T, seen, slots_1T, ())
+    near_THD, far_THD = (rotate(q_1THD, rope.cos_sin(places))[0] for places in (slots_1T, slots_1T.clamp_max(23)))
+    keys_GTD, values_GTD = (part[0].transpose(0, 1) for part in seen[:2])
+    wanted_THD, _ = attend(near_THD, keys_GTD, values_GTD, False, far_THD, 4, 20)
+    torch.testing.assert_close(got_1TQ[0], wanted_THD.flatten(1), **CLOSE)
+
+
+def test_guesses_in_a_row_are_those_of_single_steps() -> None:
+    """Each sees the entries up to the anchor, the guesses since, and itself, at slots of their own."""
+    draft, whole, anchor = layer(), chunk(30), 11
+    slots_BT, embedded_BTC = whole.slots_BT, whole.embeddings_BTC
+    fused_BTC = draft.fuse(whole.states_BTX)[:, : anchor + 1]
+    seen = draft.entries(fused_BTC, embedded_BTC[:, : anchor + 1], slots_BT[:, : anchor + 1])
+    now, entries, one = fused_BTC[:, -1:], list[Entries](), slots_BT[:, anchor : anchor + 1]
+    for step, got_BNC in enumerate(outputs(draft, whole, Past(), torch.tensor([anchor]))):
+        at = slice(anchor + step, anchor + step + 1)
+        out_B1C, now, own = draft.step(now, embedded_BTC[:, at], slots_BT[:, at], seen, one, entries)
+        entries += [own] if step else []
+        torch.testing.assert_close(got_BNC, out_B1C, **CLOSE)
+
+
+CHECKS = {
+    "later": test_later_tokens_change_no_guess,
+    "row": test_guesses_in_a_row_are_those_of_single_steps,
+    "window": test_window_hides_far_entries_but_sinks,
+    "engine": test_attention_equals_that_of_streaming_views,
+    "chunks": test_chunks_give_outputs_of_one_pass,
+}
+
+
+@pytest.mark.parametrize("mutant", caught_in("test_guess_mutant_is_noticed"), ids=str)
+def test_guess_mutant_is_noticed(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant.apply(monkeypatch)
+    monkeypatch.setitem(globals(), "guesses", distillation.guesses)
+    for check in mutant.checks:
+        with pytest.raises(AssertionError):
+            CHECKS[check]()
 
 
 def test_gradient_of_loss_equals_that_of_plain_formula() -> None:

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from tests.helpers import tiny_training
+from tests.helpers.mutants.mutation import Mutant
+from tests.helpers.mutants.registry import caught_in
 from tests.helpers.tiny_training import CONFIG, text, trainer
 from triforce.errors import ModelError, RequestError
 from triforce.interface.sampling_params import SamplingParams
@@ -93,6 +95,13 @@ def test_states_of_stream_are_those_before_each_token(target: Path) -> None:
     probs_BTV = whole.logits_BTV.softmax(-1)
     torch.testing.assert_close(whole.law_BTM, probs_BTV[..., tokens_M])
     assert torch.equal(probs_BTV.argmax(-1), whole.best_BT)
+
+
+@pytest.mark.parametrize("mutant", caught_in("test_stream_mutant_is_noticed"), ids=str)
+def test_stream_mutant_is_noticed(mutant: Mutant, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant.apply(monkeypatch)
+    with pytest.raises(AssertionError):
+        test_states_of_stream_are_those_before_each_token(target)
 
 
 def test_texts_of_target_stay_as_they_were(target: Path, tmp_path: Path) -> None:
