@@ -91,6 +91,8 @@ def test_states_of_stream_are_those_before_each_token(target: Path) -> None:
     whole, parts = streams[0].read(ids_BT), [streams[1].read(some) for some in ids_BT.split(16, 1)]
     for name in ("ids_BT", "slots_BT", "states_BTX", "embeddings_BTC", "law_BTM", "best_BT", "logits_BTV"):
         assert torch.equal(getattr(whole, name), torch.cat([getattr(each, name) for each in parts], 1)), name
+    alone = TargetStream(llm.target.decoder, (1, 2), tokens_M, 1, 40).read(ids_BT[1:])
+    assert torch.equal(alone.states_BTX[0], whole.states_BTX[1])
     assert not whole.states_BTX[:, 0].any() and whole.states_BTX[:, 1:].any(-1).all()
     probs_BTV = whole.logits_BTV.softmax(-1)
     torch.testing.assert_close(whole.law_BTM, probs_BTV[..., tokens_M])
