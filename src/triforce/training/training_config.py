@@ -24,7 +24,7 @@ class TrainingConfig:
     deepest: int = 8192
     steps: int = 4
     decay: float = 0.8
-    anchors: float = 0.5
+    anchors: float = 1.0
     own_every: int = 3
     temperatures: tuple[float, ...] = (0.0, 0.6, 0.8, 1.0)
     choices: float = 0.25
