@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from unittest.mock import patch
@@ -28,8 +28,9 @@ def texts(folder: Path, cache: Path) -> None:
     check_restored(folder, cache, "triforce", "rejection")
 
 
-def seen_by(folder: Path, cache: Path, scope: str | None) -> tuple[list[int], int, str, list[bool]]:
-    """What a client of a scope could tell of a prompt: text, usage, label, and what it looked for was found."""
+@contextmanager
+def spied_reads() -> Iterator[list[bool]]:
+    """Whether each entry that is looked for is there."""
     found: list[bool] = []
     read = EntryStore.read
 
@@ -39,6 +40,12 @@ def seen_by(folder: Path, cache: Path, scope: str | None) -> tuple[list[int], in
         return entry
 
     with patch.object(EntryStore, "read", spy):
+        yield found
+
+
+def seen_by(folder: Path, cache: Path, scope: str | None) -> tuple[list[int], int, str, list[bool]]:
+    """What a client of a scope could tell of a prompt: text, usage, label, and what it looked for was found."""
+    with spied_reads() as found:
         output = answer(started(folder, cache), PROMPT, scope=scope)
     return output.outputs[0].token_ids, output.cached_tokens, output.exactness, found
 

@@ -8,18 +8,16 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from tests.helpers.asgi_client import ask, events, good
+from tests.helpers.disk_checks import spied_reads
 from tests.helpers.disk_llm import written
 from tests.helpers.guarded_app import KEY, OTHER
 from tests.helpers.tiny_llm import counted
-from triforce.disk_cache.entry import Entry
-from triforce.disk_cache.entry_store import EntryStore
 from triforce.kvcache import disk_text
 from triforce.llm import LLM
 from triforce.server.app import create_app
@@ -90,22 +88,6 @@ class Host:
     def stop(self) -> None:
         asyncio.run(self.worker.close())
         written(self.llm)
-
-
-@contextmanager
-def spied_reads() -> Iterator[list[bool]]:
-    """Whether each entry that is looked for is there."""
-    found: list[bool] = []
-    read = EntryStore.read
-
-    def spy(store: EntryStore, name: str) -> Entry | None:
-        entry = read(store, name)
-        found.append(entry is not None)
-        return entry
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(EntryStore, "read", spy)
-        yield found
 
 
 @pytest.fixture

@@ -19,6 +19,8 @@ SIZE = 8192, 256
 
 
 class DeviceClock:
+    """Times calls on one device. On a CPU its own clock is the host's."""
+
     def __init__(self, device: torch.device) -> None:
         self.device, self._on_gpu = device, device.type == "cuda"
 

@@ -183,9 +183,7 @@ def resolve_device(device: str | torch.device) -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ModelError(f"device {str(device)!r} cannot be used here; use --device cpu or --device auto") from error
     found = torch.device(device)
-    if (
-        found.type == "cuda" and found.index is None
-    ):  # which some functions of torch refuse, and the current one changes
+    if found.type == "cuda" and found.index is None:  # some functions of torch refuse it, and the current one changes
         return torch.device("cuda", torch.cuda.current_device())
     return found
 

@@ -56,9 +56,8 @@ class Cadence:
         if not quick:
             self._took = seconds
             self._thoughts += 1
-            self._patience = (
-                min(self._patience + 1, MAX_PATIENCE) if plan.plain and self._thoughts > FIRST_THOUGHTS else 1
-            )
+            stays = plan.plain and self._thoughts > FIRST_THOUGHTS
+            self._patience = min(self._patience + 1, MAX_PATIENCE) if stays else 1
             self.think_at = self.elapsed + pause * min(self._patience, self._thoughts / FIRST_THOUGHTS)
         self.due_at = min(self.listen_at, self.think_at) if listens else self.think_at
 

@@ -75,9 +75,8 @@ class HostStore:
         except RuntimeError as error:
             raise _too_much(size, "--kv-offload file") from error
         if reader and size:
-            finalize(
-                self, _unpin, _pin(self.memory, reader), reader
-            ).atexit = False  # the end of a process unpins by itself
+            unpin = finalize(self, _unpin, _pin(self.memory, reader), reader)
+            unpin.atexit = False  # the end of a process unpins by itself
 
     @property
     def usage(self) -> tuple[int, int]:
