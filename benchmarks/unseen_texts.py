@@ -63,12 +63,12 @@ def measure(options: Namespace) -> None:
     if min(*options.contexts, options.tokens, options.repeats) < 1:
         raise RequestError("--contexts, --tokens and --repeats must be at least 1")
     llm = setup.load(options)
+    texts = setup.sources(llm, options.texts)
     settings = {name: getattr(options, name) for name in FIXED} | {"model": llm.target.path.name}
     results = ResultsFile(options.json, about(options.command) | settings, FIXED)
     print(f"{machine()}\n{HEAD}")
     with tempfile.TemporaryDirectory() as folder:
         kept = Prompts(llm, Path(folder), partial(Prefill, options.quiet))
-        texts = setup.sources(llm, options.texts)
         for text, context in zip(texts.texts, cycle(options.contexts), strict=False):
             cells = [Cell(context, 1, t, "code" if text.kind == "code" else "books") for t in options.temperatures]
             left = [cell for cell in cells if label(text, cell, PROFILES[-1]) not in results.cells]
