@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
 import os
 import random
@@ -115,6 +116,22 @@ def test_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.undo()
     assert [name for name, _ in store.folder.files()] == names
     assert all(present(store, write(store, 2, 1)))
+
+
+def test_entry_takes_its_name_while_nobody_scans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, held = store_in(tmp_path / "cache"), []
+    state = os.open(tmp_path / "cache" / "state", os.O_RDWR)
+    rename = store.folder.rename
+
+    def watched(name: str, new: str) -> None:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(state, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        held.append(new)
+        rename(name, new)
+
+    monkeypatch.setattr(store.folder, "rename", watched)
+    assert write(store, 1, 3) == held
+    os.close(state)
 
 
 def test_clear_removes_entries_beside_open_store(tmp_path: Path) -> None:

@@ -21,9 +21,9 @@ def test_two_processes_keep_one_size_and_whole_entries(tmp_path: Path, caplog: p
     most = 0
     while any(process.poll() is None for process in processes):
         most = max(most, sum(entry.bytes for entry in store.held()))
-    assert [process.returncode for process in processes] == [0, 0] and most <= LIMIT
     for process in processes:
         process.communicate()
+    assert [process.returncode for process in processes] == [0, 0] and most <= LIMIT
     found = 0
     for text in (text for texts in ranges for text in texts):
         for index in range(4):

@@ -98,7 +98,8 @@ class EntryStore:
                     _write_all(file.fileno(), piece)
                 os.fsync(descriptor)
                 self.folder.mark(partial, place_of(use.order, index, again=False))
-                self.folder.rename(partial, name)
+                with self.folder.locked():  # so that a scan finds it under one of its names
+                    self.folder.rename(partial, name)
         except OSError:
             with suppress(OSError):
                 self.folder.remove(partial)
