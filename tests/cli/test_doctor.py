@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from tests.helpers.cuda import stub
 from tests.helpers.tiny_checkpoint import tiny_pair
 from triforce.backends import native_loader
+from triforce.backends.cuda.triton import sampler
 from triforce.bench import checkup, device_clock
 from triforce.checkpoint import hub
 from triforce.cli import main
@@ -87,7 +89,12 @@ def test_doctor_on_gpu_keeps_order(capsys: pytest.CaptureFixture[str], monkeypat
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a device is made up here")
 def test_doctor_on_gpu_passes_all_checks(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are interpreted: texts have two tokens, in short drafts, and one program looks at a column of theirs."""
     monkeypatch.setattr(checkup, "_driver", lambda: "999.1")
+    monkeypatch.setattr(checkup, "NEW", 2)
+    monkeypatch.setattr(checkup, "LLM", partial(checkup.LLM, speculative_tokens=2))
+    for name in ("ALONE_INTERPRETED", "BLOCK_INTERPRETED"):
+        monkeypatch.setattr(sampler, name, 512)
     with stub.machine() as made:
         assert main(["doctor", "--gpu"]) == 0, capsys.readouterr().out
         gc.collect()
@@ -95,7 +102,8 @@ def test_doctor_on_gpu_passes_all_checks(capsys: pytest.CaptureFixture[str], mon
     assert named(found) == GPU_CHECKS and all(check["passed"] for check in found["checks"])
     assert found["device"] == "cuda:0"
     assert "Made up 0, capability 9.0, driver 999.1" in lines[1] and "70.0GiB of 80.0GiB free" in lines[2]
-    assert {"_splits", "_decide", "_carry"} <= {name for name, *_ in made.launches} and made.captured > 3
+    expected = {"_splits", "_go_on", "_decide", "_peaks", "_carry"}
+    assert expected <= {name for name, *_ in made.launches} and made.captured > 3
     assert "pin with device 0" in made.log
 
 

@@ -21,7 +21,7 @@ from triforce.errors import RequestError
 from triforce.model.config import ModelConfig
 from triforce.model.weights import Weights
 
-FusedDraft = Callable[..., tuple[int, float] | None]
+FusedDraft = Callable[..., Tensor]
 
 
 def claim_threads(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
@@ -117,14 +117,21 @@ def offloaded(
     return NativeOffloadedKV(config, pages, dtype, room)
 
 
-def fused_draft_with(model: ModelBackend, kv: KVBackend) -> FusedDraft | None:
-    """`NativeModel.fused_draft` with this memory: several tokens in one call. None where there is none."""
+def fused_draft_with(model: ModelBackend, kv: KVBackend, width: int) -> FusedDraft | None:
+    """`NativeModel.fused_draft` with this memory, several tokens in one call, or a CUDA device's; None without one.
+
+    width: tokens a row of the first pass.
+    """
     if native_loader.native:
         from triforce.backends.cpu.kv import NativeKV
         from triforce.backends.cpu.model import NativeModel
 
         if isinstance(kv, NativeKV) and isinstance(model, NativeModel):
             return partial(model.fused_draft, kv)
+    if _by_triton(model) and _by_triton(kv):
+        from triforce.backends.cuda import fused_draft
+
+        return fused_draft.of(model, kv, width)
     return None
 
 
@@ -152,9 +159,13 @@ def identity(model: ModelBackend, memory: KVBackend) -> str:
 def _kind(part: ModelBackend | KVBackend) -> str:
     if type(part) in (TorchModel, TorchKV):
         return "torch"
-    if isinstance(part, TorchModel | TorchKV) or native_loader.native is None:
+    if _by_triton(part) or native_loader.native is None:
         return "triton"
     return str(native_loader.native.level())
+
+
+def _by_triton(part: ModelBackend | KVBackend) -> bool:
+    return isinstance(part, TorchModel | TorchKV) and type(part) not in (TorchModel, TorchKV)
 
 
 def _no_int8() -> RequestError:

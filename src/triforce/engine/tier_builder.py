@@ -16,7 +16,7 @@ from triforce.backends import dispatch
 from triforce.backends.decoder import Decoder
 from triforce.backends.kernel_api import ModelBackend, pages_for
 from triforce.backends.offload_layout import OffloadLayout
-from triforce.backends.token_sampler import NativeSampling
+from triforce.backends.token_sampler import DraftSampling
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.errors import RequestError
 from triforce.kvcache import PAGE, FullView, PagePool, RetrievalView, StreamingView
@@ -25,7 +25,6 @@ from triforce.kvcache.offload.sizing_cuda import needs_of
 from triforce.kvcache.selection import Policy
 from triforce.kvcache.views.full import prefill_chunk
 from triforce.ragged import Bools
-from triforce.sampling.logits import non_finite_logits
 from triforce.speculation import Draft, Proposer, SequenceState, Tier, TokenSampler
 
 
@@ -152,24 +151,24 @@ def fused_draft(
     live_B: Bools,
     count: int,
 ) -> Draft | None:
-    """Draft `count` tokens of each live row, or fewer, for a tier of `model` with nothing below it, in one native call.
+    """Draft `count` tokens of each live row, or fewer, for a tier of `model` with nothing below it, in one call.
 
     They are bit for bit those that passes and draws one by one would give, between which Python costs more than they.
     Returns None where these are needed. Raises ModelError where logits are not finite.
     """
-    view, run = tier.cache, dispatch.fused_draft_with(model, tier.cache.kv)
-    if not (run and isinstance(sampling, NativeSampling)):
-        return None
+    view = tier.cache
     unseen_B = (prefix.lengths_B - view.lengths_B) * live_B
+    width = int(unseen_B.max())
+    run = dispatch.fused_draft_with(model, view.kv, width)
+    if not (run and isinstance(sampling, DraftSampling)):
+        return None
     more = view.steps(unseen_B, count - 1)
     draws = sampling.draws(tier.level, more + 1, live_B)
     if draws is None:
         return None
-    batch = view.begin(unseen_B + more * live_B, int(unseen_B.max()) + more)
+    batch = view.begin(unseen_B + more * live_B, width + more)
     tokens_BK = np.empty((len(live_B), more + 1), dtype=np.int64)
-    unlawful = run(batch, (prefix.ids_BS, prefix.lengths_B, live_B), draws, tokens_BK)
-    if unlawful:
-        raise non_finite_logits(unlawful[0], 0, unlawful[1])
+    probs_BKV = run(batch, (prefix.ids_BS, prefix.lengths_B, live_B), draws, tokens_BK)
     view.advance(unseen_B + more * live_B)
     origins_BK = np.full_like(tokens_BK, tier.level)
-    return Draft(tokens_BK, draws[2].transpose(0, 1), origins_BK, (more + 1) * live_B)
+    return Draft(tokens_BK, probs_BKV, origins_BK, (more + 1) * live_B)

@@ -7,20 +7,25 @@ from __future__ import annotations
 
 import gc
 import weakref
+from dataclasses import fields, replace
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from tests.helpers.cuda.scene import DEVICE
+from tests.helpers.cuda.scene import DEVICE, by_the_term
 from triforce.backends.cuda import model as cuda_model
 from triforce.backends.cuda.kv import TritonKV
-from triforce.backends.cuda.model import TritonModel
+from triforce.backends.cuda.model import TritonLayer, TritonModel
 from triforce.backends.decoder import Decoder
 from triforce.backends.kernel_api import ForwardBatch, ForwardOutput, PageTable
 from triforce.backends.torch.kv import TorchKV
-from triforce.backends.torch.model import TorchModel
+from triforce.backends.torch.model import TorchLayer, TorchModel
 from triforce.bench import shapes
+from triforce.model.config import ModelConfig
+from triforce.model.weights import Layer, numbers
 
 PAGES, SMALL = 24, shapes.ModelShape(32, 48, layers=2, heads=4, kv_heads=2, vocab=50, head_dim=8)
 
@@ -156,3 +161,75 @@ def test_cuda_model_is_freed_with_last_user(decoder: Decoder) -> None:
         assert keys() is None
     finally:
         gc.enable()
+
+
+def a_layer(draw: torch.Generator) -> tuple[ModelConfig, Layer]:
+    """One with everything that a family may have: biases, and norms of queries and keys."""
+    (config, weights), D, Q, P = shapes.parts("small", 300, torch.float32, DEVICE), SMALL.head_dim, 32, 16
+    layer = weights.layers[0]
+    named = {
+        f.name: torch.randn(getattr(layer, f.name).shape, generator=draw).to(DEVICE)
+        for f in fields(layer)
+        if getattr(layer, f.name) is not None
+    }
+    sizes = dict(q_bias_Q=Q, k_bias_P=P, v_bias_P=P, q_norm_D=D, k_norm_D=D)
+    named |= {name: torch.randn(size, generator=draw).to(DEVICE) for name, size in sizes.items()}
+    return replace(config, qkv_bias=True, qk_norm=True), Layer(**named)
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_joined_products_equal_single_ones(on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """q, k and v of one product, gate and up of another; the switch leaves five."""
+    monkeypatch.setitem(shapes.SHAPES, "small", SMALL)
+    monkeypatch.setattr(cuda_model, "JOINED", on)
+    config, layer = a_layer(torch.Generator().manual_seed(3))
+    plain, products = TorchLayer(config, layer), list[int]()
+    x_NC = torch.randn(5, SMALL.hidden, generator=torch.Generator().manual_seed(4)).to(DEVICE)
+    wanted = *plain.qkv(x_NC), plain.gate(x_NC)
+    fast, product = TritonLayer(config, layer), F.linear
+    monkeypatch.setattr(F, "linear", lambda *given: products.append(1) or product(*given))
+    got = *fast.qkv(x_NC), fast.gate(x_NC)
+    assert len(products) == (2 if on else 5)
+    for one, other in zip(got, wanted, strict=True):
+        torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-5)
+
+
+def test_joined_matrices_are_held_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The layer's own become parts of them."""
+    monkeypatch.setitem(shapes.SHAPES, "small", SMALL)
+    config, layer = a_layer(torch.Generator().manual_seed(3))
+    before = [each.clone() for each in (layer.q_proj_QC, layer.up_proj_IC, layer.v_bias_P) if isinstance(each, Tensor)]
+    TritonLayer(config, layer)
+    each = layer.q_proj_QC, layer.k_proj_PC, layer.v_proj_PC, layer.gate_proj_IC, layer.up_proj_IC
+    addresses = [numbers(one).untyped_storage().data_ptr() for one in each]
+    assert len(set(addresses[:3])) == len(set(addresses[3:])) == 1 and addresses[0] != addresses[3]
+    assert all(map(torch.equal, before, map(numbers, (layer.q_proj_QC, layer.up_proj_IC, layer.v_bias_P))))  # type: ignore[arg-type]
+
+
+def by_row(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """A product of which each number is summed in one order, wherever its row stands, as a GPU's of one shape."""
+    y = torch.zeros(len(x), len(weight))
+    for j in range(x.shape[1]):
+        y += x[:, j, None] * weight[None, :, j]
+    return y
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="products are made up here")
+def test_strict_bits_of_joined_products_are_those_of_single_tokens(
+    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Passes of one shape, of three tokens and of one each: whatever else is fed, a token's logits are the same."""
+    monkeypatch.setattr(F, "linear", by_row)
+    monkeypatch.setattr(np, "matmul", by_the_term)
+    ids, found = [7, 11, 13], []
+    for widths in ([3], [1, 1, 1]):
+        memory, at, logits = TritonKV(decoder.config, PAGES, torch.float32, DEVICE), 0, []
+        model = TritonModel(decoder.config, decoder.model.weights)  # type: ignore[attr-defined]
+        for width in widths:
+            lists = PageTable(torch.arange(1, 4, device=DEVICE).int()[None], [20 + at], [width])
+            batch = ForwardBatch([20 + at], [(2, lists)], least=(2, 4))
+            output = model.forward(torch.tensor([ids[at : at + width]]), memory, batch, None)
+            logits.append(output.logits_BJV[0])
+            at += width
+        found.append(torch.cat(logits))
+    assert torch.equal(*found)

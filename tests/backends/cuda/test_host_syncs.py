@@ -1,4 +1,4 @@
-"""How often the host waits for a device in a step: once for each pass, to hear which tokens it is.
+"""How often the host waits for a device in a step: once for each pass that verifies, and once for each draft.
 
 Nothing is on a device here, so tensors are marked: those that are made with a `device`, and what is made of them.
 """
@@ -20,6 +20,7 @@ from triton.runtime import interpreter
 
 from tests.helpers.cuda.prompts import ids
 from tests.helpers.mutants.registry import caught_in
+from triforce.backends.cuda import fused_draft
 from triforce.backends.cuda.sampler import TritonSampling
 from triforce.backends.tensor_parallel import ShardedModel
 from triforce.backends.torch.model import forward_layerwise
@@ -32,7 +33,7 @@ ANSWERS = {Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.cpu, Tensor.__bool__
            Tensor.__index__, Tensor.nonzero, torch.nonzero, torch.unique, torch.masked_select}  # fmt: skip
 
 
-HEARD = "cpu in sampler.py, verify"
+HEARD, DRAFTED = "cpu in sampler.py, verify", "cpu in fused_draft.py, fused_draft"
 
 
 class OnDevice(Tensor):
@@ -96,8 +97,8 @@ def watch(by_name: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
         yield watch
 
 
-def steps(folder: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch, **how: Any) -> tuple[list[str], int]:
-    """What the host waited for in a few steps, and how many passes these had."""
+def steps(folder: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch, **how: Any) -> tuple[list[str], int, int]:
+    """What the host waited for in a few steps, and how many verifications and drafts these had."""
     llm = LLM(
         folder / "target",
         folder / "draft",
@@ -107,28 +108,35 @@ def steps(folder: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch, **how: An
         searched_layers="none",
         **how,
     )
-    texts, passes = llm.open(1, 200), []
+    texts, passes, drafts = llm.open(1, 200), [], []
     texts.submit([llm.request(ids(70), SamplingParams(seed=3, max_tokens=9, ignore_eos=True), mode="triforce")])
     while not texts.core.batches:
         texts.step()
     verify = TritonSampling.verify
     monkeypatch.setattr(TritonSampling, "verify", lambda *args: passes.append(1) or verify(*args))
+    draft = fused_draft.fused_draft
+    monkeypatch.setattr(fused_draft, "fused_draft", lambda *args: drafts.append(1) or draft(*args))
     watch.waits.clear()
     for _ in range(2):
         texts.step()
-    return watch.waits, len(passes)
+    return watch.waits, len(passes), len(drafts)
 
 
-def test_step_syncs_once_per_pass(folder: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
-    waits, passes = steps(folder, watch, monkeypatch)
-    assert passes > 4 and waits == [HEARD] * passes
+@pytest.mark.parametrize("in_one_graph", [True, False])
+def test_step_syncs_once_per_pass(
+    in_one_graph: bool, folder: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused_draft, "IN_ONE_GRAPH", in_one_graph)
+    waits, passes, drafts = steps(folder, watch, monkeypatch)
+    assert passes > 2 and (drafts > 2) == in_one_graph
+    assert sorted(waits) == sorted([HEARD] * passes + [DRAFTED] * drafts)
 
 
 def test_host_sync_mutant_is_noticed(folder: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     (mutant,) = caught_in("test_host_sync_mutant_is_noticed")
     mutant.apply(monkeypatch)
-    waits, _ = steps(folder, watch, monkeypatch)
-    assert {*waits} == {HEARD, "__bool__ in <broken pick>, pick"}
+    waits, *_ = steps(folder, watch, monkeypatch)
+    assert {*waits} == {HEARD, DRAFTED, "__bool__ in <broken pick>, pick"}
 
 
 def test_host_sync_kinds_are_counted() -> None:

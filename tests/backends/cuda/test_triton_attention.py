@@ -11,12 +11,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from tests.helpers.cuda.scene import DEVICE, Case, Scene, cases
+from tests.helpers.cuda.scene import DEVICE, Case, Scene, by_the_term, cases
 from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
 from triforce.backends.cuda.splits import split_of
-
-Array = np.ndarray[Any, Any]
 
 # bfloat16 and float16 round weights and result by half a step each at most; all else is float32.
 BOUND = {torch.float32: 2e-6, torch.bfloat16: 2**-8 + 2**-9, torch.float16: 2**-11 + 2**-12}
@@ -102,11 +100,6 @@ def test_triton_shifted_query_position_is_detected(change: dict[str, object]) ->
     (mixed, mass), (wanted, wanted_mass) = scene.by_kernel(late=-1), scene.by_the_book()
     assert scene.error(mixed, wanted) > 100 * BOUND[torch.float32]
     assert not torch.allclose(mass.double(), wanted_mass, atol=MASS, rtol=MASS)
-
-
-def by_the_term(a: Array, b: Array, dtype: type) -> Array:
-    """A product of matrices of which each number is summed in one order, as on a GPU."""
-    return sum(a[..., j, None].astype(dtype) * b[..., j, None, :].astype(dtype) for j in range(a.shape[-1]))
 
 
 def test_triton_attention_bits_depend_on_shape_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,18 +4,22 @@
 
 In a process of its own, as the interpreter and the compiler exclude each other. Prints what each kernel needs as JSON,
 a line for each way in which it is launched: registers and spills as ptxas says, shared memory, and the bytes of its
-asynchronous copies.
+asynchronous copies. What a compiler has said once is kept in build/compiled, by a hash of the kernel with all that it
+calls, of its arguments and of the compilers.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import io
 import json
 import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import redirect_stdout
+from math import prod
+from pathlib import Path
 from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "0"
@@ -32,12 +36,33 @@ TARGETS = {f"sm_{number}": GPUTarget("cuda", number, 32) for number in (80, 89, 
 TARGETS["gfx942"] = GPUTarget("hip", "gfx942", 64)
 
 
+FOLDER = Path(__file__).parents[3] / "build" / "compiled"
+
+
+class Kept:
+    """What an architecture's compiler has said: a file of it, which is read once and written after each answer."""
+
+    def __init__(self, arch: str) -> None:
+        self._file, self._target = FOLDER / f"kernels-{arch}.json", TARGETS[arch]
+        self._found: dict[str, Row] = json.loads(self._file.read_text()) if self._file.exists() else {}
+
+    def needs(self, source: ASTSource, options: dict[str, Any]) -> Row:
+        """Return what a kernel needs, from before if it was asked for."""
+        text = f"{triton.__version__} {source.hash()} {options}"
+        key = hashlib.sha256(text.encode()).hexdigest()[:24]
+        if key not in self._found:
+            self._found[key] = needs(source, options, self._target)
+            FOLDER.mkdir(parents=True, exist_ok=True)
+            self._file.write_text(json.dumps(self._found))
+        return self._found[key]
+
+
 def compiled(launches: Iterable[Launch], arch: str) -> Iterator[Row]:
-    """What each needs; launches that are alike to the compiler are compiled once."""
-    known = set()
+    """What each needs; launches of one case that are alike to the compiler, and in their programs, come once."""
+    known, kept = set(), Kept(arch)
     for launch in launches:
         source, options = source_of(launch, TARGETS[arch])
-        key = source.hash(), str(options)
+        key = launch.case, launch.kernel.__name__, launch.grid, source.hash(), str(options)
         if key not in known:
             known.add(key)
             about = {
@@ -46,8 +71,10 @@ def compiled(launches: Iterable[Launch], arch: str) -> Iterator[Row]:
                 "arch": arch,
                 "bits": launch.dtype.itemsize * 8,
                 "stages": launch.options.get("num_stages", 3),
+                "warps": options["num_warps"],
+                "programs": prod(launch.grid),
             }
-            yield about | needs(source, options, TARGETS[arch])
+            yield about | kept.needs(source, options)
 
 
 def source_of(launch: Launch, target: GPUTarget) -> tuple[ASTSource, dict[str, Any]]:

@@ -1,9 +1,26 @@
-"""What is wrong with a compiled kernel, by what an architecture has."""
+"""What compilers say of every launch, and what is wrong with a compiled kernel, by what an architecture has."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+
+import torch
+import triton
+
+ROOT = Path(__file__).parents[3]
+SOURCES = (
+    *sorted((ROOT / "src" / "triforce" / "backends" / "cuda").rglob("*.py")),
+    ROOT / "src" / "triforce" / "backends" / "torch" / "model.py",
+    ROOT / "src" / "triforce" / "bench" / "shapes.py",
+    *(ROOT / "tests" / "helpers" / "cuda" / name for name in ("compile_all.py", "launches.py")),
+)
 
 SHARED = {"sm_80": 163, "sm_89": 99, "sm_90": 227, "sm_120": 99, "gfx942": 64}
 """KiB of shared memory that a program may have."""
@@ -21,3 +38,31 @@ def faults(row: dict[str, Any]) -> Iterator[str]:
             yield f"{name}: {row['narrow']} loads of keys or values are of two bytes, not copies of 16"
         if row["stages"] > 2 and row["ahead"] < 2:
             yield f"{name}: no keys are on their way while others are computed with"
+
+
+def compiled(arch: str, *more: str) -> list[dict[str, Any]]:
+    """What each kernel needs, as `compile_all` prints it."""
+    return [json.loads(line) for line in said("compile_all", arch, *more).splitlines()]
+
+
+def said(module: str, *arguments: str) -> str:
+    """What a module beside this one prints in a process of its own, as the interpreter is on in this one."""
+    paths = os.pathsep.join(entry for entry in sys.path if entry)
+    command = [sys.executable, "-m", f"tests.helpers.cuda.{module}", *arguments]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": paths}, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    return done.stdout
+
+
+def kept(arch: str) -> list[dict[str, Any]]:
+    """The same, from before if no source has changed: then nobody asks what is launched."""
+    texts = [triton.__version__, torch.__version__, *(file.read_text(encoding="utf-8") for file in SOURCES)]
+    digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
+    file = ROOT / "build" / "compiled" / f"{arch}-{digest}.json"
+    if not file.exists():
+        rows = compiled(arch)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(rows), encoding="utf-8")
+    found: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
+    return found

@@ -9,11 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from triton.runtime.jit import JITFunction
 
+from triforce.backends.cuda import model, splits
+from triforce.backends.cuda.fused_draft import DraftInputs, DraftShape, run_draft
+from triforce.backends.cuda.graphs import shape_of
 from triforce.backends.cuda.kv import TritonKV
 from triforce.backends.cuda.model import TritonModel
 from triforce.backends.cuda.triton import attention, pointwise, rng, sampler, topk
@@ -23,7 +27,7 @@ from triforce.bench import shapes
 from triforce.bench.shapes import ModelShape
 
 META = torch.device("meta")
-KEYS, BUDGET, SINKS, WINDOW = 131_071, 4096, 16, 496
+KEYS, BUDGET, SINKS, WINDOW, DRAFTED = 131_071, 4096, 16, 496, 2
 WIDTHS = 1, 8, 16
 MODELS = {
     "Llama-2-7B": shapes.SHAPES["llama-2-7b-128k"],
@@ -33,6 +37,11 @@ MODELS = {
     "heads of 256": ModelShape(2048, 16_384, 18, 8, 1, 256_000, 256),
 }
 DRAFTS = {"Llama-68M": shapes.SHAPES["llama-68m"], "shipped draft": ModelShape(128, 344, 2, 2, 2, 8192)}
+BEFORE = [
+    (attention, "AHEAD", False), (sampler, "ALONE", 2**31), (splits, "SHARED_WIDE", 512),
+    (splits, "BY_HEAD_OF_GROUPS", 256), (splits, "WINDOW", 512), (model, "JOINED", False),
+]  # fmt: skip
+"""Switches, as they were."""
 
 
 @dataclass(frozen=True)
@@ -81,9 +90,13 @@ def everything() -> list[Launch]:
         for name, shape in DRAFTS.items():
             recorder.case = f"{name}, drafting"
             drafting(shape)
-        with single_buffered():
+        with as_before():
+            recorder.case = "vocabulary of 128,256, as before"
+            sampling(128_256)
+            recorder.case = "Llama-68M, drafting, as before"
+            drafting(DRAFTS["Llama-68M"])
             for width in WIDTHS[:2]:  # it spills at 64 query rows
-                recorder.case = f"Llama-3.1-8B, single-buffered, width {width}"
+                recorder.case = f"Llama-3.1-8B, width {width}, as before"
                 target(MODELS["Llama-3.1-8B"], width)
         recorder.case = "Llama-2-7B, strict"
         target(MODELS["Llama-2-7B"], 8, least=(8, 32))
@@ -99,34 +112,44 @@ def everything() -> list[Launch]:
 
 
 @contextmanager
-def single_buffered() -> Iterator[None]:
-    """The split kernel as it was, which a GPU may still choose."""
-    before, attention.AHEAD = attention.AHEAD, False
+def as_before() -> Iterator[None]:
+    """Kernels as they were, which a GPU may still choose."""
+    kept = [(module, name, getattr(module, name)) for module, name, _ in BEFORE]
     try:
+        for module, name, value in BEFORE:
+            setattr(module, name, value)
         yield
     finally:
-        attention.AHEAD = before
+        for module, name, value in kept:
+            setattr(module, name, value)
 
 
 def target(shape: ModelShape, width: int, dtype: torch.dtype = torch.bfloat16, least: tuple[int, int] = (1, 1)) -> None:
     """A verifying pass that observes the mass, and a retrieval pass of the pages that are selected."""
-    model, kv = parts(shape, dtype)
+    decoder, kv = parts(shape, dtype)
     shared = PageTable(table(1, pages_for(KEYS)), [KEYS - width], [width])
-    run(model, kv, width, ForwardBatch([KEYS - width], [(1, shared)], True, True, least))
+    run(decoder, kv, width, ForwardBatch([KEYS - width], [(1, shared)], True, True, least))
     own = PageTable(table(1, 1, shape.kv_heads, pages_for(BUDGET)), [BUDGET - width], [width])
-    run(model, kv, width, ForwardBatch([KEYS - width], [(1, own)]))
+    run(decoder, kv, width, ForwardBatch([KEYS - width], [(1, own)]))
 
 
-def drafting(shape: ModelShape, dtype: torch.dtype = torch.bfloat16) -> None:
-    """A pass over sinks and a window."""
-    model, kv = parts(shape, dtype)
-    window = PageTable(table(1, pages_for(SINKS + WINDOW + 128)), [600], [1], PAGE, SINKS, WINDOW)
-    run(model, kv, 1, ForwardBatch([KEYS], [(1, window)]))
+def drafting(shape: ModelShape) -> None:
+    """Passes over sinks and a window with their draws, of the race and of laws: two tokens, in one graph."""
+    for race in (True, False):
+        draft_of(shape, race)()
 
 
-def parts(shape: ModelShape, dtype: torch.dtype) -> tuple[TritonModel, TritonKV]:
-    """A model of one layer, and memory for all keys."""
-    shapes.SHAPES["recorded"] = replace(shape, layers=1)
+def draft_of(shape: ModelShape, race: bool) -> Callable[[], object]:
+    """Return the call that makes such a draft."""
+    decoder, kv = parts(shape, torch.bfloat16)
+    window = PageTable(table(1, pages_for(SINKS + WINDOW + 128)), [600], [2], PAGE, SINKS, WINDOW)
+    first = shape_of(1, 2, 1, ForwardBatch([KEYS], [(1, window)]), padded=True)
+    return partial(run_draft, decoder, kv, DraftInputs(DraftShape(first, DRAFTED, race, 0), META))
+
+
+def parts(shape: ModelShape, dtype: torch.dtype, layers: int = 1) -> tuple[TritonModel, TritonKV]:
+    """A model of so many layers, and memory for all keys."""
+    shapes.SHAPES["recorded"] = replace(shape, layers=layers)
     try:
         config, weights = shapes.parts("recorded", KEYS + 1, dtype, META)
     finally:
@@ -138,8 +161,8 @@ def table(*shape: int) -> torch.Tensor:
     return torch.empty(shape, dtype=torch.int32, device=META)
 
 
-def run(model: TritonModel, kv: TritonKV, width: int, batch: ForwardBatch) -> None:
-    model.forward(torch.zeros(1, width, dtype=torch.int64), kv, batch, None)
+def run(decoder: TritonModel, kv: TritonKV, width: int, batch: ForwardBatch) -> None:
+    decoder.forward(torch.zeros(1, width, dtype=torch.int64), kv, batch, None)
 
 
 def sampling(vocabulary: int) -> None:

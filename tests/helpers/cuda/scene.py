@@ -6,7 +6,9 @@ Shape suffixes as in backends/kernel_api.py; S keys of a row, N slots.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
@@ -19,6 +21,12 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 """Where kernels run that are compared: on a CPU in the interpreter."""
 
 SPLIT = 64  # the smallest, so that a few keys make several
+Array = np.ndarray[Any, Any]
+
+
+def by_the_term(a: Array, b: Array, dtype: type) -> Array:
+    """A product of matrices of which each number is summed in one order, as on a GPU."""
+    return sum(a[..., j, None].astype(dtype) * b[..., j, None, :].astype(dtype) for j in range(a.shape[-1]))
 
 
 @dataclass

@@ -120,6 +120,23 @@ MERGES: dict[str, tuple[str, str]] = {
     "merge: the first dimensions everywhere": ("dims * DIMS + tl.arange(0, DIMS)", "0 * dims + tl.arange(0, DIMS)"),
     "merge: splits hang from no peak": ("- base_R[None, :])", "- 0 * base_R[None, :])"),
 }
+DRAFT, STEP = "triforce.backends.cuda.fused_draft", f"{TRITON}.draft_step"
+DRAFTS: dict[str, tuple[Edit | ModuleEdit, str]] = {
+    "draft: all tokens are drawn with the noise of the first": (
+        ModuleEdit(STEP, ("tl.load(places + b, mask=real, other=0) + 1", "tl.load(places + b, mask=real, other=0)"),
+                   users=(DRAFT,)), "Seeded",
+    ),
+    "draft: the next token is written over the last": (
+        ModuleEdit(STEP, ("tl.load(starts + b, mask=real, other=0) + count", "tl.load(starts + b, mask=real, other=0)"),
+                   users=(DRAFT,)), "Seeded",
+    ),
+    "draft: uniforms of the first draft come again": (
+        Edit(f"{DRAFT}:DraftInputs.fill", ("self.draws_B[real] = draws.before_B", "pass")), "Rejection",
+    ),
+    "draft: settings of the first batch stay": (
+        Edit(f"{DRAFT}:DraftInputs.fill", ("draws.settings_5B is not self._held", "self._held is None")), "Seeded",
+    ),
+}  # fmt: skip
 HERE = "tests/backends/cuda/test_"
 MUTANTS = [
     *(
@@ -146,6 +163,10 @@ MUTANTS = [
             (ModuleEdit(ATTENTION, change, users=("tests.helpers.cuda.scene",)),),
         )
         for name, change in MERGES.items()
+    ),
+    *(
+        Mutant(name, f"{HERE}cuda_fused_draft.py::test_cuda_draft_mutant_changes_a_draft", (edit,), (coupling,))
+        for name, (edit, coupling) in DRAFTS.items()
     ),
     Mutant(
         "a selection asks the device",

@@ -25,6 +25,7 @@ from triforce.errors import ModelError
 from triforce.model.config import ModelConfig
 from triforce.model.weights import Layer, Matrix, QuantizedWeight, Weights
 from triforce.ragged import Bools, Ints
+from triforce.sampling.logits import non_finite_logits
 
 L = TypeVar("L")
 ROWS = 4096  # of a table that are packed at a time
@@ -116,21 +117,24 @@ class NativeModel(EmbeddingAndHead):
 
     def fused_draft(
         self, kv: NativeKV, batch: ForwardBatch, texts: tuple[Ints, Ints, Bools], draws: Draws, tokens_BK: Ints
-    ) -> tuple[int, float] | None:
+    ) -> Tensor:
         """K tokens behind each text, one after another in one call, as so many passes and draws would give them.
 
         batch: the first pass, from which the others go on. texts: ids (B, S) with room for the tokens, which are
         written there too, lengths, and which rows are live. draws: sampler, noise, and where laws go, as in
-        `_native.fused_draft`. Returns the row and its largest logit where a token has no law.
+        `_native.fused_draft`. Returns the laws (B, K, V). Raises ModelError where a token has none.
         """
         (view,), (sampler, noise, laws), (ids_BS, lengths_B, live_B) = batch.views, draws, texts
         longest = int((lengths_B - np.array(batch.positions)).max()) + tokens_BK.shape[1]
         cos, sin = rotations(self.config.rope, batch, longest)
-        return _native.fused_draft(
+        unlawful = _native.fused_draft(
             decoder=self.decoder, memory=kv.native_pages, positions=batch.positions, cos=cos, sin=sin,
             view=kv.native_view(*view), ids=ids_BS, lengths=lengths_B, live=live_B, sampler=sampler, noise=noise,
             probs=laws, tokens=tokens_BK,
         )  # fmt: skip
+        if unlawful:
+            raise non_finite_logits(unlawful[0], 0, unlawful[1])
+        return laws.transpose(0, 1)
 
 
 class NativeLayer:

@@ -13,14 +13,16 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
-from typing import NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
-from triforce.backends.kernel_api import ForwardBatch, ForwardOutput
+from triforce.backends.kernel_api import ForwardBatch
 
+I = TypeVar("I")  # noqa: E741
+O = TypeVar("O")  # noqa: E741
 MOST = 64
 """Graphs that are kept; the one that was longest unused makes room."""
 
@@ -71,36 +73,17 @@ def _padded(units: tuple[int, ...], rows: int) -> tuple[int, ...]:
     return (*head, bucket(last, 64))
 
 
-class GraphInputs:
-    """Buffers of one shape: ids, columns to score, positions, counts, and for each view its starts and units."""
+@dataclass(eq=False)
+class PassInputs:
+    """What a pass reads on the device: ids, columns to score, positions, counts, each view's starts and units."""
 
-    def __init__(self, shape: PassShape, device: torch.device) -> None:
-        self.shape, B = shape, shape.rows
-        sizes = [(B, shape.width), (B, shape.columns), (B,), (B,), *[(B,)] * len(shape.views)]
-        ends = list(accumulate(map(prod, sizes)))
-        self._host = torch.zeros(ends[-1], dtype=torch.int64, pin_memory=device.type == "cuda")
-        self._device = torch.zeros(ends[-1], dtype=torch.int64, device=device)
-        self._hosts, parts = (
-            [whole[end - prod(size) : end].view(size) for size, end in zip(sizes, ends, strict=True)]
-            for whole in (self._host, self._device)
-        )
-        self.ids_BT, self.at_BJ, self.positions_B, self.counts_B, *self.starts = parts
-        self.units = [torch.zeros(view.units, dtype=torch.int32, device=device) for view in shape.views]
-        self._copied = torch.cuda.Event() if device.type == "cuda" else None
-
-    def fill(self, ids_BT: Tensor, at_BJ: Tensor, this: ForwardBatch) -> None:
-        """Take over one pass, whose shape fits; its padding has count 0."""
-        if self._copied:
-            self._copied.synchronize()  # the last pass's copy: long done, unless passes follow without sampling
-        self._host.zero_()
-        rows = [this.positions, this.views[0][1].counts, *(lists.starts for _, lists in this.views)]
-        for to, values in zip(self._hosts, [ids_BT, at_BJ, *map(torch.tensor, rows)], strict=True):
-            to[tuple(slice(size) for size in values.shape)] = values
-        self._device.copy_(self._host, non_blocking=True)
-        if self._copied:
-            self._copied.record()
-        for units, (_, lists) in zip(self.units, this.views, strict=True):
-            units[tuple(slice(size) for size in lists.units.shape)] = lists.units
+    shape: PassShape
+    ids_BT: Tensor
+    at_BJ: Tensor
+    positions_B: Tensor
+    counts_B: Tensor
+    starts: list[Tensor]
+    units: list[Tensor]
 
     def lists(self) -> list[tuple[Tensor, Tensor, ViewShape]]:
         """Return, for each layer, its units (B, U) or (B, G, U), starts, and settings."""
@@ -111,13 +94,47 @@ class GraphInputs:
         return found
 
 
+class GraphInputs(PassInputs):
+    """Inputs in buffers of one shape, and `more` integers of each row, `more_XB`."""
+
+    def __init__(self, shape: PassShape, device: torch.device, more: int = 0) -> None:
+        B = shape.rows
+        sizes = [(B, shape.width), (B, shape.columns), (B,), (B,), *[(B,)] * len(shape.views), (more, B)]
+        ends = list(accumulate(map(prod, sizes)))
+        self._host = torch.zeros(ends[-1], dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._device = torch.zeros(ends[-1], dtype=torch.int64, device=device)
+        self._hosts, parts = (
+            [whole[end - prod(size) : end].view(size) for size, end in zip(sizes, ends, strict=True)]
+            for whole in (self._host, self._device)
+        )
+        ids_BT, at_BJ, positions_B, counts_B, *starts, self.more_XB = parts
+        units = [torch.zeros(view.units, dtype=torch.int32, device=device) for view in shape.views]
+        super().__init__(shape, ids_BT, at_BJ, positions_B, counts_B, starts, units)
+        self._copied = torch.cuda.Event() if device.type == "cuda" else None
+
+    def fill(self, ids_BT: Tensor, at_BJ: Tensor, this: ForwardBatch, more_XB: Tensor | None = None) -> None:
+        """Take over one pass, whose shape fits; its padding has count 0. more_XB: of all rows, padding too."""
+        if self._copied:
+            self._copied.synchronize()  # the last pass's copy: long done, unless passes follow without sampling
+        self._host.zero_()
+        rows = [this.positions, this.views[0][1].counts, *(lists.starts for _, lists in this.views)]
+        more_XB = self._hosts[-1] if more_XB is None else more_XB
+        for to, values in zip(self._hosts, [ids_BT, at_BJ, *map(torch.tensor, rows), more_XB], strict=True):
+            to[tuple(slice(size) for size in values.shape)] = values
+        self._device.copy_(self._host, non_blocking=True)
+        if self._copied:
+            self._copied.record()
+        for units, (_, lists) in zip(self.units, this.views, strict=True):
+            units[tuple(slice(size) for size in lists.units.shape)] = lists.units
+
+
 @dataclass(eq=False)
-class Replay:
+class Replay(Generic[I, O]):
     """The graph of a pass, once it was captured. It refers to no memory, which so goes as soon as nobody needs it."""
 
-    inputs: GraphInputs
+    inputs: I
     graph: torch.cuda.CUDAGraph | None = None
-    outcome: ForwardOutput | None = None
+    outcome: O | None = None
 
 
 _all: WeakSet[Graphs] = WeakSet()
@@ -140,10 +157,10 @@ class Graphs:
     def __init__(self, device: torch.device) -> None:
         self._device, self._captures = device, device.type == "cuda"
         self._pool = torch.cuda.graph_pool_handle() if self._captures else None
-        self.kept: OrderedDict[Hashable, Replay] = OrderedDict()
+        self.kept: OrderedDict[Hashable, Replay[Any, Any]] = OrderedDict()
         _all.add(self)
 
-    def get(self, key: Hashable, make: Callable[[], Replay]) -> Replay:
+    def get(self, key: Hashable, make: Callable[[], Replay[I, O]]) -> Replay[I, O]:
         """Return what was captured for `key`, or make it."""
         if key not in self.kept and len(self.kept) >= MOST:
             self.kept.popitem(last=False)
@@ -151,17 +168,17 @@ class Graphs:
         self.kept[key] = replay
         return replay
 
-    def run(self, replay: Replay, call: Callable[[], ForwardOutput]) -> ForwardOutput:
+    def run(self, replay: Replay[I, O], call: Callable[[], O]) -> O:
         """One pass, `call` the first time; what it gives is overwritten by the next one."""
         if not self._captures:
             return call()
         if replay.graph is None:
             replay.graph, replay.outcome = self._capture(call)
         replay.graph.replay()
-        assert replay.outcome
+        assert replay.outcome is not None
         return replay.outcome
 
-    def _capture(self, call: Callable[[], ForwardOutput]) -> tuple[torch.cuda.CUDAGraph, ForwardOutput]:
+    def _capture(self, call: Callable[[], O]) -> tuple[torch.cuda.CUDAGraph, O]:
         """First for real, as libraries set themselves up and kernels are compiled when they are first called."""
         stream, usual = torch.cuda.Stream(self._device), torch.cuda.current_stream(self._device)
         stream.wait_stream(usual)

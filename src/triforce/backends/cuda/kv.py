@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from triforce.backends.cuda.graphs import GraphInputs, ViewShape
+from triforce.backends.cuda.graphs import PassInputs, ViewShape
 from triforce.backends.cuda.splits import split_of
 from triforce.backends.cuda.triton.attention import DevicePageTable, attend
 from triforce.backends.cuda.triton.pointwise import rotate_and_write
@@ -46,7 +46,7 @@ class TritonKV(TorchKV):
         with current(self.device):
             return attend(q_BTHD, *self.view(layer, 0, self.keys_LGSD.shape[2]), seen)[0]
 
-    def device_attention(self, inputs: GraphInputs, wide: list[PageTable] | None = None) -> LayerAttention:
+    def device_attention(self, inputs: PassInputs, wide: list[PageTable] | None = None) -> LayerAttention:
         """Return what `layer_attention` does, of a pass on the device: a function of the buffers of `inputs`.
 
         `wide`: each layer's lists, where torch's fused attention is wanted.
@@ -65,7 +65,7 @@ class TritonKV(TorchKV):
 
         return attention
 
-    def _lists(self, inputs: GraphInputs) -> list[tuple[Tensor, Tensor, ViewShape]]:
+    def _lists(self, inputs: PassInputs) -> list[tuple[Tensor, Tensor, ViewShape]]:
         """Page tables of the layers: units, where `_open` will have them; starts, and settings."""
         return inputs.lists()
 

@@ -11,23 +11,64 @@ from functools import partial
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from triforce.backends.cuda.graphs import GraphInputs, Graphs, Replay, shape_of
+from triforce.backends.cuda.graphs import GraphInputs, Graphs, PassInputs, Replay, shape_of
 from triforce.backends.cuda.kv import TritonKV
 from triforce.backends.cuda.triton.pointwise import norm, swiglu
 from triforce.backends.kernel_api import ForwardBatch, ForwardOutput, KVBackend, ModelBackend, PageTable
 from triforce.backends.torch.kv import WIDE
 from triforce.backends.torch.model import TorchLayer, TorchModel, forward_layers, forward_layerwise
 from triforce.model.config import ModelConfig
-from triforce.model.weights import Weights
+from triforce.model.weights import Layer, Matrix, Weights, numbers
 
 NARROW = 64
 """Wider passes are not captured: there are few of them, and of many widths."""
+JOINED = True
+"""Whether products of one input are one. No GPU has chosen yet: False makes five of these two, as before."""
 
 
 class TritonLayer(TorchLayer):
+    """A block of which q, k and v are one product, and gate and up. The layer's own matrices become parts of these."""
+
     norm, swiglu = staticmethod(norm), staticmethod(swiglu)
+
+    def __init__(self, config: ModelConfig, layer: Layer) -> None:
+        super().__init__(config, layer)
+        self._qkv = joined(layer.q_proj_QC, layer.k_proj_PC, layer.v_proj_PC)
+        self._qkv_bias = joined(layer.q_bias_Q, layer.k_bias_P, layer.v_bias_P)
+        self._gate_up = joined(layer.gate_proj_IC, layer.up_proj_IC)
+
+    def qkv(self, x_NC: Tensor) -> tuple[Tensor, ...]:
+        if self._qkv is None:
+            return super().qkv(x_NC)
+        layer, (H, G), eps = self.layer, (self.config.heads, self.config.kv_heads), self.config.norm_eps
+        qkv_NMD = F.linear(self.norm(x_NC, layer.input_norm_C, eps), self._qkv, self._qkv_bias)
+        q_NHD, k_NGD, v_NGD = qkv_NMD.view(len(x_NC), H + 2 * G, self.config.head_dim).split([H, G, G], dim=1)
+        if layer.q_norm_D is None or layer.k_norm_D is None:
+            return q_NHD, k_NGD, v_NGD
+        return self.norm(q_NHD, layer.q_norm_D, eps), self.norm(k_NGD, layer.k_norm_D, eps), v_NGD
+
+    def gate(self, x_NC: Tensor) -> Tensor:
+        if self._gate_up is None:
+            return super().gate(x_NC)
+        y_NC = self.norm(x_NC, self.layer.post_norm_C, self.config.norm_eps)
+        return self.swiglu(*F.linear(y_NC, self._gate_up).chunk(2, dim=1))
+
+
+def joined(*parts: Matrix | None) -> Tensor | None:
+    """Return all rows of some matrices as one, of which these become views, so that nothing is held twice.
+
+    None where there are none, or where they are to stay apart.
+    """
+    given = [numbers(part) for part in parts if part is not None]
+    if not (JOINED and given):
+        return None
+    whole = torch.cat(given)
+    for part, rows in zip(given, whole.split([len(part) for part in given]), strict=True):
+        part.data = rows
+    return whole
 
 
 class TritonModel(TorchModel):
@@ -59,14 +100,14 @@ class TritonModel(TorchModel):
             wide = T > WIDE and not (batch.return_mass or batch.views[0][1].window)
             output = run_pass(model, kv, inputs, batch.lists() if wide else None)
             return output if T > NARROW else _cut(output, B, T, at_BJ.shape[1], batch)
-        graphs = self._graphs(kv)
-        captured = graphs.get(shape, lambda: Replay(GraphInputs(shape, kv.device)))
+        graphs = self.graphs(kv)
+        captured: Replay[GraphInputs, ForwardOutput] = graphs.get(shape, lambda: Replay(GraphInputs(shape, kv.device)))
         captured.inputs.fill(ids_BT, at_BJ, batch)
         run = partial(run_pass, model, kv, captured.inputs)
         output = graphs.run(captured, run) if kv.capturable else run()
         return _cut(output, B, T, at_BJ.shape[1], batch)
 
-    def _graphs(self, kv: TritonKV) -> Graphs:
+    def graphs(self, kv: TritonKV) -> Graphs:
         """The passes over this KV that were captured since something in it has moved."""
         version, graphs = self._kept.get(kv, (-1, None))
         if graphs is None or version != kv.version:
@@ -76,7 +117,7 @@ class TritonModel(TorchModel):
 
 
 def run_pass(
-    model: ModelBackend, kv: TritonKV, inputs: GraphInputs, wide: list[PageTable] | None = None
+    model: ModelBackend, kv: TritonKV, inputs: PassInputs, wide: list[PageTable] | None = None
 ) -> ForwardOutput:
     """A function of what lies in the inputs; `wide`: each layer's lists, for torch's fused attention."""
     attention, shape = kv.device_attention(inputs, wide), inputs.shape

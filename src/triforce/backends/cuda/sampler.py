@@ -6,6 +6,7 @@ Shape suffixes: B rows, K drafted tokens, J = K + 1, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +21,19 @@ from triforce.sampling import LogitsProcessor, Noise
 from triforce.sampling.logits import check
 from triforce.speculation import Draft, Rejection, Seeded, SequenceState
 from triforce.speculation.verification import accepted_draft
+
+
+class DraftDraws(NamedTuple):
+    """What draws without a guess need: settings of each row as `_settings` has them, and its noise.
+
+    before_B: how many uniforms of the tier each row had used; None where draws are by a race.
+    """
+
+    settings_5B: Tensor
+    seeds_B: Tensor
+    choices_B: Tensor
+    before_B: Tensor | None
+    tier: int
 
 
 class TritonSampling:
@@ -54,6 +68,19 @@ class TritonSampling:
         kept_B = _leading(verdicts_BJ.numpy(), guess, isinstance(self.coupling, Seeded))
         tokens_B = verdicts_BJ[torch.arange(len(kept_B)), kept_B]
         return accepted_draft(guess, kept_B, tokens_B, laws_BJV, tier)
+
+    def draws(self, tier: int, count: int, live_B: Bools) -> DraftDraws | None:
+        """Prepare `count` draws of each live row without a guess; under `rejection` their uniforms are used up.
+
+        None where logits are changed first, by what was drawn before.
+        """
+        noise, before_B = self.coupling.noise, None
+        if self._processor.adjusts or not isinstance(noise, Noise):
+            return None
+        if isinstance(self.coupling, Rejection):
+            before_B = noise.draws[tier].clone()
+            noise.draws[tier] += to_device(count * live_B, noise.draws.device)
+        return DraftDraws(self._settings_5B, noise.seeds_B, noise.choices_B, before_B, tier)
 
     def _decide(self, inputs: SamplerInputs, guess: Draft, live_B: Bools, tier: int) -> tuple[Tensor, Tensor]:
         """Verdicts and peaks (2, B, J), and the laws that a draft must carry."""

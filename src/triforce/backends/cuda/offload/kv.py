@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triforce.backends.cuda.graphs import GraphInputs, ViewShape
+from triforce.backends.cuda.graphs import PassInputs, ViewShape
 from triforce.backends.cuda.kv import TritonKV, write_and_attend
 from triforce.backends.cuda.offload.layout import Run, runs_of
 from triforce.backends.cuda.offload.residency import OffloadManager
@@ -138,7 +138,7 @@ class TritonOffloadedKV(TritonKV):
         self._streams.filled[layer] = manager.buffers.fill(partial(manager.layout.copies_in, layer, runs))
         self._streamed += self.config.kv_heads * sum(count for _, count in runs)
 
-    def _lists(self, inputs: GraphInputs) -> list[tuple[Tensor, Tensor, ViewShape]]:
+    def _lists(self, inputs: PassInputs) -> list[tuple[Tensor, Tensor, ViewShape]]:
         """Page tables in which layers that are neither whole nor streamed have frames in the place of pages."""
         lists_L, first = super()._lists(inputs), 0
         for view, units, starts_B in zip(inputs.shape.views, inputs.units, inputs.starts, strict=True):

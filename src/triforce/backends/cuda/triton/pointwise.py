@@ -1,7 +1,7 @@
 """Norm, gate, and rotary embedding with the write to pages, each in one launch: all between a decoder's products.
 
 Norm and gate are rounded where the torch path rounds. Shape suffixes as in kernel_api.py; I MLP size, X vectors,
-E elements, P positions of the tables, M heads of tokens.
+P positions of the tables, M heads of tokens. Inputs may be parts of one product, whose tokens lie apart.
 """
 
 from __future__ import annotations
@@ -17,21 +17,33 @@ from triforce.backends.kernel_api import KeysValues, Rotation
 
 
 def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMSNorm of vectors (..., C) in float32; the weight is applied after rounding. A new tensor."""
+    """RMSNorm of vectors (..., C) in float32; the weight is applied after rounding. A new tensor, without gaps."""
     C = x.shape[-1]
-    x, out = x.contiguous(), torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    rows, at_once = x.numel() // C, 256 if interpreted() else 1
-    if rows:
-        _norm[(triton.cdiv(rows, at_once),)](x, weight, out, rows, C, eps, triton.next_power_of_2(C), at_once)
+    out, at_once = torch.empty(x.shape, dtype=x.dtype, device=x.device), 256 if interpreted() else 1
+    if rows := x.numel() // C:
+        x_XHC = _close(x if x.ndim == 3 else x.reshape(-1, 1, C))
+        grid, apart = (triton.cdiv(rows, at_once),), x_XHC.stride(0)
+        _norm[grid](x_XHC, weight, out, rows, x_XHC.shape[1], apart, C, eps, triton.next_power_of_2(C), at_once)
     return out
 
 
-def swiglu(gate_NI: Tensor, up_NI: Tensor) -> Tensor:
-    """Return silu(gate) * up in the gate's shape; the gate is overwritten."""
-    at_once = 1 << 14 if interpreted() else 1024
-    if gate_NI.numel():
-        _swiglu[(triton.cdiv(gate_NI.numel(), at_once),)](gate_NI, up_NI, gate_NI.numel(), at_once)
-    return gate_NI
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """Return silu(gate) * up, of their shape (..., I): a new tensor, without gaps."""
+    out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+    if gate.numel():
+        size, rows = gate.shape[-1], 256 if interpreted() else 1
+        some = triton.next_power_of_2(size) if interpreted() else 1024
+        gate_X1I, up_X1I = (_close(x.reshape(-1, 1, size)) for x in (gate, up))
+        _swiglu[(triton.cdiv(len(gate_X1I), rows), triton.cdiv(size, some))](
+            gate_X1I, up_X1I, out, len(gate_X1I), size, gate_X1I.stride(0), up_X1I.stride(0), some, rows
+        )
+    return out
+
+
+def _close(x_XHC: Tensor) -> Tensor:
+    """Vectors (X, H, C) of which those of one token lie behind one another, and tokens perhaps apart; else a copy."""
+    close = x_XHC.stride(2) == 1 and (x_XHC.shape[1] == 1 or x_XHC.stride(1) == x_XHC.shape[2])
+    return x_XHC if close else x_XHC.contiguous()
 
 
 def rotate_and_write(
@@ -42,30 +54,31 @@ def rotate_and_write(
     Token t of row b stands at `positions_B[b] + t` and is key `starts[b] + t` of the row's lists. Its rotated key and
     its value go there; of tokens at or beyond `counts[b]` nothing is written. Tokens must lie within the tables.
     """
-    (q_BTHD, k_BTGD, v_BTGD), (keys_GSD, values_GSD) = qkv, kv
+    (q_BTHD, k_BTGD, _), (keys_GSD, values_GSD) = qkv, kv
     (B, T, H, D), G = q_BTHD.shape, k_BTGD.shape[2]
+    q_NHD, k_NGD, v_NGD = (_close(x.flatten(0, 1)) for x in qkv)
     turned_BTHD = torch.empty(q_BTHD.shape, dtype=keys_GSD.dtype, device=q_BTHD.device)
     to_sinks_BTHD = torch.empty_like(turned_BTHD) if seen.window else None
     at_once = 256 if interpreted() else 8
     _turn_queries[(triton.cdiv(B * T * H, at_once),)](
-        q_BTHD.contiguous(), positions_B, *tables_PF, seen.counts_B, turned_BTHD,
-        turned_BTHD if to_sinks_BTHD is None else to_sinks_BTHD, B * T * H, T, H, seen.sinks + seen.window - 1,
-        D // 2, triton.next_power_of_2(D // 2), at_once, to_sinks_BTHD is not None,
+        q_NHD, positions_B, *tables_PF, seen.counts_B, turned_BTHD,
+        turned_BTHD if to_sinks_BTHD is None else to_sinks_BTHD, B * T * H, T, H, q_NHD.stride(0),
+        seen.sinks + seen.window - 1, D // 2, triton.next_power_of_2(D // 2), at_once, to_sinks_BTHD is not None,
     )  # fmt: skip
     _write[(triton.cdiv(B * T * G, at_once),)](
-        k_BTGD.contiguous(), v_BTGD.contiguous(), positions_B, *tables_PF, seen.units, seen.starts_B, seen.counts_B,
-        keys_GSD, values_GSD, B * T * G, T, G, keys_GSD.stride(0), seen.units.stride(0), D // 2,
+        k_NGD, v_NGD, positions_B, *tables_PF, seen.units, seen.starts_B, seen.counts_B, keys_GSD, values_GSD,
+        B * T * G, T, G, k_NGD.stride(0), v_NGD.stride(0), keys_GSD.stride(0), seen.units.stride(0), D // 2,
         triton.next_power_of_2(D // 2), seen.unit, at_once,
     )  # fmt: skip
     return turned_BTHD, to_sinks_BTHD
 
 
 @triton.jit
-def _norm(x, weight, out, X, C, eps, C2: tl.constexpr, SOME: tl.constexpr):
+def _norm(x, weight, out, X, H, stride, C, eps, C2: tl.constexpr, SOME: tl.constexpr):
     row_X, c = tl.program_id(0) * SOME + tl.arange(0, SOME), tl.arange(0, C2)
-    at_XC = row_X.to(tl.int64)[:, None] * C + c[None, :]
+    from_X, at_XC = (row_X // H).to(tl.int64) * stride + row_X % H * C, row_X.to(tl.int64)[:, None] * C + c[None, :]
     mask_XC = (row_X < X)[:, None] & (c < C)[None, :]
-    x_XC = tl.load(x + at_XC, mask=mask_XC, other=0.0).to(tl.float32)
+    x_XC = tl.load(x + from_X[:, None] + c[None, :], mask=mask_XC, other=0.0).to(tl.float32)
     scale_X = tl.rsqrt(tl.sum(x_XC * x_XC, 1) / C + eps)
     rounded_XC = (x_XC * scale_X[:, None]).to(out.dtype.element_ty).to(tl.float32)
     weight_C = tl.load(weight + c, mask=c < C, other=0.0).to(tl.float32)
@@ -73,12 +86,14 @@ def _norm(x, weight, out, X, C, eps, C2: tl.constexpr, SOME: tl.constexpr):
 
 
 @triton.jit
-def _swiglu(gate, up, E, SOME: tl.constexpr):
-    at_E = tl.program_id(0).to(tl.int64) * SOME + tl.arange(0, SOME)
-    gate_E = tl.load(gate + at_E, mask=at_E < E, other=0.0).to(tl.float32)
-    silu_E = (gate_E / (1.0 + tl.exp(-gate_E))).to(gate.dtype.element_ty).to(tl.float32)
-    up_E = tl.load(up + at_E, mask=at_E < E, other=0.0).to(tl.float32)
-    tl.store(gate + at_E, (silu_E * up_E).to(gate.dtype.element_ty), mask=at_E < E)
+def _swiglu(gate, up, out, X, size, gate_stride, up_stride, SOME: tl.constexpr, ROWS: tl.constexpr):
+    row_X1 = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    i = tl.program_id(1) * SOME + tl.arange(0, SOME)[None, :]
+    mask_XI = (row_X1 < X) & (i < size)
+    gate_XI = tl.load(gate + row_X1 * gate_stride + i, mask=mask_XI, other=0.0).to(tl.float32)
+    silu_XI = (gate_XI / (1.0 + tl.exp(-gate_XI))).to(out.dtype.element_ty).to(tl.float32)
+    up_XI = tl.load(up + row_X1 * up_stride + i, mask=mask_XI, other=0.0).to(tl.float32)
+    tl.store(out + row_X1 * size + i, (silu_XI * up_XI).to(out.dtype.element_ty), mask=mask_XI)
 
 
 @triton.jit
@@ -91,7 +106,7 @@ def _turned(x, cell_MF, cos_MF, sin_MF, mask_MF, F: tl.constexpr):
 
 @triton.jit
 def _turn_queries(
-    q, positions, cos, sin, counts, turned, to_sinks, M, T, H, last, F: tl.constexpr, F2: tl.constexpr,
+    q, positions, cos, sin, counts, turned, to_sinks, M, T, H, token_stride, last, F: tl.constexpr, F2: tl.constexpr,
     SOME: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     """Some heads of some tokens; zeros where a row of the batch has fewer tokens."""
@@ -101,24 +116,25 @@ def _turn_queries(
     real_MF = (t_M < tl.load(counts + b_M, mask=head_M < M, other=0))[:, None] & (f < F)
     place_M = tl.load(positions + b_M, mask=head_M < M, other=0).to(tl.int64) + t_M
     cell_MF = head_M.to(tl.int64)[:, None] * 2 * F + f
+    from_MF = ((head_M // H).to(tl.int64) * token_stride + head_M % H * 2 * F)[:, None] + f
     turn_MF = place_M[:, None] * F + f
     cos_MF, sin_MF = tl.load(cos + turn_MF, mask=real_MF, other=0.0), tl.load(sin + turn_MF, mask=real_MF, other=0.0)
-    first_MF, second_MF = _turned(q, cell_MF, cos_MF, sin_MF, real_MF, F)
+    first_MF, second_MF = _turned(q, from_MF, cos_MF, sin_MF, real_MF, F)
     tl.store(turned + cell_MF, first_MF.to(turned.dtype.element_ty), mask=mask_M1 & (f < F))
     tl.store(turned + cell_MF + F, second_MF.to(turned.dtype.element_ty), mask=mask_M1 & (f < F))
     if WINDOW:
         turn_MF = tl.minimum(place_M, last)[:, None] * F + f
         cos_MF = tl.load(cos + turn_MF, mask=real_MF, other=0.0)
         sin_MF = tl.load(sin + turn_MF, mask=real_MF, other=0.0)
-        first_MF, second_MF = _turned(q, cell_MF, cos_MF, sin_MF, real_MF, F)
+        first_MF, second_MF = _turned(q, from_MF, cos_MF, sin_MF, real_MF, F)
         tl.store(to_sinks + cell_MF, first_MF.to(to_sinks.dtype.element_ty), mask=mask_M1 & (f < F))
         tl.store(to_sinks + cell_MF + F, second_MF.to(to_sinks.dtype.element_ty), mask=mask_M1 & (f < F))
 
 
 @triton.jit
 def _write(
-    k, v, positions, cos, sin, units, starts, counts, keys, values, M, T, G, head_stride, row_stride, F: tl.constexpr,
-    F2: tl.constexpr, UNIT: tl.constexpr, SOME: tl.constexpr,
+    k, v, positions, cos, sin, units, starts, counts, keys, values, M, T, G, k_stride, v_stride, head_stride,
+    row_stride, F: tl.constexpr, F2: tl.constexpr, UNIT: tl.constexpr, SOME: tl.constexpr,
 ):  # fmt: skip
     """The keys, turned, and the values of some heads of some tokens."""
     head_M, f = tl.program_id(0) * SOME + tl.arange(0, SOME), tl.arange(0, F2)[None, :]
@@ -129,11 +145,12 @@ def _write(
     unit_M = tl.load(units + b_M.to(tl.int64) * row_stride + key_M // UNIT, mask=real_M, other=0).to(tl.int64)
     slot_M = (head_M % G).to(tl.int64) * head_stride + (unit_M * UNIT + key_M % UNIT) * 2 * F
     real_MF = real_M[:, None] & (f < F)
-    cell_MF, slot_MF, turn_MF = head_M.to(tl.int64)[:, None] * 2 * F + f, slot_M[:, None] + f, place_M[:, None] * F + f
+    slot_MF, turn_MF = slot_M[:, None] + f, place_M[:, None] * F + f
+    token_M, head_MF = (head_M // G).to(tl.int64), (head_M % G * 2 * F)[:, None] + f
     cos_MF, sin_MF = tl.load(cos + turn_MF, mask=real_MF, other=0.0), tl.load(sin + turn_MF, mask=real_MF, other=0.0)
-    first_MF, second_MF = _turned(k, cell_MF, cos_MF, sin_MF, real_MF, F)
+    first_MF, second_MF = _turned(k, token_M[:, None] * k_stride + head_MF, cos_MF, sin_MF, real_MF, F)
     tl.store(keys + slot_MF, first_MF.to(keys.dtype.element_ty), mask=real_MF)
     tl.store(keys + slot_MF + F, second_MF.to(keys.dtype.element_ty), mask=real_MF)
     for half in tl.static_range(2):
-        value_MF = tl.load(v + cell_MF + half * F, mask=real_MF, other=0.0)
+        value_MF = tl.load(v + token_M[:, None] * v_stride + head_MF + half * F, mask=real_MF, other=0.0)
         tl.store(values + slot_MF + half * F, value_MF.to(values.dtype.element_ty), mask=real_MF)

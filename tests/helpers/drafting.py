@@ -1,0 +1,71 @@
+"""A draft of random weights behind three texts, whose tokens come one by one or several at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from triforce.backends.kernel_api import ModelBackend
+from triforce.backends.token_sampler import make_noise
+from triforce.engine.tier_builder import fused_draft
+from triforce.interface.sampling_params import SamplingParams
+from triforce.kvcache import StreamingView
+from triforce.model.config import ModelConfig
+from triforce.ragged import Ints
+from triforce.speculation import Draft, Rejection, Seeded, SequenceState, Tier, TokenSampler
+
+PROMPTS = [5, 90, 31]
+MakeSampler = Callable[..., TokenSampler]
+
+
+class Drafting:
+    """`several`: tokens are asked for together. view: `StreamingView` of three rows, which the model's passes take."""
+
+    def __init__(
+        self,
+        model: tuple[ModelConfig, ModelBackend],
+        view: StreamingView,
+        coupling: type[Seeded | Rejection],
+        make: tuple[MakeSampler, Sequence[SamplingParams]],
+        several: bool,
+        gamma: int = 5,
+    ) -> None:
+        (config, backend), (sampler, params) = model, make
+
+        def decoder(ids_BT: torch.Tensor, counts_B: Ints, cache: StreamingView, at_BJ: torch.Tensor) -> torch.Tensor:
+            batch = cache.begin(counts_B, ids_BT.shape[1])
+            return backend.forward(ids_BT, cache.kv, batch, at_BJ).logits_BJV
+
+        fused: Any = partial(fused_draft, backend) if several else None
+        self.tier = Tier("draft", decoder, view, gamma, fused_draft=fused)
+        draw = torch.Generator().manual_seed(1)
+        ids_BS = torch.randint(config.vocab_size, (3, 400), generator=draw).numpy()
+        self.prefix = SequenceState(ids_BS, np.array(PROMPTS))
+        self.noise = make_noise([7, 8, 9], [0, 1, 0], view.device)
+        self.sampling = sampler(params, PROMPTS, config.vocab_size, coupling(self.noise))
+        for b in range(3):
+            for _ in self.tier.prefill(self.prefix, b, PROMPTS[b] - 1):
+                pass
+
+    def propose(self, live: list[bool], kept: list[int]) -> Draft:
+        """Some rows get a draft, of which so many tokens stay."""
+        live_B = np.array(live)
+        draft = self.tier.propose(self.prefix, self.sampling, live_B)
+        counts_B = np.minimum(kept, draft.counts_B)
+        self.prefix = self.prefix.append(Draft(draft.tokens_BK, draft.probs_BKV, draft.origins_BK, counts_B))
+        self.tier.rewind(self.prefix)
+        return draft
+
+
+def same(one: Draft, other: Draft) -> bool:
+    """Whether two drafts have the same tokens, tiers and laws."""
+    if not np.array_equal(one.counts_B, other.counts_B):
+        return False
+    real_BK = np.arange(one.tokens_BK.shape[1]) < one.counts_B[:, None]
+    pairs = (one.tokens_BK, other.tokens_BK), (one.origins_BK, other.origins_BK)
+    laws = (torch.equal(a[:n], b[:n]) for a, b, n in zip(one.probs_BKV, other.probs_BKV, one.counts_B, strict=True))
+    return all(np.array_equal(a[real_BK], b[real_BK]) for a, b in pairs) and all(laws)
