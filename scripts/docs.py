@@ -53,6 +53,19 @@ def gpu_runs(data: dict[str, Any]) -> list[list[str]]:
     return [["#", "what", "command", "minutes"], *rows]
 
 
+def gpu_kernels(data: dict[str, Any]) -> list[list[str]]:
+    rows = [["kernel", "launched by", "compiled for", "programs", "warps", "registers", "spilled", "shared, KiB"]]
+    for k in data["kernels"]:
+        counts = [", ".join(f"{n:,}" for n in k[name]) for name in ("programs", "warps")]
+        needed = [str(k["registers"]), str(k["spills"]), f"{k['shared'] / 1024:.1f}"]
+        rows.append([code(k["kernel"]), k["case"], ", ".join(k["archs"]), *counts, *needed])
+    return rows
+
+
+def gpu_launches(data: dict[str, Any]) -> list[list[str]]:
+    return [["what", "before", "after"], *([row["what"], row["before"], row["after"]] for row in data["launches"])]
+
+
 RESULTS = "benchmarks/results"
 CELLS = {
     "128k-b1-t0-books": "128K tokens, greedy",
@@ -114,23 +127,29 @@ def recorded(root: Path, name: str) -> list[dict[str, Any]]:
 
 
 PAGES = {
-    "docs/contributing/layout.md": layers,
-    "docs/concepts/exactness.md": level_bits,
-    "docs/results/kernels.md": kernel_errors,
-    "docs/design/backends.md": gguf_types,
-    "docs/gpu.md": gpu_runs,
+    layers: "docs/contributing/layout.md",
+    level_bits: "docs/concepts/exactness.md",
+    kernel_errors: "docs/results/kernels.md",
+    gguf_types: "docs/design/backends.md",
+    gpu_runs: "docs/gpu.md",
+    gpu_kernels: "docs/gpu.md",
+    gpu_launches: "docs/gpu.md",
 }
-"""What makes the table of each page; its file in docs/data/ has the same name."""
+"""What makes each table, and its page; its file in docs/data/ has the same name."""
 
 
 def pages(root: Path) -> dict[Path, str]:
     """Return README and pages with the tables of the data."""
-    tables = {"README.md": (RESULTS, numbers(root))}
-    for page, rows in PAGES.items():
+    texts = {"README.md": filled(_text(root / "README.md"), RESULTS, table(numbers(root)))}
+    for rows, page in PAGES.items():
         source = f"data/{rows.__name__}.toml"
-        tables[page] = source, rows(tomllib.loads((root / "docs" / source).read_text(encoding="utf-8")))
-    texts = {page: (root / page).read_text(encoding="utf-8") for page in tables}
-    return {root / page: filled(texts[page], source, table(rows)) for page, (source, rows) in tables.items()}
+        made = table(rows(tomllib.loads(_text(root / "docs" / source))))
+        texts[page] = filled(texts.get(page) or _text(root / page), source, made)
+    return {root / page: text for page, text in texts.items()}
+
+
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8")
 
 
 def stale(root: Path = ROOT) -> dict[Path, str]:

@@ -52,11 +52,14 @@ class Drafting:
                 pass
 
     def propose(self, live: list[bool], kept: list[int]) -> Draft:
-        """Some rows get a draft, of which so many tokens stay."""
+        """Some rows get a draft, of which so many tokens stay, and behind them another one, as by a verification."""
         live_B = np.array(live)
         draft = self.tier.propose(self.prefix, self.sampling, live_B)
-        counts_B = np.minimum(kept, draft.counts_B)
-        self.prefix = self.prefix.append(Draft(draft.tokens_BK, draft.probs_BKV, draft.origins_BK, counts_B))
+        counts_B, none_B1 = np.minimum(kept, draft.counts_B), np.zeros((len(live), 1), np.int64)
+        tokens_BJ = np.concatenate((draft.tokens_BK, none_B1), 1)
+        np.put_along_axis(tokens_BJ, counts_B[:, None], 1, 1)
+        more = Draft(tokens_BJ, draft.probs_BKV, np.zeros_like(tokens_BJ), (counts_B + 1) * live_B)
+        self.prefix = self.prefix.append(more)
         self.tier.rewind(self.prefix)
         return draft
 

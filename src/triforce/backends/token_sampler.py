@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,14 +25,6 @@ from triforce.ragged import Bools, Ints, columns, to_device
 from triforce.sampling import Constraint, LogitsProcessor, Noise
 from triforce.sampling.logits import check, check_bias, non_finite_logits
 from triforce.speculation import BlockRejection, Draft, Rejection, Seeded, SequenceState, TokenSampler, Verification
-
-
-@runtime_checkable
-class DraftSampling(TokenSampler, Protocol):
-    """A sampler whose draws a set of kernels can make between the passes of a draft (`dispatch.fused_draft_with`)."""
-
-    def draws(self, tier: int, count: int, live_B: Bools) -> tuple[Any, ...] | None:
-        """Prepare `count` draws of each live row without a guess, for these kernels; None where they cannot."""
 
 
 def sampling(

@@ -16,7 +16,6 @@ from triforce.backends import dispatch
 from triforce.backends.decoder import Decoder
 from triforce.backends.kernel_api import ModelBackend, pages_for
 from triforce.backends.offload_layout import OffloadLayout
-from triforce.backends.token_sampler import DraftSampling
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.errors import RequestError
 from triforce.kvcache import PAGE, FullView, PagePool, RetrievalView, StreamingView
@@ -160,10 +159,11 @@ def fused_draft(
     unseen_B = (prefix.lengths_B - view.lengths_B) * live_B
     width = int(unseen_B.max())
     run = dispatch.fused_draft_with(model, view.kv, width)
-    if not (run and isinstance(sampling, DraftSampling)):
+    prepare = getattr(sampling, "draws", None)  # of the samplers that such kernels know
+    if not (run and prepare):
         return None
     more = view.steps(unseen_B, count - 1)
-    draws = sampling.draws(tier.level, more + 1, live_B)
+    draws = prepare(tier.level, more + 1, live_B)
     if draws is None:
         return None
     batch = view.begin(unseen_B + more * live_B, width + more)

@@ -105,7 +105,7 @@ def counts() -> dict[str, tuple[Any, Any]]:
     products = [sum(name in ("mm", "addmm", "linear") for name in each) for each in (layer, layer_now)]
     return {
         f"launches of a layer of {NAME}, width 1": (len(layer), len(layer_now)),
-        "products of weights among them": tuple(products),
+        "products of weights among them": (products[0], products[1]),
         "launches of a draw from 32,000 tokens": (len(draws), len(draws_now)),
         f"of them from the host, in a draft of {DRAFTED} tokens": (DRAFTED * len(draws), 0),
         f"graphs and other launches of a draft of {DRAFTED} tokens": (DRAFTED * (1 + len(draws)), 1),

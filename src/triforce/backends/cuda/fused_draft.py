@@ -120,7 +120,8 @@ def fused_draft(
 def run_draft(model: TritonModel, kv: TritonKV, inputs: DraftInputs) -> DrawnTokens:
     """A function of what lies in the inputs."""
     shape, this, places_2B, laws = inputs.shape, inputs.first, inputs.first.more_XB, list[Tensor]()
-    drawn_2KB, uniforms_KB = places_2B.new_empty(2, shape.tokens, shape.first.rows), None
+    drawn_2KB = places_2B.new_empty(2, shape.tokens, shape.first.rows)
+    uniforms_KB: Tensor | None = None
     if not shape.race:
         each_BK = uniforms(inputs.seeds_B, inputs.choices_B, inputs.draws_B, shape.tier, shape.tokens)
         uniforms_KB = each_BK.T.contiguous()

@@ -74,11 +74,11 @@ class TritonSampling:
 
         None where logits are changed first, by what was drawn before.
         """
-        noise, before_B = self.coupling.noise, None
+        noise = self.coupling.noise
         if self._processor.adjusts or not isinstance(noise, Noise):
             return None
-        if isinstance(self.coupling, Rejection):
-            before_B = noise.draws[tier].clone()
+        before_B = noise.draws[tier].clone() if isinstance(self.coupling, Rejection) else None
+        if before_B is not None:
             noise.draws[tier] += to_device(count * live_B, noise.draws.device)
         return DraftDraws(self._settings_5B, noise.seeds_B, noise.choices_B, before_B, tier)
 

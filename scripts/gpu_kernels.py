@@ -1,0 +1,89 @@
+"""Writes what compilers say of the kernels for GPUs into docs/data: python -m scripts.gpu_kernels [ARCH ...]
+
+Of all architectures, or of those that are named. One takes a minute or two where its answers are not in build/compiled.
+`python -m scripts.docs` makes docs/gpu.md's tables of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.helpers.cuda.compiled import SHARED, kept, said
+
+DATA = Path(__file__).resolve().parents[1] / "docs" / "data"
+MODEL, DRAFT, SAMPLING = "Llama-3.1-8B", "Llama-68M, drafting", "vocabulary of 128,256"
+SHOWN: dict[str, tuple[str, ...]] = {
+    **{f"{MODEL}, width {width}": ("_splits", "_merge", "_weigh") for width in (1, 8)},
+    DRAFT: ("_splits", "_go_on"),
+    SAMPLING: (
+        "_decide", "_peaks", "_shortlist", "_join", "_cut", "race_parts", "close_race", "share_parts", "judge_parts",
+    ),
+}  # fmt: skip
+"""Kernels of each case that are shown; also as it was before, where that is still there."""
+
+
+def kernels(rows: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Return the rows of the table, of what `compile_all` says of each architecture.
+
+    A kernel that is launched in several ways needs what the greediest of them does.
+    """
+    found = []
+    for case, names in SHOWN.items():
+        for name in names:
+            for where in (f"{case}, as before", case):
+                each = [row for arch in rows for row in rows[arch] if (row["case"], row["kernel"]) == (where, name)]
+                if each:
+                    about = {"kernel": name.lstrip("_"), "case": where}
+                    found += [about | _most(kind) for kind in _by_kind(each) if kind]
+    return found
+
+
+def _by_kind(rows: list[dict[str, Any]]) -> Sequence[list[dict[str, Any]]]:
+    """Return those of NVIDIA's architectures, and AMD's: what they call registers is not the same."""
+    return [[row for row in rows if row["arch"].startswith(kind)] for kind in ("sm_", "gfx")]
+
+
+def _most(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    programs, warps, archs = (sorted({row[name] for row in rows}) for name in ("programs", "warps", "arch"))
+    most = {name: max(row[name] for row in rows) for name in ("registers", "spills", "shared")}
+    return {"archs": archs, "programs": programs, "warps": warps, **most}
+
+
+def toml(name: str, rows: list[dict[str, Any]], about: str) -> str:
+    """Return rows as a TOML table each; JSON's strings, numbers and lists are TOML's."""
+    parts = [f"# {about}: python -m scripts.gpu_kernels"]
+    for row in rows:
+        parts.append("\n".join([f"[[{name}]]", *(f"{key} = {json.dumps(value)}" for key, value in row.items())]))
+    return "\n\n".join(parts) + "\n"
+
+
+def files(archs: Sequence[str]) -> dict[Path, str]:
+    """Return the data files, by what is compiled now."""
+    counted = [
+        {"what": what, "before": str(before), "after": str(after)}
+        for what, (before, after) in json.loads(said("launch_counts")).items()
+    ]
+    table = kernels({arch: kept(arch) for arch in archs})
+    return {
+        DATA / "gpu_kernels.toml": toml("kernels", table, "What compilers say of kernels as they are launched"),
+        DATA / "gpu_launches.toml": toml("launches", counted, "Launches and bytes, counted on the meta device"),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("archs", nargs="*", metavar="ARCH", help=f"of {', '.join(SHARED)}")
+    archs = parser.parse_args().archs or list(SHARED)
+    if unknown := [arch for arch in archs if arch not in SHARED]:
+        parser.error(f"{unknown[0]} is not one of {', '.join(SHARED)}")
+    for file, text in files(archs).items():
+        file.write_text(text, encoding="utf-8")
+        print(f"{file.name} is written")
+
+
+if __name__ == "__main__":
+    main()
