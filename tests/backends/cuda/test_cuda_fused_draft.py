@@ -9,6 +9,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +57,18 @@ def drafting(coupling: Coupling, several: bool, device: str = "cpu") -> Drafting
     return Drafting((config, TritonModel(config, weights)), view, coupling, (sampler, PARAMS), several, gamma=3)
 
 
-def proposals(one: Drafting, rounds: int = 3) -> list[Draft]:
+def proposals(one: Drafting) -> list[Draft]:
     """Some drafts, the last of them with other settings, as a batch has them whose rows have changed."""
-    found = [one.propose(*each) for each in ROUNDS[: rounds - 1]]
+    found = [one.propose(*each) for each in ROUNDS[:-1]]
     one.sampling = TritonSampling(OTHERS, PROMPTS, SMALL.vocab, one.sampling.coupling, one.tier.cache.device)  # type: ignore[arg-type]
-    return [replace(each, probs_BKV=each.probs_BKV.cpu()) for each in [*found, one.propose(*ROUNDS[rounds - 1])]]
+    return [replace(each, probs_BKV=each.probs_BKV.cpu()) for each in [*found, one.propose(*ROUNDS[-1])]]
+
+
+@cache
+def single(coupling: Coupling) -> tuple[list[Draft], Drafting]:
+    """Those of passes and draws one by one, and who made them."""
+    one = drafting(coupling, several=False)
+    return proposals(one), one
 
 
 def alike(one: list[Draft], other: list[Draft]) -> bool:
@@ -69,24 +77,25 @@ def alike(one: list[Draft], other: list[Draft]) -> bool:
 
 @each_coupling
 def test_draft_in_one_graph_equals_single_passes_and_draws(coupling: Coupling) -> None:
-    one, many = drafting(coupling, several=False), drafting(coupling, several=True)
-    assert alike(proposals(one), proposals(many))
+    (wanted, one), many = single(coupling), drafting(coupling, several=True)
+    assert alike(proposals(many), wanted)
     assert torch.equal(one.noise.draws, many.noise.draws)
     assert np.array_equal(one.tier.counters.passes_B, many.tier.counters.passes_B)
     assert np.array_equal(one.tier.cache.lengths_B, many.tier.cache.lengths_B)
 
 
+@pytest.mark.slow
 @each_coupling
 def test_draft_in_one_graph_by_sampler_in_parts_equals_single(coupling: Coupling) -> None:
     with looked_at_by(16):
-        assert alike(*(proposals(drafting(coupling, several), 2) for several in (False, True)))
+        assert alike(*(proposals(drafting(coupling, several)) for several in (False, True)))
 
 
 @pytest.mark.timeout(900)
-@each_coupling
+@pytest.mark.parametrize("coupling", [pytest.param(Seeded, marks=pytest.mark.slow), Rejection])
 def test_replayed_draft_equals_single_passes_and_draws(coupling: Coupling, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each shape is run once and captured once; what follows are replays, of other texts, lengths and noise."""
-    wanted, asked, shapes_run = proposals(drafting(coupling, several=False)), 0, list[Any]()
+    (wanted, _), asked, shapes_run = single(coupling), 0, list[Any]()
     run, draft = fused_draft.run_draft, fused_draft.fused_draft
 
     def counted(*given: Any) -> Any:
@@ -161,6 +170,6 @@ def test_draft_in_one_graph_refuses_logits_that_are_not_finite() -> None:
 @pytest.mark.parametrize("mutant", caught_in("test_cuda_draft_mutant_changes_a_draft"), ids=str)
 def test_cuda_draft_mutant_changes_a_draft(mutant: Mutant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (coupling,) = (each for each in (Seeded, Rejection) if each.__name__ in mutant.checks)
-    wanted = proposals(drafting(coupling, several=False), 2)
+    wanted, _ = single(coupling)
     mutant.apply(monkeypatch, tmp_path)
-    assert not alike(proposals(drafting(coupling, several=True), 2), wanted)
+    assert not alike(proposals(drafting(coupling, several=True)), wanted)

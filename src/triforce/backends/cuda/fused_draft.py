@@ -82,7 +82,7 @@ class DraftInputs:
 
 
 def of(model: ModelBackend, kv: KVBackend, width: int) -> Callable[..., Tensor] | None:
-    """`fused_draft` of this model with this memory, if a first pass of so many tokens a row is one that is captured."""
+    """Return `fused_draft` of these two, if a first pass of so many tokens a row is one that is captured."""
     if IN_ONE_GRAPH and width <= NARROW and isinstance(model, TritonModel) and isinstance(kv, TritonKV):
         return partial(fused_draft, model, kv)
     return None

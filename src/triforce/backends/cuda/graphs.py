@@ -75,7 +75,7 @@ def _padded(units: tuple[int, ...], rows: int) -> tuple[int, ...]:
 
 @dataclass(eq=False)
 class PassInputs:
-    """What a pass reads on the device: ids, columns to score, positions, counts, each view's starts and units."""
+    """Inputs of a pass on the device: ids, columns to score, positions, counts, each view's starts and units."""
 
     shape: PassShape
     ids_BT: Tensor

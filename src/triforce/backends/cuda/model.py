@@ -58,7 +58,7 @@ class TritonLayer(TorchLayer):
 
 
 def joined(*parts: Matrix | None) -> Tensor | None:
-    """Return all rows of some matrices as one, of which these become views, so that nothing is held twice.
+    """Return all rows of some matrices (M, C) or vectors (M,) as one, of which these become views, to be held once.
 
     None where there are none, or where they are to stay apart.
     """

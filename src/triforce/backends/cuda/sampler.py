@@ -24,7 +24,7 @@ from triforce.speculation.verification import accepted_draft
 
 
 class DraftDraws(NamedTuple):
-    """What draws without a guess need: settings of each row as `_settings` has them, and its noise.
+    """Settings of each row as `_settings` has them, and its noise: all that draws without a guess need.
 
     before_B: how many uniforms of the tier each row had used; None where draws are by a race.
     """

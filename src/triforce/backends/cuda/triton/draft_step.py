@@ -1,4 +1,4 @@
-"""What lies between two passes of a draft: the token that was drawn becomes the input of the next pass, on the device.
+"""The step between two passes of a draft: the token that was drawn becomes the input of the next, on the device.
 
 Shape suffixes: B rows, K tokens of the draft, X integers of a row.
 """
