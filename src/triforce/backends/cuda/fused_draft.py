@@ -119,7 +119,8 @@ def fused_draft(
 
 def run_draft(model: TritonModel, kv: TritonKV, inputs: DraftInputs) -> DrawnTokens:
     """A function of what lies in the inputs."""
-    shape, this, places_2B, laws = inputs.shape, inputs.first, inputs.first.more_XB, list[Tensor]()
+    shape, places_2B, laws = inputs.shape, inputs.first.more_XB, list[Tensor]()
+    this: PassInputs = inputs.first
     drawn_2KB = places_2B.new_empty(2, shape.tokens, shape.first.rows)
     uniforms_KB: Tensor | None = None
     if not shape.race:

@@ -45,7 +45,8 @@ class TritonLayer(TorchLayer):
             return super().qkv(x_NC)
         layer, (H, G), eps = self.layer, (self.config.heads, self.config.kv_heads), self.config.norm_eps
         qkv_NMD = F.linear(self.norm(x_NC, layer.input_norm_C, eps), self._qkv, self._qkv_bias)
-        q_NHD, k_NGD, v_NGD = qkv_NMD.view(len(x_NC), H + 2 * G, self.config.head_dim).split([H, G, G], dim=1)
+        qkv_NMD = qkv_NMD.view(len(x_NC), H + 2 * G, self.config.head_dim)
+        q_NHD, k_NGD, v_NGD = torch.split(qkv_NMD, [H, G, G], dim=1)
         if layer.q_norm_D is None or layer.k_norm_D is None:
             return q_NHD, k_NGD, v_NGD
         return self.norm(q_NHD, layer.q_norm_D, eps), self.norm(k_NGD, layer.k_norm_D, eps), v_NGD
@@ -66,7 +67,7 @@ def joined(*parts: Matrix | None) -> Tensor | None:
     if not (JOINED and given):
         return None
     whole = torch.cat(given)
-    for part, rows in zip(given, whole.split([len(part) for part in given]), strict=True):
+    for part, rows in zip(given, torch.split(whole, [len(part) for part in given]), strict=True):
         part.data = rows
     return whole
 

@@ -27,13 +27,13 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return out
 
 
-def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+def swiglu(gate_NI: Tensor, up_NI: Tensor) -> Tensor:
     """Return silu(gate) * up, of their shape (..., I): a new tensor, without gaps."""
-    out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
-    if gate.numel():
-        size, rows = gate.shape[-1], 256 if interpreted() else 1
+    out = torch.empty(gate_NI.shape, dtype=gate_NI.dtype, device=gate_NI.device)
+    if gate_NI.numel():
+        size, rows = gate_NI.shape[-1], 256 if interpreted() else 1
         some = triton.next_power_of_2(size) if interpreted() else 1024
-        gate_X1I, up_X1I = (_close(x.reshape(-1, 1, size)) for x in (gate, up))
+        gate_X1I, up_X1I = (_close(x.reshape(-1, 1, size)) for x in (gate_NI, up_NI))
         _swiglu[(triton.cdiv(len(gate_X1I), rows), triton.cdiv(size, some))](
             gate_X1I, up_X1I, out, len(gate_X1I), size, gate_X1I.stride(0), up_X1I.stride(0), some, rows
         )
