@@ -36,6 +36,8 @@ class LLM:
 
     - model: a Hugging Face folder or hub name; None is the shipped pair.
     - draft: the same; "auto" is the one that is known to fit, None is none.
+    - kv_dtype: "int8": keys and values are rounded once, when they are made, which halves what is read: it is another
+      model, whose plain decoding all modes equal. "auto" is the model's dtype.
     - context: positions in tokens (None: what the model was made for).
     - mode: one of `MODES`; `auto` chooses among the tiers there are as it goes.
     - coupling: `seeded`, `rejection` or `block`. Under the first the text of a seed is that of plain decoding. Under
@@ -70,6 +72,7 @@ class LLM:
         *,
         device: str = "auto",
         dtype: str = "auto",
+        kv_dtype: str = "auto",
         context: int | None = None,
         mode: str = "auto",
         coupling: str = "seeded",
@@ -98,7 +101,8 @@ class LLM:
         )  # fmt: skip
         self.coupling, self.mode = known("coupling", coupling, COUPLINGS), known("mode", mode, MODES)
         disk = open_disk_cache(disk_cache, disk_cache_size, disk_cache_network, ranks)
-        pair = load_pair(model, draft, self.speculation, device=device, dtype=dtype, context=context, ranks=ranks)
+        where = {"device": device, "dtype": dtype, "kv_dtype": kv_dtype}
+        pair = load_pair(model, draft, self.speculation, **where, context=context, ranks=ranks)
         self.target, self.draft, self.models = pair.target, pair.draft, pair.decoders
         self.load_seconds, self.ranks, self.tokenizer = pair.load_seconds, ranks, self.target.tokenizer
         self.grammars = GrammarCompiler(self.tokenizer) if self.tokenizer else None
