@@ -29,6 +29,8 @@ def rounded(x_D: Tensor) -> Tensor:
 
     The scale is rounded up, so that no code is above the largest. NaN where a number is not finite.
     """
+    if not x_D.numel():
+        return x_D.new_empty(*x_D.shape[:-1], x_D.shape[-1] + SCALE_BYTES, dtype=torch.int8)
     x_D = x_D.float()
     exact = x_D.abs().amax(-1, keepdim=True) / LARGEST + (x_D * 0).sum(-1, keepdim=True)
     upper = torch.where(exact.isnan(), 0x7FC0, (exact.view(torch.int32) + 0xFFFF) >> 16)
