@@ -28,7 +28,9 @@ void check_row(const Attention& call, int64_t b) {
 }
 
 const AttentionKernels& attention_kernels(const Attention& call) {
-    return call.pages->type == Type::bf16 ? attention_bf16() : attention_f32();
+    const bool is_bf16 = call.pages->type == Type::bf16;
+    if (call.pages->coded) return is_bf16 ? attention_codes_bf16() : attention_codes_f32();
+    return is_bf16 ? attention_bf16() : attention_f32();
 }
 
 /// Memory for the partials of up to queries_at_once queries, on the stack of the job that computes them.
@@ -192,7 +194,7 @@ void make_copies(const Attention& call) {
 
 /// Clears padding and mass.
 void clear_outputs(const Attention& call) {
-    const int64_t token_bytes = static_cast<int64_t>(call.heads) * call.pages->page_bytes() / page_size;
+    const int64_t token_bytes = call.heads * call.pages->query_bytes();
     for (int64_t b = 0; b < call.rows; b++) {
         char* row = static_cast<char*>(call.out) + b * call.width * token_bytes;
         std::fill(row + call.counts[b] * token_bytes, row + call.width * token_bytes, 0);

@@ -75,6 +75,8 @@ struct AttentionKernels {
 };
 TF_KERNEL_TABLE(AttentionKernels, attention_bf16)
 TF_KERNEL_TABLE(AttentionKernels, attention_f32)
+TF_KERNEL_TABLE(AttentionKernels, attention_codes_bf16)
+TF_KERNEL_TABLE(AttentionKernels, attention_codes_f32)
 
 /// Throws std::invalid_argument unless rows and lists fit the call and its pages.
 void check(const Attention& call);

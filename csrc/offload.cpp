@@ -38,8 +38,9 @@ Offload::Offload(const Shape& shape, const Arena& arena, std::shared_ptr<Store> 
       frames_(shape.layers, shape.heads, shape.pages, arena.frames) {
     for (int i = 0; i < shape.layers; i++) {
         Pages pages{shape.type, shape.heads, shape.dim, shape.pages, arena.data, nullptr, {}, {}, 0};
-        pages.pitch = 2 * static_cast<int64_t>(pages.page_bytes());
-        pages.values = arena.data + pages.page_bytes();
+        pages.coded = shape.coded;
+        pages.pitch = pages.keys_bytes() + pages.values_bytes();
+        pages.values = arena.data + pages.keys_bytes();
         pages.frames = frames_.of_layer(i), pages.offload = this, pages.layer = i;
         layers_.push_back(pages);
     }
@@ -131,7 +132,7 @@ void Offload::fetch_run(int64_t id, int64_t pages) {
 }
 
 void Offload::read(int layer, const int64_t* slots, int64_t count, void* k, void* v) {
-    const int64_t token = shape_.heads * page_bytes() / page_size / 2;
+    const int64_t token = shape_.heads * layers_[0].row_bytes();
     for (int64_t i = 0; i < count; i += batch) {
         const int64_t n = std::min(batch, count - i);
         std::vector<int64_t> ids;
@@ -144,7 +145,7 @@ void Offload::read(int layer, const int64_t* slots, int64_t count, void* k, void
 }
 
 void Offload::write(int layer, const int64_t* slots, int64_t count, const void* k, const void* v) {
-    const int64_t token = shape_.heads * page_bytes() / page_size / 2;
+    const int64_t token = shape_.heads * layers_[0].row_bytes();
     for (int64_t i = 0; i < count; i += batch) {
         const int64_t n = std::min(batch, count - i);
         each_page(slots + i, n, [&](int64_t page, bool fresh) {

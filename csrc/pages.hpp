@@ -7,10 +7,13 @@
 // Its int8 copy likewise:
 //     keys    [dim / 4][16 tokens][4]
 //     values  [4][dim][4 tokens]
+// A page of codes has int8 in the order of bf16, in steps of 32 bytes, which kernels widen to 16 bits, and the scales of
+// its tokens between keys and values: bf16, 16 of keys and 16 of values.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "types.hpp"
 
@@ -18,6 +21,17 @@ namespace triforce {
 
 constexpr int page_size = 16;  // tokens of a page
 constexpr int largest_dim = 256;
+
+/// A channel of a token's keys or values, as a multiple of their scale, at most 127 times it.
+struct Code {
+    int8_t multiple;
+};
+template <class P>
+constexpr bool is_code = std::is_same_v<P, Code>;
+
+/// Numbers of a page of type P that lie side by side in a step: channels of a key, tokens of a channel of values.
+template <class P>
+constexpr int packed_numbers = is_code<P> ? 2 : sizeof(uint32_t) / sizeof(P);
 
 /// The scales of an int8 copy of a page. Each key is the nearest multiple of one scale, the largest 127 times it;
 /// likewise the values. Below zero: there is no copy, or the page has been written to since.
@@ -43,7 +57,7 @@ struct Sketches {
 class Offload;
 
 struct Pages {
-    Type type;
+    Type type;      // of queries, of outputs, and unless there are codes of keys and values
     int heads;      // KV heads
     int dim;        // of a head, a multiple of 16
     int64_t count;  // of each head; page 0 is scratch: nothing is written to it or read from it
@@ -55,23 +69,34 @@ struct Pages {
     const int32_t* frames = nullptr;  // [heads][count]: the frame of each page in keys and values; or null: its index
     Offload* offload = nullptr;       // brings pages into their frames; or null: all pages are in memory
     int layer = 0;                    // of the offloaded memory
+    bool coded = false;               // pages hold codes and scales
 
-    size_t page_bytes() const { return page_numbers() * size_of(type); }
     int page_numbers() const { return page_size * dim; }
+    int64_t values_bytes() const { return page_numbers() * (coded ? 1 : size_of(type)); }
+    int64_t keys_bytes() const { return values_bytes() + (coded ? 2 * page_size * size_of(Type::bf16) : 0); }
+    int64_t query_bytes() const { return dim * size_of(type); }
+    /// Bytes of a token's keys of a head, or of its values, where they are copied out: codes have their scale behind them.
+    int64_t row_bytes() const { return coded ? dim + size_of(Type::bf16) : query_bytes(); }
     int64_t index(int head, int64_t page) const { return head * count + page; }
     int64_t frame(int head, int64_t page) const { return frames ? frames[index(head, page)] : index(head, page); }
 
     template <class T>
     T* keys_of(int head, int64_t page) const {
-        if constexpr (sizeof(T) == 1) return reinterpret_cast<T*>(copies.keys) + index(head, page) * page_numbers();
+        if constexpr (std::is_same_v<T, int8_t>)
+            return reinterpret_cast<T*>(copies.keys) + index(head, page) * page_numbers();
         return reinterpret_cast<T*>(keys + frame(head, page) * pitch);
     }
     template <class T>
     T* values_of(int head, int64_t page) const {
-        if constexpr (sizeof(T) == 1) return reinterpret_cast<T*>(copies.values) + index(head, page) * page_numbers();
+        if constexpr (std::is_same_v<T, int8_t>)
+            return reinterpret_cast<T*>(copies.values) + index(head, page) * page_numbers();
         return reinterpret_cast<T*>(values + frame(head, page) * pitch);
     }
     PageScales& scales_of(int head, int64_t page) const { return copies.scales[index(head, page)]; }
+    /// The scales of a page's tokens: those of keys, behind which lie those of values.
+    bf16* token_scales_of(int head, int64_t page) const {
+        return reinterpret_cast<bf16*>(keys_of<Code>(head, page) + page_numbers());
+    }
     uint16_t* signs_of(int head, int64_t page) const { return sketches.codes + index(head, page) * (dim + page_size); }
     bf16* sizes_of(int head, int64_t page) const { return reinterpret_cast<bf16*>(signs_of(head, page) + dim); }
 };
@@ -79,14 +104,14 @@ struct Pages {
 /// The index of channel `d` of token `at` in a page of keys.
 template <class T>
 int key_index(int d, int at) {
-    constexpr int pack = static_cast<int>(sizeof(uint32_t) / sizeof(T));
+    constexpr int pack = packed_numbers<T>;
     return (d / pack * page_size + at) * pack + d % pack;
 }
 
 /// The index of channel `d` of token `at` in a page of values.
 template <class T>
 int value_index(int d, int at, int dim) {
-    constexpr int pack = static_cast<int>(sizeof(uint32_t) / sizeof(T));
+    constexpr int pack = packed_numbers<T>;
     return (at / pack * dim + d) * pack + at % pack;
 }
 

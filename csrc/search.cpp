@@ -11,11 +11,16 @@ namespace {
 
 constexpr int64_t chunk_pages = 512;  // of a job
 
+const SearchKernels& search_kernels(const Pages& pages) {
+    if (pages.coded) return pages.type == Type::bf16 ? search_codes_bf16() : search_codes_f32();
+    return pages.type == Type::bf16 ? search_bf16() : search_f32();
+}
+
 class PageSearch {
   public:
     PageSearch(const Search& search, const Attention& call)
         : search_(search), call_(call),
-          kernels_(call.pages->type == Type::bf16 ? search_bf16() : search_f32()) {
+          kernels_(search_kernels(*call.pages)) {
         for (int64_t b = 0; b < call.rows; b++) {
             candidates_ = std::max(candidates_, search.last[b] - search.first[b]);
             length_ = std::max(length_, call.list_length - skipped(b));
@@ -58,7 +63,7 @@ class PageSearch {
 
     void encode_queries() const {
         parallel(call_.rows * call_.width * call_.heads, [&](int64_t i) {
-            const char* q = static_cast<const char*>(call_.q) + i * call_.pages->page_bytes() / page_size;
+            const char* q = static_cast<const char*>(call_.q) + i * call_.pages->query_bytes();
             const int h = static_cast<int>(i % call_.heads);
             const int64_t at = query(i / call_.heads, h / call_.group(), h % call_.group());
             scales_[at] = kernels_.encode(*call_.pages, q, codes_ + at * call_.pages->dim * page_size);

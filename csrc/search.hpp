@@ -29,6 +29,8 @@ struct SearchKernels {
 };
 TF_KERNEL_TABLE(SearchKernels, search_bf16)
 TF_KERNEL_TABLE(SearchKernels, search_f32)
+TF_KERNEL_TABLE(SearchKernels, search_codes_bf16)
+TF_KERNEL_TABLE(SearchKernels, search_codes_f32)
 
 /// Throws std::invalid_argument unless the search fits the call, which has been checked.
 void check(const Search& search, const Attention& call);

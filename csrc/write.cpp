@@ -7,7 +7,10 @@
 namespace triforce {
 namespace {
 
-const WriteKernels& kernels_of(const Pages& pages) { return pages.type == Type::bf16 ? write_bf16() : write_f32(); }
+const WriteKernels& kernels_of(const Pages& pages) {
+    if (pages.coded) return pages.type == Type::bf16 ? write_codes_bf16() : write_codes_f32();
+    return pages.type == Type::bf16 ? write_bf16() : write_f32();
+}
 
 /// Drops the int8 copies and sketches of pages that are written to.
 void drop_copies(const Pages& pages, const int64_t* slots, int64_t count) {

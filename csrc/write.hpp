@@ -22,12 +22,12 @@ struct NewTokens {
     Rotation rotation;
     const int64_t *positions, *sink_positions;  // (N): of `rotated` and k; of q_sinks
     const int64_t* slots;
-    void *rotated, *q_sinks;  // (N, H, D) of the pages' type
+    void *rotated, *q_sinks;  // (N, H, D) of the pages' type of queries
 };
 
 struct WriteKernels {
     void (*rope_and_write)(const NewTokens& tokens, int64_t first, int64_t last);
-    /// Copies tokens (count, G, D) of the pages' type out of their slots, and into them.
+    /// Copies tokens (count, G) of rows of the pages' type (see Pages::row_bytes) out of their slots, and into them.
     void (*read)(const Pages& pages, const int64_t* slots, int64_t count, void* k, void* v);
     void (*write)(const Pages& pages, const int64_t* slots, int64_t count, const void* k, const void* v);
     /// Makes the int8 copy of a page.
@@ -35,10 +35,12 @@ struct WriteKernels {
 };
 TF_KERNEL_TABLE(WriteKernels, write_bf16)
 TF_KERNEL_TABLE(WriteKernels, write_f32)
+TF_KERNEL_TABLE(WriteKernels, write_codes_bf16)
+TF_KERNEL_TABLE(WriteKernels, write_codes_f32)
 
 /// Rounds once, after the rotation, which has the bits of rope.py's in float32. Slots of page 0 are skipped.
 void rope_and_write(const NewTokens& tokens);
-/// Copies tokens (count, G, D) of the pages' type out of their slots.
+/// Copies tokens (count, G) of rows of the pages' type out of their slots.
 void read(const Pages& pages, const int64_t* slots, int64_t count, void* k, void* v);
 /// Copies tokens into their slots; keys are rotated.
 void write(const Pages& pages, const int64_t* slots, int64_t count, const void* k, const void* v);

@@ -39,8 +39,26 @@ Sketches sketches_over(const Pages& pages, TensorArg rotation, TensorArg sketche
     return {tensor("rotation", rotation).as<float>({D, D}), reinterpret_cast<uint16_t*>(codes)};
 }
 
-Pages pages_over(TensorArg keys, TensorArg values, int64_t dim) {
+void check_dim(int64_t dim) {
     require(dim > 0 && dim % 16 == 0 && dim <= largest_dim, "head_dim must be a multiple of 16, at most 256");
+}
+
+Pages coded_pages_over(TensorArg codes, int64_t dim, bool is_bf16) {
+    check_dim(dim);
+    Pages pages{is_bf16 ? Type::bf16 : Type::f32, 0, static_cast<int>(dim), 0, nullptr, nullptr, {}, {}, 0};
+    pages.coded = true;
+    pages.pitch = pages.keys_bytes() + pages.values_bytes();
+    const Tensor c = tensor("codes", codes);
+    c.expect(Type::i8, {-1, -1, pages.pitch});
+    require(c[0] > 0 && c[1] > 1, "codes must have heads, and pages beyond the scratch page");
+    prefer_huge_pages(c.data, c[0] * c[1] * c[2]);
+    pages.heads = static_cast<int>(c[0]), pages.count = c[1];
+    pages.keys = static_cast<char*>(c.data), pages.values = pages.keys + pages.keys_bytes();
+    return pages;
+}
+
+Pages pages_over(TensorArg keys, TensorArg values, int64_t dim) {
+    check_dim(dim);
     const Tensor k = tensor("keys", keys), v = tensor("values", values);
     require(k.type == Type::bf16 || k.type == Type::f32, "keys must be bfloat16 or float32");
     k.expect(k.type, {-1, -1, page_size * dim});
@@ -50,7 +68,7 @@ Pages pages_over(TensorArg keys, TensorArg values, int64_t dim) {
     prefer_huge_pages(k.data, bytes), prefer_huge_pages(v.data, bytes);
     Pages pages{k.type, static_cast<int>(k[0]), static_cast<int>(dim), k[1], static_cast<char*>(k.data),
                 static_cast<char*>(v.data), {}, {}, 0};
-    pages.pitch = static_cast<int64_t>(pages.page_bytes());
+    pages.pitch = pages.keys_bytes();
     return pages;
 }
 
@@ -58,6 +76,13 @@ void init_pages(Pages* self, TensorArg keys, TensorArg values, int64_t dim, Tens
                 TensorArg sketches, TensorArg int8_keys, TensorArg int8_values, TensorArg scales) {
     Pages pages = pages_over(keys, values, dim);
     if (!scales.is_none()) pages.copies = copies_over(pages, int8_keys, int8_values, scales);
+    if (!sketches.is_none()) pages.sketches = sketches_over(pages, rotation, sketches);
+    new (self) Pages(pages);
+}
+
+void init_coded_pages(Pages* self, TensorArg codes, int64_t dim, bool is_bf16, TensorArg rotation,
+                      TensorArg sketches) {
+    Pages pages = coded_pages_over(codes, dim, is_bf16);
     if (!sketches.is_none()) pages.sketches = sketches_over(pages, rotation, sketches);
     new (self) Pages(pages);
 }
@@ -113,8 +138,10 @@ template <bool reads>
 void copy_tokens(const Pages& pages, TensorArg slots, TensorArg k, TensorArg v) {
     const Tensor k_tensor = tensor("k", k);
     const int64_t count = k_tensor.dims ? k_tensor[0] : 0;
-    void* k_data = k_tensor.as(pages.type, {count, pages.heads, pages.dim});
-    void* v_data = tensor("v", v).as(pages.type, {count, pages.heads, pages.dim});
+    const Type type = pages.coded ? Type::i8 : pages.type;
+    const int64_t row = pages.row_bytes() / (pages.coded ? 1 : size_of(type));
+    void* k_data = k_tensor.as(type, {count, pages.heads, row});
+    void* v_data = tensor("v", v).as(type, {count, pages.heads, row});
     const int64_t* at = checked_slots(pages, slots, count);
     nb::gil_scoped_release release;
     if (Offload* offload = pages.offload)
@@ -177,6 +204,11 @@ void bind_attention(nb::module_& m) {
              "sketches"_a = nb::none(), "int8_keys"_a = nb::none(), "int8_values"_a = nb::none(),
              "scales"_a = nb::none(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 5>(),
              nb::keep_alive<1, 6>(), nb::keep_alive<1, 7>(), nb::keep_alive<1, 8>(), nb::keep_alive<1, 9>())
+        .def("__init__", &init_coded_pages, "codes"_a, "head_dim"_a, nb::kw_only(), "is_bf16"_a,
+             "rotation"_a = nb::none(), "sketches"_a = nb::none(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 5>(),
+             nb::keep_alive<1, 6>(),
+             "K and V as int8 with scales: `codes` (G, pages, 32 * head_dim + 64) int8. Queries and outputs are bfloat16 "
+             "or float32. Where tokens are copied, (N, G, D + 2) int8, a scale of bfloat16 lies behind their codes.")
         .def("rope_and_write", &rope_and_write_tokens, "q"_a, "k"_a, "v"_a, "cos"_a, "sin"_a, "positions"_a, "slots"_a,
              "rotated"_a, "sink_positions"_a = nb::none(), "q_sinks"_a = nb::none(),
              "Rotate q (N, H * D) and k to `positions` (N) int64 of the tables (S, D / 2), and write k and v (N, G * "

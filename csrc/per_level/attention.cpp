@@ -5,9 +5,9 @@
 namespace triforce::TF_LEVEL {
 namespace {
 
-template <class T>
+template <class T, class P = T>
 void scan(const Attention& call, const Queries& queries, int64_t split, const Partial& to, float* page_sums) {
-    SplitScan<T> scan(call, queries, split, to, page_sums);
+    SplitScan<T, P> scan(call, queries, split, to, page_sums);
     scan.run();
     for (int i = 0; i < queries.count; i++) to.sum[i] = scan.sum(i);
 }
@@ -51,5 +51,7 @@ void add_mass(const Attention&, int count, const Partial& all, const Partial& sp
 
 const AttentionKernels attention_bf16 = {scan<bf16>, merge, finish<bf16>, add_mass};
 const AttentionKernels attention_f32 = {scan<float>, merge, finish<float>, add_mass};
+const AttentionKernels attention_codes_bf16 = {scan<bf16, Code>, merge, finish<bf16>, add_mass};
+const AttentionKernels attention_codes_f32 = {scan<float, Code>, merge, finish<float>, add_mass};
 
 }  // namespace triforce::TF_LEVEL

@@ -97,19 +97,28 @@ void add_visible(const Tile<T>& tile, const KeyBlock<T>& block, const VisibleRan
     }
 }
 
+/// Puts another page in the place of pages that are hidden from the tile.
+template <class T, int R>
+void replace_hidden(KeyBlock<T>& block, const VisibleRanges* visible) {
+    bool hidden[block_pages];
+    int any = 0;
+    for (int p = 0; p < block_pages; p++) {
+        hidden[p] = true;
+        for (int r = 0; r < R; r++) hidden[p] = hidden[p] && visible[r].pages[p].empty();
+        if (!hidden[p]) any = p;
+    }
+    for (int p = 0; p < block_pages; p++)
+        if (hidden[p]) {
+            block.keys[p] = block.keys_ahead[p] = block.keys[any];
+            block.values[p] = block.values_ahead[p] = block.values[any];
+        }
+}
+
 /// Scores of all pages. For pages hidden from the tile another page is read; their scores mean nothing.
 template <class T, int R>
 void score_visible(const Tile<T>& tile, KeyBlock<T>& block, const VisibleRanges (&visible)[R], int sinks,
                    F16 (&scores)[R][block_pages]) {
-    bool hidden[block_pages];
-    const T* any = nullptr;
-    for (int p = 0; p < block_pages; p++) {
-        hidden[p] = true;
-        for (const VisibleRanges& each : visible) hidden[p] = hidden[p] && each.pages[p].empty();
-        if (!hidden[p]) any = block.keys[p];
-    }
-    for (int p = 0; p < block_pages; p++)
-        if (hidden[p]) block.keys[p] = block.keys_ahead[p] = any;
+    replace_hidden<T, R>(block, visible);
     score<T, R>(tile.words, R, tile.dim, block, scores);
     if (!sinks) return;
     F16 of_sinks[R][block_pages];

@@ -9,20 +9,27 @@ constexpr float least = 1e-30f;       // size of a key: zero says that there is 
 constexpr float largest_sum = 32000;  // of a query's codes, so that no sum of some of them overflows int16
 
 /// The keys of a page as floats, [dim][16 tokens].
-template <class T>
-void unpack(const T* keys, int dim, float* to) {
-    for (int d = 0; d < dim; d++)
-        for (int i = 0; i < page_size; i++) to[d * page_size + i] = to_float(keys[key_index<T>(d, i)]);
+template <class P>
+void unpack(const Pages& pages, int head, int64_t page, float* to) {
+    const P* keys = pages.keys_of<P>(head, page);
+    for (int d = 0; d < pages.dim; d++)
+        for (int i = 0; i < page_size; i++) {
+            const P key = keys[key_index<P>(d, i)];
+            if constexpr (is_code<P>)
+                to[d * page_size + i] = to_float(key.multiple) * to_float(pages.token_scales_of(head, page)[i]);
+            else
+                to[d * page_size + i] = to_float(key);
+        }
 }
 
 TF_INLINE F16 magnitude(F16 x) { return max(x, zero() - x); }
 
-template <class T>
+template <class P>
 void sketch(const Pages& pages, int head, int64_t page) {
     constexpr int at_once = 8;
     alignas(64) float channels[page_size * largest_dim];
     const int dim = pages.dim;
-    unpack(pages.keys_of<T>(head, page), dim, channels);
+    unpack<P>(pages, head, page, channels);
     uint16_t* signs = pages.signs_of(head, page);
     F16 total = zero();
     for (int to = 0; to < dim; to += at_once) {
@@ -108,5 +115,7 @@ void score(const Pages& pages, int head, const int32_t* list, int64_t listed, co
 
 const SearchKernels search_bf16 = {sketch<bf16>, encode<bf16>, score};
 const SearchKernels search_f32 = {sketch<float>, encode<float>, score};
+const SearchKernels search_codes_bf16 = {sketch<Code>, encode<bf16>, score};
+const SearchKernels search_codes_f32 = {sketch<Code>, encode<float>, score};
 
 }  // namespace triforce::TF_LEVEL

@@ -1,8 +1,8 @@
 // One split of up to queries_at_once queries: its blocks in ascending order, each against tiles of queries.
 #pragma once
 
+#include "code_block.hpp"
 #include "int8_block.hpp"
-#include "key_edge.hpp"
 
 namespace triforce::TF_LEVEL {
 
@@ -37,27 +37,30 @@ void pack(const Attention& call, const void* q, const Queries& queries, int firs
     }
 }
 
-/// Queries rounded to int8, and their scales.
-template <class T>
-void pack_int8(const Attention& call, const Queries& queries, int first, int height, PackedWord* quads, float* scales) {
+/// Queries rounded to integers, and their scales.
+template <class T, class Integer>
+void pack_integers(const Attention& call, const void* q, const Queries& queries, int first, int height,
+                   PackedWord* words, float* scales) {
+    constexpr int numbers = sizeof(uint32_t) / sizeof(Integer);
     const int dim = call.pages->dim;
     for (int r = 0; r < height; r++) {
-        const T* from = query<T>(call, call.q, queries, first + r);
-        alignas(64) int8_t rounded[largest_dim];
-        scales[r] = scale_of<int8_t>(from, dim);
+        const T* from = query<T>(call, q, queries, first + r);
+        alignas(64) Integer rounded[largest_dim];
+        scales[r] = scale_of<Integer>(from, dim);
         quantise(from, dim, scales[r], rounded);
-        for (int step = 0; step < dim / 4; step++)
-            __builtin_memcpy(quads + step * height + r, rounded + step * 4, sizeof(uint32_t));
+        for (int step = 0; step < dim / numbers; step++)
+            __builtin_memcpy(words + step * height + r, rounded + step * numbers, sizeof(uint32_t));
     }
 }
 
-/// The scan of one split. Partials are complete after `run`, but for their sums, which `sum` adds up.
-template <class T>
+/// The scan of one split by queries T of pages P. Partials are complete after `run`, but for their sums, which `sum`
+/// adds up.
+template <class T, class P = T>
 class SplitScan {
   public:
     SplitScan(const Attention& call, const Queries& queries, int64_t split, const Partial& to, float* page_sums)
         : call_(call), queries_(queries), list_(call.list(queries.b, queries.g)) {
-        const int n = queries.count, dim = call.pages->dim, words = dim / numbers_of_word<T>;
+        const int n = queries.count, dim = call.pages->dim, words = dim / numbers_of_word<P>;
         const int64_t visible = last_key(call, queries, n - 1) / page_size + 1;
         first_page_ = split * split_pages;
         last_page_ = smaller(first_page_ + split_pages, visible);
@@ -74,16 +77,16 @@ class SplitScan {
                         lane_sums_ + first * 16, page_sums ? page_sums + first * split_pages : nullptr, height, dim,
                         scale, page_sequential};
             first_[i] = first;
-            pack<T>(call, call.q, queries, first, height, words_ + first * words);
-            if (call.q_sinks) pack<T>(call, call.q_sinks, queries, first, height, sink_words_ + first * words);
+            pack_queries(call.q, first, height, words_, scales_, scale);
+            if (call.q_sinks) pack_queries(call.q_sinks, first, height, sink_words_, sink_scales_, scale);
             if (first_page_ < coarse_page_)
-                pack_int8<T>(call, queries, first, height, quads_ + first * dim / 4, scales_ + first);
+                pack_integers<T, int8_t>(call, call.q, queries, first, height, quads_ + first * dim / 4, scales_ + first);
         }
     }
 
     void run() {
-        scan<int8_t>(first_page_, coarse_page_);
-        scan<T>(coarse_page_ > first_page_ ? coarse_page_ : first_page_, last_page_);
+        if constexpr (!is_code<P>) scan<int8_t>(first_page_, coarse_page_);
+        scan<P>(coarse_page_ > first_page_ ? coarse_page_ : first_page_, last_page_);
     }
 
     float sum(int i) const { return reduce_add(load(lane_sums_ + i * 16)); }
@@ -93,19 +96,30 @@ class SplitScan {
         int64_t first, last;
     };
 
-    template <class P>
-    KeyBlock<P> block_at(int64_t page, int64_t last) const {
-        KeyBlock<P> block{};
+    /// Of codes each has a scale, times `scale`.
+    void pack_queries(const void* q, int first, int height, Word<P>* words, float* scales, float scale) const {
+        words += first * call_.pages->dim / numbers_of_word<P>;
+        if constexpr (is_code<P>) {
+            pack_integers<T, int16_t>(call_, q, queries_, first, height, words, scales + first);
+            for (int r = first; r < first + height; r++) scales[r] *= scale;
+        } else {
+            pack<T>(call_, q, queries_, first, height, words);
+        }
+    }
+
+    template <class N>
+    KeyBlock<N> block_at(int64_t page, int64_t last) const {
+        KeyBlock<N> block{};
         for (int p = 0; p < smaller(block_pages, last - page); p++) {
-            block.keys[p] = call_.pages->keys_of<P>(queries_.g, list_[page + p]);
-            block.values[p] = call_.pages->values_of<P>(queries_.g, list_[page + p]);
+            block.keys[p] = call_.pages->keys_of<N>(queries_.g, list_[page + p]);
+            block.values[p] = call_.pages->values_of<N>(queries_.g, list_[page + p]);
         }
         return block;
     }
 
     /// Tiles share out the pages of the next block, the earlier ones taking those that will be read first.
-    template <class P>
-    void set_prefetch(int tile, const KeyBlock<P>& next, KeyBlock<P>& block) const {
+    template <class N>
+    void set_prefetch(int tile, const KeyBlock<N>& next, KeyBlock<N>& block) const {
         for (int p = 0; p < block_pages; p++) {
             const bool own = p * tiles_ / block_pages == tile && next.keys[p];
             block.keys_ahead[p] = (own ? next : block).keys[p];
@@ -139,8 +153,8 @@ class SplitScan {
         return static_cast<int>(call_.sinks - token < block_tokens ? (call_.sinks - token) / page_size : block_pages);
     }
 
-    void attend(int i, const KeyBlock<T>& block, int64_t page) {
-        const Tile<T>& tile = tile_[i];
+    void attend(int i, const KeyBlock<P>& block, int64_t page) {
+        const Tile<P>& tile = tile_[i];
         const int64_t token = page * page_size;
         const int in_split = static_cast<int>(page - first_page_), last = first_[i] + tile.height - 1;
         const LastKeys keys{last_key(call_, queries_, first_[i]), last_key(call_, queries_, last)};
@@ -148,10 +162,17 @@ class SplitScan {
         const bool whole = sees_all(keys, token);
         by_height(tile.height, [&](auto rows) {
             constexpr int R = rows.value;
-            if (whole) return attend_block<T, R>(tile, block, in_split);
             VisibleRanges visible[R];
-            for (int r = 0; r < R; r++) visible[r] = visible_ranges(last_key(call_, queries_, first_[i] + r), token);
-            attend_edge<T, R>(tile, block, visible, sink_pages(token), in_split);
+            for (int r = 0; r < R && !whole; r++)
+                visible[r] = visible_ranges(last_key(call_, queries_, first_[i] + r), token);
+            if constexpr (is_code<P>) {
+                const QueryScales scales{scales_ + first_[i], sink_scales_ + first_[i]};
+                attend_codes<R>(tile, scales, block, {whole ? nullptr : visible, sink_pages(token)}, in_split);
+            } else if (whole) {
+                attend_block<P, R>(tile, block, in_split);
+            } else {
+                attend_edge<P, R>(tile, block, visible, sink_pages(token), in_split);
+            }
         });
     }
 
@@ -161,15 +182,15 @@ class SplitScan {
         PageScales scales[block_pages];
         for (int p = 0; p < block_pages; p++) scales[p] = call_.pages->scales_of(queries_.g, list_[page + p]);
         by_height(tile_[i].height, [&](auto rows) {
-            attend_int8<T, rows.value>(tile_[i], queries, block, scales, static_cast<int>(page - first_page_));
+            attend_int8<P, rows.value>(tile_[i], queries, block, scales, static_cast<int>(page - first_page_));
         });
     }
 
-    template <class P>
+    template <class N>
     void scan(int64_t page, int64_t last) {
-        KeyBlock<P> block = block_at<P>(page, last);
+        KeyBlock<N> block = block_at<N>(page, last);
         for (; page < last; page += block_pages) {
-            const KeyBlock<P> next = block_at<P>(page + block_pages, last);
+            const KeyBlock<N> next = block_at<N>(page + block_pages, last);
             for (int i = 0; i < tiles_; i++) {
                 set_prefetch(i, next, block);
                 attend(i, block, page);
@@ -183,13 +204,13 @@ class SplitScan {
     const int32_t* list_;
     int64_t first_page_, coarse_page_, last_page_;  // int8 copies are read before coarse_page_
     int tiles_ = 0;
-    Tile<T> tile_[group_queries];
+    Tile<P> tile_[group_queries];
     int first_[group_queries + 1];  // query of each tile
     alignas(64) float lane_sums_[group_queries * 16] = {};
-    alignas(64) Word<T> words_[group_floats / numbers_of_word<T>];
-    alignas(64) Word<T> sink_words_[group_floats / numbers_of_word<T>];
+    alignas(64) Word<P> words_[group_floats / numbers_of_word<P>];
+    alignas(64) Word<P> sink_words_[group_floats / numbers_of_word<P>];
     alignas(64) PackedWord quads_[group_floats / 4];
-    float scales_[group_queries];
+    float scales_[group_queries], sink_scales_[group_queries];  // of queries as integers
 };
 
 }  // namespace triforce::TF_LEVEL

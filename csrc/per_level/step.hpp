@@ -1,5 +1,5 @@
 // One step of a product, by the type of numbers: 64 bytes of weights or of a page, times one word for all lanes. Of half
-// a step is 32 bytes, and the word a float.
+// a step is 32 bytes, and the word a float; of codes it is 32 bytes, too, which become pairs of int16.
 //
 // Without vdpbf16ps a step of bf16 has two parts, each multiplied as floats: first the higher half of each pair, then
 // the lower one, as vdpbf16ps does.
@@ -7,14 +7,15 @@
 
 #include <type_traits>
 
-#include "simd.hpp"
+#include "../pages.hpp"
+#include "wide.hpp"
 
 namespace triforce::TF_LEVEL {
 
 template <class T>
-constexpr int step_size = 64 / sizeof(T);
+constexpr int step_size = is_code<T> ? 32 : 64 / sizeof(T);
 template <class T>
-constexpr int numbers_of_word = sizeof(uint32_t) / sizeof(T);
+constexpr int numbers_of_word = packed_numbers<T>;
 #if TF_SIMD_AVX512BF16
 template <class T>
 constexpr int parts = 1;
@@ -50,13 +51,15 @@ using Sum = std::conditional_t<sizeof(T) == 1, I16, F16>;
 template <class T>
 using Input = std::conditional_t<std::is_same_v<T, half>, float, T>;
 
-/// One or more numbers in memory, for all lanes: four int8, two bf16, one float.
+/// One or more numbers in memory, for all lanes: four int8, two bf16, one float; two int16 that multiply codes.
 template <class T>
 using Word = std::conditional_t<sizeof(T) == 1, PackedWord, std::conditional_t<sizeof(T) == 2, PairWord, float>>;
 
 template <class T, int part>
 TF_INLINE auto load_step(const T* at) {
-    if constexpr (sizeof(T) == 1)
+    if constexpr (is_code<T>)
+        return load_wide(reinterpret_cast<const int8_t*>(at));
+    else if constexpr (sizeof(T) == 1)
         return load_quads(at);
     else if constexpr (!std::is_same_v<T, bf16>)
         return load(at);
@@ -66,7 +69,9 @@ TF_INLINE auto load_step(const T* at) {
 
 template <class T, int part>
 TF_INLINE auto spread(const Word<T>& word) {
-    if constexpr (sizeof(T) == 1)
+    if constexpr (is_code<T>)
+        return set1_wide(word.bits);
+    else if constexpr (sizeof(T) == 1)
         return with_signs(set1_quad(word.bits));
     else if constexpr (sizeof(T) == 4)
         return set1(word);

@@ -5,7 +5,27 @@
 namespace triforce::TF_LEVEL {
 namespace {
 
-/// Rotates channel i with channel i + dim / 2.
+/// Numbers of a token's keys of a head, or of its values: behind codes lies their scale.
+template <class P>
+constexpr int row_numbers(int dim) { return is_code<P> ? dim + static_cast<int>(sizeof(bf16)) : dim; }
+constexpr int longest_row = row_numbers<Code>(largest_dim);
+
+template <class T>
+void round_row(const float* x, int dim, T* to) {
+    for (int d = 0; d < dim; d += 16) store(to + d, load(x + d));
+}
+
+/// The scale is rounded up, so that no code is above the largest; NaN stays so.
+void round_row(const float* x, int dim, Code* to) {
+    const float exact = scale_of<int8_t>(x, dim);
+    uint32_t bits;
+    __builtin_memcpy(&bits, &exact, sizeof bits);
+    const bf16 scale{static_cast<uint16_t>(exact == exact ? (bits + 0xffff) >> 16 : 0x7fc0)};
+    quantise(x, dim, to_float(scale), reinterpret_cast<int8_t*>(to));
+    __builtin_memcpy(to + dim, &scale, sizeof scale);
+}
+
+/// Rotates channel i with channel i + dim / 2, and rounds.
 template <class T>
 void rotate(const float* x, const Rotation& rotation, int64_t position, int dim, T* to) {
     alignas(64) float rotated[largest_dim];
@@ -15,7 +35,7 @@ void rotate(const float* x, const Rotation& rotation, int64_t position, int dim,
         rotated[i] = x[i] * cos[i] - x[half + i] * sin[i];
         rotated[half + i] = x[half + i] * cos[i] + x[i] * sin[i];
     }
-    for (int d = 0; d < dim; d += 16) store(to + d, load(rotated + d));
+    round_row(rotated, dim, to);
 }
 
 /// The page of a slot, and the token in it.
@@ -35,9 +55,15 @@ void store_token(const Pages& pages, int head, int64_t slot, const T* k, const T
     const Slot<T> to = slot_of<T>(pages, head, slot);
     for (int d = 0; d < pages.dim; d++) to.keys[key_index<T>(d, to.at)] = k[d];
     for (int d = 0; d < pages.dim; d++) to.values[value_index<T>(d, to.at, pages.dim)] = v[d];
+    if constexpr (is_code<T>) {
+        bf16* scales = pages.token_scales_of(head, slot / page_size) + to.at;
+        __builtin_memcpy(scales, k + pages.dim, sizeof(bf16));
+        __builtin_memcpy(scales + page_size, v + pages.dim, sizeof(bf16));
+    }
 }
 
-template <class T>
+/// Queries become T, keys and values P.
+template <class T, class P>
 void rope_and_write_token(const NewTokens& tokens, int64_t n) {
     const Pages& pages = *tokens.pages;
     const int dim = pages.dim;
@@ -50,33 +76,40 @@ void rope_and_write_token(const NewTokens& tokens, int64_t n) {
     }
     if (tokens.slots[n] < page_size) return;  // padding
     for (int g = 0; g < pages.heads; g++) {
-        alignas(64) T k[largest_dim], v[largest_dim];
+        alignas(64) P k[longest_row], v[longest_row];
         const int64_t from = (n * pages.heads + g) * dim;
         rotate(tokens.k + from, tokens.rotation, position, dim, k);
-        for (int d = 0; d < dim; d += 16) store(v + d, load(tokens.v + from + d));
+        round_row(tokens.v + from, dim, v);
         store_token(pages, g, tokens.slots[n], k, v);
     }
 }
 
-template <class T>
+template <class T, class P = T>
 void rope_and_write(const NewTokens& tokens, int64_t first, int64_t last) {
-    for (int64_t n = first; n < last; n++) rope_and_write_token<T>(tokens, n);
+    for (int64_t n = first; n < last; n++) rope_and_write_token<T, P>(tokens, n);
 }
 
 template <class T>
 void read(const Pages& pages, const int64_t* slots, int64_t count, void* k, void* v) {
-    const int dim = pages.dim;
+    const int dim = pages.dim, stride = row_numbers<T>(dim);
     for (int64_t i = 0; i < count * pages.heads; i++) {
-        const Slot<T> from = slot_of<T>(pages, static_cast<int>(i % pages.heads), slots[i / pages.heads]);
-        for (int d = 0; d < dim; d++) static_cast<T*>(k)[i * dim + d] = from.keys[key_index<T>(d, from.at)];
-        for (int d = 0; d < dim; d++) static_cast<T*>(v)[i * dim + d] = from.values[value_index<T>(d, from.at, dim)];
+        const int head = static_cast<int>(i % pages.heads);
+        const Slot<T> from = slot_of<T>(pages, head, slots[i / pages.heads]);
+        T *k_row = static_cast<T*>(k) + i * stride, *v_row = static_cast<T*>(v) + i * stride;
+        for (int d = 0; d < dim; d++) k_row[d] = from.keys[key_index<T>(d, from.at)];
+        for (int d = 0; d < dim; d++) v_row[d] = from.values[value_index<T>(d, from.at, dim)];
+        if constexpr (is_code<T>) {
+            const bf16* scales = pages.token_scales_of(head, slots[i / pages.heads] / page_size) + from.at;
+            __builtin_memcpy(k_row + dim, scales, sizeof(bf16));
+            __builtin_memcpy(v_row + dim, scales + page_size, sizeof(bf16));
+        }
     }
 }
 
 template <class T>
 void write(const Pages& pages, const int64_t* slots, int64_t count, const void* k, const void* v) {
     for (int64_t i = 0; i < count * pages.heads; i++) {
-        const int64_t slot = slots[i / pages.heads], from = i * pages.dim;
+        const int64_t slot = slots[i / pages.heads], from = i * row_numbers<T>(pages.dim);
         if (slot < page_size) continue;
         store_token(pages, static_cast<int>(i % pages.heads), slot, static_cast<const T*>(k) + from,
                     static_cast<const T*>(v) + from);
@@ -114,5 +147,7 @@ void copy(const Pages& pages, int head, int64_t page) {
 
 const WriteKernels write_bf16 = {rope_and_write<bf16>, read<bf16>, write<bf16>, copy<bf16>};
 const WriteKernels write_f32 = {rope_and_write<float>, read<float>, write<float>, copy<float>};
+const WriteKernels write_codes_bf16 = {rope_and_write<bf16, Code>, read<Code>, write<Code>, nullptr};
+const WriteKernels write_codes_f32 = {rope_and_write<float, Code>, read<Code>, write<Code>, nullptr};
 
 }  // namespace triforce::TF_LEVEL

@@ -36,6 +36,7 @@ class LLM:
 
     - model: a Hugging Face folder or hub name; None is the shipped pair.
     - draft: the same; "auto" is the one that is known to fit, None is none.
+    - dtype, kv_dtype: of weights, and of keys and values: "int8" halves them, and is another model. "auto": as fits.
     - context: positions in tokens (None: what the model was made for).
     - mode: one of `MODES`; `auto` chooses among the tiers there are as it goes.
     - coupling: `seeded`, `rejection` or `block`. Under the first the text of a seed is that of plain decoding. Under
@@ -44,13 +45,11 @@ class LLM:
       for one verification by the full tier (gamma_1 and gamma_2 of the paper). `auto` chooses them itself.
     - retrieval_budget: KV tokens that the retrieval tier reads, or a share of the context ("3%"). "auto" is 2,048, of
       which mode `auto` may take half or twice as many where KV is not offloaded.
-    - retrieval_chunk: tokens that are selected together.
-    - retrieval_policy: what selects, one of `POLICIES`.
+    - retrieval_chunk, retrieval_policy: tokens that are selected together, and what selects them, one of `POLICIES`.
     - retrieval_refresh: verifications between selections; 0 is once, "auto" after a refusal.
     - searched_layers: layers that search the whole context for each token; "auto" finds those that need it. Layers
       that are named, such as "0,1", read all of it; "none" search.
-    - lower_tiers: "int8": the tiers below the full one read int8 copies of weights and committed KV; "int4": weights of
-      4 bits instead; "same": the weights and KV themselves.
+    - lower_tiers: what tiers below the full one read: "int8" copies of weights and KV, "int4" weights, or the "same".
     - kv_offload: where KV lies that does not stay, "file" or "host" memory; "none": all of it stays.
     - kv_memory: bytes of KV that stay, or "512MiB" and the like; "auto": half of the free memory, 9/10 of a GPU's.
     - kv_resident_layers: how many layers stay whole; "auto" is as many as fit.
@@ -70,6 +69,7 @@ class LLM:
         *,
         device: str = "auto",
         dtype: str = "auto",
+        kv_dtype: str = "auto",
         context: int | None = None,
         mode: str = "auto",
         coupling: str = "seeded",
@@ -98,7 +98,8 @@ class LLM:
         )  # fmt: skip
         self.coupling, self.mode = known("coupling", coupling, COUPLINGS), known("mode", mode, MODES)
         disk = open_disk_cache(disk_cache, disk_cache_size, disk_cache_network, ranks)
-        pair = load_pair(model, draft, self.speculation, device=device, dtype=dtype, context=context, ranks=ranks)
+        where = {"device": device, "dtype": dtype, "kv_dtype": kv_dtype}
+        pair = load_pair(model, draft, self.speculation, **where, context=context, ranks=ranks)
         self.target, self.draft, self.models = pair.target, pair.draft, pair.decoders
         self.load_seconds, self.ranks, self.tokenizer = pair.load_seconds, ranks, self.target.tokenizer
         self.grammars = GrammarCompiler(self.tokenizer) if self.tokenizer else None
@@ -106,8 +107,7 @@ class LLM:
         """Values of `SamplingParams` that the model's makers advise."""
         self._eos = frozenset(self.tokenizer.eos_ids if self.tokenizer else self.target.files.eos_ids())
         settings = [] if kv_offload == "none" else [kv_offload, str(kv_memory), str(kv_resident_layers)]
-        costs = pair.cost_model(lower_tiers, settings)
-        self.runner = RequestRunner(pair, self.speculation, self.coupling, costs, disk)
+        self.runner = RequestRunner(pair, self.speculation, self.coupling, pair.cost_model(lower_tiers, settings), disk)
         ranks.barrier()
         compare(ranks, "models, settings or kernels", (*pair.facts, self.speculation, self.coupling, self.mode))
 

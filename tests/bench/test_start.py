@@ -56,7 +56,8 @@ def test_start_first_process_is_cold_second_is_warm(monkeypatch: pytest.MonkeyPa
 
 def test_start_failed_process_reports_last_line(pair: Path) -> None:
     with pytest.raises(RequestError, match=r"mode 'magic' is not known; choose from ar"):
-        list(start.rows(["magic"], {"model": str(pair / "target"), "draft": None, "device": "cpu", "dtype": "auto"}, 1))
+        task = {"model": str(pair / "target"), "draft": None, "device": "cpu", "dtype": "auto", "kv_dtype": "auto"}
+        list(start.rows(["magic"], task, 1))
 
 
 def test_start_shape_makes_a_checkpoint_folder(tmp_path: Path) -> None:

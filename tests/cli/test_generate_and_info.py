@@ -160,7 +160,7 @@ def test_info_works_without_weights(tmp_path: Path, capsys: pytest.CaptureFixtur
         lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
         weights = sum(weight.numel() for weight in model.parameters())
         assert lines["parameters"] == f"{weights / 1e6:.1f} million: {size(2 * weights)} as bfloat16"
-        assert lines["KV"] == f"cache           {2 * 2 * 2 * 16 * 2} bytes per token"
+        assert lines["KV"] == f"cache           {2 * 2 * 2 * 16 * 2} bytes per token as bfloat16"
         assert lines["8,192"].split() == ["tokens", "2", "MiB"]
         assert "tokens beside the weights" in lines["fits"]
         assert main(["info", str(tmp_path), "--dtype", "bfloat16", "--lower-tiers", "int8"]) == 0
@@ -168,8 +168,11 @@ def test_info_works_without_weights(tmp_path: Path, capsys: pytest.CaptureFixtur
         matrices = [weight for weight in model.parameters() if weight.ndim == 2]
         copies = sum(weight.numel() + 4 * len(weight) for weight in matrices[not model.config.tie_word_embeddings :])
         assert lines["parameters"].endswith(f" as bfloat16, and {size(copies)} as int8")
-        assert lines["KV"].endswith(f" per token, and {2 * 2 * 2 * 16 + 2 * 2 * 2 * 4 // 16} bytes as int8")
+        assert lines["KV"].endswith(f" per token as bfloat16, and {2 * 2 * 2 * 16 + 2 * 2 * 2 * 4 // 16} bytes as int8")
         assert lines["8,192"].split() == ["tokens", "3.0", "MiB"]
+        assert main(["info", str(tmp_path), "--dtype", "bfloat16", "--kv-dtype", "int8"]) == 0
+        lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+        assert lines["KV"] == f"cache           {2 * 2 * 2 * (16 + 2)} bytes per token as int8"
 
 
 @pytest.mark.parametrize(

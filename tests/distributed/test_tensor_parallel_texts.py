@@ -52,7 +52,11 @@ def test_sharded_texts_equal_one_process(pair: Path, mode: str, temperature: flo
 
 
 @NATIVE
-@pytest.mark.parametrize("changes", [{"coupling": "rejection"}, {"lower_tiers": "int8"}, {"dtype": "float32"}], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [{"coupling": "rejection"}, {"lower_tiers": "int8"}, {"dtype": "float32"}, {"kv_dtype": "int8"}],
+    ids=str,
+)
 def test_sharded_settings_keep_texts(pair: Path, changes: dict[str, str]) -> None:
     """Noise depends on the seed alone, so `rejection` gives one text, too: logits are the same bits."""
 

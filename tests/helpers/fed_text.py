@@ -14,8 +14,8 @@ from tests.helpers.paged_kv import PAGE, Paged, pad_lists, slots
 class FedText:
     """One sequence that is fed in passes, into pages that hold NaN before."""
 
-    def __init__(self, S: int, G: int, h: int, D: int, dtype: torch.dtype, **view: int) -> None:
-        self.S, self.view = S, view
+    def __init__(self, S: int, G: int, h: int, D: int, dtype: torch.dtype, codes: bool = False, **view: int) -> None:
+        self.S, self.codes, self.view = S, codes, view
         source = Paged(G, D, 1, dtype, seed=S)
         self.q_SHD, self.q_sinks_SHD = source.normal(S, G * h, D), source.normal(S, G * h, D)
         self.k_SGD, self.v_SGD = source.normal(S, G, D), source.normal(S, G, D)
@@ -23,12 +23,12 @@ class FedText:
     def fed(self, cuts: list[int], seed: int, weigh: bool = False, mates: int = 0) -> Tensor:
         """The mixed values (S, H, D), fed from cut to cut; mates are rows of other lengths."""
         S, G, D = self.k_SGD.shape
-        kv = Paged(G, D, 2 * S // PAGE + 3 + 100 * mates, self.q_SHD.dtype, seed)
+        kv = Paged(G, D, 2 * S // PAGE + 3 + 100 * mates, self.q_SHD.dtype, seed, codes=self.codes)
         list_P, others = kv.take(S), [kv.row(37 + 90 * i) for i in range(mates)]
         lists = pad_lists([list_P, *(other.list_P for other in others)])
         place_S, parts = slots(list_P, S), []
         for start, stop in pairwise(cuts):
-            kv.pages.write(place_S[start:stop], self.k_SGD[start:stop], self.v_SGD[start:stop])
+            kv.write(place_S[start:stop], self.k_SGD[start:stop], self.v_SGD[start:stop])
             q_BTHD, q_sinks_BTHD = (
                 torch.cat([x[None, start:stop], kv.normal(mates, stop - start, *x.shape[1:])])
                 for x in (self.q_SHD, self.q_sinks_SHD)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from triforce.backends import native_loader
+from triforce.backends.kv_rows import numbers, rounded
 
 PAGE = 16
 native = native_loader.native
@@ -37,7 +38,8 @@ def at_level(name: str) -> Iterator[None]:
 class Paged:
     """Memory of one layer in which everything is NaN until it is written; rows get scattered pages.
 
-    `int8`: with room for copies, where it is neither NaN nor sense. `turn` (D, D): with room for sketches.
+    `int8`: with room for copies, where it is neither NaN nor sense. `turn` (D, D): with room for sketches. `codes`:
+    keys and values are int8, with scales.
     """
 
     def __init__(
@@ -49,16 +51,21 @@ class Paged:
         seed: int = 0,
         int8: bool = False,
         turn: Tensor | None = None,
+        codes: bool = False,
     ) -> None:
         assert native is not None
-        self.G, self.D, self.dtype = G, D, dtype
+        self.G, self.D, self.dtype, self.codes = G, D, dtype, codes
         self.draw = torch.Generator().manual_seed(seed)
+        self.free = torch.randperm(pages, generator=self.draw) + 1
+        sketches = torch.zeros(G, pages + 1, D + PAGE, dtype=torch.bfloat16) if turn is not None else None
+        if codes:  # -1 and, two of them, NaN
+            self.memory = torch.full((G, pages + 1, 2 * PAGE * (D + 2)), -1, dtype=torch.int8)
+            self.pages = native.Pages(self.memory, D, is_bf16=dtype == torch.bfloat16, rotation=turn, sketches=sketches)
+            return
         self.keys, self.values = (torch.full((G, pages + 1, PAGE * D), torch.nan, dtype=dtype) for _ in range(2))
         copies = [torch.full(self.keys.shape, 99, dtype=torch.int8) for _ in range(2)] if int8 else []
         scales = [torch.full((*self.keys.shape[:2], 2), torch.nan)] if int8 else []
-        sketches = torch.zeros(G, pages + 1, D + PAGE, dtype=torch.bfloat16) if turn is not None else None
         self.pages = native.Pages(self.keys, self.values, D, turn, sketches, *copies, *scales)
-        self.free = torch.randperm(pages, generator=self.draw) + 1
 
     def normal(self, *shape: int, gain: float = 1.0) -> Tensor:
         return (torch.randn(*shape, generator=self.draw) * gain).to(self.dtype)
@@ -71,12 +78,17 @@ class Paged:
         return taken.int()
 
     def fill(self, list_P: Tensor, k_SGD: Tensor, v_SGD: Tensor) -> None:
-        self.pages.write(slots(list_P, len(k_SGD)), k_SGD, v_SGD)
+        self.write(slots(list_P, len(k_SGD)), k_SGD, v_SGD)
+
+    def write(self, slots_N: Tensor, k_NGD: Tensor, v_NGD: Tensor) -> None:
+        self.pages.write(slots_N, *(rounded(x) if self.codes else x for x in (k_NGD, v_NGD)))
 
     def row(self, S: int) -> Row:
-        """A row of random keys and values."""
+        """A row of random keys and values, as the memory has them."""
         row = Row(self.take(S), self.normal(S, self.G, self.D), self.normal(S, self.G, self.D))
         self.fill(row.list_P, row.k_SGD, row.v_SGD)
+        if self.codes:
+            return Row(row.list_P, numbers(rounded(row.k_SGD)), numbers(rounded(row.v_SGD)))
         return row
 
 

@@ -28,7 +28,15 @@ def test_restored_text_equals_fresh_one(disk_pair: Path, cache: Path, mode: str,
 
 
 @pytest.mark.parametrize(
-    "how", [dict(lower_tiers="int8"), dict(kv_offload="host"), dict(kv_offload="file"), dict(strict=True)], ids=str
+    "how",
+    [
+        dict(lower_tiers="int8"),
+        dict(kv_offload="host"),
+        dict(kv_offload="file"),
+        dict(strict=True),
+        dict(kv_dtype="int8"),
+    ],
+    ids=str,
 )
 def test_restored_text_equals_fresh_one_with_setting(disk_pair: Path, cache: Path, how: dict[str, Any]) -> None:
     check_restored(disk_pair, cache, "triforce", **how)

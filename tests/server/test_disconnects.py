@@ -110,6 +110,7 @@ def test_metrics_count_requests_and_tokens(llm: LLM) -> None:
     assert seen["vllm:prompt_tokens_total", ""] == usage["prompt_tokens"] + len(llm.encode("x"))
     assert seen["vllm:request_success_total", "length"] == 3 and seen["triforce:request_cancelled_total", ""] == 1
     assert seen["vllm:num_requests_running", ""] == seen["vllm:num_requests_waiting", ""] == 0
+    assert seen["triforce:kv_cache_dtype", ""] == 1
     for tier in usage["tiers"]:
         assert seen["triforce:tier_passes_total", tier["name"]] >= tier["passes"]
     retrieval = usage["tiers"][-2]

@@ -87,6 +87,12 @@ def memory(
     return TorchKV(config, pages, dtype, device)
 
 
+def require_int8_kv(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+    """Raises RequestError where no kernels read KV of codes."""
+    if device.type != "cpu" or _suits_triton(config, dtype, device):
+        raise RequestError("--kv-dtype int8 is for CPUs, without Triton; use --device cpu, or --kv-dtype auto")
+
+
 def require_offload(config: ModelConfig, dtype: torch.dtype, device: Device, kind: str) -> None:
     """Raises RequestError where no kernels read KV from a store of this kind, `host` or `file`."""
     if layered(config, dtype, device):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from statistics import median
 from time import perf_counter
@@ -27,11 +28,14 @@ from triforce.bench.roofline import Roofline, Work, probes
 from triforce.bench.synthetic import fill
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import PAGE, FullView, PagePool
+from triforce.model.config import ModelConfig
 from triforce.ragged import Ints, ints
 from triforce.speculation import Draft, Seeded, SequenceState
 
 Row = dict[str, Any]
 WIDTHS = (1, 2, 4, 8, 16)
+CODED = (1, 4, 8)
+"""Widths over int8 KV."""
 BUDGET = 1024
 TURNS, SECONDS = 5, 0.1
 """Turns of each kernel, and seconds of a turn."""
@@ -89,11 +93,18 @@ class Model:
         self.bytes = sum(w.nbytes if isinstance(w, Tensor) else w.blocks.nbytes for w in weights.multiplied())
         self._products = "bfloat16" if weights.has_numbers else "int16"
 
-    def work(self, width: int, keys: int) -> Work:
-        """Work of a pass of so many tokens, each over so many keys."""
+    def coded(self, context: int) -> FullView:
+        """Return a view of so much KV as int8, which the decoder reads as it reads its own."""
+        config = replace(self.config, kv_int8=True)
+        return filled(PagePool(config, 1, pages_for(context + 64), self.decoder.dtype), context)
+
+    def work(self, width: int, keys: int, config: ModelConfig | None = None) -> Work:
+        """Work of a pass of so many tokens, each over so many keys, as this config or the model's own has them."""
         products, attention = self._operations(width, keys)
-        keys_and_values = self.config.kv_size * keys * 2
-        return Work(self.bytes + keys_and_values, Counter({self._products: products}) + Counter(bfloat16=attention))
+        config = config or self.config
+        computed = "int16" if config.kv_int8 else "bfloat16"
+        operations = Counter({self._products: products}) + Counter({computed: attention})
+        return Work(self.bytes + config.kv_bytes(2) * keys, operations)
 
     def int8_work(self, width: int, keys: int) -> Work:
         return Work(self.numbers + self.config.kv_size * keys, {"int8": sum(self._operations(width, keys))})
@@ -108,11 +119,13 @@ def _steps(model: Model, context: int) -> Iterator[Row]:
     """Passes of a whole decoder: over the full cache at each width, and over a budget, in int8 too if it can be."""
     decoder, about = model.decoder, {"shape": model.name, "context": context}
     pool = PagePool(model.config, 1, pages_for(context + 64), decoder.dtype, int8=model.lower is not None)
-    pool.reserve(0, context + 64)
-    full = FullView(pool)
-    full.observe(0)
-    fill(pool, context)
+    full = filled(pool, context)
     kinds = [("step", w, partial(one_pass, decoder, full, w), model.work(w, context)) for w in WIDTHS]
+    coded = model.coded(context)
+    kinds += [
+        ("step, int8 KV", w, partial(one_pass, decoder, coded, w), model.work(w, context, coded.pool.config))
+        for w in CODED
+    ]
     some = SparseView(pool, BUDGET)
     kinds.append(("retrieval step", 1, partial(one_pass, decoder, some, 1), model.work(1, BUDGET)))
     if model.lower:
@@ -124,6 +137,15 @@ def _steps(model: Model, context: int) -> Iterator[Row]:
     yield from _machine(roof, **about)
     for (kernel, width, _, work), took in zip(kinds, times[len(calls) :], strict=True):
         yield _row(kernel, took, work, roof, width=width, **about)
+
+
+def filled(pool: PagePool, context: int) -> FullView:
+    """Return a view of random KV of so many tokens, and room for the next."""
+    pool.reserve(0, context + 64)
+    full = FullView(pool)
+    full.observe(0)
+    fill(pool, context)
+    return full
 
 
 class SparseView(FullView):

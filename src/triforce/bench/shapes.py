@@ -69,7 +69,11 @@ def decoder(
 
 
 def parts(
-    name: str, context: int, dtype: torch.dtype = torch.bfloat16, device: torch.device | str = "cpu"
+    name: str,
+    context: int,
+    dtype: torch.dtype = torch.bfloat16,
+    device: torch.device | str = "cpu",
+    kv_int8: bool = False,
 ) -> tuple[ModelConfig, Weights]:
     """Return what a decoder of one of the `SHAPES` is made of. Matrices of one size are one tensor."""
     shape = SHAPES[name]
@@ -78,7 +82,7 @@ def parts(
     rope = Rope(500_000.0 ** -(torch.arange(0, D, 2) / D), 1.0)
     config = ModelConfig(
         shape.vocab, C, I, shape.layers, shape.heads, shape.kv_heads, D, 1e-5,
-        qkv_bias=False, qk_norm=False, tied=shape.tied, context=context, rope=rope,
+        qkv_bias=False, qk_norm=False, tied=shape.tied, context=context, rope=rope, kv_int8=kv_int8,
     )  # fmt: skip
     noise = torch.randn(1 << 20, generator=torch.Generator().manual_seed(0)).to(device)
     ones_C = torch.ones(C, dtype=dtype, device=device)

@@ -22,7 +22,8 @@ def first_token(task: dict[str, Any]) -> dict[str, float]:
     from triforce.llm import LLM
 
     imported = time()
-    llm = LLM(task["model"], task["draft"], mode=task["mode"], device=task["device"], dtype=task["dtype"])
+    settings = {name: task[name] for name in ("mode", "device", "dtype", "kv_dtype")}
+    llm = LLM(task["model"], task["draft"], **settings)
     loaded, read = time(), 0.0
 
     def on_prefill(done: int, total: int) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from triforce.backends.decoder import Decoder
+from triforce.backends.kv_rows import rounded
 from triforce.bench import shapes
 from triforce.bench.speed import Row, timing
 from triforce.engine.modes import MODES
@@ -70,13 +71,14 @@ def rows(
     tokens: int,
     repeats: int,
     lower_tiers: str = "same",
+    kv_int8: bool = False,
 ) -> Iterator[Row]:
     """Plain decoding and TriForce on a shape that has a draft; `outer` and `inner` are kept shares per token."""
     longest = max(contexts) + 2 * tokens
     setting = SpeculativeConfig(*gammas, retrieval=RetrievalConfig(Budget(budget)), lower_tiers=lower_tiers)
-    config, weights = shapes.parts(shape, longest)
+    config, weights = shapes.parts(shape, longest, kv_int8=kv_int8)
     lower = Decoder(config, weights, setting.lower_bits) if setting.lower_bits else None
-    draft = shapes.decoder(f"{shape}-draft", longest, bits=setting.lower_bits)
+    draft = Decoder(*shapes.parts(f"{shape}-draft", longest, kv_int8=kv_int8), setting.lower_bits)
     models = ModelSet(Decoder(config, weights), draft, lower)
     for context in contexts:
         seconds: dict[str, list[float]] = {"ar": [], "triforce": []}
@@ -132,7 +134,8 @@ def fill(pool: PagePool, length: int) -> None:
     block_GND = torch.randn(config.kv_heads, BLOCK, config.head_dim, generator=torch.Generator().manual_seed(3))
     for start in range(0, length, BLOCK):
         slots_N = pool.slots(0, start, min(start + BLOCK, length))
-        some_GND = block_GND[:, : len(slots_N)].to(pool.device, pool.dtype)
+        some_GND = block_GND[:, : len(slots_N)].to(pool.device)
+        some_GND = rounded(some_GND) if config.kv_int8 else some_GND.to(pool.dtype)
         for layer in range(config.layers):
             pool.kv.write(layer, slots_N, some_GND, some_GND)
     pool.lengths_B[0] = length

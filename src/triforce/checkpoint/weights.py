@@ -108,12 +108,12 @@ def _block(config: ModelConfig, prefix: str, ranks: TPGroup) -> dict[str, Source
 
 
 def fingerprint(config: ModelConfig, weights: Weights) -> str:
-    """Digest of shapes, rotation, dtype, and of each weight a sample and the sum of its bits."""
+    """Digest of shapes, rotation, dtypes, and of each weight a sample and the sum of its bits."""
     digest = hashlib.sha256()
     # The context bounds what a model may see, and changes what it computes only through the rotation.
-    names = [f.name for f in fields(ModelConfig) if f.name not in ("rope", "context", "ranks")]
-    rope, dtype = config.rope, weights.embedding_VC.dtype
-    digest.update(repr(([getattr(config, name) for name in names], rope.scale, str(dtype))).encode())
+    names = [f.name for f in fields(ModelConfig) if f.name not in ("rope", "context", "ranks", "kv_int8")]
+    rope, dtype = config.rope, f"{weights.embedding_VC.dtype}{', int8 KV' * config.kv_int8}"
+    digest.update(repr(([getattr(config, name) for name in names], rope.scale, dtype)).encode())
     for weight in (rope.inv_freq_F, *weights.tensors()):
         tensor = weight if isinstance(weight, Tensor) else weight.blocks
         digest.update(repr(tuple(tensor.shape)).encode())

@@ -80,7 +80,7 @@ def report(output: RequestOutput) -> str:
         f"prompt {output.prompt_tokens:,} tokens{read_before(output)} in {output.prefill_seconds:.2f} s; "
         f"new {output.completion_tokens:,} tokens in {output.decode_seconds:.2f} s: "
         f"{output.tokens_per_second:.1f} tokens/s",
-        f"mode {output.mode}, coupling {output.coupling}, exactness {output.exactness}, "
+        f"mode {output.mode}, coupling {output.coupling}, exactness {output.exactness}, KV {output.kv_dtype}, "
         f"seed {output.outputs[0].seed}, ended by {ends}",
         f"{'tier':<10} {'proposed':>9} {'accepted':>9} {'':>6} {'passes':>7} {'seconds':>8}",
     ]

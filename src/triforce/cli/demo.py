@@ -52,7 +52,7 @@ def run(options: Namespace) -> int:
     report_loading(model and SMOLLM2.name)
     from triforce.llm import LLM
 
-    llm = LLM(model, device=options.device, dtype=options.dtype)
+    llm = LLM(model, device=options.device, dtype=options.dtype, kv_dtype=options.kv_dtype)
     assert llm.tokenizer is not None, "both models have one"
     tasks = _questions(llm.tokenizer) if model else _continuations(llm.tokenizer, options.prompt_tokens)
     wanted = [replace(each, ignore_eos=model is None) for each in params]  # a book goes on, an answer ends

@@ -71,7 +71,7 @@ def _subject(options: Namespace) -> EvalContext:
         raise RequestError(f"--max-context {options.max_context}: give at least 128 tokens")
     texts = read_texts(options.texts or [str(resources.files("triforce") / "assets" / BOOK)])
     draft = None if options.draft == NO_DRAFT else options.draft
-    llm = LLM(options.model, draft, device=options.device, dtype=options.dtype)
+    llm = LLM(options.model, draft, device=options.device, dtype=options.dtype, kv_dtype=options.kv_dtype)
     numbers = plan(llm.target.config.context, options.max_context)
     return EvalContext(llm, tokenize(llm, texts), numbers, options.quiet)
 
@@ -96,6 +96,7 @@ def _about(subject: EvalContext) -> dict[str, Any]:
         "draft": str(llm.draft.path) if llm.draft else None,
         "device": str(subject.target.device),
         "dtype": str(subject.target.dtype).removeprefix("torch."),
+        "kv_dtype": llm.target.kv_dtype,
         "threads": torch.get_num_threads(),
         "plan": asdict(subject.plan),
         "texts": [{"name": t.name, "kind": t.kind, "tokens": len(t.ids_N)} for t in subject.texts],

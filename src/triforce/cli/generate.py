@@ -97,7 +97,7 @@ def as_json(output: RequestOutput, params: SamplingParams, ranks: int = 1) -> di
         | {"ranks": ranks, "seed": first.seed}
         | _fields(output, "prompt_tokens", "cached_tokens", "completion_tokens", "prefill_seconds", "decode_seconds")
         | {"tokens_per_second": output.tokens_per_second, "tiers": _tiers(first), "plans": first.plans}
-        | {"kv": asdict(output.kv)}
+        | {"kv": asdict(output.kv), "kv_dtype": output.kv_dtype}
     )
     if params.n > 1:
         whole["choices"] = [_choice(completion) for completion in output.outputs]

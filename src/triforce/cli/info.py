@@ -8,11 +8,12 @@ import torch
 
 from triforce.backends.dispatch import keeps_packed, require_offload
 from triforce.backends.kernel_api import PAGE, pages_for
+from triforce.backends.kv_rows import kv_name
 from triforce.checkpoint.families import GENERATION, model_config
 from triforce.checkpoint.hub import SHIPPED
 from triforce.checkpoint.model_files import ModelFiles, open_model
 from triforce.cli.bench.report import machine
-from triforce.engine.model_loader import resolve_device, resolve_dtype
+from triforce.engine.model_loader import resolve_device, resolve_dtype, with_kv_dtype
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.kvcache import OffloadConfig
 from triforce.kvcache.offload.sizing import free_memory, memory_for
@@ -29,15 +30,16 @@ def run(options: Namespace) -> int:
     device = resolve_device(options.device)
     config = model_config(hf, vocab_size=hf.vocab_size, context=options.context, device=torch.device("cpu"))
     dtype = resolve_dtype(options.dtype, device, config)
+    config = with_kv_dtype(config, options.kv_dtype, dtype, device)
     count = config.parameters
     weights, precision = count * dtype.itemsize, str(dtype).removeprefix("torch.")
     if files.weight_bytes and keeps_packed(config, dtype, device):
         weights, precision = files.weight_bytes, "GGUF"
-    row, copies, copied = config.kv_size * dtype.itemsize, 0, 0.0
+    row, copies, copied = config.kv_bytes(dtype.itemsize), 0, 0.0
     if options.lower_tiers != "same":
         if files.has_numbers or precision != "GGUF":
             copies = int8_weights(config) if options.lower_tiers == "int8" else config.weights_read * 5 // 8
-        copied = int8_kv_bytes(config)
+        copied = 0.0 if config.kv_int8 else int8_kv_bytes(config)
     free = int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else free_memory()
     fitting = int(max(free - weights - copies, 0) // (row + copied))
     lengths = (*(n for n in LENGTHS if n < config.context), config.context)
@@ -45,7 +47,7 @@ def run(options: Namespace) -> int:
         "model": str(options.model or files.path),
         "architecture": _architecture(hf.model_type, config),
         "parameters": f"{count / 1e6:,.1f} million: {size(weights)} as {precision}" + _and(copies, options.lower_tiers),
-        "KV cache": f"{size(row)} per token" + _and(copied, "int8"),
+        "KV cache": f"{size(row)} per token as {kv_name(config, dtype)}" + _and(copied, "int8"),
         **{f"  {n:>9,} tokens": size(n * (row + copied)) for n in lengths},
         "sampling": _sampling(files),
         "machine": machine(),

@@ -15,6 +15,7 @@ COUPLINGS = ("seeded", "rejection", "block")
 LOWER_TIERS = ("same", "int8", "int4")
 KV_OFFLOAD = ("none", "host", "file")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+KV_DTYPES = ("auto", "bfloat16", "int8")
 NO_DRAFT = "none"
 DISK_CACHE_SIZE = "20GiB"
 MODEL = "a Hugging Face folder or name, a GGUF file, user/repo:Q4_K_M on the hub, or smollm2"
@@ -104,6 +105,8 @@ def placement(parser: argparse._ActionsContainer, *, context: bool = True) -> No
     add = parser.add_argument
     add("--device", default="auto", help="cpu, cuda, cuda:1, ... (default: cuda where present)")
     add("--dtype", choices=DTYPES, default="auto", help="(default: bfloat16; float32 without native kernels)")
+    text = "of keys and values; int8, half of the bytes, makes it another model (default: as --dtype)"
+    add("--kv-dtype", choices=KV_DTYPES, default="auto", help=text)
     if context:
         number(parser, "--context", "positions to use (default: all the model has)")
 

@@ -19,7 +19,7 @@ DIGEST = 32
 LONGEST_HEADER = 1 << 20
 LENGTH = 8
 """Bytes before the header, which say how long it is."""
-BYTES = {"I64": 8, "F32": 4, "BF16": 2, "F16": 2, "U8": 1}
+BYTES = {"I64": 8, "F32": 4, "BF16": 2, "F16": 2, "U8": 1, "I8": 1}
 """Of a number, by the name of its type."""
 
 

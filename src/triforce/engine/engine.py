@@ -30,6 +30,7 @@ class Request:
     mode: str
     coupling: str
     kv: KVMemoryUsage = field(default_factory=KVMemoryUsage)
+    kv_dtype: str = ""
     groups: list[SequenceGroup] = field(default_factory=list)
     """Its sequences: as many together as there are rows."""
     reread: str = ""
@@ -68,6 +69,7 @@ class Request:
             prefill_seconds=sum(max(each.prefill_seconds for each in group.sequences) for group in self.groups),
             decode_seconds=sum(max(each.decode_seconds for each in group.sequences) for group in self.groups),
             kv=self.kv,
+            kv_dtype=self.kv_dtype,
             cached_tokens=self.groups[0].cached,
             reread=self.reread,
         )
@@ -131,7 +133,7 @@ class Engine:
                     events.append((request, error))
         for request in [request for request in self._requests if request.error or request.done]:
             self.cancel(request)
-            request.kv = self.core.store.pool.bytes
+            request.kv, request.kv_dtype = self.core.store.pool.bytes, self.core.store.pool.kv_dtype
             self._explain(request)
             events.append((request, request.error or request.output()))
         return events

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -14,6 +14,7 @@ import torch
 
 from triforce.backends import dispatch
 from triforce.backends.decoder import Decoder
+from triforce.backends.kv_rows import kv_name
 from triforce.checkpoint.families import model_config
 from triforce.checkpoint.hub import SHIPPED, draft_for, model_name
 from triforce.checkpoint.model_files import ModelFiles, open_model
@@ -29,6 +30,8 @@ from triforce.planner.cost_model import costs_path
 from triforce.planner.tier_work import TierWork
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+KV_DTYPES = ("auto", "bfloat16", "int8")
+"""`auto` is the model's own dtype."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,11 @@ class Checkpoint:
     tokenizer: Tokenizer | None
     fingerprint: str
     """Hex digest: two models with the same one compute the same keys and values."""
+
+    @property
+    def kv_dtype(self) -> str:
+        """Name of the type of keys and values."""
+        return kv_name(self.config, self.decoder.dtype)
 
     @property
     def path(self) -> Path:
@@ -105,13 +113,14 @@ def load_pair(
     *,
     device: str,
     dtype: str,
+    kv_dtype: str,
     context: int | None,
     ranks: TPGroup,
 ) -> ModelPair:
     """Read a target and a draft for such speculation; see `LLM`. Raises ModelError or RequestError."""
     name, model = model_name(model), SHIPPED[0] if model is None else model
     began = perf_counter()
-    read = partial(load, device=device, dtype=dtype, bits=speculation.lower_bits)
+    read = partial(load, device=device, dtype=dtype, kv_dtype=kv_dtype, bits=speculation.lower_bits)
     target = read(model, context=context, ranks=ranks)
     layers = target.config.layers
     if unknown := sorted(layer for layer in speculation.retrieval.searched_layers or () if layer >= layers):
@@ -136,6 +145,7 @@ def load(
     *,
     device: str | torch.device = "auto",
     dtype: str | torch.dtype = "auto",
+    kv_dtype: str = "auto",
     context: int | None = None,
     bits: int = 0,
     ranks: TPGroup = ALONE,
@@ -154,7 +164,9 @@ def load(
     tokenizer = _tokenizer(files, beside)
     vocab_size = tokenizer.vocab_size if tokenizer else hf.vocab_size
     config = model_config(hf, vocab_size=vocab_size, context=context, device=device)
-    precision, own = resolve_dtype(dtype, device, config), config.shared(ranks.count)
+    precision = resolve_dtype(dtype, device, config)
+    config = with_kv_dtype(config, kv_dtype, precision, device)
+    own = config.shared(ranks.count)
     dispatch.claim_threads(config, precision, device)
     archives = files.archives(packed=dispatch.keeps_packed(config, precision, device))
     weights = read_weights(
@@ -196,6 +208,18 @@ def resolve_dtype(dtype: str | torch.dtype, device: torch.device, config: ModelC
     if found is None or found not in DTYPES.values():
         raise ModelError(f"dtype {str(dtype)!r} is not supported; use one of auto, {', '.join(DTYPES)}")
     return found
+
+
+def with_kv_dtype(config: ModelConfig, kv_dtype: str, dtype: torch.dtype, device: torch.device) -> ModelConfig:
+    """Return the config with KV of one of `KV_DTYPES`, of a model of a dtype. Raises RequestError."""
+    if kv_dtype not in KV_DTYPES:
+        raise RequestError(f"kv_dtype {kv_dtype!r} is not known; choose from {', '.join(KV_DTYPES)}")
+    if kv_dtype == "bfloat16" and dtype != torch.bfloat16:
+        name = str(dtype).removeprefix("torch.")
+        raise RequestError(f"KV is {name}, as the model is; use --kv-dtype auto or int8, or --dtype bfloat16")
+    if kv_dtype == "int8":
+        dispatch.require_int8_kv(config, dtype, device)
+    return replace(config, kv_int8=kv_dtype == "int8")
 
 
 def trim_heap() -> None:

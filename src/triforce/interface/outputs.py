@@ -74,6 +74,7 @@ class RequestOutput:
     prefill_seconds: float  # of reading the prompt
     decode_seconds: float  # of all after that
     kv: KVMemoryUsage = KVMemoryUsage()  # where the target's KV lies
+    kv_dtype: str = "bfloat16"  # of the target's keys and values
     cached_tokens: int = 0
     """Tokens of the prompt that had been read before."""
     reread: str = ""

@@ -36,7 +36,7 @@ STEPS = 15
 """Times as long as a copy took, steps of texts go on before the next."""
 ID_BYTES = 4
 """Of a token id in an entry."""
-KINDS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+KINDS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int8: "I8"}
 
 Pages = Callable[[int, int], Sequence[int] | None]
 """Pages that hold tokens [start, stop) of a text, both multiples of `PAGE`; None where they are gone."""
@@ -163,7 +163,7 @@ class DiskPrefixes:
         if segment.layers:
             return sum(t.numel() * t.itemsize for layer in segment.layers for t in layer)
         config = self.pool.config
-        return 2 * config.layers * config.kv_heads * config.head_dim * SEGMENT * self.pool.dtype.itemsize
+        return 2 * config.layers * config.kv_heads * config.row_size * SEGMENT * self.pool.dtype.itemsize
 
     def _read(self, segment: WaitingSegment) -> list[LayerKV] | None:
         """Return K and V of a segment, (G, N, D) for each layer; None where its pages are gone or cannot be read."""

@@ -41,7 +41,7 @@ class DiskText:
         prefill did when the segments were made.
         """
         disk, pool, row = self._disk, full.pool, full.rows[b]
-        shape = [pool.config.layers, pool.config.kv_heads, SEGMENT, pool.config.head_dim]
+        shape = [pool.config.layers, pool.config.kv_heads, SEGMENT, pool.config.row_size]
         seen, spent, worth = int(pool.lengths_B[row]), 0.0, GRACE
         most = (len(prompt) - 1 - TAIL) // disk.whole * disk.whole
         for index, name in enumerate(self._named(prompt[: max(most, 0)])):
@@ -68,7 +68,7 @@ class DiskText:
         """Let a fresh row of the draft's view go on from the end of the latest segment that is found, if it helps."""
         names = self._named(prompt[:-1])
         needless = max(len(prompt) - 1 - view.config.layers * view.window, 0) // SEGMENT
-        shape = [view.config.layers, view.config.kv_heads, view.sinks + view.window, view.config.head_dim]
+        shape = [view.config.layers, view.config.kv_heads, view.sinks + view.window, view.config.row_size]
         for index in reversed(range(needless, len(names))):
             name = self._disk.draft_name(names[index], view)
             if not self._disk.store.folder.has(name):

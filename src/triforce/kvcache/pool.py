@@ -14,6 +14,7 @@ from torch import Tensor
 
 from triforce.backends import dispatch
 from triforce.backends.kernel_api import PAGE, pages_for
+from triforce.backends.kv_rows import kv_dtype
 from triforce.backends.offload_layout import OffloadLayout
 from triforce.errors import CacheError
 from triforce.interface.outputs import KVMemoryUsage
@@ -45,7 +46,9 @@ class PagePool:
         least: tuple[int, int] = (1, 1),
         room: OffloadLayout | None = None,
     ) -> None:
-        self.config, self.dtype, self.device, self.unit, self.least = config, dtype, torch.device(device), unit, least
+        self.config, self.device, self.unit, self.least = config, torch.device(device), unit, least
+        self.dtype = kv_dtype(config, dtype)
+        """Of the rows that its memory reads and writes."""
         self.offloaded = dispatch.offloaded(config, pages, dtype, device, room) if room else None
         self.kv = self.offloaded or dispatch.memory(config, pages, dtype, device, unit, int8)
         self.pages = pages
@@ -90,7 +93,12 @@ class PagePool:
         """Bytes of K and V by where they lie, of all rows."""
         if self.offloaded:
             return self.offloaded.bytes
-        return KVMemoryUsage(self.config.kv_size * (self.pages + 1) * PAGE * self.dtype.itemsize)
+        return KVMemoryUsage(self.config.kv_bytes(self.dtype.itemsize) * (self.pages + 1) * PAGE)
+
+    @property
+    def kv_dtype(self) -> str:
+        """Name of the type of keys and values."""
+        return str(self.dtype).removeprefix("torch.")
 
     @property
     def free_pages(self) -> int:
@@ -156,7 +164,7 @@ class PagePool:
         return (pages_BP[..., None] * (PAGE // unit) + parts).flatten(1)
 
     def span(self, layer: int, b: int, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """K and V of tokens [start, stop) of row b, each (G, N, D); without a copy where that is possible."""
+        """Rows of K and V of tokens [start, stop) of row b, each (G, N, D); without a copy where that is possible."""
         first = self._first_slot[b]
         if first is None:
             return self.kv.read(layer, self.slots(b, start, stop))

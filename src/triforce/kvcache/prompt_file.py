@@ -1,8 +1,8 @@
 """The KV cache of a prompt in a file, so that a second question on the same document starts at once.
 
 An entry of the disk cache's format (see `disk_cache.entry`), of the kind `prompt`, where its owner wants it: `ids` (N),
-and `keys.L` and `values.L` of each layer (G, N, D). Written layer by layer, so that a cache larger than half the memory
-can be saved.
+and `keys.L` and `values.L` of each layer (G, N, D), of int8 KV with scales (see `kv_rows`). Written layer by layer, so
+that a cache larger than half the memory can be saved.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def reserve(path: Path, size: int) -> IO[bytes]:
 
 def size_of(config: ModelConfig, dtype: torch.dtype, tokens: int) -> int:
     """Bytes of K, V and ids of so many tokens."""
-    return tokens * (config.kv_size * dtype.itemsize + torch.int64.itemsize)
+    return tokens * (config.kv_bytes(dtype.itemsize) + torch.int64.itemsize)
 
 
 def save(path: Path, maker: CacheFingerprint, full: FullView, b: int, prompt: list[int]) -> None:
@@ -147,7 +147,7 @@ def _write(file: BinaryIO, head: bytes, tensors: Iterator[Tensor]) -> None:
 
 def _header(maker: CacheFingerprint, config: ModelConfig, dtype: torch.dtype, tokens: int) -> bytes:
     facts = {"format": FORMAT, "kind": KIND, "fingerprint": maker.model, "kernels": maker.kernels}
-    shape = KINDS[dtype], [config.kv_heads, tokens, config.head_dim]
+    shape = KINDS[dtype], [config.kv_heads, tokens, config.row_size]
     layers = {f"{kind}.{layer}": shape for layer in range(config.layers) for kind in ("keys", "values")}
     return beginning(facts, {"ids": ("I64", [tokens]), **layers})
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from triforce.backends import dispatch
 from triforce.backends.kernel_api import PAGE
+from triforce.backends.kv_rows import numbers
 from triforce.kvcache.views.full import FullView
 
 RECENT_SHARE = 8
@@ -110,7 +111,9 @@ class Summaries:
         have = known.shape[2] if known is not None else 0
         if have < chunks:
             spans = (full.pool.span(layer, row, have * chunk, chunks * chunk) for layer in range(layers))
-            new = torch.stack([self.summarise(torch.unflatten(k_GSD.float(), 1, (-1, chunk))) for k_GSD, _ in spans])
+            new = torch.stack(
+                [self.summarise(torch.unflatten(numbers(k_GSD).float(), 1, (-1, chunk))) for k_GSD, _ in spans]
+            )
             known = self._known = new if known is None else torch.cat([known, new], 2)
         assert known is not None
         return known[:, :, :chunks]

@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 from triforce.errors import RequestError
 from triforce.model.rope import Rope
 
+SCALE_BYTES = 2
+"""Of int8 KV, behind each token's keys of a head and its values: a scale in bfloat16."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
@@ -31,6 +34,8 @@ class ModelConfig:
     rope: Rope
     ranks: int = 1
     """Processes that share it: `heads` and `kv_heads` are one's, everything else is the whole model's."""
+    kv_int8: bool = False
+    """Keys and values are rounded to int8 once, with a scale for each token and head: another model."""
 
     @property
     def weights_read(self) -> int:
@@ -50,6 +55,15 @@ class ModelConfig:
     def kv_size(self) -> int:
         """Numbers in the keys and values of a token."""
         return 2 * self.layers * self.kv_heads * self.head_dim * self.ranks
+
+    @property
+    def row_size(self) -> int:
+        """Numbers of a token's keys of a head, or of its values, as memories copy them; int8 with their scale."""
+        return self.head_dim + SCALE_BYTES * self.kv_int8
+
+    def kv_bytes(self, itemsize: int) -> int:
+        """Bytes of the keys and values of a token, with so many bytes of a number where they are not int8."""
+        return self.kv_size // self.head_dim * self.row_size * (1 if self.kv_int8 else itemsize)
 
     def shared(self, ranks: int) -> ModelConfig:
         """Return one process's part of it. Raises RequestError unless KV heads can be dealt out evenly."""

@@ -44,6 +44,7 @@ class TierWork:
     @staticmethod
     def of(config: ModelConfig, weight: float, number: float, sequential: bool = False) -> TierWork:
         """The work of a model's passes, with so many bytes of a weight, and of a number of its KV."""
+        number = config.kv_bytes(1) / config.kv_size if config.kv_int8 else number
         weights, key = weight * config.weights_read, number * config.kv_size
         return TierWork(config.layers, weights, key, weight, number, config.heads // config.kv_heads, sequential)
 

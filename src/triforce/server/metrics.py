@@ -36,6 +36,9 @@ class Metrics:
         self.prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens read")
         self.new_tokens = self._counter("vllm:generation_tokens", "Tokens made")
         self.finished = self._counter("vllm:request_success", "Texts finished", "finished_reason")
+        self._kv_dtype = Gauge(
+            "triforce:kv_cache_dtype", "1: the type of keys and values", ["model_name", "dtype"], registry=self.registry
+        )
         self.cancelled = self._counter("triforce:request_cancelled", "Requests given up half-way")
         self.queue_time = self._histogram("vllm:request_queue_time_seconds", "Waiting", _SECONDS)
         self.prefill_time = self._histogram("vllm:request_prefill_time_seconds", "Reading the prompt", _SECONDS)
@@ -79,6 +82,7 @@ class Metrics:
         new, now = output.completion_tokens, perf_counter()
         self.prompt_tokens.labels(self._model).inc(output.prompt_tokens)
         self.new_tokens.labels(self._model).inc(new)
+        self._kv_dtype.labels(self._model, output.kv_dtype).set(1)
         for completion in output.outputs:
             self.finished.labels(self._model, completion.finish_reason).inc()
         for histogram, value in (

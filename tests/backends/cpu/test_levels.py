@@ -73,6 +73,22 @@ def attention_to_copies(dtype: torch.dtype) -> Results:
     yield from attention(dtype, int8=True)
 
 
+def attention_to_codes(dtype: torch.dtype) -> Results:
+    S, T = 1400, 4
+    for D, gain in ((64, 1.0), (96, 5.0), (256, 1.0)):
+        kv = Paged(2, D, 100, dtype, codes=True)
+        row, q_BTHD, q_sinks_BTHD = kv.row(S), *(kv.normal(1, T, 6, D, gain=gain) for _ in range(2))
+        for how in ({}, {"q_sinks": q_sinks_BTHD, "sinks": 16, "window": 500}):
+            mixed, mass = torch.empty_like(q_BTHD), torch.empty(1, 2, len(row.list_P))
+            kv.pages.attend(q_BTHD, [S - T], [T], row.list_P[None], mixed, mass, **how)
+            yield from (mixed, mass)
+    q, k, v = normal(3, 20, 128, seed=3).unbind()
+    angles, rotated = normal(100, 32), torch.empty(20, 2, 64, dtype=dtype)
+    kv = Paged(2, 64, 9, dtype, codes=True)
+    kv.pages.rope_and_write(q, k, v, angles.cos(), angles.sin(), torch.arange(20), slots(kv.take(20), 20), rotated)
+    yield kv.memory
+
+
 def between_products(dtype: torch.dtype) -> Results:
     """The matrices are the unit, or of a type with exact sums."""
     y_NC, eye = torch.empty(5, 768), native.Matrix(torch.eye(768).to(dtype))
@@ -102,7 +118,7 @@ def draws(dtype: torch.dtype) -> Results:
 
 RUNS: list[Callable[[torch.dtype], Results]] = [
     products, products_with("F16"), products_with("F32"), products_with(*KINDS), products_with_copies,
-    attention, attention_to_copies, between_products, draws,
+    attention, attention_to_copies, attention_to_codes, between_products, draws,
 ]  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from tests.helpers.mutants.mutation import Edit, Mutant, Swap
 
@@ -47,6 +48,17 @@ def shifted(views: Views, by: int) -> Views:
     return moved
 
 
+def by_the_pass(rounded: Any) -> Any:
+    """A number that no token has, the largest of any token of the pass, is rounded with each."""
+
+    def wrong(x_GND: Any) -> Any:
+        largest_GN1 = x_GND.abs().amax((1, 2), keepdim=True).expand(-1, x_GND.shape[1], -1)
+        rows_GNR = rounded(torch.cat([x_GND, largest_GN1], -1))
+        return torch.cat([rows_GNR[..., :-3], rows_GNR[..., -2:]], -1)
+
+    return wrong
+
+
 TEST = "tests/laws/test_law_mutants.py::test_law_mutant_fails_its_checks"
 WRITE_ONCE = """\
 if not hasattr(self, "written"):
@@ -57,6 +69,17 @@ if not hasattr(self, "written"):
     v_GND = torch.where(old_N1, self.values_LGSD[layer][:, slots_N], v_GND)
     self.written_LS[layer, slots_N] = True
     """
+UNROUNDED = """\
+        if batch.positions == [0]:
+            exact = [x.flatten(0, 1).transpose(0, 1).float() for x in (rotated(k_BTGD, rotation), v_BTGD)]
+            mixed_THD, mass_GK = attend(q_BTHD[0].float(), *exact)
+            return q_BTHD, mixed_THD[None].to(dtype), mass_GK
+"""
+AGAIN = """\
+    from triforce.backends.kv_rows import numbers, rounded
+
+    again = lambda rows: rounded(numbers(rows))
+"""
 MUTANTS = [
     Mutant(
         "stale KV after a rollback",  # the slot of a refused guess keeps what the guess wrote
@@ -110,6 +133,24 @@ MUTANTS = [
             "each KV head reads its neighbour's selection": Swap(f"{VIEW}._views", of_the_neighbour),
             "a query sees a rejected slot": Swap(f"{VIEW}._views", lambda views: shifted(views, 1)),
             "a view writes one slot early": Swap(f"{VIEW}._views", lambda views: shifted(views, -1)),
+        }.items()
+    ),
+    *(
+        Mutant(name, "tests/kvcache/test_int8_rows.py::test_int8_mutant_is_noticed", (edit,))
+        for name, edit in {
+            "int8 KV: the first pass attends before it rounds": Edit(
+                "triforce.backends.torch.kv:TorchKV.layer_attention",
+                ("        return q_BTHD, *attend_lists(", UNROUNDED + "        return q_BTHD, *attend_lists("),
+            ),
+            "int8 KV: a scale is that of a pass": Swap("triforce.backends.torch.kv:rounded", by_the_pass),
+            "int8 KV: a copy is rounded again": Edit(
+                "triforce.kvcache.views.full:write_layers",
+                (
+                    "memory.write(layer",
+                    "keys_GND, values_GND = map(again, (keys_GND, values_GND))\n        memory.write(layer",
+                ),
+                ("    for layer", AGAIN + "    for layer"),
+            ),
         }.items()
     ),
 ]

@@ -64,6 +64,17 @@ def test_offloaded_text_equals_memory(folder: Path, mode: str, temperature: floa
     assert (found.kv.file_bytes if kind == "file" else found.kv.host_bytes) >= whole
 
 
+@pytest.mark.parametrize(("temperature", "kind"), [(0.0, "file"), (0.8, "host")])
+@pytest.mark.parametrize("mode", ["ar", "triforce"])
+def test_offloaded_int8_kv_text_equals_memory(folder: Path, mode: str, temperature: float, kind: str) -> None:
+    """Half of the bytes go through less memory, too."""
+    found = answer(llm(folder, kind, "3500KiB", kv_dtype="int8"), mode=mode, temperature=temperature)
+    assert found.outputs[0].token_ids == tokens(llm(folder, kv_dtype="int8"), temperature=temperature)
+    whole = 6 * 4 * (2 * 64 + 4) * LONG
+    assert whole > 2 * size_of("3500KiB") * 0.98
+    assert whole <= (found.kv.file_bytes if kind == "file" else found.kv.host_bytes) < 1.1 * whole
+
+
 def memory_of(texts: Any) -> Any:
     return texts.core.store.pool.kv
 

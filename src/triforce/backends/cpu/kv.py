@@ -5,6 +5,8 @@ With `int8` there is room for a copy of each page in which a KV head's keys are 
 made when it is first read, and dropped when the page is written to: so it is right for keys that are committed. The
 same holds of the sketches of keys that a search reads, a 25th of the memory where it is used.
 
+KV of a model with `kv_int8` is int8 itself, in pages of codes and scales. Of its rows D is that of `kv_rows`.
+
 Shape suffixes as in kernel_api.py; L layers, P pages.
 """
 
@@ -13,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +23,7 @@ from torch import Tensor
 
 from triforce.backends.cpu import _native
 from triforce.backends.kernel_api import PAGE, ForwardBatch, LayerAttention, PageTable, Search
+from triforce.backends.kv_rows import kv_dtype
 from triforce.backends.torch.kv import allocate, slots
 from triforce.errors import CacheError
 from triforce.model.config import ModelConfig
@@ -37,21 +41,24 @@ class NativeKV:
 
     def __init__(self, config: ModelConfig, pages: int, dtype: torch.dtype, int8: bool = False) -> None:
         self.config, self.dtype, self.int8 = config, dtype, int8
-        shape = (config.layers, config.kv_heads, pages + 1, PAGE * config.head_dim)
-        keys, values = (allocate(shape, dtype, "cpu") for _ in range(2))
+        heads = (config.layers, config.kv_heads, pages + 1)
         # numpy's zeros take no memory until they are written to.
-        sketches = torch.from_numpy(np.zeros((*shape[:3], config.head_dim + PAGE), np.int16)).view(torch.bfloat16)
-        copies: dict[str, Tensor] = {}
+        sketches = torch.from_numpy(np.zeros((*heads, config.head_dim + PAGE), np.int16)).view(torch.bfloat16)
+        memory: dict[str, Tensor] = {"sketches": sketches}
+        more: dict[str, Any] = {"head_dim": config.head_dim, "rotation": random_rotation(config.head_dim)}
+        shape = (*heads, PAGE * config.head_dim)
+        if config.kv_int8:
+            memory["codes"] = allocate((*heads, 2 * PAGE * config.row_size), torch.int8, "cpu")
+            more["is_bf16"] = dtype == torch.bfloat16
+        else:
+            memory |= {name: allocate(shape, dtype, "cpu") for name in ("keys", "values")}
         if int8:
-            copies = {name: allocate(shape, torch.int8, "cpu") for name in ("int8_keys", "int8_values")}
-            copies["scales"] = torch.empty(*shape[:3], 2)
+            memory |= {name: allocate(shape, torch.int8, "cpu") for name in ("int8_keys", "int8_values")}
+            memory["scales"] = torch.empty(*heads, 2)
         self.native_pages = [
-            _native.Pages(
-                keys[layer], values[layer], config.head_dim, rotation=random_rotation(config.head_dim),
-                sketches=sketches[layer], **{name: copy[layer] for name, copy in copies.items()},
-            )
+            _native.Pages(**{name: part[layer] for name, part in memory.items()}, **more)
             for layer in range(config.layers)
-        ]  # fmt: skip
+        ]
         """Of each layer."""
 
     def native_view(self, layers: int, lists: PageTable) -> _native.View:
@@ -114,12 +121,13 @@ class NativeKV:
         return lists.search if lists.search and self.searches else NOTHING
 
     def write(self, layer: int, slots_N: Tensor, k_GND: Tensor, v_GND: Tensor) -> None:
-        k_NGD, v_NGD = (x.transpose(0, 1).to(self.dtype).contiguous() for x in (k_GND, v_GND))
+        rows = kv_dtype(self.config, self.dtype)
+        k_NGD, v_NGD = (x.transpose(0, 1).to(rows).contiguous() for x in (k_GND, v_GND))
         self.native_pages[layer].write(slots_N, k_NGD, v_NGD)
 
     def read(self, layer: int, slots_N: Tensor) -> tuple[Tensor, Tensor]:
-        shape = (len(slots_N), self.config.kv_heads, self.config.head_dim)
-        k_NGD, v_NGD = (torch.empty(shape, dtype=self.dtype) for _ in range(2))
+        shape = (len(slots_N), self.config.kv_heads, self.config.row_size)
+        k_NGD, v_NGD = (torch.empty(shape, dtype=kv_dtype(self.config, self.dtype)) for _ in range(2))
         self.native_pages[layer].read(slots_N, k_NGD, v_NGD)
         return k_NGD.transpose(0, 1), v_NGD.transpose(0, 1)
 

@@ -1,7 +1,7 @@
 """KV memory on the torch path: right on any device, for any dtype, head size and unit.
 
-A head's pages lie behind one another, so that consecutive pages are a plain slice. Shape suffixes as in kernel_api.py;
-L layers, S slots, K keys of a row.
+A head's pages lie behind one another, so that consecutive pages are a plain slice. Of int8 KV D is that of a row, with
+its scale. Shape suffixes as in kernel_api.py; L layers, S slots, K keys of a row.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from triforce.backends.kernel_api import PAGE, Device, ForwardBatch, KeysValues, LayerAttention, PageTable, Rotation
+from triforce.backends.kv_rows import kv_dtype, numbers, rounded
 from triforce.backends.torch.attention import attend, attend_causal
 from triforce.errors import CacheError
 from triforce.model.config import ModelConfig
@@ -30,21 +31,23 @@ class TorchKV:
     def __init__(
         self, config: ModelConfig, pages: int, dtype: torch.dtype, device: Device = "cpu", layers: int | None = None
     ) -> None:
-        shape = (config.layers if layers is None else layers, config.kv_heads, (pages + 1) * PAGE, config.head_dim)
-        self.config = config
+        shape = (config.layers if layers is None else layers, config.kv_heads, (pages + 1) * PAGE, config.row_size)
+        self.config, self.dtype = config, dtype
         # Zeros: what a window hides has weight 0 here, and 0 times whatever lay in the memory may be NaN.
-        self.keys_LGSD, self.values_LGSD = (allocate(shape, dtype, device).zero_() for _ in range(2))
+        rows = kv_dtype(config, dtype)
+        self.keys_LGSD, self.values_LGSD = (allocate(shape, rows, device).zero_() for _ in range(2))
 
     def layer_attention(self, batch: ForwardBatch, width: int) -> LayerAttention:
-        lists_L, rope, dtype = batch.lists(), self.config.rope, self.keys_LGSD.dtype
+        lists_L, rope, dtype = batch.lists(), self.config.rope, self.dtype
         first = lists_L[0]
         positions_N = torch.from_numpy(columns(ints(batch.positions), width).flatten()).to(self.keys_LGSD.device)
         rotation, slots_N = rope.cos_sin(positions_N), slots(first, width)
         to_sinks = rope.cos_sin(positions_N.clamp_max(first.sinks + first.window - 1)) if first.window else None
 
         def attention(layer: int, q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            keys_values = (x.flatten(0, 1).transpose(0, 1).to(dtype) for x in (rotated(k_BTGD, rotation), v_BTGD))
-            self.write(layer, slots_N, *keys_values)
+            keys_values = (x.flatten(0, 1).transpose(0, 1) for x in (rotated(k_BTGD, rotation), v_BTGD))
+            round_rows = rounded if self.config.kv_int8 else lambda x_GND: x_GND.to(dtype)
+            self.write(layer, slots_N, *map(round_rows, keys_values))
             q_sinks_BTHD = rotated(q_BTHD, to_sinks).to(dtype) if to_sinks else None
             q_BTHD = rotated(q_BTHD, rotation).to(dtype)
             kv = self.keys_LGSD[layer], self.values_LGSD[layer]
@@ -76,12 +79,12 @@ def attend_lists(
     for b, (start, count) in enumerate(zip(lists.starts, lists.counts, strict=True)):
         if count == 0:
             continue
-        k_GKD, v_GKD = _visible(*kv, lists.units[b], lists.unit, start + count)
-        q_THD = q_BTHD[b, :count]
+        k_GKD, v_GKD = map(numbers, _visible(*kv, lists.units[b], lists.unit, start + count))
+        q_THD = q_BTHD[b, :count].to(k_GKD.dtype)
         if count > WIDE and not (return_mass or lists.window):
             attn_out_BTHD[b, :count] = attend_causal(q_THD, k_GKD, v_GKD)
             continue
-        q_sinks_THD = q_sinks_BTHD[b, :count] if q_sinks_BTHD is not None else None
+        q_sinks_THD = q_sinks_BTHD[b, :count].to(k_GKD.dtype) if q_sinks_BTHD is not None else None
         attn_out_BTHD[b, :count], mass_GK = attend(
             q_THD, k_GKD, v_GKD, return_mass, q_sinks_THD, lists.sinks, lists.window
         )

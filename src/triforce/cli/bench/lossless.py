@@ -22,7 +22,7 @@ from triforce.errors import RequestError
 from triforce.llm import LLM
 
 AXES = ("contexts", "temperatures", "batches", "workloads", "couplings", "tokens")
-SETTINGS = ("model", "draft", "texts", "dtype", "modes", "lower_tiers", "retrieval_budget", *AXES)
+SETTINGS = ("model", "draft", "texts", "dtype", "kv_dtype", "modes", "lower_tiers", "retrieval_budget", *AXES)
 """Settings that must be the same for a file that is not whole to be continued."""
 
 

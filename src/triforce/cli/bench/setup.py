@@ -30,7 +30,9 @@ def load(options: Namespace) -> LLM:
     from triforce.llm import LLM
 
     draft = None if options.draft == NO_DRAFT else options.draft
-    given = {name: getattr(options, name, None) for name in ("device", "dtype", *SPECULATION) if name != "mode"}
+    given = {
+        name: getattr(options, name, None) for name in ("device", "dtype", "kv_dtype", *SPECULATION) if name != "mode"
+    }
     return LLM(options.model, draft, **{name: value for name, value in given.items() if value is not None})
 
 

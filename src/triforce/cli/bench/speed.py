@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 SETTINGS = (
-    "model", "draft", "texts", "tokens", "top_p", "modes", "coupling", "lower_tiers", "draft_tokens",
+    "model", "draft", "texts", "tokens", "top_p", "modes", "coupling", "lower_tiers", "kv_dtype", "draft_tokens",
     "speculative_tokens", "retrieval_budget", "searched_layers",
 )  # fmt: skip
 """Settings that must be the same for a file of rows to be continued."""
@@ -139,7 +139,16 @@ def _synthetic(options: Namespace) -> int:
     print(f"{machine()}\n{HEAD}")
     shape = known("shape", options.shape, [name for name in SHAPES if f"{name}-draft" in SHAPES])
     for row in synthetic.rows(
-        shape, contexts, outer, inner, lengths, budget, options.tokens, repeats, options.lower_tiers
+        shape,
+        contexts,
+        outer,
+        inner,
+        lengths,
+        budget,
+        options.tokens,
+        repeats,
+        options.lower_tiers,
+        options.kv_dtype == "int8",
     ):
         rows.append(row)
         print(line(row), flush=True)

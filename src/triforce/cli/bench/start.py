@@ -51,7 +51,7 @@ def _task(options: Namespace, folder: Path) -> dict[str, Any]:
             raise RequestError(f"--shape {options.shape} stands for a model; leave out {model}")
         shapes.write(known("shape", options.shape, shapes.SHAPES), folder, POSITIONS)
         model = str(folder)
-    task = {name: getattr(options, name) for name in ("device", "dtype", "load_cache")}
+    task = {name: getattr(options, name) for name in ("device", "dtype", "kv_dtype", "load_cache")}
     draft = None if options.draft == NO_DRAFT else options.draft
     return task | {"model": model, "draft": draft, "prompt": _prompt(options, model)}
 

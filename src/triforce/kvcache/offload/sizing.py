@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, gcd
 from pathlib import Path
 from typing import ClassVar
 
@@ -71,7 +71,7 @@ class KVSizing:
     @property
     def page_bytes(self) -> int:
         """Bytes of a page of one layer and KV head."""
-        return 2 * PAGE * self.config.head_dim * self.itemsize
+        return 2 * PAGE * self.config.row_size * (1 if self.config.kv_int8 else self.itemsize)
 
     @property
     def heads(self) -> int:
@@ -89,11 +89,11 @@ class KVSizing:
     @property
     def sector(self) -> int:
         """Pages that fill whole sectors."""
-        return max(1, SECTOR // self.page_bytes)
+        return SECTOR // gcd(SECTOR, self.page_bytes)
 
     @property
     def buffer_frames(self) -> int:
-        least = SPLIT * self.sector
+        least = round_up(SPLIT * max(1, SECTOR // self.page_bytes), self.sector)
         return max(least, min(BUFFER // self.page_bytes, self.pages) // least * least)
 
     @property

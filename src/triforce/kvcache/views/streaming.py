@@ -15,6 +15,7 @@ from torch import Tensor
 
 from triforce.backends import dispatch
 from triforce.backends.kernel_api import PAGE, ForwardBatch, ForwardOutput, PageTable
+from triforce.backends.kv_rows import kv_dtype
 from triforce.errors import CacheError
 from triforce.kvcache.views.full import LayerKV, to_host, write_layers
 from triforce.model.config import ModelConfig
@@ -49,7 +50,8 @@ class StreamingView:
         self.unit = gcd(sinks, PAGE)
         self.ring = self.unit * (1 + ceil((window + slack) / self.unit))  # a unit more: lists begin at a whole one
         self.pages = ceil((sinks + self.ring) / PAGE)
-        self.kv, self.dtype = dispatch.memory(config, rows * self.pages, dtype, device, self.unit), dtype
+        self.kv = dispatch.memory(config, rows * self.pages, dtype, device, self.unit)
+        self.dtype = kv_dtype(config, dtype)
         self.device = torch.device(device)
         self.free = list(range(rows))
         self._set_rows(rows)

@@ -1,0 +1,48 @@
+"""Rows of int8 KV: a token's keys of a head, or its values, as codes with a scale of bfloat16 behind them.
+
+They are made once, by the pass that makes the token, and copied from then on. Shape suffix: R, D + 2.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from triforce.model.config import SCALE_BYTES, ModelConfig
+
+LARGEST = 127
+"""Of a code: -128 is not used."""
+
+
+def kv_dtype(config: ModelConfig, dtype: torch.dtype) -> torch.dtype:
+    """Return the type of the rows of a model that computes in `dtype`."""
+    return torch.int8 if config.kv_int8 else dtype
+
+
+def kv_name(config: ModelConfig, dtype: torch.dtype) -> str:
+    """Return the name of the type of keys and values."""
+    return str(kv_dtype(config, dtype)).removeprefix("torch.")
+
+
+def rounded(x_D: Tensor) -> Tensor:
+    """Round numbers (..., D) to the nearest multiples of a scale: int8 (..., R), the bits of the native kernels'.
+
+    The scale is rounded up, so that no code is above the largest. NaN where a number is not finite.
+    """
+    if not x_D.numel():
+        return x_D.new_empty(*x_D.shape[:-1], x_D.shape[-1] + SCALE_BYTES, dtype=torch.int8)
+    x_D = x_D.float()
+    exact = x_D.abs().amax(-1, keepdim=True) / LARGEST + (x_D * 0).sum(-1, keepdim=True)
+    upper = torch.where(exact.isnan(), 0x7FC0, (exact.view(torch.int32) + 0xFFFF) >> 16)
+    scale = upper.to(torch.int16).view(torch.bfloat16)
+    inverse = torch.where(scale > 0, 1 / scale.float(), 0.0)
+    codes_D = (x_D * inverse).nan_to_num(-LARGEST).round().clamp(-LARGEST, LARGEST).to(torch.int8)
+    return torch.cat([codes_D, scale.view(torch.int8)], -1)
+
+
+def numbers(rows_R: Tensor) -> Tensor:
+    """Return the numbers (..., D) of rows, float32 and exact; of a type that is not int8 the rows themselves."""
+    if rows_R.dtype != torch.int8:
+        return rows_R
+    scale = rows_R[..., -SCALE_BYTES:].contiguous().view(torch.bfloat16)
+    return rows_R[..., :-SCALE_BYTES].float() * scale.float()

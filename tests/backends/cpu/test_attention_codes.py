@@ -1,0 +1,166 @@
+"""The native attention over int8 KV: against float64 over what was rounded, and the bitwise law.
+
+Shape suffixes as in paged.py; R, a row of int8 KV: D codes and their scale.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.fed_text import FedText, random_cuts
+from tests.helpers.paged_kv import PAGE, Paged, by_the_book, native, pad_lists, slots, visible
+from triforce.backends.kv_rows import numbers, rounded
+from triforce.model.rope import Rope, rotate
+
+if native is None:
+    pytest.skip("the native kernels were not built", allow_module_level=True)
+torch.set_num_threads(1)
+
+# Queries are rounded by 2^-16 of their largest, weights by 2^-16 of their block's; bfloat16 rounds the result.
+BOUND = {torch.bfloat16: 2**-8, torch.float32: 2**-12}
+MASS = 4e-4
+
+
+def attend(
+    kv: Paged, q_BTHD: Tensor, starts: list[int], counts: list[int], lists: Tensor, weigh: bool = True, **more: object
+) -> tuple[Tensor, Tensor]:
+    mixed_BTHD = torch.full_like(q_BTHD, torch.nan)
+    mass_BGP = torch.full((len(q_BTHD), kv.G, lists.shape[-1]), torch.nan)
+    kv.pages.attend(q_BTHD, starts, counts, lists, mixed_BTHD, mass_BGP if weigh else None, **more)
+    return mixed_BTHD, mass_BGP
+
+
+def error(got: Tensor, wanted: Tensor, v: Tensor) -> float:
+    """In units of the largest value that was mixed, and of what is allowed."""
+    return float((got.double() - wanted).abs().max() / v.abs().max()) / BOUND[got.dtype]
+
+
+@pytest.mark.parametrize(("G", "h"), [(2, 1), (1, 3), (1, 4), (1, 8)])
+@pytest.mark.parametrize(("T", "S", "D"), [
+    (1, 1, 16), (1, 100, 64), (5, 300, 80), (3, 2050, 64), (16, 1024, 96), (7, 129, 128), (2, 1100, 256), (70, 90, 32)
+])  # fmt: skip
+def test_codes_random_rows_equal_float64(T: int, S: int, D: int, G: int, h: int, dtype: torch.dtype) -> None:
+    kv = Paged(G, D, pages=-(-S // PAGE) + 3, dtype=dtype, codes=True)
+    row, q_BTHD = kv.row(S), kv.normal(1, T, G * h, D)
+    got = attend(kv, q_BTHD, [S - T], [T], row.list_P[None])
+    wanted = by_the_book(q_BTHD[0], row.k_SGD, row.v_SGD, visible(S - T, T, S))
+    assert error(got[0][0], wanted[0], row.v_SGD) <= 1
+    torch.testing.assert_close(got[1][0].double(), wanted[1], atol=MASS, rtol=MASS)
+
+
+@pytest.mark.parametrize(("start", "T"), [(0, 5), (60, 40), (300, 16), (1300, 120)])
+@pytest.mark.parametrize(("sinks", "window"), [(0, 1), (16, 30), (32, 256), (16, 2000)])
+def test_codes_sinks_and_window_equal_float64(sinks: int, window: int, start: int, T: int, dtype: torch.dtype) -> None:
+    """Nothing is made of pages that have left the window, whose scales are NaN here."""
+    S, D = start + T, 32
+    kv = Paged(1, D, pages=100, dtype=dtype, codes=True)
+    row, q_BTHD, q_sinks_BTHD = kv.row(S), kv.normal(1, T, 2, D), kv.normal(1, T, 2, D)
+    hidden = [p for p in range(sinks // PAGE, len(row.list_P)) if (p + 1) * PAGE <= start - window + 1]
+    kv.memory[:, row.list_P[hidden].long()] = -1
+    for q_sinks in (q_sinks_BTHD, None):
+        mixed, mass = attend(kv, q_BTHD, [start], [T], row.list_P[None], q_sinks=q_sinks, sinks=sinks, window=window)
+        seen, turned = visible(start, T, S, sinks, window), q_sinks[0] if q_sinks is not None else None
+        wanted = by_the_book(q_BTHD[0], row.k_SGD, row.v_SGD, seen, turned, sinks)
+        assert error(mixed[0], wanted[0], row.v_SGD) <= 1
+        torch.testing.assert_close(mass[0].double(), wanted[1], atol=MASS, rtol=MASS)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_codes_ragged_random_batches_equal_float64(seed: int, dtype: torch.dtype) -> None:
+    draw = random.Random(seed)
+    T, G, h, D = (draw.choice(range(*bounds)) for bounds in ((1, 17), (1, 4), (1, 9), (16, 257, 16)))
+    starts = [draw.choice([0, 1, 15, 63, 64, 65, 1023, 1024, draw.randrange(400)]) for _ in range(3)]
+    counts = [draw.randint(0, T) for _ in starts]
+    kv = Paged(G, D, pages=300, dtype=dtype, seed=seed, codes=True)
+    rows = [kv.row(start + count) for start, count in zip(starts, counts, strict=True)]
+    q_BTHD = kv.normal(3, T, G * h, D, gain=draw.choice([0.0, 1.0, 3.0]))
+    mixed, _ = attend(kv, q_BTHD, starts, counts, pad_lists([row.list_P for row in rows]), weigh=draw.random() < 0.5)
+    for b, (row, start, count) in enumerate(zip(rows, starts, counts, strict=True)):
+        assert not mixed[b, count:].any()
+        if count:
+            seen = visible(start, count, start + count)
+            wanted, _ = by_the_book(q_BTHD[b, :count], row.k_SGD, row.v_SGD, seen)
+            assert error(mixed[b, :count], wanted, row.v_SGD) <= 3  # queries are larger here, and so are scores
+
+
+@pytest.mark.parametrize(("S", "G", "h", "D", "view"), [
+    (1150, 2, 1, 16, {}), (300, 1, 4, 64, {}), (200, 1, 8, 80, {}), (170, 2, 3, 128, {}), (140, 1, 1, 256, {}),
+    (150, 1, 7, 96, {}), (1150, 1, 1, 16, {"sinks": 16, "window": 100}), (300, 1, 2, 64, {"sinks": 32, "window": 61}),
+])  # fmt: skip
+def test_codes_query_bits_depend_on_own_keys_only(
+    S: int, G: int, h: int, D: int, view: dict[str, int], dtype: torch.dtype
+) -> None:
+    text, draw = FedText(S, G, h, D, dtype, codes=True, **view), random.Random(S)
+    native.set_threads(1)
+    whole = text.fed([0, S], seed=1)
+    assert whole.isfinite().all()
+    for trial, widths in enumerate(([1, 2, 3, 5, 8, 16], [1, 7, 64, 17, 200], [40, 90, 512])):
+        native.set_threads(1 + trial % 2)
+        cuts = random_cuts(S, widths, draw)
+        assert torch.equal(text.fed(cuts, trial, weigh=trial == 0, mates=trial), whole), cuts
+
+
+@pytest.mark.parametrize(("H", "G", "D"), [(4, 2, 64), (3, 3, 80), (8, 1, 256)])
+def test_written_codes_equal_rounding_by_torch(H: int, G: int, D: int, dtype: torch.dtype) -> None:
+    """Keys are rounded once, from float32 after the rotation; what is read and written again keeps its bits."""
+    N = 40
+    kv, again = (Paged(G, D, pages=9, dtype=dtype, codes=True) for _ in range(2))
+    place_N = slots(kv.take(120), 120)[torch.randperm(120, generator=kv.draw)[:N]]
+    q, k, v = (torch.randn(N, heads * D, generator=kv.draw) for heads in (H, G, G))
+    k[3], v[4] = 0, 1e-20 * v[4]
+    rope = Rope(10000.0 ** (-torch.arange(0, D, 2) / D), scale=1.1)
+    table = [x[0] for x in rope.cos_sin(torch.arange(100)[None])]
+    rotated = torch.empty(N, H, D, dtype=dtype)
+    kv.pages.rope_and_write(q, k, v, *table, torch.arange(N), place_N, rotated)
+    turns = tuple(x[None, :N] for x in table)
+    assert torch.equal(rotated, rotate(q.view(1, N, H, D), turns)[0].to(dtype))
+    got = [torch.empty(N, G, D + 2, dtype=torch.int8) for _ in range(4)]
+    kv.pages.read(place_N, *got[:2])
+    assert torch.equal(got[0], rounded(rotate(k.view(1, N, G, D), turns)[0]))
+    assert torch.equal(got[1], rounded(v.view(N, G, D)))
+    again.pages.write(place_N, *got[:2])
+    again.pages.read(place_N, *got[2:])
+    assert all(map(torch.equal, got[:2], got[2:]))
+    untouched = torch.full((kv.memory.shape[1] * PAGE,), True)
+    untouched[place_N] = False
+    assert (kv.memory[:, 0] == -1).all() and untouched.sum() == untouched.numel() - N
+
+
+def test_own_token_is_attended_to_after_rounding(dtype: torch.dtype) -> None:
+    """A first token sees itself alone."""
+    kv, D = Paged(1, 64, pages=1, dtype=torch.float32, codes=True), 64
+    v_SGD = torch.randn(1, 1, D, generator=kv.draw)
+    kv.write(torch.tensor([PAGE]), v_SGD, v_SGD)
+    mixed, _ = attend(kv, torch.ones(1, 1, 1, D), [0], [1], torch.tensor([[1]], dtype=torch.int32))
+    torch.testing.assert_close(mixed[0, 0, 0], numbers(rounded(v_SGD))[0, 0], rtol=3e-5, atol=0)
+    assert (mixed[0, 0, 0] - v_SGD[0, 0]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("part", ["keys", "values"])
+def test_number_that_is_not_finite_is_not_hidden_by_rounding(part: str, dtype: torch.dtype) -> None:
+    kv = Paged(1, 32, pages=9, dtype=dtype, codes=True)
+    list_P, k, v = kv.take(100), kv.normal(100, 1, 32), kv.normal(100, 1, 32)
+    (k if part == "keys" else v)[50, 0, 7] = torch.inf
+    kv.fill(list_P, k, v)
+    mixed, _ = attend(kv, kv.normal(1, 60, 1, 32), [40], [60], list_P[None])
+    assert mixed[0, :10].isfinite().all() and mixed[0, 10:].isnan().all()
+
+
+def test_coded_pages_bad_arguments_raise(dtype: torch.dtype) -> None:
+    memory = torch.zeros(2, 5, 32 * 32 + 64, dtype=torch.int8)
+    pages = native.Pages(memory, 32, is_bf16=True)
+    for codes, dim in ((memory, 16), (memory, 24), (memory[0], 32), (memory[:, :1], 32), (memory.short(), 32)):
+        with pytest.raises(ValueError):
+            native.Pages(codes, dim, is_bf16=True)
+    row = torch.zeros(1, 2, 34, dtype=torch.int8)
+    pages.write(torch.tensor([16]), row, row)
+    for wrong in (row[..., :32].contiguous(), row.bfloat16(), row[:, :1].contiguous()):
+        with pytest.raises(ValueError):
+            pages.write(torch.tensor([16]), wrong, wrong)
+    with pytest.raises(ValueError):
+        attend(Paged(1, 32, 9, dtype, codes=True), torch.zeros(1, 1, 1, 32, dtype=dtype), [0], [1],
+               torch.ones(1, 1, dtype=torch.int32), coarse=[0])  # fmt: skip

@@ -1,0 +1,87 @@
+"""Int8 KV on the torch path: rounded once, before anybody attends to it, and copied from then on.
+
+Shape suffixes as in docs/design/request.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.mutants.mutation import Mutant
+from tests.helpers.mutants.registry import caught_in
+from tests.helpers.small_decoder import CLOSE, feed, small_decoder, text
+from triforce.backends.kernel_api import pages_for
+from triforce.backends.kv_rows import numbers, rounded
+from triforce.kvcache import FullView, PagePool
+
+TEXT = text(60)
+
+
+def views(count: int = 1) -> tuple[FullView, object]:
+    """A view of rows over int8 KV, and the decoder."""
+    decoder = small_decoder()
+    decoder.config = replace(decoder.config, kv_int8=True)
+    pool = PagePool(decoder.config, count, count * pages_for(len(TEXT)), decoder.dtype)
+    for b in range(count):
+        pool.reserve(b, len(TEXT))
+    return FullView(pool), decoder
+
+
+def logits(cuts: list[int]) -> Tensor:
+    """Logits (T, V) of the text, fed from cut to cut."""
+    view, decoder = views()
+    return torch.cat([feed(decoder, view, [TEXT[start:stop]])[0] for start, stop in pairwise(cuts)])
+
+
+def check_passes() -> None:
+    """A token's logits do not depend on the pass that it came in."""
+    one_by_one = logits(list(range(len(TEXT) + 1)))
+    torch.testing.assert_close(logits([0, 40, 41, len(TEXT)]), one_by_one, **CLOSE)
+
+
+def check_copies() -> None:
+    """What another row copies, and what comes back from the host, are the bits that were written."""
+    view, decoder = views(3)
+    feed(decoder, view, [TEXT, TEXT[:1], TEXT[:1]])
+    view.fork(0, 1)
+    view.swap_in(2, view.swap_out(0))
+    for layer in range(decoder.config.layers):  # type: ignore[attr-defined]
+        rows = [view.pool.span(layer, b, 0, len(TEXT)) for b in range(3)]
+        for other in rows[1:]:
+            assert all(map(torch.equal, rows[0], other))
+
+
+def test_int8_logits_do_not_depend_on_passes() -> None:
+    check_passes()
+
+
+def test_int8_rows_are_copied_bit_for_bit() -> None:
+    check_copies()
+
+
+def test_int8_logits_differ_from_those_of_unrounded_kv() -> None:
+    decoder = small_decoder()
+    pool = PagePool(decoder.config, 1, pages_for(len(TEXT)), decoder.dtype)
+    pool.reserve(0, len(TEXT))
+    (exact,) = feed(decoder, FullView(pool), [TEXT])
+    difference = (logits([0, len(TEXT)]) - exact).abs().max() / exact.std()
+    assert 1e-4 < difference < 0.2
+
+
+def test_second_rounding_changes_rows() -> None:
+    """So it must not happen: a copy that rounds again is another text's KV."""
+    rows = rounded(torch.randn(400, 16, generator=torch.Generator().manual_seed(0)))
+    assert not torch.equal(rounded(numbers(rows)), rows)
+
+
+@pytest.mark.parametrize("mutant", caught_in("test_int8_mutant_is_noticed"), ids=str)
+def test_int8_mutant_is_noticed(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant.apply(monkeypatch)
+    with pytest.raises(AssertionError):
+        check_passes()
+        check_copies()

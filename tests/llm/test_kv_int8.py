@@ -1,0 +1,162 @@
+"""Int8 KV is another model, and every mode's texts are those of its plain decoding.
+
+Shape suffixes as in docs/design/request.md.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.tiny_llm import CONTEXT, GREEDY, MODES, SEEDED, ask, checkpoints, ids, llm
+from tests.llm.test_bitwise import cut, passes
+from triforce.backends import native_loader
+from triforce.backends.kernel_api import pages_for
+from triforce.backends.kv_rows import numbers, rounded
+from triforce.backends.torch.kv import TorchKV
+from triforce.cli import main
+from triforce.errors import CacheError
+from triforce.kvcache import FullView, PagePool
+from triforce.llm import LLM
+from triforce.ragged import ints
+
+needs_native = pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Here the draft fits the native kernels, too."""
+    folder = tmp_path_factory.mktemp("pair")
+    checkpoints(folder, head_dim=16)
+    return folder
+
+
+def int8(folder: Path, **how: Any) -> LLM:
+    return llm(folder, kv_dtype="int8", **how)
+
+
+def texts(model: LLM, mode: str, prompts: list[list[int]], **sampling: Any) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in model.generate(prompts, ask(**sampling), mode=mode)]
+
+
+PROMPTS = [ids(length, seed=length) for length in (70, 250, 333)]
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"lower_tiers": "int4"}, {"dtype": "float32"}, {"searched_layers": "auto"}], ids=str
+)
+@pytest.mark.parametrize("mode", MODES)
+def test_int8_kv_texts_equal_plain_decoding(pair: Path, mode: str, how: dict[str, str]) -> None:
+    if how.get("lower_tiers") and native_loader.native is None:
+        pytest.skip("weights of few bits need native kernels")
+    plain = {"dtype": how["dtype"]} if "dtype" in how else {}
+    for sampling in (GREEDY, SEEDED):
+        together = texts(int8(pair, **how), mode, PROMPTS, **sampling)
+        alone = [texts(int8(pair, **plain), "ar", [prompt], **sampling)[0] for prompt in PROMPTS]
+        assert together == alone
+
+
+def test_int8_kv_is_another_model_than_bfloat16(pair: Path) -> None:
+    one, other = int8(pair), llm(pair)
+    assert one.target.fingerprint != other.target.fingerprint
+    assert one.target.kv_dtype == "int8" and other.target.kv_dtype in ("bfloat16", "float32")
+    (output,) = one.generate(PROMPTS[0], ask())
+    assert output.kv_dtype == "int8"
+
+
+@needs_native
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("seed", range(2))
+def test_int8_kv_logits_of_any_passes_are_bitwise_equal(pair: Path, dtype: str, seed: int) -> None:
+    decoder, text = int8(pair, dtype=dtype).target.decoder, ids(300, seed=seed)
+    (expected_TV,) = passes(decoder, [text], [[1] * len(text)])
+    (got_TV,) = passes(decoder, [text], [cut(len(text), Random(seed), 90)], padding=seed)
+    assert torch.equal(got_TV, expected_TV)
+    assert torch.equal(passes(decoder, [text], [[len(text)]])[0], expected_TV)
+
+
+def fed(decoder: Any, text: list[int]) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+    """Logits (T, V) of a text in one pass, and the rows of its KV."""
+    pool = PagePool(decoder.config, 1, pages_for(len(text)), decoder.dtype)
+    pool.reserve(0, len(text))
+    view = FullView(pool)
+    logits_1TV = decoder(torch.tensor([text]), ints([len(text)]), view)
+    return logits_1TV[0], [pool.span(layer, 0, 0, len(text)) for layer in range(decoder.config.layers)]
+
+
+@needs_native
+def test_torch_path_has_nearly_the_logits_of_native_kernels(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = ids(200)
+    native_TV, native_rows = fed(int8(pair, dtype="float32").target.decoder, text)
+    monkeypatch.setattr(native_loader, "native", None)
+    torch_TV, torch_rows = fed(LLM(pair / "target", None, dtype="float32", kv_dtype="int8").target.decoder, text)
+    for ours, theirs in zip(native_rows[0], torch_rows[0], strict=True):  # of later layers, sums have roundings before
+        assert (ours[..., :-2].int() - theirs[..., :-2].int()).abs().max() <= 1
+        torch.testing.assert_close(numbers(ours), numbers(theirs), atol=0.03, rtol=0)
+    exact_TV = fed(LLM(pair / "target", None, dtype="float32").target.decoder, text)[0]
+    near, far = ((x - torch_TV).abs().max() for x in (native_TV, exact_TV))
+    assert near < far / 3, "the two are one model, and bfloat16 KV is another"
+
+
+def test_torch_path_texts_equal_plain_decoding(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_loader, "native", None)
+    model = LLM(pair / "target", pair / "draft", dtype="float32", kv_dtype="int8", retrieval_budget=64)
+    assert isinstance(model.open(1, 100).core.store.pool.kv, TorchKV)
+    plain = texts(model, "ar", PROMPTS, **GREEDY)
+    assert texts(model, "triforce", PROMPTS, **GREEDY) == plain
+
+
+@pytest.mark.parametrize("mode", ["ar", "triforce"])
+def test_saved_int8_kv_equals_fresh_prompt(pair: Path, mode: str, tmp_path: Path) -> None:
+    model, file, prompt = int8(pair), tmp_path / "prompt.kv", PROMPTS[1]
+    (fresh,) = model.generate(prompt, ask(), mode=mode, save_cache=file)
+    (again,) = model.generate(prompt, ask(), mode=mode, load_cache=file)
+    assert again.outputs[0].token_ids == fresh.outputs[0].token_ids
+    assert again.cached_tokens > 200
+    with pytest.raises(CacheError, match="another model, dtype"):
+        llm(pair).generate(prompt, ask(), load_cache=file)
+    plain = tmp_path / "plain.kv"
+    llm(pair).generate(prompt, ask(), save_cache=plain)
+    if native_loader.native:
+        assert file.stat().st_size < 0.65 * plain.stat().st_size  # ids and scales are no less, and heads are small
+    with pytest.raises(CacheError, match="another model, dtype"):
+        model.generate(prompt, ask(), load_cache=plain)
+
+
+def test_int8_kv_bytes_are_counted(pair: Path) -> None:
+    for model in (int8(pair), llm(pair)):
+        pool, config = model.open(1, CONTEXT).core.store.pool, model.target.config
+        tokens = (pool.pages + 1) * 16
+        per_head = 2 * (config.head_dim + 2) if config.kv_int8 else 2 * config.head_dim * pool.dtype.itemsize
+        assert pool.bytes.device_bytes == tokens * config.layers * config.kv_heads * per_head
+
+
+@pytest.mark.parametrize(
+    "x", [torch.randn(5, 3, 64), torch.zeros(1, 16), torch.full((2, 16), 1e-30)], ids=lambda x: str(tuple(x.shape))
+)
+def test_rounded_rows_are_nearest_multiples(x: Tensor) -> None:
+    rows = rounded(x)
+    back, scale = numbers(rows), rows[..., -2:].contiguous().view(torch.bfloat16).float()
+    assert (rows[..., :-2].abs() <= 127).all()
+    assert ((back - x).abs() <= scale * 0.5001).all()
+    assert (scale * 127 >= x.abs().amax(-1, keepdim=True) * (1 - 1e-6)).all()
+
+
+@pytest.mark.parametrize(("flags", "advice"), [
+    (["--kv-dtype", "bfloat16", "--dtype", "float32"], "--kv-dtype auto"),
+    (["--kv-dtype", "int4"], "bfloat16"),
+])  # fmt: skip
+def test_kv_dtype_that_cannot_be_exits_2(
+    pair: Path, flags: list[str], advice: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = main(["generate", str(pair / "target"), "some text", *flags])
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    assert code == 2 and advice in capsys.readouterr().err
