@@ -95,7 +95,7 @@ class FullView:
         return ForwardBatch(starts, views, observe, return_mass, self.pool.least, exact=True, keep=keep, tables=tables)
 
     def observed(self, batch: ForwardBatch, output: ForwardOutput) -> None:
-        _, queries_LBTHD, mass_LBGU = output
+        queries_LBTHD, mass_LBGU = output.queries_LBTHD, output.mass_LBGU
         if queries_LBTHD is None:
             return
         lists = batch.views[0][1]
