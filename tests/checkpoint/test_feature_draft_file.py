@@ -21,8 +21,8 @@ from triforce.checkpoint.feature_draft_file import (
     read_feature_draft,
     states_of,
     with_head,
-    write_feature_draft,
 )
+from triforce.checkpoint.feature_draft_writer import write_feature_draft
 from triforce.engine.model_loader import load
 from triforce.errors import ModelError
 from triforce.model.config import ModelConfig
@@ -121,7 +121,7 @@ def test_written_draft_reads_back_whole(target: ModelConfig, tmp_path: Path) -> 
 
 def test_draft_of_another_target_is_refused(target: ModelConfig, tmp_path: Path) -> None:
     write_feature_draft(tmp_path, made(target))
-    with pytest.raises(ModelError, match="finetune"):
+    with pytest.raises(ModelError, match="another model, or of this one in another dtype; make one"):
         read_feature_draft(tmp_path, target, "another")
     assert read_feature_draft(tmp_path, target, "another", finetune=True).target == "fingerprint"
 

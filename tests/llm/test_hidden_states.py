@@ -28,7 +28,9 @@ def test_states_of_a_verification_equal_those_of_transformers(head_dim: int, tmp
     start = 0
     for width in (13, 6, 5):
         fed_BT, counts_B = ids_BT[:, start : start + width], ints([width, width])
-        logits_BTV, states_SBTC = decoder.observe(fed_BT, counts_B, view, (1, 3))
+        _, output = decoder.observe(fed_BT, counts_B, view, None, (1, 3))
+        logits_BTV, states_SBTC = output.logits_BJV, output.states_SBTC
+        assert states_SBTC is not None
         view.advance(counts_B)
         part = slice(start, start + width)
         torch.testing.assert_close(logits_BTV, wanted.logits[:, part], atol=2e-4, rtol=2e-4)

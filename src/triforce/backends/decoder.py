@@ -64,23 +64,21 @@ class Decoder:
         Ids and columns are on the host. Returns the logits of the columns `at_BJ` (None: all of them, J = T; J = 0
         scores nothing), float32 (B, J, V).
         """
-        with current(self.device):
-            batch = cache.begin(counts_B, ids_BT.shape[1])
-            output = self.model.forward(ids_BT, cache.kv, batch, at_BJ)
-            cache.observed(batch, output)
-        return output.logits_BJV
+        return self.observe(ids_BT, counts_B, cache, at_BJ, ())[1].logits_BJV
 
     @torch.no_grad()
-    def observe(self, ids_BT: Tensor, counts_B: Ints, cache: View, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """Make the same pass, all columns scored; return the logits, and the residual stream behind so many layers.
+    def observe(
+        self, ids_BT: Tensor, counts_B: Ints, cache: View, at_BJ: Tensor | None, layers: tuple[int, ...]
+    ) -> tuple[ForwardBatch, ForwardOutput]:
+        """Make the same pass; return what the view made of it, and all that it gave.
 
-        float32 (B, T, V), and (S, B, T, C) of the model's own type, for each of `layers`.
+        That has the residual stream behind so many layers, for each of `layers`, too.
         """
-        batch = replace(cache.begin(counts_B, ids_BT.shape[1]), states=layers)
-        output = self.model.forward(ids_BT, cache.kv, batch, None)
-        cache.observed(batch, output)
-        assert output.states_SBTC is not None
-        return output.logits_BJV, output.states_SBTC
+        with current(self.device):
+            batch = replace(cache.begin(counts_B, ids_BT.shape[1]), states=layers)
+            output = self.model.forward(ids_BT, cache.kv, batch, at_BJ)
+            cache.observed(batch, output)
+        return batch, output
 
     @torch.no_grad()
     def head_rows(self, ids_N: Tensor) -> Tensor:

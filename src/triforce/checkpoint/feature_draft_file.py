@@ -1,22 +1,21 @@
 """Feature drafts as files: a folder with config.json and safetensors, in the names of EAGLE-3's published checkpoints.
 
-Those of Llama 3.1 and Qwen3 are read as they are. What `write_feature_draft` adds stands in the field `triforce`: which
-target it reads, by its fingerprint, behind which layers, and what it sees. Its head is gathered from the target's.
+Those of Llama 3.1 and Qwen3 are read as they are. What `feature_draft_writer` adds stands in the field `triforce`:
+which target it reads, by its fingerprint, behind which layers, and what it sees. Its head is of the target's rows.
 
 Shape suffixes as in model/feature_draft.py.
 """
 
 from __future__ import annotations
 
-import json
-import os
+import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
 from torch import Tensor
 
 from triforce.checkpoint.families import read_rope
@@ -67,6 +66,22 @@ class FeatureDraftFile:
     target: str | None = None
     card: Mapping[str, Any] | None = None
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hex digest: two drafts with the same one make the same entries and guesses of the same states."""
+        shape = [getattr(self.config, f.name) for f in fields(FeatureDraftConfig) if f.name != "rope"]
+        digest = hashlib.sha256(repr(shape).encode())
+        rope, weights = self.config.rope, self.weights
+        tensors = [
+            rope.inv_freq_F,
+            torch.tensor(rope.scale),
+            weights.tokens_M,
+            *(each for _, each in weights.trained()),
+        ]
+        for tensor in tensors + ([weights.head_MC] if weights.head_MC is not None else []):
+            digest.update(tensor.detach().contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
 
 def states_of(layers: int) -> tuple[int, ...]:
     """Behind which layers of a target the residual stream is read by a new draft: early, in the middle, and late.
@@ -88,6 +103,12 @@ def new_config(target: ModelConfig, choices: int) -> FeatureDraftConfig:
     )  # fmt: skip
 
 
+def is_feature_draft(path: Path) -> bool:
+    """Whether a folder says that it holds such a draft."""
+    raw = read_json(path / "config.json") if (path / "config.json").is_file() else {}
+    return "draft_vocab_size" in raw or "triforce" in raw
+
+
 def read_feature_draft(
     folder: Path, target: ModelConfig, fingerprint: str, *, finetune: bool = False
 ) -> FeatureDraftFile:
@@ -97,7 +118,7 @@ def read_feature_draft(
     fit, or the file that is corrupt.
     """
     raw = read_json(folder / "config.json")
-    if "draft_vocab_size" not in raw and "triforce" not in raw:
+    if not is_feature_draft(folder):
         raise ModelError(f"{folder} holds no draft that reads hidden states (EAGLE-3): its config.json has no "
                          "draft_vocab_size; a model of its own goes on with --draft")  # fmt: skip
     about = Fields(raw, "config.json").within("triforce")
@@ -107,41 +128,10 @@ def read_feature_draft(
     made_for = about.get("target")
     if made_for not in (None, fingerprint) and not finetune:
         raise ModelError(
-            f"{folder} was trained on the hidden states of another model, or of this one in another dtype: train a "
-            "draft for this model, or say that this model is a finetune of that one"
+            f"{folder} was trained on the hidden states of another model, or of this one in another dtype; make one "
+            "for this model with triforce train-draft"
         )
     return FeatureDraftFile(config, _weights(folder, config), made_for, about.get("card"))
-
-
-def write_feature_draft(folder: Path, draft: FeatureDraftFile) -> None:
-    """Write a draft in bfloat16: each file is there whole, or as it was before. Raises OSError."""
-    config, weights = draft.config, draft.weights
-    named = dict(weights.trained())
-    norms_SC = named.pop("fc_norm_SC", torch.empty(0, 1))
-    tensors = {NAMES[field]: tensor for field, tensor in named.items()}
-    tensors |= {FC_NORM.format(i): norm_C for i, norm_C in enumerate(norms_SC)}
-    stored = {name: tensor.detach().bfloat16().contiguous() for name, tensor in tensors.items()}
-    chosen_V = torch.zeros(config.vocab_size, dtype=torch.bool)
-    chosen_V[weights.tokens_M] = True
-    stored |= {OFFSETS: weights.tokens_M - torch.arange(config.choices), CHOSEN: chosen_V}
-    _write(folder / "model.safetensors", save(stored))
-    about: dict[str, Any] = {"format": FORMAT, "target": draft.target, "state_layers": list(config.state_layers)}
-    about |= {"sinks": config.sinks, "window": config.window, "card": draft.card}
-    values = {
-        "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "num_hidden_layers": 1,
-        "vocab_size": config.vocab_size, "draft_vocab_size": config.choices, "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size, "num_attention_heads": config.heads,
-        "num_key_value_heads": config.kv_heads, "head_dim": config.head_dim, "rms_norm_eps": config.norm_eps,
-        "rope_theta": THETA, "fc_norm": config.fc_norm, "norm_output": config.norm_output,
-        "norm_before_residual": config.norm_before_residual, "triforce": about,
-    }  # fmt: skip
-    _write(folder / "config.json", (json.dumps(values, indent=2) + "\n").encode())
-
-
-def _write(file: Path, data: bytes) -> None:
-    partial = file.with_name(f"{file.name}.partial")
-    partial.write_bytes(data)
-    os.replace(partial, file)
 
 
 def _config(fields: Fields, about: Fields, target: ModelConfig) -> FeatureDraftConfig:

@@ -76,7 +76,8 @@ def _trainer(options: Namespace, texts: dict[str, str], folder: Path) -> Trainer
 
 def _finish(trainer: Trainer, folder: Path) -> str:
     """Write the draft and remove the training's state; return the figures as text."""
-    from triforce.checkpoint.feature_draft_file import FeatureDraftFile, write_feature_draft
+    from triforce.checkpoint.feature_draft_file import FeatureDraftFile
+    from triforce.checkpoint.feature_draft_writer import write_feature_draft
     from triforce.training.training_card import measure, table
     from triforce.training.training_state import FILE
 

@@ -17,6 +17,7 @@ from triforce.backends.kernel_api import PAGE, pages_for
 from triforce.backends.offload_layout import OffloadLayout
 from triforce.errors import CacheError
 from triforce.interface.outputs import KVMemoryUsage
+from triforce.kvcache.feature_memory import FeatureMemory
 from triforce.model.config import ModelConfig
 
 
@@ -30,7 +31,7 @@ class PagePool:
     of whichever view runs. Page 0 is scratch: padding is written there and nothing is read from it. `unit`: tokens that
     views pick together at least (see `backends.PageTable`). `int8`: lower views read int8 copies of what is committed.
     `least`: the shape to which passes of the exact view are padded (see `ForwardBatch`). `room`: pages lie in a store,
-    and so much of them stays.
+    and so much of them stays. `features`: what a feature draft holds of the same pages.
     """
 
     def __init__(
@@ -44,7 +45,9 @@ class PagePool:
         int8: bool = False,
         least: tuple[int, int] = (1, 1),
         room: OffloadLayout | None = None,
+        features: FeatureMemory | None = None,
     ) -> None:
+        self.features = features
         self.config, self.dtype, self.device, self.unit, self.least = config, dtype, torch.device(device), unit, least
         self.offloaded = dispatch.offloaded(config, pages, dtype, device, room) if room else None
         self.kv = self.offloaded or dispatch.memory(config, pages, dtype, device, unit, int8)
@@ -90,7 +93,8 @@ class PagePool:
         """Bytes of K and V by where they lie, of all rows."""
         if self.offloaded:
             return self.offloaded.bytes
-        return KVMemoryUsage(self.config.kv_size * (self.pages + 1) * PAGE * self.dtype.itemsize)
+        beside = self.features.bytes if self.features else 0
+        return KVMemoryUsage(self.config.kv_size * (self.pages + 1) * PAGE * self.dtype.itemsize + beside)
 
     @property
     def free_pages(self) -> int:

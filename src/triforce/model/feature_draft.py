@@ -10,10 +10,12 @@ P = KV heads * D, M tokens that it can propose.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
+import torch
 from torch import Tensor
 
+from triforce.model.config import ModelConfig
 from triforce.model.rope import Rope
 
 
@@ -44,6 +46,17 @@ class FeatureDraftConfig:
     norm_before_residual: bool
     """The residual stream begins with the normed state."""
 
+    @property
+    def layer(self) -> ModelConfig:
+        """Return the shape of its one layer as KV memory needs it: it proposes what a model of `choices` tokens would.
+
+        It sees a window, wherever that is.
+        """
+        return ModelConfig(
+            self.choices, self.hidden_size, self.intermediate_size, 1, self.heads, self.kv_heads, self.head_dim,
+            self.norm_eps, qkv_bias=False, qk_norm=False, tied=True, context=self.sinks + self.window, rope=self.rope,
+        )  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FeatureDraftWeights:
@@ -66,6 +79,14 @@ class FeatureDraftWeights:
     fc_norm_SC: Tensor | None = None
     head_MC: Tensor | None = None
     """None: the rows of these tokens in the target's head."""
+
+    def to(self, dtype: torch.dtype, device: torch.device | str) -> FeatureDraftWeights:
+        """Return the weights as numbers of this type on a device."""
+        named = {field.name: getattr(self, field.name) for field in fields(self)}
+        moved = {
+            name: each.to(device, dtype) for name, each in named.items() if each is not None and name != "tokens_M"
+        }
+        return replace(self, **moved, tokens_M=self.tokens_M.to(device))
 
     def trained(self) -> Iterator[tuple[str, Tensor]]:
         """Yield each tensor that training changes, by its field, in a fixed order."""

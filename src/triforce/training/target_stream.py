@@ -57,9 +57,10 @@ class TargetStream:
     def _row(self, b: int, ids_1T: Tensor) -> tuple[Tensor, ...]:
         """Feed one row: its logits alone may be larger than all else."""
         view, count_1 = self.view.row(b), ints([ids_1T.shape[1]])
-        logits_1TV, states_S1TC = self.decoder.observe(ids_1T, count_1, view, self.layers)
+        _, output = self.decoder.observe(ids_1T, count_1, view, None, self.layers)
         view.advance(count_1)
-        (logits_TV,) = logits_1TV
+        (logits_TV,), states_S1TC = output.logits_BJV, output.states_SBTC
+        assert states_S1TC is not None
         law_TM = (logits_TV[:, self.tokens_M] - logits_TV.logsumexp(-1, keepdim=True)).exp()
         states_TX = states_S1TC[:, 0].transpose(0, 1).flatten(1).float()
         return states_TX, law_TM, logits_TV.argmax(-1), logits_TV if self.whole else logits_TV[:0]

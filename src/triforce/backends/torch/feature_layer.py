@@ -37,10 +37,10 @@ class Entries(NamedTuple):
 
 
 class FeatureLayer:
-    """The layer, but for embedding and head: tensors in, tensors out, of the weights' type."""
+    """The layer, but for the embedding: tensors in, tensors out, of the norms' type, `stream`."""
 
     def __init__(self, config: FeatureDraftConfig, weights: FeatureDraftWeights) -> None:
-        self.config, self.weights = config, weights
+        self.config, self.weights, self.stream = config, weights, weights.norm_C.dtype
 
     def fuse(self, states_BTX: Tensor) -> Tensor:
         """Return what stands for the target's states, (B, T, C); a state of zeros gives zeros."""
@@ -49,11 +49,37 @@ class FeatureLayer:
             states_BTSC = states_BTX.view(*states_BTX.shape[:2], *norms_SC.shape)
             normed = [norm(states_BTSC[..., s, :], norms_SC[s], self.config.norm_eps) for s in range(len(norms_SC))]
             states_BTX = torch.cat(normed, -1)
-        return linear(states_BTX, self.weights.fc_CX)
+        return self.times("fc_CX", states_BTX)
+
+    def inputs(self, fused_BTC: Tensor, embeddings_BTC: Tensor) -> Tensor:
+        """Return what q, k and v are projected from: twice the width."""
+        embedding_BTC = norm(embeddings_BTC, self.weights.embedding_norm_C, self.config.norm_eps)
+        return torch.cat((embedding_BTC, self._hidden(fused_BTC)), -1)
+
+    def queries(self, inputs_BTE: Tensor) -> Tensor:
+        """Return queries (B, T, H, D), not yet rotated."""
+        return self._heads("q_proj_QE", inputs_BTE)
+
+    def keys_values(self, inputs_BTE: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys and values (B, T, G, D), not yet rotated."""
+        return self._heads("k_proj_PE", inputs_BTE), self._heads("v_proj_PE", inputs_BTE)
+
+    def finish(self, fused_BNC: Tensor, attn_out_BNQ: Tensor) -> tuple[Tensor, Tensor]:
+        """Return outputs for the head, and what stands for the next states: (B, N, C) each."""
+        config, weights = self.config, self.weights
+        x_BNC = self._hidden(fused_BNC) if config.norm_before_residual else fused_BNC
+        x_BNC = x_BNC + self.times("o_proj_CQ", attn_out_BNQ)
+        x_BNC = x_BNC + self.times("down_proj_CI", self._gated(x_BNC))
+        out_BNC = norm(x_BNC, weights.norm_C, config.norm_eps)
+        return out_BNC, out_BNC if config.norm_output else x_BNC
+
+    def times(self, weight: str, x: Tensor) -> Tensor:
+        """Return the product with the weight of that field."""
+        return linear(x, getattr(self.weights, weight))
 
     def entries(self, fused_BTC: Tensor, embeddings_BTC: Tensor, slots_BT: Tensor) -> Entries:
         """Return the keys and values of slots, each made of the fused state before it and its token's embedding."""
-        return self._entries(self._inputs(fused_BTC, embeddings_BTC), slots_BT)
+        return self._entries(self.inputs(fused_BTC, embeddings_BTC), slots_BT)
 
     def step(
         self,
@@ -69,35 +95,25 @@ class FeatureLayer:
         Each sees of `seen` the slots up to `last_BN`, and of each of `chain`, (B, N), its own: guesses that led to it.
         Itself it sees if it is none of those seen, that is, if `last_BN` is below its slot. All within the window.
         """
-        config, weights = self.config, self.weights
-        inputs_BNE = self._inputs(fused_BNC, embeddings_BNC)
+        inputs_BNE = self.inputs(fused_BNC, embeddings_BNC)
         own = self._entries(inputs_BNE, slots_BN)
         chain = [*chain, own] if len(chain) or bool((last_BN < slots_BN).any()) else []
-        q_BNHD = self._heads(inputs_BNE, weights.q_proj_QE)
-        attn_out_BNQ = self._attend(q_BNHD, slots_BN, seen, last_BN, chain)
-        x_BNC = self._hidden(fused_BNC) if config.norm_before_residual else fused_BNC
-        x_BNC = x_BNC + linear(attn_out_BNQ, weights.o_proj_CQ)
-        y_BNC = norm(x_BNC, weights.post_norm_C, config.norm_eps)
-        gated_BNI = F.silu(linear(y_BNC, weights.gate_proj_IC)) * linear(y_BNC, weights.up_proj_IC)
-        x_BNC = x_BNC + linear(gated_BNI, weights.down_proj_CI)
-        out_BNC = norm(x_BNC, weights.norm_C, config.norm_eps)
-        return out_BNC, out_BNC if config.norm_output else x_BNC, own
+        attn_out_BNQ = self._attend(self.queries(inputs_BNE), slots_BN, seen, last_BN, chain)
+        return *self.finish(fused_BNC, attn_out_BNQ), own
 
     def _hidden(self, fused_BTC: Tensor) -> Tensor:
         return norm(fused_BTC, self.weights.hidden_norm_C, self.config.norm_eps)
 
-    def _inputs(self, fused_BTC: Tensor, embeddings_BTC: Tensor) -> Tensor:
-        """Return what q, k and v are projected from: twice the width."""
-        embedding_BTC = norm(embeddings_BTC, self.weights.embedding_norm_C, self.config.norm_eps)
-        return torch.cat((embedding_BTC, self._hidden(fused_BTC)), -1)
+    def _gated(self, x_BNC: Tensor) -> Tensor:
+        y_BNC = norm(x_BNC, self.weights.post_norm_C, self.config.norm_eps)
+        return F.silu(self.times("gate_proj_IC", y_BNC)) * self.times("up_proj_IC", y_BNC)
 
     def _entries(self, inputs_BTE: Tensor, slots_BT: Tensor) -> Entries:
-        k_BTGD, v_BTGD = (self._heads(inputs_BTE, each) for each in (self.weights.k_proj_PE, self.weights.v_proj_PE))
+        k_BTGD, v_BTGD = self.keys_values(inputs_BTE)
         return Entries(rotate(k_BTGD, self.config.rope.cos_sin(slots_BT)), v_BTGD, slots_BT)
 
-    def _heads(self, inputs_BTE: Tensor, weight: Tensor) -> Tensor:
-        """Project to heads, (B, T, heads, D)."""
-        return linear(inputs_BTE, weight).view(*inputs_BTE.shape[:2], -1, self.config.head_dim)
+    def _heads(self, weight: str, inputs_BTE: Tensor) -> Tensor:
+        return self.times(weight, inputs_BTE).view(*inputs_BTE.shape[:2], -1, self.config.head_dim)
 
     def _attend(
         self, q_BNHD: Tensor, slots_BN: Tensor, seen: Entries, last_BN: Tensor, chain: Sequence[Entries]
