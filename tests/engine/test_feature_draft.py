@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,9 +19,12 @@ from tests.helpers.feature_pair import Guess, check_consistent, check_entries, c
 from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
 from tests.helpers.tiny_llm import MODES, ask, llm
+from tests.helpers.tiny_training import target_folder
 from triforce.backends import native_loader
 from triforce.checkpoint.feature_draft_file import read_feature_draft
-from triforce.errors import RequestError
+from triforce.engine.feature_loader import load_feature_draft
+from triforce.engine.speculative_config import SpeculativeConfig
+from triforce.errors import ModelError, RequestError
 from triforce.llm import LLM
 from triforce.session import Session
 
@@ -43,6 +47,13 @@ def test_texts_are_those_of_plain_decoding(mode: str, temperature: float, featur
         assert [each.token_ids for each in drafted] == [each.token_ids for each in plain]
         kept += sum(tier.accepted for each in drafted for tier in each.tiers if tier.name == "draft")
     assert kept > 0 or mode not in DRAFTING
+
+
+def test_int8_tiers_below_keep_the_text(features: Path) -> None:
+    """Entries are made of states of rounded weights until the full tier has verified."""
+    model = llm(features, lower_tiers="int8")
+    plain, drafted = (alone(model, 260, 0.8, mode) for mode in ("ar", "triforce"))
+    assert [each.token_ids for each in drafted] == [each.token_ids for each in plain]
 
 
 @pytest.mark.parametrize("coupling", ["rejection", "block"])
@@ -106,7 +117,7 @@ def like_a_prompt(features: Path, mode: str) -> None:
     texts.close()
 
 
-def test_a_session_guesses_as_a_first_question_does(features: Path) -> None:
+def test_guesses_of_a_session_are_those_of_a_first_question(features: Path) -> None:
     """A conversation that goes on, and one that is taken back to a place in the middle of a page."""
     model = llm(features, mode="draft")
     with spied() as seen:
@@ -137,11 +148,11 @@ def saved_and_loaded(features: Path, folder: Path, **how: Any) -> None:
     check_consistent(seen)
 
 
-def test_a_saved_prompt_holds_entries(features: Path, tmp_path: Path) -> None:
+def test_guesses_behind_a_saved_prompt_are_those_of_a_fresh_one(features: Path, tmp_path: Path) -> None:
     saved_and_loaded(features, tmp_path)
 
 
-def test_the_disk_cache_holds_entries(features: Path, tmp_path: Path) -> None:
+def test_guesses_behind_a_prompt_from_disk_are_those_of_a_fresh_one(features: Path, tmp_path: Path) -> None:
     saved_and_loaded(features, tmp_path, disk_cache=tmp_path / "cache")
 
 
@@ -173,7 +184,19 @@ def test_tier_mutant_is_noticed(
             CHECKS[check](features, tmp_path)
 
 
-@pytest.mark.parametrize("how", [{"kv_offload": "file"}, {"kv_offload": "host"}])
-def test_offloaded_kv_is_refused_by_name(how: dict[str, str], features: Path) -> None:
-    with pytest.raises(RequestError, match="reads hidden states, which cannot be had with --kv-offload"):
-        LLM(features / "target", features / "draft", **how)
+@pytest.mark.parametrize("kind", ["file", "host"])
+def test_offloaded_kv_is_refused_by_name(kind: str, features: Path) -> None:
+    with pytest.raises(RequestError, match="draft reads hidden states, which cannot be had with --kv-offload"):
+        LLM(features / "target", features / "draft", kv_offload=kind)
+
+
+def test_shared_target_is_refused_by_name(features: Path) -> None:
+    shared: Any = SimpleNamespace(ranks=SimpleNamespace(count=2))
+    with pytest.raises(RequestError, match="draft reads hidden states, which --tp cannot have"):
+        load_feature_draft(features / "draft", shared, "", SpeculativeConfig())
+
+
+def test_another_target_is_refused_by_name(features: Path, tmp_path: Path) -> None:
+    other = target_folder(tmp_path / "other", intermediate_size=128)
+    with pytest.raises(ModelError, match="trained on the hidden states of another model"):
+        LLM(other, features / "draft")
