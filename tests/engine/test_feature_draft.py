@@ -22,6 +22,7 @@ from tests.helpers.tiny_llm import MODES, ask, llm
 from tests.helpers.tiny_training import target_folder
 from triforce.backends import native_loader
 from triforce.checkpoint.feature_draft_file import read_feature_draft
+from triforce.engine.engine import Engine
 from triforce.engine.feature_loader import load_feature_draft
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.errors import ModelError, RequestError
@@ -106,11 +107,17 @@ def test_entries_of_committed_tokens_are_those_of_a_prompt(mode: str, features: 
     like_a_prompt(features, mode)
 
 
+def texts_of(texts: Engine) -> list[list[int]]:
+    """The new tokens of the three rows, once all of them are decoded."""
+    rows = [one.tokens for batch in texts.core.batches.values() for one in batch.sequences]
+    return rows if len(rows) == 3 else []
+
+
 def like_a_prompt(features: Path, mode: str) -> None:
     model = llm(features)
     texts = model.open(ROWS, 900)
-    texts.submit([request(model, length, mode, n=n) for length, n in ((150, 2), (91, 1))])
-    for _ in range(20):
+    texts.submit([request(model, length, mode, n=n, max_tokens=60) for length, n in ((150, 2), (91, 1))])
+    while min(map(len, texts_of(texts)), default=0) < 20:
         texts.step()
     check_entries(model, texts)
     finish(texts)

@@ -19,6 +19,8 @@ from triforce.checkpoint.feature_draft_file import FeatureDraftFile, new_config
 from triforce.checkpoint.feature_draft_writer import write_feature_draft
 from triforce.engine.engine import Engine
 from triforce.engine.model_loader import Checkpoint, load
+from triforce.engine.sequence import TokenSequence
+from triforce.engine.sequence_batch import SequenceBatch
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet, TierBuilder
 from triforce.kvcache.feature_memory import FeatureSlots
@@ -56,8 +58,9 @@ def random_draft(folder: Path, target: Checkpoint, seed: int = 0, **changes: Any
 
 @dataclass(frozen=True)
 class Guess:
-    """One call of the draft: the text before a guess, how much of it is committed, and the logits."""
+    """One guess: whose it is, the text before it, how much of that is committed, and the logits."""
 
+    choice: int
     text: list[int]
     committed: int
     logits_V: Tensor
@@ -67,26 +70,33 @@ class Guess:
 def spied() -> Iterator[list[Guess]]:
     """What the draft guesses while it lasts."""
     seen: list[Guess] = []
-    plain = Tier.score
+    rows: list[TokenSequence] = []
+    step, plain = SequenceBatch.step, Tier.score
+
+    def stepped(self: SequenceBatch) -> list[int]:
+        rows[:] = self.sequences
+        return step(self)
 
     def score(self: Tier[Any], prefix: SequenceState, guess: Draft, live_B: Bools) -> Tensor:
         logits_BJV = plain(self, prefix, guess, live_B)
         if self.name == "draft":
             for b in live_B.nonzero()[0].tolist():
-                text, committed = prefix.ids_BS[b, : prefix.lengths_B[b]].tolist(), self.cache.full.lengths_B[b]
-                seen.append(Guess(text, int(committed), logits_BJV[b, 0].clone()))
+                text, committed = prefix.ids_BS[b, : prefix.lengths_B[b]].tolist(), int(self.cache.full.lengths_B[b])
+                seen.append(Guess(rows[b].choice, text, committed, logits_BJV[b, 0].clone()))
         return logits_BJV
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Tier, "score", score)
+        patch.setattr(SequenceBatch, "step", stepped)
         yield seen
 
 
 def check_consistent(guesses: Sequence[Guess]) -> None:
-    """A text that was reached twice has the same guess behind it, bit for bit."""
-    first: dict[tuple[int, ...], Guess] = {}
+    """Whoever comes to a text again, by the same verifications, guesses the same, bit for bit."""
+    first: dict[tuple[int, int, tuple[int, ...]], Guess] = {}
     for each in guesses:
-        assert torch.equal(first.setdefault(tuple(each.text), each).logits_V, each.logits_V)
+        other = first.setdefault((each.choice, each.committed, tuple(each.text)), each)
+        assert torch.equal(other.logits_V, each.logits_V)
     assert len(first) < len(guesses), "or nothing was compared"
 
 

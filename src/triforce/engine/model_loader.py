@@ -128,7 +128,8 @@ def load_pair(
     if unknown := sorted(layer for layer in speculation.retrieval.searched_layers or () if layer >= layers):
         raise RequestError(f"searched_layers names layer {unknown[0]}; the model's are 0 to {layers - 1}")
     draft = draft_for(model) if draft == "auto" else draft
-    drafter = features = None
+    drafter: Checkpoint | None = None
+    features: FeatureCheckpoint | None = None
     if draft is not None:
         features = load_feature_draft(draft, target.decoder, target.fingerprint, speculation)
         drafter = None if features else read(draft, beside=target)

@@ -146,10 +146,13 @@ class RequestRunner:
         """Return a saved prompt to start from, and a function that saves one; None for those not asked for."""
         if load is None and save is None:
             return None, None
-        kernels = dispatch.identity(self._models.target.model, pool.kv)
-        fingerprint = prompt_file.CacheFingerprint(self._pair.cached_by, kernels)
+        fingerprint = self.cache_fingerprint(pool)
         saved = None if load is None else prompt_file.SavedCache(Path(load), fingerprint)
         return saved, None if save is None else self._saver(Path(save), fingerprint, pool, prompt)
+
+    def cache_fingerprint(self, pool: PagePool) -> prompt_file.CacheFingerprint:
+        """Return the identity of what computes the pages of a pool."""
+        return prompt_file.CacheFingerprint(self._pair.cached_by, dispatch.identity(self._models.target.model, pool.kv))
 
     def _saver(
         self, path: Path, fingerprint: prompt_file.CacheFingerprint, pool: PagePool, prompt: list[int]

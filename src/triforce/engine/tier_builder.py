@@ -165,9 +165,13 @@ class TierBuilder:
 
     def lowest(self) -> Tier[StreamingView] | Tier[FeatureView]:
         """Make the tier of the draft, which sees sinks and a window. Raises RequestError without a draft."""
-        if features := self.models.features:
-            entries = FeatureView(self.full(), features.config.sinks, features.config.window, self.speculation.reach)
-            return Tier("draft", features, entries, self.speculation.draft_tokens)
+        if (features := self.models.features) is None:
+            return self.draft_model()
+        view = FeatureView(self.full(), features.config.sinks, features.config.window, self.speculation.reach)
+        return Tier("draft", features, view, self.speculation.draft_tokens)
+
+    def draft_model(self) -> Tier[StreamingView]:
+        """Make the tier of a draft that is a model. Raises RequestError without one."""
         view, draft = self.store.streaming.more(len(self.capacities)), self.models.draft
         assert draft is not None, "the store has seen to it"
         return Tier("draft", draft, view, self.speculation.draft_tokens, fused_draft=partial(fused_draft, draft.model))

@@ -214,17 +214,17 @@ def _part(layers: Sequence[Tensor]) -> Part:
 
 def layers_of(entry: Entry, shape: Sequence[int], dtype: torch.dtype) -> list[LayerKV] | None:
     """Return K and V of each layer of an entry, (G, N, D); None unless all of it has this shape and dtype."""
-    found = [_tensor(entry, name, shape, dtype) for name in ("keys", "values")]
-    return None if any(each is None for each in found) else list(zip(*found, strict=True))  # type: ignore[arg-type]
+    keys, values = (_tensor(entry, name, shape, dtype) for name in ("keys", "values"))
+    return None if keys is None or values is None else list(zip(keys, values, strict=True))
 
 
 def features_of(entry: Entry, features: FeatureMemory, dtype: torch.dtype) -> FeatureSlots | None:
     """Return what a feature draft held of the slots of an entry; None unless all of it has its shape and dtype."""
     shapes = zip(FEATURES, features.shapes(SEGMENT), strict=True)
-    found = [_tensor(entry, name, (1, *shape), dtype) for name, shape in shapes]
-    return (
-        None if any(each is None for each in found) else FeatureSlots(*(each[0] for each in found if each is not None))
-    )
+    keys, values, states = (_tensor(entry, name, (1, *shape), dtype) for name, shape in shapes)
+    if keys is None or values is None or states is None:
+        return None
+    return FeatureSlots(keys[0], values[0], states[0])
 
 
 def _tensor(entry: Entry, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:

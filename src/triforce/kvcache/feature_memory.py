@@ -47,7 +47,8 @@ class FeatureMemory:
     ) -> None:
         self.config = config
         self.kv, self.unit = dispatch.memory(config, pages, dtype, device, unit), unit
-        self.states_NC = allocate(((pages + 1) * PAGE, config.hidden_size), dtype, device).zero_()
+        self.states_NC = allocate(((pages + 1) * PAGE, config.hidden_size), dtype, device)
+        self.states_NC[:PAGE] = 0
         self.token_bytes = dtype.itemsize * (config.kv_size + config.hidden_size)
         self.bytes = self.token_bytes * len(self.states_NC)
 
