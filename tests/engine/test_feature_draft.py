@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from shutil import copytree
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,8 +20,8 @@ from tests.helpers.engine_scene import ROWS, alone, finish, prompt, request
 from tests.helpers.feature_pair import Guess, check_consistent, check_entries, check_guess, feature_pair, spied
 from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
+from tests.helpers.tiny_checkpoint import edit
 from tests.helpers.tiny_llm import MODES, ask, llm
-from tests.helpers.tiny_training import target_folder
 from triforce.backends import native_loader
 from triforce.checkpoint.feature_draft_file import read_feature_draft
 from triforce.engine.engine import Engine
@@ -204,6 +206,8 @@ def test_shared_target_is_refused_by_name(features: Path) -> None:
 
 
 def test_another_target_is_refused_by_name(features: Path, tmp_path: Path) -> None:
-    other = target_folder(tmp_path / "other", intermediate_size=128)
-    with pytest.raises(ModelError, match="trained on the hidden states of another model"):
-        LLM(other, features / "draft")
+    folder = copytree(features / "draft", tmp_path / "draft")
+    about = json.loads((folder / "config.json").read_text())["triforce"]
+    edit(folder / "config.json", triforce=about | {"target": "that of another model"})
+    with pytest.raises(ModelError, match="draft was trained on the hidden states of another model"):
+        LLM(features / "target", folder)
