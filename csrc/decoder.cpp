@@ -60,6 +60,12 @@ std::vector<Attention> calls(const std::vector<const Pages*>& memory, const Forw
     return calls;
 }
 
+/// Copies the residual stream (N, C) behind so many layers, if it was asked for.
+void keep_state(const ForwardBatch& batch, int64_t layers, const float* x, int64_t size) {
+    for (size_t i = 0; i < batch.state_layers.size(); i++)
+        if (batch.state_layers[i] == layers) std::copy_n(x, size, batch.states + static_cast<int64_t>(i) * size);
+}
+
 /// The search of each layer; null where its queries see all of their lists.
 std::vector<const Search*> searches(const ForwardBatch& batch) {
     std::vector<const Search*> all;
@@ -105,6 +111,8 @@ void Decoder::check(const std::vector<const Pages*>& memory, const ForwardBatch&
         require(0 <= batch.ids[i] && batch.ids[i] < head_->vocabulary(), "ids must be in the vocabulary");
     for (int64_t i = 0; batch.at && i < batch.rows * batch.scored; i++)
         require(0 <= batch.at[i] && batch.at[i] < batch.width, "at must lie in [0, T)");
+    for (const int64_t after : batch.state_layers)
+        require(0 < after && after < layers, "states are those between two layers");
     const int32_t* checked = nullptr;
     const std::vector<Attention> attention = calls(memory, batch, 0);
     const std::vector<const Search*> searched = searches(batch);
@@ -142,6 +150,7 @@ void Decoder::forward(const std::vector<const Pages*>& memory, const ForwardBatc
                 attend(attention[i]);
         }
         if (output_needed) layers_[i]->finish(a.x, N, a.attn_out);
+        keep_state(batch, i + 1, a.x, N * first.hidden());
     }
     if (batch.scored && batch.last_layer == layers) score(batch, a.x);
 }

@@ -97,8 +97,8 @@ class Walk:
 
     def draft(self) -> Tensor:
         """Return the draft model's probabilities at the measured positions, (N, V)."""
-        lowest, draft = self._rows.lowest(), self.models.draft
-        assert draft is not None, "lowest() has seen to it"
+        lowest, draft = self._rows.draft_model(), self.models.draft
+        assert draft is not None, "draft_model() has seen to it"
         self._prefill(lowest, self.work.prompt - 1)
         laws = [(span, self.read(draft, lowest.cache, span)) for span in self.work.spans]
         return torch.cat([law_NV for span, law_NV in laws if span.measured])

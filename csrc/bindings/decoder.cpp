@@ -70,7 +70,7 @@ void outputs(ForwardBatch& batch, const Decoder& decoder, const Pages& pages, Te
 void forward(const Decoder& decoder, const std::vector<const Pages*>& memory, TensorArg ids, Ints positions,
              Ints counts, TensorArg cos, TensorArg sin, const std::vector<ViewArg>& views, TensorArg at,
              TensorArg logits, TensorArg queries, TensorArg mass, int64_t first_layer, int64_t last_layer,
-             TensorArg x, bool exact, int64_t keep) {
+             TensorArg x, bool exact, int64_t keep, Ints state_layers, TensorArg states) {
     require(!memory.empty() && !views.empty(), "there must be pages and views");
     const Tensor ids_tensor = tensor("ids", ids);
     ForwardBatch batch{};
@@ -95,6 +95,10 @@ void forward(const Decoder& decoder, const std::vector<const Pages*>& memory, Te
     batch.last_layer = last_layer < 0 ? static_cast<int64_t>(memory.size()) : last_layer;
     if (!x.is_none()) batch.x = tensor("x", x).as<float>({batch.rows, batch.width, decoder.head().hidden()});
     batch.exact = exact, batch.keep = keep;
+    const auto kept = static_cast<int64_t>(state_layers.size());
+    const int64_t hidden = decoder.head().hidden();
+    if (kept) batch.states = tensor("states", states).as<float>({kept, batch.rows, batch.width, hidden});
+    batch.state_layers = std::move(state_layers);
     const nb::gil_scoped_release released;
     decoder.check(memory, batch);
     decoder.forward(memory, batch);
@@ -176,11 +180,13 @@ void bind_decoder(nb::module_& m) {
         .def("forward", &forward, nb::kw_only(), "memory"_a, "ids"_a, "positions"_a, "counts"_a, "cos"_a, "sin"_a,
              "views"_a, "at"_a.none(), "logits"_a, "queries"_a = nb::none(), "mass"_a = nb::none(), "first_layer"_a = 0,
              "last_layer"_a = -1, "x"_a = nb::none(), "exact"_a = false, "keep"_a = 0,
+             "state_layers"_a = Ints(), "states"_a = nb::none(),
              "Run a forward pass of ids (B, T) int64, counts[b] tokens of row b from positions[b] on, over the pages "
              "of each layer.\n\nOut: `logits` (B, J, V) float32 of columns `at` (B, J) int64, or of all; rotated "
              "`queries` (L, B, T, H, D); `mass` (L, B, G, P) float32. If only layers [first_layer, last_layer) are "
              "run, the residual stream stays in `x` (B, T, C) float32. For offloaded memory: keys before the starts "
-             "are committed if `exact`, and the `keep` pages of most mass stay in memory.");
+             "are committed if `exact`, and the `keep` pages of most mass stay in memory. `states` (layers, B, T, C) "
+             "float32 gets the residual stream behind so many layers as each of `state_layers` says.");
     m.def("fused_draft", &fused_draft, nb::kw_only(), "decoder"_a, "memory"_a, "positions"_a, "cos"_a, "sin"_a,
           "view"_a, "ids"_a, "lengths"_a, "live"_a, "sampler"_a, "noise"_a, "probs"_a, "tokens"_a,
           "Draw K tokens behind each live row of the texts ids (B, S), one after another.\n\nThe model has seen "

@@ -189,7 +189,7 @@ class LLM:
     @property
     def modes(self) -> list[str]:
         """Names of the modes that these models can run."""
-        return [mode for mode in MODES if self.draft or mode not in DRAFTED]
+        return [mode for mode in MODES if self.models.drafts or mode not in DRAFTED]
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return the token ids of a prompt, checked. Raises RequestError."""

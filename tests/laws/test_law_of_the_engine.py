@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from tests.helpers.laws.enumeration import chain_law
+from tests.helpers.laws.features import FEATURES
 from tests.helpers.laws.gtest import ALPHA, detectable, ranks, surprise, window_surprise
 from tests.helpers.laws.tiny import MODELS, PROMPTS, SETTING, V, finished, laws, started
 from triforce.engine.speculative_config import SpeculativeConfig
+from triforce.engine.tier_builder import ModelSet
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import Budget, RetrievalConfig
 
@@ -38,13 +40,14 @@ class Trial:
     tokens: int = 60
     setting: SpeculativeConfig = SETTING
     coupling: str = "rejection"
+    models: ModelSet = MODELS
 
     def sample(self) -> Tensor:
         params = replace(self.params, max_tokens=self.tokens)
         batches = range(0, self.texts, ROWS)
         rows = [min(ROWS, self.texts - first) for first in batches]
         parts = [
-            finished(started(self.mode, self.coupling, params, n, first, self.setting))
+            finished(started(self.mode, self.coupling, params, n, first, self.setting, self.models))
             for first, n in zip(batches, rows, strict=True)
         ]
         return torch.cat(parts)
@@ -70,6 +73,9 @@ SHORT = [
     Trial("draft-ngram", PLAIN, 80, 0.13, 40),
     Trial("triforce", WARPED, 80, 0.13, 40, coupling="block"),
     Trial("draft", WARPED, 80, 0.13, 40),
+    Trial("draft", WARPED, 80, 0.13, 40, models=FEATURES),
+    Trial("triforce", PLAIN, 80, 0.13, 40, models=FEATURES),
+    Trial("triforce", PLAIN, 80, 0.13, 40, coupling="block", models=FEATURES),
 ]
 LONG = [
     Trial("triforce", PLAIN, 3000, 0.018),
@@ -81,6 +87,7 @@ LONG = [
     Trial("triforce", PLAIN, 1500, 0.025, coupling="block"),
     Trial("draft-ngram", PLAIN, 1500, 0.025, coupling="block"),
     Trial("draft", PLAIN, 1500, 0.025),
+    Trial("triforce", PLAIN, 1500, 0.025, models=FEATURES),
     Trial("triforce", PLAIN, 900, 0.035, setting=replace(SETTING, retrieval_policy="quest", retrieval=LATER)),
     Trial("retrieval", PLAIN, 900, 0.035, setting=replace(SETTING, retrieval_policy="mean_key", retrieval=FINER)),
 ]
@@ -88,7 +95,8 @@ LONG = [
 
 def name(trial: Trial) -> str:
     settings = "plain" if trial.params is PLAIN else "warped"
-    return f"{trial.mode}-{settings}-{trial.setting.retrieval_policy}-{trial.coupling}-{trial.texts}"
+    draft = "features-" if trial.models is FEATURES else ""
+    return f"{trial.mode}-{draft}{settings}-{trial.setting.retrieval_policy}-{trial.coupling}-{trial.texts}"
 
 
 @pytest.mark.parametrize("trial", SHORT, ids=name)

@@ -2,12 +2,13 @@
 
 A view describes the pass and names the KV memory; the model runs it. Nothing here depends on the tier.
 
-Shape suffixes: B rows, T tokens fed, J scored columns, V vocabulary.
+Shape suffixes: B rows, T tokens fed, J scored columns, V vocabulary, S layers whose outputs are kept, C hidden size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Protocol, cast
 
 import torch
@@ -17,6 +18,7 @@ from triforce.backends import dispatch
 from triforce.backends.current_device import current, steps_on
 from triforce.backends.kernel_api import ForwardBatch, ForwardOutput, KVBackend, OffloadedKVBackend
 from triforce.distributed.group import ALONE, TPGroup
+from triforce.errors import ModelError
 from triforce.model.config import ModelConfig
 from triforce.model.weights import Weights
 from triforce.ragged import Ints
@@ -34,6 +36,12 @@ class View(Protocol):
 
     def observed(self, batch: ForwardBatch, output: ForwardOutput) -> None:
         """Take note of what a pass that it began has returned."""
+
+
+class WholeHead(Protocol):
+    """A model whose head is not shared."""
+
+    def head_rows(self, ids_N: Tensor) -> Tensor: ...
 
 
 class Decoder:
@@ -56,11 +64,31 @@ class Decoder:
         Ids and columns are on the host. Returns the logits of the columns `at_BJ` (None: all of them, J = T; J = 0
         scores nothing), float32 (B, J, V).
         """
+        return self.observe(ids_BT, counts_B, cache, at_BJ, ())[1].logits_BJV
+
+    @torch.no_grad()
+    def observe(
+        self, ids_BT: Tensor, counts_B: Ints, cache: View, at_BJ: Tensor | None, layers: tuple[int, ...]
+    ) -> tuple[ForwardBatch, ForwardOutput]:
+        """Make the same pass; return what the view made of it, and all that it gave.
+
+        That has the residual stream behind so many layers, for each of `layers`, too.
+        """
         with current(self.device):
-            batch = cache.begin(counts_B, ids_BT.shape[1])
+            batch = replace(cache.begin(counts_B, ids_BT.shape[1]), states=layers)
             output = self.model.forward(ids_BT, cache.kv, batch, at_BJ)
             cache.observed(batch, output)
-        return output.logits_BJV
+        return batch, output
+
+    @torch.no_grad()
+    def head_rows(self, ids_N: Tensor) -> Tensor:
+        """Return the rows of these tokens in the head, as products have them: float32 (N, C).
+
+        Raises ModelError where several ranks share the head.
+        """
+        if self.ranks.count > 1:
+            raise ModelError("each process has a part of the head only; use --tp 1")
+        return cast(WholeHead, self.model).head_rows(ids_N)
 
     @torch.no_grad()
     def read(self, ids_1T: Tensor, counts_1: Ints, cache: View) -> Iterator[int]:

@@ -14,11 +14,13 @@ from triforce.backends.current_device import current
 from triforce.backends.kernel_api import PAGE, Device, KVBackend, ModelBackend, OffloadedKVBackend
 from triforce.backends.offload_layout import OffloadLayout
 from triforce.backends.tensor_parallel import ShardedModel
+from triforce.backends.torch.feature_layer import FeatureLayer
 from triforce.backends.torch.kv import TorchKV
 from triforce.backends.torch.model import TorchModel, forward_layerwise
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.errors import RequestError
 from triforce.model.config import ModelConfig
+from triforce.model.feature_draft import FeatureDraftConfig, FeatureDraftWeights
 from triforce.model.weights import Weights
 
 FusedDraft = Callable[..., Tensor]
@@ -65,6 +67,17 @@ def model(config: ModelConfig, weights: Weights, bits: int = 0, ranks: TPGroup =
             _warn_of_missing_kernels()
         plain = TorchModel(config, weights)
     return ShardedModel(config, plain, ranks, dtype, forward) if ranks.count > 1 else plain
+
+
+def feature_layer(
+    config: FeatureDraftConfig, weights: FeatureDraftWeights, dtype: torch.dtype, device: Device
+) -> FeatureLayer:
+    """A feature draft's layer, for the fastest kernels that take it; weights of any type, on any device."""
+    if _suits_native(config, dtype, torch.device(device)):
+        from triforce.backends.cpu.feature_layer import NativeFeatureLayer
+
+        return NativeFeatureLayer(config, weights, dtype)
+    return FeatureLayer(config, weights.to(dtype, device))
 
 
 def memory(
@@ -200,7 +213,7 @@ def best_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if native_or_gpu else torch.float32
 
 
-def _suits_native(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
+def _suits_native(config: ModelConfig | FeatureDraftConfig, dtype: torch.dtype, device: torch.device) -> bool:
     fits = config.head_dim % 16 == 0 and config.head_dim <= 256 and dtype in (torch.bfloat16, torch.float32)
     return native_loader.native is not None and device.type == "cpu" and fits
 

@@ -4,7 +4,7 @@ A view of the KV memory (see `triforce.kvcache`) describes a pass as a `ForwardB
 `KVBackend` stores keys and values, and attends.
 
 Shape suffixes: B rows, T tokens fed in one pass, N = B * T, J scored columns, L layers, C hidden size, V vocabulary,
-H query heads, G KV heads, D head size, F = D / 2, U units of a list of keys.
+H query heads, G KV heads, D head size, F = D / 2, U units of a list of keys, S layers whose outputs are kept.
 """
 
 from __future__ import annotations
@@ -92,6 +92,8 @@ class ForwardBatch:
     """Whether such passes are only tried and may never come again, so that capturing one would not pay."""
     tables: list[list[int]] = field(default_factory=list)
     """Each row's pages in order, on the host; none where a memory that is offloaded will not be asked."""
+    states: tuple[int, ...] = ()
+    """The residual stream is returned as it is behind so many layers, for each of these; neither 0 nor all of them."""
 
     def lists(self) -> list[PageTable]:
         """Return the page table of each layer."""
@@ -103,11 +105,15 @@ class ForwardBatch:
 
 
 class ForwardOutput(NamedTuple):
-    """Logits of a pass, float32 (B, J, V); if observed, rotated queries (L, B, T, H, D) and mass (L, B, G, U)."""
+    """Logits of a pass, float32 (B, J, V); if observed, rotated queries (L, B, T, H, D) and mass (L, B, G, U).
+
+    The residual stream (S, B, T, C) behind each of `ForwardBatch.states`, if any; of padding it holds anything.
+    """
 
     logits_BJV: Tensor
     queries_LBTHD: Tensor | None
     mass_LBGU: Tensor | None
+    states_SBTC: Tensor | None = None
 
 
 LayerAttention = Callable[[int, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from triforce.backends import dispatch
 from triforce.engine.engine import Request
 from triforce.engine.sequence_group import OnPrefill
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams
-from triforce.kvcache.prompt_file import CacheFingerprint, SavedCache
+from triforce.kvcache.prompt_file import SavedCache
 from triforce.llm import LLM
 
 
@@ -60,8 +59,7 @@ class Prompts:
             (first,) = self.llm.generate([prompt], short, mode="ar", save_cache=kv, on_prefill=self.on_prefill())
             about.write_text(json.dumps([key, (len(prompt) - 1) / first.prefill_seconds]), encoding="utf-8")
         pool = self.llm.open(1, 1).core.store.pool
-        maker = CacheFingerprint(self.llm.target.fingerprint, dispatch.identity(self.llm.models.target.model, pool.kv))
-        return SavedCache(kv, maker), _saved(about)[1]
+        return SavedCache(kv, self.llm.runner.cache_fingerprint(pool)), _saved(about)[1]
 
     def drop(self, name: str) -> None:
         """Delete the saved prompt."""

@@ -96,7 +96,7 @@ def read_config(folder: Path) -> HFConfig:
     if head_dim % 2 or head_dim < 4:
         raise config.refusal("head_dim", ["even numbers from 4"])
     positions = config.whole("max_position_embeddings")
-    theta, scaling = _read_rope(config, head_dim, positions)
+    theta, scaling = read_rope(config, head_dim, positions)
     return HFConfig(
         model_type=family,
         vocab_size=config.whole("vocab_size"),
@@ -160,7 +160,7 @@ def frequencies(hf: HFConfig, context: int) -> tuple[Tensor, float]:
     return inv_freq_F, scale
 
 
-def _read_rope(config: Fields, head_dim: int, positions: int) -> tuple[float, Scaling]:
+def read_rope(config: Fields, head_dim: int, positions: int) -> tuple[float, Scaling]:
     """Theta and what became of the positions: of an old config in rope_scaling, of a new one in rope_parameters."""
     rope = config.within("rope_scaling" if config.get("rope_scaling") else "rope_parameters")
     rope = rope.under(original_max_position_embeddings=config.get("original_max_position_embeddings"))

@@ -33,7 +33,7 @@ def _run(options: Namespace) -> int:
     if getattr(options, "offline", False):
         os.environ["HF_HUB_OFFLINE"] = "1"  # the hub's client reads it when it is imported, and so do other processes
     announce(options)
-    code: int = import_module(f"triforce.cli.{options.command}").run(options)
+    code: int = import_module(f"triforce.cli.{options.command.replace('-', '_')}").run(options)
     return code
 
 

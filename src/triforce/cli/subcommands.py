@@ -155,6 +155,16 @@ def _eval(parser: argparse.ArgumentParser) -> None:
     options.placement(parser, context=False)
 
 
+def _train_draft(parser: argparse.ArgumentParser) -> None:
+    options.model(parser, f"{options.MODEL}: the target; without one, that of the pair that comes with triforce")
+    add = parser.add_argument
+    add("-o", "--output", metavar="DRAFT", required=True, help="the folder that the draft is written to")
+    text = "a UTF-8 text, or a folder of them, of the kind that is to be continued (default: the book of the demo)"
+    add("--texts", metavar="FOLDER", help=text)
+    text = "how long to train, in minutes that this process computes; others' do not count"
+    options.number(parser, "--minutes", text, 30, float)
+
+
 def _models(parser: argparse.ArgumentParser) -> None:
     what = parser.add_subparsers(dest="models", required=True, metavar="WHAT")
     for name, summary in (("list", "what is kept: names, sizes, licences, files"), ("remove", "remove a model")):
@@ -211,5 +221,10 @@ COMMANDS = (
         _demo,
     ),
     ("bench", "measure speed, certify texts, compare with other engines", bench),
+    (
+        "train-draft",
+        "train a draft for a model: it reads the model's hidden states, and learns from what the model computes",
+        _train_draft,
+    ),
     ("eval", "measure a model on texts: loss, use of far context, agreement with its draft", _eval),
 )

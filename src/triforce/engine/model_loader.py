@@ -21,6 +21,7 @@ from triforce.checkpoint.model_files import ModelFiles, open_model
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.checkpoint.weights import fingerprint, read_weights
 from triforce.distributed.group import ALONE, TPGroup
+from triforce.engine.feature_loader import FeatureCheckpoint, load_feature_draft
 from triforce.engine.speculative_config import LOWER_TIERS, SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet
 from triforce.errors import ModelError, RequestError
@@ -67,10 +68,11 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class ModelPair:
-    """The target, and the draft if there is one."""
+    """The target, and the draft if there is one: a model, or one that reads hidden states."""
 
     target: Checkpoint
     draft: Checkpoint | None
+    features: FeatureCheckpoint | None
     load_seconds: float
     name: str
     """What people call the target."""
@@ -78,12 +80,18 @@ class ModelPair:
     @property
     def decoders(self) -> ModelSet:
         """The models as tiers run them."""
-        return ModelSet(self.target.decoder, self.draft.lower if self.draft else None, self.target.lower)
+        features = self.features.draft if self.features else None
+        return ModelSet(self.target.decoder, self.draft.lower if self.draft else None, self.target.lower, features)
+
+    @property
+    def cached_by(self) -> str:
+        """What computes the pages of the target's pool: another one gives other bits, or pages of another shape."""
+        return " ".join(each.fingerprint for each in (self.target, self.features) if each)
 
     @property
     def fingerprints(self) -> list[str]:
         """The fingerprint of each model, the target's first."""
-        return [each.fingerprint for each in (self.target, self.draft) if each]
+        return [each.fingerprint for each in (self.target, self.draft, self.features) if each]
 
     @property
     def facts(self) -> tuple[object, ...]:
@@ -103,6 +111,9 @@ class ModelPair:
         works["retrieval"] = TierWork.of(self.target.config, weight or own, 1 if bits else number)
         if self.draft:
             works["draft"] = TierWork.of(self.draft.config, number, number, sequential=True)
+        if self.features:
+            features = self.features.draft
+            works["draft"] = TierWork(1, number * features.weights_read, 0.0, number, number, sequential=True)
         return CostModel(path, works)
 
 
@@ -126,7 +137,11 @@ def load_pair(
     if unknown := sorted(layer for layer in speculation.retrieval.searched_layers or () if layer >= layers):
         raise RequestError(f"searched_layers names layer {unknown[0]}; the model's are 0 to {layers - 1}")
     draft = draft_for(model) if draft == "auto" else draft
-    drafter = read(draft, beside=target) if draft is not None else None
+    drafter: Checkpoint | None = None
+    features: FeatureCheckpoint | None = None
+    if draft is not None:
+        features = load_feature_draft(draft, target.decoder, target.fingerprint, speculation)
+        drafter = None if features else read(draft, beside=target)
     seconds = perf_counter() - began
     if drafter:
         names = (str(target.path), str(drafter.path))
@@ -137,7 +152,7 @@ def load_pair(
                 f"{names[0]} has {target.config.vocab_size} tokens and {names[1]} {drafter.config.vocab_size}; "
                 "use a draft model with the target's own tokenizer"
             )
-    return ModelPair(target, drafter, seconds, name)
+    return ModelPair(target, drafter, features, seconds, name)
 
 
 def load(

@@ -34,7 +34,7 @@ def retrieval(build: TierBuilder, below: Proposer | None = None) -> Tier[FullVie
 
 def streaming(build: TierBuilder) -> Tier[FullView]:
     """The hierarchy with StreamingLLM in the place of retrieval (the paper's ablation); without a draft, two tiers."""
-    below = build.lowest() if build.models.draft else None
+    below = build.lowest() if build.models.drafts else None
     full = build.full()
     return build.exact(full, build.middle(full, Recent, "streaming", below))
 
@@ -56,7 +56,7 @@ def draft_ngram(build: TierBuilder) -> Tier[FullView]:
 
 def auto(build: TierBuilder) -> Tier[FullView]:
     """All tiers there are, for a `PlanController` to choose from."""
-    return triforce(build) if build.models.draft else retrieval(build)
+    return triforce(build) if build.models.drafts else retrieval(build)
 
 
 MODES: dict[str, ModeBuilder] = {

@@ -97,10 +97,10 @@ class RequestRunner:
     def _disk_prefixes(self, store: SharedKV) -> DiskPrefixes | None:
         if self.disk is None:
             return None
-        target, draft = self._pair.target, self._pair.draft
+        draft = self._pair.draft
         drafter = f"{draft.fingerprint} {self._speculation.lower_tiers}" if draft else ""
         kernels = f"{dispatch.identity(self._models.target.model, store.pool.kv)}, {native_loader.build()}"
-        profile = KVProfile(self._pair.name, target.fingerprint, drafter, kernels)
+        profile = KVProfile(self._pair.name, self._pair.cached_by, drafter, kernels)
         return DiskPrefixes(self.disk, profile, store.pool, store.whole)
 
     def clear(self) -> None:
@@ -146,16 +146,19 @@ class RequestRunner:
         """Return a saved prompt to start from, and a function that saves one; None for those not asked for."""
         if load is None and save is None:
             return None, None
-        kernels = dispatch.identity(self._models.target.model, pool.kv)
-        fingerprint = prompt_file.CacheFingerprint(self._pair.target.fingerprint, kernels)
+        fingerprint = self.cache_fingerprint(pool)
         saved = None if load is None else prompt_file.SavedCache(Path(load), fingerprint)
         return saved, None if save is None else self._saver(Path(save), fingerprint, pool, prompt)
+
+    def cache_fingerprint(self, pool: PagePool) -> prompt_file.CacheFingerprint:
+        """Return the identity of what computes the pages of a pool."""
+        return prompt_file.CacheFingerprint(self._pair.cached_by, dispatch.identity(self._models.target.model, pool.kv))
 
     def _saver(
         self, path: Path, fingerprint: prompt_file.CacheFingerprint, pool: PagePool, prompt: list[int]
     ) -> Callable[[FullView], None]:
         """Reserve disk space, and return a function that writes the file; if it fails, the text goes on without one."""
-        reserved = prompt_file.reserve(path, prompt_file.size_of(pool.config, pool.dtype, len(prompt) - 1))
+        reserved = prompt_file.reserve(path, prompt_file.size_of(pool, len(prompt) - 1))
 
         def save(full: FullView) -> None:
             reserved.close()

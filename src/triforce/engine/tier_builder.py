@@ -14,11 +14,12 @@ import numpy as np
 
 from triforce.backends import dispatch
 from triforce.backends.decoder import Decoder
+from triforce.backends.feature_draft import FeatureDraft, NotingDecoder
 from triforce.backends.kernel_api import ModelBackend, pages_for
 from triforce.backends.offload_layout import OffloadLayout
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.errors import RequestError
-from triforce.kvcache import PAGE, FullView, PagePool, RetrievalView, StreamingView
+from triforce.kvcache import PAGE, FeatureMemory, FeatureView, FullView, PagePool, RetrievalView, StreamingView
 from triforce.kvcache.offload import store
 from triforce.kvcache.offload.sizing_cuda import needs_of
 from triforce.kvcache.selection import Policy
@@ -29,12 +30,18 @@ from triforce.speculation import Draft, Proposer, SequenceState, Tier, TokenSamp
 
 @dataclass(frozen=True, slots=True)
 class ModelSet:
-    """The target, and perhaps a draft model of the same vocabulary."""
+    """The target, and perhaps a draft: a model of the same vocabulary, or one that reads the target's hidden states."""
 
     target: Decoder
     draft: Decoder | None = None
     lower: Decoder | None = None
     """The target as the lower tiers run it; None: the same."""
+    features: FeatureDraft | None = None
+
+    @property
+    def drafts(self) -> bool:
+        """Whether there is a draft of either kind."""
+        return self.draft is not None or self.features is not None
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,15 @@ class SharedKV:
         target, unit = self.models.target, gcd(self.speculation.retrieval.chunk, PAGE)
         speculation, least = self.speculation, self.speculation.least(self.rows)
         given, int8 = self._room(), speculation.lower_bits > 0 and not target.config.kv_int8
-        return PagePool(target.config, 0, self.pages, target.dtype, target.device, unit, int8, least, given)
+        pages, where = self.pages, (target.dtype, target.device)
+        return PagePool(target.config, 0, pages, *where, unit, int8, least, given, self._features())
+
+    def _features(self) -> FeatureMemory | None:
+        """Make the memory of a feature draft, if there is one."""
+        if (draft := self.models.features) is None:
+            return None
+        target, unit = self.models.target, gcd(draft.config.sinks, PAGE)
+        return FeatureMemory(draft.config.layer, self.pages, target.dtype, target.device, unit)
 
     @property
     def whole(self) -> int:
@@ -112,7 +127,11 @@ class TierBuilder:
         return self.shared or SharedKV(self.models, self.speculation, len(self.capacities), pages)
 
     def full(self) -> FullView:
-        """Make the full view of the target's KV, with room for every row. Raises CacheError."""
+        """Return the full view of the target's KV, with room for every row. Raises CacheError."""
+        return self._full
+
+    @cached_property
+    def _full(self) -> FullView:
         full = self.memory or FullView(self.store.pool.more(len(self.capacities)))
         if self.prefix_pages:
             full.pool.adopt(0, self.prefix_pages)
@@ -124,7 +143,8 @@ class TierBuilder:
     def exact(self, full: FullView, below: Proposer | None = None) -> Tier[FullView]:
         """Make the full tier: the target through all of its KV."""
         target = self.models.target
-        return Tier("full", target, full, below=below, read=target.read if full.pool.offloaded else None)
+        read = target.read if full.pool.offloaded else None
+        return Tier("full", self._noting(target, full), full, below=below, read=read)
 
     def middle(
         self, full: FullView, policy: Callable[[], Policy], name: str, below: Proposer | None = None
@@ -133,10 +153,23 @@ class TierBuilder:
         view = RetrievalView(full, policy, self.speculation.retrieval)
         if view.observes:
             full.observe(view.unit, view.setting.budget)
-        return Tier(name, self.models.lower or self.models.target, view, self.speculation.speculative_tokens, below)
+        model = self._noting(self.models.lower or self.models.target, full)
+        return Tier(name, model, view, self.speculation.speculative_tokens, below)
 
-    def lowest(self) -> Tier[StreamingView]:
-        """Make the tier of the draft model, which sees sinks and a window. Raises RequestError without a draft."""
+    def _noting(self, decoder: Decoder, full: FullView) -> Decoder | NotingDecoder:
+        """The target for a tier of the rows of `full`; with a feature draft its passes leave entries there."""
+        draft, memory = self.models.features, full.pool.features
+        return NotingDecoder(decoder, draft, memory) if draft and memory else decoder
+
+    def lowest(self) -> Tier[StreamingView] | Tier[FeatureView]:
+        """Make the tier of the draft, which sees sinks and a window. Raises RequestError without a draft."""
+        if (features := self.models.features) is None:
+            return self.draft_model()
+        view = FeatureView(self.full(), features.config.sinks, features.config.window, self.speculation.reach)
+        return Tier("draft", features, view, self.speculation.draft_tokens)
+
+    def draft_model(self) -> Tier[StreamingView]:
+        """Make the tier of a draft that is a model. Raises RequestError without one."""
         view, draft = self.store.streaming.more(len(self.capacities)), self.models.draft
         assert draft is not None, "the store has seen to it"
         return Tier("draft", draft, view, self.speculation.draft_tokens, fused_draft=partial(fused_draft, draft.model))

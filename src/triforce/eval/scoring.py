@@ -28,7 +28,7 @@ def full_view(decoder: Decoder, capacity: int) -> FullView:
 
 def draft_view(decoder: Decoder) -> StreamingView:
     """Return the view that the engine gives to a draft: sinks and a window."""
-    return TierBuilder(ModelSet(decoder, decoder), SpeculativeConfig(), [0]).lowest().cache
+    return TierBuilder(ModelSet(decoder, decoder), SpeculativeConfig(), [0]).draft_model().cache
 
 
 def cut_view(decoder: Decoder, recent: int) -> StreamingView:

@@ -23,6 +23,7 @@ from triforce.disk_cache.entry import FORMAT, Entry, Part
 from triforce.disk_cache.entry_store import LOG, Use
 from triforce.disk_cache.write_behind import DiskCache
 from triforce.errors import CacheError
+from triforce.kvcache.feature_memory import FEATURES, FeatureMemory, FeatureSlots
 from triforce.kvcache.pool import PagePool
 from triforce.kvcache.views.full import LayerKV
 from triforce.kvcache.views.streaming import StreamingView
@@ -48,7 +49,7 @@ class KVProfile(NamedTuple):
     model: str
     """The name that people know the target by; it is shown, and decides nothing."""
     target: str
-    """The target's fingerprint: weights, rotation, dtype."""
+    """The target's fingerprint: weights, rotation, dtype; and that of a draft that reads its states."""
     draft: str
     """The draft's fingerprint, and the bits of its weights; or nothing."""
     kernels: str
@@ -132,10 +133,10 @@ class DiskPrefixes:
                 size = self._bytes(first)
                 if not self._queue.has_room(size):
                     return False
-                if (layers := first.layers or self._read(first)) is None:
+                if (parts := self._parts(first)) is None:
                     self._waiting.popleft()  # its pages were needed, and so are those of what follows
                     continue
-                write = partial(self.store.write, first.name, self._entry(first, layers), first.use, first.index)
+                write = partial(self.store.write, first.name, self._entry(first, parts), first.use, first.index)
             if not self._queue.offer(write, size):
                 return False
             self._waiting.popleft()
@@ -162,24 +163,29 @@ class DiskPrefixes:
     def _bytes(self, segment: WaitingSegment) -> int:
         if segment.layers:
             return sum(t.numel() * t.itemsize for layer in segment.layers for t in layer)
-        config = self.pool.config
-        return 2 * config.layers * config.kv_heads * config.row_size * SEGMENT * self.pool.dtype.itemsize
+        features = self.pool.features
+        return SEGMENT * (self.pool.token_bytes + (features.token_bytes if features else 0))
 
-    def _read(self, segment: WaitingSegment) -> list[LayerKV] | None:
-        """Return K and V of a segment, (G, N, D) for each layer; None where its pages are gone or cannot be read."""
+    def _parts(self, segment: WaitingSegment) -> dict[str, Part] | None:
+        """Return what an entry holds: KV of all layers; None where pages are gone or cannot be read."""
+        if segment.layers:
+            return _parts_of(segment.layers)
         start = segment.index * SEGMENT
         pages = segment.pages(start, start + SEGMENT) if segment.pages else None
         if pages is None:
             return None
         pages_P = torch.tensor(pages, dtype=torch.long, device=self.pool.device)
         slots_N = (pages_P[:, None] * PAGE + torch.arange(PAGE, device=self.pool.device)).flatten()
+        features = self.pool.features
         try:
-            return [self.pool.kv.read(layer, slots_N) for layer in range(self.pool.config.layers)]
+            layers = [self.pool.kv.read(layer, slots_N) for layer in range(self.pool.config.layers)]
+            held = zip(FEATURES, features.read(slots_N), strict=True) if features else ()
+            return _parts_of(layers) | {name: _part([each]) for name, each in held}
         except CacheError as error:  # of offloaded pages
             LOG.warning("disk cache: a segment is not kept: %s", error)
             return None
 
-    def _entry(self, segment: WaitingSegment, layers: Sequence[LayerKV]) -> Entry:
+    def _entry(self, segment: WaitingSegment, parts: dict[str, Part]) -> Entry:
         facts = {
             "kind": "draft" if segment.layers else "kv",
             "model": self._profile.model,
@@ -189,8 +195,12 @@ class DiskPrefixes:
             "tokens": str(SEGMENT),
             "seconds_per_token": f"{segment.cost:.3g}",
         }
-        keys, values = (_part([layer[i] for layer in layers]) for i in range(2))
-        return Entry(facts, {"keys": keys, "values": values})
+        return Entry(facts, parts)
+
+
+def _parts_of(layers: Sequence[LayerKV]) -> dict[str, Part]:
+    """Copy K and V of all layers, (G, N, D) each, to parts of an entry."""
+    return {name: _part([layer[i] for layer in layers]) for i, name in enumerate(("keys", "values"))}
 
 
 def _part(layers: Sequence[Tensor]) -> Part:
@@ -203,8 +213,21 @@ def _part(layers: Sequence[Tensor]) -> Part:
 
 def layers_of(entry: Entry, shape: Sequence[int], dtype: torch.dtype) -> list[LayerKV] | None:
     """Return K and V of each layer of an entry, (G, N, D); None unless all of it has this shape and dtype."""
-    parts = [entry.parts.get(name) for name in ("keys", "values")]
-    if any(part is None or (list(part.shape), part.kind) != (list(shape), KINDS.get(dtype)) for part in parts):
+    keys, values = (_tensor(entry, name, shape, dtype) for name in ("keys", "values"))
+    return None if keys is None or values is None else list(zip(keys, values, strict=True))
+
+
+def features_of(entry: Entry, features: FeatureMemory) -> FeatureSlots | None:
+    """Return what a feature draft held of the slots of an entry; None unless all of it has its shape and dtype."""
+    shapes = zip(FEATURES, features.shapes(SEGMENT), strict=True)
+    keys, values, states = (_tensor(entry, name, (1, *shape), features.dtype) for name, shape in shapes)
+    if keys is None or values is None or states is None:
         return None
-    keys, values = (torch.frombuffer(part.data, dtype=dtype).view(*shape) for part in parts if part)
-    return list(zip(keys, values, strict=True))
+    return FeatureSlots(keys[0], values[0], states[0])
+
+
+def _tensor(entry: Entry, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
+    part = entry.parts.get(name)
+    if part is None or (list(part.shape), part.kind) != (list(shape), KINDS.get(dtype)):
+        return None
+    return torch.frombuffer(part.data, dtype=dtype).view(*shape)

@@ -8,7 +8,7 @@ from time import perf_counter
 import numpy as np
 
 from triforce.disk_cache.entry_store import Use
-from triforce.kvcache.disk_prefixes import SEGMENT, DiskPrefixes, Pages, WaitingSegment, layers_of
+from triforce.kvcache.disk_prefixes import SEGMENT, DiskPrefixes, Pages, WaitingSegment, features_of, layers_of
 from triforce.kvcache.views.full import TAIL, FullView, write_layers
 from triforce.kvcache.views.streaming import StreamingView
 from triforce.ragged import Ints
@@ -55,8 +55,12 @@ class DiskText:
             if entry is None or (layers := layers_of(entry, shape, pool.dtype)) is None:
                 return
             first = max(seen - start, 0)
-            some = ((keys[:, first:], values[:, first:]) for keys, values in layers)
-            write_layers(pool.kv, pool.slots(row, start + first, stop), some)
+            slots_N = pool.slots(row, start + first, stop)
+            if pool.features:
+                if (held := features_of(entry, pool.features)) is None:
+                    return
+                pool.features.write(slots_N, held.behind(first))
+            write_layers(pool.kv, slots_N, ((keys[:, first:], values[:, first:]) for keys, values in layers))
             if stop % disk.whole == 0:
                 pool.lengths_B[row] = stop
             self._touch(index, name)

@@ -18,6 +18,7 @@ from triforce.backends.kv_rows import kv_dtype
 from triforce.backends.offload_layout import OffloadLayout
 from triforce.errors import CacheError
 from triforce.interface.outputs import KVMemoryUsage
+from triforce.kvcache.feature_memory import FeatureMemory
 from triforce.model.config import ModelConfig
 
 
@@ -31,7 +32,7 @@ class PagePool:
     of whichever view runs. Page 0 is scratch: padding is written there and nothing is read from it. `unit`: tokens that
     views pick together at least (see `backends.PageTable`). `int8`: lower views read int8 copies of what is committed.
     `least`: the shape to which passes of the exact view are padded (see `ForwardBatch`). `room`: pages lie in a store,
-    and so much of them stays.
+    and so much of them stays. `features`: what a feature draft holds of the same pages.
     """
 
     def __init__(
@@ -45,10 +46,12 @@ class PagePool:
         int8: bool = False,
         least: tuple[int, int] = (1, 1),
         room: OffloadLayout | None = None,
+        features: FeatureMemory | None = None,
     ) -> None:
         self.config, self.device, self.unit, self.least = config, torch.device(device), unit, least
         self.dtype = kv_dtype(config, dtype)
         """Of the rows that its memory reads and writes."""
+        self.features = features
         self.offloaded = dispatch.offloaded(config, pages, dtype, device, room) if room else None
         self.kv = self.offloaded or dispatch.memory(config, pages, dtype, device, unit, int8)
         self.pages = pages
@@ -93,7 +96,13 @@ class PagePool:
         """Bytes of K and V by where they lie, of all rows."""
         if self.offloaded:
             return self.offloaded.bytes
-        return KVMemoryUsage(self.config.kv_bytes(self.dtype.itemsize) * (self.pages + 1) * PAGE)
+        beside = self.features.bytes if self.features else 0
+        return KVMemoryUsage(self.token_bytes * (self.pages + 1) * PAGE + beside)
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token's K and V."""
+        return self.config.kv_bytes(self.dtype.itemsize)
 
     @property
     def kv_dtype(self) -> str:

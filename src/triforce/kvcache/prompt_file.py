@@ -1,8 +1,8 @@
 """The KV cache of a prompt in a file, so that a second question on the same document starts at once.
 
 An entry of the disk cache's format (see `disk_cache.entry`), of the kind `prompt`, where its owner wants it: `ids` (N),
-and `keys.L` and `values.L` of each layer (G, N, D), of int8 KV with scales (see `kv_rows`). Written layer by layer, so
-that a cache larger than half the memory can be saved.
+and `keys.L` and `values.L` of each layer (G, N, D), of int8 KV with scales (see `kv_rows`); of a feature draft
+`FEATURES`, the last of them (N, C). Written layer by layer, so that a cache larger than half the memory can be saved.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from triforce.backends.native_loader import VARIABLE
 from triforce.disk_cache.entry import DIGEST, FORMAT, beginning, sealed
 from triforce.errors import CacheError
 from triforce.kvcache.disk_prefixes import KINDS
+from triforce.kvcache.feature_memory import FEATURES, FeatureSlots
+from triforce.kvcache.pool import PagePool
 from triforce.kvcache.views.full import TAIL, FullView, write_layers
-from triforce.model.config import ModelConfig
 from triforce.ragged import common_prefix
 
 KIND = "prompt"
@@ -60,15 +61,16 @@ def reserve(path: Path, size: int) -> IO[bytes]:
         ) from error
 
 
-def size_of(config: ModelConfig, dtype: torch.dtype, tokens: int) -> int:
+def size_of(pool: PagePool, tokens: int) -> int:
     """Bytes of K, V and ids of so many tokens."""
-    return tokens * (config.kv_bytes(dtype.itemsize) + torch.int64.itemsize)
+    features = pool.features.token_bytes if pool.features else 0
+    return tokens * (pool.token_bytes + features + torch.int64.itemsize)
 
 
 def save(path: Path, maker: CacheFingerprint, full: FullView, b: int, prompt: list[int]) -> None:
     """Keep what row b of an exact view has seen of `prompt`. The file appears whole or not at all; else CacheError."""
     ids, pool = prompt[: int(full.lengths_B[b])], full.pool
-    header = _header(maker, pool.config, pool.dtype, len(ids))
+    header = _header(maker, pool, len(ids))
     path = path.resolve()  # what a link points to is replaced, not the link
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
@@ -95,8 +97,8 @@ class SavedCache:
                 raise CacheError(f"{path} is no prompt that this triforce saved; make one with --save-cache")
             if about.get("fingerprint") != maker.model:
                 raise CacheError(
-                    f"{path} was saved with another model, dtype or context setting; load it with the same ones, "
-                    "or make a new one with --save-cache"
+                    f"{path} was saved with another model, dtype, context setting or draft of hidden states; load it "
+                    "with the same ones, or make a new one with --save-cache"
                 )
             if about.get("kernels") != maker.kernels:
                 raise CacheError(
@@ -125,7 +127,11 @@ class SavedCache:
         row, pool = full.rows[b], full.pool
         read = self._file.get_slice
         layers = ((read(f"keys.{n}")[:, :length], read(f"values.{n}")[:, :length]) for n in range(pool.config.layers))
-        write_layers(pool.kv, pool.slots(row, 0, length), layers)
+        slots_N = pool.slots(row, 0, length)
+        write_layers(pool.kv, slots_N, layers)
+        if pool.features:
+            keys, values, states = (read(name) for name in FEATURES)
+            pool.features.write(slots_N, FeatureSlots(keys[:, :length], values[:, :length], states[:length]))
         pool.lengths_B[row] = length
         return length
 
@@ -133,8 +139,11 @@ class SavedCache:
 def _tensors(full: FullView, b: int, ids: list[int]) -> Iterator[Tensor]:
     """Yield what a file holds, in its order: ids, and K and V of each layer, which are read when their turn comes."""
     yield torch.tensor(ids)
-    for layer in range(full.pool.config.layers):
-        yield from full.pool.span(layer, full.rows[b], 0, len(ids))
+    pool, row = full.pool, full.rows[b]
+    for layer in range(pool.config.layers):
+        yield from pool.span(layer, row, 0, len(ids))
+    if pool.features:
+        yield from pool.features.read(pool.slots(row, 0, len(ids)))
 
 
 def _write(file: BinaryIO, head: bytes, tensors: Iterator[Tensor]) -> None:
@@ -145,10 +154,14 @@ def _write(file: BinaryIO, head: bytes, tensors: Iterator[Tensor]) -> None:
     os.fsync(file.fileno())
 
 
-def _header(maker: CacheFingerprint, config: ModelConfig, dtype: torch.dtype, tokens: int) -> bytes:
+def _header(maker: CacheFingerprint, pool: PagePool, tokens: int) -> bytes:
+    config = pool.config
     facts = {"format": FORMAT, "kind": KIND, "fingerprint": maker.model, "kernels": maker.kernels}
-    shape = KINDS[dtype], [config.kv_heads, tokens, config.row_size]
+    shape = KINDS[pool.dtype], [config.kv_heads, tokens, config.row_size]
     layers = {f"{kind}.{layer}": shape for layer in range(config.layers) for kind in ("keys", "values")}
+    if features := pool.features:
+        shapes = zip(FEATURES, features.shapes(tokens), strict=True)
+        layers |= {name: (KINDS[features.dtype], list(each)) for name, each in shapes}
     return beginning(facts, {"ids": ("I64", [tokens]), **layers})
 
 

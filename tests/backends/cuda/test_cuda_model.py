@@ -56,6 +56,7 @@ def passes() -> dict[str, tuple[Tensor, Tensor | None, ForwardBatch]]:
         "streaming": (ids_23[:1], None, ForwardBatch([200], [(2, window)], observe=True)),
         "prefill": (wide, torch.tensor([[89]]), ForwardBatch([20], [(2, PageTable(places[None, :8], [20], [90]))])),
         "padded": (ids_23, None, ForwardBatch([70, 5], [(2, ragged)], observe=True, least=(4, 8))),
+        "states": (ids_23, None, ForwardBatch([70, 5], [(2, ragged)], least=(4, 8), states=(1,))),
     }  # fmt: skip
 
 
@@ -95,6 +96,10 @@ def test_cuda_pass_equals_torch(decoder: Decoder, name: str) -> None:
             assert got.queries_LBTHD is not None and wanted.queries_LBTHD is not None
             queries = got.queries_LBTHD[:, b, :count], wanted.queries_LBTHD[:, b, :count]
             torch.testing.assert_close(*queries, atol=2e-5, rtol=1e-5)
+        if this.states:
+            assert got.states_SBTC is not None and wanted.states_SBTC is not None
+            states = got.states_SBTC[:, b, :count], wanted.states_SBTC[:, b, :count]
+            torch.testing.assert_close(*states, atol=2e-5, rtol=1e-5)
     assert got.logits_BJV.shape == wanted.logits_BJV.shape
     if this.return_mass:
         torch.testing.assert_close(got.mass_LBGU, wanted.mass_LBGU, atol=2e-5, rtol=2e-5)
@@ -110,7 +115,7 @@ def test_cuda_pass_is_captured_once_per_bucket(decoder: Decoder, monkeypatch: py
     monkeypatch.setattr(
         cuda_model,
         "run_pass",
-        lambda model, kv, inputs, wide=None: shapes_run.append((id(inputs), inputs.shape.width)) or outcome(),
+        lambda model, kv, inputs, *rest: shapes_run.append((id(inputs), inputs.shape.width)) or outcome(),
     )
 
     def outcome() -> ForwardOutput:

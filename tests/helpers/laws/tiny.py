@@ -61,13 +61,19 @@ MODELS = ModelSet(decoder(LAYERS, 0.0), decoder(1, 0.1))
 
 
 def started(
-    mode: str, coupling: str, params: SamplingParams, rows: int, first: int = 0, setting: SpeculativeConfig = SETTING
+    mode: str,
+    coupling: str,
+    params: SamplingParams,
+    rows: int,
+    first: int = 0,
+    setting: SpeculativeConfig = SETTING,
+    models: ModelSet = MODELS,
 ) -> SequenceBatch:
     """A ragged batch that has read its prompts: row b is choice `first + b`, of prompt b modulo their number."""
     sequences = [
         TokenSequence(PROMPTS[row % len(PROMPTS)], params, seed=1234, choice=first + row) for row in range(rows)
     ]
-    batch = SequenceBatch(MODELS, MODES[mode], setting, coupling, sequences)
+    batch = SequenceBatch(models, MODES[mode], setting, coupling, sequences)
     deque(prefill_batch(batch), maxlen=0)
     return batch
 

@@ -288,7 +288,7 @@ class Decoder:
 
     def __init__(self, layers: Sequence[DecoderLayer], head: LmHead, embedding: torch.Tensor | triforce.model.weights.QuantizedWeight | None) -> None: ...
 
-    def forward(self, *, memory: Sequence[Pages], ids: torch.Tensor, positions: Sequence[int], counts: Sequence[int], cos: torch.Tensor, sin: torch.Tensor, views: Sequence[View], at: torch.Tensor | None, logits: torch.Tensor, queries: torch.Tensor | None = None, mass: torch.Tensor | None = None, first_layer: int = 0, last_layer: int = -1, x: torch.Tensor | None = None, exact: bool = False, keep: int = 0) -> None:
+    def forward(self, *, memory: Sequence[Pages], ids: torch.Tensor, positions: Sequence[int], counts: Sequence[int], cos: torch.Tensor, sin: torch.Tensor, views: Sequence[View], at: torch.Tensor | None, logits: torch.Tensor, queries: torch.Tensor | None = None, mass: torch.Tensor | None = None, first_layer: int = 0, last_layer: int = -1, x: torch.Tensor | None = None, exact: bool = False, keep: int = 0, state_layers: Sequence[int] = [], states: torch.Tensor | None = None) -> None:
         """
         Run a forward pass of ids (B, T) int64, counts[b] tokens of row b from positions[b] on, over the pages of each
         layer.
@@ -296,7 +296,8 @@ class Decoder:
         Out: `logits` (B, J, V) float32 of columns `at` (B, J) int64, or of all; rotated `queries` (L, B, T, H, D);
         `mass` (L, B, G, P) float32. If only layers [first_layer, last_layer) are run, the residual stream stays in `x`
         (B, T, C) float32. For offloaded memory: keys before the starts are committed if `exact`, and the `keep` pages
-        of most mass stay in memory.
+        of most mass stay in memory. `states` (layers, B, T, C) float32 gets the residual stream behind so many layers
+        as each of `state_layers` says.
         """
 
 def fused_draft(*, decoder: Decoder, memory: Sequence[Pages], positions: Sequence[int], cos: torch.Tensor, sin: torch.Tensor, view: View, ids: numpy.typing.NDArray[numpy.int64], lengths: numpy.typing.NDArray[numpy.int64], live: numpy.typing.NDArray[numpy.bool], sampler: Sampler, noise: Noise | torch.Tensor, probs: torch.Tensor, tokens: numpy.typing.NDArray[numpy.int64]) -> tuple[int, float] | None:

@@ -56,6 +56,12 @@ class EmbeddingAndHead:
             self._matrix.rows(ids_N.contiguous(), x_NC)
         return x_NC
 
+    def head_rows(self, ids_N: Tensor) -> Tensor:
+        """Return the rows of these tokens in the head as numbers, whatever it is packed to: float32 (N, C)."""
+        rows_NC = torch.empty(len(ids_N), self.config.hidden_size)
+        self._matrix.rows(ids_N.contiguous(), rows_NC)
+        return rows_NC
+
     def head(self, x_NC: Tensor) -> Tensor:
         logits_NV = torch.empty(len(x_NC), self._tokens)
         self._head.logits(x_NC, logits_NV)
@@ -102,18 +108,21 @@ class NativeModel(EmbeddingAndHead):
             return forward_layerwise(self, ids_BT, kv, batch, at_BJ)
         (B, T), config = ids_BT.shape, self.config
         logits_BJV = torch.empty(B, T if at_BJ is None else at_BJ.shape[1], config.vocab_size)
-        queries_LBTHD = mass_LBGU = None
+        queries_LBTHD = mass_LBGU = states_SBTC = None
         if batch.observe:
             queries_LBTHD = torch.empty(config.layers, B, T, config.heads, config.head_dim, dtype=kv.dtype)
         if batch.return_mass:
             mass_LBGU = torch.empty(config.layers, B, config.kv_heads, batch.views[0][1].units.shape[-1])
+        if batch.states:
+            states_SBTC = torch.empty(len(batch.states), B, T, config.hidden_size)
         cos, sin = rotations(config.rope, batch, T)
         self.decoder.forward(
             memory=kv.native_pages, ids=ids_BT.contiguous(), positions=batch.positions,
             counts=batch.views[0][1].counts, cos=cos, sin=sin, views=[kv.native_view(*view) for view in batch.views],
             at=at_BJ, logits=logits_BJV, queries=queries_LBTHD, mass=mass_LBGU, exact=batch.exact, keep=batch.keep,
+            state_layers=batch.states, states=states_SBTC,
         )  # fmt: skip
-        return ForwardOutput(logits_BJV, queries_LBTHD, mass_LBGU)
+        return ForwardOutput(logits_BJV, queries_LBTHD, mass_LBGU, states_SBTC)
 
     def fused_draft(
         self, kv: NativeKV, batch: ForwardBatch, texts: tuple[Ints, Ints, Bools], draws: Draws, tokens_BK: Ints

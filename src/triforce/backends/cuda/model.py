@@ -95,11 +95,11 @@ class TritonModel(TorchModel):
         if at_BJ is None:
             at_BJ = torch.arange(T).expand(B, -1)
         shape = shape_of(B, T, at_BJ.shape[1], batch, padded=T <= NARROW)
-        if T > NARROW or batch.passing:
+        if T > NARROW or batch.passing or batch.states:
             inputs = GraphInputs(shape, kv.device)
             inputs.fill(ids_BT, at_BJ, batch)
             wide = T > WIDE and not (batch.return_mass or batch.views[0][1].window)
-            output = run_pass(model, kv, inputs, batch.lists() if wide else None)
+            output = run_pass(model, kv, inputs, batch.lists() if wide else None, batch.states)
             return output if T > NARROW else _cut(output, B, T, at_BJ.shape[1], batch)
         graphs = self.graphs(kv)
         captured: Replay[GraphInputs, ForwardOutput] = graphs.get(shape, lambda: Replay(GraphInputs(shape, kv.device)))
@@ -118,18 +118,26 @@ class TritonModel(TorchModel):
 
 
 def run_pass(
-    model: ModelBackend, kv: TritonKV, inputs: PassInputs, wide: list[PageTable] | None = None
+    model: ModelBackend,
+    kv: TritonKV,
+    inputs: PassInputs,
+    wide: list[PageTable] | None = None,
+    states: tuple[int, ...] = (),
 ) -> ForwardOutput:
-    """A function of what lies in the inputs; `wide`: each layer's lists, for torch's fused attention."""
+    """A function of what lies in the inputs; `wide`: each layer's lists, for torch's fused attention.
+
+    states: as in `ForwardBatch`, of passes that are not captured.
+    """
     attention, shape = kv.device_attention(inputs, wide), inputs.shape
-    return forward_layers(model, inputs.ids_BT, inputs.at_BJ, attention, shape.observe, shape.return_mass)
+    return forward_layers(model, inputs.ids_BT, inputs.at_BJ, attention, shape.observe, shape.return_mass, states)
 
 
 def _cut(whole: ForwardOutput, rows: int, width: int, columns: int, batch: ForwardBatch) -> ForwardOutput:
     """An output without the padding of its bucket, and to be kept: the next pass of this shape overwrites it."""
-    logits_BJV, queries_LBTHD, mass_LBGU = whole
+    logits_BJV, queries_LBTHD, mass_LBGU, states_SBTC = whole
     return ForwardOutput(
         logits_BJV[:rows, :columns].clone(),
         queries_LBTHD[:, :rows, :width].clone() if queries_LBTHD is not None else None,
         mass_LBGU[:, :rows, :, : batch.views[0][1].units.shape[-1]].clone() if mass_LBGU is not None else None,
+        states_SBTC[:, :rows, :width].clone() if states_SBTC is not None else None,
     )

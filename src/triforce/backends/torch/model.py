@@ -5,6 +5,8 @@ Shape suffixes as in kernel_api.py; I MLP size, Q = H * D, P = G * D.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -80,6 +82,11 @@ class TorchModel:
     def embed(self, ids_N: Tensor) -> Tensor:
         return F.embedding(ids_N.to(self.weights.embedding_VC.device), numbers(self.weights.embedding_VC))
 
+    def head_rows(self, ids_N: Tensor) -> Tensor:
+        """Return the rows of these tokens in the head: float32 (N, C)."""
+        head_VC = numbers(self.weights.head_VC)
+        return head_VC[ids_N.to(head_VC.device)].float()
+
     def head(self, x_NC: Tensor) -> Tensor:
         y_NC = self.block.norm(x_NC, self.weights.norm_C, self.config.norm_eps)
         return linear(y_NC, self.weights.head_VC).float()
@@ -90,7 +97,7 @@ def forward_layerwise(
 ) -> ForwardOutput:
     """Do what `ModelBackend.forward` says, for any model that has layers and any KV memory."""
     attention = kv.layer_attention(batch, ids_BT.shape[1])
-    return forward_layers(model, ids_BT, at_BJ, attention, batch.observe, batch.return_mass)
+    return forward_layers(model, ids_BT, at_BJ, attention, batch.observe, batch.return_mass, batch.states)
 
 
 def forward_layers(
@@ -100,9 +107,13 @@ def forward_layers(
     attention: LayerAttention,
     observe: bool,
     return_mass: bool,
+    states: Sequence[int] = (),
 ) -> ForwardOutput:
-    """Logits of columns `at_BJ` (None: all of them, J = T); the queries if `observe`, their mass if `return_mass`."""
-    (B, T), queries, masses = ids_BT.shape, list[Tensor](), list[Tensor]()
+    """Logits of columns `at_BJ` (None: all of them, J = T); the queries if `observe`, their mass if `return_mass`.
+
+    Of the residual stream what it is behind so many layers as each of `states` says.
+    """
+    (B, T), queries, masses, kept = ids_BT.shape, list[Tensor](), list[Tensor](), dict[int, Tensor]()
     x_NC, scored = model.embed(ids_BT.flatten()), at_BJ is None or at_BJ.shape[1] > 0
     for index, block in enumerate(model.blocks):
         q, k, v = (x.view(B, T, *x.shape[1:]) for x in block.qkv(x_NC))
@@ -111,6 +122,8 @@ def forward_layers(
         masses.append(mass_BGU)
         if scored or index + 1 < len(model.blocks):
             block.finish(x_NC, attn_out_BTHD.flatten(0, 1).flatten(1))
+        if index + 1 in states:
+            kept[index + 1] = x_NC.view(B, T, -1).clone()
     if at_BJ is not None:
         T = at_BJ.shape[1]
         at_BJ1 = at_BJ[..., None].to(x_NC.device)
@@ -118,4 +131,5 @@ def forward_layers(
     logits_NV = model.head(x_NC)
     queries_LBTHD = torch.stack(queries) if observe else None
     mass_LBGU = torch.stack(masses) if return_mass else None
-    return ForwardOutput(logits_NV.view(B, T, logits_NV.shape[1]), queries_LBTHD, mass_LBGU)
+    states_SBTC = torch.stack([kept[layer] for layer in states]) if states else None
+    return ForwardOutput(logits_NV.view(B, T, logits_NV.shape[1]), queries_LBTHD, mass_LBGU, states_SBTC)

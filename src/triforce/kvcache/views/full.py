@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from triforce.backends.kernel_api import PAGE, ForwardBatch, ForwardOutput, KVBackend, PageTable
+from triforce.kvcache.feature_memory import FeatureSlots
 from triforce.kvcache.pool import PagePool
 from triforce.kvcache.retrieval_config import Budget
 from triforce.ragged import Ints
@@ -55,11 +56,15 @@ class AttentionObservation:
 
 @dataclass(frozen=True, slots=True)
 class SwappedKV:
-    """A row: K and V of its committed tokens for each layer, on the host once swapped out, and what it saw last."""
+    """A row: K and V of its committed tokens for each layer, on the host once swapped out, and what it saw last.
+
+    features: what a feature draft holds of them.
+    """
 
     length: int
     layers: Iterable[LayerKV]
     observation: AttentionObservation
+    features: FeatureSlots | None
 
 
 class FullView:
@@ -95,7 +100,7 @@ class FullView:
         return ForwardBatch(starts, views, observe, return_mass, self.pool.least, exact=True, keep=keep, tables=tables)
 
     def observed(self, batch: ForwardBatch, output: ForwardOutput) -> None:
-        _, queries_LBTHD, mass_LBGU = output
+        queries_LBTHD, mass_LBGU = output.queries_LBTHD, output.mass_LBGU
         if queries_LBTHD is None:
             return
         lists = batch.views[0][1]
@@ -138,12 +143,16 @@ class FullView:
     def swap_out(self, b: int) -> SwappedKV:
         """A copy of what a row holds, for `swap_in`."""
         held = self._held(b)
-        return replace(held, layers=to_host(held.layers))
+        features = held.features.to_host() if held.features else None
+        return replace(held, layers=to_host(held.layers), features=features)
 
     def swap_in(self, b: int, held: SwappedKV) -> None:
         """Let a fresh row, whose pages are reserved, go on as the one that was swapped out."""
         row, pool = self.rows[b], self.pool
-        write_layers(pool.kv, pool.slots(row, 0, held.length), held.layers)
+        slots_N = pool.slots(row, 0, held.length)
+        write_layers(pool.kv, slots_N, held.layers)
+        if pool.features and held.features:
+            pool.features.write(slots_N, held.features)
         pool.lengths_B[row], self.observations[row] = held.length, held.observation
 
     def fork(self, source: int, row: int) -> None:
@@ -155,7 +164,8 @@ class FullView:
         row, pool = self.rows[b], self.pool
         length = int(pool.lengths_B[row])
         layers = (pool.span(layer, row, 0, length) for layer in range(pool.config.layers))
-        return SwappedKV(length, layers, self.observations[row])
+        features = pool.features.read(pool.slots(row, 0, length)) if pool.features else None
+        return SwappedKV(length, layers, self.observations[row], features)
 
 
 def to_host(layers: Iterable[LayerKV]) -> list[LayerKV]:

@@ -1,0 +1,111 @@
+"""`triforce train-draft`: a draft for any target, which reads the target's hidden states."""
+
+from __future__ import annotations
+
+import sys
+import time
+from argparse import Namespace
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from triforce.backends.torch_import import import_torch
+from triforce.cli.demo import BOOK
+from triforce.cli.text_files import read_texts
+from triforce.errors import RequestError
+
+if TYPE_CHECKING:
+    from triforce.training.trainer import Trainer
+    from triforce.training.training_state import TrainingState
+
+
+def run(options: Namespace) -> int:
+    """Train, write the draft, and print its figures; the next run goes on where one was interrupted.
+
+    Raises RequestError where it is, and for folders and texts that will not do.
+    """
+    if not options.minutes > 0:
+        raise RequestError(f"--minutes {options.minutes:g}: give more than 0")
+    folder = Path(options.output)
+    texts = read_texts([options.texts or str(resources.files("triforce") / "assets" / BOOK)])
+    _require_folder(folder)
+    trainer = _trainer(options, texts, folder)
+    with Bar(options.minutes * 60) as bar:
+        try:
+            trainer.run(options.minutes * 60, bar)
+        except KeyboardInterrupt as error:
+            done = f"after {trainer.state.seconds / 60:.1f} of {options.minutes:g} minutes"
+            raise RequestError(f"stopped {done}; the same command goes on from there") from error
+    print(_finish(trainer, folder))
+    return 0
+
+
+def _require_folder(folder: Path) -> None:
+    """Make the folder. Raises RequestError where a draft is that is finished, or where none can be written."""
+    from triforce.training.training_state import FILE
+
+    if (folder / "config.json").exists() and not (folder / FILE).exists():
+        raise RequestError(f"{folder} holds a model or a finished draft; name another folder with --output")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f"{FILE}.partial"
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        raise RequestError(f"{folder} cannot be written ({error.strerror}); name another folder") from error
+
+
+def _trainer(options: Namespace, texts: dict[str, str], folder: Path) -> Trainer:
+    import_torch()
+    import torch
+
+    threads = torch.get_num_threads()  # before native kernels claim all but one
+    from triforce.backends import native_loader
+    from triforce.llm import LLM
+    from triforce.training.trainer import Trainer
+    from triforce.training.training_config import TrainingConfig
+
+    llm = LLM(options.model, None, device="cpu", mode="ar")
+    threads = min(threads, native_loader.usable_cpus())
+    narrow = native_loader.native is not None and native_loader.native.level() == "avx512bf16"
+    began, clock = time.process_time(), time.process_time
+    return Trainer(
+        llm, texts, folder, TrainingConfig(), clock=lambda: (clock() - began) / threads, threads=threads, narrow=narrow
+    )
+
+
+def _finish(trainer: Trainer, folder: Path) -> str:
+    """Write the draft and remove the training's state; return the figures as text."""
+    from triforce.checkpoint.feature_draft_file import FeatureDraftFile
+    from triforce.checkpoint.feature_draft_writer import write_feature_draft
+    from triforce.training.training_card import measure, table
+    from triforce.training.training_state import FILE
+
+    card = measure(trainer)
+    target = trainer.llm.target.fingerprint
+    write_feature_draft(folder, FeatureDraftFile(trainer.draft, trainer.detached(), target, card))
+    (folder / FILE).unlink()
+    return table(card).plain()
+
+
+class Bar:
+    """Progress on stderr, on terminals only: time, and the share of guesses that held-out texts keep."""
+
+    def __init__(self, seconds: float) -> None:
+        from tqdm import tqdm
+
+        how: dict[str, Any] = {"disable": None, "file": sys.stderr, "leave": False}
+        self._seconds, self._bar = seconds, tqdm(total=round(seconds), desc="training", unit=" s", **how)
+
+    def __enter__(self) -> Bar:
+        return self
+
+    def __call__(self, state: TrainingState) -> None:
+        self._bar.update(round(min(state.seconds, self._seconds)) - self._bar.n)
+        if state.history:
+            kept = state.history[-1]["kept"]
+            shown = ", ".join(f"{kind} {' '.join(f'{share:.2f}' for share in of)}" for kind, of in kept.items())
+            self._bar.set_postfix_str(f"kept: {shown}")
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.close()

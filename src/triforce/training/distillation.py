@@ -1,0 +1,92 @@
+"""Distillation of the target's law into guesses in a row, each made of the one before.
+
+The draft learns on its own guesses of states: those behind the first one are its outputs (training-time test, Li et
+al. 2025, arXiv 2503.01840, section 3). Tokens are those of the text, as a guess goes on only where it was right.
+
+Shape suffixes as in model/feature_draft.py; B rows, T tokens of a chunk, N anchors, P = B * N.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from triforce.backends.torch.feature_layer import Entries, FeatureLayer
+from triforce.training.target_stream import Chunk
+
+SLICE = 512
+"""Positions whose logits exist at once."""
+
+
+class Past:
+    """The entries before a chunk that its own may see: sinks, and a window."""
+
+    def __init__(self) -> None:
+        self.entries: Entries | None = None
+
+    def then(self, own: Entries) -> Entries:
+        """Return these and those of a chunk."""
+        return self.entries.then(own) if self.entries else own
+
+    def keep(self, seen: Entries, sinks: int, window: int) -> None:
+        """Keep what the chunk behind `seen` may see."""
+        slots_K = seen.slots_BK[0]
+        kept_K = (slots_K < sinks) | (slots_K > slots_K[-1] - window)
+        self.entries = Entries(*(part[:, kept_K].detach() for part in seen))
+
+
+def guesses(
+    layer: FeatureLayer, chunk: Chunk, past: Past, anchors_N: Tensor, steps: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield outputs (B, N, C) for the head, guess by guess in a row, and where in the chunk (N) its token stands.
+
+    The first guess of a row is made of the entry of its anchor. The chunk's own entries are then kept in `past`.
+    """
+    fused_BTC = layer.fuse(chunk.states_BTX)
+    seen = past.then(layer.entries(fused_BTC, chunk.embeddings_BTC, chunk.slots_BT))
+    fused_BNC, last_BN, chain = fused_BTC[:, anchors_N], chunk.slots_BT[:, anchors_N], list[Entries]()
+    for step in range(steps):
+        at_N = anchors_N + step
+        embeddings_BNC, slots_BN = chunk.embeddings_BTC[:, at_N], chunk.slots_BT[:, at_N]
+        out_BNC, fused_BNC, own = layer.step(fused_BNC, embeddings_BNC, slots_BN, seen, last_BN, chain)
+        chain += [own] if step else []
+        yield out_BNC, at_N
+    past.keep(seen, layer.config.sinks, layer.config.window)
+
+
+def loss(layer: FeatureLayer, head_MC: Tensor, chunk: Chunk, past: Past, anchors_N: Tensor, steps: int,
+         decay: float) -> Tensor:  # fmt: skip
+    """Return the cross entropy of guesses and the target's law in nats, weighted by `decay` per guess: a scalar."""
+    total, weight = torch.zeros(()), 0.0
+    for step, (out_BNC, at_N) in enumerate(guesses(layer, chunk, past, anchors_N, steps)):
+        law_PM = chunk.law_BTM[:, at_N].flatten(0, 1)
+        nats: Tensor = _HeadLoss.apply(out_BNC.flatten(0, 1), head_MC, law_PM)  # type: ignore[no-untyped-call]
+        total, weight = total + decay**step * nats / len(law_PM), weight + decay**step
+    return total / weight
+
+
+class _HeadLoss(torch.autograd.Function):
+    """The sum of -p log q over tokens that can be proposed, and its gradient, a slice of positions at a time.
+
+    What the law gives to other tokens is not learned from.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, out_PC: Tensor, head_MC: Tensor, law_PM: Tensor) -> Tensor:
+        total, slopes = torch.zeros(()), []
+        for some_PC, some_PM in zip(torch.split(out_PC.detach(), SLICE), torch.split(law_PM, SLICE), strict=True):
+            logits_PM = (some_PC.to(head_MC.dtype) @ head_MC.T).float()
+            log_q_PM = logits_PM - logits_PM.logsumexp(-1, keepdim=True)
+            total = total - (some_PM * log_q_PM).sum()
+            slope_PM = log_q_PM.exp_().mul_(some_PM.sum(-1, keepdim=True)).sub_(some_PM)
+            slopes.append((slope_PM.to(head_MC.dtype) @ head_MC).float())
+        ctx.save_for_backward(torch.cat(slopes))
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor, None, None]:
+        (slope_PC,) = ctx.saved_tensors
+        return slope_PC * scale, None, None

@@ -1,0 +1,106 @@
+"""Held-out acceptance of a draft, guess by guess in a row, on texts and on the target's answers.
+
+Share j is that of guesses kept where the j - 1 before them were. Shape suffixes as in distillation.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from triforce.backends.decoder import Decoder
+from triforce.backends.torch.feature_layer import FeatureLayer
+from triforce.eval.agreement import same_pick
+from triforce.training.distillation import Past, guesses
+from triforce.training.target_stream import Chunk, TargetStream
+
+SAMPLED = 0.8
+"""The temperature of the seeded shares."""
+APART = 8
+"""Only every so many places are looked at where laws of the whole vocabulary are compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A draft as it is looked at: its layer, the rows of the head, and their tokens."""
+
+    layer: FeatureLayer
+    head_MC: Tensor
+    tokens_M: Tensor
+
+    def logits(self, out_BNC: Tensor) -> Tensor:
+        """Return logits (B, N, M)."""
+        return (out_BNC.to(self.head_MC.dtype) @ self.head_MC.T).float()
+
+
+class Heldout:
+    """Texts (B, T) by their kind, read by the target once: greedy shares of any draft for it are quick then."""
+
+    def __init__(
+        self, decoder: Decoder, layers: tuple[int, ...], tokens_M: Tensor, texts: Mapping[str, Tensor]
+    ) -> None:
+        self.chunks = {
+            kind: TargetStream(decoder, layers, tokens_M[:0], *ids_BT.shape).read(ids_BT)
+            for kind, ids_BT in texts.items()
+        }
+
+    def greedy(self, subject: Subject, steps: int) -> dict[str, list[float]]:
+        """Return the shares that are kept at temperature 0, by kind."""
+        return {kind: greedy(subject, chunk, Past(), steps) for kind, chunk in self.chunks.items()}
+
+
+@torch.no_grad()
+def greedy(subject: Subject, chunk: Chunk, past: Past, steps: int) -> list[float]:
+    """Return the share of guesses in a chunk that are the target's most probable token."""
+    anchors_N = torch.arange(chunk.ids_BT.shape[1] - steps + 1)
+    return [
+        float((subject.tokens_M[subject.logits(out_BNC).argmax(-1)] == chunk.best_BT[:, at_N]).float().mean())
+        for out_BNC, at_N in guesses(subject.layer, chunk, past, anchors_N, steps)
+    ]
+
+
+@torch.no_grad()
+def seeded(subject: Subject, chunk: Chunk, past: Past, steps: int) -> list[float]:
+    """Return the probability that draft and target draw the same token at temperature 0.8, in the mean of a chunk."""
+    assert chunk.logits_BTV is not None
+    anchors_N, shares = torch.arange(0, chunk.ids_BT.shape[1] - steps + 1, APART), []
+    for out_BNC, at_N in guesses(subject.layer, chunk, past, anchors_N, steps):
+        p_PV = (chunk.logits_BTV[:, at_N].flatten(0, 1) / SAMPLED).softmax(-1).double()
+        q_PV = torch.zeros_like(p_PV)
+        q_PV[:, subject.tokens_M] = (subject.logits(out_BNC).flatten(0, 1) / SAMPLED).softmax(-1).double()
+        shares.append(float(same_pick(p_PV, q_PV).mean()))
+    return shares
+
+
+def at_length(
+    decoder: Decoder, layers: tuple[int, ...], subject: Subject, ids_BL: Tensor, width: int, steps: int
+) -> dict[str, list[float]]:
+    """Return both kinds of shares in the last `width` tokens of texts, all of which the target sees."""
+    greedy_sums, seeded_sums = torch.zeros(steps), torch.zeros(steps)
+    for ids_1L in torch.split(ids_BL, 1):  # one by one: a chunk's logits are large
+        for chunk, past in _chunks(decoder, layers, subject, ids_1L, width):
+            greedy_sums += torch.tensor(greedy(subject, chunk, _copy(past), steps))
+            seeded_sums += torch.tensor(seeded(subject, chunk, past, steps))
+    return {"0": (greedy_sums / len(ids_BL)).tolist(), f"{SAMPLED:g}": (seeded_sums / len(ids_BL)).tolist()}
+
+
+def _chunks(
+    decoder: Decoder, layers: tuple[int, ...], subject: Subject, ids_1L: Tensor, width: int
+) -> Iterator[tuple[Chunk, Past]]:
+    """Read a text, and yield its last chunk and what came before it."""
+    stream, past = TargetStream(decoder, layers, subject.tokens_M[:0], 1, ids_1L.shape[1], whole=True), Past()
+    *before, last = torch.split(ids_1L, width, 1)
+    for part in before:
+        with torch.no_grad():
+            for _ in guesses(subject.layer, stream.read(part), past, torch.zeros(1, dtype=torch.long), 1):
+                pass
+    yield stream.read(last), past
+
+
+def _copy(past: Past) -> Past:
+    other = Past()
+    other.entries = past.entries
+    return other

@@ -1,0 +1,186 @@
+"""Trainer: distils a target into a feature draft, minute by minute, and can be stopped and go on.
+
+Shape suffixes as in distillation.py; L tokens of an episode.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from triforce.backends.torch.feature_layer import FeatureLayer
+from triforce.checkpoint.feature_draft_file import new_config
+from triforce.llm import LLM
+from triforce.model.feature_draft import FeatureDraftWeights
+from triforce.training.distillation import Past, loss
+from triforce.training.episodes import Episodes, Texts
+from triforce.training.heldout import Heldout, Subject
+from triforce.training.initial_weights import initial_weights
+from triforce.training.target_stream import TargetStream
+from triforce.training.training_config import TrainingConfig
+from triforce.training.training_state import TrainingState
+
+Clock = Callable[[], float]
+"""Seconds that this process has computed."""
+Report = Callable[[TrainingState], None]
+"""Told the state after each update."""
+
+
+class Trainer:
+    """Trains one draft. folder: keeps the state. threads: those of torch, while it computes.
+
+    narrow: its products are of bfloat16. Raises RequestError for too few texts, and ModelError for a state that does
+    not belong to this training.
+    """
+
+    def __init__(
+        self,
+        llm: LLM,
+        texts: Mapping[str, str],
+        folder: Path,
+        config: TrainingConfig,
+        *,
+        clock: Clock,
+        threads: int = 1,
+        narrow: bool = False,
+    ) -> None:
+        config = replace(config, width=min(config.width, llm.target.config.context))
+        self.llm, self.folder, self.config, self.clock, self.threads = llm, folder, config, clock, threads
+        self.narrow = narrow
+        self.decoder, target = llm.target.decoder, llm.target.config
+        self.texts = Texts.of(llm, texts, config.width)
+        self.episodes = Episodes(llm, self.texts, config)
+        self.draft = new_config(target, config.choices_of(target))
+        digest = hashlib.sha256(self.texts.trained_N.numpy().tobytes()).hexdigest()
+        facts = {"target": llm.target.fingerprint, "texts": digest, "numbers": repr(asdict(config))}
+        found = TrainingState.load(folder, facts)
+        self.resumed = found is not None
+        self.state = found or self._new(facts)
+        self.weights = self._weights()
+        self.optimizers = self._optimizers()
+        self.head_MC = self.decoder.head_rows(self.weights.tokens_M)
+        self._heldout: Heldout | None = None
+
+    def run(self, seconds: float, report: Report = lambda state: None) -> None:
+        """Train until so many seconds are spent in all; the state is kept after each episode, and when interrupted."""
+        try:
+            while self.state.seconds < seconds:
+                self._episode(seconds, report)
+                self.save()
+        except KeyboardInterrupt:
+            self.save()
+            raise
+
+    def save(self) -> None:
+        """Keep the state in the folder. Raises OSError."""
+        self.state.optimizers = [optimizer.state_dict() for optimizer in self.optimizers]
+        self.state.save(self.folder)
+
+    @property
+    def subject(self) -> Subject:
+        """The draft as it is now."""
+        return Subject(FeatureLayer(self.draft, self.weights), self.head_MC, self.weights.tokens_M)
+
+    @property
+    def heldout(self) -> Heldout:
+        """The held-out texts, and the target's own answers to some of them, at temperature 0."""
+        if self._heldout is None:
+            config, dice = self.config, torch.Generator().manual_seed(config_seed := self.config.seed)
+            ids_N, rows = self.texts.heldout_N, config.heldout_rows
+            texts = self.texts.windows(ids_N, rows, config.width, dice)
+            answers = self.episodes.answers(ids_N, config.width, config_seed, (0.0,), rows, dice)
+            read = {"texts": texts, "answers": answers}
+            self._heldout = Heldout(self.decoder, self.draft.state_layers, self.weights.tokens_M, read)
+        return self._heldout
+
+    def _new(self, facts: dict[str, Any]) -> TrainingState:
+        tokens_M = self.texts.frequent(self.draft.choices, self.draft.vocab_size)
+        return TrainingState(facts, initial_weights(self.llm.target, self.draft, self.config.seed), tokens_M)
+
+    def _weights(self) -> FeatureDraftWeights:
+        """The state's tensors, which are changed in place."""
+        named = {name: tensor.requires_grad_() for name, tensor in self.state.weights.items()}
+        return FeatureDraftWeights(**named, tokens_M=self.state.tokens_M)
+
+    def _optimizers(self) -> list[torch.optim.Optimizer]:
+        """Muon for matrices, AdamW for norms; one learning rate suits both (Liu et al. 2025, arXiv 2502.16982)."""
+        norms = [tensor for name, tensor in self.weights.trained() if name.endswith("norm_C") or "norm_S" in name]
+        matrices = [tensor for _, tensor in self.weights.trained() if not any(tensor is norm for norm in norms)]
+        made: list[torch.optim.Optimizer] = [
+            torch.optim.Muon(matrices, lr=1.0, weight_decay=0.0, momentum=0.95, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW(norms, lr=1.0, betas=(0.9, 0.95), weight_decay=0.0),
+        ]
+        for optimizer, state in zip(made, self.state.optimizers, strict=False):
+            optimizer.load_state_dict(state)
+        return made
+
+    def _episode(self, seconds: float, report: Report) -> None:
+        """Train on one episode, an update for each part of it; a part of it only where time runs out."""
+        state, began = self.state, self.clock()
+        ids_BL = self.episodes(state.episode)
+        state.episode += 1  # so an interrupted one is not read again: what was learned from it is kept
+        stream = TargetStream(self.decoder, self.draft.state_layers, self.weights.tokens_M, *ids_BL.shape)
+        past = Past()
+        for ids_BT in torch.split(ids_BL, self.config.width, 1):
+            self._update(stream, ids_BT, past, min(state.seconds / seconds, 1.0))
+            if state.updates % self.config.check_every == 0:
+                self._check()
+            state.seconds, began = state.seconds + self.clock() - began, self.clock()
+            report(state)
+            if state.seconds >= seconds:
+                return
+
+    def _update(self, stream: TargetStream, ids_BT: Tensor, past: Past, done: float) -> None:
+        state, config, width = self.state, self.config, ids_BT.shape[1]
+        chunk = stream.read(ids_BT)
+        dice = torch.Generator().manual_seed(config.seed * 1_000_003 + state.updates)
+        places = width - config.steps + 1
+        anchors_N = torch.randperm(places, generator=dice)[: max(1, int(places * config.anchors))].sort().values
+        head_MC, precision = self.head_MC, nullcontext()
+        if self.narrow:
+            head_MC, precision = head_MC.bfloat16(), torch.autocast("cpu", dtype=torch.bfloat16)  # type: ignore[assignment]
+        with torch_threads(self.threads):
+            with precision:
+                value = loss(self.subject.layer, head_MC, chunk, past, anchors_N, config.steps, config.decay)
+            value.backward()  # type: ignore[no-untyped-call]
+            torch.nn.utils.clip_grad_norm_([tensor for _, tensor in self.weights.trained()], 1.0)
+            self._step(done)
+        state.updates, state.tokens = state.updates + 1, state.tokens + ids_BT.numel()
+
+    def _step(self, done: float) -> None:
+        config = self.config
+        rate = config.learning_rate * (1 - (1 - config.last_rate) * done)
+        rate *= min(1.0, (self.state.updates + 1) / config.warmup)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    def _check(self) -> None:
+        """Look at the held-out texts."""
+        with torch_threads(self.threads):
+            kept = self.heldout.greedy(self.subject, self.config.steps)
+        self.state.history.append({"updates": self.state.updates, "seconds": self.state.seconds, "kept": kept})
+
+    def detached(self) -> FeatureDraftWeights:
+        """Return the weights as they are now, for a file."""
+        return replace(self.weights, **{name: tensor.detach() for name, tensor in self.weights.trained()})
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Let torch have so many threads meanwhile: native kernels, with which it computes by turns, leave it one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

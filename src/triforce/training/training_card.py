@@ -1,0 +1,79 @@
+"""Figures of a trained draft: which share of its guesses the target keeps, by kind of text, temperature and context."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from operator import mul
+from typing import Any
+
+import torch
+
+from triforce.eval.tables import Table, percent, tokens
+from triforce.training.heldout import SAMPLED, Subject, at_length
+from triforce.training.trainer import Trainer, torch_threads
+
+
+def measure(trainer: Trainer) -> dict[str, Any]:
+    """Return the figures of a draft, from held-out texts that it was not trained on."""
+    config, subject, rows = trainer.config, trainer.subject, []
+    for kind, context in _kinds(trainer):
+        dice = torch.Generator().manual_seed(config.seed)
+        for temperature, kept in _shares(trainer, subject, kind, context, dice).items():
+            rows.append({"kind": kind, "context": context, "temperature": temperature, "kept": kept})
+    heldout_N, state = trainer.texts.heldout_N, trainer.state
+    return {
+        "acceptance": rows,
+        "proposed": float(torch.isin(heldout_N, subject.tokens_M).float().mean()),
+        "choices": len(subject.tokens_M),
+        "trained_tokens": state.tokens,
+        "updates": state.updates,
+        "minutes": state.seconds / 60,
+    }
+
+
+def _kinds(trainer: Trainer) -> list[tuple[str, int]]:
+    """Return kinds of text, and how much of one the target sees: the width, and as much as there is."""
+    width, most = trainer.config.width, len(trainer.texts.heldout_N)
+    lengths = [length for length in trainer.episodes.lengths if length <= most]
+    return [("texts", length) for length in sorted({width, lengths[-1]})] + [("answers", width)]
+
+
+def _shares(
+    trainer: Trainer, subject: Subject, kind: str, context: int, dice: torch.Generator
+) -> dict[str, list[float]]:
+    config, ids_N, layers = trainer.config, trainer.texts.heldout_N, trainer.draft.state_layers
+    found = {}
+    for n, temperature in enumerate(("0", f"{SAMPLED:g}")):
+        if kind == "texts":
+            ids_BL = trainer.texts.windows(ids_N, config.heldout_rows, context, dice)
+        else:
+            args = (ids_N, context, config.seed + n, (float(temperature),), config.heldout_rows, dice)
+            ids_BL = trainer.episodes.answers(*args)
+        with torch_threads(trainer.threads):
+            shares = at_length(trainer.decoder, layers, subject, ids_BL, config.width, config.steps)
+        if kind == "texts":
+            return shares
+        found[temperature] = shares[temperature]
+    return found
+
+
+def table(card: dict[str, Any]) -> Table:
+    """Return the figures as a table."""
+    rows = [
+        [
+            f"{row['kind']}, T = {row['temperature']}",
+            tokens(row["context"]),
+            *(f"{share:.3f}" for share in row["kept"]),
+            f"{1 + sum(accumulate(row['kept'], mul)):.2f}",
+        ]
+        for row in card["acceptance"]
+    ]
+    guesses = range(1, len(card["acceptance"][0]["kept"]) + 1)
+    note = (
+        "Share of guesses that the target keeps, each where those before it were kept: at temperature 0, and under the "
+        f"seeded coupling at {SAMPLED:g}. The last column is tokens for each verification of as many guesses. Texts "
+        f"were held out; answers are the target's own. It proposes {card['choices']:,} tokens, which are "
+        f"{percent(card['proposed'])} of the held-out ones. Trained on {card['trained_tokens']:,} tokens in "
+        f"{card['minutes']:.0f} minutes."
+    )
+    return Table("Acceptance of the draft", note, ["", "context", *map(str, guesses), "tokens"], rows)

@@ -1,0 +1,48 @@
+"""TrainingConfig: every number of a training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from triforce.model.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingConfig:
+    """Lengths are tokens.
+
+    rows: texts read side by side. width: what is read of each between two updates. deepest: how long the longest texts
+    are. steps: guesses in a row that are trained; decay: weight of each, times that of the one before. anchors: share
+    of the places where such a row of guesses begins. own_every: each so many texts are half the target's own.
+    temperatures: of these, by turns. choices: share of the vocabulary that is proposed, but no less than
+    least_choices. learning_rate: after `warmup` updates; it falls linearly to `last_rate` of it. check_every: updates
+    between two looks at the held-out texts.
+    """
+
+    rows: int = 4
+    width: int = 512
+    deepest: int = 8192
+    steps: int = 4
+    decay: float = 0.8
+    anchors: float = 1.0
+    own_every: int = 3
+    temperatures: tuple[float, ...] = (0.0, 0.6, 0.8, 1.0)
+    choices: float = 0.25
+    least_choices: int = 4096
+    learning_rate: float = 4e-3
+    last_rate: float = 0.05
+    warmup: int = 10
+    check_every: int = 20
+    heldout_rows: int = 4
+    seed: int = 1
+
+    def lengths(self, available: int) -> list[int]:
+        """Lengths of texts, of which so many tokens are there: doubled from the width to the deepest."""
+        found = [self.width]
+        while found[-1] * 2 <= min(self.deepest, available):
+            found.append(found[-1] * 2)
+        return found
+
+    def choices_of(self, target: ModelConfig) -> int:
+        """Count the tokens that a draft for this target proposes."""
+        return min(target.vocab_size, max(self.least_choices, int(target.vocab_size * self.choices)))

@@ -1,0 +1,103 @@
+"""Passes that return hidden states: the same states as layer by layer, and nothing else of the pass changes.
+
+Shape suffixes as in backends/kernel_api.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.helpers.gguf_models import MIXED, write_model
+from tests.helpers.paged_kv import PAGE, native
+from triforce.backends.kernel_api import ForwardBatch, PageTable
+from triforce.backends.torch.model import forward_layerwise
+
+if native is None:
+    pytest.skip("the native kernels were not built", allow_module_level=True)
+from tests.helpers.random_model import C, L, V, random_model
+from triforce.backends.cpu.kv import NativeKV
+from triforce.backends.cpu.model import NativeModel
+from triforce.engine.model_loader import load
+
+torch.set_num_threads(1)
+PAGES = 12
+BATCH = ForwardBatch(
+    [37, 20],
+    [(L, PageTable(torch.arange(1, 9, dtype=torch.int32).view(2, 4), [37, 20], [5, 2]))],
+    observe=True,
+    return_mass=True,
+)
+IDS_BT = torch.randint(V, (2, 5), generator=torch.Generator().manual_seed(2))
+
+
+def memory_of(model: NativeModel, dtype: torch.dtype) -> NativeKV:
+    """A memory of random tokens."""
+    draw, kv = torch.Generator().manual_seed(1), NativeKV(model.config, PAGES, dtype)
+    everywhere_N = torch.arange(PAGE, (PAGES + 1) * PAGE)
+    heads = model.config.kv_heads, len(everywhere_N), model.config.head_dim
+    for layer in range(model.config.layers):
+        kv.write(layer, everywhere_N, *(torch.randn(heads, generator=draw) for _ in range(2)))
+    return kv
+
+
+@pytest.mark.parametrize("bits", [0, 8])
+@pytest.mark.parametrize("states", [(1,), (2, 1)])
+@pytest.mark.parametrize("at", [None, [[4], [1]], [[], []]])
+def test_pass_with_states_keeps_all_other_bits(
+    states: tuple[int, ...], at: list[list[int]] | None, bits: int, dtype: torch.dtype
+) -> None:
+    _, model = random_model(torch.Generator().manual_seed(1), dtype, bits=bits)
+    at_BJ = None if at is None else torch.tensor(at, dtype=torch.long)
+    passes = []
+    for batch in (BATCH, replace(BATCH, states=states)):
+        kv = memory_of(model, dtype)
+        output = model.forward(IDS_BT, kv, batch, at_BJ)
+        held = [part for layer in range(L) for part in kv.read(layer, torch.arange(PAGE, PAGES * PAGE))]
+        passes.append((output, held))
+    (plain, before), (with_states, after) = passes
+    assert plain.states_SBTC is None and with_states.states_SBTC is not None
+    for b, count in enumerate(BATCH.views[0][1].counts):
+        real = slice(count if at is None else None)
+        assert torch.equal(plain.logits_BJV[b, real], with_states.logits_BJV[b, real])
+        assert torch.equal(plain.queries_LBTHD[:, b, :count], with_states.queries_LBTHD[:, b, :count])
+    assert torch.equal(plain.mass_LBGU, with_states.mass_LBGU)
+    assert all(map(torch.equal, before, after))
+
+
+@pytest.mark.parametrize("states", [(1,), (1, 2), (2, 1)])
+def test_states_of_one_call_equal_those_of_layers(states: tuple[int, ...], dtype: torch.dtype) -> None:
+    found = []
+    for way in (NativeModel.forward, forward_layerwise):
+        _, model = random_model(torch.Generator().manual_seed(1), dtype)
+        output = way(model, IDS_BT, memory_of(model, dtype), replace(BATCH, states=states), None)
+        assert output.states_SBTC.shape == (len(states), 2, 5, C) and output.states_SBTC.dtype == torch.float32
+        found.append(output.states_SBTC)
+    for b, count in enumerate(BATCH.views[0][1].counts):
+        assert torch.equal(found[0][:, b, :count], found[1][:, b, :count])
+
+
+def test_states_of_other_layers_raise(dtype: torch.dtype) -> None:
+    _, model = random_model(torch.Generator().manual_seed(1), dtype)
+    for states in ((0,), (L,), (-1,), (1, L)):
+        with pytest.raises(ValueError, match="between two layers"):
+            model.forward(IDS_BT, memory_of(model, dtype), replace(BATCH, states=states), None)
+
+
+def test_packed_weights_give_states_and_head_rows(tmp_path: Path) -> None:
+    """Those of weights of few bits are what their products have, too."""
+    written = write_model(tmp_path, "Q4_1", MIXED)
+    model = load(written.gguf, device="cpu", dtype="bfloat16").decoder
+    ids_BT = torch.arange(3, 8)[None]
+    lists = PageTable(torch.ones(1, 1, dtype=torch.int32), [0], [5])
+    batch = ForwardBatch([0], [(model.config.layers, lists)], states=(1,))
+    found = []
+    for way in (NativeModel.forward, forward_layerwise):
+        kv = NativeKV(model.config, PAGES, torch.bfloat16)
+        found.append(way(model.model, ids_BT, kv, batch, None))
+    assert torch.equal(found[0].states_SBTC, found[1].states_SBTC)
+    numbers_VC = load(written.folder, device="cpu", dtype="float32").decoder.head_rows(torch.arange(290))
+    torch.testing.assert_close(model.head_rows(torch.tensor([7, 0, 289])), numbers_VC[[7, 0, 289]], atol=1e-6, rtol=0)

@@ -1,0 +1,192 @@
+"""Feature drafts from files: EAGLE-3 checkpoints as published, ours, and files that do not fit or are damaged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tests.helpers.eagle3_reference import Eagle3, random_checkpoint
+from tests.helpers.tiny_checkpoint import edit, save, tiny_model
+from triforce.backends.torch.feature_layer import Entries, FeatureLayer
+from triforce.checkpoint.feature_draft_file import (
+    FeatureDraftFile,
+    new_config,
+    read_feature_draft,
+    states_of,
+    with_head,
+)
+from triforce.checkpoint.feature_draft_writer import write_feature_draft
+from triforce.engine.model_loader import load
+from triforce.errors import ModelError
+from triforce.model.config import ModelConfig
+from triforce.model.feature_draft import FeatureDraftWeights, shapes
+
+torch.set_num_threads(1)
+VARIANTS: list[dict[str, Any]] = [
+    {},
+    {"norm_before_residual": True},
+    {"fc_norm": True, "norm_output": True},
+    {"num_key_value_heads": 2, "rope_theta": 1_000_000.0, "rms_norm_eps": 1e-6},
+]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
+    """Of eight layers: published drafts read behind 2, 4 and 5 of them."""
+    model = tiny_model(num_hidden_layers=8)
+    return load(save(model, tmp_path_factory.mktemp("target")), device="cpu", dtype="float32").config
+
+
+def published(folder: Path, **changes: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Write a checkpoint as published."""
+    tensors, config = random_checkpoint(**changes)
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    return tensors, config
+
+
+@pytest.mark.parametrize("changes", VARIANTS, ids=["llama", "before", "eagle-3.1", "qwen3"])
+def test_published_checkpoint_gives_published_logits(
+    changes: dict[str, Any], target: ModelConfig, tmp_path: Path
+) -> None:
+    """A prompt of 12 tokens in one pass, and three guesses behind it: each made of the one before."""
+    tensors, config = published(tmp_path, **changes)
+    draft = read_feature_draft(tmp_path, target, "any")
+    draw = torch.Generator().manual_seed(5)
+    ids_T = torch.randint(97, (12,), generator=draw)
+    states_TX, embedding_VC = torch.randn(11, 3 * 64, generator=draw), torch.randn(97, 64, generator=draw)
+    reference, layer = Eagle3(tensors, config, embedding_VC), FeatureLayer(draft.config, draft.weights)
+    hidden_C = reference.prefill(states_TX, ids_T[1:].tolist())
+    slots_1T = torch.arange(1, 12)[None]
+    fused_1TC, embedded_1TC = layer.fuse(states_TX[None]), embedding_VC[ids_T[1:]][None]
+    seen = layer.entries(fused_1TC, embedded_1TC, slots_1T)
+    out_1TC, next_1TC, _ = layer.step(fused_1TC, embedded_1TC, slots_1T, seen, slots_1T)
+    out_11C, fused_11C, chain = out_1TC[:, -1:], next_1TC[:, -1:], list[Entries]()
+    head_MC, last_11 = draft.weights.head_MC, slots_1T[:, -1:]
+    assert head_MC is not None and draft.weights.tokens_M.tolist() == tensors["t2d"].nonzero().flatten().tolist()
+    for step in range(1, 4):
+        wanted_M = reference.logits(hidden_C)
+        torch.testing.assert_close((out_11C[0, 0] @ head_MC.T).double(), wanted_M, atol=2e-4, rtol=2e-4)
+        guess = int(draft.weights.tokens_M[wanted_M.argmax()])
+        hidden_C = reference.entry(reference.handed_on(hidden_C), guess)
+        embedded_11C = embedding_VC[guess][None, None]
+        out_11C, fused_11C, own = layer.step(fused_11C, embedded_11C, last_11 + step, seen, last_11, chain)
+        chain.append(own)
+
+
+def test_published_layers_are_counted_as_engines_do(target: ModelConfig, tmp_path: Path) -> None:
+    wanted = {
+        (): (2, 4, 5),
+        ("eagle_aux_hidden_state_layer_ids", (2, 3, 7)): (2, 3, 7),
+        ("eagle_config", (1, 3, 4)): (2, 4, 5),
+    }
+    for how, layers in wanted.items():
+        ids = {"eagle_aux_hidden_state_layer_ids": list(how[1])} if how else {}
+        published(tmp_path, **({"eagle_config": ids} if how and how[0] == "eagle_config" else ids))
+        assert read_feature_draft(tmp_path, target, "any").config.state_layers == layers
+
+
+def made(target: ModelConfig, seed: int = 0) -> FeatureDraftFile:
+    """A random draft of ours."""
+    config, draw = new_config(target, 24), torch.Generator().manual_seed(seed)
+    named = {name: torch.randn(shape, generator=draw).bfloat16().float() for name, shape in shapes(config).items()}
+    weights = FeatureDraftWeights(**named, tokens_M=torch.randperm(97, generator=draw)[:24].sort().values)
+    return FeatureDraftFile(config, weights, "fingerprint", {"minutes": 1.5})
+
+
+def test_written_draft_reads_back_whole(target: ModelConfig, tmp_path: Path) -> None:
+    draft = made(target)
+    write_feature_draft(tmp_path, draft)
+    found = read_feature_draft(tmp_path, target, "fingerprint")
+    assert found.card == draft.card and found.weights.head_MC is None
+    assert [name for name, _ in found.weights.trained()] == [name for name, _ in draft.weights.trained()]
+    for (_, one), (_, other) in zip(found.weights.trained(), draft.weights.trained(), strict=True):
+        assert torch.equal(one, other)
+    assert torch.equal(found.weights.tokens_M, draft.weights.tokens_M)
+    rope, own = found.config.rope, draft.config.rope
+    assert torch.equal(rope.inv_freq_F, own.inv_freq_F) and rope.scale == own.scale
+    fields = [name for name in found.config.__dataclass_fields__ if name != "rope"]
+    assert [getattr(found.config, name) for name in fields] == [getattr(draft.config, name) for name in fields]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+    head_MC = torch.zeros(24, 64)
+    assert with_head(found.weights, head_MC).head_MC is head_MC
+
+
+def test_draft_of_another_target_is_refused(target: ModelConfig, tmp_path: Path) -> None:
+    write_feature_draft(tmp_path, made(target))
+    with pytest.raises(ModelError, match="another model, or of this one in another dtype; make one"):
+        read_feature_draft(tmp_path, target, "another")
+    assert read_feature_draft(tmp_path, target, "another", finetune=True).target == "fingerprint"
+
+
+def test_draft_of_another_shape_is_always_refused(target: ModelConfig, tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    write_feature_draft(tmp_path / "own", made(target))
+    for what, size in (("hidden size", dict(hidden_size=32)), ("KV heads", dict(num_key_value_heads=4)),
+                       ("head size", dict(head_dim=32)), ("layers", dict(num_hidden_layers=3))):  # fmt: skip
+        model = tiny_model(**({"num_hidden_layers": 8} | size))
+        other = load(save(model, tmp_path / what), device="cpu", dtype="float32").config
+        with pytest.raises(ModelError, match=what):
+            read_feature_draft(tmp_path / "own", other, "fingerprint", finetune=True)
+
+
+def cut(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def swap_tokens(folder: Path) -> None:
+    tensors, _ = random_checkpoint()
+    tensors["d2t"][3] += 1
+    save_file(tensors, folder / "model.safetensors")
+
+
+def without(name: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        tensors, _ = random_checkpoint()
+        save_file({key: tensor for key, tensor in tensors.items() if key != name}, folder / "model.safetensors")
+
+    return change
+
+
+def poison(folder: Path) -> None:
+    tensors, _ = random_checkpoint()
+    tensors["fc.weight"][0, 0] = torch.nan
+    save_file(tensors, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (cut, "corrupt"),
+        (swap_tokens, "d2t"),
+        (without("d2t"), "d2t"),
+        (without("norm.weight"), r"norm\.weight"),
+        (poison, "NaN"),
+        (lambda folder: edit(folder / "config.json", draft_vocab_size=21), "shape"),
+        (lambda folder: edit(folder / "config.json", draft_vocab_size=...), "draft_vocab_size"),
+        (lambda folder: edit(folder / "config.json", num_hidden_layers=2), "num_hidden_layers"),
+        (lambda folder: edit(folder / "config.json", fc_norm=True), "fc_norm"),
+        (lambda folder: edit(folder / "config.json", eagle_aux_hidden_state_layer_ids=[0, 2, 3]), "layers"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "no weights"),
+        (lambda folder: (folder / "config.json").write_text("{"), "JSON"),
+    ],
+)  # fmt: skip
+def test_damaged_draft_raises_model_error(
+    damage: Callable[[Path], object], said: str, target: ModelConfig, tmp_path: Path
+) -> None:
+    published(tmp_path)
+    damage(tmp_path)
+    with pytest.raises(ModelError, match=said):
+        read_feature_draft(tmp_path, target, "any")
+
+
+def test_new_draft_reads_between_layers() -> None:
+    assert [states_of(layers) for layers in (2, 3, 6, 30, 32)] == [(1,), (1, 2), (2, 3, 5), (2, 15, 29), (2, 16, 31)]

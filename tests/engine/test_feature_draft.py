@@ -1,0 +1,213 @@
+"""A feature draft below every tier: its texts, its guesses in any company, its entries, and faults that they notice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from shutil import copytree
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from tests.engine.test_engine_mutants import play, play_swapped
+from tests.engine.test_schedules import Schedules
+from tests.helpers.engine_scene import ROWS, alone, finish, prompt, request
+from tests.helpers.feature_pair import Guess, check_consistent, check_entries, check_guess, feature_pair, spied
+from tests.helpers.mutants.mutation import Mutant
+from tests.helpers.mutants.registry import caught_in
+from tests.helpers.tiny_checkpoint import edit
+from tests.helpers.tiny_llm import MODES, ask, llm
+from triforce.backends import native_loader
+from triforce.checkpoint.feature_draft_file import read_feature_draft
+from triforce.engine.engine import Engine
+from triforce.engine.feature_loader import load_feature_draft
+from triforce.engine.speculative_config import SpeculativeConfig
+from triforce.errors import ModelError, RequestError
+from triforce.llm import LLM
+from triforce.session import Session
+
+torch.set_num_threads(1)
+DRAFTING = ["draft", "triforce", "streaming", "draft-ngram"]
+
+
+@pytest.fixture(scope="session")
+def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return feature_pair(tmp_path_factory.mktemp("features"))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "ar"])
+def test_texts_are_those_of_plain_decoding(mode: str, temperature: float, features: Path) -> None:
+    """Short and long prompts, two choices each; some guesses are kept."""
+    model, kept = llm(features), 0
+    for length in (1, 40, 150, 260):
+        plain, drafted = (alone(model, length, temperature, each) for each in ("ar", mode))
+        assert [each.token_ids for each in drafted] == [each.token_ids for each in plain]
+        kept += sum(tier.accepted for each in drafted for tier in each.tiers if tier.name == "draft")
+    assert kept > 0 or mode not in DRAFTING
+
+
+def test_int8_tiers_below_keep_the_text(features: Path) -> None:
+    """Entries are made of states of rounded weights until the full tier has verified."""
+    model = llm(features, lower_tiers="int8")
+    plain, drafted = (alone(model, 260, 0.8, mode) for mode in ("ar", "triforce"))
+    assert [each.token_ids for each in drafted] == [each.token_ids for each in plain]
+
+
+@pytest.mark.parametrize("coupling", ["rejection", "block"])
+def test_other_couplings_draft_too(coupling: str, features: Path) -> None:
+    """Their texts are only distributed alike; greedy ones are the same."""
+    model = llm(features, coupling=coupling)
+    for mode in ("draft", "triforce"):
+        for temperature in (0.0, 0.8):
+            (output,) = model.generate(prompt(150), ask(temperature=temperature, max_tokens=20), mode=mode)
+            assert len(output.outputs[0].token_ids) == 20
+            if not temperature:
+                assert output.outputs[0].token_ids == alone(llm(features), 150, 0.0)[0].token_ids
+
+
+@pytest.mark.parametrize("mode", DRAFTING)
+@pytest.mark.parametrize("schedule", [play, play_swapped])
+def test_guesses_are_those_of_the_row_alone(schedule: Callable[[LLM, str], None], mode: str, features: Path) -> None:
+    """With neighbours that come and go, forked, on shared pages and swapped to others: the same bits."""
+    in_company(features, schedule, mode)
+
+
+def in_company(features: Path, schedule: Callable[[LLM, str], None], mode: str) -> list[Guess]:
+    alone.cache_clear()
+    with spied() as seen:
+        schedule(llm(features), mode)
+    check_consistent(seen)
+    return seen
+
+
+def test_guesses_are_those_of_the_layer_in_torch(features: Path) -> None:
+    """Behind full verifications, in float32: each guess is made of the states of the text before it."""
+    like_torch(features)
+
+
+def like_torch(features: Path) -> None:
+    model = LLM(features / "target", features / "draft", dtype="float32", draft_tokens=3, mode="draft")
+    draft = read_feature_draft(features / "draft", model.target.config, model.target.fingerprint)
+    with spied() as seen:
+        for length in (3, 16, 150):  # the last one twice: it finds what was read
+            for text in (prompt(length), prompt(length) + [5] * 20):
+                model.generate(text, ask(max_tokens=12, temperature=0.8))
+    for guess in seen:
+        check_guess(model, draft, guess)
+    assert {len(guess.text) - guess.committed for guess in seen} == {1, 2, 3}
+
+
+@pytest.mark.parametrize("mode", ["ar", "retrieval", *DRAFTING])
+def test_entries_of_committed_tokens_are_those_of_a_prompt(mode: str, features: Path) -> None:
+    """Whatever has guessed, and whoever has verified it."""
+    like_a_prompt(features, mode)
+
+
+def texts_of(texts: Engine) -> list[list[int]]:
+    """The new tokens of the three rows, once all of them are decoded."""
+    rows = [one.tokens for batch in texts.core.batches.values() for one in batch.sequences]
+    return rows if len(rows) == 3 else []
+
+
+def like_a_prompt(features: Path, mode: str) -> None:
+    model = llm(features)
+    texts = model.open(ROWS, 900)
+    texts.submit([request(model, length, mode, n=n, max_tokens=60) for length, n in ((150, 2), (91, 1))])
+    while min(map(len, texts_of(texts)), default=0) < 20:
+        texts.step()
+    check_entries(model, texts)
+    finish(texts)
+    texts.close()
+
+
+def test_guesses_of_a_session_are_those_of_a_first_question(features: Path) -> None:
+    """A conversation that goes on, and one that is taken back to a place in the middle of a page."""
+    model = llm(features, mode="draft")
+    with spied() as seen:
+        turns = Session(model)
+        for text in (prompt(150), prompt(90) + [7] * 30, prompt(200)):
+            *_, last = turns.ask(text, ask(max_tokens=12))
+            assert last.outputs[0].token_ids == model.generate(text, ask(max_tokens=12))[0].outputs[0].token_ids
+            model.reset_prefix_cache()
+    check_consistent(seen)
+
+
+def saved_and_loaded(features: Path, folder: Path, **how: Any) -> None:
+    """A prompt from a file, or from the disk cache of another process."""
+    text, params = prompt(600)[:570], ask(max_tokens=12)
+    with spied() as seen:
+        for _ in range(2):
+            model = LLM(features / "target", features / "draft", mode="draft", retrieval_budget=64, **how)
+            if how:
+                (output,) = model.generate(text, params)
+                cached = output.cached_tokens
+            else:
+                file = folder / "prompt.kv"
+                one = {"load_cache": file} if file.exists() else {"save_cache": file}
+                (output,) = model.generate(text, params, **one)
+                cached = output.cached_tokens
+            del model
+    assert cached >= 500
+    check_consistent(seen)
+
+
+def test_guesses_behind_a_saved_prompt_are_those_of_a_fresh_one(features: Path, tmp_path: Path) -> None:
+    saved_and_loaded(features, tmp_path)
+
+
+def test_guesses_behind_a_prompt_from_disk_are_those_of_a_fresh_one(features: Path, tmp_path: Path) -> None:
+    saved_and_loaded(features, tmp_path, disk_cache=tmp_path / "cache")
+
+
+def test_random_schedules_keep_texts_and_counts(features: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any mode, beside any other."""
+    monkeypatch.setattr(Schedules, "model", llm(features), raising=False)
+    few = settings(max_examples=6, stateful_step_count=12, deadline=None, derandomize=True)
+    run_state_machine_as_test(Schedules, settings=few)
+
+
+CHECKS: dict[str, Callable[[Path, Path], object]] = {
+    "torch": lambda features, folder: like_torch(features),
+    "company": lambda features, folder: in_company(features, play, "draft"),
+    "swapped": lambda features, folder: in_company(features, play_swapped, "draft"),
+    "prompt": lambda features, folder: like_a_prompt(features, "triforce"),
+    "saved": lambda features, folder: saved_and_loaded(features, folder),
+    "disk": lambda features, folder: saved_and_loaded(features, folder, disk_cache=folder / "cache"),
+}
+
+
+@pytest.mark.skipif(native_loader.native is None, reason="bits are those of the native kernels")
+@pytest.mark.parametrize("mutant", caught_in("test_tier_mutant_is_noticed"), ids=str)
+def test_tier_mutant_is_noticed(
+    mutant: Mutant, features: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutant.apply(monkeypatch)
+    for check in mutant.checks:
+        with pytest.raises((AssertionError, RuntimeError, ValueError, IndexError)):
+            CHECKS[check](features, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["file", "host"])
+def test_offloaded_kv_is_refused_by_name(kind: str, features: Path) -> None:
+    with pytest.raises(RequestError, match="draft reads hidden states, which cannot be had with --kv-offload"):
+        LLM(features / "target", features / "draft", kv_offload=kind)
+
+
+def test_shared_target_is_refused_by_name(features: Path) -> None:
+    shared: Any = SimpleNamespace(ranks=SimpleNamespace(count=2))
+    with pytest.raises(RequestError, match="draft reads hidden states, which --tp cannot have"):
+        load_feature_draft(features / "draft", shared, "", SpeculativeConfig())
+
+
+def test_another_target_is_refused_by_name(features: Path, tmp_path: Path) -> None:
+    folder = copytree(features / "draft", tmp_path / "draft")
+    about = json.loads((folder / "config.json").read_text())["triforce"]
+    edit(folder / "config.json", triforce=about | {"target": "that of another model"})
+    with pytest.raises(ModelError, match="draft was trained on the hidden states of another model"):
+        LLM(features / "target", folder)

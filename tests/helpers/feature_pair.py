@@ -1,0 +1,141 @@
+"""A tiny target and a random feature draft for it, and what the draft computes: guesses by text, entries by row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.tiny_llm import CONTEXT, ask
+from tests.helpers.tiny_training import target_folder
+from triforce.backends.torch.feature_layer import FeatureLayer
+from triforce.checkpoint.feature_draft_file import FeatureDraftFile, new_config
+from triforce.checkpoint.feature_draft_writer import write_feature_draft
+from triforce.engine.engine import Engine
+from triforce.engine.model_loader import Checkpoint, load
+from triforce.engine.sequence import TokenSequence
+from triforce.engine.sequence_batch import SequenceBatch
+from triforce.engine.speculative_config import SpeculativeConfig
+from triforce.engine.tier_builder import ModelSet, TierBuilder
+from triforce.kvcache.feature_memory import FeatureSlots
+from triforce.llm import LLM
+from triforce.model.feature_draft import FeatureDraftWeights, shapes
+from triforce.ragged import Bools, ints
+from triforce.speculation import Draft, SequenceState, Tier
+from triforce.training.distillation import Past, guesses
+from triforce.training.initial_weights import initial_weights
+from triforce.training.target_stream import Chunk
+
+CHOICES, WINDOW = 200, 40
+
+
+def feature_pair(folder: Path, **sizes: Any) -> Path:
+    """A folder with a target of three layers and a draft, whose attention counts and whose window is passed."""
+    target = target_folder(folder / "target", **({"max_position_embeddings": CONTEXT} | sizes))
+    random_draft(folder / "draft", load(target, device="cpu", dtype="float32"))
+    return folder
+
+
+def random_draft(folder: Path, target: Checkpoint, seed: int = 0, **changes: Any) -> FeatureDraftFile:
+    """Write a draft that is right now and then, and has no two inputs that do not matter."""
+    config = replace(new_config(target.config, CHOICES), **({"window": WINDOW} | changes))
+    weights = initial_weights(target, config, seed)
+    dice = torch.Generator().manual_seed(seed)
+    for name, shape in shapes(config).items():
+        if name in ("o_proj_CQ", "down_proj_CI"):
+            weights[name] = torch.randn(shape, generator=dice) * 0.5 * shape[-1] ** -0.5
+    draft = FeatureDraftFile(config, FeatureDraftWeights(**weights, tokens_M=torch.arange(2, 2 + CHOICES)))
+    folder.mkdir(exist_ok=True)
+    write_feature_draft(folder, draft)
+    return draft
+
+
+@dataclass(frozen=True)
+class Guess:
+    """One guess: whose it is, the text before it, how much of that is committed, and the logits."""
+
+    choice: int
+    text: list[int]
+    committed: int
+    logits_V: Tensor
+
+
+@contextmanager
+def spied() -> Iterator[list[Guess]]:
+    """What the draft guesses while it lasts."""
+    seen: list[Guess] = []
+    rows: list[TokenSequence] = []
+    step, plain = SequenceBatch.step, Tier.score
+
+    def stepped(self: SequenceBatch) -> list[int]:
+        rows[:] = self.sequences
+        return step(self)
+
+    def score(self: Tier[Any], prefix: SequenceState, guess: Draft, live_B: Bools) -> Tensor:
+        logits_BJV = plain(self, prefix, guess, live_B)
+        if self.name == "draft":
+            for b in live_B.nonzero()[0].tolist():
+                text, committed = prefix.ids_BS[b, : prefix.lengths_B[b]].tolist(), int(self.cache.full.lengths_B[b])
+                seen.append(Guess(rows[b].choice, text, committed, logits_BJV[b, 0].clone()))
+        return logits_BJV
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Tier, "score", score)
+        patch.setattr(SequenceBatch, "step", stepped)
+        yield seen
+
+
+def check_consistent(guesses: Sequence[Guess]) -> None:
+    """Whoever comes to a text again, by the same verifications, guesses the same, bit for bit."""
+    first: dict[tuple[int, int, tuple[int, ...]], Guess] = {}
+    for each in guesses:
+        other = first.setdefault((each.choice, each.committed, tuple(each.text)), each)
+        assert torch.equal(other.logits_V, each.logits_V)
+    assert len(first) < len(guesses), "or nothing was compared"
+
+
+@torch.no_grad()
+def check_guess(llm: LLM, draft: FeatureDraftFile, guess: Guess) -> None:
+    """Compare a guess that only the full tier verifies with what the layer in torch makes of the whole text at once."""
+    decoder, ids_1T, at = llm.models.target, torch.tensor([guess.text]), guess.committed
+    states_1TX = torch.zeros(1, len(guess.text), len(draft.config.state_layers) * draft.config.hidden_size)
+    view = TierBuilder(ModelSet(decoder), SpeculativeConfig(), [len(guess.text)]).full()
+    _, output = decoder.observe(ids_1T[:, :at], ints([at]), view, None, draft.config.state_layers)
+    assert output.states_SBTC is not None
+    states_1TX[:, 1 : at + 1] = output.states_SBTC[:, 0].transpose(0, 1).flatten(1).float()
+    slots_1T, nothing = torch.arange(len(guess.text))[None], torch.empty(0)
+    embeddings_1TC = decoder.model.embed(ids_1T[0]).float()[None]
+    chunk = Chunk(ids_1T, slots_1T, states_1TX, embeddings_1TC, nothing, nothing)
+    steps = len(guess.text) - at
+    *_, (out_11C, _) = guesses(FeatureLayer(draft.config, draft.weights), chunk, Past(), torch.tensor([at]), steps)
+    wanted_M = decoder.head_rows(draft.weights.tokens_M) @ out_11C[0, 0]
+    torch.testing.assert_close(guess.logits_V[draft.weights.tokens_M], wanted_M, atol=5e-3, rtol=5e-3)
+
+
+def entries(texts: Engine) -> Iterator[tuple[list[int], FeatureSlots]]:
+    """Of each row that is decoded: its committed tokens, and what the draft holds of them."""
+    for batch in texts.core.batches.values():
+        pool = batch.top.cache.pool
+        assert pool.features
+        for b, length in enumerate(batch.top.cache.lengths_B.tolist()):
+            yield batch.prefix.ids_BS[b, :length].tolist(), pool.features.read(pool.slots(b, 0, length))
+
+
+def check_entries(llm: LLM, texts: Engine) -> None:
+    """What the draft holds of committed tokens is what it holds of the same text read as a prompt, bit for bit."""
+    for text, held in entries(texts):
+        other = llm.open(1, len(text) + 64)
+        other.submit([llm.request([*text, 2], ask(max_tokens=8), "ar")])
+        while not other.core.batches:
+            other.step()
+        ((longer, fresh),) = entries(other)
+        assert longer[: len(text)] == text
+        for mine, theirs in zip(held, fresh, strict=True):
+            assert torch.equal(mine, theirs.narrow(-2 if theirs.ndim == 3 else 0, 0, len(text)))
+        other.close()

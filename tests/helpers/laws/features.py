@@ -1,0 +1,31 @@
+"""A feature draft for the tiny target, which can propose some of the tokens only."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.helpers.laws.tiny import GROUPS, HEADS, MODELS, C, D, V
+from triforce.backends.feature_draft import FeatureDraft
+from triforce.engine.tier_builder import ModelSet
+from triforce.model.feature_draft import FeatureDraftConfig, FeatureDraftWeights, shapes
+
+TOKENS = torch.tensor([0, 2, 3, 5])
+
+
+def feature_draft() -> FeatureDraft:
+    """Random, but for the state that it mostly repeats."""
+    target, dice = MODELS.target, torch.Generator().manual_seed(7)
+    config = FeatureDraftConfig(
+        V, C, 48, HEADS, GROUPS, D, 1e-5, state_layers=(1,), choices=len(TOKENS), rope=target.config.rope, sinks=4,
+        window=24, fc_norm=True, norm_output=True, norm_before_residual=True,
+    )  # fmt: skip
+    found = {
+        name: torch.ones(shape) if "norm" in name else torch.randn(shape, generator=dice) * shape[-1] ** -0.5
+        for name, shape in shapes(config).items()
+    }
+    found["fc_CX"] += torch.eye(C)
+    head_MC = target.head_rows(TOKENS)
+    return FeatureDraft(config, FeatureDraftWeights(**found, tokens_M=TOKENS, head_MC=head_MC), target)
+
+
+FEATURES = ModelSet(MODELS.target, features=feature_draft())

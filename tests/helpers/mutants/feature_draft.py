@@ -1,0 +1,99 @@
+"""Faults of feature drafts: states of another token, guesses that see too much or too little."""
+
+from __future__ import annotations
+
+from tests.helpers.mutants.mutation import Edit, Mutant
+
+LAYER = "triforce.backends.torch.feature_layer:FeatureLayer"
+GUESSES = "triforce.training.distillation:guesses"
+STREAM = "triforce.training.target_stream:TargetStream"
+FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
+    "guesses see entries behind their anchor": (
+        "later", f"{LAYER}._scores", ("in_reach_BNK & (key_B1K <= last_BN[..., None])", "in_reach_BNK"),
+    ),
+    "guesses go on from the target's states": (
+        "later", GUESSES, ("out_BNC, fused_BNC, own = layer.step(fused_BNC,",
+                           "out_BNC, _, own = layer.step(fused_BTC[:, at_N],"),
+    ),
+    "guesses forget those that led to them": ("row", GUESSES, ("chain += [own] if step else []", "pass")),
+    "guesses of a row stand at one slot": ("row", GUESSES, ("chunk.slots_BT[:, at_N]", "chunk.slots_BT[:, anchors_N]")),
+    "a window one entry longer": (
+        "window", f"{LAYER}._scores", ("> slots_BN[..., None] - self.config.window",
+                                       ">= slots_BN[..., None] - self.config.window"),
+    ),
+    "sinks are met from afar": (
+        "engine", f"{LAYER}._attend", ("slots_BN.clamp_max(config.sinks + config.window - 1)", "slots_BN"),
+    ),
+    "what a chunk leaves lacks the sinks": (
+        "chunks", "triforce.training.distillation:Past.keep", ("(slots_K < sinks) | ", ""),
+    ),
+}  # fmt: skip
+STATES: dict[str, tuple[str, tuple[str, str]]] = {
+    "the state of the token itself": (
+        f"{STREAM}.read", ("torch.cat((self.last_B1X, states_BTX[:, :-1]), 1)", "states_BTX"),
+    ),
+    "a chunk begins without the state before it": (f"{STREAM}.read", ("self.last_B1X = states_BTX[:, -1:]", "pass")),
+    "states of another row": (f"{STREAM}.read", ("ids_BT[b : b + 1]", "ids_BT[:1]")),
+}  # fmt: skip
+DRAFT = "triforce.backends.feature_draft:FeatureDraft"
+VIEW = "triforce.kvcache.views.feature:FeatureView"
+TIER: dict[str, tuple[str, str, tuple[str, str]]] = {
+    "a guess goes by the state of its own slot, of a token that was refused": (
+        "torch", f"{DRAFT}.__call__", ("states_NC[self._on_device(before_BT)]", "states_NC[self._on_device(own_BT)]"),
+    ),
+    "an entry is made of the state one slot on": (
+        "torch", f"{DRAFT}.note", ("memory.states_NC[before_N]", "memory.states_NC[own_N]"),
+    ),
+    "states of a guess stay where the target has passed": (
+        "torch", f"{DRAFT}.note", ("memory.states_NC[own_N] =", "memory.states_NC[own_N[:-1]] ="),
+    ),
+    "entries and states are of another row": (
+        "company", "triforce.backends.feature_draft:token_slots", ("ints(table[", "ints(batch.tables[0]["),
+    ),
+    "entries of the retrieval tier stay after a full verification": (
+        "prompt", "triforce.backends.feature_draft:NotingDecoder.__call__",
+        ("self.draft.note(", "(batch.exact and ids_BT.shape[1] < 12) or self.draft.note("),
+    ),
+    "what was refused is not fed anew": (
+        "torch", f"{VIEW}.rewind", ("np.minimum(self._ahead_B, lengths_B)", "self._ahead_B"),
+    ),
+    "the window slides over the sinks": (
+        "torch", f"{VIEW}._lists", ("np.where(np.arange(self._length) < sinks, 0, ints(dropped)[:, None])",
+                                    "ints(dropped)[:, None]"),
+    ),
+    "the window stays where it was": ("torch", f"{VIEW}._lists", ("self._listed[0] != dropped or ", "")),
+    "a row that is swapped in has no entries": (
+        "swapped", "triforce.kvcache.views.full:FullView.swap_in",
+        ("pool.features.write(slots_N, held.features)", "pass"),
+    ),
+    "a row that is swapped in has no states": (
+        "swapped", "triforce.kvcache.feature_memory:FeatureMemory.write",
+        ("self.states_NC[slots_N] = states_NC", "pass"),
+    ),
+    "a saved prompt has no entries": (
+        "saved", "triforce.kvcache.prompt_file:SavedCache.restore", ("if pool.features:", "if not pool.features:"),
+    ),
+    "the disk cache has no entries": (
+        "disk", "triforce.kvcache.disk_text:DiskText.restore",
+        ("pool.features.write(slots_N, held.behind(first))", "pass"),
+    ),
+}  # fmt: skip
+
+MUTANTS = (
+    [
+        Mutant(
+            name, "tests/training/test_distillation.py::test_guess_mutant_is_noticed", (Edit(target, change),), (check,)
+        )
+        for name, (check, target, change) in FAULTS.items()
+    ]
+    + [
+        Mutant(name, "tests/training/test_trainer.py::test_stream_mutant_is_noticed", (Edit(target, change),))
+        for name, (target, change) in STATES.items()
+    ]
+    + [
+        Mutant(
+            name, "tests/engine/test_feature_draft.py::test_tier_mutant_is_noticed", (Edit(target, change),), (check,)
+        )
+        for name, (check, target, change) in TIER.items()
+    ]
+)

@@ -1,0 +1,92 @@
+"""`triforce train-draft` from end to end, and what it says to mistakes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.helpers.tiny_training import target_folder, text
+from triforce.checkpoint.feature_draft_file import read_feature_draft
+from triforce.cli import main
+from triforce.engine.model_loader import load
+from triforce.training.trainer import Trainer
+from triforce.training.training_state import FILE
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return target_folder(tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("texts")
+    (folder / "a.txt").write_text(text(9000), encoding="utf-8")
+    return folder
+
+
+def command(target: Path, texts: Path, draft: Path, minutes: float = 0.01) -> list[str]:
+    return ["train-draft", str(target), "-o", str(draft), "--texts", str(texts), "--minutes", str(minutes)]
+
+
+def test_command_writes_draft_and_prints_card(
+    target: Path, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command(target, texts, tmp_path / "draft")) == 0
+    said = capsys.readouterr()
+    assert "Acceptance of the draft" in said.out and said.err == ""  # no terminal
+    loaded = load(target, device="cpu")
+    draft = read_feature_draft(tmp_path / "draft", loaded.config, loaded.fingerprint)
+    assert draft.card == json.loads((tmp_path / "draft" / "config.json").read_text())["triforce"]["card"]
+    assert sorted(file.name for file in (tmp_path / "draft").iterdir()) == ["config.json", "model.safetensors"]
+    assert main(command(target, texts, tmp_path / "draft")) == 2
+    assert "finished draft" in capsys.readouterr().err
+
+
+def test_interrupted_command_goes_on(
+    target: Path, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, updates = Trainer._update, list[int]()
+
+    def update(self: Trainer, *rest: object) -> None:
+        if len(updates) == 2:
+            raise KeyboardInterrupt
+        updates.append(self.state.updates)
+        whole(self, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_update", update)
+        assert main(command(target, texts, tmp_path, 60)) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("triforce: error: stopped after") and said.count("\n") == 1
+    assert (tmp_path / FILE).exists()
+    assert main(command(target, texts, tmp_path)) == 0 and updates == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (["--minutes", "0"], "--minutes 0"),
+        (["--minutes", "-1"], "more than 0"),
+        (["--texts", "missing"], "missing"),
+        (["-o", "/dev/null/draft"], "/dev/null/draft"),
+    ],
+)
+def test_mistakes_are_one_line(
+    change: list[str], said: str, target: Path, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command(target, texts, tmp_path / "draft"), *change]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+
+
+def test_text_of_one_byte_is_one_line(target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.txt").write_text("x")
+    assert main(command(target, tmp_path / "a.txt", tmp_path / "draft")) == 2
+    error = capsys.readouterr().err
+    assert "a training needs" in error and error.count("\n") == 1

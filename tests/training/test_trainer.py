@@ -1,0 +1,126 @@
+"""Trainings of a tiny target: drafts become better, go on where they were cut off, and leave the target alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.helpers import tiny_training
+from tests.helpers.mutants.mutation import Mutant
+from tests.helpers.mutants.registry import caught_in
+from tests.helpers.tiny_training import CONFIG, text, trainer
+from triforce.errors import ModelError, RequestError
+from triforce.interface.sampling_params import SamplingParams
+from triforce.llm import LLM
+from triforce.training.episodes import Texts
+from triforce.training.target_stream import TargetStream
+from triforce.training.training_card import measure, table
+from triforce.training.training_state import FILE, TrainingState
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_training.target_folder(tmp_path_factory.mktemp("target"))
+
+
+def test_training_raises_acceptance_of_heldout_texts(target: Path, tmp_path: Path) -> None:
+    made = trainer(target, tmp_path)
+    before = made.heldout.greedy(made.subject, CONFIG.steps)
+    made.run(90)
+    after = made.heldout.greedy(made.subject, CONFIG.steps)
+    assert made.state.updates == 90 and len(made.state.history) == 90 // CONFIG.check_every
+    assert min(after["texts"]) > max(before["texts"]) + 0.1, (before, after)
+
+
+def test_training_cut_off_equals_unbroken_one(target: Path, tmp_path: Path) -> None:
+    """Wherever an episode ends, through files alone."""
+    whole = trainer(target, tmp_path / "whole")
+    whole.run(14)
+    for _ in range(20):
+        cut = trainer(target, tmp_path / "cut")
+        if cut.state.updates >= 14:
+            break
+        assert cut.resumed == (cut.state.updates > 0)
+        cut._episode(14, lambda state: None)
+        cut.save()
+    assert cut.state.updates == whole.state.updates and cut.state.history == whole.state.history
+    for name, tensor in whole.state.weights.items():
+        assert torch.equal(tensor, cut.state.weights[name]), name
+
+
+def test_interrupted_training_loses_no_update(target: Path, tmp_path: Path) -> None:
+    made = trainer(target, tmp_path)
+
+    def interrupt(state: TrainingState) -> None:
+        if state.updates == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        made.run(9, interrupt)
+    again = trainer(target, tmp_path)
+    assert again.resumed and again.state.updates == 3
+    assert torch.equal(again.state.weights["fc_CX"], made.state.weights["fc_CX"])
+
+
+def test_training_of_other_texts_or_target_is_refused(target: Path, tmp_path: Path) -> None:
+    made = trainer(target, tmp_path / "draft")
+    made.save()
+    with pytest.raises(ModelError, match="another texts"):
+        trainer(target, tmp_path / "draft", {"a": text(seed=1)})
+    (tmp_path / "draft" / FILE).write_bytes(b"PK no zip")
+    with pytest.raises(ModelError, match="damaged"):
+        trainer(target, tmp_path / "draft")
+
+
+def test_too_few_texts_are_refused(target: Path, tmp_path: Path) -> None:
+    for texts in ({"a": "x"}, {"a": ""}, {"a": "the cat " * 40}):
+        with pytest.raises(RequestError, match="a training needs"):
+            trainer(target, tmp_path, texts)
+
+
+def test_states_of_stream_are_those_before_each_token(target: Path) -> None:
+    """Read in chunks, whose first state is the last one of the chunk before."""
+    llm = LLM(target, None, mode="ar")
+    ids_BT = Texts.of(llm, {"a": text()}, 32).trained_N[:80].view(2, 40)
+    tokens_M = torch.arange(5, 60)
+    streams = [TargetStream(llm.target.decoder, (1, 2), tokens_M, 2, 40, whole=True) for _ in range(2)]
+    whole, parts = streams[0].read(ids_BT), [streams[1].read(some) for some in ids_BT.split(16, 1)]
+    for name in ("ids_BT", "slots_BT", "states_BTX", "embeddings_BTC", "law_BTM", "best_BT", "logits_BTV"):
+        assert torch.equal(getattr(whole, name), torch.cat([getattr(each, name) for each in parts], 1)), name
+    alone = TargetStream(llm.target.decoder, (1, 2), tokens_M, 1, 40).read(ids_BT[1:])
+    assert torch.equal(alone.states_BTX[0], whole.states_BTX[1])
+    assert not whole.states_BTX[:, 0].any() and whole.states_BTX[:, 1:].any(-1).all()
+    probs_BTV = whole.logits_BTV.softmax(-1)
+    torch.testing.assert_close(whole.law_BTM, probs_BTV[..., tokens_M])
+    assert torch.equal(probs_BTV.argmax(-1), whole.best_BT)
+
+
+@pytest.mark.parametrize("mutant", caught_in("test_stream_mutant_is_noticed"), ids=str)
+def test_stream_mutant_is_noticed(mutant: Mutant, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant.apply(monkeypatch)
+    with pytest.raises(AssertionError):
+        test_states_of_stream_are_those_before_each_token(target)
+
+
+def test_texts_of_target_stay_as_they_were(target: Path, tmp_path: Path) -> None:
+    params = SamplingParams(temperature=0.8, seed=3, max_tokens=20, ignore_eos=True)
+    made = trainer(target, tmp_path)
+    (before,) = made.llm.generate("the cat", params)
+    made.run(4)
+    (after,) = made.llm.generate("the cat", params)
+    assert before.outputs[0].token_ids == after.outputs[0].token_ids
+
+
+def test_card_has_each_kind_of_text(target: Path, tmp_path: Path) -> None:
+    made = trainer(target, tmp_path)
+    made.run(3)
+    card = measure(made)
+    rows = [(row["kind"], row["context"], row["temperature"]) for row in card["acceptance"]]
+    assert rows == [(kind, context, temperature) for kind, context in (("texts", 32), ("texts", 64), ("answers", 32))
+                    for temperature in ("0", "0.8")]  # fmt: skip
+    assert all(0 <= share <= 1 for row in card["acceptance"] for share in row["kept"])
+    assert len(table(card).plain().splitlines()) >= 8
