@@ -107,7 +107,7 @@ def counts() -> dict[str, tuple[Any, Any]]:
         f"launches of a layer of {NAME}, width 1": (len(layer), len(layer_now)),
         "products of weights among them": (products[0], products[1]),
         "launches of a draw from 32,000 tokens": (len(draws), len(draws_now)),
-        f"of them from the host, in a draft of {DRAFTED} tokens": (DRAFTED * len(draws), 0),
+        f"draws launched by the host, in a draft of {DRAFTED} tokens": (DRAFTED * len(draws), 0),
         f"graphs and other launches of a draft of {DRAFTED} tokens": (DRAFTED * (1 + len(draws)), 1),
         f"launches in the graph of a draft of {DRAFTED} tokens, Llama-68M": (draft, draft_now),
         "sums of splits, width 8, of the bytes of keys and values": (f"{share:.1%}", f"{share_now:.1%}"),
