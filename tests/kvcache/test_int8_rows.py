@@ -15,6 +15,7 @@ from torch import Tensor
 from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
 from tests.helpers.small_decoder import CLOSE, feed, small_decoder, text
+from triforce.backends.decoder import Decoder
 from triforce.backends.kernel_api import pages_for
 from triforce.backends.kv_rows import numbers, rounded
 from triforce.kvcache import FullView, PagePool
@@ -22,7 +23,7 @@ from triforce.kvcache import FullView, PagePool
 TEXT = text(60)
 
 
-def views(count: int = 1) -> tuple[FullView, object]:
+def views(count: int = 1) -> tuple[FullView, Decoder]:
     """A view of rows over int8 KV, and the decoder."""
     decoder = small_decoder()
     decoder.config = replace(decoder.config, kv_int8=True)
@@ -50,7 +51,7 @@ def check_copies() -> None:
     feed(decoder, view, [TEXT, TEXT[:1], TEXT[:1]])
     view.fork(0, 1)
     view.swap_in(2, view.swap_out(0))
-    for layer in range(decoder.config.layers):  # type: ignore[attr-defined]
+    for layer in range(decoder.config.layers):
         rows = [view.pool.span(layer, b, 0, len(TEXT)) for b in range(3)]
         for other in rows[1:]:
             assert all(map(torch.equal, rows[0], other))

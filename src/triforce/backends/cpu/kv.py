@@ -44,7 +44,7 @@ class NativeKV:
         heads = (config.layers, config.kv_heads, pages + 1)
         # numpy's zeros take no memory until they are written to.
         sketches = torch.from_numpy(np.zeros((*heads, config.head_dim + PAGE), np.int16)).view(torch.bfloat16)
-        memory: dict[str, Tensor] = {"sketches": sketches}
+        memory: dict[str, Any] = {"sketches": sketches}
         more: dict[str, Any] = {"head_dim": config.head_dim, "rotation": random_rotation(config.head_dim)}
         shape = (*heads, PAGE * config.head_dim)
         if config.kv_int8:
