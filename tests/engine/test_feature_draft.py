@@ -168,7 +168,7 @@ def test_guesses_behind_a_prompt_from_disk_are_those_of_a_fresh_one(features: Pa
 def test_random_schedules_keep_texts_and_counts(features: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Any mode, beside any other."""
     monkeypatch.setattr(Schedules, "model", llm(features), raising=False)
-    few = settings(max_examples=6, stateful_step_count=12, deadline=None, derandomize=True)
+    few = settings(max_examples=4, stateful_step_count=12, deadline=None, derandomize=True)
     run_state_machine_as_test(Schedules, settings=few)
 
 

@@ -55,12 +55,12 @@ class DiskText:
             if entry is None or (layers := layers_of(entry, shape, pool.dtype)) is None:
                 return
             first = max(seen - start, 0)
-            slots_N = pool.slots(row, start + first, stop)
             if pool.features:
                 if (held := features_of(entry, pool.features)) is None:
                     return
-                pool.features.write(slots_N, held.behind(first))
-            write_layers(pool.kv, slots_N, ((keys[:, first:], values[:, first:]) for keys, values in layers))
+                pool.features.write(pool.slots(row, start + first, stop), held.behind(first))
+            some = ((keys[:, first:], values[:, first:]) for keys, values in layers)
+            write_layers(pool.kv, pool.slots(row, start + first, stop), some)
             if stop % disk.whole == 0:
                 pool.lengths_B[row] = stop
             self._touch(index, name)

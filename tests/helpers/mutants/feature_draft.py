@@ -75,7 +75,7 @@ TIER: dict[str, tuple[str, str, tuple[str, str]]] = {
     ),
     "the disk cache has no entries": (
         "disk", "triforce.kvcache.disk_text:DiskText.restore",
-        ("pool.features.write(slots_N, held.behind(first))", "pass"),
+        ("pool.features.write(pool.slots(row, start + first, stop), held.behind(first))", "pass"),
     ),
 }  # fmt: skip
 
