@@ -64,8 +64,8 @@ class Setup:
         key = names, context
         if key not in self._models:
             self._models.clear()
-            made = (shapes.decoder(name, context + 1024, self.clock.dtype, device=self.device) for name in names)
-            self._models[key] = ModelSet(*made)
+            own, draft = (shapes.decoder(name, context + 1024, self.clock.dtype, device=self.device) for name in names)
+            self._models[key] = ModelSet(own, draft)
         return self._models[key]
 
     def forget(self) -> None:

@@ -36,6 +36,7 @@ JSON_KEYS = [
     "tiers",
     "plans",
     "kv",
+    "kv_dtype",
 ]
 
 

@@ -25,7 +25,10 @@ def play(model: LLM, mode: str) -> None:
     texts.submit([both])
     outputs: dict[Request, RequestOutput] = {}
     while early not in outputs:
-        outputs.update((one, event) for one, event in texts.step() if isinstance(event, RequestOutput))
+        for one, event in texts.step():
+            assert not isinstance(event, Exception), event
+            if isinstance(event, RequestOutput):
+                outputs[one] = event
     texts.submit([last])
     outputs |= finish(texts)
     for one, output in outputs.items():

@@ -85,7 +85,7 @@ class ModelPair:
 
     @property
     def cached_by(self) -> str:
-        """What computes the pages of the target's pool: another one gives other bits, or pages of another shape."""
+        """Fingerprints of all that computes the pages of the target's pool: another gives other bits, or other shapes."""
         return " ".join(each.fingerprint for each in (self.target, self.features) if each)
 
     @property

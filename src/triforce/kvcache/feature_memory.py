@@ -21,7 +21,7 @@ FEATURES = "draft.keys", "draft.values", "draft.states"
 
 
 class FeatureSlots(NamedTuple):
-    """What slots hold: keys and values (G, N, D) of their entries, and states (N, C) behind them."""
+    """Keys and values (G, N, D) of the entries that slots hold, and states (N, C) behind them."""
 
     keys_GND: Tensor
     values_GND: Tensor

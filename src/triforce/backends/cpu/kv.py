@@ -42,9 +42,7 @@ class NativeKV:
     def __init__(self, config: ModelConfig, pages: int, dtype: torch.dtype, int8: bool = False) -> None:
         self.config, self.dtype, self.int8 = config, dtype, int8
         heads = (config.layers, config.kv_heads, pages + 1)
-        # numpy's zeros take no memory until they are written to.
-        sketches = torch.from_numpy(np.zeros((*heads, config.head_dim + PAGE), np.int16)).view(torch.bfloat16)
-        memory: dict[str, Any] = {"sketches": sketches}
+        memory: dict[str, Any] = {}
         more: dict[str, Any] = {"head_dim": config.head_dim, "rotation": random_rotation(config.head_dim)}
         shape = (*heads, PAGE * config.head_dim)
         if config.kv_int8:
@@ -55,6 +53,9 @@ class NativeKV:
         if int8:
             memory |= {name: allocate(shape, torch.int8, "cpu") for name in ("int8_keys", "int8_values")}
             memory["scales"] = torch.empty(*heads, 2)
+        # numpy's zeros take no memory until they are written to.
+        sketches = torch.from_numpy(np.zeros((*heads, config.head_dim + PAGE), np.int16)).view(torch.bfloat16)
+        memory["sketches"] = sketches
         self.native_pages = [
             _native.Pages(**{name: part[layer] for name, part in memory.items()}, **more)
             for layer in range(config.layers)

@@ -52,7 +52,7 @@ class FeatureLayer:
         return self.times("fc_CX", states_BTX)
 
     def inputs(self, fused_BTC: Tensor, embeddings_BTC: Tensor) -> Tensor:
-        """Return what q, k and v are projected from: twice the width."""
+        """Return what q, k and v are projected from, (B, T, 2 C)."""
         embedding_BTC = norm(embeddings_BTC, self.weights.embedding_norm_C, self.config.norm_eps)
         return torch.cat((embedding_BTC, self._hidden(fused_BTC)), -1)
 
@@ -74,7 +74,7 @@ class FeatureLayer:
         return out_BNC, out_BNC if config.norm_output else x_BNC
 
     def times(self, weight: str, x: Tensor) -> Tensor:
-        """Return the product with the weight of that field."""
+        """Return the product (..., O) of x (..., I) with the weight of that field."""
         return linear(x, getattr(self.weights, weight))
 
     def entries(self, fused_BTC: Tensor, embeddings_BTC: Tensor, slots_BT: Tensor) -> Entries:

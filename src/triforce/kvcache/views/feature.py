@@ -85,6 +85,6 @@ class FeatureView:
         if self._listed is None or self._listed[0] != dropped or self._listed[1] is not pool.pages_BP:
             sinks, all_BU = self.sinks // self.unit, pool.units(rows, self.unit)
             at_BU = np.arange(self._length) + np.where(np.arange(self._length) < sinks, 0, ints(dropped)[:, None])
-            at_BU = to_device(np.minimum(at_BU, all_BU.shape[1] - 1), all_BU.device)
-            self._listed = dropped, pool.pages_BP, all_BU.gather(1, at_BU)
+            seen_BU = to_device(np.minimum(at_BU, all_BU.shape[1] - 1), all_BU.device)
+            self._listed = dropped, pool.pages_BP, all_BU.gather(1, seen_BU)
         return self._listed[2]
