@@ -45,9 +45,10 @@ demo: install ## ask a small real model about a book, plainly and in mode auto; 
 test: install-dev ## the tests, under eight minutes on two cores
 	@$(PYTEST) $(ARGS)
 
+# A run that was cut off goes on behind what has passed, as long as nothing has changed.
 test-all: install-dev ## with the long versions of the laws and a real model, which must be had; under 80 minutes
 	@$(MAKE) --no-print-directory smollm2
-	@$(PYTEST) -m "slow or not slow" $(ARGS)
+	@$(PYTEST) -m "slow or not slow" -p tests.helpers.resumed_run --resume build/test-all.passed $(ARGS)
 
 smollm2: build/smollm2/config.json ## a real model of 30 layers to try things with, in build/smollm2; 98 MB are fetched once
 

@@ -85,7 +85,7 @@ class ModelPair:
 
     @property
     def cached_by(self) -> str:
-        """Fingerprints of all that computes the pages of the target's pool: another gives other bits, or other shapes."""
+        """Fingerprints of all that computes the pages of the target's pool: another gives other bits or shapes."""
         return " ".join(each.fingerprint for each in (self.target, self.features) if each)
 
     @property
