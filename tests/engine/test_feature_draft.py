@@ -189,7 +189,7 @@ def test_tier_mutant_is_noticed(
 ) -> None:
     mutant.apply(monkeypatch)
     for check in mutant.checks:
-        with pytest.raises((AssertionError, RuntimeError, ValueError, IndexError)):
+        with pytest.raises((AssertionError, RuntimeError, ValueError, IndexError, ModelError)):
             CHECKS[check](features, tmp_path)
 
 
