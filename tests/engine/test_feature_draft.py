@@ -120,7 +120,8 @@ def like_a_prompt(features: Path, mode: str) -> None:
     texts = model.open(ROWS, 900)
     texts.submit([request(model, length, mode, n=n, max_tokens=60) for length, n in ((150, 2), (91, 1))])
     while min(map(len, texts_of(texts)), default=0) < 20:
-        texts.step()
+        for _, event in texts.step():
+            assert not isinstance(event, Exception), event
     check_entries(model, texts)
     finish(texts)
     texts.close()
