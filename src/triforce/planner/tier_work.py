@@ -44,7 +44,8 @@ class TierWork:
     @staticmethod
     def of(config: ModelConfig, weight: float, number: float, sequential: bool = False) -> TierWork:
         """The work of a model's passes, with so many bytes of a weight, and of a number of its KV."""
-        weights, key = weight * config.weights_read, number * config.kv_size
+        whole = config.windows.count(0) / config.layers  # the others read no more of a longer context
+        weights, key = weight * config.weights_read, number * config.kv_size * whole
         return TierWork(config.layers, weights, key, weight, number, config.heads // config.kv_heads, sequential)
 
     def bytes(self, width: Any, rows: Any, keys: Any, balance: Any, overhead: Any, overlap: Any) -> Any:
