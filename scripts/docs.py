@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from scripts import docs_pictures, docs_reference
+from scripts import docs_models, docs_pictures, docs_reference
 from scripts.docs_reference import code, filled, table
 from triforce.bench.compare.on_file_tables import TITLES
 
@@ -119,6 +119,7 @@ PAGES = {
     "docs/results/kernels.md": kernel_errors,
     "docs/design/backends.md": gguf_types,
     "docs/gpu.md": gpu_runs,
+    "docs/results/models.md": docs_models.models,
 }
 """What makes the table of each page; its file in docs/data/ has the same name."""
 
