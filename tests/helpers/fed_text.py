@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from tests.helpers.paged_kv import PAGE, Paged, pad_lists, slots
+from tests.helpers.paged_kv import PAGE, Paged, native, pad_lists, slots
 
 
 class FedText:
@@ -47,3 +47,17 @@ def random_cuts(S: int, widths: list[int], draw: random.Random) -> list[int]:
     while cuts[-1] < S:
         cuts.append(min(S, cuts[-1] + draw.choice(widths)))
     return cuts
+
+
+def check_cuts(text: FedText, mates: list[int]) -> Tensor:
+    """Whatever its passes, threads and so many mates: the mixed values (S, H, D) of one pass, bit for bit."""
+    assert native is not None
+    draw = random.Random(text.S)
+    native.set_threads(1)
+    whole = text.fed([0, text.S], seed=1)
+    assert whole.isfinite().all()
+    for trial, widths in enumerate(([1, 2, 3, 5, 8, 16], [1, 7, 64, 17, 200], [40, 90, 512])):
+        native.set_threads(1 + trial % 2)
+        cuts = random_cuts(text.S, widths, draw)
+        assert torch.equal(text.fed(cuts, trial, weigh=trial == 0, mates=mates[trial]), whole), cuts
+    return whole

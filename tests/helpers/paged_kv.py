@@ -103,6 +103,16 @@ def slots(list_P: Tensor, count: int) -> Tensor:
     return (list_P.long()[:, None] * PAGE + torch.arange(PAGE)).flatten()[:count].contiguous()
 
 
+def attend(
+    kv: Paged, q_BTHD: Tensor, starts: list[int], counts: list[int], lists: Tensor, weigh: bool = True, **more: object
+) -> tuple[Tensor, Tensor]:
+    """Mixed values (B, T, H, D), and mass (B, G, P), which is NaN unless asked for; both were NaN before."""
+    mixed_BTHD = torch.full_like(q_BTHD, torch.nan)
+    mass_BGP = torch.full((len(q_BTHD), kv.G, lists.shape[-1]), torch.nan)
+    kv.pages.attend(q_BTHD, starts, counts, lists, mixed_BTHD, mass_BGP if weigh else None, **more)
+    return mixed_BTHD, mass_BGP
+
+
 def pad_lists(lists: list[Tensor]) -> Tensor:
     """Lists of rows as one tensor; -1, which no kernel may look up, where a row has fewer pages."""
     return torch.nn.utils.rnn.pad_sequence(lists, batch_first=True, padding_value=-1)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from triforce.backends import dispatch
 from triforce.backends.kernel_api import PAGE, pages_for
-from triforce.backends.kv_rows import kv_dtype
+from triforce.backends.kv_rows import kv_dtype, kv_name
 from triforce.backends.offload_layout import OffloadLayout
 from triforce.errors import CacheError
 from triforce.interface.outputs import KVMemoryUsage
@@ -107,7 +107,7 @@ class PagePool:
     @property
     def kv_dtype(self) -> str:
         """Name of the type of keys and values."""
-        return str(self.dtype).removeprefix("torch.")
+        return kv_name(self.config, self.dtype)
 
     @property
     def free_pages(self) -> int:

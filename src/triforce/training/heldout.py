@@ -6,6 +6,7 @@ Share j is that of guesses kept where the j - 1 before them were. Shape suffixes
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -82,7 +83,7 @@ def at_length(
     greedy_sums, seeded_sums = torch.zeros(steps), torch.zeros(steps)
     for ids_1L in torch.split(ids_BL, 1):  # one by one: a chunk's logits are large
         for chunk, past in _chunks(decoder, layers, subject, ids_1L, width):
-            greedy_sums += torch.tensor(greedy(subject, chunk, _copy(past), steps))
+            greedy_sums += torch.tensor(greedy(subject, chunk, copy(past), steps))
             seeded_sums += torch.tensor(seeded(subject, chunk, past, steps))
     return {"0": (greedy_sums / len(ids_BL)).tolist(), f"{SAMPLED:g}": (seeded_sums / len(ids_BL)).tolist()}
 
@@ -98,9 +99,3 @@ def _chunks(
             for _ in guesses(subject.layer, stream.read(part), past, torch.zeros(1, dtype=torch.long), 1):
                 pass
     yield stream.read(last), past
-
-
-def _copy(past: Past) -> Past:
-    other = Past()
-    other.entries = past.entries
-    return other

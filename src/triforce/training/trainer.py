@@ -92,10 +92,10 @@ class Trainer:
     def heldout(self) -> Heldout:
         """The held-out texts, and the target's own answers to some of them, at temperature 0."""
         if self._heldout is None:
-            config, dice = self.config, torch.Generator().manual_seed(config_seed := self.config.seed)
+            config, dice = self.config, torch.Generator().manual_seed(self.config.seed)
             ids_N, rows = self.texts.heldout_N, config.heldout_rows
             texts = self.texts.windows(ids_N, rows, config.width, dice)
-            answers = self.episodes.answers(ids_N, config.width, config_seed, (0.0,), rows, dice)
+            answers = self.episodes.answers(ids_N, config.width, config.seed, (0.0,), rows, dice)
             read = {"texts": texts, "answers": answers}
             self._heldout = Heldout(self.decoder, self.draft.state_layers, self.weights.tokens_M, read)
         return self._heldout

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers.paged_kv import PAGE, Paged, by_the_book, native, pad_lists, visible
+from tests.helpers.paged_kv import PAGE, Paged, attend, by_the_book, native, pad_lists, visible
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
@@ -21,15 +21,6 @@ pytestmark = pytest.mark.usefixtures("dtype")
 # bf16 rounds the weights and the result, each by 2^-8 of itself at most, and by less on the whole; all else is float32.
 BOUND = {torch.bfloat16: 2**-8 + 2**-9, torch.float32: 2e-6}
 MASS = 2e-5
-
-
-def attend(
-    kv: Paged, q_BTHD: Tensor, starts: list[int], counts: list[int], lists: Tensor, weigh: bool = True, **more: object
-) -> tuple[Tensor, Tensor]:
-    mixed_BTHD = torch.full_like(q_BTHD, torch.nan)
-    mass_BGP = torch.full((len(q_BTHD), kv.G, lists.shape[-1]), torch.nan)
-    kv.pages.attend(q_BTHD, starts, counts, lists, mixed_BTHD, mass_BGP if weigh else None, **more)
-    return mixed_BTHD, mass_BGP
 
 
 def close(got: tuple[Tensor, Tensor], wanted: tuple[Tensor, Tensor], v: Tensor) -> None:

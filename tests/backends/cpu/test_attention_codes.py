@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers.fed_text import FedText, random_cuts
-from tests.helpers.paged_kv import PAGE, Paged, by_the_book, native, pad_lists, slots, visible
+from tests.helpers.fed_text import FedText, check_cuts
+from tests.helpers.paged_kv import PAGE, Paged, attend, by_the_book, native, pad_lists, slots, visible
 from triforce.backends.kv_rows import numbers, rounded
 from triforce.model.rope import Rope, rotate
 
@@ -23,15 +23,6 @@ torch.set_num_threads(1)
 # Queries are rounded by 2^-16 of their largest, weights by 2^-16 of their block's; bfloat16 rounds the result.
 BOUND = {torch.bfloat16: 2**-8, torch.float32: 2**-12}
 MASS = 4e-4
-
-
-def attend(
-    kv: Paged, q_BTHD: Tensor, starts: list[int], counts: list[int], lists: Tensor, weigh: bool = True, **more: object
-) -> tuple[Tensor, Tensor]:
-    mixed_BTHD = torch.full_like(q_BTHD, torch.nan)
-    mass_BGP = torch.full((len(q_BTHD), kv.G, lists.shape[-1]), torch.nan)
-    kv.pages.attend(q_BTHD, starts, counts, lists, mixed_BTHD, mass_BGP if weigh else None, **more)
-    return mixed_BTHD, mass_BGP
 
 
 def error(got: Tensor, wanted: Tensor, v: Tensor) -> float:
@@ -94,14 +85,7 @@ def test_codes_ragged_random_batches_equal_float64(seed: int, dtype: torch.dtype
 def test_codes_query_bits_depend_on_own_keys_only(
     S: int, G: int, h: int, D: int, view: dict[str, int], dtype: torch.dtype
 ) -> None:
-    text, draw = FedText(S, G, h, D, dtype, codes=True, **view), random.Random(S)
-    native.set_threads(1)
-    whole = text.fed([0, S], seed=1)
-    assert whole.isfinite().all()
-    for trial, widths in enumerate(([1, 2, 3, 5, 8, 16], [1, 7, 64, 17, 200], [40, 90, 512])):
-        native.set_threads(1 + trial % 2)
-        cuts = random_cuts(S, widths, draw)
-        assert torch.equal(text.fed(cuts, trial, weigh=trial == 0, mates=trial), whole), cuts
+    check_cuts(FedText(S, G, h, D, dtype, codes=True, **view), mates=[0, 1, 2])
 
 
 @pytest.mark.parametrize(("H", "G", "D"), [(4, 2, 64), (3, 3, 80), (8, 1, 256)])
