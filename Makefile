@@ -42,11 +42,11 @@ sanitize: ## the kernels' tests under address, undefined-behaviour and thread sa
 demo: install ## ask a small real model about a book, plainly and in mode auto; 98 MB are fetched once
 	@$(BIN)/triforce demo $(ARGS)
 
-test: install-dev ## the tests, under eight minutes on two cores
+test: install-dev ## the tests, some eleven minutes on two cores
 	@$(PYTEST) $(ARGS)
 
 # A run that was cut off goes on behind what has passed, as long as nothing has changed.
-test-all: install-dev ## with the long versions of the laws and a real model, which must be had; under 80 minutes
+test-all: install-dev ## with the long versions of the laws and a real model, which must be had; up to two and a half hours
 	@$(MAKE) --no-print-directory smollm2
 	@$(PYTEST) -m "slow or not slow" -p tests.helpers.resumed_run --resume build/test-all.passed $(ARGS)
 

@@ -44,15 +44,7 @@ TF_INLINE Ints set1_int(int32_t x) { return {_mm512_set1_epi32(x)}; }
 TF_INLINE Ints operator+(Ints x, Ints y) { return {_mm512_add_epi32(x.v, y.v)}; }
 TF_INLINE Ints operator-(Ints x, Ints y) { return {_mm512_sub_epi32(x.v, y.v)}; }
 TF_INLINE Ints shifted_left(Ints x, int by) { return {_mm512_slli_epi32(x.v, by)}; }
-TF_INLINE Ints dot2(Ints sum, Codes w, Codes x) {
-#if TF_SIMD_AVX512VNNI
-    return {_mm512_dpwssd_epi32(sum.v, w.v, x.v)};
-#else
-    sum.v = _mm512_add_epi32(sum.v, _mm512_madd_epi16(w.v, x.v));
-    asm("" : "+v"(sum.v));  // or the compiler makes all products of a group, then adds them up, and spills
-    return sum;
-#endif
-}
+TF_INLINE Ints dot2(Ints sum, Codes w, Codes x) { return {dot2(sum.v, w.v, x.v)}; }
 TF_INLINE Row load_row(const float* from) { return {_mm512_loadu_ps(from)}; }
 TF_INLINE void store_row(float* to, Row x) { _mm512_storeu_ps(to, x.v); }
 TF_INLINE Row set1_row(float x) { return {_mm512_set1_ps(x)}; }
@@ -104,15 +96,7 @@ TF_INLINE Ints set1_int(int32_t x) { return {_mm256_set1_epi32(x)}; }
 TF_INLINE Ints operator+(Ints x, Ints y) { return {_mm256_add_epi32(x.v, y.v)}; }
 TF_INLINE Ints operator-(Ints x, Ints y) { return {_mm256_sub_epi32(x.v, y.v)}; }
 TF_INLINE Ints shifted_left(Ints x, int by) { return {_mm256_slli_epi32(x.v, by)}; }
-TF_INLINE Ints dot2(Ints sum, Codes w, Codes x) {
-#if TF_SIMD_AVXVNNI
-    return {_mm256_dpwssd_avx_epi32(sum.v, w.v, x.v)};
-#else
-    sum.v = _mm256_add_epi32(sum.v, _mm256_madd_epi16(w.v, x.v));
-    asm("" : "+v"(sum.v));  // or the compiler makes all products of a group, then adds them up, and spills
-    return sum;
-#endif
-}
+TF_INLINE Ints dot2(Ints sum, Codes w, Codes x) { return {dot2(sum.v, w.v, x.v)}; }
 TF_INLINE Row load_row(const float* from) { return {_mm256_loadu_ps(from)}; }
 TF_INLINE void store_row(float* to, Row x) { _mm256_storeu_ps(to, x.v); }
 TF_INLINE Row set1_row(float x) { return {_mm256_set1_ps(x)}; }

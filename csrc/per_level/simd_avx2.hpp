@@ -172,6 +172,17 @@ TF_INLINE F16 floats(Words x) {
             _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(_mm256_extracti128_si256(x.v, 1)))};
 }
 
+/// Adds eight sums of two products of int16.
+TF_INLINE __m256i dot2(__m256i sum, __m256i x, __m256i y) {
+#if TF_SIMD_AVXVNNI
+    return _mm256_dpwssd_avx_epi32(sum, x, y);
+#else
+    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(x, y));
+    asm("" : "+x"(sum));  // or the compiler makes many products before it adds them up, and spills
+    return sum;
+#endif
+}
+
 struct Quads {
     __m256i a, b;
 };

@@ -79,6 +79,16 @@ struct I16 {
 };
 TF_INLINE I16 load_ints(const void* from) { return {_mm512_loadu_si512(from)}; }
 TF_INLINE void store(void* to, I16 x) { _mm512_storeu_si512(to, x.v); }
+/// Adds sixteen sums of two products of int16.
+TF_INLINE __m512i dot2(__m512i sum, __m512i x, __m512i y) {
+#if TF_SIMD_AVX512VNNI
+    return _mm512_dpwssd_epi32(sum, x, y);
+#else
+    sum = _mm512_add_epi32(sum, _mm512_madd_epi16(x, y));
+    asm("" : "+v"(sum));  // or the compiler makes many products before it adds them up, and spills
+    return sum;
+#endif
+}
 TF_INLINE F16 floats(I16 x) { return {_mm512_cvtepi32_ps(x.v)}; }
 
 /// Lane i's sign at bit i.

@@ -16,15 +16,7 @@ TF_INLINE Wide load_wide(const int8_t* from) {
 }
 TF_INLINE Wide set1_wide(uint32_t pair) { return {_mm512_set1_epi32(static_cast<int>(pair))}; }
 /// Sixteen sums of two products.
-TF_INLINE I16 dot(I16 acc, Wide x, Wide y) {
-#if TF_SIMD_AVX512VNNI
-    return {_mm512_dpwssd_epi32(acc.v, x.v, y.v)};
-#else
-    acc.v = _mm512_add_epi32(acc.v, _mm512_madd_epi16(x.v, y.v));
-    asm("" : "+v"(acc.v));  // or the compiler makes many products before it adds them up, and spills
-    return acc;
-#endif
-}
+TF_INLINE I16 dot(I16 acc, Wide x, Wide y) { return {dot2(acc.v, x.v, y.v)}; }
 
 #elif TF_SIMD_AVX2
 
@@ -39,16 +31,7 @@ TF_INLINE Wide set1_wide(uint32_t pair) {
     const __m256i both = _mm256_set1_epi32(static_cast<int>(pair));
     return {both, both};
 }
-TF_INLINE __m256i dot(__m256i acc, __m256i x, __m256i y) {
-#if TF_SIMD_AVXVNNI
-    return _mm256_dpwssd_avx_epi32(acc, x, y);
-#else
-    acc = _mm256_add_epi32(acc, _mm256_madd_epi16(x, y));
-    asm("" : "+x"(acc));
-    return acc;
-#endif
-}
-TF_INLINE I16 dot(I16 acc, Wide x, Wide y) { return {dot(acc.a, x.a, y.a), dot(acc.b, x.b, y.b)}; }
+TF_INLINE I16 dot(I16 acc, Wide x, Wide y) { return {dot2(acc.a, x.a, y.a), dot2(acc.b, x.b, y.b)}; }
 
 #else
 
