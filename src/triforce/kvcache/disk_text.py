@@ -44,16 +44,14 @@ class DiskText:
         shape = [pool.config.layers, pool.config.kv_heads, SEGMENT, pool.config.row_size]
         seen, spent, worth = int(pool.lengths_B[row]), 0.0, GRACE
         most = (len(prompt) - 1 - TAIL) // disk.whole * disk.whole
-        for index, name in enumerate(self._named(prompt[: max(most, 0)])):
-            start, stop = index * SEGMENT, (index + 1) * SEGMENT
-            if stop <= seen:
-                continue
-            if spent > worth:
-                return
+        names, index = self._named(prompt[: max(most, 0)]), seen // SEGMENT
+        entries = disk.store.read_ahead(names[index:])
+        while spent <= worth:
             began = perf_counter()
-            entry = disk.store.read(name)
+            entry = next(entries, None)
             if entry is None or (layers := layers_of(entry, shape, pool.dtype)) is None:
                 return
+            start, stop = index * SEGMENT, (index + 1) * SEGMENT
             first = max(seen - start, 0)
             if pool.features:
                 if (held := features_of(entry, pool.features)) is None:
@@ -63,8 +61,8 @@ class DiskText:
             write_layers(pool.kv, pool.slots(row, start + first, stop), some)
             if stop % disk.whole == 0:
                 pool.lengths_B[row] = stop
-            self._touch(index, name)
-            spent += perf_counter() - began
+            self._touch(index, names[index])
+            index, spent = index + 1, spent + perf_counter() - began
             worth += SEGMENT * float(entry.facts["seconds_per_token"])
             yield int(pool.lengths_B[row])
 
