@@ -80,7 +80,7 @@ class CostModel:
 
 
 def _numbers(saved: Any, count: int) -> list[float]:
-    """So many numbers, finite and nowhere negative. Raises ValueError."""
+    """Return so many numbers, finite and nowhere negative. Raises ValueError."""
     array = np.array(saved, float).reshape(count)
     if not (np.isfinite(array).all() and (array >= 0).all()):
         raise ValueError("not sums of observations")
