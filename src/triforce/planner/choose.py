@@ -67,7 +67,7 @@ def candidates(
         k, n = np.unravel_index(worth_KN[:, family].argmax(), worth_KN[:, family].shape)
         plan = space.plans[family][n]
         if "retrieval" in plan.tiers:
-            plan = replace(plan, budget_factors=budgets[k])
+            plan = replace(plan, budget_factors=budgets[int(k)])
         found.append(Candidate(plan, float(rate_KN[k, family][n]), float(score_KN[k, family][n])))
     return found
 
