@@ -30,7 +30,7 @@ template <class T>
 void rotate(const float* x, const Rotation& rotation, int64_t position, int dim, T* to) {
     alignas(64) float rotated[largest_dim];
     const int half = dim / 2;
-    const float *cos = rotation.cos + position * half, *sin = rotation.sin + position * half;
+    const float *cos = rotation.cos + position * rotation.stride, *sin = rotation.sin + position * rotation.stride;
     for (int i = 0; i < half; i++) {
         rotated[i] = x[i] * cos[i] - x[half + i] * sin[i];
         rotated[half + i] = x[half + i] * cos[i] + x[i] * sin[i];

@@ -15,8 +15,9 @@ import torch
 from triforce.backends import dispatch
 from triforce.backends.decoder import Decoder
 from triforce.backends.kv_rows import kv_name
-from triforce.checkpoint.families import model_config
+from triforce.checkpoint.hf_config import model_config
 from triforce.checkpoint.hub import SHIPPED, draft_for, model_name
+from triforce.checkpoint.model_families import FAMILIES
 from triforce.checkpoint.model_files import ModelFiles, open_model
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.checkpoint.weights import fingerprint, read_weights
@@ -132,7 +133,7 @@ def load_pair(
     name, model = model_name(model), SHIPPED[0] if model is None else model
     began = perf_counter()
     read = partial(load, device=device, dtype=dtype, kv_dtype=kv_dtype, bits=speculation.lower_bits)
-    target = read(model, context=context, ranks=ranks)
+    target = read(model, context=context, ranks=ranks, offloaded=speculation.offload.kind != "none")
     layers = target.config.layers
     if unknown := sorted(layer for layer in speculation.retrieval.searched_layers or () if layer >= layers):
         raise RequestError(f"searched_layers names layer {unknown[0]}; the model's are 0 to {layers - 1}")
@@ -165,13 +166,15 @@ def load(
     bits: int = 0,
     ranks: TPGroup = ALONE,
     beside: Checkpoint | None = None,
+    offloaded: bool = False,
 ) -> Checkpoint:
     """Read a Hugging Face folder, a GGUF file or a hub name. No code of the repository is run.
 
     device: "auto" is cuda where present. dtype: "auto" is bfloat16, or float32 on a CPU for whose model there are no
     native kernels. context: positions, in tokens; None is what the config says. bits: those of `Checkpoint.lower`.
     ranks: those that share the model, of which this one reads its part. beside: a model whose tokenizer is used where
-    it is the same. Raises ModelError, or RequestError for bits or for heads that cannot be shared, with advice.
+    it is the same: that of a draft's target. offloaded: whether KV will be. Raises ModelError, or RequestError for
+    bits, for heads that cannot be shared, or for what a family cannot do yet, with advice.
     """
     device = resolve_device(device)
     files = open_model(name_or_path)
@@ -182,16 +185,27 @@ def load(
     precision = resolve_dtype(dtype, device, config)
     config = with_kv_dtype(config, kv_dtype, precision, device)
     own = config.shared(ranks.count)
+    if any(config.windows) and (offloaded or beside):
+        raise RequestError(_why_no_windows(config, files.path, offloaded))
     dispatch.claim_threads(config, precision, device)
     archives = files.archives(packed=dispatch.keeps_packed(config, precision, device))
     weights = read_weights(
-        files.path, archives, config, rows=hf.vocab_size, device=device, dtype=precision, ranks=ranks
-    )
+        files.path, archives, config, rows=hf.vocab_size, device=device, dtype=precision, ranks=ranks,
+        names=FAMILIES[hf.model_type].names,
+    )  # fmt: skip
     identity = fingerprint(own, weights)
     decoder = Decoder(own, weights, ranks=ranks)
     # Weights of few bits are as they are in lower tiers, too: a second model of them would be the same.
     lower = Decoder(own, weights, bits, ranks) if bits and weights.has_numbers else decoder
     return Checkpoint(files, own, decoder, lower, tokenizer, identity)
+
+
+def _why_no_windows(config: ModelConfig, path: Path, offloaded: bool) -> str:
+    window, layers = max(config.windows), sum(map(bool, config.windows))
+    about = f"{path}: {layers} of {config.layers} layers have a window of {window:,} tokens, and "
+    if offloaded:
+        return f"{about}KV of such layers cannot be offloaded yet; leave out --kv-offload, or use --context {window}"
+    return f"{about}such a model cannot draft yet; use another draft model"
 
 
 def _tokenizer(files: ModelFiles, beside: Checkpoint | None) -> Tokenizer | None:
