@@ -50,7 +50,7 @@ class Exact:
     """The layer in float64."""
 
     def __init__(self, layer: Layer, head_dim: int) -> None:
-        names = (f.name for f in fields(layer))
+        names = (f.name for f in fields(layer) if f.name != "experts")
         self.w = {name: w.double() for name in names if (w := getattr(layer, name)) is not None}
         self.head_dim = head_dim
 

@@ -179,7 +179,7 @@ def a_layer(draw: torch.Generator) -> tuple[ModelConfig, Layer]:
     }
     sizes = dict(q_bias_Q=Q, k_bias_P=P, v_bias_P=P, q_norm_D=D, k_norm_D=D)
     named |= {name: torch.randn(size, generator=draw).to(DEVICE) for name, size in sizes.items()}
-    return replace(config, qkv_bias=True, qk_norm=True), Layer(**named)
+    return replace(config, architecture=Architecture(qkv_bias=True, qk_norm="head")), Layer(**named)
 
 
 @pytest.mark.parametrize("on", [True, False])
