@@ -24,6 +24,7 @@ from triforce.backends.kernel_api import ForwardBatch, ForwardOutput, PageTable
 from triforce.backends.torch.kv import TorchKV
 from triforce.backends.torch.model import TorchLayer, TorchModel
 from triforce.bench import shapes
+from triforce.model.architecture import Architecture
 from triforce.model.config import ModelConfig
 from triforce.model.weights import Layer, numbers
 

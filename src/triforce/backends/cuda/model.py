@@ -44,7 +44,7 @@ class TritonLayer(TorchLayer):
         if self._qkv is None:
             return super().qkv(x_NC)
         layer, (H, G), eps = self.layer, (self.config.heads, self.config.kv_heads), self.config.norm_eps
-        qkv_NMD = F.linear(self.norm(x_NC, layer.input_norm_C, eps), self._qkv, self._qkv_bias)
+        qkv_NMD = F.linear(self._normed(x_NC, layer.input_norm_C), self._qkv, self._qkv_bias)
         qkv_NMD = qkv_NMD.view(len(x_NC), H + 2 * G, self.config.head_dim)
         q_NHD, k_NGD, v_NGD = torch.split(qkv_NMD, [H, G, G], dim=1)
         if layer.q_norm_D is None or layer.k_norm_D is None:
@@ -54,7 +54,7 @@ class TritonLayer(TorchLayer):
     def gate(self, x_NC: Tensor) -> Tensor:
         if self._gate_up is None:
             return super().gate(x_NC)
-        y_NC = self.norm(x_NC, self.layer.post_norm_C, self.config.norm_eps)
+        y_NC = self._normed(x_NC, self.layer.post_norm_C)
         return self.swiglu(*F.linear(y_NC, self._gate_up).chunk(2, dim=1))
 
 
