@@ -17,7 +17,7 @@ from triforce.model.config import ModelConfig
 
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 Shape = tuple[int, ...]
-Cut = tuple[slice | Tensor, ...]
+Cut = tuple[slice | Tensor, *tuple[slice, ...]]
 Source = tuple[str, Shape, Cut]
 """The name of a tensor in the files, its shape there, and which part of it is wanted."""
 

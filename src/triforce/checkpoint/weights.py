@@ -59,7 +59,7 @@ def read_weights(
         raise ModelError(
             f"config.json: tie_word_embeddings = True, but {HEAD} differs from {EMBEDDING}: set it to false to use both"
         )
-    norm_C, offset = numbers(reader.take(NORM, (config.hidden_size,), ())), config.architecture.norm_offset
+    norm_C, offset = numbers(reader.take(NORM, (config.hidden_size,), (slice(None),))), config.architecture.norm_offset
     if offset:  # in float32: a sum rounded to fewer bits would lose what the files have
         norm_C = norm_C.float() + offset
         for part in parts:

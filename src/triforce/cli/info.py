@@ -13,7 +13,7 @@ from triforce.checkpoint.hf_config import GENERATION, model_config
 from triforce.checkpoint.hub import SHIPPED
 from triforce.checkpoint.model_files import ModelFiles, open_model
 from triforce.cli.bench.report import machine
-from triforce.engine.model_loader import resolve_device, resolve_dtype, with_kv_dtype
+from triforce.engine.precision import resolve_device, resolve_dtype, with_kv_dtype
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.kvcache import OffloadConfig
 from triforce.kvcache.offload.sizing import free_memory, memory_for

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -23,6 +23,7 @@ from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.checkpoint.weights import fingerprint, read_weights
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.engine.feature_loader import FeatureCheckpoint, load_feature_draft
+from triforce.engine.precision import resolve_device, resolve_dtype, with_kv_dtype
 from triforce.engine.speculative_config import LOWER_TIERS, SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet
 from triforce.errors import ModelError, RequestError
@@ -30,10 +31,6 @@ from triforce.model.config import ModelConfig
 from triforce.planner import CostModel
 from triforce.planner.cost_model import costs_path
 from triforce.planner.tier_work import TierWork
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-KV_DTYPES = ("auto", "bfloat16", "int8")
-"""`auto` is the model's own dtype."""
 
 
 @dataclass(frozen=True)
@@ -213,42 +210,6 @@ def _tokenizer(files: ModelFiles, beside: Checkpoint | None) -> Tokenizer | None
     if known and known.vocab_size <= files.config.vocab_size:
         return known
     return files.tokenizer() if files.has_tokenizer else None
-
-
-def resolve_device(device: str | torch.device) -> torch.device:
-    """Device to run on; a CUDA device with its number. Raises ModelError where there is no such device."""
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(0, device=device).tolist()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ModelError(f"device {str(device)!r} cannot be used here; use --device cpu or --device auto") from error
-    found = torch.device(device)
-    if found.type == "cuda" and found.index is None:  # some functions of torch refuse it, and the current one changes
-        return torch.device("cuda", torch.cuda.current_device())
-    return found
-
-
-def resolve_dtype(dtype: str | torch.dtype, device: torch.device, config: ModelConfig) -> torch.dtype:
-    """Type of weights and KV. Raises ModelError for what is not in `DTYPES`."""
-    if dtype == "auto":
-        return dispatch.best_dtype(config, device)
-    found = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
-    if found is None or found not in DTYPES.values():
-        raise ModelError(f"dtype {str(dtype)!r} is not supported; use one of auto, {', '.join(DTYPES)}")
-    return found
-
-
-def with_kv_dtype(config: ModelConfig, kv_dtype: str, dtype: torch.dtype, device: torch.device) -> ModelConfig:
-    """Return the config with KV of one of `KV_DTYPES`, of a model of a dtype. Raises RequestError."""
-    if kv_dtype not in KV_DTYPES:
-        raise RequestError(f"kv_dtype {kv_dtype!r} is not known; choose from {', '.join(KV_DTYPES)}")
-    if kv_dtype == "bfloat16" and dtype != torch.bfloat16:
-        name = str(dtype).removeprefix("torch.")
-        raise RequestError(f"KV is {name}, as the model is; use --kv-dtype auto or int8, or --dtype bfloat16")
-    if kv_dtype == "int8":
-        dispatch.require_int8_kv(config, dtype, device)
-    return replace(config, kv_int8=kv_dtype == "int8")
 
 
 def trim_heap() -> None:

@@ -194,17 +194,16 @@ class NativeModelShard(EmbeddingAndHead):
 
 class NativeLayerShard:
     def __init__(self, config: ModelConfig, layer: Layer, bits: int) -> None:
-        assert layer.gate_proj_IC is not None and layer.down_proj_CI is not None  # ranks share no experts
-        self.config, self.dtype, self._mlp = config, layer.o_proj_CQ.dtype, len(layer.gate_proj_IC)
+        norm_C, gate_IC, up_IC, down_CI = layer.post_norm_C, layer.gate_proj_IC, layer.up_proj_IC, layer.down_proj_CI
+        assert norm_C is not None and layer.input_norm_C is not None  # ranks share plain architectures only
+        assert gate_IC is not None and up_IC is not None and down_CI is not None
+        self.config, self.dtype, self._mlp = config, layer.o_proj_CQ.dtype, len(gate_IC)
         self._projections = _native.QkvProjections(
             layer.input_norm_C, layer.q_proj_QC, layer.k_proj_PC, layer.v_proj_PC, layer.q_bias_Q, layer.k_bias_P,
             layer.v_bias_P, layer.q_norm_D, layer.k_norm_D, head_dim=config.head_dim, eps=config.norm_eps, bits=bits,
         )  # fmt: skip
-        norm_C, gate_IC, up_IC = layer.post_norm_C, layer.gate_proj_IC, layer.up_proj_IC
         self._gate = _native.GatedMlp(norm_C, gate_IC, up_IC, eps=config.norm_eps, bits=bits)
-        self._out, self._down = (
-            (_native.Matrix(each, bits=bits), len(each)) for each in (layer.o_proj_CQ, layer.down_proj_CI)
-        )
+        self._out, self._down = ((_native.Matrix(each, bits=bits), len(each)) for each in (layer.o_proj_CQ, down_CI))
 
     def qkv(self, x_NC: Tensor) -> tuple[Tensor, ...]:
         return project(self._projections, self.config, x_NC)
