@@ -46,7 +46,7 @@ CONFIGS: dict[str, tuple[str, Swap]] = {
         "mistral default", Swap(f"{FAMILIES}.mistral", with_default(tie_word_embeddings=True)),
     ),
     "config: every layer has a window": (
-        "qwen2 default", Swap(f"{FAMILIES}.qwen2", another(slides=lambda config: [True])),
+        "qwen2 default", Swap(f"{FAMILIES}.qwen2", another(slides=lambda config: [True] * config.whole("num_hidden_layers"))),
     ),
 }  # fmt: skip
 
