@@ -32,6 +32,10 @@ def with_default(**values: Any) -> Callable[[Any], Any]:
     return lambda family: replace(family, defaults={**family.defaults, **values})
 
 
+def in_every_layer(config: Any) -> list[bool]:
+    return [True] * config.whole("num_hidden_layers")
+
+
 ROPE, FAMILIES = "triforce.checkpoint.rope_scaling", "triforce.checkpoint.model_families:FAMILIES"
 CONFIGS: dict[str, tuple[str, Swap]] = {
     "rope: another precision": ("llama default", Swap(f"{ROPE}:wavelengths", lambda _: in_float64)),
@@ -46,7 +50,7 @@ CONFIGS: dict[str, tuple[str, Swap]] = {
         "mistral default", Swap(f"{FAMILIES}.mistral", with_default(tie_word_embeddings=True)),
     ),
     "config: every layer has a window": (
-        "qwen2 default", Swap(f"{FAMILIES}.qwen2", another(slides=lambda config: [True] * config.whole("num_hidden_layers"))),
+        "qwen2 default", Swap(f"{FAMILIES}.qwen2", another(slides=in_every_layer)),
     ),
 }  # fmt: skip
 
