@@ -176,7 +176,7 @@ def a_layer(draw: torch.Generator) -> tuple[ModelConfig, Layer]:
     named = {
         f.name: torch.randn(getattr(layer, f.name).shape, generator=draw).to(DEVICE)
         for f in fields(layer)
-        if getattr(layer, f.name) is not None
+        if isinstance(getattr(layer, f.name), Tensor)
     }
     sizes = dict(q_bias_Q=Q, k_bias_P=P, v_bias_P=P, q_norm_D=D, k_norm_D=D)
     named |= {name: torch.randn(size, generator=draw).to(DEVICE) for name, size in sizes.items()}
