@@ -41,11 +41,13 @@ struct PartialBuffer {
     Partial partial() { return {acc, shift, sum}; }
 };
 
-/// Makes the partials of `count` queries those of no key.
-void reset(const Attention& call, const Partial& partial, int64_t count) {
-    std::fill_n(partial.acc, count * call.pages->dim, 0.0f);
-    std::fill_n(partial.shift, count, nothing_seen);
-    std::fill_n(partial.sum, count, 0.0f);
+/// Makes partials those of queries that have seen no key. A logit beside those of the keys counts from the beginning.
+void reset(const Attention& call, const Queries& queries, const Partial& partial) {
+    const float* sinks = call.pages->sink_logits;
+    std::fill_n(partial.acc, queries.count * call.pages->dim, 0.0f);
+    std::fill_n(partial.sum, queries.count, sinks ? 1.0f : 0.0f);
+    for (int i = 0; i < queries.count; i++)
+        partial.shift[i] = sinks ? sinks[call.head(queries, i)] * bits_of_e : nothing_seen;
 }
 
 /// Few queries over many keys: jobs share out the splits of a KV head, as FlashDecoding does (Dao et al. 2023). Each
@@ -120,7 +122,7 @@ class SplitAttention {
         each_group(task, [&](const Queries& queries) {
             PartialBuffer buffer;
             const Partial all = buffer.partial();
-            reset(call_, all, queries.count);
+            reset(call_, queries, all);
             for (int64_t split = 0; split < call_.splits(task.b); split++)
                 kernels_.merge(call_, queries.count, all, partial({task.b, task.g, split}, queries.first));
             kernels_.finish(call_, queries, all);
@@ -164,7 +166,7 @@ Queries query_group(const Attention& call, int64_t b, int g, int64_t group, int6
 void scan_splits(const Attention& call, const Queries& queries, int64_t first, int64_t last, const Partial& all) {
     const AttentionKernels& kernels = attention_kernels(call);
     PartialBuffer next;
-    if (first == 0) reset(call, all, queries.count);
+    if (first == 0) reset(call, queries, all);
     for (int64_t split = first; split < last; split++) {
         kernels.scan(call, queries, split, next.partial(), nullptr);
         kernels.merge(call, queries.count, all, next.partial());
@@ -176,10 +178,10 @@ void scan_splits(const Attention& call, const Queries& queries, int64_t first, i
 void attend_by_groups(const Attention& call, int64_t groups) {
     const int heads = call.pages->heads;
     parallel(call.rows * heads * groups, [&](int job) {
-        const int64_t b = job / (heads * groups);
-        const Queries queries = query_group(call, b, static_cast<int>(job / groups % heads), job % groups, groups);
+        const int g = static_cast<int>(job / groups % heads);
+        const Queries queries = query_group(call, job / (heads * groups), g, job % groups, groups);
         PartialBuffer all;
-        if (queries.count) scan_splits(call, queries, 0, call.splits(b), all.partial());
+        if (queries.count) scan_splits(call, queries, 0, call.splits(queries.b), all.partial());
     });
 }
 
@@ -187,8 +189,7 @@ void attend_by_groups(const Attention& call, int64_t groups) {
 void make_copies(const Attention& call) {
     const int heads = call.pages->heads;
     parallel(call.rows * heads, [&](int job) {
-        const int64_t b = job / heads;
-        make_copies(*call.pages, job % heads, call.list(b, job % heads), call.coarse_pages(b));
+        make_copies(*call.pages, job % heads, call.list(job / heads, job % heads), call.coarse_pages(job / heads));
     });
 }
 
@@ -209,6 +210,7 @@ void check(const Attention& call) {
     require(0 <= call.window && call.window <= INT32_MAX, "window must lie in [0, 2^31 - 1]");
     require(!call.coarse || (call.pages->copies.keys && !call.window && !call.q_sinks),
             "coarse needs int8 copies, and no window");
+    require(!call.pages->sink_logits || call.heads == call.pages->query_heads, "each query head has a sink logit");
     for (int64_t b = 0; b < call.rows; b++) check_row(call, b);
 }
 
@@ -223,10 +225,8 @@ void attend(const Attention& call) {
 struct IncrementalAttention::State {
     explicit State(const Attention& call) : call(call), groups(group_count(call)) {
         clear_outputs(call);
-        if (groups > 1 && !call.mass)
-            partials.resize(groups);
-        else
-            by_splits.emplace(call);
+        if (groups > 1 && !call.mass) partials.resize(groups);
+        else by_splits.emplace(call);
     }
 
     const Attention& call;

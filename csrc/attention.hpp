@@ -3,7 +3,7 @@
 // The bitwise law: a query's keys are taken in blocks of 64 tokens from the first key of its list, by an online softmax
 // (Milakov and Gimelshein 2018) inside splits of 1024 tokens, and the splits are merged in ascending order. None of
 // this depends on the call: on how many queries share a pass, on its other rows, on threads. A key that a query does
-// not see takes no part in any sum, not even as a zero.
+// not see takes no part in any sum, not even as a zero. A logit beside those of the keys is what the merge begins with.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +16,14 @@ namespace triforce {
 
 constexpr int block_pages = 4, block_tokens = block_pages * page_size;
 constexpr int split_pages = 64, split_tokens = split_pages * page_size;
+
+/// Queries [first, first + count) of row b and KV head g: query i is head i % group of token i / group.
+struct Queries {
+    int64_t b;
+    int g;
+    int64_t first;
+    int count;
+};
 
 /// Queries q (B, T, H, D) of B rows. Query t of row b has index starts[b] + t in the row's list of keys and sees the
 /// keys up to its own; with a window only the last `window` of these, and the first `sinks`.
@@ -34,19 +42,13 @@ struct Attention {
     float* mass;  // (B, G, list_length): weight of each page, summed over the row's queries and heads; or null
 
     int group() const { return heads / pages->heads; }
+    /// The query head of query i.
+    int64_t head(const Queries& queries, int i) const { return queries.g * group() + (queries.first + i) % group(); }
     int64_t queries(int64_t b) const { return counts[b] * group(); }  // of one KV head
     int64_t splits(int64_t b) const { return (starts[b] + counts[b] + split_tokens - 1) / split_tokens; }
     int64_t visible_pages(int64_t b) const { return counts[b] ? (starts[b] + counts[b] - 1) / page_size + 1 : 0; }
     int64_t coarse_pages(int64_t b) const { return coarse && counts[b] ? coarse[b] / block_tokens * block_pages : 0; }
     const int32_t* list(int64_t b, int g) const { return lists + b * row_stride + g * head_stride; }
-};
-
-/// Queries [first, first + count) of row b and KV head g: query i is head i % group of token i / group.
-struct Queries {
-    int64_t b;
-    int g;
-    int64_t first;
-    int count;
 };
 
 /// The state of an online softmax over some of the keys, per query.
@@ -57,6 +59,7 @@ struct Partial {
 };
 
 constexpr float nothing_seen = -1e30f;
+constexpr float bits_of_e = 1.44269504f;  // log2(e): scores are to base 2
 constexpr int group_floats = 12288;  // of acc, for the queries of one job: they stay in a core's caches
 constexpr int group_queries = 96;
 inline int queries_at_once(int dim) { return dim * group_queries > group_floats ? group_floats / dim : group_queries; }

@@ -120,7 +120,7 @@ void Decoder::check(const std::vector<const Pages*>& memory, const ForwardBatch&
     for (const int64_t after : batch.state_layers)
         require(0 < after && after < layers, "states are those between two layers");
     const int32_t* checked = nullptr;
-    const std::vector<Attention> attention = calls(memory, batch, 0);
+    const std::vector<Attention> attention = calls(memory, batch, static_cast<int>(layer.q_size() / memory[0]->dim));
     const std::vector<const Search*> searched = searches(batch);
     for (size_t i = 0; i < attention.size(); i++) {
         if (attention[i].lists != checked) triforce::check(attention[i]), checked = attention[i].lists;
@@ -146,7 +146,8 @@ void Decoder::forward(const std::vector<const Pages*>& memory, const ForwardBatc
     for (int64_t i = batch.first_layer; i < batch.last_layer; i++) {
         const bool output_needed = batch.scored || i + 1 < layers;
         layers_[i]->qkv(a.x, N, a.q, a.k, a.v);
-        rope_and_write(attention[i], batch, a, rotations_[i], batch.queries ? batch.queries + i * queries_of_a_layer : a.rotated);
+        char* rotated = batch.queries ? batch.queries + i * queries_of_a_layer : a.rotated;
+        rope_and_write(attention[i], batch, a, rotations_[i], rotated);
         if (output_needed || batch.mass) {
             if (offloaded)
                 offloaded->attend(attention[i]);  // to whole lists: offloaded memory has no sketches

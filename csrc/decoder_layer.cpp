@@ -11,7 +11,26 @@ namespace {
 constexpr int64_t rows_of_a_chunk = 8;           // some microseconds of work
 constexpr int64_t numbers_of_a_chunk = 8 << 10;  // likewise, and a multiple of 16
 
-/// The numbers of a vector, of `type` or float32; none if there is none.
+/// As the outputs of two matrices, which are interleaved block by block.
+Floats interleaved(const Floats& one, const Floats& other) {
+    Floats out;
+    for (size_t at = 0; at < one.size(); at += block_size)
+        for (const Floats* each : {&one, &other})
+            out.insert(out.end(), each->begin() + at, each->begin() + at + block_size);
+    return out;
+}
+
+/// Calls body(first, count) for parts of so many numbers, some of them at a time.
+template <class Body>
+void by_chunks(int64_t count, Body body) {
+    parallel((count + numbers_of_a_chunk - 1) / numbers_of_a_chunk, [&](int64_t chunk) {
+        const int64_t first = chunk * numbers_of_a_chunk;
+        body(first, std::min(numbers_of_a_chunk, count - first));
+    });
+}
+
+}  // namespace
+
 Floats floats(const std::optional<Tensor>& vector, int64_t size, Type type) {
     if (!vector) return {};
     vector->expect(vector->type == Type::f32 ? Type::f32 : type, {size});
@@ -21,8 +40,6 @@ Floats floats(const std::optional<Tensor>& vector, int64_t size, Type type) {
                                     : static_cast<const float*>(vector->data)[i];
     return out;
 }
-
-}  // namespace
 
 Norm make_norm(const std::optional<Tensor>& weight, int64_t size, Type type, float eps) {
     return {floats(weight, size, type), size, eps};
@@ -43,9 +60,8 @@ void Norm::operator()(const float* x, int64_t rows, Type type, void* y) const {
 
 void scale(float* y, int64_t count, float factor) {
     if (factor == 1) return;
-    parallel((count + numbers_of_a_chunk - 1) / numbers_of_a_chunk, [&](int64_t chunk) {
-        const int64_t end = std::min(count, (chunk + 1) * numbers_of_a_chunk);
-        for (int64_t i = chunk * numbers_of_a_chunk; i < end; i++) y[i] *= factor;
+    by_chunks(count, [&](int64_t first, int64_t n) {
+        for (int64_t i = first; i < first + n; i++) y[i] *= factor;
     });
 }
 
@@ -72,8 +88,7 @@ void QkvProjections::qkv(const float* x, int64_t rows, float* q, float* k, float
     void* normed = scratch.take<char>(rows * stride * size_of(type()));
     norm_(x, rows, type(), normed);
     const auto project = [&](const Matrix& matrix, const Floats& bias, float* y) {
-        const float* added = bias.empty() ? nullptr : bias.data();
-        return Linear{matrix.weights(), normed, stride, rows, added, Epilogue::store, y, matrix.outputs()};
+        return Linear{matrix.weights(), normed, stride, rows, or_null(bias), Epilogue::store, y, matrix.outputs()};
     };
     multiply({project(q_, q_bias_, q), project(k_, k_bias_, k), project(v_, v_bias_, v)});
     if (q_norm_) q_norm_(q, rows * q_size() / q_norm_.size, Type::f32, q);
@@ -81,12 +96,16 @@ void QkvProjections::qkv(const float* x, int64_t rows, float* q, float* k, float
     scale(q, rows * q_size(), query_scale_);
 }
 
-GatedMlp::GatedMlp(const std::optional<Tensor>& weight, const WeightSource& gate, const WeightSource& up,
-                   const LayerSettings& s)
-    : gate_(gate.alike(up) ? std::vector{gate, up} : std::vector{gate}, s.bits),
-      norm_(make_norm(weight, gate_.inputs(), type(), s.eps)), activation_(s.activation) {
-    up.expect(type(), outputs(), hidden());
-    if (!gate.alike(up)) up_.emplace(std::vector{up}, s.bits);
+GatedMlp::GatedMlp(const GateWeights& w, const LayerSettings& s)
+    : gate_(w.gate.alike(w.up) ? std::vector{w.gate, w.up} : std::vector{w.gate}, s.bits),
+      norm_(make_norm(w.norm, gate_.inputs(), type(), s.eps)), activation_(s.activation) {
+    w.up.expect(type(), outputs(), hidden());
+    bias_ = floats(w.gate_bias, outputs(), type()), up_bias_ = floats(w.up_bias, outputs(), type());
+    require(bias_.size() == up_bias_.size(), "gate and up projection both have biases, or none");
+    if (w.gate.alike(w.up))
+        bias_ = interleaved(bias_, up_bias_);
+    else
+        up_.emplace(std::vector{w.up}, s.bits);
 }
 
 void GatedMlp::forward(const float* x, int64_t rows, void* gated) const {
@@ -95,17 +114,17 @@ void GatedMlp::forward(const float* x, int64_t rows, void* gated) const {
     void* normed = scratch.take<char>(rows * from * size_of(type()));
     norm_(x, rows, type(), normed);
     if (!up_)
-        return multiply({{gate_.weights(), normed, from, rows, nullptr, Epilogue::gate, gated, stride(), activation_}});
+        return multiply(
+            {{gate_.weights(), normed, from, rows, or_null(bias_), Epilogue::gate, gated, stride(), activation_}});
     const int64_t each = stride(), count = rows * each;
-    const auto project = [&](const Matrix& matrix) {
+    const auto project = [&](const Matrix& matrix, const Floats& bias) {
         Weights weights = matrix.weights();
         weights.outputs = each;  // those beyond are zeros, which is what the next matrix reads there
-        return Linear{weights, normed, from, rows, nullptr, Epilogue::store, scratch.take<float>(count), each};
+        return Linear{weights, normed, from, rows, or_null(bias), Epilogue::store, scratch.take<float>(count), each};
     };
-    const Linear gates = project(gate_), ups = project(*up_);
+    const Linear gates = project(gate_, bias_), ups = project(*up_, up_bias_);
     multiply({gates, ups});
-    parallel((count + numbers_of_a_chunk - 1) / numbers_of_a_chunk, [&](int64_t chunk) {
-        const int64_t at = chunk * numbers_of_a_chunk, n = std::min(numbers_of_a_chunk, count - at);
+    by_chunks(count, [&](int64_t at, int64_t n) {
         pointwise_kernels().gate(activation_, static_cast<const float*>(gates.y) + at,
                                  static_cast<const float*>(ups.y) + at, n, type(),
                                  static_cast<char*>(gated) + at * size_of(type()));
@@ -116,11 +135,12 @@ DecoderLayer::DecoderLayer(const LayerWeights& w, const ExpertWeights* experts, 
     : QkvProjections(w, s), o_({w.o}, s.bits), attn_out_norm_(make_norm(w.attn_out_norm, hidden(), type(), s.eps)),
       mlp_out_norm_(make_norm(w.mlp_out_norm, hidden(), type(), s.eps)), residual_scale_(s.residual_scale) {
     w.o.expect(type(), hidden(), q_size());
+    o_bias_ = floats(w.o_bias, hidden(), type());
     if (experts) {
         experts_ = std::make_unique<Experts>(w.post_norm, *experts, type(), s);
         return;
     }
-    gate_.emplace(w.post_norm, w.gate, w.up, s);
+    gate_.emplace(GateWeights{w.post_norm, w.gate, w.up, {}, {}}, s);
     down_.emplace(std::vector{w.down}, s.bits);
     w.gate.expect(type(), gate_->outputs(), hidden());
     w.down.expect(type(), hidden(), gate_->outputs());
@@ -135,7 +155,7 @@ size_t DecoderLayer::bytes() const {
 
 void DecoderLayer::finish(float* x, int64_t rows, const void* attn_out) const {
     Scratch scratch;
-    add(o_, attn_out, q_size(), rows, attn_out_norm_, x);
+    add(o_, o_bias_, attn_out, q_size(), rows, attn_out_norm_, x);
     if (experts_) {
         float* sum = scratch.take<float>(rows * hidden());
         experts_->forward(x, rows, sum);
@@ -143,18 +163,18 @@ void DecoderLayer::finish(float* x, int64_t rows, const void* attn_out) const {
     }
     void* gated = scratch.take<char>(rows * gate_->stride() * size_of(type()));
     gate_->forward(x, rows, gated);
-    add(*down_, gated, gate_->stride(), rows, mlp_out_norm_, x);
+    add(*down_, {}, gated, gate_->stride(), rows, mlp_out_norm_, x);
 }
 
 /// Adds a product of rows that are `stride` apart to x, normed and scaled first where the family does so.
-void DecoderLayer::add(const Matrix& matrix, const void* from, int64_t stride, int64_t rows, const Norm& norm,
-                       float* x) const {
+void DecoderLayer::add(const Matrix& matrix, const Floats& bias, const void* from, int64_t stride, int64_t rows,
+                       const Norm& norm, float* x) const {
     const int64_t C = hidden();
     if (!norm && residual_scale_ == 1)
-        return multiply({{matrix.weights(), from, stride, rows, nullptr, Epilogue::add, x, C}});
+        return multiply({{matrix.weights(), from, stride, rows, or_null(bias), Epilogue::add, x, C}});
     Scratch scratch;
     float* part = scratch.take<float>(rows * C);
-    multiply({{matrix.weights(), from, stride, rows, nullptr, Epilogue::store, part, C}});
+    multiply({{matrix.weights(), from, stride, rows, or_null(bias), Epilogue::store, part, C}});
     add(part, rows, norm, x);
 }
 
@@ -176,9 +196,9 @@ void DecoderLayer::add(const float* part, int64_t rows, const Norm& norm, float*
     });
 }
 
-LmHead::LmHead(const Tensor& weight, std::shared_ptr<Matrix> matrix, float eps, float logit_scale)
+LmHead::LmHead(const Tensor& weight, std::shared_ptr<Matrix> matrix, float eps, float logit_scale, float logit_cap)
     : norm_(make_norm(weight, matrix->inputs(), matrix->type(), eps)), matrix_(std::move(matrix)),
-      logit_scale_(logit_scale) {}
+      logit_scale_(logit_scale), logit_cap_(logit_cap) {}
 
 void LmHead::logits(const float* x, int64_t rows, float* logits) const {
     Scratch scratch;
@@ -187,6 +207,10 @@ void LmHead::logits(const float* x, int64_t rows, float* logits) const {
     norm_(x, rows, matrix_->type(), normed);
     multiply({{matrix_->weights(), normed, stride, rows, nullptr, Epilogue::store, logits, vocabulary()}});
     scale(logits, rows * vocabulary(), logit_scale_);
+    if (logit_cap_)
+        by_chunks(rows * vocabulary(), [&](int64_t at, int64_t n) {
+            pointwise_kernels().cap(logits + at, n, logit_cap_);
+        });
 }
 
 }  // namespace triforce

@@ -17,6 +17,10 @@ struct ExpertWeights;
 /// A vector of a checkpoint as floats, with zeros up to a multiple of 16.
 using Floats = std::vector<float>;
 
+/// The numbers of a vector, of `type` or float32; none if there is none. Throws std::invalid_argument.
+Floats floats(const std::optional<Tensor>& vector, int64_t size, Type type);
+inline const float* or_null(const Floats& vector) { return vector.empty() ? nullptr : vector.data(); }
+
 struct Norm {
     Floats weight;  // empty where the model has no such norm: rows are then rounded only
     int64_t size;
@@ -38,7 +42,7 @@ void scale(float* y, int64_t count, float factor);
 struct LayerWeights {
     std::optional<Tensor> input_norm, post_norm;
     WeightSource q, k, v, o, gate, up, down;
-    std::optional<Tensor> q_bias, k_bias, v_bias, q_norm, k_norm, attn_out_norm, mlp_out_norm;
+    std::optional<Tensor> q_bias, k_bias, v_bias, o_bias, q_norm, k_norm, attn_out_norm, mlp_out_norm;
 };
 
 /// How a layer computes: factors of the queries and of what it adds to the residual stream; and of its experts, if any,
@@ -76,11 +80,17 @@ class QkvProjections {
     float query_scale_;
 };
 
-/// The first half of an MLP, all of its outputs or some: activation(gate) * up of the normed residual stream.
+/// The tensors of the first half of an MLP.
+struct GateWeights {
+    std::optional<Tensor> norm;
+    WeightSource gate, up;
+    std::optional<Tensor> gate_bias, up_bias;  // both or none
+};
+
+/// The first half of an MLP, all of its outputs or some: the activation of the normed residual stream's gate and up.
 class GatedMlp {
   public:
-    GatedMlp(const std::optional<Tensor>& norm, const WeightSource& gate, const WeightSource& up,
-             const LayerSettings& settings);
+    GatedMlp(const GateWeights& weights, const LayerSettings& settings);
 
     int64_t hidden() const { return norm_.size; }
     int64_t outputs() const { return gate_.outputs(); }
@@ -94,6 +104,7 @@ class GatedMlp {
   private:
     Matrix gate_;  // interleaved with the up projection
     std::optional<Matrix> up_;  // unless the two are of different types
+    Floats bias_, up_bias_;     // as the matrices
     Norm norm_;
     Activation activation_;
 };
@@ -112,10 +123,12 @@ class DecoderLayer : public QkvProjections {
     void finish(float* x, int64_t rows, const void* attn_out) const;
 
   private:
-    void add(const Matrix& matrix, const void* from, int64_t stride, int64_t rows, const Norm& norm, float* x) const;
+    void add(const Matrix& matrix, const Floats& bias, const void* from, int64_t stride, int64_t rows, const Norm& norm,
+             float* x) const;
     void add(const float* part, int64_t rows, const Norm& norm, float* x) const;
 
     Matrix o_;
+    Floats o_bias_;
     std::optional<GatedMlp> gate_;
     std::optional<Matrix> down_;
     std::unique_ptr<Experts> experts_;
@@ -126,7 +139,8 @@ class DecoderLayer : public QkvProjections {
 /// The final norm and the output matrix.
 class LmHead {
   public:
-    LmHead(const Tensor& norm, std::shared_ptr<Matrix> matrix, float eps, float logit_scale);
+    /// Logits are scaled, and then capped unless `logit_cap` is 0.
+    LmHead(const Tensor& norm, std::shared_ptr<Matrix> matrix, float eps, float logit_scale, float logit_cap);
 
     int64_t hidden() const { return norm_.size; }
     int64_t vocabulary() const { return matrix_->outputs(); }
@@ -136,7 +150,7 @@ class LmHead {
   private:
     Norm norm_;
     std::shared_ptr<Matrix> matrix_;
-    float logit_scale_;
+    float logit_scale_, logit_cap_;
 };
 
 }  // namespace triforce

@@ -7,6 +7,13 @@
 #include "memory.hpp"
 
 namespace triforce {
+namespace {
+
+std::optional<Tensor> at(const std::vector<Tensor>& biases, size_t expert) {
+    return biases.empty() ? std::nullopt : std::optional<Tensor>(biases[expert]);
+}
+
+}  // namespace
 
 Experts::Experts(const std::optional<Tensor>& weight, const ExpertWeights& w, Type type, const LayerSettings& s)
     : norm_(make_norm(weight, w.router.inputs(), type, s.eps)), router_({w.router}, 0), chosen_(s.chosen),
@@ -16,9 +23,13 @@ Experts::Experts(const std::optional<Tensor>& weight, const ExpertWeights& w, Ty
     require(router_.type() == Type::f32, "the router must be float32");
     require(w.gate.size() == count && w.up.size() == count && w.down.size() == count,
             "there must be as many experts as the router has outputs");
+    for (const auto* biases : {&w.gate_bias, &w.up_bias, &w.down_bias})
+        require(biases->empty() || biases->size() == count, "there must be as many biases as experts, or none");
+    router_bias_ = floats(w.router_bias, router_.outputs(), Type::f32);
     for (size_t e = 0; e < count; e++) {
-        gates_.emplace_back(std::nullopt, w.gate[e], w.up[e], s);
+        gates_.emplace_back(GateWeights{{}, w.gate[e], w.up[e], at(w.gate_bias, e), at(w.up_bias, e)}, s);
         downs_.emplace_back(std::vector{w.down[e]}, s.bits);
+        down_biases_.push_back(floats(at(w.down_bias, e), router_.inputs(), type));
         w.gate[e].expect(type, w.gate[0].outputs(), router_.inputs());
         w.down[e].expect(type, router_.inputs(), w.gate[0].outputs());
     }
@@ -36,7 +47,7 @@ std::vector<std::vector<Experts::Choice>> Experts::choose(const float* normed, i
     const int64_t E = router_.outputs();
     Scratch scratch;
     float* logits = scratch.take<float>(rows * E);
-    multiply({{router_.weights(), normed, stride, rows, nullptr, Epilogue::store, logits, E}});
+    multiply({{router_.weights(), normed, stride, rows, or_null(router_bias_), Epilogue::store, logits, E}});
     std::vector<std::vector<Choice>> choices(E);
     std::vector<int64_t> ids(E);
     for (int64_t row = 0; row < rows; row++) {
@@ -70,7 +81,8 @@ void Experts::forward(const float* x, int64_t rows, float* sum) const {
         void* gated = own.take<char>(count * gates_[e].stride() * size_of(gates_[e].type()));
         for (int64_t i = 0; i < count; i++) std::copy_n(normed + choices[e][i].row * stride, C, from + i * C);
         gates_[e].forward(from, count, gated);
-        multiply({{downs_[e].weights(), gated, gates_[e].stride(), count, nullptr, Epilogue::store, out, C}});
+        const float* bias = or_null(down_biases_[e]);
+        multiply({{downs_[e].weights(), gated, gates_[e].stride(), count, bias, Epilogue::store, out, C}});
         for (int64_t i = 0; i < count; i++) {
             float* to = sum + choices[e][i].row * C;
             for (int64_t c = 0; c < C; c++) to[c] += choices[e][i].weight * out[i * C + c];

@@ -11,10 +11,13 @@
 
 namespace triforce {
 
-/// The tensors of a mixture: `router` (experts, hidden) float32, and each expert's projections.
+/// The tensors of a mixture: `router` (experts, hidden) float32, and each expert's projections. Of biases there are as
+/// many as of projections, or none.
 struct ExpertWeights {
     WeightSource router;
+    std::optional<Tensor> router_bias;
     std::vector<WeightSource> gate, up, down;
+    std::vector<Tensor> gate_bias, up_bias, down_bias;
 };
 
 class Experts {
@@ -40,6 +43,8 @@ class Experts {
     Matrix router_;
     std::vector<GatedMlp> gates_;
     std::vector<Matrix> downs_;
+    std::vector<Floats> down_biases_;  // of each; none are empty
+    Floats router_bias_;
     int64_t chosen_;
     bool renormalised_;
 };

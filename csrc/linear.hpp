@@ -49,10 +49,12 @@ constexpr int64_t most_int8_inputs = 1 << 17;  // so that sums stay below 2^31
 enum class Epilogue {
     store,  // y = x W^T + bias
     add,    // y += x W^T + bias
-    gate,   // y = activation(gate) * up, rounded to weights.type; gate and up are interleaved, block by block
+    gate,   // y = activation(gate, up), rounded to weights.type; gate and up are interleaved, block by block, as biases
 };
 
-enum class Activation { silu, gelu };  // the latter by its tanh (Hendrycks and Gimpel 2016, arXiv 1606.08415)
+/// What becomes of an MLP's gate and up projection: silu(gate) * up; gelu(gate) * up, by its tanh (Hendrycks and Gimpel
+/// 2016, arXiv 1606.08415); or the clamped SwiGLU of gpt-oss.
+enum class Activation { silu, gelu, clamped };
 
 struct Linear {
     Weights weights;
@@ -80,10 +82,12 @@ TF_KERNEL_TABLE(LinearKernels, linear_kernels)
 
 /// What goes over vectors between products.
 struct PointwiseKernels {
-    /// y = activation(gate) * up, rounded to `type`: n numbers, a multiple of 16.
+    /// y = activation(gate, up), rounded to `type`: n numbers, a multiple of 16.
     void (*gate)(Activation activation, const float* gate, const float* up, int64_t n, Type type, void* y);
     /// y = x rounded to `type`: y has n numbers rounded up to 16, the rest of them zeros.
     void (*round)(const float* x, int64_t n, Type type, void* y);
+    /// y = cap * tanh(y / cap), of n numbers.
+    void (*cap)(float* y, int64_t n, float cap);
     /// y = x / sqrt(mean(x^2) + eps) * weight, in float32, rounded once: to `type`. y may be x. `weight` and y have n
     /// numbers rounded up to 16: where the rest of the weight is zero, so is that of y.
     void (*rms)(const float* x, int64_t n, const float* weight, float eps, Type type, void* y);

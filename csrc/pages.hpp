@@ -70,6 +70,10 @@ struct Pages {
     Offload* offload = nullptr;       // brings pages into their frames; or null: all pages are in memory
     int layer = 0;                    // of the offloaded memory
     bool coded = false;               // pages hold codes and scales
+    // How queries attend to them.
+    const float* sink_logits = nullptr;  // of each query head: a logit beside those of the keys, of no value; or null
+    int query_heads = 0;                 // that have one
+    float score_cap = 0;                 // scores s become cap * tanh(s / cap); 0: they stay
 
     int page_numbers() const { return page_size * dim; }
     int64_t values_bytes() const { return page_numbers() * (coded ? 1 : size_of(type)); }

@@ -50,8 +50,15 @@ LayerWeights qkv_weights(TensorArg norm, WeightArg q, WeightArg k, WeightArg v, 
 }
 
 Activation activation_named(const std::string& name) {
-    require(name == "silu" || name == "gelu", "activation must be silu or gelu");
+    if (name == "clamped") return Activation::clamped;
+    require(name == "silu" || name == "gelu", "activation must be silu, gelu or clamped");
     return name == "gelu" ? Activation::gelu : Activation::silu;
+}
+
+std::vector<Tensor> tensors_of(const char* name, const std::vector<nb::object>& objects) {
+    std::vector<Tensor> found;
+    for (const nb::object& object : objects) found.push_back(tensor(name, object));
+    return found;
 }
 
 std::vector<WeightSource> weights_of(const char* name, const std::vector<nb::object>& objects) {
@@ -64,18 +71,27 @@ void init_layer(DecoderLayer* self, TensorArg input_norm, WeightArg q, WeightArg
                 TensorArg post_norm, WeightArg gate, WeightArg up, WeightArg down, TensorArg q_bias,
                 TensorArg k_bias, TensorArg v_bias, TensorArg q_norm, TensorArg k_norm, TensorArg attn_out_norm,
                 TensorArg mlp_out_norm, TensorArg router, const std::vector<nb::object>& gates,
-                const std::vector<nb::object>& ups, const std::vector<nb::object>& downs, int64_t head_dim, float eps,
-                int bits, float query_scale, float residual_scale, const std::string& activation, int64_t chosen,
+                const std::vector<nb::object>& ups, const std::vector<nb::object>& downs, TensorArg o_bias,
+                TensorArg router_bias, const std::vector<nb::object>& gate_biases,
+                const std::vector<nb::object>& up_biases, const std::vector<nb::object>& down_biases, int64_t head_dim,
+                float eps, int bits, float query_scale, float residual_scale, const std::string& activation, int64_t chosen,
                 bool renormalised) {
     LayerWeights weights = qkv_weights(input_norm, q, k, v, q_bias, k_bias, v_bias, q_norm, k_norm);
     weights.o = weight("o_proj", o), weights.post_norm = optional_tensor("post_norm", post_norm);
     weights.attn_out_norm = optional_tensor("attn_out_norm", attn_out_norm);
     weights.mlp_out_norm = optional_tensor("mlp_out_norm", mlp_out_norm);
+    weights.o_bias = optional_tensor("o_bias", o_bias);
     const LayerSettings settings{head_dim, eps, bits, query_scale, residual_scale, activation_named(activation), chosen,
                                  renormalised};
     if (!router.is_none()) {
-        const ExpertWeights experts{{tensor("router", router)}, weights_of("gate_proj", gates),
-                                    weights_of("up_proj", ups), weights_of("down_proj", downs)};
+        const ExpertWeights experts{{tensor("router", router)},
+                                    optional_tensor("router_bias", router_bias),
+                                    weights_of("gate_proj", gates),
+                                    weights_of("up_proj", ups),
+                                    weights_of("down_proj", downs),
+                                    tensors_of("gate_bias", gate_biases),
+                                    tensors_of("up_bias", up_biases),
+                                    tensors_of("down_bias", down_biases)};
         new (self) DecoderLayer(weights, &experts, settings);
         return;
     }
@@ -182,11 +198,13 @@ void bind_linear(nb::module_& m) {
              "Write q (N, H * D), k and v (N, G * D), not rotated, of x (N, C); all are float32.");
     nb::class_<DecoderLayer, QkvProjections>(m, "DecoderLayer", "A decoder layer but for rotation and attention.")
         .def("__init__", &init_layer, "input_norm"_a.none(), "q_proj"_a, "k_proj"_a, "v_proj"_a, "o_proj"_a,
-             "post_norm"_a.none(), "gate_proj"_a.none(), "up_proj"_a.none(), "down_proj"_a.none(), "q_bias"_a.none(), "k_bias"_a.none(),
-             "v_bias"_a.none(), "q_norm"_a.none(), "k_norm"_a.none(), nb::kw_only(), "attn_out_norm"_a = nb::none(),
-             "mlp_out_norm"_a = nb::none(), "router"_a = nb::none(),
+             "post_norm"_a.none(), "gate_proj"_a.none(), "up_proj"_a.none(), "down_proj"_a.none(), "q_bias"_a.none(),
+             "k_bias"_a.none(), "v_bias"_a.none(), "q_norm"_a.none(), "k_norm"_a.none(), nb::kw_only(),
+             "attn_out_norm"_a = nb::none(), "mlp_out_norm"_a = nb::none(), "router"_a = nb::none(),
              "gate_projs"_a = std::vector<nb::object>(), "up_projs"_a = std::vector<nb::object>(),
-             "down_projs"_a = std::vector<nb::object>(), "head_dim"_a, "eps"_a, "bits"_a = 0, "query_scale"_a = 1.0f,
+             "down_projs"_a = std::vector<nb::object>(), "o_bias"_a = nb::none(), "router_bias"_a = nb::none(),
+             "gate_biases"_a = std::vector<nb::object>(), "up_biases"_a = std::vector<nb::object>(),
+             "down_biases"_a = std::vector<nb::object>(), "head_dim"_a, "eps"_a, "bits"_a = 0, "query_scale"_a = 1.0f,
              "residual_scale"_a = 1.0f, "activation"_a = "silu", "chosen"_a = 0, "renormalised"_a = false)
         .def_prop_ro("bytes", &DecoderLayer::bytes, "Size of the packed weights.")
         .def("finish", &finish, "x"_a, "attn_out"_a,
@@ -194,8 +212,9 @@ void bind_linear(nb::module_& m) {
     nb::class_<GatedMlp>(m, "GatedMlp", "The first half of an MLP, or some of its outputs.")
         .def("__init__",
              [](GatedMlp* self, TensorArg norm, WeightArg gate, WeightArg up, float eps, int bits) {
-                 new (self) GatedMlp(tensor("post_norm", norm), weight("gate_proj", gate), weight("up_proj", up),
-                                 {0, eps, bits});
+                 const GateWeights weights{tensor("post_norm", norm), weight("gate_proj", gate), weight("up_proj", up),
+                                           {}, {}};
+                 new (self) GatedMlp(weights, {0, eps, bits});
              },
              "post_norm"_a, "gate_proj"_a, "up_proj"_a, nb::kw_only(), "eps"_a, "bits"_a = 0)
         .def_prop_ro("stride", &GatedMlp::stride, "Outputs, up to a multiple of 16.")
@@ -203,10 +222,11 @@ void bind_linear(nb::module_& m) {
              "Write silu(gate) * up of the normed x (rows, hidden) float32 to `gated` (rows, stride).");
     nb::class_<LmHead>(m, "LmHead", "The final norm and the output matrix.")
         .def("__init__",
-             [](LmHead* self, TensorArg norm, std::shared_ptr<Matrix> matrix, float eps, float logit_scale) {
-                 new (self) LmHead(tensor("norm", norm), std::move(matrix), eps, logit_scale);
+             [](LmHead* self, TensorArg norm, std::shared_ptr<Matrix> matrix, float eps, float logit_scale,
+                float logit_cap) {
+                 new (self) LmHead(tensor("norm", norm), std::move(matrix), eps, logit_scale, logit_cap);
              },
-             "norm"_a, "matrix"_a, nb::kw_only(), "eps"_a, "logit_scale"_a = 1.0f)
+             "norm"_a, "matrix"_a, nb::kw_only(), "eps"_a, "logit_scale"_a = 1.0f, "logit_cap"_a = 0.0f)
         .def("logits", &logits, "x"_a, "out"_a, "Write the logits of x (N, C) float32 to out (N, V) float32.");
 }
 

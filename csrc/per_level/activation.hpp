@@ -1,4 +1,4 @@
-// What an MLP's gate goes through.
+// What an MLP's gate goes through, and what becomes of it and the up projection.
 #pragma once
 
 #include "../linear.hpp"
@@ -15,6 +15,16 @@ TF_INLINE F16 gelu(F16 x) {
     return times_sigmoid(x, cubic * set1(1.5957691216f));
 }
 
-TF_INLINE F16 activated(Activation activation, F16 x) { return activation == Activation::gelu ? gelu(x) : silu(x); }
+/// The clamped SwiGLU of gpt-oss (arXiv 2508.10925), its bounds and the sigmoid's gain.
+TF_INLINE F16 clamped_swiglu(F16 gate, F16 up) {
+    const F16 most = set1(7.0f);
+    gate = min(most, gate), up = max(set1(-7.0f), min(most, up));
+    return times_sigmoid(gate, gate * set1(1.702f)) * (up + set1(1.0f));
+}
+
+TF_INLINE F16 gated(Activation activation, F16 gate, F16 up) {
+    if (activation == Activation::clamped) return clamped_swiglu(gate, up);
+    return (activation == Activation::gelu ? gelu(gate) : silu(gate)) * up;
+}
 
 }  // namespace triforce::TF_LEVEL

@@ -38,6 +38,7 @@ struct Tile {
     float* page_sums;  // [height][split_pages]: of the weights in each page; or null
     int height, dim;
     float scale;  // what products of queries and keys are multiplied with: scores are to base 2
+    float cap;    // of scores, to base 2; or 0
     // Keys are read page by page. For keys in a cache that is slower than several pages at once; from memory it is
     // faster, because the reads are one stream.
     bool page_sequential;
@@ -49,6 +50,12 @@ TF_INLINE void prefetch(const void* line) { __builtin_prefetch(line, 0, 2); }
 /// A row's sums are rescaled where a score is so far above its shift, to base 2, and not for each one that is above it:
 /// the weights become larger than 1, but no less exact (FlashAttention-4, Dao et al. 2025).
 constexpr float most_above = 8;
+
+/// Scores under the tile's cap, if it has one.
+template <class T>
+TF_INLINE F16 capped(const Tile<T>& tile, F16 scores) {
+    return tile.cap == 0 ? scores : set1(tile.cap) * tanh(scores / set1(tile.cap));
+}
 
 /// Makes the largest of `scores` the row's shift, and rescales its sums to it.
 template <class T>
@@ -183,7 +190,7 @@ void attend_block(const Tile<T>& tile, const KeyBlock<T>& block, int page) {
     alignas(64) Word<T> words[R][block_steps<T>];
     for (int r = 0; r < R; r++) {
         F16(&s)[block_pages] = scores[r];
-        for (F16& each : s) each = each * set1(tile.scale);
+        for (F16& each : s) each = capped(tile, each * set1(tile.scale));
         raise_shift(tile, r, max(max(s[0], s[1]), max(s[2], s[3])));
         for (int p = 0; p < block_pages; p++) s[p] = weight(s[p], tile, r);
         store_weights<T>(words[r], s);

@@ -27,8 +27,13 @@ void finish_gate(const Linear& l, const float* sums, int64_t top, int rows, int6
     for (int m = 0; m < rows; m++) {
         T* y = static_cast<T*>(l.y) + (top + m) * l.y_stride + first / 2 * block_size;
         for (int b = 0; b < blocks; b += 2) {
-            const float* gate = sums + (m * blocks + b) * block_size;
-            store(y + b / 2 * block_size, activated(l.activation, load(gate)) * load(gate + block_size));
+            const float* sum = sums + (m * blocks + b) * block_size;
+            F16 gate = load(sum), up = load(sum + block_size);
+            if (l.bias) {
+                const float* bias = l.bias + (first + b) * block_size;
+                gate = gate + load(bias), up = up + load(bias + block_size);
+            }
+            store(y + b / 2 * block_size, gated(l.activation, gate, up));
         }
     }
 }

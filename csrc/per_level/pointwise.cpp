@@ -7,7 +7,7 @@ namespace {
 
 template <class T>
 void gate_as(Activation activation, const float* gate, const float* up, int64_t n, T* y) {
-    for (int64_t i = 0; i < n; i += 16) store(y + i, activated(activation, load(gate + i)) * load(up + i));
+    for (int64_t i = 0; i < n; i += 16) store(y + i, gated(activation, load(gate + i), load(up + i)));
 }
 
 void gate(Activation activation, const float* gate, const float* up, int64_t n, Type type, void* y) {
@@ -25,6 +25,13 @@ void round_as(const float* x, int64_t n, T* y) {
 void round(const float* x, int64_t n, Type type, void* y) {
     if (type == Type::bf16) return round_as(x, n, static_cast<bf16*>(y));
     round_as(x, n, static_cast<float*>(y));
+}
+
+void cap(float* y, int64_t n, float cap) {
+    for (int64_t i = 0; i < n; i += 16) {
+        const int lanes = static_cast<int>(n - i < 16 ? n - i : 16);
+        store_n(y + i, set1(cap) * tanh(load_n(y + i, lanes) / set1(cap)), lanes);
+    }
 }
 
 F16 sum_of_squares(const float* x, int64_t n) {
@@ -56,6 +63,6 @@ void rms(const float* x, int64_t n, const float* weight, float eps, Type type, v
 
 }  // namespace
 
-const PointwiseKernels pointwise_kernels = {gate, round, rms};
+const PointwiseKernels pointwise_kernels = {gate, round, cap, rms};
 
 }  // namespace triforce::TF_LEVEL

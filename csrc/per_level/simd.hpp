@@ -82,6 +82,9 @@ TF_INLINE F16 exp(F16 x) {
     return p * pow2(n);
 }
 
+/// tanh within 2e-7: 1 - 2 / (e^2x + 1).
+TF_INLINE F16 tanh(F16 x) { return set1(1.0f) - set1(2.0f) / (exp(x + x) + set1(1.0f)); }
+
 TF_INLINE F16 silu(F16 x) {
     x = max(set1(-88.0f), x);  // exp(88) is finite
     return x / (set1(1.0f) + exp(zero() - x));

@@ -12,8 +12,8 @@ constexpr int64_t splits_in_cache = 4;
 /// Query i of some queries, in an array (B, T, H, D).
 template <class T>
 const T* query(const Attention& call, const void* q, const Queries& queries, int i) {
-    const int64_t at = queries.first + i, t = at / call.group(), head = queries.g * call.group() + at % call.group();
-    return static_cast<const T*>(q) + ((queries.b * call.width + t) * call.heads + head) * call.pages->dim;
+    const int64_t token = queries.b * call.width + (queries.first + i) / call.group();
+    return static_cast<const T*>(q) + (token * call.heads + call.head(queries, i)) * call.pages->dim;
 }
 
 /// The last key that query i sees: its own token's.
@@ -65,7 +65,7 @@ class SplitScan {
         first_page_ = split * split_pages;
         last_page_ = smaller(first_page_ + split_pages, visible);
         coarse_page_ = smaller(call.coarse_pages(queries.b), last_page_);
-        const float scale = 1.44269504f / __builtin_sqrtf(static_cast<float>(dim));
+        const float scale = bits_of_e / __builtin_sqrtf(static_cast<float>(dim));
         for (int i = 0; i < n * dim; i += 16) store(to.acc + i, zero());
         for (int i = 0; page_sums && i < n * split_pages; i += 16) store(page_sums + i, zero());
         for (int i = 0; i < n; i++) to.shift[i] = nothing_seen;
@@ -75,7 +75,7 @@ class SplitScan {
             const int i = tiles_++;
             tile_[i] = {words_ + first * words, sink_words_ + first * words, to.acc + first * dim, to.shift + first,
                         lane_sums_ + first * 16, page_sums ? page_sums + first * split_pages : nullptr, height, dim,
-                        scale, page_sequential};
+                        scale, call.pages->score_cap * bits_of_e, page_sequential};
             first_[i] = first;
             pack_queries(call.q, first, height, words_, scales_, scale);
             if (call.q_sinks) pack_queries(call.q_sinks, first, height, sink_words_, sink_scales_, scale);

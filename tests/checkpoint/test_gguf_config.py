@@ -71,7 +71,7 @@ def test_rows_are_woven_in_llama_alone() -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "architecture": ({"general__architecture": "gemma2"}, r"general.architecture = 'gemma2' .*supported: llama, qwen2"),
+    "architecture": ({"general__architecture": "mamba"}, r"general.architecture = 'mamba' .*supported: llama, qwen2"),
     "adapter": ({"general__type": "adapter"}, "general.type = 'adapter'"),
     "layers": ({"llama__block_count": ...}, "x.gguf: llama.block_count = None .*whole numbers"),
     "too many layers": ({"llama__block_count": 1 << 30}, "llama.block_count = 1073741824"),

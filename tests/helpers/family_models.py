@@ -22,6 +22,13 @@ LONGROPE = dict(
 )  # fmt: skip
 YARN = dict(type="yarn", factor=4.0, original_max_position_embeddings=64)
 EXPERTS = dict(num_experts_per_tok=3, output_router_logits=False)
+
+
+def by_kind(full: dict[str, Any], local_theta: float) -> dict[str, Any]:
+    """Rotations of layers with a window, which are unscaled, and of the others."""
+    return {"full_attention": full, "sliding_attention": dict(rope_type="default", rope_theta=local_theta)}
+
+
 FAMILY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi-3": ("Phi3", dict(tie_word_embeddings=False, pad_token_id=None, rope_parameters=None)),
     "phi-3-window": ("Phi3", dict(sliding_window=WINDOW, pad_token_id=None)),
@@ -46,6 +53,34 @@ FAMILY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mistral-window": ("Mistral", dict(sliding_window=WINDOW)),
     "qwen2-upper-windows": ("Qwen2", dict(use_sliding_window=True, sliding_window=WINDOW, max_window_layers=2)),
+    "gemma-2": (
+        "Gemma2",
+        dict(
+            query_pre_attn_scalar=24, attn_logit_softcapping=2.0, final_logit_softcapping=3.0, sliding_window=WINDOW,
+            attn_implementation="eager",
+        ),
+    ),
+    "gemma-3": (
+        "Gemma3Text",
+        dict(
+            query_pre_attn_scalar=24, sliding_window=WINDOW, sliding_window_pattern=3,
+            rope_parameters=by_kind(dict(rope_type="linear", factor=4.0, rope_theta=1e6), 1e4),
+        ),
+    ),
+    "olmo-3": (
+        "Olmo3",
+        dict(
+            pad_token_id=None, eos_token_id=1, sliding_window=WINDOW,
+            rope_parameters=by_kind(dict(YARN, rope_type="yarn", rope_theta=5e5), 5e5),
+        ),
+    ),
+    "gpt-oss": (
+        "GptOss",
+        dict(
+            num_local_experts=8, sliding_window=WINDOW, num_experts_per_tok=3,
+            rope_parameters=dict(YARN, rope_type="yarn", rope_theta=1.5e5, truncate=False),
+        ),
+    ),
     "mixtral": ("Mixtral", dict(num_local_experts=8, **EXPERTS)),
     "qwen3-moe": ("Qwen3Moe", dict(num_experts=8, moe_intermediate_size=40, norm_topk_prob=True, **EXPERTS)),
     "qwen3-moe-plain": (
@@ -57,7 +92,11 @@ FAMILY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 def family_model(name: str, **more: Any) -> Any:
     """A model of transformers."""
     family, changes = FAMILY_MODELS[name]
-    return tiny_model(family, **(SIZES | changes | more))
+    model = tiny_model(family, **(SIZES | changes | more))
+    for layer in model.model.layers if name == "gpt-oss" else []:
+        layer.self_attn.sinks.data = torch.linspace(-1, 4, len(layer.self_attn.sinks))
+        layer.mlp.experts.gate_up_proj.data *= 5  # so that the bounds of the activation count
+    return model
 
 
 def texts(rows: int = 2) -> Tensor:

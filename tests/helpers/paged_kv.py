@@ -39,7 +39,7 @@ class Paged:
     """Memory of one layer in which everything is NaN until it is written; rows get scattered pages.
 
     `int8`: with room for copies, where it is neither NaN nor sense. `turn` (D, D): with room for sketches. `codes`:
-    keys and values are int8, with scales.
+    keys and values are int8, with scales. `sink_logits` (H) and `cap`: those of attention.
     """
 
     def __init__(
@@ -52,20 +52,24 @@ class Paged:
         int8: bool = False,
         turn: Tensor | None = None,
         codes: bool = False,
+        sink_logits: Tensor | None = None,
+        cap: float = 0.0,
     ) -> None:
         assert native is not None
         self.G, self.D, self.dtype, self.codes = G, D, dtype, codes
         self.draw = torch.Generator().manual_seed(seed)
         self.free = torch.randperm(pages, generator=self.draw) + 1
+        rules = {"sink_logits": sink_logits, "score_cap": cap}
         sketches = torch.zeros(G, pages + 1, D + PAGE, dtype=torch.bfloat16) if turn is not None else None
         if codes:  # -1 and, two of them, NaN
             self.memory = torch.full((G, pages + 1, 2 * PAGE * (D + 2)), -1, dtype=torch.int8)
-            self.pages = native.Pages(self.memory, D, is_bf16=dtype == torch.bfloat16, rotation=turn, sketches=sketches)
+            more = rules | {"rotation": turn, "sketches": sketches}
+            self.pages = native.Pages(self.memory, D, is_bf16=dtype == torch.bfloat16, **more)
             return
         self.keys, self.values = (torch.full((G, pages + 1, PAGE * D), torch.nan, dtype=dtype) for _ in range(2))
         copies = [torch.full(self.keys.shape, 99, dtype=torch.int8) for _ in range(2)] if int8 else []
         scales = [torch.full((*self.keys.shape[:2], 2), torch.nan)] if int8 else []
-        self.pages = native.Pages(self.keys, self.values, D, turn, sketches, *copies, *scales)
+        self.pages = native.Pages(self.keys, self.values, D, turn, sketches, *copies, *scales, **rules)
 
     def normal(self, *shape: int, gain: float = 1.0) -> Tensor:
         return (torch.randn(*shape, generator=self.draw) * gain).to(self.dtype)
@@ -126,7 +130,14 @@ def visible(start: int, T: int, S: int, sinks: int = 0, window: int = 0) -> Tens
 
 
 def by_the_book(
-    q_THD: Tensor, k_SGD: Tensor, v_SGD: Tensor, seen_TS: Tensor, q_sinks_THD: Tensor | None = None, sinks: int = 0
+    q_THD: Tensor,
+    k_SGD: Tensor,
+    v_SGD: Tensor,
+    seen_TS: Tensor,
+    q_sinks_THD: Tensor | None = None,
+    sinks: int = 0,
+    sink_logits_H: Tensor | None = None,
+    cap: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """Mixed values (T, H, D) and the mass of each page (G, P), in float64."""
     G, h = k_SGD.shape[1], q_THD.shape[1] // k_SGD.shape[1]
@@ -134,7 +145,11 @@ def by_the_book(
     scores_HTS = torch.einsum("thd,shd->hts", q_THD.double(), k_SHD)
     if q_sinks_THD is not None:
         scores_HTS[..., :sinks] = torch.einsum("thd,shd->hts", q_sinks_THD.double(), k_SHD[:sinks])
-    weights_HTS = (scores_HTS / q_THD.shape[-1] ** 0.5).masked_fill(~seen_TS, -torch.inf).softmax(-1)
+    scores_HTS /= q_THD.shape[-1] ** 0.5
+    scores_HTS = cap * (scores_HTS / cap).tanh() if cap else scores_HTS
+    exps_HTS = scores_HTS.masked_fill(~seen_TS, -torch.inf).exp()
+    beside_H11 = 0.0 if sink_logits_H is None else sink_logits_H.double().exp()[:, None, None]
+    weights_HTS = exps_HTS / (exps_HTS.sum(-1, keepdim=True) + beside_H11)
     padded_HTS = torch.nn.functional.pad(weights_HTS, (0, -len(k_SGD) % PAGE))
     mass_GP = padded_HTS.unflatten(-1, (-1, PAGE)).sum((1, 3)).unflatten(0, (G, h)).sum(1)
     return torch.einsum("hts,shd->thd", weights_HTS, v_SHD), mass_GP

@@ -30,7 +30,7 @@ def tiny_model(family: str = "Llama", **changes: Any) -> transformers.PreTrained
     """A random transformers model, float32, every weight (norms and biases too) far enough from its neutral value."""
     torch.manual_seed(0)
     config = getattr(transformers, f"{family}Config")(**(SIZES | changes))
-    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    model = getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")(config).eval()
     for name, weight in model.named_parameters():
         weight.data = (1.0 if "norm" in name else 0.0) + torch.randn_like(weight) * 0.15
     return model

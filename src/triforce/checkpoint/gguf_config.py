@@ -5,7 +5,7 @@ Keys that are neither read here nor known to change nothing are refused: a file 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from triforce.checkpoint.gguf_file import GGUFFile
-from triforce.checkpoint.hf_config import HFConfig
+from triforce.checkpoint.hf_config import HFConfig, read_local_theta, read_window, with_windows
 from triforce.checkpoint.json_fields import MOST_LAYERS, Fields
 from triforce.checkpoint.model_families import FAMILIES
 from triforce.checkpoint.rope_scaling import Linear, Scaling, Unscaled, Yarn, wavelengths
@@ -22,10 +22,21 @@ from triforce.errors import ModelError
 
 ARCHITECTURES = {
     "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "granite": "granite", "olmo2": "olmo2",
-    "smollm3": "smollm3", "qwen3moe": "qwen3_moe",
+    "smollm3": "smollm3", "qwen3moe": "qwen3_moe", "gemma2": "gemma2", "gemma3": "gemma3_text",
+    "gpt-oss": "gpt_oss",
 }  # fmt: skip
 """The family of each architecture that a file may name."""
+_GEMMA = {
+    "attention.sliding_window": "sliding_window", "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping", "rope.freq_base_swa": "rope_local_base_freq",
+}  # fmt: skip
 FIELDS: dict[str, dict[str, str]] = {
+    "gemma2": _GEMMA,
+    "gemma3": _GEMMA,
+    "gpt-oss": {
+        "attention.sliding_window": "sliding_window", "expert_count": "num_local_experts",
+        "expert_used_count": "num_experts_per_tok", "expert_feed_forward_length": "intermediate_size",
+    },
     "granite": {
         "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
         "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
@@ -38,6 +49,8 @@ FIELDS: dict[str, dict[str, str]] = {
 """Keys that only some architectures have, and the fields of a config.json with the same values."""
 ALWAYS: dict[str, dict[str, object]] = {"qwen3moe": {"norm_topk_prob": True}}
 """Fields that have one value in all files of an architecture."""
+LARGEST_GEMMAS = (46, 62)
+"""Layers of the 27B models, whose queries are scaled by the hidden size over the heads: files do not say."""
 EMBEDDING, HEAD, FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
 TOKENS = "tokenizer.ggml.tokens"
 
@@ -92,32 +105,30 @@ def read_gguf_config(file: GGUFFile) -> HFConfig:
         config.require(key, (head_dim,))
     positions, theta = config.whole("context_length"), config.number("rope.freq_base", 10_000.0, least=2.0)
     family = FAMILIES[ARCHITECTURES[architecture]]
-    fields = Fields(
-        {
-            **family.defaults, "hidden_size": hidden, "num_attention_heads": heads, "head_dim": head_dim,
-            "num_hidden_layers": config.whole("block_count", most=MOST_LAYERS), **ALWAYS.get(architecture, {}),
-            **{field: config.get(key) for key, field in own.items()},
-        },
-        str(file.path),
-    )  # fmt: skip
+    layers = config.whole("block_count", most=MOST_LAYERS)
+    given = {
+        "hidden_size": hidden, "num_attention_heads": heads, "head_dim": head_dim, "num_hidden_layers": layers,
+        "query_pre_attn_scalar": hidden // heads if layers in LARGEST_GEMMAS else head_dim,
+        **ALWAYS.get(architecture, {}), **{field: config.get(key) for key, field in own.items() if key in config},
+    }  # fmt: skip
+    fields = Fields({**family.defaults, **given}, str(file.path))
     return HFConfig(
         model_type=ARCHITECTURES[architecture],
         vocab_size=_vocabulary(config, file, hidden),
         hidden_size=hidden,
-        intermediate_size=config.whole("feed_forward_length")
-        if family.inner not in own.values()
-        else fields.whole(family.inner),
-        num_hidden_layers=config.whole("block_count", most=MOST_LAYERS),
+        intermediate_size=fields.whole(family.inner) if family.inner in given else config.whole("feed_forward_length"),
+        num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         head_dim=head_dim,
         rms_norm_eps=config.number("attention.layer_norm_rms_epsilon", least=1e-12, most=1.0),
         tie_word_embeddings=HEAD not in file.tensors,
         max_position_embeddings=positions,
-        sliding_window=None,
+        sliding_window=read_window(fields, family),
         rope_theta=theta,
-        scaling=_scaling(config, file, head_dim, positions),
-        architecture=family.architecture(fields),
+        scaling=_scaling(config, file, head_dim, positions, fields.within("rope_parameters").flag("truncate", True)),
+        architecture=replace(with_windows(fields, family), norm_offset=0.0),  # files have the sum
+        local_theta=read_local_theta(fields, family),
     )
 
 
@@ -155,8 +166,11 @@ def _vocabulary(config: Fields, file: GGUFFile, hidden: int) -> int:
     return len(tokens)
 
 
-def _scaling(config: Fields, file: GGUFFile, D: int, positions: int) -> Scaling:
-    """The scaling of positions. A file that names no type has a linear one, by 1 where it has no factor."""
+def _scaling(config: Fields, file: GGUFFile, D: int, positions: int, whole: bool) -> Scaling:
+    """The scaling of positions. A file that names no type has a linear one, by 1 where it has no factor.
+
+    whole: as in `Yarn`; it is the family's.
+    """
     config.require("rope.scaling.type", ("none", "linear", "yarn"))
     kind = config.get("rope.scaling.type") or "linear"
     name = "rope.scale_linear" if config.get("rope.scaling.factor") is None else "rope.scaling.factor"
@@ -173,7 +187,7 @@ def _scaling(config: Fields, file: GGUFFile, D: int, positions: int) -> Scaling:
     fast = config.number("rope.scaling.yarn_beta_fast", 32.0, least=1e-3)
     slow = config.number("rope.scaling.yarn_beta_slow", 1.0, least=1e-3)
     temper = config.number("rope.scaling.attn_factor", 1.0, least=1e-3)
-    return Yarn(factor, original, fast, slow, (0.1 * log(factor) + 1.0) * temper, True)
+    return Yarn(factor, original, fast, slow, (0.1 * log(factor) + 1.0) * temper, whole)
 
 
 def _divisors(file: GGUFFile, D: int) -> tuple[float, ...]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from triforce.checkpoint.gguf_header import GGUFHeader, TensorInfo, read_header
 from triforce.errors import ModelError
 
-READABLE = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+READABLE = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4")
 """Types of tensors that can be computed with."""
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 _ADVICE = getattr(mmap, "MADV_DONTNEED", None)

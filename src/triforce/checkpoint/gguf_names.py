@@ -30,6 +30,8 @@ OUTPUT_NORMS = {
     "post_attention_norm.weight": "post_attention_layernorm.weight",
     "post_ffw_norm.weight": "post_feedforward_layernorm.weight",
 }
+PRE_NORM = {"ffn_norm.weight": "pre_feedforward_layernorm.weight"}
+PROJECTIONS = {name: theirs for name, theirs in IN_BLOCK.items() if name.startswith("attn") and "norm" not in name}
 EXPERTS = {"ffn_gate_inp.weight": "mlp.gate.weight"} | {
     f"ffn_{part}_exps.weight": f"mlp.experts.{{}}.{part}_proj.weight" for part in ("gate", "up", "down")
 }
@@ -40,6 +42,23 @@ FAMILIES = {
     "granite": IN_BLOCK,
     "smollm3": IN_BLOCK,
     "olmo2": {name: theirs for name, theirs in IN_BLOCK.items() if "norm" not in name} | NORMS | OUTPUT_NORMS,
+    "gemma2": IN_BLOCK | OUTPUT_NORMS | PRE_NORM,
+    "gemma3_text": IN_BLOCK | OUTPUT_NORMS | PRE_NORM | NORMS,
+    "gpt_oss": PROJECTIONS
+    | BIASES
+    | {
+        "attn_norm.weight": "input_layernorm.weight",
+        "post_attention_norm.weight": "post_attention_layernorm.weight",
+        "attn_output.bias": "self_attn.o_proj.bias",
+        "attn_sinks.weight": "self_attn.sinks",
+        "ffn_gate_inp.weight": "mlp.router.weight",
+        "ffn_gate_inp.bias": "mlp.router.bias",
+    }
+    | {
+        f"ffn_{part}_exps.{kind}": f"mlp.experts.{{}}.{part}_proj.{kind}"
+        for part in ("gate", "up", "down")
+        for kind in ("weight", "bias")
+    },
     "qwen3_moe": {name: theirs for name, theirs in IN_BLOCK.items() if "mlp" not in theirs} | NORMS | EXPERTS,
 }
 """Tensors of a layer, by family. Where a name has `{}`, one tensor holds those of all experts."""

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from triforce.checkpoint import mxfp4
 from triforce.checkpoint.gguf_file import GGUFFile
 from triforce.checkpoint.gguf_names import ROUTER, hugging_face_names, row_order
 from triforce.checkpoint.hf_config import HFConfig
-from triforce.model.weights import PLAIN, QuantizedWeight
+from triforce.model.weights import PLAIN, Matrix, QuantizedWeight
 
 
 class GGUFWeights:
@@ -32,7 +33,7 @@ class GGUFWeights:
     def names(self) -> Iterable[str]:
         return self._places
 
-    def view(self, name: str) -> Tensor | QuantizedWeight:
+    def view(self, name: str) -> Matrix:
         """Return a tensor in its shape, its rows in the order of Hugging Face; a view of the file where they lie so."""
         (gguf, expert), hf = self._places[name], self._hf
         tensor = self._file.tensors[gguf]
@@ -50,6 +51,8 @@ class GGUFWeights:
             numbers = numbers if order is None else numbers[order]
             return numbers.float() if self.packed and dtype == torch.float16 else numbers
         rows = rows if order is None else rows[order]
+        if self.packed and tensor.type == "MXFP4":
+            return of_mxfp4(rows)
         if self.packed:
             return QuantizedWeight(tensor.type, rows, shape[-1], partial(self._file.release, gguf))
         return self._numbers(tensor.type, rows)
@@ -61,3 +64,10 @@ class GGUFWeights:
 
         with np.errstate(all="ignore"):  # scales that are not finite are refused by who reads the numbers
             return torch.from_numpy(quants.dequantize(rows.numpy(), GGMLQuantizationType[kind]))
+
+
+def of_mxfp4(rows: Tensor) -> Matrix:
+    """Return a matrix of rows (O, 17 B), uint8: blocks of a scale and 16 bytes, whose lower nibbles come first."""
+    blocks = rows.view(len(rows), -1, 17)
+    scales_OB, nibbles_OB16 = blocks[..., 0], blocks[..., 1:]
+    return mxfp4.weight(torch.cat((nibbles_OB16 & 15, nibbles_OB16 >> 4), -1), scales_OB, narrow=True)

@@ -12,8 +12,8 @@ from torch import Tensor
 from triforce.checkpoint.hub import read_json
 from triforce.checkpoint.json_fields import MOST_LAYERS, Fields
 from triforce.checkpoint.model_families import FAMILIES
-from triforce.checkpoint.model_families.family import Family
-from triforce.checkpoint.rope_scaling import Scaling, read_scaling
+from triforce.checkpoint.model_families.family import LAYER_TYPES, Family
+from triforce.checkpoint.rope_scaling import Scaling, Unscaled, read_scaling
 from triforce.errors import ModelError, RequestError
 from triforce.interface.sampling_params import BY_THE_MODEL, SamplingParams
 from triforce.model.architecture import LLAMA, Architecture
@@ -52,6 +52,8 @@ class HFConfig:
     rope_theta: float
     scaling: Scaling
     architecture: Architecture = LLAMA
+    local_theta: float | None = None
+    """Theta of layers with a window, if it is another, unscaled."""
 
     @property
     def positions(self) -> int:
@@ -83,24 +85,23 @@ def checked(raw: dict[str, Any]) -> HFConfig:
         raise config.refusal("head_dim", ["even numbers from 4"])
     positions = config.whole("max_position_embeddings")
     rotated, theta, scaling = read_rope(config, read, head_dim, positions)
-    layers = config.whole("num_hidden_layers", most=MOST_LAYERS)
-    window = config.whole("sliding_window") if _slides(config, read) else None
     return HFConfig(
         model_type=family,
         vocab_size=config.whole("vocab_size"),
         hidden_size=hidden,
         intermediate_size=config.whole(read.inner),
-        num_hidden_layers=layers,
+        num_hidden_layers=config.whole("num_hidden_layers", most=MOST_LAYERS),
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         head_dim=head_dim,
         rms_norm_eps=config.number("rms_norm_eps", least=1e-12, most=1.0),
         tie_word_embeddings=config.flag("tie_word_embeddings"),
         max_position_embeddings=positions,
-        sliding_window=window,
+        sliding_window=read_window(config, read),
         rope_theta=theta,
         scaling=scaling,
-        architecture=replace(_with_windows(config, read, layers, window), rotated=rotated if rotated < head_dim else 0),
+        architecture=replace(with_windows(config, read), rotated=rotated if rotated < head_dim else 0),
+        local_theta=read_local_theta(config, read),
     )
 
 
@@ -117,10 +118,7 @@ def model_config(hf: HFConfig, *, vocab_size: int, context: int | None, device: 
         raise ModelError(
             f"context = {context}, but this model has {hf.positions} positions: use --context {hf.positions}"
         )
-    inv_freq_F, scale = frequencies(hf, context)
-    rotations = 1 + max((kind.rope for kind in parts.kinds), default=0)
-    inv_freq_RF = torch.zeros(rotations, hf.head_dim // 2)  # the channels that are not rotated, and other layers
-    inv_freq_RF[0, : len(inv_freq_F)] = inv_freq_F
+    inv_freq_RF, scale = _rotations(hf, parts, context)
     return ModelConfig(
         vocab_size=vocab_size,
         hidden_size=hf.hidden_size,
@@ -135,6 +133,17 @@ def model_config(hf: HFConfig, *, vocab_size: int, context: int | None, device: 
         rope=Rope(inv_freq_RF.to(device), scale),
         architecture=parts,
     )
+
+
+def _rotations(hf: HFConfig, parts: Architecture, context: int) -> tuple[Tensor, float]:
+    """Return the frequencies of all rotations, float32 (R, D / 2), and the factor on cos and sin of the first."""
+    inv_freq_F, scale = frequencies(hf, context)
+    rotations = 1 + max((kind.rope for kind in parts.kinds), default=0)
+    inv_freq_RF = torch.zeros(rotations, hf.head_dim // 2)  # the channels that are not rotated, and other layers
+    inv_freq_RF[0, : len(inv_freq_F)] = inv_freq_F
+    if hf.local_theta is not None and rotations > 1:
+        inv_freq_RF[1] = Unscaled().frequencies(hf.local_theta, hf.head_dim, context)[0]
+    return inv_freq_RF, scale
 
 
 def frequencies(hf: HFConfig, context: int) -> tuple[Tensor, float]:
@@ -154,6 +163,8 @@ def read_rope(config: Fields, family: Family, head_dim: int, positions: int) -> 
     A config of old has the last in rope_scaling, a new one all of it in rope_parameters.
     """
     rope = config.within("rope_scaling" if config.get("rope_scaling") else "rope_parameters")
+    if family.local_theta is not None and rope.get(LAYER_TYPES[0]) is not None:
+        rope = rope.within(LAYER_TYPES[0])
     rope = rope.under(original_max_position_embeddings=config.get("original_max_position_embeddings"))
     if nested := [name for name in rope if isinstance(rope.get(name), dict)]:
         raise rope.refusal(nested[0], ["one rotation for all layers"])
@@ -172,18 +183,31 @@ def read_rope(config: Fields, family: Family, head_dim: int, positions: int) -> 
     return rotated, theta, read_scaling(rope, rope.get(name), rotated, positions)
 
 
-def _slides(config: Fields, family: Family) -> bool:
-    """Whether some layer has a window."""
-    return config.get("sliding_window") is not None and any(family.slides(config))
+def read_local_theta(config: Fields, family: Family) -> float | None:
+    """Return theta of layers with a window, where it may be another: of a new config in rope_parameters."""
+    if family.local_theta is None:
+        return None
+    local = config.within("rope_parameters").within(LAYER_TYPES[1])
+    local.require("rope_type", ("default",))
+    return local.number("rope_theta", config.number("rope_local_base_freq", family.local_theta), least=2.0)
 
 
-def _with_windows(config: Fields, family: Family, layers: int, window: int | None) -> Architecture:
-    """Return the arithmetic of a config, with the windows of its layers."""
-    parts = family.architecture(config)
+def read_window(config: Fields, family: Family) -> int | None:
+    """Return the tokens that layers with a window see; None where there are no such layers. Raises ModelError."""
+    if not any(family.slides(config)) or (config.get("sliding_window") is None and family.local_theta is None):
+        return None
+    return config.whole("sliding_window")
+
+
+def with_windows(config: Fields, family: Family) -> Architecture:
+    """Return the arithmetic of a config, with the windows of its layers and their rotations. Raises ModelError."""
+    parts, window = family.architecture(config), read_window(config, family)
     if window is None:
         return parts
-    slides = family.slides(config)
-    kinds = (replace(parts.kind(layer), window=window if slides[layer] else 0) for layer in range(layers))
+    windowed: dict[str, int] = {"window": window} | ({} if family.local_theta is None else {"rope": 1})
+    kinds = (
+        replace(parts.kind(layer), **(windowed if slides else {})) for layer, slides in enumerate(family.slides(config))
+    )
     return replace(parts, kinds=tuple(kinds))
 
 

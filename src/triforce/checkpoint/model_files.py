@@ -13,6 +13,8 @@ from triforce.checkpoint.gguf_tokenizer import read_gguf_tokenizer
 from triforce.checkpoint.gguf_weights import GGUFWeights
 from triforce.checkpoint.hf_config import HFConfig, read_config, sampling_defaults
 from triforce.checkpoint.hub import model_path
+from triforce.checkpoint.model_families import FAMILIES
+from triforce.checkpoint.stacked_experts import unstacked
 from triforce.checkpoint.tokenizer import Tokenizer, configured_eos_ids, same_tokenizer
 from triforce.checkpoint.tokenizer_files import has_tokenizer
 from triforce.checkpoint.weight_files import Archive, open_archives
@@ -51,8 +53,10 @@ class HFFolder:
         return sampling_defaults(self.path)
 
     def archives(self, *, packed: bool) -> Mapping[str, Archive]:
-        """Each tensor name, and the file that holds it. Raises ModelError."""
-        return open_archives(self.path)
+        """Each tensor name, and the file that holds it. packed: MXFP4 stays codes. Raises ModelError."""
+        archives = open_archives(self.path)
+        stacked = FAMILIES[self.config.model_type].stacked_experts
+        return unstacked(archives, narrow=packed) if stacked else archives
 
     weight_bytes = 0
     """Bytes of weights as they are packed; 0 where they are numbers, which have the size of their type."""

@@ -23,6 +23,7 @@ Source = tuple[str, Shape, Cut]
 
 
 EXPERT_FIELDS = ("gate_proj_IC", "up_proj_IC", "down_proj_CI")
+EXPERT_BIASES = ("gate_bias_I", "up_bias_I", "down_bias_C")
 
 
 def tensor_shapes(config: ModelConfig, rows: int, names: Mapping[str, str] = LLAMA_NAMES) -> dict[str, Shape]:
@@ -42,7 +43,7 @@ def layer_sources(config: ModelConfig, names: Mapping[str, str], layer: int, ran
     order = rotation_order(parts, config.head_dim)
     found: dict[str, Source] = {}
     if parts.experts:
-        for field in EXPERT_FIELDS:
+        for field in EXPERT_FIELDS + (EXPERT_BIASES if parts.experts.biases else ()):
             shape, name = shapes.pop(field), f"model.layers.{layer}.{names[field]}"
             found |= {f"{field}/{n}": (name.format(n), shape, (slice(None),)) for n in range(parts.experts.count)}
     for field, shape in shapes.items():
@@ -83,15 +84,25 @@ def _shapes(config: ModelConfig) -> dict[str, Shape]:
     }  # fmt: skip
     if parts.experts:
         shapes |= {"router_EC": (parts.experts.count, C)}
+        if parts.experts.biases:
+            shapes |= {"router_bias_E": (parts.experts.count,), **_expert_biases(inner, C)}
     if parts.input_norms:
         shapes |= {"input_norm_C": (C,), "post_norm_C": (C,)}
     if parts.output_norms:
         shapes |= {"attn_out_norm_C": (C,), "mlp_out_norm_C": (C,)}
+    if parts.sink_logits:
+        shapes |= {"sink_logits_H": (config.heads,)}
+    if parts.o_bias:
+        shapes |= {"o_bias_C": (C,)}
     if parts.qkv_bias:
         shapes |= {"q_bias_Q": (Q,), "k_bias_P": (P,), "v_bias_P": (P,)}
     if parts.qk_norm:
         shapes |= {"q_norm_D": (q_norm,), "k_norm_D": (k_norm,)}
     return shapes
+
+
+def _expert_biases(inner: int, C: int) -> dict[str, Shape]:
+    return dict(zip(EXPERT_BIASES, ((inner,), (inner,), (C,)), strict=True))
 
 
 def _cut(field: str, shape: Shape, ranks: TPGroup) -> Cut:

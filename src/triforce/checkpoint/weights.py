@@ -26,6 +26,7 @@ from triforce.model.weights import Layer, Matrix, Mlp, QuantizedWeight, Weights,
 
 SOURCES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # sums of integers do not depend on their order
+IN_FLOAT32 = ("router_EC", "router_bias_E", "sink_logits_H")
 SAMPLE = 1024  # elements of each tensor that enter the fingerprint
 PART = 1 << 18  # elements whose bits are added up at a time
 
@@ -59,36 +60,43 @@ def read_weights(
         raise ModelError(
             f"config.json: tie_word_embeddings = True, but {HEAD} differs from {EMBEDDING}: set it to false to use both"
         )
-    norm_C, offset = numbers(reader.take(NORM, (config.hidden_size,), (slice(None),))), config.architecture.norm_offset
-    if offset:  # in float32: a sum rounded to fewer bits would lose what the files have
-        norm_C = norm_C.float() + offset
-        for part in parts:
-            part |= {field: norm.float() + offset for field, norm in part.items() if "norm" in field}
+    norm_C, offset = reader.take(NORM, (config.hidden_size,), (slice(None),)), config.architecture.norm_offset
+    for part in parts:
+        part |= {field: _counted_from(offset, norm) for field, norm in part.items() if "norm" in field}
+    norm_C = _counted_from(offset, norm_C)
     layers = tuple(_layer(part) for part in parts)
     return Weights(embedding_VC, layers, norm_C, embedding_VC if config.tied else head_VC)
 
 
+def _counted_from(offset: float, weight: Matrix) -> Tensor:
+    """Return the weight of a norm: a sum in float32, as one rounded to fewer bits would lose what the files have."""
+    return numbers(weight).float() + offset if offset else numbers(weight)
+
+
 def _layer(parts: dict[str, Any]) -> Layer:
     """Put a layer together, its experts in order."""
-    experts = [name for name in parts if "/" in name]
-    count = len(experts) // len(EXPERT_FIELDS)
-    mlps = tuple(Mlp(*(parts[f"{field}/{n}"] for field in EXPERT_FIELDS)) for n in range(count))
+    experts: dict[int, dict[str, Any]] = {}
     own: dict[str, Any] = dict.fromkeys(("input_norm_C", "post_norm_C", *EXPERT_FIELDS))
-    own |= {name: part for name, part in parts.items() if name not in experts}
-    if count:
-        own["router_EC"] = numbers(own["router_EC"]).float()
-    return Layer(**own, experts=mlps)
+    for name, part in parts.items():
+        field, _, number = name.partition("/")
+        of = experts.setdefault(int(number), {}) if number else own
+        of[field] = numbers(part).float() if field in IN_FLOAT32 else part
+    return Layer(**own, experts=tuple(Mlp(**experts[number]) for number in sorted(experts)))
 
 
 def _equal(one: Matrix, other: Matrix) -> bool:
     return isinstance(one, Tensor) and isinstance(other, Tensor) and torch.equal(one, other)
 
 
+UNTOLD = ("rope", "context", "ranks", "kv_int8", "sink_logits_LH")
+"""Fields of a config that are told otherwise, or do not change what is computed."""
+
+
 def fingerprint(config: ModelConfig, weights: Weights) -> str:
     """Digest of shapes, rotation, dtypes, and of each weight a sample and the sum of its bits."""
     digest = hashlib.sha256()
     # The context bounds what a model may see, and changes what it computes only through the rotation.
-    names = [f.name for f in fields(ModelConfig) if f.name not in ("rope", "context", "ranks", "kv_int8")]
+    names = [f.name for f in fields(ModelConfig) if f.name not in UNTOLD]
     rope, dtype = config.rope, f"{weights.embedding_VC.dtype}{', int8 KV' * config.kv_int8}"
     digest.update(repr(([getattr(config, name) for name in names], rope.scale, dtype)).encode())
     for weight in (rope.inv_freq_RF, *weights.tensors()):

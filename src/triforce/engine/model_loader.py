@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -94,7 +94,8 @@ class ModelPair:
     @property
     def facts(self) -> tuple[object, ...]:
         """Facts that must be the same on all ranks that share the target."""
-        config = [getattr(self.target.config, f.name) for f in fields(ModelConfig) if f.name != "rope"]
+        names = [f.name for f in fields(ModelConfig) if f.name not in ("rope", "sink_logits_LH")]
+        config = [getattr(self.target.config, name) for name in names]
         return config, self.target.decoder.dtype, self.fingerprints[1:]
 
     def cost_model(self, lower_tiers: str, offload: Sequence[str]) -> CostModel:
@@ -182,14 +183,15 @@ def load(
     precision = resolve_dtype(dtype, device, config)
     config = with_kv_dtype(config, kv_dtype, precision, device)
     own = config.shared(ranks.count)
-    if any(config.windows) and (offloaded or beside):
-        raise RequestError(_why_no_windows(config, files.path, offloaded))
+    if offloaded or beside:
+        _require_simple_attention(config, files.path, offloaded)
     dispatch.claim_threads(config, precision, device)
     archives = files.archives(packed=dispatch.keeps_packed(config, precision, device))
     weights = read_weights(
         files.path, archives, config, rows=hf.vocab_size, device=device, dtype=precision, ranks=ranks,
         names=FAMILIES[hf.model_type].names,
     )  # fmt: skip
+    own = replace(own, sink_logits_LH=weights.sink_logits_LH)
     identity = fingerprint(own, weights)
     decoder = Decoder(own, weights, ranks=ranks)
     # Weights of few bits are as they are in lower tiers, too: a second model of them would be the same.
@@ -197,12 +199,18 @@ def load(
     return Checkpoint(files, own, decoder, lower, tokenizer, identity)
 
 
-def _why_no_windows(config: ModelConfig, path: Path, offloaded: bool) -> str:
-    window, layers = max(config.windows), sum(map(bool, config.windows))
-    about = f"{path}: {layers} of {config.layers} layers have a window of {window:,} tokens, and "
-    if offloaded:
-        return f"{about}KV of such layers cannot be offloaded yet; leave out --kv-offload, or use --context {window}"
-    return f"{about}such a model cannot draft yet; use another draft model"
+def _require_simple_attention(config: ModelConfig, path: Path, offloaded: bool) -> None:
+    """Raises RequestError for what offloaded KV, or that of a draft, cannot do yet."""
+    window, layers, parts = max(config.windows), sum(map(bool, config.windows)), config.architecture
+    if window:
+        about = f"{path}: {layers} of {config.layers} layers have a window of {window:,} tokens, and "
+        if not offloaded:
+            raise RequestError(f"{about}such a model cannot draft yet; use another draft model")
+        raise RequestError(
+            f"{about}KV of such layers cannot be offloaded yet; leave out --kv-offload, or use --context {window}"
+        )
+    if offloaded and (parts.sink_logits or parts.score_cap):
+        raise RequestError(f"{path}: KV of this family cannot be offloaded yet; leave out --kv-offload")
 
 
 def _tokenizer(files: ModelFiles, beside: Checkpoint | None) -> Tokenizer | None:

@@ -30,6 +30,8 @@ class Experts:
     count: int
     chosen: int
     renormalised: bool
+    biases: bool = False
+    """Whether the router and each projection have one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,7 @@ class Architecture:
     """A decoder's arithmetic. Without arguments it is Llama's."""
 
     qkv_bias: bool = False
+    o_bias: bool = False
     qk_norm: str = ""
     """RMSNorm of q and k before the rotation: of each `head`, of the whole `row`, or none."""
     rotated: int = 0
@@ -50,7 +53,11 @@ class Architecture:
     norm_offset: float = 0.0
     """What is added to the weights of norms as the files have them."""
     activation: str = "silu"
-    """Of the gate: `silu`, or `gelu` by its tanh."""
+    """Of the gate: `silu`, `gelu` by its tanh, or `clamped`, which bounds the up projection, too (`clamped_swiglu`)."""
+    sink_logits: bool = False
+    """Whether each query head has a logit beside those of keys, which takes weight from them and has no value."""
+    score_cap: float = 0.0
+    """Scores s of attention become cap * tanh(s / cap); 0: they stay."""
     query_scale: float = 1.0
     """Factor of the queries, by which scores differ from q k / sqrt(D)."""
     embedding_scale: float = 1.0
@@ -58,6 +65,8 @@ class Architecture:
     residual_scale: float = 1.0
     """Factor of what attention and MLP add to the residual stream."""
     logit_scale: float = 1.0
+    logit_cap: float = 0.0
+    """As `score_cap`, of the logits, after their scale."""
     kinds: tuple[LayerKind, ...] = ()
     """Of each layer; none where all are alike, without a window."""
     experts: Experts | None = None

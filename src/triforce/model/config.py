@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
 
 from triforce.errors import RequestError
 from triforce.model.architecture import LLAMA, Architecture
@@ -35,6 +37,8 @@ class ModelConfig:
     """Processes that share it: `heads` and `kv_heads` are one's, everything else is the whole model's."""
     kv_int8: bool = False
     """Keys and values are rounded to int8 once, with a scale for each token and head: another model."""
+    sink_logits_LH: Tensor | None = field(default=None, compare=False, repr=False)
+    """The weights that attention needs, as it needs the rotation: see `Architecture.sink_logits`; float32."""
 
     @property
     def weights_read(self) -> int:
@@ -47,7 +51,9 @@ class ModelConfig:
         C, D, parts = self.hidden_size, self.head_dim, self.architecture
         Q, P = self.heads * D * self.ranks, self.kv_heads * D * self.ranks
         norms = {"": 0, "head": 2 * D, "row": Q + P}[parts.qk_norm] + 2 * C * (parts.input_norms + parts.output_norms)
-        vectors = norms + (Q + 2 * P) * parts.qkv_bias
+        vectors = norms + (Q + 2 * P) * parts.qkv_bias + C * parts.o_bias + self.heads * self.ranks * parts.sink_logits
+        if parts.experts and parts.experts.biases:
+            vectors += parts.experts.count * (1 + 2 * self.intermediate_size + C)
         return self.matrix_weights + self.vocab_size * C * (not self.tied) + self.layers * vectors + C
 
     @property

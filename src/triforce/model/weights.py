@@ -83,6 +83,9 @@ class Mlp:
     gate_proj_IC: Matrix
     up_proj_IC: Matrix
     down_proj_CI: Matrix
+    gate_bias_I: Tensor | None = None
+    up_bias_I: Tensor | None = None
+    down_bias_C: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,14 +113,18 @@ class Layer:
     attn_out_norm_C: Tensor | None = None
     mlp_out_norm_C: Tensor | None = None
     router_EC: Tensor | None = None
-    """float32, with a row for each expert."""
+    """float32, with a row for each expert; so is its bias."""
+    router_bias_E: Tensor | None = None
+    o_bias_C: Tensor | None = None
+    sink_logits_H: Tensor | None = None
+    """float32."""
     experts: tuple[Mlp, ...] = ()
 
     def weights(self) -> Iterator[Matrix]:
         """Every weight once, in a fixed order."""
         parts = [getattr(self, f.name) for f in fields(self) if f.name != "experts"]
         for expert in self.experts:
-            parts += [expert.gate_proj_IC, expert.up_proj_IC, expert.down_proj_CI]
+            parts += [getattr(expert, f.name) for f in fields(expert)]
         yield from (part for part in parts if part is not None)
 
 
@@ -129,6 +136,12 @@ class Weights:
     layers: tuple[Layer, ...]
     norm_C: Tensor
     head_VC: Matrix
+
+    @property
+    def sink_logits_LH(self) -> Tensor | None:
+        """The sink logits of all layers, float32 (L, H), if the family has any."""
+        each = [layer.sink_logits_H for layer in self.layers if layer.sink_logits_H is not None]
+        return torch.stack(each) if each else None
 
     def tensors(self) -> Iterator[Matrix]:
         """Every weight once, in a fixed order."""

@@ -28,8 +28,8 @@ def initial_weights(target: Checkpoint, config: FeatureDraftConfig, seed: int) -
             found[name] = torch.zeros(shape)
         else:
             found[name] = torch.randn(shape, generator=dice) * shape[-1] ** -0.5
-    C = config.hidden_size
+    C, offset = config.hidden_size, target.config.architecture.norm_offset
     found["fc_CX"] *= 0.1
     found["fc_CX"][:, -C:] += torch.eye(C)
-    found["norm_C"] = numbers(target.files.archives(packed=False)[NORM].view(NORM)).float().clone()
+    found["norm_C"] = numbers(target.files.archives(packed=False)[NORM].view(NORM)).float() + offset
     return found

@@ -5,13 +5,15 @@ from __future__ import annotations
 from tests.helpers.mutants.mutation import Edit, Mutant
 
 TEST = "tests/checkpoint/test_family_logits.py::test_family_mutant_differs_from_transformers"
+ATTENTION = "triforce.backends.torch.attention"
+KV, UNCAPPED = "triforce.backends.torch.kv:TorchKV", ("self.config.architecture.score_cap", "0.0")
 LAYER, SOURCES = "triforce.backends.torch.model:TorchLayer", "triforce.checkpoint.tensor_sources"
 FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
     "a window one too long": (
         "mistral-window", "triforce.kvcache.views.windows:windowed", ("window=window", "window=window + 1"),
     ),
     "a window in every layer": (
-        "qwen2-upper-windows", "triforce.checkpoint.hf_config:_with_windows", ("if slides[layer] else 0", ""),
+        "qwen2-upper-windows", "triforce.checkpoint.hf_config:with_windows", ("windowed if slides else {}", "windowed"),
     ),
     "experts are summed unweighted": (
         "mixtral", "triforce.backends.torch.experts:choose", (
@@ -53,7 +55,55 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
     ),
     "logits are not scaled": (
         "granite-3", "triforce.backends.torch.model:TorchModel.head", (
-            "logits_NV if scale == 1 else logits_NV.mul_(scale)", "logits_NV",
+            "logits_NV if parts.logit_scale == 1 else logits_NV.mul_(parts.logit_scale)", "logits_NV",
+        ),
+    ),
+    "scores are not capped": (
+        "gemma-2", f"{KV}._attend", UNCAPPED,
+    ),
+    "logits are not capped": (
+        "gemma-2", "triforce.backends.torch.model:TorchModel.head", ("capped(logits_NV, parts.logit_cap)", "logits_NV"),
+    ),
+    "weights of norms count from 0": (
+        "gemma-3", "triforce.checkpoint.weights:_counted_from", ("numbers(weight).float() + offset", "numbers(weight)"),
+    ),
+    "the embedding is not scaled": (
+        "gemma-3", "triforce.backends.torch.model:TorchModel.embed", ("if scale == 1 else", "if True else"),
+    ),
+    "layers with a window turn as the others": (
+        "gemma-3", "triforce.checkpoint.hf_config:with_windows", ('{"rope": 1}', '{"rope": 0}'),
+    ),
+    "rotations of layers with a window are scaled": (
+        "olmo-3", "triforce.checkpoint.hf_config:_rotations", (
+            "Unscaled().frequencies(hf.local_theta", "hf.scaling.frequencies(hf.local_theta",
+        ),
+    ),
+    "the gate is not GELU": (
+        "gemma-2", f"{LAYER}._activated", ('"gelu": geglu', '"gelu": self.swiglu'),
+    ),
+    "the sink logit is left out": (
+        "gpt-oss", f"{ATTENTION}:_mix", ("sum_GR1 += (sink_logits_GR[..., None] - top_GR1).exp()", "pass"),
+    ),
+    "sink logits of other heads": (
+        "gpt-oss", f"{KV}._attend", ("else sink_logits_LH[layer]", "else sink_logits_LH[layer].flip(0)"),
+    ),
+    "an expert's bias is left out": (
+        "gpt-oss", f"{LAYER}._expert", ("expert.up_bias_I", "None"),
+    ),
+    "the router's bias is left out": (
+        "gpt-oss", "triforce.checkpoint.weights:_layer", (
+            "numbers(part).float() if", 'numbers(part).float() * (field != "router_bias_E") if',
+        ),
+    ),
+    "the bias behind attention is left out": (
+        "gpt-oss", f"{LAYER}.out", (", self.layer.o_bias_C", ""),
+    ),
+    "the up projection is not bounded": (
+        "gpt-oss", "triforce.backends.torch.model:clamped_swiglu", ("up_NI.clamp(-CLAMP, CLAMP)", "up_NI"),
+    ),
+    "gate and up projections in another order": (
+        "gpt-oss", "triforce.checkpoint.stacked_experts:StackedExperts._within", (
+            "enumerate(of)", "enumerate(reversed(of))",
         ),
     ),
     "outputs are added without their norms": (
@@ -61,6 +111,18 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
     ),
 }  # fmt: skip
 MUTANTS = [
+    Mutant(
+        "scores are capped behind the mask",
+        TEST,
+        (
+            Edit(f"{KV}._attend", UNCAPPED),
+            Edit(
+                f"{ATTENTION}:_mix",
+                ("top_GR1 = scores_GRS.amax", "scores_GRS = capped(scores_GRS, 2.0)\n    top_GR1 = scores_GRS.amax"),
+            ),
+        ),
+        ("gemma-2",),
+    ),
     *(Mutant(name, TEST, (Edit(target, change),), (model,)) for name, (model, target, change) in FAULTS.items()),
     Mutant(
         "ties go to the highest ids",

@@ -140,7 +140,7 @@ MUTANTS = [
         for name, edit in {
             "int8 KV: the first pass attends before it rounds": Edit(
                 "triforce.backends.torch.kv:TorchKV.layer_attention",
-                ("        return q_BTHD, *attend_lists(", UNROUNDED + "        return q_BTHD, *attend_lists("),
+                ("        return q_BTHD, *self._attend(", UNROUNDED + "        return q_BTHD, *self._attend("),
             ),
             "int8 KV: a scale is that of a pass": Swap("triforce.backends.torch.kv:rounded", by_the_pass),
             "int8 KV: a copy is rounded again": Edit(

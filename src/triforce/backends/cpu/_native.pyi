@@ -85,7 +85,7 @@ class QkvProjections:
 class DecoderLayer(QkvProjections):
     """A decoder layer but for rotation and attention."""
 
-    def __init__(self, input_norm: torch.Tensor | None, q_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, k_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, v_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, o_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, post_norm: torch.Tensor | None, gate_proj: torch.Tensor | triforce.model.weights.QuantizedWeight | None, up_proj: torch.Tensor | triforce.model.weights.QuantizedWeight | None, down_proj: torch.Tensor | triforce.model.weights.QuantizedWeight | None, q_bias: torch.Tensor | None, k_bias: torch.Tensor | None, v_bias: torch.Tensor | None, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None, *, attn_out_norm: torch.Tensor | None = None, mlp_out_norm: torch.Tensor | None = None, router: torch.Tensor | None = None, gate_projs: Sequence[object] = [], up_projs: Sequence[object] = [], down_projs: Sequence[object] = [], head_dim: int, eps: float, bits: int = 0, query_scale: float = 1.0, residual_scale: float = 1.0, activation: str = 'silu', chosen: int = 0, renormalised: bool = False) -> None: ...
+    def __init__(self, input_norm: torch.Tensor | None, q_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, k_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, v_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, o_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, post_norm: torch.Tensor | None, gate_proj: torch.Tensor | triforce.model.weights.QuantizedWeight | None, up_proj: torch.Tensor | triforce.model.weights.QuantizedWeight | None, down_proj: torch.Tensor | triforce.model.weights.QuantizedWeight | None, q_bias: torch.Tensor | None, k_bias: torch.Tensor | None, v_bias: torch.Tensor | None, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None, *, attn_out_norm: torch.Tensor | None = None, mlp_out_norm: torch.Tensor | None = None, router: torch.Tensor | None = None, gate_projs: Sequence[object] = [], up_projs: Sequence[object] = [], down_projs: Sequence[object] = [], o_bias: torch.Tensor | None = None, router_bias: torch.Tensor | None = None, gate_biases: Sequence[object] = [], up_biases: Sequence[object] = [], down_biases: Sequence[object] = [], head_dim: int, eps: float, bits: int = 0, query_scale: float = 1.0, residual_scale: float = 1.0, activation: str = 'silu', chosen: int = 0, renormalised: bool = False) -> None: ...
 
     @property
     def bytes(self) -> int:
@@ -113,7 +113,7 @@ class GatedMlp:
 class LmHead:
     """The final norm and the output matrix."""
 
-    def __init__(self, norm: torch.Tensor, matrix: Matrix, *, eps: float, logit_scale: float = 1.0) -> None: ...
+    def __init__(self, norm: torch.Tensor, matrix: Matrix, *, eps: float, logit_scale: float = 1.0, logit_cap: float = 0.0) -> None: ...
 
     def logits(self, x: torch.Tensor, out: torch.Tensor) -> None:
         """Write the logits of x (N, C) float32 to out (N, V) float32."""
@@ -124,13 +124,15 @@ class Pages:
 
     `rotation` (D, D) float32, orthogonal, and `sketches` (G, pages, D + 16) bfloat16, zeros at first, are for searches.
     int8_keys and int8_values, shaped as the keys, and `scales` (G, pages, 2) float32 are for int8 copies.
+    Queries attend to all with a logit for each of their heads, `sink_logits` (H) float32, beside those of the keys, and
+    with scores that `score_cap` bounds.
     """
 
     @overload
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor, head_dim: int, rotation: torch.Tensor | None = None, sketches: torch.Tensor | None = None, int8_keys: torch.Tensor | None = None, int8_values: torch.Tensor | None = None, scales: torch.Tensor | None = None) -> None: ...
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor, head_dim: int, rotation: torch.Tensor | None = None, sketches: torch.Tensor | None = None, int8_keys: torch.Tensor | None = None, int8_values: torch.Tensor | None = None, scales: torch.Tensor | None = None, sink_logits: torch.Tensor | None = None, score_cap: float = 0.0) -> None: ...
 
     @overload
-    def __init__(self, codes: torch.Tensor, head_dim: int, *, is_bf16: bool, rotation: torch.Tensor | None = None, sketches: torch.Tensor | None = None) -> None:
+    def __init__(self, codes: torch.Tensor, head_dim: int, *, is_bf16: bool, rotation: torch.Tensor | None = None, sketches: torch.Tensor | None = None, sink_logits: torch.Tensor | None = None, score_cap: float = 0.0) -> None:
         """
         K and V as int8 with scales: `codes` (G, pages, 32 * head_dim + 64) int8. Queries and outputs are bfloat16 or
         float32. Where tokens are copied, (N, G, D + 2) int8, a scale of bfloat16 lies behind their codes.

@@ -44,6 +44,8 @@ class NativeKV:
         heads = (config.layers, config.kv_heads, pages + 1)
         memory: dict[str, Any] = {}
         more: dict[str, Any] = {"head_dim": config.head_dim, "rotation": random_rotation(config.head_dim)}
+        if config.architecture.score_cap:
+            more["score_cap"] = config.architecture.score_cap
         shape = (*heads, PAGE * config.head_dim)
         if config.kv_int8:
             memory["codes"] = allocate((*heads, 2 * PAGE * config.row_size), torch.int8, "cpu")
@@ -56,6 +58,8 @@ class NativeKV:
         # numpy's zeros take no memory until they are written to.
         sketches = torch.from_numpy(np.zeros((*heads, config.head_dim + PAGE), np.int16)).view(torch.bfloat16)
         memory["sketches"] = sketches
+        if config.sink_logits_LH is not None:
+            memory["sink_logits"] = config.sink_logits_LH
         self.native_pages = [
             _native.Pages(**{name: part[layer] for name, part in memory.items()}, **more)
             for layer in range(config.layers)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from triforce.backends.cpu.kv import NativeKV, offload_errors, rotations
 from triforce.backends.kernel_api import ForwardBatch, ForwardOutput, KVBackend
 from triforce.backends.torch.model import forward_layerwise
 from triforce.errors import ModelError
+from triforce.model.architecture import Experts
 from triforce.model.config import ModelConfig
 from triforce.model.weights import Layer, Matrix, QuantizedWeight, Weights
 from triforce.ragged import Bools, Ints
@@ -42,7 +43,9 @@ class EmbeddingAndHead:
         with packing("the head", weights.head_VC):
             self._matrix = _native.Matrix(weights.head_VC, bits=bits)
         parts, dtype = config.architecture, weights.head_VC.dtype
-        self._head = _native.LmHead(weights.norm_C, self._matrix, eps=config.norm_eps, logit_scale=parts.logit_scale)
+        self._head = _native.LmHead(
+            weights.norm_C, self._matrix, eps=config.norm_eps, logit_scale=parts.logit_scale, logit_cap=parts.logit_cap
+        )
         self._embedding_scale = float(torch.tensor(parts.embedding_scale, dtype=dtype))
         self._embedding_VC = None if weights.head_VC is weights.embedding_VC else weights.embedding_VC
         if isinstance(self._embedding_VC, QuantizedWeight):
@@ -159,12 +162,8 @@ class NativeLayer:
             layer.gate_proj_IC, layer.up_proj_IC, layer.down_proj_CI, layer.q_bias_Q, layer.k_bias_P, layer.v_bias_P,
             layer.q_norm_D, layer.k_norm_D, attn_out_norm=layer.attn_out_norm_C, mlp_out_norm=layer.mlp_out_norm_C,
             head_dim=config.head_dim, eps=config.norm_eps, bits=bits, query_scale=parts.query_scale,
-            residual_scale=parts.residual_scale, activation=parts.activation, router=layer.router_EC,
-            gate_projs=[expert.gate_proj_IC for expert in layer.experts],
-            up_projs=[expert.up_proj_IC for expert in layer.experts],
-            down_projs=[expert.down_proj_CI for expert in layer.experts],
-            chosen=parts.experts.chosen if parts.experts else 0,
-            renormalised=parts.experts is not None and parts.experts.renormalised,
+            residual_scale=parts.residual_scale, activation=parts.activation,
+            o_bias=layer.o_bias_C, **experts(layer, parts.experts),
         )  # fmt: skip
 
     def qkv(self, x_NC: Tensor) -> tuple[Tensor, ...]:
@@ -182,6 +181,25 @@ def project(
     q, k, v = torch.empty(N, H * D), torch.empty(N, G * D), torch.empty(N, G * D)
     native.qkv(x_NC, q, k, v)
     return q.view(N, H, D), k.view(N, G, D), v.view(N, G, D)
+
+
+def experts(layer: Layer, experts: Experts | None) -> dict[str, Any]:
+    """Return the arguments of a native layer for its experts, if it has any."""
+    if experts is None:
+        return {}
+    projections = {
+        f"{part}_projs": [getattr(each, f"{part}_proj_{shape}") for each in layer.experts]
+        for part, shape in (("gate", "IC"), ("up", "IC"), ("down", "CI"))
+    }
+    biases = {
+        f"{part}_biases": [getattr(each, f"{part}_bias_{shape}") for each in layer.experts]
+        for part, shape in (("gate", "I"), ("up", "I"), ("down", "C"))
+        if experts.biases
+    }
+    return projections | biases | dict(
+        router=layer.router_EC, router_bias=layer.router_bias_E, chosen=experts.chosen,
+        renormalised=experts.renormalised,
+    )  # fmt: skip
 
 
 class NativeModelShard(EmbeddingAndHead):

@@ -25,7 +25,7 @@ def mix(y_NC: Tensor, layer: Layer, experts: Experts, run: Callable[[Mlp, Tensor
     `run` an expert on some rows. The router's logits are float32, as its weight is.
     """
     assert layer.router_EC is not None
-    ids_NK, weights_NK = choose(F.linear(y_NC.float(), layer.router_EC), experts)
+    ids_NK, weights_NK = choose(F.linear(y_NC.float(), layer.router_EC, layer.router_bias_E), experts)
     sum_NC = torch.zeros_like(y_NC, dtype=torch.float32)
     for expert in sorted({*ids_NK.flatten().tolist()}):
         rows, places = (ids_NK == expert).nonzero(as_tuple=True)

@@ -7,6 +7,7 @@ its scale. Shape suffixes as in kernel_api.py; L layers, S slots, K keys of a ro
 from __future__ import annotations
 
 from math import prod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from triforce.model.rope import rotate
 from triforce.ragged import columns, ints
 
 WIDE = 80
-"""More queries of a row are prefill, which needs neither mass nor a window, and takes torch's fused attention."""
+"""More queries of a row are prefill, which needs no mass, and takes torch's fused attention where that can be."""
 
 
 class TorchKV:
@@ -54,8 +55,7 @@ class TorchKV:
             self.write(layer, slots_N, *map(round_rows, keys_values))
             q_sinks_BTHD = rotated(q_BTHD, to_sinks[kinds[layer]]).to(dtype) if to_sinks else None
             q_BTHD = rotated(q_BTHD, rotation).to(dtype)
-            kv = self.keys_LGSD[layer], self.values_LGSD[layer]
-            return q_BTHD, *attend_lists(q_BTHD, kv, lists_L[layer], batch.return_mass, q_sinks_BTHD)
+            return q_BTHD, *self._attend(layer, q_BTHD, lists_L[layer], batch.return_mass, q_sinks_BTHD)
 
         return attention
 
@@ -70,11 +70,44 @@ class TorchKV:
         return self.keys_LGSD[layer, :, first : first + count], self.values_LGSD[layer, :, first : first + count]
 
     def attend(self, layer: int, q_BTHD: Tensor, lists: PageTable) -> Tensor:
-        return attend_lists(q_BTHD, (self.keys_LGSD[layer], self.values_LGSD[layer]), lists)[0]
+        return self._attend(layer, q_BTHD, lists)[0]
+
+    def _attend(
+        self,
+        layer: int,
+        q_BTHD: Tensor,
+        lists: PageTable,
+        return_mass: bool = False,
+        q_sinks_BTHD: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        kv, sink_logits_LH = (self.keys_LGSD[layer], self.values_LGSD[layer]), self.config.sink_logits_LH
+        sink_logits_H = None if sink_logits_LH is None else sink_logits_LH[layer]
+        rules = Rules(self.config.architecture.score_cap, sink_logits_H)
+        return attend_lists(q_BTHD, kv, lists, return_mass, q_sinks_BTHD, rules)
+
+
+class Rules(NamedTuple):
+    """The arguments of `attend` that a layer of a model brings."""
+
+    cap: float = 0.0
+    sink_logits_H: Tensor | None = None
+
+    @property
+    def none(self) -> bool:
+        """Whether there are none."""
+        return self.cap == 0 and self.sink_logits_H is None
+
+
+PLAIN = Rules()
 
 
 def attend_lists(
-    q_BTHD: Tensor, kv: KeysValues, lists: PageTable, return_mass: bool = False, q_sinks_BTHD: Tensor | None = None
+    q_BTHD: Tensor,
+    kv: KeysValues,
+    lists: PageTable,
+    return_mass: bool = False,
+    q_sinks_BTHD: Tensor | None = None,
+    rules: Rules = PLAIN,
 ) -> tuple[Tensor, Tensor]:
     """Mixed values and mass as a `LayerAttention` gives them. `q_sinks`: queries as they meet the sinks, if given."""
     G, U = len(kv[0]), lists.units.shape[-1]
@@ -85,13 +118,17 @@ def attend_lists(
             continue
         k_GKD, v_GKD = map(numbers, _visible(*kv, lists.units[b], lists.unit, start + count))
         q_THD = q_BTHD[b, :count].to(k_GKD.dtype)
-        if count > WIDE and not (return_mass or lists.window):
+        if count > WIDE and not (return_mass or lists.window) and rules.none:
             attn_out_BTHD[b, :count] = attend_causal(q_THD, k_GKD, v_GKD)
             continue
         q_sinks_THD = q_sinks_BTHD[b, :count].to(k_GKD.dtype) if q_sinks_BTHD is not None else None
-        attn_out_BTHD[b, :count], mass_GK = attend(
-            q_THD, k_GKD, v_GKD, return_mass, q_sinks_THD, lists.sinks, lists.window
-        )
+        at_once = count if return_mass else WIDE  # which bounds the scores that are held
+        for part in (slice(first, min(first + at_once, count)) for first in range(0, count, at_once)):
+            seen, own_q_sinks_THD = slice(start + part.stop), None if q_sinks_THD is None else q_sinks_THD[part]
+            attn_out_BTHD[b, part], mass_GK = attend(
+                q_THD[part], k_GKD[:, seen], v_GKD[:, seen], return_mass, own_q_sinks_THD, lists.sinks, lists.window,
+                rules.sink_logits_H, rules.cap,
+            )  # fmt: skip
         if return_mass:
             whole_GK = torch.nn.functional.pad(mass_GK, (0, -mass_GK.shape[1] % lists.unit))
             units_GU = whole_GK.view(G, -1, lists.unit).sum(2)

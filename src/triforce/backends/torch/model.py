@@ -12,9 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from triforce.backends.kernel_api import ForwardBatch, ForwardOutput, KVBackend, LayerAttention, ModelBackend
+from triforce.backends.torch.attention import capped
 from triforce.backends.torch.experts import mix
 from triforce.model.config import ModelConfig
 from triforce.model.weights import Layer, Matrix, Mlp, Weights, numbers
+
+CLAMP, GAIN = 7.0, 1.702
+"""Of `clamped_swiglu`."""
 
 
 def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -35,6 +39,12 @@ def swiglu(gate_NI: Tensor, up_NI: Tensor) -> Tensor:
 def geglu(gate_NI: Tensor, up_NI: Tensor) -> Tensor:
     """GEGLU (Shazeer 2020), by the tanh."""
     return F.gelu(gate_NI, approximate="tanh").mul_(up_NI)
+
+
+def clamped_swiglu(gate_NI: Tensor, up_NI: Tensor) -> Tensor:
+    """Return the SwiGLU of gpt-oss (arXiv 2508.10925), (N, I): sides are bounded, the sigmoid steeper, up from 1 on."""
+    gate_NI, up_NI = gate_NI.clamp(max=CLAMP), up_NI.clamp(-CLAMP, CLAMP)
+    return (up_NI + 1) * (gate_NI * torch.sigmoid(gate_NI * GAIN))
 
 
 def linear(x: Tensor, weight: Matrix | None, bias: Tensor | None = None) -> Tensor:
@@ -63,10 +73,11 @@ class TorchLayer:
         self._add(x_NC, self._mlp(x_NC), self.layer.mlp_out_norm_C)
 
     def out(self, attn_out_NQ: Tensor) -> Tensor:
-        return linear(attn_out_NQ, self.layer.o_proj_CQ)
+        return linear(attn_out_NQ, self.layer.o_proj_CQ, self.layer.o_bias_C)
 
     def gate(self, x_NC: Tensor) -> Tensor:
-        return self._gated(self.layer, self._normed(x_NC, self.layer.post_norm_C))
+        layer, y_NC = self.layer, self._normed(x_NC, self.layer.post_norm_C)
+        return self._activated(linear(y_NC, layer.gate_proj_IC), linear(y_NC, layer.up_proj_IC))
 
     def down(self, gated_NI: Tensor) -> Tensor:
         return linear(gated_NI, self.layer.down_proj_CI)
@@ -78,11 +89,13 @@ class TorchLayer:
         return mix(self._normed(x_NC, self.layer.post_norm_C), self.layer, experts, self._expert)
 
     def _expert(self, expert: Mlp, y_NC: Tensor) -> Tensor:
-        return linear(self._gated(expert, y_NC), expert.down_proj_CI)
+        gate_NI = linear(y_NC, expert.gate_proj_IC, expert.gate_bias_I)
+        up_NI = linear(y_NC, expert.up_proj_IC, expert.up_bias_I)
+        return linear(self._activated(gate_NI, up_NI), expert.down_proj_CI, expert.down_bias_C)
 
-    def _gated(self, mlp: Layer | Mlp, y_NC: Tensor) -> Tensor:
-        activate = geglu if self.config.architecture.activation == "gelu" else self.swiglu
-        return activate(linear(y_NC, mlp.gate_proj_IC), linear(y_NC, mlp.up_proj_IC))
+    def _activated(self, gate_NI: Tensor, up_NI: Tensor) -> Tensor:
+        activations = {"silu": self.swiglu, "gelu": geglu, "clamped": clamped_swiglu}
+        return activations[self.config.architecture.activation](gate_NI, up_NI)
 
     def _heads(self, x_NC: Tensor, weight: Matrix, bias: Tensor | None, norm_D: Tensor | None) -> Tensor:
         x_NQ = linear(x_NC, weight, bias)
@@ -124,12 +137,10 @@ class TorchModel:
         return head_VC[ids_N.to(head_VC.device)].float()
 
     def head(self, x_NC: Tensor) -> Tensor:
-        y_NC, scale = (
-            self.block.norm(x_NC, self.weights.norm_C, self.config.norm_eps),
-            self.config.architecture.logit_scale,
-        )
+        y_NC, parts = self.block.norm(x_NC, self.weights.norm_C, self.config.norm_eps), self.config.architecture
         logits_NV = linear(y_NC, self.weights.head_VC).float()
-        return logits_NV if scale == 1 else logits_NV.mul_(scale)
+        logits_NV = logits_NV if parts.logit_scale == 1 else logits_NV.mul_(parts.logit_scale)
+        return capped(logits_NV, parts.logit_cap)
 
 
 def forward_layerwise(

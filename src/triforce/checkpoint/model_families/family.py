@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from triforce.checkpoint.json_fields import Fields
+from triforce.checkpoint.json_fields import MOST_LAYERS, Fields
 from triforce.checkpoint.rope_scaling import TYPES
 from triforce.model.architecture import Architecture
 
+LAYER_TYPES = ("full_attention", "sliding_attention")
 LLAMA_NAMES = {
     "input_norm_C": "input_layernorm.weight",
     "q_proj_QC": "self_attn.q_proj.weight",
@@ -32,6 +33,29 @@ LLAMA_NAMES = {
 def llama(config: Fields) -> Architecture:
     """Return Llama's arithmetic, whatever the config."""
     return Architecture()
+
+
+def listed_layers(config: Fields) -> list[bool]:
+    """Return which layers have a window by `layer_types`. Raises ModelError."""
+    layers, kinds = config.whole("num_hidden_layers", most=MOST_LAYERS), config.get("layer_types")
+    if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in LAYER_TYPES for kind in kinds):
+        raise config.refusal("layer_types", [f"lists of {layers} of {' and '.join(LAYER_TYPES)}"])
+    return [kind == LAYER_TYPES[1] for kind in kinds]
+
+
+def all_but_each(number: int, named: str = "") -> Callable[[Fields], list[bool]]:
+    """Return that layers have a window but for each such one, of a config without `layer_types`.
+
+    named: a field that may have another number.
+    """
+
+    def slides(config: Fields) -> list[bool]:
+        if config.get("layer_types") is not None:
+            return listed_layers(config)
+        each = config.whole(named, number) if named else number
+        return [(layer + 1) % each != 0 for layer in range(config.whole("num_hidden_layers", most=MOST_LAYERS))]
+
+    return slides
 
 
 def no_windows(config: Fields) -> list[bool]:
@@ -66,3 +90,7 @@ class Family:
     """The share of a head's channels that is rotated, of a config that does not say."""
     partial: bool = False
     """Whether a config may say so."""
+    local_theta: float | None = None
+    """That of layers with a window, which turn unscaled, of a config without one; None: all layers turn alike."""
+    stacked_experts: bool = False
+    """Whether safetensors hold all experts of a layer in one tensor, as `checkpoint.stacked_experts` reads them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from triforce.checkpoint.json_fields import MOST_LAYERS, Fields
-from triforce.checkpoint.model_families.family import Family
+from triforce.checkpoint.model_families.family import Family, listed_layers
 from triforce.model.architecture import Architecture
 
 _LLAMA: dict[str, Any] = {
@@ -19,7 +19,6 @@ _QWEN2 = _LLAMA | {
     "vocab_size": 151_936, "intermediate_size": 22_016, "num_key_value_heads": 32, "max_position_embeddings": 32_768,
     "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28,
 }  # fmt: skip
-LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 def every_layer(config: Fields) -> list[bool]:
@@ -36,14 +35,6 @@ def upper_layers(config: Fields) -> list[bool]:
         first = config.whole("max_window_layers", least=0)
         return [layer >= first for layer in range(layers)]
     return listed_layers(config)
-
-
-def listed_layers(config: Fields) -> list[bool]:
-    """Return which layers have a window by `layer_types`. Raises ModelError."""
-    layers, kinds = config.whole("num_hidden_layers", most=MOST_LAYERS), config.get("layer_types")
-    if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in LAYER_TYPES for kind in kinds):
-        raise config.refusal("layer_types", [f"lists of {layers} of {' and '.join(LAYER_TYPES)}"])
-    return [kind == "sliding_attention" for kind in kinds]
 
 
 LLAMA = Family(_LLAMA)

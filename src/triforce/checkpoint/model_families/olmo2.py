@@ -1,7 +1,7 @@
-"""OLMo 2: norms after attention and MLP only, and norms of all queries and all keys together."""
+"""OLMo 2 and 3: norms after attention and MLP only, and norms of all queries and all keys together."""
 
 from triforce.checkpoint.json_fields import Fields
-from triforce.checkpoint.model_families.family import LLAMA_NAMES, Family
+from triforce.checkpoint.model_families.family import LLAMA_NAMES, Family, all_but_each
 from triforce.checkpoint.model_families.llama import LLAMA
 from triforce.model.architecture import Architecture
 
@@ -11,10 +11,20 @@ def olmo2(config: Fields) -> Architecture:
     return Architecture(qk_norm="row", input_norms=False, output_norms=True)
 
 
+_NAMES = LLAMA_NAMES | {
+    "attn_out_norm_C": "post_attention_layernorm.weight",
+    "mlp_out_norm_C": "post_feedforward_layernorm.weight",
+}
 OLMO2 = Family(
     {**LLAMA.defaults, "vocab_size": 50_304, "rms_norm_eps": 1e-5},
     olmo2,
-    names=LLAMA_NAMES | {
-        "attn_out_norm_C": "post_attention_layernorm.weight", "mlp_out_norm_C": "post_feedforward_layernorm.weight",
-    },
-)  # fmt: skip
+    names=_NAMES,
+)
+OLMO3 = Family(
+    {**OLMO2.defaults, "sliding_window": 4096},
+    olmo2,
+    all_but_each(4),
+    _NAMES,
+    theta=500_000.0,
+    local_theta=500_000.0,
+)

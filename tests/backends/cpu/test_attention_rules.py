@@ -1,0 +1,78 @@
+"""The native attention with what some families add: a logit of each head beside those of the keys, and a cap of scores.
+
+Shape suffixes as in paged.py.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.paged_kv import PAGE, Paged, attend, by_the_book, native, visible
+from triforce.backends.torch import attention
+
+if native is None:
+    pytest.skip("the native kernels were not built", allow_module_level=True)
+torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("dtype")
+
+G, H, D = 2, 6, 48
+SINK_LOGITS = torch.tensor([0.0, 4.0, -2.0, 9.0, 40.0, -60.0])
+RULES: dict[str, tuple[Tensor | None, float]] = {
+    "sink logits": (SINK_LOGITS, 0.0), "cap": (None, 0.7), "both": (SINK_LOGITS, 2.0),
+}  # fmt: skip
+BOUND = {torch.bfloat16: 2**-8 + 2**-9, torch.float32: 3e-6}
+CODES = {torch.bfloat16: 2**-7, torch.float32: 2**-11}
+CASES = [(0, 1, 0), (200, 3, 0), (1100, 5, 0), (900, 40, 70), (130, 120, 0)]
+"""Keys before the queries, queries, and their window; the last are prefill."""
+
+
+@pytest.mark.parametrize("rules", RULES)
+@pytest.mark.parametrize(("start", "T", "window"), CASES)
+@pytest.mark.parametrize("codes", [False, True], ids=["numbers", "codes"])
+def test_rules_of_attention_equal_float64(
+    rules: str, start: int, T: int, window: int, codes: bool, dtype: torch.dtype
+) -> None:
+    """Values, and the mass that pages have beside the sink logits."""
+    (sink_logits, cap), S = RULES[rules], start + T
+    kv = Paged(G, D, -(-S // PAGE) + 2, dtype, codes=codes, sink_logits=sink_logits, cap=cap)
+    row, q_BTHD = kv.row(S), kv.normal(1, T, H, D, gain=2.0)
+    mixed, mass = attend(kv, q_BTHD, [start], [T], row.list_P[None], weigh=T < 100, window=window)
+    seen = visible(start, T, S, 0, window)
+    wanted = by_the_book(q_BTHD[0], row.k_SGD, row.v_SGD, seen, None, 0, sink_logits, cap)
+    bound = (CODES if codes else BOUND)[dtype] * float(row.v_SGD.abs().max())
+    torch.testing.assert_close(mixed[0].double(), wanted[0], atol=bound, rtol=0)
+    if T < 100:
+        torch.testing.assert_close(mass[0].double(), wanted[1], atol=1e-3 if codes else 5e-5, rtol=5e-5)
+
+
+@pytest.mark.parametrize("rules", RULES)
+def test_rules_leave_a_query_its_bits_in_any_pass(rules: str, dtype: torch.dtype) -> None:
+    sink_logits, cap = RULES[rules]
+    kv = Paged(G, D, 90, dtype, sink_logits=sink_logits, cap=cap)
+    row, q_BTHD = kv.row(1300), kv.normal(1, 130, H, D)
+    whole, _ = attend(kv, q_BTHD, [1170], [130], row.list_P[None], weigh=False)
+    for first, count in ((0, 1), (7, 20), (129, 1)):
+        part = q_BTHD[:, first : first + count].contiguous()
+        alone, _ = attend(kv, part, [1170 + first], [count], row.list_P[None])
+        assert torch.equal(alone[0], whole[0, first : first + count])
+
+
+@pytest.mark.parametrize("rules", RULES)
+@pytest.mark.parametrize("window", [0, 50])
+def test_torch_path_has_the_same_rules(rules: str, window: int, dtype: torch.dtype) -> None:
+    (sink_logits, cap), T, S = RULES[rules], 9, 150
+    q, k, v = (torch.randn(n, heads, D) for n, heads in ((T, H), (S, G), (S, G)))
+    mixed, mass = attention.attend(q, k.transpose(0, 1), v.transpose(0, 1), True, None, 0, window, sink_logits, cap)
+    wanted = by_the_book(q, k, v, visible(S - T, T, S, 0, window), None, 0, sink_logits, cap)
+    torch.testing.assert_close(mixed.double(), wanted[0], atol=1e-5, rtol=1e-5)
+    pages = torch.nn.functional.pad(mass, (0, -S % PAGE)).unflatten(1, (-1, PAGE)).sum(2)
+    torch.testing.assert_close(pages.double(), wanted[1], atol=1e-5, rtol=1e-5)
+
+
+def test_sink_logits_of_other_heads_raise(dtype: torch.dtype) -> None:
+    kv = Paged(G, D, 5, dtype, sink_logits=SINK_LOGITS[:4])
+    row = kv.row(20)
+    with pytest.raises(ValueError, match="each query head has a sink logit"):
+        attend(kv, kv.normal(1, 1, H, D), [19], [1], row.list_P[None])
