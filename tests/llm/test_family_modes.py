@@ -63,7 +63,7 @@ def test_family_texts_of_every_mode_equal_plain_decoding(home: Path, name: str, 
     assert model.generate(prompts[2], ask(**sampling), mode="retrieval")[0].exactness == "bitwise"
 
 
-@pytest.mark.parametrize("name", ["qwen3-moe", "mistral-window", "granite-3"])
+@pytest.mark.parametrize("name", ["qwen3-moe", "mistral-window", "granite-3", "gemma-2", "gpt-oss"])
 def test_family_texts_with_int8_lower_tiers_equal_plain_decoding(home: Path, name: str) -> None:
     prompts = [ids(length, seed=length) for length in LENGTHS]
     plain, other = (
@@ -72,7 +72,7 @@ def test_family_texts_with_int8_lower_tiers_equal_plain_decoding(home: Path, nam
     assert other == plain
 
 
-@pytest.mark.parametrize("name", ["qwen3-moe", "mistral-window", "smollm3"])
+@pytest.mark.parametrize("name", ["qwen3-moe", "mistral-window", "smollm3", "gemma-2", "gpt-oss"])
 def test_family_texts_with_int8_kv_equal_plain_decoding(home: Path, name: str) -> None:
     model, prompts = llm(home, name, kv_dtype="int8"), [ids(length, seed=length) for length in LENGTHS]
     alone = [tokens(model, [prompt], "ar")[0] for prompt in prompts]
@@ -80,7 +80,7 @@ def test_family_texts_with_int8_kv_equal_plain_decoding(home: Path, name: str) -
     assert alone != tokens(llm(home, name), prompts, "ar"), "or KV is not int8"
 
 
-@pytest.mark.parametrize("name", ["qwen3-moe", "qwen2-upper-windows", "olmo-2"])
+@pytest.mark.parametrize("name", ["qwen3-moe", "qwen2-upper-windows", "olmo-2", "gemma-3"])
 def test_family_texts_with_a_feature_draft_equal_plain_decoding(home: Path, name: str) -> None:
     """Some of its guesses are kept."""
     folder = save(family_model(name, vocab_size=300), home / f"{name}-300")

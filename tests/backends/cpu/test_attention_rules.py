@@ -14,6 +14,8 @@ from triforce.backends.torch import attention
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
+from triforce.backends.cpu.kv import random_rotation
+
 torch.set_num_threads(1)
 pytestmark = pytest.mark.usefixtures("dtype")
 
@@ -69,6 +71,28 @@ def test_torch_path_has_the_same_rules(rules: str, window: int, dtype: torch.dty
     torch.testing.assert_close(mixed.double(), wanted[0], atol=1e-5, rtol=1e-5)
     pages = torch.nn.functional.pad(mass, (0, -S % PAGE)).unflatten(1, (-1, PAGE)).sum(2)
     torch.testing.assert_close(pages.double(), wanted[1], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rules", RULES)
+def test_searched_pages_follow_the_rules(rules: str, dtype: torch.dtype) -> None:
+    """A search that finds all pages sees what no search sees, bit for bit."""
+    sink_logits, cap = RULES[rules]
+    kv = Paged(G, D, 50, dtype, turn=random_rotation(D), sink_logits=sink_logits, cap=cap)
+    row, q_BTHD = kv.row(600), kv.normal(1, 2, H, D)
+    whole, _ = attend(kv, q_BTHD, [598], [2], row.list_P[None], weigh=False)
+    found, _ = attend(kv, q_BTHD, [598], [2], row.list_P[None], weigh=False, search=([1], [31], [30]))
+    assert torch.equal(found, whole)
+
+
+@pytest.mark.parametrize("rules", RULES)
+def test_int8_copies_follow_the_rules(rules: str, dtype: torch.dtype) -> None:
+    sink_logits, cap = RULES[rules]
+    kv = Paged(G, D, 50, dtype, int8=True, sink_logits=sink_logits, cap=cap)
+    row, q_BTHD = kv.row(600), kv.normal(1, 2, H, D)
+    mixed, mass = attend(kv, q_BTHD, [598], [2], row.list_P[None], coarse=[576])
+    wanted = by_the_book(q_BTHD[0], row.k_SGD, row.v_SGD, visible(598, 2, 600), None, 0, sink_logits, cap)
+    torch.testing.assert_close(mixed[0].double(), wanted[0], atol=0.03, rtol=0)
+    torch.testing.assert_close(mass[0].double(), wanted[1], atol=0.03, rtol=0)
 
 
 def test_sink_logits_of_other_heads_raise(dtype: torch.dtype) -> None:
