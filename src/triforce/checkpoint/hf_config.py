@@ -73,7 +73,8 @@ def checked(raw: dict[str, Any]) -> HFConfig:
         code = "; the code that its auto_map names is never run" if "auto_map" in raw else ""
         raise Fields(raw, "config.json").refusal("model_type", FAMILIES, code)
     read = FAMILIES[family]
-    config = Fields({**read.defaults, **raw}, "config.json")
+    text = Fields(raw, "config.json").within(read.text) if read.text else Fields(raw, "config.json")
+    config = text.over(read.defaults)
     for field, accepted in {**ACCEPTED, **read.accepted}.items():
         if accepted is not None:
             config.require(field, accepted)

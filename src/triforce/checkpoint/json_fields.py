@@ -70,6 +70,10 @@ class Fields:
         given = {name: value for name, value in values.items() if value is not None}
         return Fields({**self._values, **given}, self._where, self._prefix)
 
+    def over(self, defaults: Mapping[str, Any]) -> Fields:
+        """The same, with defaults of fields that are not there; those that are `null` stay so."""
+        return Fields({**defaults, **self._values}, self._where, self._prefix)
+
     def require(self, name: str, accepted: Iterable[object]) -> None:
         """Raise ModelError unless the field is one of `accepted`, or is not there."""
         if self.get(name) not in (None, *accepted):

@@ -15,6 +15,7 @@ from triforce.checkpoint.hf_config import HFConfig, read_config, sampling_defaul
 from triforce.checkpoint.hub import model_path
 from triforce.checkpoint.model_families import FAMILIES
 from triforce.checkpoint.stacked_experts import unstacked
+from triforce.checkpoint.text_part import text_part
 from triforce.checkpoint.tokenizer import Tokenizer, configured_eos_ids, same_tokenizer
 from triforce.checkpoint.tokenizer_files import has_tokenizer
 from triforce.checkpoint.weight_files import Archive, open_archives
@@ -55,8 +56,10 @@ class HFFolder:
     def archives(self, *, packed: bool) -> Mapping[str, Archive]:
         """Each tensor name, and the file that holds it. packed: MXFP4 stays codes. Raises ModelError."""
         archives = open_archives(self.path)
-        stacked = FAMILIES[self.config.model_type].stacked_experts
-        return unstacked(archives, narrow=packed) if stacked else archives
+        family = FAMILIES[self.config.model_type]
+        if family.text:
+            archives = text_part(archives)
+        return unstacked(archives, narrow=packed) if family.stacked_experts else archives
 
     weight_bytes = 0
     """Bytes of weights as they are packed; 0 where they are numbers, which have the size of their type."""

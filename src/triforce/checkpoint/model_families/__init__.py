@@ -1,5 +1,7 @@
 """Families of models, by their `model_type` in transformers: each is a short file that maps a config to layers."""
 
+from dataclasses import replace
+
 from triforce.checkpoint.model_families.family import Family
 from triforce.checkpoint.model_families.gemma import GEMMA2, GEMMA3
 from triforce.checkpoint.model_families.glm4 import GLM4
@@ -23,6 +25,7 @@ FAMILIES: dict[str, Family] = {
     "olmo3": OLMO3,
     "gemma2": GEMMA2,
     "gemma3_text": GEMMA3,
+    "gemma3": replace(GEMMA3, text="text_config"),
     "glm4": GLM4,
     "mixtral": MIXTRAL,
     "qwen3_moe": QWEN3_MOE,
