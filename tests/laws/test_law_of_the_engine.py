@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.helpers.laws.enumeration import chain_law
 from tests.helpers.laws.features import FEATURES
 from tests.helpers.laws.gtest import ALPHA, detectable, ranks, surprise, window_surprise
-from tests.helpers.laws.tiny import MODELS, PROMPTS, SETTING, V, finished, laws, started
+from tests.helpers.laws.tiny import MIXTURE, MODELS, PROMPTS, SETTING, V, finished, laws, started
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet
 from triforce.interface.sampling_params import SamplingParams
@@ -54,7 +54,7 @@ class Trial:
 
     def check(self) -> None:
         texts_BT = self.sample()
-        laws_BTV = laws(texts_BT, self.params)
+        laws_BTV = laws(texts_BT, self.params, self.models.target)
         likings_BTV = laws_BTV / (laws(texts_BT, self.params, MODELS.draft) + 1e-9)  # where a fault would show most
         ranks_BT = ranks(texts_BT, laws_BTV, likings_BTV)
         for first, window, bins in ((0, 1, 8), (LATE, 2, 4)):
@@ -76,6 +76,8 @@ SHORT = [
     Trial("draft", WARPED, 80, 0.13, 40, models=FEATURES),
     Trial("triforce", PLAIN, 80, 0.13, 40, models=FEATURES),
     Trial("triforce", PLAIN, 80, 0.13, 40, coupling="block", models=FEATURES),
+    Trial("triforce", PLAIN, 80, 0.13, 40, models=MIXTURE),
+    Trial("triforce", WARPED, 80, 0.13, 40, coupling="block", models=MIXTURE),
 ]
 LONG = [
     Trial("triforce", PLAIN, 3000, 0.018),
@@ -95,7 +97,7 @@ LONG = [
 
 def name(trial: Trial) -> str:
     settings = "plain" if trial.params is PLAIN else "warped"
-    draft = "features-" if trial.models is FEATURES else ""
+    draft = "features-" if trial.models is FEATURES else "mixture-" if trial.models is MIXTURE else ""
     return f"{trial.mode}-{draft}{settings}-{trial.setting.retrieval_policy}-{trial.coupling}-{trial.texts}"
 
 

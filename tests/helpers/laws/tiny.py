@@ -17,9 +17,10 @@ from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import Budget, RetrievalConfig
+from triforce.model.architecture import LLAMA, Architecture, Experts, LayerKind
 from triforce.model.config import ModelConfig
 from triforce.model.rope import Rope
-from triforce.model.weights import Layer, Weights
+from triforce.model.weights import Layer, Mlp, Weights
 from triforce.sampling import LogitsProcessor
 
 V, C, HEADS, GROUPS, D, LAYERS = 6, 32, 4, 2, 8, 2
@@ -32,8 +33,8 @@ SETTING = SpeculativeConfig(
 """The middle tier sees 48 of at least 121 tokens, the draft 28."""
 
 
-def decoder(layers: int, noise: float) -> Decoder:
-    """The first layers of one random model, with so much noise on their weights."""
+def decoder(layers: int, noise: float, parts: Architecture = LLAMA) -> Decoder:
+    """The first layers of one random model, with so much noise on their weights; perhaps with experts."""
     common, own = torch.Generator().manual_seed(1), torch.Generator().manual_seed(layers)
 
     def weight(*size: int, scale: float) -> Tensor:
@@ -49,15 +50,22 @@ def decoder(layers: int, noise: float) -> Decoder:
             weight(*size, scale=s)
             for size, s in (((C, HEADS * D), 0.25), ((48, C), 0.15), ((48, C), 0.15), ((C, 48), 0.15))
         )
-        return Layer(norm(), q, k, v, o, norm(), gate, up, down)
+        if parts.experts is None:
+            return Layer(norm(), q, k, v, o, norm(), gate, up, down)
+        each = [Mlp(gate + weight(48, C, scale=0.15), up, down) for _ in range(parts.experts.count)]
+        router = weight(parts.experts.count, C, scale=0.5)
+        return Layer(norm(), q, k, v, o, norm(), None, None, None, router_EC=router, experts=tuple(each))
 
     embedding, final, head = weight(V, C, scale=1.0), norm(), weight(V, C, scale=0.25)
     rope = Rope(10_000 ** -(torch.arange(0, D, 2) / D), 1.0)
-    config = ModelConfig(V, C, 48, layers, HEADS, GROUPS, D, 1e-5, False, context=600, rope=rope)
+    config = ModelConfig(V, C, 48, layers, HEADS, GROUPS, D, 1e-5, False, 600, rope, parts)
     return Decoder(config, Weights(embedding, tuple(layer() for _ in range(layers)), final, head))
 
 
 MODELS = ModelSet(decoder(LAYERS, 0.0), decoder(1, 0.1))
+WINDOWED = Architecture(kinds=(LayerKind(window=40), LayerKind()), experts=Experts(4, 2, renormalised=True))
+MIXTURE = ModelSet(decoder(LAYERS, 0.0, WINDOWED), MODELS.draft)
+"""A target with a window and experts."""
 
 
 def started(
