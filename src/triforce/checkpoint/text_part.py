@@ -10,7 +10,7 @@ from triforce.model.weights import Matrix
 PREFIX = "language_model."
 
 
-class TextPart:
+class TextTensors:
     """An archive by the names that tensors have without the prefix."""
 
     packed = False
@@ -29,4 +29,4 @@ class TextPart:
 
 def text_part(archives: Mapping[str, Archive]) -> dict[str, Archive]:
     """Return archives by the names of the text's tensors; those of other parts are left out."""
-    return {name.removeprefix(PREFIX): TextPart(archives[name]) for name in archives if name.startswith(PREFIX)}
+    return {name.removeprefix(PREFIX): TextTensors(archives[name]) for name in archives if name.startswith(PREFIX)}
