@@ -14,7 +14,17 @@ from triforce.cli import main
 from triforce.model.architecture import Architecture, Experts, LayerKind
 from triforce.model.config import ModelConfig
 from triforce.model.rope import Rope
-from triforce.planner.break_even import GAIN, STEP, experts_touched, kv_read, pays_from, speedup, why_not
+from triforce.planner.break_even import (
+    GAIN,
+    STEP,
+    experts_touched,
+    kv_read,
+    pays_from,
+    speedup,
+    weights_read,
+    why_not,
+)
+from triforce.planner.tier_work import LEAST_BYTES, TierWork
 
 LLAMA_8B = ModelConfig(
     128_256, 4096, 14_336, 32, 32, 8, 128, 1e-5, tied=False, context=131_072, rope=Rope(torch.ones(64), 1.0)
@@ -52,6 +62,20 @@ def test_speculation_by_windows_or_experts_pays_later() -> None:
     short = replace(windowed, context=8192)
     assert pays_from(short, 2048, 0.6, 2.0) is None
     assert why_not(short, 0.6, 2.0).startswith("24 of 32 layers have a window of 128: at 8,192 tokens KV is 0.0")
+
+
+def test_work_of_a_pass_has_the_experts_that_some_token_chooses() -> None:
+    """On a machine whose operations take no time: what is read, of any rows and widths."""
+    mixture = replace(LLAMA_8B, intermediate_size=1792, architecture=Architecture(experts=Experts(64, 8, True)))
+
+    def read(width: float, rows: int = 1, sequential: bool = False) -> float:
+        work = TierWork.of(mixture, 2.0, 2.0, sequential)
+        return float(work.bytes(width, rows, 0.0, 1e12, 0.0, 1.0)) - LEAST_BYTES
+
+    for width in (1, 2, 4, 8):
+        assert read(width) == pytest.approx(2 * weights_read(mixture, width), rel=1e-6)
+    assert read(2, rows=4) == pytest.approx(read(8), rel=1e-6)
+    assert read(4, sequential=True) == pytest.approx(4 * read(1), rel=1e-6)
 
 
 def test_info_says_why_speculation_should_not_pay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -66,7 +66,12 @@ class ModelConfig:
         C, D = self.hidden_size, self.head_dim * self.ranks
         attention = 2 * C * (self.heads + self.kv_heads) * D
         router = C * self.architecture.experts.count if self.architecture.experts else 0
-        return self.layers * (attention + router + experts * 3 * C * self.intermediate_size) + self.vocab_size * C
+        return self.layers * (attention + router) + experts * self.expert_weights + self.vocab_size * C
+
+    @property
+    def expert_weights(self) -> int:
+        """Weights of an expert of each layer; of each MLP, where there are none."""
+        return self.layers * 3 * self.hidden_size * self.intermediate_size
 
     @property
     def rotations(self) -> list[int]:

@@ -36,7 +36,7 @@ def weights_read(config: ModelConfig, width: int) -> float:
     if experts is None:
         return config.weights_read
     more = experts_touched(experts.count, experts.chosen, width) - experts.chosen
-    return config.weights_read + config.layers * more * 3 * config.hidden_size * config.intermediate_size
+    return config.weights_read + more * config.expert_weights
 
 
 def speedup(config: ModelConfig, length: int, budget: int, weight: float, number: float) -> float:

@@ -30,7 +30,8 @@ class TierWork:
     """Work of a tier's passes, by its model: layers, bytes of its weights and of a token's KV.
 
     weight, number: bytes of one weight, and of one number of KV. group: query heads of a KV head. sequential: a fused
-    draft, which reads all for each of its tokens.
+    draft, which reads all for each of its tokens. experts: bytes of those that one token chooses, which `weights` has
+    too; chosen: what share of all these are, by a router to which all are alike.
     """
 
     layers: int = 8
@@ -40,6 +41,8 @@ class TierWork:
     number: float = 2.0
     group: int = 1
     sequential: bool = False
+    experts: float = 0.0
+    chosen: float = 1.0
 
     @staticmethod
     def of(config: ModelConfig, weight: float, number: float, sequential: bool = False) -> TierWork:
@@ -47,12 +50,19 @@ class TierWork:
         number = config.kv_bytes(1) / config.kv_size if config.kv_int8 else number
         whole = config.windows.count(0) / config.layers  # the others read no more of a longer context
         weights, key = weight * config.weights_read, number * config.kv_size * whole
-        return TierWork(config.layers, weights, key, weight, number, config.heads // config.kv_heads, sequential)
+        group, experts = config.heads // config.kv_heads, config.architecture.experts
+        if experts is None:
+            return TierWork(config.layers, weights, key, weight, number, group, sequential)
+        share, of_token = experts.chosen / experts.count, weight * config.expert_weights * experts.chosen
+        return TierWork(config.layers, weights, key, weight, number, group, sequential, of_token, share)
 
     def bytes(self, width: Any, rows: Any, keys: Any, balance: Any, overhead: Any, overlap: Any) -> Any:
         """Bytes whose reading would take as long as a pass, on such a machine (see `MACHINES`)."""
         once, repeats = (1.0, width) if self.sequential else (width, 1.0)
-        weights = self.weights * _longer(once * rows / (balance * self.weight / 2), overlap)
+        tokens, most = once * rows, balance * self.weight / 2
+        read = (1 - (1 - self.chosen) ** tokens) / self.chosen  # experts, in so many times those of one token
+        weights = (self.weights - self.experts) * _longer(tokens / most, overlap)
+        weights += self.experts * read * _longer(tokens / read / most, overlap)
         kv = self.key * keys * _longer(once * self.group / (balance * self.number / 2), overlap)
         return LEAST_BYTES + overhead * self.layers + repeats * (weights + kv)
 
