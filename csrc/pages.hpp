@@ -70,6 +70,7 @@ struct Pages {
     Offload* offload = nullptr;       // brings pages into their frames; or null: all pages are in memory
     int layer = 0;                    // of the offloaded memory
     bool coded = false;               // pages hold codes and scales
+    bool hadamard = false;            // of codes: of heads that were rotated so, queries too; outputs are rotated back
 
     int page_numbers() const { return page_size * dim; }
     int64_t values_bytes() const { return page_numbers() * (coded ? 1 : size_of(type)); }

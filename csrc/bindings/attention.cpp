@@ -43,10 +43,10 @@ void check_dim(int64_t dim) {
     require(dim > 0 && dim % 16 == 0 && dim <= largest_dim, "head_dim must be a multiple of 16, at most 256");
 }
 
-Pages coded_pages_over(TensorArg codes, int64_t dim, bool is_bf16) {
+Pages coded_pages_over(TensorArg codes, int64_t dim, bool is_bf16, bool hadamard) {
     check_dim(dim);
     Pages pages{is_bf16 ? Type::bf16 : Type::f32, 0, static_cast<int>(dim), 0, nullptr, nullptr, {}, {}, 0};
-    pages.coded = true;
+    pages.coded = true, pages.hadamard = hadamard;
     pages.pitch = pages.keys_bytes() + pages.values_bytes();
     const Tensor c = tensor("codes", codes);
     c.expect(Type::i8, {-1, -1, pages.pitch});
@@ -80,9 +80,9 @@ void init_pages(Pages* self, TensorArg keys, TensorArg values, int64_t dim, Tens
     new (self) Pages(pages);
 }
 
-void init_coded_pages(Pages* self, TensorArg codes, int64_t dim, bool is_bf16, TensorArg rotation,
+void init_coded_pages(Pages* self, TensorArg codes, int64_t dim, bool is_bf16, bool hadamard, TensorArg rotation,
                       TensorArg sketches) {
-    Pages pages = coded_pages_over(codes, dim, is_bf16);
+    Pages pages = coded_pages_over(codes, dim, is_bf16, hadamard);
     if (!sketches.is_none()) pages.sketches = sketches_over(pages, rotation, sketches);
     new (self) Pages(pages);
 }
@@ -208,10 +208,11 @@ void bind_attention(nb::module_& m) {
              "scales"_a = nb::none(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 5>(),
              nb::keep_alive<1, 6>(), nb::keep_alive<1, 7>(), nb::keep_alive<1, 8>(), nb::keep_alive<1, 9>())
         .def("__init__", &init_coded_pages, "codes"_a, "head_dim"_a, nb::kw_only(), "is_bf16"_a,
-             "rotation"_a = nb::none(), "sketches"_a = nb::none(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 5>(),
-             nb::keep_alive<1, 6>(),
+             "hadamard"_a, "rotation"_a = nb::none(), "sketches"_a = nb::none(), nb::keep_alive<1, 2>(),
+             nb::keep_alive<1, 6>(), nb::keep_alive<1, 7>(),
              "K and V as int8 with scales: `codes` (G, pages, 32 * head_dim + 64) int8. Queries and outputs are bfloat16 "
-             "or float32. Where tokens are copied, (N, G, D + 2) int8, a scale of bfloat16 lies behind their codes.")
+             "or float32. Where tokens are copied, (N, G, D + 2) int8, a scale of bfloat16 lies behind their codes.\n\n"
+             "`hadamard`: heads are rotated so before they are rounded, queries too, and outputs are rotated back.")
         .def("rope_and_write", &rope_and_write_tokens, "q"_a, "k"_a, "v"_a, "cos"_a, "sin"_a, "positions"_a, "slots"_a,
              "rotated"_a, "sink_positions"_a = nb::none(), "q_sinks"_a = nb::none(), "rotation"_a = 0,
              "Rotate q (N, H * D) and k to `positions` (N) int64 of the tables (S, R * D / 2), of which rotation "

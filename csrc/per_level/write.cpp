@@ -1,6 +1,6 @@
 #include "../write.hpp"
 
-#include "simd.hpp"
+#include "hadamard.hpp"
 
 namespace triforce::TF_LEVEL {
 namespace {
@@ -25,17 +25,27 @@ void round_row(const float* x, int dim, Code* to) {
     __builtin_memcpy(to + dim, &scale, sizeof scale);
 }
 
-/// Rotates channel i with channel i + dim / 2, and rounds.
+/// Rotates channel i with channel i + dim / 2, then all where pages want it, and rounds.
 template <class T>
-void rotate(const float* x, const Rotation& rotation, int64_t position, int dim, T* to) {
+void rotate(const float* x, const Rotation& rotation, int64_t position, const Pages& pages, T* to) {
     alignas(64) float rotated[largest_dim];
-    const int half = dim / 2;
+    const int dim = pages.dim, half = dim / 2;
     const float *cos = rotation.cos + position * rotation.stride, *sin = rotation.sin + position * rotation.stride;
     for (int i = 0; i < half; i++) {
         rotated[i] = x[i] * cos[i] - x[half + i] * sin[i];
         rotated[half + i] = x[half + i] * cos[i] + x[i] * sin[i];
     }
+    if (pages.hadamard) hadamard(rotated, dim);
     round_row(rotated, dim, to);
+}
+
+template <class T>
+void round_values(const float* x, const Pages& pages, T* to) {
+    if (!pages.hadamard) return round_row(x, pages.dim, to);
+    alignas(64) float rotated[largest_dim];
+    __builtin_memcpy(rotated, x, pages.dim * sizeof(float));
+    hadamard(rotated, pages.dim);
+    round_row(rotated, pages.dim, to);
 }
 
 /// The page of a slot, and the token in it.
@@ -77,17 +87,17 @@ void rope_and_write_token(const NewTokens& tokens, int64_t n) {
     const int dim = pages.dim;
     const int64_t position = tokens.positions[n];
     for (int64_t h = n * tokens.heads; h < (n + 1) * tokens.heads; h++) {
-        rotate(tokens.q + h * dim, tokens.rotation, position, dim, static_cast<T*>(tokens.rotated) + h * dim);
+        rotate(tokens.q + h * dim, tokens.rotation, position, pages, static_cast<T*>(tokens.rotated) + h * dim);
         if (!tokens.q_sinks) continue;
         T* for_sinks = static_cast<T*>(tokens.q_sinks) + h * dim;
-        rotate(tokens.q + h * dim, tokens.rotation, tokens.sink_positions[n], dim, for_sinks);
+        rotate(tokens.q + h * dim, tokens.rotation, tokens.sink_positions[n], pages, for_sinks);
     }
     if (tokens.slots[n] < page_size) return;  // padding
     for (int g = 0; g < pages.heads; g++) {
         alignas(64) P k[longest_row], v[longest_row];
         const int64_t from = (n * pages.heads + g) * dim;
-        rotate(tokens.k + from, tokens.rotation, position, dim, k);
-        round_row(tokens.v + from, dim, v);
+        rotate(tokens.k + from, tokens.rotation, position, pages, k);
+        round_values(tokens.v + from, pages, v);
         store_tokens(pages, g, tokens.slots[n], 1, k, v, 0);
     }
 }

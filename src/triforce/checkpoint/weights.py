@@ -88,8 +88,9 @@ def fingerprint(config: ModelConfig, weights: Weights) -> str:
     """Digest of shapes, rotation, dtypes, and of each weight a sample and the sum of its bits."""
     digest = hashlib.sha256()
     # The context bounds what a model may see, and changes what it computes only through the rotation.
-    names = [f.name for f in fields(ModelConfig) if f.name not in ("rope", "context", "ranks", "kv_int8")]
-    rope, dtype = config.rope, f"{weights.embedding_VC.dtype}{', int8 KV' * config.kv_int8}"
+    names = [f.name for f in fields(ModelConfig) if f.name not in ("rope", "context", "ranks", "kv_int8", "hadamard")]
+    kv = ", int8 KV" * config.kv_int8 + ", rotated heads" * config.rotates_heads
+    rope, dtype = config.rope, f"{weights.embedding_VC.dtype}{kv}"
     digest.update(repr(([getattr(config, name) for name in names], rope.scale, dtype)).encode())
     for weight in (rope.inv_freq_RF, *weights.tensors()):
         tensor = weight if isinstance(weight, Tensor) else weight.blocks

@@ -35,6 +35,8 @@ class ModelConfig:
     """Processes that share it: `heads` and `kv_heads` are one's, everything else is the whole model's."""
     kv_int8: bool = False
     """Keys and values are rounded to int8 once, with a scale for each token and head: another model."""
+    hadamard: bool = True
+    """Of int8 KV: heads are rotated by Hadamard matrices before they are rounded (see `kv_rows.rotated_head`)."""
 
     @property
     def weights_read(self) -> int:
@@ -81,6 +83,11 @@ class ModelConfig:
     def row_size(self) -> int:
         """Numbers of a token's keys of a head, or of its values, as memories copy them; int8 with their scale."""
         return self.head_dim + SCALE_BYTES * self.kv_int8
+
+    @property
+    def rotates_heads(self) -> bool:
+        """Whether keys and values are those of rotated heads."""
+        return self.kv_int8 and self.hadamard
 
     def kv_bytes(self, itemsize: int) -> int:
         """Bytes of the keys and values of a token, with so many bytes of a number where they are not int8."""

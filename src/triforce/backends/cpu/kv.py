@@ -47,7 +47,7 @@ class NativeKV:
         shape = (*heads, PAGE * config.head_dim)
         if config.kv_int8:
             memory["codes"] = allocate((*heads, 2 * PAGE * config.row_size), torch.int8, "cpu")
-            more["is_bf16"] = dtype == torch.bfloat16
+            more |= {"is_bf16": dtype == torch.bfloat16, "hadamard": config.hadamard}
         else:
             memory |= {name: allocate(shape, dtype, "cpu") for name in ("keys", "values")}
         if int8:
