@@ -47,13 +47,13 @@ Pages coded_pages_over(TensorArg codes, int64_t dim, bool is_bf16, bool hadamard
     check_dim(dim);
     Pages pages{is_bf16 ? Type::bf16 : Type::f32, 0, static_cast<int>(dim), 0, nullptr, nullptr, {}, {}, 0};
     pages.coded = true, pages.hadamard = hadamard;
-    pages.pitch = pages.keys_bytes() + pages.values_bytes();
+    pages.pitch = pages.page_bytes();
     const Tensor c = tensor("codes", codes);
     c.expect(Type::i8, {-1, -1, pages.pitch});
     require(c[0] > 0 && c[1] > 1, "codes must have heads, and pages beyond the scratch page");
     prefer_huge_pages(c.data, c[0] * c[1] * c[2]);
     pages.heads = static_cast<int>(c[0]), pages.count = c[1];
-    pages.keys = static_cast<char*>(c.data), pages.values = pages.keys + pages.keys_bytes();
+    pages.keys = static_cast<char*>(c.data);
     return pages;
 }
 
@@ -68,7 +68,7 @@ Pages pages_over(TensorArg keys, TensorArg values, int64_t dim) {
     prefer_huge_pages(k.data, bytes), prefer_huge_pages(v.data, bytes);
     Pages pages{k.type, static_cast<int>(k[0]), static_cast<int>(dim), k[1], static_cast<char*>(k.data),
                 static_cast<char*>(v.data), {}, {}, 0};
-    pages.pitch = pages.keys_bytes();
+    pages.pitch = pages.part_bytes();
     return pages;
 }
 
@@ -226,7 +226,7 @@ void bind_attention(nb::module_& m) {
              "search"_a = SearchArg(),
              "Attend with q (B, T, H, D) to the pages of `lists` (B, P) or (B, G, P) int32.\n\nOut: `out` (B, T, H, "
              "D) and `mass` (B, G, P) float32. Keys of row b below coarse[b], in whole blocks of 64, are read from "
-             "int8 copies. `search`: first, last and picks (B); of the pages [first[b], last[b]) of row b's list "
+             "int8 copies, of int8 by their upper nibbles. `search`: first, last and picks (B); of the pages [first[b], last[b]) of row b's list "
              "each KV head sees the picks[b] nearest to its queries.");
     m.def("topk", &topk_ids, "scores"_a, "start"_a, "stop"_a, "ids"_a,
           "Write the columns of the highest of scores (G, N) in [start, stop) to `ids` (G, picks) int64, ascending; "

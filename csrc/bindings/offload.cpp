@@ -32,7 +32,7 @@ void init_offload(Offload* self, TensorArg arena, bool is_bf16, bool coded, bool
     const Type type = is_bf16 ? Type::bf16 : Type::f32;
     Pages one{};
     one.type = type, one.dim = dim, one.coded = coded;
-    const int64_t page = one.keys_bytes() + one.values_bytes(), all = frames + buffers * buffer_frames;
+    const int64_t page = one.page_bytes(), all = frames + buffers * buffer_frames;
     require(all < INT32_MAX, "frames must be fewer than 2^31");
     char* data = reinterpret_cast<char*>(tensor("arena", arena).as<uint8_t>({all * page}));
     require(reinterpret_cast<uintptr_t>(data) % sector == 0 && frames * page % sector == 0 &&

@@ -50,7 +50,7 @@ def rotated_head(x_D: Tensor) -> Tensor:
     """
     x_D, size = x_D.float(), x_D.shape[-1] & -x_D.shape[-1]
     for apart in (2**n for n in range(size.bit_length() - 1)):
-        a, b = x_D.unflatten(-1, (-1, 2, apart)).unbind(-2)
+        a, b = x_D.reshape(*x_D.shape[:-1], x_D.shape[-1] // (2 * apart), 2, apart).unbind(-2)
         x_D = torch.stack([a + b, a - b], -2).flatten(-3)
     return x_D * (1 / sqrt(size))
 

@@ -93,6 +93,11 @@ class ModelConfig:
         """Bytes of the keys and values of a token, with so many bytes of a number where they are not int8."""
         return self.kv_size // self.head_dim * self.row_size * (1 if self.kv_int8 else itemsize)
 
+    @property
+    def lower_bytes(self) -> float:
+        """Bytes of a number of KV, in the mean, that tiers below the full one read of copies or of int8 KV."""
+        return (self.head_dim / 2 + SCALE_BYTES) / self.head_dim if self.kv_int8 else 1.0
+
     def shared(self, ranks: int) -> ModelConfig:
         """Return one process's part of it. Raises RequestError unless KV heads can be dealt out evenly."""
         if ranks > 1 and not self.architecture.plain:

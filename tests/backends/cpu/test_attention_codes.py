@@ -170,4 +170,4 @@ def test_coded_pages_bad_arguments_raise(dtype: torch.dtype) -> None:
             pages.write(torch.tensor([16]), wrong, wrong)
     with pytest.raises(ValueError):
         attend(Paged(1, 32, 9, dtype, codes=True), torch.zeros(1, 1, 1, 32, dtype=dtype), [0], [1],
-               torch.ones(1, 1, dtype=torch.int32), coarse=[0])  # fmt: skip
+               torch.ones(1, 1, dtype=torch.int32), window=3, coarse=[0])  # fmt: skip

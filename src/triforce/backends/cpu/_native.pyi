@@ -157,8 +157,8 @@ class Pages:
         Attend with q (B, T, H, D) to the pages of `lists` (B, P) or (B, G, P) int32.
 
         Out: `out` (B, T, H, D) and `mass` (B, G, P) float32. Keys of row b below coarse[b], in whole blocks of 64, are
-        read from int8 copies. `search`: first, last and picks (B); of the pages [first[b], last[b]) of row b's list
-        each KV head sees the picks[b] nearest to its queries.
+        read from int8 copies, of int8 by their upper nibbles. `search`: first, last and picks (B); of the pages
+        [first[b], last[b]) of row b's list each KV head sees the picks[b] nearest to its queries.
         """
 
 def topk(scores: torch.Tensor, start: int, stop: int, ids: torch.Tensor) -> None:
