@@ -19,7 +19,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model"), "Q4_0").gguf
 
 
-def test_each_kind_of_kv_is_measured(
+def test_kv_quality_measures_each_kind_of_kv(
     file: Path, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "kv_quality.json"
