@@ -12,6 +12,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -119,7 +120,12 @@ def rows(model: str, options: Namespace) -> Iterator[Row]:
         numbers: EvalConfig = plan(llm.target.config.context, options.max_context)
         numbers = replace(numbers, windows=options.windows)
         subject = KVContext(llm, tokenize(llm, texts), numbers, options.quiet, decoder=changed(llm.target.decoder))
-        yield {"model": model, "kv": kind, "context": numbers.deepest, **evaluate(subject, MEASURED, lambda *_: None)}
+        yield {
+            "model": Path(model).name,
+            "kv": kind,
+            "context": numbers.deepest,
+            **evaluate(subject, MEASURED, lambda *_: None),
+        }
 
 
 def tables(found: Sequence[Row]) -> list[Table]:

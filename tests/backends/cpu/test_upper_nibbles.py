@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -61,11 +63,18 @@ def test_upper_nibbles_are_nearest_to_codes() -> None:
     assert error.max() == HALF and error.float().mean() < 4.1
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_tokens_written_by_several_threads_keep_their_nibbles(threads: int) -> None:
-    """Tokens of a page share bytes, and lie anywhere in a pass."""
+@pytest.fixture
+def two_threads() -> Iterator[None]:
     assert native is not None
-    native.set_threads(threads)
+    before = native.threads()
+    native.set_threads(2)
+    yield
+    native.set_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_tokens_written_by_several_threads_keep_their_nibbles() -> None:
+    """Tokens of a page share bytes, and lie anywhere in a pass."""
     N, D = 600, 64
     kv = Paged(2, D, N // PAGE + 2, torch.float32, codes=True, hadamard=False)
     place_N = slots(kv.take(N), N)[torch.randperm(N, generator=kv.draw)]
@@ -74,5 +83,9 @@ def test_tokens_written_by_several_threads_keep_their_nibbles(threads: int) -> N
     kv.pages.rope_and_write(q, k, v, *still, torch.zeros(N, dtype=torch.long), place_N, torch.empty(N, 2, D))
     got = [torch.empty(N, 2, D + 2, dtype=torch.int8) for _ in range(2)]
     kv.pages.read(place_N, *got)
-    assert torch.equal(got[0], rounded(k.view(N, 2, D))) and torch.equal(got[1], rounded(v.view(N, 2, D)))
-    native.set_threads(1)
+    wanted = [rounded(x.view(N, 2, D)) for x in (k, v)]
+    assert all(map(torch.equal, got, wanted))
+    kv.memory[:, 1:] = -1
+    kv.pages.write(place_N, *wanted)
+    kv.pages.read(place_N, *got)
+    assert all(map(torch.equal, got, wanted))
