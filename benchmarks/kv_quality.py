@@ -120,12 +120,8 @@ def rows(model: str, options: Namespace) -> Iterator[Row]:
         numbers: EvalConfig = plan(llm.target.config.context, options.max_context)
         numbers = replace(numbers, windows=options.windows)
         subject = KVContext(llm, tokenize(llm, texts), numbers, options.quiet, decoder=changed(llm.target.decoder))
-        yield {
-            "model": Path(model).name,
-            "kv": kind,
-            "context": numbers.deepest,
-            **evaluate(subject, MEASURED, lambda *_: None),
-        }
+        about = {"model": Path(model).name, "kv": kind, "context": numbers.deepest}
+        yield about | evaluate(subject, MEASURED, lambda *_: None)
 
 
 def tables(found: Sequence[Row]) -> list[Table]:
