@@ -1,6 +1,6 @@
 """What int8 KV costs: bits per byte, loss by position, needles and copying, beside those of KV that is not rounded.
 
-    python -m benchmarks.kv_quality smollm2 --max-context 2048 --json benchmarks/results/kv_quality.json
+    python -m benchmarks.kv_quality --max-context 4096 --windows 2 --json benchmarks/results/kv_quality.json
 
 The same measurements as `triforce eval`, over the same texts, of several kinds of KV in one run.
 """
@@ -33,7 +33,7 @@ from triforce.ragged import Ints
 
 Row = dict[str, Any]
 MEASURED = ("bits", "positions", "needle", "copy")
-SHIPPED = "shipped pair"
+SHIPPED = "the shipped pair"
 
 
 class UpperNibbles:
@@ -93,7 +93,13 @@ class KVContext(EvalContext):
 
 def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
-    add("models", nargs="*", default=[SHIPPED], metavar="MODEL", help="folders, files or names (default: the shipped)")
+    add(
+        "models",
+        nargs="*",
+        default=[SHIPPED],
+        metavar="MODEL",
+        help="folders, files or names (default: the shipped pair)",
+    )
     add("--texts", nargs="+", metavar="TEXT", help="files or folders (default: the book of the demo)")
     add("--max-context", type=int, default=2048, metavar="N", help=described("tokens read at most"))
     add("--windows", type=int, default=4, metavar="N", help=described("readings of each kind of text at least"))
