@@ -208,15 +208,15 @@ void clear_outputs(const Attention& call) {
 void check(const Attention& call) {
     require(call.sinks >= 0 && call.sinks % page_size == 0, "sinks must be whole pages");
     require(0 <= call.window && call.window <= INT32_MAX, "window must lie in [0, 2^31 - 1]");
-    require(!call.coarse || (call.pages->copies.keys && !call.window && !call.q_sinks),
-            "coarse needs int8 copies, and no window");
+    require(!call.coarse || ((call.pages->copies.keys || call.pages->coded) && !call.window && !call.q_sinks),
+            "coarse needs int8 copies or int8 pages, and no window");
     require(!call.pages->sink_logits || call.heads == call.pages->query_heads, "each query head has a sink logit");
     for (int64_t b = 0; b < call.rows; b++) check_row(call, b);
 }
 
 void attend(const Attention& call) {
     clear_outputs(call);
-    if (call.coarse) make_copies(call);
+    if (call.coarse && !call.pages->coded) make_copies(call);
     const int64_t groups = group_count(call);
     if (groups > 1 && !call.mass) return attend_by_groups(call, groups);
     SplitAttention(call).attend();

@@ -37,7 +37,7 @@ struct Attention {
     const int32_t* lists;  // pages of row b and KV head g, from lists + b * row_stride + g * head_stride
     int64_t row_stride, head_stride, list_length;
     int64_t sinks, window;  // sinks: whole pages; window: 0 is unbounded
-    const int64_t* coarse;  // (B): keys below it, in whole blocks, are read from int8 copies of their pages; or null
+    const int64_t* coarse;  // (B): keys below it, in whole blocks, are read from int8 copies, or by upper nibbles; or null
     void* out;    // (B, T, H, D); zeros at t >= counts[b]
     float* mass;  // (B, G, list_length): weight of each page, summed over the row's queries and heads; or null
 

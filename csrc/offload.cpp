@@ -38,9 +38,9 @@ Offload::Offload(const Shape& shape, const Arena& arena, std::shared_ptr<Store> 
       frames_(shape.layers, shape.heads, shape.pages, arena.frames) {
     for (int i = 0; i < shape.layers; i++) {
         Pages pages{shape.type, shape.heads, shape.dim, shape.pages, arena.data, nullptr, {}, {}, 0};
-        pages.coded = shape.coded;
-        pages.pitch = pages.keys_bytes() + pages.values_bytes();
-        pages.values = arena.data + pages.keys_bytes();
+        pages.coded = shape.coded, pages.hadamard = shape.hadamard;
+        pages.pitch = pages.page_bytes();
+        pages.values = arena.data + pages.part_bytes();
         pages.frames = frames_.of_layer(i), pages.offload = this, pages.layer = i;
         layers_.push_back(pages);
     }

@@ -22,7 +22,7 @@ class Offload {
         Type type;
         int layers, heads, dim;
         int64_t pages;  // page 0 is scratch
-        bool coded;     // see Pages
+        bool coded, hadamard;  // see Pages
     };
     struct Arena {
         char* data;  // aligned to `sector`: frames, and behind them the read-ahead buffers

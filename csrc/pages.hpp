@@ -7,8 +7,10 @@
 // Its int8 copy likewise:
 //     keys    [dim / 4][16 tokens][4]
 //     values  [4][dim][4 tokens]
-// A page of codes has int8 in the order of bf16, in steps of 32 bytes, which kernels widen to 16 bits, and the scales of
-// its tokens between keys and values: bf16, 16 of keys and 16 of values.
+// A page of codes, int8 in the order of bf16, has their upper nibbles, the scales of its tokens, and their lower nibbles:
+//     nibbles  those of keys, then those of values: steps of 16 bytes, of which byte i has code i and above it code i + 16
+//     scales   bf16, 16 of keys and 16 of values
+// So what reads upper nibbles alone reads half of a page, which lies together. Kernels widen codes to 16 bits.
 #pragma once
 
 #include <cstddef>
@@ -26,8 +28,24 @@ constexpr int largest_dim = 256;
 struct Code {
     int8_t multiple;
 };
+/// The same where only its upper nibble is read: the middle of the codes that have it.
+struct UpperCode {
+    int8_t multiple;
+};
 template <class P>
-constexpr bool is_code = std::is_same_v<P, Code>;
+constexpr bool is_code = std::is_same_v<P, Code> || std::is_same_v<P, UpperCode>;
+
+/// Where a step of codes lies: its upper nibbles, and so many bytes behind them the lower ones.
+struct CodeAt {
+    uint8_t* upper;
+    int64_t lower;
+
+    __attribute__((always_inline)) CodeAt operator+(int64_t bytes) const { return {upper + bytes, lower}; }
+    __attribute__((always_inline)) explicit operator bool() const { return upper; }
+};
+/// Where a kernel finds a step of numbers of a page.
+template <class P>
+using At = std::conditional_t<is_code<P>, CodeAt, const P*>;
 
 /// Numbers of a page of type P that lie side by side in a step: channels of a key, tokens of a channel of values.
 template <class P>
@@ -61,7 +79,7 @@ struct Pages {
     int heads;      // KV heads
     int dim;        // of a head, a multiple of 16
     int64_t count;  // of each head; page 0 is scratch: nothing is written to it or read from it
-    char* keys;     // [heads][count][page], or where `frames` says
+    char* keys;     // [heads][count][page], or where `frames` says; codes of both
     char* values;
     Copies copies;
     Sketches sketches;
@@ -70,14 +88,17 @@ struct Pages {
     Offload* offload = nullptr;       // brings pages into their frames; or null: all pages are in memory
     int layer = 0;                    // of the offloaded memory
     bool coded = false;               // pages hold codes and scales
+    bool hadamard = false;            // of codes: of heads that were rotated so, queries too; outputs are rotated back
     // How queries attend to them.
     const float* sink_logits = nullptr;  // of each query head: a logit beside those of the keys, of no value; or null
     int query_heads = 0;                 // that have one
     float score_cap = 0;                 // scores s become cap * tanh(s / cap); 0: they stay
 
     int page_numbers() const { return page_size * dim; }
-    int64_t values_bytes() const { return page_numbers() * (coded ? 1 : size_of(type)); }
-    int64_t keys_bytes() const { return values_bytes() + (coded ? 2 * page_size * size_of(Type::bf16) : 0); }
+    int64_t part_bytes() const { return page_numbers() * size_of(type); }  // of keys, where there are no codes
+    int64_t page_bytes() const {
+        return 2 * (coded ? page_numbers() + page_size * size_of(Type::bf16) : part_bytes());
+    }
     int64_t query_bytes() const { return dim * size_of(type); }
     /// Bytes of a token's keys of a head, or of its values, where they are copied out: codes have their scale behind them.
     int64_t row_bytes() const { return coded ? dim + size_of(Type::bf16) : query_bytes(); }
@@ -97,9 +118,14 @@ struct Pages {
         return reinterpret_cast<T*>(values + frame(head, page) * pitch);
     }
     PageScales& scales_of(int head, int64_t page) const { return copies.scales[index(head, page)]; }
+    /// The codes of a page's keys, and of its values.
+    CodeAt key_codes_of(int head, int64_t page) const {
+        return {keys_of<uint8_t>(head, page), page_numbers() + 2 * page_size * size_of(Type::bf16)};
+    }
+    CodeAt value_codes_of(int head, int64_t page) const { return key_codes_of(head, page) + page_numbers() / 2; }
     /// The scales of a page's tokens: those of keys, behind which lie those of values.
     bf16* token_scales_of(int head, int64_t page) const {
-        return reinterpret_cast<bf16*>(keys_of<Code>(head, page) + page_numbers());
+        return reinterpret_cast<bf16*>(keys_of<uint8_t>(head, page) + page_numbers());
     }
     uint16_t* signs_of(int head, int64_t page) const { return sketches.codes + index(head, page) * (dim + page_size); }
     bf16* sizes_of(int head, int64_t page) const { return reinterpret_cast<bf16*>(signs_of(head, page) + dim); }
@@ -110,6 +136,21 @@ template <class T>
 int key_index(int d, int at) {
     constexpr int pack = packed_numbers<T>;
     return (d / pack * page_size + at) * pack + d % pack;
+}
+
+/// The code of this index.
+inline Code code_of(CodeAt codes, int index) {
+    const uint8_t* upper = codes.upper + index / 32 * 16 + index % 16;
+    const int shift = index & 16 ? 4 : 0;
+    return {static_cast<int8_t>((*upper >> shift & 15) << 4 | (upper[codes.lower] >> shift & 15))};
+}
+
+/// Writes it. The other nibble of its bytes is another token's, where it is a key's: one thread at a time.
+inline void set_code(CodeAt codes, int index, Code code) {
+    uint8_t* upper = codes.upper + index / 32 * 16 + index % 16;
+    const int shift = index & 16 ? 4 : 0, others = 15 << (4 - shift);
+    *upper = static_cast<uint8_t>((*upper & others) | (code.multiple >> 4 & 15) << shift);
+    upper[codes.lower] = static_cast<uint8_t>((upper[codes.lower] & others) | (code.multiple & 15) << shift);
 }
 
 /// The index of channel `d` of token `at` in a page of values.

@@ -29,9 +29,16 @@ void drop_copies(const Pages& pages, const int64_t* slots, int64_t count) {
 void rope_and_write(const NewTokens& tokens) {
     constexpr int64_t at_once = 32;  // a few microseconds of work
     const WriteKernels& kernels = kernels_of(*tokens.pages);
+    const int64_t chunks = (tokens.count + at_once - 1) / at_once;
+    const int heads = tokens.pages->heads;
+    // Tokens of a page share bytes of codes: those of a head are all one job's.
+    const bool by_head = tokens.pages->coded && chunks > 1;
     drop_copies(*tokens.pages, tokens.slots, tokens.count);
-    parallel((tokens.count + at_once - 1) / at_once, [&](int64_t job) {
-        kernels.rope_and_write(tokens, job * at_once, std::min((job + 1) * at_once, tokens.count));
+    parallel(chunks + (by_head ? heads : 0), [&](int64_t job) {
+        if (job >= chunks) return kernels.write_new(tokens, static_cast<int>(job - chunks), 0, tokens.count);
+        const int64_t first = job * at_once, last = std::min(first + at_once, tokens.count);
+        kernels.rotate_queries(tokens, first, last);
+        for (int g = 0; g < heads && !by_head; g++) kernels.write_new(tokens, g, first, last);
     });
 }
 
@@ -43,10 +50,13 @@ void write(const Pages& pages, const int64_t* slots, int64_t count, const void* 
     constexpr int64_t at_once = 64;  // some ten microseconds of work
     const int64_t bytes = pages.heads * pages.row_bytes();
     drop_copies(pages, slots, count);
+    const WriteKernels& kernels = kernels_of(pages);
+    if (pages.coded)  // see rope_and_write
+        return parallel(pages.heads, [&](int head) { kernels.write(pages, {head, head + 1}, slots, count, k, v); });
     parallel((count + at_once - 1) / at_once, [&](int64_t job) {
         const int64_t first = job * at_once, from = first * bytes;
-        kernels_of(pages).write(pages, slots + first, std::min(at_once, count - first),
-                                static_cast<const char*>(k) + from, static_cast<const char*>(v) + from);
+        kernels.write(pages, {0, pages.heads}, slots + first, std::min(at_once, count - first),
+                      static_cast<const char*>(k) + from, static_cast<const char*>(v) + from);
     });
 }
 

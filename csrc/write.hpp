@@ -27,14 +27,22 @@ struct NewTokens {
     Rotation rotation;
     const int64_t *positions, *sink_positions;  // (N): of `rotated` and k; of q_sinks
     const int64_t* slots;
-    void *rotated, *q_sinks;  // (N, H, D) of the pages' type of queries
+    void *rotated, *q_sinks;  // (N, H, D) of the pages' type of queries, as attention takes them
+};
+
+/// KV heads [first, last).
+struct HeadRange {
+    int first, last;
 };
 
 struct WriteKernels {
-    void (*rope_and_write)(const NewTokens& tokens, int64_t first, int64_t last);
+    void (*rotate_queries)(const NewTokens& tokens, int64_t first, int64_t last);
+    /// Writes keys and values of a head.
+    void (*write_new)(const NewTokens& tokens, int head, int64_t first, int64_t last);
     /// Copies tokens (count, G) of rows of the pages' type (see Pages::row_bytes) out of their slots, and into them.
     void (*read)(const Pages& pages, const int64_t* slots, int64_t count, void* k, void* v);
-    void (*write)(const Pages& pages, const int64_t* slots, int64_t count, const void* k, const void* v);
+    void (*write)(const Pages& pages, HeadRange heads, const int64_t* slots, int64_t count, const void* k,
+                  const void* v);
     /// Makes the int8 copy of a page.
     void (*copy)(const Pages& pages, int head, int64_t page);
 };
@@ -43,7 +51,7 @@ TF_KERNEL_TABLE(WriteKernels, write_f32)
 TF_KERNEL_TABLE(WriteKernels, write_codes_bf16)
 TF_KERNEL_TABLE(WriteKernels, write_codes_f32)
 
-/// Rounds once, after the rotation, which has the bits of rope.py's in float32. Slots of page 0 are skipped.
+/// Rounds once, after the rotations, of which that to positions has the bits of rope.py's in float32. Slots of page 0 are skipped.
 void rope_and_write(const NewTokens& tokens);
 /// Copies tokens (count, G) of rows of the pages' type out of their slots.
 void read(const Pages& pages, const int64_t* slots, int64_t count, void* k, void* v);

@@ -43,17 +43,17 @@ void check_dim(int64_t dim) {
     require(dim > 0 && dim % 16 == 0 && dim <= largest_dim, "head_dim must be a multiple of 16, at most 256");
 }
 
-Pages coded_pages_over(TensorArg codes, int64_t dim, bool is_bf16) {
+Pages coded_pages_over(TensorArg codes, int64_t dim, bool is_bf16, bool hadamard) {
     check_dim(dim);
     Pages pages{is_bf16 ? Type::bf16 : Type::f32, 0, static_cast<int>(dim), 0, nullptr, nullptr, {}, {}, 0};
-    pages.coded = true;
-    pages.pitch = pages.keys_bytes() + pages.values_bytes();
+    pages.coded = true, pages.hadamard = hadamard;
+    pages.pitch = pages.page_bytes();
     const Tensor c = tensor("codes", codes);
     c.expect(Type::i8, {-1, -1, pages.pitch});
     require(c[0] > 0 && c[1] > 1, "codes must have heads, and pages beyond the scratch page");
     prefer_huge_pages(c.data, c[0] * c[1] * c[2]);
     pages.heads = static_cast<int>(c[0]), pages.count = c[1];
-    pages.keys = static_cast<char*>(c.data), pages.values = pages.keys + pages.keys_bytes();
+    pages.keys = static_cast<char*>(c.data);
     return pages;
 }
 
@@ -68,7 +68,7 @@ Pages pages_over(TensorArg keys, TensorArg values, int64_t dim) {
     prefer_huge_pages(k.data, bytes), prefer_huge_pages(v.data, bytes);
     Pages pages{k.type, static_cast<int>(k[0]), static_cast<int>(dim), k[1], static_cast<char*>(k.data),
                 static_cast<char*>(v.data), {}, {}, 0};
-    pages.pitch = pages.keys_bytes();
+    pages.pitch = pages.part_bytes();
     return pages;
 }
 
@@ -90,9 +90,9 @@ void init_pages(Pages* self, TensorArg keys, TensorArg values, int64_t dim, Tens
     new (self) Pages(pages);
 }
 
-void init_coded_pages(Pages* self, TensorArg codes, int64_t dim, bool is_bf16, TensorArg rotation, TensorArg sketches,
-                      TensorArg sink_logits, float score_cap) {
-    Pages pages = coded_pages_over(codes, dim, is_bf16);
+void init_coded_pages(Pages* self, TensorArg codes, int64_t dim, bool is_bf16, bool hadamard, TensorArg rotation,
+                      TensorArg sketches, TensorArg sink_logits, float score_cap) {
+    Pages pages = coded_pages_over(codes, dim, is_bf16, hadamard);
     set_attention(pages, sink_logits, score_cap);
     if (!sketches.is_none()) pages.sketches = sketches_over(pages, rotation, sketches);
     new (self) Pages(pages);
@@ -221,10 +221,12 @@ void bind_attention(nb::module_& m) {
              nb::keep_alive<1, 3>(), nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>(), nb::keep_alive<1, 7>(),
              nb::keep_alive<1, 8>(), nb::keep_alive<1, 9>(), nb::keep_alive<1, 10>())
         .def("__init__", &init_coded_pages, "codes"_a, "head_dim"_a, nb::kw_only(), "is_bf16"_a,
-             "rotation"_a = nb::none(), "sketches"_a = nb::none(), "sink_logits"_a = nb::none(), "score_cap"_a = 0.0f,
-             nb::keep_alive<1, 2>(), nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>(), nb::keep_alive<1, 7>(),
+             "hadamard"_a, "rotation"_a = nb::none(), "sketches"_a = nb::none(), "sink_logits"_a = nb::none(),
+             "score_cap"_a = 0.0f, nb::keep_alive<1, 2>(), nb::keep_alive<1, 6>(), nb::keep_alive<1, 7>(),
+             nb::keep_alive<1, 8>(),
              "K and V as int8 with scales: `codes` (G, pages, 32 * head_dim + 64) int8. Queries and outputs are bfloat16 "
-             "or float32. Where tokens are copied, (N, G, D + 2) int8, a scale of bfloat16 lies behind their codes.")
+             "or float32. Where tokens are copied, (N, G, D + 2) int8, a scale of bfloat16 lies behind their codes.\n\n"
+             "`hadamard`: heads are rotated so before they are rounded, queries too, and outputs are rotated back.")
         .def("rope_and_write", &rope_and_write_tokens, "q"_a, "k"_a, "v"_a, "cos"_a, "sin"_a, "positions"_a, "slots"_a,
              "rotated"_a, "sink_positions"_a = nb::none(), "q_sinks"_a = nb::none(), "rotation"_a = 0,
              "Rotate q (N, H * D) and k to `positions` (N) int64 of the tables (S, R * D / 2), of which rotation "
@@ -238,7 +240,7 @@ void bind_attention(nb::module_& m) {
              "search"_a = SearchArg(),
              "Attend with q (B, T, H, D) to the pages of `lists` (B, P) or (B, G, P) int32.\n\nOut: `out` (B, T, H, "
              "D) and `mass` (B, G, P) float32. Keys of row b below coarse[b], in whole blocks of 64, are read from "
-             "int8 copies. `search`: first, last and picks (B); of the pages [first[b], last[b]) of row b's list "
+             "int8 copies, of int8 by their upper nibbles. `search`: first, last and picks (B); of the pages [first[b], last[b]) of row b's list "
              "each KV head sees the picks[b] nearest to its queries.");
     m.def("topk", &topk_ids, "scores"_a, "start"_a, "stop"_a, "ids"_a,
           "Write the columns of the highest of scores (G, N) in [start, stop) to `ids` (G, picks) int64, ascending; "

@@ -23,21 +23,22 @@ void init_memory_store(Store* self, TensorArg memory) {
     new (self) Store(reinterpret_cast<char*>(tensor("memory", memory).as<uint8_t>({-1})));
 }
 
-void init_offload(Offload* self, TensorArg arena, bool is_bf16, bool coded, int layers, int heads, int dim,
-                  int64_t pages, int64_t frames, int64_t buffers, int64_t buffer_frames, std::shared_ptr<Store> store) {
+void init_offload(Offload* self, TensorArg arena, bool is_bf16, bool coded, bool hadamard, int layers, int heads,
+                  int dim, int64_t pages, int64_t frames, int64_t buffers, int64_t buffer_frames,
+                  std::shared_ptr<Store> store) {
     require(layers > 0 && heads > 0 && pages > 1 && frames > 1 && buffers > 1 && buffer_frames > 0,
             "there must be layers, heads, pages beyond the scratch page, frames and buffers");
     require(dim > 0 && dim % 16 == 0 && dim <= largest_dim, "dim must be a multiple of 16, at most 256");
     const Type type = is_bf16 ? Type::bf16 : Type::f32;
     Pages one{};
     one.type = type, one.dim = dim, one.coded = coded;
-    const int64_t page = one.keys_bytes() + one.values_bytes(), all = frames + buffers * buffer_frames;
+    const int64_t page = one.page_bytes(), all = frames + buffers * buffer_frames;
     require(all < INT32_MAX, "frames must be fewer than 2^31");
     char* data = reinterpret_cast<char*>(tensor("arena", arena).as<uint8_t>({all * page}));
     require(reinterpret_cast<uintptr_t>(data) % sector == 0 && frames * page % sector == 0 &&
             buffer_frames * page % sector == 0, "arena, frames and buffers must begin at sectors");
     prefer_huge_pages(data, all * page);
-    new (self) Offload({type, layers, heads, dim, pages, coded},
+    new (self) Offload({type, layers, heads, dim, pages, coded, hadamard},
                        {data, static_cast<int32_t>(frames), buffers, buffer_frames}, std::move(store));
 }
 
@@ -115,8 +116,8 @@ void bind_offload(nb::module_& m) {
         .def_prop_ro("bytes_read", &Store::bytes_read, "Bytes read from the store.");
     nb::class_<Offload>(m, "Offload",
                         "KV memory of all layers, whose pages lie in a store or in frames of an arena (bytes) uint8.")
-        .def("__init__", &init_offload, nb::kw_only(), "arena"_a, "is_bf16"_a, "coded"_a, "layers"_a, "heads"_a, "dim"_a,
-             "pages"_a, "frames"_a, "buffers"_a, "buffer_frames"_a, "store"_a, nb::keep_alive<1, 2>())
+        .def("__init__", &init_offload, nb::kw_only(), "arena"_a, "is_bf16"_a, "coded"_a, "hadamard"_a, "layers"_a,
+             "heads"_a, "dim"_a, "pages"_a, "frames"_a, "buffers"_a, "buffer_frames"_a, "store"_a, nb::keep_alive<1, 2>())
         .def("layer", &Offload::layer, "i"_a, nb::rv_policy::reference_internal, "The pages of a layer.")
         .def("prefer",
              [](Offload& self, const std::vector<bool>& layers) {

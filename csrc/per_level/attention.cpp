@@ -1,5 +1,6 @@
 #include "../attention.hpp"
 
+#include "hadamard.hpp"
 #include "split_scan.hpp"
 
 namespace triforce::TF_LEVEL {
@@ -33,6 +34,7 @@ void finish(const Attention& call, const Queries& queries, const Partial& all) {
     const int dim = call.pages->dim;
     for (int i = 0; i < queries.count; i++) {
         T* to = const_cast<T*>(query<T>(call, call.out, queries, i));
+        if (call.pages->hadamard) hadamard(all.acc + i * dim, dim);
         for (int d = 0; d < dim; d += 16) store(to + d, load(all.acc + i * dim + d) / set1(all.sum[i]));
     }
 }

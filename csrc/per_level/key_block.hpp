@@ -20,12 +20,12 @@ constexpr int block_steps = block_pages * steps_of_page<T>;
 
 template <class T>
 struct KeyBlock {
-    const T* keys[block_pages];
-    const T* values[block_pages];
+    At<T> keys[block_pages];
+    At<T> values[block_pages];
     // Pages of the next block. Each of their lines is prefetched when the same line of this block is read, so that
     // requests to memory come at an even pace. Where there is nothing to prefetch, the pages of this block.
-    const T* keys_ahead[block_pages];
-    const T* values_ahead[block_pages];
+    At<T> keys_ahead[block_pages];
+    At<T> values_ahead[block_pages];
 };
 
 template <class T>
@@ -46,6 +46,15 @@ struct Tile {
 
 /// Into the second-level cache: the first one is full of this block.
 TF_INLINE void prefetch(const void* line) { __builtin_prefetch(line, 0, 2); }
+
+/// The line of a step; of codes that of one plane, and at the next step that of the other.
+template <class T>
+TF_INLINE void prefetch_step(At<T> page, int step) {
+    if constexpr (is_code<T>)
+        prefetch(page.upper + step * step_size<T> + (std::is_same_v<T, Code> && step % 2 ? page.lower : 0));
+    else
+        prefetch(page + step * step_size<T>);
+}
 
 /// A row's sums are rescaled where a score is so far above its shift, to base 2, and not for each one that is above it:
 /// the weights become larger than 1, but no less exact (FlashAttention-4, Dao et al. 2025).
@@ -103,13 +112,13 @@ TF_INLINE void score(const Word<T>* words, int height, int dim, const KeyBlock<T
     const int steps = dim / numbers_of_word<T>;
     for (int page = 0; page < block_pages; page += pages) {
         Sum<T> acc[R][pages] = {};
-        const T* keys[pages];
+        At<T> keys[pages];
         for (int p = 0; p < pages; p++) keys[p] = block.keys[page + p];
         for (int step = 0; step < steps; step++) {
             multiply<T, R, pages>(acc, words + step * height, 1, keys);
             for (int p = 0; p < pages; p++) {
-                prefetch(block.keys_ahead[page + p] + step * step_size<T>);
-                keys[p] += step_size<T>;
+                prefetch_step<T>(block.keys_ahead[page + p], step);
+                keys[p] = keys[p] + step_size<T>;
             }
         }
         for (int r = 0; r < R; r++)

@@ -11,14 +11,14 @@ constexpr float largest_sum = 32000;  // of a query's codes, so that no sum of s
 /// The keys of a page as floats, [dim][16 tokens].
 template <class P>
 void unpack(const Pages& pages, int head, int64_t page, float* to) {
-    const P* keys = pages.keys_of<P>(head, page);
     for (int d = 0; d < pages.dim; d++)
         for (int i = 0; i < page_size; i++) {
-            const P key = keys[key_index<P>(d, i)];
+            const int at = key_index<P>(d, i);
             if constexpr (is_code<P>)
-                to[d * page_size + i] = to_float(key.multiple) * to_float(pages.token_scales_of(head, page)[i]);
+                to[d * page_size + i] = to_float(code_of(pages.key_codes_of(head, page), at).multiple) *
+                                        to_float(pages.token_scales_of(head, page)[i]);
             else
-                to[d * page_size + i] = to_float(key);
+                to[d * page_size + i] = to_float(pages.keys_of<P>(head, page)[at]);
         }
 }
 

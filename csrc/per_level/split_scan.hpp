@@ -79,13 +79,14 @@ class SplitScan {
             first_[i] = first;
             pack_queries(call.q, first, height, words_, scales_, scale);
             if (call.q_sinks) pack_queries(call.q_sinks, first, height, sink_words_, sink_scales_, scale);
-            if (first_page_ < coarse_page_)
-                pack_integers<T, int8_t>(call, call.q, queries, first, height, quads_ + first * dim / 4, scales_ + first);
+            if constexpr (!is_code<P>)
+                if (first_page_ < coarse_page_)
+                    pack_integers<T, int8_t>(call, call.q, queries, first, height, quads_ + first * dim / 4, scales_ + first);
         }
     }
 
     void run() {
-        if constexpr (!is_code<P>) scan<int8_t>(first_page_, coarse_page_);
+        scan<std::conditional_t<is_code<P>, UpperCode, int8_t>>(first_page_, coarse_page_);
         scan<P>(coarse_page_ > first_page_ ? coarse_page_ : first_page_, last_page_);
     }
 
@@ -108,11 +109,22 @@ class SplitScan {
     }
 
     template <class N>
+    At<N> keys_at(int32_t page) const {
+        if constexpr (is_code<N>) return call_.pages->key_codes_of(queries_.g, page);
+        else return call_.pages->keys_of<N>(queries_.g, page);
+    }
+    template <class N>
+    At<N> values_at(int32_t page) const {
+        if constexpr (is_code<N>) return call_.pages->value_codes_of(queries_.g, page);
+        else return call_.pages->values_of<N>(queries_.g, page);
+    }
+
+    template <class N>
     KeyBlock<N> block_at(int64_t page, int64_t last) const {
         KeyBlock<N> block{};
         for (int p = 0; p < smaller(block_pages, last - page); p++) {
-            block.keys[p] = call_.pages->keys_of<N>(queries_.g, list_[page + p]);
-            block.values[p] = call_.pages->values_of<N>(queries_.g, list_[page + p]);
+            block.keys[p] = keys_at<N>(list_[page + p]);
+            block.values[p] = values_at<N>(list_[page + p]);
         }
         return block;
     }
@@ -153,7 +165,8 @@ class SplitScan {
         return static_cast<int>(call_.sinks - token < block_tokens ? (call_.sinks - token) / page_size : block_pages);
     }
 
-    void attend(int i, const KeyBlock<P>& block, int64_t page) {
+    template <class N>
+    void attend(int i, const KeyBlock<N>& block, int64_t page) {
         const Tile<P>& tile = tile_[i];
         const int64_t token = page * page_size;
         const int in_split = static_cast<int>(page - first_page_), last = first_[i] + tile.height - 1;
@@ -167,7 +180,7 @@ class SplitScan {
                 visible[r] = visible_ranges(last_key(call_, queries_, first_[i] + r), token);
             if constexpr (is_code<P>) {
                 const QueryScales scales{scales_ + first_[i], sink_scales_ + first_[i]};
-                attend_codes<R>(tile, scales, block, {whole ? nullptr : visible, sink_pages(token)}, in_split);
+                attend_codes<N, R>(tile, scales, block, {whole ? nullptr : visible, sink_pages(token)}, in_split);
             } else if (whole) {
                 attend_block<P, R>(tile, block, in_split);
             } else {
@@ -202,7 +215,7 @@ class SplitScan {
     const Attention& call_;
     const Queries& queries_;
     const int32_t* list_;
-    int64_t first_page_, coarse_page_, last_page_;  // int8 copies are read before coarse_page_
+    int64_t first_page_, coarse_page_, last_page_;  // before coarse_page_ copies or upper nibbles are read
     int tiles_ = 0;
     Tile<P> tile_[group_queries];
     int first_[group_queries + 1];  // query of each tile

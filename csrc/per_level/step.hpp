@@ -1,5 +1,5 @@
 // One step of a product, by the type of numbers: 64 bytes of weights or of a page, times one word for all lanes. Of half
-// a step is 32 bytes, and the word a float; of codes it is 32 bytes, too, which become pairs of int16.
+// a step is 32 bytes, and the word a float; of codes it is 16 bytes of each plane, which become pairs of int16.
 //
 // Without vdpbf16ps a step of bf16 has two parts, each multiplied as floats: first the higher half of each pair, then
 // the lower one, as vdpbf16ps does.
@@ -13,7 +13,7 @@
 namespace triforce::TF_LEVEL {
 
 template <class T>
-constexpr int step_size = is_code<T> ? 32 : 64 / sizeof(T);
+constexpr int step_size = is_code<T> ? 16 : 64 / sizeof(T);
 template <class T>
 constexpr int numbers_of_word = packed_numbers<T>;
 #if TF_SIMD_AVX512BF16
@@ -56,9 +56,9 @@ template <class T>
 using Word = std::conditional_t<sizeof(T) == 1, PackedWord, std::conditional_t<sizeof(T) == 2, PairWord, float>>;
 
 template <class T, int part>
-TF_INLINE auto load_step(const T* at) {
+TF_INLINE auto load_step(At<T> at) {
     if constexpr (is_code<T>)
-        return load_wide(reinterpret_cast<const int8_t*>(at));
+        return load_codes<std::is_same_v<T, Code>>(at.upper, at.upper + at.lower);
     else if constexpr (sizeof(T) == 1)
         return load_quads(at);
     else if constexpr (!std::is_same_v<T, bf16>)
@@ -88,7 +88,7 @@ TF_INLINE I16 dot(I16 acc, Quads step, Signed word) {
 
 /// Adds the products of R words, `stride` apart, and one step at each of C places.
 template <class T, int R, int C, int part = 0>
-TF_INLINE void multiply(Sum<T> (&acc)[R][C], const Word<Input<T>>* words, int64_t stride, const T* const (&at)[C]) {
+TF_INLINE void multiply(Sum<T> (&acc)[R][C], const Word<Input<T>>* words, int64_t stride, const At<T> (&at)[C]) {
     decltype(load_step<T, part>(at[0])) step[C];
     for (int c = 0; c < C; c++) step[c] = load_step<T, part>(at[c]);
     for (int r = 0; r < R; r++) {

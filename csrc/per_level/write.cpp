@@ -1,6 +1,6 @@
 #include "../write.hpp"
 
-#include "simd.hpp"
+#include "hadamard.hpp"
 
 namespace triforce::TF_LEVEL {
 namespace {
@@ -25,29 +25,62 @@ void round_row(const float* x, int dim, Code* to) {
     __builtin_memcpy(to + dim, &scale, sizeof scale);
 }
 
-/// Rotates channel i with channel i + dim / 2, and rounds.
+/// Rotates channel i with channel i + dim / 2, then all where pages want it, and rounds.
 template <class T>
-void rotate(const float* x, const Rotation& rotation, int64_t position, int dim, T* to) {
+void rotate(const float* x, const Rotation& rotation, int64_t position, const Pages& pages, T* to) {
     alignas(64) float rotated[largest_dim];
-    const int half = dim / 2;
+    const int dim = pages.dim, half = dim / 2;
     const float *cos = rotation.cos + position * rotation.stride, *sin = rotation.sin + position * rotation.stride;
     for (int i = 0; i < half; i++) {
         rotated[i] = x[i] * cos[i] - x[half + i] * sin[i];
         rotated[half + i] = x[half + i] * cos[i] + x[i] * sin[i];
     }
+    if (pages.hadamard) hadamard(rotated, dim);
     round_row(rotated, dim, to);
 }
+
+template <class T>
+void round_values(const float* x, const Pages& pages, T* to) {
+    if (!pages.hadamard) return round_row(x, pages.dim, to);
+    alignas(64) float rotated[largest_dim];
+    __builtin_memcpy(rotated, x, pages.dim * sizeof(float));
+    hadamard(rotated, pages.dim);
+    round_row(rotated, pages.dim, to);
+}
+
+/// Numbers of a page by their indices, to be read and written.
+template <class T>
+struct Numbers {
+    T* at;
+    TF_INLINE T get(int index) const { return at[index]; }
+    TF_INLINE void set(int index, T x) const { at[index] = x; }
+    /// Numbers that lie side by side, at once.
+    TF_INLINE void set_word(int index, const T* x) const {
+        __builtin_memcpy(at + index, x, packed_numbers<T> * sizeof(T));
+    }
+};
+template <>
+struct Numbers<Code> {
+    CodeAt at;
+    TF_INLINE Code get(int index) const { return code_of(at, index); }
+    TF_INLINE void set(int index, Code x) const { set_code(at, index, x); }
+    TF_INLINE void set_word(int index, const Code* x) const { set(index, x[0]), set(index + 1, x[1]); }
+};
 
 /// The page of a slot, and the token in it.
 template <class T>
 struct Slot {
-    T *keys, *values;
+    Numbers<T> keys, values;
     int at;
 };
 template <class T>
 Slot<T> slot_of(const Pages& pages, int head, int64_t slot) {
     const int64_t page = slot / page_size;
-    return {pages.keys_of<T>(head, page), pages.values_of<T>(head, page), static_cast<int>(slot % page_size)};
+    const int at = static_cast<int>(slot % page_size);
+    if constexpr (is_code<T>)
+        return {{pages.key_codes_of(head, page)}, {pages.value_codes_of(head, page)}, at};
+    else
+        return {{pages.keys_of<T>(head, page)}, {pages.values_of<T>(head, page)}, at};
 }
 
 /// Stores `count` tokens, one after another in a page from `slot` on. From a row of k or v to the next: `stride` numbers.
@@ -56,11 +89,10 @@ void store_tokens(const Pages& pages, int head, int64_t slot, int count, const T
     constexpr int pack = packed_numbers<T>;
     const Slot<T> to = slot_of<T>(pages, head, slot);
     const int dim = pages.dim;
-    for (int d = 0; d < dim; d += pack)  // numbers that lie side by side are copied at once
-        for (int i = 0; i < count; i++)
-            __builtin_memcpy(to.keys + key_index<T>(d, to.at + i), k + i * stride + d, pack * sizeof(T));
+    for (int d = 0; d < dim; d += pack)
+        for (int i = 0; i < count; i++) to.keys.set_word(key_index<T>(d, to.at + i), k + i * stride + d);
     for (int i = 0; i < count; i++)
-        for (int d = 0; d < dim; d++) to.values[value_index<T>(d, to.at + i, dim)] = v[i * stride + d];
+        for (int d = 0; d < dim; d++) to.values.set(value_index<T>(d, to.at + i, dim), v[i * stride + d]);
     if constexpr (is_code<T>) {
         bf16* scales = pages.token_scales_of(head, slot / page_size) + to.at;
         for (int i = 0; i < count; i++) {
@@ -70,31 +102,35 @@ void store_tokens(const Pages& pages, int head, int64_t slot, int count, const T
     }
 }
 
-/// Queries become T, keys and values P.
-template <class T, class P>
-void rope_and_write_token(const NewTokens& tokens, int64_t n) {
+template <class T>
+void rotate_token(const NewTokens& tokens, int64_t n) {
     const Pages& pages = *tokens.pages;
     const int dim = pages.dim;
     const int64_t position = tokens.positions[n];
     for (int64_t h = n * tokens.heads; h < (n + 1) * tokens.heads; h++) {
-        rotate(tokens.q + h * dim, tokens.rotation, position, dim, static_cast<T*>(tokens.rotated) + h * dim);
+        rotate(tokens.q + h * dim, tokens.rotation, position, pages, static_cast<T*>(tokens.rotated) + h * dim);
         if (!tokens.q_sinks) continue;
         T* for_sinks = static_cast<T*>(tokens.q_sinks) + h * dim;
-        rotate(tokens.q + h * dim, tokens.rotation, tokens.sink_positions[n], dim, for_sinks);
-    }
-    if (tokens.slots[n] < page_size) return;  // padding
-    for (int g = 0; g < pages.heads; g++) {
-        alignas(64) P k[longest_row], v[longest_row];
-        const int64_t from = (n * pages.heads + g) * dim;
-        rotate(tokens.k + from, tokens.rotation, position, dim, k);
-        round_row(tokens.v + from, dim, v);
-        store_tokens(pages, g, tokens.slots[n], 1, k, v, 0);
+        rotate(tokens.q + h * dim, tokens.rotation, tokens.sink_positions[n], pages, for_sinks);
     }
 }
 
-template <class T, class P = T>
-void rope_and_write(const NewTokens& tokens, int64_t first, int64_t last) {
-    for (int64_t n = first; n < last; n++) rope_and_write_token<T, P>(tokens, n);
+template <class T>
+void rotate_queries(const NewTokens& tokens, int64_t first, int64_t last) {
+    for (int64_t n = first; n < last; n++) rotate_token<T>(tokens, n);
+}
+
+template <class P>
+void write_new(const NewTokens& tokens, int head, int64_t first, int64_t last) {
+    const Pages& pages = *tokens.pages;
+    for (int64_t n = first; n < last; n++) {
+        if (tokens.slots[n] < page_size) continue;  // padding
+        alignas(64) P k[longest_row], v[longest_row];
+        const int64_t from = (n * pages.heads + head) * pages.dim;
+        rotate(tokens.k + from, tokens.rotation, tokens.positions[n], pages, k);
+        round_values(tokens.v + from, pages, v);
+        store_tokens(pages, head, tokens.slots[n], 1, k, v, 0);
+    }
 }
 
 template <class T>
@@ -104,8 +140,8 @@ void read(const Pages& pages, const int64_t* slots, int64_t count, void* k, void
         const int head = static_cast<int>(i % pages.heads);
         const Slot<T> from = slot_of<T>(pages, head, slots[i / pages.heads]);
         T *k_row = static_cast<T*>(k) + i * stride, *v_row = static_cast<T*>(v) + i * stride;
-        for (int d = 0; d < dim; d++) k_row[d] = from.keys[key_index<T>(d, from.at)];
-        for (int d = 0; d < dim; d++) v_row[d] = from.values[value_index<T>(d, from.at, dim)];
+        for (int d = 0; d < dim; d++) k_row[d] = from.keys.get(key_index<T>(d, from.at));
+        for (int d = 0; d < dim; d++) v_row[d] = from.values.get(value_index<T>(d, from.at, dim));
         if constexpr (is_code<T>) {
             const bf16* scales = pages.token_scales_of(head, slots[i / pages.heads] / page_size) + from.at;
             __builtin_memcpy(k_row + dim, scales, sizeof(bf16));
@@ -122,12 +158,12 @@ int in_one_page(const int64_t* slots, int64_t first, int64_t count) {
 }
 
 template <class T>
-void write(const Pages& pages, const int64_t* slots, int64_t count, const void* k, const void* v) {
+void write(const Pages& pages, HeadRange heads, const int64_t* slots, int64_t count, const void* k, const void* v) {
     const int row = row_numbers<T>(pages.dim);
     const int64_t stride = static_cast<int64_t>(pages.heads) * row;
     for (int64_t first = 0; first < count;) {
         const int run = in_one_page(slots, first, count);
-        for (int head = 0; head < pages.heads && slots[first] >= page_size; head++) {
+        for (int head = heads.first; head < heads.last && slots[first] >= page_size; head++) {
             const int64_t from = first * stride + head * row;
             store_tokens(pages, head, slots[first], run, static_cast<const T*>(k) + from,
                          static_cast<const T*>(v) + from, stride);
@@ -165,9 +201,9 @@ void copy(const Pages& pages, int head, int64_t page) {
 
 }  // namespace
 
-const WriteKernels write_bf16 = {rope_and_write<bf16>, read<bf16>, write<bf16>, copy<bf16>};
-const WriteKernels write_f32 = {rope_and_write<float>, read<float>, write<float>, copy<float>};
-const WriteKernels write_codes_bf16 = {rope_and_write<bf16, Code>, read<Code>, write<Code>, nullptr};
-const WriteKernels write_codes_f32 = {rope_and_write<float, Code>, read<Code>, write<Code>, nullptr};
+const WriteKernels write_bf16 = {rotate_queries<bf16>, write_new<bf16>, read<bf16>, write<bf16>, copy<bf16>};
+const WriteKernels write_f32 = {rotate_queries<float>, write_new<float>, read<float>, write<float>, copy<float>};
+const WriteKernels write_codes_bf16 = {rotate_queries<bf16>, write_new<Code>, read<Code>, write<Code>, nullptr};
+const WriteKernels write_codes_f32 = {rotate_queries<float>, write_new<Code>, read<Code>, write<Code>, nullptr};
 
 }  // namespace triforce::TF_LEVEL

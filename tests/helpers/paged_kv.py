@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from triforce.backends import native_loader
-from triforce.backends.kv_rows import numbers, rounded
+from triforce.backends.kv_rows import numbers, rotated_head, rounded
 
 PAGE = 16
 native = native_loader.native
@@ -39,7 +39,8 @@ class Paged:
     """Memory of one layer in which everything is NaN until it is written; rows get scattered pages.
 
     `int8`: with room for copies, where it is neither NaN nor sense. `turn` (D, D): with room for sketches. `codes`:
-    keys and values are int8, with scales. `sink_logits` (H) and `cap`: those of attention.
+    keys and values are int8, with scales; they are those of rotated heads where `hadamard`. `sink_logits` (H) and
+    `cap`: those of attention.
     """
 
     def __init__(
@@ -52,19 +53,20 @@ class Paged:
         int8: bool = False,
         turn: Tensor | None = None,
         codes: bool = False,
+        hadamard: bool = True,
         sink_logits: Tensor | None = None,
         cap: float = 0.0,
     ) -> None:
         assert native is not None
-        self.G, self.D, self.dtype, self.codes = G, D, dtype, codes
+        self.G, self.D, self.dtype, self.codes, self.hadamard = G, D, dtype, codes, hadamard
         self.draw = torch.Generator().manual_seed(seed)
         self.free = torch.randperm(pages, generator=self.draw) + 1
         rules = {"sink_logits": sink_logits, "score_cap": cap}
         sketches = torch.zeros(G, pages + 1, D + PAGE, dtype=torch.bfloat16) if turn is not None else None
         if codes:  # -1 and, two of them, NaN
             self.memory = torch.full((G, pages + 1, 2 * PAGE * (D + 2)), -1, dtype=torch.int8)
-            more = rules | {"rotation": turn, "sketches": sketches}
-            self.pages = native.Pages(self.memory, D, is_bf16=dtype == torch.bfloat16, **more)
+            more = rules | {"rotation": turn, "sketches": sketches, "is_bf16": dtype == torch.bfloat16}
+            self.pages = native.Pages(self.memory, D, hadamard=hadamard, **more)
             return
         self.keys, self.values = (torch.full((G, pages + 1, PAGE * D), torch.nan, dtype=dtype) for _ in range(2))
         copies = [torch.full(self.keys.shape, 99, dtype=torch.int8) for _ in range(2)] if int8 else []
@@ -88,12 +90,16 @@ class Paged:
         self.pages.write(slots_N, *(rounded(x) if self.codes else x for x in (k_NGD, v_NGD)))
 
     def row(self, S: int) -> Row:
-        """A row of random keys and values, as the memory has them."""
+        """A row of random keys and values, as the memory has them; values as outputs mix them."""
         row = Row(self.take(S), self.normal(S, self.G, self.D), self.normal(S, self.G, self.D))
         self.fill(row.list_P, row.k_SGD, row.v_SGD)
         if self.codes:
-            return Row(row.list_P, numbers(rounded(row.k_SGD)), numbers(rounded(row.v_SGD)))
+            return Row(row.list_P, numbers(rounded(row.k_SGD)), self.back(numbers(rounded(row.v_SGD))))
         return row
+
+    def back(self, x_D: Tensor) -> Tensor:
+        """Heads as they were before they were rotated for int8, and the other way round."""
+        return rotated_head(x_D) if self.hadamard else x_D
 
 
 @dataclass

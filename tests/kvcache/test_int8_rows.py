@@ -17,7 +17,7 @@ from tests.helpers.mutants.registry import caught_in
 from tests.helpers.small_decoder import CLOSE, feed, small_decoder, text
 from triforce.backends.decoder import Decoder
 from triforce.backends.kernel_api import pages_for
-from triforce.backends.kv_rows import numbers, rounded
+from triforce.backends.kv_rows import numbers, rotated_head, rounded
 from triforce.kvcache import FullView, PagePool
 
 TEXT = text(60)
@@ -65,13 +65,28 @@ def test_int8_rows_are_copied_bit_for_bit() -> None:
     check_copies()
 
 
-def test_int8_logits_differ_from_those_of_unrounded_kv() -> None:
+def check_error() -> None:
+    """Logits are nearly those of KV that is not rounded."""
     decoder = small_decoder()
     pool = PagePool(decoder.config, 1, pages_for(len(TEXT)), decoder.dtype)
     pool.reserve(0, len(TEXT))
     (exact,) = feed(decoder, FullView(pool), [TEXT])
     difference = (logits([0, len(TEXT)]) - exact).abs().max() / exact.std()
     assert 1e-4 < difference < 0.2
+
+
+def test_int8_logits_are_nearly_those_of_unrounded_kv() -> None:
+    check_error()
+
+
+@pytest.mark.parametrize("D", [6, 64, 80, 96, 112, 128, 192])
+def test_rotated_heads_spread_a_channel_over_its_block(D: int) -> None:
+    """By orthogonal, symmetric matrices of signs: twice is nothing."""
+    matrix_DD, size = rotated_head(torch.eye(D)), D & -D
+    torch.testing.assert_close(matrix_DD @ matrix_DD, torch.eye(D))
+    assert torch.equal(matrix_DD, matrix_DD.T)
+    blocks = torch.block_diag(*[torch.ones(size, size)] * (D // size))
+    torch.testing.assert_close(matrix_DD.abs(), blocks / size**0.5)
 
 
 def test_second_rounding_changes_rows() -> None:
@@ -86,3 +101,4 @@ def test_int8_mutant_is_noticed(mutant: Mutant, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(AssertionError):
         check_passes()
         check_copies()
+        check_error()

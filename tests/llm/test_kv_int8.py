@@ -5,6 +5,7 @@ Shape suffixes as in docs/design/request.md.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -19,6 +20,7 @@ from triforce.backends import native_loader
 from triforce.backends.kernel_api import pages_for
 from triforce.backends.kv_rows import numbers, rounded
 from triforce.backends.torch.kv import TorchKV
+from triforce.checkpoint.weights import fingerprint
 from triforce.cli import main
 from triforce.errors import CacheError
 from triforce.kvcache import FullView, PagePool
@@ -68,6 +70,15 @@ def test_int8_kv_is_another_model_than_bfloat16(pair: Path) -> None:
     assert one.target.kv_dtype == "int8" and other.target.kv_dtype in ("bfloat16", "float32")
     (output,) = one.generate(PROMPTS[0], ask())
     assert output.kv_dtype == "int8"
+
+
+def test_rotation_of_heads_changes_fingerprint(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of int8 KV, which is rotated; that of other KV it does not."""
+    monkeypatch.setattr(native_loader, "native", None)  # which packs the weights
+    target = LLM(pair / "target", None, dtype="float32").target
+    configs = [replace(target.config, kv_int8=int8, hadamard=turn) for int8 in (True, False) for turn in (True, False)]
+    rotated, still, *others = (fingerprint(config, target.decoder.model.weights) for config in configs)
+    assert len({rotated, still, *others}) == 3 and others[0] == others[1] == target.fingerprint
 
 
 @needs_native

@@ -64,7 +64,7 @@ class PageTable:
     sinks: int = 0
     window: int = 0
     coarse: list[int] = field(default_factory=list)
-    """Where a memory has int8 copies, they may stand for a row's keys below `coarse[b]`, all of them committed."""
+    """A memory may read int8 copies, or half of int8 KV, for a row's keys below `coarse[b]`, all of them committed."""
     search: Search | None = None
     """What may be left out, all of it committed; for lists that all KV heads share, without a window."""
 

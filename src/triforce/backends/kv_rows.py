@@ -5,6 +5,8 @@ They are made once, by the pass that makes the token, and copied from then on. S
 
 from __future__ import annotations
 
+from math import sqrt
+
 import torch
 from torch import Tensor
 
@@ -38,6 +40,19 @@ def rounded(x_D: Tensor) -> Tensor:
     inverse = torch.where(scale > 0, 1 / scale.float(), 0.0)
     codes_D = (x_D * inverse).nan_to_num(-LARGEST).round().clamp(-LARGEST, LARGEST).to(torch.int8)
     return torch.cat([codes_D, scale.view(torch.int8)], -1)
+
+
+def rotated_head(x_D: Tensor) -> Tensor:
+    """Rotate heads (..., D) by Hadamard matrices in blocks of the largest power of two that divides D: float32.
+
+    No channel is then much larger than the others (QuaRot, Ashkboos et al. 2024), products of queries and keys are as
+    before, and mixed values are rotated back by the same. It has the bits of the native kernels'.
+    """
+    x_D, size = x_D.float(), x_D.shape[-1] & -x_D.shape[-1]
+    for apart in (2**n for n in range(size.bit_length() - 1)):
+        a, b = x_D.reshape(*x_D.shape[:-1], x_D.shape[-1] // (2 * apart), 2, apart).unbind(-2)
+        x_D = torch.stack([a + b, a - b], -2).flatten(-3)
+    return x_D * (1 / sqrt(size))
 
 
 def numbers(rows_R: Tensor) -> Tensor:

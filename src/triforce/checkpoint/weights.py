@@ -88,7 +88,7 @@ def _equal(one: Matrix, other: Matrix) -> bool:
     return isinstance(one, Tensor) and isinstance(other, Tensor) and torch.equal(one, other)
 
 
-UNTOLD = ("rope", "context", "ranks", "kv_int8", "sink_logits_LH")
+UNTOLD = ("rope", "context", "ranks", "kv_int8", "hadamard", "sink_logits_LH")
 """Fields of a config that are told otherwise, or do not change what is computed."""
 
 
@@ -97,7 +97,8 @@ def fingerprint(config: ModelConfig, weights: Weights) -> str:
     digest = hashlib.sha256()
     # The context bounds what a model may see, and changes what it computes only through the rotation.
     names = [f.name for f in fields(ModelConfig) if f.name not in UNTOLD]
-    rope, dtype = config.rope, f"{weights.embedding_VC.dtype}{', int8 KV' * config.kv_int8}"
+    kv = ", int8 KV" * config.kv_int8 + ", rotated heads" * config.rotates_heads
+    rope, dtype = config.rope, f"{weights.embedding_VC.dtype}{kv}"
     digest.update(repr(([getattr(config, name) for name in names], rope.scale, dtype)).encode())
     for weight in (rope.inv_freq_RF, *weights.tensors()):
         tensor = weight if isinstance(weight, Tensor) else weight.blocks

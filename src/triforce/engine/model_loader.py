@@ -107,7 +107,7 @@ class ModelPair:
         number, bits = decoder.dtype.itemsize, LOWER_TIERS[lower_tiers]
         own, weight = self.target.weight_size, bits / 8 if self.target.lower is not decoder else 0
         works = {"full": TierWork.of(self.target.config, own, number)}
-        works["retrieval"] = TierWork.of(self.target.config, weight or own, 1 if bits else number)
+        works["retrieval"] = TierWork.of(self.target.config, weight or own, number, lower=bits > 0)
         if self.draft:
             works["draft"] = TierWork.of(self.draft.config, number, number, sequential=True)
         if self.features:

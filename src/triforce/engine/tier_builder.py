@@ -64,7 +64,7 @@ class SharedKV:
             return self.given.more(0)
         target, unit = self.models.target, gcd(self.speculation.retrieval.chunk, PAGE)
         speculation, least = self.speculation, self.speculation.least(self.rows)
-        given, int8 = self._room(), speculation.lower_bits > 0 and not target.config.kv_int8
+        given, int8 = self._room(), speculation.lower_bits > 0
         pages, where = self.pages, (target.dtype, target.device)
         return PagePool(target.config, 0, pages, *where, unit, int8, least, given, self._features())
 

@@ -30,9 +30,10 @@ class PagePool:
 
     Slots below `lengths_B` hold exact, committed values and are written once; slots at or beyond it are working space
     of whichever view runs. Page 0 is scratch: padding is written there and nothing is read from it. `unit`: tokens that
-    views pick together at least (see `backends.PageTable`). `int8`: lower views read int8 copies of what is committed.
-    `least`: the shape to which passes of the exact view are padded (see `ForwardBatch`). `room`: pages lie in a store,
-    and so much of them stays. `features`: what a feature draft holds of the same pages.
+    views pick together at least (see `backends.PageTable`). `int8`: lower views read int8 copies of what is committed,
+    or half of each number where that is int8 itself. `least`: the shape to which passes of the exact view are padded
+    (see `ForwardBatch`). `room`: pages lie in a store, and so much of them stays. `features`: what a feature draft
+    holds of the same pages.
     """
 
     def __init__(

@@ -37,6 +37,8 @@ class ModelConfig:
     """Processes that share it: `heads` and `kv_heads` are one's, everything else is the whole model's."""
     kv_int8: bool = False
     """Keys and values are rounded to int8 once, with a scale for each token and head: another model."""
+    hadamard: bool = True
+    """Of int8 KV: heads are rotated by Hadamard matrices before they are rounded (see `kv_rows.rotated_head`)."""
     sink_logits_LH: Tensor | None = field(default=None, compare=False, repr=False)
     """The weights that attention needs, as it needs the rotation: see `Architecture.sink_logits`; float32."""
 
@@ -93,9 +95,19 @@ class ModelConfig:
         """Numbers of a token's keys of a head, or of its values, as memories copy them; int8 with their scale."""
         return self.head_dim + SCALE_BYTES * self.kv_int8
 
+    @property
+    def rotates_heads(self) -> bool:
+        """Whether keys and values are those of rotated heads."""
+        return self.kv_int8 and self.hadamard
+
     def kv_bytes(self, itemsize: int) -> int:
         """Bytes of the keys and values of a token, with so many bytes of a number where they are not int8."""
         return self.kv_size // self.head_dim * self.row_size * (1 if self.kv_int8 else itemsize)
+
+    @property
+    def lower_bytes(self) -> float:
+        """Bytes of a number of KV, in the mean, that tiers below the full one read of copies or of int8 KV."""
+        return (self.head_dim / 2 + SCALE_BYTES) / self.head_dim if self.kv_int8 else 1.0
 
     def shared(self, ranks: int) -> ModelConfig:
         """Return one process's part of it. Raises RequestError unless KV heads can be dealt out evenly."""

@@ -45,9 +45,16 @@ class TierWork:
     chosen: float = 1.0
 
     @staticmethod
-    def of(config: ModelConfig, weight: float, number: float, sequential: bool = False) -> TierWork:
-        """The work of a model's passes, with so many bytes of a weight, and of a number of its KV."""
-        number = config.kv_bytes(1) / config.kv_size if config.kv_int8 else number
+    def of(
+        config: ModelConfig, weight: float, number: float, sequential: bool = False, lower: bool = False
+    ) -> TierWork:
+        """The work of a model's passes, with so many bytes of a weight, and of a number of its KV.
+
+        lower: of a tier that reads less of the KV.
+        """
+        if config.kv_int8:
+            number = config.kv_bytes(1) / config.kv_size
+        number = config.lower_bytes if lower else number
         whole = config.windows.count(0) / config.layers  # the others read no more of a longer context
         weights, key = weight * config.weights_read, number * config.kv_size * whole
         group, experts = config.heads // config.kv_heads, config.architecture.experts

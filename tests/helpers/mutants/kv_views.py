@@ -71,9 +71,9 @@ if not hasattr(self, "written"):
     """
 UNROUNDED = """\
         if batch.positions == [0]:
-            exact = [x.flatten(0, 1).transpose(0, 1).float() for x in (rotated(k_BTGD, rotation), v_BTGD)]
+            exact = [head(x).flatten(0, 1).transpose(0, 1) for x in (rotated(k_BTGD, rotation), v_BTGD)]
             mixed_THD, mass_GK = attend(q_BTHD[0].float(), *exact)
-            return q_BTHD, mixed_THD[None].to(dtype), mass_GK
+            return q_BTHD, head(mixed_THD)[None].to(dtype), mass_GK
 """
 AGAIN = """\
     from triforce.backends.kv_rows import numbers, rounded
@@ -140,7 +140,14 @@ MUTANTS = [
         for name, edit in {
             "int8 KV: the first pass attends before it rounds": Edit(
                 "triforce.backends.torch.kv:TorchKV.layer_attention",
-                ("        return q_BTHD, *self._attend(", UNROUNDED + "        return q_BTHD, *self._attend("),
+                ("        mixed_BTHD, mass_BGU =", UNROUNDED + "        mixed_BTHD, mass_BGU ="),
+            ),
+            "int8 KV: keys alone are rotated for int8": Edit(
+                "triforce.backends.torch.kv:TorchKV.layer_attention",
+                ("head(rotated(q_BTHD, rotation))", "rotated(q_BTHD, rotation)"),
+            ),
+            "int8 KV: mixed values are not rotated back": Edit(
+                "triforce.backends.torch.kv:TorchKV.layer_attention", ("head(mixed_BTHD)", "mixed_BTHD")
             ),
             "int8 KV: a scale is that of a pass": Swap("triforce.backends.torch.kv:rounded", by_the_pass),
             "int8 KV: a copy is rounded again": Edit(

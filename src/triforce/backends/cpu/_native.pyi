@@ -132,10 +132,12 @@ class Pages:
     def __init__(self, keys: torch.Tensor, values: torch.Tensor, head_dim: int, rotation: torch.Tensor | None = None, sketches: torch.Tensor | None = None, int8_keys: torch.Tensor | None = None, int8_values: torch.Tensor | None = None, scales: torch.Tensor | None = None, sink_logits: torch.Tensor | None = None, score_cap: float = 0.0) -> None: ...
 
     @overload
-    def __init__(self, codes: torch.Tensor, head_dim: int, *, is_bf16: bool, rotation: torch.Tensor | None = None, sketches: torch.Tensor | None = None, sink_logits: torch.Tensor | None = None, score_cap: float = 0.0) -> None:
+    def __init__(self, codes: torch.Tensor, head_dim: int, *, is_bf16: bool, hadamard: bool, rotation: torch.Tensor | None = None, sketches: torch.Tensor | None = None, sink_logits: torch.Tensor | None = None, score_cap: float = 0.0) -> None:
         """
         K and V as int8 with scales: `codes` (G, pages, 32 * head_dim + 64) int8. Queries and outputs are bfloat16 or
         float32. Where tokens are copied, (N, G, D + 2) int8, a scale of bfloat16 lies behind their codes.
+
+        `hadamard`: heads are rotated so before they are rounded, queries too, and outputs are rotated back.
         """
 
     def rope_and_write(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, rotated: torch.Tensor, sink_positions: torch.Tensor | None = None, q_sinks: torch.Tensor | None = None, rotation: int = 0) -> None:
@@ -157,8 +159,8 @@ class Pages:
         Attend with q (B, T, H, D) to the pages of `lists` (B, P) or (B, G, P) int32.
 
         Out: `out` (B, T, H, D) and `mass` (B, G, P) float32. Keys of row b below coarse[b], in whole blocks of 64, are
-        read from int8 copies. `search`: first, last and picks (B); of the pages [first[b], last[b]) of row b's list
-        each KV head sees the picks[b] nearest to its queries.
+        read from int8 copies, of int8 by their upper nibbles. `search`: first, last and picks (B); of the pages
+        [first[b], last[b]) of row b's list each KV head sees the picks[b] nearest to its queries.
         """
 
 def topk(scores: torch.Tensor, start: int, stop: int, ids: torch.Tensor) -> None:
@@ -196,7 +198,7 @@ class Offload:
     KV memory of all layers, whose pages lie in a store or in frames of an arena (bytes) uint8.
     """
 
-    def __init__(self, *, arena: torch.Tensor, is_bf16: bool, coded: bool, layers: int, heads: int, dim: int, pages: int, frames: int, buffers: int, buffer_frames: int, store: Store) -> None: ...
+    def __init__(self, *, arena: torch.Tensor, is_bf16: bool, coded: bool, hadamard: bool, layers: int, heads: int, dim: int, pages: int, frames: int, buffers: int, buffer_frames: int, store: Store) -> None: ...
 
     def layer(self, i: int) -> Pages:
         """The pages of a layer."""

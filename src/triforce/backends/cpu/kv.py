@@ -5,7 +5,8 @@ With `int8` there is room for a copy of each page in which a KV head's keys are 
 made when it is first read, and dropped when the page is written to: so it is right for keys that are committed. The
 same holds of the sketches of keys that a search reads, a 25th of the memory where it is used.
 
-KV of a model with `kv_int8` is int8 itself, in pages of codes and scales. Of its rows D is that of `kv_rows`.
+KV of a model with `kv_int8` is int8 itself, in pages of codes and scales. Of its rows D is that of `kv_rows`. There are
+no copies then: lists that are `coarse` read the upper nibbles, which lie together in a page.
 
 Shape suffixes as in kernel_api.py; L layers, P pages.
 """
@@ -49,12 +50,12 @@ class NativeKV:
         shape = (*heads, PAGE * config.head_dim)
         if config.kv_int8:
             memory["codes"] = allocate((*heads, 2 * PAGE * config.row_size), torch.int8, "cpu")
-            more["is_bf16"] = dtype == torch.bfloat16
+            more |= {"is_bf16": dtype == torch.bfloat16, "hadamard": config.hadamard}
         else:
             memory |= {name: allocate(shape, dtype, "cpu") for name in ("keys", "values")}
-        if int8:
-            memory |= {name: allocate(shape, torch.int8, "cpu") for name in ("int8_keys", "int8_values")}
-            memory["scales"] = torch.empty(*heads, 2)
+            if int8:
+                memory |= {name: allocate(shape, torch.int8, "cpu") for name in ("int8_keys", "int8_values")}
+                memory["scales"] = torch.empty(*heads, 2)
         # numpy's zeros take no memory until they are written to.
         sketches = torch.from_numpy(np.zeros((*heads, config.head_dim + PAGE), np.int16)).view(torch.bfloat16)
         memory["sketches"] = sketches

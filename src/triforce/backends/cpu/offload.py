@@ -37,9 +37,9 @@ class NativeOffloadedKV(NativeKV):
         arena = allocate((room.memory + SECTOR,), torch.uint8, "cpu")
         arena = arena[-arena.data_ptr() % SECTOR :][: room.memory]
         self.native_offload = _native.Offload(
-            arena=arena, is_bf16=dtype == torch.bfloat16, coded=config.kv_int8, layers=config.layers,
-            heads=config.kv_heads, dim=config.head_dim, pages=pages + 1, frames=room.frames, buffers=room.buffers,
-            buffer_frames=room.buffer_frames, store=self._store,
+            arena=arena, is_bf16=dtype == torch.bfloat16, coded=config.kv_int8, hadamard=config.rotates_heads,
+            layers=config.layers, heads=config.kv_heads, dim=config.head_dim, pages=pages + 1, frames=room.frames,
+            buffers=room.buffers, buffer_frames=room.buffer_frames, store=self._store,
         )  # fmt: skip
         self.native_pages = [self.native_offload.layer(i) for i in range(config.layers)]
         self._whole: list[int] = []

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from triforce.backends.kernel_api import PAGE, Device, ForwardBatch, KeysValues, LayerAttention, PageTable, Rotation
-from triforce.backends.kv_rows import kv_dtype, numbers, rounded
+from triforce.backends.kv_rows import kv_dtype, numbers, rotated_head, rounded
 from triforce.backends.torch.attention import attend, attend_causal
 from triforce.errors import CacheError
 from triforce.model.config import ModelConfig
@@ -39,7 +39,7 @@ class TorchKV:
         self.keys_LGSD, self.values_LGSD = (allocate(shape, rows, device).zero_() for _ in range(2))
 
     def layer_attention(self, batch: ForwardBatch, width: int) -> LayerAttention:
-        lists_L, config, dtype = batch.lists(), self.config, self.dtype
+        lists_L, config, dtype, head = batch.lists(), self.config, self.dtype, self._head
         first, kinds = lists_L[0], config.rotations
         positions_N = torch.from_numpy(columns(ints(batch.positions), width).flatten()).to(self.keys_LGSD.device)
         rotations, slots_N = {kind: config.rope.cos_sin(positions_N, kind) for kind in {*kinds}}, slots(first, width)
@@ -50,12 +50,13 @@ class TorchKV:
 
         def attention(layer: int, q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             rotation = rotations[kinds[layer]]
-            keys_values = (x.flatten(0, 1).transpose(0, 1) for x in (rotated(k_BTGD, rotation), v_BTGD))
+            keys_values = (head(rotated(k_BTGD, rotation)), head(v_BTGD))
             round_rows = rounded if self.config.kv_int8 else lambda x_GND: x_GND.to(dtype)
-            self.write(layer, slots_N, *map(round_rows, keys_values))
-            q_sinks_BTHD = rotated(q_BTHD, to_sinks[kinds[layer]]).to(dtype) if to_sinks else None
-            q_BTHD = rotated(q_BTHD, rotation).to(dtype)
-            return q_BTHD, *self._attend(layer, q_BTHD, lists_L[layer], batch.return_mass, q_sinks_BTHD)
+            self.write(layer, slots_N, *(round_rows(x.flatten(0, 1).transpose(0, 1)) for x in keys_values))
+            q_sinks_BTHD = head(rotated(q_BTHD, to_sinks[kinds[layer]])).to(dtype) if to_sinks else None
+            q_BTHD = head(rotated(q_BTHD, rotation)).to(dtype)
+            mixed_BTHD, mass_BGU = self._attend(layer, q_BTHD, lists_L[layer], batch.return_mass, q_sinks_BTHD)
+            return q_BTHD, head(mixed_BTHD).to(dtype), mass_BGU
 
         return attention
 
@@ -70,7 +71,11 @@ class TorchKV:
         return self.keys_LGSD[layer, :, first : first + count], self.values_LGSD[layer, :, first : first + count]
 
     def attend(self, layer: int, q_BTHD: Tensor, lists: PageTable) -> Tensor:
-        return self._attend(layer, q_BTHD, lists)[0]
+        return self._head(self._attend(layer, q_BTHD, lists)[0]).to(q_BTHD.dtype)
+
+    def _head(self, x_D: Tensor) -> Tensor:
+        """Heads as they are before rounding, and back again."""
+        return rotated_head(x_D) if self.config.rotates_heads else x_D
 
     def _attend(
         self,

@@ -1,0 +1,186 @@
+"""What int8 KV costs: bits per byte, loss by position, needles and copying, beside those of KV that is not rounded.
+
+    python -m benchmarks.kv_quality --max-context 4096 --windows 2 --json benchmarks/results/kv_quality.json
+
+The same measurements as `triforce eval`, over the same texts, of several kinds of KV in one run.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from benchmarks import study
+from triforce.backends.decoder import Decoder, View
+from triforce.backends.kernel_api import ForwardBatch
+from triforce.backends.native_loader import native
+from triforce.cli.bench.report import show
+from triforce.cli.demo import BOOK
+from triforce.cli.options import described, json_file, quiet
+from triforce.cli.text_files import read_texts
+from triforce.errors import RequestError
+from triforce.eval import EvalConfig, EvalContext, Table, evaluate, plan, tokenize
+from triforce.eval.tables import percent, tokens
+from triforce.llm import LLM
+from triforce.ragged import Ints
+
+Row = dict[str, Any]
+MEASURED = ("bits", "positions", "needle", "copy")
+SHIPPED = "the shipped pair"
+
+
+class UpperNibbles:
+    """A decoder whose passes read what is committed as the tier below the full one does: four bits of eight.
+
+    Keys of its own pass are read whole, and so are those of a block of 64 that is not yet full.
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.decoder, name)
+
+    def __call__(self, ids_BT: Tensor, counts_B: Ints, cache: Any, at_BJ: Tensor | None = None) -> Tensor:
+        cache.kv.int8 = True
+        return self.decoder(ids_BT, counts_B, Committed(cache), at_BJ)
+
+
+class Committed:
+    """A view whose passes take what is committed from lower views of it."""
+
+    def __init__(self, view: View) -> None:
+        self.view, self.kv, self.observed = view, view.kv, view.observed
+
+    def begin(self, counts_B: Ints, width: int) -> ForwardBatch:
+        batch = self.view.begin(counts_B, width)
+        return replace(batch, views=[(n, replace(lists, coarse=lists.starts)) for n, lists in batch.views])
+
+
+def unrotated(decoder: Decoder) -> Decoder:
+    """Let a decoder round heads as they are."""
+    decoder.config = replace(decoder.config, hadamard=False)
+    return decoder
+
+
+KINDS: dict[str, tuple[str, Callable[[Decoder], Any]]] = {
+    "bfloat16": ("bfloat16", lambda decoder: decoder),
+    "int8": ("int8", lambda decoder: decoder),
+    "int8, heads not rotated": ("int8", unrotated),
+    "upper nibbles alone": ("int8", UpperNibbles),
+    "upper nibbles alone, heads not rotated": ("int8", lambda decoder: UpperNibbles(unrotated(decoder))),
+}
+"""Kinds of KV: the type, and what else is done to the decoder."""
+
+
+@dataclass(eq=False)
+class KVContext(EvalContext):
+    """A model that is measured with another decoder than its own."""
+
+    decoder: Any = None
+
+    @property
+    def target(self) -> Decoder:
+        return self.decoder  # type: ignore[no-any-return]
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "models",
+        nargs="*",
+        default=[SHIPPED],
+        metavar="MODEL",
+        help="folders, files or names (default: the shipped pair)",
+    )
+    add("--texts", nargs="+", metavar="TEXT", help="files or folders (default: the book of the demo)")
+    add("--max-context", type=int, default=2048, metavar="N", help=described("tokens read at most"))
+    add("--windows", type=int, default=4, metavar="N", help=described("readings of each kind of text at least"))
+    quiet(parser)
+    json_file(parser)
+
+
+def measure(options: Namespace) -> None:
+    """Print tables at the end. Raises RequestError where they cannot be measured."""
+    if options.max_context < 128 or options.windows < 1:
+        raise RequestError("--max-context must be at least 128, and --windows 1")
+    if native is None:
+        raise RequestError("only native kernels read upper nibbles; compile them with make native")
+    found = [row for model in options.models for row in rows(model, options)]
+    study.write(options, {"rows": found})
+    show(tables(found))
+
+
+def rows(model: str, options: Namespace) -> Iterator[Row]:
+    """Yield a row for each kind of KV."""
+    texts = read_texts(options.texts or [str(resources.files("triforce") / "assets" / BOOK)])
+    for kind, (dtype, changed) in KINDS.items():
+        llm = LLM(None if model == SHIPPED else model, None, dtype="bfloat16", kv_dtype=dtype)
+        numbers: EvalConfig = plan(llm.target.config.context, options.max_context)
+        numbers = replace(numbers, windows=options.windows)
+        subject = KVContext(llm, tokenize(llm, texts), numbers, options.quiet, decoder=changed(llm.target.decoder))
+        about = {"model": Path(model).name, "kv": kind, "context": numbers.deepest}
+        yield about | evaluate(subject, MEASURED, lambda *_: None)
+
+
+def tables(found: Sequence[Row]) -> list[Table]:
+    """Return two tables for each model: a line for each kind of KV."""
+    models = dict.fromkeys(row["model"] for row in found)
+    return [make([row for row in found if row["model"] == model]) for model in models for make in (_quality, _losses)]
+
+
+def _quality(found: Sequence[Row]) -> Table:
+    exact, lines = found[0], []
+    for row in found:
+        cells = [row["kv"]]
+        for kind, figures in row["bits"]["kinds"].items():
+            bits, before = figures["target"], exact["bits"]["kinds"][kind]["target"]
+            cells += [f"{bits:.4f}", f"{bits / before - 1:+.2%}"]
+        lines.append([*cells, _needles(row), *(percent(each["again"]) for each in _copies(row))])
+    kinds = [cell for kind in exact["bits"]["kinds"] for cell in (f"bits per byte, {kind}", "change")]
+    copied = [f"copied from {tokens(each['distance'])}" for each in _copies(exact)]
+    note = (
+        f"Readings of {tokens(exact['context'])} tokens. Needles: greedy answers that name the right number. Copied: "
+        "tokens predicted right the second time, so far behind the first. Upper nibbles alone are what the tier below "
+        "the full one reads with `--lower-tiers`; here all of a text is read so but for the keys of a pass itself, at "
+        "most 512 tokens, and no text is made of it."
+    )
+    title = f"KV of {exact['model']}"
+    return Table(title, note, ["KV", *kinds, "needles", *copied], lines)
+
+
+def _needles(row: Row) -> str:
+    cells = row["needle"].get("cells", [])
+    return f"{sum(cell['right'] for cell in cells)} of {sum(cell['asked'] for cell in cells)}"
+
+
+def _copies(row: Row) -> list[Row]:
+    copies: list[Row] = row["copy"].get("distances", [])
+    return copies
+
+
+def _losses(found: Sequence[Row]) -> Table:
+    """Return the increase of the loss by position, of prose or what there is."""
+    exact = found[0]
+    kind = next(iter(exact["positions"]["kinds"]))
+    buckets = [row["positions"]["kinds"][kind] for row in found]
+    lines = []
+    for n, bucket in enumerate(buckets[0]):
+        more = [f"{each[n]['nats'] - bucket['nats']:+.4f}" for each in buckets[1:]]
+        lines.append([f"{tokens(bucket['from'])} to {tokens(bucket['to'])}", f"{bucket['nats']:.3f}", *more])
+    note = "Nats per token with KV that is not rounded, and how many more with each other kind."
+    header = ["position", *(row["kv"] for row in found)]
+    return Table(f"Loss by position of {exact['model']}, {kind}", note, header, lines)
+
+
+main = study.command("kv_quality", __doc__, add_arguments, measure)
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""The tier below the full one over int8 KV, on a real text: what it reads, and how often that is accepted.
+
+Shape suffixes: T tokens of a pass, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib import resources
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.upper_nibbles import HALF, from_upper
+from triforce.backends import native_loader
+from triforce.backends.kernel_api import ForwardBatch, pages_for
+from triforce.kvcache import FullView, PagePool
+from triforce.llm import LLM
+from triforce.ragged import Ints, ints
+
+if native_loader.native is None:
+    pytest.skip("the native kernels were not built", allow_module_level=True)
+torch.set_num_threads(1)
+KNOWN, NEW = 1024, 64
+
+
+class Lower(FullView):
+    """All that is committed, as lower tiers read it."""
+
+    def begin(self, counts_B: Ints, width: int) -> ForwardBatch:
+        batch = super().begin(counts_B, width)
+        return replace(batch, views=[(n, replace(lists, coarse=lists.starts)) for n, lists in batch.views])
+
+
+@pytest.fixture(scope="module")
+def scene() -> tuple[Any, FullView, Tensor]:
+    """A decoder, the view of a text's beginning, and what comes then (1, T)."""
+    llm = LLM(None, None, dtype="bfloat16", kv_dtype="int8")
+    assert llm.tokenizer is not None
+    text = (resources.files("triforce") / "assets" / "dracula.txt").read_text(encoding="utf-8")
+    ids_1N = torch.tensor([llm.tokenizer.encode(text[:8000])[: KNOWN + NEW]])
+    decoder = llm.target.decoder
+    pool = PagePool(decoder.config, 1, pages_for(KNOWN + NEW), decoder.dtype, int8=True)
+    pool.reserve(0, KNOWN + NEW)
+    view = FullView(pool, grain=0)
+    decoder(ids_1N[:, :KNOWN], ints([KNOWN]), view)
+    view.advance(ints([KNOWN]))
+    return decoder, view, ids_1N[:, KNOWN:]
+
+
+def probabilities(scene: tuple[Any, FullView, Tensor], view: type[FullView] = FullView) -> Tensor:
+    """Of each token after the next ones, (T, V)."""
+    decoder, full, next_1T = scene
+    logits_1TV = decoder(next_1T, ints([NEW]), view(full.pool, grain=0))
+    return logits_1TV[0].softmax(-1)
+
+
+def without_lower_nibbles(scene: tuple[Any, FullView, Tensor], added: int) -> Tensor:
+    """Probabilities where so much stands in the place of lower nibbles; KV is afterwards what it was."""
+    pool = scene[1].pool
+    kept = [tuple(x.clone() for x in pool.span(layer, 0, 0, KNOWN)) for layer in range(pool.config.layers)]
+    slots_N = pool.slots(0, 0, KNOWN)
+    for layer, rows in enumerate(kept):
+        pool.kv.write(layer, slots_N, *(from_upper(x_GNR, added) for x_GNR in rows))
+    found = probabilities(scene)
+    for layer, rows in enumerate(kept):
+        pool.kv.write(layer, slots_N, *rows)
+    return found
+
+
+def accepted(p_TV: Tensor, q_TV: Tensor) -> float:
+    """The share of tokens drawn by q that rejection sampling against p keeps."""
+    return float(torch.minimum(p_TV, q_TV).sum(-1).mean())
+
+
+def test_lower_tier_reads_codes_in_their_middle(scene: tuple[Any, FullView, Tensor]) -> None:
+    """Bit for bit: the text ends where a block of 64 does."""
+    assert torch.equal(probabilities(scene, Lower), without_lower_nibbles(scene, HALF))
+
+
+def test_half_a_step_is_worth_acceptance(scene: tuple[Any, FullView, Tensor]) -> None:
+    exact_TV = probabilities(scene)
+    with_half, without = (accepted(exact_TV, without_lower_nibbles(scene, added)) for added in (HALF, 0))
+    assert with_half > 0.9
+    assert 1 - without > 1.5 * (1 - with_half)
+
+
+def test_lower_tiers_over_int8_kv_need_no_copies() -> None:
+    """The retrieval tier reads half of what there is; copies would take as much again."""
+    plain, lower = (
+        LLM(None, None, dtype="bfloat16", kv_dtype="int8", lower_tiers=name).open(1, 500).core.store.pool
+        for name in ("same", "int4")
+    )
+    assert not plain.kv.int8 and lower.kv.int8
+    assert plain.bytes == lower.bytes
+    assert plain.config.lower_bytes < 0.54
