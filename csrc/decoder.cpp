@@ -118,7 +118,7 @@ void Decoder::check(const std::vector<const Pages*>& memory, const ForwardBatch&
     for (int64_t i = 0; batch.at && i < batch.rows * batch.scored; i++)
         require(0 <= batch.at[i] && batch.at[i] < batch.width, "at must lie in [0, T)");
     for (const int64_t after : batch.state_layers)
-        require(0 < after && after < layers, "states are those between two layers");
+        require(0 < after && after < layers + (batch.scored > 0), "states are those behind layers that are finished");
     const int32_t* checked = nullptr;
     const std::vector<Attention> attention = calls(memory, batch, 0);
     const std::vector<const Search*> searched = searches(batch);

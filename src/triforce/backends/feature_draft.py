@@ -66,7 +66,7 @@ class FeatureDraft:
             inputs_BTE = self.layer.inputs(fused_BTC, self.target.model.embed(ids_BT.flatten()).view(B, T, -1))
             qkv = self.layer.queries(inputs_BTE), *self.layer.keys_values(inputs_BTE)
             attn_out_BTHD = cache.kv.layer_attention(batch, T)(0, *qkv)[1]
-            out_BTC, states_BTC = self.layer.finish(fused_BTC, attn_out_BTHD.flatten(2))
+            out_BTC, states_BTC = self.layer.finish(fused_BTC, inputs_BTE, attn_out_BTHD.flatten(2))
             last_B = np.maximum(counts_B - 1, 0)
             ends = [self._on_device(own_BT[live_B, last_B[live_B]]), torch.from_numpy(last_B[live_B])]
             of_B = torch.from_numpy(live_B.nonzero()[0])

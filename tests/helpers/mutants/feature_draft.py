@@ -9,7 +9,7 @@ GUESSES = "triforce.training.distillation:guesses"
 STREAM = "triforce.training.target_stream:TargetStream"
 FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
     "guesses see entries behind their anchor": (
-        "later", f"{LAYER}._scores", ("in_reach_BNK & (key_B1K <= last_BN[..., None])", "in_reach_BNK"),
+        "later", f"{LAYER}._visible", ("in_reach_BNK & (key_B1K <= last_BN[..., None])", "in_reach_BNK"),
     ),
     "guesses go on from the target's states": (
         "later", GUESSES, ("out_BNC, fused_BNC, own = layer.step(fused_BNC,",
@@ -18,7 +18,7 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
     "guesses forget those that led to them": ("row", GUESSES, ("chain += [own] if step else []", "pass")),
     "guesses of a row stand at one slot": ("row", GUESSES, ("chunk.slots_BT[:, at_N]", "chunk.slots_BT[:, anchors_N]")),
     "a window one entry longer": (
-        "window", f"{LAYER}._scores", ("> slots_BN[..., None] - self.config.window",
+        "window", f"{LAYER}._visible", ("> slots_BN[..., None] - self.config.window",
                                        ">= slots_BN[..., None] - self.config.window"),
     ),
     "sinks are met from afar": (
@@ -33,7 +33,7 @@ STATES: dict[str, tuple[str, tuple[str, str]]] = {
         f"{STREAM}.read", ("torch.cat((self.last_B1X, states_BTX[:, :-1]), 1)", "states_BTX"),
     ),
     "a chunk begins without the state before it": (f"{STREAM}.read", ("self.last_B1X = states_BTX[:, -1:]", "pass")),
-    "states of another row": (f"{STREAM}.read", ("ids_BT[b : b + 1]", "ids_BT[:1]")),
+    "states of another row": (f"{STREAM}.read", ("observe(ids_BT,", "observe(ids_BT[:1].expand(B, T),")),
 }  # fmt: skip
 DRAFT = "triforce.backends.feature_draft:FeatureDraft"
 VIEW = "triforce.kvcache.views.feature:FeatureView"

@@ -16,7 +16,7 @@ from triforce.model.feature_draft import FeatureDraftConfig, FeatureDraftWeights
 
 MATRICES = (
     "fc_CX", "q_proj_QE", "k_proj_PE", "v_proj_PE", "o_proj_CQ", "gate_proj_IC", "up_proj_IC", "down_proj_CI",
-    "head_MC",
+    "embedding_proj_CC", "head_MC",
 )  # fmt: skip
 """Fields that are packed; the others are vectors."""
 
@@ -26,7 +26,7 @@ class NativeFeatureLayer(FeatureLayer):
 
     def __init__(self, config: FeatureDraftConfig, weights: FeatureDraftWeights, dtype: torch.dtype) -> None:
         named = {field.name: getattr(weights, field.name) for field in fields(weights)}
-        matrices = {name: weight.to(dtype) for name, weight in named.items() if name in MATRICES}
+        matrices = {name: weight.to(dtype) for name, weight in named.items() if name in MATRICES and weight is not None}
         gate_IC, up_IC = matrices.pop("gate_proj_IC"), matrices.pop("up_proj_IC")
         super().__init__(config, replace(weights, **dict.fromkeys(MATRICES, torch.empty(0))))
         self.dtype = dtype
