@@ -24,7 +24,7 @@ def initial_weights(target: Checkpoint, config: FeatureDraftConfig, seed: int) -
     for name, shape in shapes(config).items():
         if "norm" in name:
             found[name] = torch.ones(shape)
-        elif name in ("o_proj_CQ", "down_proj_CI"):
+        elif name in ("o_proj_CQ", "down_proj_CI", "embedding_proj_CC"):
             found[name] = torch.zeros(shape)
         else:
             found[name] = torch.randn(shape, generator=dice) * shape[-1] ** -0.5
