@@ -132,7 +132,7 @@ def read_feature_draft(
     if made_for not in (None, fingerprint) and not finetune:
         raise ModelError(
             f"{folder} was trained on the hidden states of another model, or of this one in another dtype; make one "
-            "for this model with triforce train-draft"
+            f"for this model with triforce train-draft, or if this is a finetune of that one, use finetune:{folder}"
         )
     return FeatureDraftFile(config, _weights(folder, config), made_for, about.get("card"))
 

@@ -81,7 +81,7 @@ class Trainer:
             raise
 
     def save(self) -> None:
-        """Keep the state in the folder. Raises OSError."""
+        """Keep the state in the folder. Raises RequestError where there is no room."""
         self.state.optimizers = [optimizer.state_dict() for optimizer in self.optimizers]
         self.state.save(self.folder)
 
