@@ -100,7 +100,7 @@ def by_torch(features: Path) -> None:
     """The same of passes in torch, over the same memory."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dispatch, "feature_passes", lambda config, weights, target, dtype, device: TorchFeaturePasses(
-            config, weights.to(dtype, device), target.embed, target.config.vocab_size))  # fmt: skip
+            config, weights.to(dtype, device), target.embed))  # fmt: skip
         like_torch(features)
 
 

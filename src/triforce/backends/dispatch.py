@@ -87,7 +87,7 @@ def feature_passes(
 
         if isinstance(target, NativeModel):
             return NativeFeaturePasses(config, weights, target, dtype)
-    return TorchFeaturePasses(config, weights.to(dtype, device), target.embed, target.config.vocab_size)
+    return TorchFeaturePasses(config, weights.to(dtype, device), target.embed)
 
 
 def memory(

@@ -10,6 +10,7 @@ token, X = S * C, M tokens that can be proposed.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -40,10 +41,12 @@ class FeatureDraft:
 
     def __init__(self, config: FeatureDraftConfig, weights: FeatureDraftWeights, target: Decoder) -> None:
         self.config, self.target = config, target
-        self.passes = dispatch.feature_passes(config, weights, target.model, target.dtype, target.device)
+        own = replace(config, vocab_size=target.config.vocab_size)  # some published ones are padded
+        self.passes = dispatch.feature_passes(own, weights, target.model, target.dtype, target.device)
         trained = sum(tensor.numel() for _, tensor in weights.trained())
         self.weights_read = trained + config.choices * config.hidden_size
-        """Weights that a pass multiplies with."""
+        """Weights that a pass multiplies with, of which each has so many bytes: `weight_size`."""
+        self.weight_size = self.passes.weight_size
 
     @torch.no_grad()
     def __call__(self, ids_BT: Tensor, counts_B: Ints, cache: EntryView, at_BJ: Tensor) -> Tensor:

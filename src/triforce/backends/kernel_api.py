@@ -163,6 +163,9 @@ class EntryMemory(Protocol):
 class FeaturePasses(Protocol):
     """Passes of a feature draft; tensors of ids and columns are on the host."""
 
+    weight_size: int
+    """Bytes of a weight as products read it."""
+
     def forward(self, ids_BT: Tensor, memory: EntryMemory, batch: ForwardBatch, at_BJ: Tensor) -> Tensor:
         """Return logits of columns `at_BJ`, float32 (B, J, V). A row's last output is kept as a state."""
 

@@ -32,25 +32,27 @@ class NativeFeaturePasses:
     ) -> None:
         assert weights.head_MC is not None, "a draft that is run has a head"
         self.config = config
-        matrices = {
+        matrices: dict[str, Tensor] = {
             "fc": weights.fc_CX, "q_proj": weights.q_proj_QE, "k_proj": weights.k_proj_PE, "v_proj": weights.v_proj_PE,
             "o_proj": weights.o_proj_CQ, "gate_proj": weights.gate_proj_IC, "up_proj": weights.up_proj_IC,
-            "down_proj": weights.down_proj_CI, "head": weights.head_MC, "embedding_proj": weights.embedding_proj_CC,
+            "down_proj": weights.down_proj_CI, "head": weights.head_MC,
         }  # fmt: skip
-        typed = {name: None if weight is None else weight.to(dtype).contiguous() for name, weight in matrices.items()}
+        typed = {name: weight.to(dtype).contiguous() for name, weight in matrices.items()}
+        proj_CC = weights.embedding_proj_CC
         self._native = _native.FeatureDraft(
-            target=target.decoder, **typed, embedding_norm=weights.embedding_norm_C, hidden_norm=weights.hidden_norm_C,
+            target=target.decoder, **typed, embedding_proj=None if proj_CC is None else proj_CC.to(dtype).contiguous(),
+            embedding_norm=weights.embedding_norm_C, hidden_norm=weights.hidden_norm_C,
             post_norm=weights.post_norm_C, norm=weights.norm_C, fc_norm=weights.fc_norm_SC,
             tokens=weights.tokens_M.tolist(), head_dim=config.head_dim, eps=config.norm_eps,
             norm_output=config.norm_output, norm_before_residual=config.norm_before_residual,
             bits=BITS if dtype == torch.bfloat16 else 0,
         )  # fmt: skip
-        self._vocab_size = target.config.vocab_size
+        self.weight_size = 1 if dtype == torch.bfloat16 else 4
 
     def forward(self, ids_BT: Tensor, memory: EntryMemory, batch: ForwardBatch, at_BJ: Tensor) -> Tensor:
         """Return logits of columns `at_BJ`, float32 (B, J, V). A row's last output is kept as a state."""
         cos, sin = rotations(self.config.rope, batch, ids_BT.shape[1])
-        logits_BJV = torch.empty(*at_BJ.shape, self._vocab_size)
+        logits_BJV = torch.empty(*at_BJ.shape, self.config.vocab_size)
         ((_, lists),) = batch.views
         self._native.forward(
             entries=_pages(memory), states=memory.states_NC, ids=ids_BT.contiguous(), positions=batch.positions,

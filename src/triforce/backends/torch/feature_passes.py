@@ -25,9 +25,10 @@ class TorchFeaturePasses:
     """embed: the target's, from ids (N) to (N, C). weights: with a head."""
 
     def __init__(
-        self, config: FeatureDraftConfig, weights: FeatureDraftWeights, embed: Callable[[Tensor], Tensor], vocab: int
+        self, config: FeatureDraftConfig, weights: FeatureDraftWeights, embed: Callable[[Tensor], Tensor]
     ) -> None:
-        self.config, self.layer, self._embed, self._vocab = config, FeatureLayer(config, weights), embed, vocab
+        self.config, self.layer, self._embed = config, FeatureLayer(config, weights), embed
+        self.weight_size = self.layer.stream.itemsize
         self._tokens_M, self._device = weights.tokens_M, weights.tokens_M.device
 
     def forward(self, ids_BT: Tensor, memory: EntryMemory, batch: ForwardBatch, at_BJ: Tensor) -> Tensor:
@@ -61,7 +62,7 @@ class TorchFeaturePasses:
 
     def _logits(self, out_BJC: Tensor) -> Tensor:
         few_BJM = self.layer.times("head_MC", out_BJC).float()
-        logits_BJV = torch.full((*few_BJM.shape[:2], self._vocab), NEVER, device=few_BJM.device)
+        logits_BJV = torch.full((*few_BJM.shape[:2], self.config.vocab_size), NEVER, device=few_BJM.device)
         return logits_BJV.index_copy_(2, self._tokens_M, few_BJM)
 
     def _on_device(self, slots: Ints) -> Tensor:
