@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from triforce.backends.torch.feature_layer import FeatureLayer
 from triforce.checkpoint.feature_draft_file import new_config
@@ -126,12 +125,12 @@ class Trainer:
     def _episode(self, seconds: float, report: Report) -> None:
         """Train on one episode, an update for each chunk of it; a part of it only where time runs out."""
         state, config, began = self.state, self.config, self.clock()
-        groups = [_Group(self, ids_BL) for ids_BL in torch.split(self.episodes(state.episode), config.rows)]
+        ids_BL = self.episodes(state.episode)
         state.episode += 1  # so an interrupted one is not read again: what was learned from it is kept
-        for group in groups * config.passes:
-            past = Past()
-            for chunk in group:
-                self._update(chunk, past, min(state.seconds / seconds, 1.0))
+        for some_BL in torch.split(ids_BL, config.rows):
+            stream, past = TargetStream(self.decoder, self.draft.state_layers, *some_BL.shape), Past()
+            for ids_BT in torch.split(some_BL, config.width, 1):
+                self._update(stream.read(ids_BT), past, min(state.seconds / seconds, 1.0))
                 if state.updates % config.check_every == 0:
                     self._check()
                 state.seconds, began = state.seconds + self.clock() - began, self.clock()
@@ -171,21 +170,6 @@ class Trainer:
     def detached(self) -> FeatureDraftWeights:
         """Return the weights as they are now, for a file."""
         return replace(self.weights, **{name: tensor.detach() for name, tensor in self.weights.trained()})
-
-
-class _Group:
-    """The chunks of a few texts side by side, which the target reads the first time that they are gone through."""
-
-    def __init__(self, trainer: Trainer, ids_BL: Tensor) -> None:
-        self.parts = torch.split(ids_BL, trainer.config.width, 1)
-        self.stream = TargetStream(trainer.decoder, trainer.draft.state_layers, *ids_BL.shape)
-        self.chunks: list[Chunk] = []
-
-    def __iter__(self) -> Iterator[Chunk]:
-        yield from self.chunks
-        for ids_BT in self.parts[len(self.chunks) :]:
-            self.chunks.append(self.stream.read(ids_BT))
-            yield self.chunks[-1]
 
 
 @contextmanager

@@ -12,17 +12,15 @@ class TrainingConfig:
     """Lengths are tokens.
 
     rows: texts of an update, read side by side. width: what is read of each. groups: so many times as many texts are
-    an episode, fewer of them where they are longer; passes: how often an episode is trained on, as reading it costs
-    more. deepest: how long the longest texts are. steps: guesses in a row that are trained; decay: weight of each,
-    times that of the one before. anchors: share of the places where guesses go on behind the first. own_every: each so
-    many episodes are half the target's own. temperatures: of these, by turns. choices: share of the vocabulary that is
-    proposed, but no less than least_choices. learning_rate: after `warmup` updates; it falls linearly to `last_rate` of
-    it. check_every: updates between two looks at the held-out texts.
+    an episode, fewer of them where they are longer. deepest: how long the longest texts are. steps: guesses in a row
+    that are trained; decay: weight of each, times that of the one before. anchors: share of the places where guesses go
+    on behind the first. own_every: each so many episodes are half the target's own. temperatures: of these, by turns.
+    choices: share of the vocabulary that is proposed, but no less than least_choices. learning_rate: after `warmup`
+    updates; it falls linearly to `last_rate` of it. check_every: updates between two looks at the held-out texts.
     """
 
     rows: int = 4
     groups: int = 8
-    passes: int = 2
     width: int = 512
     deepest: int = 8192
     steps: int = 4
