@@ -11,13 +11,12 @@ from tests.helpers import tiny_training
 from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
 from tests.helpers.tiny_training import CONFIG, text, trainer
-from triforce.checkpoint.feature_draft_file import new_config
 from triforce.errors import ModelError, RequestError
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 from triforce.training.distillation import Head
 from triforce.training.episodes import Texts
-from triforce.training.initial_weights import initial_weights
+from triforce.training.initial_weights import last_norm
 from triforce.training.target_stream import TargetStream
 from triforce.training.training_card import measure, table
 from triforce.training.training_state import FILE, TrainingState
@@ -98,8 +97,7 @@ def test_states_of_stream_are_those_before_each_token(target: Path) -> None:
     alone = TargetStream(decoder, (1, 2), 1, 40).read(ids_BT[1:])
     assert torch.equal(alone.states_BTX[0], whole.states_BTX[1])
     assert not whole.states_BTX[:, 0].any() and whole.states_BTX[:, 1:].any(-1).all()
-    norm_C = initial_weights(llm.target, new_config(llm.target.config, 55), 0)["norm_C"]
-    head = Head(norm_C, llm.target.config.norm_eps, decoder.head_rows(tokens_M))
+    head = Head(last_norm(llm.target), llm.target.config.norm_eps, decoder.head_rows(tokens_M))
     torch.testing.assert_close(head.law(whole.final_BTC), whole.logits_BTV[..., tokens_M].softmax(-1), **CLOSE)
 
 

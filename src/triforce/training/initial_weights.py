@@ -31,5 +31,12 @@ def initial_weights(target: Checkpoint, config: FeatureDraftConfig, seed: int) -
     C = config.hidden_size
     found["fc_CX"] *= 0.1
     found["fc_CX"][:, -C:] += torch.eye(C)
-    found["norm_C"] = numbers(target.files.archives(packed=False)[NORM].view(NORM)).float().clone()
+    found["norm_C"] = last_norm(target)
     return found
+
+
+def last_norm(target: Checkpoint) -> Tensor:
+    """Return the weights (C) of the target's last norm, float32, with the factor of its logits."""
+    parts = target.config.architecture
+    norm_C = numbers(target.files.archives(packed=False)[NORM].view(NORM)).float()
+    return (norm_C + parts.norm_offset) * parts.logit_scale

@@ -21,7 +21,7 @@ from triforce.model.feature_draft import FeatureDraftWeights
 from triforce.training.distillation import Head, Past, loss
 from triforce.training.episodes import Episodes, Texts
 from triforce.training.heldout import Heldout, Subject
-from triforce.training.initial_weights import initial_weights
+from triforce.training.initial_weights import initial_weights, last_norm
 from triforce.training.target_stream import Chunk, TargetStream
 from triforce.training.training_config import TrainingConfig
 from triforce.training.training_state import TrainingState
@@ -65,8 +65,7 @@ class Trainer:
         self.weights = self._weights()
         self.optimizers = self._optimizers()
         rows_MC = self.decoder.head_rows(self.weights.tokens_M)
-        norm_C = initial_weights(llm.target, self.draft, config.seed)["norm_C"]
-        self.head = Head(norm_C, target.norm_eps, rows_MC.bfloat16() if narrow else rows_MC)
+        self.head = Head(last_norm(llm.target), target.norm_eps, rows_MC.bfloat16() if narrow else rows_MC)
         self._heldout: Heldout | None = None
 
     def run(self, seconds: float, report: Report = lambda state: None) -> None:
