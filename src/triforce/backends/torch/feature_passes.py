@@ -38,8 +38,8 @@ class TorchFeaturePasses:
         fused_BTC = memory.states_NC[self._on_device(before_BT)].to(self.layer.stream)
         inputs_BTE = self.layer.inputs(fused_BTC, self._embed(ids_BT.flatten()).view(B, T, -1))
         qkv = self.layer.queries(inputs_BTE), *self.layer.keys_values(inputs_BTE)
-        attn_out_BTHD = memory.kv.layer_attention(batch, T)(0, *qkv)[1]
-        out_BTC, states_BTC = self.layer.finish(fused_BTC, inputs_BTE, attn_out_BTHD.flatten(2))
+        attn_out_BTQ = memory.kv.layer_attention(batch, T)(0, *qkv)[1].flatten(2).to(self.layer.stream)
+        out_BTC, states_BTC = self.layer.finish(fused_BTC, inputs_BTE, attn_out_BTQ)
         live_B, last_B = counts_B > 0, np.maximum(counts_B - 1, 0)
         ends = [self._on_device(own_BT[live_B, last_B[live_B]]), torch.from_numpy(last_B[live_B])]
         memory.states_NC[ends[0]] = states_BTC[torch.from_numpy(live_B.nonzero()[0]), ends[1]].to(
