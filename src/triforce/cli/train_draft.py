@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from argparse import Namespace
@@ -58,6 +59,8 @@ def _require_folder(folder: Path) -> None:
 
 
 def _trainer(options: Namespace, texts: dict[str, str], folder: Path) -> Trainer:
+    # Threads that spin for others count as this process's time; where cores are shared, more than their work does.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     import_torch()
     import torch
 
