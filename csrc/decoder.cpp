@@ -12,7 +12,6 @@ namespace {
 struct Activations {
     float *x, *q, *k, *v;
     char *rotated, *q_sinks, *attn_out;
-    int64_t *positions, *sink_positions, *slots;
 };
 
 Activations activations(Scratch& scratch, const ForwardBatch& batch, const DecoderLayer& layer) {
@@ -24,41 +23,7 @@ Activations activations(Scratch& scratch, const ForwardBatch& batch, const Decod
     a.rotated = scratch.take<char>(bytes), a.attn_out = scratch.take<char>(bytes);
     for (const View& view : batch.views)
         if (view.window && view.sinks && !a.q_sinks) a.q_sinks = scratch.take<char>(bytes);
-    a.positions = scratch.take<int64_t>(N);
-    a.sink_positions = scratch.take<int64_t>(N);
-    a.slots = scratch.take<int64_t>(N);
     return a;
-}
-
-/// Writes positions and slots of the new tokens; padding goes to the scratch page.
-void locate(const ForwardBatch& batch, const Attention& call, const Activations& a) {
-    const int64_t largest = std::max<int64_t>(call.sinks + call.window - 1, 0);
-    for (int64_t i = 0; i < batch.rows * batch.width; i++) {
-        const int64_t b = i / batch.width, t = i % batch.width, key = call.starts[b] + t;
-        const bool real = t < batch.counts[b];
-        a.positions[i] = real ? batch.positions[b] + t : 0;
-        a.sink_positions[i] = std::min(a.positions[i], largest);
-        a.slots[i] = real ? call.list(b, 0)[key / page_size] * int64_t{page_size} + key % page_size : 0;
-    }
-}
-
-/// The attention of each layer, without queries and outputs.
-std::vector<Attention> calls(const std::vector<const Pages*>& memory, const ForwardBatch& batch, int heads) {
-    std::vector<Attention> calls;
-    for (const View& view : batch.views)
-        for (int64_t i = 0; i < view.layers && calls.size() < memory.size(); i++) {
-            Attention call{};
-            call.pages = memory[calls.size()];
-            call.rows = batch.rows, call.width = batch.width, call.heads = heads;
-            call.starts = view.starts.data(), call.counts = batch.counts.data();
-            call.lists = view.lists + i * view.layer_stride;
-            call.row_stride = view.row_stride, call.head_stride = view.head_stride, call.list_length = view.list_length;
-            call.sinks = view.sinks, call.window = view.window;
-            if (!view.coarse.empty()) call.coarse = view.coarse.data();
-            if (batch.mass) call.mass = batch.mass + calls.size() * batch.rows * call.pages->heads * view.list_length;
-            calls.push_back(call);
-        }
-    return calls;
 }
 
 /// Copies the residual stream (N, C) behind so many layers, if it was asked for.
@@ -76,14 +41,52 @@ std::vector<const Search*> searches(const ForwardBatch& batch) {
 }
 
 /// Writes keys and values to their pages, rotates the queries and sets them in the call.
-void rope_and_write(Attention& call, const ForwardBatch& batch, const Activations& a, int64_t rotation, char* rotated) {
+void rope_and_write(Attention& call, const ForwardBatch& batch, const Activations& a, const Places& at,
+                    int64_t rotation, char* rotated) {
     const int64_t N = batch.rows * batch.width;
     rope_and_write(NewTokens{call.pages, N, call.heads, a.q, a.k, a.v, batch.rotation.at(rotation, call.pages->dim),
-                             a.positions, a.sink_positions, a.slots, rotated, a.q_sinks});
+                             at.positions, at.sink_positions, at.slots, rotated, a.q_sinks});
     call.q = rotated, call.q_sinks = call.window && call.sinks ? a.q_sinks : nullptr, call.out = a.attn_out;
 }
 
 }  // namespace
+
+Places locate(Scratch& scratch, const ForwardBatch& batch, const Attention& call) {
+    const int64_t N = batch.rows * batch.width;
+    const Places at{scratch.take<int64_t>(N), scratch.take<int64_t>(N), scratch.take<int64_t>(N),
+                    scratch.take<int64_t>(N)};
+    const int64_t largest = std::max<int64_t>(call.sinks + call.window - 1, 0);
+    for (int64_t i = 0; i < N; i++) {
+        const int64_t b = i / batch.width, t = i % batch.width, key = call.starts[b] + t;
+        const bool real = t < batch.counts[b];
+        const auto slot = [&](int64_t of) {
+            return call.list(b, 0)[of / page_size] * int64_t{page_size} + of % page_size;
+        };
+        at.positions[i] = real ? batch.positions[b] + t : 0;
+        at.sink_positions[i] = std::min(at.positions[i], largest);
+        at.slots[i] = real ? slot(key) : 0;
+        at.before[i] = real && key ? slot(key - 1) : 0;
+    }
+    return at;
+}
+
+std::vector<Attention> attention_calls(const std::vector<const Pages*>& memory, const ForwardBatch& batch, int heads) {
+    std::vector<Attention> calls;
+    for (const View& view : batch.views)
+        for (int64_t i = 0; i < view.layers && calls.size() < memory.size(); i++) {
+            Attention call{};
+            call.pages = memory[calls.size()];
+            call.rows = batch.rows, call.width = batch.width, call.heads = heads;
+            call.starts = view.starts.data(), call.counts = batch.counts.data();
+            call.lists = view.lists + i * view.layer_stride;
+            call.row_stride = view.row_stride, call.head_stride = view.head_stride, call.list_length = view.list_length;
+            call.sinks = view.sinks, call.window = view.window;
+            if (!view.coarse.empty()) call.coarse = view.coarse.data();
+            if (batch.mass) call.mass = batch.mass + calls.size() * batch.rows * call.pages->heads * view.list_length;
+            calls.push_back(call);
+        }
+    return calls;
+}
 
 Decoder::Decoder(std::vector<std::shared_ptr<DecoderLayer>> layers, std::shared_ptr<LmHead> head,
                  std::optional<WeightSource> embedding, float embedding_scale, std::vector<int64_t> rotations)
@@ -118,9 +121,10 @@ void Decoder::check(const std::vector<const Pages*>& memory, const ForwardBatch&
     for (int64_t i = 0; batch.at && i < batch.rows * batch.scored; i++)
         require(0 <= batch.at[i] && batch.at[i] < batch.width, "at must lie in [0, T)");
     for (const int64_t after : batch.state_layers)
-        require(0 < after && after < layers, "states are those between two layers");
+        require(0 < after && after < layers + (batch.scored > 0), "states are those behind layers that are finished");
     const int32_t* checked = nullptr;
-    const std::vector<Attention> attention = calls(memory, batch, static_cast<int>(layer.q_size() / memory[0]->dim));
+    const int heads = static_cast<int>(layer.q_size() / memory[0]->dim);
+    const std::vector<Attention> attention = attention_calls(memory, batch, heads);
     const std::vector<const Search*> searched = searches(batch);
     for (size_t i = 0; i < attention.size(); i++) {
         if (attention[i].lists != checked) triforce::check(attention[i]), checked = attention[i].lists;
@@ -135,19 +139,20 @@ void Decoder::forward(const std::vector<const Pages*>& memory, const ForwardBatc
     const Activations a = activations(scratch, batch, first);
     const std::vector<const Search*> searched = searches(batch);
     const int64_t queries_of_a_layer = N * first.q_size() * size_of(first.type());
-    std::vector<Attention> attention = calls(memory, batch, static_cast<int>(first.q_size() / memory[0]->dim));
+    const int heads = static_cast<int>(first.q_size() / memory[0]->dim);
+    std::vector<Attention> attention = attention_calls(memory, batch, heads);
     std::optional<OffloadedPass> offloaded;
     if (Offload* home = memory[0]->offload) {
         const AttentionCalls calls{attention.data() + batch.first_layer, attention.data() + batch.last_layer};
         offloaded.emplace(*home, calls, batch.exact, batch.keep).start();
     }
-    if (batch.first_layer == 0) embed(batch, a.x);
-    locate(batch, attention[0], a);
+    if (batch.first_layer == 0) embed(batch.ids, N, a.x);
+    const Places places = locate(scratch, batch, attention[0]);
     for (int64_t i = batch.first_layer; i < batch.last_layer; i++) {
         const bool output_needed = batch.scored || i + 1 < layers;
         layers_[i]->qkv(a.x, N, a.q, a.k, a.v);
         char* rotated = batch.queries ? batch.queries + i * queries_of_a_layer : a.rotated;
-        rope_and_write(attention[i], batch, a, rotations_[i], rotated);
+        rope_and_write(attention[i], batch, a, places, rotations_[i], rotated);
         if (output_needed || batch.mass) {
             if (offloaded)
                 offloaded->attend(attention[i]);  // to whole lists: offloaded memory has no sketches
@@ -162,12 +167,10 @@ void Decoder::forward(const std::vector<const Pages*>& memory, const ForwardBatc
     if (batch.scored && batch.last_layer == layers) score(batch, a.x);
 }
 
-void Decoder::embed(const ForwardBatch& batch, float* x) const {
-    const int64_t C = head_->hidden();
-    const int64_t N = batch.rows * batch.width;
-    if (!embedding_) head_->matrix().rows(batch.ids, N, x);
-    for (int64_t i = 0; embedding_ && i < N; i++) embedding_->row(batch.ids[i], x + i * C);
-    scale(x, N * C, embedding_scale_);
+void Decoder::embed(const int64_t* ids, int64_t count, float* x) const {
+    if (!embedding_) head_->matrix().rows(ids, count, x);
+    for (int64_t i = 0; embedding_ && i < count; i++) embedding_->row(ids[i], x + i * head_->hidden());
+    scale(x, count * head_->hidden(), embedding_scale_);
 }
 
 void Decoder::score(const ForwardBatch& batch, const float* x) const {

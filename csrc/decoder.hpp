@@ -11,6 +11,7 @@
 
 #include "attention.hpp"
 #include "decoder_layer.hpp"
+#include "memory.hpp"
 #include "search.hpp"
 #include "write.hpp"
 
@@ -48,6 +49,15 @@ struct ForwardBatch {
     float* states;                           // (state_layers, B, T, C); or null
 };
 
+/// The attention of each layer, without queries and outputs.
+std::vector<Attention> attention_calls(const std::vector<const Pages*>& memory, const ForwardBatch& batch, int heads);
+
+/// Where new tokens stand, (B * T): their positions, their slots, and the slots before them; padding is at 0.
+struct Places {
+    int64_t *positions, *sink_positions, *slots, *before;
+};
+Places locate(Scratch& scratch, const ForwardBatch& batch, const Attention& call);
+
 class Decoder {
   public:
     /// `embedding` (V, C) is borrowed; without one it is the head's matrix. `rotations`: the number of each layer's in
@@ -60,9 +70,10 @@ class Decoder {
     /// Throws std::invalid_argument unless the pages of each layer and the batch fit each other and this model.
     void check(const std::vector<const Pages*>& memory, const ForwardBatch& batch) const;
     void forward(const std::vector<const Pages*>& memory, const ForwardBatch& batch) const;
+    /// Writes the embeddings of tokens, (count, C).
+    void embed(const int64_t* ids, int64_t count, float* x) const;
 
   private:
-    void embed(const ForwardBatch& batch, float* x) const;
     void score(const ForwardBatch& batch, const float* x) const;
 
     std::vector<std::shared_ptr<DecoderLayer>> layers_;

@@ -64,8 +64,7 @@ Invalid decode(FusedDraft draft, const Draw& draw) {
     for (int64_t i = 0; i < draft.count; i++) {
         forward.width = longest(forward.counts);
         set_ids(draft, ids, at.data());
-        draft.decoder.check(draft.memory, forward);
-        draft.decoder.forward(draft.memory, forward);
+        draft.pass(forward);
         if (const Invalid invalid = draw(i, columns)) return invalid;
         for (int64_t b = 0; b < B; b++) {
             draft.tokens[b * draft.count + i] = tokens[b];

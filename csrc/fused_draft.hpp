@@ -11,9 +11,11 @@ namespace triforce {
 /// Draws the i-th token of all rows from a batch of one column. Returns one without a distribution, if there is one.
 using Draw = std::function<Invalid(int64_t i, const VerificationBatch& batch)>;
 
+/// Checks a batch of a model's tier, and runs it.
+using Pass = std::function<void(const ForwardBatch& batch)>;
+
 struct FusedDraft {
-    const Decoder& decoder;
-    const std::vector<const Pages*>& memory;
+    Pass pass;
     ForwardBatch forward;       // of the first pass; its ids, counts and logits are set here
     VerificationBatch verification;  // the texts, and which rows are live
     int64_t* texts;     // (B, S): the same texts; tokens are appended to them

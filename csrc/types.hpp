@@ -21,6 +21,13 @@ inline float to_float(bf16 x) {
     return value;
 }
 
+/// The nearest, even where there are two; of a finite number.
+inline bf16 to_bf16(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    return {static_cast<uint16_t>((bits + (bits >> 16 & 1) + 0x7fff) >> 16)};
+}
+
 enum class Type { f32, bf16, half, f64, i64, i32, i8, u8, boolean, other };
 
 constexpr float int8_largest = 127;  // of int8 with a scale; -128 is not used

@@ -8,27 +8,13 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include "../fused_draft.hpp"
-#include "../tensor.hpp"
+#include "pass_args.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace triforce {
-namespace {
 
-using Ints = std::vector<int64_t>;
-/// A View as Python makes it.
-struct ViewArg {
-    int64_t layers;
-    nanobind::object lists;
-    Ints starts;
-    int64_t sinks, window;
-    Ints coarse;
-    std::tuple<Ints, Ints, Ints> search;  // first, last, picks
-};
-
-/// Checks and borrows the lists.
 View view(const ViewArg& from, int64_t rows, int64_t heads) {
     const Tensor lists = tensor("lists", from.lists);
     const int64_t L = from.layers, B = rows, G = heads, P = lists.dims ? lists[lists.dims - 1] : 0;
@@ -47,7 +33,6 @@ View view(const ViewArg& from, int64_t rows, int64_t heads) {
     return view;
 }
 
-/// Tables (positions, R * D / 2), and their number of positions.
 std::pair<Rotation, int64_t> rotation(TensorArg cos, TensorArg sin, int64_t dim) {
     const Tensor cos_tensor = tensor("cos", cos);
     const float* cosines = cos_tensor.as<float>({-1, -1});
@@ -55,6 +40,8 @@ std::pair<Rotation, int64_t> rotation(TensorArg cos, TensorArg sin, int64_t dim)
     require(stride && stride % (dim / 2) == 0, "the tables must have whole rotations");
     return {{cosines, tensor("sin", sin).as<float>({positions, stride}), stride}, positions};
 }
+
+namespace {
 
 void outputs(ForwardBatch& batch, const Decoder& decoder, const Pages& pages, TensorArg logits, TensorArg queries,
              TensorArg mass) {
@@ -120,6 +107,14 @@ void init_view(ViewArg* self, int64_t layers, TensorArg lists, Ints starts, int6
                        std::move(search)};
 }
 
+void init_texts(DraftedTexts* self, Ints positions, TensorArg cos, TensorArg sin, const ViewArg& view, IntArrayArg ids,
+                IntArrayArg lengths, BoolArrayArg live, const Sampler& sampler, NoiseArg noise, TensorArg probs,
+                IntArrayArg tokens) {
+    new (self) DraftedTexts{std::move(positions), nb::borrow(cos), nb::borrow(sin), view, nb::borrow(ids),
+                            nb::borrow(lengths), nb::borrow(live), &sampler, nb::borrow(noise), nb::borrow(probs),
+                            nb::borrow(tokens)};
+}
+
 /// How tokens are drawn: seeded if `noise` has keys; else by rejection with uniforms (count, B), which writes probs
 /// (count, B, V).
 Draw drawing(const Sampler& sampler, NoiseArg noise, TensorArg probs, int64_t count) {
@@ -138,38 +133,44 @@ Draw drawing(const Sampler& sampler, NoiseArg noise, TensorArg probs, int64_t co
     };
 }
 
-std::optional<std::tuple<int64_t, double>> fused_draft(
-    const Decoder& decoder, const std::vector<const Pages*>& memory, Ints positions, TensorArg cos, TensorArg sin,
-    const ViewArg& seen, IntArrayArg ids, IntArrayArg lengths, BoolArrayArg live, const Sampler& sampler,
-    NoiseArg noise, TensorArg probs, IntArrayArg tokens) {
+Unlawful fused_draft(const Decoder& decoder, const std::vector<const Pages*>& memory, const DraftedTexts& texts) {
+    const Pass pass = [&](const ForwardBatch& batch) {
+        decoder.check(memory, batch);
+        decoder.forward(memory, batch);
+    };
+    return draft_by(pass, memory, decoder.head().vocabulary(), texts);
+}
+
+}  // namespace
+
+Unlawful draft_by(const Pass& pass, const std::vector<const Pages*>& memory, int64_t vocabulary,
+                  const DraftedTexts& from) {
     require(!memory.empty(), "there must be pages");
-    const Tensor texts = tensor("ids", ids), out = tensor("tokens", tokens);
-    const auto B = static_cast<int64_t>(sampler.rows.size());
-    require(sampler.vocabulary == decoder.head().vocabulary(), "the sampler must have the model's vocabulary");
-    require(static_cast<int64_t>(positions.size()) == B, "positions must have one number for each row");
+    const Tensor texts = tensor("ids", from.ids), out = tensor("tokens", from.tokens);
+    const auto B = static_cast<int64_t>(from.sampler->rows.size());
+    require(from.sampler->vocabulary == vocabulary, "the sampler must have the model's vocabulary");
+    require(static_cast<int64_t>(from.positions.size()) == B, "positions must have one number for each row");
     ForwardBatch forward{};
     forward.rows = B, forward.last_layer = static_cast<int64_t>(memory.size());
-    forward.positions = std::move(positions);
-    forward.views = {view(seen, B, memory[0]->heads)};
+    forward.positions = from.positions;
+    forward.views = {view(from.view, B, memory[0]->heads)};
     int64_t table = 0;
-    std::tie(forward.rotation, table) = rotation(cos, sin, memory[0]->dim);
+    std::tie(forward.rotation, table) = rotation(from.cos, from.sin, memory[0]->dim);
     VerificationBatch verification{};
-    verification.rows = static_cast<int>(B), verification.vocabulary = sampler.vocabulary;
+    verification.rows = static_cast<int>(B), verification.vocabulary = vocabulary;
     int64_t* data = texts.as<int64_t>({B, -1});
     verification.ids = data, verification.capacity = texts[1];
-    verification.lengths = tensor("lengths", lengths).as<int64_t>({B});
-    verification.live = tensor("live", live).as<bool>({B});
+    verification.lengths = tensor("lengths", from.lengths).as<int64_t>({B});
+    verification.live = tensor("live", from.live).as<bool>({B});
     int64_t* drawn = out.as<int64_t>({B, -1});
     for (int64_t b = 0; b < B; b++)
         require(0 <= forward.positions[b] && verification.lengths[b] + out[1] <= table,
                 "positions must lie in the tables");
-    const Draw draw = drawing(sampler, noise, probs, out[1]);
+    const Draw draw = drawing(*from.sampler, from.noise, from.probs, out[1]);
     const nb::gil_scoped_release released;
-    const Invalid invalid = decode({decoder, memory, std::move(forward), verification, data, out[1], drawn}, draw);
+    const Invalid invalid = decode({pass, std::move(forward), verification, data, out[1], drawn}, draw);
     return invalid ? std::optional(std::tuple(int64_t{invalid->row}, invalid->peak)) : std::nullopt;
 }
-
-}  // namespace
 
 void bind_decoder(nb::module_& m) {
     nb::class_<ViewArg>(m, "View",
@@ -193,12 +194,15 @@ void bind_decoder(nb::module_& m) {
              "run, the residual stream stays in `x` (B, T, C) float32. For offloaded memory: keys before the starts "
              "are committed if `exact`, and the `keep` pages of most mass stay in memory. `states` (layers, B, T, C) "
              "float32 gets the residual stream behind so many layers as each of `state_layers` says.");
-    m.def("fused_draft", &fused_draft, nb::kw_only(), "decoder"_a, "memory"_a, "positions"_a, "cos"_a, "sin"_a,
-          "view"_a, "ids"_a, "lengths"_a, "live"_a, "sampler"_a, "noise"_a, "probs"_a, "tokens"_a,
-          "Draw K tokens behind each live row of the texts ids (B, S), one after another.\n\nThe model has seen "
-          "positions[b] tokens of row b; `view` is that of the first pass. noise: keys for seeded draws; else "
-          "uniforms (K, B) float64, with which probs (K, B, V) float64 are written. Out: tokens (B, K), which are "
-          "appended to ids, too. Returns row and largest logit of a token without a distribution, or None.");
+    nb::class_<DraftedTexts>(m, "DraftedTexts",
+                             "Texts ids (B, S), behind each live row of which K tokens are drawn one after another.\n\n"
+                             "The model has seen positions[b] tokens of row b; `view` is that of the first pass. "
+                             "noise: keys for seeded draws; else uniforms (K, B) float64, with which probs (K, B, V) "
+                             "float64 are written. Out: tokens (B, K), which are appended to ids, too.")
+        .def("__init__", &init_texts, nb::keep_alive<1, 9>(), nb::kw_only(), "positions"_a, "cos"_a, "sin"_a, "view"_a, "ids"_a, "lengths"_a,
+             "live"_a, "sampler"_a, "noise"_a, "probs"_a, "tokens"_a);
+    m.def("fused_draft", &fused_draft, nb::kw_only(), "decoder"_a, "memory"_a, "texts"_a,
+          "Draw tokens of a model. Returns row and largest logit of a token without a distribution, or None.");
 }
 
 }  // namespace triforce

@@ -25,6 +25,7 @@ namespace triforce {
 void bind_linear(nb::module_& m);
 void bind_attention(nb::module_& m);
 void bind_decoder(nb::module_& m);
+void bind_feature_draft(nb::module_& m);
 void bind_offload(nb::module_& m);
 void bind_sampler(nb::module_& m);
 
@@ -86,6 +87,7 @@ NB_MODULE(_native, m) {
     bind_offload(m);
     bind_sampler(m);
     bind_decoder(m);
+    bind_feature_draft(m);
     m.def("read", &read, "words"_a, "Read words (N) int64 at the bandwidth of memory. Returns their exclusive or.");
     m.def("compute", &compute, "numbers"_a, "rounds"_a,
           "Multiply and add numbers of a type, float32, bfloat16, int16 or int8, in registers, as products do. Returns "

@@ -22,7 +22,8 @@ from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
 from tests.helpers.tiny_checkpoint import edit
 from tests.helpers.tiny_llm import MODES, ask, llm
-from triforce.backends import native_loader
+from triforce.backends import dispatch, native_loader
+from triforce.backends.torch.feature_passes import TorchFeaturePasses
 from triforce.checkpoint.feature_draft_file import read_feature_draft
 from triforce.engine.engine import Engine
 from triforce.engine.feature_loader import load_feature_draft
@@ -86,9 +87,21 @@ def in_company(features: Path, schedule: Callable[[LLM, str], None], mode: str) 
     return seen
 
 
-def test_guesses_are_those_of_the_layer_in_torch(features: Path) -> None:
+@pytest.mark.parametrize("passes", ["native", "torch"])
+def test_guesses_are_those_of_the_layer_in_torch(passes: str, features: Path) -> None:
     """Behind full verifications, in float32: each guess is made of the states of the text before it."""
-    like_torch(features)
+    if passes == "native":
+        like_torch(features)
+    else:
+        by_torch(features)
+
+
+def by_torch(features: Path) -> None:
+    """The same of passes in torch, over the same memory."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dispatch, "feature_passes", lambda config, weights, target, dtype, device: TorchFeaturePasses(
+            config, weights.to(dtype, device), target.embed))  # fmt: skip
+        like_torch(features)
 
 
 def like_torch(features: Path) -> None:
@@ -188,6 +201,7 @@ def test_random_schedules_keep_texts_and_counts(features: Path, monkeypatch: pyt
 
 CHECKS: dict[str, Callable[[Path, Path], object]] = {
     "torch": lambda features, folder: like_torch(features),
+    "reference": lambda features, folder: by_torch(features),
     "company": lambda features, folder: in_company(features, play, "draft"),
     "swapped": lambda features, folder: in_company(features, play_swapped, "draft"),
     "prompt": lambda features, folder: like_a_prompt(features, "triforce"),
@@ -223,5 +237,9 @@ def test_another_target_is_refused_by_name(features: Path, tmp_path: Path) -> No
     folder = copytree(features / "draft", tmp_path / "draft")
     about = json.loads((folder / "config.json").read_text())["triforce"]
     edit(folder / "config.json", triforce=about | {"target": "that of another model"})
-    with pytest.raises(ModelError, match="draft was trained on the hidden states of another model"):
+    with pytest.raises(ModelError, match=r"draft was trained on the hidden states of another model.* use finetune:"):
         LLM(features / "target", folder)
+    allowed = LLM(features / "target", f"finetune:{folder}", mode="draft")
+    assert alone(allowed, 40, 0.8) and allowed.models.features
+    with pytest.raises(RequestError, match="target is a model of its own"):
+        LLM(features / "target", f"finetune:{features / 'target'}")

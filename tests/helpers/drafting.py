@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from triforce.backends.dispatch import fused_draft_with
 from triforce.backends.kernel_api import ModelBackend
 from triforce.backends.token_sampler import make_noise
 from triforce.engine.tier_builder import fused_draft
@@ -40,7 +41,7 @@ class Drafting:
             batch = cache.begin(counts_B, ids_BT.shape[1])
             return backend.forward(ids_BT, cache.kv, batch, at_BJ).logits_BJV
 
-        fused: Any = partial(fused_draft, backend) if several else None
+        fused: Any = partial(fused_draft, partial(fused_draft_with, backend, view.kv)) if several else None
         self.tier = Tier("draft", decoder, view, gamma, fused_draft=fused)
         draw = torch.Generator().manual_seed(1)
         ids_BS = torch.randint(config.vocab_size, (3, 400), generator=draw).numpy()

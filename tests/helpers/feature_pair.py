@@ -17,6 +17,7 @@ from tests.helpers.tiny_training import target_folder
 from triforce.backends.torch.feature_layer import FeatureLayer
 from triforce.checkpoint.feature_draft_file import FeatureDraftFile, new_config
 from triforce.checkpoint.feature_draft_writer import write_feature_draft
+from triforce.engine import tier_builder
 from triforce.engine.engine import Engine
 from triforce.engine.model_loader import Checkpoint, load
 from triforce.engine.sequence import TokenSequence
@@ -48,8 +49,8 @@ def random_draft(folder: Path, target: Checkpoint, seed: int = 0, **changes: Any
     weights = initial_weights(target, config, seed)
     dice = torch.Generator().manual_seed(seed)
     for name, shape in shapes(config).items():
-        if name in ("o_proj_CQ", "down_proj_CI"):
-            weights[name] = torch.randn(shape, generator=dice) * 0.5 * shape[-1] ** -0.5
+        if scale := {"o_proj_CQ": 0.5, "down_proj_CI": 0.5, "embedding_proj_CC": 0.05}.get(name):
+            weights[name] = torch.randn(shape, generator=dice) * scale * shape[-1] ** -0.5
     draft = FeatureDraftFile(config, FeatureDraftWeights(**weights, tokens_M=torch.arange(2, 2 + CHOICES)))
     folder.mkdir(exist_ok=True)
     write_feature_draft(folder, draft)
@@ -68,7 +69,7 @@ class Guess:
 
 @contextmanager
 def spied() -> Iterator[list[Guess]]:
-    """What the draft guesses while it lasts."""
+    """What the draft guesses while it lasts, pass by pass."""
     seen: list[Guess] = []
     rows: list[TokenSequence] = []
     step, plain = SequenceBatch.step, Tier.score
@@ -87,6 +88,7 @@ def spied() -> Iterator[list[Guess]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Tier, "score", score)
+        patch.setattr(tier_builder, "fused_draft", lambda *given: None)
         patch.setattr(SequenceBatch, "step", stepped)
         yield seen
 

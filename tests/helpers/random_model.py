@@ -17,20 +17,20 @@ L, V, C, I, H, G, D = 3, 50, 40, 72, 4, 2, 16  # noqa: E741
 
 
 def random_model(
-    draw: torch.Generator, dtype: torch.dtype, tied: bool = True, bits: int = 0
+    draw: torch.Generator, dtype: torch.dtype, tied: bool = True, bits: int = 0, hidden: int = C
 ) -> tuple[ModelConfig, NativeModel]:
     def weight(*size: int) -> Tensor:
         return (torch.randn(size, generator=draw) * size[-1] ** -0.5).to(dtype)
 
     def layer() -> Layer:
         return Layer(
-            weight(C), weight(H * D, C), weight(G * D, C), weight(G * D, C), weight(C, H * D), weight(C), weight(I, C),
-            weight(I, C), weight(C, I),
+            weight(hidden), weight(H * D, hidden), weight(G * D, hidden), weight(G * D, hidden),
+            weight(hidden, H * D), weight(hidden), weight(I, hidden), weight(I, hidden), weight(hidden, I),
         )  # fmt: skip
 
     rope = Rope(100.0 ** -(torch.arange(0, D, 2) / D), 1.0)
-    config = ModelConfig(V, C, I, L, H, G, D, 1e-5, tied, 4096, rope)
-    embedding_VC = weight(V, C)
+    config = ModelConfig(V, hidden, I, L, H, G, D, 1e-5, tied, 4096, rope)
+    embedding_VC = weight(V, hidden)
     layers = tuple(layer() for _ in range(L))
-    weights = Weights(embedding_VC, layers, weight(C), embedding_VC if tied else weight(V, C))
+    weights = Weights(embedding_VC, layers, weight(hidden), embedding_VC if tied else weight(V, hidden))
     return config, NativeModel(config, weights, bits)

@@ -16,7 +16,7 @@ from triforce.backends.torch.feature_layer import Entries, FeatureLayer
 from triforce.model.feature_draft import FeatureDraftConfig, FeatureDraftWeights, shapes
 from triforce.model.rope import Rope, rotate
 from triforce.training import distillation
-from triforce.training.distillation import Past, guesses, loss
+from triforce.training.distillation import Head, Past, guesses, loss
 from triforce.training.target_stream import Chunk
 
 torch.set_num_threads(1)
@@ -39,15 +39,14 @@ def layer(sinks: int = 4, window: int = 20) -> FeatureLayer:
 
 def chunk(T: int, seed: int = 1) -> Chunk:
     draw = torch.Generator().manual_seed(seed)
-    law_BTM = torch.randn(B, T, V, generator=draw).softmax(-1)[..., :M]
-    states_BTX, embeddings_BTC = (torch.randn(B, T, size, generator=draw) for size in (2 * C, C))
+    states_BTX, embeddings_BTC, final_BTC = (torch.randn(B, T, size, generator=draw) for size in (2 * C, C, C))
     nothing = torch.zeros(B, T, dtype=torch.long)
-    return Chunk(nothing, torch.arange(T).expand(B, T), states_BTX, embeddings_BTC, law_BTM, nothing)
+    return Chunk(nothing, torch.arange(T).expand(B, T), states_BTX, embeddings_BTC, final_BTC)
 
 
 def part(whole: Chunk, start: int, stop: int) -> Chunk:
     return Chunk(*(tensor[:, start:stop].clone() for tensor in (
-        whole.ids_BT, whole.slots_BT, whole.states_BTX, whole.embeddings_BTC, whole.law_BTM, whole.best_BT
+        whole.ids_BT, whole.slots_BT, whole.states_BTX, whole.embeddings_BTC, whole.final_BTC
     )))  # fmt: skip
 
 
@@ -148,15 +147,21 @@ def test_guess_mutant_is_noticed(mutant: Mutant, monkeypatch: pytest.MonkeyPatch
 
 
 def test_gradient_of_loss_equals_that_of_plain_formula() -> None:
-    draft, whole, head_MC = layer(), chunk(30), torch.randn(M, C, generator=torch.Generator().manual_seed(3))
+    """All tokens are guessed behind; the guesses that follow go on from some places."""
+    draft, whole, later_N, decay = layer(), chunk(30), torch.tensor([0, 4, 9, 27]), 0.7
+    dice = torch.Generator().manual_seed(3)
+    head = Head(1 + 0.3 * torch.randn(C, generator=dice), 1e-5, torch.randn(M, C, generator=dice))
     trained = [tensor.requires_grad_() for _, tensor in draft.weights.trained()]
-    anchors_N, decay = torch.tensor([0, 4, 9, 27]), 0.7
-    value = loss(draft, head_MC, whole, Past(), anchors_N, 3, decay)
+    value = loss(draft, head, whole, Past(), later_N, 3, decay)
     got = torch.autograd.grad(value, trained)
+    final_BTC = whole.final_BTC * (whole.final_BTC.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * head.norm_C
+    law_BTM = (final_BTC @ head.rows_MC.T).softmax(-1)
+    first, *_ = outputs(draft, whole, Past(), torch.arange(30), 1)
+    _, *others = outputs(draft, whole, Past(), later_N)
     plain, weights = torch.zeros(()), [decay**step for step in range(3)]
-    for step, out_BNC in enumerate(outputs(draft, whole, Past(), anchors_N)):
-        law_BNM = whole.law_BTM[:, anchors_N + step]
-        nats_BN = -(law_BNM * (out_BNC @ head_MC.T).log_softmax(-1)).sum(-1)
+    for step, (out_BNC, at_N) in enumerate(zip([first, *others], [torch.arange(30), later_N + 1, later_N + 2],
+                                               strict=True)):  # fmt: skip
+        nats_BN = -(law_BTM[:, at_N] * (out_BNC @ head.rows_MC.T).log_softmax(-1)).sum(-1)
         plain = plain + weights[step] / sum(weights) * nats_BN.mean()
     torch.testing.assert_close(value, plain)
     for one, other in zip(got, torch.autograd.grad(plain, trained), strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -75,6 +76,7 @@ def test_interrupted_command_goes_on(
         (["--minutes", "-1"], "more than 0"),
         (["--texts", "missing"], "missing"),
         (["-o", "/dev/null/draft"], "/dev/null/draft"),
+        (["--device", "cuda"], "--device cuda"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -90,3 +92,38 @@ def test_text_of_one_byte_is_one_line(target: Path, tmp_path: Path, capsys: pyte
     assert main(command(target, tmp_path / "a.txt", tmp_path / "draft")) == 2
     error = capsys.readouterr().err
     assert "a training needs" in error and error.count("\n") == 1
+
+
+def test_full_disk_is_one_line_and_loses_nothing(
+    target: Path, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was kept before stays, and the training goes on from there."""
+    folder, write, saves = tmp_path / "draft", Path.write_bytes, list[Path]()
+
+    def full(self: Path, data: bytes) -> int:
+        saves.append(self)
+        if len(saves) > 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(self, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        assert main(command(target, texts, folder, 60)) == 2
+    said = capsys.readouterr().err
+    assert "No space left on device" in said and said.count("\n") == 1
+    assert [file.name for file in folder.iterdir()] == [FILE]
+    updates = torch.load(folder / FILE, weights_only=True)["updates"]
+    assert updates > 0 and main(command(target, texts, folder)) == 0
+
+
+def test_command_stopped_before_its_card_goes_on(
+    target: Path, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("triforce.training.training_card.measure", interrupted)
+        assert main(command(target, texts, tmp_path)) == 2
+    assert "goes on from there" in capsys.readouterr().err
+    assert main(command(target, texts, tmp_path)) == 0 and "Acceptance of the draft" in capsys.readouterr().out

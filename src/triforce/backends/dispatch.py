@@ -11,10 +11,18 @@ from torch import Tensor
 
 from triforce.backends import native_loader
 from triforce.backends.current_device import current
-from triforce.backends.kernel_api import PAGE, Device, KVBackend, ModelBackend, OffloadedKVBackend
+from triforce.backends.kernel_api import (
+    PAGE,
+    Device,
+    EntryMemory,
+    FeaturePasses,
+    KVBackend,
+    ModelBackend,
+    OffloadedKVBackend,
+)
 from triforce.backends.offload_layout import OffloadLayout
 from triforce.backends.tensor_parallel import ShardedModel
-from triforce.backends.torch.feature_layer import FeatureLayer
+from triforce.backends.torch.feature_passes import TorchFeaturePasses
 from triforce.backends.torch.kv import TorchKV
 from triforce.backends.torch.model import TorchModel, forward_layerwise
 from triforce.distributed.group import ALONE, TPGroup
@@ -69,15 +77,17 @@ def model(config: ModelConfig, weights: Weights, bits: int = 0, ranks: TPGroup =
     return ShardedModel(config, plain, ranks, dtype, forward) if ranks.count > 1 else plain
 
 
-def feature_layer(
-    config: FeatureDraftConfig, weights: FeatureDraftWeights, dtype: torch.dtype, device: Device
-) -> FeatureLayer:
-    """A feature draft's layer, for the fastest kernels that take it; weights of any type, on any device."""
-    if _suits_native(config, dtype, torch.device(device)):
-        from triforce.backends.cpu.feature_layer import NativeFeatureLayer
+def feature_passes(
+    config: FeatureDraftConfig, weights: FeatureDraftWeights, target: ModelBackend, dtype: torch.dtype, device: Device
+) -> FeaturePasses:
+    """Passes of a feature draft for this target, by the fastest kernels that take it; weights of any type, anywhere."""
+    if _suits_native(config, dtype, torch.device(device)) and config.hidden_size % 16 == 0:
+        from triforce.backends.cpu.feature_passes import NativeFeaturePasses
+        from triforce.backends.cpu.model import NativeModel
 
-        return NativeFeatureLayer(config, weights, dtype)
-    return FeatureLayer(config, weights.to(dtype, device))
+        if isinstance(target, NativeModel):
+            return NativeFeaturePasses(config, weights, target, dtype)
+    return TorchFeaturePasses(config, weights.to(dtype, device), target.embed)
 
 
 def memory(
@@ -151,6 +161,16 @@ def fused_draft_with(model: ModelBackend, kv: KVBackend, width: int) -> FusedDra
         from triforce.backends.cuda import fused_draft
 
         return fused_draft.of(model, kv, width)
+    return None
+
+
+def fused_features_with(passes: FeaturePasses, memory: EntryMemory) -> FusedDraft | None:
+    """`NativeFeaturePasses.fused_draft` with this memory; None for other passes."""
+    if native_loader.native:
+        from triforce.backends.cpu.feature_passes import NativeFeaturePasses
+
+        if isinstance(passes, NativeFeaturePasses):
+            return partial(passes.fused_draft, memory)
     return None
 
 

@@ -49,7 +49,9 @@ NAMES = {
     "up_proj_IC": f"{LAYER}mlp.up_proj.weight",
     "down_proj_CI": f"{LAYER}mlp.down_proj.weight",
     "norm_C": "norm.weight",
+    "embedding_proj_CC": f"{LAYER}embedding_proj.weight",
 }
+"""The last one is of our own drafts."""
 FC_NORM, HEAD, OFFSETS, CHOSEN = "fc_norm.{}.weight", "lm_head.weight", "d2t", "t2d"
 IGNORED = ("embed_tokens.weight",)
 """Published beside the rest at times; it is the target's."""
@@ -100,7 +102,7 @@ def new_config(target: ModelConfig, choices: int) -> FeatureDraftConfig:
     return FeatureDraftConfig(
         target.vocab_size, target.hidden_size, target.intermediate_size, target.heads, target.kv_heads,
         target.head_dim, target.norm_eps, states_of(target.layers), choices, Rope(inv_freq_F, scale), SINKS, WINDOW,
-        fc_norm=True, norm_output=True, norm_before_residual=True,
+        fc_norm=True, norm_output=True, norm_before_residual=True, embedding_residual=True,
     )  # fmt: skip
 
 
@@ -130,7 +132,7 @@ def read_feature_draft(
     if made_for not in (None, fingerprint) and not finetune:
         raise ModelError(
             f"{folder} was trained on the hidden states of another model, or of this one in another dtype; make one "
-            "for this model with triforce train-draft"
+            f"for this model with triforce train-draft, or if this is a finetune of that one, use finetune:{folder}"
         )
     return FeatureDraftFile(config, _weights(folder, config), made_for, about.get("card"))
 
@@ -159,6 +161,7 @@ def _config(fields: Fields, about: Fields, target: ModelConfig) -> FeatureDraftC
         fc_norm=fields.flag("fc_norm", False),
         norm_output=fields.flag("norm_output", False),
         norm_before_residual=fields.flag("norm_before_residual", False),
+        embedding_residual=about.flag("embedding_residual", False),
     )
 
 

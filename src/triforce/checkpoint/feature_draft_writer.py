@@ -35,6 +35,7 @@ def write_feature_draft(folder: Path, draft: FeatureDraftFile) -> None:
     _write(folder / "model.safetensors", save(stored))
     about: dict[str, Any] = {"format": FORMAT, "target": draft.target, "state_layers": list(config.state_layers)}
     about |= {"sinks": config.sinks, "window": config.window, "card": draft.card}
+    about |= {"embedding_residual": config.embedding_residual}
     values = {
         "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "num_hidden_layers": 1,
         "vocab_size": config.vocab_size, "draft_vocab_size": config.choices, "hidden_size": config.hidden_size,

@@ -72,7 +72,10 @@ def quiet(parser: argparse._ActionsContainer) -> None:
 
 
 def draft(parser: argparse._ActionsContainer) -> None:
-    text = f"small model of the same vocabulary, a folder of train-draft or EAGLE-3, or {NO_DRAFT} (default: auto)"
+    text = (
+        f"small model of the same vocabulary, a folder of train-draft or EAGLE-3 (finetune:FOLDER: that of the model "
+        f"that this one is a finetune of), or {NO_DRAFT} (default: auto)"
+    )
     parser.add_argument("--draft", default="auto", metavar="MODEL", help=text)
 
 

@@ -163,6 +163,7 @@ def _train_draft(parser: argparse.ArgumentParser) -> None:
     add("--texts", metavar="FOLDER", help=text)
     text = "how long to train, in minutes that this process computes; others' do not count"
     options.number(parser, "--minutes", text, 30, float)
+    add("--device", default="cpu", help="cpu, as no other device trains drafts yet (default: cpu)")
 
 
 def _models(parser: argparse.ArgumentParser) -> None:

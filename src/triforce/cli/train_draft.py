@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from argparse import Namespace
@@ -26,17 +27,19 @@ def run(options: Namespace) -> int:
     """
     if not options.minutes > 0:
         raise RequestError(f"--minutes {options.minutes:g}: give more than 0")
+    if options.device != "cpu":
+        raise RequestError(f"--device {options.device}: drafts are trained on the CPU only; leave it out")
     folder = Path(options.output)
     texts = read_texts([options.texts or str(resources.files("triforce") / "assets" / BOOK)])
     _require_folder(folder)
     trainer = _trainer(options, texts, folder)
-    with Bar(options.minutes * 60) as bar:
-        try:
+    try:
+        with Bar(options.minutes * 60) as bar:
             trainer.run(options.minutes * 60, bar)
-        except KeyboardInterrupt as error:
-            done = f"after {trainer.state.seconds / 60:.1f} of {options.minutes:g} minutes"
-            raise RequestError(f"stopped {done}; the same command goes on from there") from error
-    print(_finish(trainer, folder))
+        print(_finish(trainer, folder))
+    except KeyboardInterrupt as error:
+        done = f"after {trainer.state.seconds / 60:.1f} of {options.minutes:g} minutes"
+        raise RequestError(f"stopped {done}; the same command goes on from there") from error
     return 0
 
 
@@ -56,6 +59,8 @@ def _require_folder(folder: Path) -> None:
 
 
 def _trainer(options: Namespace, texts: dict[str, str], folder: Path) -> Trainer:
+    # Threads that spin for others count as this process's time; where cores are shared, more than their work does.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     import_torch()
     import torch
 

@@ -12,6 +12,9 @@ from triforce.checkpoint.hub import model_path
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.errors import ModelError, RequestError
 
+FINETUNE = "finetune:"
+"""Before a draft's name: the target is a finetune of the model that it was trained for."""
+
 
 @dataclass(frozen=True)
 class FeatureCheckpoint:
@@ -27,10 +30,14 @@ def load_feature_draft(
 ) -> FeatureCheckpoint | None:
     """Read the draft for a target of this fingerprint; None where it is a model of its own.
 
-    Raises ModelError, or RequestError for settings that it cannot be had with.
+    Behind the word `FINETUNE` it may have been trained for another target of the same shape. Raises ModelError, or
+    RequestError for settings that it cannot be had with.
     """
-    path = model_path(name_or_path)
+    name = str(name_or_path)
+    path, finetune = model_path(name.removeprefix(FINETUNE)), name.startswith(FINETUNE)
     if not is_feature_draft(path):
+        if finetune:
+            raise RequestError(f"{path.name} is a model of its own, which drafts for any target; leave out {FINETUNE}")
         return None
     if target.ranks.count > 1:
         raise RequestError(f"{path.name} reads hidden states, which --tp cannot have yet; leave out one of the two")
@@ -39,7 +46,7 @@ def load_feature_draft(
             f"{path.name} reads hidden states, which cannot be had with --kv-offload {speculation.offload.kind} yet; "
             "use --kv-offload none, or another --draft"
         )
-    file = read_feature_draft(path, target.config, fingerprint)
+    file = read_feature_draft(path, target.config, fingerprint, finetune=finetune)
     if int(file.weights.tokens_M[-1]) >= target.config.vocab_size:
         raise ModelError(f"{path} proposes tokens that the target does not have; it is a draft for another model")
     weights = file.weights

@@ -112,7 +112,8 @@ class ModelPair:
             works["draft"] = TierWork.of(self.draft.config, number, number, sequential=True)
         if self.features:
             features = self.features.draft
-            works["draft"] = TierWork(1, number * features.weights_read, 0.0, number, number, sequential=True)
+            size = features.weight_size
+            works["draft"] = TierWork(1, size * features.weights_read, 0.0, size, number, sequential=True)
         return CostModel(path, works)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from triforce.backends import dispatch
 from triforce.backends.decoder import Decoder
 from triforce.backends.feature_draft import FeatureDraft, NotingDecoder
-from triforce.backends.kernel_api import ModelBackend, pages_for
+from triforce.backends.kernel_api import pages_for
 from triforce.backends.offload_layout import OffloadLayout
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.errors import RequestError
@@ -166,32 +166,36 @@ class TierBuilder:
         if (features := self.models.features) is None:
             return self.draft_model()
         view = FeatureView(self.full(), features.config.sinks, features.config.window, self.speculation.reach)
-        return Tier("draft", features, view, self.speculation.draft_tokens)
+        run = dispatch.fused_features_with(features.passes, view.memory)
+        several = partial(fused_draft, lambda width: run) if run else None
+        return Tier("draft", features, view, self.speculation.draft_tokens, fused_draft=several)
 
     def draft_model(self) -> Tier[StreamingView]:
         """Make the tier of a draft that is a model. Raises RequestError without one."""
         view, draft = self.store.streaming.more(len(self.capacities)), self.models.draft
         assert draft is not None, "the store has seen to it"
-        return Tier("draft", draft, view, self.speculation.draft_tokens, fused_draft=partial(fused_draft, draft.model))
+        kernels = partial(dispatch.fused_draft_with, draft.model, view.kv)
+        return Tier("draft", draft, view, self.speculation.draft_tokens, fused_draft=partial(fused_draft, kernels))
 
 
 def fused_draft(
-    model: ModelBackend,
-    tier: Tier[StreamingView],
+    kernels: Callable[[int], dispatch.FusedDraft | None],
+    tier: Tier[StreamingView] | Tier[FeatureView],
     prefix: SequenceState,
     sampling: TokenSampler,
     live_B: Bools,
     count: int,
 ) -> Draft | None:
-    """Draft `count` tokens of each live row, or fewer, for a tier of `model` with nothing below it, in one call.
+    """Draft `count` tokens of each live row, or fewer, for a tier with nothing below it, in one call of its `kernels`.
 
+    These are asked for by how many tokens of a row are new to it.
     They are bit for bit those that passes and draws one by one would give, between which Python costs more than they.
     Returns None where these are needed. Raises ModelError where logits are not finite.
     """
     view = tier.cache
     unseen_B = (prefix.lengths_B - view.lengths_B) * live_B
     width = int(unseen_B.max())
-    run = dispatch.fused_draft_with(model, view.kv, width)
+    run = kernels(width)
     prepare = getattr(sampling, "draws", None)  # of the samplers that such kernels know
     if not (run and prepare):
         return None

@@ -45,6 +45,9 @@ class FeatureDraftConfig:
     """The next guess reads the normed output in the place of states, not the residual stream (both EAGLE 3.1)."""
     norm_before_residual: bool
     """The residual stream begins with the normed state."""
+    embedding_residual: bool = False
+    """And with the normed embedding times a matrix: through attention it comes by the few KV heads only (EAGLE, Li et
+    al. 2024, arXiv 2401.15077, joins the two likewise)."""
 
     @property
     def layer(self) -> ModelConfig:
@@ -77,6 +80,7 @@ class FeatureDraftWeights:
     tokens_M: Tensor
     """int64, ascending: the tokens that it can propose, by the row of the head."""
     fc_norm_SC: Tensor | None = None
+    embedding_proj_CC: Tensor | None = None
     head_MC: Tensor | None = None
     """None: the rows of these tokens in the target's head."""
 
@@ -105,4 +109,5 @@ def shapes(config: FeatureDraftConfig) -> dict[str, tuple[int, ...]]:
         "fc_CX": (C, S * C), "q_proj_QE": (Q, 2 * C), "k_proj_PE": (P, 2 * C), "v_proj_PE": (P, 2 * C),
         "o_proj_CQ": (C, Q), "gate_proj_IC": (inner, C), "up_proj_IC": (inner, C), "down_proj_CI": (C, inner),
     }  # fmt: skip
-    return found | norms | ({"fc_norm_SC": (S, C)} if config.fc_norm else {})
+    extra: dict[str, tuple[int, ...]] = {"fc_norm_SC": (S, C)} if config.fc_norm else {}
+    return found | norms | extra | ({"embedding_proj_CC": (C, C)} if config.embedding_residual else {})

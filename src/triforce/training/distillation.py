@@ -9,16 +9,35 @@ Shape suffixes as in model/feature_draft.py; B rows, T tokens of a chunk, N anch
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from triforce.backends.torch.feature_layer import Entries, FeatureLayer
+from triforce.backends.torch.model import norm
 from triforce.training.target_stream import Chunk
 
-SLICE = 512
+SLICE = 256
 """Positions whose logits exist at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The target's last norm, and the rows of its head for the tokens that can be proposed, in the type of products."""
+
+    norm_C: Tensor
+    eps: float
+    rows_MC: Tensor
+
+    def law(self, final_NC: Tensor) -> Tensor:
+        """Return the target's law among these tokens (N, M), of its states behind the last layer."""
+        return self.logits(norm(final_NC, self.norm_C, self.eps)).softmax(-1)
+
+    def logits(self, out_NC: Tensor) -> Tensor:
+        """Return float32 logits (..., M) of outputs (..., C)."""
+        return (out_NC.to(self.rows_MC.dtype) @ self.rows_MC.T).float()
 
 
 class Past:
@@ -39,16 +58,19 @@ class Past:
 
 
 def guesses(
-    layer: FeatureLayer, chunk: Chunk, past: Past, anchors_N: Tensor, steps: int
+    layer: FeatureLayer, chunk: Chunk, past: Past, anchors_N: Tensor, steps: int, later_N: Tensor | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield outputs (B, N, C) for the head, guess by guess in a row, and where in the chunk (N) its token stands.
 
-    The first guess of a row is made of the entry of its anchor. The chunk's own entries are then kept in `past`.
+    The first guess of a row is made of the entry of its anchor. later_N: which of the anchors go on behind it, all
+    without. The chunk's own entries are then kept in `past`.
     """
     fused_BTC = layer.fuse(chunk.states_BTX)
     seen = past.then(layer.entries(fused_BTC, chunk.embeddings_BTC, chunk.slots_BT))
     fused_BNC, last_BN, chain = fused_BTC[:, anchors_N], chunk.slots_BT[:, anchors_N], list[Entries]()
     for step in range(steps):
+        if step == 1 and later_N is not None:
+            anchors_N, fused_BNC, last_BN = anchors_N[later_N], fused_BNC[:, later_N], last_BN[:, later_N]
         at_N = anchors_N + step
         embeddings_BNC, slots_BN = chunk.embeddings_BTC[:, at_N], chunk.slots_BT[:, at_N]
         out_BNC, fused_BNC, own = layer.step(fused_BNC, embeddings_BNC, slots_BN, seen, last_BN, chain)
@@ -57,32 +79,34 @@ def guesses(
     past.keep(seen, layer.config.sinks, layer.config.window)
 
 
-def loss(layer: FeatureLayer, head_MC: Tensor, chunk: Chunk, past: Past, anchors_N: Tensor, steps: int,
+def loss(layer: FeatureLayer, head: Head, chunk: Chunk, past: Past, later_N: Tensor, steps: int,
          decay: float) -> Tensor:  # fmt: skip
-    """Return the cross entropy of guesses and the target's law in nats, weighted by `decay` per guess: a scalar."""
-    total, weight = torch.zeros(()), 0.0
-    for step, (out_BNC, at_N) in enumerate(guesses(layer, chunk, past, anchors_N, steps)):
-        law_PM = chunk.law_BTM[:, at_N].flatten(0, 1)
-        nats: Tensor = _HeadLoss.apply(out_BNC.flatten(0, 1), head_MC, law_PM)  # type: ignore[no-untyped-call]
-        total, weight = total + decay**step * nats / len(law_PM), weight + decay**step
+    """Return the cross entropy of guesses and the target's law in nats, weighted by `decay` per guess: a scalar.
+
+    All tokens of the chunk are guessed behind; from those of `later_N` guesses go on.
+    """
+    total, weight, anchors_N = torch.zeros(()), 0.0, torch.arange(chunk.ids_BT.shape[1])
+    for step, (out_BNC, at_N) in enumerate(guesses(layer, chunk, past, anchors_N, steps, later_N)):
+        final_PC = chunk.final_BTC[:, at_N].flatten(0, 1)
+        nats: Tensor = _HeadLoss.apply(out_BNC.flatten(0, 1), head, final_PC)  # type: ignore[no-untyped-call]
+        total, weight = total + decay**step * nats / len(final_PC), weight + decay**step
     return total / weight
 
 
 class _HeadLoss(torch.autograd.Function):
     """The sum of -p log q over tokens that can be proposed, and its gradient, a slice of positions at a time.
 
-    What the law gives to other tokens is not learned from.
+    The law is that among these tokens: the gradient of a guess is the difference of the two.
     """
 
     @staticmethod
-    def forward(ctx: Any, out_PC: Tensor, head_MC: Tensor, law_PM: Tensor) -> Tensor:
+    def forward(ctx: Any, out_PC: Tensor, head: Head, final_PC: Tensor) -> Tensor:
         total, slopes = torch.zeros(()), []
-        for some_PC, some_PM in zip(torch.split(out_PC.detach(), SLICE), torch.split(law_PM, SLICE), strict=True):
-            logits_PM = (some_PC.to(head_MC.dtype) @ head_MC.T).float()
-            log_q_PM = logits_PM - logits_PM.logsumexp(-1, keepdim=True)
-            total = total - (some_PM * log_q_PM).sum()
-            slope_PM = log_q_PM.exp_().mul_(some_PM.sum(-1, keepdim=True)).sub_(some_PM)
-            slopes.append((slope_PM.to(head_MC.dtype) @ head_MC).float())
+        for some_PC, finals_PC in zip(torch.split(out_PC.detach(), SLICE), torch.split(final_PC, SLICE), strict=True):
+            law_PM, log_q_PM = head.law(finals_PC), head.logits(some_PC).log_softmax(-1)
+            total = total - (law_PM * log_q_PM).sum()
+            slope_PM = log_q_PM.exp_().sub_(law_PM)
+            slopes.append((slope_PM.to(head.rows_MC.dtype) @ head.rows_MC).float())
         ctx.save_for_backward(torch.cat(slopes))
         return total
 

@@ -5,7 +5,7 @@ Shape suffixes: B rows, L tokens of an episode, N tokens of all texts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,8 @@ from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 from triforce.training.training_config import TrainingConfig
 
+MOST = 32_000_000
+"""Characters that are read, as much of each text as there is room for: some eight million tokens."""
 HELD_OUT = 16
 """One token of so many is held out, at the end of each text."""
 QUESTIONS = (
@@ -41,7 +43,8 @@ class Texts:
         if llm.tokenizer is None:
             raise RequestError("a draft is trained on texts, and this model has no tokenizer; add tokenizer.json")
         start = llm.tokenizer.encode("")
-        ids = [torch.tensor(llm.tokenizer.encode(text)[len(start) :], dtype=torch.long) for text in texts.values()]
+        read = [llm.tokenizer.encode(text)[len(start) :] for text in middles(list(texts.values()), MOST)]
+        ids = [torch.tensor(each, dtype=torch.long) for each in read]
         cuts = [len(each) - len(each) // HELD_OUT for each in ids]
         trained_N = torch.cat([each[:cut] for each, cut in zip(ids, cuts, strict=True)])
         heldout_N = torch.cat([each[cut:] for each, cut in zip(ids, cuts, strict=True)])
@@ -65,6 +68,18 @@ class Texts:
         return counts_V.argsort(descending=True, stable=True)[:count].sort().values
 
 
+def middles(texts: Sequence[str], most: int) -> list[str]:
+    """Return so many characters of texts in all, out of the middle of those that are longer than their share."""
+    room, share = most, most
+    for left, length in zip(range(len(texts), 0, -1), sorted(map(len, texts)), strict=True):
+        share = room // left
+        if length > share:
+            break
+        room -= length
+    starts = [max(0, len(text) - share) // 2 for text in texts]
+    return [text[start : start + share] for text, start in zip(texts, starts, strict=True)]
+
+
 class Episodes:
     """Texts of the user, and every so often the target's own: answers to windows of these texts."""
 
@@ -77,10 +92,12 @@ class Episodes:
         """Return the tokens of an episode, (B, L)."""
         config, dice = self.config, torch.Generator().manual_seed(self.config.seed * 1_000_003 + index)
         if index % config.own_every == config.own_every - 1:
-            return self.answers(self.texts.trained_N, config.width, index, config.temperatures, config.rows, dice)
+            rows = config.rows * config.groups
+            return self.answers(self.texts.trained_N, config.width, index, config.temperatures, rows, dice)
         shares = torch.tensor([1 / length for length in self.lengths])  # as many tokens of each length
         length = self.lengths[int(shares.multinomial(1, generator=dice))]
-        return self.texts.windows(self.texts.trained_N, config.rows, length, dice)
+        rows = config.rows * max(1, config.groups * config.width // length)
+        return self.texts.windows(self.texts.trained_N, rows, length, dice)
 
     def answers(
         self,

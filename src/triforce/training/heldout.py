@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch import Tensor
 from triforce.backends.decoder import Decoder
 from triforce.backends.torch.feature_layer import FeatureLayer
 from triforce.eval.agreement import same_pick
-from triforce.training.distillation import Past, guesses
+from triforce.training.distillation import Head, Past, guesses
 from triforce.training.target_stream import Chunk, TargetStream
 
 SAMPLED = 0.8
@@ -26,39 +26,44 @@ APART = 8
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A draft as it is looked at: its layer, the rows of the head, and their tokens."""
+    """A draft as it is looked at: its layer, the head, and the tokens of its rows."""
 
     layer: FeatureLayer
-    head_MC: Tensor
+    head: Head
     tokens_M: Tensor
-
-    def logits(self, out_BNC: Tensor) -> Tensor:
-        """Return logits (B, N, M)."""
-        return (out_BNC.to(self.head_MC.dtype) @ self.head_MC.T).float()
 
 
 class Heldout:
     """Texts (B, T) by their kind, read by the target once: greedy shares of any draft for it are quick then."""
 
-    def __init__(
-        self, decoder: Decoder, layers: tuple[int, ...], tokens_M: Tensor, texts: Mapping[str, Tensor]
-    ) -> None:
-        self.chunks = {
-            kind: TargetStream(decoder, layers, tokens_M[:0], *ids_BT.shape).read(ids_BT)
+    def __init__(self, decoder: Decoder, layers: tuple[int, ...], texts: Mapping[str, Tensor]) -> None:
+        self.read = {
+            kind: [_best(TargetStream(decoder, layers, *ids_1T.shape).read(ids_1T, logits=True))
+                   for ids_1T in torch.split(ids_BT, 1)]
             for kind, ids_BT in texts.items()
-        }
+        }  # fmt: skip
 
     def greedy(self, subject: Subject, steps: int) -> dict[str, list[float]]:
         """Return the shares that are kept at temperature 0, by kind."""
-        return {kind: greedy(subject, chunk, Past(), steps) for kind, chunk in self.chunks.items()}
+        means = {
+            kind: torch.tensor([greedy(subject, chunk, best_1T, Past(), steps) for chunk, best_1T in chunks]).mean(0)
+            for kind, chunks in self.read.items()
+        }
+        return {kind: mean.tolist() for kind, mean in means.items()}
+
+
+def _best(chunk: Chunk) -> tuple[Chunk, Tensor]:
+    """Return a chunk without its logits, and the most probable token behind each of its own."""
+    assert chunk.logits_BTV is not None
+    return replace(chunk, logits_BTV=None), chunk.logits_BTV.argmax(-1)
 
 
 @torch.no_grad()
-def greedy(subject: Subject, chunk: Chunk, past: Past, steps: int) -> list[float]:
+def greedy(subject: Subject, chunk: Chunk, best_BT: Tensor, past: Past, steps: int) -> list[float]:
     """Return the share of guesses in a chunk that are the target's most probable token."""
     anchors_N = torch.arange(chunk.ids_BT.shape[1] - steps + 1)
     return [
-        float((subject.tokens_M[subject.logits(out_BNC).argmax(-1)] == chunk.best_BT[:, at_N]).float().mean())
+        float((subject.tokens_M[subject.head.logits(out_BNC).argmax(-1)] == best_BT[:, at_N]).float().mean())
         for out_BNC, at_N in guesses(subject.layer, chunk, past, anchors_N, steps)
     ]
 
@@ -71,7 +76,7 @@ def seeded(subject: Subject, chunk: Chunk, past: Past, steps: int) -> list[float
     for out_BNC, at_N in guesses(subject.layer, chunk, past, anchors_N, steps):
         p_PV = (chunk.logits_BTV[:, at_N].flatten(0, 1) / SAMPLED).softmax(-1).double()
         q_PV = torch.zeros_like(p_PV)
-        q_PV[:, subject.tokens_M] = (subject.logits(out_BNC).flatten(0, 1) / SAMPLED).softmax(-1).double()
+        q_PV[:, subject.tokens_M] = (subject.head.logits(out_BNC).flatten(0, 1) / SAMPLED).softmax(-1).double()
         shares.append(float(same_pick(p_PV, q_PV).mean()))
     return shares
 
@@ -83,7 +88,7 @@ def at_length(
     greedy_sums, seeded_sums = torch.zeros(steps), torch.zeros(steps)
     for ids_1L in torch.split(ids_BL, 1):  # one by one: a chunk's logits are large
         for chunk, past in _chunks(decoder, layers, subject, ids_1L, width):
-            greedy_sums += torch.tensor(greedy(subject, chunk, copy(past), steps))
+            greedy_sums += torch.tensor(greedy(subject, *_best(chunk), copy(past), steps))
             seeded_sums += torch.tensor(seeded(subject, chunk, past, steps))
     return {"0": (greedy_sums / len(ids_BL)).tolist(), f"{SAMPLED:g}": (seeded_sums / len(ids_BL)).tolist()}
 
@@ -92,10 +97,10 @@ def _chunks(
     decoder: Decoder, layers: tuple[int, ...], subject: Subject, ids_1L: Tensor, width: int
 ) -> Iterator[tuple[Chunk, Past]]:
     """Read a text, and yield its last chunk and what came before it."""
-    stream, past = TargetStream(decoder, layers, subject.tokens_M[:0], 1, ids_1L.shape[1], whole=True), Past()
+    stream, past = TargetStream(decoder, layers, *ids_1L.shape), Past()
     *before, last = torch.split(ids_1L, width, 1)
     for part in before:
         with torch.no_grad():
             for _ in guesses(subject.layer, stream.read(part), past, torch.zeros(1, dtype=torch.long), 1):
                 pass
-    yield stream.read(last), past
+    yield stream.read(last, logits=True), past

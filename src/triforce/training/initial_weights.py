@@ -24,12 +24,19 @@ def initial_weights(target: Checkpoint, config: FeatureDraftConfig, seed: int) -
     for name, shape in shapes(config).items():
         if "norm" in name:
             found[name] = torch.ones(shape)
-        elif name in ("o_proj_CQ", "down_proj_CI"):
+        elif name in ("o_proj_CQ", "down_proj_CI", "embedding_proj_CC"):
             found[name] = torch.zeros(shape)
         else:
             found[name] = torch.randn(shape, generator=dice) * shape[-1] ** -0.5
-    C, offset = config.hidden_size, target.config.architecture.norm_offset
+    C = config.hidden_size
     found["fc_CX"] *= 0.1
     found["fc_CX"][:, -C:] += torch.eye(C)
-    found["norm_C"] = numbers(target.files.archives(packed=False)[NORM].view(NORM)).float() + offset
+    found["norm_C"] = last_norm(target)
     return found
+
+
+def last_norm(target: Checkpoint) -> Tensor:
+    """Return the weights (C) of the target's last norm, float32, with the factor of its logits."""
+    parts = target.config.architecture
+    norm_C = numbers(target.files.archives(packed=False)[NORM].view(NORM)).float()
+    return (norm_C + parts.norm_offset) * parts.logit_scale

@@ -7,23 +7,22 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from triforce.backends.torch.feature_layer import FeatureLayer
 from triforce.checkpoint.feature_draft_file import new_config
 from triforce.llm import LLM
 from triforce.model.feature_draft import FeatureDraftWeights
-from triforce.training.distillation import Past, loss
+from triforce.training.distillation import Head, Past, loss
 from triforce.training.episodes import Episodes, Texts
 from triforce.training.heldout import Heldout, Subject
-from triforce.training.initial_weights import initial_weights
-from triforce.training.target_stream import TargetStream
+from triforce.training.initial_weights import initial_weights, last_norm
+from triforce.training.target_stream import Chunk, TargetStream
 from triforce.training.training_config import TrainingConfig
 from triforce.training.training_state import TrainingState
 
@@ -65,7 +64,8 @@ class Trainer:
         self.state = found or self._new(facts)
         self.weights = self._weights()
         self.optimizers = self._optimizers()
-        self.head_MC = self.decoder.head_rows(self.weights.tokens_M)
+        rows_MC = self.decoder.head_rows(self.weights.tokens_M)
+        self.head = Head(last_norm(llm.target), target.norm_eps, rows_MC.bfloat16() if narrow else rows_MC)
         self._heldout: Heldout | None = None
 
     def run(self, seconds: float, report: Report = lambda state: None) -> None:
@@ -79,14 +79,14 @@ class Trainer:
             raise
 
     def save(self) -> None:
-        """Keep the state in the folder. Raises OSError."""
+        """Keep the state in the folder. Raises RequestError where there is no room."""
         self.state.optimizers = [optimizer.state_dict() for optimizer in self.optimizers]
         self.state.save(self.folder)
 
     @property
     def subject(self) -> Subject:
         """The draft as it is now."""
-        return Subject(FeatureLayer(self.draft, self.weights), self.head_MC, self.weights.tokens_M)
+        return Subject(FeatureLayer(self.draft, self.weights), self.head, self.weights.tokens_M)
 
     @property
     def heldout(self) -> Heldout:
@@ -97,7 +97,7 @@ class Trainer:
             texts = self.texts.windows(ids_N, rows, config.width, dice)
             answers = self.episodes.answers(ids_N, config.width, config.seed, (0.0,), rows, dice)
             read = {"texts": texts, "answers": answers}
-            self._heldout = Heldout(self.decoder, self.draft.state_layers, self.weights.tokens_M, read)
+            self._heldout = Heldout(self.decoder, self.draft.state_layers, read)
         return self._heldout
 
     def _new(self, facts: dict[str, Any]) -> TrainingState:
@@ -122,37 +122,33 @@ class Trainer:
         return made
 
     def _episode(self, seconds: float, report: Report) -> None:
-        """Train on one episode, an update for each part of it; a part of it only where time runs out."""
-        state, began = self.state, self.clock()
+        """Train on one episode, an update for each chunk of it; a part of it only where time runs out."""
+        state, config, began = self.state, self.config, self.clock()
         ids_BL = self.episodes(state.episode)
         state.episode += 1  # so an interrupted one is not read again: what was learned from it is kept
-        stream = TargetStream(self.decoder, self.draft.state_layers, self.weights.tokens_M, *ids_BL.shape)
-        past = Past()
-        for ids_BT in torch.split(ids_BL, self.config.width, 1):
-            self._update(stream, ids_BT, past, min(state.seconds / seconds, 1.0))
-            if state.updates % self.config.check_every == 0:
-                self._check()
-            state.seconds, began = state.seconds + self.clock() - began, self.clock()
-            report(state)
-            if state.seconds >= seconds:
-                return
+        for some_BL in torch.split(ids_BL, config.rows):
+            stream, past = TargetStream(self.decoder, self.draft.state_layers, *some_BL.shape), Past()
+            for ids_BT in torch.split(some_BL, config.width, 1):
+                self._update(stream.read(ids_BT), past, min(state.seconds / seconds, 1.0))
+                if state.updates % config.check_every == 0:
+                    self._check()
+                state.seconds, began = state.seconds + self.clock() - began, self.clock()
+                report(state)
+                if state.seconds >= seconds:
+                    return
 
-    def _update(self, stream: TargetStream, ids_BT: Tensor, past: Past, done: float) -> None:
-        state, config, width = self.state, self.config, ids_BT.shape[1]
-        chunk = stream.read(ids_BT)
+    def _update(self, chunk: Chunk, past: Past, done: float) -> None:
+        state, config = self.state, self.config
         dice = torch.Generator().manual_seed(config.seed * 1_000_003 + state.updates)
-        places = width - config.steps + 1
-        anchors_N = torch.randperm(places, generator=dice)[: max(1, int(places * config.anchors))].sort().values
-        head_MC, precision = self.head_MC, nullcontext()
-        if self.narrow:
-            head_MC, precision = head_MC.bfloat16(), torch.autocast("cpu", dtype=torch.bfloat16)  # type: ignore[assignment]
+        places = chunk.ids_BT.shape[1] - config.steps + 1
+        later_N = torch.randperm(places, generator=dice)[: max(1, int(places * config.anchors))].sort().values
         with torch_threads(self.threads):
-            with precision:
-                value = loss(self.subject.layer, head_MC, chunk, past, anchors_N, config.steps, config.decay)
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.narrow):
+                value = loss(self.subject.layer, self.head, chunk, past, later_N, config.steps, config.decay)
             value.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_([tensor for _, tensor in self.weights.trained()], 1.0)
             self._step(done)
-        state.updates, state.tokens = state.updates + 1, state.tokens + ids_BT.numel()
+        state.updates, state.tokens = state.updates + 1, state.tokens + chunk.ids_BT.numel()
 
     def _step(self, done: float) -> None:
         config = self.config

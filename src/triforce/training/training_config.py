@@ -11,20 +11,21 @@ from triforce.model.config import ModelConfig
 class TrainingConfig:
     """Lengths are tokens.
 
-    rows: texts read side by side. width: what is read of each between two updates. deepest: how long the longest texts
-    are. steps: guesses in a row that are trained; decay: weight of each, times that of the one before. anchors: share
-    of the places where such a row of guesses begins. own_every: each so many texts are half the target's own.
-    temperatures: of these, by turns. choices: share of the vocabulary that is proposed, but no less than
-    least_choices. learning_rate: after `warmup` updates; it falls linearly to `last_rate` of it. check_every: updates
-    between two looks at the held-out texts.
+    rows: texts of an update, read side by side. width: what is read of each. groups: so many times as many texts are
+    an episode, fewer of them where they are longer. deepest: how long the longest texts are. steps: guesses in a row
+    that are trained; decay: weight of each, times that of the one before. anchors: share of the places where guesses go
+    on behind the first. own_every: each so many episodes are half the target's own. temperatures: of these, by turns.
+    choices: share of the vocabulary that is proposed, but no less than least_choices. learning_rate: after `warmup`
+    updates; it falls linearly to `last_rate` of it. check_every: updates between two looks at the held-out texts.
     """
 
     rows: int = 4
+    groups: int = 8
     width: int = 512
     deepest: int = 8192
     steps: int = 4
     decay: float = 0.8
-    anchors: float = 1.0
+    anchors: float = 0.25
     own_every: int = 3
     temperatures: tuple[float, ...] = (0.0, 0.6, 0.8, 1.0)
     choices: float = 0.25
@@ -32,7 +33,7 @@ class TrainingConfig:
     learning_rate: float = 4e-3
     last_rate: float = 0.05
     warmup: int = 10
-    check_every: int = 20
+    check_every: int = 64
     heldout_rows: int = 4
     seed: int = 1
 

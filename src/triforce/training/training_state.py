@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triforce.errors import ModelError
+from triforce.errors import ModelError, RequestError
 
 FILE = "training.pt"
 
@@ -34,11 +35,17 @@ class TrainingState:
     history: list[dict[str, Any]] = field(default_factory=list)
 
     def save(self, folder: Path) -> None:
-        """Write the file of a folder. Raises OSError."""
-        partial = folder / f"{FILE}.partial"
-        with partial.open("wb") as stream:
-            torch.save({name: getattr(self, name) for name in self.__dataclass_fields__}, stream)
-        os.replace(partial, folder / FILE)
+        """Write the file of a folder. Raises RequestError where there is no room; the file is as it was then."""
+        partial, data = folder / f"{FILE}.partial", io.BytesIO()
+        torch.save({name: getattr(self, name) for name in self.__dataclass_fields__}, data)
+        try:
+            partial.write_bytes(data.getbuffer())
+            os.replace(partial, folder / FILE)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise RequestError(
+                f"{folder} cannot be written ({error.strerror}); make room: the same command goes on from what it holds"
+            ) from error
 
     @staticmethod
     def load(folder: Path, facts: dict[str, Any]) -> TrainingState | None:

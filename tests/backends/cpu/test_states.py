@@ -68,7 +68,7 @@ def test_pass_with_states_keeps_all_other_bits(
     assert all(map(torch.equal, before, after))
 
 
-@pytest.mark.parametrize("states", [(1,), (1, 2), (2, 1)])
+@pytest.mark.parametrize("states", [(1,), (1, 2), (2, 1), (1, L)])
 def test_states_of_one_call_equal_those_of_layers(states: tuple[int, ...], dtype: torch.dtype) -> None:
     found = []
     for way in (NativeModel.forward, forward_layerwise):
@@ -81,10 +81,12 @@ def test_states_of_one_call_equal_those_of_layers(states: tuple[int, ...], dtype
 
 
 def test_states_of_other_layers_raise(dtype: torch.dtype) -> None:
+    """Those behind the last layer are there if something is scored."""
     _, model = random_model(torch.Generator().manual_seed(1), dtype)
-    for states in ((0,), (L,), (-1,), (1, L)):
-        with pytest.raises(ValueError, match="between two layers"):
-            model.forward(IDS_BT, memory_of(model, dtype), replace(BATCH, states=states), None)
+    nothing_BJ = torch.zeros(2, 0, dtype=torch.long)
+    for states, at_BJ in (((0,), None), ((L + 1,), None), ((-1,), None), ((L,), nothing_BJ), ((1, L), nothing_BJ)):
+        with pytest.raises(ValueError, match="layers that are finished"):
+            model.forward(IDS_BT, memory_of(model, dtype), replace(BATCH, states=states), at_BJ)
 
 
 def test_packed_weights_give_states_and_head_rows(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ GUESSES = "triforce.training.distillation:guesses"
 STREAM = "triforce.training.target_stream:TargetStream"
 FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
     "guesses see entries behind their anchor": (
-        "later", f"{LAYER}._scores", ("in_reach_BNK & (key_B1K <= last_BN[..., None])", "in_reach_BNK"),
+        "later", f"{LAYER}._visible", ("in_reach_BNK & (key_B1K <= last_BN[..., None])", "in_reach_BNK"),
     ),
     "guesses go on from the target's states": (
         "later", GUESSES, ("out_BNC, fused_BNC, own = layer.step(fused_BNC,",
@@ -18,7 +18,7 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
     "guesses forget those that led to them": ("row", GUESSES, ("chain += [own] if step else []", "pass")),
     "guesses of a row stand at one slot": ("row", GUESSES, ("chunk.slots_BT[:, at_N]", "chunk.slots_BT[:, anchors_N]")),
     "a window one entry longer": (
-        "window", f"{LAYER}._scores", ("> slots_BN[..., None] - self.config.window",
+        "window", f"{LAYER}._visible", ("> slots_BN[..., None] - self.config.window",
                                        ">= slots_BN[..., None] - self.config.window"),
     ),
     "sinks are met from afar": (
@@ -33,22 +33,23 @@ STATES: dict[str, tuple[str, tuple[str, str]]] = {
         f"{STREAM}.read", ("torch.cat((self.last_B1X, states_BTX[:, :-1]), 1)", "states_BTX"),
     ),
     "a chunk begins without the state before it": (f"{STREAM}.read", ("self.last_B1X = states_BTX[:, -1:]", "pass")),
-    "states of another row": (f"{STREAM}.read", ("ids_BT[b : b + 1]", "ids_BT[:1]")),
+    "states of another row": (f"{STREAM}.read", ("observe(ids_BT,", "observe(ids_BT[:1].expand(B, T),")),
 }  # fmt: skip
 DRAFT = "triforce.backends.feature_draft:FeatureDraft"
+PASSES = "triforce.backends.torch.feature_passes:TorchFeaturePasses"
 VIEW = "triforce.kvcache.views.feature:FeatureView"
 TIER: dict[str, tuple[str, str, tuple[str, str]]] = {
     "a guess goes by the state of its own slot, of a token that was refused": (
-        "torch", f"{DRAFT}.__call__", ("states_NC[self._on_device(before_BT)]", "states_NC[self._on_device(own_BT)]"),
+        "reference", f"{PASSES}.forward", ("_on_device(before_BT)]", "_on_device(own_BT)]"),
     ),
     "an entry is made of the state one slot on": (
-        "torch", f"{DRAFT}.note", ("memory.states_NC[before_N]", "memory.states_NC[own_N]"),
+        "torch", f"{DRAFT}.note", ("(positions_N, own_N, before_N)", "(positions_N, own_N, own_N)"),
     ),
     "states of a guess stay where the target has passed": (
-        "torch", f"{DRAFT}.note", ("memory.states_NC[own_N] =", "memory.states_NC[own_N[:-1]] ="),
+        "reference", f"{PASSES}.note", ("memory.states_NC[own_N] =", "memory.states_NC[own_N * 0] ="),
     ),
-    "entries and states are of another row": (
-        "company", "triforce.backends.feature_draft:token_slots", ("ints(table[", "ints(batch.tables[0]["),
+    "states are of another row": (
+        "company", f"{DRAFT}.note", ("columns_N, states_SBTC)", "columns_N, states_SBTC.flip(1).contiguous())"),
     ),
     "entries of the retrieval tier stay after a full verification": (
         "prompt", "triforce.backends.feature_draft:NotingDecoder.__call__",
@@ -78,8 +79,15 @@ TIER: dict[str, tuple[str, str, tuple[str, str]]] = {
     ),
 }  # fmt: skip
 
+BURST = Mutant(
+    "a burst goes on where the window must move",
+    "tests/engine/test_feature_draft_bursts.py::test_burst_mutant_is_noticed",
+    (Edit(f"{VIEW}.steps", ("return steps_in_place(", "return most or (")),),
+)
+
 MUTANTS = (
-    [
+    [BURST]
+    + [
         Mutant(
             name, "tests/training/test_distillation.py::test_guess_mutant_is_noticed", (Edit(target, change),), (check,)
         )

@@ -307,14 +307,50 @@ class Decoder:
         as each of `state_layers` says.
         """
 
-def fused_draft(*, decoder: Decoder, memory: Sequence[Pages], positions: Sequence[int], cos: torch.Tensor, sin: torch.Tensor, view: View, ids: numpy.typing.NDArray[numpy.int64], lengths: numpy.typing.NDArray[numpy.int64], live: numpy.typing.NDArray[numpy.bool], sampler: Sampler, noise: Noise | torch.Tensor, probs: torch.Tensor, tokens: numpy.typing.NDArray[numpy.int64]) -> tuple[int, float] | None:
+class DraftedTexts:
     """
-    Draw K tokens behind each live row of the texts ids (B, S), one after another.
+    Texts ids (B, S), behind each live row of which K tokens are drawn one after another.
 
     The model has seen positions[b] tokens of row b; `view` is that of the first pass. noise: keys for seeded draws;
     else uniforms (K, B) float64, with which probs (K, B, V) float64 are written. Out: tokens (B, K), which are appended
-    to ids, too. Returns row and largest logit of a token without a distribution, or None.
+    to ids, too.
     """
+
+    def __init__(self, *, positions: Sequence[int], cos: torch.Tensor, sin: torch.Tensor, view: View, ids: numpy.typing.NDArray[numpy.int64], lengths: numpy.typing.NDArray[numpy.int64], live: numpy.typing.NDArray[numpy.bool], sampler: Sampler, noise: Noise | torch.Tensor, probs: torch.Tensor, tokens: numpy.typing.NDArray[numpy.int64]) -> None: ...
+
+def fused_draft(*, decoder: Decoder, memory: Sequence[Pages], texts: DraftedTexts) -> tuple[int, float] | None:
+    """
+    Draw tokens of a model. Returns row and largest logit of a token without a distribution, or None.
+    """
+
+class FeatureDraft:
+    """
+    A draft that reads hidden states of a target, whose embedding it reads; weights of one type. `tokens`: those that
+    the head's rows propose.
+    """
+
+    def __init__(self, *, target: Decoder, fc: torch.Tensor, q_proj: torch.Tensor, k_proj: torch.Tensor, v_proj: torch.Tensor, o_proj: torch.Tensor, gate_proj: torch.Tensor, up_proj: torch.Tensor, down_proj: torch.Tensor, head: torch.Tensor, embedding_proj: torch.Tensor | None, embedding_norm: torch.Tensor, hidden_norm: torch.Tensor, post_norm: torch.Tensor, norm: torch.Tensor, fc_norm: torch.Tensor | None, tokens: Sequence[int], head_dim: int, eps: float, norm_output: bool, norm_before_residual: bool, bits: int = 0) -> None: ...
+
+    @property
+    def bytes(self) -> int:
+        """Size of the packed weights."""
+
+    def forward(self, *, entries: Pages, states: torch.Tensor, ids: torch.Tensor, positions: Sequence[int], counts: Sequence[int], cos: torch.Tensor, sin: torch.Tensor, view: View, at: torch.Tensor, logits: torch.Tensor) -> None:
+        """
+        Run a pass of ids (B, T) int64 over entries and states (slots, C).
+
+        Out: `logits` (B, J, V) float32 of columns `at` (B, J) int64; a row's last output becomes the state of its slot.
+        """
+
+    def note(self, *, entries: Pages, states: torch.Tensor, ids: torch.Tensor, positions: numpy.typing.NDArray[numpy.int64], slots: numpy.typing.NDArray[numpy.int64], before: numpy.typing.NDArray[numpy.int64], columns: numpy.typing.NDArray[numpy.int64], passed: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+        """
+        Make states and entries of N tokens of a pass of the target, at `slots`, behind those at `before`.
+
+        `passed` (S, B * T, C) float32 is what it gave, `columns` where in it each token stands.
+        """
+
+    def fused_draft(self, *, entries: Pages, states: torch.Tensor, texts: DraftedTexts) -> tuple[int, float] | None:
+        """Draw tokens as `fused_draft` does."""
 
 def read(words: torch.Tensor) -> int:
     """

@@ -143,11 +143,11 @@ class NativeModel(EmbeddingAndHead):
         (view,), (sampler, noise, laws), (ids_BS, lengths_B, live_B) = batch.views, draws, texts
         longest = int((lengths_B - np.array(batch.positions)).max()) + tokens_BK.shape[1]
         cos, sin = rotations(self.config.rope, batch, longest)
-        unlawful = _native.fused_draft(
-            decoder=self.decoder, memory=kv.native_pages, positions=batch.positions, cos=cos, sin=sin,
-            view=kv.native_view(*view), ids=ids_BS, lengths=lengths_B, live=live_B, sampler=sampler, noise=noise,
-            probs=laws, tokens=tokens_BK,
+        drafted = _native.DraftedTexts(
+            positions=batch.positions, cos=cos, sin=sin, view=kv.native_view(*view), ids=ids_BS, lengths=lengths_B,
+            live=live_B, sampler=sampler, noise=noise, probs=laws, tokens=tokens_BK,
         )  # fmt: skip
+        unlawful = _native.fused_draft(decoder=self.decoder, memory=kv.native_pages, texts=drafted)
         if unlawful:
             raise non_finite_logits(unlawful[0], 0, unlawful[1])
         return laws.transpose(0, 1)

@@ -54,7 +54,7 @@ class FeatureLayer:
     def inputs(self, fused_BTC: Tensor, embeddings_BTC: Tensor) -> Tensor:
         """Return what q, k and v are projected from, (B, T, 2 C)."""
         embedding_BTC = norm(embeddings_BTC, self.weights.embedding_norm_C, self.config.norm_eps)
-        return torch.cat((embedding_BTC, self._hidden(fused_BTC)), -1)
+        return torch.cat((embedding_BTC, norm(fused_BTC, self.weights.hidden_norm_C, self.config.norm_eps)), -1)
 
     def queries(self, inputs_BTE: Tensor) -> Tensor:
         """Return queries (B, T, H, D), not yet rotated."""
@@ -64,10 +64,13 @@ class FeatureLayer:
         """Return keys and values (B, T, G, D), not yet rotated."""
         return self._heads("k_proj_PE", inputs_BTE), self._heads("v_proj_PE", inputs_BTE)
 
-    def finish(self, fused_BNC: Tensor, attn_out_BNQ: Tensor) -> tuple[Tensor, Tensor]:
+    def finish(self, fused_BNC: Tensor, inputs_BNE: Tensor, attn_out_BNQ: Tensor) -> tuple[Tensor, Tensor]:
         """Return outputs for the head, and what stands for the next states: (B, N, C) each."""
         config, weights = self.config, self.weights
-        x_BNC = self._hidden(fused_BNC) if config.norm_before_residual else fused_BNC
+        embedding_BNC, hidden_BNC = inputs_BNE.chunk(2, -1)
+        x_BNC = hidden_BNC if config.norm_before_residual else fused_BNC
+        if config.embedding_residual:
+            x_BNC = x_BNC + self.times("embedding_proj_CC", embedding_BNC)
         x_BNC = x_BNC + self.times("o_proj_CQ", attn_out_BNQ)
         x_BNC = x_BNC + self.times("down_proj_CI", self._gated(x_BNC))
         out_BNC = norm(x_BNC, weights.norm_C, config.norm_eps)
@@ -99,10 +102,7 @@ class FeatureLayer:
         own = self._entries(inputs_BNE, slots_BN)
         chain = [*chain, own] if len(chain) or bool((last_BN < slots_BN).any()) else []
         attn_out_BNQ = self._attend(self.queries(inputs_BNE), slots_BN, seen, last_BN, chain)
-        return *self.finish(fused_BNC, attn_out_BNQ), own
-
-    def _hidden(self, fused_BTC: Tensor) -> Tensor:
-        return norm(fused_BTC, self.weights.hidden_norm_C, self.config.norm_eps)
+        return *self.finish(fused_BNC, inputs_BNE, attn_out_BNQ), own
 
     def _gated(self, x_BNC: Tensor) -> Tensor:
         y_BNC = norm(x_BNC, self.weights.post_norm_C, self.config.norm_eps)
@@ -119,33 +119,26 @@ class FeatureLayer:
         self, q_BNHD: Tensor, slots_BN: Tensor, seen: Entries, last_BN: Tensor, chain: Sequence[Entries]
     ) -> Tensor:
         """Mixed values (B, N, Q). Queries meet the sinks from their place in [sinks | window] (`StreamingView`)."""
-        config, (B, N, _, D) = self.config, q_BNHD.shape
-        near_BGRND, far_BGRND = (
-            rotate(q_BNHD, config.rope.cos_sin(places_BN)).view(B, N, config.kv_heads, -1, D).permute(0, 2, 3, 1, 4)
-            for places_BN in (slots_BN, slots_BN.clamp_max(config.sinks + config.window - 1))
-        )
-        scores = [self._scores(near_BGRND, far_BGRND, seen, slots_BN, last_BN)]
-        # A guess lies within the window, or is a sink whose query stands where it is: it is met as it stands.
-        for each in chain:
-            scores.append((near_BGRND * each.keys_BKGD.transpose(1, 2)[:, :, None]).sum(-1, keepdim=True).float())
-        weights = torch.cat(scores, -1).mul(config.head_dim**-0.5).softmax(-1).to(q_BNHD.dtype)
-        K = seen.slots_BK.shape[1]
-        mixed_BGRND = (weights[..., :K].flatten(2, 3) @ seen.values_BKGD.transpose(1, 2)).view(near_BGRND.shape)
-        for j, each in enumerate(chain):
-            share = weights[..., K + j : K + j + 1]
-            mixed_BGRND = mixed_BGRND + share * each.values_BKGD.transpose(1, 2)[:, :, None]
-        return mixed_BGRND.permute(0, 3, 1, 2, 4).reshape(B, N, -1)
+        config, (N, D) = self.config, q_BNHD.shape[1::2]
+        keys, values = (torch.cat([each[i] for each in (seen, *chain)], 1).transpose(1, 2) for i in (0, 1))
+        one_NN = torch.eye(N, dtype=torch.bool, device=keys.device).expand(len(keys), -1, -1)
+        visible_BNK = torch.cat([self._visible(seen.slots_BK, slots_BN, last_BN), *(one_NN for _ in chain)], 2)
+        q = rotate(q_BNHD, config.rope.cos_sin(slots_BN)).transpose(1, 2)
+        if bool((slots_BN >= config.sinks + config.window).any()):
+            # Twice the width: a far query finds zeros in entries that are no sinks, and a near one in those that are.
+            # A guess lies within the window, or is a sink whose query stands where it is: it is met as it stands.
+            far = rotate(q_BNHD, config.rope.cos_sin(slots_BN.clamp_max(config.sinks + config.window - 1)))
+            is_sink_BK = F.pad(seen.slots_BK < config.sinks, (0, N * len(chain)))[:, None, :, None]
+            q = torch.cat((q, far.transpose(1, 2)), -1)
+            keys = torch.cat((keys * ~is_sink_BK, keys * is_sink_BK), -1)
+            values = F.pad(values, (0, D))
+        repeats = config.heads // config.kv_heads
+        keys, values = (each.repeat_interleave(repeats, 1) for each in (keys, values))
+        mixed_BHND = F.scaled_dot_product_attention(q, keys, values, visible_BNK[:, None], scale=D**-0.5)
+        return mixed_BHND[..., :D].transpose(1, 2).flatten(2)
 
-    def _scores(
-        self, near_BGRND: Tensor, far_BGRND: Tensor, seen: Entries, slots_BN: Tensor, last_BN: Tensor
-    ) -> Tensor:
-        """Float32 (B, G, R, N, K); -inf where a query does not see an entry."""
-        sinks, shape = self.config.sinks, near_BGRND.shape[:4]
-        keys_BGDK, key_B1K = seen.keys_BKGD.permute(0, 2, 3, 1), seen.slots_BK[:, None]
-        near = near_BGRND.flatten(2, 3) @ keys_BGDK
-        far = far_BGRND.flatten(2, 3) @ keys_BGDK[..., :sinks]
-        is_sink = (key_B1K[..., :sinks] < sinks)[:, None]
-        scores = torch.cat((torch.where(is_sink, far, near[..., :sinks]), near[..., sinks:]), -1).float()
-        in_reach_BNK = (key_B1K < sinks) | (key_B1K > slots_BN[..., None] - self.config.window)
-        visible_BNK = in_reach_BNK & (key_B1K <= last_BN[..., None]) & (key_B1K >= 0)
-        return scores.view(*shape, -1).masked_fill(~visible_BNK[:, None, None], -torch.inf)
+    def _visible(self, slots_BK: Tensor, slots_BN: Tensor, last_BN: Tensor) -> Tensor:
+        """Which entries each query sees, bool (B, N, K)."""
+        key_B1K = slots_BK[:, None]
+        in_reach_BNK = (key_B1K < self.config.sinks) | (key_B1K > slots_BN[..., None] - self.config.window)
+        return in_reach_BNK & (key_B1K <= last_BN[..., None]) & (key_B1K >= 0)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from triforce.backends.kernel_api import ForwardBatch, ForwardOutput, PageTable
 from triforce.kvcache.views.full import FullView
+from triforce.kvcache.views.streaming import steps_in_place
 from triforce.ragged import Ints, ints, to_device
 
 
@@ -36,6 +37,10 @@ class FeatureView:
     @property
     def lengths_B(self) -> Ints:
         return np.maximum(self._ahead_B, self.full.lengths_B)
+
+    def steps(self, counts_B: Ints, most: int) -> int:
+        """Count tokens, at most `most`, to feed one by one behind a pass of `counts_B` before its lists must move."""
+        return steps_in_place(self.lengths_B, counts_B, self.sinks + self.window - 1, self.unit, most)
 
     def begin(self, counts_B: Ints, width: int) -> ForwardBatch:
         starts, rows = self.lengths_B.tolist(), self.full.rows

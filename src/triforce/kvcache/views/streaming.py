@@ -92,10 +92,7 @@ class StreamingView:
 
     def steps(self, counts_B: Ints, most: int) -> int:
         """Count tokens, at most `most`, to feed one by one behind a pass of `counts_B` before its lists must move."""
-        first = self.sinks + self.window - 1
-        dropped_B = np.maximum(self.lengths_B - first, 0) // self.unit
-        left_B = (dropped_B + 1) * self.unit + first - (self.lengths_B + counts_B)
-        return max(min(most, int(left_B[counts_B > 0].min())), 0)
+        return steps_in_place(self.lengths_B, counts_B, self.sinks + self.window - 1, self.unit, most)
 
     def begin(self, counts_B: Ints, width: int) -> ForwardBatch:
         # On the host: a pass of the draft costs less than a dozen operations on tensors would.
@@ -190,3 +187,10 @@ class StreamingView:
             for first, drop in zip(firsts, dropped, strict=True)
         ]
         return to_device(np.array(rows, dtype=np.int32), self.device)
+
+
+def steps_in_place(lengths_B: Ints, counts_B: Ints, first: int, unit: int, most: int) -> int:
+    """Count tokens, at most `most`, to feed behind a pass before a list moves: at `first`, and each unit behind it."""
+    dropped_B = np.maximum(lengths_B - first, 0) // unit
+    left_B = (dropped_B + 1) * unit + first - (lengths_B + counts_B)
+    return max(min(most, int(left_B[counts_B > 0].min())), 0)

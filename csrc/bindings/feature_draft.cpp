@@ -1,0 +1,109 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include "../feature_draft.hpp"
+#include "pass_args.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace triforce {
+namespace {
+
+std::optional<Tensor> vector_or_none(const char* name, TensorArg object) {
+    return object.is_none() ? std::nullopt : std::optional(tensor(name, object));
+}
+
+void init(FeatureDraft* self, const Decoder& target, TensorArg fc, TensorArg q, TensorArg k, TensorArg v, TensorArg o,
+          TensorArg gate, TensorArg up, TensorArg down, TensorArg head, TensorArg embedding_proj,
+          TensorArg embedding_norm, TensorArg hidden_norm, TensorArg post_norm, TensorArg norm, TensorArg fc_norm,
+          Ints tokens, int64_t head_dim, float eps, bool norm_output, bool norm_before_residual, int bits) {
+    FeatureWeights w{{tensor("fc", fc)}, {tensor("q_proj", q)}, {tensor("k_proj", k)}, {tensor("v_proj", v)},
+                     {tensor("o_proj", o)}, {tensor("gate_proj", gate)}, {tensor("up_proj", up)},
+                     {tensor("down_proj", down)}, {tensor("head", head)}, std::nullopt,
+                     tensor("embedding_norm", embedding_norm), tensor("hidden_norm", hidden_norm),
+                     tensor("post_norm", post_norm), tensor("norm", norm), vector_or_none("fc_norm", fc_norm)};
+    if (!embedding_proj.is_none()) w.embedding_proj = WeightSource{tensor("embedding_proj", embedding_proj)};
+    new (self) FeatureDraft(target, w, {head_dim, eps, norm_output, norm_before_residual}, std::move(tokens), bits);
+}
+
+FeatureMemory memory_of(const FeatureDraft& draft, const Pages& entries, TensorArg states) {
+    const Tensor of_slots = tensor("states", states);
+    return {&entries, static_cast<char*>(of_slots.as(draft.type(), {-1, draft.hidden()})), of_slots[0]};
+}
+
+void forward(const FeatureDraft& draft, const Pages& entries, TensorArg states, TensorArg ids, Ints positions,
+             Ints counts, TensorArg cos, TensorArg sin, const ViewArg& seen, TensorArg at, TensorArg logits) {
+    const FeatureMemory memory = memory_of(draft, entries, states);
+    const Tensor ids_tensor = tensor("ids", ids), columns = tensor("at", at);
+    ForwardBatch batch{};
+    batch.ids = ids_tensor.as<int64_t>({-1, -1});
+    batch.rows = ids_tensor[0], batch.width = ids_tensor[1];
+    require(static_cast<int64_t>(positions.size()) == batch.rows && positions.size() == counts.size(),
+            "positions and counts must have one number for each row");
+    int64_t table = 0;
+    std::tie(batch.rotation, table) = rotation(cos, sin, entries.dim);
+    for (size_t b = 0; b < counts.size(); b++)
+        require(0 <= counts[b] && counts[b] <= batch.width && 0 <= positions[b] && positions[b] <= table - counts[b],
+                "counts must lie in [0, T] and positions in the tables");
+    batch.positions = std::move(positions), batch.counts = std::move(counts);
+    batch.views = {view(seen, batch.rows, entries.heads)};
+    batch.at = columns.as<int64_t>({batch.rows, -1}), batch.scored = columns[1];
+    batch.logits = tensor("logits", logits).as<float>({batch.rows, batch.scored, draft.target().head().vocabulary()});
+    const nb::gil_scoped_release released;
+    draft.check(memory, batch);
+    draft.forward(memory, batch);
+}
+
+void note(const FeatureDraft& draft, const Pages& entries, TensorArg states, TensorArg ids, IntArrayArg positions,
+          IntArrayArg slots, IntArrayArg before, IntArrayArg columns, TensorArg passed, TensorArg cos, TensorArg sin) {
+    const FeatureMemory memory = memory_of(draft, entries, states);
+    const Tensor ids_tensor = tensor("ids", ids), of_layers = tensor("passed", passed);
+    const int64_t N = ids_tensor.dims ? ids_tensor[0] : 0;
+    const auto numbers = [&](const char* name, IntArrayArg from) { return tensor(name, from).as<int64_t>({N}); };
+    const float* from = of_layers.as<float>({draft.states(), -1, draft.hidden()});
+    const NotedTokens tokens{N, ids_tensor.as<int64_t>({N}), numbers("positions", positions), numbers("slots", slots),
+                             numbers("before", before), from, numbers("columns", columns), of_layers[1]};
+    const auto [tables, table] = rotation(cos, sin, entries.dim);
+    for (int64_t i = 0; i < N; i++)
+        require(0 <= tokens.positions[i] && tokens.positions[i] < table, "positions must lie in the tables");
+    const nb::gil_scoped_release released;
+    draft.check(memory, tokens);
+    draft.note(memory, tokens, tables);
+}
+
+Unlawful fused(const FeatureDraft& draft, const Pages& entries, TensorArg states, const DraftedTexts& texts) {
+    const FeatureMemory memory = memory_of(draft, entries, states);
+    const Pass pass = [&](const ForwardBatch& batch) {
+        draft.check(memory, batch);
+        draft.forward(memory, batch);
+    };
+    return draft_by(pass, {&entries}, draft.target().head().vocabulary(), texts);
+}
+
+}  // namespace
+
+void bind_feature_draft(nb::module_& m) {
+    nb::class_<FeatureDraft>(m, "FeatureDraft",
+                             "A draft that reads hidden states of a target, whose embedding it reads; weights of one "
+                             "type. `tokens`: those that the head's rows propose.")
+        .def("__init__", &init, nb::kw_only(), "target"_a, "fc"_a, "q_proj"_a, "k_proj"_a, "v_proj"_a, "o_proj"_a,
+             "gate_proj"_a, "up_proj"_a, "down_proj"_a, "head"_a, "embedding_proj"_a.none(), "embedding_norm"_a,
+             "hidden_norm"_a, "post_norm"_a, "norm"_a, "fc_norm"_a.none(), "tokens"_a, "head_dim"_a, "eps"_a,
+             "norm_output"_a, "norm_before_residual"_a, "bits"_a = 0, nb::keep_alive<1, 2>())
+        .def_prop_ro("bytes", &FeatureDraft::bytes, "Size of the packed weights.")
+        .def("forward", &forward, nb::kw_only(), "entries"_a, "states"_a, "ids"_a, "positions"_a, "counts"_a, "cos"_a,
+             "sin"_a, "view"_a, "at"_a, "logits"_a,
+             "Run a pass of ids (B, T) int64 over entries and states (slots, C).\n\nOut: `logits` (B, J, V) float32 of "
+             "columns `at` (B, J) int64; a row's last output becomes the state of its slot.")
+        .def("note", &note, nb::kw_only(), "entries"_a, "states"_a, "ids"_a, "positions"_a, "slots"_a, "before"_a,
+             "columns"_a, "passed"_a, "cos"_a, "sin"_a,
+             "Make states and entries of N tokens of a pass of the target, at `slots`, behind those at `before`.\n\n"
+             "`passed` (S, B * T, C) float32 is what it gave, `columns` where in it each token stands.")
+        .def("fused_draft", &fused, nb::kw_only(), "entries"_a, "states"_a, "texts"_a,
+             "Draw tokens as `fused_draft` does.");
+}
+
+}  // namespace triforce

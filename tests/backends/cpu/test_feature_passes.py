@@ -1,0 +1,106 @@
+"""Native passes of a feature draft: those of the layer in torch, a row's bits its own, at each level.
+
+Shape suffixes as in backends/feature_draft.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.paged_kv import PAGE, native
+from triforce.backends.kernel_api import FeaturePasses, ForwardBatch, PageTable
+from triforce.backends.torch.feature_passes import TorchFeaturePasses
+from triforce.kvcache import FeatureMemory
+from triforce.model.feature_draft import FeatureDraftConfig, FeatureDraftWeights, shapes
+
+if native is None:
+    pytest.skip("the native kernels were not built", allow_module_level=True)
+from tests.helpers.random_model import D, G, H, V, random_model
+from triforce.backends.cpu.feature_passes import NativeFeaturePasses
+
+torch.set_num_threads(1)
+C, M, PAGES, LENGTHS, FED = 48, 20, 12, [37, 20], [3, 1]
+CLOSE = {torch.float32: dict(atol=1e-4, rtol=1e-4), torch.bfloat16: dict(atol=0.15, rtol=0.1)}
+"""In bfloat16 the native weights have 8 bits."""
+
+
+class Scene:
+    """Two rows of LENGTHS tokens behind which FED are fed, and a draft. published: it has no parts of our own."""
+
+    def __init__(self, dtype: torch.dtype, published: bool = False) -> None:
+        draw = torch.Generator().manual_seed(3)
+        model, target = random_model(draw, dtype, hidden=C)
+        ours = not published
+        self.config = FeatureDraftConfig(
+            V, C, 72, H, G, D, 1e-5, (1, 2), M, model.rope, 16, 24, fc_norm=ours, norm_output=ours,
+            norm_before_residual=ours, embedding_residual=ours,
+        )  # fmt: skip
+        named = {
+            name: 1 + 0.2 * torch.randn(shape, generator=draw) if "norm" in name
+            else torch.randn(shape, generator=draw) * shape[-1] ** -0.5
+            for name, shape in shapes(self.config).items()
+        }  # fmt: skip
+        head_MC = torch.randn(M, C, generator=draw) * C**-0.5
+        weights = FeatureDraftWeights(**named, tokens_M=torch.arange(2, 2 + M), head_MC=head_MC)
+        self.native = NativeFeaturePasses(self.config, weights, target, dtype)
+        self.torch = TorchFeaturePasses(self.config, weights.to(torch.float32, "cpu"), target.embed)
+        self.ids_BT = torch.randint(V, (2, 40), generator=draw)
+        self.states_SBTC = torch.randn(2, 2, 40, C, generator=draw)
+
+    def run(self, passes: FeaturePasses, dtype: torch.dtype, rows: list[int]) -> tuple[FeatureMemory, Tensor]:
+        """What the memory holds, and logits, once texts are noted and more of them are fed, of some rows."""
+        memory = FeatureMemory(self.config.layer, PAGES, dtype, "cpu")
+        starts, fed = [LENGTHS[b] for b in rows], [FED[b] for b in rows]
+        for b in rows:
+            length = LENGTHS[b] + FED[b] - 1  # of the tokens that are fed only the last is new to the target
+            own_N = (1 + 4 * b) * PAGE + np.arange(length)
+            slots = np.arange(length), own_N, np.append(0, own_N[:-1])
+            passes.note(self.ids_BT[b, :length], memory, slots, b * 40 + np.arange(length), self.states_SBTC)
+        lists = torch.tensor([[*range(1 + 4 * b, 5 + 4 * b)] for b in rows], dtype=torch.int32)
+        ids_BT = torch.stack([self.ids_BT[b, LENGTHS[b] : LENGTHS[b] + 3] for b in rows])
+        view = PageTable(lists, starts, fed, PAGE, self.config.sinks, self.config.window)
+        batch = ForwardBatch(starts, [(1, view)], tables=lists.tolist())
+        at_BJ = torch.tensor([[0, count - 1] for count in fed])
+        return memory, passes.forward(ids_BT, memory, batch, at_BJ)
+
+
+def slots_of(b: int) -> Tensor:
+    """The slots of a row's tokens: others hold anything."""
+    return (1 + 4 * b) * PAGE + torch.arange(LENGTHS[b] + FED[b])
+
+
+@pytest.mark.parametrize("published", [False, True], ids=["ours", "published"])
+def test_native_passes_are_those_of_torch(published: bool, dtype: torch.dtype) -> None:
+    scene = Scene(dtype, published)
+    (ours, got_BJV), (theirs, wanted_BJV) = (scene.run(each, dtype, [0, 1]) for each in (scene.native, scene.torch))
+    torch.testing.assert_close(got_BJV, wanted_BJV, **CLOSE[dtype])
+    slots_N = torch.cat([slots_of(0), slots_of(1)])
+    for mine, other in zip(ours.read(slots_N), theirs.read(slots_N), strict=True):
+        torch.testing.assert_close(mine.float(), other.float(), **CLOSE[dtype])
+    assert not ours.states_NC[:PAGE].any(), "the state before a text"
+
+
+def test_bits_of_a_row_are_its_own(dtype: torch.dtype) -> None:
+    scene = Scene(dtype)
+    memory, both_BJV = scene.run(scene.native, dtype, [0, 1])
+    for b in (0, 1):
+        alone, one_1JV = scene.run(scene.native, dtype, [b])
+        assert torch.equal(one_1JV[0], both_BJV[b])
+        for mine, other in zip(alone.read(slots_of(b)), memory.read(slots_of(b)), strict=True):
+            assert torch.equal(mine, other)
+
+
+def test_what_does_not_fit_raises(dtype: torch.dtype) -> None:
+    scene = Scene(dtype)
+    memory, one = FeatureMemory(scene.config.layer, PAGES, dtype, "cpu"), np.array([3])
+    for slots, ids in (((one, one, one), 0), ((one, one + 500, one), 0), ((one, one + PAGE, one), V)):
+        with pytest.raises(ValueError, match="must"):
+            scene.native.note(torch.tensor([ids]), memory, slots, one, scene.states_SBTC)
+    narrow = FeatureMemory(replace(scene.config.layer, kv_heads=1), PAGES, dtype, "cpu")
+    with pytest.raises(ValueError, match="of the draft's type and shape"):
+        scene.native.note(torch.tensor([1]), narrow, (one, one + PAGE, one), one, scene.states_SBTC)

@@ -1,0 +1,49 @@
+"""A feature draft under grammars and penalties, of which it knows nothing: the texts of plain decoding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.engine.test_feature_draft import features
+from tests.helpers.engine_scene import prompt
+from tests.helpers.tiny_llm import ask, llm
+from triforce.interface.grammar import Grammar
+
+__all__ = ["features"]
+torch.set_num_threads(1)
+REQUESTS: dict[str, dict[str, Any]] = {
+    "regex": dict(grammar=Grammar.regex("[a-z ]{5,40}"), ignore_eos=False),
+    "json": dict(grammar=Grammar.json({"type": "array", "items": {"type": "boolean"}}), ignore_eos=False),
+    "penalties": dict(presence_penalty=0.4, frequency_penalty=0.2, repetition_penalty=1.1),
+    "bias": dict(logit_bias={5: 1.5, 290: 4.0}, top_p=0.9),  # the draft cannot propose the second one
+}
+
+
+@pytest.mark.parametrize("mode", ["draft", "triforce"])
+@pytest.mark.parametrize("name", REQUESTS)
+def test_constrained_texts_are_those_of_plain_decoding(name: str, mode: str, features: Path) -> None:
+    """Seeded and greedy, of several prompts; where the draft may propose what is allowed, some of it is kept."""
+    model, kept = llm(features), 0
+    for length in (3, 40, 150):
+        for temperature in (0.0, 0.8):
+            params = ask(temperature=temperature, max_tokens=32, **REQUESTS[name])
+            (plain,), (drafted,) = (model.generate(prompt(length), params, mode=each) for each in ("ar", mode))
+            assert drafted.outputs[0].token_ids == plain.outputs[0].token_ids
+            assert drafted.outputs[0].finish_reason == plain.outputs[0].finish_reason
+            kept += sum(tier.accepted for tier in drafted.outputs[0].tiers if tier.name == "draft")
+    assert kept > 0 or name == "json"
+
+
+@pytest.mark.parametrize("coupling", ["rejection", "block"])
+def test_constrained_texts_of_other_couplings_obey(coupling: str, features: Path) -> None:
+    """What the grammar forbids is never said, though the draft can hardly propose what it allows."""
+    model = llm(features, coupling=coupling)
+    for seed in range(3):
+        params = ask(seed=seed, max_tokens=32, **REQUESTS["json"])
+        (output,) = model.generate(prompt(40), params, mode="triforce")
+        said = output.outputs[0].text.removesuffix("!")  # a token that may end a text
+        assert set(said) <= set("[]truefals, \n\t")
