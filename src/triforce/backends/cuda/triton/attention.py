@@ -23,7 +23,8 @@ import triton.language as tl
 from torch import Tensor
 
 from triforce.backends.cuda.splits import split_of
-from triforce.backends.cuda.triton import interpreted, multiplied_as
+from triforce.backends.cuda.triton import NAMES, interpreted, multiplied_as, on_amd
+from triforce.backends.cuda.triton.kv_rows import load_rows, with_scales
 
 
 class Tile(NamedTuple):
@@ -40,12 +41,16 @@ AHEAD = True
 
 
 def tile_of(size: int, dim: int) -> Tile:
-    """Return that of numbers of so many bytes and a head size: as large as needs no spills, and the least memory."""
+    """Return that of numbers of so many bytes and a head size: as large as needs no spills, and the least memory.
+
+    AMD's programs have 64 KiB of shared memory, which is what three stages have room in. float32 spills a few bytes
+    for some architectures, whatever the tile: ptxas would rather have more programs beside one another.
+    """
     if size == 4:
-        return Tile(16, 32, 4, 1)
+        return Tile(16, 16, 4, 1)
     if dim > 128:
         return Tile(32, 32, 8, 3)  # with two stages ptxas spills for sm_80
-    return Tile(64, 64, 8, 5) if AHEAD else Tile(64, 64, 4, 2)
+    return Tile(64, 64, 8, 3 if on_amd() else 5) if AHEAD else Tile(64, 64, 4, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +76,8 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """Mixed values (B, T, H, D), and the mass of each unit, float32 (B, G, U), if `return_mass`.
 
-    As a `LayerAttention` gives them. `split`: keys of a split, a multiple of 64, or `split_of`. No host wait.
+    As a `LayerAttention` gives them. Memory of int8 has pages of codes (see `kv_pages`). `split`: keys of a split, a
+    multiple of 64, or `split_of`. No host wait.
     """
     (B, T, H, D), G, U = q_BTHD.shape, len(k_GSD), seen.units.shape[-1]
     by_head = seen.units.ndim == 3
@@ -85,12 +91,13 @@ def attend(
     parts_BGNRD, peaks_BGNR, sums_BGNR = (new(B, G, N, R, *d, dtype=torch.float32) for d in ((D,), (), ()))
     whole_BGR = new(B, G, R, dtype=torch.float32)
     units_BGRU = new((B, G, R, U) if return_mass else (1,), dtype=torch.float32)
+    *memory, coded = with_scales((k_GSD, v_GSD))
     _splits[(N, G * triton.cdiv(R, at_once), B)](
-        q_BTHD, q_BTHD if q_sinks_BTHD is None else q_sinks_BTHD, k_GSD, v_GSD, seen.units, seen.starts_B,
+        q_BTHD, q_BTHD if q_sinks_BTHD is None else q_sinks_BTHD, *memory, seen.units, seen.starts_B,
         seen.counts_B, parts_BGNRD, peaks_BGNR, sums_BGNR, units_BGRU, G, T, R, U, N, k_GSD.stride(0),
         seen.units.stride(0), seen.units.stride(1) if by_head else 0, D**-0.5 * log2(e), seen.sinks, seen.window,
         split, H // G, D, D2, seen.unit, at_once, tile.keys, q_sinks_BTHD is not None, return_mass,
-        multiplied_as(q_BTHD), num_warps=tile.warps, num_stages=tile.stages,
+        coded, NAMES[str(q_BTHD.dtype)], multiplied_as(q_BTHD), num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     some, rows = (8, 16) if interpreted() else (32, 1)  # an interpreted program takes milliseconds, whatever it does
     dims = min(32, D2)
@@ -137,10 +144,10 @@ def _store_unit_sums(
 
 @triton.jit
 def _splits(
-    q, q_sinks, keys, values, units, starts, counts, parts, peaks, sums, unit_sums, G, T, R, U, N, head_stride,
-    row_stride, list_stride, scale, sinks, window, SPLIT: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
-    D2: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, TURNED: tl.constexpr,
-    WEIGH: tl.constexpr, FACTOR: tl.constexpr,
+    q, q_sinks, keys, values, key_scales, value_scales, units, starts, counts, parts, peaks, sums, unit_sums, G, T, R,
+    U, N, head_stride, row_stride, list_stride, scale, sinks, window, SPLIT: tl.constexpr, GROUP: tl.constexpr,
+    D: tl.constexpr, D2: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    TURNED: tl.constexpr, WEIGH: tl.constexpr, CODED: tl.constexpr, NUMBER: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
     """One split of one KV head's keys, for some of its query rows: unnormalised sums, and the peak they hang from."""
     n, g, b = tl.program_id(0), tl.program_id(1) % G, tl.program_id(2)
@@ -164,8 +171,10 @@ def _splits(
     for block in range(first, min(first + SPLIT, end), KEYS):
         key_K = block + tl.arange(0, KEYS)
         unit_K = tl.load(table + key_K // UNIT, mask=key_K < end, other=0).to(tl.int64)
-        slot_K = head + (unit_K * UNIT + key_K % UNIT) * D
-        k_DK = tl.load(keys + slot_K[None, :] + d[:, None], mask=(key_K < end)[None, :] & (d < D)[:, None], other=0.0)
+        slot_K, there_K = unit_K * UNIT + key_K % UNIT, key_K < end
+        k_DK = load_rows(
+            keys, key_scales, head, slot_K[None, :], d[:, None], there_K[None, :], D, CODED, NUMBER
+        )  # fmt: skip
         place_R1 = start + token_R[:, None]
         scores_RK = _scores(
             q_RD, q_sinks_RD, k_DK, key_K, place_R1, real_R1, block, scale, sinks, window, TURNED, FACTOR
@@ -174,7 +183,9 @@ def _splits(
         base_R = tl.where(higher_R == -float("inf"), 0.0, higher_R)
         shares_RK = tl.exp2(scores_RK - base_R[:, None])
         fade_R = tl.exp2(peak_R - base_R)
-        v_KD = tl.load(values + slot_K[:, None] + d[None, :], mask=(key_K < end)[:, None] & (d < D)[None, :], other=0.0)
+        v_KD = load_rows(
+            values, value_scales, head, slot_K[:, None], d[None, :], there_K[:, None], D, CODED, NUMBER
+        )  # fmt: skip
         rounded_RK = shares_RK.to(v_KD.dtype).to(FACTOR)
         attn_out_RD = attn_out_RD * fade_R[:, None] + tl.dot(rounded_RK, v_KD.to(FACTOR), input_precision="ieee")
         sum_R, peak_R = sum_R * fade_R + tl.sum(shares_RK, 1), higher_R

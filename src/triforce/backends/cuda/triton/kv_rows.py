@@ -1,0 +1,85 @@
+"""Rows of KV in the memory of the Triton kernels, as numbers: loaded and stored here, whatever they are kept as.
+
+A head's memory is numbers (S, D), or pages of int8 KV: the codes of 16 slots, (16, D), and then their scales. What a
+code stands for is rounded to the type that the model computes in. Shape suffixes as in kernel_api.py; M rows, F half
+of D.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from triforce.backends.cuda.kv_pages import is_coded, scales_of
+from triforce.backends.kernel_api import PAGE, KeysValues
+
+LANES = tl.constexpr(PAGE)
+
+
+def with_scales(kv: KeysValues) -> tuple[Tensor, Tensor, Tensor, Tensor, bool]:
+    """Return keys, values, where kernels find the scales of both, and whether there are any."""
+    return (*kv, *map(scales_of, kv), True) if is_coded(kv[0]) else (*kv, *kv, False)
+
+
+@triton.jit
+def load_rows(
+    memory, scales, head, slot, d, there, D: tl.constexpr, CODED: tl.constexpr, NUMBER: tl.constexpr
+):  # fmt: skip
+    """Dimensions `d` of slots, zeros of those that are not there; slots and dimensions go along two directions."""
+    x = tl.load(memory + _row(head, slot, D, CODED) + d, mask=there & (d < D), other=0)
+    if CODED:
+        scale = tl.load(scales + _scale(head, slot, D), mask=there, other=0.0).to(tl.float32)
+        x = (x.to(tl.float32) * scale).to(NUMBER)
+    return x
+
+
+@triton.jit
+def store_rows(
+    memory, scales, head_M, slot_M, f, first_MF, second_MF, real_MF, F: tl.constexpr, CODED: tl.constexpr
+):  # fmt: skip
+    """Store both halves of rows, float32; where they are not real, they are zeros. Codes are those of `rounded`."""
+    at_MF = memory + _row(head_M, slot_M, 2 * F, CODED)[:, None] + f
+    if CODED:
+        scale_M = _scale_of(first_MF, second_MF)
+        inverse_M1 = tl.where(scale_M > 0, 1.0 / tl.where(scale_M > 0, scale_M, 1.0), 0.0)[:, None]
+        tl.store(at_MF, _codes(first_MF * inverse_M1), mask=real_MF)
+        tl.store(at_MF + F, _codes(second_MF * inverse_M1), mask=real_MF)
+        real_M = tl.max(real_MF.to(tl.int32), 1) > 0
+        tl.store(scales + _scale(head_M, slot_M, 2 * F), scale_M.to(scales.dtype.element_ty), mask=real_M)
+    else:
+        tl.store(at_MF, first_MF.to(memory.dtype.element_ty), mask=real_MF)
+        tl.store(at_MF + F, second_MF.to(memory.dtype.element_ty), mask=real_MF)
+
+
+@triton.jit
+def _row(head, slot, D: tl.constexpr, CODED: tl.constexpr):
+    """Where a slot's numbers begin."""
+    if CODED:  # noqa: SIM108
+        at = head + slot // LANES * (LANES * (D + 2)) + slot % LANES * D
+    else:
+        at = head + slot * D
+    return at
+
+
+@triton.jit
+def _scale(head, slot, D: tl.constexpr):
+    """Where a slot's scale is, in numbers of two bytes."""
+    return head // 2 + slot // LANES * (LANES * (D + 2) // 2) + LANES * D // 2 + slot % LANES
+
+
+@triton.jit
+def _scale_of(first_MF, second_MF):
+    """A 127th of the largest, rounded up to bfloat16, as float32; NaN where a number is not finite."""
+    top_M = tl.maximum(tl.max(tl.abs(first_MF), 1), tl.max(tl.abs(second_MF), 1))
+    exact_M = top_M / 127.0 + tl.sum(first_MF * 0.0 + second_MF * 0.0, 1)
+    upper_M = (exact_M.to(tl.int32, bitcast=True) + 0xFFFF) & -65536
+    return tl.where(exact_M == exact_M, upper_M.to(tl.float32, bitcast=True), float("nan"))
+
+
+@triton.jit
+def _codes(x_MF):
+    """The nearest integers, to even; -127 of what is no number."""
+    nearest_MF = (x_MF + 12582912.0) - 12582912.0  # where a float32 has no bits behind the point
+    nearest_MF = tl.minimum(tl.maximum(nearest_MF, -127.0), 127.0)
+    return tl.where(x_MF == x_MF, nearest_MF, -127.0).to(tl.int32).to(tl.int8)
