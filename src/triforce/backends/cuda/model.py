@@ -1,5 +1,6 @@
 """A decoder's weights for the Triton kernels: products are torch's, what lies between them is one kernel each.
 
+Products with weights of few bits are ours, too; those stay apart.
 A pass over their KV is a function over the buffers of a `GraphInputs`. A narrow one runs at the shape of its bucket, on
 a CUDA device as a graph that was captured once. A wide one is prefill: torch's fused attention, row by row, at the
 shape that it has. Shape suffixes as in kernel_api.py.
@@ -7,6 +8,7 @@ shape that it has. Shape suffixes as in kernel_api.py.
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from functools import partial
 from weakref import WeakKeyDictionary
 
@@ -16,12 +18,14 @@ from torch import Tensor
 
 from triforce.backends.cuda.graphs import GraphInputs, Graphs, PassInputs, Replay, shape_of
 from triforce.backends.cuda.kv import TritonKV
+from triforce.backends.cuda.packed_weight import PackedWeight, on_device
 from triforce.backends.cuda.triton.pointwise import norm, swiglu
+from triforce.backends.cuda.triton.weight_tiles import rows, times
 from triforce.backends.kernel_api import ForwardBatch, ForwardOutput, KVBackend, ModelBackend, PageTable
 from triforce.backends.torch.kv import WIDE
 from triforce.backends.torch.model import TorchLayer, TorchModel, forward_layers, forward_layerwise
 from triforce.model.config import ModelConfig
-from triforce.model.weights import Layer, Matrix, Weights, numbers
+from triforce.model.weights import Layer, Matrix, QuantizedWeight, Weights
 
 NARROW = 64
 """Wider passes are not captured: there are few of them, and of many widths."""
@@ -35,7 +39,14 @@ class TritonLayer(TorchLayer):
     norm, swiglu = staticmethod(norm), staticmethod(swiglu)
 
     def __init__(self, config: ModelConfig, layer: Layer) -> None:
-        super().__init__(config, layer)
+        dtype, device = layer.o_proj_CQ.dtype, layer.input_norm_C.device
+        given = {f.name: getattr(layer, f.name) for f in fields(layer)}
+        found = {name: on_device(each, device) for name, each in given.items() if isinstance(each, QuantizedWeight)}
+        self._packed = {name: each for name, each in found.items() if isinstance(each, PackedWeight)}
+        changed = {name: each for name, each in found.items() if name not in self._packed}
+        changed |= {name: each.to(dtype) for name, each in given.items() if each is not None and "_bias_" in name}
+        super().__init__(config, replace(layer, **changed))
+        layer = self.layer
         self._qkv = joined(layer.q_proj_QC, layer.k_proj_PC, layer.v_proj_PC)
         self._qkv_bias = joined(layer.q_bias_Q, layer.k_bias_P, layer.v_bias_P)
         self._gate_up = joined(layer.gate_proj_IC, layer.up_proj_IC)
@@ -57,18 +68,26 @@ class TritonLayer(TorchLayer):
         y_NC = self.norm(x_NC, self.layer.post_norm_C, self.config.norm_eps)
         return self.swiglu(*F.linear(y_NC, self._gate_up).chunk(2, dim=1))
 
+    def product(self, weight: str, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        packed = self._packed.get(weight)
+        return super().product(weight, x, bias) if packed is None else times(x, packed, bias)
+
+
+def _table(weight: Matrix, weights: Weights) -> Tensor | PackedWeight:
+    return on_device(weight, weights.norm_C.device) if isinstance(weight, QuantizedWeight) else weight
+
 
 def joined(*parts: Matrix | None) -> Tensor | None:
     """Return all rows of some matrices (M, C) or vectors (M,) as one, of which these become views, to be held once.
 
-    None where there are none, or where they are to stay apart.
+    None where there are none, or where they are to stay apart, as those of few bits.
     """
-    given = [numbers(part) for part in parts if part is not None]
-    if not (JOINED and given):
+    given = [part for part in parts if isinstance(part, Tensor)]
+    if not (JOINED and given) or any(isinstance(part, QuantizedWeight) for part in parts):
         return None
     whole = torch.cat(given)
-    for part, rows in zip(given, torch.split(whole, [len(part) for part in given]), strict=True):
-        part.data = rows
+    for part, own in zip(given, torch.split(whole, [len(part) for part in given]), strict=True):
+        part.data = own
     return whole
 
 
@@ -80,6 +99,22 @@ class TritonModel(TorchModel):
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         super().__init__(config, weights)
         self._kept: WeakKeyDictionary[TritonKV, tuple[int, Graphs]] = WeakKeyDictionary()
+        self._head, self._embedding = _table(weights.head_VC, weights), None
+        if weights.embedding_VC is not weights.head_VC:
+            self._embedding = _table(weights.embedding_VC, weights)
+
+    def embed(self, ids_N: Tensor) -> Tensor:
+        table = self._head if self._embedding is None else self._embedding
+        ids_N = ids_N.to(self.weights.norm_C.device)
+        return rows(ids_N, table, torch.bfloat16) if isinstance(table, PackedWeight) else F.embedding(ids_N, table)
+
+    def head_rows(self, ids_N: Tensor) -> Tensor:
+        ids_N, head = ids_N.to(self.weights.norm_C.device), self._head
+        return rows(ids_N, head, torch.float32) if isinstance(head, PackedWeight) else head[ids_N].float()
+
+    def head(self, x_NC: Tensor) -> Tensor:
+        y_NC, head = self.block.norm(x_NC, self.weights.norm_C, self.config.norm_eps), self._head
+        return (times(y_NC, head) if isinstance(head, PackedWeight) else F.linear(y_NC, head)).float()
 
     def forward(self, ids_BT: Tensor, kv: KVBackend, batch: ForwardBatch, at_BJ: Tensor | None) -> ForwardOutput:
         return self.run(self, ids_BT, kv, batch, at_BJ)

@@ -43,9 +43,9 @@ class TorchLayer:
         layer = self.layer
         x_NC = self.norm(x_NC, layer.input_norm_C, self.config.norm_eps)
         return (
-            self._heads(x_NC, layer.q_proj_QC, layer.q_bias_Q, layer.q_norm_D),
-            self._heads(x_NC, layer.k_proj_PC, layer.k_bias_P, layer.k_norm_D),
-            self._heads(x_NC, layer.v_proj_PC, layer.v_bias_P, None),
+            self._heads(x_NC, "q_proj_QC", layer.q_bias_Q, layer.q_norm_D),
+            self._heads(x_NC, "k_proj_PC", layer.k_bias_P, layer.k_norm_D),
+            self._heads(x_NC, "v_proj_PC", layer.v_bias_P, None),
         )
 
     def finish(self, x_NC: Tensor, attn_out_NQ: Tensor) -> None:
@@ -53,17 +53,21 @@ class TorchLayer:
         x_NC += self.down(self.gate(x_NC))
 
     def out(self, attn_out_NQ: Tensor) -> Tensor:
-        return linear(attn_out_NQ, self.layer.o_proj_CQ)
+        return self.product("o_proj_CQ", attn_out_NQ)
 
     def gate(self, x_NC: Tensor) -> Tensor:
         y_NC = self.norm(x_NC, self.layer.post_norm_C, self.config.norm_eps)
-        return self.swiglu(linear(y_NC, self.layer.gate_proj_IC), linear(y_NC, self.layer.up_proj_IC))
+        return self.swiglu(self.product("gate_proj_IC", y_NC), self.product("up_proj_IC", y_NC))
 
     def down(self, gated_NI: Tensor) -> Tensor:
-        return linear(gated_NI, self.layer.down_proj_CI)
+        return self.product("down_proj_CI", gated_NI)
 
-    def _heads(self, x_NC: Tensor, weight: Matrix, bias: Tensor | None, norm_D: Tensor | None) -> Tensor:
-        x_NHD = linear(x_NC, weight, bias).view(len(x_NC), -1, self.config.head_dim)
+    def product(self, weight: str, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Multiply with one of the layer's matrices, by its name."""
+        return linear(x, getattr(self.layer, weight), bias)
+
+    def _heads(self, x_NC: Tensor, weight: str, bias: Tensor | None, norm_D: Tensor | None) -> Tensor:
+        x_NHD = self.product(weight, x_NC, bias).view(len(x_NC), -1, self.config.head_dim)
         return x_NHD if norm_D is None else self.norm(x_NHD, norm_D, self.config.norm_eps)
 
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from triforce.backends.cuda.splits import split_of
 from triforce.backends.cuda.triton import NAMES, interpreted, multiplied_as, on_amd
-from triforce.backends.cuda.triton.kv_rows import load_rows, with_scales
+from triforce.backends.cuda.triton.kv_tiles import load_rows, with_scales
 
 
 class Tile(NamedTuple):
@@ -41,13 +41,9 @@ AHEAD = True
 
 
 def tile_of(size: int, dim: int) -> Tile:
-    """Return that of numbers of so many bytes and a head size: as large as needs no spills, and the least memory.
-
-    AMD's programs have 64 KiB of shared memory, which is what three stages have room in. float32 spills a few bytes
-    for some architectures, whatever the tile: ptxas would rather have more programs beside one another.
-    """
+    """Return that of numbers of so many bytes and a head size: as large as needs no spills, and the least memory."""
     if size == 4:
-        return Tile(16, 16, 4, 1)
+        return Tile(16, 16, 4, 1)  # other tiles spill more: ptxas would rather have many programs beside one another
     if dim > 128:
         return Tile(32, 32, 8, 3)  # with two stages ptxas spills for sm_80
     return Tile(64, 64, 8, 3 if on_amd() else 5) if AHEAD else Tile(64, 64, 4, 2)
@@ -172,9 +168,7 @@ def _splits(
         key_K = block + tl.arange(0, KEYS)
         unit_K = tl.load(table + key_K // UNIT, mask=key_K < end, other=0).to(tl.int64)
         slot_K, there_K = unit_K * UNIT + key_K % UNIT, key_K < end
-        k_DK = load_rows(
-            keys, key_scales, head, slot_K[None, :], d[:, None], there_K[None, :], D, CODED, NUMBER
-        )  # fmt: skip
+        k_DK = load_rows(keys, key_scales, head, slot_K[None, :], d[:, None], there_K[None, :], D, CODED, NUMBER)
         place_R1 = start + token_R[:, None]
         scores_RK = _scores(
             q_RD, q_sinks_RD, k_DK, key_K, place_R1, real_R1, block, scale, sinks, window, TURNED, FACTOR
@@ -183,9 +177,7 @@ def _splits(
         base_R = tl.where(higher_R == -float("inf"), 0.0, higher_R)
         shares_RK = tl.exp2(scores_RK - base_R[:, None])
         fade_R = tl.exp2(peak_R - base_R)
-        v_KD = load_rows(
-            values, value_scales, head, slot_K[:, None], d[None, :], there_K[:, None], D, CODED, NUMBER
-        )  # fmt: skip
+        v_KD = load_rows(values, value_scales, head, slot_K[:, None], d[None, :], there_K[:, None], D, CODED, NUMBER)
         rounded_RK = shares_RK.to(v_KD.dtype).to(FACTOR)
         attn_out_RD = attn_out_RD * fade_R[:, None] + tl.dot(rounded_RK, v_KD.to(FACTOR), input_precision="ieee")
         sum_R, peak_R = sum_R * fade_R + tl.sum(shares_RK, 1), higher_R
