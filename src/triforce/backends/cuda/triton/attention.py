@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from triforce.backends.cuda.splits import split_of
-from triforce.backends.cuda.triton import NAMES, interpreted, multiplied_as, on_amd
+from triforce.backends.cuda.triton import interpreted, multiplied_as, on_amd
 from triforce.backends.cuda.triton.kv_tiles import load_rows, with_scales
 
 
@@ -72,8 +72,7 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """Mixed values (B, T, H, D), and the mass of each unit, float32 (B, G, U), if `return_mass`.
 
-    As a `LayerAttention` gives them. Memory of int8 has pages of codes (see `kv_pages`). `split`: keys of a split, a
-    multiple of 64, or `split_of`. No host wait.
+    As a `LayerAttention` gives them; int8 memory has `kv_pages`. `split`: keys, a multiple of 64. No host wait.
     """
     (B, T, H, D), G, U = q_BTHD.shape, len(k_GSD), seen.units.shape[-1]
     by_head = seen.units.ndim == 3
@@ -93,7 +92,7 @@ def attend(
         seen.counts_B, parts_BGNRD, peaks_BGNR, sums_BGNR, units_BGRU, G, T, R, U, N, k_GSD.stride(0),
         seen.units.stride(0), seen.units.stride(1) if by_head else 0, D**-0.5 * log2(e), seen.sinks, seen.window,
         split, H // G, D, D2, seen.unit, at_once, tile.keys, q_sinks_BTHD is not None, return_mass,
-        coded, NAMES[str(q_BTHD.dtype)], multiplied_as(q_BTHD), num_warps=tile.warps, num_stages=tile.stages,
+        coded, multiplied_as(q_BTHD), num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     some, rows = (8, 16) if interpreted() else (32, 1)  # an interpreted program takes milliseconds, whatever it does
     dims = min(32, D2)
@@ -143,7 +142,7 @@ def _splits(
     q, q_sinks, keys, values, key_scales, value_scales, units, starts, counts, parts, peaks, sums, unit_sums, G, T, R,
     U, N, head_stride, row_stride, list_stride, scale, sinks, window, SPLIT: tl.constexpr, GROUP: tl.constexpr,
     D: tl.constexpr, D2: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-    TURNED: tl.constexpr, WEIGH: tl.constexpr, CODED: tl.constexpr, NUMBER: tl.constexpr, FACTOR: tl.constexpr,
+    TURNED: tl.constexpr, WEIGH: tl.constexpr, CODED: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
     """One split of one KV head's keys, for some of its query rows: unnormalised sums, and the peak they hang from."""
     n, g, b = tl.program_id(0), tl.program_id(1) % G, tl.program_id(2)
@@ -154,7 +153,7 @@ def _splits(
     if (first >= end) | (tl.program_id(1) // G * ROWS >= count * GROUP):
         return
     d = tl.arange(0, D2)
-    real_R1 = (token_R < count)[:, None]
+    real_R1, place_R1 = (token_R < count)[:, None], start + token_R[:, None]
     cells_RD = ((b * T + token_R) * G * GROUP + g * GROUP + row_R % GROUP)[:, None] * D + d[None, :]
     q_RD = tl.load(q + cells_RD, mask=real_R1 & (d < D)[None, :], other=0.0).to(FACTOR)
     q_sinks_RD = q_RD
@@ -168,8 +167,7 @@ def _splits(
         key_K = block + tl.arange(0, KEYS)
         unit_K = tl.load(table + key_K // UNIT, mask=key_K < end, other=0).to(tl.int64)
         slot_K, there_K = unit_K * UNIT + key_K % UNIT, key_K < end
-        k_DK = load_rows(keys, key_scales, head, slot_K[None, :], d[:, None], there_K[None, :], D, CODED, NUMBER)
-        place_R1 = start + token_R[:, None]
+        k_DK = load_rows(keys, key_scales, head, slot_K[None, :], d[:, None], there_K[None, :], D, CODED, FACTOR)
         scores_RK = _scores(
             q_RD, q_sinks_RD, k_DK, key_K, place_R1, real_R1, block, scale, sinks, window, TURNED, FACTOR
         )  # fmt: skip
@@ -177,7 +175,7 @@ def _splits(
         base_R = tl.where(higher_R == -float("inf"), 0.0, higher_R)
         shares_RK = tl.exp2(scores_RK - base_R[:, None])
         fade_R = tl.exp2(peak_R - base_R)
-        v_KD = load_rows(values, value_scales, head, slot_K[:, None], d[None, :], there_K[:, None], D, CODED, NUMBER)
+        v_KD = load_rows(values, value_scales, head, slot_K[:, None], d[None, :], there_K[:, None], D, CODED, FACTOR)
         rounded_RK = shares_RK.to(v_KD.dtype).to(FACTOR)
         attn_out_RD = attn_out_RD * fade_R[:, None] + tl.dot(rounded_RK, v_KD.to(FACTOR), input_precision="ieee")
         sum_R, peak_R = sum_R * fade_R + tl.sum(shares_RK, 1), higher_R

@@ -1,7 +1,7 @@
 """Rows of KV in the memory of the Triton kernels, as numbers: loaded and stored here, whatever they are kept as.
 
 A head's memory is numbers (S, D), or pages of int8 KV: the codes of 16 slots, (16, D), and then their scales. What a
-code stands for is rounded to the type that the model computes in. Shape suffixes as in kernel_api.py; M rows, F half
+code stands for is rounded to the type that matrices meet in. Shape suffixes as in kernel_api.py; M rows, F half
 of D.
 """
 
@@ -24,13 +24,13 @@ def with_scales(kv: KeysValues) -> tuple[Tensor, Tensor, Tensor, Tensor, bool]:
 
 @triton.jit
 def load_rows(
-    memory, scales, head, slot, d, there, D: tl.constexpr, CODED: tl.constexpr, NUMBER: tl.constexpr
+    memory, scales, head, slot, d, there, D: tl.constexpr, CODED: tl.constexpr, FACTOR: tl.constexpr
 ):  # fmt: skip
     """Dimensions `d` of slots, zeros of those that are not there; slots and dimensions go along two directions."""
     x = tl.load(memory + _row(head, slot, D, CODED) + d, mask=there & (d < D), other=0)
     if CODED:
         scale = tl.load(scales + _scale(head, slot, D), mask=there, other=0.0).to(tl.float32)
-        x = (x.to(tl.float32) * scale).to(NUMBER)
+        x = (x.to(tl.float32) * scale).to(FACTOR)
     return x
 
 

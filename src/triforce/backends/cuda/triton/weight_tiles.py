@@ -35,20 +35,21 @@ def times(x_NK: Tensor, weight: PackedWeight, bias_M: Tensor | None = None) -> T
     if N:
         _times[(triton.cdiv(M, OUTPUTS), triton.cdiv(N, height))](
             x_NK, x_NK if bias_M is None else bias_M, y_NM, *_planes(weight), N, M, K, *_parts(weight),
-            bias_M is not None, height, NAMES[str(x_NK.dtype)], multiplied_as(x_NK), num_warps=4, num_stages=3,
+            bias_M is not None, height, multiplied_as(x_NK), num_warps=4, num_stages=3,
         )  # fmt: skip
     return y_NM
 
 
 def rows(ids_N: Tensor, weight: PackedWeight, dtype: torch.dtype) -> Tensor:
     """Return rows of a matrix as numbers (N, K) of a type."""
-    N, K = len(ids_N), weight.inputs
-    rows_NK, some = torch.empty(N, K, dtype=dtype, device=ids_N.device), 256 if interpreted() else 16
+    (N, K), some = (len(ids_N), weight.inputs), 256 if interpreted() else 16
+    given = torch.float32 if interpreted() else dtype  # which rounds to bfloat16 by leaving bits out
+    rows_NK = torch.empty(N, K, dtype=given, device=ids_N.device)
     if N:
         _rows[(weight.codes_CSMX.shape[1], triton.cdiv(N, some))](
-            ids_N, rows_NK, *_planes(weight), N, K, *_parts(weight), some, NAMES[str(dtype)]
+            ids_N, rows_NK, *_planes(weight), N, K, *_parts(weight), some, NAMES[str(given)]
         )  # fmt: skip
-    return rows_NK
+    return rows_NK.to(dtype)
 
 
 def _planes(weight: PackedWeight) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -111,21 +112,21 @@ def _inputs(eight):
 def _times(
     x, bias, y, codes, scales, minima, small, N, M, K, eights, all_small, BITS: tl.constexpr, OFFSET: tl.constexpr,
     SUPER: tl.constexpr, MINIMUM: tl.constexpr, BY_HALF: tl.constexpr, BIASED: tl.constexpr, HEIGHT: tl.constexpr,
-    NUMBER: tl.constexpr, FACTOR: tl.constexpr,
+    FACTOR: tl.constexpr,
 ):  # fmt: skip
     """Some tokens by the outputs of a tile."""
     m_M, n_N = tl.program_id(0) * TILE + tl.arange(0, TILE), tl.program_id(1) * HEIGHT + tl.arange(0, HEIGHT)
     y_NM = tl.full([HEIGHT, TILE], 0.0, tl.float32)
     for eight in range(eights):
         first_MX, second_MX = _load(
-            codes, scales, minima, small, m_M, eight, eights, all_small, BITS, OFFSET, SUPER, MINIMUM, BY_HALF, NUMBER
+            codes, scales, minima, small, m_M, eight, eights, all_small, BITS, OFFSET, SUPER, MINIMUM, BY_HALF, FACTOR
         )  # fmt: skip
         k_X = _inputs(eight)
         at_NX, there_N1 = x + n_N.to(tl.int64)[:, None] * K + k_X[None, :], (n_N < N)[:, None]
         x_NX = tl.load(at_NX, mask=there_N1 & (k_X < K)[None, :], other=0.0).to(FACTOR)
-        y_NM = tl.dot(x_NX, tl.trans(first_MX).to(FACTOR), y_NM, input_precision="ieee")
+        y_NM = tl.dot(x_NX, tl.trans(first_MX), y_NM, input_precision="ieee")
         x_NX = tl.load(at_NX + HALF, mask=there_N1 & (k_X + HALF < K)[None, :], other=0.0).to(FACTOR)
-        y_NM = tl.dot(x_NX, tl.trans(second_MX).to(FACTOR), y_NM, input_precision="ieee")
+        y_NM = tl.dot(x_NX, tl.trans(second_MX), y_NM, input_precision="ieee")
     if BIASED:
         y_NM += tl.load(bias + m_M, mask=m_M < M, other=0.0).to(tl.float32)[None, :]
     tl.store(

@@ -1,0 +1,188 @@
+"""Weights of GGUF types in the Triton kernels: what they stand for, products with them, and models of them.
+
+Shape suffixes: N tokens, M outputs, K inputs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.cuda.scene import DEVICE, by_the_term
+from tests.helpers.gguf_blocks import KINDS, NUMBERS, Blocks, inputs_of_block, random_blocks
+from tests.helpers.gguf_models import MIXED, write_model
+from tests.helpers.mutants.mutation import Mutant
+from tests.helpers.mutants.registry import caught_in
+from tests.helpers.tiny_llm import ids
+from triforce.backends import native_loader
+from triforce.backends.cuda.model import TritonModel
+from triforce.backends.cuda.packed_weight import PackedWeight, on_device, packed
+from triforce.backends.cuda.triton.weight_tiles import HIGH, LOW, WIDE, rows, times
+from triforce.engine.model_loader import load
+from triforce.errors import ModelError, RequestError
+from triforce.interface.sampling_params import SamplingParams
+from triforce.kvcache import FullView, PagePool
+from triforce.llm import LLM
+from triforce.model.weights import QuantizedWeight
+from triforce.ragged import ints
+
+M = 40
+"""More than a tile, and no whole number of them."""
+
+
+def given(kind: str, K: int) -> tuple[Blocks, PackedWeight]:
+    """Random blocks, and what the kernels have of them."""
+    blocks = random_blocks(kind, M, K)
+    weight = packed(QuantizedWeight(kind, blocks.blocks, K), DEVICE)
+    assert isinstance(weight, PackedWeight)
+    return blocks, weight
+
+
+def sizes(kind: str) -> list[int]:
+    """Inputs of several eights of groups; of one that is not whole, where a type allows that."""
+    return [512, 256 if inputs_of_block(kind) == 256 else 288]
+
+
+def tokens(N: int, K: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(N, K, generator=torch.Generator().manual_seed(N)).to(DEVICE, dtype)
+
+
+def check_numbers(kind: str) -> None:
+    """Rows are those of the format's own library, but for the order in which float32 is rounded."""
+    for K in sizes(kind):
+        blocks, weight = given(kind, K)
+        wanted_MK = blocks.weights_MK()
+        order = torch.randperm(M, generator=torch.Generator().manual_seed(1))
+        got = rows(order.to(DEVICE), weight, torch.float32).cpu()
+        torch.testing.assert_close(
+            got, wanted_MK[order].float(), rtol=2**-21, atol=2**-22 * float(wanted_MK.abs().max())
+        )
+
+
+def check_product(kind: str, N: int) -> None:
+    """A product with weights that are rounded to bfloat16, and with a bias."""
+    for K in sizes(kind):
+        blocks, weight = given(kind, K)
+        x_NK, bias_M = tokens(N, K, torch.bfloat16), torch.linspace(-1, 1, M, device=DEVICE)
+        got = times(x_NK, weight, bias_M).cpu().double()
+        w_MK = blocks.weights_MK()
+        if DEVICE.type != "cpu" or N > WIDE:  # in bfloat16, which the interpreter does not multiply
+            w_MK = w_MK.float().bfloat16().double()
+        exact = x_NK.cpu().double() @ w_MK.T + bias_M.cpu().double()
+        whole = x_NK.cpu().double().abs() @ w_MK.abs().T
+        # One rounding of the result; a weight that float32 rounds across a border of bfloat16 is one step off.
+        assert got.shape == (N, M) and bool(((got - exact).abs() <= 2**-8 * exact.abs() + 2**-12 * whole).all())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed_weights_are_numbers_of_their_file(kind: str) -> None:
+    check_numbers(kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed_product_equals_float64(kind: str) -> None:
+    check_product(kind, 5)
+
+
+@pytest.mark.parametrize("N", [0, LOW + 1, HIGH + 1, WIDE + 1])
+def test_packed_product_of_many_tokens_equals_float64(N: int) -> None:
+    """Of several programs, and of prefill, which torch multiplies."""
+    check_product("Q4_0", N)
+
+
+@pytest.mark.parametrize("mutant", caught_in("test_packed_weight_mutant_fails_its_check"), ids=str)
+def test_packed_weight_mutant_fails_its_check(mutant: Mutant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant.apply(monkeypatch, tmp_path)
+    with pytest.raises(AssertionError):
+        for kind in ("Q4_0", "Q4_1", "Q6_K"):
+            check_numbers(kind)
+            check_product(kind, 3)
+
+
+def test_packed_product_bits_depend_on_height_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token's are the same alone, last of sixteen, and beside NaN; in a strict pass, of any number of rows."""
+    if DEVICE.type == "cpu":  # the interpreter multiplies by a BLAS, whose rows are not alike on every CPU
+        monkeypatch.setattr(np, "matmul", by_the_term)
+    _, weight = given("Q4_1", 288)
+    for height in (LOW, HIGH):
+        x_NK = tokens(height, 288, torch.bfloat16)
+        whole = times(x_NK, weight)
+        beside = torch.full_like(x_NK, torch.nan)
+        beside[3] = x_NK[-1]
+        assert torch.equal(times(beside, weight)[3], whole[-1])
+    assert torch.equal(times(x_NK[:1], weight)[0], times(x_NK[:LOW], weight)[0])
+
+
+@pytest.mark.parametrize("kind", NUMBERS)
+def test_numbers_of_gguf_files_become_a_matrix(kind: str) -> None:
+    blocks = random_blocks(kind, M, 48)
+    found = packed(QuantizedWeight(kind, blocks.blocks, 48), DEVICE)
+    assert isinstance(found, Tensor) and found.dtype == torch.bfloat16
+    assert torch.equal(found.cpu(), blocks.weights_MK().bfloat16())
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_K", "Q6_K"])
+def test_scales_that_are_no_numbers_are_refused(kind: str) -> None:
+    blocks = random_blocks(kind, M, 256).blocks
+    at = 208 if kind == "Q6_K" else 0
+    blocks[7, at : at + 2] = torch.tensor([torch.nan]).half().view(torch.uint8)
+    with pytest.raises(ModelError, match=f"type {kind} has a scale that is NaN or Inf; use another file"):
+        on_device(QuantizedWeight(kind, blocks, 256), DEVICE)
+
+
+FAMILIES = {
+    "llama": dict(kind="Q4_K", others=MIXED),
+    "qwen2": dict(kind="Q4_0", others={"attn_v": "Q8_0", "ffn_down": "Q5_1"}, tie_word_embeddings=True),
+    "qwen3": dict(kind="Q4_1", others={"attn_q": "BF16", "attn_output": "F16"}),
+}
+
+
+def logits(path: Path, text: list[int], dtype: str) -> Tensor:
+    """Logits of a prompt, and of five tokens behind it."""
+    decoder, found, at = load(path, device=str(DEVICE), dtype=dtype).decoder, list[Tensor](), 0
+    pool = PagePool(decoder.config, 1, 8, decoder.dtype, decoder.device)
+    pool.reserve(0, len(text))
+    view = FullView(pool)
+    for width in (len(text) - 6, 1, 5):
+        found.append(decoder(torch.tensor([text[at : at + width]]), ints([width]), view)[0].float().cpu())
+        view.advance(ints([width]))
+        at += width
+    return torch.cat(found)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gguf_logits_by_triton_equal_folder(
+    family: str, tmp_path: Path, by_name: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the same numbers in float32 on the torch path: what bfloat16 leaves of them."""
+    written = write_model(tmp_path, family=family, num_hidden_layers=1, **FAMILIES[family])
+    text = ids(300, seed=1)
+    packed_model = load(written.gguf, device=str(DEVICE)).decoder.model
+    assert isinstance(packed_model, TritonModel) and packed_model.blocks[0]._packed  # type: ignore[attr-defined]
+    got = logits(written.gguf, text, "bfloat16")
+    monkeypatch.setattr(native_loader, "wanted", "torch")
+    wanted = logits(written.folder, text, "float32")
+    assert (got - wanted).abs().max() < 0.05 * wanted.abs().max()
+
+
+@pytest.mark.timeout(900)
+def test_gguf_text_by_triton_is_that_of_plain_decoding(tmp_path: Path, by_name: None) -> None:
+    target = write_model(tmp_path / "target", **FAMILIES["llama"], num_hidden_layers=1).gguf
+    draft = write_model(tmp_path / "draft", "Q4_0", num_hidden_layers=1).gguf
+    params, found = SamplingParams(temperature=0.8, seed=3, max_tokens=4, ignore_eos=True), []
+    llm = LLM(target, draft, retrieval_budget=32, speculative_tokens=3, searched_layers="none", strict=True)
+    for mode in ("ar", "triforce"):
+        found.append(llm.generate([ids(70)], params, mode=mode)[0].outputs[0].token_ids)
+    assert found[0] == found[1]
+
+
+def test_lower_tiers_of_few_bits_are_refused_by_name(tmp_path: Path, by_name: None) -> None:
+    written = write_model(tmp_path, "Q4_0", num_hidden_layers=1)
+    for bits in ("int8", "int4"):
+        with pytest.raises(RequestError, match=r"int8 or int4 lower tiers need native kernels.*--lower-tiers same"):
+            LLM(written.gguf, lower_tiers=bits).generate([ids(9)], SamplingParams(max_tokens=1), mode="retrieval")
