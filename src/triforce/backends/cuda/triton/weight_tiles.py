@@ -1,6 +1,6 @@
 """Products with packed weights, whose codes become numbers in registers, and rows of such weights as numbers.
 
-A tile of a weight is loaded in one place. Programs have 32 outputs and up to 16 tokens, or up to 64 where there are
+A tile of a weight is loaded in one place. Programs have 32 outputs and up to 16 tokens, or up to 32 where there are
 more: so a token's bits depend on which of both it is. Strict passes have one shape, and so one height. Shape suffixes:
 N tokens, M outputs, K inputs, X inputs of half of an eight of groups (see `packed_weight`).
 """
@@ -15,7 +15,7 @@ from torch import Tensor
 from triforce.backends.cuda.packed_weight import EIGHT, OUTPUTS, PackedWeight
 from triforce.backends.cuda.triton import NAMES, interpreted, multiplied_as
 
-LOW, HIGH = 16, 64
+LOW, HIGH = 16, 32
 """Tokens of a program, where there are no more, and where there are."""
 WIDE = 256
 """More tokens are prefill: a matrix becomes numbers, which torch multiplies with."""
@@ -35,7 +35,7 @@ def times(x_NK: Tensor, weight: PackedWeight, bias_M: Tensor | None = None) -> T
     if N:
         _times[(triton.cdiv(M, OUTPUTS), triton.cdiv(N, height))](
             x_NK, x_NK if bias_M is None else bias_M, y_NM, *_planes(weight), N, M, K, *_parts(weight),
-            bias_M is not None, height, multiplied_as(x_NK), num_warps=4, num_stages=3,
+            bias_M is not None, height, multiplied_as(x_NK), num_warps=4, num_stages=3 if height == LOW else 2,
         )  # fmt: skip
     return y_NM
 
