@@ -24,7 +24,7 @@ from torch import Tensor
 
 from triforce.backends.cuda.splits import split_of
 from triforce.backends.cuda.triton import interpreted, multiplied_as, on_amd
-from triforce.backends.cuda.triton.kv_tiles import load_rows, with_scales
+from triforce.backends.cuda.triton.kv_tiles import load_rows, load_scales, with_scales
 
 
 class Tile(NamedTuple):
@@ -152,8 +152,7 @@ def _splits(
     first = n * SPLIT
     if (first >= end) | (tl.program_id(1) // G * ROWS >= count * GROUP):
         return
-    d = tl.arange(0, D2)
-    real_R1, place_R1 = (token_R < count)[:, None], start + token_R[:, None]
+    d, real_R1, place_R1 = tl.arange(0, D2), (token_R < count)[:, None], start + token_R[:, None]
     cells_RD = ((b * T + token_R) * G * GROUP + g * GROUP + row_R % GROUP)[:, None] * D + d[None, :]
     q_RD = tl.load(q + cells_RD, mask=real_R1 & (d < D)[None, :], other=0.0).to(FACTOR)
     q_sinks_RD = q_RD
@@ -161,22 +160,23 @@ def _splits(
         q_sinks_RD = tl.load(q_sinks + cells_RD, mask=real_R1 & (d < D)[None, :], other=0.0).to(FACTOR)
     peak_R, sum_R = tl.full([ROWS], -float("inf"), tl.float32), tl.full([ROWS], 0.0, tl.float32)
     attn_out_RD = tl.full([ROWS, D2], 0.0, tl.float32)
-    table = units + b.to(tl.int64) * row_stride + g.to(tl.int64) * list_stride
-    head = g.to(tl.int64) * head_stride
+    table, head = units + b.to(tl.int64) * row_stride + g.to(tl.int64) * list_stride, g.to(tl.int64) * head_stride
     for block in range(first, min(first + SPLIT, end), KEYS):
         key_K = block + tl.arange(0, KEYS)
         unit_K = tl.load(table + key_K // UNIT, mask=key_K < end, other=0).to(tl.int64)
         slot_K, there_K = unit_K * UNIT + key_K % UNIT, key_K < end
-        k_DK = load_rows(keys, key_scales, head, slot_K[None, :], d[:, None], there_K[None, :], D, CODED, FACTOR)
+        k_DK = load_rows(keys, head, slot_K[None, :], d[:, None], there_K[None, :], D, CODED, FACTOR)
+        of_keys = scale * load_scales(key_scales, head, slot_K, there_K, D)[None, :] if CODED else scale
         scores_RK = _scores(
-            q_RD, q_sinks_RD, k_DK, key_K, place_R1, real_R1, block, scale, sinks, window, TURNED, FACTOR
+            q_RD, q_sinks_RD, k_DK, key_K, place_R1, real_R1, block, of_keys, sinks, window, TURNED, FACTOR
         )  # fmt: skip
         higher_R = tl.maximum(peak_R, tl.max(scores_RK, 1))
         base_R = tl.where(higher_R == -float("inf"), 0.0, higher_R)
         shares_RK = tl.exp2(scores_RK - base_R[:, None])
         fade_R = tl.exp2(peak_R - base_R)
-        v_KD = load_rows(values, value_scales, head, slot_K[:, None], d[None, :], there_K[:, None], D, CODED, FACTOR)
-        rounded_RK = shares_RK.to(v_KD.dtype).to(FACTOR)
+        v_KD = load_rows(values, head, slot_K[:, None], d[None, :], there_K[:, None], D, CODED, FACTOR)
+        scaled_RK = shares_RK * load_scales(value_scales, head, slot_K, there_K, D)[None, :] if CODED else shares_RK
+        rounded_RK = scaled_RK.to(v_KD.dtype).to(FACTOR)
         attn_out_RD = attn_out_RD * fade_R[:, None] + tl.dot(rounded_RK, v_KD.to(FACTOR), input_precision="ieee")
         sum_R, peak_R = sum_R * fade_R + tl.sum(shares_RK, 1), higher_R
         if WEIGH:

@@ -1,8 +1,8 @@
 """Rows of KV in the memory of the Triton kernels, as numbers: loaded and stored here, whatever they are kept as.
 
-A head's memory is numbers (S, D), or pages of int8 KV: the codes of 16 slots, (16, D), and then their scales. What a
-code stands for is rounded to the type that matrices meet in. Shape suffixes as in kernel_api.py; M rows, F half
-of D.
+A head's memory is numbers (S, D), or pages of int8 KV: the codes of 16 slots, (16, D), and then their scales.
+Codes are multiplied with as they are, and their scales with what that gives, or with weights: nothing is rounded that
+would not be without them. Shape suffixes as in kernel_api.py; M rows, F half of D.
 """
 
 from __future__ import annotations
@@ -23,15 +23,19 @@ def with_scales(kv: KeysValues) -> tuple[Tensor, Tensor, Tensor, Tensor, bool]:
 
 
 @triton.jit
-def load_rows(
-    memory, scales, head, slot, d, there, D: tl.constexpr, CODED: tl.constexpr, FACTOR: tl.constexpr
-):  # fmt: skip
-    """Dimensions `d` of slots, zeros of those that are not there; slots and dimensions go along two directions."""
+def load_rows(memory, head, slot, d, there, D: tl.constexpr, CODED: tl.constexpr, FACTOR: tl.constexpr):
+    """Dimensions `d` of slots, zeros of those that are not there; slots and dimensions go along two directions.
+
+    Of codes these, as numbers of the type that matrices meet in, which has all of them.
+    """
     x = tl.load(memory + _row(head, slot, D, CODED) + d, mask=there & (d < D), other=0)
-    if CODED:
-        scale = tl.load(scales + _scale(head, slot, D), mask=there, other=0.0).to(tl.float32)
-        x = (x.to(tl.float32) * scale).to(FACTOR)
-    return x
+    return x.to(FACTOR) if CODED else x
+
+
+@triton.jit
+def load_scales(scales, head, slot_K, there_K, D: tl.constexpr):
+    """What the codes of slots are multiples of, float32: of a score, or of a weight before it meets the values."""
+    return tl.load(scales + _scale(head, slot_K, D), mask=there_K, other=0.0).to(tl.float32)
 
 
 @triton.jit
