@@ -88,8 +88,7 @@ def written(x_BTGD: Tensor, codes: bool) -> tuple[Tensor, ...]:
     slots_T = torch.tensor([46, 47, 16, 17, 18], device=DEVICE)
     if codes:
         return tuple(read_rows(each, slots_T).cpu() for each in memory)
-    pages_U = torch.tensor([2, 1, 3], device=DEVICE)
-    return tuple(each[:, 14:19].cpu() for each in as_numbers((memory[0], memory[1]), pages_U, x_BTGD.dtype))
+    return tuple(each.cpu() for each in as_numbers((memory[0], memory[1]), slots_T, x_BTGD.dtype))
 
 
 def random_rows(dtype: torch.dtype) -> Tensor:
@@ -161,15 +160,20 @@ HOW: list[dict[str, Any]] = [{}, {"kv_offload": "host", "kv_memory": "64MiB", "k
 
 @pytest.fixture
 def decode(folder: Path, by_name: None) -> Callable[..., list[int]]:
-    def run(mode: str, **how: Any) -> list[int]:
+    def run(mode: str, prompt: int = 70, **how: Any) -> list[int]:
         llm = LLM(
             folder / "target", folder / "draft", dtype="float32", kv_dtype="int8", retrieval_budget=32,
             speculative_tokens=3, searched_layers="none", **how,
         )  # fmt: skip
         params = SamplingParams(temperature=0.8, seed=3, max_tokens=5, ignore_eos=True)
-        return llm.generate([ids(70)], params, mode=mode)[0].outputs[0].token_ids
+        return llm.generate([ids(prompt)], params, mode=mode)[0].outputs[0].token_ids
 
     return run
+
+
+def test_triton_text_over_codes_with_small_chunks_is_that_of_plain_decoding(decode: Callable[..., list[int]]) -> None:
+    """Of lists whose units are parts of pages, in prompts too."""
+    assert decode("retrieval", retrieval_chunk=8, prompt=100) == decode("ar", prompt=100)
 
 
 @pytest.mark.parametrize("how", HOW, ids=["resident", "offloaded"])

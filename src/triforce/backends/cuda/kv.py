@@ -121,7 +121,8 @@ def write_and_attend(
 def _attend_wide(q_BTHD: Tensor, kv: KeysValues, lists: PageTable) -> tuple[Tensor, Tensor]:
     """Attend as `attend_lists` does; codes first become numbers of the queries' type, those of these lists."""
     if is_coded(kv[0]):
-        kv = as_numbers(kv, lists.units.flatten(), q_BTHD.dtype)
-        pages_BU = torch.arange(lists.units.numel(), device=q_BTHD.device).view(lists.units.shape)
-        lists = replace(lists, units=pages_BU)
+        units_X1 = lists.units.long().view(-1, 1)
+        slots_N = (units_X1 * lists.unit + torch.arange(lists.unit, device=units_X1.device)).flatten()
+        kv = as_numbers(kv, slots_N, q_BTHD.dtype)
+        lists = replace(lists, units=torch.arange(len(units_X1), device=units_X1.device).view(lists.units.shape))
     return attend_lists(q_BTHD, kv, lists)

@@ -42,11 +42,10 @@ def write_rows(memory_GSR: Tensor, slots_N: Tensor, rows_GNR: Tensor) -> None:
     codes_GPXD[at], scales_GPXE[at] = rows_GNR[..., :-SCALE_BYTES], rows_GNR[..., -SCALE_BYTES:]
 
 
-def as_numbers(kv: KeysValues, pages_P: Tensor, dtype: torch.dtype) -> KeysValues:
-    """Return all rows of some pages of codes, one page behind the other, as numbers: (G, P * PAGE, D) each."""
-    keys, values = ([part[:, pages_P] for part in _parts(memory)] for memory in kv)
-    keys_GSD, values_GSD = (numbers(torch.cat(parts, -1)).to(dtype).flatten(1, 2) for parts in (keys, values))
-    return keys_GSD, values_GSD
+def as_numbers(kv: KeysValues, slots_N: Tensor, dtype: torch.dtype) -> KeysValues:
+    """Return what the rows of slots stand for, rounded to a type: (G, N, D) each."""
+    keys_GND, values_GND = (numbers(read_rows(memory_GSR, slots_N)).to(dtype) for memory_GSR in kv)
+    return keys_GND, values_GND
 
 
 def _parts(memory_GSR: Tensor) -> tuple[Tensor, Tensor]:
