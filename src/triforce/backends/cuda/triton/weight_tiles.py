@@ -35,7 +35,7 @@ def times(x_NK: Tensor, weight: PackedWeight, bias_M: Tensor | None = None) -> T
     if N:
         _times[(triton.cdiv(M, OUTPUTS), triton.cdiv(N, height))](
             x_NK, x_NK if bias_M is None else bias_M, y_NM, *_planes(weight), N, M, K, *_parts(weight),
-            bias_M is not None, height, multiplied_as(x_NK), num_warps=4, num_stages=3 if height == LOW else 2,
+            bias_M is not None, height, multiplied_as(x_NK), num_warps=4 if height == LOW else 8, num_stages=3 if height == LOW else 2,
         )  # fmt: skip
     return y_NM
 
