@@ -40,11 +40,11 @@ AHEAD = True
 """Whether keys and values are brought while others are computed with. No GPU has chosen yet: False is as it was."""
 
 
-def tile_of(size: int, dim: int) -> Tile:
+def tile_of(size: int, dim: int, coded: bool = False) -> Tile:
     """Return that of numbers of so many bytes and a head size: as large as needs no spills, and the least memory."""
     if size == 4:
         return Tile(16, 16, 4, 1)  # other tiles spill more: ptxas would rather have many programs beside one another
-    if dim > 128:
+    if dim > 128 or (coded and on_amd()):
         return Tile(32, 32, 8, 3)  # with two stages ptxas spills for sm_80
     return Tile(64, 64, 8, 3 if on_amd() else 5) if AHEAD else Tile(64, 64, 4, 2)
 
@@ -79,14 +79,14 @@ def attend(
     R = T * H // G
     split = split or split_of(by_head, seen.window, R, H // G)
     N = max(1, -(-U * seen.unit // split))
-    tile = tile_of(q_BTHD.element_size(), D)
+    *memory, coded = with_scales((k_GSD, v_GSD))
+    tile = tile_of(q_BTHD.element_size(), D, coded)
     at_once = min(tile.rows, max(16, triton.next_power_of_2(R)))
     attn_out_BTHD, D2 = torch.empty_like(q_BTHD), max(16, triton.next_power_of_2(D))
     new = q_BTHD.new_empty
     parts_BGNRD, peaks_BGNR, sums_BGNR = (new(B, G, N, R, *d, dtype=torch.float32) for d in ((D,), (), ()))
     whole_BGR = new(B, G, R, dtype=torch.float32)
     units_BGRU = new((B, G, R, U) if return_mass else (1,), dtype=torch.float32)
-    *memory, coded = with_scales((k_GSD, v_GSD))
     _splits[(N, G * triton.cdiv(R, at_once), B)](
         q_BTHD, q_BTHD if q_sinks_BTHD is None else q_sinks_BTHD, *memory, seen.units, seen.starts_B,
         seen.counts_B, parts_BGNRD, peaks_BGNR, sums_BGNR, units_BGRU, G, T, R, U, N, k_GSD.stride(0),

@@ -31,11 +31,11 @@ def times(x_NK: Tensor, weight: PackedWeight, bias_M: Tensor | None = None) -> T
         bias_M = None if bias_M is None else bias_M.to(x_NK.dtype)
         return torch.nn.functional.linear(x_NK, rows(every_M, weight, x_NK.dtype), bias_M)
     y_NM, x_NK = torch.empty(N, M, dtype=x_NK.dtype, device=x_NK.device), x_NK.contiguous()
-    height = LOW if N <= LOW else HIGH
+    height, warps, stages = (LOW, 4, 3) if N <= LOW else (HIGH, 8, 2)
     if N:
         _times[(triton.cdiv(M, OUTPUTS), triton.cdiv(N, height))](
             x_NK, x_NK if bias_M is None else bias_M, y_NM, *_planes(weight), N, M, K, *_parts(weight),
-            bias_M is not None, height, multiplied_as(x_NK), num_warps=4 if height == LOW else 8, num_stages=3 if height == LOW else 2,
+            bias_M is not None, height, multiplied_as(x_NK), num_warps=warps, num_stages=stages,
         )  # fmt: skip
     return y_NM
 
