@@ -20,7 +20,7 @@ def is_coded(memory_GSR: Tensor) -> bool:
 
 
 def scales_of(memory_GSR: Tensor) -> Tensor:
-    """Return the same memory as bfloat16, which its scales are."""
+    """Return the same memory (G, S, R / 2) as bfloat16, which its scales are."""
     return memory_GSR.view(torch.bfloat16)
 
 
@@ -53,6 +53,6 @@ def _parts(memory_GSR: Tensor) -> tuple[Tensor, Tensor]:
     (G, S, R), codes = memory_GSR.shape, PAGE * (memory_GSR.shape[2] - SCALE_BYTES)
     pages_GPX = memory_GSR.view(G, S // PAGE, PAGE * R)
     codes_GPXD, scales_GPXE = (
-        part.unflatten(2, (PAGE, -1)) for part in (pages_GPX[..., :codes], pages_GPX[..., codes:])
+        torch.unflatten(part, 2, (PAGE, -1)) for part in (pages_GPX[..., :codes], pages_GPX[..., codes:])
     )
     return codes_GPXD, scales_GPXE

@@ -43,7 +43,7 @@ class TritonLayer(TorchLayer):
         given = {f.name: getattr(layer, f.name) for f in fields(layer)}
         found = {name: on_device(each, device) for name, each in given.items() if isinstance(each, QuantizedWeight)}
         self._packed = {name: each for name, each in found.items() if isinstance(each, PackedWeight)}
-        changed = {name: each for name, each in found.items() if name not in self._packed}
+        changed = {name: each for name, each in found.items() if isinstance(each, Tensor)}
         changed |= {name: each.to(dtype) for name, each in given.items() if each is not None and "_bias_" in name}
         super().__init__(config, replace(layer, **changed))
         layer = self.layer

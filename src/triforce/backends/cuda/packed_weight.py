@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, unflatten
 from torch.nn.functional import pad
 
 from triforce.errors import ModelError
@@ -54,8 +54,8 @@ def packed(weight: QuantizedWeight, device: torch.device) -> Tensor | PackedWeig
     if weight.kind in PLAIN:
         return weight.blocks.view(PLAIN[weight.kind]).view(weight.shape).to(device, weight.dtype)
     parts, (M, K) = PARTS[weight.kind], weight.shape
-    blocks_MBX = weight.blocks.to(device).unflatten(1, (K // weight.block, -1))
-    codes_MGX = parts.codes(blocks_MBX).unflatten(-1, (-1, INPUTS)).flatten(1, 2)
+    blocks_MBX = unflatten(weight.blocks.to(device), 1, (K // weight.block, -1))
+    codes_MGX = unflatten(parts.codes(blocks_MBX), -1, (-1, INPUTS)).flatten(1, 2)
     codes_MGX = (
         codes_MGX[..., :16] | codes_MGX[..., 16:] << 4
         if parts.bits == 4
@@ -70,7 +70,7 @@ def packed(weight: QuantizedWeight, device: torch.device) -> Tensor | PackedWeig
         for each in (scales_MB, minima_MB)
     )
     small_MG2 = _small(parts.scales, blocks_MBX)
-    small = codes if small_MG2 is None else torch.stack([_tiles(each, EIGHT) for each in small_MG2.split(1, -1)])
+    small = codes if small_MG2 is None else torch.stack([_tiles(small_MG2[..., i : i + 1], EIGHT) for i in range(2)])
     return PackedWeight(M, K, parts, codes, scales, minima, small)
 
 
@@ -95,16 +95,18 @@ def _tiles(plane_MGX: Tensor, many: int) -> Tensor:
     """Return a plane of so many groups in an eight as (C, S, 32, many, X), with zeros behind its end."""
     M, G = plane_MGX.shape[:2]
     whole = pad(plane_MGX, (0, 0, 0, -G % many, 0, -M % OUTPUTS))
-    return whole.unflatten(1, (-1, many)).unflatten(0, (-1, OUTPUTS)).transpose(1, 2).contiguous()
+    return unflatten(unflatten(whole, 1, (-1, many)), 0, (-1, OUTPUTS)).transpose(1, 2).contiguous()
 
 
 def _small(scales: str, blocks_MBX: Tensor) -> Tensor | None:
     """Return the small scales of groups, int8 (M, G, 2), if blocks have any."""
     if scales == "super_half":
-        return blocks_MBX[..., 192:208].contiguous().view(torch.int8).unflatten(-1, (8, 2)).flatten(1, 2)
+        return unflatten(blocks_MBX[..., 192:208].contiguous().view(torch.int8), -1, (8, 2)).flatten(1, 2)
     if scales != "super_min":
         return None
-    low, middle, high = blocks_MBX[..., 4:16].split(4, -1)  # the upper two bits of the last four lie above the others
+    low, middle, high = (
+        blocks_MBX[..., at : at + 4] for at in (4, 8, 12)
+    )  # the upper two bits of the last four lie above the others
     scales_MG = torch.cat([low & 63, (high & 15) | low >> 6 << 4], -1)
     minima_MG = torch.cat([middle & 63, high >> 4 | middle >> 6 << 4], -1)
     return torch.stack([scales_MG, minima_MG], -1).flatten(1, 2).view(torch.int8)
@@ -122,7 +124,7 @@ def _fifth(bytes_4: Tensor) -> Tensor:
 
 def _pairs(bytes_X: Tensor) -> Tensor:
     """Groups by pairs, one in the lower nibbles of 32 bytes and one in the upper ones: (..., 256)."""
-    return _nibbles(bytes_X.unflatten(-1, (4, 32))).flatten(-2)
+    return _nibbles(unflatten(bytes_X, -1, (4, 32))).flatten(-2)
 
 
 def _fifth_of_groups(bytes_32: Tensor) -> Tensor:
@@ -132,8 +134,8 @@ def _fifth_of_groups(bytes_32: Tensor) -> Tensor:
 
 def _six(bytes_X: Tensor) -> Tensor:
     """Twice 128 inputs: lower nibbles of 64 bytes, then upper ones; two more bits of four quarters in 32 bytes."""
-    lower = _nibbles(bytes_X[..., :128].unflatten(-1, (2, 64))).unflatten(-1, (4, 32))
-    upper = (bytes_X[..., 128:192].unflatten(-1, (2, 1, 32)) >> (2 * _to(4, bytes_X))[:, None]) & 3
+    lower = unflatten(_nibbles(unflatten(bytes_X[..., :128], -1, (2, 64))), -1, (4, 32))
+    upper = (unflatten(bytes_X[..., 128:192], -1, (2, 1, 32)) >> (2 * _to(4, bytes_X))[:, None]) & 3
     return (lower | upper << 4).flatten(-3)
 
 

@@ -63,7 +63,7 @@ class TorchLayer:
         return self.product("down_proj_CI", gated_NI)
 
     def product(self, weight: str, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Multiply with one of the layer's matrices, by its name."""
+        """Multiply x (N, K) with one of the layer's matrices, by its name: (N, M)."""
         return linear(x, getattr(self.layer, weight), bias)
 
     def _heads(self, x_NC: Tensor, weight: str, bias: Tensor | None, norm_D: Tensor | None) -> Tensor:

@@ -19,7 +19,8 @@ LANES = tl.constexpr(PAGE)
 
 def with_scales(kv: KeysValues) -> tuple[Tensor, Tensor, Tensor, Tensor, bool]:
     """Return keys, values, where kernels find the scales of both, and whether there are any."""
-    return (*kv, *map(scales_of, kv), True) if is_coded(kv[0]) else (*kv, *kv, False)
+    keys, values = kv
+    return (keys, values, scales_of(keys), scales_of(values), True) if is_coded(keys) else (keys, values, *kv, False)
 
 
 @triton.jit
@@ -34,7 +35,7 @@ def load_rows(memory, head, slot, d, there, D: tl.constexpr, CODED: tl.constexpr
 
 @triton.jit
 def load_scales(scales, head, slot_K, there_K, D: tl.constexpr):
-    """What the codes of slots are multiples of, float32: of a score, or of a weight before it meets the values."""
+    """Scales of slots, float32: for a score, or for a weight before it meets the values."""
     return tl.load(scales + _scale(head, slot_K, D), mask=there_K, other=0.0).to(tl.float32)
 
 
@@ -58,7 +59,7 @@ def store_rows(
 
 @triton.jit
 def _row(head, slot, D: tl.constexpr, CODED: tl.constexpr):
-    """Where a slot's numbers begin."""
+    """Place of a slot's first number."""
     if CODED:  # noqa: SIM108
         at = head + slot // LANES * (LANES * (D + 2)) + slot % LANES * D
     else:
@@ -68,7 +69,7 @@ def _row(head, slot, D: tl.constexpr, CODED: tl.constexpr):
 
 @triton.jit
 def _scale(head, slot, D: tl.constexpr):
-    """Where a slot's scale is, in numbers of two bytes."""
+    """Place of a slot's scale, in numbers of two bytes."""
     return head // 2 + slot // LANES * (LANES * (D + 2) // 2) + LANES * D // 2 + slot % LANES
 
 
