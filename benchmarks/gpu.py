@@ -31,7 +31,7 @@ from benchmarks import study
 from benchmarks.on_gpu import others, ours
 from benchmarks.on_gpu.piece import Names, Piece, Row, Setup
 from triforce.cli.bench.report import machine
-from triforce.engine.model_loader import resolve_device
+from triforce.engine.precision import resolve_device
 from triforce.errors import RequestError
 
 RESULTS = Path(__file__).parent / "results"

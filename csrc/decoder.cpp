@@ -22,7 +22,8 @@ Activations activations(Scratch& scratch, const ForwardBatch& batch, const Decod
     a.x = batch.x ? batch.x : scratch.take<float>(N * layer.hidden());
     a.q = scratch.take<float>(N * Q), a.k = scratch.take<float>(N * P), a.v = scratch.take<float>(N * P);
     a.rotated = scratch.take<char>(bytes), a.attn_out = scratch.take<char>(bytes);
-    if (batch.views.front().window) a.q_sinks = scratch.take<char>(bytes);
+    for (const View& view : batch.views)
+        if (view.window && view.sinks && !a.q_sinks) a.q_sinks = scratch.take<char>(bytes);
     a.positions = scratch.take<int64_t>(N);
     a.sink_positions = scratch.take<int64_t>(N);
     a.slots = scratch.take<int64_t>(N);
@@ -75,19 +76,22 @@ std::vector<const Search*> searches(const ForwardBatch& batch) {
 }
 
 /// Writes keys and values to their pages, rotates the queries and sets them in the call.
-void rope_and_write(Attention& call, const ForwardBatch& batch, const Activations& a, char* rotated) {
+void rope_and_write(Attention& call, const ForwardBatch& batch, const Activations& a, int64_t rotation, char* rotated) {
     const int64_t N = batch.rows * batch.width;
-    rope_and_write(NewTokens{call.pages, N, call.heads, a.q, a.k, a.v, batch.rotation, a.positions, a.sink_positions,
-                             a.slots, rotated, a.q_sinks});
-    call.q = rotated, call.q_sinks = a.q_sinks, call.out = a.attn_out;
+    rope_and_write(NewTokens{call.pages, N, call.heads, a.q, a.k, a.v, batch.rotation.at(rotation, call.pages->dim),
+                             a.positions, a.sink_positions, a.slots, rotated, a.q_sinks});
+    call.q = rotated, call.q_sinks = call.window && call.sinks ? a.q_sinks : nullptr, call.out = a.attn_out;
 }
 
 }  // namespace
 
 Decoder::Decoder(std::vector<std::shared_ptr<DecoderLayer>> layers, std::shared_ptr<LmHead> head,
-                 std::optional<WeightSource> embedding)
-    : layers_(std::move(layers)), head_(std::move(head)), embedding_(std::move(embedding)) {
+                 std::optional<WeightSource> embedding, float embedding_scale, std::vector<int64_t> rotations)
+    : layers_(std::move(layers)), head_(std::move(head)), embedding_(std::move(embedding)),
+      embedding_scale_(embedding_scale), rotations_(std::move(rotations)) {
     require(!layers_.empty(), "a decoder has at least one layer");
+    require(rotations_.size() == layers_.size() && *std::min_element(rotations_.begin(), rotations_.end()) >= 0,
+            "each layer has a rotation");
     const DecoderLayer& first = *layers_.front();
     for (const auto& layer : layers_)
         require(layer->hidden() == head_->hidden() && layer->q_size() == first.q_size() &&
@@ -104,6 +108,8 @@ void Decoder::check(const std::vector<const Pages*>& memory, const ForwardBatch&
     require(0 <= batch.first_layer && batch.first_layer < batch.last_layer && batch.last_layer <= layers &&
             (batch.x || batch.last_layer - batch.first_layer == layers),
             "a part of the layers needs a residual stream");
+    require(*std::max_element(rotations_.begin(), rotations_.end()) < batch.rotation.count(memory[0]->dim),
+            "the tables must have the rotation of each layer");
     for (const Pages* pages : memory)
         require(pages->type == layer.type() && pages->heads * pages->dim == layer.kv_size() &&
                 layer.q_size() % layer.kv_size() == 0, "pages must be of the model's type and shape");
@@ -140,7 +146,7 @@ void Decoder::forward(const std::vector<const Pages*>& memory, const ForwardBatc
     for (int64_t i = batch.first_layer; i < batch.last_layer; i++) {
         const bool output_needed = batch.scored || i + 1 < layers;
         layers_[i]->qkv(a.x, N, a.q, a.k, a.v);
-        rope_and_write(attention[i], batch, a, batch.queries ? batch.queries + i * queries_of_a_layer : a.rotated);
+        rope_and_write(attention[i], batch, a, rotations_[i], batch.queries ? batch.queries + i * queries_of_a_layer : a.rotated);
         if (output_needed || batch.mass) {
             if (offloaded)
                 offloaded->attend(attention[i]);  // to whole lists: offloaded memory has no sketches
@@ -157,8 +163,10 @@ void Decoder::forward(const std::vector<const Pages*>& memory, const ForwardBatc
 
 void Decoder::embed(const ForwardBatch& batch, float* x) const {
     const int64_t C = head_->hidden();
-    if (!embedding_) return head_->matrix().rows(batch.ids, batch.rows * batch.width, x);
-    for (int64_t i = 0; i < batch.rows * batch.width; i++) embedding_->row(batch.ids[i], x + i * C);
+    const int64_t N = batch.rows * batch.width;
+    if (!embedding_) head_->matrix().rows(batch.ids, N, x);
+    for (int64_t i = 0; embedding_ && i < N; i++) embedding_->row(batch.ids[i], x + i * C);
+    scale(x, N * C, embedding_scale_);
 }
 
 void Decoder::score(const ForwardBatch& batch, const float* x) const {

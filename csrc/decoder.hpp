@@ -33,7 +33,7 @@ struct ForwardBatch {
     int64_t rows, width;
     const int64_t* ids;                      // (B, T)
     std::vector<int64_t> positions, counts;  // (B): of a row's first token; of its tokens, the rest is padding
-    Rotation rotation;                       // tables of all positions
+    Rotation rotation;                       // tables of all positions, with the rotations of all layers
     std::vector<View> views;                 // of all layers, in their order
     const int64_t* at;                       // (B, J): the tokens that are scored; or null: all of them
     int64_t scored;                          // J
@@ -50,9 +50,10 @@ struct ForwardBatch {
 
 class Decoder {
   public:
-    /// `embedding` (V, C) is borrowed; without one it is the head's matrix. Throws std::invalid_argument.
+    /// `embedding` (V, C) is borrowed; without one it is the head's matrix. `rotations`: the number of each layer's in
+    /// the tables of a pass. Throws std::invalid_argument.
     Decoder(std::vector<std::shared_ptr<DecoderLayer>> layers, std::shared_ptr<LmHead> head,
-            std::optional<WeightSource> embedding);
+            std::optional<WeightSource> embedding, float embedding_scale, std::vector<int64_t> rotations);
 
     const std::vector<std::shared_ptr<DecoderLayer>>& layers() const { return layers_; }
     const LmHead& head() const { return *head_; }
@@ -67,6 +68,8 @@ class Decoder {
     std::vector<std::shared_ptr<DecoderLayer>> layers_;
     std::shared_ptr<LmHead> head_;
     std::optional<WeightSource> embedding_;
+    float embedding_scale_;
+    std::vector<int64_t> rotations_;
 };
 
 }  // namespace triforce

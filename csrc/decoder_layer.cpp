@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "experts.hpp"
 #include "threads.hpp"
 
 namespace triforce {
@@ -21,35 +22,48 @@ Floats floats(const std::optional<Tensor>& vector, int64_t size, Type type) {
     return out;
 }
 
-Norm norm(const std::optional<Tensor>& weight, int64_t size, Type type, float eps) {
+}  // namespace
+
+Norm make_norm(const std::optional<Tensor>& weight, int64_t size, Type type, float eps) {
     return {floats(weight, size, type), size, eps};
 }
-
-}  // namespace
 
 void Norm::operator()(const float* x, int64_t rows, Type type, void* y) const {
     const int64_t stride = round_up(size, block_size) * size_of(type);
     parallel((rows + rows_of_a_chunk - 1) / rows_of_a_chunk, [&](int64_t chunk) {
         const int64_t end = std::min(rows, (chunk + 1) * rows_of_a_chunk);
         for (int64_t row = chunk * rows_of_a_chunk; row < end; row++)
-            pointwise_kernels().rms(x + row * size, size, weight.data(), eps, type, static_cast<char*>(y) + row * stride);
+            if (weight.empty())
+                pointwise_kernels().round(x + row * size, size, type, static_cast<char*>(y) + row * stride);
+            else
+                pointwise_kernels().rms(x + row * size, size, weight.data(), eps, type,
+                                        static_cast<char*>(y) + row * stride);
     });
 }
 
-QkvProjections::QkvProjections(const LayerWeights& w, int64_t head_dim, float eps, int bits)
-    : q_({w.q}, bits), k_({w.k}, bits), v_({w.v}, bits), head_dim_(head_dim) {
-    const int64_t hidden = q_.inputs();
+void scale(float* y, int64_t count, float factor) {
+    if (factor == 1) return;
+    parallel((count + numbers_of_a_chunk - 1) / numbers_of_a_chunk, [&](int64_t chunk) {
+        const int64_t end = std::min(count, (chunk + 1) * numbers_of_a_chunk);
+        for (int64_t i = chunk * numbers_of_a_chunk; i < end; i++) y[i] *= factor;
+    });
+}
+
+QkvProjections::QkvProjections(const LayerWeights& w, const LayerSettings& s)
+    : q_({w.q}, s.bits), k_({w.k}, s.bits), v_({w.v}, s.bits), query_scale_(s.query_scale) {
+    const int64_t hidden = q_.inputs(), head_dim = s.head_dim;
     require(head_dim >= block_size && head_dim % block_size == 0, "head_dim must be a multiple of 16");
     require(q_.outputs() % head_dim == 0, "q_proj does not have whole heads");
     require(k_.outputs() % head_dim == 0, "k_proj does not have whole heads");
     w.k.expect(type(), -1, hidden);
     w.v.expect(type(), k_.outputs(), hidden);
-    norm_ = norm(w.input_norm, hidden, type(), eps);
+    norm_ = make_norm(w.input_norm, hidden, type(), s.eps);
     q_bias_ = floats(w.q_bias, q_.outputs(), type());
     k_bias_ = floats(w.k_bias, k_.outputs(), type());
     v_bias_ = floats(w.v_bias, v_.outputs(), type());
-    q_norm_ = norm(w.q_norm, head_dim, type(), eps);
-    k_norm_ = norm(w.k_norm, head_dim, type(), eps);
+    const bool by_head = !w.q_norm || (w.q_norm->dims == 1 && (*w.q_norm)[0] == head_dim);
+    q_norm_ = make_norm(w.q_norm, by_head ? head_dim : q_.outputs(), type(), s.eps);
+    k_norm_ = make_norm(w.k_norm, by_head ? head_dim : k_.outputs(), type(), s.eps);
 }
 
 void QkvProjections::qkv(const float* x, int64_t rows, float* q, float* k, float* v) const {
@@ -62,15 +76,17 @@ void QkvProjections::qkv(const float* x, int64_t rows, float* q, float* k, float
         return Linear{matrix.weights(), normed, stride, rows, added, Epilogue::store, y, matrix.outputs()};
     };
     multiply({project(q_, q_bias_, q), project(k_, k_bias_, k), project(v_, v_bias_, v)});
-    if (q_norm_) q_norm_(q, rows * q_size() / head_dim_, Type::f32, q);
-    if (k_norm_) k_norm_(k, rows * kv_size() / head_dim_, Type::f32, k);
+    if (q_norm_) q_norm_(q, rows * q_size() / q_norm_.size, Type::f32, q);
+    if (k_norm_) k_norm_(k, rows * kv_size() / k_norm_.size, Type::f32, k);
+    scale(q, rows * q_size(), query_scale_);
 }
 
-GatedMlp::GatedMlp(const Tensor& weight, const WeightSource& gate, const WeightSource& up, float eps, int bits)
-    : gate_(gate.alike(up) ? std::vector{gate, up} : std::vector{gate}, bits),
-      norm_(norm(weight, gate_.inputs(), type(), eps)) {
+GatedMlp::GatedMlp(const std::optional<Tensor>& weight, const WeightSource& gate, const WeightSource& up,
+                   const LayerSettings& s)
+    : gate_(gate.alike(up) ? std::vector{gate, up} : std::vector{gate}, s.bits),
+      norm_(make_norm(weight, gate_.inputs(), type(), s.eps)), activation_(s.activation) {
     up.expect(type(), outputs(), hidden());
-    if (!gate.alike(up)) up_.emplace(std::vector{up}, bits);
+    if (!gate.alike(up)) up_.emplace(std::vector{up}, s.bits);
 }
 
 void GatedMlp::forward(const float* x, int64_t rows, void* gated) const {
@@ -78,7 +94,8 @@ void GatedMlp::forward(const float* x, int64_t rows, void* gated) const {
     const int64_t from = round_up(hidden(), block_size);
     void* normed = scratch.take<char>(rows * from * size_of(type()));
     norm_(x, rows, type(), normed);
-    if (!up_) return multiply({{gate_.weights(), normed, from, rows, nullptr, Epilogue::swiglu, gated, stride()}});
+    if (!up_)
+        return multiply({{gate_.weights(), normed, from, rows, nullptr, Epilogue::gate, gated, stride(), activation_}});
     const int64_t each = stride(), count = rows * each;
     const auto project = [&](const Matrix& matrix) {
         Weights weights = matrix.weights();
@@ -89,29 +106,79 @@ void GatedMlp::forward(const float* x, int64_t rows, void* gated) const {
     multiply({gates, ups});
     parallel((count + numbers_of_a_chunk - 1) / numbers_of_a_chunk, [&](int64_t chunk) {
         const int64_t at = chunk * numbers_of_a_chunk, n = std::min(numbers_of_a_chunk, count - at);
-        pointwise_kernels().swiglu(static_cast<const float*>(gates.y) + at, static_cast<const float*>(ups.y) + at, n,
-                                   type(), static_cast<char*>(gated) + at * size_of(type()));
+        pointwise_kernels().gate(activation_, static_cast<const float*>(gates.y) + at,
+                                 static_cast<const float*>(ups.y) + at, n, type(),
+                                 static_cast<char*>(gated) + at * size_of(type()));
     });
 }
 
-DecoderLayer::DecoderLayer(const LayerWeights& w, int64_t head_dim, float eps, int bits)
-    : QkvProjections(w, head_dim, eps, bits), o_({w.o}, bits), gate_(w.post_norm, w.gate, w.up, eps, bits),
-      down_({w.down}, bits) {
+DecoderLayer::DecoderLayer(const LayerWeights& w, const ExpertWeights* experts, const LayerSettings& s)
+    : QkvProjections(w, s), o_({w.o}, s.bits), attn_out_norm_(make_norm(w.attn_out_norm, hidden(), type(), s.eps)),
+      mlp_out_norm_(make_norm(w.mlp_out_norm, hidden(), type(), s.eps)), residual_scale_(s.residual_scale) {
     w.o.expect(type(), hidden(), q_size());
-    w.gate.expect(type(), gate_.outputs(), hidden());
-    w.down.expect(type(), hidden(), gate_.outputs());
+    if (experts) {
+        experts_ = std::make_unique<Experts>(w.post_norm, *experts, type(), s);
+        return;
+    }
+    gate_.emplace(w.post_norm, w.gate, w.up, s);
+    down_.emplace(std::vector{w.down}, s.bits);
+    w.gate.expect(type(), gate_->outputs(), hidden());
+    w.down.expect(type(), hidden(), gate_->outputs());
+}
+
+DecoderLayer::~DecoderLayer() = default;
+
+size_t DecoderLayer::bytes() const {
+    const size_t mlp = experts_ ? experts_->bytes() : gate_->bytes() + down_->bytes();
+    return QkvProjections::bytes() + o_.bytes() + mlp;
 }
 
 void DecoderLayer::finish(float* x, int64_t rows, const void* attn_out) const {
     Scratch scratch;
-    void* gated = scratch.take<char>(rows * gate_.stride() * size_of(type()));
-    multiply({{o_.weights(), attn_out, q_size(), rows, nullptr, Epilogue::add, x, hidden()}});
-    gate_.forward(x, rows, gated);
-    multiply({{down_.weights(), gated, gate_.stride(), rows, nullptr, Epilogue::add, x, hidden()}});
+    add(o_, attn_out, q_size(), rows, attn_out_norm_, x);
+    if (experts_) {
+        float* sum = scratch.take<float>(rows * hidden());
+        experts_->forward(x, rows, sum);
+        return add(sum, rows, mlp_out_norm_, x);
+    }
+    void* gated = scratch.take<char>(rows * gate_->stride() * size_of(type()));
+    gate_->forward(x, rows, gated);
+    add(*down_, gated, gate_->stride(), rows, mlp_out_norm_, x);
 }
 
-LmHead::LmHead(const Tensor& weight, std::shared_ptr<Matrix> matrix, float eps)
-    : norm_(norm(weight, matrix->inputs(), matrix->type(), eps)), matrix_(std::move(matrix)) {}
+/// Adds a product of rows that are `stride` apart to x, normed and scaled first where the family does so.
+void DecoderLayer::add(const Matrix& matrix, const void* from, int64_t stride, int64_t rows, const Norm& norm,
+                       float* x) const {
+    const int64_t C = hidden();
+    if (!norm && residual_scale_ == 1)
+        return multiply({{matrix.weights(), from, stride, rows, nullptr, Epilogue::add, x, C}});
+    Scratch scratch;
+    float* part = scratch.take<float>(rows * C);
+    multiply({{matrix.weights(), from, stride, rows, nullptr, Epilogue::store, part, C}});
+    add(part, rows, norm, x);
+}
+
+/// Adds rows to x, normed and scaled first where the family does so.
+void DecoderLayer::add(const float* part, int64_t rows, const Norm& norm, float* x) const {
+    Scratch scratch;
+    const int64_t C = hidden();
+    const int64_t apart = norm ? round_up(C, block_size) : C;
+    const float* added = part;
+    if (norm) {
+        float* normed = scratch.take<float>(rows * apart);
+        norm(part, rows, Type::f32, normed);
+        added = normed;
+    }
+    parallel((rows + rows_of_a_chunk - 1) / rows_of_a_chunk, [&](int64_t chunk) {
+        const int64_t end = std::min(rows, (chunk + 1) * rows_of_a_chunk);
+        for (int64_t row = chunk * rows_of_a_chunk; row < end; row++)
+            for (int64_t i = 0; i < C; i++) x[row * C + i] += residual_scale_ * added[row * apart + i];
+    });
+}
+
+LmHead::LmHead(const Tensor& weight, std::shared_ptr<Matrix> matrix, float eps, float logit_scale)
+    : norm_(make_norm(weight, matrix->inputs(), matrix->type(), eps)), matrix_(std::move(matrix)),
+      logit_scale_(logit_scale) {}
 
 void LmHead::logits(const float* x, int64_t rows, float* logits) const {
     Scratch scratch;
@@ -119,6 +186,7 @@ void LmHead::logits(const float* x, int64_t rows, float* logits) const {
     void* normed = scratch.take<char>(rows * stride * size_of(matrix_->type()));
     norm_(x, rows, matrix_->type(), normed);
     multiply({{matrix_->weights(), normed, stride, rows, nullptr, Epilogue::store, logits, vocabulary()}});
+    scale(logits, rows * vocabulary(), logit_scale_);
 }
 
 }  // namespace triforce

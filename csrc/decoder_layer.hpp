@@ -11,11 +11,14 @@
 
 namespace triforce {
 
+class Experts;
+struct ExpertWeights;
+
 /// A vector of a checkpoint as floats, with zeros up to a multiple of 16.
 using Floats = std::vector<float>;
 
 struct Norm {
-    Floats weight;  // empty where the model has no such norm
+    Floats weight;  // empty where the model has no such norm: rows are then rounded only
     int64_t size;
     float eps;
 
@@ -24,18 +27,37 @@ struct Norm {
     void operator()(const float* x, int64_t rows, Type type, void* y) const;
 };
 
-/// The tensors of a checkpoint's layer; optional ones are missing where the model family has none.
+/// The norm of a checkpoint's weight, or none.
+Norm make_norm(const std::optional<Tensor>& weight, int64_t size, Type type, float eps);
+
+/// y *= factor, of `count` numbers.
+void scale(float* y, int64_t count, float factor);
+
+/// The tensors of a checkpoint's layer; optional ones are missing where the model family has none. Norms of q and k are
+/// of each head or of all of them together.
 struct LayerWeights {
-    Tensor input_norm, post_norm;
+    std::optional<Tensor> input_norm, post_norm;
     WeightSource q, k, v, o, gate, up, down;
-    std::optional<Tensor> q_bias, k_bias, v_bias, q_norm, k_norm;
+    std::optional<Tensor> q_bias, k_bias, v_bias, q_norm, k_norm, attn_out_norm, mlp_out_norm;
+};
+
+/// How a layer computes: factors of the queries and of what it adds to the residual stream; and of its experts, if any,
+/// how many a token goes through, and whether their weights add up to 1.
+struct LayerSettings {
+    int64_t head_dim;
+    float eps;
+    int bits;  // see Matrix
+    float query_scale = 1, residual_scale = 1;
+    Activation activation = Activation::silu;
+    int64_t chosen = 0;
+    bool renormalised = false;
 };
 
 /// The projections from the residual stream to queries, keys and values, of some heads or of all.
 class QkvProjections {
   public:
-    /// `bits`: see Matrix. Throws std::invalid_argument if shapes do not fit each other.
-    QkvProjections(const LayerWeights& parts, int64_t head_dim, float eps, int bits);
+    /// Throws std::invalid_argument if shapes do not fit each other.
+    QkvProjections(const LayerWeights& parts, const LayerSettings& settings);
 
     int64_t hidden() const { return norm_.size; }
     int64_t q_size() const { return q_.outputs(); }
@@ -51,13 +73,14 @@ class QkvProjections {
     Matrix q_, k_, v_;
     Floats q_bias_, k_bias_, v_bias_;
     Norm q_norm_, k_norm_;
-    int64_t head_dim_;
+    float query_scale_;
 };
 
-/// The first half of an MLP, all of its outputs or some: silu(gate) * up of the normed residual stream.
+/// The first half of an MLP, all of its outputs or some: activation(gate) * up of the normed residual stream.
 class GatedMlp {
   public:
-    GatedMlp(const Tensor& norm, const WeightSource& gate, const WeightSource& up, float eps, int bits);
+    GatedMlp(const std::optional<Tensor>& norm, const WeightSource& gate, const WeightSource& up,
+             const LayerSettings& settings);
 
     int64_t hidden() const { return norm_.size; }
     int64_t outputs() const { return gate_.outputs(); }
@@ -72,28 +95,38 @@ class GatedMlp {
     Matrix gate_;  // interleaved with the up projection
     std::optional<Matrix> up_;  // unless the two are of different types
     Norm norm_;
+    Activation activation_;
 };
 
 /// A decoder layer but for rotation and attention.
 class DecoderLayer : public QkvProjections {
   public:
-    DecoderLayer(const LayerWeights& parts, int64_t head_dim, float eps, int bits);
+    /// With `experts` in the place of `gate`, `up` and `down`, if there are any.
+    DecoderLayer(const LayerWeights& parts, const ExpertWeights* experts, const LayerSettings& settings);
+    ~DecoderLayer();
 
-    size_t bytes() const { return QkvProjections::bytes() + o_.bytes() + gate_.bytes() + down_.bytes(); }
+    size_t bytes() const;
 
-    /// x += o(attn_out), then x += mlp(norm(x)); `attn_out` (rows, q_size) is of the weights' type.
+    /// x += o(attn_out), then x += mlp(norm(x)), each normed and scaled first where the family does so; `attn_out`
+    /// (rows, q_size) is of the weights' type.
     void finish(float* x, int64_t rows, const void* attn_out) const;
 
   private:
+    void add(const Matrix& matrix, const void* from, int64_t stride, int64_t rows, const Norm& norm, float* x) const;
+    void add(const float* part, int64_t rows, const Norm& norm, float* x) const;
+
     Matrix o_;
-    GatedMlp gate_;
-    Matrix down_;
+    std::optional<GatedMlp> gate_;
+    std::optional<Matrix> down_;
+    std::unique_ptr<Experts> experts_;
+    Norm attn_out_norm_, mlp_out_norm_;
+    float residual_scale_;
 };
 
 /// The final norm and the output matrix.
 class LmHead {
   public:
-    LmHead(const Tensor& norm, std::shared_ptr<Matrix> matrix, float eps);
+    LmHead(const Tensor& norm, std::shared_ptr<Matrix> matrix, float eps, float logit_scale);
 
     int64_t hidden() const { return norm_.size; }
     int64_t vocabulary() const { return matrix_->outputs(); }
@@ -103,6 +136,7 @@ class LmHead {
   private:
     Norm norm_;
     std::shared_ptr<Matrix> matrix_;
+    float logit_scale_;
 };
 
 }  // namespace triforce

@@ -47,10 +47,12 @@ struct Weights {
 constexpr int64_t most_int8_inputs = 1 << 17;  // so that sums stay below 2^31
 
 enum class Epilogue {
-    store,   // y = x W^T + bias
-    add,     // y += x W^T + bias
-    swiglu,  // y = silu(gate) * up, rounded to weights.type; gate and up are interleaved, block by block
+    store,  // y = x W^T + bias
+    add,    // y += x W^T + bias
+    gate,   // y = activation(gate) * up, rounded to weights.type; gate and up are interleaved, block by block
 };
+
+enum class Activation { silu, gelu };  // the latter by its tanh (Hendrycks and Gimpel 2016, arXiv 1606.08415)
 
 struct Linear {
     Weights weights;
@@ -59,8 +61,9 @@ struct Linear {
     int64_t rows;
     const float* bias;  // (blocks * 16), or null
     Epilogue epilogue;
-    void* y;  // store, add: float (rows, y_stride); swiglu: of weights.type, written up to a multiple of 16
+    void* y;  // store, add: float (rows, y_stride); gate: of weights.type, written up to a multiple of 16
     int64_t y_stride;
+    Activation activation = Activation::silu;
 };
 
 struct LinearKernels {
@@ -77,8 +80,10 @@ TF_KERNEL_TABLE(LinearKernels, linear_kernels)
 
 /// What goes over vectors between products.
 struct PointwiseKernels {
-    /// y = silu(gate) * up, rounded to `type`: n numbers, a multiple of 16.
-    void (*swiglu)(const float* gate, const float* up, int64_t n, Type type, void* y);
+    /// y = activation(gate) * up, rounded to `type`: n numbers, a multiple of 16.
+    void (*gate)(Activation activation, const float* gate, const float* up, int64_t n, Type type, void* y);
+    /// y = x rounded to `type`: y has n numbers rounded up to 16, the rest of them zeros.
+    void (*round)(const float* x, int64_t n, Type type, void* y);
     /// y = x / sqrt(mean(x^2) + eps) * weight, in float32, rounded once: to `type`. y may be x. `weight` and y have n
     /// numbers rounded up to 16: where the rest of the weight is zero, so is that of y.
     void (*rms)(const float* x, int64_t n, const float* weight, float eps, Type type, void* y);

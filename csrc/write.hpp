@@ -8,9 +8,14 @@
 
 namespace triforce {
 
-/// Tables of cos and sin (positions, dim / 2).
+/// Tables of cos and sin, `stride` numbers for each position. Of these the first dim / 2 are this rotation's.
 struct Rotation {
     const float *cos, *sin;
+    int64_t stride;
+
+    /// Rotation number `index` of tables that have several side by side.
+    Rotation at(int64_t index, int64_t dim) const { return {cos + index * dim / 2, sin + index * dim / 2, stride}; }
+    int64_t count(int64_t dim) const { return stride / (dim / 2); }
 };
 
 /// N tokens as projections give them: q (N, H * D), k and v (N, G * D). A slot is page * 16 + offset.

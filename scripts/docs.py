@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from scripts import docs_pictures, docs_reference
+from scripts import docs_models, docs_pictures, docs_reference
 from scripts.docs_reference import code, filled, table
 from triforce.bench.compare.on_file_tables import TITLES
 
@@ -134,6 +134,7 @@ PAGES = {
     gpu_runs: "docs/gpu.md",
     gpu_kernels: "docs/gpu.md",
     gpu_launches: "docs/gpu.md",
+    docs_models.models: "docs/results/models.md",
 }
 """What makes each table, and its page; its file in docs/data/ has the same name."""
 

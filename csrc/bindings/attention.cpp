@@ -109,7 +109,7 @@ const int64_t* checked_positions(const char* name, TensorArg positions, int64_t 
 
 void rope_and_write_tokens(const Pages& pages, TensorArg q, TensorArg k, TensorArg v, TensorArg cos, TensorArg sin,
                            TensorArg positions, TensorArg slots, TensorArg rotated, TensorArg sink_positions,
-                           TensorArg q_sinks) {
+                           TensorArg q_sinks, int64_t rotation) {
     const Tensor q_tensor = tensor("q", q);
     const float* q_data = q_tensor.as<float>({-1, -1});
     const int64_t N = q_tensor[0], D = pages.dim, kv_size = pages.heads * D;
@@ -121,8 +121,11 @@ void rope_and_write_tokens(const Pages& pages, TensorArg q, TensorArg k, TensorA
     tokens.k = tensor("k", k).as<float>({N, kv_size});
     tokens.v = tensor("v", v).as<float>({N, kv_size});
     const Tensor cos_tensor = tensor("cos", cos);
-    const int64_t table = cos_tensor.dims ? cos_tensor[0] : 0;
-    tokens.rotation = {cos_tensor.as<float>({table, D / 2}), tensor("sin", sin).as<float>({table, D / 2})};
+    const float* cosines = cos_tensor.as<float>({-1, -1});
+    const int64_t table = cos_tensor[0], stride = cos_tensor[1];
+    const Rotation tables{cosines, tensor("sin", sin).as<float>({table, stride}), stride};
+    require(stride % (D / 2) == 0 && 0 <= rotation && rotation < tables.count(D), "the tables must have the rotation");
+    tokens.rotation = tables.at(rotation, D);
     tokens.positions = checked_positions("positions", positions, N, table);
     tokens.slots = checked_slots(pages, slots, N);
     tokens.rotated = tensor("rotated", rotated).as(pages.type, {N, H, D});
@@ -210,9 +213,9 @@ void bind_attention(nb::module_& m) {
              "K and V as int8 with scales: `codes` (G, pages, 32 * head_dim + 64) int8. Queries and outputs are bfloat16 "
              "or float32. Where tokens are copied, (N, G, D + 2) int8, a scale of bfloat16 lies behind their codes.")
         .def("rope_and_write", &rope_and_write_tokens, "q"_a, "k"_a, "v"_a, "cos"_a, "sin"_a, "positions"_a, "slots"_a,
-             "rotated"_a, "sink_positions"_a = nb::none(), "q_sinks"_a = nb::none(),
-             "Rotate q (N, H * D) and k to `positions` (N) int64 of the tables (S, D / 2), and write k and v (N, G * "
-             "D) to `slots` (N) int64.\n\nOut: `rotated` (N, H, D), and q_sinks (N, H, D), rotated to sink_positions "
+             "rotated"_a, "sink_positions"_a = nb::none(), "q_sinks"_a = nb::none(), "rotation"_a = 0,
+             "Rotate q (N, H * D) and k to `positions` (N) int64 of the tables (S, R * D / 2), of which rotation "
+             "`rotation` counts, and write k and v (N, G * D) to `slots` (N) int64.\n\nOut: `rotated` (N, H, D), and q_sinks (N, H, D), rotated to sink_positions "
              "(N) int64.")
         .def("read", &copy_tokens<true>, "slots"_a, "k"_a, "v"_a, "Copy tokens of `slots` out to k and v (N, G, D).")
         .def("write", &copy_tokens<false>, "slots"_a, "k"_a, "v"_a,

@@ -47,11 +47,13 @@ View view(const ViewArg& from, int64_t rows, int64_t heads) {
     return view;
 }
 
-/// Tables (positions, D / 2), and their number of positions.
+/// Tables (positions, R * D / 2), and their number of positions.
 std::pair<Rotation, int64_t> rotation(TensorArg cos, TensorArg sin, int64_t dim) {
     const Tensor cos_tensor = tensor("cos", cos);
-    const int64_t half = dim / 2, positions = cos_tensor.dims ? cos_tensor[0] : 0;
-    return {{cos_tensor.as<float>({positions, half}), tensor("sin", sin).as<float>({positions, half})}, positions};
+    const float* cosines = cos_tensor.as<float>({-1, -1});
+    const int64_t positions = cos_tensor[0], stride = cos_tensor[1];
+    require(stride && stride % (dim / 2) == 0, "the tables must have whole rotations");
+    return {{cosines, tensor("sin", sin).as<float>({positions, stride}), stride}, positions};
 }
 
 void outputs(ForwardBatch& batch, const Decoder& decoder, const Pages& pages, TensorArg logits, TensorArg queries,
@@ -63,7 +65,8 @@ void outputs(ForwardBatch& batch, const Decoder& decoder, const Pages& pages, Te
         batch.queries = static_cast<char*>(tensor("queries", queries).as(pages.type, {L, B, T, H, D}));
     }
     if (mass.is_none()) return;
-    require(batch.views.size() == 1, "mass is of one view of all layers");
+    for (const View& view : batch.views)
+        require(view.list_length == batch.views[0].list_length, "mass is of lists of one length in all layers");
     batch.mass = tensor("mass", mass).as<float>({L, B, pages.heads, batch.views[0].list_length});
 }
 
@@ -105,10 +108,10 @@ void forward(const Decoder& decoder, const std::vector<const Pages*>& memory, Te
 }
 
 void init(Decoder* self, std::vector<std::shared_ptr<DecoderLayer>> layers, std::shared_ptr<LmHead> head,
-          WeightArg embedding) {
+          WeightArg embedding, float embedding_scale, Ints rotations) {
     std::optional<WeightSource> table;
     if (!embedding.is_none()) table = weight("embedding", embedding);
-    new (self) Decoder(std::move(layers), std::move(head), table);
+    new (self) Decoder(std::move(layers), std::move(head), table, embedding_scale, std::move(rotations));
 }
 
 void init_view(ViewArg* self, int64_t layers, TensorArg lists, Ints starts, int64_t sinks, int64_t window, Ints coarse,
@@ -175,8 +178,11 @@ void bind_decoder(nb::module_& m) {
                         "`Pages.attend`.")
         .def("__init__", &init_view, nb::kw_only(), "layers"_a, "lists"_a, "starts"_a, "sinks"_a = 0, "window"_a = 0,
              "coarse"_a = Ints(), "search"_a = std::tuple<Ints, Ints, Ints>());
-    nb::class_<Decoder>(m, "Decoder", "A model. `embedding` (V, C) is borrowed; None is the head's matrix.")
-        .def("__init__", &init, "layers"_a, "head"_a, "embedding"_a.none(), nb::keep_alive<1, 4>())
+    nb::class_<Decoder>(m, "Decoder",
+                        "A model. `embedding` (V, C) is borrowed; None is the head's matrix. `rotations`: the number of "
+                        "each layer's in the tables of a pass.")
+        .def("__init__", &init, "layers"_a, "head"_a, "embedding"_a.none(), nb::kw_only(), "embedding_scale"_a = 1.0f,
+             "rotations"_a, nb::keep_alive<1, 4>())
         .def("forward", &forward, nb::kw_only(), "memory"_a, "ids"_a, "positions"_a, "counts"_a, "cos"_a, "sin"_a,
              "views"_a, "at"_a.none(), "logits"_a, "queries"_a = nb::none(), "mass"_a = nb::none(), "first_layer"_a = 0,
              "last_layer"_a = -1, "x"_a = nb::none(), "exact"_a = false, "keep"_a = 0,

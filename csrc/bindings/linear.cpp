@@ -3,8 +3,9 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
-#include "../decoder_layer.hpp"
+#include "../experts.hpp"
 #include "../matrix.hpp"
 #include "../tensor.hpp"
 
@@ -40,7 +41,7 @@ void rows(const Matrix& matrix, TensorArg ids_object, TensorArg out_object) {
 LayerWeights qkv_weights(TensorArg norm, WeightArg q, WeightArg k, WeightArg v, TensorArg q_bias, TensorArg k_bias,
                          TensorArg v_bias, TensorArg q_norm, TensorArg k_norm) {
     LayerWeights weights{};
-    weights.input_norm = tensor("input_norm", norm);
+    weights.input_norm = optional_tensor("input_norm", norm);
     weights.q = weight("q_proj", q), weights.k = weight("k_proj", k), weights.v = weight("v_proj", v);
     weights.q_bias = optional_tensor("q_bias", q_bias), weights.k_bias = optional_tensor("k_bias", k_bias);
     weights.v_bias = optional_tensor("v_bias", v_bias);
@@ -48,21 +49,45 @@ LayerWeights qkv_weights(TensorArg norm, WeightArg q, WeightArg k, WeightArg v, 
     return weights;
 }
 
+Activation activation_named(const std::string& name) {
+    require(name == "silu" || name == "gelu", "activation must be silu or gelu");
+    return name == "gelu" ? Activation::gelu : Activation::silu;
+}
+
+std::vector<WeightSource> weights_of(const char* name, const std::vector<nb::object>& objects) {
+    std::vector<WeightSource> found;
+    for (const nb::object& object : objects) found.push_back(weight(name, WeightArg(object)));
+    return found;
+}
+
 void init_layer(DecoderLayer* self, TensorArg input_norm, WeightArg q, WeightArg k, WeightArg v, WeightArg o,
                 TensorArg post_norm, WeightArg gate, WeightArg up, WeightArg down, TensorArg q_bias,
-                TensorArg k_bias, TensorArg v_bias, TensorArg q_norm, TensorArg k_norm, int64_t head_dim,
-                float eps, int bits) {
+                TensorArg k_bias, TensorArg v_bias, TensorArg q_norm, TensorArg k_norm, TensorArg attn_out_norm,
+                TensorArg mlp_out_norm, TensorArg router, const std::vector<nb::object>& gates,
+                const std::vector<nb::object>& ups, const std::vector<nb::object>& downs, int64_t head_dim, float eps,
+                int bits, float query_scale, float residual_scale, const std::string& activation, int64_t chosen,
+                bool renormalised) {
     LayerWeights weights = qkv_weights(input_norm, q, k, v, q_bias, k_bias, v_bias, q_norm, k_norm);
-    weights.o = weight("o_proj", o), weights.post_norm = tensor("post_norm", post_norm);
+    weights.o = weight("o_proj", o), weights.post_norm = optional_tensor("post_norm", post_norm);
+    weights.attn_out_norm = optional_tensor("attn_out_norm", attn_out_norm);
+    weights.mlp_out_norm = optional_tensor("mlp_out_norm", mlp_out_norm);
+    const LayerSettings settings{head_dim, eps, bits, query_scale, residual_scale, activation_named(activation), chosen,
+                                 renormalised};
+    if (!router.is_none()) {
+        const ExpertWeights experts{{tensor("router", router)}, weights_of("gate_proj", gates),
+                                    weights_of("up_proj", ups), weights_of("down_proj", downs)};
+        new (self) DecoderLayer(weights, &experts, settings);
+        return;
+    }
     weights.gate = weight("gate_proj", gate), weights.up = weight("up_proj", up);
     weights.down = weight("down_proj", down);
-    new (self) DecoderLayer(weights, head_dim, eps, bits);
+    new (self) DecoderLayer(weights, nullptr, settings);
 }
 
 void init_projections(QkvProjections* self, TensorArg norm, WeightArg q, WeightArg k, WeightArg v, TensorArg q_bias,
                       TensorArg k_bias, TensorArg v_bias, TensorArg q_norm, TensorArg k_norm, int64_t head_dim,
                       float eps, int bits) {
-    new (self) QkvProjections(qkv_weights(norm, q, k, v, q_bias, k_bias, v_bias, q_norm, k_norm), head_dim, eps, bits);
+    new (self) QkvProjections(qkv_weights(norm, q, k, v, q_bias, k_bias, v_bias, q_norm, k_norm), {head_dim, eps, bits});
 }
 
 void qkv(const QkvProjections& layer, TensorArg x_object, TensorArg q_object, TensorArg k_object, TensorArg v_object) {
@@ -156,17 +181,21 @@ void bind_linear(nb::module_& m) {
         .def("qkv", &qkv, "x"_a, "q"_a, "k"_a, "v"_a,
              "Write q (N, H * D), k and v (N, G * D), not rotated, of x (N, C); all are float32.");
     nb::class_<DecoderLayer, QkvProjections>(m, "DecoderLayer", "A decoder layer but for rotation and attention.")
-        .def("__init__", &init_layer, "input_norm"_a, "q_proj"_a, "k_proj"_a, "v_proj"_a, "o_proj"_a, "post_norm"_a,
-             "gate_proj"_a, "up_proj"_a, "down_proj"_a, "q_bias"_a.none(), "k_bias"_a.none(), "v_bias"_a.none(),
-             "q_norm"_a.none(), "k_norm"_a.none(), nb::kw_only(), "head_dim"_a, "eps"_a, "bits"_a = 0)
+        .def("__init__", &init_layer, "input_norm"_a.none(), "q_proj"_a, "k_proj"_a, "v_proj"_a, "o_proj"_a,
+             "post_norm"_a.none(), "gate_proj"_a.none(), "up_proj"_a.none(), "down_proj"_a.none(), "q_bias"_a.none(), "k_bias"_a.none(),
+             "v_bias"_a.none(), "q_norm"_a.none(), "k_norm"_a.none(), nb::kw_only(), "attn_out_norm"_a = nb::none(),
+             "mlp_out_norm"_a = nb::none(), "router"_a = nb::none(),
+             "gate_projs"_a = std::vector<nb::object>(), "up_projs"_a = std::vector<nb::object>(),
+             "down_projs"_a = std::vector<nb::object>(), "head_dim"_a, "eps"_a, "bits"_a = 0, "query_scale"_a = 1.0f,
+             "residual_scale"_a = 1.0f, "activation"_a = "silu", "chosen"_a = 0, "renormalised"_a = false)
         .def_prop_ro("bytes", &DecoderLayer::bytes, "Size of the packed weights.")
         .def("finish", &finish, "x"_a, "attn_out"_a,
              "Add the output projection of attention, `attn_out` (N, H * D), and then the MLP to x (N, C) float32.");
     nb::class_<GatedMlp>(m, "GatedMlp", "The first half of an MLP, or some of its outputs.")
         .def("__init__",
              [](GatedMlp* self, TensorArg norm, WeightArg gate, WeightArg up, float eps, int bits) {
-                 new (self) GatedMlp(tensor("post_norm", norm), weight("gate_proj", gate), weight("up_proj", up), eps,
-                                 bits);
+                 new (self) GatedMlp(tensor("post_norm", norm), weight("gate_proj", gate), weight("up_proj", up),
+                                 {0, eps, bits});
              },
              "post_norm"_a, "gate_proj"_a, "up_proj"_a, nb::kw_only(), "eps"_a, "bits"_a = 0)
         .def_prop_ro("stride", &GatedMlp::stride, "Outputs, up to a multiple of 16.")
@@ -174,10 +203,10 @@ void bind_linear(nb::module_& m) {
              "Write silu(gate) * up of the normed x (rows, hidden) float32 to `gated` (rows, stride).");
     nb::class_<LmHead>(m, "LmHead", "The final norm and the output matrix.")
         .def("__init__",
-             [](LmHead* self, TensorArg norm, std::shared_ptr<Matrix> matrix, float eps) {
-                 new (self) LmHead(tensor("norm", norm), std::move(matrix), eps);
+             [](LmHead* self, TensorArg norm, std::shared_ptr<Matrix> matrix, float eps, float logit_scale) {
+                 new (self) LmHead(tensor("norm", norm), std::move(matrix), eps, logit_scale);
              },
-             "norm"_a, "matrix"_a, nb::kw_only(), "eps"_a)
+             "norm"_a, "matrix"_a, nb::kw_only(), "eps"_a, "logit_scale"_a = 1.0f)
         .def("logits", &logits, "x"_a, "out"_a, "Write the logits of x (N, C) float32 to out (N, V) float32.");
 }
 

@@ -1,5 +1,6 @@
 #include "../linear.hpp"
 
+#include "activation.hpp"
 #include "low_bit_sum.hpp"
 #include "tile.hpp"
 
@@ -22,12 +23,12 @@ void apply_scales(const Linear& l, float* sums, int64_t top, int rows, int64_t f
 }
 
 template <class T>
-void finish_swiglu(const Linear& l, const float* sums, int64_t top, int rows, int64_t first, int blocks) {
+void finish_gate(const Linear& l, const float* sums, int64_t top, int rows, int64_t first, int blocks) {
     for (int m = 0; m < rows; m++) {
         T* y = static_cast<T*>(l.y) + (top + m) * l.y_stride + first / 2 * block_size;
         for (int b = 0; b < blocks; b += 2) {
             const float* gate = sums + (m * blocks + b) * block_size;
-            store(y + b / 2 * block_size, silu(load(gate)) * load(gate + block_size));
+            store(y + b / 2 * block_size, activated(l.activation, load(gate)) * load(gate + block_size));
         }
     }
 }
@@ -67,8 +68,8 @@ void run_as(const Linear& l, int64_t top, int rows, int64_t first, int64_t last,
     for (int64_t block = first; block < last; block += step) {
         const int blocks = static_cast<int>(last - block < step ? last - block : step);
         sum(l, top, rows, block, blocks, block + step >= last, sums.of);
-        if (l.epilogue == Epilogue::swiglu)
-            finish_swiglu<T>(l, sums.of, top, rows, block, blocks);
+        if (l.epilogue == Epilogue::gate)
+            finish_gate<T>(l, sums.of, top, rows, block, blocks);
         else
             finish(l, sums.of, top, rows, block, blocks);
     }

@@ -1,18 +1,30 @@
 #include "../linear.hpp"
 
-#include "simd.hpp"
+#include "activation.hpp"
 
 namespace triforce::TF_LEVEL {
 namespace {
 
 template <class T>
-void swiglu_as(const float* gate, const float* up, int64_t n, T* y) {
-    for (int64_t i = 0; i < n; i += 16) store(y + i, silu(load(gate + i)) * load(up + i));
+void gate_as(Activation activation, const float* gate, const float* up, int64_t n, T* y) {
+    for (int64_t i = 0; i < n; i += 16) store(y + i, activated(activation, load(gate + i)) * load(up + i));
 }
 
-void swiglu(const float* gate, const float* up, int64_t n, Type type, void* y) {
-    if (type == Type::bf16) return swiglu_as(gate, up, n, static_cast<bf16*>(y));
-    swiglu_as(gate, up, n, static_cast<float*>(y));
+void gate(Activation activation, const float* gate, const float* up, int64_t n, Type type, void* y) {
+    if (type == Type::bf16) return gate_as(activation, gate, up, n, static_cast<bf16*>(y));
+    gate_as(activation, gate, up, n, static_cast<float*>(y));
+}
+
+template <class T>
+void round_as(const float* x, int64_t n, T* y) {
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) store(y + i, load(x + i));
+    if (i < n) store(y + i, load_n(x + i, static_cast<int>(n - i)));
+}
+
+void round(const float* x, int64_t n, Type type, void* y) {
+    if (type == Type::bf16) return round_as(x, n, static_cast<bf16*>(y));
+    round_as(x, n, static_cast<float*>(y));
 }
 
 F16 sum_of_squares(const float* x, int64_t n) {
@@ -44,6 +56,6 @@ void rms(const float* x, int64_t n, const float* weight, float eps, Type type, v
 
 }  // namespace
 
-const PointwiseKernels pointwise_kernels = {swiglu, rms};
+const PointwiseKernels pointwise_kernels = {gate, round, rms};
 
 }  // namespace triforce::TF_LEVEL

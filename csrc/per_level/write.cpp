@@ -30,7 +30,7 @@ template <class T>
 void rotate(const float* x, const Rotation& rotation, int64_t position, int dim, T* to) {
     alignas(64) float rotated[largest_dim];
     const int half = dim / 2;
-    const float *cos = rotation.cos + position * half, *sin = rotation.sin + position * half;
+    const float *cos = rotation.cos + position * rotation.stride, *sin = rotation.sin + position * rotation.stride;
     for (int i = 0; i < half; i++) {
         rotated[i] = x[i] * cos[i] - x[half + i] * sin[i];
         rotated[half + i] = x[half + i] * cos[i] + x[i] * sin[i];
@@ -50,15 +50,23 @@ Slot<T> slot_of(const Pages& pages, int head, int64_t slot) {
     return {pages.keys_of<T>(head, page), pages.values_of<T>(head, page), static_cast<int>(slot % page_size)};
 }
 
+/// Stores `count` tokens, one after another in a page from `slot` on. From a row of k or v to the next: `stride` numbers.
 template <class T>
-void store_token(const Pages& pages, int head, int64_t slot, const T* k, const T* v) {
+void store_tokens(const Pages& pages, int head, int64_t slot, int count, const T* k, const T* v, int64_t stride) {
+    constexpr int pack = packed_numbers<T>;
     const Slot<T> to = slot_of<T>(pages, head, slot);
-    for (int d = 0; d < pages.dim; d++) to.keys[key_index<T>(d, to.at)] = k[d];
-    for (int d = 0; d < pages.dim; d++) to.values[value_index<T>(d, to.at, pages.dim)] = v[d];
+    const int dim = pages.dim;
+    for (int d = 0; d < dim; d += pack)  // numbers that lie side by side are copied at once
+        for (int i = 0; i < count; i++)
+            __builtin_memcpy(to.keys + key_index<T>(d, to.at + i), k + i * stride + d, pack * sizeof(T));
+    for (int i = 0; i < count; i++)
+        for (int d = 0; d < dim; d++) to.values[value_index<T>(d, to.at + i, dim)] = v[i * stride + d];
     if constexpr (is_code<T>) {
         bf16* scales = pages.token_scales_of(head, slot / page_size) + to.at;
-        __builtin_memcpy(scales, k + pages.dim, sizeof(bf16));
-        __builtin_memcpy(scales + page_size, v + pages.dim, sizeof(bf16));
+        for (int i = 0; i < count; i++) {
+            __builtin_memcpy(scales + i, k + i * stride + dim, sizeof(bf16));
+            __builtin_memcpy(scales + page_size + i, v + i * stride + dim, sizeof(bf16));
+        }
     }
 }
 
@@ -80,7 +88,7 @@ void rope_and_write_token(const NewTokens& tokens, int64_t n) {
         const int64_t from = (n * pages.heads + g) * dim;
         rotate(tokens.k + from, tokens.rotation, position, dim, k);
         round_row(tokens.v + from, dim, v);
-        store_token(pages, g, tokens.slots[n], k, v);
+        store_tokens(pages, g, tokens.slots[n], 1, k, v, 0);
     }
 }
 
@@ -106,13 +114,25 @@ void read(const Pages& pages, const int64_t* slots, int64_t count, void* k, void
     }
 }
 
+/// Tokens from `first` on, before `count`, that lie one after another in the page of its slot.
+int in_one_page(const int64_t* slots, int64_t first, int64_t count) {
+    int run = 1;
+    while (first + run < count && slots[first + run] == slots[first] + run && slots[first + run] % page_size) run++;
+    return run;
+}
+
 template <class T>
 void write(const Pages& pages, const int64_t* slots, int64_t count, const void* k, const void* v) {
-    for (int64_t i = 0; i < count * pages.heads; i++) {
-        const int64_t slot = slots[i / pages.heads], from = i * row_numbers<T>(pages.dim);
-        if (slot < page_size) continue;
-        store_token(pages, static_cast<int>(i % pages.heads), slot, static_cast<const T*>(k) + from,
-                    static_cast<const T*>(v) + from);
+    const int row = row_numbers<T>(pages.dim);
+    const int64_t stride = static_cast<int64_t>(pages.heads) * row;
+    for (int64_t first = 0; first < count;) {
+        const int run = in_one_page(slots, first, count);
+        for (int head = 0; head < pages.heads && slots[first] >= page_size; head++) {
+            const int64_t from = first * stride + head * row;
+            store_tokens(pages, head, slots[first], run, static_cast<const T*>(k) + from,
+                         static_cast<const T*>(v) + from, stride);
+        }
+        first += run;
     }
 }
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.helpers.tiny_checkpoint import edit, save, tiny_model
 from triforce.engine.model_loader import load
-from triforce.errors import ModelError, TriforceError
+from triforce.errors import ModelError, RequestError, TriforceError
 
 
 @pytest.fixture
@@ -75,16 +75,28 @@ def test_checkpoint_code_is_never_run(folder: Path) -> None:
     load(folder, device="cpu")
 
 
-def test_config_sliding_window_unsupported_raises(tmp_path: Path) -> None:
+def test_windows_where_unsupported_raise(tmp_path: Path) -> None:
+    """Offloaded, or as a draft; within the window there is none."""
     folder = save(tiny_model("Mistral", sliding_window=64), tmp_path)
-    refuses(folder, "sliding_window = 64 .*context = 128: use --context 64")
-    assert load(folder, device="cpu", context=64).config.context == 64
+    target = load(folder, device="cpu")
+    assert target.config.windows == [64, 64]
+    for how, told in ({"offloaded": True}, "offloaded yet"), ({"beside": target}, "draft yet"):
+        with pytest.raises(RequestError, match=f"2 of 2 layers have a window of 64 tokens, and .*{told}"):
+            load(folder, device="cpu", **how)
+    assert load(folder, device="cpu", context=64, offloaded=True).config.windows == [0, 0]
 
 
-def test_config_qwen_sliding_layers_unsupported_raise(tmp_path: Path) -> None:
+def test_config_qwen_windows_are_of_upper_layers(tmp_path: Path) -> None:
     window = dict(use_sliding_window=True, sliding_window=64)
-    refuses(save(tiny_model("Qwen2", **window, max_window_layers=1), tmp_path / "a"), "sliding_window = 64")
-    load(save(tiny_model("Qwen2", **window, max_window_layers=2), tmp_path / "b"), device="cpu")
+    upper = load(save(tiny_model("Qwen2", **window, max_window_layers=1), tmp_path / "a"), device="cpu")
+    none = load(save(tiny_model("Qwen2", **window, max_window_layers=2), tmp_path / "b"), device="cpu")
+    assert (upper.config.windows, none.config.windows) == ([0, 64], [0, 0])
+
+
+def test_families_that_ranks_cannot_share_raise(tmp_path: Path) -> None:
+    folder = save(tiny_model("Granite"), tmp_path)
+    with pytest.raises(RequestError, match="cannot be shared by several processes yet"):
+        load(folder, device="cpu").config.shared(2)
 
 
 @pytest.mark.parametrize("context", [129, 0, -1])

@@ -17,7 +17,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
 from triforce.checkpoint import rope_scaling
-from triforce.checkpoint.families import FAMILIES, HFConfig, frequencies, model_config, read_config
+from triforce.checkpoint.hf_config import HFConfig, frequencies, model_config, read_config
 from triforce.errors import ModelError
 
 Values = dict[str, Any]
@@ -119,6 +119,8 @@ def differences(folder: Path, family: str, kind: str) -> Iterator[str]:
 def window(theirs: Any) -> int | None:
     kinds = getattr(theirs, "layer_types", None) or ["sliding_attention"]
     found = getattr(theirs, "sliding_window", None)
+    if theirs.model_type == "llama":
+        return None  # whatever a config says: its class makes no such mask
     return found if "sliding_attention" in kinds else None
 
 
@@ -129,7 +131,7 @@ def reference(theirs: Any, kind: str, context: int) -> tuple[torch.Tensor, float
 
 
 @pytest.mark.parametrize("kind", rope_scaling.TYPES)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
 def test_config_equals_transformers(tmp_path: Path, family: str, kind: str) -> None:
     assert list(differences(tmp_path, family, kind)) == []
 

@@ -15,7 +15,7 @@ from tests.helpers.simple_cache import DEVICE, SimpleCache, score
 from tests.helpers.tiny_checkpoint import edit, save, tiny_model, tiny_tokenizer
 from triforce.backends import native_loader
 from triforce.backends.decoder import Decoder
-from triforce.checkpoint.families import frequencies, read_config
+from triforce.checkpoint.hf_config import frequencies, read_config
 from triforce.engine.model_loader import Checkpoint, load
 from triforce.model.rope import Rope
 
@@ -96,7 +96,7 @@ def test_family_logits_equal_transformers(pair: tuple[Any, Checkpoint]) -> None:
 def test_family_wrong_rope_is_detected(pair: tuple[Any, Checkpoint]) -> None:
     model, ours = pair
     config = ours.config
-    wrong = replace(config, rope=Rope(config.rope.inv_freq_F * 1.1, config.rope.scale))
+    wrong = replace(config, rope=Rope(config.rope.inv_freq_RF * 1.1, config.rope.scale))
     logits = score(ours.decoder, tokens(), SimpleCache(wrong, len(tokens()), DEVICE))
     assert (logits - reference(model, tokens())).abs().max() > 1e-2
 

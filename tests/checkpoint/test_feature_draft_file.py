@@ -111,7 +111,7 @@ def test_written_draft_reads_back_whole(target: ModelConfig, tmp_path: Path) -> 
         assert torch.equal(one, other)
     assert torch.equal(found.weights.tokens_M, draft.weights.tokens_M)
     rope, own = found.config.rope, draft.config.rope
-    assert torch.equal(rope.inv_freq_F, own.inv_freq_F) and rope.scale == own.scale
+    assert torch.equal(rope.inv_freq_RF, own.inv_freq_RF) and rope.scale == own.scale
     fields = [name for name in found.config.__dataclass_fields__ if name != "rope"]
     assert [getattr(found.config, name) for name in fields] == [getattr(draft.config, name) for name in fields]
     assert sorted(file.name for file in tmp_path.iterdir()) == ["config.json", "model.safetensors"]

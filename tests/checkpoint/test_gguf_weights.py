@@ -17,7 +17,7 @@ from tests.helpers.gguf_models import MIXED, Written, numbers_of, write_model
 from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
 from triforce.backends import native_loader
-from triforce.checkpoint.families import model_config
+from triforce.checkpoint.hf_config import model_config
 from triforce.checkpoint.model_files import open_model
 from triforce.checkpoint.weights import read_weights
 from triforce.cli import main

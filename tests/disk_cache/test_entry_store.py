@@ -9,6 +9,7 @@ import os
 import random
 import signal
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -34,6 +35,28 @@ def test_entry_is_found_by_name_in_another_process_view(tmp_path: Path) -> None:
     assert [whole(other, 1, name, index) for index, name in enumerate(names)] == [True] * 3
     assert other.read(other.name(b"1", b"3")) is None
     assert all(file.stat().st_mode & 0o777 == 0o600 for file in (tmp_path / "cache").iterdir())
+
+
+def test_entries_read_ahead_are_those_of_single_reads(tmp_path: Path) -> None:
+    store = store_in(tmp_path / "cache")
+    names = write(store, 1, 3)
+    asked = [names[2], store.name(b"nothing"), names[0]]
+    assert list(store.read_ahead(asked)) == [store.read(name) for name in asked]
+    assert list(store.read_ahead([])) == []
+
+
+def test_next_entry_is_read_while_one_is_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And none beyond it: a text that is given up has read one entry in vain."""
+    store = store_in(tmp_path / "cache")
+    names = write(store, 1, 4)
+    begun = {name: Event() for name in names}
+    read = store.read
+    monkeypatch.setattr(store, "read", lambda name: begun[name].set() or read(name))
+    entries = store.read_ahead(names)
+    assert next(entries) is not None
+    assert begun[names[1]].wait(30)
+    entries.close()  # type: ignore[attr-defined]
+    assert [begun[name].is_set() for name in names] == [True, True, False, False]
 
 
 def test_names_need_the_secret(tmp_path: Path) -> None:

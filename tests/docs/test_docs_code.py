@@ -12,7 +12,7 @@ import pytest
 
 from tests.helpers import pages
 from tests.helpers.pages import ROOT, Block
-from triforce.checkpoint.families import FAMILIES
+from triforce.checkpoint.model_families import FAMILIES
 from triforce.cli.parser import parse
 from triforce.engine.modes import MODES
 from triforce.kvcache.selection import POLICIES

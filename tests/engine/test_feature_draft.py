@@ -166,6 +166,19 @@ def test_guesses_behind_a_prompt_from_disk_are_those_of_a_fresh_one(features: Pa
     saved_and_loaded(features, tmp_path, disk_cache=tmp_path / "cache")
 
 
+def test_guesses_behind_pages_of_another_text_are_those_of_a_fresh_prompt(features: Path, tmp_path: Path) -> None:
+    """The disk cache has a text that goes on differently within a segment."""
+    text, cached = prompt(600)[:570], []
+    other = [*text[:545], *text[:25]]
+    with spied() as seen:
+        for ids, disk in ((text, tmp_path / "cache"), (other, tmp_path / "cache"), (other, None)):
+            model = LLM(features / "target", features / "draft", mode="draft", retrieval_budget=64, disk_cache=disk)
+            cached.append(model.generate(ids, ask(max_tokens=12))[0].cached_tokens)
+            del model
+    assert cached == [0, 544, 0]
+    check_consistent(seen)
+
+
 def test_random_schedules_keep_texts_and_counts(features: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Any mode, beside any other."""
     monkeypatch.setattr(Schedules, "model", llm(features), raising=False)

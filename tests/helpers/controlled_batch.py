@@ -52,7 +52,7 @@ def random_plans(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
     """Another plan at each proposal, drawn from all, with other budgets; those that were drawn."""
     dice, drawn = random.Random(3), list[Plan]()
 
-    def random_plan(self: PlanController, lengths: list[int], left: int, quick: bool = False) -> Choice:
+    def random_plan(self: PlanController, lengths: list[int], left: int) -> Choice:
         drawn.append(with_random_budgets(dice.choice(list(plans("draft" in self.by_name, True))), dice, lengths))
         return Choice(drawn[-1])
 

@@ -12,14 +12,15 @@ from unittest.mock import patch
 import pytest
 
 from tests.helpers.cache_folders import present, store_in, write
-from tests.helpers.disk_llm import PROMPT, WHOLE, answer, check_restored, started
+from tests.helpers.disk_llm import HOW, PROMPT, SEGMENTS, WHOLE, answer, check_restored, started
+from tests.helpers.engine_scene import check_same
 from tests.helpers.tiny_llm import ask, ids, llm
 from triforce.backends import native_loader
 from triforce.disk_cache.entry import Entry
 from triforce.disk_cache.entry_store import EntryStore
 from triforce.disk_cache.folder import PARTIAL, CacheFolder
 from triforce.errors import CacheError
-from triforce.kvcache import disk_text
+from triforce.kvcache import PAGE, disk_text
 from triforce.kvcache.disk_prefixes import SEGMENT
 
 
@@ -69,6 +70,16 @@ def chains(folder: Path, cache: Path) -> None:
     assert (first.cached_tokens, again.cached_tokens) == (0, WHOLE)
     fresh = answer(llm(folder), other, "ar").outputs[0].token_ids
     assert first.outputs[0].token_ids == again.outputs[0].token_ids == fresh
+
+
+def forks(folder: Path, cache: Path) -> None:
+    """A text that goes on differently within a segment begins with the whole pages before that, and no more."""
+    for same in (SEGMENTS + 40, SEGMENTS + 5):
+        other = [*PROMPT[:same], *ids(60, seed=9)]
+        answer(started(folder, cache), PROMPT)
+        first = answer(started(folder, cache), other)
+        assert first.cached_tokens == same // PAGE * PAGE
+        check_same(first.outputs, answer(llm(folder, **HOW), other).outputs)
 
 
 def damage(folder: Path, cache: Path) -> None:
@@ -185,5 +196,5 @@ def refusals(folder: Path, cache: Path) -> None:
         os.close(real.open("name"))
 
 
-LAWS = (texts, scopes, chains, kernels, damage, kept_out, slowness, kills, size, together, writers, refusals)
+LAWS = (texts, scopes, chains, forks, kernels, damage, kept_out, slowness, kills, size, together, writers, refusals)
 CHECKS: dict[str, Callable[[Path, Path], None]] = {law.__name__: law for law in LAWS}

@@ -29,7 +29,7 @@ def random_model(
         )  # fmt: skip
 
     rope = Rope(100.0 ** -(torch.arange(0, D, 2) / D), 1.0)
-    config = ModelConfig(V, C, I, L, H, G, D, 1e-5, False, False, tied, 4096, rope)
+    config = ModelConfig(V, C, I, L, H, G, D, 1e-5, tied, 4096, rope)
     embedding_VC = weight(V, C)
     layers = tuple(layer() for _ in range(L))
     weights = Weights(embedding_VC, layers, weight(C), embedding_VC if tied else weight(V, C))

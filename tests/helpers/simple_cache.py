@@ -43,12 +43,14 @@ class SimpleCache:
     def attend(self, layer: int, q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> Tensor:
         T = q_BTHD.shape[1]
         positions_BT = torch.from_numpy(columns(self.lengths_B, T)).to(q_BTHD.device)
-        cos_sin = self.config.rope.cos_sin(positions_BT)
+        kind = self.config.architecture.kind(layer)
+        cos_sin = self.config.rope.cos_sin(positions_BT, kind.rope)
         self.keys[layer].append(rotate(k_BTGD, cos_sin))
         self.values[layer].append(v_BTGD)
         keys_values = (self.keys[layer], self.values[layer])
         q, k, v = (torch.cat(x, 1).transpose(1, 2) for x in ([rotate(q_BTHD, cos_sin)], *keys_values))
-        seen_TS = torch.arange(k.shape[2], device=k.device) <= positions_BT[0, :, None]
+        key_S, query_T1 = torch.arange(k.shape[2], device=k.device), positions_BT[0, :, None]
+        seen_TS = (key_S <= query_T1) & (key_S > query_T1 - (kind.window or k.shape[2]))
         return F.scaled_dot_product_attention(q, k, v, attn_mask=seen_TS, enable_gqa=True).transpose(1, 2)
 
     def advance(self, counts_B: Ints) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from triforce.planner import Plan, PlanController
+from triforce.planner.pass_costs import AMONG_MODELS
 from triforce.planner.plan import Estimates, expected, plan_space, proposals
 
 LIVE = np.array([True])
@@ -37,14 +38,12 @@ def estimates(
 
     seconds: of a pass of a tier over so many tokens, and of so many tokens of a fused draft.
     """
-    of = {tier: np.array([[0.0] + [seconds(tier, w) for w in range(1, 34)]]) for tier in ("full", "retrieval", "draft")}
-    certain = {tier: np.full(3, shares.get(tier, 1.0)) for tier in ("draft", "retrieval")}
+    lower = "ngram", "draft", "retrieval"
+    of = {tier: np.array([[0.0] + [seconds(tier, w) for w in range(1, 34)]]) for tier in (*lower, "full")}
+    certain = {tier: np.full((1, 3), 1.0 if tier == "ngram" else shares.get(tier, 1.0)) for tier in lower}
     gammas_AG = np.tile(np.arange(17.0), (2, 1))
     accepted_AG = found * (expected(shares.get("ngram", 0.0), gammas_AG) - 1)
-    return Estimates(
-        rows, of["full"][0], of["full"][0], of["retrieval"], of["draft"][0], seconds("ngram", 1), certain["draft"],
-        certain["retrieval"][None], found * gammas_AG, accepted_AG, np.full(2, found), np.ones(3),
-    )  # fmt: skip
+    return Estimates(rows, of | {AMONG_MODELS: of["full"]}, certain, found * gammas_AG, accepted_AG, np.full(2, found))
 
 
 @dataclass

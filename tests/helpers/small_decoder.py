@@ -40,7 +40,7 @@ def small_decoder(
         return (1 + 0.2 * torch.randn(C, generator=draw, dtype=torch.float64)).to(DEVICE, dtype)
 
     rope = Rope((100.0 ** -(torch.arange(0, D, 2) / D)).to(DEVICE), 1.0)
-    config = ModelConfig(VOCAB, C, I, layers, heads, kv_heads, D, 1e-5, False, False, False, context, rope)
+    config = ModelConfig(VOCAB, C, I, layers, heads, kv_heads, D, 1e-5, False, context, rope)
     blocks = tuple(
         Layer(
             norm(), random(heads * D, C, gain=1.6), random(kv_heads * D, C, gain=1.6), random(kv_heads * D, C),

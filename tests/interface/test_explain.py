@@ -13,7 +13,7 @@ from triforce.cli import main
 from triforce.interface.explain import Explanation, explain
 from triforce.interface.outputs import CompletionOutput, RequestOutput
 from triforce.interface.sampling_params import SamplingParams
-from triforce.interface.stats import PlanSegment, TierStats, total
+from triforce.interface.stats import PlanReport, PlanSegment, TierBelief, TierStats, WeighedPlan, total
 
 DRAFT = TierStats("draft", 200, 130, 100, 0.03)
 RETRIEVAL = TierStats("retrieval", 180, 160, 60, 0.10, histogram=[2, 3, 25], visible_tokens=2100)
@@ -106,9 +106,9 @@ def test_explain_tiers_of_several_texts_are_summed() -> None:
     assert both.histogram == [3, 3, 25, 0, 0, 0, 29]
 
 
-def output(mode: str = "auto", many: int = 1) -> RequestOutput:
-    timeline = stretches(10, 20) * many if mode == "auto" else []
-    made = CompletionOutput(0, "x", [1] * 190, "length", None, ["full"] * 190, 7, [DRAFT, RETRIEVAL, FULL], timeline)
+def output(mode: str = "auto", many: int = 1, report: PlanReport | None = None) -> RequestOutput:
+    timeline, tiers = stretches(10, 20) * many if mode == "auto" else [], [DRAFT, RETRIEVAL, FULL]
+    made = CompletionOutput(0, "x", [1] * 190, "length", None, ["full"] * 190, 7, tiers, timeline, report)
     return RequestOutput([1] * 16_000, None, [made], mode, "seeded", "bitwise", 0.5, 0.3)
 
 
@@ -138,6 +138,23 @@ def test_explain_command_prints_tables(fake: type[FakeLLM], capsys: pytest.Captu
     out = capsys.readouterr().out
     assert "== Tiers ==" in out and "== Plans ==" in out and DEEP in out and "633.3 tokens/s; predicted were" in out
     assert "- nothing that was measured" in out
+
+
+def test_explain_shows_what_was_weighed(fake: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
+    weighed = [
+        WeighedPlan("full", 100.0, 100.0),
+        WeighedPlan("draft 2 > full", 90.0, 0.0),
+        WeighedPlan(DEEP, 150.0, 180.0),
+    ]
+    belief = TierBelief("draft", (0.25, 1.5), 20.0, 0.7, 0.05, 64.0)
+    fake.answer = output(report=PlanReport([belief], weighed, 0.5, 0.02))
+    assert main(["explain", "a prompt"]) == 0
+    _, found = capsys.readouterr().out.split("== Weighed ==")
+    told = " ".join(found.split())
+    assert f"{DEEP} would make 150.0 tokens/s, plain decoding 100.0" in told and "may risk 0.020 s" in told
+    rows = [line for line in found.splitlines() if line.startswith((DEEP, "full", "draft 2"))]
+    assert [row.split("  ")[0] for row in rows] == [DEEP, "full", "draft 2 > full"]
+    assert rows[2].endswith("risks more than may be lost") and "0.70 ± 0.05" in found
 
 
 def test_explain_long_timeline_is_cut_in_middle(fake: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:

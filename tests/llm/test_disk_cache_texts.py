@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers.disk_llm import HOW, PROMPT, WHOLE, answer, check_restored, started, written
+from tests.helpers.disk_llm import HOW, PROMPT, SEGMENTS, WHOLE, answer, check_restored, started, written
 from tests.helpers.tiny_llm import MODES, ask, counted, ids, llm
 from triforce.interface.outputs import RequestOutput
 from triforce.kvcache.disk_prefixes import SEGMENT
@@ -53,7 +53,7 @@ def test_only_what_is_not_on_disk_is_fed(disk_pair: Path, cache: Path) -> None:
     with counted(model.models.target) as target, counted(model.models.draft) as draft:  # type: ignore[arg-type]
         answer(model, PROMPT, max_tokens=1)
     assert target[:2] == [len(PROMPT) - WHOLE - 1 - TAIL, TAIL]
-    assert draft[0] == len(PROMPT) - WHOLE - 1, "its window came from disk, too"
+    assert draft[0] == len(PROMPT) - SEGMENTS - 1, "its window came from disk, too"
 
 
 def test_next_turn_finds_generated_tokens(disk_pair: Path, cache: Path) -> None:

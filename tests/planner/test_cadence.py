@@ -6,7 +6,8 @@ import pytest
 
 from tests.helpers.controlled_batch import LIVE, known, read, steered
 from triforce.engine.modes import unlinked
-from triforce.planner import CostModel, Plan, PlanController, cadence
+from triforce.planner import CostModel, Plan, PlanController
+from triforce.planner.cadence import Cadence
 from triforce.planner.choose import Choice
 from triforce.planner.planner_config import CONFIG
 from triforce.speculation import SequenceState
@@ -33,9 +34,9 @@ def listening(
     monkeypatch.setattr(it.hindsight, "update", lambda prefix, b: heard.append(len(heard)) or hits)
     best = it.choose
 
-    def choose(lengths: list[int], left: int, quick: bool = False) -> Choice:
+    def choose(lengths: list[int], left: int) -> Choice:
         weighed.append(sum(next(ticks) > 0 for _ in range(8)))  # it takes its time
-        return best(lengths, left, quick)
+        return best(lengths, left)
 
     monkeypatch.setattr(it, "choose", choose)
     return it, batch.prefix, heard, weighed
@@ -85,41 +86,39 @@ def test_similar_plain_texts_are_seldom_planned(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_kept_times_are_those_left_over() -> None:
-    it = cadence.Cadence()
+    it = Cadence()
     it.elapsed = 1.0
     it.heard(0, 0.01)
-    it.thought(0.1, Plan(), quick=False)
-    it.elapsed = 2.0
-    listen, think, *_ = it.left(won=False)
-    assert listen == pytest.approx(0.01 * CONFIG.listen_ratio - 1) and 0 < think < 10
+    it.thought(0.1, Plan())
+    it.elapsed = 1.5
+    following = it.next(won=False, seconds=0.0)
+    assert following.listen_at == pytest.approx(0.01 * CONFIG.listen_ratio - 0.5)
+    assert following.think_at == pytest.approx(0.1 * CONFIG.think_ratio * CONFIG.patience_step - 0.5)
+    assert it.next(won=True, seconds=0.0).listen_at == 0
 
 
 def test_texts_that_seem_to_repeat_in_vain_are_asked_about_less() -> None:
     """Each predicts as many tokens at once, as a prompt does that ends with a passage of itself."""
-    hits, asked = 3 * CONFIG.heard_tokens, list[bool]()
-    waits = cadence.Cadence().left(won=False)
-    for _ in range(12):
-        it = cadence.Cadence()
-        it.resume(waits, 0.0)
-        it.heard(hits, 1e-5)
-        asked.append(it.calls)
-        it.thought(1e-3, Plan(), quick=True)
-        waits = it.left(won=False)
-    assert asked[0] and 1 < sum(asked) <= 8
-    waits = it.left(won=True)
-    again = cadence.Cadence()
-    again.resume(waits, 0.0)
+    asked, it = list[bool](), Cadence()
+    for _ in range(24):
+        it = it.next(won=False, seconds=0.0)
+        it.think_at = 1e9  # only n-grams call
+        it.heard(2 * CONFIG.heard_tokens, 1e-5)
+        asked.append(it.thinks)
+        if it.thinks:
+            it.thought(1e-3, Plan())
+    assert asked[0] and 1 < sum(asked) <= 12 and not asked[-1]
+    again = it.next(won=True, seconds=0.0)
+    again.think_at = 1e9
     again.heard(CONFIG.heard_tokens, 1e-5)
-    assert again.calls
+    assert again.thinks
 
 
 def test_long_text_is_planned_at_once_and_short_one_is_not() -> None:
-    ended = cadence.Cadence()
-    ended.thought(0.1, Plan(), quick=False)
+    ended = Cadence()
+    ended.thought(0.1, Plan())
     for seconds, waits in ((1.0, True), (100.0, False)):
-        it = cadence.Cadence()
-        it.resume(ended.left(won=False), seconds)
-        assert it.thinks is not waits
+        assert ended.next(won=False, seconds=seconds).thinks is not waits
 
 
 def test_batch_ending_before_proposal_is_not_remembered() -> None:

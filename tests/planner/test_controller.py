@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.controlled_batch import DEEP, LIVE, known, steered
-from triforce.planner import CostModel, Plan, PlanController, controller
+from triforce.planner import CostModel, Plan, PlanController
 from triforce.planner.account import Account
 from triforce.planner.choose import Candidate, Choice, State, best
 from triforce.planner.pass_costs import AMONG_MODELS
@@ -75,10 +75,10 @@ def test_controller_plain_decoding_is_retried_where_gain_is_small() -> None:
         it.steer(batch.prefix, LIVE)
         it._cadence.due_at = 1e9
         it.choice = replace(it.choice, rate=gain * it.plain)
-        for _ in range(3 * controller.PROBE_EVERY):
+        for _ in range(3 * CONFIG.probe_every):
             it.steer(batch.prefix, LIVE)
-            seen.append(it.plan == Plan())
-        assert least * controller.PROBED <= sum(seen) <= 2 * least * controller.PROBED
+            seen.append(it.plan == Plan() and it.followed.state is State.PROBING)
+        assert least * CONFIG.probed <= sum(seen) <= 2 * least * CONFIG.probed
 
 
 def test_controller_overhead_is_shared_among_passes() -> None:

@@ -13,7 +13,7 @@ from triforce.planner import CostModel, cost_model
 from triforce.planner.cost_model import costs_path
 from triforce.planner.pass_costs import MOST_KINDS
 from triforce.planner.planner_config import CONFIG
-from triforce.planner.searched_layers import Finding, Trial, Verdicts
+from triforce.planner.searched_layers import Finding
 from triforce.planner.tier_work import TierWork
 
 
@@ -78,7 +78,7 @@ def test_costs_are_stored_and_restored(tmp_path: Path) -> None:
 
 def test_layer_costs_are_stored_and_restored(tmp_path: Path) -> None:
     costs = CostModel(tmp_path / "costs.json")
-    costs.layers |= {"15": Finding([1], [2]), "16": Finding(trial=Trial(3, Verdicts(4, 5), Verdicts(6)))}
+    costs.layers |= {"15": Finding([1], [2]), "16": Finding(trial=3, without=(4, 5), searching=(6, 0))}
     costs.save()
     assert CostModel(costs.path).layers == costs.layers
 
@@ -134,8 +134,9 @@ UNFIT = '{"passes": [["full", 1, 1, 5, 3, NaN, -7]], "shares": {}}'
         '{"passes": [], "shares": {}, "layers": {"15": {"layers": ["1"], "no_gain": [], "trial": null}}}',
         '{"passes": [], "shares": {}, "layers": {"15": {"layers": [], "no_gain": [-1], "trial": null}}}',
         '{"passes": [], "shares": {}, "layers": {"15": {"layers": [], "no_gain": [], "trial": {"layer": 1}}}}',
+        '{"passes": [], "shares": {}, "layers": {"15": {"layers": [], "no_gain": [], "without": [1, -1]}}}',
     ],
-    ids=range(12),
+    ids=range(13),
 )
 def test_corrupt_cost_file_is_replaced(text: str, tmp_path: Path) -> None:
     path = tmp_path / "costs.json"

@@ -11,7 +11,7 @@ from tests.helpers.controlled_batch import read
 from tests.helpers.simulated_tiers import SimulatedTiers, fixed, simulated_rate, values
 from triforce.engine.modes import unlinked
 from triforce.planner import CostModel, Plan, PlanController, account
-from triforce.planner.choose import Choice, PlanLimits, State, candidates
+from triforce.planner.choose import Choice, State, candidates
 from triforce.planner.forecast import Beliefs
 from triforce.planner.planner_config import CONFIG
 
@@ -79,9 +79,9 @@ def test_winning_plan_is_found(simulated: SimulatedTiers) -> None:
 
 @pytest.mark.parametrize("simulated", LOSES.values(), ids=LOSES)
 def test_controller_without_fallback_is_detected(simulated: SimulatedTiers, monkeypatch: pytest.MonkeyPatch) -> None:
-    def bold(self: PlanController, lengths: list[int], left: int, quick: bool = False) -> Choice:
+    def bold(self: PlanController, lengths: list[int], left: int) -> Choice:
         seen = Beliefs(self.costs, self.acceptance, self.hindsight, self.view).estimates(lengths)
-        found = candidates(seen, True, True, [{}], PlanLimits(left, float("inf")))
+        found = candidates(seen, True, True, [()], left, float("inf"))
         fastest = max((each for each in found if each.plan.tiers[0] != "ngram"), key=lambda each: each.rate)
         return Choice(fastest.plan, State.SPECULATING, fastest.rate)
 

@@ -39,7 +39,7 @@ def random_plans(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     """Another plan and other budgets at each proposal, and now and then plain decoding for a while."""
     dice, drawn = random.Random(request.param), list[Plan]()
 
-    def random_plan(self: PlanController, lengths: list[int], left: int, quick: bool = False) -> Choice:
+    def random_plan(self: PlanController, lengths: list[int], left: int) -> Choice:
         if dice.random() < 0.1:
             return Choice()
         possible = list(plans("draft" in self.by_name, max(lengths) > 256))

@@ -21,7 +21,7 @@ from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import Budget, RetrievalConfig
 from triforce.planner import CostModel, Plan, PlanController, acceptance, choose
 from triforce.planner.forecast import BUDGET_STEPS, Beliefs, budget_options
-from triforce.planner.plan import plan_space, proposals
+from triforce.planner.plan import BudgetFactors, plan_space, proposals
 from triforce.planner.planner_config import CONFIG
 from triforce.planner.tier_work import TierWork
 
@@ -37,7 +37,7 @@ def simulated(*budgets: tuple[float, float]) -> SimulatedTiers:
 
 
 LARGER = simulated((0.05 * MS, 0.6), (0.1 * MS, 0.7), (0.2 * MS, 0.95))
-SMALLER = simulated((0.7 * MS, 0.90), (1.4 * MS, 0.90), (2.8 * MS, 0.90))
+SMALLER = simulated((0.4 * MS, 0.90), (1.4 * MS, 0.90), (2.8 * MS, 0.90))
 EQUAL = simulated((0.05 * MS, 0.9), (0.1 * MS, 0.9), (0.2 * MS, 0.9))
 
 
@@ -106,14 +106,17 @@ def test_budget_small_gain_keeps_budget(monkeypatch: pytest.MonkeyPatch) -> None
 )
 def test_budget_stays_where_requested_or_unavailable(setting: RetrievalConfig) -> None:
     it = PlanController(unlinked(batch(LONGER, setting=setting).top), CostModel())
-    assert budget_options(it.view, {}, [400]) == [{}]
+    assert budget_options(it.view, [400]) == [()]
 
 
 def test_budget_candidates_are_neighbours_up_to_half_context() -> None:
     view = PlanController(unlinked(batch(LONGER).top), CostModel()).view
-    assert budget_options(view, {}, [400]) == [{}, {9: 0.5}, {9: 2.0}]
-    assert budget_options(view, {9: 0.5}, [400]) == [{9: 0.5}, {}]
-    assert budget_options(view, {9: 2.0}, [400, 200]) == [{9: 2.0}, {8: 0.5, 9: 2.0}, {}]
+    half, twice = (9, 0.5), (9, 2.0)
+    assert budget_options(view, [400]) == [(), (half,), (twice,)]
+    view.times = dict([half])
+    assert budget_options(view, [400]) == [(half,), ()]
+    view.times = dict([twice])
+    assert budget_options(view, [400, 200]) == [(twice,), ((8, 0.5), twice), ()]
 
 
 def both() -> tuple[PlanController, SequenceBatch]:
@@ -156,8 +159,8 @@ def test_unvaried_keys_cost_by_their_bytes() -> None:
         it.costs.observe("retrieval", width, 1, 64, 2 * MS)
         for keys in (100, 400):
             it.costs.observe("full", width, 1, keys, 3 * MS + keys * 0.01 * MS)
-    seen = Beliefs(it.costs, it.acceptance, it.hindsight, it.view).estimates([400], [{}, {9: 0.5}, {9: 2.0}])
-    usual, few, many = seen.retrieval_KW[:, 1]
+    seen = Beliefs(it.costs, it.acceptance, it.hindsight, it.view).estimates([400], [(), ((9, 0.5),), ((9, 2.0),)])
+    usual, few, many = seen.seconds_KW["retrieval"][:, 1]
     assert few < usual < many < 2.5 * usual
 
 
@@ -173,7 +176,7 @@ def test_unread_keys_cost_at_most_full_tier() -> None:
 
     def predicted() -> float:
         seen = Beliefs(it.costs, it.acceptance, it.hindsight, view).estimates([size])
-        return float(seen.retrieval_KW[0, 1])
+        return float(seen.seconds_KW["retrieval"][0, 1])
 
     for i in range(12):
         it.costs.observe("retrieval", 1 + i % 3, 1, few + i // 4, true(1 + i % 3, few) * (1 + 0.1 * (i // 4)))
@@ -189,10 +192,10 @@ def test_unread_keys_cost_at_most_full_tier() -> None:
 
 def test_budget_arrays_equal_single_budgets() -> None:
     it, _ = both()
-    budgets = budget_options(it.view, {}, [400, 300, 150])
+    budgets = budget_options(it.view, [400, 300, 150])
     beliefs, space = Beliefs(it.costs, it.acceptance, it.hindsight, it.view), plan_space(True, True)
 
-    def rates(budgets: list[dict[int, float]]) -> np.ndarray:
+    def rates(budgets: list[BudgetFactors]) -> np.ndarray:
         tokens_KZN, seconds_KZN = proposals(space, beliefs.estimates([400, 300, 150], budgets))
         return tokens_KZN / seconds_KZN
 

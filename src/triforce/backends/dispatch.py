@@ -221,5 +221,5 @@ def _suits_native(config: ModelConfig | FeatureDraftConfig, dtype: torch.dtype, 
 
 def _suits_triton(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
     fits = config.head_dim % 2 == 0 and config.head_dim <= 256
-    known = dtype in (torch.bfloat16, torch.float16, torch.float32)
+    known = dtype in (torch.bfloat16, torch.float16, torch.float32) and config.architecture.plain
     return fits and known and native_loader.suits_triton(native_loader.wanted, device)

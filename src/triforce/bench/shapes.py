@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from triforce.backends.decoder import Decoder
-from triforce.checkpoint.families import model_config, read_config
-from triforce.checkpoint.weights import tensor_shapes
+from triforce.checkpoint.hf_config import model_config, read_config
+from triforce.checkpoint.tensor_sources import tensor_shapes
 from triforce.model.config import ModelConfig
 from triforce.model.rope import Rope
 from triforce.model.weights import Layer, Matrix, QuantizedWeight, Weights
@@ -82,7 +82,7 @@ def parts(
     rope = Rope(500_000.0 ** -(torch.arange(0, D, 2) / D), 1.0)
     config = ModelConfig(
         shape.vocab, C, I, shape.layers, shape.heads, shape.kv_heads, D, 1e-5,
-        qkv_bias=False, qk_norm=False, tied=shape.tied, context=context, rope=rope, kv_int8=kv_int8,
+        tied=shape.tied, context=context, rope=rope, kv_int8=kv_int8,
     )  # fmt: skip
     noise = torch.randn(1 << 20, generator=torch.Generator().manual_seed(0)).to(device)
     ones_C = torch.ones(C, dtype=dtype, device=device)

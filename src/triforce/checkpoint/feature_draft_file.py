@@ -18,9 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triforce.checkpoint.families import read_rope
+from triforce.checkpoint.hf_config import read_rope
 from triforce.checkpoint.hub import read_json
 from triforce.checkpoint.json_fields import Fields
+from triforce.checkpoint.model_families.llama import LLAMA
 from triforce.checkpoint.rope_scaling import Unscaled
 from triforce.checkpoint.weight_files import Archive, open_archives
 from triforce.errors import ModelError
@@ -73,7 +74,7 @@ class FeatureDraftFile:
         digest = hashlib.sha256(repr(shape).encode())
         rope, weights = self.config.rope, self.weights
         tensors = [
-            rope.inv_freq_F,
+            rope.inv_freq_RF,
             torch.tensor(rope.scale),
             weights.tokens_M,
             *(each for _, each in weights.trained()),
@@ -140,7 +141,7 @@ def _config(fields: Fields, about: Fields, target: ModelConfig) -> FeatureDraftC
         fields.require(name, accepted)
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     head_dim, vocab_size = fields.whole("head_dim", max(hidden // heads, 1)), fields.whole("vocab_size")
-    theta, scaling = read_rope(fields, head_dim, fields.whole("max_position_embeddings", target.context))
+    _, theta, scaling = read_rope(fields, LLAMA, head_dim, fields.whole("max_position_embeddings", target.context))
     inv_freq_F, scale = scaling.frequencies(theta, head_dim, target.context)
     return FeatureDraftConfig(
         vocab_size=vocab_size,

@@ -13,13 +13,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triforce.checkpoint.families import MOST_LAYERS, THETA, HFConfig
 from triforce.checkpoint.gguf_file import GGUFFile
-from triforce.checkpoint.json_fields import Fields
+from triforce.checkpoint.hf_config import HFConfig
+from triforce.checkpoint.json_fields import MOST_LAYERS, Fields
+from triforce.checkpoint.model_families import FAMILIES
 from triforce.checkpoint.rope_scaling import Linear, Scaling, Unscaled, Yarn, wavelengths
 from triforce.errors import ModelError
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
+ARCHITECTURES = {
+    "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "granite": "granite", "olmo2": "olmo2",
+    "smollm3": "smollm3", "qwen3moe": "qwen3_moe",
+}  # fmt: skip
+"""The family of each architecture that a file may name."""
+FIELDS: dict[str, dict[str, str]] = {
+    "granite": {
+        "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
+        "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
+    },
+    "qwen3moe": {
+        "expert_count": "num_experts", "expert_used_count": "num_experts_per_tok",
+        "expert_feed_forward_length": "moe_intermediate_size",
+    },
+}  # fmt: skip
+"""Keys that only some architectures have, and the fields of a config.json with the same values."""
+ALWAYS: dict[str, dict[str, object]] = {"qwen3moe": {"norm_topk_prob": True}}
+"""Fields that have one value in all files of an architecture."""
 EMBEDDING, HEAD, FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
 TOKENS = "tokenizer.ggml.tokens"
 
@@ -56,12 +74,12 @@ def read_gguf_config(file: GGUFFile) -> HFConfig:
     """The checked config of a GGUF file. Raises ModelError naming the key that is wrong or not supported."""
     general = _under("general", file)
     general.require("type", ("model",))
-    family = general.get("architecture")
-    if family not in ARCHITECTURES:
+    architecture = general.get("architecture")
+    if architecture not in ARCHITECTURES:
         raise general.refusal("architecture", ARCHITECTURES)
-    config = _under(family, file)
+    config, own = _under(architecture, file), FIELDS.get(architecture, {})
     for key in config:
-        if key not in READ | IDLE:
+        if key not in READ | IDLE | own.keys():
             config.require(key, ACCEPTED.get(key, ()))
     hidden, heads = config.whole("embedding_length"), config.whole("attention.head_count")
     kv_heads = config.whole("attention.head_count_kv", heads)
@@ -72,12 +90,23 @@ def read_gguf_config(file: GGUFFile) -> HFConfig:
         raise config.refusal("attention.key_length", ["even numbers from 4"])
     for key in ("attention.value_length", "rope.dimension_count"):
         config.require(key, (head_dim,))
-    positions, theta = config.whole("context_length"), config.number("rope.freq_base", THETA, least=2.0)
+    positions, theta = config.whole("context_length"), config.number("rope.freq_base", 10_000.0, least=2.0)
+    family = FAMILIES[ARCHITECTURES[architecture]]
+    fields = Fields(
+        {
+            **family.defaults, "hidden_size": hidden, "num_attention_heads": heads, "head_dim": head_dim,
+            "num_hidden_layers": config.whole("block_count", most=MOST_LAYERS), **ALWAYS.get(architecture, {}),
+            **{field: config.get(key) for key, field in own.items()},
+        },
+        str(file.path),
+    )  # fmt: skip
     return HFConfig(
-        model_type=family,
+        model_type=ARCHITECTURES[architecture],
         vocab_size=_vocabulary(config, file, hidden),
         hidden_size=hidden,
-        intermediate_size=config.whole("feed_forward_length"),
+        intermediate_size=config.whole("feed_forward_length")
+        if family.inner not in own.values()
+        else fields.whole(family.inner),
         num_hidden_layers=config.whole("block_count", most=MOST_LAYERS),
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
@@ -88,6 +117,7 @@ def read_gguf_config(file: GGUFFile) -> HFConfig:
         sliding_window=None,
         rope_theta=theta,
         scaling=_scaling(config, file, head_dim, positions),
+        architecture=family.architecture(fields),
     )
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from triforce.checkpoint.gguf_config import FACTORS
 from triforce.checkpoint.gguf_file import GGUFFile
-from triforce.checkpoint.weights import EMBEDDING, HEAD, NORM
+from triforce.checkpoint.tensor_sources import EMBEDDING, HEAD, NORM
 from triforce.errors import ModelError
 
 ENDS = {"token_embd.weight": EMBEDDING, "output_norm.weight": NORM, "output.weight": HEAD}
@@ -26,9 +26,27 @@ IN_BLOCK = {
 }
 BIASES = {f"attn_{x}.bias": f"self_attn.{x}_proj.bias" for x in "qkv"}
 NORMS = {f"attn_{x}_norm.weight": f"self_attn.{x}_norm.weight" for x in "qk"}
-FAMILIES = {"llama": IN_BLOCK, "qwen2": IN_BLOCK | BIASES, "qwen3": IN_BLOCK | NORMS}
-"""Tensors of a layer, by architecture."""
+OUTPUT_NORMS = {
+    "post_attention_norm.weight": "post_attention_layernorm.weight",
+    "post_ffw_norm.weight": "post_feedforward_layernorm.weight",
+}
+EXPERTS = {"ffn_gate_inp.weight": "mlp.gate.weight"} | {
+    f"ffn_{part}_exps.weight": f"mlp.experts.{{}}.{part}_proj.weight" for part in ("gate", "up", "down")
+}
+FAMILIES = {
+    "llama": IN_BLOCK,
+    "qwen2": IN_BLOCK | BIASES,
+    "qwen3": IN_BLOCK | NORMS,
+    "granite": IN_BLOCK,
+    "smollm3": IN_BLOCK,
+    "olmo2": {name: theirs for name, theirs in IN_BLOCK.items() if "norm" not in name} | NORMS | OUTPUT_NORMS,
+    "qwen3_moe": {name: theirs for name, theirs in IN_BLOCK.items() if "mlp" not in theirs} | NORMS | EXPERTS,
+}
+"""Tensors of a layer, by family. Where a name has `{}`, one tensor holds those of all experts."""
+ROUTER = "ffn_gate_inp.weight"
 PERMUTED = ("attn_q", "attn_k")
+WOVEN = ("llama", "granite", "smollm3")
+"""Families whose files have these in another order."""
 _BLOCK = re.compile(r"blk\.(0|[1-9]\d{0,4})\.(.+)")
 
 
@@ -43,13 +61,13 @@ def hugging_face_names(file: GGUFFile, family: str) -> dict[str, str]:
 def row_order(family: str, name: str, heads: int, kv_heads: int, head_dim: int) -> Tensor | None:
     """Return where each row of a tensor lies in the file, int64 (N,): `rows[order]` is in Hugging Face's order.
 
-    None where the order is the same. Files of `llama` hold, of the queries and keys of a head, the two features that
-    are rotated together beside each other; Hugging Face's hold them half a head apart. All other tensors, and those of
-    the other architectures, are as Hugging Face has them.
+    None where the order is the same. Files of `llama` and its kin hold, of the queries and keys of a head, the two
+    features that are rotated together beside each other; Hugging Face's hold them half a head apart. All other tensors,
+    and those of the other families, are as Hugging Face has them.
     """
     block = _BLOCK.fullmatch(name)
     part = block[2].partition(".")[0] if block else ""
-    if family != "llama" or part not in PERMUTED:
+    if family not in WOVEN or part not in PERMUTED:
         return None
     count = heads if part == "attn_q" else kv_heads
     return torch.arange(count * head_dim).view(count, head_dim // 2, 2).transpose(1, 2).flatten()

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triforce.checkpoint.families import HFConfig
 from triforce.checkpoint.gguf_file import GGUFFile
-from triforce.checkpoint.gguf_names import hugging_face_names, row_order
+from triforce.checkpoint.gguf_names import ROUTER, hugging_face_names, row_order
+from triforce.checkpoint.hf_config import HFConfig
 from triforce.model.weights import PLAIN, QuantizedWeight
 
 
@@ -22,27 +22,36 @@ class GGUFWeights:
     def __init__(self, file: GGUFFile, hf: HFConfig, *, packed: bool) -> None:
         """Raises ModelError for a tensor that models of this architecture do not have."""
         self._file, self._hf, self.packed = file, hf, packed
-        self._names = {name: gguf for gguf, name in hugging_face_names(file, hf.model_type).items()}
+        self._places: dict[str, tuple[str, int | None]] = {}
+        for gguf, name in hugging_face_names(file, hf.model_type).items():
+            if "{}" in name:
+                self._places |= {name.format(n): (gguf, n) for n in range(file.tensors[gguf].shape[0])}
+            else:
+                self._places[name] = gguf, None
 
     def names(self) -> Iterable[str]:
-        return self._names
+        return self._places
 
     def view(self, name: str) -> Tensor | QuantizedWeight:
         """Return a tensor in its shape, its rows in the order of Hugging Face; a view of the file where they lie so."""
-        gguf, hf = self._names[name], self._hf
+        (gguf, expert), hf = self._places[name], self._hf
         tensor = self._file.tensors[gguf]
+        shape = tensor.shape if expert is None else tensor.shape[1:]
         order = row_order(hf.model_type, gguf, hf.num_attention_heads, hf.num_key_value_heads, hf.head_dim)
         if order is not None and len(order) != tensor.rows:
             order = None  # whoever wants a tensor of another shape refuses it
         with warnings.catch_warnings(action="ignore", category=UserWarning):  # nobody writes to it
             rows = torch.from_numpy(self._file.raw(gguf))
-        if (dtype := PLAIN.get(tensor.type)) is not None and not (self.packed and len(tensor.shape) == 2):
-            numbers = rows.flatten().view(dtype).view(tensor.shape)
+        if expert is not None:
+            rows = rows.view(tensor.shape[0], -1, rows.shape[1])[expert]
+        stays = self.packed and len(shape) == 2 and not gguf.endswith(ROUTER)  # which is computed in float32
+        if (dtype := PLAIN.get(tensor.type)) is not None and not stays:
+            numbers = rows.flatten().view(dtype).view(shape)
             numbers = numbers if order is None else numbers[order]
             return numbers.float() if self.packed and dtype == torch.float16 else numbers
         rows = rows if order is None else rows[order]
         if self.packed:
-            return QuantizedWeight(tensor.type, rows, tensor.shape[-1], partial(self._file.release, gguf))
+            return QuantizedWeight(tensor.type, rows, shape[-1], partial(self._file.release, gguf))
         return self._numbers(tensor.type, rows)
 
     glance = view

@@ -9,6 +9,8 @@ from triforce.errors import ModelError
 
 MOST = 2**31 - 1
 """Largest whole number that is taken for a size."""
+MOST_LAYERS = 10_000
+"""Layers of a model that are thought possible."""
 LARGEST = 1e12
 """Largest number that is taken for a factor."""
 

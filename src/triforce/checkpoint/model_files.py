@@ -7,11 +7,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from triforce.checkpoint.families import HFConfig, read_config, sampling_defaults
 from triforce.checkpoint.gguf_config import EMBEDDING, HEAD, read_gguf_config
 from triforce.checkpoint.gguf_file import GGUFFile
 from triforce.checkpoint.gguf_tokenizer import read_gguf_tokenizer
 from triforce.checkpoint.gguf_weights import GGUFWeights
+from triforce.checkpoint.hf_config import HFConfig, read_config, sampling_defaults
 from triforce.checkpoint.hub import model_path
 from triforce.checkpoint.tokenizer import Tokenizer, configured_eos_ids, same_tokenizer
 from triforce.checkpoint.tokenizer_files import has_tokenizer

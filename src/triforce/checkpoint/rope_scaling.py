@@ -140,7 +140,7 @@ class Llama3(Scaling):
 
 
 def read_scaling(rope: Fields, kind: str, D: int, positions: int) -> Scaling:
-    """The scaling of type `kind`, one of `TYPES`, that `rope` describes. Raises ModelError naming the field."""
+    """The scaling of type `kind` that `rope` describes. Raises ModelError naming the field."""
     original = rope.whole("original_max_position_embeddings", positions, least=2)
     match kind:
         case "linear":

@@ -2,7 +2,7 @@
 
 Weights that fit as they are stay in the mapped files.
 
-Shape suffixes: V vocabulary, C hidden size, I MLP size, D head size, Q = query heads * D, P = KV heads * D.
+Shape suffixes: V vocabulary, C hidden size.
 """
 
 from __future__ import annotations
@@ -16,17 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from triforce.checkpoint.model_families.family import LLAMA_NAMES
+from triforce.checkpoint.tensor_sources import EMBEDDING, EXPERT_FIELDS, HEAD, NORM, Cut, Shape, layer_sources
 from triforce.checkpoint.weight_files import Archive
 from triforce.distributed.group import ALONE, TPGroup, span
 from triforce.errors import ModelError
 from triforce.model.config import ModelConfig
-from triforce.model.weights import Layer, Matrix, QuantizedWeight, Weights, numbers
+from triforce.model.weights import Layer, Matrix, Mlp, QuantizedWeight, Weights, numbers
 
-Shape = tuple[int, ...]
-Cut = tuple[slice, ...]
-Source = tuple[str, Shape, Cut]
-"""The name of a tensor in the files, its shape there, and which part of it is wanted."""
-EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 SOURCES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # sums of integers do not depend on their order
 SAMPLE = 1024  # elements of each tensor that enter the fingerprint
@@ -42,14 +39,16 @@ def read_weights(
     device: torch.device,
     dtype: torch.dtype,
     ranks: TPGroup = ALONE,
+    names: Mapping[str, str] = LLAMA_NAMES,
 ) -> Weights:
     """The weights in `archives`. Embedding and head have `rows` rows; those past `config.vocab_size` are left out.
 
-    `config` is the whole model's. One of several `ranks` reads its part only (see `kernels.sharded_model`). Raises
-    ModelError naming the file or the tensor that is corrupt, missing, unknown, of another shape, or not finite.
+    `names`: those of a layer's tensors (see `Family`). `config` is the whole model's. One of several `ranks` reads its
+    part only (see `backends.tensor_parallel`). Raises ModelError naming the file or the tensor that is corrupt,
+    missing, unknown, of another shape, or not finite.
     """
     reader = _Reader(archives, device, dtype)
-    blocks = [_block(config, f"model.layers.{i}.", ranks) for i in range(config.layers)]
+    blocks = [layer_sources(config, names, layer, ranks) for layer in range(config.layers)]
     ends = {EMBEDDING, NORM} | (set() if config.tied else {HEAD})
     reader.require_names(where, ends | {name for block in blocks for name, *_ in block.values()}, HEAD)
     table = (rows, config.hidden_size), (span(config.vocab_size, ranks),)
@@ -60,51 +59,29 @@ def read_weights(
         raise ModelError(
             f"config.json: tie_word_embeddings = True, but {HEAD} differs from {EMBEDDING}: set it to false to use both"
         )
-    norm_C, layers = numbers(reader.take(NORM, (config.hidden_size,), ())), tuple(Layer(**each) for each in parts)
+    norm_C, offset = numbers(reader.take(NORM, (config.hidden_size,), (slice(None),))), config.architecture.norm_offset
+    if offset:  # in float32: a sum rounded to fewer bits would lose what the files have
+        norm_C = norm_C.float() + offset
+        for part in parts:
+            part |= {field: norm.float() + offset for field, norm in part.items() if "norm" in field}
+    layers = tuple(_layer(part) for part in parts)
     return Weights(embedding_VC, layers, norm_C, embedding_VC if config.tied else head_VC)
+
+
+def _layer(parts: dict[str, Any]) -> Layer:
+    """Put a layer together, its experts in order."""
+    experts = [name for name in parts if "/" in name]
+    count = len(experts) // len(EXPERT_FIELDS)
+    mlps = tuple(Mlp(*(parts[f"{field}/{n}"] for field in EXPERT_FIELDS)) for n in range(count))
+    own: dict[str, Any] = dict.fromkeys(("input_norm_C", "post_norm_C", *EXPERT_FIELDS))
+    own |= {name: part for name, part in parts.items() if name not in experts}
+    if count:
+        own["router_EC"] = numbers(own["router_EC"]).float()
+    return Layer(**own, experts=mlps)
 
 
 def _equal(one: Matrix, other: Matrix) -> bool:
     return isinstance(one, Tensor) and isinstance(other, Tensor) and torch.equal(one, other)
-
-
-def tensor_shapes(config: ModelConfig, rows: int) -> dict[str, Shape]:
-    """Every tensor that the files of such a model hold, by its name there."""
-    C = config.hidden_size
-    layers = [_block(config, f"model.layers.{i}.", ALONE) for i in range(config.layers)]
-    ends = {EMBEDDING: (rows, C), NORM: (C,)} | ({} if config.tied else {HEAD: (rows, C)})
-    return ends | {name: shape for layer in layers for name, shape, _ in layer.values()}
-
-
-def _block(config: ModelConfig, prefix: str, ranks: TPGroup) -> dict[str, Source]:
-    """Return the source of each field of Layer that this family has."""
-    C, inner, D = config.hidden_size, config.intermediate_size, config.head_dim
-    Q, P = config.heads * D, config.kv_heads * D
-
-    def outputs(size: int) -> Cut:
-        return (span(size, ranks),)
-
-    def last(inputs: int) -> Cut:
-        """Cut the inputs of a projection that adds to the residual stream."""
-        return outputs(C) if ranks.exact else (slice(None), span(inputs, ranks))
-
-    sources: dict[str, Source] = {
-        "input_norm_C": ("input_layernorm.weight", (C,), ()),
-        "q_proj_QC": ("self_attn.q_proj.weight", (Q, C), outputs(Q)),
-        "k_proj_PC": ("self_attn.k_proj.weight", (P, C), outputs(P)),
-        "v_proj_PC": ("self_attn.v_proj.weight", (P, C), outputs(P)),
-        "o_proj_CQ": ("self_attn.o_proj.weight", (C, Q), last(Q)),
-        "post_norm_C": ("post_attention_layernorm.weight", (C,), ()),
-        "gate_proj_IC": ("mlp.gate_proj.weight", (inner, C), outputs(inner)),
-        "up_proj_IC": ("mlp.up_proj.weight", (inner, C), outputs(inner)),
-        "down_proj_CI": ("mlp.down_proj.weight", (C, inner), last(inner)),
-    }
-    if config.qkv_bias:
-        sizes = {"q": ("Q", Q), "k": ("P", P), "v": ("P", P)}
-        sources |= {f"{x}_bias_{s}": (f"self_attn.{x}_proj.bias", (n,), outputs(n)) for x, (s, n) in sizes.items()}
-    if config.qk_norm:
-        sources |= {f"{x}_norm_D": (f"self_attn.{x}_norm.weight", (D,), ()) for x in "qk"}
-    return {field: (prefix + name, shape, cut) for field, (name, shape, cut) in sources.items()}
 
 
 def fingerprint(config: ModelConfig, weights: Weights) -> str:
@@ -114,7 +91,7 @@ def fingerprint(config: ModelConfig, weights: Weights) -> str:
     names = [f.name for f in fields(ModelConfig) if f.name not in ("rope", "context", "ranks", "kv_int8")]
     rope, dtype = config.rope, f"{weights.embedding_VC.dtype}{', int8 KV' * config.kv_int8}"
     digest.update(repr(([getattr(config, name) for name in names], rope.scale, dtype)).encode())
-    for weight in (rope.inv_freq_F, *weights.tensors()):
+    for weight in (rope.inv_freq_RF, *weights.tensors()):
         tensor = weight if isinstance(weight, Tensor) else weight.blocks
         digest.update(repr(tuple(tensor.shape)).encode())
         n, k = tensor.numel(), min(tensor.numel(), SAMPLE)

@@ -17,7 +17,7 @@ from triforce.bench.checkup import Check, Checkup
 from triforce.cli.bench.report import about, machine, write
 from triforce.cli.bench.setup import own_texts
 from triforce.cli.demo import BOOK
-from triforce.engine.model_loader import resolve_device
+from triforce.engine.precision import resolve_device
 from triforce.errors import RequestError
 
 

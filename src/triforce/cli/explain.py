@@ -58,11 +58,12 @@ def tables(explanation: Explanation) -> Iterator[Table]:
         yield Table("Plans", "Tokens/s are of the first text.", _PLANS, list(_timeline(explanation)))
 
     if explanation.report:
-        yield Table(
-            "Beliefs", _best(explanation.report), _BELIEFS, [_belief(tier) for tier in explanation.report.tiers]
-        )
+        yield Table("Weighed", _best(explanation.report), _WEIGHED, list(_weighed(explanation.report)))
+        yield Table("Beliefs", _COSTS, _BELIEFS, [_belief(tier) for tier in explanation.report.tiers])
 
 
+_COSTS = "Milliseconds of passes over 1 and 8 tokens. Acceptance of n-grams: the part of what hindsight says."
+_WEIGHED = ("plan", "tokens/s", "with hope", "remark")
 _BELIEFS = ("tier", "ms of 1", "ms of 8", "passes", "acceptance", "of tokens")
 _PLANS = ("plan", "budget", "from token", "proposals", "tokens", "tokens/s", "predicted", "plain", "reason")
 
@@ -75,11 +76,19 @@ def _belief(tier: TierBelief) -> tuple[str, ...]:
 
 
 def _best(report: PlanReport) -> str:
-    """The best plan by what is known at the end."""
+    """The best plan by what was known at the end, and what the account says."""
+    best, plain = max(report.weighed, key=lambda each: each.rate), report.weighed[0]
     return (
-        f"By what is known now {report.best} would make {report.best_rate:.1f} tokens/s, plain decoding "
-        f"{report.plain:.1f}; speculation won {report.won:.2f} s."
+        f"By what was known at the end {best.plan} would make {best.rate:.1f} tokens/s, plain decoding "
+        f"{plain.rate:.1f}; speculation won {report.won:.2f} s, and may risk {max(0.0, report.headroom):.3f} s."
     )
+
+
+def _weighed(report: PlanReport) -> Iterator[tuple[str, ...]]:
+    """The best plan of each choice of tiers, the one that is chosen first."""
+    for each in sorted(report.weighed, key=lambda each: -each.score):
+        score = f"{each.score:.0f}" if each.score else ""
+        yield each.plan, f"{each.rate:.0f}", score, "" if each.score else "risks more than may be lost"
 
 
 def _timeline(explanation: Explanation) -> Iterator[tuple[str, ...]]:

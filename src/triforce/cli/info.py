@@ -9,16 +9,17 @@ import torch
 from triforce.backends.dispatch import keeps_packed, require_offload
 from triforce.backends.kernel_api import PAGE, pages_for
 from triforce.backends.kv_rows import kv_name
-from triforce.checkpoint.families import GENERATION, model_config
+from triforce.checkpoint.hf_config import GENERATION, model_config
 from triforce.checkpoint.hub import SHIPPED
 from triforce.checkpoint.model_files import ModelFiles, open_model
 from triforce.cli.bench.report import machine
-from triforce.engine.model_loader import resolve_device, resolve_dtype, with_kv_dtype
+from triforce.engine.precision import resolve_device, resolve_dtype, with_kv_dtype
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.kvcache import OffloadConfig
 from triforce.kvcache.offload.sizing import free_memory, memory_for
 from triforce.kvcache.offload.sizing_cuda import CudaKVSizing, needs_of
 from triforce.model.config import ModelConfig
+from triforce.planner.break_even import ACCEPTANCE, kv_read, pays_from, why_not
 
 LENGTHS = (4_096, 16_384, 32_768, 131_072, 262_144, 1_048_576)
 
@@ -38,7 +39,7 @@ def run(options: Namespace) -> int:
     row, copies, copied = config.kv_bytes(dtype.itemsize), 0, 0.0
     if options.lower_tiers != "same":
         if files.has_numbers or precision != "GGUF":
-            copies = int8_weights(config) if options.lower_tiers == "int8" else config.weights_read * 5 // 8
+            copies = int8_weights(config) if options.lower_tiers == "int8" else config.matrix_weights * 5 // 8
         copied = 0.0 if config.kv_int8 else int8_kv_bytes(config)
     free = int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else free_memory()
     fitting = int(max(free - weights - copies, 0) // (row + copied))
@@ -49,6 +50,7 @@ def run(options: Namespace) -> int:
         "parameters": f"{count / 1e6:,.1f} million: {size(weights)} as {precision}" + _and(copies, options.lower_tiers),
         "KV cache": f"{size(row)} per token as {kv_name(config, dtype)}" + _and(copied, "int8"),
         **{f"  {n:>9,} tokens": size(n * (row + copied)) for n in lengths},
+        **reads(config, weights / count, row / config.kv_size),
         "sampling": _sampling(files),
         "machine": machine(),
         "memory free": f"{size(free)} on {device}" if free else "unknown",
@@ -60,6 +62,21 @@ def run(options: Namespace) -> int:
     return 0
 
 
+def reads(config: ModelConfig, weight: float, number: float) -> dict[str, str]:
+    """Return what a token reads, and from where on speculation should pay, by bytes of a weight and of a KV number."""
+    budget = SpeculativeConfig().retrieval.budget.of(config.context)
+    weights, kv = weight * config.weights_read, number * kv_read(config, config.context)
+    begins = pays_from(config, budget, weight, number)
+    if begins is None:
+        pays = f"should not pay without a draft model: {why_not(config, weight, number)}"
+    else:
+        pays = f"should pay from {begins:,} tokens on, without a draft model"
+    return {
+        "a token reads": f"{size(weights)} of weights, and {size(kv)} of KV at {config.context:,} tokens",
+        "speculation": f"{pays} (by bytes, {ACCEPTANCE:.0%} of guesses kept)",
+    }
+
+
 def _sampling(files: ModelFiles) -> str:
     """Return the sampling defaults of the model's makers."""
     defaults = ", ".join(f"{name} {value:g}" for name, value in files.sampling_defaults().items())
@@ -68,9 +85,10 @@ def _sampling(files: ModelFiles) -> str:
 
 def int8_weights(config: ModelConfig) -> int:
     """Return bytes of the matrices as int8, each output with a scale in float32."""
-    outputs = (config.heads + 2 * config.kv_heads) * config.head_dim + 2 * config.hidden_size
-    outputs += 2 * config.intermediate_size
-    return config.weights_read + 4 * (config.layers * outputs + config.vocab_size)
+    mlps = config.architecture.experts.count if config.architecture.experts else 1
+    outputs = (config.heads + 2 * config.kv_heads) * config.head_dim + config.hidden_size
+    outputs += mlps * (2 * config.intermediate_size + config.hidden_size)
+    return config.matrix_weights + 4 * (config.layers * outputs + config.vocab_size)
 
 
 def int8_kv_bytes(config: ModelConfig) -> float:

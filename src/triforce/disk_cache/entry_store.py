@@ -8,6 +8,8 @@ import hmac
 import logging
 import os
 import secrets
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -53,6 +55,17 @@ class EntryStore:
         except OSError as error:
             LOG.warning("disk cache: entry %s cannot be read (%s); its tokens are read again", name, error)
         return None
+
+    def read_ahead(self, names: Iterable[str]) -> Iterator[Entry | None]:
+        """Yield what `read` returns of each name, while another thread reads and checks the next one."""
+        with ThreadPoolExecutor(1, "disk-cache-reader") as reader:
+            coming: Future[Entry | None] | None = None
+            for name in names:
+                before, coming = coming, reader.submit(self.read, name)
+                if before:
+                    yield before.result()
+            if coming:
+                yield coming.result()
 
     def fault(self, name: str) -> str | None:
         """Return the fault of an entry; None where it is whole, or gone. Raises OSError."""

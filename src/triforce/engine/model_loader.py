@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -15,13 +15,15 @@ import torch
 from triforce.backends import dispatch
 from triforce.backends.decoder import Decoder
 from triforce.backends.kv_rows import kv_name
-from triforce.checkpoint.families import model_config
+from triforce.checkpoint.hf_config import model_config
 from triforce.checkpoint.hub import SHIPPED, draft_for, model_name
+from triforce.checkpoint.model_families import FAMILIES
 from triforce.checkpoint.model_files import ModelFiles, open_model
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.checkpoint.weights import fingerprint, read_weights
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.engine.feature_loader import FeatureCheckpoint, load_feature_draft
+from triforce.engine.precision import resolve_device, resolve_dtype, with_kv_dtype
 from triforce.engine.speculative_config import LOWER_TIERS, SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet
 from triforce.errors import ModelError, RequestError
@@ -29,10 +31,6 @@ from triforce.model.config import ModelConfig
 from triforce.planner import CostModel
 from triforce.planner.cost_model import costs_path
 from triforce.planner.tier_work import TierWork
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-KV_DTYPES = ("auto", "bfloat16", "int8")
-"""`auto` is the model's own dtype."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +130,7 @@ def load_pair(
     name, model = model_name(model), SHIPPED[0] if model is None else model
     began = perf_counter()
     read = partial(load, device=device, dtype=dtype, kv_dtype=kv_dtype, bits=speculation.lower_bits)
-    target = read(model, context=context, ranks=ranks)
+    target = read(model, context=context, ranks=ranks, offloaded=speculation.offload.kind != "none")
     layers = target.config.layers
     if unknown := sorted(layer for layer in speculation.retrieval.searched_layers or () if layer >= layers):
         raise RequestError(f"searched_layers names layer {unknown[0]}; the model's are 0 to {layers - 1}")
@@ -165,13 +163,15 @@ def load(
     bits: int = 0,
     ranks: TPGroup = ALONE,
     beside: Checkpoint | None = None,
+    offloaded: bool = False,
 ) -> Checkpoint:
     """Read a Hugging Face folder, a GGUF file or a hub name. No code of the repository is run.
 
     device: "auto" is cuda where present. dtype: "auto" is bfloat16, or float32 on a CPU for whose model there are no
     native kernels. context: positions, in tokens; None is what the config says. bits: those of `Checkpoint.lower`.
     ranks: those that share the model, of which this one reads its part. beside: a model whose tokenizer is used where
-    it is the same. Raises ModelError, or RequestError for bits or for heads that cannot be shared, with advice.
+    it is the same: that of a draft's target. offloaded: whether KV will be. Raises ModelError, or RequestError for
+    bits, for heads that cannot be shared, or for what a family cannot do yet, with advice.
     """
     device = resolve_device(device)
     files = open_model(name_or_path)
@@ -182,11 +182,14 @@ def load(
     precision = resolve_dtype(dtype, device, config)
     config = with_kv_dtype(config, kv_dtype, precision, device)
     own = config.shared(ranks.count)
+    if any(config.windows) and (offloaded or beside):
+        raise RequestError(_why_no_windows(config, files.path, offloaded))
     dispatch.claim_threads(config, precision, device)
     archives = files.archives(packed=dispatch.keeps_packed(config, precision, device))
     weights = read_weights(
-        files.path, archives, config, rows=hf.vocab_size, device=device, dtype=precision, ranks=ranks
-    )
+        files.path, archives, config, rows=hf.vocab_size, device=device, dtype=precision, ranks=ranks,
+        names=FAMILIES[hf.model_type].names,
+    )  # fmt: skip
     identity = fingerprint(own, weights)
     decoder = Decoder(own, weights, ranks=ranks)
     # Weights of few bits are as they are in lower tiers, too: a second model of them would be the same.
@@ -194,47 +197,19 @@ def load(
     return Checkpoint(files, own, decoder, lower, tokenizer, identity)
 
 
+def _why_no_windows(config: ModelConfig, path: Path, offloaded: bool) -> str:
+    window, layers = max(config.windows), sum(map(bool, config.windows))
+    about = f"{path}: {layers} of {config.layers} layers have a window of {window:,} tokens, and "
+    if offloaded:
+        return f"{about}KV of such layers cannot be offloaded yet; leave out --kv-offload, or use --context {window}"
+    return f"{about}such a model cannot draft yet; use another draft model"
+
+
 def _tokenizer(files: ModelFiles, beside: Checkpoint | None) -> Tokenizer | None:
     known = beside.tokenizer if beside and files.shares_tokenizer(beside.path) else None
     if known and known.vocab_size <= files.config.vocab_size:
         return known
     return files.tokenizer() if files.has_tokenizer else None
-
-
-def resolve_device(device: str | torch.device) -> torch.device:
-    """Device to run on; a CUDA device with its number. Raises ModelError where there is no such device."""
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(0, device=device).tolist()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ModelError(f"device {str(device)!r} cannot be used here; use --device cpu or --device auto") from error
-    found = torch.device(device)
-    if found.type == "cuda" and found.index is None:  # some functions of torch refuse it, and the current one changes
-        return torch.device("cuda", torch.cuda.current_device())
-    return found
-
-
-def resolve_dtype(dtype: str | torch.dtype, device: torch.device, config: ModelConfig) -> torch.dtype:
-    """Type of weights and KV. Raises ModelError for what is not in `DTYPES`."""
-    if dtype == "auto":
-        return dispatch.best_dtype(config, device)
-    found = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
-    if found is None or found not in DTYPES.values():
-        raise ModelError(f"dtype {str(dtype)!r} is not supported; use one of auto, {', '.join(DTYPES)}")
-    return found
-
-
-def with_kv_dtype(config: ModelConfig, kv_dtype: str, dtype: torch.dtype, device: torch.device) -> ModelConfig:
-    """Return the config with KV of one of `KV_DTYPES`, of a model of a dtype. Raises RequestError."""
-    if kv_dtype not in KV_DTYPES:
-        raise RequestError(f"kv_dtype {kv_dtype!r} is not known; choose from {', '.join(KV_DTYPES)}")
-    if kv_dtype == "bfloat16" and dtype != torch.bfloat16:
-        name = str(dtype).removeprefix("torch.")
-        raise RequestError(f"KV is {name}, as the model is; use --kv-dtype auto or int8, or --dtype bfloat16")
-    if kv_dtype == "int8":
-        dispatch.require_int8_kv(config, dtype, device)
-    return replace(config, kv_int8=kv_dtype == "int8")
 
 
 def trim_heap() -> None:

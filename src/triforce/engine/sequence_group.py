@@ -99,7 +99,8 @@ class SequenceGroup:
             return
         use = Use()
         for sequence in self.sequences:
-            sequence.disk = DiskText(disk, sequence.scope, use) if disk and sequence.scope is not None else None
+            if disk and sequence.scope is not None:
+                sequence.disk = DiskText(disk, sequence.scope, use, len(sequence.prompt))
         if self.saved:
             restore_batch(batch, self.saved)
         else:

@@ -53,17 +53,22 @@ class TierBelief:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanReport:
-    """Report of what mode auto believed at the end of a text, and the plan that would be best by that.
+class WeighedPlan:
+    """A plan that mode auto weighed: the best one of its tiers, in tokens per second of a text."""
 
-    Rates are tokens per second of a text.
-    """
+    plan: str
+    rate: float  # to expect
+    score: float  # with what may be hoped for, by which plans are chosen; 0 where it risks more than may be lost
+
+
+@dataclass(frozen=True, slots=True)
+class PlanReport:
+    """Report of what mode auto believed when it last weighed plans in a text. weighed: plain decoding first."""
 
     tiers: list[TierBelief]
-    best: str
-    best_rate: float
-    plain: float
+    weighed: list[WeighedPlan]
     won: float  # seconds that speculation won against plain decoding, by these costs
+    headroom: float  # seconds that a plan may still risk
 
 
 def since(began: PlanSegment, ended: PlanSegment) -> PlanSegment:

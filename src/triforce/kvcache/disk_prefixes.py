@@ -16,14 +16,14 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from triforce.backends.kernel_api import PAGE
 from triforce.disk_cache.entry import FORMAT, Entry, Part
 from triforce.disk_cache.entry_store import LOG, Use
 from triforce.disk_cache.write_behind import DiskCache
 from triforce.errors import CacheError
-from triforce.kvcache.feature_memory import FEATURES, FeatureMemory, FeatureSlots
+from triforce.kvcache.disk_parts import IDS, ids_part, part_of, parts_of
+from triforce.kvcache.feature_memory import FEATURES
 from triforce.kvcache.pool import PagePool
 from triforce.kvcache.views.full import LayerKV
 from triforce.kvcache.views.streaming import StreamingView
@@ -37,7 +37,6 @@ STEPS = 15
 """Times as long as a copy took, steps of texts go on before the next."""
 ID_BYTES = 4
 """Of a token id in an entry."""
-KINDS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int8: "I8"}
 
 Pages = Callable[[int, int], Sequence[int] | None]
 """Pages that hold tokens [start, stop) of a text, both multiples of `PAGE`; None where they are gone."""
@@ -61,7 +60,7 @@ class WaitingSegment:
     """A segment that is to be written once there is room in the queue.
 
     after: the name of what it follows. cost: seconds that a prefill took for a token. layers: its KV, if it lies in no
-    pages.
+    pages. ids: of whole pages in the place of a segment, the latest ones of their name.
     """
 
     name: str
@@ -71,6 +70,12 @@ class WaitingSegment:
     cost: float
     pages: Pages | None = None
     layers: list[LayerKV] | None = None
+    ids: Ints | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that it has."""
+        return SEGMENT if self.ids is None else len(self.ids)
 
 
 class DiskPrefixes:
@@ -95,6 +100,10 @@ class DiskPrefixes:
         """Return the name of what the draft sees at the end of the segment of that name."""
         facts = [self._profile.draft, view.sinks, view.window, view.unit, str(view.dtype)]
         return self.store.name(b"draft", json.dumps(facts).encode(), name.encode())
+
+    def rest_name(self, name: str) -> str:
+        """Return the name of the pages that the latest text has behind the segment of that name."""
+        return self.store.name(b"rest", name.encode())
 
     def add(self, segment: WaitingSegment) -> None:
         """Let a segment wait to be written behind the answer, unless a disk is so slow that too many wait."""
@@ -127,7 +136,7 @@ class DiskPrefixes:
             self._waiting.clear()
         while self._waiting:
             first = self._waiting[0]
-            if self.store.folder.has(first.name):
+            if first.ids is None and self.store.folder.has(first.name):
                 size, write = 1, partial(self.store.touch, first.name, first.use, first.index)
             else:
                 size = self._bytes(first)
@@ -136,7 +145,8 @@ class DiskPrefixes:
                 if (parts := self._parts(first)) is None:
                     self._waiting.popleft()  # its pages were needed, and so are those of what follows
                     continue
-                write = partial(self.store.write, first.name, self._entry(first, parts), first.use, first.index)
+                entry, replace = self._entry(first, parts), first.ids is not None
+                write = partial(self.store.write, first.name, entry, first.use, first.index, replace=replace)
             if not self._queue.offer(write, size):
                 return False
             self._waiting.popleft()
@@ -164,14 +174,14 @@ class DiskPrefixes:
         if segment.layers:
             return sum(t.numel() * t.itemsize for layer in segment.layers for t in layer)
         features = self.pool.features
-        return SEGMENT * (self.pool.token_bytes + (features.token_bytes if features else 0))
+        return segment.tokens * (self.pool.token_bytes + (features.token_bytes if features else 0))
 
     def _parts(self, segment: WaitingSegment) -> dict[str, Part] | None:
         """Return what an entry holds: KV of all layers; None where pages are gone or cannot be read."""
         if segment.layers:
-            return _parts_of(segment.layers)
+            return parts_of(segment.layers)
         start = segment.index * SEGMENT
-        pages = segment.pages(start, start + SEGMENT) if segment.pages else None
+        pages = segment.pages(start, start + segment.tokens) if segment.pages else None
         if pages is None:
             return None
         pages_P = torch.tensor(pages, dtype=torch.long, device=self.pool.device)
@@ -180,54 +190,22 @@ class DiskPrefixes:
         try:
             layers = [self.pool.kv.read(layer, slots_N) for layer in range(self.pool.config.layers)]
             held = zip(FEATURES, features.read(slots_N), strict=True) if features else ()
-            return _parts_of(layers) | {name: _part([each]) for name, each in held}
+            parts = parts_of(layers) | {name: part_of([each]) for name, each in held}
         except CacheError as error:  # of offloaded pages
             LOG.warning("disk cache: a segment is not kept: %s", error)
             return None
+        if segment.ids is not None:
+            parts[IDS] = ids_part(segment.ids)
+        return parts
 
     def _entry(self, segment: WaitingSegment, parts: dict[str, Part]) -> Entry:
         facts = {
-            "kind": "draft" if segment.layers else "kv",
+            "kind": "draft" if segment.layers else "kv" if segment.ids is None else "rest",
             "model": self._profile.model,
             "profile": self._profile.kernels,
             "after": segment.after,
             "segment": str(segment.index),
-            "tokens": str(SEGMENT),
+            "tokens": str(segment.tokens),
             "seconds_per_token": f"{segment.cost:.3g}",
         }
         return Entry(facts, parts)
-
-
-def _parts_of(layers: Sequence[LayerKV]) -> dict[str, Part]:
-    """Copy K and V of all layers, (G, N, D) each, to parts of an entry."""
-    return {name: _part([layer[i] for layer in layers]) for i, name in enumerate(("keys", "values"))}
-
-
-def _part(layers: Sequence[Tensor]) -> Part:
-    """Copy tensors (G, N, D) of all layers to one part of an entry."""
-    whole_LGND = torch.empty(len(layers), *layers[0].shape, dtype=layers[0].dtype)
-    for layer, each in enumerate(layers):
-        whole_LGND[layer].copy_(each)
-    return Part(KINDS[whole_LGND.dtype], whole_LGND.shape, whole_LGND.flatten().view(torch.uint8).numpy().data)
-
-
-def layers_of(entry: Entry, shape: Sequence[int], dtype: torch.dtype) -> list[LayerKV] | None:
-    """Return K and V of each layer of an entry, (G, N, D); None unless all of it has this shape and dtype."""
-    keys, values = (_tensor(entry, name, shape, dtype) for name in ("keys", "values"))
-    return None if keys is None or values is None else list(zip(keys, values, strict=True))
-
-
-def features_of(entry: Entry, features: FeatureMemory) -> FeatureSlots | None:
-    """Return what a feature draft held of the slots of an entry; None unless all of it has its shape and dtype."""
-    shapes = zip(FEATURES, features.shapes(SEGMENT), strict=True)
-    keys, values, states = (_tensor(entry, name, (1, *shape), features.dtype) for name, shape in shapes)
-    if keys is None or values is None or states is None:
-        return None
-    return FeatureSlots(keys[0], values[0], states[0])
-
-
-def _tensor(entry: Entry, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
-    part = entry.parts.get(name)
-    if part is None or (list(part.shape), part.kind) != (list(shape), KINDS.get(dtype)):
-        return None
-    return torch.frombuffer(part.data, dtype=dtype).view(*shape)

@@ -7,11 +7,14 @@ from time import perf_counter
 
 import numpy as np
 
+from triforce.backends.kernel_api import PAGE
+from triforce.disk_cache.entry import Entry
 from triforce.disk_cache.entry_store import Use
-from triforce.kvcache.disk_prefixes import SEGMENT, DiskPrefixes, Pages, WaitingSegment, features_of, layers_of
+from triforce.kvcache.disk_parts import features_of, ids_of, layers_of
+from triforce.kvcache.disk_prefixes import SEGMENT, DiskPrefixes, Pages, WaitingSegment
 from triforce.kvcache.views.full import TAIL, FullView, write_layers
 from triforce.kvcache.views.streaming import StreamingView
-from triforce.ragged import Ints
+from triforce.ragged import Ints, common_prefix
 
 LEAST = 512
 """Tokens of a text that is kept, at least. A shorter one is read in no time."""
@@ -24,10 +27,10 @@ Tokens = Sequence[int] | Ints
 
 
 class DiskText:
-    """The segments of one text. use: that of its request, whose texts share it."""
+    """The segments of one text, whose prompt has so many tokens. use: that of its request, whose texts share it."""
 
-    def __init__(self, disk: DiskPrefixes, scope: str, use: Use) -> None:
-        self._disk, self._use = disk, use
+    def __init__(self, disk: DiskPrefixes, scope: str, use: Use, prompt_tokens: int) -> None:
+        self._disk, self._use, self._prompt_tokens = disk, use, prompt_tokens
         self._names, self._root = list[str](), disk.root(scope)
         self._added = 0
         self._drafts: list[WaitingSegment] = []
@@ -40,33 +43,34 @@ class DiskText:
         Its last tokens are left to be fed, as a selection goes by them. It ends early where reading takes longer than a
         prefill did when the segments were made.
         """
-        disk, pool, row = self._disk, full.pool, full.rows[b]
-        shape = [pool.config.layers, pool.config.kv_heads, SEGMENT, pool.config.row_size]
-        seen, spent, worth = int(pool.lengths_B[row]), 0.0, GRACE
-        most = (len(prompt) - 1 - TAIL) // disk.whole * disk.whole
-        for index, name in enumerate(self._named(prompt[: max(most, 0)])):
-            start, stop = index * SEGMENT, (index + 1) * SEGMENT
-            if stop <= seen:
-                continue
-            if spent > worth:
-                return
+        disk, most, index = self._disk, max(len(prompt) - 1 - TAIL, 0), int(full.lengths_B[b]) // SEGMENT
+        names, spent, worth = self._named(prompt[: most // disk.whole * disk.whole]), 0.0, GRACE
+        entries = disk.store.read_ahead(names[index:])
+        while spent <= worth:
             began = perf_counter()
-            entry = disk.store.read(name)
-            if entry is None or (layers := layers_of(entry, shape, pool.dtype)) is None:
-                return
-            first = max(seen - start, 0)
-            if pool.features:
-                if (held := features_of(entry, pool.features)) is None:
-                    return
-                pool.features.write(pool.slots(row, start + first, stop), held.behind(first))
-            some = ((keys[:, first:], values[:, first:]) for keys, values in layers)
-            write_layers(pool.kv, pool.slots(row, start + first, stop), some)
+            entry, stop = next(entries, None), (index + 1) * SEGMENT
+            if entry is None or not _copy(entry, SEGMENT, full, b, (index * SEGMENT, stop)):
+                break
             if stop % disk.whole == 0:
-                pool.lengths_B[row] = stop
-            self._touch(index, name)
-            spent += perf_counter() - began
+                full.lengths_B[b] = stop
+            self._touch(index, names[index])
+            index, spent = index + 1, spent + perf_counter() - began
             worth += SEGMENT * float(entry.facts["seconds_per_token"])
-            yield int(pool.lengths_B[row])
+            yield int(full.lengths_B[b])
+        if spent <= worth and disk.whole == SEGMENT and self._restore_rest(full, b, prompt[:most], index):
+            yield int(full.lengths_B[b])
+
+    def _restore_rest(self, full: FullView, b: int, prompt: Tokens, index: int) -> bool:
+        """Let a row see the pages that a prompt has in common with the latest text behind so many segments of it."""
+        start = index * SEGMENT
+        entry = self._disk.store.read(self._disk.rest_name(self._name_before(prompt, index)))
+        if entry is None or (ids := ids_of(entry)) is None:
+            return False
+        stop = start + common_prefix(ids.tolist(), list(prompt[start : start + SEGMENT])) // PAGE * PAGE
+        if stop <= full.lengths_B[b] or not _copy(entry, len(ids), full, b, (start, stop)):
+            return False
+        full.lengths_B[b] = stop
+        return True
 
     def restore_draft(self, view: StreamingView, b: int, prompt: Tokens) -> None:
         """Let a fresh row of the draft's view go on from the end of the latest segment that is found, if it helps."""
@@ -105,12 +109,26 @@ class DiskText:
             return
         names = self._named(text)
         for index in range(self._added, len(names)):
-            after = names[index - 1] if index else self._root
+            after = self._name_before(text, index)
             self._disk.add(WaitingSegment(names[index], after, index, self._use, self.cost, pages))
         self._added = max(self._added, len(names))
+        if len(text) >= (self._prompt_tokens - 1) // PAGE * PAGE:
+            self._keep_rest(text, pages)
         for draft in self._drafts:
             self._disk.add(draft)
         self._drafts.clear()
+
+    def _keep_rest(self, text: Tokens, pages: Pages) -> None:
+        """Keep the pages behind the last segment of a text, as another one may go on differently there."""
+        index = len(text) // SEGMENT
+        if len(ids := np.asarray(text[index * SEGMENT : len(text) // PAGE * PAGE], dtype=np.int64)):
+            after = self._name_before(text, index)
+            name = self._disk.rest_name(after)
+            self._disk.add(WaitingSegment(name, after, index, self._use, self.cost, pages, ids=ids))
+
+    def _name_before(self, text: Tokens, index: int) -> str:
+        """Return the name that a segment follows."""
+        return self._named(text)[index - 1] if index else self._root
 
     def _touch(self, index: int, name: str) -> None:
         """Note the use of a segment that was found, if those before it are found or kept, too."""
@@ -125,3 +143,21 @@ class DiskText:
             after = self._names[-1] if self._names else self._root
             self._names.append(self._disk.store.name(b"kv", after.encode(), ids[start : start + SEGMENT].tobytes()))
         return self._names[: len(text) // SEGMENT]
+
+
+def _copy(entry: Entry, tokens: int, full: FullView, b: int, place: tuple[int, int]) -> bool:
+    """Copy the first of so many tokens of an entry to their place in row b, but for those that it has seen.
+
+    Returns whether the entry holds such.
+    """
+    pool, row, (start, stop) = full.pool, full.rows[b], place
+    some = slice(max(int(full.lengths_B[b]) - start, 0), stop - start)
+    slots_N = pool.slots(row, start + some.start, stop)
+    layers = layers_of(entry, [pool.config.layers, pool.config.kv_heads, tokens, pool.config.row_size], pool.dtype)
+    held = features_of(entry, pool.features, tokens) if pool.features else None
+    if layers is None or (pool.features and held is None):
+        return False
+    if pool.features and held:
+        pool.features.write(slots_N, held.part(some))
+    write_layers(pool.kv, slots_N, ((keys_GND[:, some], values_GND[:, some]) for keys_GND, values_GND in layers))
+    return True

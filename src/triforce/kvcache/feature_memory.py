@@ -27,9 +27,9 @@ class FeatureSlots(NamedTuple):
     values_GND: Tensor
     states_NC: Tensor
 
-    def behind(self, first: int) -> FeatureSlots:
-        """Return what the slots hold but for the first ones."""
-        return FeatureSlots(self.keys_GND[:, first:], self.values_GND[:, first:], self.states_NC[first:])
+    def part(self, some: slice) -> FeatureSlots:
+        """Return what some of the slots hold."""
+        return FeatureSlots(self.keys_GND[:, some], self.values_GND[:, some], self.states_NC[some])
 
     def to_host(self) -> FeatureSlots:
         """Return a copy on the host."""

@@ -22,7 +22,7 @@ from torch import Tensor
 from triforce.backends.native_loader import VARIABLE
 from triforce.disk_cache.entry import DIGEST, FORMAT, beginning, sealed
 from triforce.errors import CacheError
-from triforce.kvcache.disk_prefixes import KINDS
+from triforce.kvcache.disk_parts import KINDS
 from triforce.kvcache.feature_memory import FEATURES, FeatureSlots
 from triforce.kvcache.pool import PagePool
 from triforce.kvcache.views.full import TAIL, FullView, write_layers

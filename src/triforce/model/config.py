@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from triforce.errors import RequestError
+from triforce.model.architecture import LLAMA, Architecture
 from triforce.model.rope import Rope
 
 SCALE_BYTES = 2
@@ -13,7 +14,7 @@ SCALE_BYTES = 2
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The shape of one Llama-family model; built by `families.model_config` from a Hugging Face config."""
+    """The shape of one model, and its arithmetic; built by `hf_config.model_config` from a Hugging Face config."""
 
     vocab_size: int
     """Real tokens only: padded rows of the embedding and the head are never seen."""
@@ -24,14 +25,12 @@ class ModelConfig:
     kv_heads: int
     head_dim: int
     norm_eps: float
-    qkv_bias: bool
-    qk_norm: bool
-    """RMSNorm on each head of q and k, before the rotation (Qwen3)."""
     tied: bool
     """The head is the embedding."""
     context: int
     """Positions the model may see, in tokens."""
     rope: Rope
+    architecture: Architecture = LLAMA
     ranks: int = 1
     """Processes that share it: `heads` and `kv_heads` are one's, everything else is the whole model's."""
     kv_int8: bool = False
@@ -39,17 +38,39 @@ class ModelConfig:
 
     @property
     def weights_read(self) -> int:
-        """Weights that a pass multiplies with: the blocks', and the head's."""
-        C, D = self.hidden_size, self.head_dim * self.ranks
-        Q, P = self.heads * D, self.kv_heads * D
-        return self.layers * (2 * C * (Q + P) + 3 * C * self.intermediate_size) + self.vocab_size * C
+        """Weights that a pass of one token multiplies with: the blocks', and the head's."""
+        return self._matrices(self.architecture.experts.chosen if self.architecture.experts else 1)
 
     @property
     def parameters(self) -> int:
         """Weights of the whole model, the head counted once where it is the embedding."""
-        C, D = self.hidden_size, self.head_dim
-        vectors = 2 * C + (self.heads + 2 * self.kv_heads) * D * self.ranks * self.qkv_bias + 2 * D * self.qk_norm
-        return self.weights_read + self.vocab_size * C * (not self.tied) + self.layers * vectors + C
+        C, D, parts = self.hidden_size, self.head_dim, self.architecture
+        Q, P = self.heads * D * self.ranks, self.kv_heads * D * self.ranks
+        norms = {"": 0, "head": 2 * D, "row": Q + P}[parts.qk_norm] + 2 * C * (parts.input_norms + parts.output_norms)
+        vectors = norms + (Q + 2 * P) * parts.qkv_bias
+        return self.matrix_weights + self.vocab_size * C * (not self.tied) + self.layers * vectors + C
+
+    @property
+    def matrix_weights(self) -> int:
+        """Weights of all matrices that some pass multiplies with: the blocks', and the head's."""
+        return self._matrices(self.architecture.experts.count if self.architecture.experts else 1)
+
+    def _matrices(self, experts: int) -> int:
+        """Weights of all matrices, with so many experts of each layer; the embedding is left out."""
+        C, D = self.hidden_size, self.head_dim * self.ranks
+        attention = 2 * C * (self.heads + self.kv_heads) * D
+        router = C * self.architecture.experts.count if self.architecture.experts else 0
+        return self.layers * (attention + router + experts * 3 * C * self.intermediate_size) + self.vocab_size * C
+
+    @property
+    def rotations(self) -> list[int]:
+        """The number of each layer's rotation."""
+        return [self.architecture.kind(layer).rope for layer in range(self.layers)]
+
+    @property
+    def windows(self) -> list[int]:
+        """Tokens that a query sees in each layer; 0: all before it, too."""
+        return [self.architecture.kind(layer).window for layer in range(self.layers)]
 
     @property
     def kv_size(self) -> int:
@@ -67,6 +88,8 @@ class ModelConfig:
 
     def shared(self, ranks: int) -> ModelConfig:
         """Return one process's part of it. Raises RequestError unless KV heads can be dealt out evenly."""
+        if ranks > 1 and not self.architecture.plain:
+            raise RequestError("models of this family cannot be shared by several processes yet; leave out --tp")
         if self.kv_heads % ranks:
             fit = [str(n) for n in range(1, self.kv_heads + 1) if self.kv_heads % n == 0]
             raise RequestError(

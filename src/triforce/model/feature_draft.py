@@ -54,7 +54,7 @@ class FeatureDraftConfig:
         """
         return ModelConfig(
             self.choices, self.hidden_size, self.intermediate_size, 1, self.heads, self.kv_heads, self.head_dim,
-            self.norm_eps, qkv_bias=False, qk_norm=False, tied=True, context=self.sinks + self.window, rope=self.rope,
+            self.norm_eps, tied=True, context=self.sinks + self.window, rope=self.rope,
         )  # fmt: skip
 
 

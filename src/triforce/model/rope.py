@@ -1,6 +1,6 @@
 """Rotary position embedding (Su et al. 2021, arXiv 2104.09864), in the half-split layout of Hugging Face checkpoints.
 
-Shape suffixes: any leading dimensions, then H heads, D head size, F = D / 2 frequencies.
+Shape suffixes: any leading dimensions, then H heads, D head size, F = D / 2 frequencies, R rotations of one model.
 """
 
 from __future__ import annotations
@@ -20,26 +20,35 @@ RESERVED = 131072
 class Rope:
     """Fixed rotation frequencies, and the factor on cos and sin by which yarn and longrope temper attention.
 
-    `inv_freq_F` is float32, in radians per position; `scale` is the `attention_scaling` of transformers' tables.
+    `inv_freq` is float32, in radians per position: (F), or (R, F) where layers of a model differ (`LayerKind.rope`).
+    Channels of frequency 0 stay as they are. `scale` is the `attention_scaling` of transformers' tables, of the first
+    rotation; the others have none.
     """
 
-    def __init__(self, inv_freq_F: Tensor, scale: float) -> None:
-        self.inv_freq_F = inv_freq_F
+    def __init__(self, inv_freq: Tensor, scale: float) -> None:
+        self.inv_freq_RF = inv_freq if inv_freq.ndim == 2 else inv_freq[None]
         self.scale = scale
-        self._tables_SF = torch.empty(0, len(inv_freq_F)), torch.empty(0, len(inv_freq_F))
+        scales_RF = torch.ones_like(self.inv_freq_RF, dtype=torch.float64)
+        scales_RF[0, self.inv_freq_RF[0] > 0] = scale
+        self._scales_RF = scales_RF
+        self._tables_SF = torch.empty(0, self.inv_freq_RF.numel()), torch.empty(0, self.inv_freq_RF.numel())
         self._blocks: set[int] = set()
 
-    def cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """The rotation at each position: two float32 tensors (..., F), on the device of the positions.
+    def cos_sin(self, positions: Tensor, rotation: int = 0) -> tuple[Tensor, Tensor]:
+        """One rotation at each position: two float32 tensors (..., F), on the device of the positions.
 
         The angles are those of transformers. Their cos and sin are taken in float64, as a float32 function may round
         a value differently by where it stands in the tensor.
         """
-        angles = (positions[..., None].float() * self.inv_freq_F.to(positions.device)).double()
-        return (angles.cos() * self.scale).float(), (angles.sin() * self.scale).float()
+        inv_freq_F, scale_F = (each[rotation].to(positions.device) for each in (self.inv_freq_RF, self._scales_RF))
+        angles = (positions[..., None].float() * inv_freq_F).double()
+        return (angles.cos() * scale_F).float(), (angles.sin() * scale_F).float()
 
     def tables(self, starts: Iterable[int], count: int) -> tuple[Tensor, Tensor]:
-        """`cos_sin` by position, on the CPU, right for `count` positions from each of `starts`; remembered."""
+        """`cos_sin` by position, on the CPU, right for `count` positions from each of `starts`; remembered.
+
+        Two tensors (positions, R * F): rotation after rotation.
+        """
         for start in starts:
             for block in range(start // BLOCK, (start + count - 1) // BLOCK + 1):
                 if block not in self._blocks:
@@ -49,12 +58,16 @@ class Rope:
     def _fill(self, block: int) -> None:
         start, end = block * BLOCK, (block + 1) * BLOCK
         if (room := len(self._tables_SF[0])) < end:
-            larger = [torch.empty(max(RESERVED, 2 * end), len(self.inv_freq_F)) for _ in range(2)]
+            larger = [torch.empty(max(RESERVED, 2 * end), self.inv_freq_RF.numel()) for _ in range(2)]
             for old, new in zip(self._tables_SF, larger, strict=True):
                 new[:room] = old
             self._tables_SF = larger[0], larger[1]
-        for table_SF, values in zip(self._tables_SF, self.cos_sin(torch.arange(start, end)), strict=True):
-            table_SF[start:end] = values
+        F = self.inv_freq_RF.shape[1]
+        for rotation in range(len(self.inv_freq_RF)):
+            columns = slice(rotation * F, (rotation + 1) * F)
+            values = self.cos_sin(torch.arange(start, end), rotation)
+            for table_SF, each_SF in zip(self._tables_SF, values, strict=True):
+                table_SF[start:end, columns] = each_SF
         self._blocks.add(block)
 
 

@@ -54,7 +54,7 @@ class QuantizedWeight:
         """Inputs that only come together."""
         return 1 if self.kind in PLAIN else 256 if self.kind.endswith("_K") else 32
 
-    def part(self, outputs: slice, inputs: slice = slice(None)) -> QuantizedWeight:
+    def part(self, outputs: slice | Tensor, inputs: slice = slice(None)) -> QuantizedWeight:
         """Return some of its outputs and inputs. Raises RequestError where these are no whole blocks."""
         first, last, _ = inputs.indices(self.inputs)
         if first % self.block or last % self.block:
@@ -70,30 +70,55 @@ class QuantizedWeight:
 Matrix = Tensor | QuantizedWeight
 
 
-def numbers(weight: Matrix) -> Tensor:
+def numbers(weight: Matrix | None) -> Tensor:
     """Return a matrix of numbers, (M, K): one of few bits is never given to who computes with these."""
     assert isinstance(weight, Tensor)
     return weight
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Layer:
-    """The weights of one block; `None` where the family has none."""
+class Mlp:
+    """The projections of one expert."""
 
-    input_norm_C: Tensor
+    gate_proj_IC: Matrix
+    up_proj_IC: Matrix
+    down_proj_CI: Matrix
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layer:
+    """The weights of one block; `None` where the family has none.
+
+    Norms of queries and keys are of each head (D), or of all of them together, (Q) and (P).
+    """
+
+    input_norm_C: Tensor | None
     q_proj_QC: Matrix
     k_proj_PC: Matrix
     v_proj_PC: Matrix
     o_proj_CQ: Matrix
-    post_norm_C: Tensor
-    gate_proj_IC: Matrix
-    up_proj_IC: Matrix
-    down_proj_CI: Matrix
+    post_norm_C: Tensor | None
+    """Of what the MLP reads."""
+    gate_proj_IC: Matrix | None
+    up_proj_IC: Matrix | None
+    down_proj_CI: Matrix | None
     q_bias_Q: Tensor | None = None
     k_bias_P: Tensor | None = None
     v_bias_P: Tensor | None = None
     q_norm_D: Tensor | None = None
     k_norm_D: Tensor | None = None
+    attn_out_norm_C: Tensor | None = None
+    mlp_out_norm_C: Tensor | None = None
+    router_EC: Tensor | None = None
+    """float32, with a row for each expert."""
+    experts: tuple[Mlp, ...] = ()
+
+    def weights(self) -> Iterator[Matrix]:
+        """Every weight once, in a fixed order."""
+        parts = [getattr(self, f.name) for f in fields(self) if f.name != "experts"]
+        for expert in self.experts:
+            parts += [expert.gate_proj_IC, expert.up_proj_IC, expert.down_proj_CI]
+        yield from (part for part in parts if part is not None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,17 +134,16 @@ class Weights:
         """Every weight once, in a fixed order."""
         yield self.embedding_VC
         for layer in self.layers:
-            yield from (tensor for f in fields(layer) if (tensor := getattr(layer, f.name)) is not None)
+            yield from layer.weights()
         yield self.norm_C
         if self.head_VC is not self.embedding_VC:
             yield self.head_VC
 
     def multiplied(self) -> Iterator[Matrix]:
-        """Every matrix that products read."""
+        """Every matrix that products read, but for routers, which stay what they are."""
         yield self.head_VC
         for layer in self.layers:
-            parts = (getattr(layer, f.name) for f in fields(layer))
-            yield from (part for part in parts if part is not None and len(part.shape) == 2)
+            yield from (part for part in layer.weights() if len(part.shape) == 2 and part is not layer.router_EC)
 
     @property
     def has_numbers(self) -> bool:

@@ -33,9 +33,7 @@ class Account:
         """Seconds that may be lost."""
         return self.won + self.trust * CONFIG.allowed_loss * self.plain * (self.tokens + CONFIG.credit_tokens)
 
-    @property
-    def next_trust(self) -> float:
-        """The trust of the next text of the kind: half as much where this one lost, and slowly all of it again."""
-        if self.won < 0:
-            return max(self.trust / 2, LEAST_TRUST)
-        return 1.0 if self.won > 0 else min(1.0, self.trust * REGAINED)
+    def next(self) -> Account:
+        """The account of the next text of the kind: it may lose half as much where this one lost, down to an eighth."""
+        trust = 1.0 if self.won > 0 else self.trust * (REGAINED if self.won == 0 else 0.5)
+        return Account(self.plain, trust=min(1.0, max(LEAST_TRUST, trust)))

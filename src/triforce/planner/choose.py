@@ -8,8 +8,8 @@ from enum import Enum
 
 import numpy as np
 
-from triforce.planner.forecast import BudgetFactors
-from triforce.planner.plan import PLAIN, Estimates, Plan, plan_space, proposals
+from triforce.planner.pass_costs import FULL
+from triforce.planner.plan import PLAIN, BudgetFactors, Estimates, Plan, plan_space, proposals
 from triforce.planner.planner_config import CONFIG
 
 
@@ -20,14 +20,7 @@ class State(Enum):
     SPECULATING = "the plan promises most"
     TRYING = "the plan may be best, too little was seen of it"
     GUARDED = "a plan promises more, but the text has lost what trials may lose"
-
-
-@dataclass(frozen=True, slots=True)
-class PlanLimits:
-    """Limits of a choice: tokens left to come at most, and seconds that may be lost."""
-
-    left: float
-    headroom: float
+    PROBING = "to see again what plain decoding costs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,36 +35,6 @@ class Candidate:
     score: float
 
 
-def candidates(
-    it: Estimates, draft: bool, sparse: bool, budgets: Sequence[BudgetFactors], limits: PlanLimits
-) -> list[Candidate]:
-    """The best plan of each choice of tiers, of those that may be risked; plain decoding is left out.
-
-    draft: whether there is a draft model. sparse: whether the retrieval tier would see less than all.
-    """
-    space = plan_space(draft, sparse)
-    tokens_KZN, seconds_KZN = proposals(space, it)
-    _, rate_KN, upper_KN = (tokens_KZN / seconds_KZN).swapaxes(0, 1)
-    risk_KN = seconds_KZN[:, 0] - tokens_KZN[:, 0] * it.full_W[1]
-    allowed_KN = risk_KN <= max(0.0, limits.headroom)
-    optimism = limits.left / (limits.left + CONFIG.optimism_tokens)
-    score_KN = np.where(allowed_KN, rate_KN + optimism * (upper_KN - rate_KN), 0.0)
-    unusual_K = np.array([len(factors) for factors in budgets])
-    worth_KN = np.where(allowed_KN, rate_KN, 0.0) / CONFIG.budget_gain ** unusual_K[:, None]
-    worth_KN[1:] /= CONFIG.switch_gain
-    found = []
-    for family in space.families[1:]:
-        k, n = divmod(int(worth_KN[:, family].argmax()), family.stop - family.start)
-        n += family.start
-        if space.ngram_N[n] and not it.found_A[int(space.draft_N[n] == 0)]:
-            continue
-        plan = space.plans[n]
-        if space.retrieval_N[n] and budgets[k]:
-            plan = replace(plan, budget_factors=tuple(sorted(budgets[k].items())))
-        found.append(Candidate(plan, float(rate_KN[k, n]), float(score_KN[k, n])))
-    return found
-
-
 @dataclass(frozen=True, slots=True)
 class Choice:
     """A chosen plan, why, and the tokens per second of each row that it promises; 0: not known yet."""
@@ -81,17 +44,43 @@ class Choice:
     rate: float = 0.0
 
 
+def candidates(
+    it: Estimates, draft: bool, sparse: bool, budgets: Sequence[BudgetFactors], left: float, headroom: float
+) -> list[Candidate]:
+    """The best plan of each choice of tiers, of those that may be risked; plain decoding is left out.
+
+    draft: whether there is a draft model. sparse: whether the retrieval tier would see less than all. budgets: the
+    present one first. left: tokens to come at most. headroom: seconds that may be lost.
+    """
+    space = plan_space(draft, sparse)
+    tokens_KZN, seconds_KZN = proposals(space, it)
+    _, rate_KN, upper_KN = (tokens_KZN / seconds_KZN).swapaxes(0, 1)
+    risk_KN = seconds_KZN[:, 0] - tokens_KZN[:, 0] * it.seconds_KW[FULL][0, 1]
+    allowed_KN = risk_KN <= max(0.0, headroom)
+    optimism = left / (left + CONFIG.optimism_tokens)
+    score_KN = np.where(allowed_KN, rate_KN + optimism * (upper_KN - rate_KN), 0.0)
+    needed_K = CONFIG.budget_gain ** np.array([len(factors) for factors in budgets])
+    needed_K[1:] *= CONFIG.switch_gain
+    worth_KN = np.where(allowed_KN, rate_KN, 0.0) / needed_K[:, None]
+    found = []
+    for family in space.families[1:]:
+        k, n = np.unravel_index(worth_KN[:, family].argmax(), worth_KN[:, family].shape)
+        plan = space.plans[family][n]
+        if "retrieval" in plan.tiers:
+            plan = replace(plan, budget_factors=budgets[int(k)])
+        found.append(Candidate(plan, float(rate_KN[k, family][n]), float(score_KN[k, family][n])))
+    return found
+
+
 def best(found: Sequence[Candidate], present: Plan, plain: float) -> Choice:
     """The best of these plans that may be followed, or plain decoding, which has so many tokens per second.
 
     The tiers of the present plan are kept where others promise little more.
     """
-    first = max(found, key=lambda each: each.score, default=None)
     needed = CONFIG.leave_gain if present.plain else CONFIG.switch_gain
-    if first is None or first.score < needed * plain:
+    kept = {present.tiers: CONFIG.switch_gain}
+    first = max(found, key=lambda each: each.score * kept.get(each.plan.tiers, 1.0))
+    if max(each.score for each in found) < needed * plain:
         promised = any(each.rate > CONFIG.switch_gain * plain for each in found)
         return Choice(PLAIN, State.GUARDED if promised else State.PLAIN, plain)
-    same = next((each for each in found if each.plan.tiers == present.tiers), None)
-    if same and same.score * CONFIG.switch_gain > first.score:
-        first = same
     return Choice(first.plan, State.SPECULATING if first.rate > plain else State.TRYING, first.rate)

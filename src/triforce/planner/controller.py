@@ -8,7 +8,6 @@ can change a text; under `rejection` none depends on a token that is still to be
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
@@ -17,46 +16,26 @@ from triforce.distributed.group import ALONE, TPGroup
 from triforce.kvcache import FullView, RetrievalView
 from triforce.planner.acceptance import AcceptanceTracker, NgramHindsight
 from triforce.planner.account import Account
-from triforce.planner.cadence import Cadence, Waits
-from triforce.planner.choose import Candidate, Choice, PlanLimits, State, best, candidates
+from triforce.planner.cadence import Cadence
+from triforce.planner.choose import Candidate, Choice, State, best, candidates
 from triforce.planner.cost_model import CostModel
-from triforce.planner.forecast import Beliefs, BudgetFactors, budget_options
+from triforce.planner.forecast import Beliefs, budget_options
 from triforce.planner.pass_costs import FULL
-from triforce.planner.plan import PLAIN, Estimates, Plan
+from triforce.planner.plan import PLAIN, BudgetFactors, Estimates, Plan
 from triforce.planner.planner_config import CONFIG
 from triforce.planner.tiers import Observer, link
 from triforce.ragged import Bools
 from triforce.speculation import NgramProposer, Proposer, SequenceState, Tier
 from triforce.speculation.counters import REMEMBERED
 
-PROBE_EVERY, PROBED = 64, 3  # proposals for some of plain decoding, where that may be best: its cost stays known
 ENDLESS = 10**6  # tokens to come, where nobody says how many
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """Start of the next text of a kind, which the latest one leaves. plain: seconds of a step of plain decoding."""
-
-    choice: Choice
-    plain: float
-    trust: float  # see `Account`
-    waits: Waits
-
-
-@dataclass(slots=True)
-class Unlearnt:
-    """Consecutive proposals of one plan that nothing was learnt from yet: tokens of each row, and seconds."""
-
-    tokens: float = 0.0
-    seconds: float = 0.0
-    proposals: int = 0
 
 
 class PlanController:
     """Decides for one batch which tiers draft, how many tokens, and how much the retrieval tier reads.
 
     tiers: all tiers that there are, n-grams first and the full tier last, none linked to another (`modes.unlinked`).
-    temperature: the mean of the batch. clock: seconds, for what thinking itself takes. ranks: all follow rank 0, as
+    temperature: the mean of the batch. clock: seconds, for what weighing plans takes. ranks: all follow rank 0, as
     their clocks differ.
     """
 
@@ -86,18 +65,24 @@ class PlanController:
         self.estimates: Estimates | None = None
         self.found: list[Candidate] = []
         """The latest estimates, and the best plan of each choice of tiers by them."""
-        self._budget_factors: BudgetFactors = {}
         self._grain = self.top.cache.grain
         self._proposals = self._first_thought = self._plain_at = 0
         self._kind = ""  # of the texts at their first proposal, see `AcceptanceTracker.kind`
         self.lengths: Sequence[int] = ()  # of the texts before the latest proposal
         self.live_B: Bools = np.zeros(len(self.top.cache.lengths_B), bool)
-        self._unlearnt, self._fresh = Unlearnt(), False  # whether a plan was just applied
+        self._unlearnt = 0.0, 0.0, 0  # tokens of a row, seconds and proposals that nothing was learnt from yet
+        self._fresh = False  # whether a plan was just applied
 
     @property
     def plain(self) -> float:
         """Tokens per second of each row, expected of plain decoding; 0: not known yet."""
         return 1 / self.account.plain if self.account.plain else 0.0
+
+    @property
+    def followed(self) -> Choice:
+        """The choice that is followed now: plain decoding, too, while that is probed."""
+        probes = self.plan.plain and not self.choice.plan.plain
+        return Choice(PLAIN, State.PROBING, self.plain) if probes else self.choice
 
     def steer(self, prefix: SequenceState, live_B: Bools, left: Callable[[], int] = lambda: ENDLESS) -> None:
         """Link the tiers for the next proposal. Most calls return at once. left: tokens that are to come, at most."""
@@ -106,12 +91,9 @@ class PlanController:
         due = self._cadence.elapsed >= self._cadence.due_at and self._proposals >= self._first_thought
         self._proposals += 1
         plain = self.plan.plain and self.choice.plan.plain
-        if self.ranks.broadcast(due):
+        if self.ranks.broadcast(due or self._alarmed):
             self._think(prefix, live_B, left())
-            plain = plain and self.choice.plan.plain
-        elif not plain and self.ranks.broadcast(self._alarmed):
-            self._think(prefix, live_B, left(), alarmed=True)
-        if plain:
+        if plain and self.choice.plan.plain:
             self._plain_at = self._proposals
         else:
             self._follow(prefix, live_B)
@@ -123,28 +105,28 @@ class PlanController:
             self._fresh = False
             self._forget_passes()
             return
-        self.lengths, unlearnt = lengths, self._unlearnt
-        unlearnt.tokens += taken / len(lengths)
-        unlearnt.seconds += seconds
-        unlearnt.proposals += 1
-        if unlearnt.proposals >= REMEMBERED:
+        tokens, before, proposals = self._unlearnt
+        self.lengths, self._unlearnt = lengths, (tokens + taken / len(lengths), before + seconds, proposals + 1)
+        if proposals + 1 >= REMEMBERED:
             self._learn()
 
     def conclude(self, prefix: SequenceState, live_B: Bools) -> None:
         """Learn from the latest proposals before the next one, which will be of another kind."""
-        if self._unlearnt.proposals:
+        if self._unlearnt[-1]:
             self.lengths, self.live_B = prefix.lengths_B[live_B].tolist(), live_B
             self._learn()
 
     def close(self, prefix: SequenceState) -> None:
         """Keep what was learnt for the next texts: these are done."""
-        if self._unlearnt.proposals:
+        if self._unlearnt[-1]:
             self._learn()
         if self.lengths and self.acceptance.kind(self.lengths) == self._kind:
             stays = "ngram" not in self.choice.plan.tiers and self.choice.state is not State.GUARDED
-            choice = self.choice if stays else Choice(rate=self.plain)
-            waits = self._cadence.left(self.account.won > 0)
-            self.costs.kinds[self._kind] = Kept(choice, self.account.plain, self.account.next_trust, waits)
+            self.costs.kinds[self._kind] = (
+                self.choice if stays else Choice(rate=self.plain),
+                self.account,
+                self._cadence,
+            )
 
     def apply(self, plan: Plan, prefix: SequenceState, live_B: Bools) -> None:
         """Link the tiers by a plan. Passes that are not learnt from by now are dropped."""
@@ -154,7 +136,7 @@ class PlanController:
         chosen = "retrieval" in plan.tiers and self.view.setting.budget.open
         self.plan, self.name, self.budget = plan, str(plan), self.view.budget if chosen else None
         self.changes += 1
-        self._unlearnt, self._fresh = Unlearnt(), self._proposals > 1
+        self._unlearnt, self._fresh = (0.0, 0.0, 0), self._proposals > 1
         self._forget_passes()
 
     def _forget_passes(self) -> None:
@@ -164,7 +146,8 @@ class PlanController:
     @property
     def _alarmed(self) -> bool:
         """Whether the latest proposals have lost more than they may."""
-        lost = self._unlearnt.seconds - self._unlearnt.tokens * self.account.plain
+        tokens, seconds, _ = self._unlearnt
+        lost = seconds - tokens * self.account.plain
         return not self.plan.plain and lost > max(self.account.headroom, self.account.plain)
 
     def _begin(self, lengths: list[int], left: int) -> None:
@@ -172,66 +155,60 @@ class PlanController:
         self._kind = self.acceptance.kind(lengths)
         kept = self.ranks.broadcast(self.costs.kinds.get(self._kind))
         if kept:
-            self.choice, self.account = kept.choice, Account(kept.plain, trust=kept.trust)
-            self._cadence.resume(kept.waits, left * kept.plain)
+            self.choice, account, cadence = kept
+            self.account, self._cadence = account.next(), cadence.next(account.won > 0, left * account.plain)
         elif not self.costs.confirmed:
             self._first_thought, self._cadence.due_at = CONFIG.first_proposals, CONFIG.first_seconds
         if self._cadence.due_at and "retrieval" not in self.choice.plan.tiers:
             self.top.cache.grain = 0  # as in `_follow`, which is not called while plain decoding goes on
 
-    def _think(self, prefix: SequenceState, live_B: Bools, left: int, alarmed: bool = False) -> None:
+    def _think(self, prefix: SequenceState, live_B: Bools, left: int) -> None:
         """Look for n-grams that repeat, and choose a plan if that is due."""
         began, rows = self._clock(), live_B.nonzero()[0].tolist()
         hits = self.hindsight.update(prefix, rows[self._proposals % len(rows)])
         self._cadence.heard(hits, self._clock() - began)
-        due = self._cadence.thinks or alarmed
-        quick = self.choice.plan.plain and not due
-        if due or self._cadence.calls:
+        if self._cadence.thinks or self._alarmed:
             self.conclude(prefix, live_B)
-            self.choice = self.choose(prefix.lengths_B[live_B].tolist(), left, quick)
-            self._cadence.thought(self._clock() - began, self.choice.plan, quick)
+            self.choice = self.choose(prefix.lengths_B[live_B].tolist(), left)
+            self._cadence.thought(self._clock() - began, self.choice.plan)
         self.choice = self.ranks.broadcast(self.choice)
 
-    def choose(self, lengths: list[int], left: int, quick: bool = False) -> Choice:
-        """The plan from now on, for texts of these lengths of which at most `left` tokens are to come.
-
-        quick: n-grams alone are weighed against plain decoding.
-        """
-        sparse = not quick and any(length > self.view.budget(length) for length in lengths)
-        budgets = budget_options(self.view, self._budget_factors, lengths) if sparse else [{}]
+    def choose(self, lengths: list[int], left: int) -> Choice:
+        """The plan from now on, for texts of these lengths of which at most `left` tokens are to come."""
+        sparse = any(length > self.view.budget(length) for length in lengths)
+        budgets: list[BudgetFactors] = budget_options(self.view, lengths) if sparse else [()]
         beliefs = Beliefs(self.costs, self.acceptance, self.hindsight, self.view)
         self.estimates = beliefs.estimates(lengths, budgets)
-        self.account.plain = float(self.estimates.full_W[1])
-        limits = PlanLimits(left, self.account.headroom)
-        self.found = candidates(self.estimates, "draft" in self.by_name and not quick, sparse, budgets, limits)
+        self.account.plain = float(self.estimates.seconds_KW[FULL][0, 1])
+        headroom = self.account.headroom
+        self.found = candidates(self.estimates, "draft" in self.by_name, sparse, budgets, left, headroom)
         return best(self.found, self.choice.plan, self.plain)
 
     def _follow(self, prefix: SequenceState, live_B: Bools) -> None:
-        """Apply the chosen plan, or go on for a proposal until the full tier has observed attention for it."""
-        chosen = self.choice.plan
-        since = self._proposals - self._plain_at
-        every = PROBE_EVERY if self.costs.passes.of(FULL).count >= PROBE_EVERY / 2 else PROBE_EVERY / 4
-        probing = since % every < PROBED and since >= every and self.choice.rate < 2 * self.plain
+        """Apply the chosen plan, or go on for a proposal until the full tier has observed attention for it.
+
+        Where speculation promises little, some proposals are plain, so that the cost of plain decoding stays known.
+        """
+        chosen, since = self.choice.plan, self._proposals - self._plain_at
+        every = CONFIG.probe_every
+        probing = since % every < CONFIG.probed and since >= every and self.choice.rate < 2 * self.plain
         wanted = PLAIN if self.ranks.broadcast(probing) else chosen
-        retrieves = "retrieval" in wanted.tiers
-        if retrieves:
-            self._budget_factors = dict(wanted.budget_factors)
-        ready = not retrieves or self.top.cache.grain == self._grain
+        ready = "retrieval" not in wanted.tiers or self.top.cache.grain == self._grain
         self.top.cache.grain = self._grain if "retrieval" in chosen.tiers else 0
-        if ready and wanted is not self.plan and wanted != self.plan:
+        if ready and wanted != self.plan:
             self.conclude(prefix, live_B)
             self.apply(wanted, prefix, live_B)
         self.live_B = live_B
 
     def _learn(self) -> None:
         """Learn from the latest proposals, all of one plan."""
-        late, self._unlearnt = self._unlearnt, Unlearnt()
-        usual = self.observer.passes(self.plan, self.lengths, late.seconds)
+        (tokens, seconds, proposals), self._unlearnt = self._unlearnt, (0.0, 0.0, 0)
+        usual = self.observer.passes(self.plan, self.lengths, seconds)
         if not self.account.plain and self.plan.plain:
-            self.account.plain = usual / late.proposals
+            self.account.plain = usual / proposals
         least, most = usual / CONFIG.outlier, usual * CONFIG.outlier  # beyond them the machine did something else
-        self.account.enter(late.tokens, min(max(late.seconds, least), most), self.plan.plain)
+        self.account.enter(tokens, min(max(seconds, least), most), self.plan.plain)
         if self.plan.plain:
-            self.acceptance.fade(late.proposals)
+            self.acceptance.fade(proposals)
         else:
-            self.observer.verdicts(self.plan, self.lengths, self.live_B, late.proposals)
+            self.observer.verdicts(self.plan, self.lengths, self.live_B, proposals)

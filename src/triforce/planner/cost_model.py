@@ -21,7 +21,7 @@ import torch
 from triforce.backends import native_loader
 from triforce.planner.acceptance import AcceptanceHistory
 from triforce.planner.pass_costs import Kind, PassCosts, Seen
-from triforce.planner.searched_layers import Finding, Findings
+from triforce.planner.searched_layers import Finding
 from triforce.planner.tier_work import TierWork
 
 OLD_PASSES = 4.0  # that those of the file count as, of a kind
@@ -31,16 +31,16 @@ class CostModel:
     """Seconds of `passes`, `acceptance` of draft tokens, and `layers` to search. `path`: their file, if any."""
 
     def __init__(self, path: Path | None = None, works: Mapping[str, TierWork] | None = None) -> None:
-        self.path = path
-        seen, self.acceptance, self.layers = _read(path)
-        self.passes = PassCosts(dict(works or {}))
-        for tier, kinds in seen.items():
-            self.passes.of(tier).seen = kinds
-            self.passes.of(tier).fit()
+        self.path, self.passes = path, PassCosts(dict(works or {}))
+        self.acceptance, self.layers = AcceptanceHistory(), dict[str, Finding]()
         self.confirmed = False
         """Whether this process has seen passes: those of the file may be another machine's, or a busy hour's."""
         self.kinds: dict[str, Any] = {}
-        """What the latest text of a kind leaves to the next one (`controller.Kept`)."""
+        """What the latest text of a kind leaves to the next one: choice, account and cadence of its controller."""
+        unfit = OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError
+        with suppress(*unfit):  # all of it can be learnt again
+            if path:
+                self._read(json.loads(path.read_text(encoding="utf-8")))
 
     def observe(self, tier: str, width: int, rows: int, keys: float, seconds: float, passes: int = 1) -> float:
         """Note passes that are alike, see `PassCosts.observe`."""
@@ -51,8 +51,10 @@ class CostModel:
         """Write the file for the next process; a folder that cannot be written to is ignored."""
         if self.path is None:
             return
-        layers = {case: asdict(found) for case, found in self.layers.items()}
-        saved = {"passes": self._passes(), "shares": self.acceptance.sums, "layers": layers}
+        layers, shift = {case: asdict(found) for case, found in self.layers.items()}, log(self.passes.speed)
+        kinds = [(tier, kind, x) for tier, costs in self.passes.tiers.items() for kind, x in costs.seen.items()]
+        passes = [(tier, *kind, x.count, x.keys, x.log + shift) for tier, kind, x in kinds]
+        saved = {"passes": passes, "shares": self.acceptance.sums, "layers": layers}
         fresh = self.path.with_suffix(f".{os.getpid()}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -62,38 +64,27 @@ class CostModel:
             with suppress(OSError):
                 fresh.unlink()
 
-    def _passes(self) -> list[tuple[str, int, int, int, float, float, float]]:
-        """All passes that were seen, at the speed of now."""
-        shift, tiers = log(self.passes.speed), self.passes.tiers.items()
-        kinds = [(tier, kind, each) for tier, costs in tiers for kind, each in costs.seen.items()]
-        return [(tier, *kind, each.count, each.keys, each.log + shift) for tier, kind, each in kinds]
-
-
-def _read(path: Path | None) -> tuple[dict[str, dict[Kind, Seen]], AcceptanceHistory, Findings]:
-    """The file's contents; nothing if it cannot be read, as all of it can be learnt again."""
-    if path is None:
-        return {}, AcceptanceHistory(), {}
-    try:
-        saved = json.loads(path.read_text(encoding="utf-8"))
+    def _read(self, saved: Any) -> None:
+        """Take what the file holds. Raises one of several exceptions, and takes nothing, where it is not ours."""
         seen: dict[str, dict[Kind, Seen]] = {}
         for tier, width, rows, size, count, keys, took in saved["passes"]:
-            kind = int(width), int(rows), int(size)
-            _numbers([*kind, count, keys, abs(took), min(width, rows, count) - 0.5], 7)
+            _numbers([size, keys, abs(took), min(width, rows, count) - 0.5], 4)
             found = Seen(min(float(count), OLD_PASSES), float(keys), float(took), own=False)
-            seen.setdefault(str(tier), {})[kind] = found
-        sums = {str(key): _numbers(pair, 2).tolist() for key, pair in saved["shares"].items()}
-        layers = {str(case): Finding.read(found) for case, found in saved["layers"].items()}
-        return seen, AcceptanceHistory(sums), layers
-    except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
-        return {}, AcceptanceHistory(), {}
+            seen.setdefault(str(tier), {})[int(width), int(rows), int(size)] = found
+        sums = {str(case): _numbers(pair, 2) for case, pair in saved["shares"].items()}
+        self.layers = {str(case): Finding.read(found) for case, found in saved["layers"].items()}
+        self.acceptance.sums = sums
+        for tier, kinds in seen.items():
+            self.passes.of(tier).seen = kinds
+            self.passes.of(tier).fit()
 
 
-def _numbers(saved: Any, *shape: int) -> np.ndarray:
-    """An array of this shape, finite and nowhere negative. Raises ValueError."""
-    array = np.array(saved, float).reshape(shape)
+def _numbers(saved: Any, count: int) -> list[float]:
+    """Return so many numbers, finite and nowhere negative. Raises ValueError."""
+    array = np.array(saved, float).reshape(count)
     if not (np.isfinite(array).all() and (array >= 0).all()):
         raise ValueError("not sums of observations")
-    return array
+    return array.tolist()
 
 
 def costs_path(models: list[str], device: torch.device, dtype: torch.dtype) -> Path | None:

@@ -11,13 +11,15 @@ n-grams before a draft (0) and alone (1). Amounts of N plans are (N,), (Z, N) or
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from itertools import product
-from typing import Any
+from itertools import combinations, product
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from triforce.planner.pass_costs import AMONG_MODELS, FULL
 from triforce.ragged import Ints
 
 Amount = Any
@@ -28,24 +30,29 @@ NARROW_GAMMAS = (1, 2, 3, 4, 6, 8)
 NGRAM_GAMMAS = (4, 8, 16)
 """Of n-grams: behind short matches they propose less of themselves."""
 
+BELOW_ANOTHER = 8
+"""The largest gamma of a tier below the retrieval tier."""
+
 MAX_ACCEPTANCE = 1 - 1e-9
 """An acceptance that is as good as 1."""
 
 MAX_OF_NORMALS = (0.0, 0.0, 0.56, 0.85, 1.03, 1.16, 1.27, 1.35, 1.42)
 """Standard deviations that the largest of so many normal variables is above their mean."""
 
+BudgetFactors = tuple[tuple[int, float], ...]
+"""Times the usual budget that the retrieval tier reads, by the bits of a row's length; 1 where it is left out."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Tiers from the lowest to the full one, and the tokens that each of the lower ones proposes to the next (gamma).
 
-    A draft below n-grams drafts where they have no match. budget_factors: times the usual budget that the retrieval
-    tier reads, by the bits of a context's length; 1 for others.
+    A draft below n-grams drafts where they have no match.
     """
 
     tiers: tuple[str, ...] = ("full",)
     gammas: tuple[int, ...] = ()
-    budget_factors: tuple[tuple[int, float], ...] = ()
+    budget_factors: BudgetFactors = ()
 
     @property
     def plain(self) -> bool:
@@ -62,101 +69,60 @@ PLAIN = Plan()
 
 @dataclass(frozen=True, slots=True)
 class PlanSpace:
-    """Plans that are worth a thought, and their gammas: plain decoding first, those with a retrieval tier last.
-
-    alone: how many have n-grams at most, direct: no retrieval tier. families: slices of plans of the same tiers.
-    """
+    """Plans that are worth a thought, plain decoding first, and their gammas. families: slices of the same tiers."""
 
     plans: tuple[Plan, ...]
     draft_N: Ints
     ngram_N: Ints
     retrieval_N: Ints
-    alone: int
-    direct: int
     families: tuple[slice, ...]
 
 
 @cache
 def plan_space(draft: bool, retrieval: bool) -> PlanSpace:
     """Return all plans, with a draft model or not, with a middle tier where that would see less than all."""
-    drafts, low = NARROW_GAMMAS, NGRAM_GAMMAS[:2]
-    choices: list[dict[str, tuple[int, ...]]] = [{}, {"ngram": NGRAM_GAMMAS}]
-    if draft:
-        choices += [{"draft": drafts}, {"draft": drafts, "ngram": NGRAM_GAMMAS}]
-    if retrieval:
-        below: list[dict[str, tuple[int, ...]]] = [{}, {"ngram": low}]
-        below += [{"draft": drafts}, {"draft": drafts, "ngram": low}] if draft else []
-        choices += [{**each, "retrieval": WIDE_GAMMAS} for each in below]
-    found = [[Plan((*each, "full"), gammas) for gammas in product(*each.values())] for each in choices]
-    plans = [plan for some in found for plan in some]
-    gammas = [dict(zip(plan.tiers, plan.gammas, strict=False)) for plan in plans]
-    draft_N, ngram_N, retrieval_N = (np.array([g.get(t, 0) for g in gammas]) for t in ("draft", "ngram", "retrieval"))
-    ends = np.cumsum([len(some) for some in found]).tolist()
-    families = tuple(slice(start, end) for start, end in zip([0, *ends], ends, strict=False))
-    direct = int((retrieval_N == 0).sum())
-    return PlanSpace(tuple(plans), draft_N, ngram_N, retrieval_N, families[1].stop, direct, families)
+    gammas = {"draft": NARROW_GAMMAS, "ngram": NGRAM_GAMMAS, "retrieval": WIDE_GAMMAS}
+    lower = [tier for tier in gammas if {"draft": draft, "retrieval": retrieval}.get(tier, True)]
+    plans, families = list[Plan](), list[slice]()
+    for tiers in (tiers for count in range(len(lower) + 1) for tiers in combinations(lower, count)):
+        some = [Plan((*tiers, "full"), each) for each in product(*map(gammas.__getitem__, tiers))]
+        if "retrieval" in tiers:
+            some = [plan for plan in some if max(plan.gammas[:-1], default=0) <= BELOW_ANOTHER]
+        families.append(slice(len(plans), len(plans) + len(some)))
+        plans += some
+    of = [dict(zip(plan.tiers, plan.gammas, strict=False)) for plan in plans]
+    draft_N, ngram_N, retrieval_N = (np.array([each.get(tier, 0) for each in of]) for tier in gammas)
+    return PlanSpace(tuple(plans), draft_N, ngram_N, retrieval_N, tuple(families))
 
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
     """Costs and acceptance of the tiers, for the rows of a batch.
 
-    full_W, retrieval_KW: seconds of a pass over so many tokens of each row; among_W: of the full tier among other
-    models. draft_G: of a fused draft; ngram: of a look.
-    draft_Z, retrieval_KZ: the share of draft tokens that is accepted, of those that the tier above looked at.
-    proposed_AG, accepted_AG: tokens of n-grams in the mean of places. found_A: the share of places with a match.
-    trust_Z: the part of these three that comes true.
+    seconds_KW: by tier, of a pass over so many tokens of each row, or of as many of a fused draft; the full tier among
+    other models is told apart. accepted_KZ: by tier, the share of draft tokens that is accepted, of those that the tier
+    above looked at; of n-grams the part that comes true of what hindsight predicts, which is: found_A, the share of
+    places with a match; proposed_AG, accepted_AG, tokens in the mean of places.
     """
 
     rows: int
-    full_W: np.ndarray
-    among_W: np.ndarray
-    retrieval_KW: np.ndarray
-    draft_G: np.ndarray
-    ngram: float
-    draft_Z: np.ndarray
-    retrieval_KZ: np.ndarray
+    seconds_KW: Mapping[str, np.ndarray]
+    accepted_KZ: Mapping[str, np.ndarray]
     proposed_AG: np.ndarray
     accepted_AG: np.ndarray
     found_A: np.ndarray
-    trust_Z: np.ndarray
 
 
-@dataclass(frozen=True, slots=True)
-class _Round:
-    """Draft tokens of one round, their seconds, and the tokens that verifying them gives.
+class Round(NamedTuple):
+    """Draft tokens of each row for the tier above, their seconds, and the tokens that verifying them gives.
 
     width: draft tokens of the row that has most of them, as a pass is as wide as that.
     """
 
-    tokens: np.ndarray
-    seconds: np.ndarray
-    verified: np.ndarray
-    width: np.ndarray
-
-    def some(self, plans: slice) -> _Round:
-        return _Round(*(getattr(self, name)[..., plans] for name in self.__slots__))
-
-    def then(self, other: _Round) -> _Round:
-        """Return these plans, and behind them those of another round, which has budgets."""
-        both = ((getattr(self, name), getattr(other, name)) for name in self.__slots__)
-        return _Round(*(np.concatenate((np.broadcast_to(a, (*b.shape[:-1], a.shape[-1])), b), -1) for a, b in both))
-
-
-def proposals(space: PlanSpace, it: Estimates) -> tuple[np.ndarray, np.ndarray]:
-    """Return the tokens of each row to expect of one proposal of the full tier, and its seconds: (K, Z, N) each."""
-    draft_N = space.draft_N
-    drafted = expected(it.draft_Z[:, None], draft_N)
-    below = _ngrams(space, it, _Round(draft_N, it.draft_G[draft_N], drafted, draft_N))
-    if space.direct < len(space.plans):
-        part = slice(space.direct, None)
-        below = below.some(slice(space.direct)).then(_retrieved(it, below.some(part), space.retrieval_N[part]))
-    alone = space.alone
-    width = np.broadcast_to(below.width, below.verified.shape) + 1
-    full = np.concatenate((_at(it.full_W, width[..., :alone]), _at(it.among_W, width[..., alone:])), -1)
-    seconds = below.seconds + full
-    shape = len(it.retrieval_KW), len(it.draft_Z), len(space.plans)
-    return np.broadcast_to(below.verified, shape), np.broadcast_to(seconds, shape)
+    tokens: Amount
+    seconds: Amount
+    verified: Amount
+    width: Amount
 
 
 def expected(acceptance: Amount, gamma: Amount) -> Amount:
@@ -165,30 +131,45 @@ def expected(acceptance: Amount, gamma: Amount) -> Amount:
     return (1 - acceptance ** (gamma + 1)) / (1 - acceptance)
 
 
-def _ngrams(space: PlanSpace, it: Estimates, drafted: _Round) -> _Round:
-    """A round of n-grams, and of the draft below where they have no match."""
-    alone_N, used_N, trust_Z1 = (space.draft_N == 0).astype(int), space.ngram_N > 0, it.trust_Z[:, None]
+def proposals(space: PlanSpace, it: Estimates) -> tuple[np.ndarray, np.ndarray]:
+    """Return the tokens of each row to expect of one proposal of the full tier, and its seconds: (K, Z, N) each."""
+    draft = _drafted(space, it)
+    if space.retrieval_N.any():
+        retrieved, used_N = _retrieved(it, draft, space.retrieval_N), space.retrieval_N > 0
+        draft = Round(*(np.where(used_N, *both) for both in zip(retrieved, draft, strict=True)))
+    alone_N = space.draft_N + space.retrieval_N == 0
+    full, among = (_at(it.seconds_KW[tier][0], draft.width + 1) for tier in (FULL, AMONG_MODELS))
+    seconds = draft.seconds + np.where(alone_N, full, among)
+    shape = *it.accepted_KZ["retrieval"].shape, len(space.plans)
+    return np.broadcast_to(draft.verified, shape), np.broadcast_to(seconds, shape)
+
+
+def _drafted(space: PlanSpace, it: Estimates) -> Round:
+    """A round of n-grams, and of the draft where they have no match or are not used."""
+    draft_N, used_N, trust_Z1 = space.draft_N, space.ngram_N > 0, it.accepted_KZ["ngram"][0][:, None]
+    alone_N = (draft_N == 0).astype(int)
     found = trust_Z1 * (used_N * it.found_A[alone_N])
     proposed = trust_Z1 * (used_N * it.proposed_AG[alone_N, space.ngram_N])
     accepted = trust_Z1 * (used_N * it.accepted_AG[alone_N, space.ngram_N])
-    somewhere, lacking, missing = 1 - (1 - found) ** it.rows, 1 - found**it.rows, 1 - found  # in some row
-    width = np.maximum(proposed / np.maximum(found, 1e-9) * somewhere, lacking * drafted.width)
-    seconds = it.ngram * used_N + lacking * drafted.seconds
-    return _Round(proposed + missing * drafted.tokens, seconds, found + accepted + missing * drafted.verified, width)
+    missing = 1 - found
+    somewhere, lacking = 1 - missing**it.rows, 1 - found**it.rows  # in some row
+    return Round(
+        proposed + missing * draft_N,
+        it.seconds_KW["ngram"][0, 1] * used_N + lacking * it.seconds_KW["draft"][0, draft_N],
+        found + accepted + missing * expected(it.accepted_KZ["draft"][0][:, None], draft_N),
+        np.maximum(proposed / np.maximum(found, 1e-9) * somewhere, lacking * draft_N),
+    )
 
 
-def _retrieved(it: Estimates, below: _Round, gamma_N: Ints) -> _Round:
+def _retrieved(it: Estimates, below: Round, gamma_N: Ints) -> Round:
     """Rounds of tokens verified by the retrieval tier until there are `gamma`; of many rows all wait for the last."""
     rounds = np.maximum(1.0, (gamma_N + (below.verified - 1) / 2) / below.verified)
     tokens = rounds * below.verified
-    if it.rows > 1:
-        spread = 0.75 * (below.verified - 1) * (below.tokens + 1 - below.verified)
-        deviation = np.sqrt(rounds * np.maximum(spread, 0.0)) / below.verified
-        rounds = rounds + MAX_OF_NORMALS[min(it.rows, len(MAX_OF_NORMALS) - 1)] * deviation
-    verified_KZN = expected(it.retrieval_KZ[..., None], tokens)
-    seconds_KZN = np.stack([rounds * (below.seconds + _at(row_W, below.width + 1)) for row_W in it.retrieval_KW])
-    tokens_KZN = np.broadcast_to(tokens, verified_KZN.shape)
-    return _Round(tokens_KZN, seconds_KZN, verified_KZN, tokens_KZN)
+    spread = 0.75 * np.maximum((below.verified - 1) * (below.tokens + 1 - below.verified), 0.0)
+    longest = MAX_OF_NORMALS[min(it.rows, len(MAX_OF_NORMALS) - 1)]
+    rounds = rounds + longest * np.sqrt(rounds * spread) / below.verified
+    seconds = np.stack([rounds * (below.seconds + _at(row_W, below.width + 1)) for row_W in it.seconds_KW["retrieval"]])
+    return Round(tokens, seconds, expected(it.accepted_KZ["retrieval"][..., None], tokens), tokens)
 
 
 def _at(seconds_W: np.ndarray, tokens: np.ndarray) -> np.ndarray:

@@ -25,7 +25,7 @@ class PlannerConfig:
     leave_gain: float = 1.15
     """Times the rate of plain decoding that a plan promises, for that to be left: costs of passes are noisy."""
     switch_gain: float = 1.03
-    """Times the rate of the current plan that another one promises: less is noise, and a change costs a look."""
+    """Times the rate of the current tiers or budgets that others promise: less is noise, and a change costs a look."""
 
     # Acceptance: see `planner.acceptance`.
     prior_tokens: float = 8.0
@@ -42,6 +42,7 @@ class PlannerConfig:
     """Draft tokens that the usual budget's acceptance counts as for another budget."""
     budget_exponent: float = 0.3
     """Rejections go with the budget to the power of minus this (docs/results/acceptance.md)."""
+
     budget_gain: float = 1.04
     """Times the rate with the usual budget that another one promises: of such a gain little is known."""
 
@@ -49,9 +50,17 @@ class PlannerConfig:
     think_ratio: float = 200.0
     """Seconds of decoding for a second of weighing plans; the caches that this empties come on top."""
     listen_ratio: float = 100.0
-    """The same for a second of looking for n-grams; up to four times as many where texts do not repeat."""
+    """The same for a second of looking for n-grams."""
+    patience_step: float = 0.25
+    """What is added to the patience by which both are multiplied, each time that plans are weighed."""
+    most_patience: float = 4.0
+    """The largest patience where plain decoding stays best; else it is 1: a text may change, and is looked at again."""
     heard_tokens: int = 8
-    """Tokens that n-grams of a plain text predict until plans are weighed at once."""
+    """Tokens that n-grams predict until plans are weighed at once, times the patience."""
+    probe_every: int = 64
+    """Proposals of which some are plain decoding where speculation promises less than twice its rate."""
+    probed: int = 3
+    """How many: the first one finds what other models left in the caches."""
     first_proposals: int = 8
     """Proposals of plain decoding where this process has seen none."""
     first_seconds: float = 0.02
@@ -65,7 +74,7 @@ class PlannerConfig:
     changed_speed: float = 1.25
     """Times the expected seconds at which a machine is taken to have changed its speed, if most passes say so."""
     outlier: float = 1.5
-    """Times the expected seconds from which a pass of a well-known kind is left out."""
+    """Times the expected seconds that a pass may take, either way, before it is taken for an accident."""
 
 
 CONFIG = PlannerConfig()

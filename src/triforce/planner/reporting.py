@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from triforce.interface.stats import PlanReport, TierBelief
+from triforce.interface.stats import PlanReport, TierBelief, WeighedPlan
 from triforce.planner.controller import PlanController
+from triforce.planner.pass_costs import FULL
 from triforce.planner.plan import PLAIN
 
 WIDE = 8  # tokens of the wide pass whose cost is told
@@ -13,15 +14,13 @@ def report(it: PlanController) -> PlanReport | None:
     """Return what it believed when it last weighed plans; None if it never did, or nothing was proposed."""
     if it.estimates is None or not it.lengths:
         return None
-    beliefs, seen = [], it.estimates
-    seconds = {"full": seen.full_W, "retrieval": seen.retrieval_KW[0], "draft": seen.draft_G, "ngram": [seen.ngram]}
-    for name in it.by_name:
-        narrow, wide = (seconds[name][min(tokens, len(seconds[name]) - 1)] for tokens in (1, WIDE))
-        known = None if name == "full" else it.acceptance.of(name, max(it.lengths))
-        mean, deviation = known or (None, 0.0)
-        passes, tokens = it.costs.passes.of(name).count, it.acceptance.tokens(name)
-        beliefs.append(TierBelief(name, (1000 * float(narrow), 1000 * float(wide)), passes, mean, deviation, tokens))
-    best = max(it.found, key=lambda each: each.rate, default=None)
-    speculates = best is not None and best.rate > it.plain
-    plan, rate = (best.plan, best.rate) if best and speculates else (PLAIN, it.plain)
-    return PlanReport(beliefs, str(plan), rate, it.plain, it.account.won)
+    beliefs = []
+    for name, seconds_KW in it.estimates.seconds_KW.items():
+        tier, (narrow, wide) = name.split()[0], (1000 * seconds_KW[0, [1, WIDE]]).tolist()
+        mean, deviation = (None, 0.0) if tier == FULL else it.acceptance.of(tier, max(it.lengths))
+        if tier in it.by_name:
+            passes, tokens = it.costs.passes.of(name).count, it.acceptance.tokens(tier)
+            beliefs.append(TierBelief(name, (narrow, wide), passes, mean, deviation, tokens))
+    weighed = [WeighedPlan(str(each.plan), each.rate, each.score) for each in it.found]
+    plain = WeighedPlan(str(PLAIN), it.plain, it.plain)
+    return PlanReport(beliefs, [plain, *weighed], it.account.won, it.account.headroom)

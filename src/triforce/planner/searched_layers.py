@@ -12,6 +12,7 @@ Nothing here can change a text.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import hypot
 from typing import Any
 
 from triforce.distributed.group import ALONE, TPGroup
@@ -33,70 +34,49 @@ TOKENS_PER_PASS = 1.8  # of a tier with another one below it, roughly
 NUMBERS_PER_PASS = 8e6  # that could be read in the fixed time of a pass
 
 
-@dataclass(slots=True)
-class Verdicts:
-    """Draft tokens of the retrieval tier that were accepted, and rejected."""
-
-    accepted: int = 0
-    rejected: int = 0
-
-    @staticmethod
-    def read(saved: Any) -> Verdicts:
-        """See `Finding.read`."""
-        return Verdicts(_count(saved["accepted"]), _count(saved["rejected"]))
-
-    @property
-    def count(self) -> int:
-        return self.accepted + self.rejected
-
-    @property
-    def rejection(self) -> float:
-        """The share rejected, of one token more than there were."""
-        return (self.rejected + 0.5) / (self.count + 1)
-
-    @property
-    def error(self) -> float:
-        """The standard error of `rejection`."""
-        return float((self.rejection * (1 - self.rejection) / (self.count + 1)) ** 0.5)
-
-
-@dataclass(slots=True)
-class Trial:
-    """One layer more, and the verdicts without it and with it."""
-
-    layer: int
-    without: Verdicts = field(default_factory=Verdicts)
-    searching: Verdicts = field(default_factory=Verdicts)
+Verdicts = tuple[int, int]
+"""Draft tokens of the retrieval tier that were accepted, and rejected."""
 
 
 @dataclass(slots=True)
 class Finding:
-    """Findings for texts of some size: the layers to search, those tried without a gain, and the one on trial."""
+    """Findings for texts of some size: the layers to search, those tried without a gain, and the one on trial.
+
+    without, searching: verdicts without the layer on trial, and with it; all are `without` one where none is.
+    """
 
     layers: list[int] = field(default_factory=list)
     no_gain: list[int] = field(default_factory=list)
-    trial: Trial | None = None
-    verdicts: Verdicts = field(default_factory=Verdicts)  # since layers were last considered
+    trial: int | None = None
+    without: Verdicts = (0, 0)
+    searching: Verdicts = (0, 0)
 
     @staticmethod
     def read(saved: Any) -> Finding:
-        """A finding from the JSON of its `asdict`. Raises ValueError, TypeError or KeyError for any other JSON."""
-        layers, no_gain = ([_count(layer) for layer in saved[name]] for name in ("layers", "no_gain"))
-        found, trial = Finding(layers, no_gain, verdicts=Verdicts.read(saved["verdicts"])), saved["trial"]
-        if trial is not None:
-            without, searching = (Verdicts.read(trial[name]) for name in ("without", "searching"))
-            found.trial = Trial(_count(trial["layer"]), without, searching)
+        """A finding from the JSON of its `asdict`. Raises ValueError or TypeError for any other JSON."""
+        found = Finding(**saved)
+        (a, b), (c, d) = found.without, found.searching
+        found.without, found.searching = (a, b), (c, d)
+        if any(
+            type(each) is not int or each < 0 for each in (a, b, c, d, found.trial or 0, *found.layers, *found.no_gain)
+        ):
+            raise ValueError("neither a layer nor a count")
         return found
+
+    def begin(self, trial: int | None) -> None:
+        """Judge anew, with this layer on trial, or none."""
+        self.trial, self.without, self.searching = trial, (0, 0), (0, 0)
 
 
 Findings = dict[str, Finding]
 """Findings by size of context, budget and chunk."""
 
 
-def _count(number: Any) -> int:
-    if not isinstance(number, int) or number < 0:
-        raise ValueError("neither a layer nor a count")
-    return number
+def _rejection(verdicts: Verdicts) -> tuple[float, float]:
+    """The share rejected, of one token more than there were, and its standard error."""
+    count = sum(verdicts) + 1
+    share = (verdicts[1] + 0.5) / count
+    return share, (share * (1 - share) / count) ** 0.5
 
 
 class SearchedLayers:
@@ -113,34 +93,34 @@ class SearchedLayers:
         self.trying = False
         """Whether one of the layers of this proposal is on trial."""
         self.changed = False
-        """Whether findings have changed."""
+        """Whether a trial went on, so that findings are to be kept."""
 
     def next_layers(self, length: int, left: int) -> frozenset[int]:
         """The layers to search next. length: tokens of the longest text; left: of one, those still to come at most."""
         if length.bit_length() != self._bits:
             self._enter(length.bit_length())
-        self._length, self._left, self._before = length, left, self._verdicts()
-        trial = self._found.trial
-        if trial and self._turns % BLOCK == 0:
-            self._searching = trial.searching.count <= trial.without.count
-        self.trying = trial is not None and left >= MIN_LEFT and self._searching
-        return frozenset(self._found.layers + ([trial.layer] if trial and self.trying else []))
+        found, self._length, self._left, self._before = self._found, length, left, self._verdicts()
+        if self._turns % BLOCK == 0:
+            self._searching = sum(found.searching) <= sum(found.without)
+        self.trying = found.trial is not None and left >= MIN_LEFT and self._searching
+        return frozenset(found.layers if found.trial is None or not self.trying else [*found.layers, found.trial])
 
     def observe(self) -> None:
         """Learn from the proposal that `next_layers` was called for."""
-        accepted, rejected = (now - before for now, before in zip(self._verdicts(), self._before, strict=True))
+        now, before, found = self._verdicts(), self._before, self._found
         reads_much = self._length < 2 * self.tier.cache.budget(self._length)
-        if accepted + rejected == 0 or reads_much:  # or another tier drafted
+        if now == before or reads_much:  # or another tier drafted
             return
-        trial = self._found.trial
-        verdicts = self._found.verdicts if trial is None else trial.searching if self.trying else trial.without
-        verdicts.accepted, verdicts.rejected = verdicts.accepted + accepted, verdicts.rejected + rejected
-        if trial:
-            self._turns, self.changed = self._turns + 1, True
-            self._conclude(trial)
-        elif verdicts.count >= MIN_TOKENS:
-            self._consider(verdicts)
-            self._found.verdicts = Verdicts()
+        accepted, rejected = found.searching if self.trying else found.without
+        verdicts = accepted + now[0] - before[0], rejected + now[1] - before[1]
+        found.searching, found.without = (verdicts, found.without) if self.trying else (found.searching, verdicts)
+        self._turns, self.changed = self._turns + 1, self.changed or found.trial is not None
+        if found.trial is not None:
+            self._conclude(found, found.trial)
+        elif sum(found.without) >= MIN_TOKENS:
+            self._turns = 0
+            found.begin(self._promising(found, _rejection(found.without)[0]))
+            self._prefer()
 
     def _enter(self, bits: int) -> None:
         """Take up the finding for a length of so many bits."""
@@ -152,36 +132,30 @@ class SearchedLayers:
         self._found = self.findings[self._case(bits)] = self._ranks.broadcast(found)
         layers = self.tier.cache.full.pool.config.layers
         self._found.layers = [layer for layer in self._found.layers if layer < layers]
-        self._prefer(self._found)
+        self._prefer()
 
     def _case(self, bits: int) -> str:
         setting = self.tier.cache.setting
         return f"{bits} {setting.budget.tokens or setting.budget.share} {setting.chunk}"
 
-    def _verdicts(self) -> tuple[int, int]:
+    def _verdicts(self) -> Verdicts:
         counters = self.tier.counters
         return int(counters.accepted_B.sum()), int(counters.rejected_B.sum())
 
-    def _consider(self, verdicts: Verdicts) -> None:
-        """Begin a trial, if the layer that misses most attention promises enough."""
-        found, no_gain = self._found.layers, self._found.no_gain
+    def _promising(self, found: Finding, rejection: float) -> int | None:
+        """The layer that misses most attention, if it promises enough at this share of draft tokens rejected."""
         view, config = self.tier.cache, self.tier.cache.full.pool.config
         offloaded = view.full.pool.offloaded  # other layers than whole ones would be read from their store
-        most = min(MAX_LAYERS, offloaded.whole_layers) if offloaded else MAX_LAYERS
-        rejection = verdicts.rejected / verdicts.count
-        enough = len(found) >= min(most, config.layers - 1) or len(no_gain) >= MAX_NO_GAIN
+        most = min(MAX_LAYERS, config.layers - 1, offloaded.whole_layers if offloaded else MAX_LAYERS)
+        enough = len(found.layers) >= most or len(found.no_gain) >= MAX_NO_GAIN
         if enough or self._gain(rejection, 0.0) < PROMISED_GAIN:
-            return
+            return None
         missed = self._ranks.broadcast(self._missed())
-        candidates = [layer for layer in range(config.layers) if missed and layer not in (*found, *no_gain)]
-        if not candidates:
-            return
-        layer = max(candidates, key=missed.__getitem__)
-        left_out = sum(missed[each] ** 2 for each in candidates)
-        promised = rejection * (1 - missed[layer] ** 2 / max(left_out, 1e-9))
-        if self._gain(rejection, promised) >= PROMISED_GAIN and self._saves(rejection, promised):
-            self._found.trial, self._turns = Trial(layer), 0
-            self._prefer(self._found)
+        possible = [layer for layer in range(len(missed)) if layer not in (*found.layers, *found.no_gain)]
+        layer = max(possible, key=missed.__getitem__, default=0)
+        left_out = sum(missed[each] ** 2 for each in possible)
+        promised = rejection * (1 - missed[layer] ** 2 / left_out) if left_out else rejection
+        return layer if self._gain(rejection, promised) >= PROMISED_GAIN and self._saves(rejection, promised) else None
 
     def _missed(self) -> list[float]:
         """Share of attention, by layer, outside of the selections, in the mean of the rows that have some."""
@@ -189,17 +163,18 @@ class SearchedLayers:
         some = [missed_L for b in range(len(view.selections)) if (missed_L := view.missed(b)) is not None]
         return [sum(each) / len(some) for each in zip(*some, strict=True)]
 
-    def _conclude(self, trial: Trial) -> None:
-        """End a trial that has shown enough."""
-        without, searching = trial.without, trial.searching
-        if min(without.count, searching.count) < MIN_TOKENS:
+    def _conclude(self, found: Finding, layer: int) -> None:
+        """End a trial of a layer that has shown enough."""
+        if min(sum(found.without), sum(found.searching)) < MIN_TOKENS:
             return
-        error = 2 * (without.error**2 + searching.error**2) ** 0.5
-        best, pays, worst = (self._gain(without.rejection, searching.rejection + by) for by in (-error, 0.0, error))
-        well = pays >= MIN_GAIN and (worst >= 1 or searching.count >= MAX_TRIAL)
-        if well or best < MIN_GAIN or searching.count >= MAX_TRIAL:
-            (self._found.layers if well else self._found.no_gain).append(trial.layer)
-            self._found.trial = None
+        (before, error), (after, other) = _rejection(found.without), _rejection(found.searching)
+        most = 2 * hypot(error, other)
+        best, pays, worst = (self._gain(before, after + by) for by in (-most, 0.0, most))
+        last = sum(found.searching) >= MAX_TRIAL
+        well = pays >= MIN_GAIN and (worst >= 1 or last)
+        if well or best < MIN_GAIN or last:
+            (found.layers if well else found.no_gain).append(layer)
+            found.begin(None)
 
     def _gain(self, rejection: float, with_it: float) -> float:
         """The factor of tokens per number read, if one layer more is searched and rejections change to `with_it`."""
@@ -221,8 +196,8 @@ class SearchedLayers:
         accepted = 1 - min(1.0, max(0.0, rejection))
         return max(float(expected(accepted, gamma)) / (gamma / drafted * lower + full) for gamma in WIDE_GAMMAS)
 
-    def _prefer(self, found: Finding) -> None:
+    def _prefer(self) -> None:
         """Prefer searched layers on the device, where KV is offloaded."""
-        layers = [*found.layers, *([found.trial.layer] if found.trial else [])]
+        layers = [*self._found.layers, *([] if self._found.trial is None else [self._found.trial])]
         if (offloaded := self.tier.cache.full.pool.offloaded) and layers:
             offloaded.prefer(layers)

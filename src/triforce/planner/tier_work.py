@@ -45,7 +45,8 @@ class TierWork:
     def of(config: ModelConfig, weight: float, number: float, sequential: bool = False) -> TierWork:
         """The work of a model's passes, with so many bytes of a weight, and of a number of its KV."""
         number = config.kv_bytes(1) / config.kv_size if config.kv_int8 else number
-        weights, key = weight * config.weights_read, number * config.kv_size
+        whole = config.windows.count(0) / config.layers  # the others read no more of a longer context
+        weights, key = weight * config.weights_read, number * config.kv_size * whole
         return TierWork(config.layers, weights, key, weight, number, config.heads // config.kv_heads, sequential)
 
     def bytes(self, width: Any, rows: Any, keys: Any, balance: Any, overhead: Any, overlap: Any) -> Any:

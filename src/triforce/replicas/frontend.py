@@ -48,7 +48,7 @@ class ReplicaFrontend:
             raise ModelError("this model has no tokenizer, and a server of text needs one; put it into its folder")
         rope = llm.target.config.rope
         # It travels to where there may be no such device, and without the tables that it has grown.
-        config = replace(llm.target.config, rope=Rope(rope.inv_freq_F.cpu(), rope.scale))
+        config = replace(llm.target.config, rope=Rope(rope.inv_freq_RF.cpu(), rope.scale))
         return cls(llm.target.path, config, llm.tokenizer, llm.modes, llm.sampling_defaults)
 
     @property

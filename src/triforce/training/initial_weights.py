@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from triforce.checkpoint.weights import NORM
+from triforce.checkpoint.tensor_sources import NORM
 from triforce.engine.model_loader import Checkpoint
 from triforce.model.feature_draft import FeatureDraftConfig, shapes
 from triforce.model.weights import numbers

@@ -17,6 +17,7 @@ from torch import Tensor
 from tests.helpers.paged_kv import native, usable
 from triforce.backends.torch import model
 from triforce.backends.torch.model import TorchLayer
+from triforce.model.architecture import Architecture
 from triforce.model.weights import Layer
 
 if native is None:
@@ -49,7 +50,7 @@ class Exact:
     """The layer in float64."""
 
     def __init__(self, layer: Layer, head_dim: int) -> None:
-        names = (f.name for f in fields(layer))
+        names = (f.name for f in fields(layer) if f.name != "experts")
         self.w = {name: w.double() for name in names if (w := getattr(layer, name)) is not None}
         self.head_dim = head_dim
 
@@ -67,6 +68,11 @@ class Exact:
         y_NC = norm(x_NC, self.w["post_norm_C"])
         gate_NM = y_NC @ self.w["gate_proj_IC"].T
         return x_NC + (gate_NM * gate_NM.sigmoid() * (y_NC @ self.w["up_proj_IC"].T)) @ self.w["down_proj_CI"].T
+
+
+def tensors(layer: Layer) -> list[Any]:
+    """Those that Llama's and Qwen's layers have, in the order of arguments."""
+    return [getattr(layer, f.name) for f in fields(layer)][:14]
 
 
 class Small:
@@ -89,8 +95,8 @@ class Small:
         if norms:
             layer = replace(layer, q_norm_D=scales[2], k_norm_D=scales[3])
         self.sizes, self.dtype, self.layer = (Q, P, P), dtype, layer
-        self.block = native.DecoderLayer(*(getattr(layer, f.name) for f in fields(layer)), head_dim=D, eps=EPS)
-        config: Any = SimpleNamespace(norm_eps=EPS, head_dim=D)
+        self.block = native.DecoderLayer(*tensors(layer), head_dim=D, eps=EPS)
+        config: Any = SimpleNamespace(norm_eps=EPS, head_dim=D, architecture=Architecture())
         self.plain, self.exact = TorchLayer(config, layer), Exact(layer, D)
         self.x_NC = torch.randn(130, C, generator=draw).to(dtype).float()
         self.mixed_NQ = some(130, Q)
@@ -177,7 +183,7 @@ def test_block_bad_arguments_raise(small: Small, dtype: torch.dtype) -> None:
         small.block.finish(x, mixed[:1])
     with pytest.raises(ValueError, match="attn_out must be"):
         small.block.finish(x, mixed.double())
-    weights = [getattr(small.layer, f.name) for f in fields(small.layer)]
+    weights = tensors(small.layer)
     for index, told in [
         (0, "input_norm"),
         (1, "q_proj|whole heads"),

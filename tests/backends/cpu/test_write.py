@@ -55,6 +55,21 @@ def test_page_layout_equals_slots(dtype: torch.dtype) -> None:
     assert torch.equal(keys, k) and torch.equal(values, v)
 
 
+@pytest.mark.parametrize("dim", [16, 80])
+def test_runs_of_tokens_are_written_like_single_ones(dim: int, dtype: torch.dtype) -> None:
+    """Runs that begin and end within pages, single tokens, tokens in reverse, and padding, in more than one job."""
+    runs = [(16, 3), (21, 40), (64, 16), (100, 1), (102, 2), (3, 2), (160, 70)]
+    place_N = torch.cat([torch.arange(first, first + count) for first, count in runs] + [torch.arange(150, 140, -1)])
+    kv, other = Paged(2, dim, pages=16, dtype=dtype), Paged(2, dim, pages=16, dtype=dtype)
+    k_NGD, v_NGD = kv.normal(len(place_N), 2, dim), kv.normal(len(place_N), 2, dim)
+    kv.pages.write(place_N, k_NGD, v_NGD)
+    for n in range(len(place_N)):
+        other.pages.write(place_N[n : n + 1], k_NGD[n : n + 1], v_NGD[n : n + 1])
+    for one, two in ((kv.keys, other.keys), (kv.values, other.values)):
+        assert torch.equal(one.nan_to_num(7.0), two.nan_to_num(7.0))
+        assert one.isnan().sum() == one.numel() - 2 * dim * int((place_N >= PAGE).sum())
+
+
 def test_query_without_second_rotation_is_written(dtype: torch.dtype) -> None:
     kv = Paged(1, 16, pages=1, dtype=dtype)
     q, k, v = torch.ones(2, 16), torch.ones(2, 16), torch.ones(2, 16)

@@ -24,6 +24,7 @@ from triforce.backends.kernel_api import ForwardBatch, ForwardOutput, PageTable
 from triforce.backends.torch.kv import TorchKV
 from triforce.backends.torch.model import TorchLayer, TorchModel
 from triforce.bench import shapes
+from triforce.model.architecture import Architecture
 from triforce.model.config import ModelConfig
 from triforce.model.weights import Layer, numbers
 
@@ -175,11 +176,11 @@ def a_layer(draw: torch.Generator) -> tuple[ModelConfig, Layer]:
     named = {
         f.name: torch.randn(getattr(layer, f.name).shape, generator=draw).to(DEVICE)
         for f in fields(layer)
-        if getattr(layer, f.name) is not None
+        if isinstance(getattr(layer, f.name), Tensor)
     }
     sizes = dict(q_bias_Q=Q, k_bias_P=P, v_bias_P=P, q_norm_D=D, k_norm_D=D)
     named |= {name: torch.randn(size, generator=draw).to(DEVICE) for name, size in sizes.items()}
-    return replace(config, qkv_bias=True, qk_norm=True), Layer(**named)
+    return replace(config, architecture=Architecture(qkv_bias=True, qk_norm="head")), Layer(**named)
 
 
 @pytest.mark.parametrize("on", [True, False])

@@ -24,7 +24,7 @@ from triforce.backends.dispatch import best_dtype
 from triforce.bench import device_clock, shapes
 from triforce.bench.device_clock import DeviceClock
 from triforce.cli import main
-from triforce.engine.model_loader import resolve_device
+from triforce.engine.precision import resolve_device
 from triforce.errors import CacheError, ModelError
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache.offload.sizing_cuda import CudaKVSizing, needs_of

@@ -5,6 +5,7 @@ Shape suffixes: N tokens, M outputs, K inputs.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.helpers.cuda.packed_checks import M, check_numbers, check_product, given, tokens
 from tests.helpers.cuda.scene import DEVICE, by_the_term
-from tests.helpers.gguf_blocks import KINDS, NUMBERS, Blocks, inputs_of_block, random_blocks
+from tests.helpers.gguf_blocks import KINDS, NUMBERS, random_blocks
 from tests.helpers.gguf_models import MIXED, write_model
 from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
@@ -21,7 +23,8 @@ from tests.helpers.tiny_llm import ids
 from triforce.backends import native_loader
 from triforce.backends.cuda.model import TritonModel
 from triforce.backends.cuda.packed_weight import PackedWeight, on_device, packed
-from triforce.backends.cuda.triton.weight_tiles import HIGH, LOW, WIDE, rows, times
+from triforce.backends.cuda.triton.weight_tiles import HIGH, LOW, WIDE, times
+from triforce.bench import shapes
 from triforce.engine import speculative_config
 from triforce.engine.model_loader import load
 from triforce.errors import ModelError, RequestError
@@ -30,50 +33,6 @@ from triforce.kvcache import FullView, PagePool
 from triforce.llm import LLM
 from triforce.model.weights import QuantizedWeight
 from triforce.ragged import ints
-
-M = 40
-"""More than a tile, and no whole number of them."""
-
-
-def given(kind: str, K: int) -> tuple[Blocks, PackedWeight]:
-    """Random blocks, and what the kernels have of them."""
-    blocks = random_blocks(kind, M, K)
-    weight = packed(QuantizedWeight(kind, blocks.blocks, K), DEVICE)
-    assert isinstance(weight, PackedWeight)
-    return blocks, weight
-
-
-def sizes(kind: str) -> list[int]:
-    """Inputs of several eights of groups; of one that is not whole, where a type allows that."""
-    return [512, 256 if inputs_of_block(kind) == 256 else 288]
-
-
-def tokens(N: int, K: int, dtype: torch.dtype) -> Tensor:
-    return torch.randn(N, K, generator=torch.Generator().manual_seed(N)).to(DEVICE, dtype)
-
-
-def check_numbers(kind: str) -> None:
-    """Rows are those of the format's own library, but for the order in which float32 is rounded."""
-    for K in sizes(kind):
-        blocks, weight = given(kind, K)
-        wanted_MK = blocks.weights_MK()
-        order = torch.randperm(M, generator=torch.Generator().manual_seed(1))
-        got = rows(order.to(DEVICE), weight, torch.float32).cpu()
-        torch.testing.assert_close(
-            got, wanted_MK[order].float(), rtol=2**-21, atol=2**-22 * float(wanted_MK.abs().max())
-        )
-
-
-def check_product(kind: str, N: int) -> None:
-    """Products with a bias, and with weights as they are; of bfloat16, weights and the result are rounded to it."""
-    for dtype, K in ((dtype, K) for dtype in (torch.float32, torch.bfloat16) for K in sizes(kind)):
-        blocks, weight = given(kind, K)
-        x_NK, bias_M = tokens(N, K, dtype), torch.linspace(-1, 1, M, device=DEVICE)
-        got, w_MK = times(x_NK, weight, bias_M).cpu().double(), blocks.weights_MK()
-        exact = x_NK.cpu().double() @ w_MK.T + bias_M.cpu().double()
-        whole = x_NK.cpu().double().abs() @ w_MK.abs().T
-        of_result, of_weights = (2**-7, 2**-9) if dtype == torch.bfloat16 else (2**-22, 2**-18)
-        assert got.shape == (N, M) and bool(((got - exact).abs() <= of_result * exact.abs() + of_weights * whole).all())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -125,11 +84,14 @@ def test_numbers_of_gguf_files_become_a_matrix(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_K", "Q6_K"])
 def test_scales_that_are_no_numbers_are_refused(kind: str) -> None:
-    blocks = random_blocks(kind, M, 256).blocks
+    blocks, (_, weights) = random_blocks(kind, M, 256).blocks, shapes.parts("30m-draft", 64, device=DEVICE)
+    given = replace(weights, head_VC=QuantizedWeight(kind, blocks, 256))
+    head_VC = on_device(given).head_VC
+    assert isinstance(head_VC, PackedWeight) and head_VC.shape == (M, 256) and len(head_VC) == M
     at = 208 if kind == "Q6_K" else 0
     blocks[7, at : at + 2] = torch.tensor([torch.nan]).half().view(torch.uint8)
     with pytest.raises(ModelError, match=f"type {kind} has a scale that is NaN or Inf; use another file"):
-        on_device(QuantizedWeight(kind, blocks, 256), DEVICE)
+        on_device(given)
 
 
 FAMILIES = {
@@ -162,7 +124,9 @@ def test_gguf_logits_by_triton_equal_folder(
     written = write_model(tmp_path, family=family, num_hidden_layers=1, **FAMILIES[family])
     text = ids(300, seed=1)
     packed_model = load(written.gguf, device=str(DEVICE), dtype="bfloat16").decoder.model
-    assert isinstance(packed_model, TritonModel) and packed_model.blocks[0]._packed  # type: ignore[attr-defined]
+    assert isinstance(packed_model, TritonModel) and any(
+        isinstance(each, PackedWeight) for each in packed_model.weights.tensors()
+    )
     got, usual = (logits(path, text, "bfloat16") for path in written)
     monkeypatch.setattr(native_loader, "wanted", "torch")
     exact = logits(written.folder, text, "float32")

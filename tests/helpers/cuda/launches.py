@@ -202,7 +202,7 @@ def multiplying(kind: str) -> None:
         assert isinstance(weight, PackedWeight)
         for tokens in (1, 8 * 32):
             weight_tiles.times(empty(tokens, inputs, dtype=torch.bfloat16), weight)
-        weight_tiles.rows(empty(1, dtype=torch.int64), weight, torch.bfloat16)
+        weight_tiles.rows_of(weight, empty(1, dtype=torch.int64), torch.bfloat16)
 
 
 def others() -> None:

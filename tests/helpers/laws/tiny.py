@@ -53,7 +53,7 @@ def decoder(layers: int, noise: float) -> Decoder:
 
     embedding, final, head = weight(V, C, scale=1.0), norm(), weight(V, C, scale=0.25)
     rope = Rope(10_000 ** -(torch.arange(0, D, 2) / D), 1.0)
-    config = ModelConfig(V, C, 48, layers, HEADS, GROUPS, D, 1e-5, False, False, False, context=600, rope=rope)
+    config = ModelConfig(V, C, 48, layers, HEADS, GROUPS, D, 1e-5, False, context=600, rope=rope)
     return Decoder(config, Weights(embedding, tuple(layer() for _ in range(layers)), final, head))
 
 

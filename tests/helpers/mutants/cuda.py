@@ -189,7 +189,7 @@ MUTANTS = [
         Mutant(
             name,
             f"{HERE}packed_weights.py::test_packed_weight_mutant_fails_its_check",
-            (ModuleEdit(WEIGHTS, change, users=(f"{HERE}packed_weights".replace("/", "."),)),),
+            (ModuleEdit(WEIGHTS, change, users=("tests.helpers.cuda.packed_checks",)),),
         )
         for name, change in PRODUCTS.items()
     ),

@@ -8,6 +8,7 @@ from tests.helpers.mutants.mutation import Edit, Mutant, Swap
 
 PREFIXES = "triforce.kvcache.disk_prefixes:DiskPrefixes"
 TEXT = "triforce.kvcache.disk_text:DiskText"
+COPY = "triforce.kvcache.disk_text:_copy"
 STREAMING = "triforce.kvcache.views.streaming:StreamingView"
 STORE = "triforce.disk_cache.entry_store:EntryStore"
 FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
@@ -16,17 +17,21 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
         "scopes", f"{PREFIXES}._latest_name", ("self.root(scope)", 'self.root("")'),
     ),
     "names without kernels": ("kernels", f"{PREFIXES}.root", ("self._profile.kernels, ", "")),
-    "reading that never ends": ("slowness", f"{TEXT}.restore", ("if spent > worth:", "if False:")),
+    "reading that never ends": ("slowness", f"{TEXT}.restore", ("while spent <= worth:", "while True:")),
     "entries are written under their names": (
         "kills", f"{STORE}.write", ('f"{name}.{secrets.token_hex(8)}{PARTIAL}"', "name"),
     ),
     "names by a segment alone": ("chains", f"{TEXT}._named", ("after.encode(), ids", "ids")),
-    "segments one place late": ("texts", f"{TEXT}.restore", ("start + first, stop), some", "start, stop), some[::-1]")),
+    "segments one place late": ("texts", COPY, ("start + some.start, stop)", "start + some.start, stop).roll(1)")),
     "keys and values exchanged": (
-        "texts", f"{TEXT}.restore", ("(keys[:, first:], values[:, first:])", "(values[:, first:], keys[:, first:])"),
+        "texts", COPY, ("(keys_GND[:, some], values_GND[:, some])", "(values_GND[:, some], keys_GND[:, some])"),
     ),
-    "the last tokens come from disk, too": (
-        "texts", f"{TEXT}.restore", ("(len(prompt) - 1 - TAIL) // disk.whole * disk.whole", "disk.whole"),
+    "the last tokens come from disk, too": ("texts", f"{TEXT}.restore", ("len(prompt) - 1 - TAIL", "len(prompt) - 1")),
+    "pages behind a segment that are another text's": (
+        "forks", f"{TEXT}._restore_rest", ("common_prefix(ids.tolist(), ", "(len"),
+    ),
+    "pages behind a segment that are not whole": (
+        "forks", f"{TEXT}._restore_rest", ("SEGMENT])) // PAGE * PAGE", "SEGMENT])) // PAGE * PAGE + 1"),
     ),
     "the draft's window one token late": (
         "texts", f"{STREAMING}.start_at", ("(b, length), layers", "(b, length + 1), layers"),

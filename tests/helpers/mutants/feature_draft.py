@@ -74,8 +74,7 @@ TIER: dict[str, tuple[str, str, tuple[str, str]]] = {
         "saved", "triforce.kvcache.prompt_file:SavedCache.restore", ("if pool.features:", "if not pool.features:"),
     ),
     "the disk cache has no entries": (
-        "disk", "triforce.kvcache.disk_text:DiskText.restore",
-        ("pool.features.write(pool.slots(row, start + first, stop), held.behind(first))", "pass"),
+        "disk", "triforce.kvcache.disk_text:_copy", ("pool.features.write(slots_N, held.part(some))", "pass"),
     ),
 }  # fmt: skip
 

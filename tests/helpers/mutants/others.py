@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from math import ceil
 from typing import Any
 
@@ -20,20 +22,36 @@ def linear(_: Any) -> Any:
     return lambda factor, _: Linear(factor)
 
 
-ROPE, FAMILIES = "triforce.checkpoint.rope_scaling", "triforce.checkpoint.families"
+def another(**changes: Any) -> Callable[[Any], Any]:
+    """The family with other rules."""
+    return lambda family: replace(family, **changes)
+
+
+def with_default(**values: Any) -> Callable[[Any], Any]:
+    """The family with other defaults."""
+    return lambda family: replace(family, defaults={**family.defaults, **values})
+
+
+def in_every_layer(config: Any) -> list[bool]:
+    return [True] * config.whole("num_hidden_layers")
+
+
+ROPE, FAMILIES = "triforce.checkpoint.rope_scaling", "triforce.checkpoint.model_families:FAMILIES"
 CONFIGS: dict[str, tuple[str, Swap]] = {
     "rope: another precision": ("llama default", Swap(f"{ROPE}:wavelengths", lambda _: in_float64)),
-    "rope: another theta": ("mistral linear", Swap(f"{FAMILIES}:THETA", lambda theta: theta + 1)),
+    "rope: another theta": ("mistral linear", Swap(f"{FAMILIES}.mistral", another(theta=10_001.0))),
     "rope: yarn ramp rounded inwards": ("llama yarn", Swap(f"{ROPE}:floor", lambda _: ceil)),
     "rope: no yarn temperature": ("qwen2 yarn", Swap(f"{ROPE}:_temper_yarn", lambda _: lambda rope, factor: 1.0)),
     "rope: longrope temperature without its root": ("llama longrope", Swap(f"{ROPE}:sqrt", lambda _: float)),
     "rope: turns counted by radians": ("llama llama3", Swap(f"{ROPE}:pi", lambda _: 0.5)),
     "rope: dynamic scales positions": ("llama dynamic", Swap(f"{ROPE}:Dynamic", linear)),
-    "config: heads of another size": ("qwen3 default", Swap(f"{FAMILIES}:FAMILIES.qwen3.head_dim", lambda _: 64)),
+    "config: heads of another size": ("qwen3 default", Swap(f"{FAMILIES}.qwen3", with_default(head_dim=64))),
     "config: head always tied": (
-        "mistral default", Swap(f"{FAMILIES}:FAMILIES.mistral.tie_word_embeddings", lambda _: True),
+        "mistral default", Swap(f"{FAMILIES}.mistral", with_default(tie_word_embeddings=True)),
     ),
-    "config: every layer has a window": ("qwen2 default", Swap(f"{FAMILIES}:QWEN", lambda _: ())),
+    "config: every layer has a window": (
+        "qwen2 default", Swap(f"{FAMILIES}.qwen2", another(slides=in_every_layer)),
+    ),
 }  # fmt: skip
 
 

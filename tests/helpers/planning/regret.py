@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tests.helpers.planning.simulation import NOISE, OUTLIER, Simulation, keys_of
+from tests.helpers.planning.simulation import NOISE, Simulation, keys_of
 from tests.helpers.planning.traces import Played, Trace, fixed_plans, played, traces
 from tests.helpers.planning.worlds import World
 from triforce.planner import CostModel, Plan
@@ -97,7 +97,7 @@ def fixed_rate(trace: Trace, world: World, plan: Plan, length: int) -> float:
         start = stop
         if stop == length:
             break
-    return tokens / (seconds * (1 + world.outliers * (OUTLIER - 1)))
+    return tokens / (seconds * world.outlier_factor)
 
 
 def _seconds(trace: Trace, world: World, plan: Plan, part: Played, position: int) -> float:

@@ -14,6 +14,7 @@ from tests.helpers.planning.traces import Trace
 
 FILE = Path(__file__).parents[2] / "data" / "pass_seconds.json"
 NGRAM_SECONDS = 25e-6
+OUTLIER = 8.0  # times the seconds, where a machine is interrupted
 
 Seconds = Callable[[str, int, int, float], float]
 """Of a pass: tier, width (of a fused draft: tokens), rows, keys of all rows."""
@@ -106,6 +107,11 @@ class World:
     def suits(self, trace: Trace) -> bool:
         """Whether a trace is of a model of this world, and long enough."""
         return trace.model in self.models and (trace.prompt >= 16_000 or not self.long)
+
+    @property
+    def outlier_factor(self) -> float:
+        """The factor of all seconds that interruptions make in the mean."""
+        return 1 + self.outliers * (OUTLIER - 1)
 
     def speed(self, position: int) -> float:
         """The factor of all seconds at a position."""

@@ -85,7 +85,7 @@ class QkvProjections:
 class DecoderLayer(QkvProjections):
     """A decoder layer but for rotation and attention."""
 
-    def __init__(self, input_norm: torch.Tensor, q_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, k_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, v_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, o_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, post_norm: torch.Tensor, gate_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, up_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, down_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, q_bias: torch.Tensor | None, k_bias: torch.Tensor | None, v_bias: torch.Tensor | None, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None, *, head_dim: int, eps: float, bits: int = 0) -> None: ...
+    def __init__(self, input_norm: torch.Tensor | None, q_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, k_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, v_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, o_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, post_norm: torch.Tensor | None, gate_proj: torch.Tensor | triforce.model.weights.QuantizedWeight | None, up_proj: torch.Tensor | triforce.model.weights.QuantizedWeight | None, down_proj: torch.Tensor | triforce.model.weights.QuantizedWeight | None, q_bias: torch.Tensor | None, k_bias: torch.Tensor | None, v_bias: torch.Tensor | None, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None, *, attn_out_norm: torch.Tensor | None = None, mlp_out_norm: torch.Tensor | None = None, router: torch.Tensor | None = None, gate_projs: Sequence[object] = [], up_projs: Sequence[object] = [], down_projs: Sequence[object] = [], head_dim: int, eps: float, bits: int = 0, query_scale: float = 1.0, residual_scale: float = 1.0, activation: str = 'silu', chosen: int = 0, renormalised: bool = False) -> None: ...
 
     @property
     def bytes(self) -> int:
@@ -113,7 +113,7 @@ class GatedMlp:
 class LmHead:
     """The final norm and the output matrix."""
 
-    def __init__(self, norm: torch.Tensor, matrix: Matrix, *, eps: float) -> None: ...
+    def __init__(self, norm: torch.Tensor, matrix: Matrix, *, eps: float, logit_scale: float = 1.0) -> None: ...
 
     def logits(self, x: torch.Tensor, out: torch.Tensor) -> None:
         """Write the logits of x (N, C) float32 to out (N, V) float32."""
@@ -136,10 +136,10 @@ class Pages:
         float32. Where tokens are copied, (N, G, D + 2) int8, a scale of bfloat16 lies behind their codes.
         """
 
-    def rope_and_write(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, rotated: torch.Tensor, sink_positions: torch.Tensor | None = None, q_sinks: torch.Tensor | None = None) -> None:
+    def rope_and_write(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, rotated: torch.Tensor, sink_positions: torch.Tensor | None = None, q_sinks: torch.Tensor | None = None, rotation: int = 0) -> None:
         """
-        Rotate q (N, H * D) and k to `positions` (N) int64 of the tables (S, D / 2), and write k and v (N, G * D) to
-        `slots` (N) int64.
+        Rotate q (N, H * D) and k to `positions` (N) int64 of the tables (S, R * D / 2), of which rotation `rotation`
+        counts, and write k and v (N, G * D) to `slots` (N) int64.
 
         Out: `rotated` (N, H, D), and q_sinks (N, H, D), rotated to sink_positions (N) int64.
         """
@@ -284,9 +284,12 @@ class View:
     def __init__(self, *, layers: int, lists: torch.Tensor, starts: Sequence[int], sinks: int = 0, window: int = 0, coarse: Sequence[int] = [], search: tuple[Sequence[int], Sequence[int], Sequence[int]] = ([], [], [])) -> None: ...
 
 class Decoder:
-    """A model. `embedding` (V, C) is borrowed; None is the head's matrix."""
+    """
+    A model. `embedding` (V, C) is borrowed; None is the head's matrix. `rotations`: the number of each layer's in the
+    tables of a pass.
+    """
 
-    def __init__(self, layers: Sequence[DecoderLayer], head: LmHead, embedding: torch.Tensor | triforce.model.weights.QuantizedWeight | None) -> None: ...
+    def __init__(self, layers: Sequence[DecoderLayer], head: LmHead, embedding: torch.Tensor | triforce.model.weights.QuantizedWeight | None, *, embedding_scale: float = 1.0, rotations: Sequence[int]) -> None: ...
 
     def forward(self, *, memory: Sequence[Pages], ids: torch.Tensor, positions: Sequence[int], counts: Sequence[int], cos: torch.Tensor, sin: torch.Tensor, views: Sequence[View], at: torch.Tensor | None, logits: torch.Tensor, queries: torch.Tensor | None = None, mass: torch.Tensor | None = None, first_layer: int = 0, last_layer: int = -1, x: torch.Tensor | None = None, exact: bool = False, keep: int = 0, state_layers: Sequence[int] = [], states: torch.Tensor | None = None) -> None:
         """

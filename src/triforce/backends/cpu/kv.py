@@ -81,15 +81,16 @@ class NativeKV:
         positions_N = torch.from_numpy(columns(ints(batch.positions), width).flatten())
         to_sinks_N = positions_N.clamp_max(lists.sinks + lists.window - 1)
         slots_N, attend = slots(lists, width), self.attend_of(batch, width, first)
+        rotations_L = self.config.rotations
 
         def attention(layer: int, q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             rotated_BTHD = torch.empty(B, width, self.config.heads, self.config.head_dim, dtype=self.dtype)
-            q_sinks_BTHD = torch.empty_like(rotated_BTHD) if lists.window else None
+            q_sinks_BTHD = torch.empty_like(rotated_BTHD) if lists.sinks and lists.window else None
             q_NQ, k_NP, v_NP = (x.flatten(2).flatten(0, 1) for x in (q_BTHD, k_BTGD, v_BTGD))
             self.native_pages[layer].rope_and_write(
                 q=q_NQ, k=k_NP, v=v_NP, cos=cos, sin=sin, positions=positions_N, slots=slots_N,
                 rotated=rotated_BTHD.flatten(0, 1), sink_positions=None if q_sinks_BTHD is None else to_sinks_N,
-                q_sinks=None if q_sinks_BTHD is None else q_sinks_BTHD.flatten(0, 1),
+                q_sinks=None if q_sinks_BTHD is None else q_sinks_BTHD.flatten(0, 1), rotation=rotations_L[layer],
             )  # fmt: skip
             return rotated_BTHD, *attend(layer, rotated_BTHD, q_sinks_BTHD)
 

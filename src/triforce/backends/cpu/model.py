@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
 from typing import TypeVar
 
 import numpy as np
@@ -42,7 +41,9 @@ class EmbeddingAndHead:
         self.config = config
         with packing("the head", weights.head_VC):
             self._matrix = _native.Matrix(weights.head_VC, bits=bits)
-        self._head = _native.LmHead(weights.norm_C, self._matrix, eps=config.norm_eps)
+        parts, dtype = config.architecture, weights.head_VC.dtype
+        self._head = _native.LmHead(weights.norm_C, self._matrix, eps=config.norm_eps, logit_scale=parts.logit_scale)
+        self._embedding_scale = float(torch.tensor(parts.embedding_scale, dtype=dtype))
         self._embedding_VC = None if weights.head_VC is weights.embedding_VC else weights.embedding_VC
         if isinstance(self._embedding_VC, QuantizedWeight):
             require_finite(self._embedding_VC)
@@ -54,7 +55,7 @@ class EmbeddingAndHead:
             _native.embed(self._embedding_VC, ids_N.contiguous(), x_NC)
         else:
             self._matrix.rows(ids_N.contiguous(), x_NC)
-        return x_NC
+        return x_NC.mul_(self._embedding_scale)
 
     def head_rows(self, ids_N: Tensor) -> Tensor:
         """Return the rows of these tokens in the head as numbers, whatever it is packed to: float32 (N, C)."""
@@ -91,7 +92,7 @@ def packed(make: Callable[[ModelConfig, Layer, int], L], config: ModelConfig, we
     """Pack each layer. Raises ModelError."""
     blocks = []
     for i, layer in enumerate(weights.layers):
-        with packing(f"layer {i}", *(getattr(layer, f.name) for f in fields(layer))):
+        with packing(f"layer {i}", *layer.weights()):
             blocks.append(make(config, layer, bits))
     return blocks
 
@@ -100,7 +101,10 @@ class NativeModel(EmbeddingAndHead):
     def __init__(self, config: ModelConfig, weights: Weights, bits: int = 0) -> None:
         super().__init__(config, weights, bits)
         self.blocks = packed(NativeLayer, config, weights, bits)
-        self.decoder = _native.Decoder([block.native for block in self.blocks], self._head, self._embedding_VC)
+        self.decoder = _native.Decoder(
+            [block.native for block in self.blocks], self._head, self._embedding_VC, rotations=config.rotations,
+            embedding_scale=self._embedding_scale,
+        )  # fmt: skip
 
     @offload_errors()
     def forward(self, ids_BT: Tensor, kv: KVBackend, batch: ForwardBatch, at_BJ: Tensor | None) -> ForwardOutput:
@@ -149,10 +153,18 @@ class NativeModel(EmbeddingAndHead):
 class NativeLayer:
     def __init__(self, config: ModelConfig, layer: Layer, bits: int) -> None:
         self.config, self.dtype = config, layer.o_proj_CQ.dtype
+        parts = config.architecture
         self.native = _native.DecoderLayer(
             layer.input_norm_C, layer.q_proj_QC, layer.k_proj_PC, layer.v_proj_PC, layer.o_proj_CQ, layer.post_norm_C,
             layer.gate_proj_IC, layer.up_proj_IC, layer.down_proj_CI, layer.q_bias_Q, layer.k_bias_P, layer.v_bias_P,
-            layer.q_norm_D, layer.k_norm_D, head_dim=config.head_dim, eps=config.norm_eps, bits=bits,
+            layer.q_norm_D, layer.k_norm_D, attn_out_norm=layer.attn_out_norm_C, mlp_out_norm=layer.mlp_out_norm_C,
+            head_dim=config.head_dim, eps=config.norm_eps, bits=bits, query_scale=parts.query_scale,
+            residual_scale=parts.residual_scale, activation=parts.activation, router=layer.router_EC,
+            gate_projs=[expert.gate_proj_IC for expert in layer.experts],
+            up_projs=[expert.up_proj_IC for expert in layer.experts],
+            down_projs=[expert.down_proj_CI for expert in layer.experts],
+            chosen=parts.experts.chosen if parts.experts else 0,
+            renormalised=parts.experts is not None and parts.experts.renormalised,
         )  # fmt: skip
 
     def qkv(self, x_NC: Tensor) -> tuple[Tensor, ...]:
@@ -182,16 +194,16 @@ class NativeModelShard(EmbeddingAndHead):
 
 class NativeLayerShard:
     def __init__(self, config: ModelConfig, layer: Layer, bits: int) -> None:
-        self.config, self.dtype, self._mlp = config, layer.o_proj_CQ.dtype, len(layer.gate_proj_IC)
+        norm_C, gate_IC, up_IC, down_CI = layer.post_norm_C, layer.gate_proj_IC, layer.up_proj_IC, layer.down_proj_CI
+        assert norm_C is not None and layer.input_norm_C is not None  # ranks share plain architectures only
+        assert gate_IC is not None and up_IC is not None and down_CI is not None
+        self.config, self.dtype, self._mlp = config, layer.o_proj_CQ.dtype, len(gate_IC)
         self._projections = _native.QkvProjections(
             layer.input_norm_C, layer.q_proj_QC, layer.k_proj_PC, layer.v_proj_PC, layer.q_bias_Q, layer.k_bias_P,
             layer.v_bias_P, layer.q_norm_D, layer.k_norm_D, head_dim=config.head_dim, eps=config.norm_eps, bits=bits,
         )  # fmt: skip
-        norm_C, gate_IC, up_IC = layer.post_norm_C, layer.gate_proj_IC, layer.up_proj_IC
         self._gate = _native.GatedMlp(norm_C, gate_IC, up_IC, eps=config.norm_eps, bits=bits)
-        self._out, self._down = (
-            (_native.Matrix(each, bits=bits), len(each)) for each in (layer.o_proj_CQ, layer.down_proj_CI)
-        )
+        self._out, self._down = ((_native.Matrix(each, bits=bits), len(each)) for each in (layer.o_proj_CQ, down_CI))
 
     def qkv(self, x_NC: Tensor) -> tuple[Tensor, ...]:
         return project(self._projections, self.config, x_NC)

@@ -8,7 +8,6 @@ shape that it has. Shape suffixes as in kernel_api.py.
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
 from functools import partial
 from weakref import WeakKeyDictionary
 
@@ -20,10 +19,10 @@ from triforce.backends.cuda.graphs import GraphInputs, Graphs, PassInputs, Repla
 from triforce.backends.cuda.kv import TritonKV
 from triforce.backends.cuda.packed_weight import PackedWeight, on_device
 from triforce.backends.cuda.triton.pointwise import norm, swiglu
-from triforce.backends.cuda.triton.weight_tiles import rows, times
+from triforce.backends.cuda.triton.weight_tiles import rows_of, times
 from triforce.backends.kernel_api import ForwardBatch, ForwardOutput, KVBackend, ModelBackend, PageTable
 from triforce.backends.torch.kv import WIDE
-from triforce.backends.torch.model import TorchLayer, TorchModel, forward_layers, forward_layerwise
+from triforce.backends.torch.model import TorchLayer, TorchModel, forward_layers, forward_layerwise, linear
 from triforce.model.config import ModelConfig
 from triforce.model.weights import Layer, Matrix, QuantizedWeight, Weights
 
@@ -33,20 +32,18 @@ JOINED = True
 """Whether products of one input are one. No GPU has chosen yet: False makes five of these two, as before."""
 
 
+def product(x: Tensor, weight: Matrix | None, bias: Tensor | None = None) -> Tensor:
+    """Return x W^T + bias, (N, M), of any kind of matrix."""
+    return times(x, weight, bias) if isinstance(weight, PackedWeight) else linear(x, weight, bias)
+
+
 class TritonLayer(TorchLayer):
     """A block of which q, k and v are one product, and gate and up. The layer's own matrices become parts of these."""
 
-    norm, swiglu = staticmethod(norm), staticmethod(swiglu)
+    norm, swiglu, linear = staticmethod(norm), staticmethod(swiglu), staticmethod(product)
 
     def __init__(self, config: ModelConfig, layer: Layer) -> None:
-        dtype, device = layer.o_proj_CQ.dtype, layer.input_norm_C.device
-        given = {f.name: getattr(layer, f.name) for f in fields(layer)}
-        found = {name: on_device(each, device) for name, each in given.items() if isinstance(each, QuantizedWeight)}
-        self._packed = {name: each for name, each in found.items() if isinstance(each, PackedWeight)}
-        changed = {name: each for name, each in found.items() if isinstance(each, Tensor)}
-        changed |= {name: each.to(dtype) for name, each in given.items() if each is not None and "_bias_" in name}
-        super().__init__(config, replace(layer, **changed))
-        layer = self.layer
+        super().__init__(config, layer)
         self._qkv = joined(layer.q_proj_QC, layer.k_proj_PC, layer.v_proj_PC)
         self._qkv_bias = joined(layer.q_bias_Q, layer.k_bias_P, layer.v_bias_P)
         self._gate_up = joined(layer.gate_proj_IC, layer.up_proj_IC)
@@ -55,7 +52,7 @@ class TritonLayer(TorchLayer):
         if self._qkv is None:
             return super().qkv(x_NC)
         layer, (H, G), eps = self.layer, (self.config.heads, self.config.kv_heads), self.config.norm_eps
-        qkv_NMD = F.linear(self.norm(x_NC, layer.input_norm_C, eps), self._qkv, self._qkv_bias)
+        qkv_NMD = F.linear(self._normed(x_NC, layer.input_norm_C), self._qkv, self._qkv_bias)
         qkv_NMD = qkv_NMD.view(len(x_NC), H + 2 * G, self.config.head_dim)
         q_NHD, k_NGD, v_NGD = torch.split(qkv_NMD, [H, G, G], dim=1)
         if layer.q_norm_D is None or layer.k_norm_D is None:
@@ -65,16 +62,8 @@ class TritonLayer(TorchLayer):
     def gate(self, x_NC: Tensor) -> Tensor:
         if self._gate_up is None:
             return super().gate(x_NC)
-        y_NC = self.norm(x_NC, self.layer.post_norm_C, self.config.norm_eps)
+        y_NC = self._normed(x_NC, self.layer.post_norm_C)
         return self.swiglu(*F.linear(y_NC, self._gate_up).chunk(2, dim=1))
-
-    def product(self, weight: str, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        packed = self._packed.get(weight)
-        return super().product(weight, x, bias) if packed is None else times(x, packed, bias)
-
-
-def _table(weight: Matrix, weights: Weights) -> Tensor | PackedWeight:
-    return on_device(weight, weights.norm_C.device) if isinstance(weight, QuantizedWeight) else weight
 
 
 def joined(*parts: Matrix | None) -> Tensor | None:
@@ -86,8 +75,8 @@ def joined(*parts: Matrix | None) -> Tensor | None:
     if not (JOINED and given) or any(isinstance(part, QuantizedWeight) for part in parts):
         return None
     whole = torch.cat(given)
-    for part, own in zip(given, torch.split(whole, [len(part) for part in given]), strict=True):
-        part.data = own
+    for part, rows in zip(given, torch.split(whole, [len(part) for part in given]), strict=True):
+        part.data = rows
     return whole
 
 
@@ -97,24 +86,20 @@ class TritonModel(TorchModel):
     block = TritonLayer
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
-        super().__init__(config, weights)
+        super().__init__(config, on_device(weights))
         self._kept: WeakKeyDictionary[TritonKV, tuple[int, Graphs]] = WeakKeyDictionary()
-        self._head, self._embedding = _table(weights.head_VC, weights), None
-        if weights.embedding_VC is not weights.head_VC:
-            self._embedding = _table(weights.embedding_VC, weights)
 
     def embed(self, ids_N: Tensor) -> Tensor:
-        table = self._head if self._embedding is None else self._embedding
-        ids_N = ids_N.to(self.weights.norm_C.device)
-        return rows(ids_N, table, torch.bfloat16) if isinstance(table, PackedWeight) else F.embedding(ids_N, table)
+        table_VC = self.weights.embedding_VC
+        if not isinstance(table_VC, PackedWeight):
+            return super().embed(ids_N)
+        return rows_of(table_VC, ids_N.to(table_VC.device), table_VC.dtype)
 
     def head_rows(self, ids_N: Tensor) -> Tensor:
-        ids_N, head = ids_N.to(self.weights.norm_C.device), self._head
-        return rows(ids_N, head, torch.float32) if isinstance(head, PackedWeight) else head[ids_N].float()
-
-    def head(self, x_NC: Tensor) -> Tensor:
-        y_NC, head = self.block.norm(x_NC, self.weights.norm_C, self.config.norm_eps), self._head
-        return (times(y_NC, head) if isinstance(head, PackedWeight) else F.linear(y_NC, head)).float()
+        head_VC = self.weights.head_VC
+        if not isinstance(head_VC, PackedWeight):
+            return super().head_rows(ids_N)
+        return rows_of(head_VC, ids_N.to(head_VC.device), torch.float32)
 
     def forward(self, ids_BT: Tensor, kv: KVBackend, batch: ForwardBatch, at_BJ: Tensor | None) -> ForwardOutput:
         return self.run(self, ids_BT, kv, batch, at_BJ)

@@ -8,15 +8,15 @@ of a file's row, X bytes of one, G groups, S eights of groups, C tiles.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, unflatten
 from torch.nn.functional import pad
 
 from triforce.errors import ModelError
-from triforce.model.weights import PLAIN, QuantizedWeight
+from triforce.model.weights import PLAIN, Layer, Matrix, QuantizedWeight, Weights
 
 OUTPUTS, INPUTS, EIGHT = 32, 32, 8
 """Outputs of a tile, inputs of a group, groups that lie beside one another."""
@@ -32,21 +32,63 @@ class Parts(NamedTuple):
     """Codes of blocks (..., X): uint8 (..., inputs of a block)."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PackedWeight:
-    """A matrix (outputs, inputs) for kernels; planes that its type does not have are those of its codes."""
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class PackedWeight(QuantizedWeight):
+    """A matrix for kernels. Its blocks are codes: of each group 16 bytes, the first half of its inputs in the lower
+    nibbles, or 32 signed ones: uint8 (C, S, 32, bytes). Planes that its type does not have are the codes, too.
+    """
 
     outputs: int
-    inputs: int
-    parts: Parts
-    codes_CSMX: Tensor
-    """uint8; of each group 16 bytes, the first half of its inputs in the lower nibbles, or 32 signed ones."""
     scales: Tensor
-    """float16 (C, S, M, 8), of each group, or (C, S, M), of each eight"""
+    """float16 (C, S, 32, 8), of each group, or (C, S, 32, 1), of each eight"""
     minima: Tensor
     """As the scales."""
     small: Tensor
-    """int8 (2, C, S, M, 8): multiples of scale and minimum, or of the scales of both halves of a group."""
+    """int8 (2, C, S, 32, 8): multiples of scale and minimum, or of the scales of both halves of a group."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.outputs, self.inputs
+
+    @property
+    def parts(self) -> Parts:
+        return PARTS[self.kind]
+
+    def __len__(self) -> int:
+        return self.outputs
+
+
+def on_device(weights: Weights) -> Weights:
+    """Pack the matrices of a model onto the device of its norms. Raises ModelError where a scale is no number."""
+    device, done = weights.norm_C.device, dict[int, Matrix]()
+
+    def taken(weight: Matrix) -> Matrix:
+        if not isinstance(weight, QuantizedWeight) or isinstance(weight, PackedWeight):
+            return weight
+        if id(weight) not in done:  # a head that is the embedding stays so
+            done[id(weight)] = _checked(packed(weight, device), weight.kind)
+            weight.release()
+        return done[id(weight)]
+
+    def layer_of(layer: Layer) -> Layer:
+        given = {f.name: getattr(layer, f.name) for f in fields(layer)}
+        found: dict[str, Any] = {name: taken(each) for name, each in given.items() if "_proj_" in name}
+        dtype, biases = layer.o_proj_CQ.dtype, [name for name in given if "_bias_" in name and given[name] is not None]
+        return replace(layer, **found | {name: given[name].to(dtype) for name in biases})
+
+    return replace(
+        weights,
+        embedding_VC=taken(weights.embedding_VC),
+        layers=tuple(map(layer_of, weights.layers)),
+        head_VC=taken(weights.head_VC),
+    )
+
+
+def _checked(weight: Tensor | PackedWeight, kind: str) -> Tensor | PackedWeight:
+    for plane in (weight.scales, weight.minima) if isinstance(weight, PackedWeight) else ():
+        if plane.dtype == torch.float16 and not bool(plane.isfinite().all()):
+            raise ModelError(f"a matrix of type {kind} has a scale that is NaN or Inf; use another file of this model")
+    return weight
 
 
 def packed(weight: QuantizedWeight, device: torch.device) -> Tensor | PackedWeight:
@@ -71,20 +113,7 @@ def packed(weight: QuantizedWeight, device: torch.device) -> Tensor | PackedWeig
     )
     small_MG2 = _small(parts.scales, blocks_MBX)
     small = codes if small_MG2 is None else torch.stack([_tiles(small_MG2[..., i : i + 1], EIGHT) for i in range(2)])
-    return PackedWeight(M, K, parts, codes, scales, minima, small)
-
-
-def on_device(weight: QuantizedWeight, device: torch.device) -> Tensor | PackedWeight:
-    """Pack a matrix, and let its file leave memory. Raises ModelError where a scale is no number."""
-    found = packed(weight, device)
-    if isinstance(found, PackedWeight):
-        for plane in (found.scales, found.minima):
-            if plane.dtype == torch.float16 and not bool(plane.isfinite().all()):
-                raise ModelError(
-                    f"a matrix of type {weight.kind} has a scale that is NaN or Inf; use another file of this model"
-                )
-    weight.release()
-    return found
+    return PackedWeight(kind=weight.kind, blocks=codes, inputs=K, outputs=M, scales=scales, minima=minima, small=small)
 
 
 def _half(pairs_X: Tensor) -> Tensor:

@@ -38,17 +38,21 @@ class TorchKV:
         self.keys_LGSD, self.values_LGSD = (allocate(shape, rows, device).zero_() for _ in range(2))
 
     def layer_attention(self, batch: ForwardBatch, width: int) -> LayerAttention:
-        lists_L, rope, dtype = batch.lists(), self.config.rope, self.dtype
-        first = lists_L[0]
+        lists_L, config, dtype = batch.lists(), self.config, self.dtype
+        first, kinds = lists_L[0], config.rotations
         positions_N = torch.from_numpy(columns(ints(batch.positions), width).flatten()).to(self.keys_LGSD.device)
-        rotation, slots_N = rope.cos_sin(positions_N), slots(first, width)
-        to_sinks = rope.cos_sin(positions_N.clamp_max(first.sinks + first.window - 1)) if first.window else None
+        rotations, slots_N = {kind: config.rope.cos_sin(positions_N, kind) for kind in {*kinds}}, slots(first, width)
+        sinks_N = positions_N.clamp_max(first.sinks + first.window - 1)
+        to_sinks = (
+            {kind: config.rope.cos_sin(sinks_N, kind) for kind in {*kinds}} if first.sinks and first.window else None
+        )
 
         def attention(layer: int, q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            rotation = rotations[kinds[layer]]
             keys_values = (x.flatten(0, 1).transpose(0, 1) for x in (rotated(k_BTGD, rotation), v_BTGD))
             round_rows = rounded if self.config.kv_int8 else lambda x_GND: x_GND.to(dtype)
             self.write(layer, slots_N, *map(round_rows, keys_values))
-            q_sinks_BTHD = rotated(q_BTHD, to_sinks).to(dtype) if to_sinks else None
+            q_sinks_BTHD = rotated(q_BTHD, to_sinks[kinds[layer]]).to(dtype) if to_sinks else None
             q_BTHD = rotated(q_BTHD, rotation).to(dtype)
             kv = self.keys_LGSD[layer], self.values_LGSD[layer]
             return q_BTHD, *attend_lists(q_BTHD, kv, lists_L[layer], batch.return_mass, q_sinks_BTHD)

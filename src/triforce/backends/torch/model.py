@@ -12,15 +12,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from triforce.backends.kernel_api import ForwardBatch, ForwardOutput, KVBackend, LayerAttention, ModelBackend
+from triforce.backends.torch.experts import mix
 from triforce.model.config import ModelConfig
-from triforce.model.weights import Layer, Matrix, Weights, numbers
+from triforce.model.weights import Layer, Matrix, Mlp, Weights, numbers
 
 
 def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMSNorm (Zhang and Sennrich 2019) in float32; the weight is applied after rounding, as transformers does."""
+    """RMSNorm (Zhang and Sennrich 2019) in float32; the weight is applied after rounding, as transformers does.
+
+    A weight of float32 beside an `x` of fewer bits is applied before.
+    """
     x32 = x.float()
     x32 = x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + eps)
-    return weight * x32.to(x.dtype)
+    return weight * x32.to(x.dtype) if weight.dtype == x.dtype else (weight * x32).to(x.dtype)
 
 
 def swiglu(gate_NI: Tensor, up_NI: Tensor) -> Tensor:
@@ -28,47 +32,73 @@ def swiglu(gate_NI: Tensor, up_NI: Tensor) -> Tensor:
     return F.silu(gate_NI, inplace=True).mul_(up_NI)
 
 
-def linear(x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
+def geglu(gate_NI: Tensor, up_NI: Tensor) -> Tensor:
+    """GEGLU (Shazeer 2020), by the tanh."""
+    return F.gelu(gate_NI, approximate="tanh").mul_(up_NI)
+
+
+def linear(x: Tensor, weight: Matrix | None, bias: Tensor | None = None) -> Tensor:
     """Return x W^T, of the shape of x but for its last dimension."""
     return F.linear(x, numbers(weight), bias)
 
 
 class TorchLayer:
-    norm, swiglu = staticmethod(norm), staticmethod(swiglu)
+    norm, swiglu, linear = staticmethod(norm), staticmethod(swiglu), staticmethod(linear)
 
     def __init__(self, config: ModelConfig, layer: Layer) -> None:
         self.config, self.layer = config, layer
 
     def qkv(self, x_NC: Tensor) -> tuple[Tensor, ...]:
-        layer = self.layer
-        x_NC = self.norm(x_NC, layer.input_norm_C, self.config.norm_eps)
+        layer, scale = self.layer, self.config.architecture.query_scale
+        x_NC = self._normed(x_NC, layer.input_norm_C)
+        q_NHD = self._heads(x_NC, layer.q_proj_QC, layer.q_bias_Q, layer.q_norm_D)
         return (
-            self._heads(x_NC, "q_proj_QC", layer.q_bias_Q, layer.q_norm_D),
-            self._heads(x_NC, "k_proj_PC", layer.k_bias_P, layer.k_norm_D),
-            self._heads(x_NC, "v_proj_PC", layer.v_bias_P, None),
+            q_NHD if scale == 1 else q_NHD * scale,
+            self._heads(x_NC, layer.k_proj_PC, layer.k_bias_P, layer.k_norm_D),
+            self._heads(x_NC, layer.v_proj_PC, layer.v_bias_P, None),
         )
 
     def finish(self, x_NC: Tensor, attn_out_NQ: Tensor) -> None:
-        x_NC += self.out(attn_out_NQ)
-        x_NC += self.down(self.gate(x_NC))
+        self._add(x_NC, self.out(attn_out_NQ), self.layer.attn_out_norm_C)
+        self._add(x_NC, self._mlp(x_NC), self.layer.mlp_out_norm_C)
 
     def out(self, attn_out_NQ: Tensor) -> Tensor:
-        return self.product("o_proj_CQ", attn_out_NQ)
+        return self.linear(attn_out_NQ, self.layer.o_proj_CQ)
 
     def gate(self, x_NC: Tensor) -> Tensor:
-        y_NC = self.norm(x_NC, self.layer.post_norm_C, self.config.norm_eps)
-        return self.swiglu(self.product("gate_proj_IC", y_NC), self.product("up_proj_IC", y_NC))
+        return self._gated(self.layer, self._normed(x_NC, self.layer.post_norm_C))
 
     def down(self, gated_NI: Tensor) -> Tensor:
-        return self.product("down_proj_CI", gated_NI)
+        return self.linear(gated_NI, self.layer.down_proj_CI)
 
-    def product(self, weight: str, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Multiply x (N, K) with one of the layer's matrices, by its name: (N, M)."""
-        return linear(x, getattr(self.layer, weight), bias)
+    def _mlp(self, x_NC: Tensor) -> Tensor:
+        experts = self.config.architecture.experts
+        if experts is None:
+            return self.down(self.gate(x_NC))
+        return mix(self._normed(x_NC, self.layer.post_norm_C), self.layer, experts, self._expert)
 
-    def _heads(self, x_NC: Tensor, weight: str, bias: Tensor | None, norm_D: Tensor | None) -> Tensor:
-        x_NHD = self.product(weight, x_NC, bias).view(len(x_NC), -1, self.config.head_dim)
-        return x_NHD if norm_D is None else self.norm(x_NHD, norm_D, self.config.norm_eps)
+    def _expert(self, expert: Mlp, y_NC: Tensor) -> Tensor:
+        return self.linear(self._gated(expert, y_NC), expert.down_proj_CI)
+
+    def _gated(self, mlp: Layer | Mlp, y_NC: Tensor) -> Tensor:
+        activate = geglu if self.config.architecture.activation == "gelu" else self.swiglu
+        return activate(self.linear(y_NC, mlp.gate_proj_IC), self.linear(y_NC, mlp.up_proj_IC))
+
+    def _heads(self, x_NC: Tensor, weight: Matrix, bias: Tensor | None, norm_D: Tensor | None) -> Tensor:
+        x_NQ = self.linear(x_NC, weight, bias)
+        x_NHD = x_NQ.view(len(x_NC), -1, self.config.head_dim)
+        if norm_D is None:
+            return x_NHD
+        return self.norm(x_NHD if len(norm_D) == self.config.head_dim else x_NQ, norm_D, self.config.norm_eps).view(
+            x_NHD.shape
+        )
+
+    def _normed(self, x_NC: Tensor, norm_C: Tensor | None) -> Tensor:
+        return x_NC if norm_C is None else self.norm(x_NC, norm_C, self.config.norm_eps)
+
+    def _add(self, x_NC: Tensor, part_NC: Tensor, norm_C: Tensor | None) -> None:
+        """Add what attention or MLP gave to the residual stream, in place."""
+        x_NC.add_(self._normed(part_NC, norm_C), alpha=self.config.architecture.residual_scale)
 
 
 class TorchModel:
@@ -84,7 +114,9 @@ class TorchModel:
         return forward_layerwise(self, ids_BT, kv, batch, at_BJ)
 
     def embed(self, ids_N: Tensor) -> Tensor:
-        return F.embedding(ids_N.to(self.weights.embedding_VC.device), numbers(self.weights.embedding_VC))
+        table_VC, scale = numbers(self.weights.embedding_VC), self.config.architecture.embedding_scale
+        x_NC = F.embedding(ids_N.to(table_VC.device), table_VC)
+        return x_NC if scale == 1 else x_NC * torch.tensor(scale, dtype=x_NC.dtype, device=x_NC.device)
 
     def head_rows(self, ids_N: Tensor) -> Tensor:
         """Return the rows of these tokens in the head: float32 (N, C)."""
@@ -92,8 +124,12 @@ class TorchModel:
         return head_VC[ids_N.to(head_VC.device)].float()
 
     def head(self, x_NC: Tensor) -> Tensor:
-        y_NC = self.block.norm(x_NC, self.weights.norm_C, self.config.norm_eps)
-        return linear(y_NC, self.weights.head_VC).float()
+        y_NC, scale = (
+            self.block.norm(x_NC, self.weights.norm_C, self.config.norm_eps),
+            self.config.architecture.logit_scale,
+        )
+        logits_NV = self.block.linear(y_NC, self.weights.head_VC).float()
+        return logits_NV if scale == 1 else logits_NV.mul_(scale)
 
 
 def forward_layerwise(

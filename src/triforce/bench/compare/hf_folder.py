@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from triforce.checkpoint.families import HFConfig
 from triforce.checkpoint.gguf_config import Divided
 from triforce.checkpoint.gguf_file import GGUFFile
 from triforce.checkpoint.gguf_tokenizer import read_gguf_tokenizer
+from triforce.checkpoint.hf_config import HFConfig
 from triforce.checkpoint.model_files import GGUFModel
 from triforce.checkpoint.rope_scaling import Linear, Llama3, Scaling, Unscaled, Yarn
 from triforce.errors import ModelError
@@ -63,8 +63,11 @@ def write_tokenizer(path: Path, folder: Path) -> None:
 
 
 def config_of(hf: HFConfig) -> dict[str, Any]:
-    """Return a config.json. Raises ModelError for positions that are scaled as no config can say."""
-    plain = {name: value for name, value in asdict(hf).items() if name not in ("scaling", "sliding_window")}
+    """Return a config.json. Raises ModelError for other families, and for positions scaled as no config can say."""
+    if hf.model_type not in CLASSES:
+        raise ModelError(f"other engines are compared on files of {', '.join(CLASSES)}, and this is {hf.model_type}")
+    left_out = ("scaling", "sliding_window", "architecture")
+    plain = {name: value for name, value in asdict(hf).items() if name not in left_out}
     rope = _scaling(hf.scaling, hf)
     return {
         "architectures": [CLASSES[hf.model_type]], "hidden_act": "silu", "torch_dtype": "float16", **plain,

@@ -18,6 +18,7 @@ from triforce.backends.kernel_api import PAGE, ForwardBatch, ForwardOutput, KVBa
 from triforce.kvcache.feature_memory import FeatureSlots
 from triforce.kvcache.pool import PagePool
 from triforce.kvcache.retrieval_config import Budget
+from triforce.kvcache.views.windows import by_window
 from triforce.ragged import Ints
 
 OBSERVED = 80
@@ -95,7 +96,7 @@ class FullView:
         lists = PageTable(self.pool.units(self.rows, unit), starts, counts_B.tolist(), unit)
         return_mass, budget = observe and self.grain > 0, self.budget
         keep = max(map(budget.of, starts)) // PAGE if budget and self.pool.offloaded and observe else 0
-        views = [(self.pool.config.layers, lists)]
+        views = by_window(self.pool.config, lists)
         tables = self.pool.tables[self.rows.start : self.rows.stop]
         return ForwardBatch(starts, views, observe, return_mass, self.pool.least, exact=True, keep=keep, tables=tables)
 

@@ -19,6 +19,7 @@ from triforce.backends.kernel_api import PAGE, ForwardBatch, ForwardOutput, Page
 from triforce.kvcache.retrieval_config import RetrievalConfig
 from triforce.kvcache.selection import PageLists, Policy, RowSelection, select_pages, window_start
 from triforce.kvcache.views.full import FullView
+from triforce.kvcache.views.windows import by_window, windowed
 from triforce.ragged import Ints, ints
 
 FOUND = 4
@@ -206,7 +207,7 @@ class RetrievalView:
         committed = [row.committed for row in self.selections]
         everything = PageTable(self.full.pool.units(self.full.rows, unit), starts, counts, unit, coarse=committed)
         if not any(row.pages for row in self.selections):
-            return [(layers, everything)]
+            return by_window(self.full.pool.config, everything)
         for b, (row, start, count) in enumerate(zip(self.selections, starts, counts, strict=True)):
             window = range(row.window_start // unit, -(-(start + count) // unit))
             self._lists.show(b, row.pages.units if row.pages else None, self.row_units(b), window)
@@ -214,15 +215,18 @@ class RetrievalView:
         firsts, coarse = ([n - gap for n, gap in zip(each, hidden, strict=True)] for each in (starts, committed))
         searched = replace(everything, search=self._search())
         views: list[tuple[int, PageTable]] = []
-        for kind, group in groupby(range(layers), self._kind):
+        windows = self.full.pool.config.windows
+        for (kind, window), group in groupby(range(layers), lambda layer: (self._kind(layer), windows[layer])):
             some = list(group)
             units_LBGU = self._lists.units_LBGU[some[0] : some[-1] + 1]
             selected = PageTable(units_LBGU, firsts, counts, unit, coarse=coarse)
-            views.append((len(some), {"all": everything, "found": searched, "selected": selected}[kind]))
+            whole = windowed(everything, window)
+            views.append((len(some), {"all": whole, "found": searched, "selected": selected}[kind]))
         return views
 
     def _kind(self, layer: int) -> str:
-        return "all" if layer in self.full_layers else "found" if layer in self.searched_layers else "selected"
+        everything = layer in self.full_layers or self.full.pool.config.windows[layer]
+        return "all" if everything else "found" if layer in self.searched_layers else "selected"
 
     def _search(self) -> Search:
         """Between the sinks and the window, of rows that do not see everything."""

@@ -29,7 +29,7 @@ def times(x_NK: Tensor, weight: PackedWeight, bias_M: Tensor | None = None) -> T
     if N > WIDE:
         every_M = torch.arange(M, device=x_NK.device)
         bias_M = None if bias_M is None else bias_M.to(x_NK.dtype)
-        return torch.nn.functional.linear(x_NK, rows(every_M, weight, x_NK.dtype), bias_M)
+        return torch.nn.functional.linear(x_NK, rows_of(weight, every_M, x_NK.dtype), bias_M)
     y_NM, x_NK = torch.empty(N, M, dtype=x_NK.dtype, device=x_NK.device), x_NK.contiguous()
     height, warps, stages = (LOW, 4, 3) if N <= LOW else (HIGH, 8, 2)
     if N:
@@ -40,25 +40,25 @@ def times(x_NK: Tensor, weight: PackedWeight, bias_M: Tensor | None = None) -> T
     return y_NM
 
 
-def rows(ids_N: Tensor, weight: PackedWeight, dtype: torch.dtype) -> Tensor:
+def rows_of(weight: PackedWeight, ids_N: Tensor, dtype: torch.dtype) -> Tensor:
     """Return rows of a matrix as numbers (N, K) of a type."""
     (N, K), some = (len(ids_N), weight.inputs), 256 if interpreted() else 16
     given = torch.float32 if interpreted() else dtype  # which rounds to bfloat16 by leaving bits out
     rows_NK = torch.empty(N, K, dtype=given, device=ids_N.device)
     if N:
-        _rows[(weight.codes_CSMX.shape[1], triton.cdiv(N, some))](
+        _rows[(weight.blocks.shape[1], triton.cdiv(N, some))](
             ids_N, rows_NK, *_planes(weight), N, K, *_parts(weight), some, NAMES[str(given)]
         )  # fmt: skip
     return rows_NK.to(dtype)
 
 
 def _planes(weight: PackedWeight) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return weight.codes_CSMX, weight.scales, weight.minima, weight.small
+    return weight.blocks, weight.scales, weight.minima, weight.small
 
 
 def _parts(weight: PackedWeight) -> tuple[int, int, int, int, bool, bool, bool]:
     """Eights of a row, small scales of one kind, and what `_load` is told of a type."""
-    (bits, offset, scales, _), eights = weight.parts, weight.codes_CSMX.shape[1]
+    (bits, offset, scales, _), eights = weight.parts, weight.blocks.shape[1]
     kind = scales.startswith("super"), scales.endswith("min"), scales == "super_half"
     return eights, weight.small.numel() // 2, bits, offset if bits == 4 else 0, *kind
 

@@ -1,0 +1,47 @@
+"""The table of published models: what a token costs each of them, and from where on speculation should pay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from triforce.checkpoint.hf_config import checked, model_config
+from triforce.engine.speculative_config import SpeculativeConfig
+from triforce.model.config import ModelConfig
+from triforce.planner.break_even import kv_read, pays_from, why_not
+
+LENGTH = 32_768
+BUDGET = SpeculativeConfig().retrieval.budget.of(LENGTH)
+FEW_BITS, NUMBERS = 4.85 / 8, 2.0
+"""Bytes of a weight of a Q4_K_M file in the mean, and of bfloat16."""
+
+
+def models(data: dict[str, Any]) -> list[list[str]]:
+    """Return the rows of the table, its head first."""
+    head = ["model", "parameters", "read by a token", "KV of a token", "KV / weights at 32K", "pays from", "source"]
+    return [head, *(row(each) for each in data["models"])]
+
+
+def row(published: dict[str, Any]) -> list[str]:
+    """Return the cells of one model."""
+    hf = checked({"model_type": published["model_type"], **published["config"]})
+    config = model_config(hf, vocab_size=hf.vocab_size, context=None, device=torch.device("cpu"))
+    ratio = NUMBERS * kv_read(config, LENGTH) / (FEW_BITS * config.weights_read)
+    return [
+        published["name"],
+        f"{config.parameters / 1e9:.2f} B",
+        f"{config.weights_read / 1e9:.2f} B",
+        f"{NUMBERS * config.kv_size / 1024:.0f} KiB",
+        f"{ratio:.2f}" if config.context >= LENGTH else "beyond its positions",
+        pays(config),
+        published["source"],
+    ]
+
+
+def pays(config: ModelConfig) -> str:
+    """Return the context from which on speculation should pay with a Q4_K_M file, and with bfloat16; or why not."""
+    begins = [pays_from(config, BUDGET, weight, NUMBERS) for weight in (FEW_BITS, NUMBERS)]
+    if begins == [None, None]:
+        return f"not: {why_not(config, FEW_BITS, NUMBERS)}"
+    return ", ".join("not" if begin is None else f"{begin:,}" for begin in begins)

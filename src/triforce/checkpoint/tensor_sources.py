@@ -1,0 +1,110 @@
+"""Places of a decoder's weights in the files: the name of each tensor, its shape there, and which part is wanted.
+
+Shape suffixes: V vocabulary, C hidden size, I MLP size, D head size, Q = query heads * D, P = KV heads * D.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from triforce.checkpoint.model_families.family import LLAMA_NAMES
+from triforce.distributed.group import ALONE, TPGroup, span
+from triforce.model.architecture import Architecture
+from triforce.model.config import ModelConfig
+
+EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+Shape = tuple[int, ...]
+Cut = tuple[slice | Tensor, *tuple[slice, ...]]
+Source = tuple[str, Shape, Cut]
+"""The name of a tensor in the files, its shape there, and which part of it is wanted."""
+
+
+EXPERT_FIELDS = ("gate_proj_IC", "up_proj_IC", "down_proj_CI")
+
+
+def tensor_shapes(config: ModelConfig, rows: int, names: Mapping[str, str] = LLAMA_NAMES) -> dict[str, Shape]:
+    """Every tensor that the files of such a model hold, by its name there."""
+    C = config.hidden_size
+    layers = [layer_sources(config, names, layer, ALONE) for layer in range(config.layers)]
+    ends = {EMBEDDING: (rows, C), NORM: (C,)} | ({} if config.tied else {HEAD: (rows, C)})
+    return ends | {name: shape for layer in layers for name, shape, _ in layer.values()}
+
+
+def layer_sources(config: ModelConfig, names: Mapping[str, str], layer: int, ranks: TPGroup) -> dict[str, Source]:
+    """Return the source of each field of `Layer` that this model has, for one of several `ranks`.
+
+    Fields of an expert have its number behind them.
+    """
+    shapes, parts = _shapes(config), config.architecture
+    order = rotation_order(parts, config.head_dim)
+    found: dict[str, Source] = {}
+    if parts.experts:
+        for field in EXPERT_FIELDS:
+            shape, name = shapes.pop(field), f"model.layers.{layer}.{names[field]}"
+            found |= {f"{field}/{n}": (name.format(n), shape, (slice(None),)) for n in range(parts.experts.count)}
+    for field, shape in shapes.items():
+        fused = [other for other in names if names[other] == names[field] and other in shapes]
+        first = sum(shapes[other][0] for other in fused[: fused.index(field)])
+        whole = (sum(shapes[other][0] for other in fused), *shape[1:])
+        cut = _cut(field, shape, ranks)
+        if order is not None and field[:6] in ("q_proj", "k_proj", "q_bias", "k_bias", "q_norm", "k_norm"):
+            heads_H1 = torch.arange(0, shape[0], config.head_dim)[:, None]
+            cut = ((first + heads_H1 + order).flatten(), *cut[1:])
+        elif first or whole != shape:
+            cut = _behind(first, shape[0], cut)
+        found[field] = f"model.layers.{layer}.{names[field]}", whole, cut
+    return found
+
+
+def rotation_order(parts: Architecture, head_dim: int) -> Tensor | None:
+    """Return which channel of a head in the files stands at each place here, int64 (D); None where it is the same.
+
+    Here channel i turns with channel i + D / 2. Those that are not rotated have the frequency 0, and are shared out to
+    both halves behind those that are. Scores do not change, as queries and keys change alike.
+    """
+    rotated = parts.rotated or head_dim
+    if rotated == head_dim and not parts.interleaved:
+        return None
+    pairs = torch.arange(rotated).view(-1, 2).T if parts.interleaved else torch.arange(rotated).view(2, -1)
+    return torch.cat([pairs, torch.arange(rotated, head_dim).view(2, -1)], 1).flatten()
+
+
+def _shapes(config: ModelConfig) -> dict[str, Shape]:
+    """Return the shape of each field of `Layer` that this model has."""
+    C, inner, D, parts = config.hidden_size, config.intermediate_size, config.head_dim, config.architecture
+    Q, P = config.heads * D, config.kv_heads * D
+    q_norm, k_norm = (Q, P) if parts.qk_norm == "row" else (D, D)
+    shapes: dict[str, Shape] = {
+        "q_proj_QC": (Q, C), "k_proj_PC": (P, C), "v_proj_PC": (P, C), "o_proj_CQ": (C, Q),
+        "gate_proj_IC": (inner, C), "up_proj_IC": (inner, C), "down_proj_CI": (C, inner),
+    }  # fmt: skip
+    if parts.experts:
+        shapes |= {"router_EC": (parts.experts.count, C)}
+    if parts.input_norms:
+        shapes |= {"input_norm_C": (C,), "post_norm_C": (C,)}
+    if parts.output_norms:
+        shapes |= {"attn_out_norm_C": (C,), "mlp_out_norm_C": (C,)}
+    if parts.qkv_bias:
+        shapes |= {"q_bias_Q": (Q,), "k_bias_P": (P,), "v_bias_P": (P,)}
+    if parts.qk_norm:
+        shapes |= {"q_norm_D": (q_norm,), "k_norm_D": (k_norm,)}
+    return shapes
+
+
+def _cut(field: str, shape: Shape, ranks: TPGroup) -> Cut:
+    """Return a rank's part of a tensor: norms are whole, projections have some outputs, or some inputs."""
+    if "norm" in field:
+        return (slice(None),)
+    if field in ("o_proj_CQ", "down_proj_CI") and not ranks.exact:
+        return slice(None), span(shape[1], ranks)
+    return (span(shape[0], ranks),)
+
+
+def _behind(first: int, rows: int, cut: Cut) -> Cut:
+    """Return a cut of so many rows, which lie behind `first` others in their tensor."""
+    assert isinstance(cut[0], slice)
+    start, stop, _ = cut[0].indices(rows)
+    return slice(first + start, first + stop), *cut[1:]

@@ -1,0 +1,81 @@
+"""The parts in which decoders of different families differ: norms, rotations, windows, scalings, experts.
+
+A family's file maps its config to one of these descriptions. What computes goes by the description alone, and knows
+no family's name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKind:
+    """The part in which the layers of one model differ."""
+
+    window: int = 0
+    """Tokens that a query sees, its own among them; 0: all before it, too."""
+    rope: int = 0
+    """The number of its rotation among the model's (see `Rope`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture of experts in the place of each MLP (Shazeer et al. 2017, arXiv 1701.06538).
+
+    A token goes through the `chosen` experts of the largest router logits, among equals those of the lowest ids, and
+    their outputs are weighted by a softmax: of the logits of all experts, or `renormalised`, of those of the chosen.
+    """
+
+    count: int
+    chosen: int
+    renormalised: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """A decoder's arithmetic. Without arguments it is Llama's."""
+
+    qkv_bias: bool = False
+    qk_norm: str = ""
+    """RMSNorm of q and k before the rotation: of each `head`, of the whole `row`, or none."""
+    rotated: int = 0
+    """Channels of each head, its first ones in the files, that are rotated; 0: all."""
+    interleaved: bool = False
+    """Whether the files have the two channels of a rotated pair beside each other, and not half a head apart."""
+    input_norms: bool = True
+    """RMSNorm of what attention and MLP read."""
+    output_norms: bool = False
+    """RMSNorm of what they give, before it is added to the residual stream."""
+    norm_offset: float = 0.0
+    """What is added to the weights of norms as the files have them."""
+    activation: str = "silu"
+    """Of the gate: `silu`, or `gelu` by its tanh."""
+    query_scale: float = 1.0
+    """Factor of the queries, by which scores differ from q k / sqrt(D)."""
+    embedding_scale: float = 1.0
+    """Factor of the embedding, rounded to the type of the weights."""
+    residual_scale: float = 1.0
+    """Factor of what attention and MLP add to the residual stream."""
+    logit_scale: float = 1.0
+    kinds: tuple[LayerKind, ...] = ()
+    """Of each layer; none where all are alike, without a window."""
+    experts: Experts | None = None
+
+    def kind(self, layer: int) -> LayerKind:
+        """Return the kind of a layer."""
+        return self.kinds[layer] if self.kinds else LayerKind()
+
+    @property
+    def rotations_only(self) -> tuple[LayerKind, ...]:
+        """The kinds of layers without their windows; none where all are then alike."""
+        kinds = tuple(LayerKind(rope=kind.rope) for kind in self.kinds)
+        return kinds if any(kind.rope for kind in kinds) else ()
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is Llama's or Qwen's: ranks that share a model, and kernels of a GPU, know no other yet."""
+        return self == Architecture(qkv_bias=self.qkv_bias, qk_norm=self.qk_norm) and self.qk_norm != "row"
+
+
+LLAMA = Architecture()

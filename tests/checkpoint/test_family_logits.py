@@ -1,0 +1,109 @@
+"""Parity of each family: logits through paged KV, native and torch, fed in ragged parts, are transformers' to 1e-4."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.family_models import FAMILY_MODELS, LENGTH, RAGGED, family_model, paged_logits, texts
+from tests.helpers.mutants.mutation import Mutant
+from tests.helpers.mutants.registry import caught_in
+from tests.helpers.tiny_checkpoint import save
+from triforce.backends import native_loader
+from triforce.backends.torch.experts import choose
+from triforce.engine.model_loader import load
+from triforce.model.architecture import Experts
+
+
+@pytest.fixture(scope="module", params=FAMILY_MODELS)
+def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tensor, Any]:
+    """A folder with a model, its logits in float32 as transformers computes them, and the model."""
+    model = family_model(request.param)
+    with torch.no_grad():
+        logits_BTV = model(texts()).logits
+    assert logits_BTV.std() > 0.2  # logits that differ, or closeness would say nothing
+    return save(model, tmp_path_factory.mktemp("family")), logits_BTV, model
+
+
+@pytest.fixture(params=["native", "torch"])
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "torch":
+        monkeypatch.setattr(native_loader, "native", None)
+    elif native_loader.native is None:
+        pytest.skip("without native kernels")
+    return str(request.param)
+
+
+def test_family_logits_in_ragged_parts_equal_transformers(saved: tuple[Path, Tensor, Any], kernels: str) -> None:
+    folder, expected_BTV, _ = saved
+    decoder = load(folder, device="cpu", dtype="float32", context=LENGTH).decoder
+    for pieces in (RAGGED, [[LENGTH, LENGTH]]):
+        found_BTV = paged_logits(decoder, texts(), pieces)
+        torch.testing.assert_close(found_BTV, expected_BTV, atol=1e-4, rtol=0)
+
+
+def test_family_bfloat16_is_near_enough(saved: tuple[Path, Tensor, Any], kernels: str) -> None:
+    """No further from float32 than 1.5 times transformers' own bfloat16, in the mean."""
+    folder, expected_BTV, model = saved
+    with torch.no_grad():
+        theirs_BTV = model.to(torch.bfloat16)(texts()).logits.float()
+        model.float()
+    decoder = load(folder, device="cpu", dtype="bfloat16", context=LENGTH).decoder
+    found_BTV = paged_logits(decoder, texts(), RAGGED)
+    error, theirs = ((each - expected_BTV).square().mean().sqrt() for each in (found_BTV, theirs_BTV))
+    assert error <= 1.5 * theirs
+
+
+def farthest(folder: Path, expected_BTV: Tensor) -> float:
+    """How far logits of the torch path are from what they should be, at most."""
+    decoder = load(folder, device="cpu", dtype="float32", context=LENGTH).decoder
+    return float((paged_logits(decoder, texts(), RAGGED) - expected_BTV).abs().max())
+
+
+@pytest.mark.parametrize("mutant", caught_in("test_family_mutant_differs_from_transformers"), ids=str)
+def test_family_mutant_differs_from_transformers(
+    tmp_path: Path, mutant: Mutant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native_loader, "native", None)
+    model = family_model(*mutant.checks)
+    with torch.no_grad():
+        expected_BTV = model(texts()).logits
+    folder = save(model, tmp_path)
+    mutant.apply(monkeypatch)
+    assert farthest(folder, expected_BTV) > 1e-2
+
+
+def tied_experts(folder: Path) -> Path:
+    """A model of which every expert has the router's logits of another, and other weights."""
+    model = family_model("qwen3-moe")
+    for layer in model.model.layers:
+        router_EC = layer.mlp.gate.weight.data
+        router_EC[4:] = router_EC[:4]
+    return save(model, folder)
+
+
+def between_kernels(folder: Path, monkeypatch: pytest.MonkeyPatch) -> float:
+    """How far logits of the torch path are from the native ones, at most."""
+    decoder = load(folder, device="cpu", dtype="float32", context=LENGTH).decoder
+    native_BTV = paged_logits(decoder, texts(), RAGGED)
+    monkeypatch.setattr(native_loader, "native", None)
+    return farthest(folder, native_BTV)
+
+
+@pytest.mark.skipif(native_loader.native is None, reason="without native kernels")
+def test_expert_ties_go_to_lowest_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids_NK, _ = choose(torch.tensor([[1.0, 2.0, 1.0, 2.0]]), Experts(4, 3, True))
+    assert ids_NK.tolist() == [[1, 3, 0]]
+    assert between_kernels(tied_experts(tmp_path), monkeypatch) < 1e-4
+
+
+@pytest.mark.skipif(native_loader.native is None, reason="without native kernels")
+@pytest.mark.parametrize("mutant", caught_in("test_expert_tie_mutant_is_noticed"), ids=str)
+def test_expert_tie_mutant_is_noticed(tmp_path: Path, mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tied_experts(tmp_path)
+    mutant.apply(monkeypatch)
+    assert between_kernels(folder, monkeypatch) > 1e-2

@@ -1,0 +1,95 @@
+"""The promises for each family: a row's bits depend on that row alone, and every mode's texts are plain decoding's."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.helpers.family_models import FAMILY_MODELS, LENGTH, RAGGED, SIZES, family_model, paged_logits, texts
+from tests.helpers.feature_pair import random_draft
+from tests.helpers.tiny_checkpoint import save, tiny_model
+from tests.helpers.tiny_llm import GREEDY, MODES, SEEDED, ask, ids
+from triforce.backends import native_loader
+from triforce.engine.model_loader import load
+from triforce.llm import LLM
+
+if native_loader.native is None:
+    pytest.skip("the native kernels were not built", allow_module_level=True)
+LENGTHS = (40, 150, 215)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where models are written when they are first asked for."""
+    return tmp_path_factory.mktemp("families")
+
+
+@cache
+def llm(home: Path, name: str, lower_tiers: str = "same", kv_dtype: str = "auto") -> LLM:
+    if not (home / name).exists():
+        save(family_model(name), home / name)
+    draft = save(tiny_model(**SIZES | dict(num_hidden_layers=1)), home / "draft")
+    return LLM(
+        home / name, draft, retrieval_budget=64, speculative_tokens=4, searched_layers="none", lower_tiers=lower_tiers,
+        kv_dtype=kv_dtype,
+    )  # fmt: skip
+
+
+def tokens(model: LLM, prompts: list[list[int]], mode: str) -> list[list[int]]:
+    return [each.outputs[0].token_ids for each in model.generate(prompts, ask(), mode=mode)]
+
+
+@pytest.mark.parametrize("name", FAMILY_MODELS)
+def test_family_bits_depend_on_the_row_alone(home: Path, name: str) -> None:
+    decoder = llm(home, name).target.decoder
+    one_by_one = paged_logits(decoder, texts(), [[1, 1]] * LENGTH)
+    for pieces in (RAGGED, [[LENGTH, LENGTH]], [[LENGTH, 0], [0, LENGTH]]):
+        assert torch.equal(paged_logits(decoder, texts(), pieces), one_by_one)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("name", FAMILY_MODELS)
+def test_family_texts_of_every_mode_equal_plain_decoding(home: Path, name: str, sampling: dict[str, Any]) -> None:
+    model, prompts = llm(home, name), [ids(length, seed=length) for length in LENGTHS]
+    found = {
+        mode: [each.outputs[0].token_ids for each in model.generate(prompts, ask(**sampling), mode=mode)]
+        for mode in MODES
+    }
+    assert all(found[mode] == found["ar"] for mode in MODES)
+    assert model.generate(prompts[2], ask(**sampling), mode="retrieval")[0].exactness == "bitwise"
+
+
+@pytest.mark.parametrize("name", ["qwen3-moe", "mistral-window", "granite-3"])
+def test_family_texts_with_int8_lower_tiers_equal_plain_decoding(home: Path, name: str) -> None:
+    prompts = [ids(length, seed=length) for length in LENGTHS]
+    plain, other = (
+        tokens(llm(home, name, lower), prompts, mode) for lower, mode in (("same", "ar"), ("int8", "triforce"))
+    )
+    assert other == plain
+
+
+@pytest.mark.parametrize("name", ["qwen3-moe", "mistral-window", "smollm3"])
+def test_family_texts_with_int8_kv_equal_plain_decoding(home: Path, name: str) -> None:
+    model, prompts = llm(home, name, kv_dtype="int8"), [ids(length, seed=length) for length in LENGTHS]
+    alone = [tokens(model, [prompt], "ar")[0] for prompt in prompts]
+    assert all(tokens(model, prompts, mode) == alone for mode in MODES)
+    assert alone != tokens(llm(home, name), prompts, "ar"), "or KV is not int8"
+
+
+@pytest.mark.parametrize("name", ["qwen3-moe", "qwen2-upper-windows", "olmo-2"])
+def test_family_texts_with_a_feature_draft_equal_plain_decoding(home: Path, name: str) -> None:
+    """Some of its guesses are kept."""
+    folder = save(family_model(name, vocab_size=300), home / f"{name}-300")
+    random_draft(home / f"{name}-features", load(folder, device="cpu", dtype="float32"))
+    model = LLM(folder, home / f"{name}-features", retrieval_budget=64, speculative_tokens=4)
+    prompts = [ids(length, seed=length) for length in LENGTHS]
+    plain, kept = tokens(model, prompts, "ar"), 0
+    for mode in ("draft", "triforce"):
+        outputs = [each.outputs[0] for each in model.generate(prompts, ask(), mode=mode)]
+        assert [each.token_ids for each in outputs] == plain
+        kept += sum(tier.accepted for each in outputs for tier in each.tiers if tier.name == "draft")
+    assert kept
