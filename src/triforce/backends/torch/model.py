@@ -53,7 +53,7 @@ def linear(x: Tensor, weight: Matrix | None, bias: Tensor | None = None) -> Tens
 
 
 class TorchLayer:
-    norm, swiglu = staticmethod(norm), staticmethod(swiglu)
+    norm, swiglu, linear = staticmethod(norm), staticmethod(swiglu), staticmethod(linear)
 
     def __init__(self, config: ModelConfig, layer: Layer) -> None:
         self.config, self.layer = config, layer
@@ -73,14 +73,14 @@ class TorchLayer:
         self._add(x_NC, self._mlp(x_NC), self.layer.mlp_out_norm_C)
 
     def out(self, attn_out_NQ: Tensor) -> Tensor:
-        return linear(attn_out_NQ, self.layer.o_proj_CQ, self.layer.o_bias_C)
+        return self.linear(attn_out_NQ, self.layer.o_proj_CQ, self.layer.o_bias_C)
 
     def gate(self, x_NC: Tensor) -> Tensor:
         layer, y_NC = self.layer, self._normed(x_NC, self.layer.post_norm_C)
-        return self._activated(linear(y_NC, layer.gate_proj_IC), linear(y_NC, layer.up_proj_IC))
+        return self._activated(self.linear(y_NC, layer.gate_proj_IC), self.linear(y_NC, layer.up_proj_IC))
 
     def down(self, gated_NI: Tensor) -> Tensor:
-        return linear(gated_NI, self.layer.down_proj_CI)
+        return self.linear(gated_NI, self.layer.down_proj_CI)
 
     def _mlp(self, x_NC: Tensor) -> Tensor:
         experts = self.config.architecture.experts
@@ -89,16 +89,16 @@ class TorchLayer:
         return mix(self._normed(x_NC, self.layer.post_norm_C), self.layer, experts, self._expert)
 
     def _expert(self, expert: Mlp, y_NC: Tensor) -> Tensor:
-        gate_NI = linear(y_NC, expert.gate_proj_IC, expert.gate_bias_I)
-        up_NI = linear(y_NC, expert.up_proj_IC, expert.up_bias_I)
-        return linear(self._activated(gate_NI, up_NI), expert.down_proj_CI, expert.down_bias_C)
+        gate_NI = self.linear(y_NC, expert.gate_proj_IC, expert.gate_bias_I)
+        up_NI = self.linear(y_NC, expert.up_proj_IC, expert.up_bias_I)
+        return self.linear(self._activated(gate_NI, up_NI), expert.down_proj_CI, expert.down_bias_C)
 
     def _activated(self, gate_NI: Tensor, up_NI: Tensor) -> Tensor:
         activations = {"silu": self.swiglu, "gelu": geglu, "clamped": clamped_swiglu}
         return activations[self.config.architecture.activation](gate_NI, up_NI)
 
     def _heads(self, x_NC: Tensor, weight: Matrix, bias: Tensor | None, norm_D: Tensor | None) -> Tensor:
-        x_NQ = linear(x_NC, weight, bias)
+        x_NQ = self.linear(x_NC, weight, bias)
         x_NHD = x_NQ.view(len(x_NC), -1, self.config.head_dim)
         if norm_D is None:
             return x_NHD
@@ -138,7 +138,7 @@ class TorchModel:
 
     def head(self, x_NC: Tensor) -> Tensor:
         y_NC, parts = self.block.norm(x_NC, self.weights.norm_C, self.config.norm_eps), self.config.architecture
-        logits_NV = linear(y_NC, self.weights.head_VC).float()
+        logits_NV = self.block.linear(y_NC, self.weights.head_VC).float()
         logits_NV = logits_NV if parts.logit_scale == 1 else logits_NV.mul_(parts.logit_scale)
         return capped(logits_NV, parts.logit_cap)
 
