@@ -62,11 +62,12 @@ FeatureDraft::FeatureDraft(const Decoder& target, const FeatureWeights& w, const
                            std::vector<int64_t> tokens, int bits)
     : target_(target), options_(options), tokens_(std::move(tokens)), fc_({w.fc}, bits), q_({w.q}, bits),
       k_({w.k}, bits), v_({w.v}, bits), o_({w.o}, bits), down_({w.down}, bits),
-      mlp_(w.post_norm, w.gate, w.up, LayerSettings{options.head_dim, options.eps, bits}), fc_norms_(norms(w.fc_norm, hidden(), type(), options.eps)),
+      mlp_({w.post_norm, w.gate, w.up, {}, {}}, LayerSettings{options.head_dim, options.eps, bits}),
+      fc_norms_(norms(w.fc_norm, hidden(), type(), options.eps)),
       embedding_norm_(make_norm(w.embedding_norm, hidden(), type(), options.eps)),
       hidden_norm_(make_norm(w.hidden_norm, hidden(), type(), options.eps)),
       norm_(make_norm(w.norm, hidden(), type(), options.eps)),
-      head_(w.norm, std::make_shared<Matrix>(std::vector{w.head}, bits), options.eps, 1) {
+      head_(w.norm, std::make_shared<Matrix>(std::vector{w.head}, bits), options.eps, 1, 0) {
     const int64_t C = hidden(), D = options.head_dim;
     require(C % block_size == 0 && D % block_size == 0, "hidden size and head_dim must be multiples of 16");
     require(target.head().hidden() == C && fc_.inputs() % C == 0, "fc must make a state of several of the target's");
