@@ -149,8 +149,8 @@ def _quality(found: Sequence[Row]) -> Table:
     note = (
         f"Readings of {tokens(exact['context'])} tokens. Needles: greedy answers that name the right number. Copied: "
         "tokens predicted right the second time, so far behind the first. Upper nibbles alone are what the tier below "
-        "the full one reads with `--lower-tiers`; here all of a text is read so but for the keys of a pass itself, at "
-        "most 512 tokens, and no text is made of it."
+        "the full one reads with `--lower-tiers`. Here all of a text is read so, but for the keys of a pass itself, at "
+        "most 512 tokens."
     )
     title = f"KV of {exact['model']}"
     return Table(title, note, ["KV", *kinds, "needles", *copied], lines)
