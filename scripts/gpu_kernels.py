@@ -19,6 +19,8 @@ MODEL, DRAFT, SAMPLING = "Llama-3.1-8B", "Llama-68M, drafting", "vocabulary of 1
 SHOWN: dict[str, tuple[str, ...]] = {
     **{f"{MODEL}, width {width}": ("_splits", "_merge", "_weigh") for width in (1, 8)},
     DRAFT: ("_splits", "_go_on"),
+    **{f"{MODEL}, width {width}, int8 KV": ("_splits",) for width in (1, 8)},
+    **{f"weights of type {kind}": ("_times",) for kind in ("Q4_0", "Q4_K", "Q6_K")},
     SAMPLING: (
         "_decide", "_peaks", "_shortlist", "_join", "_cut", "race_parts", "close_race", "share_parts", "judge_parts",
     ),

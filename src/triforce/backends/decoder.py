@@ -53,7 +53,7 @@ class Decoder:
 
     def __init__(self, config: ModelConfig, weights: Weights, bits: int = 0, ranks: TPGroup = ALONE) -> None:
         self.config, self.ranks = config, ranks
-        self.device, self.dtype = weights.embedding_VC.device, weights.embedding_VC.dtype
+        self.device, self.dtype = weights.norm_C.device, weights.embedding_VC.dtype
         self.model = dispatch.model(config, weights, bits, ranks)
 
     # Not inference_mode: what a caller keeps from a pass may later be changed in place outside of it.

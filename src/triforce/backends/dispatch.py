@@ -38,7 +38,8 @@ def claim_threads(config: ModelConfig, dtype: torch.dtype, device: torch.device)
 
 def keeps_packed(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether weights of GGUF files stay as they are: products with them are then those of bfloat16 inputs."""
-    return dtype == torch.bfloat16 and _suits_native(config, dtype, device)
+    suits = _suits_native(config, dtype, device) or _suits_triton(config, dtype, device)
+    return dtype == torch.bfloat16 and suits
 
 
 def model(config: ModelConfig, weights: Weights, bits: int = 0, ranks: TPGroup = ALONE) -> ModelBackend:
@@ -46,7 +47,7 @@ def model(config: ModelConfig, weights: Weights, bits: int = 0, ranks: TPGroup =
 
     Those of one of several `ranks`, which share the model, are its own part of them (see `ShardedModel`).
     """
-    device, dtype, forward = weights.embedding_VC.device, weights.embedding_VC.dtype, forward_layerwise
+    device, dtype, forward = weights.norm_C.device, weights.embedding_VC.dtype, forward_layerwise
     claim_threads(config, dtype, device)
     if _suits_native(config, dtype, device):
         from triforce.backends.cpu.model import NativeModel, NativeModelShard
@@ -102,8 +103,8 @@ def memory(
 
 def require_int8_kv(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
     """Raises RequestError where no kernels read KV of codes."""
-    if device.type != "cpu" or _suits_triton(config, dtype, device):
-        raise RequestError("--kv-dtype int8 is for CPUs, without Triton; use --device cpu, or --kv-dtype auto")
+    if device.type != "cpu" and not _suits_triton(config, dtype, device):
+        raise RequestError("--kv-dtype int8 on a GPU needs Triton; pip install 'triforce[gpu]', or use --kv-dtype auto")
 
 
 def require_offload(config: ModelConfig, dtype: torch.dtype, device: Device, kind: str) -> None:

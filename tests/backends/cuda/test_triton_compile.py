@@ -13,7 +13,7 @@ from tests.helpers.cuda.compiled import compiled, faults, kept
 KERNELS = {
     "_splits", "_merge", "_weigh", "_turn_queries", "_write", "_norm", "_swiglu", "_best", "_exponentials",
     "_uniforms", "_decide", "_carry", "_peaks", "_shortlist", "_join", "_cut", "race_parts", "close_race",
-    "share_parts", "judge_parts", "_go_on",
+    "share_parts", "judge_parts", "_go_on", "_times", "_rows",
 }  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "0"
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import ASTSource, make_backend
@@ -70,6 +71,7 @@ def compiled(launches: Iterable[Launch], arch: str) -> Iterator[Row]:
                 "case": launch.case,
                 "arch": arch,
                 "bits": launch.dtype.itemsize * 8,
+                "coded": launch.coded,
                 "stages": launch.options.get("num_stages", 3),
                 "warps": options["num_warps"],
                 "programs": prod(launch.grid),
@@ -127,6 +129,8 @@ def main() -> None:
     parser.add_argument("arch", choices=TARGETS)
     parser.add_argument("--plant", choices=PLANTED, help="a fault, which must be seen in what is printed")
     asked = parser.parse_args()
+    if TARGETS[asked.arch].backend == "hip":
+        torch.version.hip = "made up"  # launches are those of torch's build for AMD
     for row in compiled(planted(asked.plant) if asked.plant else everything(), asked.arch):
         print(json.dumps(row), flush=True)
 

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from triton.runtime.jit import JITFunction
 
 from triforce.backends.cuda import model, splits
@@ -20,11 +21,13 @@ from triforce.backends.cuda.fused_draft import DraftInputs, DraftShape, run_draf
 from triforce.backends.cuda.graphs import shape_of
 from triforce.backends.cuda.kv import TritonKV
 from triforce.backends.cuda.model import TritonModel
-from triforce.backends.cuda.triton import attention, pointwise, rng, sampler, topk
+from triforce.backends.cuda.packed_weight import PARTS, PackedWeight, packed
+from triforce.backends.cuda.triton import attention, pointwise, rng, sampler, topk, weight_tiles
 from triforce.backends.cuda.triton.page_copy import carry
 from triforce.backends.kernel_api import PAGE, ForwardBatch, PageTable, pages_for
 from triforce.bench import shapes
 from triforce.bench.shapes import ModelShape
+from triforce.model.weights import QuantizedWeight
 
 META = torch.device("meta")
 KEYS, BUDGET, SINKS, WINDOW, DRAFTED = 131_071, 4096, 16, 496, 2
@@ -58,6 +61,11 @@ class Launch:
     def dtype(self) -> torch.dtype:
         """Type of the first tensor."""
         return next(x.dtype for x in self.arguments if isinstance(x, torch.Tensor))
+
+    @property
+    def coded(self) -> bool:
+        """Whether it reads or writes int8."""
+        return any(isinstance(x, torch.Tensor) and x.dtype == torch.int8 for x in self.arguments)
 
 
 class Recorder:
@@ -102,10 +110,16 @@ def everything() -> list[Launch]:
         target(MODELS["Llama-2-7B"], 8, least=(8, 32))
         recorder.case = "float32"
         for width in (1, 8, 32):
-            target(MODELS["Llama-2-7B"], width, torch.float32)
+            target(MODELS["Llama-2-7B"], width, dtype=torch.float32)
         for vocabulary in (8192, 32_000, 128_256):
             recorder.case = f"vocabulary of {vocabulary:,}"
             sampling(vocabulary)
+        for width in WIDTHS:
+            recorder.case = f"Llama-3.1-8B, width {width}, int8 KV"
+            target(MODELS["Llama-3.1-8B"], width, kv_int8=True)
+        for kind in PARTS:
+            recorder.case = f"weights of type {kind}"
+            multiplying(kind)
         recorder.case = "others"
         others()
     return recorder.launches
@@ -124,9 +138,9 @@ def as_before() -> Iterator[None]:
             setattr(module, name, value)
 
 
-def target(shape: ModelShape, width: int, dtype: torch.dtype = torch.bfloat16, least: tuple[int, int] = (1, 1)) -> None:
-    """A verifying pass that observes the mass, and a retrieval pass of the pages that are selected."""
-    decoder, kv = parts(shape, dtype)
+def target(shape: ModelShape, width: int, least: tuple[int, int] = (1, 1), **how: Any) -> None:
+    """A verifying pass that observes the mass, and a retrieval pass of the pages that are selected. how: of `parts`."""
+    decoder, kv = parts(shape, **how)
     shared = PageTable(table(1, pages_for(KEYS)), [KEYS - width], [width])
     run(decoder, kv, width, ForwardBatch([KEYS - width], [(1, shared)], True, True, least))
     own = PageTable(table(1, 1, shape.kv_heads, pages_for(BUDGET)), [BUDGET - width], [width])
@@ -147,11 +161,13 @@ def draft_of(shape: ModelShape, race: bool) -> Callable[[], object]:
     return partial(run_draft, decoder, kv, DraftInputs(DraftShape(first, DRAFTED, race, 0), META))
 
 
-def parts(shape: ModelShape, dtype: torch.dtype, layers: int = 1) -> tuple[TritonModel, TritonKV]:
+def parts(
+    shape: ModelShape, dtype: torch.dtype = torch.bfloat16, layers: int = 1, kv_int8: bool = False
+) -> tuple[TritonModel, TritonKV]:
     """A model of so many layers, and memory for all keys."""
     shapes.SHAPES["recorded"] = replace(shape, layers=layers)
     try:
-        config, weights = shapes.parts("recorded", KEYS + 1, dtype, META)
+        config, weights = shapes.parts("recorded", KEYS + 1, dtype, META, kv_int8)
     finally:
         del shapes.SHAPES["recorded"]
     return TritonModel(config, weights), TritonKV(config, pages_for(KEYS + 1), dtype, META)
@@ -177,6 +193,18 @@ def sampling(vocabulary: int) -> None:
     rng.exponentials(some, some, some, vocabulary)
 
 
+def multiplying(kind: str) -> None:
+    """Gate and down of Llama-3.1-8B: of one token, of a strict pass, and rows as numbers."""
+    shape, (block, size) = MODELS["Llama-3.1-8B"], GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+    for outputs, inputs in ((shape.intermediate, shape.hidden), (shape.hidden, shape.intermediate)):
+        blocks = empty(outputs, inputs // block * size, dtype=torch.uint8)
+        weight = packed(QuantizedWeight(kind, blocks, inputs), META)
+        assert isinstance(weight, PackedWeight)
+        for tokens in (1, 8 * 32):
+            weight_tiles.times(empty(tokens, inputs, dtype=torch.bfloat16), weight)
+        weight_tiles.rows_of(weight, empty(1, dtype=torch.int64), torch.bfloat16)
+
+
 def others() -> None:
     """Selection of pages, noise, pages carried from the host, and the norm of Qwen3's queries."""
     for pages in (pages_for(KEYS), topk.MOST):
@@ -185,6 +213,8 @@ def others() -> None:
     rng.uniforms(some, some, some, 0, 9)
     pages, wanted = empty(1 << 16, PAGE * 128, dtype=torch.bfloat16), empty(32 * 32 * 256, dtype=torch.int64)
     carry((pages, pages), wanted, (pages, pages), wanted, PAGE * 128)
+    coded = empty(1 << 16, PAGE * 130, dtype=torch.int8)
+    carry((coded, coded), wanted, (coded, coded), wanted, PAGE * 130)
     pointwise.norm(empty(1, 32, 128, dtype=torch.bfloat16), empty(128, dtype=torch.bfloat16), 1e-6)
 
 

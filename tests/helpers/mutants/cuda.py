@@ -120,6 +120,19 @@ MERGES: dict[str, tuple[str, str]] = {
     "merge: the first dimensions everywhere": ("dims * DIMS + tl.arange(0, DIMS)", "0 * dims + tl.arange(0, DIMS)"),
     "merge: splits hang from no peak": ("- base_R[None, :])", "- 0 * base_R[None, :])"),
 }
+TILES, POINTWISE = f"{TRITON}.kv_tiles", f"{TRITON}.pointwise"
+CODES: dict[str, tuple[str, str]] = {
+    "codes: the scale of the next slot": ("D // 2 + slot % LANES", "D // 2 + (slot + 1) % LANES"),
+    "codes: a page of codes begins without scales before it": ("(LANES * (D + 2)) + slot", "(LANES * D) + slot"),
+    "codes: scales are rounded down": ("+ 0xFFFF) & -65536", "+ 0) & -65536"),
+}
+WEIGHTS = f"{TRITON}.weight_tiles"
+PRODUCTS: dict[str, tuple[str, str]] = {
+    "weights: both halves of a group have one scale": ("other_MG1 if BY_HALF else scale_MG1", "scale_MG1"),
+    "weights: the offset of codes is left out": ("(both_MGX & 15) - OFFSET", "(both_MGX & 15)"),
+    "weights: the least of a group is left out": ("second_MGX += minimum_MG1", "pass"),
+    "weights: the last inputs are those of the first half": ("x_NX = tl.load(at_NX + HALF,", "x_NX = tl.load(at_NX,"),
+}
 DRAFT, STEP = "triforce.backends.cuda.fused_draft", f"{TRITON}.draft_step"
 DRAFTS: dict[str, tuple[Edit | ModuleEdit, str]] = {
     "draft: all tokens are drawn with the noise of the first": (
@@ -163,6 +176,22 @@ MUTANTS = [
             (ModuleEdit(ATTENTION, change, users=("tests.helpers.cuda.scene",)),),
         )
         for name, change in MERGES.items()
+    ),
+    *(
+        Mutant(
+            name,
+            f"{HERE}triton_codes.py::test_codes_mutant_fails_its_check",
+            (ModuleEdit(TILES, change, users=(ATTENTION, POINTWISE)),),
+        )
+        for name, change in CODES.items()
+    ),
+    *(
+        Mutant(
+            name,
+            f"{HERE}packed_weights.py::test_packed_weight_mutant_fails_its_check",
+            (ModuleEdit(WEIGHTS, change, users=("tests.helpers.cuda.packed_checks",)),),
+        )
+        for name, change in PRODUCTS.items()
     ),
     *(
         Mutant(name, f"{HERE}cuda_fused_draft.py::test_cuda_draft_mutant_changes_a_draft", (edit,), (coupling,))

@@ -1,14 +1,17 @@
-"""KV memory for the Triton kernels, laid out as on the torch path: a head's pages lie behind one another.
+"""KV memory for the Triton kernels: a head's pages lie behind one another, as rows of numbers or as pages of codes.
 
 Shape suffixes as in kernel_api.py; P positions of the tables.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from triforce.backends.cuda.graphs import PassInputs, ViewShape
+from triforce.backends.cuda.kv_pages import as_numbers, is_coded, read_rows, write_rows
 from triforce.backends.cuda.splits import split_of
 from triforce.backends.cuda.triton.attention import DevicePageTable, attend
 from triforce.backends.cuda.triton.pointwise import rotate_and_write
@@ -40,11 +43,24 @@ class TritonKV(TorchKV):
             self.tables_PF = self._rotations(2 * end)
             self.version += 1
 
+    def write(self, layer: int, slots_N: Tensor, k_GND: Tensor, v_GND: Tensor) -> None:
+        for memory_GSD, new_GND in zip(self._open(layer), (k_GND, v_GND), strict=True):
+            write_rows(memory_GSD, slots_N, new_GND)
+
+    def read(self, layer: int, slots_N: Tensor) -> KeysValues:
+        keys_GSD, values_GSD = self._open(layer)
+        return read_rows(keys_GSD, slots_N), read_rows(values_GSD, slots_N)
+
+    def view(self, layer: int, first: int, count: int) -> KeysValues:
+        if self.config.kv_int8:
+            return self.read(layer, torch.arange(first, first + count, device=self.device))
+        return super().view(layer, first, count)
+
     def attend(self, layer: int, q_BTHD: Tensor, lists: PageTable) -> Tensor:
         starts_B, counts_B = (torch.tensor(each, device=self.device) for each in (lists.starts, lists.counts))
         seen = DevicePageTable(lists.units, starts_B, counts_B, lists.unit, lists.sinks, lists.window)
         with current(self.device):
-            return attend(q_BTHD, *self.view(layer, 0, self.keys_LGSD.shape[2]), seen)[0]
+            return attend(q_BTHD, *self._open(layer), seen)[0]
 
     def device_attention(self, inputs: PassInputs, wide: list[PageTable] | None = None) -> LayerAttention:
         """Return what `layer_attention` does, of a pass on the device: a function of the buffers of `inputs`.
@@ -96,7 +112,17 @@ def write_and_attend(
     """
     q_BTHD, q_sinks_BTHD = rotate_and_write(qkv, positions_B, tables_PF, seen, kv)
     if wide:
-        return q_BTHD, *attend_lists(q_BTHD, kv, wide)
+        return q_BTHD, *_attend_wide(q_BTHD, kv, wide)
     (_, T, H, _), G = q_BTHD.shape, len(kv[0])
     split = split_of(by_head, seen.window, T * H // G, H // G)
     return q_BTHD, *attend(q_BTHD, *kv, seen, return_mass, q_sinks_BTHD, split)
+
+
+def _attend_wide(q_BTHD: Tensor, kv: KeysValues, lists: PageTable) -> tuple[Tensor, Tensor]:
+    """Attend as `attend_lists` does; codes first become numbers of the queries' type, those of these lists."""
+    if is_coded(kv[0]):
+        units_X1 = lists.units.long().view(-1, 1)
+        slots_N = (units_X1 * lists.unit + torch.arange(lists.unit, device=units_X1.device)).flatten()
+        kv = as_numbers(kv, slots_N, q_BTHD.dtype)
+        lists = replace(lists, units=torch.arange(len(units_X1), device=units_X1.device).view(lists.units.shape))
+    return attend_lists(q_BTHD, kv, lists)

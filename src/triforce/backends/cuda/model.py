@@ -1,5 +1,6 @@
 """A decoder's weights for the Triton kernels: products are torch's, what lies between them is one kernel each.
 
+Products with weights of few bits are ours, too; those stay apart.
 A pass over their KV is a function over the buffers of a `GraphInputs`. A narrow one runs at the shape of its bucket, on
 a CUDA device as a graph that was captured once. A wide one is prefill: torch's fused attention, row by row, at the
 shape that it has. Shape suffixes as in kernel_api.py.
@@ -16,12 +17,14 @@ from torch import Tensor
 
 from triforce.backends.cuda.graphs import GraphInputs, Graphs, PassInputs, Replay, shape_of
 from triforce.backends.cuda.kv import TritonKV
+from triforce.backends.cuda.packed_weight import PackedWeight, on_device
 from triforce.backends.cuda.triton.pointwise import norm, swiglu
+from triforce.backends.cuda.triton.weight_tiles import rows_of, times
 from triforce.backends.kernel_api import ForwardBatch, ForwardOutput, KVBackend, ModelBackend, PageTable
 from triforce.backends.torch.kv import WIDE
-from triforce.backends.torch.model import TorchLayer, TorchModel, forward_layers, forward_layerwise
+from triforce.backends.torch.model import TorchLayer, TorchModel, forward_layers, forward_layerwise, linear
 from triforce.model.config import ModelConfig
-from triforce.model.weights import Layer, Matrix, Weights, numbers
+from triforce.model.weights import Layer, Matrix, QuantizedWeight, Weights
 
 NARROW = 64
 """Wider passes are not captured: there are few of them, and of many widths."""
@@ -29,10 +32,15 @@ JOINED = True
 """Whether products of one input are one. No GPU has chosen yet: False makes five of these two, as before."""
 
 
+def product(x: Tensor, weight: Matrix | None, bias: Tensor | None = None) -> Tensor:
+    """Return x W^T + bias, (N, M), of any kind of matrix."""
+    return times(x, weight, bias) if isinstance(weight, PackedWeight) else linear(x, weight, bias)
+
+
 class TritonLayer(TorchLayer):
     """A block of which q, k and v are one product, and gate and up. The layer's own matrices become parts of these."""
 
-    norm, swiglu = staticmethod(norm), staticmethod(swiglu)
+    norm, swiglu, linear = staticmethod(norm), staticmethod(swiglu), staticmethod(product)
 
     def __init__(self, config: ModelConfig, layer: Layer) -> None:
         super().__init__(config, layer)
@@ -61,10 +69,10 @@ class TritonLayer(TorchLayer):
 def joined(*parts: Matrix | None) -> Tensor | None:
     """Return all rows of some matrices (M, C) or vectors (M,) as one, of which these become views, to be held once.
 
-    None where there are none, or where they are to stay apart.
+    None where there are none, or where they are to stay apart, as those of few bits.
     """
-    given = [numbers(part) for part in parts if part is not None]
-    if not (JOINED and given):
+    given = [part for part in parts if isinstance(part, Tensor)]
+    if not (JOINED and given) or any(isinstance(part, QuantizedWeight) for part in parts):
         return None
     whole = torch.cat(given)
     for part, rows in zip(given, torch.split(whole, [len(part) for part in given]), strict=True):
@@ -78,8 +86,20 @@ class TritonModel(TorchModel):
     block = TritonLayer
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
-        super().__init__(config, weights)
+        super().__init__(config, on_device(weights))
         self._kept: WeakKeyDictionary[TritonKV, tuple[int, Graphs]] = WeakKeyDictionary()
+
+    def embed(self, ids_N: Tensor) -> Tensor:
+        table_VC = self.weights.embedding_VC
+        if not isinstance(table_VC, PackedWeight):
+            return super().embed(ids_N)
+        return rows_of(table_VC, ids_N.to(table_VC.device), table_VC.dtype)
+
+    def head_rows(self, ids_N: Tensor) -> Tensor:
+        head_VC = self.weights.head_VC
+        if not isinstance(head_VC, PackedWeight):
+            return super().head_rows(ids_N)
+        return rows_of(head_VC, ids_N.to(head_VC.device), torch.float32)
 
     def forward(self, ids_BT: Tensor, kv: KVBackend, batch: ForwardBatch, at_BJ: Tensor | None) -> ForwardOutput:
         return self.run(self, ids_BT, kv, batch, at_BJ)

@@ -43,7 +43,7 @@ def linear(x: Tensor, weight: Matrix | None, bias: Tensor | None = None) -> Tens
 
 
 class TorchLayer:
-    norm, swiglu = staticmethod(norm), staticmethod(swiglu)
+    norm, swiglu, linear = staticmethod(norm), staticmethod(swiglu), staticmethod(linear)
 
     def __init__(self, config: ModelConfig, layer: Layer) -> None:
         self.config, self.layer = config, layer
@@ -63,13 +63,13 @@ class TorchLayer:
         self._add(x_NC, self._mlp(x_NC), self.layer.mlp_out_norm_C)
 
     def out(self, attn_out_NQ: Tensor) -> Tensor:
-        return linear(attn_out_NQ, self.layer.o_proj_CQ)
+        return self.linear(attn_out_NQ, self.layer.o_proj_CQ)
 
     def gate(self, x_NC: Tensor) -> Tensor:
         return self._gated(self.layer, self._normed(x_NC, self.layer.post_norm_C))
 
     def down(self, gated_NI: Tensor) -> Tensor:
-        return linear(gated_NI, self.layer.down_proj_CI)
+        return self.linear(gated_NI, self.layer.down_proj_CI)
 
     def _mlp(self, x_NC: Tensor) -> Tensor:
         experts = self.config.architecture.experts
@@ -78,14 +78,14 @@ class TorchLayer:
         return mix(self._normed(x_NC, self.layer.post_norm_C), self.layer, experts, self._expert)
 
     def _expert(self, expert: Mlp, y_NC: Tensor) -> Tensor:
-        return linear(self._gated(expert, y_NC), expert.down_proj_CI)
+        return self.linear(self._gated(expert, y_NC), expert.down_proj_CI)
 
     def _gated(self, mlp: Layer | Mlp, y_NC: Tensor) -> Tensor:
         activate = geglu if self.config.architecture.activation == "gelu" else self.swiglu
-        return activate(linear(y_NC, mlp.gate_proj_IC), linear(y_NC, mlp.up_proj_IC))
+        return activate(self.linear(y_NC, mlp.gate_proj_IC), self.linear(y_NC, mlp.up_proj_IC))
 
     def _heads(self, x_NC: Tensor, weight: Matrix, bias: Tensor | None, norm_D: Tensor | None) -> Tensor:
-        x_NQ = linear(x_NC, weight, bias)
+        x_NQ = self.linear(x_NC, weight, bias)
         x_NHD = x_NQ.view(len(x_NC), -1, self.config.head_dim)
         if norm_D is None:
             return x_NHD
@@ -128,7 +128,7 @@ class TorchModel:
             self.block.norm(x_NC, self.weights.norm_C, self.config.norm_eps),
             self.config.architecture.logit_scale,
         )
-        logits_NV = linear(y_NC, self.weights.head_VC).float()
+        logits_NV = self.block.linear(y_NC, self.weights.head_VC).float()
         return logits_NV if scale == 1 else logits_NV.mul_(scale)
 
 

@@ -27,8 +27,8 @@ Run = tuple[int, int]
 class DeviceLayout:
     def __init__(self, config: ModelConfig, pages: int, room: OffloadLayout, homes: KeysValues) -> None:
         """`homes`: (room.layers + room.buffers, G, S, D) each."""
-        self._homes, self._pages, self._size = homes, pages + 1, PAGE * config.head_dim
-        G, D, keys = config.kv_heads, config.head_dim, homes[0]
+        self._homes, self._pages, self._size = homes, pages + 1, PAGE * config.row_size
+        G, D, keys = config.kv_heads, config.row_size, homes[0]
         self.home = {layer: layer for layer in range(room.layers)}
         """Of each whole layer."""
         self.part = {layer: layer - room.layers for layer in range(room.layers, config.layers)}

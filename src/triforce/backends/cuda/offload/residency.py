@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from triforce.backends.cuda.kv_pages import read_rows, write_rows
 from triforce.backends.cuda.offload.copy_stream import Buffers, CopyStream
 from triforce.backends.cuda.offload.frames import WorkingSet, WriteSlots
 from triforce.backends.cuda.offload.layout import DeviceLayout, runs_of
@@ -92,7 +93,7 @@ class OffloadManager:
         if layer in self.layout.part:
             self.finish()
         for to_GSD, new_GND in zip(self._all_of(layer), (k_GND, v_GND), strict=True):
-            to_GSD.index_copy_(1, slots_N.to(to_GSD.device), new_GND.to(to_GSD.device, to_GSD.dtype))
+            write_rows(to_GSD, slots_N.to(to_GSD.device), new_GND.to(to_GSD.device, to_GSD.dtype))
 
     def read(self, layer: int, slots_N: Tensor) -> KeysValues:
         slots_N = slots_N.cpu()
@@ -103,7 +104,7 @@ class OffloadManager:
             self.finish()
         keys_GSD, values_GSD = self._all_of(layer)
         slots_N = slots_N.to(keys_GSD.device)
-        return keys_GSD.index_select(1, slots_N).to(self.device), values_GSD.index_select(1, slots_N).to(self.device)
+        return read_rows(keys_GSD, slots_N).to(self.device), read_rows(values_GSD, slots_N).to(self.device)
 
     def _all_of(self, layer: int) -> KeysValues:
         """All pages of a layer: its home, or on the host."""

@@ -6,6 +6,7 @@ slow. Imported only where `backends/dispatch.py` has found Triton.
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -16,6 +17,11 @@ NAMES = {"torch.float32": tl.float32, "torch.bfloat16": tl.bfloat16, "torch.floa
 def interpreted() -> bool:
     """Whether kernels run in the interpreter."""
     return bool(triton.knobs.runtime.interpret)
+
+
+def on_amd() -> bool:
+    """Whether torch was built for AMD's GPUs."""
+    return torch.version.hip is not None
 
 
 def multiplied_as(x: Tensor) -> tl.dtype:

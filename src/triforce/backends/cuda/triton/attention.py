@@ -23,7 +23,8 @@ import triton.language as tl
 from torch import Tensor
 
 from triforce.backends.cuda.splits import split_of
-from triforce.backends.cuda.triton import interpreted, multiplied_as
+from triforce.backends.cuda.triton import interpreted, multiplied_as, on_amd
+from triforce.backends.cuda.triton.kv_tiles import load_rows, load_scales, with_scales
 
 
 class Tile(NamedTuple):
@@ -39,13 +40,13 @@ AHEAD = True
 """Whether keys and values are brought while others are computed with. No GPU has chosen yet: False is as it was."""
 
 
-def tile_of(size: int, dim: int) -> Tile:
+def tile_of(size: int, dim: int, coded: bool = False) -> Tile:
     """Return that of numbers of so many bytes and a head size: as large as needs no spills, and the least memory."""
     if size == 4:
-        return Tile(16, 32, 4, 1)
-    if dim > 128:
+        return Tile(16, 16, 4, 1)  # other tiles spill more: ptxas would rather have many programs beside one another
+    if dim > 128 or (coded and on_amd()):
         return Tile(32, 32, 8, 3)  # with two stages ptxas spills for sm_80
-    return Tile(64, 64, 8, 5) if AHEAD else Tile(64, 64, 4, 2)
+    return Tile(64, 64, 8, 3 if on_amd() else 5) if AHEAD else Tile(64, 64, 4, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +72,15 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """Mixed values (B, T, H, D), and the mass of each unit, float32 (B, G, U), if `return_mass`.
 
-    As a `LayerAttention` gives them. `split`: keys of a split, a multiple of 64, or `split_of`. No host wait.
+    As a `LayerAttention` gives them; int8 memory has `kv_pages`. `split`: keys, a multiple of 64. No host wait.
     """
     (B, T, H, D), G, U = q_BTHD.shape, len(k_GSD), seen.units.shape[-1]
     by_head = seen.units.ndim == 3
     R = T * H // G
     split = split or split_of(by_head, seen.window, R, H // G)
     N = max(1, -(-U * seen.unit // split))
-    tile = tile_of(q_BTHD.element_size(), D)
+    *memory, coded = with_scales((k_GSD, v_GSD))
+    tile = tile_of(q_BTHD.element_size(), D, coded)
     at_once = min(tile.rows, max(16, triton.next_power_of_2(R)))
     attn_out_BTHD, D2 = torch.empty_like(q_BTHD), max(16, triton.next_power_of_2(D))
     new = q_BTHD.new_empty
@@ -86,11 +88,11 @@ def attend(
     whole_BGR = new(B, G, R, dtype=torch.float32)
     units_BGRU = new((B, G, R, U) if return_mass else (1,), dtype=torch.float32)
     _splits[(N, G * triton.cdiv(R, at_once), B)](
-        q_BTHD, q_BTHD if q_sinks_BTHD is None else q_sinks_BTHD, k_GSD, v_GSD, seen.units, seen.starts_B,
+        q_BTHD, q_BTHD if q_sinks_BTHD is None else q_sinks_BTHD, *memory, seen.units, seen.starts_B,
         seen.counts_B, parts_BGNRD, peaks_BGNR, sums_BGNR, units_BGRU, G, T, R, U, N, k_GSD.stride(0),
         seen.units.stride(0), seen.units.stride(1) if by_head else 0, D**-0.5 * log2(e), seen.sinks, seen.window,
         split, H // G, D, D2, seen.unit, at_once, tile.keys, q_sinks_BTHD is not None, return_mass,
-        multiplied_as(q_BTHD), num_warps=tile.warps, num_stages=tile.stages,
+        coded, multiplied_as(q_BTHD), num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     some, rows = (8, 16) if interpreted() else (32, 1)  # an interpreted program takes milliseconds, whatever it does
     dims = min(32, D2)
@@ -137,10 +139,10 @@ def _store_unit_sums(
 
 @triton.jit
 def _splits(
-    q, q_sinks, keys, values, units, starts, counts, parts, peaks, sums, unit_sums, G, T, R, U, N, head_stride,
-    row_stride, list_stride, scale, sinks, window, SPLIT: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
-    D2: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, TURNED: tl.constexpr,
-    WEIGH: tl.constexpr, FACTOR: tl.constexpr,
+    q, q_sinks, keys, values, key_scales, value_scales, units, starts, counts, parts, peaks, sums, unit_sums, G, T, R,
+    U, N, head_stride, row_stride, list_stride, scale, sinks, window, SPLIT: tl.constexpr, GROUP: tl.constexpr,
+    D: tl.constexpr, D2: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    TURNED: tl.constexpr, WEIGH: tl.constexpr, CODED: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
     """One split of one KV head's keys, for some of its query rows: unnormalised sums, and the peak they hang from."""
     n, g, b = tl.program_id(0), tl.program_id(1) % G, tl.program_id(2)
@@ -150,8 +152,7 @@ def _splits(
     first = n * SPLIT
     if (first >= end) | (tl.program_id(1) // G * ROWS >= count * GROUP):
         return
-    d = tl.arange(0, D2)
-    real_R1 = (token_R < count)[:, None]
+    d, real_R1, place_R1 = tl.arange(0, D2), (token_R < count)[:, None], start + token_R[:, None]
     cells_RD = ((b * T + token_R) * G * GROUP + g * GROUP + row_R % GROUP)[:, None] * D + d[None, :]
     q_RD = tl.load(q + cells_RD, mask=real_R1 & (d < D)[None, :], other=0.0).to(FACTOR)
     q_sinks_RD = q_RD
@@ -159,23 +160,23 @@ def _splits(
         q_sinks_RD = tl.load(q_sinks + cells_RD, mask=real_R1 & (d < D)[None, :], other=0.0).to(FACTOR)
     peak_R, sum_R = tl.full([ROWS], -float("inf"), tl.float32), tl.full([ROWS], 0.0, tl.float32)
     attn_out_RD = tl.full([ROWS, D2], 0.0, tl.float32)
-    table = units + b.to(tl.int64) * row_stride + g.to(tl.int64) * list_stride
-    head = g.to(tl.int64) * head_stride
+    table, head = units + b.to(tl.int64) * row_stride + g.to(tl.int64) * list_stride, g.to(tl.int64) * head_stride
     for block in range(first, min(first + SPLIT, end), KEYS):
         key_K = block + tl.arange(0, KEYS)
         unit_K = tl.load(table + key_K // UNIT, mask=key_K < end, other=0).to(tl.int64)
-        slot_K = head + (unit_K * UNIT + key_K % UNIT) * D
-        k_DK = tl.load(keys + slot_K[None, :] + d[:, None], mask=(key_K < end)[None, :] & (d < D)[:, None], other=0.0)
-        place_R1 = start + token_R[:, None]
+        slot_K, there_K = unit_K * UNIT + key_K % UNIT, key_K < end
+        k_DK = load_rows(keys, head, slot_K[None, :], d[:, None], there_K[None, :], D, CODED, FACTOR)
+        of_keys = scale * load_scales(key_scales, head, slot_K, there_K, D)[None, :] if CODED else scale
         scores_RK = _scores(
-            q_RD, q_sinks_RD, k_DK, key_K, place_R1, real_R1, block, scale, sinks, window, TURNED, FACTOR
+            q_RD, q_sinks_RD, k_DK, key_K, place_R1, real_R1, block, of_keys, sinks, window, TURNED, FACTOR
         )  # fmt: skip
         higher_R = tl.maximum(peak_R, tl.max(scores_RK, 1))
         base_R = tl.where(higher_R == -float("inf"), 0.0, higher_R)
         shares_RK = tl.exp2(scores_RK - base_R[:, None])
         fade_R = tl.exp2(peak_R - base_R)
-        v_KD = tl.load(values + slot_K[:, None] + d[None, :], mask=(key_K < end)[:, None] & (d < D)[None, :], other=0.0)
-        rounded_RK = shares_RK.to(v_KD.dtype).to(FACTOR)
+        v_KD = load_rows(values, head, slot_K[:, None], d[None, :], there_K[:, None], D, CODED, FACTOR)
+        scaled_RK = shares_RK * load_scales(value_scales, head, slot_K, there_K, D)[None, :] if CODED else shares_RK
+        rounded_RK = scaled_RK.to(v_KD.dtype).to(FACTOR)
         attn_out_RD = attn_out_RD * fade_R[:, None] + tl.dot(rounded_RK, v_KD.to(FACTOR), input_precision="ieee")
         sum_R, peak_R = sum_R * fade_R + tl.sum(shares_RK, 1), higher_R
         if WEIGH:

@@ -11,8 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from triforce.backends.cuda.kv_pages import is_coded
 from triforce.backends.cuda.triton import interpreted
 from triforce.backends.cuda.triton.attention import DevicePageTable
+from triforce.backends.cuda.triton.kv_tiles import store_rows, with_scales
 from triforce.backends.kernel_api import KeysValues, Rotation
 
 
@@ -49,15 +51,16 @@ def _close(x_XHC: Tensor) -> Tensor:
 def rotate_and_write(
     qkv: tuple[Tensor, Tensor, Tensor], positions_B: Tensor, tables_PF: Rotation, seen: DevicePageTable, kv: KeysValues
 ) -> tuple[Tensor, Tensor | None]:
-    """Rotated queries in the memory's type; with a window, also as they meet the sinks.
+    """Rotated queries in the memory's type, or in theirs where that is of codes; with a window, also for the sinks.
 
     Token t of row b stands at `positions_B[b] + t` and is key `starts[b] + t` of the row's lists. Its rotated key and
     its value go there; of tokens at or beyond `counts[b]` nothing is written. Tokens must lie within the tables.
     """
-    (q_BTHD, k_BTGD, _), (keys_GSD, values_GSD) = qkv, kv
+    (q_BTHD, k_BTGD, _), keys_GSD = qkv, kv[0]
     (B, T, H, D), G = q_BTHD.shape, k_BTGD.shape[2]
     q_NHD, k_NGD, v_NGD = (_close(x.flatten(0, 1)) for x in qkv)
-    turned_BTHD = torch.empty(q_BTHD.shape, dtype=keys_GSD.dtype, device=q_BTHD.device)
+    dtype = q_BTHD.dtype if is_coded(keys_GSD) else keys_GSD.dtype
+    turned_BTHD = torch.empty(q_BTHD.shape, dtype=dtype, device=q_BTHD.device)
     to_sinks_BTHD = torch.empty_like(turned_BTHD) if seen.window else None
     at_once = 256 if interpreted() else 8
     _turn_queries[(triton.cdiv(B * T * H, at_once),)](
@@ -65,10 +68,11 @@ def rotate_and_write(
         turned_BTHD if to_sinks_BTHD is None else to_sinks_BTHD, B * T * H, T, H, q_NHD.stride(0),
         seen.sinks + seen.window - 1, D // 2, triton.next_power_of_2(D // 2), at_once, to_sinks_BTHD is not None,
     )  # fmt: skip
+    *memory, coded = with_scales(kv)
     _write[(triton.cdiv(B * T * G, at_once),)](
-        k_NGD, v_NGD, positions_B, *tables_PF, seen.units, seen.starts_B, seen.counts_B, keys_GSD, values_GSD,
-        B * T * G, T, G, k_NGD.stride(0), v_NGD.stride(0), keys_GSD.stride(0), seen.units.stride(0), D // 2,
-        triton.next_power_of_2(D // 2), seen.unit, at_once,
+        k_NGD, v_NGD, positions_B, *tables_PF, seen.units, seen.starts_B, seen.counts_B, *memory, B * T * G, T, G,
+        k_NGD.stride(0), v_NGD.stride(0), keys_GSD.stride(0), seen.units.stride(0), D // 2,
+        triton.next_power_of_2(D // 2), seen.unit, at_once, coded,
     )  # fmt: skip
     return turned_BTHD, to_sinks_BTHD
 
@@ -133,8 +137,9 @@ def _turn_queries(
 
 @triton.jit
 def _write(
-    k, v, positions, cos, sin, units, starts, counts, keys, values, M, T, G, k_stride, v_stride, head_stride,
-    row_stride, F: tl.constexpr, F2: tl.constexpr, UNIT: tl.constexpr, SOME: tl.constexpr,
+    k, v, positions, cos, sin, units, starts, counts, keys, values, key_scales, value_scales, M, T, G, k_stride,
+    v_stride, head_stride, row_stride, F: tl.constexpr, F2: tl.constexpr, UNIT: tl.constexpr, SOME: tl.constexpr,
+    CODED: tl.constexpr,
 ):  # fmt: skip
     """The keys, turned, and the values of some heads of some tokens."""
     head_M, f = tl.program_id(0) * SOME + tl.arange(0, SOME), tl.arange(0, F2)[None, :]
@@ -143,14 +148,13 @@ def _write(
     place_M = tl.load(positions + b_M, mask=real_M, other=0).to(tl.int64) + t_M
     key_M = tl.load(starts + b_M, mask=real_M, other=0).to(tl.int64) + t_M
     unit_M = tl.load(units + b_M.to(tl.int64) * row_stride + key_M // UNIT, mask=real_M, other=0).to(tl.int64)
-    slot_M = (head_M % G).to(tl.int64) * head_stride + (unit_M * UNIT + key_M % UNIT) * 2 * F
-    real_MF = real_M[:, None] & (f < F)
-    slot_MF, turn_MF = slot_M[:, None] + f, place_M[:, None] * F + f
+    there_M, slot_M = (head_M % G).to(tl.int64) * head_stride, unit_M * UNIT + key_M % UNIT
+    real_MF, turn_MF = real_M[:, None] & (f < F), place_M[:, None] * F + f
     token_M, head_MF = (head_M // G).to(tl.int64), (head_M % G * 2 * F)[:, None] + f
     cos_MF, sin_MF = tl.load(cos + turn_MF, mask=real_MF, other=0.0), tl.load(sin + turn_MF, mask=real_MF, other=0.0)
     first_MF, second_MF = _turned(k, token_M[:, None] * k_stride + head_MF, cos_MF, sin_MF, real_MF, F)
-    tl.store(keys + slot_MF, first_MF.to(keys.dtype.element_ty), mask=real_MF)
-    tl.store(keys + slot_MF + F, second_MF.to(keys.dtype.element_ty), mask=real_MF)
-    for half in tl.static_range(2):
-        value_MF = tl.load(v + token_M[:, None] * v_stride + head_MF + half * F, mask=real_MF, other=0.0)
-        tl.store(values + slot_MF + half * F, value_MF.to(values.dtype.element_ty), mask=real_MF)
+    store_rows(keys, key_scales, there_M, slot_M, f, first_MF, second_MF, real_MF, F, CODED)
+    from_MF = token_M[:, None] * v_stride + head_MF
+    first_MF = tl.load(v + from_MF, mask=real_MF, other=0.0).to(tl.float32)
+    second_MF = tl.load(v + from_MF + F, mask=real_MF, other=0.0).to(tl.float32)
+    store_rows(values, value_scales, there_M, slot_M, f, first_MF, second_MF, real_MF, F, CODED)

@@ -1,0 +1,90 @@
+"""Rows of KV in the memory of the Triton kernels, as numbers: loaded and stored here, whatever they are kept as.
+
+A head's memory is numbers (S, D), or pages of int8 KV: the codes of 16 slots, (16, D), and then their scales.
+Codes are multiplied with as they are, and their scales with what that gives, or with weights: nothing is rounded that
+would not be without them. Shape suffixes as in kernel_api.py; M rows, F half of D.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from triforce.backends.cuda.kv_pages import is_coded, scales_of
+from triforce.backends.kernel_api import PAGE, KeysValues
+
+LANES = tl.constexpr(PAGE)
+
+
+def with_scales(kv: KeysValues) -> tuple[Tensor, Tensor, Tensor, Tensor, bool]:
+    """Return keys, values, where kernels find the scales of both, and whether there are any."""
+    keys, values = kv
+    return (keys, values, scales_of(keys), scales_of(values), True) if is_coded(keys) else (keys, values, *kv, False)
+
+
+@triton.jit
+def load_rows(memory, head, slot, d, there, D: tl.constexpr, CODED: tl.constexpr, FACTOR: tl.constexpr):
+    """Dimensions `d` of slots, zeros of those that are not there; slots and dimensions go along two directions.
+
+    Of codes these, as numbers of the type that matrices meet in, which has all of them.
+    """
+    x = tl.load(memory + _row(head, slot, D, CODED) + d, mask=there & (d < D), other=0)
+    return x.to(FACTOR) if CODED else x
+
+
+@triton.jit
+def load_scales(scales, head, slot_K, there_K, D: tl.constexpr):
+    """Scales of slots, float32: for a score, or for a weight before it meets the values."""
+    return tl.load(scales + _scale(head, slot_K, D), mask=there_K, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def store_rows(
+    memory, scales, head_M, slot_M, f, first_MF, second_MF, real_MF, F: tl.constexpr, CODED: tl.constexpr
+):  # fmt: skip
+    """Store both halves of rows, float32; where they are not real, they are zeros. Codes are those of `rounded`."""
+    at_MF = memory + _row(head_M, slot_M, 2 * F, CODED)[:, None] + f
+    if CODED:
+        scale_M = _scale_of(first_MF, second_MF)
+        inverse_M1 = tl.where(scale_M > 0, 1.0 / tl.where(scale_M > 0, scale_M, 1.0), 0.0)[:, None]
+        tl.store(at_MF, _codes(first_MF * inverse_M1), mask=real_MF)
+        tl.store(at_MF + F, _codes(second_MF * inverse_M1), mask=real_MF)
+        real_M = tl.max(real_MF.to(tl.int32), 1) > 0
+        tl.store(scales + _scale(head_M, slot_M, 2 * F), scale_M.to(scales.dtype.element_ty), mask=real_M)
+    else:
+        tl.store(at_MF, first_MF.to(memory.dtype.element_ty), mask=real_MF)
+        tl.store(at_MF + F, second_MF.to(memory.dtype.element_ty), mask=real_MF)
+
+
+@triton.jit
+def _row(head, slot, D: tl.constexpr, CODED: tl.constexpr):
+    """Place of a slot's first number."""
+    if CODED:  # noqa: SIM108
+        at = head + slot // LANES * (LANES * (D + 2)) + slot % LANES * D
+    else:
+        at = head + slot * D
+    return at
+
+
+@triton.jit
+def _scale(head, slot, D: tl.constexpr):
+    """Place of a slot's scale, in numbers of two bytes."""
+    return head // 2 + slot // LANES * (LANES * (D + 2) // 2) + LANES * D // 2 + slot % LANES
+
+
+@triton.jit
+def _scale_of(first_MF, second_MF):
+    """A 127th of the largest, rounded up to bfloat16, as float32; NaN where a number is not finite."""
+    top_M = tl.maximum(tl.max(tl.abs(first_MF), 1), tl.max(tl.abs(second_MF), 1))
+    exact_M = top_M / 127.0 + tl.sum(first_MF * 0.0 + second_MF * 0.0, 1)
+    upper_M = (exact_M.to(tl.int32, bitcast=True) + 0xFFFF) & -65536
+    return tl.where(exact_M == exact_M, upper_M.to(tl.float32, bitcast=True), float("nan"))
+
+
+@triton.jit
+def _codes(x_MF):
+    """The nearest integers, to even; -127 of what is no number."""
+    nearest_MF = (x_MF + 12582912.0) - 12582912.0  # where a float32 has no bits behind the point
+    nearest_MF = tl.minimum(tl.maximum(nearest_MF, -127.0), 127.0)
+    return tl.where(x_MF == x_MF, nearest_MF, -127.0).to(tl.int32).to(tl.int8)

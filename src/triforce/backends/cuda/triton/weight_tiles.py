@@ -1,0 +1,152 @@
+"""Products with packed weights, whose codes become numbers in registers, and rows of such weights as numbers.
+
+A tile of a weight is loaded in one place. Programs have 32 outputs and up to 16 tokens, or up to 32 where there are
+more: so a token's bits depend on which of both it is. Strict passes have one shape, and so one height. Shape suffixes:
+N tokens, M outputs, K inputs, X inputs of half of an eight of groups (see `packed_weight`).
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from triforce.backends.cuda.packed_weight import EIGHT, OUTPUTS, PackedWeight
+from triforce.backends.cuda.triton import NAMES, interpreted, multiplied_as
+
+LOW, HIGH = 16, 32
+"""Tokens of a program, where there are no more, and where there are."""
+WIDE = 256
+"""More tokens are prefill: a matrix becomes numbers, which torch multiplies with."""
+TILE, MANY = tl.constexpr(OUTPUTS), tl.constexpr(EIGHT)
+HALF = tl.constexpr(16)
+
+
+def times(x_NK: Tensor, weight: PackedWeight, bias_M: Tensor | None = None) -> Tensor:
+    """Return x W^T + bias, (N, M), in the type of x; sums are float32."""
+    (N, K), M = x_NK.shape, weight.outputs
+    if N > WIDE:
+        every_M = torch.arange(M, device=x_NK.device)
+        bias_M = None if bias_M is None else bias_M.to(x_NK.dtype)
+        return torch.nn.functional.linear(x_NK, rows_of(weight, every_M, x_NK.dtype), bias_M)
+    y_NM, x_NK = torch.empty(N, M, dtype=x_NK.dtype, device=x_NK.device), x_NK.contiguous()
+    height, warps, stages = (LOW, 4, 3) if N <= LOW else (HIGH, 8, 2)
+    if N:
+        _times[(triton.cdiv(M, OUTPUTS), triton.cdiv(N, height))](
+            x_NK, x_NK if bias_M is None else bias_M, y_NM, *_planes(weight), N, M, K, *_parts(weight),
+            bias_M is not None, height, multiplied_as(x_NK), num_warps=warps, num_stages=stages,
+        )  # fmt: skip
+    return y_NM
+
+
+def rows_of(weight: PackedWeight, ids_N: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return rows of a matrix as numbers (N, K) of a type."""
+    (N, K), some = (len(ids_N), weight.inputs), 256 if interpreted() else 16
+    given = torch.float32 if interpreted() else dtype  # which rounds to bfloat16 by leaving bits out
+    rows_NK = torch.empty(N, K, dtype=given, device=ids_N.device)
+    if N:
+        _rows[(weight.blocks.shape[1], triton.cdiv(N, some))](
+            ids_N, rows_NK, *_planes(weight), N, K, *_parts(weight), some, NAMES[str(given)]
+        )  # fmt: skip
+    return rows_NK.to(dtype)
+
+
+def _planes(weight: PackedWeight) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return weight.blocks, weight.scales, weight.minima, weight.small
+
+
+def _parts(weight: PackedWeight) -> tuple[int, int, int, int, bool, bool, bool]:
+    """Eights of a row, small scales of one kind, and what `_load` is told of a type."""
+    (bits, offset, scales, _), eights = weight.parts, weight.blocks.shape[1]
+    kind = scales.startswith("super"), scales.endswith("min"), scales == "super_half"
+    return eights, weight.small.numel() // 2, bits, offset if bits == 4 else 0, *kind
+
+
+@triton.jit
+def _load(
+    codes, scales, minima, small, m_M, eight, eights, all_small, BITS: tl.constexpr, OFFSET: tl.constexpr,
+    SUPER: tl.constexpr, MINIMUM: tl.constexpr, BY_HALF: tl.constexpr, NUMBER: tl.constexpr,
+):  # fmt: skip
+    """Numbers of some outputs and of the inputs of one eight of groups: first halves of the groups, and second ones."""
+    row_M = (m_M.to(tl.int64) // TILE * eights + eight) * TILE + m_M % TILE
+    at_MG1 = (row_M[:, None] * MANY + tl.arange(0, MANY)[None, :])[:, :, None]
+    i = tl.arange(0, HALF)[None, None, :]
+    if BITS == 4:
+        both_MGX = tl.load(codes + at_MG1 * HALF + i).to(tl.int32)
+        first_MGX, second_MGX = ((both_MGX & 15) - OFFSET).to(tl.float32), ((both_MGX >> 4) - OFFSET).to(tl.float32)
+    else:
+        first_MGX = tl.load(codes + at_MG1 * (2 * HALF) + i).to(tl.int8, bitcast=True).to(tl.float32)
+        second_MGX = tl.load(codes + at_MG1 * (2 * HALF) + HALF + i).to(tl.int8, bitcast=True).to(tl.float32)
+    scale_at = row_M[:, None, None] if SUPER else at_MG1
+    scale_MG1 = tl.load(scales + scale_at).to(tl.float32)
+    other_MG1 = scale_MG1
+    if SUPER:
+        one_MG1 = tl.load(small + at_MG1).to(tl.float32)
+        other_MG1 = tl.load(small + all_small + at_MG1).to(tl.float32)
+        if BY_HALF:
+            other_MG1 = scale_MG1 * other_MG1
+        scale_MG1 = scale_MG1 * one_MG1
+    first_MGX *= scale_MG1
+    second_MGX *= other_MG1 if BY_HALF else scale_MG1
+    if MINIMUM:
+        minimum_MG1 = tl.load(minima + scale_at).to(tl.float32)
+        if SUPER:
+            minimum_MG1 = -minimum_MG1 * other_MG1
+        first_MGX += minimum_MG1
+        second_MGX += minimum_MG1
+    M: tl.constexpr = m_M.shape[0]
+    return (
+        tl.reshape(first_MGX.to(NUMBER), [M, MANY * HALF]), tl.reshape(second_MGX.to(NUMBER), [M, MANY * HALF])
+    )  # fmt: skip
+
+
+@triton.jit
+def _inputs(eight):
+    """The inputs of the first halves of the groups of an eight."""
+    x = tl.arange(0, MANY * HALF)
+    return (eight * MANY + x // HALF) * (2 * HALF) + x % HALF
+
+
+@triton.jit
+def _times(
+    x, bias, y, codes, scales, minima, small, N, M, K, eights, all_small, BITS: tl.constexpr, OFFSET: tl.constexpr,
+    SUPER: tl.constexpr, MINIMUM: tl.constexpr, BY_HALF: tl.constexpr, BIASED: tl.constexpr, HEIGHT: tl.constexpr,
+    FACTOR: tl.constexpr,
+):  # fmt: skip
+    """Some tokens by the outputs of a tile."""
+    m_M, n_N = tl.program_id(0) * TILE + tl.arange(0, TILE), tl.program_id(1) * HEIGHT + tl.arange(0, HEIGHT)
+    y_NM = tl.full([HEIGHT, TILE], 0.0, tl.float32)
+    for eight in range(eights):
+        first_MX, second_MX = _load(
+            codes, scales, minima, small, m_M, eight, eights, all_small, BITS, OFFSET, SUPER, MINIMUM, BY_HALF, FACTOR
+        )  # fmt: skip
+        k_X = _inputs(eight)
+        at_NX, there_N1 = x + n_N.to(tl.int64)[:, None] * K + k_X[None, :], (n_N < N)[:, None]
+        x_NX = tl.load(at_NX, mask=there_N1 & (k_X < K)[None, :], other=0.0).to(FACTOR)
+        y_NM = tl.dot(x_NX, tl.trans(first_MX), y_NM, input_precision="ieee")
+        x_NX = tl.load(at_NX + HALF, mask=there_N1 & (k_X + HALF < K)[None, :], other=0.0).to(FACTOR)
+        y_NM = tl.dot(x_NX, tl.trans(second_MX), y_NM, input_precision="ieee")
+    if BIASED:
+        y_NM += tl.load(bias + m_M, mask=m_M < M, other=0.0).to(tl.float32)[None, :]
+    tl.store(
+        y + n_N.to(tl.int64)[:, None] * M + m_M[None, :], y_NM.to(y.dtype.element_ty),
+        mask=(n_N < N)[:, None] & (m_M < M)[None, :],
+    )  # fmt: skip
+
+
+@triton.jit
+def _rows(
+    ids, out, codes, scales, minima, small, N, K, eights, all_small, BITS: tl.constexpr, OFFSET: tl.constexpr,
+    SUPER: tl.constexpr, MINIMUM: tl.constexpr, BY_HALF: tl.constexpr, SOME: tl.constexpr, NUMBER: tl.constexpr,
+):  # fmt: skip
+    """Some rows of one eight of groups."""
+    eight, n_N = tl.program_id(0), tl.program_id(1) * SOME + tl.arange(0, SOME)
+    m_N = tl.load(ids + n_N, mask=n_N < N, other=0)
+    first_NX, second_NX = _load(
+        codes, scales, minima, small, m_N, eight, eights, all_small, BITS, OFFSET, SUPER, MINIMUM, BY_HALF, NUMBER
+    )  # fmt: skip
+    k_X = _inputs(eight)
+    at_NX = out + n_N.to(tl.int64)[:, None] * K + k_X[None, :]
+    tl.store(at_NX, first_NX, mask=(n_N < N)[:, None] & (k_X < K)[None, :])
+    tl.store(at_NX + HALF, second_NX, mask=(n_N < N)[:, None] & (k_X + HALF < K)[None, :])

@@ -1,0 +1,158 @@
+"""Weights of GGUF types in the Triton kernels: what they stand for, products with them, and models of them.
+
+Shape suffixes: N tokens, M outputs, K inputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.cuda.packed_checks import M, check_numbers, check_product, given, tokens
+from tests.helpers.cuda.scene import DEVICE, by_the_term
+from tests.helpers.gguf_blocks import KINDS, NUMBERS, random_blocks
+from tests.helpers.gguf_models import MIXED, write_model
+from tests.helpers.mutants.mutation import Mutant
+from tests.helpers.mutants.registry import caught_in
+from tests.helpers.tiny_llm import ids
+from triforce.backends import native_loader
+from triforce.backends.cuda.model import TritonModel
+from triforce.backends.cuda.packed_weight import PackedWeight, on_device, packed
+from triforce.backends.cuda.triton.weight_tiles import HIGH, LOW, WIDE, times
+from triforce.bench import shapes
+from triforce.engine import speculative_config
+from triforce.engine.model_loader import load
+from triforce.errors import ModelError, RequestError
+from triforce.interface.sampling_params import SamplingParams
+from triforce.kvcache import FullView, PagePool
+from triforce.llm import LLM
+from triforce.model.weights import QuantizedWeight
+from triforce.ragged import ints
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed_weights_are_numbers_of_their_file(kind: str) -> None:
+    check_numbers(kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed_product_equals_float64(kind: str) -> None:
+    check_product(kind, 5)
+
+
+@pytest.mark.parametrize("N", [0, LOW + 1, HIGH + 1, WIDE + 1])
+def test_packed_product_of_many_tokens_equals_float64(N: int) -> None:
+    """Of several programs, and of prefill, which torch multiplies."""
+    check_product("Q4_0", N)
+
+
+@pytest.mark.parametrize("mutant", caught_in("test_packed_weight_mutant_fails_its_check"), ids=str)
+def test_packed_weight_mutant_fails_its_check(mutant: Mutant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant.apply(monkeypatch, tmp_path)
+    with pytest.raises(AssertionError):
+        for kind in ("Q4_0", "Q4_1", "Q6_K"):
+            check_numbers(kind)
+            check_product(kind, 3)
+
+
+def test_packed_product_bits_depend_on_height_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token's are the same alone, last of sixteen, and beside NaN; in a strict pass, of any number of rows."""
+    if DEVICE.type == "cpu":  # the interpreter multiplies by a BLAS, whose rows are not alike on every CPU
+        monkeypatch.setattr(np, "matmul", by_the_term)
+    _, weight = given("Q4_1", 288)
+    for height in (LOW, HIGH):
+        x_NK = tokens(height, 288, torch.bfloat16)
+        whole = times(x_NK, weight)
+        beside = torch.full_like(x_NK, torch.nan)
+        beside[3] = x_NK[-1]
+        assert torch.equal(times(beside, weight)[3], whole[-1])
+    assert torch.equal(times(x_NK[:1], weight)[0], times(x_NK[:LOW], weight)[0])
+
+
+@pytest.mark.parametrize("kind", NUMBERS)
+def test_numbers_of_gguf_files_become_a_matrix(kind: str) -> None:
+    blocks = random_blocks(kind, M, 48)
+    found = packed(QuantizedWeight(kind, blocks.blocks, 48), DEVICE)
+    assert isinstance(found, Tensor) and found.dtype == torch.bfloat16
+    assert torch.equal(found.cpu(), blocks.weights_MK().bfloat16())
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_K", "Q6_K"])
+def test_scales_that_are_no_numbers_are_refused(kind: str) -> None:
+    blocks, (_, weights) = random_blocks(kind, M, 256).blocks, shapes.parts("30m-draft", 64, device=DEVICE)
+    given = replace(weights, head_VC=QuantizedWeight(kind, blocks, 256))
+    head_VC = on_device(given).head_VC
+    assert isinstance(head_VC, PackedWeight) and head_VC.shape == (M, 256) and len(head_VC) == M
+    at = 208 if kind == "Q6_K" else 0
+    blocks[7, at : at + 2] = torch.tensor([torch.nan]).half().view(torch.uint8)
+    with pytest.raises(ModelError, match=f"type {kind} has a scale that is NaN or Inf; use another file"):
+        on_device(given)
+
+
+FAMILIES = {
+    "llama": dict(kind="Q4_K", others=MIXED),
+    "qwen2": dict(kind="Q4_0", others={"attn_v": "Q8_0", "ffn_down": "Q5_1"}, tie_word_embeddings=True),
+    "qwen3": dict(kind="Q4_1", others={"attn_q": "BF16", "attn_output": "F16"}),
+}
+
+
+def logits(path: Path, text: list[int], dtype: str) -> Tensor:
+    """Logits of a prompt, and of five tokens behind it."""
+    decoder, found, at = load(path, device=str(DEVICE), dtype=dtype).decoder, list[Tensor](), 0
+    pool = PagePool(decoder.config, 1, 20, decoder.dtype, decoder.device)
+    pool.reserve(0, len(text))
+    view = FullView(pool)
+    for width in (len(text) - 6, 1, 5):
+        found.append(decoder(torch.tensor([text[at : at + width]]), ints([width]), view)[0].float().cpu())
+        view.advance(ints([width]))
+        at += width
+    return torch.cat(found)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gguf_logits_by_triton_equal_folder(
+    family: str, tmp_path: Path, by_name: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As far from those of the same numbers in float32 as a folder of them in bfloat16 is: rounding adds up there."""
+    written = write_model(tmp_path, family=family, num_hidden_layers=1, **FAMILIES[family])
+    text = ids(300, seed=1)
+    packed_model = load(written.gguf, device=str(DEVICE), dtype="bfloat16").decoder.model
+    assert isinstance(packed_model, TritonModel) and any(
+        isinstance(each, PackedWeight) for each in packed_model.weights.tensors()
+    )
+    got, usual = (logits(path, text, "bfloat16") for path in written)
+    monkeypatch.setattr(native_loader, "wanted", "torch")
+    exact = logits(written.folder, text, "float32")
+    error, expected = ((x - exact).norm() / exact.norm() for x in (got, usual))
+    assert error <= 1.25 * expected < 0.1 and (got - usual).norm() > 0
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp")
+def test_gguf_text_by_triton_is_that_of_plain_decoding(
+    tmp_path: Path, by_name: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speculative_config, "STRICT_ROWS", 1)  # of one text
+    target = write_model(tmp_path / "target", **FAMILIES["llama"], num_hidden_layers=1).gguf
+    draft = write_model(tmp_path / "draft", "Q4_0", num_hidden_layers=1).gguf
+    params, found = SamplingParams(temperature=0.8, seed=3, max_tokens=3, ignore_eos=True), []
+    llm = LLM(
+        target, draft, dtype="bfloat16", retrieval_budget=32, speculative_tokens=3, searched_layers="none", strict=True
+    )
+    for mode in ("ar", "triforce"):
+        found.append(llm.generate([ids(40)], params, mode=mode)[0].outputs[0].token_ids)
+    assert found[0] == found[1]
+
+
+def test_lower_tiers_of_few_bits_are_refused_by_name(tmp_path: Path, by_name: None) -> None:
+    written = write_model(tmp_path, "Q4_0", num_hidden_layers=1)
+    for bits in ("int8", "int4"):
+        with pytest.raises(RequestError, match=r"int8 or int4 lower tiers need native kernels.*--lower-tiers same"):
+            LLM(written.gguf, lower_tiers=bits).generate([ids(9)], SamplingParams(max_tokens=1), mode="retrieval")

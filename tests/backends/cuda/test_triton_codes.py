@@ -1,0 +1,195 @@
+"""Int8 KV in the Triton kernels: codes are those of `kv_rows`, and what is attended to is what they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.cuda import stub
+from tests.helpers.cuda.prompts import ids
+from tests.helpers.cuda.scene import DEVICE, Case, Scene
+from tests.helpers.mutants.mutation import Mutant
+from tests.helpers.mutants.registry import caught_in
+from tests.helpers.small_decoder import feed, small_decoder, text
+from triforce.backends import native_loader
+from triforce.backends.cuda.kv import TritonKV
+from triforce.backends.cuda.kv_pages import as_numbers, read_rows, write_rows
+from triforce.backends.cuda.triton import pointwise
+from triforce.backends.cuda.triton.attention import DevicePageTable
+from triforce.backends.kernel_api import pages_for
+from triforce.backends.kv_rows import numbers, rounded
+from triforce.cli import main
+from triforce.interface.sampling_params import SamplingParams
+from triforce.kvcache import FullView, PagePool
+from triforce.llm import LLM
+
+BOUND = {torch.float32: 2e-6, torch.bfloat16: 2**-8 + 2**-9, torch.float16: 2**-11 + 2**-12}
+MASS = 2e-5
+LARGE: dict[str, Any] = dict(
+    D=128, G=1, group=8, T=3, starts=[2100], counts=[3], by_head=False, sinks=0, window=0, turned=False
+)
+
+
+class CodedScene(Scene):
+    """A scene whose memory has codes; by the book it is what they stand for."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__(case)
+        padding = 0, 0, 0, -self.k.shape[1] % 16  # to whole pages
+        rows = [rounded(torch.nn.functional.pad(memory, padding)) for memory in (self.k, self.v)]
+        as_what = torch.float32 if DEVICE.type == "cpu" else case.dtype  # in which matrices meet
+        self.plain = self.k, self.v = tuple(numbers(each).to(as_what) for each in rows)
+        self.coded = tuple(torch.zeros_like(each) for each in rows)
+        for memory, each in zip(self.coded, rows, strict=True):
+            write_rows(memory, torch.arange(each.shape[1]), each)
+
+    def by_kernel(self, late: int = 0, split: int | None = 64) -> tuple[Tensor, Tensor]:
+        self.k, self.v = self.coded
+        try:
+            return super().by_kernel(late, split)
+        finally:
+            self.k, self.v = self.plain
+
+
+def agree(case: Case) -> None:
+    scene = CodedScene(case)
+    (mixed, mass), (wanted, wanted_mass) = scene.by_kernel(), scene.by_the_book()
+    assert mixed.dtype == case.dtype
+    assert scene.error(mixed, wanted) <= BOUND[case.dtype]
+    torch.testing.assert_close(mass.double(), wanted_mass, atol=MASS, rtol=MASS)
+
+
+@pytest.mark.parametrize("dtype", list(BOUND))
+@pytest.mark.parametrize("change", [{}, {"by_head": False, "D": 24, "group": 3}, {"unit": 8}], ids=str)
+def test_triton_attention_over_codes_equals_float64(change: dict[str, Any], dtype: torch.dtype) -> None:
+    agree(replace(Case(), **change, dtype=dtype))
+
+
+def test_triton_attention_over_thousands_of_codes_equals_float64() -> None:
+    agree(Case(**LARGE, dtype=torch.bfloat16))
+
+
+def written(x_BTGD: Tensor, codes: bool) -> tuple[Tensor, ...]:
+    """What the kernel leaves of keys and values at places 14 to 18 of a list, as rows (G, T, R)."""
+    _, T, G, D = x_BTGD.shape
+    memory = tuple(torch.zeros(G, 64, D + 2, dtype=torch.int8, device=DEVICE) for _ in range(2))
+    tables = torch.ones(40, D // 2, device=DEVICE), torch.zeros(40, D // 2, device=DEVICE)  # nothing is turned
+    at, counts = torch.tensor([14], device=DEVICE), torch.tensor([T], device=DEVICE)
+    seen = DevicePageTable(torch.tensor([[2, 1, 3]], dtype=torch.int32, device=DEVICE), at, counts, 16)
+    x_BTGD = x_BTGD.to(DEVICE)
+    q_BTGD, _ = pointwise.rotate_and_write((x_BTGD, x_BTGD, 2 * x_BTGD), at, tables, seen, memory)
+    assert q_BTGD.dtype == x_BTGD.dtype and (torch.equal(q_BTGD, x_BTGD) or not x_BTGD.isfinite().all())
+    slots_T = torch.tensor([46, 47, 16, 17, 18], device=DEVICE)
+    if codes:
+        return tuple(read_rows(each, slots_T).cpu() for each in memory)
+    return tuple(each.cpu() for each in as_numbers((memory[0], memory[1]), slots_T, x_BTGD.dtype))
+
+
+def random_rows(dtype: torch.dtype) -> Tensor:
+    """Rows (1, 5, 2, 24), one of zeros and one of a single number."""
+    x_BTGD = torch.randn(1, 5, 2, 24, generator=torch.Generator().manual_seed(0)).to(dtype)
+    x_BTGD[0, 3], x_BTGD[0, 4, :, 1:] = 0, 0
+    return x_BTGD
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_triton_codes_are_those_of_torch(dtype: torch.dtype) -> None:
+    """On a GPU a scale may be the next one, where a quotient is not rounded; each row is near in any case."""
+    x_BTGD = random_rows(dtype)
+    for factor, got, near in zip((1, 2), written(x_BTGD, codes=True), written(x_BTGD, codes=False), strict=True):
+        x_GTD = factor * x_BTGD[0].transpose(0, 1)
+        assert DEVICE.type != "cpu" or torch.equal(got, rounded(x_GTD))
+        step_GT1 = x_GTD.float().abs().amax(-1, keepdim=True) / 127
+        assert bool(((numbers(got) - x_GTD.float()).abs() <= 0.505 * step_GT1).all())
+        assert torch.equal(near, numbers(got).to(dtype))
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
+@pytest.mark.parametrize("odd", [torch.inf, torch.nan])
+def test_triton_codes_of_odd_rows_are_nan(odd: float) -> None:
+    x_BTGD = random_rows(torch.float32)
+    x_BTGD[0, 1, 0, 3] = odd
+    for rows_GTR in written(x_BTGD, codes=True):
+        lost_GT = numbers(rows_GTR).isnan().all(-1)
+        assert lost_GT.sum() == 1 and lost_GT[0, 1]
+
+
+@pytest.mark.parametrize("mutant", caught_in("test_codes_mutant_fails_its_check"), ids=str)
+def test_codes_mutant_fails_its_check(mutant: Mutant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant.apply(monkeypatch, tmp_path)
+    with pytest.raises(AssertionError):
+        agree(Case(by_head=False))
+        rows_GTR = rounded(random_rows(torch.float32)[0].transpose(0, 1))
+        assert torch.equal(written(random_rows(torch.float32), codes=True)[0], rows_GTR)
+
+
+def logits(widths: tuple[int, ...]) -> Tensor:
+    """Logits of a text over int8 KV, in passes of such widths."""
+    decoder, ids_T, found, at = small_decoder(dtype=torch.float32), text(sum(widths)), list[Tensor](), 0
+    decoder.config = replace(decoder.config, kv_int8=True)
+    pool = PagePool(decoder.config, 1, pages_for(len(ids_T)), decoder.dtype)
+    assert isinstance(pool.kv, TritonKV) == (native_loader.wanted == "triton")
+    pool.reserve(0, len(ids_T))
+    view = FullView(pool)
+    for width in widths:
+        found.append(feed(decoder, view, [ids_T[at : at + width]])[0])
+        at += width
+    return torch.cat(found)
+
+
+def test_triton_passes_over_codes_equal_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt, which torch attends to, and narrow passes behind it."""
+    monkeypatch.setattr(native_loader, "native", None)
+    found = []
+    for name in ("torch", "triton"):
+        monkeypatch.setattr(native_loader, "wanted", name)
+        found.append(logits((90, 1, 5)))
+    wanted, got = found
+    # A code is one step further where a key's last bit decides it.
+    assert (got - wanted).abs().max() < 0.01 * wanted.abs().max()
+
+
+HOW: list[dict[str, Any]] = [{}, {"kv_offload": "host", "kv_memory": "64MiB", "kv_resident_layers": 0}]
+
+
+@pytest.fixture
+def decode(folder: Path, by_name: None) -> Callable[..., list[int]]:
+    def run(mode: str, prompt: int = 70, **how: Any) -> list[int]:
+        llm = LLM(
+            folder / "target", folder / "draft", dtype="float32", kv_dtype="int8", retrieval_budget=32,
+            speculative_tokens=3, searched_layers="none", **how,
+        )  # fmt: skip
+        params = SamplingParams(temperature=0.8, seed=3, max_tokens=5, ignore_eos=True)
+        return llm.generate([ids(prompt)], params, mode=mode)[0].outputs[0].token_ids
+
+    return run
+
+
+def test_triton_text_over_codes_with_small_chunks_is_that_of_plain_decoding(decode: Callable[..., list[int]]) -> None:
+    """Of lists whose units are parts of pages, in prompts too."""
+    assert decode("retrieval", retrieval_chunk=8, prompt=100) == decode("ar", prompt=100)
+
+
+@pytest.mark.parametrize("how", HOW, ids=["resident", "offloaded"])
+def test_triton_text_over_codes_is_that_of_plain_decoding(
+    decode: Callable[..., list[int]], how: dict[str, Any]
+) -> None:
+    assert decode("triforce", **how) == decode("ar")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a device is made up here")
+def test_int8_kv_on_gpu_without_triton_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(native_loader, "suits_triton", lambda *_: False)
+    with stub.machine():
+        asked = ["generate", "some text", "--model", str(folder / "target"), "--kv-dtype", "int8", "--device", "cuda"]
+        assert main(asked) == 2
+    error = capsys.readouterr().err
+    assert "--kv-dtype int8 on a GPU needs Triton" in error and error.count("\n") == 1
