@@ -24,7 +24,7 @@ SOURCES = (
 
 SHARED = {"sm_80": 163, "sm_89": 99, "sm_90": 227, "sm_120": 99, "gfx942": 64}
 """KiB of shared memory that a program may have."""
-SPILLED = 64
+SPILLED = 32
 """Bytes that attention in float32 may spill, which is for tests and comparisons: ptxas has more programs beside one
 another instead, whatever the tile. All else spills nothing.
 """
