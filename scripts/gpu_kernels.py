@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.helpers.cuda.compiled import SHARED, kept, said
+from tests.helpers.cuda.compiled import SHARED, TABLE, digest, faults, kept, said
 
 DATA = Path(__file__).resolve().parents[1] / "docs" / "data"
 MODEL, DRAFT, SAMPLING = "Llama-3.1-8B", "Llama-68M, drafting", "vocabulary of 128,256"
@@ -55,9 +55,9 @@ def _most(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {"archs": archs, "programs": programs, "warps": warps, **most}
 
 
-def toml(name: str, rows: list[dict[str, Any]], about: str) -> str:
-    """Return rows as a TOML table each; JSON's strings, numbers and lists are TOML's."""
-    parts = [f"# {about}: python -m scripts.gpu_kernels"]
+def toml(name: str, rows: list[dict[str, Any]], about: str, first: str = "") -> str:
+    """Return rows as a TOML table each, behind a first one; JSON's strings, numbers and lists are TOML's."""
+    parts = [f"# {about}: python -m scripts.gpu_kernels", *([first] if first else [])]
     for row in rows:
         parts.append("\n".join([f"[[{name}]]", *(f"{key} = {json.dumps(value)}" for key, value in row.items())]))
     return "\n\n".join(parts) + "\n"
@@ -69,9 +69,11 @@ def files(archs: Sequence[str]) -> dict[Path, str]:
         {"what": what, "before": str(before), "after": str(after)}
         for what, (before, after) in json.loads(said("launch_counts")).items()
     ]
-    table = kernels({arch: kept(arch) for arch in archs})
+    rows = {arch: kept(arch) for arch in archs}
+    faultless = [arch for arch in archs if not any(fault for row in rows[arch] for fault in faults(row))]
+    made_of = f"[sources]\ndigest = {json.dumps(digest())}\narchs = {json.dumps(faultless)}"
     return {
-        DATA / "gpu_kernels.toml": toml("kernels", table, "What compilers say of kernels as they are launched"),
+        TABLE: toml("kernels", kernels(rows), "What compilers say of kernels as they are launched", made_of),
         DATA / "gpu_launches.toml": toml("launches", counted, "Launches and bytes, counted on the meta device"),
     }
 

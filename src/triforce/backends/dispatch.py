@@ -11,11 +11,10 @@ from torch import Tensor
 
 from triforce.backends import native_loader
 from triforce.backends.current_device import current
+from triforce.backends.feature_api import EntryMemory, FeaturePasses
 from triforce.backends.kernel_api import (
     PAGE,
     Device,
-    EntryMemory,
-    FeaturePasses,
     KVBackend,
     ModelBackend,
     OffloadedKVBackend,

@@ -20,7 +20,8 @@ from torch import Tensor
 from triforce.backends import dispatch
 from triforce.backends.current_device import current
 from triforce.backends.decoder import Decoder, View
-from triforce.backends.kernel_api import EntryMemory, ForwardBatch
+from triforce.backends.feature_api import EntryMemory
+from triforce.backends.kernel_api import ForwardBatch
 from triforce.backends.torch.feature_passes import token_slots
 from triforce.model.feature_draft import FeatureDraftConfig, FeatureDraftWeights
 from triforce.ragged import Ints, columns, ints

@@ -67,6 +67,8 @@ class WriteQueue:
         with self._changed:
             self._open = False
             self._changed.notify_all()
+        if written and self._thread not in (None, threading.current_thread()):
+            self._thread.join()  # an interpreter that ends kills threads which want its lock, at times with the process
         return written
 
     def _work(self) -> None:

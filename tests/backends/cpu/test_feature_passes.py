@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from tests.helpers.paged_kv import PAGE, native
-from triforce.backends.kernel_api import FeaturePasses, ForwardBatch, PageTable
+from triforce.backends.feature_api import FeaturePasses
+from triforce.backends.kernel_api import ForwardBatch, PageTable
 from triforce.backends.torch.feature_passes import TorchFeaturePasses
 from triforce.kvcache import FeatureMemory
 from triforce.model.feature_draft import FeatureDraftConfig, FeatureDraftWeights, shapes
@@ -95,7 +96,7 @@ def test_bits_of_a_row_are_its_own(dtype: torch.dtype) -> None:
             assert torch.equal(mine, other)
 
 
-def test_what_does_not_fit_raises(dtype: torch.dtype) -> None:
+def test_slots_and_memory_that_do_not_fit_raise(dtype: torch.dtype) -> None:
     scene = Scene(dtype)
     memory, one = FeatureMemory(scene.config.layer, PAGES, dtype, "cpu"), np.array([3])
     for slots, ids in (((one, one, one), 0), ((one, one + 500, one), 0), ((one, one + PAGE, one), V)):

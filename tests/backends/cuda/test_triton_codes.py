@@ -132,7 +132,7 @@ def test_codes_mutant_fails_its_check(mutant: Mutant, tmp_path: Path, monkeypatc
 def logits(widths: tuple[int, ...]) -> Tensor:
     """Logits of a text over int8 KV, in passes of such widths."""
     decoder, ids_T, found, at = small_decoder(dtype=torch.float32), text(sum(widths)), list[Tensor](), 0
-    decoder.config = replace(decoder.config, kv_int8=True)
+    decoder.config = replace(decoder.config, kv_int8=True, hadamard=False)
     pool = PagePool(decoder.config, 1, pages_for(len(ids_T)), decoder.dtype)
     assert isinstance(pool.kv, TritonKV) == (native_loader.wanted == "triton")
     pool.reserve(0, len(ids_T))

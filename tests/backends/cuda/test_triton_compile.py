@@ -6,9 +6,12 @@ architecture takes most of a minute.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from tests.helpers.cuda.compiled import compiled, faults, kept
+from tests.helpers.cuda import compiled as compiled_by
+from tests.helpers.cuda.compiled import SHARED, compiled, faults, kept, recorded
 
 KERNELS = {
     "_splits", "_merge", "_weigh", "_turn_queries", "_write", "_norm", "_swiglu", "_best", "_exponentials",
@@ -18,11 +21,33 @@ KERNELS = {
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    "arch",
-    ["sm_89", *(pytest.param(arch, marks=pytest.mark.slow) for arch in ("sm_80", "sm_90", "sm_120", "gfx942"))],
-)
+@pytest.mark.parametrize("arch", [pytest.param(arch, marks=pytest.mark.slow) for arch in SHARED])
 def test_triton_kernels_compile_as_launched(arch: str) -> None:
+    check(arch)
+
+
+@pytest.mark.timeout(1800)
+def test_changed_triton_kernels_compile_as_launched() -> None:
+    """For the architecture with the least shared memory, unless the tables in docs/gpu.md are of these very sources."""
+    if recorded("sm_89"):
+        pytest.skip("python -m scripts.gpu_kernels has compiled these very sources")
+    check("sm_89")
+
+
+def test_changed_source_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (source := tmp_path / "kernel.py").write_text("a", encoding="utf-8")
+    monkeypatch.setattr(compiled_by, "SOURCES", (source,))
+    (table := tmp_path / "table.toml").write_text(
+        f'[sources]\ndigest = "{compiled_by.digest()}"\narchs = ["sm_89"]\n', encoding="utf-8"
+    )
+    monkeypatch.setattr(compiled_by, "TABLE", table)
+    assert recorded("sm_89") and not recorded("sm_90")
+    source.write_text("b", encoding="utf-8")
+    assert not recorded("sm_89")
+
+
+def check(arch: str) -> None:
+    """All kernels are there, and none has a fault."""
     rows = kept(arch)
     assert {row["kernel"] for row in rows} == KERNELS
     assert {fault for row in rows for fault in faults(row)} == set()

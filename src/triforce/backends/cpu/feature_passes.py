@@ -12,7 +12,8 @@ from torch import Tensor
 from triforce.backends.cpu import _native
 from triforce.backends.cpu.kv import NativeKV, rotations
 from triforce.backends.cpu.model import Draws, NativeModel
-from triforce.backends.kernel_api import EntryMemory, ForwardBatch
+from triforce.backends.feature_api import EntryMemory
+from triforce.backends.kernel_api import ForwardBatch
 from triforce.model.feature_draft import FeatureDraftConfig, FeatureDraftWeights
 from triforce.ragged import Bools, Ints
 from triforce.sampling.logits import non_finite_logits
@@ -74,7 +75,7 @@ class NativeFeaturePasses:
     def fused_draft(
         self, memory: EntryMemory, batch: ForwardBatch, texts: tuple[Ints, Ints, Bools], draws: Draws, tokens_BK: Ints
     ) -> Tensor:
-        """Do what `NativeModel.fused_draft` does."""
+        """Do what `NativeModel.fused_draft` does. Returns the laws (B, K, V)."""
         (sampler, noise, laws), (ids_BS, lengths_B, live_B) = draws, texts
         longest = int((lengths_B - np.array(batch.positions)).max()) + tokens_BK.shape[1]
         cos, sin = rotations(self.config.rope, batch, longest)

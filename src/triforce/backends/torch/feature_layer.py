@@ -138,7 +138,7 @@ class FeatureLayer:
         return mixed_BHND[..., :D].transpose(1, 2).flatten(2)
 
     def _visible(self, slots_BK: Tensor, slots_BN: Tensor, last_BN: Tensor) -> Tensor:
-        """Which entries each query sees, bool (B, N, K)."""
+        """Return which entries each query sees, bool (B, N, K)."""
         key_B1K = slots_BK[:, None]
         in_reach_BNK = (key_B1K < self.config.sinks) | (key_B1K > slots_BN[..., None] - self.config.window)
         return in_reach_BNK & (key_B1K <= last_BN[..., None]) & (key_B1K >= 0)

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triforce.backends.kernel_api import PAGE, EntryMemory, ForwardBatch
+from triforce.backends.feature_api import EntryMemory
+from triforce.backends.kernel_api import PAGE, ForwardBatch
 from triforce.backends.torch.feature_layer import FeatureLayer
 from triforce.model.feature_draft import FeatureDraftConfig, FeatureDraftWeights
 from triforce.model.rope import rotate
