@@ -100,8 +100,9 @@ void attend_codes(const Tile<Code>& tile, const QueryScales& queries, KeyBlock<P
             const bool sink = p < sight.sinks;
             const F16 scale = set1(sink ? queries.sinks[r] : queries.window[r]);
             const F16 scales_of_keys = load(scales_behind(block.keys[p], tile.dim));
-            s[p] = capped(tile, floats(sink ? of_sinks[r][p] : products[r][p]) * (scales_of_keys * scale));
+            s[p] = floats(sink ? of_sinks[r][p] : products[r][p]) * (scales_of_keys * scale);
         }
+        cap_scores(tile, s);
         scales[r] = weigh(tile, r, block, sight.ranges ? sight.ranges + r : nullptr, s,
                           reinterpret_cast<int16_t*>(words[r]), page);
     }

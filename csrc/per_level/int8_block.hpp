@@ -47,8 +47,9 @@ void attend_int8(const Tile<T>& tile, const Int8Queries& queries, const KeyBlock
         F16 s[block_pages];
         for (int p = 0; p < block_pages; p++) {
             const F16 scale = set1(queries.scales[r] * scales[p].keys * tile.scale);
-            s[p] = capped(tile, floats(products[r][p]) * scale);
+            s[p] = floats(products[r][p]) * scale;
         }
+        cap_scores(tile, s);
         const F16 top = max(max(s[0], s[1]), max(s[2], s[3]));
         raise_shift(tile, r, top);
         const F16 block_max = set1(reduce_max(top)), largest = weight(block_max, tile, r);

@@ -60,10 +60,24 @@ TF_INLINE void prefetch_step(At<T> page, int step) {
 /// the weights become larger than 1, but no less exact (FlashAttention-4, Dao et al. 2025).
 constexpr float most_above = 8;
 
-/// Scores under the tile's cap, if it has one.
+struct BlockScores {
+    F16 of_page[block_pages];
+};
+
+/// Apart from the loops over blocks, as few models have a cap: its code would take their registers.
+[[gnu::noinline]] inline BlockScores under_cap(BlockScores scores, float cap) {
+    for (F16& each : scores.of_page) each = set1(cap) * tanh(each / set1(cap));
+    return scores;
+}
+
+/// Puts scores under the tile's cap, if it has one.
 template <class T>
-TF_INLINE F16 capped(const Tile<T>& tile, F16 scores) {
-    return tile.cap == 0 ? scores : set1(tile.cap) * tanh(scores / set1(tile.cap));
+TF_INLINE void cap_scores(const Tile<T>& tile, F16 (&s)[block_pages]) {
+    if (tile.cap == 0) return;
+    BlockScores scores;
+    for (int p = 0; p < block_pages; p++) scores.of_page[p] = s[p];
+    scores = under_cap(scores, tile.cap);
+    for (int p = 0; p < block_pages; p++) s[p] = scores.of_page[p];
 }
 
 /// Makes the largest of `scores` the row's shift, and rescales its sums to it.
@@ -199,7 +213,8 @@ void attend_block(const Tile<T>& tile, const KeyBlock<T>& block, int page) {
     alignas(64) Word<T> words[R][block_steps<T>];
     for (int r = 0; r < R; r++) {
         F16(&s)[block_pages] = scores[r];
-        for (F16& each : s) each = capped(tile, each * set1(tile.scale));
+        for (F16& each : s) each = each * set1(tile.scale);
+        cap_scores(tile, s);
         raise_shift(tile, r, max(max(s[0], s[1]), max(s[2], s[3])));
         for (int p = 0; p < block_pages; p++) s[p] = weight(s[p], tile, r);
         store_weights<T>(words[r], s);

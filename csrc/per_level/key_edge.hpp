@@ -137,7 +137,8 @@ void attend_edge(const Tile<T>& tile, KeyBlock<T> block, const VisibleRanges (&v
     for (int r = 0; r < R; r++) {
         if (visible[r].empty()) continue;
         F16(&s)[block_pages] = scores[r];
-        for (F16& each : s) each = capped(tile, each * set1(tile.scale));
+        for (F16& each : s) each = each * set1(tile.scale);
+        cap_scores(tile, s);
         F16 top = set1(nothing_seen);
         for (int p = 0; p < block_pages; p++) top = max(visible[r].pages[p].select(s[p], top), top);
         raise_shift(tile, r, top);

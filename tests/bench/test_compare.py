@@ -21,6 +21,7 @@ from triforce.bench.compare.workers.clock import Clock, kept
 FEW = ["--contexts", "200", "--tokens", "8", "--threads", "1"]
 
 
+@pytest.mark.slow
 def test_compare_runs_triforce_and_transformers_on_same_ids(
     bench: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -70,7 +70,11 @@ def host(memory: str, layers: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("mode", "temperature", "length", "memory", "layers"),
-    [("ar", 0.8, 70, "300KiB", 0), ("triforce", 0.8, 300, "700KiB", 1), ("retrieval", 0.0, 70, "300KiB", 2)],
+    [
+        ("ar", 0.8, 70, "300KiB", 0),
+        pytest.param("triforce", 0.8, 300, "700KiB", 1, marks=pytest.mark.slow),
+        ("retrieval", 0.0, 70, "300KiB", 2),
+    ],
 )
 def test_offloaded_single_text_equals_memory(
     folder: Path, mode: str, temperature: float, length: int, memory: str, layers: int, plainly: Any, by_name: None

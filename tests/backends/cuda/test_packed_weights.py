@@ -134,6 +134,7 @@ def test_gguf_logits_by_triton_equal_folder(
     assert error <= 1.25 * expected < 0.1 and (got - usual).norm() > 0
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")
 def test_gguf_text_by_triton_is_that_of_plain_decoding(
