@@ -21,6 +21,7 @@ from triforce.checkpoint.tensor_sources import EMBEDDING, EXPERT_FIELDS, HEAD, N
 from triforce.checkpoint.weight_files import Archive
 from triforce.distributed.group import ALONE, TPGroup, span
 from triforce.errors import ModelError
+from triforce.model.architecture import Architecture
 from triforce.model.config import ModelConfig
 from triforce.model.weights import Layer, Matrix, Mlp, QuantizedWeight, Weights, numbers
 
@@ -88,18 +89,27 @@ def _equal(one: Matrix, other: Matrix) -> bool:
     return isinstance(one, Tensor) and isinstance(other, Tensor) and torch.equal(one, other)
 
 
-UNTOLD = ("rope", "context", "ranks", "kv_int8", "hadamard", "sink_logits_LH")
+UNTOLD = ("rope", "architecture", "context", "ranks", "kv_int8", "hadamard", "sink_logits_LH")
 """Fields of a config that are told otherwise, or do not change what is computed."""
+
+
+def told(config: ModelConfig) -> list[tuple[str, object]]:
+    """Return the facts of a config that a fingerprint tells, of an arithmetic those in which it is not Llama's.
+
+    So a fingerprint stays what it is when later versions know more of other models.
+    """
+    usual = {field.name: field.default for part in (ModelConfig, Architecture) for field in fields(part)}
+    facts = [(f.name, getattr(part, f.name)) for part in (config, config.architecture) for f in fields(part)]
+    return [(name, value) for name, value in facts if name not in UNTOLD and value != usual[name]]
 
 
 def fingerprint(config: ModelConfig, weights: Weights) -> str:
     """Digest of shapes, rotation, dtypes, and of each weight a sample and the sum of its bits."""
     digest = hashlib.sha256()
     # The context bounds what a model may see, and changes what it computes only through the rotation.
-    names = [f.name for f in fields(ModelConfig) if f.name not in UNTOLD]
     kv = ", int8 KV" * config.kv_int8 + ", rotated heads" * config.rotates_heads
     rope, dtype = config.rope, f"{weights.embedding_VC.dtype}{kv}"
-    digest.update(repr(([getattr(config, name) for name in names], rope.scale, dtype)).encode())
+    digest.update(repr((told(config), rope.scale, dtype)).encode())
     for weight in (rope.inv_freq_RF, *weights.tensors()):
         tensor = weight if isinstance(weight, Tensor) else weight.blocks
         digest.update(repr(tuple(tensor.shape)).encode())
