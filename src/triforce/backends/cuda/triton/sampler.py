@@ -24,7 +24,7 @@ from triforce.backends.cuda.triton.truncation import law, widest
 
 KEPT = -1
 """The verdict where a guess is kept."""
-BLOCK, BLOCK_INTERPRETED = 4096, 256
+BLOCK, BLOCK_INTERPRETED = 2048, 256
 """Tokens that a program looks at together; few in tests, so that small vocabularies have several blocks."""
 ALONE, ALONE_INTERPRETED = 16_384, 256
 """Vocabularies up to which one program looks at a column, in one launch instead of six. No GPU has chosen yet: with
