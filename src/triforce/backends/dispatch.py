@@ -81,7 +81,8 @@ def feature_passes(
     config: FeatureDraftConfig, weights: FeatureDraftWeights, target: ModelBackend, dtype: torch.dtype, device: Device
 ) -> FeaturePasses:
     """Passes of a feature draft for this target, by the fastest kernels that take it; weights of any type, anywhere."""
-    if _suits_native(config, dtype, torch.device(device)) and config.hidden_size % 16 == 0:
+    whole = config.hidden_size % 16 == 0 and config.sinks % PAGE == 0
+    if _suits_native(config, dtype, torch.device(device)) and whole:
         from triforce.backends.cpu.feature_passes import NativeFeaturePasses
         from triforce.backends.cpu.model import NativeModel
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tests.helpers.paged_kv import PAGE, native
+from triforce.backends.dispatch import feature_passes
 from triforce.backends.feature_api import FeaturePasses
 from triforce.backends.kernel_api import ForwardBatch, PageTable
 from triforce.backends.torch.feature_passes import TorchFeaturePasses
@@ -48,6 +49,7 @@ class Scene:
         }  # fmt: skip
         head_MC = torch.randn(M, C, generator=draw) * C**-0.5
         weights = FeatureDraftWeights(**named, tokens_M=torch.arange(2, 2 + M), head_MC=head_MC)
+        self.weights, self.target = weights, target
         self.native = NativeFeaturePasses(self.config, weights, target, dtype)
         self.torch = TorchFeaturePasses(self.config, weights.to(torch.float32, "cpu"), target.embed)
         self.ids_BT = torch.randint(V, (2, 40), generator=draw)
@@ -105,3 +107,11 @@ def test_slots_and_memory_that_do_not_fit_raise(dtype: torch.dtype) -> None:
     narrow = FeatureMemory(replace(scene.config.layer, kv_heads=1), PAGES, dtype, "cpu")
     with pytest.raises(ValueError, match="of the draft's type and shape"):
         scene.native.note(torch.tensor([1]), narrow, (one, one + PAGE, one), one, scene.states_SBTC)
+
+
+def test_sinks_of_part_of_a_page_take_torch_passes(dtype: torch.dtype) -> None:
+    """As the memory of such a draft is torch's: native kernels read whole pages."""
+    scene = Scene(dtype)
+    for sinks, kind in ((16, NativeFeaturePasses), (4, TorchFeaturePasses)):
+        config = replace(scene.config, sinks=sinks)
+        assert type(feature_passes(config, scene.weights, scene.target, dtype, "cpu")) is kind
