@@ -66,8 +66,8 @@ struct Copies {
 /// Sketches of keys, which a search reads instead: the signs of a key's channels after a random rotation, and one size
 /// for them all (RaBitQ, Gao and Long 2024). Made when they are first read.
 struct Sketches {
-    const float* rotation;  // (dim, dim), orthogonal; or null: no sketches
-    // [heads][count][dim + 16]: for each channel the tokens' signs, a bit each; then sizes, as bf16, which are above
+    const float* rotation;  // (dim, dim), orthogonal; or null: heads are rotated as they are written (`hadamard`)
+    // Or null: no sketches. [heads][count][dim + 16]: for each channel the tokens' signs, a bit each; then sizes, as bf16, which are above
     // zero. Zero: there is no sketch, or the page has been written to since.
     uint16_t* codes;
 };

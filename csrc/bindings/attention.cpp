@@ -36,7 +36,9 @@ Copies copies_over(const Pages& pages, TensorArg keys, TensorArg values, TensorA
 Sketches sketches_over(const Pages& pages, TensorArg rotation, TensorArg sketches) {
     const int64_t D = pages.dim;
     bf16* codes = tensor("sketches", sketches).as<bf16>({pages.heads, pages.count, D + page_size});
-    return {tensor("rotation", rotation).as<float>({D, D}), reinterpret_cast<uint16_t*>(codes)};
+    require(rotation.is_none() == pages.hadamard, "sketches need a rotation unless heads are rotated already");
+    const float* matrix = pages.hadamard ? nullptr : tensor("rotation", rotation).as<float>({D, D});
+    return {matrix, reinterpret_cast<uint16_t*>(codes)};
 }
 
 void check_dim(int64_t dim) {
@@ -226,7 +228,8 @@ void bind_attention(nb::module_& m) {
              nb::keep_alive<1, 8>(),
              "K and V as int8 with scales: `codes` (G, pages, 32 * head_dim + 64) int8. Queries and outputs are bfloat16 "
              "or float32. Where tokens are copied, (N, G, D + 2) int8, a scale of bfloat16 lies behind their codes.\n\n"
-             "`hadamard`: heads are rotated so before they are rounded, queries too, and outputs are rotated back.")
+             "`hadamard`: heads are rotated so before they are rounded, queries too, and outputs are rotated back. Then "
+             "sketches need no rotation.")
         .def("rope_and_write", &rope_and_write_tokens, "q"_a, "k"_a, "v"_a, "cos"_a, "sin"_a, "positions"_a, "slots"_a,
              "rotated"_a, "sink_positions"_a = nb::none(), "q_sinks"_a = nb::none(), "rotation"_a = 0,
              "Rotate q (N, H * D) and k to `positions` (N) int64 of the tables (S, R * D / 2), of which rotation "

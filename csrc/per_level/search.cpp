@@ -24,9 +24,24 @@ void unpack(const Pages& pages, int head, int64_t page, float* to) {
 
 TF_INLINE F16 magnitude(F16 x) { return max(x, zero() - x); }
 
+constexpr int at_once = 8;  // channels of a sketch
+
+/// Channels of a page's keys from `first` on, of heads that are rotated.
+void rotated_channels(const Pages& pages, const float* channels, int first, F16* rotated) {
+    const int dim = pages.dim;
+    if (!pages.sketches.rotation) {
+        for (int i = 0; i < at_once; i++) rotated[i] = load(channels + (first + i) * page_size);
+        return;
+    }
+    for (int d = 0; d < dim; d++) {
+        const F16 channel = load(channels + d * page_size);
+        const float* row = pages.sketches.rotation + d * dim + first;
+        for (int i = 0; i < at_once; i++) rotated[i] = add_product(rotated[i], set1(row[i]), channel);
+    }
+}
+
 template <class P>
 void sketch(const Pages& pages, int head, int64_t page) {
-    constexpr int at_once = 8;
     alignas(64) float channels[page_size * largest_dim];
     const int dim = pages.dim;
     unpack<P>(pages, head, page, channels);
@@ -34,11 +49,7 @@ void sketch(const Pages& pages, int head, int64_t page) {
     F16 total = zero();
     for (int to = 0; to < dim; to += at_once) {
         F16 rotated[at_once] = {};
-        for (int d = 0; d < dim; d++) {
-            const F16 channel = load(channels + d * page_size);
-            const float* row = pages.sketches.rotation + d * dim + to;
-            for (int i = 0; i < at_once; i++) rotated[i] = add_product(rotated[i], set1(row[i]), channel);
-        }
+        rotated_channels(pages, channels, to, rotated);
         for (int i = 0; i < at_once; i++) {
             signs[to + i] = sign_bits(rotated[i]);
             total = total + magnitude(rotated[i]);
@@ -52,7 +63,12 @@ float encode(const Pages& pages, const void* q, int16_t* codes) {
     alignas(64) float rotated[largest_dim] = {};
     const int dim = pages.dim;
     for (int d = 0; d < dim; d++) {
-        const F16 channel = set1(to_float(static_cast<const T*>(q)[d]));
+        const float x = to_float(static_cast<const T*>(q)[d]);
+        if (!pages.sketches.rotation) {
+            rotated[d] = x;
+            continue;
+        }
+        const F16 channel = set1(x);
         const float* row = pages.sketches.rotation + d * dim;
         for (int to = 0; to < dim; to += 16)
             store(rotated + to, add_product(load(rotated + to), load(row + to), channel));

@@ -65,7 +65,8 @@ class Paged:
         sketches = torch.zeros(G, pages + 1, D + PAGE, dtype=torch.bfloat16) if turn is not None else None
         if codes:  # -1 and, two of them, NaN
             self.memory = torch.full((G, pages + 1, 2 * PAGE * (D + 2)), -1, dtype=torch.int8)
-            more = rules | {"rotation": turn, "sketches": sketches, "is_bf16": dtype == torch.bfloat16}
+            more = rules | {"rotation": None if hadamard else turn, "sketches": sketches}
+            more |= {"is_bf16": dtype == torch.bfloat16}
             self.pages = native.Pages(self.memory, D, hadamard=hadamard, **more)
             return
         self.keys, self.values = (torch.full((G, pages + 1, PAGE * D), torch.nan, dtype=dtype) for _ in range(2))

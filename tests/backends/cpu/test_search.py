@@ -29,8 +29,8 @@ def threads() -> Iterator[None]:
     native.set_threads(before)
 
 
-def paged(dtype: torch.dtype, *lengths: int, G: int = 2, D: int = 32, int8: bool = False) -> tuple[Paged, list[Row]]:
-    kv = Paged(G, D, sum(-(-S // PAGE) for S in lengths) + 1, dtype, int8=int8, turn=random_rotation(D))
+def paged(dtype: torch.dtype, *lengths: int, G: int = 2, D: int = 32, **how: bool) -> tuple[Paged, list[Row]]:
+    kv = Paged(G, D, sum(-(-S // PAGE) for S in lengths) + 1, dtype, turn=random_rotation(D), **how)
     return kv, [kv.row(S) for S in lengths]
 
 
@@ -45,12 +45,11 @@ def attend(
     return mixed
 
 
-def estimates(q_NHD: Tensor, k_SGD: Tensor, g: int, pages: range) -> Tensor:
+def estimates(q_NHD: Tensor, k_SGD: Tensor, pages: range, matrix_DE: Tensor) -> Tensor:
     """How near keys of each page come to the nearest one of a query, for the query that comes nearest: (C)."""
-    matrix, h = random_rotation(q_NHD.shape[2]).double(), q_NHD.shape[1] // k_SGD.shape[1]
-    k_SE = k_SGD[pages.start * PAGE : pages.stop * PAGE, g].double() @ matrix
-    q_NE = q_NHD[:, g * h : (g + 1) * h].flatten(0, 1).double() @ matrix
-    products_NS = q_NE @ (k_SE.sign() * k_SE.abs().mean(1, keepdim=True)).T
+    k_SE = k_SGD[pages.start * PAGE : pages.stop * PAGE, 0].double() @ matrix_DE.double()
+    q_NE = q_NHD.flatten(0, 1).double() @ matrix_DE.double()
+    products_NS = q_NE @ (torch.where(k_SE < 0, -1, 1) * k_SE.abs().mean(1, keepdim=True)).T
     best_NC = products_NS.unflatten(1, (-1, PAGE)).amax(2)
     return (best_NC - best_NC.amax(1, keepdim=True)).amax(0)
 
@@ -63,12 +62,14 @@ def clear_cut(scores_C: Tensor, about: int) -> int:
 
 
 @pytest.mark.parametrize(("S", "T", "h", "D"), [(900, 1, 1, 64), (700, 3, 2, 32), (500, 9, 1, 80), (400, 2, 4, 256)])
-def test_search_attends_to_estimated_keys(S: int, T: int, h: int, D: int, dtype: torch.dtype) -> None:
-    kv, (row,) = paged(dtype, S, G=1, D=D)
+@pytest.mark.parametrize("kind", ["numbers", "codes", "rotated codes"])
+def test_search_attends_to_estimated_keys(kind: str, S: int, T: int, h: int, D: int, dtype: torch.dtype) -> None:
+    rotated = kind == "rotated codes"  # their signs are the sketch
+    kv, (row,) = paged(dtype, S, G=1, D=D, codes=kind != "numbers", hadamard=rotated)
     start, first = S - T, 2
     q_1THD = kv.normal(1, T, h, D, gain=4)
     last = start // PAGE - 1
-    scores_C = estimates(q_1THD[0], row.k_SGD, 0, range(first, last))
+    scores_C = estimates(q_1THD[0], row.k_SGD, range(first, last), torch.eye(D) if rotated else random_rotation(D))
     picks = clear_cut(scores_C, 10)
     found = scores_C.topk(picks).indices.sort().values + first
     list_P = torch.cat([row.list_P[:first], row.list_P[found], row.list_P[last:]])

@@ -44,7 +44,9 @@ class NativeKV:
         self.config, self.dtype, self.int8 = config, dtype, int8
         heads = (config.layers, config.kv_heads, pages + 1)
         memory: dict[str, Any] = {}
-        more: dict[str, Any] = {"head_dim": config.head_dim, "rotation": random_rotation(config.head_dim)}
+        more: dict[str, Any] = {"head_dim": config.head_dim}
+        if not (config.kv_int8 and config.hadamard):
+            more["rotation"] = random_rotation(config.head_dim)
         if config.architecture.score_cap:
             more["score_cap"] = config.architecture.score_cap
         shape = (*heads, PAGE * config.head_dim)
