@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.helpers.laws.enumeration import chain_law
-from tests.helpers.laws.features import FEATURES
+from tests.helpers.laws.features import FEATURES, native_features
 from tests.helpers.laws.gtest import ALPHA, detectable, ranks, surprise, window_surprise
 from tests.helpers.laws.tiny import MIXTURE, MODELS, PROMPTS, SETTING, V, finished, laws, started
 from triforce.engine.speculative_config import SpeculativeConfig
@@ -27,6 +27,7 @@ WARPED = SamplingParams(0.7, top_p=0.97, presence_penalty=0.2, frequency_penalty
 
 LATER = RetrievalConfig(Budget(48), refresh=None, searched_layers=frozenset({0}))  # selects anew after a refusal
 FINER = RetrievalConfig(Budget(48), chunk=8, refresh=2)
+MODEL_SETS = {"": lambda: MODELS, "features": lambda: FEATURES, "native": native_features, "mixture": lambda: MIXTURE}
 
 
 @dataclass(frozen=True)
@@ -40,21 +41,22 @@ class Trial:
     tokens: int = 60
     setting: SpeculativeConfig = SETTING
     coupling: str = "rejection"
-    models: ModelSet = MODELS
+    of: str = ""  # whose texts
 
-    def sample(self) -> Tensor:
+    def sample(self, models: ModelSet) -> Tensor:
         params = replace(self.params, max_tokens=self.tokens)
         batches = range(0, self.texts, ROWS)
         rows = [min(ROWS, self.texts - first) for first in batches]
         parts = [
-            finished(started(self.mode, self.coupling, params, n, first, self.setting, self.models))
+            finished(started(self.mode, self.coupling, params, n, first, self.setting, models))
             for first, n in zip(batches, rows, strict=True)
         ]
         return torch.cat(parts)
 
     def check(self) -> None:
-        texts_BT = self.sample()
-        laws_BTV = laws(texts_BT, self.params, self.models.target)
+        models = MODEL_SETS[self.of]()
+        texts_BT = self.sample(models)
+        laws_BTV = laws(texts_BT, self.params, models.target)
         likings_BTV = laws_BTV / (laws(texts_BT, self.params, MODELS.draft) + 1e-9)  # where a fault would show most
         ranks_BT = ranks(texts_BT, laws_BTV, likings_BTV)
         for first, window, bins in ((0, 1, 8), (LATE, 2, 4)):
@@ -73,11 +75,14 @@ SHORT = [
     Trial("draft-ngram", PLAIN, 80, 0.13, 40),
     Trial("triforce", WARPED, 80, 0.13, 40, coupling="block"),
     Trial("draft", WARPED, 80, 0.13, 40),
-    Trial("draft", WARPED, 80, 0.13, 40, models=FEATURES),
-    Trial("triforce", PLAIN, 80, 0.13, 40, models=FEATURES),
-    Trial("triforce", PLAIN, 80, 0.13, 40, coupling="block", models=FEATURES),
-    Trial("triforce", PLAIN, 80, 0.13, 40, models=MIXTURE),
-    Trial("triforce", WARPED, 80, 0.13, 40, coupling="block", models=MIXTURE),
+    Trial("draft", WARPED, 80, 0.13, 40, of="features"),
+    Trial("triforce", PLAIN, 80, 0.13, 40, of="features"),
+    Trial("triforce", PLAIN, 80, 0.13, 40, coupling="block", of="features"),
+    Trial("draft", PLAIN, 80, 0.13, 40, of="native"),
+    Trial("triforce", PLAIN, 80, 0.13, 40, of="native"),
+    Trial("triforce", PLAIN, 80, 0.13, 40, coupling="block", of="native"),
+    Trial("triforce", PLAIN, 80, 0.13, 40, of="mixture"),
+    Trial("triforce", WARPED, 80, 0.13, 40, coupling="block", of="mixture"),
 ]
 LONG = [
     Trial("triforce", PLAIN, 3000, 0.018),
@@ -89,7 +94,9 @@ LONG = [
     Trial("triforce", PLAIN, 1500, 0.025, coupling="block"),
     Trial("draft-ngram", PLAIN, 1500, 0.025, coupling="block"),
     Trial("draft", PLAIN, 1500, 0.025),
-    Trial("triforce", PLAIN, 1500, 0.025, models=FEATURES),
+    Trial("triforce", PLAIN, 1500, 0.025, of="features"),
+    Trial("triforce", PLAIN, 1500, 0.025, of="native"),
+    Trial("draft", PLAIN, 1500, 0.025, coupling="block", of="native"),
     Trial("triforce", PLAIN, 900, 0.035, setting=replace(SETTING, retrieval_policy="quest", retrieval=LATER)),
     Trial("retrieval", PLAIN, 900, 0.035, setting=replace(SETTING, retrieval_policy="mean_key", retrieval=FINER)),
 ]
@@ -97,7 +104,7 @@ LONG = [
 
 def name(trial: Trial) -> str:
     settings = "plain" if trial.params is PLAIN else "warped"
-    draft = "features-" if trial.models is FEATURES else "mixture-" if trial.models is MIXTURE else ""
+    draft = trial.of and f"{trial.of}-"
     return f"{trial.mode}-{draft}{settings}-{trial.setting.retrieval_policy}-{trial.coupling}-{trial.texts}"
 
 
@@ -116,7 +123,7 @@ def test_engine_late_windows_follow_law_long(trial: Trial) -> None:
 def first_window(texts: int, window: int, bound: float) -> None:
     """The first tokens against the law of every text there is, counted along the target's own tree."""
     trial = Trial("triforce", PLAIN, texts, bound, tokens=window)
-    cells_B = (trial.sample() * V ** torch.arange(window).flip(0)).sum(1) + torch.arange(texts) % len(
+    cells_B = (trial.sample(MODELS) * V ** torch.arange(window).flip(0)).sum(1) + torch.arange(texts) % len(
         PROMPTS
     ) * V**window
     trees = []

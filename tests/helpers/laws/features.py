@@ -1,10 +1,11 @@
-"""A feature draft for the tiny target, which can propose some of the tokens only."""
+"""Feature drafts for tiny targets, which can propose some of the tokens only."""
 
 from __future__ import annotations
 
 import torch
 
-from tests.helpers.laws.tiny import GROUPS, HEADS, MODELS, C, D, V
+from tests.helpers.laws.tiny import GROUPS, HEADS, LAYERS, MODELS, C, V, decoder
+from triforce.backends.decoder import Decoder
 from triforce.backends.feature_draft import FeatureDraft
 from triforce.engine.tier_builder import ModelSet
 from triforce.model.feature_draft import FeatureDraftConfig, FeatureDraftWeights, shapes
@@ -12,12 +13,12 @@ from triforce.model.feature_draft import FeatureDraftConfig, FeatureDraftWeights
 TOKENS = torch.tensor([0, 2, 3, 5])
 
 
-def feature_draft() -> FeatureDraft:
+def feature_draft(target: Decoder, sinks: int = 4) -> FeatureDraft:
     """Random, but for the state that it mostly repeats."""
-    target, dice = MODELS.target, torch.Generator().manual_seed(7)
+    dice = torch.Generator().manual_seed(7)
     config = FeatureDraftConfig(
-        V, C, 48, HEADS, GROUPS, D, 1e-5, state_layers=(1,), choices=len(TOKENS), rope=target.config.rope, sinks=4,
-        window=24, fc_norm=True, norm_output=True, norm_before_residual=True,
+        V, C, 48, HEADS, GROUPS, target.config.head_dim, 1e-5, state_layers=(1,), choices=len(TOKENS),
+        rope=target.config.rope, sinks=sinks, window=24, fc_norm=True, norm_output=True, norm_before_residual=True,
     )  # fmt: skip
     found = {
         name: torch.ones(shape) if "norm" in name else torch.randn(shape, generator=dice) * shape[-1] ** -0.5
@@ -28,4 +29,10 @@ def feature_draft() -> FeatureDraft:
     return FeatureDraft(config, FeatureDraftWeights(**found, tokens_M=TOKENS, head_MC=head_MC), target)
 
 
-FEATURES = ModelSet(MODELS.target, features=feature_draft())
+def native_features() -> ModelSet:
+    """Return the like with heads and a type that native kernels take: passes of one call, bursts, 8-bit weights."""
+    target = decoder(LAYERS, 0.0, D=16, dtype=torch.bfloat16)
+    return ModelSet(target, features=feature_draft(target, sinks=16))
+
+
+FEATURES = ModelSet(MODELS.target, features=feature_draft(MODELS.target))

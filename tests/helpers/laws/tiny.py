@@ -33,16 +33,18 @@ SETTING = SpeculativeConfig(
 """The middle tier sees 48 of at least 121 tokens, the draft 28."""
 
 
-def decoder(layers: int, noise: float, parts: Architecture = LLAMA) -> Decoder:
+def decoder(
+    layers: int, noise: float, parts: Architecture = LLAMA, D: int = D, dtype: torch.dtype = torch.float32
+) -> Decoder:
     """The first layers of one random model, with so much noise on their weights; perhaps with experts."""
     common, own = torch.Generator().manual_seed(1), torch.Generator().manual_seed(layers)
 
     def weight(*size: int, scale: float) -> Tensor:
         both = (torch.randn(size, generator=g) for g in (common, own))
-        return sum(share * x for share, x in zip((1, noise), both, strict=True)) * scale
+        return (sum(share * x for share, x in zip((1, noise), both, strict=True)) * scale).to(dtype)
 
     def norm() -> Tensor:
-        return 1 + weight(C, scale=0.1)
+        return 1 + weight(C, scale=0.1).float()
 
     def layer() -> Layer:
         q, k, v = (weight(heads * D, C, scale=s) for heads, s in ((HEADS, 0.4), (GROUPS, 0.4), (GROUPS, 0.3)))
