@@ -18,8 +18,8 @@ from triforce.backends.cuda import graphs
 from triforce.backends.decoder import Decoder
 from triforce.backends.kernel_api import pages_for
 from triforce.bench import shapes
-from triforce.bench.kernels import SparseView, one_pass
 from triforce.bench.synthetic import Synthetic, fill, read
+from triforce.bench.whole_passes import SparseView, one_pass
 from triforce.engine.sequence_batch import SequenceBatch
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import SharedKV
