@@ -23,7 +23,7 @@ from triforce.kvcache import PAGE, FullView, PagePool
 from triforce.kvcache.views.windows import windowed
 from triforce.model.config import ModelConfig
 from triforce.model.expert_unions import SAMPLED
-from triforce.model.weights import Matrix
+from triforce.model.weights import Matrix, nbytes
 from triforce.ragged import Ints, ints
 
 
@@ -96,7 +96,7 @@ class Size:
     def add(self, weight: Matrix) -> None:
         """Count one more."""
         self.numbers += math.prod(weight.shape)
-        self.bytes += weight.nbytes if isinstance(weight, Tensor) else weight.blocks.nbytes
+        self.bytes += nbytes(weight)
 
 
 def filled(pool: PagePool, context: int) -> FullView:

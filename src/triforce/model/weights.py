@@ -76,6 +76,11 @@ def numbers(weight: Matrix | None) -> Tensor:
     return weight
 
 
+def nbytes(weight: Matrix) -> int:
+    """Return the bytes of a weight as it lies in memory or in its file."""
+    return weight.nbytes if isinstance(weight, Tensor) else weight.blocks.nbytes
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Mlp:
     """The projections of one expert."""

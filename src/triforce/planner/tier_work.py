@@ -69,6 +69,15 @@ class TierWork:
         of_token, unions = weight * config.expert_weights * experts.chosen, unions or ExpertUnions(experts)
         return TierWork(config.layers, weights, key, weight, number, group, sequential, of_token, unions)
 
+    @staticmethod
+    def of_target(
+        config: ModelConfig, weights: tuple[float, float], number: float, lower: bool, unions: ExpertUnions | None
+    ) -> dict[str, TierWork]:
+        """Return the work of a target's full and retrieval tier. weights: bytes of one in each; lower: the second's."""
+        full, retrieval = (TierWork.of(config, weight, number, lower=below, unions=unions)
+                           for weight, below in zip(weights, (False, lower), strict=True))  # fmt: skip
+        return {"full": full, "retrieval": retrieval}
+
     def bytes(self, width: Any, rows: Any, keys: Any, balance: Any, overhead: Any, overlap: Any) -> Any:
         """Bytes whose reading would take as long as a pass, on such a machine (see `MACHINES`)."""
         once, repeats = (1.0, width) if self.sequential else (width, 1.0)
