@@ -21,8 +21,8 @@ import torch
 
 from triforce.backends import native_loader
 from triforce.backends.kernel_api import pages_for
-from triforce.bench.kernels import Model, one_pass
 from triforce.bench.synthetic import fill
+from triforce.bench.whole_passes import Model, one_pass
 from triforce.kvcache import FullView, PagePool
 
 SHAPES = ("thin32", "30m")

@@ -89,9 +89,9 @@ std::vector<Attention> attention_calls(const std::vector<const Pages*>& memory, 
 }
 
 Decoder::Decoder(std::vector<std::shared_ptr<DecoderLayer>> layers, std::shared_ptr<LmHead> head,
-                 std::optional<WeightSource> embedding, float embedding_scale, std::vector<int64_t> rotations)
+                 std::shared_ptr<Embedding> embedding, std::vector<int64_t> rotations)
     : layers_(std::move(layers)), head_(std::move(head)), embedding_(std::move(embedding)),
-      embedding_scale_(embedding_scale), rotations_(std::move(rotations)) {
+      rotations_(std::move(rotations)) {
     require(!layers_.empty(), "a decoder has at least one layer");
     require(rotations_.size() == layers_.size() && *std::min_element(rotations_.begin(), rotations_.end()) >= 0,
             "each layer has a rotation");
@@ -99,7 +99,7 @@ Decoder::Decoder(std::vector<std::shared_ptr<DecoderLayer>> layers, std::shared_
     for (const auto& layer : layers_)
         require(layer->hidden() == head_->hidden() && layer->q_size() == first.q_size() &&
                 layer->kv_size() == first.kv_size() && layer->type() == first.type(), "layers and head must be alike");
-    if (embedding_) embedding_->expect(first.type(), head_->vocabulary(), head_->hidden());
+    embedding_->expect(first.type(), head_->vocabulary(), head_->hidden());
 }
 
 void Decoder::check(const std::vector<const Pages*>& memory, const ForwardBatch& batch) const {
@@ -132,7 +132,7 @@ void Decoder::check(const std::vector<const Pages*>& memory, const ForwardBatch&
     }
 }
 
-void Decoder::forward(const std::vector<const Pages*>& memory, const ForwardBatch& batch) const {
+double Decoder::forward(const std::vector<const Pages*>& memory, const ForwardBatch& batch) const {
     Scratch scratch;
     const int64_t N = batch.rows * batch.width, layers = static_cast<int64_t>(layers_.size());
     const DecoderLayer& first = *layers_.front();
@@ -146,8 +146,9 @@ void Decoder::forward(const std::vector<const Pages*>& memory, const ForwardBatc
         const AttentionCalls calls{attention.data() + batch.first_layer, attention.data() + batch.last_layer};
         offloaded.emplace(*home, calls, batch.exact, batch.keep).start();
     }
-    if (batch.first_layer == 0) embed(batch.ids, N, a.x);
+    if (batch.first_layer == 0) embedding_->rows(batch.ids, N, a.x);
     const Places places = locate(scratch, batch, attention[0]);
+    int64_t touched = 0, finished = 0;
     for (int64_t i = batch.first_layer; i < batch.last_layer; i++) {
         const bool output_needed = batch.scored || i + 1 < layers;
         layers_[i]->qkv(a.x, N, a.q, a.k, a.v);
@@ -161,16 +162,11 @@ void Decoder::forward(const std::vector<const Pages*>& memory, const ForwardBatc
             else
                 attend(attention[i]);
         }
-        if (output_needed) layers_[i]->finish(a.x, N, a.attn_out);
+        if (output_needed) touched += layers_[i]->finish(a.x, N, a.attn_out), finished++;
         keep_state(batch, i + 1, a.x, N * first.hidden());
     }
     if (batch.scored && batch.last_layer == layers) score(batch, a.x);
-}
-
-void Decoder::embed(const int64_t* ids, int64_t count, float* x) const {
-    if (!embedding_) head_->matrix().rows(ids, count, x);
-    for (int64_t i = 0; embedding_ && i < count; i++) embedding_->row(ids[i], x + i * head_->hidden());
-    scale(x, count * head_->hidden(), embedding_scale_);
+    return finished ? static_cast<double>(touched) / static_cast<double>(finished) : 0;
 }
 
 void Decoder::score(const ForwardBatch& batch, const float* x) const {

@@ -11,6 +11,7 @@
 
 #include "attention.hpp"
 #include "decoder_layer.hpp"
+#include "embedding.hpp"
 #include "memory.hpp"
 #include "search.hpp"
 #include "write.hpp"
@@ -60,26 +61,23 @@ Places locate(Scratch& scratch, const ForwardBatch& batch, const Attention& call
 
 class Decoder {
   public:
-    /// `embedding` (V, C) is borrowed; without one it is the head's matrix. `rotations`: the number of each layer's in
-    /// the tables of a pass. Throws std::invalid_argument.
+    /// `rotations`: the number of each layer's in the tables of a pass. Throws std::invalid_argument.
     Decoder(std::vector<std::shared_ptr<DecoderLayer>> layers, std::shared_ptr<LmHead> head,
-            std::optional<WeightSource> embedding, float embedding_scale, std::vector<int64_t> rotations);
+            std::shared_ptr<Embedding> embedding, std::vector<int64_t> rotations);
 
     const std::vector<std::shared_ptr<DecoderLayer>>& layers() const { return layers_; }
     const LmHead& head() const { return *head_; }
     /// Throws std::invalid_argument unless the pages of each layer and the batch fit each other and this model.
     void check(const std::vector<const Pages*>& memory, const ForwardBatch& batch) const;
-    void forward(const std::vector<const Pages*>& memory, const ForwardBatch& batch) const;
-    /// Writes the embeddings of tokens, (count, C).
-    void embed(const int64_t* ids, int64_t count, float* x) const;
+    /// Returns how many experts were touched in the mean of the layers that were finished, see `ExpertChoices`.
+    double forward(const std::vector<const Pages*>& memory, const ForwardBatch& batch) const;
 
   private:
     void score(const ForwardBatch& batch, const float* x) const;
 
     std::vector<std::shared_ptr<DecoderLayer>> layers_;
     std::shared_ptr<LmHead> head_;
-    std::optional<WeightSource> embedding_;
-    float embedding_scale_;
+    std::shared_ptr<Embedding> embedding_;
     std::vector<int64_t> rotations_;
 };
 

@@ -138,6 +138,7 @@ DecoderLayer::DecoderLayer(const LayerWeights& w, const ExpertWeights* experts, 
     o_bias_ = floats(w.o_bias, hidden(), type());
     if (experts) {
         experts_ = std::make_unique<Experts>(w.post_norm, *experts, type(), s);
+        experts->down[0].expect(type(), hidden(), experts->gate[0].outputs());
         return;
     }
     gate_.emplace(GateWeights{w.post_norm, w.gate, w.up, {}, {}}, s);
@@ -153,17 +154,19 @@ size_t DecoderLayer::bytes() const {
     return QkvProjections::bytes() + o_.bytes() + mlp;
 }
 
-void DecoderLayer::finish(float* x, int64_t rows, const void* attn_out) const {
+int64_t DecoderLayer::finish(float* x, int64_t rows, const void* attn_out) const {
     Scratch scratch;
     add(o_, o_bias_, attn_out, q_size(), rows, attn_out_norm_, x);
     if (experts_) {
         float* sum = scratch.take<float>(rows * hidden());
-        experts_->forward(x, rows, sum);
-        return add(sum, rows, mlp_out_norm_, x);
+        const int64_t touched = experts_->forward(x, rows, sum);
+        add(sum, rows, mlp_out_norm_, x);
+        return touched;
     }
     void* gated = scratch.take<char>(rows * gate_->stride() * size_of(type()));
     gate_->forward(x, rows, gated);
     add(*down_, {}, gated, gate_->stride(), rows, mlp_out_norm_, x);
+    return 0;
 }
 
 /// Adds a product of rows that are `stride` apart to x, normed and scaled first where the family does so.

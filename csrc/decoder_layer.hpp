@@ -119,8 +119,8 @@ class DecoderLayer : public QkvProjections {
     size_t bytes() const;
 
     /// x += o(attn_out), then x += mlp(norm(x)), each normed and scaled first where the family does so; `attn_out`
-    /// (rows, q_size) is of the weights' type.
-    void finish(float* x, int64_t rows, const void* attn_out) const;
+    /// (rows, q_size) is of the weights' type. Returns how many experts were touched, see `ExpertChoices`.
+    int64_t finish(float* x, int64_t rows, const void* attn_out) const;
 
   private:
     void add(const Matrix& matrix, const Floats& bias, const void* from, int64_t stride, int64_t rows, const Norm& norm,

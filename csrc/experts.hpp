@@ -20,24 +20,50 @@ struct ExpertWeights {
     std::vector<Tensor> gate_bias, up_bias, down_bias;
 };
 
+/// Of each expert the rows that have chosen it, ascending.
+struct ExpertChoices {
+    struct Choice {
+        int64_t row;
+        float weight;
+    };
+    static constexpr int64_t sampled = 8;
+    std::vector<std::vector<Choice>> experts;
+
+    /// Choices of all rows.
+    int64_t count() const;
+    /// How many experts the first rows, at most `sampled`, have chosen together.
+    int64_t touched() const;
+};
+
+/// All outputs of the experts' matrices, or some.
 class Experts {
   public:
     /// `norm` of what the router and the experts read. Throws std::invalid_argument if shapes do not fit each other.
     Experts(const std::optional<Tensor>& norm, const ExpertWeights& weights, Type type, const LayerSettings& settings);
 
+    int64_t hidden() const { return norm_.size; }
+    int64_t outputs() const { return downs_[0].outputs(); }
+    int64_t chosen() const { return chosen_; }
+    Type type() const { return gates_[0].type(); }
+    /// Numbers of a row that `gate` writes, and of one that `down` reads: zeros up to a multiple of 16.
+    int64_t gated_stride() const { return gates_[0].stride(); }
+    int64_t down_stride() const { return round_up(downs_[0].inputs(), block_size); }
     size_t bytes() const;
 
-    /// Writes to `sum` (rows, hidden) what the chosen experts give, weighted. The weights of an expert are read once for
-    /// all rows that have chosen it.
-    void forward(const float* x, int64_t rows, float* sum) const;
+    /// Writes to `sum` (rows, outputs) what the chosen experts give, weighted. The weights of an expert are read once
+    /// for all rows that have chosen it. Returns how many were touched, see `ExpertChoices`.
+    int64_t forward(const float* x, int64_t rows, float* sum) const;
+
+    /// The same in two halves. `gated` (rows * chosen, stride of each) is of the weights' type, expert after expert.
+    ExpertChoices gate(const float* x, int64_t rows, void* gated) const;
+    void down(const ExpertChoices& choices, const void* gated, int64_t rows, float* sum) const;
 
   private:
-    struct Choice {
-        int64_t row;
-        float weight;
-    };
-
-    std::vector<std::vector<Choice>> choose(const float* normed, int64_t rows, int64_t stride) const;
+    using Chosen = std::vector<ExpertChoices::Choice>;
+    const float* normed(Scratch& scratch, const float* x, int64_t rows) const;
+    ExpertChoices choose(const float* normed, int64_t rows) const;
+    void gate(size_t expert, const Chosen& rows, const float* normed, void* gated) const;
+    void down(size_t expert, const Chosen& rows, const void* gated, float* sum) const;
 
     Norm norm_;
     Matrix router_;

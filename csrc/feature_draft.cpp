@@ -58,9 +58,9 @@ struct FeatureDraft::Inputs {
     float* residual;  // (N, C)
 };
 
-FeatureDraft::FeatureDraft(const Decoder& target, const FeatureWeights& w, const FeatureOptions& options,
+FeatureDraft::FeatureDraft(std::shared_ptr<Embedding> embedding, const FeatureWeights& w, const FeatureOptions& options,
                            std::vector<int64_t> tokens, int bits)
-    : target_(target), options_(options), tokens_(std::move(tokens)), fc_({w.fc}, bits), q_({w.q}, bits),
+    : embedding_(std::move(embedding)), options_(options), tokens_(std::move(tokens)), fc_({w.fc}, bits), q_({w.q}, bits),
       k_({w.k}, bits), v_({w.v}, bits), o_({w.o}, bits), down_({w.down}, bits),
       mlp_({w.post_norm, w.gate, w.up, {}, {}}, LayerSettings{options.head_dim, options.eps, bits}),
       fc_norms_(norms(w.fc_norm, hidden(), type(), options.eps)),
@@ -70,7 +70,7 @@ FeatureDraft::FeatureDraft(const Decoder& target, const FeatureWeights& w, const
       head_(w.norm, std::make_shared<Matrix>(std::vector{w.head}, bits), options.eps, 1, 0) {
     const int64_t C = hidden(), D = options.head_dim;
     require(C % block_size == 0 && D % block_size == 0, "hidden size and head_dim must be multiples of 16");
-    require(target.head().hidden() == C && fc_.inputs() % C == 0, "fc must make a state of several of the target's");
+    require(embedding_->hidden() == C && fc_.inputs() % C == 0, "fc must make a state of several of the target's");
     require(fc_norms_.empty() || static_cast<int64_t>(fc_norms_.size()) == states(), "each state has a norm, or none");
     require(q_.outputs() % D == 0 && k_.outputs() % D == 0, "projections must have whole heads");
     w.q.expect(type(), -1, 2 * C), w.k.expect(type(), -1, 2 * C), w.v.expect(type(), k_.outputs(), 2 * C);
@@ -81,7 +81,7 @@ FeatureDraft::FeatureDraft(const Decoder& target, const FeatureWeights& w, const
     }
     w.head.expect(type(), static_cast<int64_t>(tokens_.size()), C);
     for (const int64_t token : tokens_)
-        require(0 <= token && token < target.head().vocabulary(), "tokens must be in the target's vocabulary");
+        require(0 <= token && token < vocabulary(), "tokens must be in the target's vocabulary");
 }
 
 size_t FeatureDraft::bytes() const {
@@ -95,7 +95,7 @@ void FeatureDraft::check(const FeatureMemory& memory, const ForwardBatch& batch)
                 memory.entries->heads * memory.entries->dim == k_.outputs() &&
                 memory.slots == memory.entries->count * page_size, "memory must be of the draft's type and shape");
     require(batch.views.size() == 1 && batch.views[0].layers == 1, "a draft has one layer");
-    const auto vocabulary = target_.head().vocabulary();
+    const int64_t vocabulary = embedding_->vocabulary();
     for (int64_t i = 0; i < batch.rows * batch.width; i++)
         require(0 <= batch.ids[i] && batch.ids[i] < vocabulary, "ids must be in the vocabulary");
     for (int64_t i = 0; batch.at && i < batch.rows * batch.scored; i++)
@@ -139,7 +139,7 @@ FeatureDraft::Inputs FeatureDraft::inputs(Scratch& scratch, const FeatureMemory&
     const int64_t C = hidden(), bytes = C * size_of(type());
     const Inputs in{scratch.take<char>(2 * count * bytes), scratch.take<float>(count * C)};
     float *embedded = scratch.take<float>(count * C), *hidden_normed = scratch.take<float>(count * C);
-    target_.embed(ids, count, embedded);
+    embedding_->rows(ids, count, embedded);
     each_row(count, [&](int64_t i) {
         float* x = in.residual + i * C;
         load(memory.states + before[i] * bytes, C, type(), x);
@@ -167,7 +167,7 @@ void FeatureDraft::finish(const Inputs& in, const void* attn_out, int64_t count)
 
 void FeatureDraft::score(const ForwardBatch& batch, const float* x) const {
     Scratch scratch;
-    const int64_t C = hidden(), V = target_.head().vocabulary(), M = static_cast<int64_t>(tokens_.size());
+    const int64_t C = hidden(), V = vocabulary(), M = static_cast<int64_t>(tokens_.size());
     const int64_t count = batch.rows * batch.scored;
     float *scored = scratch.take<float>(count * C), *few = scratch.take<float>(count * M);
     for (int64_t i = 0; i < count; i++) {
@@ -203,7 +203,7 @@ void FeatureDraft::check(const FeatureMemory& memory, const NotedTokens& tokens)
     require(memory.entries->type == type() && memory.entries->heads * memory.entries->dim == k_.outputs() &&
                 memory.slots == memory.entries->count * page_size, "memory must be of the draft's type and shape");
     for (int64_t i = 0; i < tokens.count; i++) {
-        require(0 <= tokens.ids[i] && tokens.ids[i] < target_.head().vocabulary(), "ids must be in the vocabulary");
+        require(0 <= tokens.ids[i] && tokens.ids[i] < vocabulary(), "ids must be in the vocabulary");
         require(page_size <= tokens.slots[i] && tokens.slots[i] < memory.slots && 0 <= tokens.before[i] &&
                     tokens.before[i] < memory.slots, "slots must lie in the memory");
         require(0 <= tokens.columns[i] && tokens.columns[i] < tokens.of, "columns must be of the states");

@@ -48,12 +48,12 @@ class FeatureDraft {
   public:
     static constexpr float never = -1e5f;  // the logit of a token that it cannot propose: finite, so there is a law
 
-    /// `target` embeds tokens and outlives this. `tokens` (M): those of the head's rows. `bits`: see Matrix. Throws
+    /// `embedding` is the target's. `tokens` (M): those of the head's rows. `bits`: see Matrix. Throws
     /// std::invalid_argument if shapes do not fit each other.
-    FeatureDraft(const Decoder& target, const FeatureWeights& weights, const FeatureOptions& options,
+    FeatureDraft(std::shared_ptr<Embedding> embedding, const FeatureWeights& weights, const FeatureOptions& options,
                  std::vector<int64_t> tokens, int bits);
 
-    const Decoder& target() const { return target_; }
+    int64_t vocabulary() const { return embedding_->vocabulary(); }
     int64_t hidden() const { return fc_.outputs(); }
     int64_t states() const { return fc_.inputs() / hidden(); }
     Type type() const { return fc_.type(); }
@@ -77,7 +77,7 @@ class FeatureDraft {
     void finish(const Inputs& inputs, const void* attn_out, int64_t count) const;
     void score(const ForwardBatch& batch, const float* x) const;
 
-    const Decoder& target_;
+    std::shared_ptr<Embedding> embedding_;
     FeatureOptions options_;
     std::vector<int64_t> tokens_;
     Matrix fc_, q_, k_, v_, o_, down_;

@@ -57,7 +57,7 @@ void outputs(ForwardBatch& batch, const Decoder& decoder, const Pages& pages, Te
     batch.mass = tensor("mass", mass).as<float>({L, B, pages.heads, batch.views[0].list_length});
 }
 
-void forward(const Decoder& decoder, const std::vector<const Pages*>& memory, TensorArg ids, Ints positions,
+double forward(const Decoder& decoder, const std::vector<const Pages*>& memory, TensorArg ids, Ints positions,
              Ints counts, TensorArg cos, TensorArg sin, const std::vector<ViewArg>& views, TensorArg at,
              TensorArg logits, TensorArg queries, TensorArg mass, int64_t first_layer, int64_t last_layer,
              TensorArg x, bool exact, int64_t keep, Ints state_layers, TensorArg states) {
@@ -91,14 +91,12 @@ void forward(const Decoder& decoder, const std::vector<const Pages*>& memory, Te
     batch.state_layers = std::move(state_layers);
     const nb::gil_scoped_release released;
     decoder.check(memory, batch);
-    decoder.forward(memory, batch);
+    return decoder.forward(memory, batch);
 }
 
 void init(Decoder* self, std::vector<std::shared_ptr<DecoderLayer>> layers, std::shared_ptr<LmHead> head,
-          WeightArg embedding, float embedding_scale, Ints rotations) {
-    std::optional<WeightSource> table;
-    if (!embedding.is_none()) table = weight("embedding", embedding);
-    new (self) Decoder(std::move(layers), std::move(head), table, embedding_scale, std::move(rotations));
+          std::shared_ptr<Embedding> embedding, Ints rotations) {
+    new (self) Decoder(std::move(layers), std::move(head), std::move(embedding), std::move(rotations));
 }
 
 void init_view(ViewArg* self, int64_t layers, TensorArg lists, Ints starts, int64_t sinks, int64_t window, Ints coarse,
@@ -180,10 +178,8 @@ void bind_decoder(nb::module_& m) {
         .def("__init__", &init_view, nb::kw_only(), "layers"_a, "lists"_a, "starts"_a, "sinks"_a = 0, "window"_a = 0,
              "coarse"_a = Ints(), "search"_a = std::tuple<Ints, Ints, Ints>());
     nb::class_<Decoder>(m, "Decoder",
-                        "A model. `embedding` (V, C) is borrowed; None is the head's matrix. `rotations`: the number of "
-                        "each layer's in the tables of a pass.")
-        .def("__init__", &init, "layers"_a, "head"_a, "embedding"_a.none(), nb::kw_only(), "embedding_scale"_a = 1.0f,
-             "rotations"_a, nb::keep_alive<1, 4>())
+                        "A model. `rotations`: the number of each layer's in the tables of a pass.")
+        .def("__init__", &init, "layers"_a, "head"_a, "embedding"_a, nb::kw_only(), "rotations"_a)
         .def("forward", &forward, nb::kw_only(), "memory"_a, "ids"_a, "positions"_a, "counts"_a, "cos"_a, "sin"_a,
              "views"_a, "at"_a.none(), "logits"_a, "queries"_a = nb::none(), "mass"_a = nb::none(), "first_layer"_a = 0,
              "last_layer"_a = -1, "x"_a = nb::none(), "exact"_a = false, "keep"_a = 0,
@@ -193,7 +189,8 @@ void bind_decoder(nb::module_& m) {
              "`queries` (L, B, T, H, D); `mass` (L, B, G, P) float32. If only layers [first_layer, last_layer) are "
              "run, the residual stream stays in `x` (B, T, C) float32. For offloaded memory: keys before the starts "
              "are committed if `exact`, and the `keep` pages of most mass stay in memory. `states` (layers, B, T, C) "
-             "float32 gets the residual stream behind so many layers as each of `state_layers` says.");
+             "float32 gets the residual stream behind so many layers as each of `state_layers` says.\n\nReturns how many "
+             "experts the first tokens, at most 8, have chosen together in the mean of the layers that were finished.");
     nb::class_<DraftedTexts>(m, "DraftedTexts",
                              "Texts ids (B, S), behind each live row of which K tokens are drawn one after another.\n\n"
                              "The model has seen positions[b] tokens of row b; `view` is that of the first pass. "

@@ -1,5 +1,6 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
@@ -16,7 +17,7 @@ std::optional<Tensor> vector_or_none(const char* name, TensorArg object) {
     return object.is_none() ? std::nullopt : std::optional(tensor(name, object));
 }
 
-void init(FeatureDraft* self, const Decoder& target, TensorArg fc, TensorArg q, TensorArg k, TensorArg v, TensorArg o,
+void init(FeatureDraft* self, std::shared_ptr<Embedding> embedding, TensorArg fc, TensorArg q, TensorArg k, TensorArg v, TensorArg o,
           TensorArg gate, TensorArg up, TensorArg down, TensorArg head, TensorArg embedding_proj,
           TensorArg embedding_norm, TensorArg hidden_norm, TensorArg post_norm, TensorArg norm, TensorArg fc_norm,
           Ints tokens, int64_t head_dim, float eps, bool norm_output, bool norm_before_residual, int bits) {
@@ -26,7 +27,8 @@ void init(FeatureDraft* self, const Decoder& target, TensorArg fc, TensorArg q, 
                      tensor("embedding_norm", embedding_norm), tensor("hidden_norm", hidden_norm),
                      tensor("post_norm", post_norm), tensor("norm", norm), vector_or_none("fc_norm", fc_norm)};
     if (!embedding_proj.is_none()) w.embedding_proj = WeightSource{tensor("embedding_proj", embedding_proj)};
-    new (self) FeatureDraft(target, w, {head_dim, eps, norm_output, norm_before_residual}, std::move(tokens), bits);
+    new (self) FeatureDraft(std::move(embedding), w, {head_dim, eps, norm_output, norm_before_residual},
+                            std::move(tokens), bits);
 }
 
 FeatureMemory memory_of(const FeatureDraft& draft, const Pages& entries, TensorArg states) {
@@ -51,7 +53,7 @@ void forward(const FeatureDraft& draft, const Pages& entries, TensorArg states, 
     batch.positions = std::move(positions), batch.counts = std::move(counts);
     batch.views = {view(seen, batch.rows, entries.heads)};
     batch.at = columns.as<int64_t>({batch.rows, -1}), batch.scored = columns[1];
-    batch.logits = tensor("logits", logits).as<float>({batch.rows, batch.scored, draft.target().head().vocabulary()});
+    batch.logits = tensor("logits", logits).as<float>({batch.rows, batch.scored, draft.vocabulary()});
     const nb::gil_scoped_release released;
     draft.check(memory, batch);
     draft.forward(memory, batch);
@@ -80,19 +82,19 @@ Unlawful fused(const FeatureDraft& draft, const Pages& entries, TensorArg states
         draft.check(memory, batch);
         draft.forward(memory, batch);
     };
-    return draft_by(pass, {&entries}, draft.target().head().vocabulary(), texts);
+    return draft_by(pass, {&entries}, draft.vocabulary(), texts);
 }
 
 }  // namespace
 
 void bind_feature_draft(nb::module_& m) {
     nb::class_<FeatureDraft>(m, "FeatureDraft",
-                             "A draft that reads hidden states of a target, whose embedding it reads; weights of one "
-                             "type. `tokens`: those that the head's rows propose.")
-        .def("__init__", &init, nb::kw_only(), "target"_a, "fc"_a, "q_proj"_a, "k_proj"_a, "v_proj"_a, "o_proj"_a,
+                             "A draft that reads hidden states of a target, and its embedding; weights of one type. "
+                             "`tokens`: those that the head's rows propose.")
+        .def("__init__", &init, nb::kw_only(), "embedding"_a, "fc"_a, "q_proj"_a, "k_proj"_a, "v_proj"_a, "o_proj"_a,
              "gate_proj"_a, "up_proj"_a, "down_proj"_a, "head"_a, "embedding_proj"_a.none(), "embedding_norm"_a,
              "hidden_norm"_a, "post_norm"_a, "norm"_a, "fc_norm"_a.none(), "tokens"_a, "head_dim"_a, "eps"_a,
-             "norm_output"_a, "norm_before_residual"_a, "bits"_a = 0, nb::keep_alive<1, 2>())
+             "norm_output"_a, "norm_before_residual"_a, "bits"_a = 0)
         .def_prop_ro("bytes", &FeatureDraft::bytes, "Size of the packed weights.")
         .def("forward", &forward, nb::kw_only(), "entries"_a, "states"_a, "ids"_a, "positions"_a, "counts"_a, "cos"_a,
              "sin"_a, "view"_a, "at"_a, "logits"_a,

@@ -56,7 +56,7 @@ def test_codes_are_the_same_numbers() -> None:
     packed = q5_0(codes(blocks_OB16), scales_OB)
     assert packed is not None
     found_OI = torch.empty(48, 128)
-    native_loader.native.embed(QuantizedWeight("Q5_0", packed, 128), torch.arange(48), found_OI)
+    native_loader.native.Embedding(QuantizedWeight("Q5_0", packed, 128)).rows(torch.arange(48), found_OI)
     assert torch.equal(found_OI, numbers(codes(blocks_OB16), scales_OB).float())
 
 

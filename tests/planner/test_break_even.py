@@ -13,11 +13,11 @@ from tests.helpers.tiny_checkpoint import tiny_model
 from triforce.cli import main
 from triforce.model.architecture import Architecture, Experts, LayerKind
 from triforce.model.config import ModelConfig
+from triforce.model.expert_unions import experts_touched
 from triforce.model.rope import Rope
 from triforce.planner.break_even import (
     GAIN,
     STEP,
-    experts_touched,
     kv_read,
     pays_from,
     speedup,
@@ -42,7 +42,7 @@ def test_kv_read_by_windows_is_bounded() -> None:
 def test_experts_touched_equal_mean_of_draws() -> None:
     chance = Random(0)
     draws = [len({e for _ in range(4) for e in chance.sample(range(16), 3)}) for _ in range(20_000)]
-    assert experts_touched(16, 3, 4) == pytest.approx(sum(draws) / len(draws), rel=0.01)
+    assert experts_touched(Experts(16, 3, True), 4) == pytest.approx(sum(draws) / len(draws), rel=0.01)
 
 
 @pytest.mark.parametrize("weight", [0.6, 2.0])

@@ -20,6 +20,7 @@ from triforce.backends.kernel_api import ForwardBatch, ForwardOutput, KVBackend,
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.errors import ModelError
 from triforce.model.config import ModelConfig
+from triforce.model.expert_unions import SAMPLED, ExpertUnions
 from triforce.model.weights import Weights
 from triforce.ragged import Ints
 
@@ -55,6 +56,9 @@ class Decoder:
         self.config, self.ranks = config, ranks
         self.device, self.dtype = weights.norm_C.device, weights.embedding_VC.dtype
         self.model = dispatch.model(config, weights, bits, ranks)
+        experts = config.architecture.experts
+        self.unions = ExpertUnions(experts) if experts else None
+        """What its passes tell of the experts that they touch."""
 
     # Not inference_mode: what a caller keeps from a pass may later be changed in place outside of it.
     @torch.no_grad()
@@ -78,6 +82,9 @@ class Decoder:
             batch = replace(cache.begin(counts_B, ids_BT.shape[1]), states=layers)
             output = self.model.forward(ids_BT, cache.kv, batch, at_BJ)
             cache.observed(batch, output)
+        width = min(SAMPLED, ids_BT.numel())
+        if self.unions and counts_B[0] >= width:  # of one text, without padding
+            self.unions.observe(width, output.touched)
         return batch, output
 
     @torch.no_grad()

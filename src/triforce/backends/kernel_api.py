@@ -107,13 +107,15 @@ class ForwardBatch:
 class ForwardOutput(NamedTuple):
     """Logits of a pass, float32 (B, J, V); if observed, rotated queries (L, B, T, H, D) and mass (L, B, G, U).
 
-    The residual stream (S, B, T, C) behind each of `ForwardBatch.states`, if any; of padding it holds anything.
+    The residual stream (S, B, T, C) behind each of `ForwardBatch.states`, if any; of padding it holds anything. And how
+    many experts its first tokens, at most `SAMPLED`, have touched together, in the mean of the layers.
     """
 
     logits_BJV: Tensor
     queries_LBTHD: Tensor | None
     mass_LBGU: Tensor | None
     states_SBTC: Tensor | None = None
+    touched: float = 0.0
 
 
 LayerAttention = Callable[[int, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
@@ -181,8 +183,11 @@ class LayerBackend(Protocol):
     def qkv(self, x_NC: Tensor) -> tuple[Tensor, ...]:
         """Queries (N, H, D), keys and values (N, G, D), not yet rotated."""
 
-    def finish(self, x_NC: Tensor, attn_out_NQ: Tensor) -> None:
-        """Add the outputs of attention and MLP to the residual stream, in place."""
+    def finish(self, x_NC: Tensor, attn_out_NQ: Tensor) -> int:
+        """Add the outputs of attention and MLP to the residual stream, in place.
+
+        Returns how many experts the first tokens, at most `SAMPLED`, have touched together; 0 without experts.
+        """
 
 
 class LayerShard(Protocol):

@@ -56,11 +56,12 @@ class ShardedLayer:
     def qkv(self, x_NC: Tensor) -> tuple[Tensor, ...]:
         return self._part.qkv(x_NC)
 
-    def finish(self, x_NC: Tensor, attn_out_NQ: Tensor) -> None:
+    def finish(self, x_NC: Tensor, attn_out_NQ: Tensor) -> int:
         """`attn_out` is of this rank's heads, and so are q, k and v above; x is whole on every rank."""
         heads = self.config.heads * self.config.ranks * self.config.head_dim
         x_NC += self._whole(self._part.out(self._read(attn_out_NQ.to(self._dtype), heads)))
         x_NC += self._whole(self._part.down(self._read(self._part.gate(x_NC), self.config.intermediate_size)))
+        return 0
 
     def _read(self, some: Tensor, width: int) -> Tensor:
         return self._ranks.gather(some, width) if self._ranks.exact else some

@@ -119,14 +119,18 @@ def kinds(shape: ModelShape, layer: int) -> tuple[str | None, str | None]:
     return "Q4_K", "Q6_K" if more else "Q4_K"
 
 
-def random_codes(kind: str, outputs: int, inputs: int) -> QuantizedWeight:
-    """Return a matrix of a K type: random codes and small scales, and halves that are numbers."""
-    size, halves = {"Q4_K": (144, (0, 2)), "Q6_K": (210, (208,))}[kind]
+CODED = {"Q4_K": (256, 144, (0, 2)), "Q6_K": (256, 210, (208,)), "Q4_0": (32, 18, (0,)), "Q5_0": (32, 22, (0,))}
+"""Numbers of a block, its bytes, and where in these its scales are that are of two bytes."""
+
+
+def random_codes(kind: str, outputs: int, inputs: int, gain: float = 1.0) -> QuantizedWeight:
+    """Return a matrix of one of these types: random codes and small scales, times `gain`."""
+    numbers, size, scales = CODED[kind]
     few = torch.randint(256, (1024, size), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    for at in halves:
-        few[:, at : at + 2] = torch.tensor([inputs**-0.5 / 512]).half().view(torch.uint8)
-    blocks = few.repeat(-(-outputs * inputs // 256 // len(few)), 1)[: outputs * inputs // 256]
-    return QuantizedWeight(kind, blocks.view(outputs, -1), inputs)
+    for at in scales:
+        few[:, at : at + 2] = torch.tensor([gain * inputs**-0.5 / 512]).half().view(torch.uint8)
+    count = outputs * inputs // numbers
+    return QuantizedWeight(kind, few.repeat(-(-count // len(few)), 1)[:count].view(outputs, -1), inputs)
 
 
 def write(name: str, folder: Path, context: int) -> None:

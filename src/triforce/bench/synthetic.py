@@ -7,7 +7,8 @@ guess is kept with a given probability. The texts mean nothing, so this lives in
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from triforce.backends.decoder import Decoder
 from triforce.backends.kv_rows import rounded
-from triforce.bench import shapes
+from triforce.bench import family_shapes, shapes
 from triforce.bench.speed import Row, timing
 from triforce.engine.modes import MODES
 from triforce.engine.sequence import TokenSequence
@@ -24,20 +25,25 @@ from triforce.engine.sequence_group import prefill_batch
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet
 from triforce.interface.sampling_params import SamplingParams
-from triforce.kvcache import PAGE, FullView, PagePool, RetrievalConfig
-from triforce.kvcache.retrieval_config import Budget
+from triforce.kvcache import PAGE, FullView, PagePool
+from triforce.model.weights import Weights, nbytes
+from triforce.planner.cost_model import CostModel
+from triforce.planner.tier_work import TierWork
 from triforce.ragged import Bools, ints
-from triforce.speculation import Draft, SequenceState, TokenSampler, Verification
+from triforce.speculation import Draft, SequenceState, Verification
 
 BLOCK = 4096
 """Tokens of random KV, repeated over the context."""
 
 
 class Synthetic:
-    """A sampling whose guesses are kept with probability `rates[tier]`, tier by tier."""
+    """A sampling whose guesses are kept with given probabilities: by whose they are, that of a tier or of none.
 
-    def __init__(self, real: TokenSampler, rates: dict[int, float]) -> None:
-        self.real, self.rates = real, rates
+    kept: shares of `retrieval` and of `draft`. What n-grams guess of random texts is never kept.
+    """
+
+    def __init__(self, batch: SequenceBatch, kept: Mapping[str, float]) -> None:
+        self.real, self.rates = batch.sampling, [kept.get(tier.name, 0.0) for tier in batch.tiers]
         self.dice = np.random.default_rng(1)
 
     @property
@@ -50,10 +56,11 @@ class Synthetic:
 
     def verify(self, guess: Draft, logits_BJV: Tensor, prefix: SequenceState, live_B: Bools, tier: int) -> Draft:
         step = self.real.verify(guess, logits_BJV, prefix, live_B, tier)
-        if tier not in self.rates:
-            return step
         B, K = guess.tokens_BK.shape
-        fits_BK = self.dice.random((B, K)) < self.rates[tier]
+        if not K:
+            return step
+        below = int(guess.origins_BK.max())  # that tier has drawn at least the last token of what it proposes
+        fits_BK = self.dice.random((B, K)) < self.rates[below]
         fits_BK &= np.arange(K) < guess.counts_B[:, None]
         kept_B = fits_BK.cumprod(1).sum(1)
         tokens_BJ = np.pad(guess.tokens_BK, ((0, 0), (0, 1)), constant_values=1)
@@ -64,40 +71,56 @@ class Synthetic:
 def rows(
     shape: str,
     contexts: Sequence[int],
-    outer: float,
-    inner: float,
-    gammas: tuple[int, int],
-    budget: int,
+    kept: tuple[float, float],
+    setting: SpeculativeConfig,
     tokens: int,
     repeats: int,
-    lower_tiers: str = "same",
     kv_int8: bool = False,
 ) -> Iterator[Row]:
-    """Plain decoding and TriForce on a shape that has a draft; `outer` and `inner` are kept shares per token."""
+    """Plain decoding, and modes with and without a draft, if the shape has one.
+
+    kept: shares of guesses of the retrieval tier, and of the draft.
+    """
     longest = max(contexts) + 2 * tokens
-    setting = SpeculativeConfig(*gammas, retrieval=RetrievalConfig(Budget(budget)), lower_tiers=lower_tiers)
-    config, weights = shapes.parts(shape, longest, kv_int8=kv_int8)
+    config, weights = family_shapes.parts(shape, longest, kv_int8=kv_int8)
     lower = Decoder(config, weights, setting.lower_bits) if setting.lower_bits else None
-    draft = Decoder(*shapes.parts(f"{shape}-draft", longest, kv_int8=kv_int8), setting.lower_bits)
+    drafted, draft = f"{shape}-draft" in shapes.SHAPES, None
+    if drafted:
+        draft = Decoder(*shapes.parts(f"{shape}-draft", longest, kv_int8=kv_int8), setting.lower_bits)
     models = ModelSet(Decoder(config, weights), draft, lower)
+    shares = dict(zip(("retrieval", "draft"), kept, strict=True))
     for context in contexts:
-        seconds: dict[str, list[float]] = {"ar": [], "triforce": []}
-        passes = 0
+        seconds: dict[str, list[float]] = {mode: [] for mode in ("ar", "retrieval", *["triforce"] * drafted, "auto")}
+        passes, costs = dict.fromkeys(seconds, 0), costs_of(models, weights, setting)
         for _ in range(repeats):
             for mode, times in seconds.items():
-                batch = read(models, mode, setting, context, tokens)
-                batch.sampling = Synthetic(batch.sampling, {2: outer, 1: inner} if mode == "triforce" else {})
+                batch = read(models, mode, setting, context, tokens, costs=costs if mode == "auto" else None)
+                batch.sampling = Synthetic(batch, shares)
                 while not batch.done:
                     batch.step()
                 times.append(batch.decode_seconds)
-                passes = batch.stats(0)[-1].passes
+                passes[mode] = batch.stats(0)[-1].passes
         for mode, times in seconds.items():
             yield {
                 "mode": mode, "context": context, "batch": 1, "temperature": 0.6, "workload": "synthetic",
                 **timing(times, seconds["ar"], tokens),
-                "prefill_tokens_per_second": None, "full_passes": passes if mode != "ar" else tokens,
-                "acceptance": {"outer": outer, "inner": inner} if mode != "ar" else {},
+                "prefill_tokens_per_second": None, "full_passes": passes[mode],
+                "acceptance": dict(shares) if mode != "ar" else {},
             }  # fmt: skip
+
+
+def costs_of(models: ModelSet, weights: Weights, setting: SpeculativeConfig) -> CostModel:
+    """Return what the planner knows before it has seen a pass of these models."""
+    target = models.target
+    matrices = [*weights.multiplied()]
+    size = sum(map(nbytes, matrices)) / sum(math.prod(matrix.shape) for matrix in matrices)
+    lower = setting.lower_bits / 8 if weights.has_numbers else 0
+    works = TierWork.of_target(
+        target.config, (size, lower or size), target.dtype.itemsize, setting.lower_bits > 0, target.unions
+    )
+    if models.draft:
+        works["draft"] = TierWork.of(models.draft.config, target.dtype.itemsize, target.dtype.itemsize, sequential=True)
+    return CostModel(None, works)
 
 
 def read(
@@ -108,6 +131,7 @@ def read(
     tokens: int,
     rows: int = 1,
     memory: FullView | None = None,
+    costs: CostModel | None = None,
 ) -> SequenceBatch:
     """A batch whose prompts of random tokens have been read, as far as its caches can tell: its KV is noise.
 
@@ -118,9 +142,8 @@ def read(
     prompt = torch.randint(vocabulary, (context,), generator=torch.Generator().manual_seed(2)).tolist()
     if memory:
         memory.rewind(ints([context - PAGE]))
-    batch = SequenceBatch(
-        models, MODES[mode], setting, "seeded", [TokenSequence(prompt, params, seed=1) for _ in range(rows)], memory
-    )
+    sequences = [TokenSequence(prompt, params, seed=1) for _ in range(rows)]
+    batch = SequenceBatch(models, MODES[mode], setting, "seeded", sequences, memory, costs)
     if memory is None:
         fill(batch.top.cache.pool, context - PAGE)  # the other rows' is copied from there
     for _ in prefill_batch(batch):

@@ -65,7 +65,7 @@ def read_weights(
     for part in parts:
         part |= {field: _counted_from(offset, norm) for field, norm in part.items() if "norm" in field}
     norm_C = _counted_from(offset, norm_C)
-    layers = tuple(_layer(part) for part in parts)
+    layers = tuple(layer_of(part) for part in parts)
     return Weights(embedding_VC, layers, norm_C, embedding_VC if config.tied else head_VC)
 
 
@@ -74,8 +74,8 @@ def _counted_from(offset: float, weight: Matrix) -> Tensor:
     return numbers(weight).float() + offset if offset else numbers(weight)
 
 
-def _layer(parts: dict[str, Any]) -> Layer:
-    """Put a layer together, its experts in order."""
+def layer_of(parts: Mapping[str, Any]) -> Layer:
+    """Put a layer together of its fields, those of experts with their numbers behind them (see `layer_sources`)."""
     experts: dict[int, dict[str, Any]] = {}
     own: dict[str, Any] = dict.fromkeys(("input_norm_C", "post_norm_C", *EXPERT_FIELDS))
     for name, part in parts.items():

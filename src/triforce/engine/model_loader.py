@@ -106,8 +106,8 @@ class ModelPair:
         path = costs_path(names, decoder.device, decoder.dtype) if rank == 0 else None
         number, bits = decoder.dtype.itemsize, LOWER_TIERS[lower_tiers]
         own, weight = self.target.weight_size, bits / 8 if self.target.lower is not decoder else 0
-        works = {"full": TierWork.of(self.target.config, own, number)}
-        works["retrieval"] = TierWork.of(self.target.config, weight or own, number, lower=bits > 0)
+        weights = own, weight or own
+        works = TierWork.of_target(self.target.config, weights, number, bits > 0, decoder.unions)
         if self.draft:
             works["draft"] = TierWork.of(self.draft.config, number, number, sequential=True)
         if self.features:

@@ -76,6 +76,11 @@ def numbers(weight: Matrix | None) -> Tensor:
     return weight
 
 
+def nbytes(weight: Matrix) -> int:
+    """Return the bytes of a weight as it lies in memory or in its file."""
+    return weight.nbytes if isinstance(weight, Tensor) else weight.blocks.nbytes
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Mlp:
     """The projections of one expert."""
@@ -86,6 +91,10 @@ class Mlp:
     gate_bias_I: Tensor | None = None
     up_bias_I: Tensor | None = None
     down_bias_C: Tensor | None = None
+
+    def weights(self) -> Iterator[Matrix]:
+        """Every weight once, in a fixed order."""
+        yield from (part for field in fields(self) if (part := getattr(self, field.name)) is not None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,9 +132,9 @@ class Layer:
     def weights(self) -> Iterator[Matrix]:
         """Every weight once, in a fixed order."""
         parts = [getattr(self, f.name) for f in fields(self) if f.name != "experts"]
-        for expert in self.experts:
-            parts += [getattr(expert, f.name) for f in fields(expert)]
         yield from (part for part in parts if part is not None)
+        for expert in self.experts:
+            yield from expert.weights()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,6 +7,7 @@ the time of its bytes, and each further token of a pass adds `TOKEN` of that of 
 from __future__ import annotations
 
 from triforce.model.config import ModelConfig
+from triforce.model.expert_unions import experts_touched
 
 ACCEPTANCE = 0.92
 """Share of guesses through some thousand selected tokens that the whole context keeps, on long real texts."""
@@ -25,17 +26,12 @@ def kv_read(config: ModelConfig, seen: int) -> int:
     return sum(of_layer * min(seen, window or seen) for window in config.windows)
 
 
-def experts_touched(count: int, chosen: int, width: int) -> float:
-    """Experts that a pass of so many tokens reads, of a router that chooses each of them alike."""
-    return count * (1 - (1 - chosen / count) ** width)
-
-
 def weights_read(config: ModelConfig, width: int) -> float:
     """Weights that a pass of so many tokens reads: of experts, all that some token chooses."""
     experts = config.architecture.experts
     if experts is None:
         return config.weights_read
-    more = experts_touched(experts.count, experts.chosen, width) - experts.chosen
+    more: float = experts_touched(experts, width) - experts.chosen
     return config.weights_read + more * config.expert_weights
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from triforce.model.config import ModelConfig
+from triforce.model.expert_unions import ExpertUnions
 
 BALANCES = tuple(2 ** (step / 2) for step in range(2, 17))
 """Tokens of a pass from which bfloat16 weights are bound by operations: processors first, graphics cards last."""
@@ -31,7 +32,7 @@ class TierWork:
 
     weight, number: bytes of one weight, and of one number of KV. group: query heads of a KV head. sequential: a fused
     draft, which reads all for each of its tokens. experts: bytes of those that one token chooses, which `weights` has
-    too; chosen: what share of all these are, by a router to which all are alike.
+    too; unions: of those that several choose.
     """
 
     layers: int = 8
@@ -42,15 +43,20 @@ class TierWork:
     group: int = 1
     sequential: bool = False
     experts: float = 0.0
-    chosen: float = 1.0
+    unions: ExpertUnions | None = None
 
     @staticmethod
     def of(
-        config: ModelConfig, weight: float, number: float, sequential: bool = False, lower: bool = False
+        config: ModelConfig,
+        weight: float,
+        number: float,
+        sequential: bool = False,
+        lower: bool = False,
+        unions: ExpertUnions | None = None,
     ) -> TierWork:
         """The work of a model's passes, with so many bytes of a weight, and of a number of its KV.
 
-        lower: of a tier that reads less of the KV.
+        lower: of a tier that reads less of the KV. unions: what is known of its experts, if it has any.
         """
         if config.kv_int8:
             number = config.kv_bytes(1) / config.kv_size
@@ -60,16 +66,26 @@ class TierWork:
         group, experts = config.heads // config.kv_heads, config.architecture.experts
         if experts is None:
             return TierWork(config.layers, weights, key, weight, number, group, sequential)
-        share, of_token = experts.chosen / experts.count, weight * config.expert_weights * experts.chosen
-        return TierWork(config.layers, weights, key, weight, number, group, sequential, of_token, share)
+        of_token, unions = weight * config.expert_weights * experts.chosen, unions or ExpertUnions(experts)
+        return TierWork(config.layers, weights, key, weight, number, group, sequential, of_token, unions)
+
+    @staticmethod
+    def of_target(
+        config: ModelConfig, weights: tuple[float, float], number: float, lower: bool, unions: ExpertUnions | None
+    ) -> dict[str, TierWork]:
+        """Return the work of a target's full and retrieval tier. weights: bytes of one in each; lower: the second's."""
+        full, retrieval = (TierWork.of(config, weight, number, lower=below, unions=unions)
+                           for weight, below in zip(weights, (False, lower), strict=True))  # fmt: skip
+        return {"full": full, "retrieval": retrieval}
 
     def bytes(self, width: Any, rows: Any, keys: Any, balance: Any, overhead: Any, overlap: Any) -> Any:
         """Bytes whose reading would take as long as a pass, on such a machine (see `MACHINES`)."""
         once, repeats = (1.0, width) if self.sequential else (width, 1.0)
         tokens, most = once * rows, balance * self.weight / 2
-        read = (1 - (1 - self.chosen) ** tokens) / self.chosen  # experts, in so many times those of one token
         weights = (self.weights - self.experts) * _longer(tokens / most, overlap)
-        weights += self.experts * read * _longer(tokens / read / most, overlap)
+        if self.unions:
+            times = self.unions.times(once, rows)
+            weights += self.experts * times * _longer(tokens / times / most, overlap)
         kv = self.key * keys * _longer(once * self.group / (balance * self.number / 2), overlap)
         return LEAST_BYTES + overhead * self.layers + repeats * (weights + kv)
 

@@ -91,7 +91,7 @@ def test_gguf_number_rows_equal_library(kind: str) -> None:
     weight, ids = random_blocks(kind, 37, 100, True), torch.tensor([0, 36, 5, 18, 5])
     packed, read = torch.empty(5, 100), torch.empty(5, 100)
     native.Matrix(weight).rows(ids, packed)
-    native.embed(weight, ids, read)
+    native.Embedding(weight).rows(ids, read)
     assert torch.equal(packed.double(), weight.weights_MK()[ids]) and torch.equal(packed, read)
 
 

@@ -110,7 +110,24 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
         "olmo-2", f"{LAYER}._add", ("self._normed(part_NC, norm_C)", "part_NC"),
     ),
 }  # fmt: skip
+UNIONS = "tests/planner/test_expert_unions.py::test_union_mutant_is_noticed"
+UNION_FAULTS: dict[str, tuple[str, tuple[str, str]]] = {
+    "experts are counted with repeats": (
+        "triforce.backends.torch.experts:union", ("len({*ids_NK.flatten().tolist()})", "ids_NK.numel()"),
+    ),
+    "experts of one token are counted": (
+        "triforce.backends.torch.experts:union", ("ids_NK.flatten", "ids_NK[0].flatten"),
+    ),
+    "unions are not learnt": ("triforce.model.expert_unions:ExpertUnions.observe", ("if width > 1", "if width < 1")),
+    "neighbours are taken to choose independently": (
+        "triforce.model.expert_unions:ExpertUnions.times", ("rows * width**self.spread", "rows * width"),
+    ),
+    "prices keep to the uniform router": (
+        "triforce.engine.model_loader:ModelPair.cost_model", ("unions = decoder.unions", "unions = None"),
+    ),
+}  # fmt: skip
 MUTANTS = [
+    *(Mutant(name, UNIONS, (Edit(target, change),)) for name, (target, change) in UNION_FAULTS.items()),
     Mutant(
         "scores are capped behind the mask",
         TEST,

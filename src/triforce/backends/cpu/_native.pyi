@@ -42,11 +42,6 @@ def cpu_quota(root: str = '') -> int | None:
     and /sys lie.
     """
 
-def embed(embedding: torch.Tensor | triforce.model.weights.QuantizedWeight, ids: torch.Tensor, out: torch.Tensor) -> None:
-    """
-    Write rows `ids` (count) int64 of an embedding, as its file has it, to out (count, inputs) float32.
-    """
-
 class Matrix:
     """
     Weights (outputs, inputs) bfloat16, float32 or of a GGUF type, packed for the kernels; rounded to 8 or 4 bits if
@@ -70,12 +65,26 @@ class Matrix:
         Write rows `ids` (count) int64 of the weight to out (count, inputs) float32.
         """
 
+class Embedding:
+    """
+    What tokens begin with: rows of a table (V, C), as its file has it, borrowed, or of a packed matrix, times `scale`.
+    """
+
+    @overload
+    def __init__(self, matrix: Matrix, scale: float = 1.0) -> None: ...
+
+    @overload
+    def __init__(self, table: torch.Tensor | triforce.model.weights.QuantizedWeight, scale: float = 1.0) -> None: ...
+
+    def rows(self, ids: torch.Tensor, out: torch.Tensor) -> None:
+        """Write rows `ids` (count) int64 to out (count, C) float32."""
+
 class QkvProjections:
     """
     The query, key and value projections of a layer, for some of its heads.
     """
 
-    def __init__(self, input_norm: torch.Tensor, q_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, k_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, v_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, q_bias: torch.Tensor | None, k_bias: torch.Tensor | None, v_bias: torch.Tensor | None, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None, *, head_dim: int, eps: float, bits: int = 0) -> None: ...
+    def __init__(self, input_norm: torch.Tensor | None, q_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, k_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, v_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, q_bias: torch.Tensor | None, k_bias: torch.Tensor | None, v_bias: torch.Tensor | None, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None, *, head_dim: int, eps: float, bits: int = 0, query_scale: float = 1.0) -> None: ...
 
     def qkv(self, x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """
@@ -91,15 +100,17 @@ class DecoderLayer(QkvProjections):
     def bytes(self) -> int:
         """Size of the packed weights."""
 
-    def finish(self, x: torch.Tensor, attn_out: torch.Tensor) -> None:
+    def finish(self, x: torch.Tensor, attn_out: torch.Tensor) -> int:
         """
         Add the output projection of attention, `attn_out` (N, H * D), and then the MLP to x (N, C) float32.
+
+        Returns how many experts the first tokens, at most 8, have chosen together; 0 without experts.
         """
 
 class GatedMlp:
     """The first half of an MLP, or some of its outputs."""
 
-    def __init__(self, post_norm: torch.Tensor, gate_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, up_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, *, eps: float, bits: int = 0) -> None: ...
+    def __init__(self, post_norm: torch.Tensor | None, gate_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, up_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, *, eps: float, bits: int = 0, activation: str = 'silu') -> None: ...
 
     @property
     def stride(self) -> int:
@@ -107,8 +118,44 @@ class GatedMlp:
 
     def forward(self, x: torch.Tensor, gated: torch.Tensor) -> None:
         """
-        Write silu(gate) * up of the normed x (rows, hidden) float32 to `gated` (rows, stride).
+        Write the activation of gate and up of the normed x (rows, hidden) float32 to `gated` (rows, stride).
         """
+
+class ExpertChoices:
+    """Of each expert the rows that have chosen it, with its weights."""
+
+    @property
+    def touched(self) -> int:
+        """How many experts the first 8 rows have chosen together."""
+
+class Experts:
+    """The experts of a layer, or some outputs of each of their matrices."""
+
+    def __init__(self, post_norm: torch.Tensor | None, *, router: torch.Tensor, gate_projs: Sequence[object], up_projs: Sequence[object], down_projs: Sequence[object], router_bias: torch.Tensor | None = None, gate_biases: Sequence[object] = [], up_biases: Sequence[object] = [], down_biases: Sequence[object] = [], eps: float, bits: int = 0, activation: str = 'silu', chosen: int, renormalised: bool = False) -> None: ...
+
+    @property
+    def stride(self) -> int:
+        """Outputs of a gate projection, up to a multiple of 16."""
+
+    def gate(self, x: torch.Tensor, gated: torch.Tensor) -> ExpertChoices:
+        """
+        Choose experts for x (N, hidden) float32, and write the first half of each to `gated` (N * chosen, stride),
+        expert after expert.
+        """
+
+    def down(self, choices: ExpertChoices, gated: torch.Tensor, sum: torch.Tensor) -> None:
+        """
+        Write what chosen experts give, weighted, to `sum` (N, outputs) float32: of `gated` (N * chosen, inputs), whose
+        rows have zeros up to a multiple of 16.
+        """
+
+class Norm:
+    """An RMSNorm of rows."""
+
+    def __init__(self, weight: torch.Tensor, *, eps: float) -> None: ...
+
+    def forward(self, x: torch.Tensor) -> None:
+        """Norm x (rows, size) float32 in place."""
 
 class LmHead:
     """The final norm and the output matrix."""
@@ -290,13 +337,12 @@ class View:
 
 class Decoder:
     """
-    A model. `embedding` (V, C) is borrowed; None is the head's matrix. `rotations`: the number of each layer's in the
-    tables of a pass.
+    A model. `rotations`: the number of each layer's in the tables of a pass.
     """
 
-    def __init__(self, layers: Sequence[DecoderLayer], head: LmHead, embedding: torch.Tensor | triforce.model.weights.QuantizedWeight | None, *, embedding_scale: float = 1.0, rotations: Sequence[int]) -> None: ...
+    def __init__(self, layers: Sequence[DecoderLayer], head: LmHead, embedding: Embedding, *, rotations: Sequence[int]) -> None: ...
 
-    def forward(self, *, memory: Sequence[Pages], ids: torch.Tensor, positions: Sequence[int], counts: Sequence[int], cos: torch.Tensor, sin: torch.Tensor, views: Sequence[View], at: torch.Tensor | None, logits: torch.Tensor, queries: torch.Tensor | None = None, mass: torch.Tensor | None = None, first_layer: int = 0, last_layer: int = -1, x: torch.Tensor | None = None, exact: bool = False, keep: int = 0, state_layers: Sequence[int] = [], states: torch.Tensor | None = None) -> None:
+    def forward(self, *, memory: Sequence[Pages], ids: torch.Tensor, positions: Sequence[int], counts: Sequence[int], cos: torch.Tensor, sin: torch.Tensor, views: Sequence[View], at: torch.Tensor | None, logits: torch.Tensor, queries: torch.Tensor | None = None, mass: torch.Tensor | None = None, first_layer: int = 0, last_layer: int = -1, x: torch.Tensor | None = None, exact: bool = False, keep: int = 0, state_layers: Sequence[int] = [], states: torch.Tensor | None = None) -> float:
         """
         Run a forward pass of ids (B, T) int64, counts[b] tokens of row b from positions[b] on, over the pages of each
         layer.
@@ -306,6 +352,9 @@ class Decoder:
         (B, T, C) float32. For offloaded memory: keys before the starts are committed if `exact`, and the `keep` pages
         of most mass stay in memory. `states` (layers, B, T, C) float32 gets the residual stream behind so many layers
         as each of `state_layers` says.
+
+        Returns how many experts the first tokens, at most 8, have chosen together in the mean of the layers that were
+        finished.
         """
 
 class DraftedTexts:
@@ -326,11 +375,11 @@ def fused_draft(*, decoder: Decoder, memory: Sequence[Pages], texts: DraftedText
 
 class FeatureDraft:
     """
-    A draft that reads hidden states of a target, whose embedding it reads; weights of one type. `tokens`: those that
-    the head's rows propose.
+    A draft that reads hidden states of a target, and its embedding; weights of one type. `tokens`: those that the
+    head's rows propose.
     """
 
-    def __init__(self, *, target: Decoder, fc: torch.Tensor, q_proj: torch.Tensor, k_proj: torch.Tensor, v_proj: torch.Tensor, o_proj: torch.Tensor, gate_proj: torch.Tensor, up_proj: torch.Tensor, down_proj: torch.Tensor, head: torch.Tensor, embedding_proj: torch.Tensor | None, embedding_norm: torch.Tensor, hidden_norm: torch.Tensor, post_norm: torch.Tensor, norm: torch.Tensor, fc_norm: torch.Tensor | None, tokens: Sequence[int], head_dim: int, eps: float, norm_output: bool, norm_before_residual: bool, bits: int = 0) -> None: ...
+    def __init__(self, *, embedding: Embedding, fc: torch.Tensor, q_proj: torch.Tensor, k_proj: torch.Tensor, v_proj: torch.Tensor, o_proj: torch.Tensor, gate_proj: torch.Tensor, up_proj: torch.Tensor, down_proj: torch.Tensor, head: torch.Tensor, embedding_proj: torch.Tensor | None, embedding_norm: torch.Tensor, hidden_norm: torch.Tensor, post_norm: torch.Tensor, norm: torch.Tensor, fc_norm: torch.Tensor | None, tokens: Sequence[int], head_dim: int, eps: float, norm_output: bool, norm_before_residual: bool, bits: int = 0) -> None: ...
 
     @property
     def bytes(self) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from triforce.backends.cpu import _native
 from triforce.backends.cpu.kv import NativeKV, rotations
-from triforce.backends.cpu.model import Draws, NativeModel
+from triforce.backends.cpu.model import Draws, EmbeddingAndHead
 from triforce.backends.feature_api import EntryMemory
 from triforce.backends.kernel_api import ForwardBatch
 from triforce.model.feature_draft import FeatureDraftConfig, FeatureDraftWeights
@@ -29,7 +29,7 @@ class NativeFeaturePasses:
     """
 
     def __init__(
-        self, config: FeatureDraftConfig, weights: FeatureDraftWeights, target: NativeModel, dtype: torch.dtype
+        self, config: FeatureDraftConfig, weights: FeatureDraftWeights, target: EmbeddingAndHead, dtype: torch.dtype
     ) -> None:
         assert weights.head_MC is not None, "a draft that is run has a head"
         self.config = config
@@ -41,7 +41,8 @@ class NativeFeaturePasses:
         typed = {name: weight.to(dtype).contiguous() for name, weight in matrices.items()}
         proj_CC = weights.embedding_proj_CC
         self._native = _native.FeatureDraft(
-            target=target.decoder, **typed, embedding_proj=None if proj_CC is None else proj_CC.to(dtype).contiguous(),
+            embedding=target.embedding, **typed,
+            embedding_proj=None if proj_CC is None else proj_CC.to(dtype).contiguous(),
             embedding_norm=weights.embedding_norm_C, hidden_norm=weights.hidden_norm_C,
             post_norm=weights.post_norm_C, norm=weights.norm_C, fc_norm=weights.fc_norm_SC,
             tokens=weights.tokens_M.tolist(), head_dim=config.head_dim, eps=config.norm_eps,

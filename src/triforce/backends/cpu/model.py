@@ -1,7 +1,6 @@
 """A decoder's weights, packed for the native kernels; on demand rounded to 8 or 4 bits. The residual stream is float32.
 
-A pass over native KV memory is one native call, over any other it goes layer by layer. Of a model that several ranks
-share each has a `NativeModelShard`, whose outputs have the bits that `NativeModel` gives them.
+A pass over native KV memory is one native call, over any other it goes layer by layer.
 
 Shape suffixes as in kernel_api.py; Q = H * D, I MLP size.
 """
@@ -46,19 +45,17 @@ class EmbeddingAndHead:
         self._head = _native.LmHead(
             weights.norm_C, self._matrix, eps=config.norm_eps, logit_scale=parts.logit_scale, logit_cap=parts.logit_cap
         )
-        self._embedding_scale = float(torch.tensor(parts.embedding_scale, dtype=dtype))
-        self._embedding_VC = None if weights.head_VC is weights.embedding_VC else weights.embedding_VC
-        if isinstance(self._embedding_VC, QuantizedWeight):
-            require_finite(self._embedding_VC)
+        table_VC = None if weights.head_VC is weights.embedding_VC else weights.embedding_VC
+        if isinstance(table_VC, QuantizedWeight):
+            require_finite(table_VC)
+        scale = float(torch.tensor(parts.embedding_scale, dtype=dtype))
+        self.embedding = _native.Embedding(self._matrix if table_VC is None else table_VC, scale)
         self._tokens = len(weights.head_VC)
 
     def embed(self, ids_N: Tensor) -> Tensor:
         x_NC = torch.empty(len(ids_N), self.config.hidden_size)
-        if self._embedding_VC is not None:
-            _native.embed(self._embedding_VC, ids_N.contiguous(), x_NC)
-        else:
-            self._matrix.rows(ids_N.contiguous(), x_NC)
-        return x_NC.mul_(self._embedding_scale)
+        self.embedding.rows(ids_N.contiguous(), x_NC)
+        return x_NC
 
     def head_rows(self, ids_N: Tensor) -> Tensor:
         """Return the rows of these tokens in the head as numbers, whatever it is packed to: float32 (N, C)."""
@@ -105,9 +102,8 @@ class NativeModel(EmbeddingAndHead):
         super().__init__(config, weights, bits)
         self.blocks = packed(NativeLayer, config, weights, bits)
         self.decoder = _native.Decoder(
-            [block.native for block in self.blocks], self._head, self._embedding_VC, rotations=config.rotations,
-            embedding_scale=self._embedding_scale,
-        )  # fmt: skip
+            [block.native for block in self.blocks], self._head, self.embedding, rotations=config.rotations
+        )
 
     @offload_errors()
     def forward(self, ids_BT: Tensor, kv: KVBackend, batch: ForwardBatch, at_BJ: Tensor | None) -> ForwardOutput:
@@ -123,13 +119,13 @@ class NativeModel(EmbeddingAndHead):
         if batch.states:
             states_SBTC = torch.empty(len(batch.states), B, T, config.hidden_size)
         cos, sin = rotations(config.rope, batch, T)
-        self.decoder.forward(
+        touched = self.decoder.forward(
             memory=kv.native_pages, ids=ids_BT.contiguous(), positions=batch.positions,
             counts=batch.views[0][1].counts, cos=cos, sin=sin, views=[kv.native_view(*view) for view in batch.views],
             at=at_BJ, logits=logits_BJV, queries=queries_LBTHD, mass=mass_LBGU, exact=batch.exact, keep=batch.keep,
             state_layers=batch.states, states=states_SBTC,
         )  # fmt: skip
-        return ForwardOutput(logits_BJV, queries_LBTHD, mass_LBGU, states_SBTC)
+        return ForwardOutput(logits_BJV, queries_LBTHD, mass_LBGU, states_SBTC, touched)
 
     def fused_draft(
         self, kv: NativeKV, batch: ForwardBatch, texts: tuple[Ints, Ints, Bools], draws: Draws, tokens_BK: Ints
@@ -169,8 +165,8 @@ class NativeLayer:
     def qkv(self, x_NC: Tensor) -> tuple[Tensor, ...]:
         return project(self.native, self.config, x_NC)
 
-    def finish(self, x_NC: Tensor, attn_out_NQ: Tensor) -> None:
-        self.native.finish(x_NC, attn_out_NQ.to(self.dtype))
+    def finish(self, x_NC: Tensor, attn_out_NQ: Tensor) -> int:
+        return self.native.finish(x_NC, attn_out_NQ.to(self.dtype))
 
 
 def project(

@@ -154,10 +154,11 @@ def run_pass(
 
 def _cut(whole: ForwardOutput, rows: int, width: int, columns: int, batch: ForwardBatch) -> ForwardOutput:
     """An output without the padding of its bucket, and to be kept: the next pass of this shape overwrites it."""
-    logits_BJV, queries_LBTHD, mass_LBGU, states_SBTC = whole
+    logits_BJV, queries_LBTHD, mass_LBGU, states_SBTC, touched = whole
     return ForwardOutput(
         logits_BJV[:rows, :columns].clone(),
         queries_LBTHD[:, :rows, :width].clone() if queries_LBTHD is not None else None,
         mass_LBGU[:, :rows, :, : batch.views[0][1].units.shape[-1]].clone() if mass_LBGU is not None else None,
         states_SBTC[:, :rows, :width].clone() if states_SBTC is not None else None,
+        touched,
     )

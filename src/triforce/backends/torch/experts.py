@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from triforce.model.architecture import Experts
+from triforce.model.expert_unions import SAMPLED
 from triforce.model.weights import Layer, Mlp
 
 
@@ -19,10 +20,16 @@ def choose(logits_NE: Tensor, experts: Experts) -> tuple[Tensor, Tensor]:
     return ids[:, : experts.chosen], weights_NE[:, : experts.chosen]
 
 
-def mix(y_NC: Tensor, layer: Layer, experts: Experts, run: Callable[[Mlp, Tensor], Tensor]) -> Tensor:
+def union(ids_NK: Tensor) -> int:
+    """Return how many experts some tokens have chosen together."""
+    return len({*ids_NK.flatten().tolist()})
+
+
+def mix(y_NC: Tensor, layer: Layer, experts: Experts, run: Callable[[Mlp, Tensor], Tensor]) -> tuple[Tensor, int]:
     """Return (N, C), what the experts of each token give: weighted, and summed in float32 in ascending order of ids.
 
-    `run` an expert on some rows. The router's logits are float32, as its weight is.
+    `run` an expert on some rows. The router's logits are float32, as its weight is. Returns the number of experts that
+    the first tokens, at most `SAMPLED`, have chosen together, too.
     """
     assert layer.router_EC is not None
     ids_NK, weights_NK = choose(F.linear(y_NC.float(), layer.router_EC, layer.router_bias_E), experts)
@@ -30,4 +37,4 @@ def mix(y_NC: Tensor, layer: Layer, experts: Experts, run: Callable[[Mlp, Tensor
     for expert in sorted({*ids_NK.flatten().tolist()}):
         rows, places = (ids_NK == expert).nonzero(as_tuple=True)
         sum_NC[rows] += weights_NK[rows, places, None] * run(layer.experts[expert], y_NC[rows]).float()
-    return sum_NC.to(y_NC.dtype)
+    return sum_NC.to(y_NC.dtype), union(ids_NK[:SAMPLED])

@@ -68,9 +68,11 @@ class TorchLayer:
             self._heads(x_NC, layer.v_proj_PC, layer.v_bias_P, None),
         )
 
-    def finish(self, x_NC: Tensor, attn_out_NQ: Tensor) -> None:
+    def finish(self, x_NC: Tensor, attn_out_NQ: Tensor) -> int:
         self._add(x_NC, self.out(attn_out_NQ), self.layer.attn_out_norm_C)
-        self._add(x_NC, self._mlp(x_NC), self.layer.mlp_out_norm_C)
+        part_NC, touched = self._mlp(x_NC)
+        self._add(x_NC, part_NC, self.layer.mlp_out_norm_C)
+        return touched
 
     def out(self, attn_out_NQ: Tensor) -> Tensor:
         return self.linear(attn_out_NQ, self.layer.o_proj_CQ, self.layer.o_bias_C)
@@ -82,10 +84,10 @@ class TorchLayer:
     def down(self, gated_NI: Tensor) -> Tensor:
         return self.linear(gated_NI, self.layer.down_proj_CI)
 
-    def _mlp(self, x_NC: Tensor) -> Tensor:
+    def _mlp(self, x_NC: Tensor) -> tuple[Tensor, int]:
         experts = self.config.architecture.experts
         if experts is None:
-            return self.down(self.gate(x_NC))
+            return self.down(self.gate(x_NC)), 0
         return mix(self._normed(x_NC, self.layer.post_norm_C), self.layer, experts, self._expert)
 
     def _expert(self, expert: Mlp, y_NC: Tensor) -> Tensor:
@@ -165,14 +167,14 @@ def forward_layers(
     Of the residual stream what it is behind so many layers as each of `states` says.
     """
     (B, T), queries, masses, kept = ids_BT.shape, list[Tensor](), list[Tensor](), dict[int, Tensor]()
-    x_NC, scored = model.embed(ids_BT.flatten()), at_BJ is None or at_BJ.shape[1] > 0
+    x_NC, scored, touched = model.embed(ids_BT.flatten()), at_BJ is None or at_BJ.shape[1] > 0, list[int]()
     for index, block in enumerate(model.blocks):
         q, k, v = (x.view(B, T, *x.shape[1:]) for x in block.qkv(x_NC))
         rotated_BTHD, attn_out_BTHD, mass_BGU = attention(index, q, k, v)
         queries.append(rotated_BTHD)
         masses.append(mass_BGU)
         if scored or index + 1 < len(model.blocks):
-            block.finish(x_NC, attn_out_BTHD.flatten(0, 1).flatten(1))
+            touched.append(block.finish(x_NC, attn_out_BTHD.flatten(0, 1).flatten(1)))
         if index + 1 in states:
             kept[index + 1] = x_NC.view(B, T, -1).clone()
     if at_BJ is not None:
@@ -183,4 +185,5 @@ def forward_layers(
     queries_LBTHD = torch.stack(queries) if observe else None
     mass_LBGU = torch.stack(masses) if return_mass else None
     states_SBTC = torch.stack([kept[layer] for layer in states]) if states else None
-    return ForwardOutput(logits_NV.view(B, T, logits_NV.shape[1]), queries_LBTHD, mass_LBGU, states_SBTC)
+    logits_BJV, mean = logits_NV.view(B, T, logits_NV.shape[1]), sum(touched) / max(1, len(touched))
+    return ForwardOutput(logits_BJV, queries_LBTHD, mass_LBGU, states_SBTC, mean)

@@ -7,6 +7,7 @@ from argparse import Namespace
 from typing import Any
 
 from triforce.bench import kernels, shapes
+from triforce.bench.family_shapes import FAMILY_SHAPES
 from triforce.cli.bench.report import about, machine, write
 from triforce.engine.inputs import known
 from triforce.errors import RequestError
@@ -17,8 +18,8 @@ def run(options: Namespace) -> int:
     if min(options.contexts) < 2:
         raise RequestError(f"--contexts {min(options.contexts)}: give at least 2 tokens")
     print(machine())
-    rows = []
-    for row in kernels.rows(options.contexts, [known("shape", name, shapes.SHAPES) for name in options.shapes]):
+    rows, all_shapes = [], [*shapes.SHAPES, *FAMILY_SHAPES]
+    for row in kernels.rows(options.contexts, [known("shape", name, all_shapes) for name in options.shapes]):
         rows.append(row)
         print(_line(row), flush=True)
     print(json.dumps({"machine": machine(), "rows": rows}))
@@ -32,5 +33,6 @@ def _line(row: dict[str, Any]) -> str:
     took = f"{row['seconds'] * 1e6:>10,.1f} us" if "seconds" in row else ""
     speed = f"{row['gb_per_second']:>7.1f} GB/s" if "gb_per_second" in row else ""
     flops = f" {row['gflop_per_second']:,.0f} GFLOP/s" if "gflop_per_second" in row else ""
+    union = f", {row['union']:.1f} x the experts" if "union" in row else ""
     share = f", {row['fraction']:.0%} of what can be" if "fraction" in row else ""
-    return f"{name:<28} {where:<34} {took} {speed}{flops}{share}"
+    return f"{name:<28} {where:<34} {took} {speed}{flops}{share}{union}"

@@ -38,7 +38,7 @@ def _speed(parser: argparse.ArgumentParser) -> None:
     options.coupling(parser)
     text = "instead of a model: a shape of random weights, whose guesses are kept with these probabilities"
     add("--synthetic", type=options.several(float), metavar="OUTER,INNER", help=text)
-    add("--shape", default="30m", metavar="NAME", help="of --synthetic: 30m (default), llama-3.2-1b, llama-3.2-3b")
+    add("--shape", default="30m", metavar="NAME", help="of --synthetic: 30m (default), qwen3-30b-a3b and others")
     options.quiet(parser)
     options.placement(parser, context=False)
 
@@ -54,7 +54,8 @@ def _cells(parser: argparse.ArgumentParser) -> None:
 
 def _kernels(parser: argparse.ArgumentParser) -> None:
     _several(parser, "--contexts", int, "N", "tokens in the KV cache", [32_768, 131_072])
-    _several(parser, "--shapes", str, "NAME", "such as 30m, llama-3.2-1b, llama-3.1-8b-q4_k_m", ["30m", "llama-3.2-1b"])
+    text = "such as 30m, llama-3.1-8b-q4_k_m, qwen3-30b-a3b"
+    _several(parser, "--shapes", str, "NAME", text, ["30m", "llama-3.2-1b"])
 
 
 def _lossless(parser: argparse.ArgumentParser) -> None:

@@ -128,28 +128,25 @@ def _require_sense(options: Namespace) -> None:
 
 def _synthetic(options: Namespace) -> int:
     from triforce.bench import speed, synthetic
+    from triforce.bench.family_shapes import FAMILY_SHAPES
     from triforce.bench.shapes import SHAPES
     from triforce.engine.inputs import known
+    from triforce.engine.speculative_config import SpeculativeConfig
+    from triforce.kvcache import RetrievalConfig
     from triforce.kvcache.retrieval_config import Budget
 
-    outer, inner = options.synthetic
-    lengths, budget = (options.draft_tokens, options.speculative_tokens), Budget.parse(options.retrieval_budget).tokens
+    setting = SpeculativeConfig(
+        options.draft_tokens,
+        options.speculative_tokens,
+        retrieval=RetrievalConfig(Budget.parse(options.retrieval_budget)),
+        lower_tiers=options.lower_tiers,
+    )
     contexts, repeats = options.contexts or DEFAULT_AXES["contexts"], options.repeats or speed.USUAL
     rows = []
     print(f"{machine()}\n{HEAD}")
-    shape = known("shape", options.shape, [name for name in SHAPES if f"{name}-draft" in SHAPES])
-    for row in synthetic.rows(
-        shape,
-        contexts,
-        outer,
-        inner,
-        lengths,
-        budget,
-        options.tokens,
-        repeats,
-        options.lower_tiers,
-        options.kv_dtype == "int8",
-    ):
+    shape = known("shape", options.shape, [*SHAPES, *FAMILY_SHAPES])
+    kept, int8 = tuple(options.synthetic), options.kv_dtype == "int8"
+    for row in synthetic.rows(shape, contexts, kept, setting, options.tokens, repeats, int8):
         rows.append(row)
         print(line(row), flush=True)
     write(options.json, about() | {"rows": rows})

@@ -1,0 +1,68 @@
+"""Models of random weights in shapes of families: experts that routers choose as asked, and the bytes of a pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from triforce.backends import native_loader
+from triforce.backends.kernel_api import pages_for
+from triforce.bench.family_shapes import FAMILY_SHAPES
+from triforce.bench.whole_passes import Model, filled
+from triforce.checkpoint.hf_config import checked
+from triforce.kvcache import PagePool
+
+if native_loader.native is None:
+    pytest.skip("the native kernels were not built", allow_module_level=True)
+torch.set_num_threads(1)
+CONTEXT = 96
+SMALL = {"num_hidden_layers": 12, "hidden_size": 256, "moe_intermediate_size": 256, "vocab_size": 512,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}  # fmt: skip
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """All shapes are small; what routers see is as in the large ones."""
+    for name in ("qwen3-30b-a3b", "qwen3-30b-a3b-uniform"):
+        shape = FAMILY_SHAPES[name]
+        monkeypatch.setitem(FAMILY_SHAPES, name, replace(shape, config={**shape.config, **SMALL}))
+    shape = FAMILY_SHAPES["gpt-oss-20b"]
+    inner = {"num_hidden_layers": 4, "intermediate_size": 128, "hidden_size": 128, "sliding_window": 32}
+    monkeypatch.setitem(FAMILY_SHAPES, "gpt-oss-20b", replace(shape, config={**shape.config, **SMALL, **inner}))
+    yield
+
+
+@pytest.mark.parametrize(
+    ("name", "unions"),
+    [("qwen3-30b-a3b", {2: 1.6, 4: 2.45, 8: 3.55}), ("qwen3-30b-a3b-uniform", {2: 1.94, 4: 3.64, 8: 6.45})],
+)
+def test_pass_reads_experts_as_asked(small: None, name: str, unions: dict[int, float]) -> None:
+    model = Model(name, CONTEXT + 64)
+    view = filled(PagePool(model.config, 1, pages_for(CONTEXT + 64), torch.bfloat16), CONTEXT)
+    for width, wanted in unions.items():
+        assert model.union(view, width) == pytest.approx(wanted, rel=0.08)
+    assert model.union(view, 1) == 1
+
+
+def test_work_counts_chosen_experts_and_keys_of_windows(small: None) -> None:
+    model = Model("gpt-oss-20b", CONTEXT + 64)
+    one, more = model.work(1, CONTEXT), model.work(2, CONTEXT, union=1.5)
+    expert = 4 * 3 * 128 * 128 * 22 // 32  # of each layer, in Q5_0
+    assert more.bytes - one.bytes == 2 * expert  # 4 experts of a token, 6 of two
+    dense = 2 * (4 * (2 * 128 * 256 + 2 * 128 * 128) + 512 * 128)
+    kv = 2 * 2 * 2 * 64 * (2 * CONTEXT + 2 * 32)
+    assert one.bytes == dense + 4 * expert + kv
+
+
+@pytest.mark.parametrize("name", FAMILY_SHAPES)
+def test_family_shape_has_published_proportions(name: str) -> None:
+    config = checked(dict(FAMILY_SHAPES[name].config))
+    experts = config.architecture.experts
+    wanted = {
+        "qwen3-30b-a3b": (2048, 768, (128, 8)), "qwen3-30b-a3b-uniform": (2048, 768, (128, 8)),
+        "gpt-oss-20b": (2880, 2880, (32, 4)), "gemma-3-4b": (2560, 10_240, None),
+    }  # fmt: skip
+    assert (config.hidden_size, config.intermediate_size, experts and (experts.count, experts.chosen)) == wanted[name]

@@ -1,0 +1,179 @@
+"""Unions of experts: told by passes, learnt from what was routed, and priced for widths that never ran.
+
+Shape suffixes: N tokens, K experts of a token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+from tests.helpers.family_models import LENGTH, family_model, paged_logits, texts
+from tests.helpers.mutants.mutation import Mutant
+from tests.helpers.mutants.registry import caught_in
+from tests.helpers.tiny_checkpoint import save
+from tests.planner.test_break_even import LLAMA_8B, WINDOWS
+from triforce.backends import native_loader
+from triforce.backends.torch import experts as torch_experts
+from triforce.engine.model_loader import load
+from triforce.llm import LLM
+from triforce.model.architecture import Architecture, Experts
+from triforce.model.config import ModelConfig
+from triforce.model.expert_unions import SAMPLED, ExpertUnions, experts_touched
+from triforce.planner.tier_work import LEAST_BYTES, MACHINES, TierWork
+
+EXPERTS, LAYERS = Experts(128, 8, True), 24
+CORRELATED = [1.0, 1.6, 2.0, 2.4, 2.7, 3.0, 3.3, 3.6]
+"""Experts that 1 to 8 neighbours read together, in so many times those of one."""
+
+
+def route(dice: Random, width: int) -> int:
+    """Experts that so many neighbours choose in a layer: each some new ones, and the others among those before."""
+    seen: set[int] = set()
+    for before, after in zip([0.0, *CORRELATED], CORRELATED[:width], strict=False):
+        fresh = EXPERTS.chosen * (after - before)
+        new = int(fresh) + (dice.random() < fresh % 1)
+        seen |= {*dice.sample(sorted(set(range(EXPERTS.count)) - seen), new)}
+    return len(seen)
+
+
+def route_uniformly(dice: Random, width: int) -> int:
+    return len({e for _ in range(width) for e in dice.sample(range(EXPERTS.count), EXPERTS.chosen)})
+
+
+def learnt(route: object, widths: tuple[int, ...], passes: int = 40) -> ExpertUnions:
+    """What passes of these widths have taught, in turns."""
+    dice, unions = Random(1), ExpertUnions(EXPERTS)
+    for i in range(passes):
+        width = widths[i % len(widths)]
+        unions.observe(width, sum(route(dice, width) for _ in range(LAYERS)) / LAYERS)  # type: ignore[operator]
+    return unions
+
+
+def price(unions: ExpertUnions, width: float, rows: int = 1) -> float:
+    """Bytes of experts that a pass reads, in so many times those of one token, where operations take no time."""
+    config = replace(LLAMA_8B, intermediate_size=768, architecture=Architecture(experts=EXPERTS))
+    work = TierWork.of(config, 2.0, 2.0, unions=unions)
+    seconds = float(work.bytes(width, rows, 0.0, 1e12, 0.0, 1.0)) - LEAST_BYTES
+    return (seconds - work.weights + work.experts) / work.experts
+
+
+@pytest.mark.parametrize("widths", [(2, 4, 8), (2, 4), (4, 8), (8,)], ids=str)
+def test_correlated_unions_are_priced_within_a_twentieth(widths: tuple[int, ...]) -> None:
+    """Widths that ran, and widths that did not."""
+    unions = learnt(route, widths)
+    for width in (2, 4, 8):
+        assert price(unions, width) == pytest.approx(CORRELATED[width - 1], rel=0.05)
+    assert price(unions, 1) == pytest.approx(1.0)
+
+
+def test_uniform_unions_are_priced_within_a_twentieth() -> None:
+    for unions in (ExpertUnions(EXPERTS), learnt(route_uniformly, (2, 4, 8))):
+        for width in (1, 2, 3, 4, 8, 16):
+            assert price(unions, width) == pytest.approx(experts_touched(EXPERTS, width) / 8, rel=0.05)
+
+
+def test_texts_that_changed_are_learnt_anew() -> None:
+    dice, unions = Random(2), learnt(route, (2, 4, 8))
+    for _ in range(120):
+        unions.observe(8, sum(route_uniformly(dice, 8) for _ in range(LAYERS)) / LAYERS)
+    assert price(unions, 8) == pytest.approx(experts_touched(EXPERTS, 8) / 8, rel=0.05)
+
+
+def test_rows_are_taken_to_choose_independently() -> None:
+    unions = learnt(route, (8,))
+    one = EXPERTS.count * (1 - price(unions, 8) * EXPERTS.chosen / EXPERTS.count)
+    assert price(unions, 8, rows=3) == pytest.approx((EXPERTS.count - one**3 / EXPERTS.count**2) / EXPERTS.chosen)
+
+
+@pytest.mark.parametrize(
+    "config", [LLAMA_8B, replace(LLAMA_8B, architecture=Architecture(kinds=WINDOWS))], ids=["whole", "windows"]
+)
+def test_dense_prices_have_the_same_bits(config: ModelConfig) -> None:
+    """Without experts a pass has the bytes of all weights, whatever was learnt of others."""
+    work, (balance, overhead, overlap) = TierWork.of(config, 0.6, 2.0), MACHINES.T
+    for width, rows, keys in ((1.0, 1, 0.0), (5.0, 3, 4000.0)):
+        weights = work.weights * (1.0 + (width * rows / (balance * 0.3)) ** overlap) ** (1.0 / overlap)
+        kv = work.key * keys * (1.0 + (width * 4 / (balance * 1.0)) ** overlap) ** (1.0 / overlap)
+        wanted = LEAST_BYTES + overhead * 32 + (weights + kv)
+        assert np.array_equal(work.bytes(width, rows, keys, balance, overhead, overlap), wanted)
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of four layers, of whose eight experts a token chooses three."""
+    return save(family_model("qwen3-moe"), tmp_path_factory.mktemp("mixture"))
+
+
+Told = list[tuple[int, float]]
+
+
+def told(folder: Path, pieces: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> tuple[Told, list[list[int]]]:
+    """What passes tell of one text or two; and how many experts the first tokens of each have chosen, by layer."""
+    seen, chosen, choose = Told(), list[list[int]](), torch_experts.choose
+
+    def spy(logits_NE: Tensor, experts: Experts) -> tuple[Tensor, Tensor]:
+        ids_NK, weights_NK = choose(logits_NE, experts)
+        chosen.append([len(set(ids_NK[:width].flatten().tolist())) for width in range(1, SAMPLED + 1)])
+        return ids_NK, weights_NK
+
+    decoder = load(folder, device="cpu", dtype="float32", context=LENGTH).decoder
+    with monkeypatch.context() as patch:
+        patch.setattr(ExpertUnions, "observe", lambda self, width, touched: seen.append((width, touched)))
+        patch.setattr(torch_experts, "choose", spy)
+        paged_logits(decoder, texts(len(pieces[0])), pieces)
+    return seen, chosen
+
+
+PIECES = [[100], [1], [3], [8], [38]]
+
+
+def check_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare what passes tell with what the router of the torch path chose."""
+    with monkeypatch.context() as patch:
+        patch.setattr(native_loader, "native", None)
+        by_torch, chosen = told(folder, PIECES, patch)
+    passes = [chosen[i : i + 4] for i in range(0, len(chosen), 4)]
+    widths = [min(SAMPLED, *piece) for piece in PIECES]
+    wanted = [
+        (width, sum(layer[width - 1] for layer in layers) / 4) for width, layers in zip(widths, passes, strict=True)
+    ]
+    assert by_torch == wanted and any(touched < 3 * width for width, touched in wanted[2:])
+    if native_loader.native:
+        assert told(folder, PIECES, monkeypatch)[0] == wanted
+
+
+def test_passes_tell_how_many_experts_they_touched(mixture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_told(mixture, monkeypatch)
+
+
+def test_padding_and_neighbours_tell_nothing(mixture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two texts only a pass whose first tokens are all of the first one."""
+    pieces = [[0, 20], [5, 20], [20, 5], [2, 2], [100, 100], [23, 3]]
+    assert [width for width, _ in told(mixture, pieces, monkeypatch)[0]] == [8, 8, 8]
+
+
+def test_prices_follow_what_the_target_has_routed(mixture: Path) -> None:
+    llm = LLM(mixture, draft=None)
+    works, unions = llm.runner.costs.passes.works, llm.models.target.unions
+    assert unions is not None
+    before = float(works["full"].bytes(8, 1, 0.0, 8.0, 0.0, 8.0))
+    for _ in range(9):
+        unions.observe(8, 3.0)
+    for tier in ("full", "retrieval"):
+        assert works[tier].unions is unions
+    assert float(works["full"].bytes(8, 1, 0.0, 8.0, 0.0, 8.0)) < 0.8 * before
+
+
+@pytest.mark.parametrize("mutant", caught_in("test_union_mutant_is_noticed"), ids=str)
+def test_union_mutant_is_noticed(mixture: Path, mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant.apply(monkeypatch)
+    with pytest.raises(AssertionError):
+        check_told(mixture, monkeypatch)
+        test_correlated_unions_are_priced_within_a_twentieth((2, 4, 8))
+        test_prices_follow_what_the_target_has_routed(mixture)
