@@ -51,12 +51,14 @@ void rope_and_write(Attention& call, const ForwardBatch& batch, const Activation
 
 }  // namespace
 
-Places locate(Scratch& scratch, const ForwardBatch& batch, const Attention& call) {
-    const int64_t N = batch.rows * batch.width;
-    const Places at{scratch.take<int64_t>(N), scratch.take<int64_t>(N), scratch.take<int64_t>(N),
-                    scratch.take<int64_t>(N)};
+Places take_places(Scratch& scratch, int64_t count) {
+    return {scratch.take<int64_t>(count), scratch.take<int64_t>(count), scratch.take<int64_t>(count),
+            scratch.take<int64_t>(count)};
+}
+
+void locate(const Places& at, const ForwardBatch& batch, const Attention& call) {
     const int64_t largest = std::max<int64_t>(call.sinks + call.window - 1, 0);
-    for (int64_t i = 0; i < N; i++) {
+    for (int64_t i = 0; i < batch.rows * batch.width; i++) {
         const int64_t b = i / batch.width, t = i % batch.width, key = call.starts[b] + t;
         const bool real = t < batch.counts[b];
         const auto slot = [&](int64_t of) {
@@ -67,7 +69,6 @@ Places locate(Scratch& scratch, const ForwardBatch& batch, const Attention& call
         at.slots[i] = real ? slot(key) : 0;
         at.before[i] = real && key ? slot(key - 1) : 0;
     }
-    return at;
 }
 
 std::vector<Attention> attention_calls(const std::vector<const Pages*>& memory, const ForwardBatch& batch, int heads) {
@@ -147,13 +148,15 @@ double Decoder::forward(const std::vector<const Pages*>& memory, const ForwardBa
         offloaded.emplace(*home, calls, batch.exact, batch.keep).start();
     }
     if (batch.first_layer == 0) embedding_->rows(batch.ids, N, a.x);
-    const Places places = locate(scratch, batch, attention[0]);
+    const Places at = take_places(scratch, N);
     int64_t touched = 0, finished = 0;
     for (int64_t i = batch.first_layer; i < batch.last_layer; i++) {
         const bool output_needed = batch.scored || i + 1 < layers;
+        // Each view has starts of its own, and its lists may lie in pages of their own.
+        if (i == batch.first_layer || attention[i].starts != attention[i - 1].starts) locate(at, batch, attention[i]);
         layers_[i]->qkv(a.x, N, a.q, a.k, a.v);
         char* rotated = batch.queries ? batch.queries + i * queries_of_a_layer : a.rotated;
-        rope_and_write(attention[i], batch, a, places, rotations_[i], rotated);
+        rope_and_write(attention[i], batch, a, at, rotations_[i], rotated);
         if (output_needed || batch.mass) {
             if (offloaded)
                 offloaded->attend(attention[i]);  // to whole lists: offloaded memory has no sketches

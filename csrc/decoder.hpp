@@ -57,7 +57,8 @@ std::vector<Attention> attention_calls(const std::vector<const Pages*>& memory, 
 struct Places {
     int64_t *positions, *sink_positions, *slots, *before;
 };
-Places locate(Scratch& scratch, const ForwardBatch& batch, const Attention& call);
+Places take_places(Scratch& scratch, int64_t count);
+void locate(const Places& at, const ForwardBatch& batch, const Attention& call);
 
 class Decoder {
   public:

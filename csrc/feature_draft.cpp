@@ -107,7 +107,8 @@ void FeatureDraft::forward(const FeatureMemory& memory, const ForwardBatch& batc
     Scratch scratch;
     const int64_t N = batch.rows * batch.width, C = hidden(), Q = q_.outputs(), P = k_.outputs();
     Attention call = attention_calls({memory.entries}, batch, static_cast<int>(Q / options_.head_dim))[0];
-    const Places places = locate(scratch, batch, call);
+    const Places places = take_places(scratch, N);
+    locate(places, batch, call);
     const Inputs in = inputs(scratch, memory, batch.ids, places.before, N);
     float *q = scratch.take<float>(N * Q), *k = scratch.take<float>(N * P), *v = scratch.take<float>(N * P);
     const auto project = [&](const Matrix& matrix, float* y) {

@@ -17,6 +17,7 @@ from triforce.cli.bench.report import about
 from triforce.cli.info import size
 from triforce.cli.progress import Prefill
 from triforce.interface.outputs import RequestOutput
+from triforce.kvcache.window_pages import most_pages
 
 JSON_KEYS = [
     "text",
@@ -174,6 +175,33 @@ def test_info_works_without_weights(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert main(["info", str(tmp_path), "--dtype", "bfloat16", "--kv-dtype", "int8"]) == 0
         lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
         assert lines["KV"] == f"cache           {2 * 2 * 2 * (16 + 2)} bytes per token as int8"
+
+
+@pytest.mark.parametrize(
+    ("family", "full", "changes"),
+    [
+        ("Mistral", 0, dict(sliding_window=64)),
+        ("Qwen2", 1, dict(use_sliding_window=True, sliding_window=64, max_window_layers=1)),
+    ],
+)
+def test_info_counts_windows_once_they_are_full(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], family: str, full: int, changes: dict[str, Any]
+) -> None:
+    import transformers
+
+    sizes = dict(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4)
+    config = getattr(transformers, f"{family}Config")(
+        **sizes, **changes, num_key_value_heads=2, head_dim=16, max_position_embeddings=65_536
+    )
+    config.save_pretrained(tmp_path)
+    assert main(["info", str(tmp_path), "--dtype", "bfloat16"]) == 0
+    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    most, layer = 16 * most_pages(64, 512), 2 * 2 * 16 * 2
+    assert lines["KV"].endswith(f"; {4 - full} of 4 layers keep at most {most:,} tokens of a text")
+    for tokens in (4_096, 65_536):
+        held = layer * (full * tokens + (4 - full) * most)
+        assert lines[f"{tokens:,}"].split(maxsplit=1)[1] == size(held)
+    assert lines["fits"].endswith("of one text") and lines["fits"].startswith("any number") == (full == 0)
 
 
 @pytest.mark.parametrize(

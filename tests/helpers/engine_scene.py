@@ -75,4 +75,6 @@ def check_empty(texts: Engine) -> None:
     assert store.pool.free_pages + len(texts.core.prefixes.pages) == store.pages
     texts.close()
     assert store.pool.free_pages == store.pages
+    if windows := store.pool.windows:
+        assert not windows.store.promised and len(windows.store.free) == windows.store.pages
     assert "streaming" not in vars(store) or sorted(store.streaming.free) == list(range(store.rows))

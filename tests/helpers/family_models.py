@@ -10,6 +10,7 @@ from torch import Tensor
 from tests.helpers.tiny_checkpoint import tiny_model
 from triforce.backends.decoder import Decoder
 from triforce.kvcache import FullView, PagePool
+from triforce.kvcache.window_pages import WindowPages
 from triforce.ragged import ints
 
 LENGTH = 150
@@ -103,9 +104,11 @@ def texts(rows: int = 2) -> Tensor:
     return torch.randint(0, 97, (rows, LENGTH), generator=torch.Generator().manual_seed(1))
 
 
-def paged_logits(decoder: Decoder, ids_BT: Tensor, pieces: list[list[int]]) -> Tensor:
+def paged_logits(
+    decoder: Decoder, ids_BT: Tensor, pieces: list[list[int]], windows: WindowPages | None = None
+) -> Tensor:
     """Logits (B, T, V) of texts that are fed in passes: piece by piece so many tokens of each row, perhaps none."""
-    pool = PagePool(decoder.config, len(ids_BT), 64, decoder.dtype, decoder.device)
+    pool = PagePool(decoder.config, len(ids_BT), 64, decoder.dtype, decoder.device, windows=windows)
     for b in range(len(ids_BT)):
         pool.reserve(b, ids_BT.shape[1])
     view, at = FullView(pool), [0] * len(ids_BT)

@@ -103,4 +103,4 @@ def test_strict_prefixes_are_shared_in_whole_chunks(folder: Path) -> None:
     for whole, found in ((PAGE, 15), (64, 12), (256, 0)):
         prefixes = PrefixCache(pool, whole)
         prefixes.note("", text, pool.tables[0])
-        assert len(prefixes.find("", text[:270])) == found
+        assert len(prefixes.find("", text[:270]).prefix.pages) == found

@@ -12,13 +12,7 @@ from torch import Tensor
 from triforce.backends import native_loader
 from triforce.backends.current_device import current
 from triforce.backends.feature_api import EntryMemory, FeaturePasses
-from triforce.backends.kernel_api import (
-    PAGE,
-    Device,
-    KVBackend,
-    ModelBackend,
-    OffloadedKVBackend,
-)
+from triforce.backends.kernel_api import PAGE, Device, KVBackend, ModelBackend, OffloadedKVBackend
 from triforce.backends.offload_layout import OffloadLayout
 from triforce.backends.tensor_parallel import ShardedModel
 from triforce.backends.torch.feature_passes import TorchFeaturePasses
@@ -92,23 +86,30 @@ def feature_passes(
 
 
 def memory(
-    config: ModelConfig, pages: int, dtype: torch.dtype, device: Device = "cpu", unit: int = PAGE, int8: bool = False
+    config: ModelConfig,
+    pages: int,
+    dtype: torch.dtype,
+    device: Device = "cpu",
+    unit: int = PAGE,
+    int8: bool = False,
+    window_pages: int = 0,
 ) -> KVBackend:
     """KV memory of so many pages, for the fastest kernels that take lists of such units; with int8 copies if wished.
 
+    window_pages: those that layers with a window have in their place; 0: the same ones.
     Raises CacheError where there is too little, and RequestError where no kernels read int8.
     """
     if unit == PAGE and _suits_native(config, dtype, torch.device(device)):
         from triforce.backends.cpu.kv import NativeKV
 
-        return NativeKV(config, pages, dtype, int8)
+        return NativeKV(config, pages, dtype, int8, window_pages)
     if int8:
         raise _no_int8()
     if _suits_triton(config, dtype, torch.device(device)):
         from triforce.backends.cuda.kv import TritonKV
 
         return TritonKV(config, pages, dtype, device)
-    return TorchKV(config, pages, dtype, device)
+    return TorchKV(config, pages, dtype, device, window_pages=window_pages)
 
 
 def require_int8_kv(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:

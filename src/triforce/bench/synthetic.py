@@ -155,10 +155,12 @@ def fill(pool: PagePool, length: int) -> None:
     """Random K and V for the first `length` tokens of the first row. The draft's own cache will catch up."""
     config = pool.config
     block_GND = torch.randn(config.kv_heads, BLOCK, config.head_dim, generator=torch.Generator().manual_seed(3))
-    for start in range(0, length, BLOCK):
-        slots_N = pool.slots(0, start, min(start + BLOCK, length))
-        some_GND = block_GND[:, : len(slots_N)].to(pool.device)
-        some_GND = rounded(some_GND) if config.kv_int8 else some_GND.to(pool.dtype)
-        for layer in range(config.layers):
+    if pool.windows:
+        pool.windows.place(0, 0, length)
+    for layer in range(config.layers):
+        for start in range(pool.held_from(layer, 0), length, BLOCK):
+            slots_N = pool.slots(0, start, min(start + BLOCK, length), layer)
+            some_GND = block_GND[:, : len(slots_N)].to(pool.device)
+            some_GND = rounded(some_GND) if config.kv_int8 else some_GND.to(pool.dtype)
             pool.kv.write(layer, slots_N, some_GND, some_GND)
     pool.lengths_B[0] = length

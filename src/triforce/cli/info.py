@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from typing import NamedTuple
 
 import torch
 
@@ -18,6 +19,8 @@ from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.kvcache import OffloadConfig
 from triforce.kvcache.offload.sizing import free_memory, memory_for
 from triforce.kvcache.offload.sizing_cuda import CudaKVSizing, needs_of
+from triforce.kvcache.views.full import prefill_chunk
+from triforce.kvcache.window_pages import most_pages
 from triforce.model.config import ModelConfig
 from triforce.planner.break_even import ACCEPTANCE, kv_read, pays_from, why_not
 
@@ -42,24 +45,62 @@ def run(options: Namespace) -> int:
             copies = int8_weights(config) if options.lower_tiers == "int8" else config.matrix_weights * 5 // 8
         copied = 0.0 if config.kv_int8 else int8_kv_bytes(config)
     free = int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else free_memory()
-    fitting = int(max(free - weights - copies, 0) // (row + copied))
+    kept = held(config, device)
     lengths = (*(n for n in LENGTHS if n < config.context), config.context)
     lines = {
         "model": str(options.model or files.path),
         "architecture": _architecture(hf.model_type, config),
         "parameters": f"{count / 1e6:,.1f} million: {size(weights)} as {precision}" + _and(copies, options.lower_tiers),
-        "KV cache": f"{size(row)} per token as {kv_name(config, dtype)}" + _and(copied, "int8"),
-        **{f"  {n:>9,} tokens": size(n * (row + copied)) for n in lengths},
+        "KV cache": f"{size(row)} per token as {kv_name(config, dtype)}"
+        + _and(copied, "int8")
+        + _windows(config, kept),
+        **{f"  {n:>9,} tokens": size(kept.of(n) * (row + copied)) for n in lengths},
         **reads(config, weights / count, row / config.kv_size),
         "sampling": _sampling(files),
         "machine": machine(),
         "memory free": f"{size(free)} on {device}" if free else "unknown",
-        "fits": f"{fitting:,} tokens beside the weights, of all texts together" if free else "unknown",
+        "fits": _fits(kept, max(free - weights - copies, 0) // (row + copied)) if free else "unknown",
         **offloaded(config, dtype, device, weights + copies, options),
     }
     for name, value in lines.items():
         print(f"{name:<18} {value if isinstance(value, str) else size(value)}")
     return 0
+
+
+class HeldTokens(NamedTuple):
+    """Tokens that layers hold of a text: `full` of the layers hold all, the others at most so many."""
+
+    full: int
+    layers: int
+    most: int
+
+    def of(self, tokens: int) -> float:
+        """Tokens that layers hold in the mean."""
+        return (self.full * tokens + (self.layers - self.full) * min(tokens, self.most)) / self.layers
+
+    def fitting(self, room: float) -> int | None:
+        """Tokens of a text of which layers have room for so many in the mean; None for any number."""
+        if room <= self.most or self.full == self.layers:
+            return int(room)
+        return self.most + int((room - self.most) * self.layers / self.full) if self.full else None
+
+
+def held(config: ModelConfig, device: torch.device) -> HeldTokens:
+    """Return what a run holds of a text, without offload or a disk cache."""
+    most = most_pages(max(config.windows), max(prefill_chunk(device), SpeculativeConfig().reach)) * PAGE
+    return HeldTokens(config.windows.count(0), config.layers, most)
+
+
+def _windows(config: ModelConfig, kept: HeldTokens) -> str:
+    layers = kept.layers - kept.full
+    return f"; {layers} of {config.layers} layers keep at most {kept.most:,} tokens of a text" if layers else ""
+
+
+def _fits(kept: HeldTokens, room: float) -> str:
+    if kept.full == kept.layers:
+        return f"{int(room):,} tokens beside the weights, of all texts together"
+    fitting = kept.fitting(room)
+    return f"{'any number of' if fitting is None else f'{fitting:,}'} tokens beside the weights, of one text"
 
 
 def reads(config: ModelConfig, weight: float, number: float) -> dict[str, str]:

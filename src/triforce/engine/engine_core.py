@@ -19,6 +19,7 @@ from triforce.engine.sequence_group import SequenceGroup, Status
 from triforce.engine.tier_builder import SharedKV
 from triforce.errors import CacheError, RankError
 from triforce.kvcache.disk_prefixes import DiskPrefixes
+from triforce.kvcache.page_owners import PrefixPages
 from triforce.kvcache.prefix_cache import PrefixCache
 from triforce.planner import CostModel
 
@@ -129,17 +130,16 @@ class EngineCore:
     def _admit(self) -> bool:
         """Begin with the next group, if it fits and no other is being prefilled. Returns whether there is one now."""
         while self.prefilling is None and (admitted := self.scheduler.admit()):
-            group, pages = admitted
-            self._begin(group, pages)
-            self.store.pool.disown(pages)
+            self._begin(*admitted)
+            self.store.pool.disown(*admitted[1])
         return self.prefilling is not None
 
-    def _begin(self, group: SequenceGroup, pages: list[int]) -> None:
-        """Make the batch of a group, on all ranks or on none. pages: of its prompt's beginning."""
+    def _begin(self, group: SequenceGroup, prefix: PrefixPages) -> None:
+        """Make the batch of a group, on all ranks or on none. prefix: of its prompt."""
         group.started, group.steps = group.started or perf_counter(), 0
         batch = None
         try:
-            batch = self._batch(group, pages)
+            batch = self._batch(group, prefix)
         except RankError:
             raise
         except Exception as error:
@@ -155,12 +155,12 @@ class EngineCore:
                 "one of the processes that share the model has no room for its KV; see --kv-offload and --max-num-seqs"
             )
 
-    def _batch(self, group: SequenceGroup, pages: list[int]) -> SequenceBatch:
+    def _batch(self, group: SequenceGroup, prefix: PrefixPages) -> SequenceBatch:
         store, costs, findings = self.store, self._costs if group.mode == "auto" else None, None
         if store.speculation.retrieval.searched_layers is None:  # couplings other than `seeded` must not share them
             findings = self._costs.layers if self._coupling == "seeded" else {}
         how = store.models, MODES[group.mode], store.speculation, self._coupling
-        return SequenceBatch(*how, group.unfinished, group.memory, costs, findings, store, pages)
+        return SequenceBatch(*how, group.unfinished, group.memory, costs, findings, store, prefix)
 
     def _prefill_once(self) -> None:
         """Make one pass over the prompts of the group that is being prefilled."""
@@ -170,8 +170,8 @@ class EngineCore:
         try:
             progress = next(passes, None)
             self._pacer.passed()
-            disk = group.sequences[0].disk
-            if disk and disk.lacks(int(batch.top.cache.lengths_B[0])):
+            disk, seen = group.sequences[0].disk, int(batch.top.cache.lengths_B[0])
+            if (disk and disk.lacks(seen)) or group.regained(seen):
                 share_prefixes(batch, group.sequences[:1], self.store, self.prefixes)
             read = True
             if progress and group.on_prefill:

@@ -26,7 +26,7 @@ def share_prefixes(
         seen = max(0, min(seen, len(sequence.prompt) - 1 - TAIL)) if store.speculation.strict else seen
         text = batch.prefix.ids_BS[b, : seen // store.whole * store.whole].copy()
         if batch.memory is None:
-            prefixes.note(sequence.scope, text, pool.tables[b])
+            prefixes.note(sequence.scope, text, pool.tables[b], pool.windows.tables[b] if pool.windows else ())
         if sequence.disk:
             held = prefixes.locate(sequence.scope, text) if batch.memory is None else _pages_of(pool.tables[b])
             sequence.disk.keep(text, held)

@@ -18,6 +18,7 @@ from triforce.distributed.group import TPGroup
 from triforce.engine.sequence_group import SequenceGroup, Status
 from triforce.engine.tier_builder import SharedKV
 from triforce.errors import CacheError
+from triforce.kvcache.page_owners import PrefixPages
 from triforce.kvcache.prefix_cache import PrefixCache
 
 MAX_ITL = 0.2
@@ -73,7 +74,7 @@ class Scheduler:
         self.groups.append(group)
         group.status = Status.SWAPPED
 
-    def admit(self) -> tuple[SequenceGroup, list[int]] | None:
+    def admit(self) -> tuple[SequenceGroup, PrefixPages] | None:
         """Return the group to be prefilled next, and pages that it can begin with; None if it does not fit yet.
 
         The caller owns those pages, so that they stay, until it disowns them.
@@ -81,13 +82,21 @@ class Scheduler:
         if not (waiting := self.waiting):
             return None
         group, pool = waiting[0], self._store.pool
-        pages = group.cached_pages(self._prefixes)
-        pool.own(pages)  # so that they are not evicted to make room
+        prefix, group.lost = group.cached_pages(self._prefixes)
+        pool.own(*prefix)  # so that they are not evicted to make room
         rows = sum(len(each.unfinished) for each in [*self.running, group])
-        if rows <= self._store.rows and self._prefixes.make_room(self.pages(group) - len(pages)):
-            return group, pages
-        pool.disown(pages)
+        fits = rows <= self._store.rows and self._windows_fit(group)
+        if fits and self._prefixes.make_room(self.pages(group) - len(prefix.pages)):
+            return group, prefix
+        pool.disown(*prefix)
         return None
+
+    def _windows_fit(self, group: SequenceGroup) -> bool:
+        """Whether layers with a window have pages left for a group, if these are pages of their own."""
+        if group.memory or (windows := self._store.pool.windows) is None:
+            return True
+        pages = sum(map(windows.room, self._capacities(group)))
+        return windows.store.promised + pages <= windows.store.pages
 
     def to_swap_out(self) -> SequenceGroup | None:
         """Return the first running group that has had its turn, if others wait and the host has room for its KV.
@@ -104,8 +113,12 @@ class Scheduler:
 
     def pages(self, group: SequenceGroup) -> int:
         """Pages of the store that a group takes: enough to come to its end."""
+        return 0 if group.memory else sum(map(pages_for, self._capacities(group)))
+
+    def _capacities(self, group: SequenceGroup) -> list[int]:
+        """Tokens of KV that each text of a group may come to."""
         context, reach = self._store.models.target.config.context, self._store.speculation.reach
-        return 0 if group.memory else sum(pages_for(one.capacity(context, reach)) for one in group.unfinished)
+        return [one.capacity(context, reach) for one in group.unfinished]
 
 
 class PrefillPacer:

@@ -23,6 +23,7 @@ from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet, SharedKV, TierBuilder
 from triforce.interface.stats import TierStats
 from triforce.kvcache import FullView
+from triforce.kvcache.page_owners import NO_PAGES, PrefixPages
 from triforce.planner import CostModel, Findings, PlanController, SearchedLayers, report
 from triforce.ragged import Bools, ints
 from triforce.speculation import Draft, Seeded, SequenceState, Tier
@@ -38,7 +39,7 @@ class SwappedSequence(NamedTuple):
 class SequenceBatch:
     """The tiers of a mode and the rows that they serve: `prefill_batch` first, then `step` again and again.
 
-    mode: puts the tiers together. store: KV that other batches share, None for KV of its own. prefix_pages: its pages
+    mode: puts the tiers together. store: KV that other batches share, None for KV of its own. beginning: its pages
     that the first row starts with. memory: a full view to go on with, of one row whose committed tokens are the start
     of the prompt; it stays its owner's. costs: with them a `PlanController` chooses among the tiers as it goes.
     findings: with them the retrieval tier searches layers in which that pays, and what is found is added to them.
@@ -56,13 +57,13 @@ class SequenceBatch:
         costs: CostModel | None = None,
         findings: Findings | None = None,
         store: SharedKV | None = None,
-        prefix_pages: Sequence[int] = (),
+        beginning: PrefixPages = NO_PAGES,
     ) -> None:
         self.target, self.sequences, self.memory = models.target, list(sequences), memory
         self.coupling = COUPLINGS[coupling]
         self._make_sampler()
         capacities = [sequence.capacity(models.target.config.context, speculation.reach) for sequence in sequences]
-        self.top = mode(TierBuilder(models, speculation, capacities, memory, store, prefix_pages))
+        self.top = mode(TierBuilder(models, speculation, capacities, memory, store, beginning))
         ranks, tier = models.target.ranks, next((tier for tier in tiers(self.top) if tier.name == "retrieval"), None)
         self.search = SearchedLayers(tier, findings, ranks) if findings is not None and isinstance(tier, Tier) else None
         if self.search:  # it goes by where attention went, whatever the policy does

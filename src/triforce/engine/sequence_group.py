@@ -22,7 +22,7 @@ from triforce.errors import CacheError
 from triforce.kvcache import FullView, StreamingView
 from triforce.kvcache.disk_prefixes import DiskPrefixes
 from triforce.kvcache.disk_text import DiskText
-from triforce.kvcache.prefix_cache import PrefixCache
+from triforce.kvcache.prefix_cache import Found, PrefixCache
 from triforce.kvcache.prompt_file import SavedCache
 from triforce.speculation import Grant, Proposer, Tier, grant_all
 
@@ -61,6 +61,8 @@ class SequenceGroup:
     """Steps since its turn came."""
     cached: int = 0
     """Tokens of the prompt that were read before, for another text."""
+    lost: int = 0
+    """Tokens that were, too, but for windows that are gone: behind these others will begin, so they are kept there."""
     swapped: list[SwappedSequence] | None = None
     """KV and state of its unfinished sequences, while others have their room."""
     error: Exception | None = None
@@ -82,13 +84,18 @@ class SequenceGroup:
             )
         self.error = error
 
-    def cached_pages(self, prefixes: PrefixCache) -> list[int]:
-        """Pages of the pool that its prompt can begin with, as other texts begin alike."""
+    def cached_pages(self, prefixes: PrefixCache) -> Found:
+        """Find pages of the pool that its prompt can begin with, as other texts begin alike."""
         first = self.sequences[0]
         scored = first.params.prompt_logprobs is not None  # every position is needed
         if self.swapped or self.memory or self.saved or scored or first.scope is None:
-            return []
+            return Found()
         return prefixes.find(first.scope, first.prompt)
+
+    def regained(self, seen: int) -> bool:
+        """Return whether the tokens that were lost are among so many that are read now: True once."""
+        found, self.lost = 0 < self.lost <= seen, self.lost * (seen < self.lost)
+        return found
 
     def prefill(
         self, batch: SequenceBatch, grant: Grant, disk: DiskPrefixes | None = None

@@ -5,7 +5,7 @@ Shape suffixes: B rows, K drafted tokens, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from math import gcd
@@ -22,8 +22,10 @@ from triforce.errors import RequestError
 from triforce.kvcache import PAGE, FeatureMemory, FeatureView, FullView, PagePool, RetrievalView, StreamingView
 from triforce.kvcache.offload import store
 from triforce.kvcache.offload.sizing_cuda import needs_of
+from triforce.kvcache.page_owners import NO_PAGES, PrefixPages
 from triforce.kvcache.selection import Policy
 from triforce.kvcache.views.full import prefill_chunk
+from triforce.kvcache.window_pages import WindowPages, most_pages
 from triforce.ragged import Bools
 from triforce.speculation import Draft, Proposer, SequenceState, Tier, TokenSampler
 
@@ -48,7 +50,7 @@ class ModelSet:
 class SharedKV:
     """KV memory that batches share: `pages` of the target's KV, and the draft's for so many `rows`. Made when used.
 
-    given: a pool to be used instead of a new one.
+    given: a pool to be used instead of a new one. keeps_windows: layers with a window keep KV of all tokens, too.
     """
 
     models: ModelSet
@@ -56,6 +58,7 @@ class SharedKV:
     rows: int
     pages: int
     given: PagePool | None = None
+    keeps_windows: bool = False
 
     @cached_property
     def pool(self) -> PagePool:
@@ -66,7 +69,17 @@ class SharedKV:
         speculation, least = self.speculation, self.speculation.least(self.rows)
         given, int8 = self._room(), speculation.lower_bits > 0
         pages, where = self.pages, (target.dtype, target.device)
-        return PagePool(target.config, 0, pages, *where, unit, int8, least, given, self._features())
+        features, windows = self._features(), self._windows()
+        return PagePool(target.config, 0, pages, *where, unit, int8, least, given, features, windows)
+
+    def _windows(self) -> WindowPages | None:
+        """Make room for what rows keep of layers with a window, and for windows of as much that no row needs."""
+        target = self.models.target
+        if self.keeps_windows or not (window := max(target.config.windows)):
+            return None
+        widest = max(prefill_chunk(target.device), self.speculation.reach)
+        pages = min(self.pages, (self.rows + 1) * most_pages(window, widest))
+        return WindowPages(window, pages, widest, target.device)
 
     def _features(self) -> FeatureMemory | None:
         """Make the memory of a feature draft, if there is one."""
@@ -109,7 +122,7 @@ class SharedKV:
 class TierBuilder:
     """Makes the tiers of a batch whose row b holds at most `capacities[b]` tokens.
 
-    memory: a full view to go on with instead of an empty one. shared: KV that other batches share. prefix_pages: its
+    memory: a full view to go on with instead of an empty one. shared: KV that other batches share. beginning: its
     pages that the first row starts with.
     """
 
@@ -118,7 +131,7 @@ class TierBuilder:
     capacities: list[int]
     memory: FullView | None = None
     shared: SharedKV | None = None
-    prefix_pages: Sequence[int] = ()
+    beginning: PrefixPages = NO_PAGES
 
     @cached_property
     def store(self) -> SharedKV:
@@ -133,8 +146,8 @@ class TierBuilder:
     @cached_property
     def _full(self) -> FullView:
         full = self.memory or FullView(self.store.pool.more(len(self.capacities)))
-        if self.prefix_pages:
-            full.pool.adopt(0, self.prefix_pages)
+        if self.beginning.pages:
+            full.pool.adopt(0, self.beginning)
         for b, capacity in enumerate(self.capacities):
             full.pool.reserve(b, capacity)
         full.observe(0)  # until a view selects by what it observes, see `middle`

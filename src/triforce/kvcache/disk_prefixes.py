@@ -85,6 +85,7 @@ class DiskPrefixes:
     """
 
     def __init__(self, cache: DiskCache, profile: KVProfile, pool: PagePool, whole: int) -> None:
+        assert pool.windows is None, "segments hold tokens of all layers"
         self._cache, self.store, self._queue, self.pool = cache, cache.store, cache.queue, pool
         self.whole, self._profile = max(whole, SEGMENT), profile
         self._waiting: deque[WaitingSegment] = deque()

@@ -8,15 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
+from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 
 from triforce.backends.kernel_api import PAGE
+from triforce.kvcache.page_owners import NO_PAGES, PrefixPages
 from triforce.kvcache.pool import PagePool
 from triforce.kvcache.views.full import TAIL
 from triforce.ragged import Ints
 
 Tokens = Sequence[int] | Ints
+
+
+class Found(NamedTuple):
+    """The beginning of a prompt that is known. lost: tokens that are, too, but for the windows behind them."""
+
+    prefix: PrefixPages = NO_PAGES
+    lost: int = 0
 
 
 class PrefixCache:
@@ -26,23 +36,53 @@ class PrefixCache:
         self._pool, self._pages_shared = pool, whole // PAGE
         self.pages: dict[bytes, int] = {}
         """Oldest first; of a text its end is older than its beginning, without which nobody would find it."""
+        self.window_pages: dict[bytes, int] = {}
+        """Of layers with a window, where these have pages of their own. Rows may need them back at any time."""
+        if pool.windows:
+            pool.windows.store.evict = self._evict_windows
 
-    def find(self, scope: str, prompt: Tokens) -> list[int]:
-        """Pages with the beginning of a prompt. Its last tokens are left to be fed, as a selection goes by them."""
-        found: list[int] = []
+    def find(self, scope: str, prompt: Tokens) -> Found:
+        """Find the beginning of a prompt. Its last tokens are left to be fed, as a selection goes by them."""
+        keys: list[bytes] = []
         for key in _keys(scope, prompt, len(prompt) - 1 - TAIL):
             if key not in self.pages:
                 break
-            found.append(self.pages[key])
-        return found[: len(found) - len(found) % self._pages_shared]
+            keys.append(key)
+        common = len(keys) - len(keys) % self._pages_shared
+        stop = self._with_windows(keys[:common])
+        return Found(self._prefix(keys[:stop]), common * PAGE if stop < common else 0)
 
-    def note(self, scope: str, text: Tokens, table: Sequence[int]) -> None:
-        """Keep the full pages of a text, all of it committed, which lie in the pages of a table."""
-        known = list(zip(_keys(scope, text, len(text)), table, strict=False))
-        for key, page in reversed(known):
-            if (held := self.pages.pop(key, None)) is None:
-                self._pool.own([page])
-            self.pages[key] = page if held is None else held
+    def _prefix(self, keys: list[bytes]) -> PrefixPages:
+        pages = [self.pages[key] for key in keys]
+        if (windows := self._pool.windows) is None:
+            return PrefixPages(pages)
+        first = windows.needed_from(len(keys) * PAGE)
+        return PrefixPages(pages, [0] * first + [self.window_pages[key] for key in keys[first:]])
+
+    def _with_windows(self, keys: list[bytes]) -> int:
+        """Count the first of these pages that a text can go on behind, as their windows are there."""
+        if (windows := self._pool.windows) is None:
+            return len(keys)
+        longest = there = 0
+        for stop, key in enumerate(keys, 1):
+            there = there + 1 if key in self.window_pages else 0
+            if stop - there <= windows.needed_from(stop * PAGE) and stop % self._pages_shared == 0:
+                longest = stop
+        return longest
+
+    def note(self, scope: str, text: Tokens, table: Sequence[int], window_table: Sequence[int] = ()) -> None:
+        """Keep the full pages of a text, all of it committed, which lie in the pages of these tables."""
+        keys = list(_keys(scope, text, len(text)))
+        self._pool.own(*(self._keep(*each, keys) for each in ((self.pages, table), (self.window_pages, window_table))))
+
+    def _keep(self, known: dict[bytes, int], table: Sequence[int], keys: list[bytes]) -> list[int]:
+        """Return pages of a table that are new, those of tokens that were not known. They are the latest ones now."""
+        new: list[int] = []
+        for key, page in reversed([pair for pair in zip(keys, table, strict=False) if pair[1]]):
+            if (held := known.pop(key, None)) is None:
+                new.append(page)
+            known[key] = page if held is None else held
+        return new
 
     def locate(self, scope: str, text: Tokens) -> Callable[[int, int], list[int] | None]:
         """Return a function that gives the pages of tokens [start, stop) of a text, or None once some are gone."""
@@ -57,17 +97,27 @@ class PrefixCache:
     def make_room(self, pages: int) -> bool:
         """See that so many pages are free, if that can be had."""
         pool = self._pool
-        idle = [key for key, page in self.pages.items() if pool.owners[page] == 1]
+        idle = [key for key, page in self.pages.items() if pool.store.owners[page] == 1]
         missing = pages - pool.free_pages
         if missing > len(idle):
             return False
-        pool.disown([self.pages.pop(key) for key in idle[: max(missing, 0)]])
+        gone = idle[: max(missing, 0)]
+        without = [self.window_pages.pop(key) for key in gone if key in self.window_pages]
+        pool.disown([self.pages.pop(key) for key in gone], without)
         return True
+
+    def _evict_windows(self, pages: int) -> None:
+        """Give back so many pages of layers with a window that no row needs."""
+        windows = self._pool.windows
+        assert windows is not None, "nobody else asks"
+        idle = (key for key, page in self.window_pages.items() if windows.store.owners[page] == 1)
+        windows.store.disown([self.window_pages.pop(key) for key in list(islice(idle, pages))])
 
     def clear(self) -> None:
         """Forget all texts."""
-        self._pool.disown(list(self.pages.values()))
+        self._pool.disown(list(self.pages.values()), list(self.window_pages.values()))
         self.pages.clear()
+        self.window_pages.clear()
 
 
 def _keys(scope: str, text: Tokens, tokens: int) -> Iterator[bytes]:

@@ -2,7 +2,8 @@
 
 An entry of the disk cache's format (see `disk_cache.entry`), of the kind `prompt`, where its owner wants it: `ids` (N),
 and `keys.L` and `values.L` of each layer (G, N, D), of int8 KV with scales (see `kv_rows`); of a feature draft
-`FEATURES`, the last of them (N, C). Written layer by layer, so that a cache larger than half the memory can be saved.
+`FEATURES`, the last of them (N, C). Layers with a window may have the latest tokens alone. Written layer by layer, so
+that a cache larger than half the memory can be saved.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from triforce.backends.kernel_api import PAGE, pages_for
 from triforce.backends.native_loader import VARIABLE
 from triforce.disk_cache.entry import DIGEST, FORMAT, beginning, sealed
 from triforce.errors import CacheError
 from triforce.kvcache.disk_parts import KINDS
 from triforce.kvcache.feature_memory import FEATURES, FeatureSlots
 from triforce.kvcache.pool import PagePool
-from triforce.kvcache.views.full import TAIL, FullView, write_layers
+from triforce.kvcache.views.full import TAIL, FullView
 from triforce.ragged import common_prefix
 
 KIND = "prompt"
@@ -62,15 +64,16 @@ def reserve(path: Path, size: int) -> IO[bytes]:
 
 
 def size_of(pool: PagePool, tokens: int) -> int:
-    """Bytes of K, V and ids of so many tokens."""
+    """Bytes of K, V and ids of so many tokens, at most."""
     features = pool.features.token_bytes if pool.features else 0
-    return tokens * (pool.token_bytes + features + torch.int64.itemsize)
+    kept = sum(min(tokens, pool.windows.most * PAGE) if apart and pool.windows else tokens for apart in pool.apart)
+    return pool.token_bytes // pool.config.layers * kept + tokens * (features + torch.int64.itemsize)
 
 
 def save(path: Path, maker: CacheFingerprint, full: FullView, b: int, prompt: list[int]) -> None:
     """Keep what row b of an exact view has seen of `prompt`. The file appears whole or not at all; else CacheError."""
     ids, pool = prompt[: int(full.lengths_B[b])], full.pool
-    header = _header(maker, pool, len(ids))
+    header = _header(maker, pool, full.rows[b], len(ids))
     path = path.resolve()  # what a link points to is replaced, not the link
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
@@ -119,20 +122,23 @@ class SavedCache:
     def restore(self, full: FullView, b: int, prompt: list[int]) -> int:
         """Let the fresh row b of an exact view see what `prompt` shares with the saved one; returns how many tokens.
 
-        The prompt's last tokens are left to be fed, so that there are queries to select pages by.
+        The prompt's last tokens are left to be fed, so that there are queries to select pages by. None are, where the
+        file has no window of what is before them.
         """
         length = min(common_prefix(self.ids, prompt), len(prompt) - 1 - TAIL)
         if length <= 0:
             return 0
-        row, pool = full.rows[b], full.pool
-        read = self._file.get_slice
-        layers = ((read(f"keys.{n}")[:, :length], read(f"values.{n}")[:, :length]) for n in range(pool.config.layers))
-        slots_N = pool.slots(row, 0, length)
-        write_layers(pool.kv, slots_N, layers)
+        row, pool, read = full.rows[b], full.pool, self._file.get_slice
+        starts = [len(self.ids) - read(f"keys.{n}").get_shape()[1] for n in range(pool.config.layers)]
+        needed = [max(0, length - window + 1) if pool.windows else 0 for window in pool.config.windows]
+        if any(pages_for(start) * PAGE > first for start, first in zip(starts, needed, strict=True) if start):
+            return 0
+        names = ((f"keys.{n}", f"values.{n}", length - start) for n, start in enumerate(starts))
+        pool.write(row, length, ((read(k)[:, :stop], read(v)[:, :stop]) for k, v, stop in names), max(starts))
         if pool.features:
             keys, values, states = (read(name) for name in FEATURES)
-            pool.features.write(slots_N, FeatureSlots(keys[:, :length], values[:, :length], states[:length]))
-        pool.lengths_B[row] = length
+            some = FeatureSlots(keys[:, :length], values[:, :length], states[:length])
+            pool.features.write(pool.slots(row, 0, length), some)
         return length
 
 
@@ -141,7 +147,7 @@ def _tensors(full: FullView, b: int, ids: list[int]) -> Iterator[Tensor]:
     yield torch.tensor(ids)
     pool, row = full.pool, full.rows[b]
     for layer in range(pool.config.layers):
-        yield from pool.span(layer, row, 0, len(ids))
+        yield from pool.span(layer, row, pool.held_from(layer, row), len(ids))
     if pool.features:
         yield from pool.features.read(pool.slots(row, 0, len(ids)))
 
@@ -154,11 +160,12 @@ def _write(file: BinaryIO, head: bytes, tensors: Iterator[Tensor]) -> None:
     os.fsync(file.fileno())
 
 
-def _header(maker: CacheFingerprint, pool: PagePool, tokens: int) -> bytes:
+def _header(maker: CacheFingerprint, pool: PagePool, row: int, tokens: int) -> bytes:
     config = pool.config
     facts = {"format": FORMAT, "kind": KIND, "fingerprint": maker.model, "kernels": maker.kernels}
-    shape = KINDS[pool.dtype], [config.kv_heads, tokens, config.row_size]
-    layers = {f"{kind}.{layer}": shape for layer in range(config.layers) for kind in ("keys", "values")}
+    kept = [tokens - pool.held_from(layer, row) for layer in range(config.layers)]
+    shapes_L = [(KINDS[pool.dtype], [config.kv_heads, tokens, config.row_size]) for tokens in kept]
+    layers = {f"{kind}.{layer}": shape for layer, shape in enumerate(shapes_L) for kind in ("keys", "values")}
     if features := pool.features:
         shapes = zip(FEATURES, features.shapes(tokens), strict=True)
         layers |= {name: (KINDS[features.dtype], list(each)) for name, each in shapes}

@@ -17,6 +17,7 @@ from torch import Tensor
 from triforce.backends import dispatch
 from triforce.backends.kernel_api import PAGE
 from triforce.backends.kv_rows import numbers
+from triforce.kvcache.pool import PagePool
 from triforce.kvcache.views.full import FullView
 
 RECENT_SHARE = 8
@@ -110,13 +111,18 @@ class Summaries:
         known, layers = self._known, full.pool.config.layers
         have = known.shape[2] if known is not None else 0
         if have < chunks:
-            spans = (full.pool.span(layer, row, have * chunk, chunks * chunk) for layer in range(layers))
-            new = torch.stack(
-                [self.summarise(torch.unflatten(numbers(k_GSD).float(), 1, (-1, chunk))) for k_GSD, _ in spans]
-            )
+            keys = (_keys(full.pool, layer, row, range(have * chunk, chunks * chunk)) for layer in range(layers))
+            new = torch.stack([self.summarise(torch.unflatten(k_GND, 1, (-1, chunk))) for k_GND in keys])
             known = self._known = new if known is None else torch.cat([known, new], 2)
         assert known is not None
         return known[:, :, :chunks]
+
+
+def _keys(pool: PagePool, layer: int, row: int, tokens: range) -> Tensor:
+    """Keys (G, N, D) of some tokens of a row, float32; zeros where a layer has pages of its own: it selects none."""
+    if pool.apart[layer]:
+        return torch.zeros(pool.config.kv_heads, len(tokens), pool.config.head_dim, device=pool.device)
+    return numbers(pool.span(layer, row, tokens.start, tokens.stop)[0]).float()
 
 
 def last_query(full: FullView, row: int) -> Tensor:

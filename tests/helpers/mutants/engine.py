@@ -24,14 +24,14 @@ ROWS: dict[str, tuple[str, tuple[str, str]]] = {
         f"{FULL}.select", ("[self.observations[b] for b in rows]", "self.observations[: len(rows)]"),
     ),
     "lengths of the pool by place": (f"{POOL}.select", ("self.lengths_B[list(rows)]", "self.lengths_B[: len(rows)]")),
-    "shared pages freed": (f"{POOL}.disown", (" if not self.owners[page]", "")),
+    "shared pages freed": ("triforce.kvcache.page_owners:PageOwners.disown", (" if not self.owners[page]", "")),
     "counters by place": (f"{COUNTERS}.select", ("[list(rows)]", "[: len(rows)]")),
     "draws lost in swapping": (f"{BATCH}.swap_in", ("= row.draws", "= 0")),
     "new tokens lost in swapping": (
         f"{BATCH}.swap_in", ("+ sequence.tokens", "+ sequence.prompt[: len(sequence.tokens)]"),
     ),
     "another row's observation swapped in": (
-        f"{FULL}.swap_in", ("= held.length, held.observation", "= held.length, self.observations[0]"),
+        f"{FULL}.swap_in", ("= held.observation", "= self.observations[0]"),
     ),
     "selection lost in swapping": (f"{RETRIEVAL}.swap_out", ("row.pages and replace", "False and replace")),
     "selection swapped in to old pages": (

@@ -65,7 +65,7 @@ TIER: dict[str, tuple[str, str, tuple[str, str]]] = {
     "the window stays where it was": ("torch", f"{VIEW}._lists", ("self._listed[0] != dropped or ", "")),
     "a row that is swapped in has no entries": (
         "swapped", "triforce.kvcache.views.full:FullView.swap_in",
-        ("pool.features.write(slots_N, held.features)", "pass"),
+        ("pool.features.write(pool.slots(row, 0, held.length), held.features)", "pass"),
     ),
     "a row that is swapped in has no states": (
         "swapped", "triforce.kvcache.feature_memory:FeatureMemory.write",

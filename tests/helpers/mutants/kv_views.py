@@ -87,7 +87,7 @@ MUTANTS = [
         (
             Edit(
                 "triforce.backends.torch.kv:TorchKV.write",
-                (FIRST := "self.keys_LGSD[layer].index_copy_", WRITE_ONCE + FIRST),
+                (FIRST := "keys_GSD.index_copy_", WRITE_ONCE + FIRST),
             ),
         ),
         ("same text: draft", "same KV: draft"),
@@ -151,10 +151,10 @@ MUTANTS = [
             ),
             "int8 KV: a scale is that of a pass": Swap("triforce.backends.torch.kv:rounded", by_the_pass),
             "int8 KV: a copy is rounded again": Edit(
-                "triforce.kvcache.views.full:write_layers",
+                "triforce.kvcache.pool:PagePool.write",
                 (
-                    "memory.write(layer",
-                    "keys_GND, values_GND = map(again, (keys_GND, values_GND))\n        memory.write(layer",
+                    "self.kv.write(layer",
+                    "keys_GND, values_GND = map(again, (keys_GND, values_GND))\n        self.kv.write(layer",
                 ),
                 ("    for layer", AGAIN + "    for layer"),
             ),

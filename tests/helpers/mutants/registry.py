@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib.util import find_spec
 
-from tests.helpers.mutants import cuda, disk_cache, engine, families, feature_draft, kv_views, others, verification
+from tests.helpers.mutants import (
+    cuda,
+    disk_cache,
+    engine,
+    families,
+    feature_draft,
+    kv_views,
+    others,
+    verification,
+    windows,
+)
 from tests.helpers.mutants.mutation import Mutant
 
 MUTANTS = [
     mutant
-    for module in (verification, kv_views, engine, disk_cache, families, feature_draft, others, cuda)
+    for module in (verification, kv_views, engine, disk_cache, families, windows, feature_draft, others, cuda)
     if module is not cuda or find_spec("triton")
     for mutant in module.MUTANTS
 ]

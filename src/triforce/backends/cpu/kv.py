@@ -25,7 +25,7 @@ from torch import Tensor
 from triforce.backends.cpu import _native
 from triforce.backends.kernel_api import PAGE, ForwardBatch, LayerAttention, PageTable, Search
 from triforce.backends.kv_rows import kv_dtype
-from triforce.backends.torch.kv import allocate, slots
+from triforce.backends.torch.kv import allocate, in_order, slots_of
 from triforce.errors import CacheError
 from triforce.model.config import ModelConfig
 from triforce.model.rope import Rope
@@ -40,34 +40,41 @@ class NativeKV:
     width_independent = True
     searches = True
 
-    def __init__(self, config: ModelConfig, pages: int, dtype: torch.dtype, int8: bool = False) -> None:
+    def __init__(
+        self, config: ModelConfig, pages: int, dtype: torch.dtype, int8: bool = False, window_pages: int = 0
+    ) -> None:
         self.config, self.dtype, self.int8 = config, dtype, int8
-        heads = (config.layers, config.kv_heads, pages + 1)
-        memory: dict[str, Any] = {}
         more: dict[str, Any] = {"head_dim": config.head_dim}
         if not (config.kv_int8 and config.hadamard):
             more["rotation"] = random_rotation(config.head_dim)
         if config.architecture.score_cap:
             more["score_cap"] = config.architecture.score_cap
-        shape = (*heads, PAGE * config.head_dim)
+        if config.kv_int8:
+            more |= {"is_bf16": dtype == torch.bfloat16, "hadamard": config.hadamard}
+        windowed = [bool(window and window_pages) for window in config.windows]
+        counts = (windowed.count(False), pages), (windowed.count(True), window_pages)
+        memory = in_order(windowed, *(self._allocated(*count) for count in counts))
+        if config.sink_logits_LH is not None:
+            for parts, sink_logits_H in zip(memory, config.sink_logits_LH, strict=True):
+                parts["sink_logits"] = sink_logits_H
+        self.native_pages = [_native.Pages(**parts, **more) for parts in memory]
+        """Of each layer. Those with a window may have pages of their own, `window_pages` of them."""
+
+    def _allocated(self, layers: int, pages: int) -> list[dict[str, Any]]:
+        """Memory of so many layers, of so many pages each, by what it is."""
+        config, heads = self.config, (layers, self.config.kv_heads, pages + 1)
+        memory, shape = dict[str, Tensor](), (*heads, PAGE * config.head_dim)
         if config.kv_int8:
             memory["codes"] = allocate((*heads, 2 * PAGE * config.row_size), torch.int8, "cpu")
-            more |= {"is_bf16": dtype == torch.bfloat16, "hadamard": config.hadamard}
         else:
-            memory |= {name: allocate(shape, dtype, "cpu") for name in ("keys", "values")}
-            if int8:
+            memory |= {name: allocate(shape, self.dtype, "cpu") for name in ("keys", "values")}
+            if self.int8:
                 memory |= {name: allocate(shape, torch.int8, "cpu") for name in ("int8_keys", "int8_values")}
                 memory["scales"] = torch.empty(*heads, 2)
         # numpy's zeros take no memory until they are written to.
         sketches = torch.from_numpy(np.zeros((*heads, config.head_dim + PAGE), np.int16)).view(torch.bfloat16)
         memory["sketches"] = sketches
-        if config.sink_logits_LH is not None:
-            memory["sink_logits"] = config.sink_logits_LH
-        self.native_pages = [
-            _native.Pages(**{name: part[layer] for name, part in memory.items()}, **more)
-            for layer in range(config.layers)
-        ]
-        """Of each layer."""
+        return [{name: part[layer] for name, part in memory.items()} for layer in range(layers)]
 
     def native_view(self, layers: int, lists: PageTable) -> _native.View:
         """The keys that so many layers see in a pass of one call."""
@@ -84,10 +91,11 @@ class NativeKV:
 
         Each kernel gives a row the bits that it has in a pass of one call (`tests/backends/cpu/test_decoder.py`).
         """
-        lists, (cos, sin), B = batch.lists()[0], rotations(self.config.rope, batch, width), len(batch.positions)
+        lists_L, B = batch.lists(), len(batch.positions)
+        lists, (cos, sin) = lists_L[0], rotations(self.config.rope, batch, width)
         positions_N = torch.from_numpy(columns(ints(batch.positions), width).flatten())
         to_sinks_N = positions_N.clamp_max(lists.sinks + lists.window - 1)
-        slots_N, attend = slots(lists, width), self.attend_of(batch, width, first)
+        slots_L, attend = slots_of(self.config, lists_L, width, first), self.attend_of(batch, width, first)
         rotations_L = self.config.rotations
 
         def attention(layer: int, q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -95,7 +103,7 @@ class NativeKV:
             q_sinks_BTHD = torch.empty_like(rotated_BTHD) if lists.sinks and lists.window else None
             q_NQ, k_NP, v_NP = (x.flatten(2).flatten(0, 1) for x in (q_BTHD, k_BTGD, v_BTGD))
             self.native_pages[layer].rope_and_write(
-                q=q_NQ, k=k_NP, v=v_NP, cos=cos, sin=sin, positions=positions_N, slots=slots_N,
+                q=q_NQ, k=k_NP, v=v_NP, cos=cos, sin=sin, positions=positions_N, slots=slots_L[layer - first],
                 rotated=rotated_BTHD.flatten(0, 1), sink_positions=None if q_sinks_BTHD is None else to_sinks_N,
                 q_sinks=None if q_sinks_BTHD is None else q_sinks_BTHD.flatten(0, 1), rotation=rotations_L[layer],
             )  # fmt: skip

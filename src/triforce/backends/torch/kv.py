@@ -6,8 +6,9 @@ its scale. Shape suffixes as in kernel_api.py; L layers, S slots, K keys of a ro
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from triforce.model.config import ModelConfig
 from triforce.model.rope import rotate
 from triforce.ragged import columns, ints
 
+Part = TypeVar("Part")
 WIDE = 80
 """More queries of a row are prefill, which needs no mass, and takes torch's fused attention where that can be."""
 
@@ -30,19 +32,33 @@ class TorchKV:
     searches = False
 
     def __init__(
-        self, config: ModelConfig, pages: int, dtype: torch.dtype, device: Device = "cpu", layers: int | None = None
+        self,
+        config: ModelConfig,
+        pages: int,
+        dtype: torch.dtype,
+        device: Device = "cpu",
+        layers: int | None = None,
+        window_pages: int = 0,
     ) -> None:
-        shape = (config.layers if layers is None else layers, config.kv_heads, (pages + 1) * PAGE, config.row_size)
         self.config, self.dtype = config, dtype
-        # Zeros: what a window hides has weight 0 here, and 0 times whatever lay in the memory may be NaN.
-        rows = kv_dtype(config, dtype)
-        self.keys_LGSD, self.values_LGSD = (allocate(shape, rows, device).zero_() for _ in range(2))
+        rows, windowed = kv_dtype(config, dtype), [bool(window and window_pages) for window in config.windows]
+        windowed = windowed if layers is None else [False] * layers
+
+        def memory(layers: int, pages: int) -> Tensor:
+            # Zeros: what a window hides has weight 0 here, and 0 times whatever lay in the memory may be NaN.
+            return allocate((layers, config.kv_heads, (pages + 1) * PAGE, config.row_size), rows, device).zero_()
+
+        self.keys_LGSD, self.values_LGSD = (memory(windowed.count(False), pages) for _ in range(2))
+        """Of all layers, or of those without a window, where `window_pages` are of the others."""
+        apart = (memory(windowed.count(True), window_pages) for _ in range(2))
+        kinds = (self.keys_LGSD, self.values_LGSD), apart
+        self._kv_L: list[KeysValues] = in_order(windowed, *(list(zip(*kv, strict=True)) for kv in kinds))
 
     def layer_attention(self, batch: ForwardBatch, width: int) -> LayerAttention:
         lists_L, config, dtype, head = batch.lists(), self.config, self.dtype, self._head
-        first, kinds = lists_L[0], config.rotations
+        first, kinds, slots_L = lists_L[0], config.rotations, slots_of(config, lists_L, width)
         positions_N = torch.from_numpy(columns(ints(batch.positions), width).flatten()).to(self.keys_LGSD.device)
-        rotations, slots_N = {kind: config.rope.cos_sin(positions_N, kind) for kind in {*kinds}}, slots(first, width)
+        rotations = {kind: config.rope.cos_sin(positions_N, kind) for kind in {*kinds}}
         sinks_N = positions_N.clamp_max(first.sinks + first.window - 1)
         to_sinks = (
             {kind: config.rope.cos_sin(sinks_N, kind) for kind in {*kinds}} if first.sinks and first.window else None
@@ -52,7 +68,7 @@ class TorchKV:
             rotation = rotations[kinds[layer]]
             keys_values = (head(rotated(k_BTGD, rotation)), head(v_BTGD))
             round_rows = rounded if self.config.kv_int8 else lambda x_GND: x_GND.to(dtype)
-            self.write(layer, slots_N, *(round_rows(x.flatten(0, 1).transpose(0, 1)) for x in keys_values))
+            self.write(layer, slots_L[layer], *(round_rows(x.flatten(0, 1).transpose(0, 1)) for x in keys_values))
             q_sinks_BTHD = head(rotated(q_BTHD, to_sinks[kinds[layer]])).to(dtype) if to_sinks else None
             q_BTHD = head(rotated(q_BTHD, rotation)).to(dtype)
             mixed_BTHD, mass_BGU = self._attend(layer, q_BTHD, lists_L[layer], batch.return_mass, q_sinks_BTHD)
@@ -61,14 +77,17 @@ class TorchKV:
         return attention
 
     def write(self, layer: int, slots_N: Tensor, k_GND: Tensor, v_GND: Tensor) -> None:
-        self.keys_LGSD[layer].index_copy_(1, slots_N, k_GND)
-        self.values_LGSD[layer].index_copy_(1, slots_N, v_GND)
+        keys_GSD, values_GSD = self._kv_L[layer]
+        keys_GSD.index_copy_(1, slots_N, k_GND)
+        values_GSD.index_copy_(1, slots_N, v_GND)
 
     def read(self, layer: int, slots_N: Tensor) -> KeysValues:
-        return self.keys_LGSD[layer].index_select(1, slots_N), self.values_LGSD[layer].index_select(1, slots_N)
+        keys_GSD, values_GSD = self._kv_L[layer]
+        return keys_GSD.index_select(1, slots_N), values_GSD.index_select(1, slots_N)
 
     def view(self, layer: int, first: int, count: int) -> KeysValues:
-        return self.keys_LGSD[layer, :, first : first + count], self.values_LGSD[layer, :, first : first + count]
+        keys_GSD, values_GSD = self._kv_L[layer]
+        return keys_GSD[:, first : first + count], values_GSD[:, first : first + count]
 
     def attend(self, layer: int, q_BTHD: Tensor, lists: PageTable) -> Tensor:
         return self._head(self._attend(layer, q_BTHD, lists)[0]).to(q_BTHD.dtype)
@@ -85,7 +104,7 @@ class TorchKV:
         return_mass: bool = False,
         q_sinks_BTHD: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        kv, sink_logits_LH = (self.keys_LGSD[layer], self.values_LGSD[layer]), self.config.sink_logits_LH
+        kv, sink_logits_LH = self._kv_L[layer], self.config.sink_logits_LH
         sink_logits_H = None if sink_logits_LH is None else sink_logits_LH[layer]
         rules = Rules(self.config.architecture.score_cap, sink_logits_H)
         return attend_lists(q_BTHD, kv, lists, return_mass, q_sinks_BTHD, rules)
@@ -156,6 +175,19 @@ def _visible(k_GSD: Tensor, v_GSD: Tensor, units: Tensor, unit: int, length: int
 def rotated(q_BTHD: Tensor, rotation: Rotation) -> Tensor:
     """Return each token's queries or keys, rotated to its place: their shape."""
     return rotate(q_BTHD.flatten(0, 1), rotation).view(q_BTHD.shape)
+
+
+def slots_of(config: ModelConfig, lists: Sequence[PageTable], width: int, first: int = 0) -> list[Tensor]:
+    """Slots of a pass's tokens, (N), in each layer from `first` on: those with a window may have pages of their own."""
+    kinds = [bool(window) for window in config.windows[first : first + len(lists)]]
+    found = {kind: slots(lists[kinds.index(kind)], width) for kind in {*kinds}}
+    return [found[kind] for kind in kinds]
+
+
+def in_order(kinds: Sequence[bool], *parts: Sequence[Part]) -> list[Part]:
+    """Return what layers hold in their order. parts: of those that are not of this kind, and of those that are."""
+    turns = [iter(part) for part in parts]
+    return [next(turns[kind]) for kind in kinds]
 
 
 def slots(lists: PageTable, width: int) -> Tensor:

@@ -59,13 +59,15 @@ class AttentionObservation:
 class SwappedKV:
     """A row: K and V of its committed tokens for each layer, on the host once swapped out, and what it saw last.
 
-    features: what a feature draft holds of them.
+    features: what a feature draft holds of them. window_start: the token from which on layers that have pages of their
+    own hold theirs.
     """
 
     length: int
     layers: Iterable[LayerKV]
     observation: AttentionObservation
     features: FeatureSlots | None
+    window_start: int = 0
 
 
 class FullView:
@@ -93,10 +95,11 @@ class FullView:
 
     def begin(self, counts_B: Ints, width: int) -> ForwardBatch:
         starts, unit, observe = self.lengths_B.tolist(), self.grain or PAGE, width <= OBSERVED
+        self.pool.cover(self.rows, (self.lengths_B + counts_B).tolist())
         lists = PageTable(self.pool.units(self.rows, unit), starts, counts_B.tolist(), unit)
         return_mass, budget = observe and self.grain > 0, self.budget
         keep = max(map(budget.of, starts)) // PAGE if budget and self.pool.offloaded and observe else 0
-        views = by_window(self.pool.config, lists)
+        views = by_window(self.pool, lists, self.rows)
         tables = self.pool.tables[self.rows.start : self.rows.stop]
         return ForwardBatch(starts, views, observe, return_mass, self.pool.least, exact=True, keep=keep, tables=tables)
 
@@ -116,7 +119,12 @@ class FullView:
         self.pool.lengths_B[self.rows.start : self.rows.stop] += counts_B
 
     def rewind(self, lengths_B: Ints) -> None:
+        """Forget what is behind so many tokens; all of a row where a window of those before is gone."""
         np.minimum(self.lengths_B, lengths_B, out=self.lengths_B)
+        for b in self.rows if (windows := self.pool.windows) else ():
+            if windows and not windows.holds(b, int(self.pool.lengths_B[b])):
+                windows.forget(b)
+                self.pool.lengths_B[b] = 0
 
     def resume(self, length: int) -> tuple[int, int]:
         seen = int(self.lengths_B[0])
@@ -150,11 +158,10 @@ class FullView:
     def swap_in(self, b: int, held: SwappedKV) -> None:
         """Let a fresh row, whose pages are reserved, go on as the one that was swapped out."""
         row, pool = self.rows[b], self.pool
-        slots_N = pool.slots(row, 0, held.length)
-        write_layers(pool.kv, slots_N, held.layers)
+        pool.write(row, held.length, held.layers, held.window_start)
         if pool.features and held.features:
-            pool.features.write(slots_N, held.features)
-        pool.lengths_B[row], self.observations[row] = held.length, held.observation
+            pool.features.write(pool.slots(row, 0, held.length), held.features)
+        self.observations[row] = held.observation
 
     def fork(self, source: int, row: int) -> None:
         """Let a fresh row, whose pages are reserved, see what another row has seen."""
@@ -164,9 +171,10 @@ class FullView:
         """Return what a row holds; each layer is read when its turn comes."""
         row, pool = self.rows[b], self.pool
         length = int(pool.lengths_B[row])
-        layers = (pool.span(layer, row, 0, length) for layer in range(pool.config.layers))
+        layers = (pool.span(layer, row, pool.held_from(layer, row), length) for layer in range(pool.config.layers))
         features = pool.features.read(pool.slots(row, 0, length)) if pool.features else None
-        return SwappedKV(length, layers, self.observations[row], features)
+        window_start = pool.windows.firsts[row] * PAGE if pool.windows else 0
+        return SwappedKV(length, layers, self.observations[row], features, window_start)
 
 
 def to_host(layers: Iterable[LayerKV]) -> list[LayerKV]:

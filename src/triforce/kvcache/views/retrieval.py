@@ -68,6 +68,7 @@ class RetrievalView:
                 self._select(b)
             row.window_start = window_start(row.pages, committed, budget, self.unit)
         rows = self.full.rows
+        self.full.pool.cover(rows, (self.lengths_B + counts_B).tolist())
         tables = self.full.pool.tables[rows.start : rows.stop]
         return ForwardBatch(starts, self._views(starts, counts), tables=tables, passing=self.trying)
 
@@ -207,7 +208,7 @@ class RetrievalView:
         committed = [row.committed for row in self.selections]
         everything = PageTable(self.full.pool.units(self.full.rows, unit), starts, counts, unit, coarse=committed)
         if not any(row.pages for row in self.selections):
-            return by_window(self.full.pool.config, everything)
+            return by_window(self.full.pool, everything, self.full.rows)
         for b, (row, start, count) in enumerate(zip(self.selections, starts, counts, strict=True)):
             window = range(row.window_start // unit, -(-(start + count) // unit))
             self._lists.show(b, row.pages.units if row.pages else None, self.row_units(b), window)
@@ -215,13 +216,12 @@ class RetrievalView:
         firsts, coarse = ([n - gap for n, gap in zip(each, hidden, strict=True)] for each in (starts, committed))
         searched = replace(everything, search=self._search())
         views: list[tuple[int, PageTable]] = []
-        windows = self.full.pool.config.windows
+        windows, see = self.full.pool.config.windows, windowed(self.full.pool, everything, self.full.rows)
         for (kind, window), group in groupby(range(layers), lambda layer: (self._kind(layer), windows[layer])):
             some = list(group)
             units_LBGU = self._lists.units_LBGU[some[0] : some[-1] + 1]
             selected = PageTable(units_LBGU, firsts, counts, unit, coarse=coarse)
-            whole = windowed(everything, window)
-            views.append((len(some), {"all": whole, "found": searched, "selected": selected}[kind]))
+            views.append((len(some), {"all": see(window), "found": searched, "selected": selected}[kind]))
         return views
 
     def _kind(self, layer: int) -> str:

@@ -1,22 +1,25 @@
-"""Page tables of models whose layers see windows of different sizes, each cut out of one table of whole rows.
+"""Page tables of models whose layers see windows of different sizes, each cut out of a table of whole rows.
 
-KV is kept whole, in the same pages, for all layers: what a window hides is not read, and not forgotten.
+Layers with a window may have pages of their own (see `window_pages`), whose table names those that are still there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import groupby
 
 from triforce.backends.kernel_api import PageTable
-from triforce.model.config import ModelConfig
+from triforce.kvcache.pool import PagePool
 
 
-def by_window(config: ModelConfig, lists: PageTable) -> list[tuple[int, PageTable]]:
+def by_window(pool: PagePool, lists: PageTable, rows: range) -> list[tuple[int, PageTable]]:
     """Return the page tables of all layers in order, and for how many each counts. `lists`: of whole rows."""
-    return [(len([*group]), windowed(lists, window)) for window, group in groupby(config.windows)]
+    see = windowed(pool, lists, rows)
+    return [(len([*group]), see(window)) for window, group in groupby(pool.config.windows)]
 
 
-def windowed(lists: PageTable, window: int) -> PageTable:
-    """Return what layers with such a window see of whole rows; 0: all of it."""
-    return replace(lists, window=window, coarse=[]) if window else lists
+def windowed(pool: PagePool, lists: PageTable, rows: range) -> Callable[[int], PageTable]:
+    """Return what gives, for a window, the page table of layers that have it; 0: they see all of whole rows."""
+    units_BU = pool.units(rows, lists.unit, windows=True)
+    return lambda window: replace(lists, units=units_BU, window=window, coarse=[]) if window else lists

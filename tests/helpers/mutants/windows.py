@@ -1,0 +1,38 @@
+"""Faults of layers with a window that have pages of their own."""
+
+from __future__ import annotations
+
+from tests.helpers.mutants.mutation import Edit, Mutant
+
+PAGES, PREFIXES = "triforce.kvcache.window_pages:WindowPages", "triforce.kvcache.prefix_cache:PrefixCache"
+TABLES = "tests/kvcache/test_window_pages.py::test_window_pages_mutant_is_noticed"
+FOUND = "tests/kvcache/test_prefix_cache.py::test_prefix_windows_mutant_is_noticed"
+TEXTS = "tests/engine/test_narrow_windows.py::test_narrow_windows_mutant_is_noticed"
+FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
+    "a window one page too short": (TABLES, f"{PAGES}.needed_from", ("window + 1)", "window + 1 + PAGE)")),
+    "a page given back one token too early": (TABLES, f"{PAGES}.needed_from", ("window + 1)", "window + 2)")),
+    "a page given back for tokens that may be refused": (
+        TABLES, "triforce.kvcache.pool:PagePool.cover", ("int(self.lengths_B[b]), stop", "stop, stop"),
+    ),
+    "layers with a window write to the pages of the others": (
+        TABLES, "triforce.kvcache.views.windows:windowed", ("windows=True", "windows=False"),
+    ),
+    "what is behind a window is never given back": (
+        TABLES, f"{PAGES}.cover", ("max(self.firsts[b], self._kept_from(committed))", "0"),
+    ),
+    "a prefix is found a page before its window": (
+        FOUND, f"{PREFIXES}._with_windows", ("<= windows.needed_from(", "<= 1 + windows.needed_from("),
+    ),
+    "pages that a row reads leave the prefix cache": (
+        FOUND, f"{PREFIXES}._evict_windows", ("windows.store.owners[page] == 1", "True"),
+    ),
+    "pages of a prefix have no second owner": (FOUND, f"{PAGES}.adopt", ("self.store.own(", "len(")),
+    "a swapped row comes back a page short": (
+        TEXTS, f"{PAGES}.place", ("max(pages_for(start), self._kept_from(stop))", "3 + self._kept_from(stop)"),
+    ),
+    "a row leaves and keeps its promise": (TEXTS, f"{PAGES}.release", ("-= self._rooms[b]", "-= 0")),
+    "rows of windows by place": (
+        TEXTS, f"{PAGES}.select", ("[self.tables[b] for b in rows]", "self.tables[: len(rows)]"),
+    ),
+}  # fmt: skip
+MUTANTS = [Mutant(name, test, (Edit(target, change),)) for name, (test, target, change) in FAULTS.items()]

@@ -1,0 +1,121 @@
+"""Pages of layers with a window: a row has what its passes read, never more than it was promised, and no other's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.helpers.family_models import LENGTH, WINDOW, family_model, paged_logits, texts
+from tests.helpers.mutants.mutation import Mutant
+from tests.helpers.mutants.registry import caught_in
+from tests.helpers.narrow_windows import narrow
+from tests.helpers.tiny_checkpoint import save
+from triforce.backends import native_loader
+from triforce.backends.decoder import Decoder
+from triforce.backends.kernel_api import pages_for
+from triforce.engine.model_loader import load
+from triforce.errors import CacheError
+from triforce.kvcache import PAGE, window_pages
+from triforce.kvcache.window_pages import WindowPages, most_pages
+
+WIDEST, TOKENS = 40, 400
+PIECES = [[40, 3], [1, 40], [40, 7], [0, 40], [17, 1], [40, 0], [1, 40], [11, 19]]
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(family_model("gemma-3"), tmp_path_factory.mktemp("family"))
+
+
+@pytest.fixture(scope="module")
+def decoder(folder: Path) -> Decoder:
+    return load(folder, device="cpu", dtype="float32", context=LENGTH).decoder
+
+
+def windows_of(rows: int, window: int = WINDOW) -> WindowPages:
+    return WindowPages(window, rows * most_pages(window, WIDEST), WIDEST, CPU)
+
+
+@pytest.mark.parametrize("slack", [0, 5, 64])
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    window=st.integers(1, 70),
+    passes=st.lists(st.tuples(st.integers(0, 1), st.integers(0, WIDEST), st.floats(0, 1)), max_size=40),
+)
+def test_window_pages_have_what_passes_read(slack: int, window: int, passes: list[tuple[int, int, float]]) -> None:
+    """Of each pass of some tokens a part is kept."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(window_pages, "SLACK", slack)
+        pages, lengths = windows_of(2, window).more(2), [0, 0]
+        pages.tabulate(pages_for(TOKENS))
+        for b in range(2):
+            pages.reserve(b, TOKENS)
+        for b, count, kept in passes:
+            stop = min(lengths[b] + count, TOKENS)
+            pages.cover(b, lengths[b], stop)
+            held = [[page for page in table if page] for table in pages.tables]
+            assert all(len(each) <= pages.room(TOKENS) for each in held)
+            assert len({*held[0], *held[1]}) == len(held[0]) + len(held[1]) == pages.store.pages - len(pages.store.free)
+            first = max(0, lengths[b] - window + 1)
+            assert all(pages.tables[b][first // PAGE : pages_for(stop)]), "and page 0 is nobody's"
+            assert not any(pages.tables[b][: max(0, first - slack) // PAGE]), "what is behind the window is given back"
+            padded = pages.tables[b] + [0] * (pages_for(TOKENS) - len(pages.tables[b]))
+            assert pages.pages_BP[b].tolist() == padded
+            lengths[b] += int((stop - lengths[b]) * kept)
+            assert pages.holds(b, lengths[b])
+
+
+def test_pass_wider_than_promised_raises_cache_error() -> None:
+    pages = windows_of(1).more(1)
+    pages.reserve(0, 10_000)
+    pages.tabulate(pages_for(10_000))
+    with pytest.raises(CacheError, match="wider than"):
+        pages.cover(0, 0, 5_000)
+    assert pages.tables == [[]]
+
+
+def test_promises_beyond_all_pages_raise_cache_error() -> None:
+    pages = windows_of(2).more(3)
+    for b in range(2):
+        pages.reserve(b, 10_000)
+    with pytest.raises(CacheError, match="0 pages of KV left"):
+        pages.reserve(2, 1)
+    pages.release(0)
+    pages.reserve(2, 10_000)
+    assert pages.store.promised == pages.store.pages
+
+
+def check_bits(decoder: Decoder) -> None:
+    """Whole KV and that of windows give the same bits, however a text is cut into passes."""
+    whole_BTV = paged_logits(decoder, texts(), [[1, 1]] * LENGTH)
+    with narrow():
+        for pieces in ([[1, 1]] * LENGTH, PIECES):
+            windows = windows_of(2)
+            assert torch.equal(paged_logits(decoder, texts(), pieces, windows), whole_BTV)
+            assert len(windows.store.free) >= windows.store.pages - 2 * pages_for(WINDOW + WIDEST) - 2
+
+
+@pytest.mark.skipif(native_loader.native is None, reason="without native kernels")
+def test_window_pages_give_the_bits_of_whole_rows(decoder: Decoder) -> None:
+    check_bits(decoder)
+
+
+def test_window_pages_give_the_logits_of_whole_rows_on_torch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_loader, "native", None)
+    decoder = load(folder, device="cpu", dtype="float32", context=LENGTH).decoder
+    whole_BTV = paged_logits(decoder, texts(), PIECES)
+    with narrow():
+        torch.testing.assert_close(paged_logits(decoder, texts(), PIECES, windows_of(2)), whole_BTV)
+
+
+@pytest.mark.skipif(native_loader.native is None, reason="without native kernels")
+@pytest.mark.parametrize("mutant", caught_in("test_window_pages_mutant_is_noticed"), ids=str)
+def test_window_pages_mutant_is_noticed(decoder: Decoder, mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant.apply(monkeypatch)
+    with pytest.raises((AssertionError, CacheError, ValueError)):
+        check_bits(decoder)
