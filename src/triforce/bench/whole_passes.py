@@ -124,12 +124,9 @@ class SparseView(FullView):
         starts, counts = [self._units.shape[2] * PAGE - width], counts_B.tolist()
         lists = PageTable(self._units, starts, counts, coarse=starts if self._int8 else [])
         length = int(self.lengths_B[0])
-        whole = PageTable(self.pool.units(range(1), PAGE), [length], counts)
-        views = [
-            (len([*group]), windowed(whole, window) if window else lists)
-            for window, group in groupby(self.pool.config.windows)
-        ]
-        return ForwardBatch([length], views)
+        see = windowed(self.pool, PageTable(self.pool.units(range(1), PAGE), [length], counts), range(1))
+        grouped = [(window, len([*group])) for window, group in groupby(self.pool.config.windows)]
+        return ForwardBatch([length], [(count, see(window) if window else lists) for window, count in grouped])
 
 
 def one_pass(decoder: Decoder, view: FullView, width: int) -> None:
