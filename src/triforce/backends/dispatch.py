@@ -57,7 +57,8 @@ def model(config: ModelConfig, weights: Weights, bits: int = 0, ranks: TPGroup =
     device, dtype, forward = weights.norm_C.device, weights.embedding_VC.dtype, forward_layerwise
     claim_threads(config, dtype, device)
     if _suits_native(config, dtype, device):
-        from triforce.backends.cpu.model import NativeModel, NativeModelShard
+        from triforce.backends.cpu.model import NativeModel
+        from triforce.backends.cpu.model_shard import NativeModelShard
 
         if ranks.count > 1:
             return ShardedModel(config, NativeModelShard(config, weights, bits), ranks, dtype, forward)

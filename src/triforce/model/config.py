@@ -111,8 +111,6 @@ class ModelConfig:
 
     def shared(self, ranks: int) -> ModelConfig:
         """Return one process's part of it. Raises RequestError unless KV heads can be dealt out evenly."""
-        if ranks > 1 and not self.architecture.plain:
-            raise RequestError("models of this family cannot be shared by several processes yet; leave out --tp")
         if self.kv_heads % ranks:
             fit = [str(n) for n in range(1, self.kv_heads + 1) if self.kv_heads % n == 0]
             raise RequestError(
