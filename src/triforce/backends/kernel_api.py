@@ -211,10 +211,19 @@ class ModelShard(Protocol):
 
     def embed(self, ids_N: Tensor) -> Tensor: ...
 
+    def head_rows(self, ids_N: Tensor) -> Tensor: ...
+
     def head(self, x_NC: Tensor) -> Tensor: ...
 
 
-class ModelBackend(Protocol):
+class Embedder(Protocol):
+    """Source of the residual stream: what tokens begin with."""
+
+    def embed(self, ids_N: Tensor) -> Tensor:
+        """The residual stream (N, C) at its start."""
+
+
+class ModelBackend(Embedder, Protocol):
     """A decoder's weights, layer by layer, ready to be multiplied with, and what runs passes through them."""
 
     width_independent: bool
@@ -222,9 +231,6 @@ class ModelBackend(Protocol):
 
     @property
     def blocks(self) -> Sequence[LayerBackend]: ...
-
-    def embed(self, ids_N: Tensor) -> Tensor:
-        """The residual stream (N, C) at its start."""
 
     def head(self, x_NC: Tensor) -> Tensor:
         """Logits, float32 (N, V)."""

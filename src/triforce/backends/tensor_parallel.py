@@ -10,6 +10,7 @@ Shape suffixes as in kernel_api.py; R ranks, Q = H * D of all ranks.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import accumulate
 
 import torch
@@ -35,10 +36,17 @@ class ShardedModel:
         return self._forward(self, ids_BT, kv, batch, at_BJ)
 
     def embed(self, ids_N: Tensor) -> Tensor:
+        return self._rows(self._part.embed, ids_N)
+
+    def head_rows(self, ids_N: Tensor) -> Tensor:
+        """Return the rows of these tokens in the head: float32 (N, C)."""
+        return self._rows(self._part.head_rows, ids_N)
+
+    def _rows(self, of: Callable[[Tensor], Tensor], ids_N: Tensor) -> Tensor:
         """Return (N, C) of all ranks' tokens. Each brings rows of its own, and of others whatever it has."""
         N, C, V = len(ids_N), self.config.hidden_size, self.config.vocab_size
         mine = span(V, self._ranks)
-        some_NC = self._part.embed(ids_N.clamp(mine.start, mine.stop - 1) - mine.start)
+        some_NC = of(ids_N.clamp(mine.start, mine.stop - 1) - mine.start)
         x_NRC = self._ranks.gather(some_NC, self._ranks.count * C).view(N, -1, C)
         # Numbers, not a tensor: a graph cannot take that to the device.
         owners_N = sum((ids_N >= end for end in self._ends), torch.zeros_like(ids_N))

@@ -70,6 +70,13 @@ def read_weights(
     return Weights(embedding_VC, layers, norm_C, embedding_VC if config.tied else head_VC)
 
 
+def read_embedding(
+    archives: Mapping[str, Archive], config: ModelConfig, *, rows: int, device: torch.device, dtype: torch.dtype
+) -> Matrix:
+    """Return the embedding alone, of all tokens, whatever ranks share. Raises ModelError as `read_weights`."""
+    return _Reader(archives, device, dtype).take(EMBEDDING, (rows, config.hidden_size), (slice(config.vocab_size),))
+
+
 def _counted_from(offset: float, weight: Matrix) -> Tensor:
     """Return the weight of a norm: a sum in float32, as one rounded to fewer bits would lose what the files have."""
     return numbers(weight).float() + offset if offset else numbers(weight)

@@ -117,3 +117,8 @@ class ModelConfig:
                 f"{self.kv_heads} KV heads cannot be shared evenly by {ranks} processes; use --tp {' or '.join(fit)}"
             )
         return replace(self, heads=self.heads // ranks, kv_heads=self.kv_heads // ranks, ranks=ranks)
+
+    @property
+    def whole(self) -> ModelConfig:
+        """The config of the model that ranks share."""
+        return replace(self, heads=self.heads * self.ranks, kv_heads=self.kv_heads * self.ranks, ranks=1)

@@ -31,31 +31,39 @@ ROWS = 4096  # of a table that are packed at a time
 Draws = tuple[_native.Sampler, "_native.Noise | Tensor", Tensor]
 
 
-class EmbeddingAndHead:
+class NativeEmbedding:
+    """The embedding of some tokens or of all: a table of numbers or of few bits, or a packed matrix."""
+
+    def __init__(self, config: ModelConfig, table_VC: Matrix | _native.Matrix, dtype: torch.dtype) -> None:
+        """Raises ModelError."""
+        self.config = config
+        if isinstance(table_VC, QuantizedWeight):
+            require_finite(table_VC)
+        scale = float(torch.tensor(config.architecture.embedding_scale, dtype=dtype))
+        self.embedding = _native.Embedding(table_VC, scale)
+
+    def embed(self, ids_N: Tensor) -> Tensor:
+        x_NC = torch.empty(len(ids_N), self.config.hidden_size)
+        self.embedding.rows(ids_N.contiguous(), x_NC)
+        return x_NC
+
+
+class EmbeddingAndHead(NativeEmbedding):
     """Embedding and head, which may be one matrix; of some tokens or of all."""
 
     width_independent = True
 
     def __init__(self, config: ModelConfig, weights: Weights, bits: int) -> None:
         """Raises ModelError."""
-        self.config = config
         with packing("the head", weights.head_VC):
             self._matrix = _native.Matrix(weights.head_VC, bits=bits)
-        parts, dtype = config.architecture, weights.head_VC.dtype
+        tied = weights.head_VC is weights.embedding_VC
+        super().__init__(config, self._matrix if tied else weights.embedding_VC, weights.head_VC.dtype)
+        parts = config.architecture
         self._head = _native.LmHead(
             weights.norm_C, self._matrix, eps=config.norm_eps, logit_scale=parts.logit_scale, logit_cap=parts.logit_cap
         )
-        table_VC = None if weights.head_VC is weights.embedding_VC else weights.embedding_VC
-        if isinstance(table_VC, QuantizedWeight):
-            require_finite(table_VC)
-        scale = float(torch.tensor(parts.embedding_scale, dtype=dtype))
-        self.embedding = _native.Embedding(self._matrix if table_VC is None else table_VC, scale)
         self._tokens = len(weights.head_VC)
-
-    def embed(self, ids_N: Tensor) -> Tensor:
-        x_NC = torch.empty(len(ids_N), self.config.hidden_size)
-        self.embedding.rows(ids_N.contiguous(), x_NC)
-        return x_NC
 
     def head_rows(self, ids_N: Tensor) -> Tensor:
         """Return the rows of these tokens in the head as numbers, whatever it is packed to: float32 (N, C)."""
