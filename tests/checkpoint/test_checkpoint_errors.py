@@ -93,12 +93,6 @@ def test_config_qwen_windows_are_of_upper_layers(tmp_path: Path) -> None:
     assert (upper.config.windows, none.config.windows) == ([0, 64], [0, 0])
 
 
-def test_families_that_ranks_cannot_share_raise(tmp_path: Path) -> None:
-    folder = save(tiny_model("Granite"), tmp_path)
-    with pytest.raises(RequestError, match="cannot be shared by several processes yet"):
-        load(folder, device="cpu").config.shared(2)
-
-
 @pytest.mark.parametrize("context", [129, 0, -1])
 def test_context_beyond_model_raises(folder: Path, context: int) -> None:
     refuses(folder, f"context = {context}, but this model has 128 positions: use --context 128", context=context)

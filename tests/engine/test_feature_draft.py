@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from shutil import copytree
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,8 +25,6 @@ from triforce.backends import dispatch, native_loader
 from triforce.backends.torch.feature_passes import TorchFeaturePasses
 from triforce.checkpoint.feature_draft_file import read_feature_draft
 from triforce.engine.engine import Engine
-from triforce.engine.feature_loader import load_feature_draft
-from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.errors import ModelError, RequestError
 from triforce.llm import LLM
 from triforce.session import Session
@@ -225,12 +222,6 @@ def test_tier_mutant_is_noticed(
 def test_offloaded_kv_is_refused_by_name(kind: str, features: Path) -> None:
     with pytest.raises(RequestError, match="draft reads hidden states, which cannot be had with --kv-offload"):
         LLM(features / "target", features / "draft", kv_offload=kind)
-
-
-def test_shared_target_is_refused_by_name(features: Path) -> None:
-    shared: Any = SimpleNamespace(ranks=SimpleNamespace(count=2))
-    with pytest.raises(RequestError, match="draft reads hidden states, which --tp cannot have"):
-        load_feature_draft(features / "draft", shared, "", SpeculativeConfig())
 
 
 def test_another_target_is_refused_by_name(features: Path, tmp_path: Path) -> None:

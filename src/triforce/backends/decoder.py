@@ -18,7 +18,6 @@ from triforce.backends import dispatch
 from triforce.backends.current_device import current, steps_on
 from triforce.backends.kernel_api import ForwardBatch, ForwardOutput, KVBackend, OffloadedKVBackend
 from triforce.distributed.group import ALONE, TPGroup
-from triforce.errors import ModelError
 from triforce.model.config import ModelConfig
 from triforce.model.expert_unions import SAMPLED, ExpertUnions
 from triforce.model.weights import Weights
@@ -39,8 +38,8 @@ class View(Protocol):
         """Take note of what a pass that it began has returned."""
 
 
-class WholeHead(Protocol):
-    """A model whose head is not shared."""
+class ReadableHead(Protocol):
+    """A model that unpacks rows of its head."""
 
     def head_rows(self, ids_N: Tensor) -> Tensor: ...
 
@@ -89,13 +88,8 @@ class Decoder:
 
     @torch.no_grad()
     def head_rows(self, ids_N: Tensor) -> Tensor:
-        """Return the rows of these tokens in the head, as products have them: float32 (N, C).
-
-        Raises ModelError where several ranks share the head.
-        """
-        if self.ranks.count > 1:
-            raise ModelError("each process has a part of the head only; use --tp 1")
-        return cast(WholeHead, self.model).head_rows(ids_N)
+        """Return the rows of these tokens in the head, as products have them: float32 (N, C)."""
+        return cast(ReadableHead, self.model).head_rows(ids_N)
 
     @torch.no_grad()
     def read(self, ids_1T: Tensor, counts_1: Ints, cache: View) -> Iterator[int]:

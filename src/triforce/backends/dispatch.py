@@ -12,7 +12,7 @@ from torch import Tensor
 from triforce.backends import native_loader
 from triforce.backends.current_device import current
 from triforce.backends.feature_api import EntryMemory, FeaturePasses
-from triforce.backends.kernel_api import PAGE, Device, KVBackend, ModelBackend, OffloadedKVBackend
+from triforce.backends.kernel_api import PAGE, Device, Embedder, KVBackend, ModelBackend, OffloadedKVBackend
 from triforce.backends.offload_layout import OffloadLayout
 from triforce.backends.tensor_parallel import ShardedModel
 from triforce.backends.torch.feature_passes import TorchFeaturePasses
@@ -22,7 +22,7 @@ from triforce.distributed.group import ALONE, TPGroup
 from triforce.errors import RequestError
 from triforce.model.config import ModelConfig
 from triforce.model.feature_draft import FeatureDraftConfig, FeatureDraftWeights
-from triforce.model.weights import Weights
+from triforce.model.weights import Matrix, Weights
 
 FusedDraft = Callable[..., Tensor]
 
@@ -51,7 +51,8 @@ def model(config: ModelConfig, weights: Weights, bits: int = 0, ranks: TPGroup =
     device, dtype, forward = weights.norm_C.device, weights.embedding_VC.dtype, forward_layerwise
     claim_threads(config, dtype, device)
     if _suits_native(config, dtype, device):
-        from triforce.backends.cpu.model import NativeModel, NativeModelShard
+        from triforce.backends.cpu.model import NativeModel
+        from triforce.backends.cpu.model_shard import NativeModelShard
 
         if ranks.count > 1:
             return ShardedModel(config, NativeModelShard(config, weights, bits), ranks, dtype, forward)
@@ -71,16 +72,25 @@ def model(config: ModelConfig, weights: Weights, bits: int = 0, ranks: TPGroup =
     return ShardedModel(config, plain, ranks, dtype, forward) if ranks.count > 1 else plain
 
 
+def embedding(config: ModelConfig, table_VC: Matrix, device: torch.device) -> Embedder:
+    """Return a model's embedding alone, whole, for who has a part of the model only. Raises ModelError."""
+    if _suits_native(config, table_VC.dtype, device):
+        from triforce.backends.cpu.model import NativeEmbedding
+
+        return NativeEmbedding(config, table_VC, table_VC.dtype)
+    return model(config, Weights(table_VC, (), torch.empty(0, device=device), table_VC))
+
+
 def feature_passes(
-    config: FeatureDraftConfig, weights: FeatureDraftWeights, target: ModelBackend, dtype: torch.dtype, device: Device
+    config: FeatureDraftConfig, weights: FeatureDraftWeights, target: Embedder, dtype: torch.dtype, device: Device
 ) -> FeaturePasses:
     """Passes of a feature draft for this target, by the fastest kernels that take it; weights of any type, anywhere."""
     whole = config.hidden_size % 16 == 0 and config.sinks % PAGE == 0
     if _suits_native(config, dtype, torch.device(device)) and whole:
         from triforce.backends.cpu.feature_passes import NativeFeaturePasses
-        from triforce.backends.cpu.model import NativeModel
+        from triforce.backends.cpu.model import NativeEmbedding
 
-        if isinstance(target, NativeModel):
+        if isinstance(target, NativeEmbedding):
             return NativeFeaturePasses(config, weights, target, dtype)
     return TorchFeaturePasses(config, weights.to(dtype, device), target.embed)
 

@@ -21,9 +21,10 @@ from triforce.backends import dispatch
 from triforce.backends.current_device import current
 from triforce.backends.decoder import Decoder, View
 from triforce.backends.feature_api import EntryMemory
-from triforce.backends.kernel_api import ForwardBatch
+from triforce.backends.kernel_api import Embedder, ForwardBatch
 from triforce.backends.torch.feature_passes import token_slots
 from triforce.model.feature_draft import FeatureDraftConfig, FeatureDraftWeights
+from triforce.model.weights import Matrix
 from triforce.ragged import Ints, columns, ints
 
 
@@ -35,15 +36,24 @@ class EntryView(View, Protocol):
 
 
 class FeatureDraft:
-    """The draft on kernels. weights: with a head. target: of which it reads the embedding.
+    """The draft on kernels. weights: with a head. target: gives the embedding, or else `embedding_VC` does.
 
     Called as a model of its tier, of the view's latest tokens, it returns their logits.
     """
 
-    def __init__(self, config: FeatureDraftConfig, weights: FeatureDraftWeights, target: Decoder) -> None:
+    def __init__(
+        self,
+        config: FeatureDraftConfig,
+        weights: FeatureDraftWeights,
+        target: Decoder,
+        embedding_VC: Matrix | None = None,
+    ) -> None:
         self.config, self.target = config, target
         own = replace(config, vocab_size=target.config.vocab_size)  # some published ones are padded
-        self.passes = dispatch.feature_passes(own, weights, target.model, target.dtype, target.device)
+        whole: Embedder = target.model
+        if embedding_VC is not None:
+            whole = dispatch.embedding(target.config, embedding_VC, target.device)
+        self.passes = dispatch.feature_passes(own, weights, whole, target.dtype, target.device)
         trained = sum(tensor.numel() for _, tensor in weights.trained())
         self.weights_read = trained + config.choices * config.hidden_size
         """Weights that a pass multiplies with, of which each has so many bytes: `weight_size`."""

@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from triforce.distributed.group import TPGroup
 from triforce.interface.outputs import KVMemoryUsage
 
 Device = torch.device | str
@@ -191,21 +192,13 @@ class LayerBackend(Protocol):
 
 
 class LayerShard(Protocol):
-    """Some heads of a layer, and some outputs of its other matrices; or some inputs, of those that say so.
+    """Some heads of a layer, and some outputs of its other matrices; or some inputs of those that end its halves."""
 
-    What `out` and `down` read is the whole row where they have some outputs, this rank's part of it where they have
-    some inputs; and then what they give is a part of each sum.
-    """
-
-    def qkv(self, x_NC: Tensor) -> tuple[Tensor, ...]:
+    def qkv(self, x_NC: Tensor, ranks: TPGroup) -> tuple[Tensor, ...]:
         """Queries, keys and values of these heads, as a whole layer gives them."""
 
-    def out(self, attn_out_NQ: Tensor) -> Tensor: ...
-
-    def gate(self, x_NC: Tensor) -> Tensor:
-        """Return what the MLP's last matrix reads, normed x and SwiGLU included: (N, some of I)."""
-
-    def down(self, gated_NI: Tensor) -> Tensor: ...
+    def finish(self, x_NC: Tensor, attn_out_NQ: Tensor, ranks: TPGroup) -> int:
+        """Do what `LayerBackend.finish` does, of the attention of these heads, with the other ranks' parts."""
 
 
 class ModelShard(Protocol):
@@ -218,10 +211,19 @@ class ModelShard(Protocol):
 
     def embed(self, ids_N: Tensor) -> Tensor: ...
 
+    def head_rows(self, ids_N: Tensor) -> Tensor: ...
+
     def head(self, x_NC: Tensor) -> Tensor: ...
 
 
-class ModelBackend(Protocol):
+class Embedder(Protocol):
+    """Source of the residual stream: what tokens begin with."""
+
+    def embed(self, ids_N: Tensor) -> Tensor:
+        """The residual stream (N, C) at its start."""
+
+
+class ModelBackend(Embedder, Protocol):
     """A decoder's weights, layer by layer, ready to be multiplied with, and what runs passes through them."""
 
     width_independent: bool
@@ -229,9 +231,6 @@ class ModelBackend(Protocol):
 
     @property
     def blocks(self) -> Sequence[LayerBackend]: ...
-
-    def embed(self, ids_N: Tensor) -> Tensor:
-        """The residual stream (N, C) at its start."""
 
     def head(self, x_NC: Tensor) -> Tensor:
         """Logits, float32 (N, V)."""

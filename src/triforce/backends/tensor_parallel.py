@@ -1,14 +1,16 @@
 """A model that several ranks share, each with a part of it. What lies between the parts is gathered.
 
-Exact ranks sum each output up over all of its inputs, as one process does: rank r has some rows of every matrix, and
-what a matrix reads is gathered before it. Ranks that are not have some columns of o_proj and down_proj instead, as
-Megatron-LM has it (Shoeybi et al. 2019), and add their parts of each sum: fewer words, but sums in another order.
+Exact ranks sum each output up over all of its inputs, as one process does: rank r has some rows of every matrix, those
+of each expert too, and what a matrix reads is gathered before it. Ranks that are not have some columns of o_proj and
+down_proj instead, as Megatron-LM has it (Shoeybi et al. 2019), and add their parts of each sum: fewer words, but sums
+in another order.
 
 Shape suffixes as in kernel_api.py; R ranks, Q = H * D of all ranks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import accumulate
 
 import torch
@@ -26,7 +28,7 @@ class ShardedModel:
         self, config: ModelConfig, part: ModelShard, ranks: TPGroup, dtype: torch.dtype, forward: Forward
     ) -> None:
         self.config, self._part, self._ranks, self._forward = config, part, ranks, forward
-        self.blocks = [ShardedLayer(config, each, ranks, dtype) for each in part.blocks]
+        self.blocks = [ShardedLayer(each, ranks, dtype) for each in part.blocks]
         self.width_independent = part.width_independent and ranks.exact
         self._ends = [*accumulate(spans(config.vocab_size, ranks.count))][:-1]
 
@@ -34,10 +36,17 @@ class ShardedModel:
         return self._forward(self, ids_BT, kv, batch, at_BJ)
 
     def embed(self, ids_N: Tensor) -> Tensor:
+        return self._rows(self._part.embed, ids_N)
+
+    def head_rows(self, ids_N: Tensor) -> Tensor:
+        """Return the rows of these tokens in the head: float32 (N, C)."""
+        return self._rows(self._part.head_rows, ids_N)
+
+    def _rows(self, of: Callable[[Tensor], Tensor], ids_N: Tensor) -> Tensor:
         """Return (N, C) of all ranks' tokens. Each brings rows of its own, and of others whatever it has."""
         N, C, V = len(ids_N), self.config.hidden_size, self.config.vocab_size
         mine = span(V, self._ranks)
-        some_NC = self._part.embed(ids_N.clamp(mine.start, mine.stop - 1) - mine.start)
+        some_NC = of(ids_N.clamp(mine.start, mine.stop - 1) - mine.start)
         x_NRC = self._ranks.gather(some_NC, self._ranks.count * C).view(N, -1, C)
         # Numbers, not a tensor: a graph cannot take that to the device.
         owners_N = sum((ids_N >= end for end in self._ends), torch.zeros_like(ids_N))
@@ -50,21 +59,12 @@ class ShardedModel:
 
 
 class ShardedLayer:
-    def __init__(self, config: ModelConfig, part: LayerShard, ranks: TPGroup, dtype: torch.dtype) -> None:
-        self.config, self._part, self._ranks, self._dtype = config, part, ranks, dtype
+    def __init__(self, part: LayerShard, ranks: TPGroup, dtype: torch.dtype) -> None:
+        self._part, self._ranks, self._dtype = part, ranks, dtype
 
     def qkv(self, x_NC: Tensor) -> tuple[Tensor, ...]:
-        return self._part.qkv(x_NC)
+        return self._part.qkv(x_NC, self._ranks)
 
     def finish(self, x_NC: Tensor, attn_out_NQ: Tensor) -> int:
         """`attn_out` is of this rank's heads, and so are q, k and v above; x is whole on every rank."""
-        heads = self.config.heads * self.config.ranks * self.config.head_dim
-        x_NC += self._whole(self._part.out(self._read(attn_out_NQ.to(self._dtype), heads)))
-        x_NC += self._whole(self._part.down(self._read(self._part.gate(x_NC), self.config.intermediate_size)))
-        return 0
-
-    def _read(self, some: Tensor, width: int) -> Tensor:
-        return self._ranks.gather(some, width) if self._ranks.exact else some
-
-    def _whole(self, some: Tensor) -> Tensor:
-        return self._ranks.gather(some, self.config.hidden_size) if self._ranks.exact else self._ranks.add(some)
+        return self._part.finish(x_NC, attn_out_NQ.to(self._dtype), self._ranks)

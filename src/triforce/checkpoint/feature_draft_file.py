@@ -112,6 +112,12 @@ def is_feature_draft(path: Path) -> bool:
     return "draft_vocab_size" in raw or "triforce" in raw
 
 
+def target_named(folder: Path) -> str | None:
+    """Return the fingerprint of the target that a draft was trained for; None if it does not say. Raises ModelError."""
+    found: str | None = Fields(read_json(folder / "config.json"), "config.json").within("triforce").get("target")
+    return found
+
+
 def read_feature_draft(
     folder: Path, target: ModelConfig, fingerprint: str, *, finetune: bool = False
 ) -> FeatureDraftFile:

@@ -24,6 +24,8 @@ Source = tuple[str, Shape, Cut]
 
 EXPERT_FIELDS = ("gate_proj_IC", "up_proj_IC", "down_proj_CI")
 EXPERT_BIASES = ("gate_bias_I", "up_bias_I", "down_bias_C")
+SUMMED = ("o_proj_CQ", "down_proj_CI", "o_bias_C", "down_bias_C")
+"""Fields of products whose parts ranks that are not exact add up."""
 
 
 def tensor_shapes(config: ModelConfig, rows: int, names: Mapping[str, str] = LLAMA_NAMES) -> dict[str, Shape]:
@@ -45,7 +47,8 @@ def layer_sources(config: ModelConfig, names: Mapping[str, str], layer: int, ran
     if parts.experts:
         for field in EXPERT_FIELDS + (EXPERT_BIASES if parts.experts.biases else ()):
             shape, name = shapes.pop(field), f"model.layers.{layer}.{names[field]}"
-            found |= {f"{field}/{n}": (name.format(n), shape, (slice(None),)) for n in range(parts.experts.count)}
+            cut = _cut(field, shape, ranks)
+            found |= {f"{field}/{n}": (name.format(n), shape, cut) for n in range(parts.experts.count)}
     for field, shape in shapes.items():
         fused = [other for other in names if names[other] == names[field] and other in shapes]
         first = sum(shapes[other][0] for other in fused[: fused.index(field)])
@@ -53,7 +56,7 @@ def layer_sources(config: ModelConfig, names: Mapping[str, str], layer: int, ran
         cut = _cut(field, shape, ranks)
         if order is not None and field[:6] in ("q_proj", "k_proj", "q_bias", "k_bias", "q_norm", "k_norm"):
             heads_H1 = torch.arange(0, shape[0], config.head_dim)[:, None]
-            cut = ((first + heads_H1 + order).flatten(), *cut[1:])
+            cut = ((first + heads_H1 + order).flatten()[cut[0]], *cut[1:])
         elif first or whole != shape:
             cut = _behind(first, shape[0], cut)
         found[field] = f"model.layers.{layer}.{names[field]}", whole, cut
@@ -106,11 +109,14 @@ def _expert_biases(inner: int, C: int) -> dict[str, Shape]:
 
 
 def _cut(field: str, shape: Shape, ranks: TPGroup) -> Cut:
-    """Return a rank's part of a tensor: norms are whole, projections have some outputs, or some inputs."""
-    if "norm" in field:
+    """Return a rank's part of a tensor: norms and routers are whole, projections have some outputs, or some inputs.
+
+    Whole are biases of sums that ranks add up, too: those of rank 0 count.
+    """
+    if "norm" in field or "router" in field:
         return (slice(None),)
-    if field in ("o_proj_CQ", "down_proj_CI") and not ranks.exact:
-        return slice(None), span(shape[1], ranks)
+    if field in SUMMED and not ranks.exact:
+        return slice(None), *(span(size, ranks) for size in shape[1:])
     return (span(shape[0], ranks),)
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from triforce.checkpoint.model_families.family import LLAMA_NAMES
-from triforce.checkpoint.tensor_sources import EMBEDDING, EXPERT_FIELDS, HEAD, NORM, Cut, Shape, layer_sources
+from triforce.checkpoint.tensor_sources import EMBEDDING, EXPERT_FIELDS, HEAD, NORM, SUMMED, Cut, Shape, layer_sources
 from triforce.checkpoint.weight_files import Archive
 from triforce.distributed.group import ALONE, TPGroup, span
 from triforce.errors import ModelError
@@ -64,14 +64,28 @@ def read_weights(
     norm_C, offset = reader.take(NORM, (config.hidden_size,), (slice(None),)), config.architecture.norm_offset
     for part in parts:
         part |= {field: _counted_from(offset, norm) for field, norm in part.items() if "norm" in field}
+        part |= _left_to_others(part, ranks)
     norm_C = _counted_from(offset, norm_C)
     layers = tuple(layer_of(part) for part in parts)
     return Weights(embedding_VC, layers, norm_C, embedding_VC if config.tied else head_VC)
 
 
+def read_embedding(
+    archives: Mapping[str, Archive], config: ModelConfig, *, rows: int, device: torch.device, dtype: torch.dtype
+) -> Matrix:
+    """Return the embedding alone, of all tokens, whatever ranks share. Raises ModelError as `read_weights`."""
+    return _Reader(archives, device, dtype).take(EMBEDDING, (rows, config.hidden_size), (slice(config.vocab_size),))
+
+
 def _counted_from(offset: float, weight: Matrix) -> Tensor:
     """Return the weight of a norm: a sum in float32, as one rounded to fewer bits would lose what the files have."""
     return numbers(weight).float() + offset if offset else numbers(weight)
+
+
+def _left_to_others(part: dict[str, Any], ranks: TPGroup) -> dict[str, Any]:
+    """Return zeros for biases of sums that ranks add up, but on rank 0, whose biases count."""
+    biases = [field for field in part if "bias" in field and field.partition("/")[0] in SUMMED]
+    return {field: torch.zeros_like(part[field]) for field in biases if ranks.rank and not ranks.exact}
 
 
 def layer_of(parts: Mapping[str, Any]) -> Layer:

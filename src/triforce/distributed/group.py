@@ -36,6 +36,14 @@ class TPGroup:
         """Return the sum over all ranks, (N, X), the same bits on each."""
         return x_NX
 
+    def inputs(self, some_NX: Tensor, width: int) -> Tensor:
+        """Return what this rank's part of a matrix reads: all features, (N, width), or its own where ranks add up."""
+        return self.gather(some_NX, width) if self.exact else some_NX
+
+    def outputs(self, some_NX: Tensor, width: int) -> Tensor:
+        """Return what the parts of a matrix give together, (N, width): side by side, or added up."""
+        return self.gather(some_NX, width) if self.exact else self.add(some_NX)
+
     def broadcast(self, value: T) -> T:
         """Return the value of rank 0, which may take any time to bring it."""
         return value

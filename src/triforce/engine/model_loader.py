@@ -140,7 +140,7 @@ def load_pair(
     drafter: Checkpoint | None = None
     features: FeatureCheckpoint | None = None
     if draft is not None:
-        features = load_feature_draft(draft, target.decoder, target.fingerprint, speculation)
+        features = load_feature_draft(draft, target, speculation)
         drafter = None if features else read(draft, beside=target)
     seconds = perf_counter() - began
     if drafter:

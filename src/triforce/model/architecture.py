@@ -83,7 +83,7 @@ class Architecture:
 
     @property
     def plain(self) -> bool:
-        """Whether it is Llama's or Qwen's: ranks that share a model, and kernels of a GPU, know no other yet."""
+        """Whether it is Llama's or Qwen's: kernels of a GPU know no other yet."""
         return self == Architecture(qkv_bias=self.qkv_bias, qk_norm=self.qk_norm) and self.qk_norm != "row"
 
 

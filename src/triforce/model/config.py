@@ -111,11 +111,14 @@ class ModelConfig:
 
     def shared(self, ranks: int) -> ModelConfig:
         """Return one process's part of it. Raises RequestError unless KV heads can be dealt out evenly."""
-        if ranks > 1 and not self.architecture.plain:
-            raise RequestError("models of this family cannot be shared by several processes yet; leave out --tp")
         if self.kv_heads % ranks:
             fit = [str(n) for n in range(1, self.kv_heads + 1) if self.kv_heads % n == 0]
             raise RequestError(
                 f"{self.kv_heads} KV heads cannot be shared evenly by {ranks} processes; use --tp {' or '.join(fit)}"
             )
         return replace(self, heads=self.heads // ranks, kv_heads=self.kv_heads // ranks, ranks=ranks)
+
+    @property
+    def whole(self) -> ModelConfig:
+        """The config of the model that ranks share."""
+        return replace(self, heads=self.heads * self.ranks, kv_heads=self.kv_heads * self.ranks, ranks=1)

@@ -15,14 +15,16 @@ import torch
 from torch import Tensor
 
 from tests.helpers.paged_kv import native, usable
+from tests.helpers.thread_ranks import together
 from triforce.backends.torch import model
 from triforce.backends.torch.model import TorchLayer
+from triforce.distributed.group import ALONE, TPGroup
 from triforce.model.architecture import Architecture
 from triforce.model.weights import Layer
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
-from triforce.backends.cpu.model import NativeLayerShard
+from triforce.backends.cpu.model_shard import NativeLayerShard
 
 EPS = 1e-5
 FAMILIES = {
@@ -96,7 +98,7 @@ class Small:
             layer = replace(layer, q_norm_D=scales[2], k_norm_D=scales[3])
         self.sizes, self.dtype, self.layer = (Q, P, P), dtype, layer
         self.block = native.DecoderLayer(*tensors(layer), head_dim=D, eps=EPS)
-        config: Any = SimpleNamespace(norm_eps=EPS, head_dim=D, architecture=Architecture())
+        config: Any = SimpleNamespace(norm_eps=EPS, head_dim=D, architecture=Architecture(), intermediate_size=M)
         self.plain, self.exact = TorchLayer(config, layer), Exact(layer, D)
         self.x_NC = torch.randn(130, C, generator=draw).to(dtype).float()
         self.mixed_NQ = some(130, Q)
@@ -207,8 +209,9 @@ def part(layer: Layer, D: int, heads: slice, some: slice, mlp: slice) -> NativeL
         q_bias_Q=None if layer.q_bias_Q is None else layer.q_bias_Q[queries],
     )  # fmt: skip
     config: Any = SimpleNamespace(
-        norm_eps=EPS, head_dim=D, heads=heads.stop - heads.start, kv_heads=len(layer.k_proj_PC) // D
-    )
+        norm_eps=EPS, head_dim=D, heads=heads.stop - heads.start, kv_heads=len(layer.k_proj_PC) // D,
+        architecture=Architecture(),
+    )  # fmt: skip
     return NativeLayerShard(config, cut, bits=0)
 
 
@@ -219,12 +222,16 @@ def test_shard_bits_equal_whole_block(small: Small) -> None:
     heads = cut(Q // D, 1) if Q > D else (slice(0, 1),)
     parts = [part(layer, D, heads[i % len(heads)], cut(C, 7)[i], cut(M, 19)[i]) for i in range(2)]
     q, k, v = (x.unflatten(1, (-1, D)) for x in small.qkv())
-    some = [each.qkv(small.x_NC) for each in parts[: len(heads)]]
+    some = [each.qkv(small.x_NC, ALONE) for each in parts[: len(heads)]]
     assert torch.equal(torch.cat([queries for queries, *_ in some], 1), q)
     assert all(torch.equal(keys, k) and torch.equal(values, v) for _, keys, values in some)
-    x_NC = small.x_NC + torch.cat([each.out(small.mixed_NQ) for each in parts], 1)
-    gated_NM = torch.cat([each.gate(x_NC) for each in parts], 1)
-    assert torch.equal(x_NC + torch.cat([each.down(gated_NM) for each in parts], 1), small.finish())
+
+    def finished(ranks: TPGroup) -> Tensor:
+        x_NC = small.x_NC.clone()
+        parts[ranks.rank].finish(x_NC, small.mixed_NQ[:, cut(Q, 16)[ranks.rank]], ranks)
+        return x_NC
+
+    assert all(torch.equal(x_NC, small.finish()) for x_NC in together(2, finished))
 
 
 def cut(size: int, at: int) -> tuple[slice, slice]:

@@ -88,7 +88,7 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
         "gpt-oss", f"{KV}._attend", ("else sink_logits_LH[layer]", "else sink_logits_LH[layer].flip(0)"),
     ),
     "an expert's bias is left out": (
-        "gpt-oss", f"{LAYER}._expert", ("expert.up_bias_I", "None"),
+        "gpt-oss", f"{LAYER}._gate_expert", ("expert.up_bias_I", "None"),
     ),
     "the router's bias is left out": (
         "gpt-oss", "triforce.checkpoint.weights:_layer", (
@@ -126,7 +126,51 @@ UNION_FAULTS: dict[str, tuple[str, tuple[str, str]]] = {
         "triforce.engine.model_loader:ModelPair.cost_model", ("unions = decoder.unions", "unions = None"),
     ),
 }  # fmt: skip
+SHARD = "triforce.backends.cpu.model_shard"
+RANK_FAULTS: dict[str, tuple[str, str, str, tuple[str, str]]] = {
+    "each rank adds the biases of sums": (
+        "gpt-oss", "summed", "triforce.checkpoint.weights:_left_to_others", ("if ranks.rank and", "if False and"),
+    ),
+    "a rank norms rows of its own heads": (
+        "olmo-2", "exact", f"{SHARD}:_of_rows", (
+            "ranks.gather(some_NQ, some_NQ.shape[1] * ranks.count)", "torch.cat([some_NQ] * ranks.count, 1)",
+        ),
+    ),
+    "what ranks give is added without its norm": (
+        "gemma-2", "exact", f"{SHARD}:NativeLayerShard._add", ("if norm:", "if not norm and norm:"),
+    ),
+    "what ranks give is added unscaled": (
+        "granite-3", "exact", f"{SHARD}:NativeLayerShard._add", (
+            ".mul_(self.config.architecture.residual_scale)", "",
+        ),
+    ),
+    "queries of ranks are not scaled": (
+        "granite-3", "exact", f"{SHARD}:NativeLayerShard.__init__", (
+            "query_scale=parts.query_scale / self._query_scale", "query_scale=1.0",
+        ),
+    ),
+    "each rank has the sink logits of the first": (
+        "gpt-oss", "exact", f"{SOURCES}:_cut", (
+            "return (span(shape[0], ranks),)",
+            'return (slice(shape[0] // ranks.count) if "sink" in field else span(shape[0], ranks),)',
+        ),
+    ),
+    "a rank reads its own part of what experts give": (
+        "mixtral", "torch", f"{LAYER}._mlp", (
+            "partial(ranks.inputs, width=inner)", "lambda some: torch.cat([some] * ranks.count, 1)",
+        ),
+    ),
+}  # fmt: skip
 MUTANTS = [
+    *(
+        Mutant(
+            name,
+            "tests/distributed/test_tensor_parallel_families.py::test_family_rank_mutant_is_noticed",
+            (Edit(target, change),),
+            (model, how),
+        )
+        for name, (model, how, target, change) in RANK_FAULTS.items()
+    ),
     *(Mutant(name, UNIONS, (Edit(target, change),)) for name, (target, change) in UNION_FAULTS.items()),
     Mutant(
         "scores are capped behind the mask",

@@ -85,8 +85,28 @@ BURST = Mutant(
     (Edit(f"{VIEW}.steps", ("return steps_in_place(", "return most or (")),),
 )
 
+RANKS = {
+    "a rank notes no states": ("triforce.backends.feature_draft:FeatureDraft.note", (
+        "if len(own_N):", "if len(own_N) and not self.target.ranks.rank:",
+    )),
+    "head rows of the first rank alone": ("triforce.backends.tensor_parallel:ShardedModel.head_rows", (
+        "return self._rows(self._part.head_rows, ids_N)",
+        "return self._part.head_rows(ids_N % (self.config.vocab_size // self._ranks.count))",
+    )),
+    "a rank reads another embedding": ("triforce.engine.feature_loader:_whole_embedding", (
+        "return read_embedding(", "return (1 - 2 * decoder.ranks.rank) * read_embedding(",
+    )),
+}  # fmt: skip
 MUTANTS = (
     [BURST]
+    + [
+        Mutant(
+            name,
+            "tests/distributed/test_tensor_parallel_features.py::test_rank_feature_mutant_is_noticed",
+            (Edit(target, change),),
+        )
+        for name, (target, change) in RANKS.items()
+    ]
     + [
         Mutant(
             name, "tests/training/test_distillation.py::test_guess_mutant_is_noticed", (Edit(target, change),), (check,)

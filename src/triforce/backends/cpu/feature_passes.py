@@ -11,7 +11,7 @@ from torch import Tensor
 
 from triforce.backends.cpu import _native
 from triforce.backends.cpu.kv import NativeKV, rotations
-from triforce.backends.cpu.model import Draws, EmbeddingAndHead
+from triforce.backends.cpu.model import Draws, NativeEmbedding
 from triforce.backends.feature_api import EntryMemory
 from triforce.backends.kernel_api import ForwardBatch
 from triforce.model.feature_draft import FeatureDraftConfig, FeatureDraftWeights
@@ -29,7 +29,7 @@ class NativeFeaturePasses:
     """
 
     def __init__(
-        self, config: FeatureDraftConfig, weights: FeatureDraftWeights, target: EmbeddingAndHead, dtype: torch.dtype
+        self, config: FeatureDraftConfig, weights: FeatureDraftWeights, target: NativeEmbedding, dtype: torch.dtype
     ) -> None:
         assert weights.head_MC is not None, "a draft that is run has a head"
         self.config = config

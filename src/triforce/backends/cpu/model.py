@@ -31,31 +31,39 @@ ROWS = 4096  # of a table that are packed at a time
 Draws = tuple[_native.Sampler, "_native.Noise | Tensor", Tensor]
 
 
-class EmbeddingAndHead:
+class NativeEmbedding:
+    """The embedding of some tokens or of all: a table of numbers or of few bits, or a packed matrix."""
+
+    def __init__(self, config: ModelConfig, table_VC: Matrix | _native.Matrix, dtype: torch.dtype) -> None:
+        """Raises ModelError."""
+        self.config = config
+        if isinstance(table_VC, QuantizedWeight):
+            require_finite(table_VC)
+        scale = float(torch.tensor(config.architecture.embedding_scale, dtype=dtype))
+        self.embedding = _native.Embedding(table_VC, scale)
+
+    def embed(self, ids_N: Tensor) -> Tensor:
+        x_NC = torch.empty(len(ids_N), self.config.hidden_size)
+        self.embedding.rows(ids_N.contiguous(), x_NC)
+        return x_NC
+
+
+class EmbeddingAndHead(NativeEmbedding):
     """Embedding and head, which may be one matrix; of some tokens or of all."""
 
     width_independent = True
 
     def __init__(self, config: ModelConfig, weights: Weights, bits: int) -> None:
         """Raises ModelError."""
-        self.config = config
         with packing("the head", weights.head_VC):
             self._matrix = _native.Matrix(weights.head_VC, bits=bits)
-        parts, dtype = config.architecture, weights.head_VC.dtype
+        tied = weights.head_VC is weights.embedding_VC
+        super().__init__(config, self._matrix if tied else weights.embedding_VC, weights.head_VC.dtype)
+        parts = config.architecture
         self._head = _native.LmHead(
             weights.norm_C, self._matrix, eps=config.norm_eps, logit_scale=parts.logit_scale, logit_cap=parts.logit_cap
         )
-        table_VC = None if weights.head_VC is weights.embedding_VC else weights.embedding_VC
-        if isinstance(table_VC, QuantizedWeight):
-            require_finite(table_VC)
-        scale = float(torch.tensor(parts.embedding_scale, dtype=dtype))
-        self.embedding = _native.Embedding(self._matrix if table_VC is None else table_VC, scale)
         self._tokens = len(weights.head_VC)
-
-    def embed(self, ids_N: Tensor) -> Tensor:
-        x_NC = torch.empty(len(ids_N), self.config.hidden_size)
-        self.embedding.rows(ids_N.contiguous(), x_NC)
-        return x_NC
 
     def head_rows(self, ids_N: Tensor) -> Tensor:
         """Return the rows of these tokens in the head as numbers, whatever it is packed to: float32 (N, C)."""
@@ -196,44 +204,3 @@ def experts(layer: Layer, experts: Experts | None) -> dict[str, Any]:
         router=layer.router_EC, router_bias=layer.router_bias_E, chosen=experts.chosen,
         renormalised=experts.renormalised,
     )  # fmt: skip
-
-
-class NativeModelShard(EmbeddingAndHead):
-    """`config` has this rank's heads."""
-
-    def __init__(self, config: ModelConfig, weights: Weights, bits: int = 0) -> None:
-        super().__init__(config, weights, bits)
-        self.blocks = packed(NativeLayerShard, config, weights, bits)
-
-
-class NativeLayerShard:
-    def __init__(self, config: ModelConfig, layer: Layer, bits: int) -> None:
-        norm_C, gate_IC, up_IC, down_CI = layer.post_norm_C, layer.gate_proj_IC, layer.up_proj_IC, layer.down_proj_CI
-        assert norm_C is not None and layer.input_norm_C is not None  # ranks share plain architectures only
-        assert gate_IC is not None and up_IC is not None and down_CI is not None
-        self.config, self.dtype, self._mlp = config, layer.o_proj_CQ.dtype, len(gate_IC)
-        self._projections = _native.QkvProjections(
-            layer.input_norm_C, layer.q_proj_QC, layer.k_proj_PC, layer.v_proj_PC, layer.q_bias_Q, layer.k_bias_P,
-            layer.v_bias_P, layer.q_norm_D, layer.k_norm_D, head_dim=config.head_dim, eps=config.norm_eps, bits=bits,
-        )  # fmt: skip
-        self._gate = _native.GatedMlp(norm_C, gate_IC, up_IC, eps=config.norm_eps, bits=bits)
-        self._out, self._down = ((_native.Matrix(each, bits=bits), len(each)) for each in (layer.o_proj_CQ, down_CI))
-
-    def qkv(self, x_NC: Tensor) -> tuple[Tensor, ...]:
-        return project(self._projections, self.config, x_NC)
-
-    def out(self, attn_out_NQ: Tensor) -> Tensor:
-        return self._times(*self._out, attn_out_NQ)
-
-    def gate(self, x_NC: Tensor) -> Tensor:
-        gated = torch.empty(len(x_NC), self._gate.stride, dtype=self.dtype)
-        self._gate.forward(x_NC, gated)
-        return gated[:, : self._mlp]
-
-    def down(self, gated_NI: Tensor) -> Tensor:
-        return self._times(*self._down, gated_NI)
-
-    def _times(self, matrix: _native.Matrix, outputs: int, x: Tensor) -> Tensor:
-        y = torch.empty(len(x), outputs)
-        matrix.linear(x.to(self.dtype).contiguous(), y)
-        return y

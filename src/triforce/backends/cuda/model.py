@@ -23,6 +23,7 @@ from triforce.backends.cuda.triton.weight_tiles import rows_of, times
 from triforce.backends.kernel_api import ForwardBatch, ForwardOutput, KVBackend, ModelBackend, PageTable
 from triforce.backends.torch.kv import WIDE
 from triforce.backends.torch.model import TorchLayer, TorchModel, forward_layers, forward_layerwise, linear
+from triforce.distributed.group import ALONE, TPGroup
 from triforce.model.config import ModelConfig
 from triforce.model.weights import Layer, Matrix, QuantizedWeight, Weights
 
@@ -48,9 +49,9 @@ class TritonLayer(TorchLayer):
         self._qkv_bias = joined(layer.q_bias_Q, layer.k_bias_P, layer.v_bias_P)
         self._gate_up = joined(layer.gate_proj_IC, layer.up_proj_IC)
 
-    def qkv(self, x_NC: Tensor) -> tuple[Tensor, ...]:
+    def qkv(self, x_NC: Tensor, ranks: TPGroup = ALONE) -> tuple[Tensor, ...]:
         if self._qkv is None:
-            return super().qkv(x_NC)
+            return super().qkv(x_NC, ranks)
         layer, (H, G), eps = self.layer, (self.config.heads, self.config.kv_heads), self.config.norm_eps
         qkv_NMD = F.linear(self._normed(x_NC, layer.input_norm_C), self._qkv, self._qkv_bias)
         qkv_NMD = qkv_NMD.view(len(x_NC), H + 2 * G, self.config.head_dim)

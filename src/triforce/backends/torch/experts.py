@@ -25,16 +25,26 @@ def union(ids_NK: Tensor) -> int:
     return len({*ids_NK.flatten().tolist()})
 
 
-def mix(y_NC: Tensor, layer: Layer, experts: Experts, run: Callable[[Mlp, Tensor], Tensor]) -> tuple[Tensor, int]:
+Half = Callable[[Mlp, Tensor], Tensor]
+"""A half of an expert, on some rows."""
+
+
+def mix(
+    y_NC: Tensor, layer: Layer, experts: Experts, gate: Half, down: Half, read: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, int]:
     """Return (N, C), what the experts of each token give: weighted, and summed in float32 in ascending order of ids.
 
-    `run` an expert on some rows. The router's logits are float32, as its weight is. Returns the number of experts that
-    the first tokens, at most `SAMPLED`, have chosen together, too.
+    Between `gate` and `down` ranks `read` what the first halves of all experts give, (N * K, some of I), at once. The
+    router's logits are float32, as its weight is. Returns the number of experts that the first tokens, at most
+    `SAMPLED`, have chosen together, too.
     """
     assert layer.router_EC is not None
     ids_NK, weights_NK = choose(F.linear(y_NC.float(), layer.router_EC, layer.router_bias_E), experts)
-    sum_NC = torch.zeros_like(y_NC, dtype=torch.float32)
-    for expert in sorted({*ids_NK.flatten().tolist()}):
-        rows, places = (ids_NK == expert).nonzero(as_tuple=True)
-        sum_NC[rows] += weights_NK[rows, places, None] * run(layer.experts[expert], y_NC[rows]).float()
+    ids = sorted({*ids_NK.flatten().tolist()})
+    touched, places = [layer.experts[e] for e in ids], [(ids_NK == e).nonzero(as_tuple=True) for e in ids]
+    gated = read(torch.cat([gate(expert, y_NC[rows]) for expert, (rows, _) in zip(touched, places, strict=True)]))
+    sum_NC = y_NC.new_zeros(len(y_NC), touched[0].down_proj_CI.shape[0], dtype=torch.float32)
+    each = torch.split(gated, [len(rows) for rows, _ in places])
+    for expert, (rows, which), some in zip(touched, places, each, strict=True):
+        sum_NC[rows] += weights_NK[rows, which, None] * down(expert, some).float()
     return sum_NC.to(y_NC.dtype), union(ids_NK[:SAMPLED])

@@ -6,6 +6,7 @@ Shape suffixes as in kernel_api.py; I MLP size, Q = H * D, P = G * D.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,7 @@ from torch import Tensor
 from triforce.backends.kernel_api import ForwardBatch, ForwardOutput, KVBackend, LayerAttention, ModelBackend
 from triforce.backends.torch.attention import capped
 from triforce.backends.torch.experts import mix
+from triforce.distributed.group import ALONE, TPGroup, span
 from triforce.model.config import ModelConfig
 from triforce.model.weights import Layer, Matrix, Mlp, Weights, numbers
 
@@ -58,20 +60,22 @@ class TorchLayer:
     def __init__(self, config: ModelConfig, layer: Layer) -> None:
         self.config, self.layer = config, layer
 
-    def qkv(self, x_NC: Tensor) -> tuple[Tensor, ...]:
+    def qkv(self, x_NC: Tensor, ranks: TPGroup = ALONE) -> tuple[Tensor, ...]:
         layer, scale = self.layer, self.config.architecture.query_scale
         x_NC = self._normed(x_NC, layer.input_norm_C)
-        q_NHD = self._heads(x_NC, layer.q_proj_QC, layer.q_bias_Q, layer.q_norm_D)
+        q_NHD = self._heads(x_NC, layer.q_proj_QC, layer.q_bias_Q, layer.q_norm_D, ranks)
         return (
             q_NHD if scale == 1 else q_NHD * scale,
-            self._heads(x_NC, layer.k_proj_PC, layer.k_bias_P, layer.k_norm_D),
-            self._heads(x_NC, layer.v_proj_PC, layer.v_bias_P, None),
+            self._heads(x_NC, layer.k_proj_PC, layer.k_bias_P, layer.k_norm_D, ranks),
+            self._heads(x_NC, layer.v_proj_PC, layer.v_bias_P, None, ranks),
         )
 
-    def finish(self, x_NC: Tensor, attn_out_NQ: Tensor) -> int:
-        self._add(x_NC, self.out(attn_out_NQ), self.layer.attn_out_norm_C)
-        part_NC, touched = self._mlp(x_NC)
-        self._add(x_NC, part_NC, self.layer.mlp_out_norm_C)
+    def finish(self, x_NC: Tensor, attn_out_NQ: Tensor, ranks: TPGroup = ALONE) -> int:
+        C = x_NC.shape[1]
+        part_NC = self.out(ranks.inputs(attn_out_NQ, self.layer.o_proj_CQ.shape[1]))
+        self._add(x_NC, ranks.outputs(part_NC, C), self.layer.attn_out_norm_C)
+        part_NC, touched = self._mlp(x_NC, ranks)
+        self._add(x_NC, ranks.outputs(part_NC, C), self.layer.mlp_out_norm_C)
         return touched
 
     def out(self, attn_out_NQ: Tensor) -> Tensor:
@@ -84,29 +88,36 @@ class TorchLayer:
     def down(self, gated_NI: Tensor) -> Tensor:
         return self.linear(gated_NI, self.layer.down_proj_CI)
 
-    def _mlp(self, x_NC: Tensor) -> tuple[Tensor, int]:
-        experts = self.config.architecture.experts
+    def _mlp(self, x_NC: Tensor, ranks: TPGroup) -> tuple[Tensor, int]:
+        experts, inner = self.config.architecture.experts, self.config.intermediate_size
         if experts is None:
-            return self.down(self.gate(x_NC)), 0
-        return mix(self._normed(x_NC, self.layer.post_norm_C), self.layer, experts, self._expert)
+            return self.down(ranks.inputs(self.gate(x_NC), inner)), 0
+        y_NC, read = self._normed(x_NC, self.layer.post_norm_C), partial(ranks.inputs, width=inner)
+        return mix(y_NC, self.layer, experts, self._gate_expert, self._down_expert, read)
 
-    def _expert(self, expert: Mlp, y_NC: Tensor) -> Tensor:
+    def _gate_expert(self, expert: Mlp, y_NC: Tensor) -> Tensor:
         gate_NI = self.linear(y_NC, expert.gate_proj_IC, expert.gate_bias_I)
         up_NI = self.linear(y_NC, expert.up_proj_IC, expert.up_bias_I)
-        return self.linear(self._activated(gate_NI, up_NI), expert.down_proj_CI, expert.down_bias_C)
+        return self._activated(gate_NI, up_NI)
+
+    def _down_expert(self, expert: Mlp, gated_NI: Tensor) -> Tensor:
+        return self.linear(gated_NI, expert.down_proj_CI, expert.down_bias_C)
 
     def _activated(self, gate_NI: Tensor, up_NI: Tensor) -> Tensor:
         activations = {"silu": self.swiglu, "gelu": geglu, "clamped": clamped_swiglu}
         return activations[self.config.architecture.activation](gate_NI, up_NI)
 
-    def _heads(self, x_NC: Tensor, weight: Matrix, bias: Tensor | None, norm_D: Tensor | None) -> Tensor:
-        x_NQ = self.linear(x_NC, weight, bias)
+    def _heads(
+        self, x_NC: Tensor, weight: Matrix, bias: Tensor | None, norm_D: Tensor | None, ranks: TPGroup
+    ) -> Tensor:
+        x_NQ, eps = self.linear(x_NC, weight, bias), self.config.norm_eps
         x_NHD = x_NQ.view(len(x_NC), -1, self.config.head_dim)
         if norm_D is None:
             return x_NHD
-        return self.norm(x_NHD if len(norm_D) == self.config.head_dim else x_NQ, norm_D, self.config.norm_eps).view(
-            x_NHD.shape
-        )
+        if self.config.architecture.qk_norm != "row":
+            return self.norm(x_NHD, norm_D, eps)
+        whole_NQ = self.norm(ranks.gather(x_NQ, len(norm_D)), norm_D, eps)
+        return whole_NQ[:, span(len(norm_D), ranks)].reshape(x_NHD.shape)
 
     def _normed(self, x_NC: Tensor, norm_C: Tensor | None) -> Tensor:
         return x_NC if norm_C is None else self.norm(x_NC, norm_C, self.config.norm_eps)

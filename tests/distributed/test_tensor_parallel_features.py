@@ -1,0 +1,138 @@
+"""Ranks with a draft that reads hidden states: texts are those of one process, and guesses its guesses, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from shutil import copytree
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.feature_pair import feature_pair
+from tests.helpers.mutants.mutation import Mutant
+from tests.helpers.mutants.registry import caught_in
+from tests.helpers.thread_ranks import together
+from tests.helpers.tiny_checkpoint import edit
+from tests.helpers.tiny_llm import ask, ids
+from triforce.backends import native_loader
+from triforce.backends.feature_draft import FeatureDraft
+from triforce.backends.torch.feature_passes import TorchFeaturePasses
+from triforce.distributed.group import ALONE, TPGroup
+from triforce.engine import tier_builder
+from triforce.engine.model_loader import load
+from triforce.errors import ModelError, RankError, RequestError
+from triforce.llm import LLM
+
+NATIVE = pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
+SETTINGS: dict[str, Any] = dict(retrieval_budget=64, speculative_tokens=4, searched_layers="none")
+PROMPTS = [ids(150), ids(40, 1)]
+
+
+@pytest.fixture(scope="module")
+def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return feature_pair(tmp_path_factory.mktemp("features"))
+
+
+def texts(
+    folder: Path, ranks: TPGroup, mode: str, temperature: float = 0.8, prompts: int = 2, **settings: Any
+) -> list[Any]:
+    """Of each prompt its tokens, how exact they are, and of each tier what it proposed and what of that was kept."""
+    llm = LLM(folder / "target", folder / "draft", ranks=ranks, **(SETTINGS | settings))
+    found = llm.generate(PROMPTS[:prompts], ask(temperature=temperature), mode=mode)
+    tiers = [[(tier.name, tier.proposed, tier.accepted) for tier in each.outputs[0].tiers] for each in found]
+    return [(each.outputs[0].token_ids, each.exactness, tier) for each, tier in zip(found, tiers, strict=True)]
+
+
+@NATIVE
+@pytest.mark.parametrize("temperature", [0.0, 0.8], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("mode", ["ar", "draft", "triforce", "draft-ngram"])
+def test_texts_of_drafting_ranks_equal_one_process(mode: str, temperature: float, features: Path) -> None:
+    """What is proposed and kept, too: several guesses are one native call."""
+    wanted = texts(features, ALONE, mode, temperature)
+    assert together(2, lambda ranks: texts(features, ranks, mode, temperature)) == [wanted, wanted]
+    plain = texts(features, ALONE, "ar", temperature)
+    assert [tokens for tokens, *_ in wanted] == [tokens for tokens, *_ in plain]
+
+
+Guesses = dict[int, list[Tensor]]
+
+
+def guesses(folder: Path, count: int, monkeypatch: pytest.MonkeyPatch, exact: bool = True, **how: Any) -> list[Any]:
+    """Logits of all guesses, by rank, and the text: one, as clocks say when another one joins."""
+    seen, call = Guesses(), FeatureDraft.__call__
+
+    def spy(self: FeatureDraft, *given: Any) -> Tensor:
+        logits_BJV = call(self, *given)
+        seen.setdefault(threading.get_ident(), []).append(logits_BJV.clone())
+        return logits_BJV
+
+    def run(ranks: TPGroup) -> tuple[list[Tensor], list[Any]]:
+        found = texts(folder, ranks, "triforce", prompts=1, **how)
+        return seen.pop(threading.get_ident()), found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FeatureDraft, "__call__", spy)
+        patch.setattr(tier_builder, "fused_draft", lambda *given: None)
+        return [run(ALONE)] if count == 1 else together(count, run, exact)
+
+
+def check_guesses(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ((alone, wanted),) = guesses(folder, 1, monkeypatch)
+    for found, text in guesses(folder, 2, monkeypatch):
+        assert len(alone) > 8 and len(found) == len(alone) and all(map(torch.equal, found, alone))
+        assert text == wanted
+
+
+@NATIVE
+def test_guesses_of_ranks_have_the_bits_of_one_process(features: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_guesses(features, monkeypatch)
+
+
+@NATIVE
+@pytest.mark.parametrize("mutant", caught_in("test_rank_feature_mutant_is_noticed"), ids=str)
+def test_rank_feature_mutant_is_noticed(features: Path, mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant.apply(monkeypatch)
+    with pytest.raises((AssertionError, RankError, RuntimeError)):
+        check_guesses(features, monkeypatch)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_guesses_of_ranks_agree_on_the_torch_path(exact: bool, features: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_loader, "native", None)
+    (first, text), (second, other) = guesses(features, 2, monkeypatch, exact, dtype="float32")
+    assert len(first) == len(second) > 8 and all(map(torch.equal, first, second)) and text == other
+
+
+@NATIVE
+def test_drafts_of_ranks_have_the_native_passes(features: Path) -> None:
+    """With the whole embedding, natively: no exchange between guesses."""
+
+    def run(ranks: TPGroup) -> bool:
+        draft = LLM(features / "target", features / "draft", ranks=ranks, **SETTINGS).models.features
+        return draft is not None and not isinstance(draft.passes, TorchFeaturePasses)
+
+    assert together(2, run) == [True, True]
+
+
+def test_ranks_know_what_target_a_draft_was_trained_for(features: Path, tmp_path: Path) -> None:
+    """By the fingerprint of the whole model; a rank's own is that of its part."""
+    folder = copytree(features, tmp_path / "pair")
+    about = json.loads((folder / "draft" / "config.json").read_text())["triforce"]
+    whole = load(folder / "target", device="cpu").fingerprint
+    edit(folder / "draft" / "config.json", triforce=about | {"target": whole})
+    assert together(2, lambda ranks: LLM(folder / "target", folder / "draft", ranks=ranks).models.drafts) == [
+        True,
+        True,
+    ]
+    edit(folder / "draft" / "config.json", triforce=about | {"target": "that of another"})
+    with pytest.raises(ModelError, match="trained on the hidden states of another model"):
+        together(2, lambda ranks: LLM(folder / "target", folder / "draft", ranks=ranks))
+
+
+def test_offloaded_kv_of_drafting_ranks_is_refused(features: Path) -> None:
+    with pytest.raises(RequestError, match="reads hidden states, which cannot be had with --kv-offload"):
+        together(2, lambda ranks: texts(features, ranks, "draft", kv_offload="host"))
