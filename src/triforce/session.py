@@ -14,12 +14,17 @@ from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import FullView
 from triforce.kvcache.views.full import TAIL
+from triforce.kvcache.window_mark import WindowMark
 from triforce.llm import LLM
 from triforce.ragged import common_prefix, ints
 
 
 class Session:
-    """One row of target KV, as long as the model's context. Each turn gives the whole text, and its new end is read."""
+    """One row of target KV, as long as the model's context. Each turn gives the whole text, and its new end is read.
+
+    Layers with a window keep those before the end of the latest text, and of the latest prompt: a turn that leaves out
+    the answer reads what is new, and one that changes more reads all.
+    """
 
     def __init__(self, llm: LLM) -> None:
         self.llm = llm
@@ -30,6 +35,7 @@ class Session:
         pool.reserve(0, capacity)
         self._memory = FullView(pool)
         self._seen: list[int] = []
+        self._mark = WindowMark(pool)
 
     def ask(
         self, conversation: str | Sequence[int], params: SamplingParams, on_prefill: OnPrefill | None = None
@@ -43,10 +49,14 @@ class Session:
         ids = self.llm.encode(conversation)
         reusable = max(0, len(ids) - 1 - TAIL) if params.prompt_logprobs is None else 0  # these score every position
         # The pool may hold tokens past the end of the last answer: those that were verified but cut off.
-        self._memory.rewind(ints([min(common_prefix(self._seen, ids), reusable)]))
+        kept = min(common_prefix(self._seen, ids), reusable, int(self._memory.lengths_B[0]))
+        self._mark.go_back(0, kept)
+        self._memory.rewind(ints([kept]))
         self._seen = list(ids)
         with closing(self.llm.stream(ids, params, on_prefill=on_prefill, memory=self._memory)) as pieces:
             for piece in pieces:
                 if isinstance(piece, OutputChunk):
+                    if len(self._seen) == len(ids):
+                        self._mark.take(0)
                     self._seen += piece.token_ids
                 yield piece

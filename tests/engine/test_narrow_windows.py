@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+from collections import deque
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import pytest
 
@@ -147,10 +150,26 @@ def test_narrow_windows_hold_fewer_bytes(home: Path) -> None:
     with whole():
         everything = model.open(1, CONTEXT).core.store.pool
     layers, windowed = len(pool.apart), pool.apart.count(True)
-    assert everything.bytes.memory * layers == everything.token_bytes * layers * (pool.store.pages + 1) * 16
+    assert everything.bytes.device_bytes == everything.token_bytes * (pool.store.pages + 1) * 16
     saved = (pool.store.pages - pool.windows.store.pages) * 16 * pool.token_bytes * windowed // layers
-    assert pool.bytes.memory == everything.bytes.memory - saved
+    assert pool.bytes.device_bytes == everything.bytes.device_bytes - saved
     check_empty(texts)
+
+
+def test_narrow_windows_memory_is_free_with_its_last_owner(home: Path) -> None:
+    """Without a collection of cycles: KV is large."""
+    model = llm(home, PLAYED)
+    gc.collect()
+    gc.disable()
+    try:
+        texts = model.open(1, CONTEXT)
+        texts.submit([request(model, 91)])
+        finish(texts)
+        pool = ref(texts.core.store.pool)
+        del texts
+        assert pool() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("mode", ["ar", "triforce"])
@@ -167,6 +186,49 @@ def test_narrow_windows_session_turns_equal_whole_conversation(home: Path, mode:
         answer = output.outputs[0].token_ids
         assert answer == wanted.outputs[0].token_ids
         conversation = conversation[: 500 if number != 1 else 90] + answer + ids(7 * number + 1, seed=number)
+
+
+def check_turn(model: LLM, session: Session, conversation: list[int]) -> int:
+    """Return how many tokens a turn feeds, whose answer is that of whole KV."""
+    with counted(model.models.target) as passes:
+        *_, output = session.ask(conversation, ask(max_tokens=100))
+    assert isinstance(output, RequestOutput)
+    with whole():
+        model.reset_prefix_cache()
+        wanted = model.generate(conversation, ask(max_tokens=100), mode="ar")[0]
+    assert output.outputs[0].token_ids == wanted.outputs[0].token_ids
+    return sum(passes)
+
+
+def give_up(read: int, tokens: int) -> None:
+    if read == tokens:
+        raise InterruptedError
+
+
+def check_going_back(model: LLM) -> None:
+    """Turns that leave out the answer before them, long as it is, and what a turn that was given up left behind."""
+    session, conversation = Session(model), prompt(300)
+    for common, again in ((300, True), (300, False), (310, False), (200, False), (0, True)):
+        assert (check_turn(model, session, conversation) > 300) == again
+        conversation = conversation[:common] + ids(30, seed=common)
+    session, conversation = Session(model), prompt(300)
+    check_turn(model, session, conversation)
+    other = conversation[:280] + ids(250, seed=60)
+    with pytest.raises(InterruptedError):
+        deque(session.ask(other, ask(), give_up), maxlen=0)
+    assert check_turn(model, session, other[:295] + ids(40, seed=61)) > 300
+
+
+def test_narrow_windows_session_goes_back_to_its_latest_prompt(home: Path) -> None:
+    check_going_back(llm(home, PLAYED, mode="ar"))
+
+
+@pytest.mark.parametrize("mutant", caught_in("test_narrow_windows_session_mutant_is_noticed"), ids=str)
+def test_narrow_windows_session_mutant_is_noticed(home: Path, mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = llm(home, PLAYED, mode="ar")
+    mutant.apply(monkeypatch)
+    with pytest.raises((AssertionError, TriforceError, ValueError)):
+        check_going_back(model)
 
 
 @pytest.mark.parametrize(("common", "read"), [(300, 283), (290, 290), (180, 0)])

@@ -39,7 +39,7 @@ class PrefixCache:
         self.window_pages: dict[bytes, int] = {}
         """Of layers with a window, where these have pages of their own. Rows may need them back at any time."""
         if pool.windows:
-            pool.windows.store.evict = self._evict_windows
+            pool.windows.store.lend(self._evict_windows)
 
     def find(self, scope: str, prompt: Tokens) -> Found:
         """Find the beginning of a prompt. Its last tokens are left to be fed, as a selection goes by them."""

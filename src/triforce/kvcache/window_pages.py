@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
+from weakref import WeakMethod
 
 import torch
 from torch import Tensor
@@ -26,16 +27,21 @@ def most_pages(window: int, widest: int) -> int:
 
 
 class WindowOwners(PageOwners):
-    """Pages that rows are promised. What they hold is never more, so all others can be had.
-
-    evict: gives back so many pages that no row needs.
-    """
-
-    promised = 0
+    """Pages that rows are promised. What they hold is never more, so all others can be had."""
 
     def __init__(self, pages: int) -> None:
         super().__init__(pages)
-        self.evict: Callable[[int], None] = lambda pages: None
+        self.promised = 0
+        self._evict: Callable[[], Callable[[int], None] | None] = lambda: None
+
+    def lend(self, evict: Callable[[int], None]) -> None:
+        """Let somebody keep pages that no row needs, as long as he lives; his method gives so many back."""
+        self._evict = WeakMethod(evict)
+
+    def evict(self, pages: int) -> None:
+        """Have so many pages given back that no row needs."""
+        if evict := self._evict():
+            evict(pages)
 
     def promise(self, more: int) -> None:
         """Promise rows so many pages more. Raises CacheError, and promises none, where there are too few."""

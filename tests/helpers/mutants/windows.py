@@ -7,6 +7,7 @@ from tests.helpers.mutants.mutation import Edit, Mutant
 PAGES, PREFIXES = "triforce.kvcache.window_pages:WindowPages", "triforce.kvcache.prefix_cache:PrefixCache"
 TABLES = "tests/kvcache/test_window_pages.py::test_window_pages_mutant_is_noticed"
 FOUND = "tests/kvcache/test_prefix_cache.py::test_prefix_windows_mutant_is_noticed"
+SESSION = "tests/engine/test_narrow_windows.py::test_narrow_windows_session_mutant_is_noticed"
 TEXTS = "tests/engine/test_narrow_windows.py::test_narrow_windows_mutant_is_noticed"
 FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
     "a window one page too short": (TABLES, f"{PAGES}.needed_from", ("window + 1)", "window + 1 + PAGE)")),
@@ -29,6 +30,15 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
     "pages of a prefix have no second owner": (FOUND, f"{PAGES}.adopt", ("self.store.own(", "len(")),
     "a swapped row comes back a page short": (
         TEXTS, f"{PAGES}.place", ("max(pages_for(start), self._kept_from(stop))", "3 + self._kept_from(stop)"),
+    ),
+    "a session goes back behind its windows": (
+        SESSION, "triforce.kvcache.views.full:FullView.rewind", ("if windows and not windows.holds(", "if False and (")
+    ),
+    "a mark is taken of pages that were written anew": (
+        SESSION, "triforce.kvcache.window_mark:WindowMark.go_back", ("min(self._length, length)", "self._length"),
+    ),
+    "a mark is never taken": (
+        SESSION, "triforce.kvcache.window_mark:WindowMark.take", ("windows := self._pool.windows", "windows := None"),
     ),
     "a row leaves and keeps its promise": (TEXTS, f"{PAGES}.release", ("-= self._rooms[b]", "-= 0")),
     "rows of windows by place": (
