@@ -11,18 +11,16 @@ from torch import Tensor
 
 from triforce.backends import native_loader
 from triforce.backends.current_device import current
-from triforce.backends.feature_api import EntryMemory, FeaturePasses
-from triforce.backends.kernel_api import PAGE, Device, Embedder, KVBackend, ModelBackend, OffloadedKVBackend
+from triforce.backends.kernel_api import PAGE, Device, KVBackend, ModelBackend, OffloadedKVBackend
 from triforce.backends.offload_layout import OffloadLayout
 from triforce.backends.tensor_parallel import ShardedModel
-from triforce.backends.torch.feature_passes import TorchFeaturePasses
 from triforce.backends.torch.kv import TorchKV
 from triforce.backends.torch.model import TorchModel, forward_layerwise
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.errors import RequestError
 from triforce.model.config import ModelConfig
-from triforce.model.feature_draft import FeatureDraftConfig, FeatureDraftWeights
-from triforce.model.weights import Matrix, Weights
+from triforce.model.feature_draft import FeatureDraftConfig
+from triforce.model.weights import Weights
 
 FusedDraft = Callable[..., Tensor]
 
@@ -33,13 +31,13 @@ def claim_threads(config: ModelConfig, dtype: torch.dtype, device: torch.device)
     What is left for torch is small, and its threads spin on the cores that ours need, or wait for those others use.
     Elsewhere torch keeps to what control groups grant, of which it knows nothing.
     """
-    most = 1 if _suits_native(config, dtype, device) else native_loader.usable_cpus()
+    most = 1 if suits_native(config, dtype, device) else native_loader.usable_cpus()
     torch.set_num_threads(min(torch.get_num_threads(), most))
 
 
 def keeps_packed(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether weights of GGUF files stay as they are: products with them are then those of bfloat16 inputs."""
-    suits = _suits_native(config, dtype, device) or _suits_triton(config, dtype, device)
+    suits = suits_native(config, dtype, device) or _suits_triton(config, dtype, device)
     return dtype == torch.bfloat16 and suits
 
 
@@ -50,7 +48,7 @@ def model(config: ModelConfig, weights: Weights, bits: int = 0, ranks: TPGroup =
     """
     device, dtype, forward = weights.norm_C.device, weights.embedding_VC.dtype, forward_layerwise
     claim_threads(config, dtype, device)
-    if _suits_native(config, dtype, device):
+    if suits_native(config, dtype, device):
         from triforce.backends.cpu.model import NativeModel
         from triforce.backends.cpu.model_shard import NativeModelShard
 
@@ -72,29 +70,6 @@ def model(config: ModelConfig, weights: Weights, bits: int = 0, ranks: TPGroup =
     return ShardedModel(config, plain, ranks, dtype, forward) if ranks.count > 1 else plain
 
 
-def embedding(config: ModelConfig, table_VC: Matrix, device: torch.device) -> Embedder:
-    """Return a model's embedding alone, whole, for who has a part of the model only. Raises ModelError."""
-    if _suits_native(config, table_VC.dtype, device):
-        from triforce.backends.cpu.model import NativeEmbedding
-
-        return NativeEmbedding(config, table_VC, table_VC.dtype)
-    return model(config, Weights(table_VC, (), torch.empty(0, device=device), table_VC))
-
-
-def feature_passes(
-    config: FeatureDraftConfig, weights: FeatureDraftWeights, target: Embedder, dtype: torch.dtype, device: Device
-) -> FeaturePasses:
-    """Passes of a feature draft for this target, by the fastest kernels that take it; weights of any type, anywhere."""
-    whole = config.hidden_size % 16 == 0 and config.sinks % PAGE == 0
-    if _suits_native(config, dtype, torch.device(device)) and whole:
-        from triforce.backends.cpu.feature_passes import NativeFeaturePasses
-        from triforce.backends.cpu.model import NativeEmbedding
-
-        if isinstance(target, NativeEmbedding):
-            return NativeFeaturePasses(config, weights, target, dtype)
-    return TorchFeaturePasses(config, weights.to(dtype, device), target.embed)
-
-
 def memory(
     config: ModelConfig,
     pages: int,
@@ -109,7 +84,7 @@ def memory(
     window_pages: those that layers with a window have in their place; 0: the same ones.
     Raises CacheError where there is too little, and RequestError where no kernels read int8.
     """
-    if unit == PAGE and _suits_native(config, dtype, torch.device(device)):
+    if unit == PAGE and suits_native(config, dtype, torch.device(device)):
         from triforce.backends.cpu.kv import NativeKV
 
         return NativeKV(config, pages, dtype, int8, window_pages)
@@ -135,14 +110,14 @@ def require_offload(config: ModelConfig, dtype: torch.dtype, device: Device, kin
             raise RequestError("a GPU reads KV from the host's memory, not from a file; use --kv-offload host")
     elif torch.device(device).type != "cpu":
         raise RequestError("KV offload on a GPU needs Triton; pip install 'triforce[gpu]', or use --kv-offload none")
-    elif not _suits_native(config, dtype, torch.device(device)):
+    elif not suits_native(config, dtype, torch.device(device)):
         raise RequestError(f"KV offload needs native kernels, but {_why_not_native()}; use --kv-offload none")
 
 
 def layered(config: ModelConfig, dtype: torch.dtype, device: Device) -> bool:
     """Whether offloaded KV comes by in whole layers, each of which has room on the device, and from memory only."""
     device = torch.device(device)
-    return not _suits_native(config, dtype, device) and _suits_triton(config, dtype, device)
+    return not suits_native(config, dtype, device) and _suits_triton(config, dtype, device)
 
 
 def offloaded(
@@ -173,16 +148,6 @@ def fused_draft_with(model: ModelBackend, kv: KVBackend, width: int) -> FusedDra
         from triforce.backends.cuda import fused_draft
 
         return fused_draft.of(model, kv, width)
-    return None
-
-
-def fused_features_with(passes: FeaturePasses, memory: EntryMemory) -> FusedDraft | None:
-    """`NativeFeaturePasses.fused_draft` with this memory; None for other passes."""
-    if native_loader.native:
-        from triforce.backends.cpu.feature_passes import NativeFeaturePasses
-
-        if isinstance(passes, NativeFeaturePasses):
-            return partial(passes.fused_draft, memory)
     return None
 
 
@@ -241,11 +206,12 @@ def best_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
     """bfloat16, which halves what is read; float16 where a GPU has units for that alone; torch is slow on a CPU."""
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
         return torch.float16
-    native_or_gpu = device.type != "cpu" or _suits_native(config, torch.bfloat16, device)
+    native_or_gpu = device.type != "cpu" or suits_native(config, torch.bfloat16, device)
     return torch.bfloat16 if native_or_gpu else torch.float32
 
 
-def _suits_native(config: ModelConfig | FeatureDraftConfig, dtype: torch.dtype, device: torch.device) -> bool:
+def suits_native(config: ModelConfig | FeatureDraftConfig, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether native kernels take models of these heads and numbers there."""
     fits = config.head_dim % 16 == 0 and config.head_dim <= 256 and dtype in (torch.bfloat16, torch.float32)
     return native_loader.native is not None and device.type == "cpu" and fits
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triforce.backends import dispatch
+from triforce.backends import feature_dispatch
 from triforce.backends.current_device import current
 from triforce.backends.decoder import Decoder, View
 from triforce.backends.feature_api import EntryMemory
@@ -52,8 +52,8 @@ class FeatureDraft:
         own = replace(config, vocab_size=target.config.vocab_size)  # some published ones are padded
         whole: Embedder = target.model
         if embedding_VC is not None:
-            whole = dispatch.embedding(target.config, embedding_VC, target.device)
-        self.passes = dispatch.feature_passes(own, weights, whole, target.dtype, target.device)
+            whole = feature_dispatch.embedding(target.config, embedding_VC, target.device)
+        self.passes = feature_dispatch.feature_passes(own, weights, whole, target.dtype, target.device)
         trained = sum(tensor.numel() for _, tensor in weights.trained())
         self.weights_read = trained + config.choices * config.hidden_size
         """Weights that a pass multiplies with, of which each has so many bytes: `weight_size`."""

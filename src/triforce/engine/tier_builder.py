@@ -12,7 +12,7 @@ from math import gcd
 
 import numpy as np
 
-from triforce.backends import dispatch
+from triforce.backends import dispatch, feature_dispatch
 from triforce.backends.decoder import Decoder
 from triforce.backends.feature_draft import FeatureDraft, NotingDecoder
 from triforce.backends.kernel_api import pages_for
@@ -179,7 +179,7 @@ class TierBuilder:
         if (features := self.models.features) is None:
             return self.draft_model()
         view = FeatureView(self.full(), features.config.sinks, features.config.window, self.speculation.reach)
-        run = dispatch.fused_features_with(features.passes, view.memory)
+        run = feature_dispatch.fused_features_with(features.passes, view.memory)
         several = partial(fused_draft, lambda width: run) if run else None
         return Tier("draft", features, view, self.speculation.draft_tokens, fused_draft=several)
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from tests.helpers.paged_kv import PAGE, native
-from triforce.backends.dispatch import feature_passes
 from triforce.backends.feature_api import FeaturePasses
+from triforce.backends.feature_dispatch import feature_passes
 from triforce.backends.kernel_api import ForwardBatch, PageTable
 from triforce.backends.torch.feature_passes import TorchFeaturePasses
 from triforce.kvcache import FeatureMemory
