@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.helpers.engine_scene import TOKENS, alone
+from tests.helpers.family_models import SIZES, family_model
+from tests.helpers.tiny_checkpoint import save, tiny_model
+from tests.helpers.tiny_llm import CONTEXT
 from triforce.engine.tier_builder import SharedKV
 from triforce.kvcache import PAGE, PagePool, window_pages
 from triforce.kvcache.views import full
+from triforce.llm import LLM
 
-CHUNK = 32
+CHUNK, SLACK = 32, 40
+PLAYED = "gemma-3"
 SPOILT = 90
 """Finite, as what a window hides has weight 0 on the torch path."""
 
@@ -47,3 +55,20 @@ def spoiling(cover: Any) -> Any:
                 pool.kv.write(layer, slots_N, rows_GND, rows_GND)
 
     return covered
+
+
+@cache
+def llm(home: Path, name: str, **how: Any) -> LLM:
+    if not (home / name).exists():
+        save(family_model(name, max_position_embeddings=CONTEXT), home / name)
+    draft = save(tiny_model(**SIZES | dict(num_hidden_layers=1, max_position_embeddings=CONTEXT)), home / "draft")
+    return LLM(home / name, draft, retrieval_budget=64, speculative_tokens=4, searched_layers="none", **how)
+
+
+def plain(model: LLM, length: int, mode: str = "ar", tokens: int = TOKENS) -> Any:
+    """The texts of whole KV."""
+    with whole():
+        model.reset_prefix_cache()
+        texts = alone(model, length, mode=mode, tokens=tokens)
+        model.reset_prefix_cache()
+    return texts

@@ -7,7 +7,7 @@ from tests.helpers.mutants.mutation import Edit, Mutant
 PAGES, PREFIXES = "triforce.kvcache.window_pages:WindowPages", "triforce.kvcache.prefix_cache:PrefixCache"
 TABLES = "tests/kvcache/test_window_pages.py::test_window_pages_mutant_is_noticed"
 FOUND = "tests/kvcache/test_prefix_cache.py::test_prefix_windows_mutant_is_noticed"
-SESSION = "tests/engine/test_narrow_windows.py::test_narrow_windows_session_mutant_is_noticed"
+SESSION = "tests/engine/test_kept_windows.py::test_narrow_windows_session_mutant_is_noticed"
 TEXTS = "tests/engine/test_narrow_windows.py::test_narrow_windows_mutant_is_noticed"
 FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
     "a window one page too short": (TABLES, f"{PAGES}.needed_from", ("window + 1)", "window + 1 + PAGE)")),

@@ -1,0 +1,123 @@
+"""What layers with a window keep beside their rows: in sessions, in saved prompts and in the disk cache."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.engine_scene import TOKENS, prompt
+from tests.helpers.mutants.mutation import Mutant
+from tests.helpers.mutants.registry import caught_in
+from tests.helpers.narrow_windows import PLAYED, SLACK, llm, narrow, plain, whole
+from tests.helpers.tiny_llm import ask, counted, ids
+from triforce.backends import native_loader
+from triforce.errors import TriforceError
+from triforce.interface.outputs import RequestOutput
+from triforce.kvcache import disk_text
+from triforce.kvcache.prompt_file import size_of
+from triforce.llm import LLM
+from triforce.session import Session
+
+if native_loader.native is None:
+    pytest.skip("the native kernels were not built", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("families")
+
+
+@pytest.fixture(autouse=True)
+def narrow_windows() -> Iterator[None]:
+    with narrow(SLACK):
+        yield
+
+
+@pytest.mark.parametrize("mode", ["ar", "triforce"])
+def test_narrow_windows_session_turns_equal_whole_conversation(home: Path, mode: str) -> None:
+    """One turn changes what was said long before, behind which the windows are gone."""
+    model = llm(home, PLAYED, mode=mode)
+    session, conversation = Session(model), prompt(300)
+    for number in range(4):
+        *_, output = session.ask(conversation, ask(seed=number))
+        assert isinstance(output, RequestOutput)
+        with whole():
+            model.reset_prefix_cache()
+            wanted = model.generate(conversation, ask(seed=number), mode="ar")[0]
+        answer = output.outputs[0].token_ids
+        assert answer == wanted.outputs[0].token_ids
+        conversation = conversation[: 500 if number != 1 else 90] + answer + ids(7 * number + 1, seed=number)
+
+
+def check_turn(model: LLM, session: Session, conversation: list[int]) -> int:
+    """Return how many tokens a turn feeds, whose answer is that of whole KV."""
+    with counted(model.models.target) as passes:
+        *_, output = session.ask(conversation, ask(max_tokens=100))
+    assert isinstance(output, RequestOutput)
+    with whole():
+        model.reset_prefix_cache()
+        wanted = model.generate(conversation, ask(max_tokens=100), mode="ar")[0]
+    assert output.outputs[0].token_ids == wanted.outputs[0].token_ids
+    return sum(passes)
+
+
+def give_up(read: int, tokens: int) -> None:
+    if read == tokens:
+        raise InterruptedError
+
+
+def check_going_back(model: LLM) -> None:
+    """Turns that leave out the answer before them, long as it is, and what a turn that was given up left behind."""
+    session, conversation = Session(model), prompt(300)
+    for common, again in ((300, True), (300, False), (310, False), (200, False), (0, True)):
+        assert (check_turn(model, session, conversation) > 300) == again
+        conversation = conversation[:common] + ids(30, seed=common)
+    session, conversation = Session(model), prompt(300)
+    check_turn(model, session, conversation)
+    other = conversation[:280] + ids(250, seed=60)
+    with pytest.raises(InterruptedError):
+        deque(session.ask(other, ask(), give_up), maxlen=0)
+    assert check_turn(model, session, other[:295] + ids(40, seed=61)) > 300
+
+
+def test_narrow_windows_session_goes_back_to_its_latest_prompt(home: Path) -> None:
+    check_going_back(llm(home, PLAYED, mode="ar"))
+
+
+@pytest.mark.parametrize("mutant", caught_in("test_narrow_windows_session_mutant_is_noticed"), ids=str)
+def test_narrow_windows_session_mutant_is_noticed(home: Path, mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = llm(home, PLAYED, mode="ar")
+    mutant.apply(monkeypatch)
+    with pytest.raises((AssertionError, TriforceError, ValueError)):
+        check_going_back(model)
+
+
+@pytest.mark.parametrize(("common", "read"), [(300, 283), (290, 290), (180, 0)])
+def test_narrow_windows_saved_prompt_starts_where_it_has_windows(
+    home: Path, tmp_path: Path, common: int, read: int
+) -> None:
+    model, file, document = llm(home, PLAYED), tmp_path / "cache", prompt(300)
+    model.generate(document, ask(), save_cache=file)
+    other = document[:common] + ids(40 if common < 300 else 0, seed=9)
+    with counted(model.models.target) as passes:
+        output = model.generate(other, ask(max_tokens=1), mode="ar", load_cache=file)[0]
+    with whole():
+        wanted = model.generate(other, ask(max_tokens=1), mode="ar")[0]
+        model.reset_prefix_cache()
+    assert output.outputs[0].token_ids == wanted.outputs[0].token_ids
+    assert len(other) - sum(passes) == read
+    assert file.stat().st_size < size_of(model.open(1, 400).core.store.pool, 300) + 5_000
+
+
+def test_disk_cache_of_windows_keeps_all_tokens(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as its segments hold all layers."""
+    monkeypatch.setattr(disk_text, "perf_counter", lambda: 0.0)  # reading from it takes no time
+    wanted = plain(llm(home, PLAYED), 610)[0].token_ids
+    for cached in (0, 592):
+        model = LLM(home / PLAYED, None, retrieval_budget=64, disk_cache=tmp_path)
+        output = model.generate(prompt(610), ask(max_tokens=TOKENS), mode="retrieval")[0]
+        assert output.outputs[0].token_ids == wanted and output.cached_tokens == cached
+        assert model.runner.disk and model.runner.disk.queue.flush()
