@@ -35,10 +35,9 @@ Copies copies_over(const Pages& pages, TensorArg keys, TensorArg values, TensorA
 
 Sketches sketches_over(const Pages& pages, TensorArg rotation, TensorArg sketches) {
     const int64_t D = pages.dim;
-    bf16* codes = tensor("sketches", sketches).as<bf16>({pages.heads, pages.count, D + page_size});
+    auto* to = reinterpret_cast<uint16_t*>(tensor("sketches", sketches).as<bf16>({pages.heads, pages.count, D + 16}));
     require(rotation.is_none() == pages.hadamard, "sketches need a rotation unless heads are rotated already");
-    const float* matrix = pages.hadamard ? nullptr : tensor("rotation", rotation).as<float>({D, D});
-    return {matrix, reinterpret_cast<uint16_t*>(codes)};
+    return {pages.hadamard ? nullptr : tensor("rotation", rotation).as<float>({D, D}), to};
 }
 
 void check_dim(int64_t dim) {
@@ -75,8 +74,9 @@ Pages pages_over(TensorArg keys, TensorArg values, int64_t dim) {
 }
 
 /// Takes over how queries attend to pages.
-void set_attention(Pages& pages, TensorArg sink_logits, float score_cap) {
+void set_attention(Pages& pages, TensorArg rotation, TensorArg sketches, TensorArg sink_logits, float score_cap) {
     pages.score_cap = score_cap;
+    if (!sketches.is_none()) pages.sketches = sketches_over(pages, rotation, sketches);
     if (sink_logits.is_none()) return;
     const Tensor logits = tensor("sink_logits", sink_logits);
     pages.sink_logits = logits.as<float>({-1});
@@ -86,17 +86,15 @@ void set_attention(Pages& pages, TensorArg sink_logits, float score_cap) {
 void init_pages(Pages* self, TensorArg keys, TensorArg values, int64_t dim, TensorArg rotation, TensorArg sketches,
                 TensorArg int8_keys, TensorArg int8_values, TensorArg scales, TensorArg sink_logits, float score_cap) {
     Pages pages = pages_over(keys, values, dim);
-    set_attention(pages, sink_logits, score_cap);
+    set_attention(pages, rotation, sketches, sink_logits, score_cap);
     if (!scales.is_none()) pages.copies = copies_over(pages, int8_keys, int8_values, scales);
-    if (!sketches.is_none()) pages.sketches = sketches_over(pages, rotation, sketches);
     new (self) Pages(pages);
 }
 
 void init_coded_pages(Pages* self, TensorArg codes, int64_t dim, bool is_bf16, bool hadamard, TensorArg rotation,
                       TensorArg sketches, TensorArg sink_logits, float score_cap) {
     Pages pages = coded_pages_over(codes, dim, is_bf16, hadamard);
-    set_attention(pages, sink_logits, score_cap);
-    if (!sketches.is_none()) pages.sketches = sketches_over(pages, rotation, sketches);
+    set_attention(pages, rotation, sketches, sink_logits, score_cap);
     new (self) Pages(pages);
 }
 
@@ -228,8 +226,7 @@ void bind_attention(nb::module_& m) {
              nb::keep_alive<1, 8>(),
              "K and V as int8 with scales: `codes` (G, pages, 32 * head_dim + 64) int8. Queries and outputs are bfloat16 "
              "or float32. Where tokens are copied, (N, G, D + 2) int8, a scale of bfloat16 lies behind their codes.\n\n"
-             "`hadamard`: heads are rotated so before they are rounded, queries too, and outputs are rotated back. Then "
-             "sketches need no rotation.")
+             "`hadamard`: heads are rotated so before they are rounded, queries too, and outputs are rotated back.")
         .def("rope_and_write", &rope_and_write_tokens, "q"_a, "k"_a, "v"_a, "cos"_a, "sin"_a, "positions"_a, "slots"_a,
              "rotated"_a, "sink_positions"_a = nb::none(), "q_sinks"_a = nb::none(), "rotation"_a = 0,
              "Rotate q (N, H * D) and k to `positions` (N) int64 of the tables (S, R * D / 2), of which rotation "

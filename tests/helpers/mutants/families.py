@@ -91,7 +91,7 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
         "gpt-oss", f"{LAYER}._gate_expert", ("expert.up_bias_I", "None"),
     ),
     "the router's bias is left out": (
-        "gpt-oss", "triforce.checkpoint.weights:_layer", (
+        "gpt-oss", "triforce.checkpoint.weights:layer_of", (
             "numbers(part).float() if", 'numbers(part).float() * (field != "router_bias_E") if',
         ),
     ),
@@ -123,7 +123,7 @@ UNION_FAULTS: dict[str, tuple[str, tuple[str, str]]] = {
         "triforce.model.expert_unions:ExpertUnions.times", ("rows * width**self.spread", "rows * width"),
     ),
     "prices keep to the uniform router": (
-        "triforce.engine.model_loader:ModelPair.cost_model", ("unions = decoder.unions", "unions = None"),
+        "triforce.engine.model_loader:ModelPair.cost_model", ("decoder.unions", "None"),
     ),
 }  # fmt: skip
 SHARD = "triforce.backends.cpu.model_shard"

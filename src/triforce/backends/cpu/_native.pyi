@@ -184,8 +184,7 @@ class Pages:
         K and V as int8 with scales: `codes` (G, pages, 32 * head_dim + 64) int8. Queries and outputs are bfloat16 or
         float32. Where tokens are copied, (N, G, D + 2) int8, a scale of bfloat16 lies behind their codes.
 
-        `hadamard`: heads are rotated so before they are rounded, queries too, and outputs are rotated back. Then
-        sketches need no rotation.
+        `hadamard`: heads are rotated so before they are rounded, queries too, and outputs are rotated back.
         """
 
     def rope_and_write(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, rotated: torch.Tensor, sink_positions: torch.Tensor | None = None, q_sinks: torch.Tensor | None = None, rotation: int = 0) -> None:
