@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import deque
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ import torch
 from tests.helpers.laws.tiny import MODELS, PROMPTS, SETTING, finished
 from triforce import LLM, SamplingParams
 from triforce.backends.kernel_api import ForwardBatch
+from triforce.distributed.group import TPGroup
 from triforce.engine.modes import MODES
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
@@ -23,6 +26,7 @@ from triforce.kvcache import RetrievalView
 from triforce.planner import Findings, SearchedLayers
 from triforce.planner.searched_layers import BLOCK, MAX_LAYERS, MAX_TRIAL, MIN_LEFT, Finding
 
+T = TypeVar("T")
 PARAMS = SamplingParams(0.8, max_tokens=40)
 OPEN = replace(SETTING, retrieval=replace(SETTING.retrieval, searched_layers=None))
 ONE = np.array([True])
@@ -179,3 +183,32 @@ def test_missed_mass_is_outside_of_selection() -> None:
 def test_remembered_layers_beyond_model_are_ignored(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="0 to 5"):
         LLM(searched_layers="6")
+
+
+class Told(TPGroup):
+    """Rank 0, which tells others something; or one of them, which hears it: in as many calls, or the ranks part."""
+
+    def __init__(self, rank: int, told: deque[bytes]) -> None:
+        self.rank, self.told = rank, told
+
+    def broadcast(self, value: T) -> T:
+        if self.rank:
+            heard: T = pickle.loads(self.told.popleft())
+            return heard
+        self.told.append(pickle.dumps(value))
+        return value
+
+
+def test_batch_that_goes_on_alone_has_one_finding_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One is read while another one decodes, whose texts then end: what that has learnt counts on each rank."""
+    told, found = deque[bytes](), []
+    for rank in (0, 1):
+        findings: Findings = {}
+        running, waiting = (search(findings, [0.8, 0.1], monkeypatch) for _ in range(2))
+        running._ranks = waiting._ranks = Told(rank, told)
+        played(running, {(): 0.7}, 2)
+        waiting.next_layers(LENGTH, 0)
+        played(running, {(): 0.7}, 1)
+        played(waiting, {(): 0.7}, 20)
+        found.append(findings)
+    assert not told and found[0] == found[1]

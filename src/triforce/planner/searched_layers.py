@@ -11,7 +11,7 @@ Nothing here can change a text.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import hypot
 from typing import Any
 
@@ -62,6 +62,11 @@ class Finding:
         ):
             raise ValueError("neither a layer nor a count")
         return found
+
+    def follow(self, other: Finding) -> None:
+        """Become what another one is, for all who hold this one."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(other, each.name))
 
     def begin(self, trial: int | None) -> None:
         """Judge anew, with this layer on trial, or none."""
@@ -129,7 +134,10 @@ class SearchedLayers:
         if found is None:  # what pays in shorter ones pays here
             shorter = self.findings.get(self._case(bits - 1), Finding())
             found = Finding([*shorter.layers], [*shorter.no_gain])
-        self._found = self.findings[self._case(bits)] = self._ranks.broadcast(found)
+        told = self._ranks.broadcast(found)
+        # One object for all batches, as on rank 0: a batch that goes on behind another one has learnt what that did.
+        self._found = self.findings.setdefault(self._case(bits), told)
+        self._found.follow(told)
         layers = self.tier.cache.full.pool.config.layers
         self._found.layers = [layer for layer in self._found.layers if layer < layers]
         self._prefer()
