@@ -21,7 +21,7 @@ from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
 from tests.helpers.tiny_checkpoint import edit
 from tests.helpers.tiny_llm import MODES, ask, llm
-from triforce.backends import dispatch, native_loader
+from triforce.backends import feature_dispatch, native_loader
 from triforce.backends.torch.feature_passes import TorchFeaturePasses
 from triforce.checkpoint.feature_draft_file import read_feature_draft
 from triforce.engine.engine import Engine
@@ -96,8 +96,11 @@ def test_guesses_are_those_of_the_layer_in_torch(passes: str, features: Path) ->
 def by_torch(features: Path) -> None:
     """The same of passes in torch, over the same memory."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dispatch, "feature_passes", lambda config, weights, target, dtype, device: TorchFeaturePasses(
-            config, weights.to(dtype, device), target.embed))  # fmt: skip
+        patch.setattr(
+            feature_dispatch,
+            "feature_passes",
+            lambda config, weights, target, *where: TorchFeaturePasses(config, weights.to(*where), target.embed),
+        )
         like_torch(features)
 
 

@@ -128,7 +128,7 @@ class Scene:
 
     def by_torch(self) -> tuple[Tensor, Tensor]:
         case = self.case
-        config: Any = SimpleNamespace(layers=1, kv_heads=case.G, row_size=case.D, kv_int8=False)
+        config: Any = SimpleNamespace(layers=1, windows=[0], kv_heads=case.G, row_size=case.D, kv_int8=False)
         memory = TorchKV(config, case.pages, torch.float64)
         memory.write(0, torch.arange(len(self.k)), *(x.double().nan_to_num().transpose(0, 1) for x in (self.k, self.v)))
         lists = PageTable(self.lists, case.starts, case.counts, sinks=case.sinks, window=case.window)
