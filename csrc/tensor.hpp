@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <optional>
 
 #include <nanobind/nanobind.h>
 
@@ -56,5 +57,10 @@ TF_ARGUMENT(NoiseArg, "Noise | torch.Tensor");
 /// Throws nb::value_error unless `object` is a contiguous CPU tensor or array of torch, numpy or another library with
 /// DLPack that outlives the call.
 Tensor tensor(const char* name, nanobind::handle object);
+
+/// The same of an argument that may be None.
+inline std::optional<Tensor> optional_tensor(const char* name, nanobind::handle object) {
+    return object.is_none() ? std::nullopt : std::optional(tensor(name, object));
+}
 
 }  // namespace triforce

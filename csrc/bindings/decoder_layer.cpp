@@ -17,10 +17,6 @@ using namespace nb::literals;
 namespace triforce {
 namespace {
 
-std::optional<Tensor> optional_tensor(const char* name, TensorArg object) {
-    return object.is_none() ? std::nullopt : std::optional(tensor(name, object));
-}
-
 LayerWeights qkv_weights(TensorArg norm, WeightArg q, WeightArg k, WeightArg v, TensorArg q_bias, TensorArg k_bias,
                          TensorArg v_bias, TensorArg q_norm, TensorArg k_norm) {
     LayerWeights weights{};

@@ -13,19 +13,15 @@ using namespace nb::literals;
 namespace triforce {
 namespace {
 
-std::optional<Tensor> vector_or_none(const char* name, TensorArg object) {
-    return object.is_none() ? std::nullopt : std::optional(tensor(name, object));
-}
-
-void init(FeatureDraft* self, std::shared_ptr<Embedding> embedding, TensorArg fc, TensorArg q, TensorArg k, TensorArg v, TensorArg o,
-          TensorArg gate, TensorArg up, TensorArg down, TensorArg head, TensorArg embedding_proj,
-          TensorArg embedding_norm, TensorArg hidden_norm, TensorArg post_norm, TensorArg norm, TensorArg fc_norm,
-          Ints tokens, int64_t head_dim, float eps, bool norm_output, bool norm_before_residual, int bits) {
+void init(FeatureDraft* self, std::shared_ptr<Embedding> embedding, TensorArg fc, TensorArg q, TensorArg k,
+          TensorArg v, TensorArg o, TensorArg gate, TensorArg up, TensorArg down, TensorArg head,
+          TensorArg embedding_proj, TensorArg embedding_norm, TensorArg hidden_norm, TensorArg post_norm,
+          TensorArg norm, TensorArg fc_norm, Ints tokens, int64_t head_dim, float eps, bool norm_output, bool norm_before_residual, int bits) {
     FeatureWeights w{{tensor("fc", fc)}, {tensor("q_proj", q)}, {tensor("k_proj", k)}, {tensor("v_proj", v)},
                      {tensor("o_proj", o)}, {tensor("gate_proj", gate)}, {tensor("up_proj", up)},
                      {tensor("down_proj", down)}, {tensor("head", head)}, std::nullopt,
                      tensor("embedding_norm", embedding_norm), tensor("hidden_norm", hidden_norm),
-                     tensor("post_norm", post_norm), tensor("norm", norm), vector_or_none("fc_norm", fc_norm)};
+                     tensor("post_norm", post_norm), tensor("norm", norm), optional_tensor("fc_norm", fc_norm)};
     if (!embedding_proj.is_none()) w.embedding_proj = WeightSource{tensor("embedding_proj", embedding_proj)};
     new (self) FeatureDraft(std::move(embedding), w, {head_dim, eps, norm_output, norm_before_residual},
                             std::move(tokens), bits);
