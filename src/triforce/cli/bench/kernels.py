@@ -17,9 +17,10 @@ def run(options: Namespace) -> int:
     """Print a line for each row as it is measured, and last of all a line of JSON. Raises RequestError."""
     if min(options.contexts) < 2:
         raise RequestError(f"--contexts {min(options.contexts)}: give at least 2 tokens")
+    names = [known("shape", name, [*shapes.SHAPES, *FAMILY_SHAPES]) for name in options.shapes]
+    rows = []
     print(machine())
-    rows, all_shapes = [], [*shapes.SHAPES, *FAMILY_SHAPES]
-    for row in kernels.rows(options.contexts, [known("shape", name, all_shapes) for name in options.shapes]):
+    for row in kernels.rows(options.contexts, names):
         rows.append(row)
         print(_line(row), flush=True)
     print(json.dumps({"machine": machine(), "rows": rows}))

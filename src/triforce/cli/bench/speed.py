@@ -142,10 +142,9 @@ def _synthetic(options: Namespace) -> int:
         lower_tiers=options.lower_tiers,
     )
     contexts, repeats = options.contexts or DEFAULT_AXES["contexts"], options.repeats or speed.USUAL
-    rows = []
-    print(f"{machine()}\n{HEAD}")
     shape = known("shape", options.shape, [*SHAPES, *FAMILY_SHAPES])
-    kept, int8 = tuple(options.synthetic), options.kv_dtype == "int8"
+    kept, int8, rows = tuple(options.synthetic), options.kv_dtype == "int8", []
+    print(f"{machine()}\n{HEAD}")
     for row in synthetic.rows(shape, contexts, kept, setting, options.tokens, repeats, int8):
         rows.append(row)
         print(line(row), flush=True)
