@@ -1,7 +1,8 @@
 """TorchGroup: ranks that are processes, by torch.distributed. gloo between CPUs, NCCL between GPUs.
 
 There are two groups, as there are two reasons to wait. In a forward pass all ranks compute the same: one that does not
-answer within `PATIENCE` is treated as failed. Between two passes rank 0 may wait for people, and the others for it.
+answer within `PATIENCE` is treated as failed. Between two passes rank 0 may wait for people, and the others for it;
+each message there is numbered, so that ranks that do not do the same any more end with an error, and do not wait.
 
 Shape suffixes as in group.py.
 """
@@ -28,8 +29,8 @@ PATIENCE = 30.0
 
 FOREVER = timedelta(days=365)
 
-NOTE, LENGTH = 1024, 8
-"""Bytes of a broadcast in one message, and of the length in front of it."""
+NOTE, HEAD = 1024, 24
+"""Bytes of a message between two passes, and of three numbers in front: broadcasts and votes so far, and its own."""
 
 # The older name warns where there is the newer one.
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -46,6 +47,7 @@ class TorchGroup(TPGroup):
     ) -> None:
         self.rank, self.count, self.exact = rank, count, exact
         self._patience = patience
+        self._broadcasts = self._votes = 0
         soon = timedelta(seconds=patience)
         self._try(dist.init_process_group, "gloo", init_method=meeting, rank=rank, world_size=count, timeout=FOREVER)
         self._soon = self._try(dist.new_group, backend="gloo", timeout=soon)
@@ -59,7 +61,7 @@ class TorchGroup(TPGroup):
         # As bytes: not every backend knows every type.
         bytes_RB, mine_B = all_RNX.view(self.count, -1).view(torch.uint8), mine_NX.view(-1).view(torch.uint8)
         if self._gpus is None:
-            self._try(self._exchange, bytes_RB, mine_B)
+            self._try(self._exchange, bytes_RB, mine_B, self._soon)
         else:
             self._try(_all_gather, bytes_RB, mine_B, group=self._gpus)
         if min(sizes) == most:
@@ -72,35 +74,55 @@ class TorchGroup(TPGroup):
         return sum_NX.to(x_NX.dtype)
 
     def broadcast(self, value: T) -> T:
-        note_B = torch.zeros(NOTE, dtype=torch.uint8)
+        self._broadcasts += 1
         if self.rank:
-            received: T = self._receive(note_B)
+            received: T = self._receive()
             return received
         data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
-        note_B[:LENGTH] = torch.tensor([len(data)]).view(torch.uint8)
-        note_B[LENGTH : LENGTH + len(data)] = data[: NOTE - LENGTH]
-        for message in (note_B, data)[: 1 + (len(data) > NOTE - LENGTH)]:
+        note_B = self._note(len(data))
+        note_B[HEAD : HEAD + len(data)] = data[: NOTE - HEAD]
+        for message in (note_B, data)[: 1 + (len(data) > NOTE - HEAD)]:
             for work in [self._try(dist.isend, message, rank) for rank in range(1, self.count)]:
                 self._try(work.wait)
         return value
 
-    def _receive(self, note_B: Tensor) -> Any:
+    def _receive(self) -> Any:
+        note_B = torch.empty(NOTE, dtype=torch.uint8)
         self._try(dist.recv, note_B, 0)
-        length = int(note_B[:LENGTH].view(torch.int64))
-        data = note_B[LENGTH : LENGTH + length]
+        length = self._read(note_B)
+        data = note_B[HEAD : HEAD + length]
         if len(data) < length:
             data = torch.empty(length, dtype=torch.uint8)
             self._try(dist.recv, data, 0)
         return pickle.loads(data.numpy().tobytes())
 
     def all_true(self, value: bool) -> bool:
-        value_1 = torch.tensor([int(value)])
-        self._try(dist.all_reduce, value_1, dist.ReduceOp.MIN)
-        return bool(value_1)
+        self._votes += 1
+        notes_RB = torch.empty(self.count, NOTE, dtype=torch.uint8)
+        self._try(self._exchange, notes_RB, self._note(int(value)), None)
+        return all([self._read(note_B) for note_B in notes_RB])
+
+    def _note(self, number: int) -> Tensor:
+        """Return a message of this number, with room behind it."""
+        note_B = torch.zeros(NOTE, dtype=torch.uint8)
+        note_B[:HEAD] = torch.tensor([self._broadcasts, self._votes, number]).view(torch.uint8)
+        return note_B
+
+    def _read(self, note_B: Tensor) -> int:
+        """Return the number of a message. Raises RankError where its sender is not where this rank is."""
+        numbers: list[int] = note_B[:HEAD].view(torch.int64).tolist()
+        broadcasts, votes, number = numbers
+        if (broadcasts, votes) != (self._broadcasts, self._votes):
+            raise RankError(
+                f"ranks do not do the same any more: one has {broadcasts} broadcasts and {votes} votes behind it, rank "
+                f"{self.rank} {self._broadcasts} and {self._votes}. That is a fault of triforce, please report it. "
+                "Start again; --tp 1 does without it"
+            )
+        return number
 
     def compare(self, number: int, what: str) -> None:
         numbers_R1 = torch.empty(self.count, 1, dtype=torch.int64)
-        self._try(self._exchange, numbers_R1, torch.tensor([number]))
+        self._try(self._exchange, numbers_R1, torch.tensor([number]), self._soon)
         numbers_R = numbers_R1[:, 0]
         if others := [r for r, each in enumerate(numbers_R.tolist()) if each != numbers_R[0]]:
             names = ", ".join(map(str, others))
@@ -109,12 +131,12 @@ class TorchGroup(TPGroup):
                 "all ranks need the same files, versions and kind of processor. Start again"
             )
 
-    def _exchange(self, all_RB: Tensor, mine_B: Tensor) -> None:
+    def _exchange(self, all_RB: Tensor, mine_B: Tensor, group: dist.ProcessGroup | None) -> None:
         """Gather in a quarter of the time of gloo's own all-gather, which hands each call to another thread."""
         all_RB[self.rank] = mine_B
         others = [rank for rank in range(self.count) if rank != self.rank]
-        works: list[Any] = [dist.irecv(all_RB[rank], rank, group=self._soon) for rank in others]
-        works += [dist.isend(mine_B, rank, group=self._soon) for rank in others]
+        works: list[Any] = [dist.irecv(all_RB[rank], rank, group=group) for rank in others]
+        works += [dist.isend(mine_B, rank, group=group) for rank in others]
         for work in works:
             work.wait()
 

@@ -1,6 +1,7 @@
 """One of several processes that try what `TorchGroup` promises; prints what went right, and what it says of the end.
 
-Run as: python one_rank.py RANK COUNT FOLDER END, where END is what the last rank does: `die`, `hang` or `differ`.
+Run as: python one_rank.py RANK COUNT FOLDER END, where END is what the last rank does: `die`, `hang`, `differ`, or
+`part`: it leaves out a broadcast.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ def main(rank: int, count: int, folder: str, end: str) -> None:
             assert torch.equal(ranks.add(parts[rank]), sum(parts[1:], parts[0]))
     for length in (1, 900, 1100, 70_000):
         assert ranks.broadcast(("from", rank, "x" * length)) == ("from", 0, "x" * length)
+    assert ranks.all_true(True) and not ranks.all_true(rank == 0)
     ranks.compare(7, "the sevens")
     print("all right", flush=True)
     last = rank == count - 1
@@ -38,6 +40,10 @@ def main(rank: int, count: int, folder: str, end: str) -> None:
     if last and end == "hang":
         time.sleep(600)
     try:
+        if end == "part" and not last:
+            ranks.broadcast("one of several")
+        if end == "part":
+            ranks.all_true(True)
         ranks.compare(7 + last if end == "differ" else 7, "the sevens")
     except RankError as error:
         print(error, flush=True)
