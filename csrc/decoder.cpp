@@ -143,9 +143,10 @@ double Decoder::forward(const std::vector<const Pages*>& memory, const ForwardBa
     const int heads = static_cast<int>(first.q_size() / memory[0]->dim);
     std::vector<Attention> attention = attention_calls(memory, batch, heads);
     std::optional<OffloadedPass> offloaded;
-    if (Offload* home = memory[0]->offload) {
-        const AttentionCalls calls{attention.data() + batch.first_layer, attention.data() + batch.last_layer};
-        offloaded.emplace(*home, calls, batch.exact, batch.keep).start();
+    const auto elsewhere = [](const Pages* pages) { return pages->offload != nullptr; };
+    if (const auto found = std::find_if(memory.begin(), memory.end(), elsewhere); found != memory.end()) {
+        const Attention *of_first = &attention[batch.first_layer], *behind = attention.data() + batch.last_layer;
+        offloaded.emplace(*(*found)->offload, of_first, behind, batch.exact, batch.keep).start();
     }
     if (batch.first_layer == 0) embedding_->rows(batch.ids, N, a.x);
     const Places at = take_places(scratch, N);
@@ -158,7 +159,7 @@ double Decoder::forward(const std::vector<const Pages*>& memory, const ForwardBa
         char* rotated = batch.queries ? batch.queries + i * queries_of_a_layer : a.rotated;
         rope_and_write(attention[i], batch, a, at, rotations_[i], rotated);
         if (output_needed || batch.mass) {
-            if (offloaded)
+            if (memory[i]->offload)
                 offloaded->attend(attention[i]);  // to whole lists: offloaded memory has no sketches
             else if (searched[i])
                 search_and_attend(*searched[i], attention[i]);

@@ -38,7 +38,9 @@ Offload::Offload(const Shape& shape, const Arena& arena, std::shared_ptr<Store> 
       frames_(shape.layers, shape.heads, shape.pages, arena.frames) {
     for (int i = 0; i < shape.layers; i++) {
         Pages pages{shape.type, shape.heads, shape.dim, shape.pages, arena.data, nullptr, {}, {}, 0};
-        pages.coded = shape.coded, pages.hadamard = shape.hadamard;
+        pages.coded = shape.coded, pages.hadamard = shape.hadamard, pages.score_cap = shape.score_cap;
+        if (shape.sink_logits) pages.sink_logits = shape.sink_logits + i * shape.query_heads;
+        pages.query_heads = shape.query_heads;
         pages.pitch = pages.page_bytes();
         pages.values = arena.data + pages.part_bytes();
         pages.frames = frames_.of_layer(i), pages.offload = this, pages.layer = i;

@@ -22,7 +22,10 @@ class Offload {
         Type type;
         int layers, heads, dim;
         int64_t pages;  // page 0 is scratch
-        bool coded, hadamard;  // see Pages
+        bool coded, hadamard;  // see Pages, as of what follows
+        const float* sink_logits;  // (layers, query_heads), or null
+        int query_heads;
+        float score_cap;
     };
     struct Arena {
         char* data;  // aligned to `sector`: frames, and behind them the read-ahead buffers

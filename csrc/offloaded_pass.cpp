@@ -2,8 +2,15 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 
 namespace triforce {
+
+OffloadedPass::OffloadedPass(Offload& memory, const Attention* first, const Attention* last, bool exact, int64_t keep)
+    : memory_(memory), exact_(exact), keep_(keep) {
+    std::copy_if(first, last, std::back_inserter(calls_),
+                 [&](const Attention& call) { return call.pages->offload == &memory; });
+}
 
 void OffloadedPass::start() {
     memory_.check_store();

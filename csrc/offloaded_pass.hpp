@@ -11,14 +11,6 @@
 
 namespace triforce {
 
-/// The attention of a pass's layers, in their order.
-struct AttentionCalls {
-    const Attention *first, *last;
-
-    const Attention* begin() const { return first; }
-    const Attention* end() const { return last; }
-};
-
 /// Some splits of one row and KV head, whose stored pages are read into one buffer.
 struct ReadStep {
     int64_t b;
@@ -30,16 +22,15 @@ struct ReadStep {
 
 class OffloadedPass {
   public:
-    /// Does nothing yet. `memory` and the calls must outlive this. exact: keys before the starts are committed, and may
-    /// leave memory where they fill pages. keep: pages of most attention mass that are to stay in memory, of each row,
-    /// layer and KV head.
-    OffloadedPass(Offload& memory, const AttentionCalls& calls, bool exact, int64_t keep)
-        : memory_(memory), calls_(calls), exact_(exact), keep_(keep) {}
+    /// Does nothing yet. `memory` and the calls [first, last), of which it takes those of its layers, must outlive this.
+    /// exact: keys before the starts are committed, and may leave memory where they fill pages. keep: pages of most
+    /// attention mass that are to stay in memory, of each row, layer and KV head.
+    OffloadedPass(Offload& memory, const Attention* first, const Attention* last, bool exact, int64_t keep);
 
     /// Commits full pages if `exact`, gives frames to the pages of new tokens, and starts to read ahead. Throws
     /// OffloadError.
     void start();
-    /// After `start`, once for each layer. Throws OffloadError.
+    /// After `start`, once for each of its layers. Throws OffloadError.
     void attend(const Attention& call);
 
   private:
@@ -58,7 +49,7 @@ class OffloadedPass {
     void keep(int64_t id, int64_t frame);
 
     Offload& memory_;
-    const AttentionCalls calls_;
+    std::vector<Attention> calls_;
     const bool exact_;
     const int64_t keep_;
     // The plan. Planning changes nothing else and reads nothing.

@@ -191,7 +191,7 @@ void attend_pages(const Pages& pages, TensorArg q, const Ints& starts, const Int
     if (!picks.empty()) check(search, call);
     nb::gil_scoped_release release;
     if (!pages.offload) return picks.empty() ? attend(call) : search_and_attend(search, call);
-    OffloadedPass pass(*pages.offload, {&call, &call + 1}, false, 0);
+    OffloadedPass pass(*pages.offload, &call, &call + 1, false, 0);
     pass.start();
     pass.attend(call);
 }

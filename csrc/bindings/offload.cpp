@@ -25,7 +25,7 @@ void init_memory_store(Store* self, TensorArg memory) {
 
 void init_offload(Offload* self, TensorArg arena, bool is_bf16, bool coded, bool hadamard, int layers, int heads,
                   int dim, int64_t pages, int64_t frames, int64_t buffers, int64_t buffer_frames,
-                  std::shared_ptr<Store> store) {
+                  std::shared_ptr<Store> store, TensorArg sink_logits, float score_cap) {
     require(layers > 0 && heads > 0 && pages > 1 && frames > 1 && buffers > 1 && buffer_frames > 0,
             "there must be layers, heads, pages beyond the scratch page, frames and buffers");
     require(dim > 0 && dim % 16 == 0 && dim <= largest_dim, "dim must be a multiple of 16, at most 256");
@@ -38,7 +38,14 @@ void init_offload(Offload* self, TensorArg arena, bool is_bf16, bool coded, bool
     require(reinterpret_cast<uintptr_t>(data) % sector == 0 && frames * page % sector == 0 &&
             buffer_frames * page % sector == 0, "arena, frames and buffers must begin at sectors");
     prefer_huge_pages(data, all * page);
-    new (self) Offload({type, layers, heads, dim, pages, coded, hadamard},
+    int query_heads = 0;
+    const float* logits = nullptr;
+    if (!sink_logits.is_none()) {
+        const Tensor given = tensor("sink_logits", sink_logits);
+        logits = given.as<float>({layers, -1});
+        query_heads = static_cast<int>(given[1]);
+    }
+    new (self) Offload({type, layers, heads, dim, pages, coded, hadamard, logits, query_heads, score_cap},
                        {data, static_cast<int32_t>(frames), buffers, buffer_frames}, std::move(store));
 }
 
@@ -59,8 +66,7 @@ class LayerwisePass {
         for (const auto& [table, starts] : lists) tables_.push_back(nb::borrow(table)), starts_.push_back(starts);
         for (int i = first_; i < last; i++) calls_.push_back(call_of(memory.layer(i), i - first_));
         nb::gil_scoped_release release;
-        const AttentionCalls calls{calls_.data(), calls_.data() + calls_.size()};
-        pass_.emplace(memory, calls, exact, keep).start();
+        pass_.emplace(memory, calls_.data(), calls_.data() + calls_.size(), exact, keep).start();
     }
 
     void attend(int layer, TensorArg q, TensorArg out, TensorArg mass) {
@@ -70,6 +76,7 @@ class LayerwisePass {
         const Tensor queries = tensor("q", q);
         call.q = queries.as(pages.type, {call.rows, width_, -1, pages.dim});
         require(queries[2] > 0 && queries[2] % pages.heads == 0, "query heads must be a multiple of the KV heads");
+        require(!pages.sink_logits || queries[2] == pages.query_heads, "each query head has a sink logit");
         call.heads = static_cast<int>(queries[2]);
         call.out = tensor("out", out).as(pages.type, {call.rows, width_, call.heads, pages.dim});
         if (!mass.is_none()) call.mass = tensor("mass", mass).as<float>({call.rows, pages.heads, call.list_length});
@@ -85,7 +92,7 @@ class LayerwisePass {
         const int64_t B = static_cast<int64_t>(counts_.size()), G = pages.heads, P = table.shape[by_head ? 2 : 1];
         require(static_cast<int64_t>(starts_[i].size()) == B, "starts and counts must have one number for each row");
         Attention call{};
-        call.pages = &pages, call.rows = B, call.width = width_;
+        call.pages = &pages, call.rows = B, call.width = width_, call.heads = pages.query_heads;
         call.starts = starts_[i].data(), call.counts = counts_.data();
         call.lists = by_head ? table.as<int32_t>({B, G, P}) : table.as<int32_t>({B, P});
         call.head_stride = by_head ? P : 0, call.row_stride = by_head ? G * P : P, call.list_length = P;
@@ -115,9 +122,11 @@ void bind_offload(nb::module_& m) {
         .def("limit", &Store::limit, "bytes_per_second"_a, "Slow reads down to this rate; 0 is no limit.")
         .def_prop_ro("bytes_read", &Store::bytes_read, "Bytes read from the store.");
     nb::class_<Offload>(m, "Offload",
-                        "KV memory of all layers, whose pages lie in a store or in frames of an arena (bytes) uint8.")
+                        "KV memory of layers whose pages lie in a store or in frames of an arena (bytes) uint8.")
         .def("__init__", &init_offload, nb::kw_only(), "arena"_a, "is_bf16"_a, "coded"_a, "hadamard"_a, "layers"_a,
-             "heads"_a, "dim"_a, "pages"_a, "frames"_a, "buffers"_a, "buffer_frames"_a, "store"_a, nb::keep_alive<1, 2>())
+             "heads"_a, "dim"_a, "pages"_a, "frames"_a, "buffers"_a, "buffer_frames"_a, "store"_a,
+             "sink_logits"_a = nb::none(), "score_cap"_a = 0.0f, nb::keep_alive<1, 2>(), nb::keep_alive<1, 14>(),
+             "sink_logits (layers, H) float32 and score_cap: see Pages.")
         .def("layer", &Offload::layer, "i"_a, nb::rv_policy::reference_internal, "The pages of a layer.")
         .def("prefer",
              [](Offload& self, const std::vector<bool>& layers) {

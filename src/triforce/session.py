@@ -30,8 +30,7 @@ class Session:
         self.llm = llm
         target = llm.models.target
         capacity = target.config.context + llm.speculation.reach
-        disk = llm.runner.disk is not None
-        pool = SharedKV(llm.models, llm.speculation, 1, pages_for(capacity), keeps_windows=disk).pool.more(1)
+        pool = SharedKV(llm.models, llm.speculation, 1, pages_for(capacity)).pool.more(1)
         pool.reserve(0, capacity)
         self._memory = FullView(pool)
         self._seen: list[int] = []

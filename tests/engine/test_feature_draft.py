@@ -26,6 +26,7 @@ from triforce.backends.torch.feature_passes import TorchFeaturePasses
 from triforce.checkpoint.feature_draft_file import read_feature_draft
 from triforce.engine.engine import Engine
 from triforce.errors import ModelError, RequestError
+from triforce.kvcache import disk_text
 from triforce.llm import LLM
 from triforce.session import Session
 
@@ -175,12 +176,18 @@ def test_guesses_behind_a_saved_prompt_are_those_of_a_fresh_one(features: Path, 
     saved_and_loaded(features, tmp_path)
 
 
-def test_guesses_behind_a_prompt_from_disk_are_those_of_a_fresh_one(features: Path, tmp_path: Path) -> None:
+def test_guesses_behind_a_prompt_from_disk_are_those_of_a_fresh_one(
+    features: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_text, "perf_counter", lambda: 0.0)  # however busy this machine is
     saved_and_loaded(features, tmp_path, disk_cache=tmp_path / "cache")
 
 
-def test_guesses_behind_pages_of_another_text_are_those_of_a_fresh_prompt(features: Path, tmp_path: Path) -> None:
+def test_guesses_behind_pages_of_another_text_are_those_of_a_fresh_prompt(
+    features: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The disk cache has a text that goes on differently within a segment."""
+    monkeypatch.setattr(disk_text, "perf_counter", lambda: 0.0)
     text, cached = prompt(600)[:570], []
     other = [*text[:545], *text[:25]]
     with spied() as seen:

@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.engine_scene import TOKENS, prompt
+from tests.helpers.engine_scene import prompt
 from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
-from tests.helpers.narrow_windows import PLAYED, SLACK, llm, narrow, plain, whole
+from tests.helpers.narrow_windows import PLAYED, SLACK, llm, narrow, whole
 from tests.helpers.tiny_llm import ask, counted, ids
 from triforce.backends import native_loader
 from triforce.errors import TriforceError
 from triforce.interface.outputs import RequestOutput
-from triforce.kvcache import disk_text
 from triforce.kvcache.prompt_file import size_of
 from triforce.llm import LLM
 from triforce.session import Session
@@ -110,14 +109,3 @@ def test_narrow_windows_saved_prompt_starts_where_it_has_windows(
     assert output.outputs[0].token_ids == wanted.outputs[0].token_ids
     assert len(other) - sum(passes) == read
     assert file.stat().st_size < size_of(model.open(1, 400).core.store.pool, 300) + 5_000
-
-
-def test_disk_cache_of_windows_keeps_all_tokens(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As long as its segments hold all layers."""
-    monkeypatch.setattr(disk_text, "perf_counter", lambda: 0.0)  # reading from it takes no time
-    wanted = plain(llm(home, PLAYED), 610)[0].token_ids
-    for cached in (0, 592):
-        model = LLM(home / PLAYED, None, retrieval_budget=64, disk_cache=tmp_path)
-        output = model.generate(prompt(610), ask(max_tokens=TOKENS), mode="retrieval")[0]
-        assert output.outputs[0].token_ids == wanted and output.cached_tokens == cached
-        assert model.runner.disk and model.runner.disk.queue.flush()

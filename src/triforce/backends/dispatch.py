@@ -121,16 +121,19 @@ def layered(config: ModelConfig, dtype: torch.dtype, device: Device) -> bool:
 
 
 def offloaded(
-    config: ModelConfig, pages: int, dtype: torch.dtype, device: Device, room: OffloadLayout
+    config: ModelConfig, pages: int, dtype: torch.dtype, device: Device, room: OffloadLayout, window_pages: int = 0
 ) -> OffloadedKVBackend:
-    """KV memory of so many pages in a store. Raises CacheError where even what stays of it does not fit."""
+    """KV memory of so many pages in a store. Raises CacheError where even what stays of it does not fit.
+
+    window_pages: see `memory`; these stay.
+    """
     if layered(config, dtype, device):
         from triforce.backends.cuda.offload.kv import TritonOffloadedKV
 
         return TritonOffloadedKV(config, pages, dtype, device, room)
     from triforce.backends.cpu.offload import NativeOffloadedKV
 
-    return NativeOffloadedKV(config, pages, dtype, room)
+    return NativeOffloadedKV(config, pages, dtype, room, window_pages)
 
 
 def fused_draft_with(model: ModelBackend, kv: KVBackend, width: int) -> FusedDraft | None:

@@ -20,7 +20,7 @@ from triforce.kvcache import OffloadConfig
 from triforce.kvcache.offload.sizing import free_memory, memory_for
 from triforce.kvcache.offload.sizing_cuda import CudaKVSizing, needs_of
 from triforce.kvcache.views.full import prefill_chunk
-from triforce.kvcache.window_pages import most_pages
+from triforce.kvcache.window_pages import most_pages, pages_of_rows
 from triforce.model.config import ModelConfig
 from triforce.planner.break_even import ACCEPTANCE, kv_read, pays_from, why_not
 
@@ -86,7 +86,7 @@ class HeldTokens(NamedTuple):
 
 
 def held(config: ModelConfig, device: torch.device) -> HeldTokens:
-    """Return what a run holds of a text, without offload or a disk cache."""
+    """Return what a run holds of a text, without offload."""
     most = most_pages(max(config.windows), max(prefill_chunk(device), SpeculativeConfig().reach)) * PAGE
     return HeldTokens(config.windows.count(0), config.layers, most)
 
@@ -170,21 +170,23 @@ def offloaded(
     if offload.kind != "none":
         require_offload(config, dtype, device, offload.kind)
     pages = pages_for(config.context + usual.reach)
-    needs = needs_of(config, dtype, device, pages, 1, usual.reach, usual.retrieval.budget, int(weights))
+    windows = pages_of_rows(config.windows, pages, 1, max(prefill_chunk(device), usual.reach))
+    needs = needs_of(config, dtype, device, pages, 1, usual.reach, usual.retrieval.budget, windows, int(weights))
     memory = memory_for(offload, needs)
     if memory is None:
         return {}
     frames, buffers, layers = needs.split(offload, memory)
     page = needs.page_bytes
-    kept = (frames + buffers * needs.buffer_frames) * page
+    kept = (frames + buffers * needs.buffer_frames) * page + needs.windows
     on_device = isinstance(needs, CudaKVSizing)
     prefill = needs.passing if isinstance(needs, CudaKVSizing) else config.context * config.hidden_size * 4
     host = needs.stored(layers) if offload.kind == "host" else 0
     return {
         f"KV {'on the device' if on_device else 'in memory'}": kept,
         "  read ahead": buffers * needs.buffer_frames * page,
-        "  retrieval": (config.layers - layers) * needs.selected * page,
-        "  whole layers": f"{layers} of {config.layers}",
+        "  retrieval": (needs.layers - layers) * needs.selected * page,
+        **({"  layers with a window": needs.windows} if needs.windows else {}),
+        "  whole layers": f"{layers} of {needs.layers}",
         f"KV in {'a file' if offload.kind == 'file' else 'host memory'}": needs.stored(layers),
         "prefill": prefill,
         "process": _resident(),

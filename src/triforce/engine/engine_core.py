@@ -172,7 +172,7 @@ class EngineCore:
             self._pacer.passed()
             disk, seen = group.sequences[0].disk, int(batch.top.cache.lengths_B[0])
             if (disk and disk.lacks(seen)) or group.regained(seen):
-                share_prefixes(batch, group.sequences[:1], self.store, self.prefixes)
+                share_prefixes(batch, group.sequences[:1], self.store, self.prefixes, midway=True)
             read = True
             if progress and group.on_prefill:
                 group.on_prefill(*progress)

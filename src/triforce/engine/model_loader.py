@@ -132,7 +132,7 @@ def load_pair(
     name, model = model_name(model), SHIPPED[0] if model is None else model
     began = perf_counter()
     read = partial(load, device=device, dtype=dtype, kv_dtype=kv_dtype, bits=speculation.lower_bits)
-    target = read(model, context=context, ranks=ranks, offloaded=speculation.offload.kind != "none")
+    target = read(model, context=context, ranks=ranks)
     layers = target.config.layers
     if unknown := sorted(layer for layer in speculation.retrieval.searched_layers or () if layer >= layers):
         raise RequestError(f"searched_layers names layer {unknown[0]}; the model's are 0 to {layers - 1}")
@@ -165,15 +165,14 @@ def load(
     bits: int = 0,
     ranks: TPGroup = ALONE,
     beside: Checkpoint | None = None,
-    offloaded: bool = False,
 ) -> Checkpoint:
     """Read a Hugging Face folder, a GGUF file or a hub name. No code of the repository is run.
 
     device: "auto" is cuda where present. dtype: "auto" is bfloat16, or float32 on a CPU for whose model there are no
     native kernels. context: positions, in tokens; None is what the config says. bits: those of `Checkpoint.lower`.
     ranks: those that share the model, of which this one reads its part. beside: a model whose tokenizer is used where
-    it is the same: that of a draft's target. offloaded: whether KV will be. Raises ModelError, or RequestError for
-    bits, for heads that cannot be shared, or for what a family cannot do yet, with advice.
+    it is the same: that of a draft's target. Raises ModelError, or RequestError for bits, for heads that cannot be
+    shared, or for what a family cannot do yet, with advice.
     """
     device = resolve_device(device)
     files = open_model(name_or_path)
@@ -184,8 +183,8 @@ def load(
     precision = resolve_dtype(dtype, device, config)
     config = with_kv_dtype(config, kv_dtype, precision, device)
     own = config.shared(ranks.count)
-    if offloaded or beside:
-        _require_simple_attention(config, files.path, offloaded)
+    if beside:
+        _require_no_windows(config, files.path)
     dispatch.claim_threads(config, precision, device)
     archives = files.archives(packed=dispatch.keeps_packed(config, precision, device))
     weights = read_weights(
@@ -200,18 +199,14 @@ def load(
     return Checkpoint(files, own, decoder, lower, tokenizer, identity)
 
 
-def _require_simple_attention(config: ModelConfig, path: Path, offloaded: bool) -> None:
-    """Raises RequestError for what offloaded KV, or that of a draft, cannot do yet."""
-    window, layers, parts = max(config.windows), sum(map(bool, config.windows)), config.architecture
-    if window:
-        about = f"{path}: {layers} of {config.layers} layers have a window of {window:,} tokens, and "
-        if not offloaded:
-            raise RequestError(f"{about}such a model cannot draft yet; use another draft model")
+def _require_no_windows(config: ModelConfig, path: Path) -> None:
+    """Raises RequestError for a draft whose layers have windows."""
+    if window := max(config.windows):
+        layers = sum(map(bool, config.windows))
         raise RequestError(
-            f"{about}KV of such layers cannot be offloaded yet; leave out --kv-offload, or use --context {window}"
+            f"{path}: {layers} of {config.layers} layers have a window of {window:,} tokens, and such a model cannot "
+            "draft yet; use another draft model"
         )
-    if offloaded and (parts.sink_logits or parts.score_cap):
-        raise RequestError(f"{path}: KV of this family cannot be offloaded yet; leave out --kv-offload")
 
 
 def _tokenizer(files: ModelFiles, beside: Checkpoint | None) -> Tokenizer | None:

@@ -7,16 +7,21 @@ from collections.abc import Sequence
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
 from triforce.engine.tier_builder import SharedKV
-from triforce.kvcache import PAGE
+from triforce.kvcache import PAGE, PagePool
 from triforce.kvcache.disk_prefixes import Pages
+from triforce.kvcache.page_owners import PrefixPages
 from triforce.kvcache.prefix_cache import PrefixCache
 from triforce.kvcache.views.full import TAIL
 
 
 def share_prefixes(
-    batch: SequenceBatch, sequences: Sequence[TokenSequence], store: SharedKV, prefixes: PrefixCache
+    batch: SequenceBatch,
+    sequences: Sequence[TokenSequence],
+    store: SharedKV,
+    prefixes: PrefixCache,
+    midway: bool = False,
 ) -> None:
-    """Let later prompts begin with what the rows of these sequences have seen."""
+    """Let later prompts begin with what the rows of these sequences have seen. midway: they go on reading theirs."""
     pool = batch.top.cache.pool
     for b, sequence in enumerate(batch.sequences):
         if sequence not in sequences or sequence.scope is None:
@@ -28,11 +33,16 @@ def share_prefixes(
         if batch.memory is None:
             prefixes.note(sequence.scope, text, pool.tables[b], pool.windows.tables[b] if pool.windows else ())
         if sequence.disk:
-            held = prefixes.locate(sequence.scope, text) if batch.memory is None else _pages_of(pool.tables[b])
-            sequence.disk.keep(text, held)
+            held = prefixes.locate(sequence.scope, text) if batch.memory is None else _pages_of(pool, b)
+            sequence.disk.keep(text, held, midway)
 
 
-def _pages_of(table: Sequence[int]) -> Pages:
-    """Return what finds pages in the table of a row that stays its owner's."""
-    kept = list(table)
-    return lambda start, stop: kept[start // PAGE : stop // PAGE]
+def _pages_of(pool: PagePool, b: int) -> Pages:
+    """Return what finds pages in the tables of a row that stays its owner's, which gives those of windows back."""
+    kept, windows = list(pool.tables[b]), pool.windows
+
+    def pages(start: int, stop: int) -> PrefixPages:
+        some = slice(start // PAGE, stop // PAGE)
+        return PrefixPages(kept[some], windows.tables[b][some] if windows else ())
+
+    return pages

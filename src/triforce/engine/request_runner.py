@@ -55,7 +55,7 @@ class RequestRunner:
         self, rows: int, pages: int, turn: int | None = None, max_itl: float = MAX_ITL, given: PagePool | None = None
     ) -> Engine:
         """Return a new engine (see `EngineCore`), with `rows` and `pages` of KV. given: a pool to use."""
-        store = SharedKV(self._models, self._speculation, rows, pages, given, keeps_windows=self.disk is not None)
+        store = SharedKV(self._models, self._speculation, rows, pages, given)
         return Engine(EngineCore(store, self._coupling, self.costs, turn, max_itl, self._disk_prefixes(store)))
 
     def run(

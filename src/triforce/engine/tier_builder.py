@@ -25,7 +25,7 @@ from triforce.kvcache.offload.sizing_cuda import needs_of
 from triforce.kvcache.page_owners import NO_PAGES, PrefixPages
 from triforce.kvcache.selection import Policy
 from triforce.kvcache.views.full import prefill_chunk
-from triforce.kvcache.window_pages import WindowPages, most_pages
+from triforce.kvcache.window_pages import WindowPages, pages_of_rows
 from triforce.ragged import Bools
 from triforce.speculation import Draft, Proposer, SequenceState, Tier, TokenSampler
 
@@ -50,7 +50,7 @@ class ModelSet:
 class SharedKV:
     """KV memory that batches share: `pages` of the target's KV, and the draft's for so many `rows`. Made when used.
 
-    given: a pool to be used instead of a new one. keeps_windows: layers with a window keep KV of all tokens, too.
+    given: a pool to be used instead of a new one.
     """
 
     models: ModelSet
@@ -58,7 +58,6 @@ class SharedKV:
     rows: int
     pages: int
     given: PagePool | None = None
-    keeps_windows: bool = False
 
     @cached_property
     def pool(self) -> PagePool:
@@ -67,19 +66,17 @@ class SharedKV:
             return self.given.more(0)
         target, unit = self.models.target, gcd(self.speculation.retrieval.chunk, PAGE)
         speculation, least = self.speculation, self.speculation.least(self.rows)
-        given, int8 = self._room(), speculation.lower_bits > 0
+        int8, windows = speculation.lower_bits > 0, self._windows()
+        given, features = self._room(windows.store.pages if windows else 0), self._features()
         pages, where = self.pages, (target.dtype, target.device)
-        features, windows = self._features(), self._windows()
         return PagePool(target.config, 0, pages, *where, unit, int8, least, given, features, windows)
 
     def _windows(self) -> WindowPages | None:
-        """Make room for what rows keep of layers with a window, and for windows of as much that no row needs."""
-        target = self.models.target
-        if self.keeps_windows or not (window := max(target.config.windows)):
-            return None
+        """Make room for layers with a window, if there are such."""
+        target, windows = self.models.target, self.models.target.config.windows
         widest = max(prefill_chunk(target.device), self.speculation.reach)
-        pages = min(self.pages, (self.rows + 1) * most_pages(window, widest))
-        return WindowPages(window, pages, widest, target.device)
+        pages = pages_of_rows(windows, self.pages, self.rows, widest)
+        return WindowPages(max(windows), pages, widest, target.device) if pages else None
 
     def _features(self) -> FeatureMemory | None:
         """Make the memory of a feature draft, if there is one."""
@@ -93,12 +90,12 @@ class SharedKV:
         """Tokens in a multiple of which prompts share their beginnings: under `strict`, those of one pass."""
         return prefill_chunk(self.models.target.device) if self.speculation.strict else PAGE
 
-    def _room(self) -> OffloadLayout | None:
+    def _room(self, window_pages: int) -> OffloadLayout | None:
         """Layout of offloaded pages, if there are any. Raises CacheError before a prompt is read if KV does not fit."""
         target, speculation, offload = self.models.target, self.speculation, self.speculation.offload
         where = target.config, target.dtype, target.device
         read, (padded, _) = (speculation.reach, speculation.retrieval.budget), speculation.least(self.rows)
-        needs = needs_of(*where, self.pages, self.rows, *read, padded_rows=padded)
+        needs = needs_of(*where, self.pages, self.rows, *read, window_pages, padded_rows=padded)
         if offload.kind == "none":
             needs.require_all()
             return None
@@ -156,7 +153,7 @@ class TierBuilder:
     def exact(self, full: FullView, below: Proposer | None = None) -> Tier[FullView]:
         """Make the full tier: the target through all of its KV."""
         target = self.models.target
-        read = target.read if full.pool.offloaded else None
+        read = target.read if full.pool.by_layer else None
         return Tier("full", self._noting(target, full), full, below=below, read=read)
 
     def middle(

@@ -18,9 +18,13 @@ IDS = "ids"
 KINDS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int8: "I8"}
 
 
-def parts_of(layers: Sequence[LayerKV]) -> dict[str, Part]:
-    """Copy K and V of all layers, (G, N, D) each, to parts of an entry."""
-    return {name: part_of([layer[i] for layer in layers]) for i, name in enumerate(("keys", "values"))}
+LAYERS, WINDOWS = ("keys", "values"), ("window_keys", "window_values")
+"""Names of K and V of layers, and of those whose pages are apart, as they have a window."""
+
+
+def parts_of(layers: Sequence[LayerKV], names: tuple[str, str] = LAYERS) -> dict[str, Part]:
+    """Copy K and V of some layers, (G, N, D) each, to parts of an entry; of none there are no parts."""
+    return {name: part_of([layer[i] for layer in layers]) for i, name in enumerate(names) if layers}
 
 
 def part_of(layers: Sequence[Tensor]) -> Part:
@@ -31,9 +35,13 @@ def part_of(layers: Sequence[Tensor]) -> Part:
     return Part(KINDS[whole_LGND.dtype], whole_LGND.shape, whole_LGND.flatten().view(torch.uint8).numpy().data)
 
 
-def layers_of(entry: Entry, shape: Sequence[int], dtype: torch.dtype) -> list[LayerKV] | None:
-    """Return K and V of each layer of an entry, (G, N, D); None unless all of it has this shape and dtype."""
-    keys, values = (_tensor(entry, name, shape, dtype) for name in ("keys", "values"))
+def layers_of(
+    entry: Entry, shape: Sequence[int], dtype: torch.dtype, names: tuple[str, str] = LAYERS
+) -> list[LayerKV] | None:
+    """Return K and V of each layer of an entry, (G, N, D); None unless all of it has this shape (LGND) and dtype."""
+    if not shape[0]:
+        return []
+    keys, values = (_tensor(entry, name, shape, dtype) for name in names)
     return None if keys is None or values is None else list(zip(keys, values, strict=True))
 
 

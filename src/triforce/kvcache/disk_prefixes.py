@@ -16,14 +16,16 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from triforce.backends.kernel_api import PAGE
 from triforce.disk_cache.entry import FORMAT, Entry, Part
 from triforce.disk_cache.entry_store import LOG, Use
 from triforce.disk_cache.write_behind import DiskCache
 from triforce.errors import CacheError
-from triforce.kvcache.disk_parts import IDS, ids_part, part_of, parts_of
+from triforce.kvcache.disk_parts import IDS, WINDOWS, ids_part, part_of, parts_of
 from triforce.kvcache.feature_memory import FEATURES
+from triforce.kvcache.page_owners import PrefixPages
 from triforce.kvcache.pool import PagePool
 from triforce.kvcache.views.full import LayerKV
 from triforce.kvcache.views.streaming import StreamingView
@@ -38,7 +40,7 @@ STEPS = 15
 ID_BYTES = 4
 """Of a token id in an entry."""
 
-Pages = Callable[[int, int], Sequence[int] | None]
+Pages = Callable[[int, int], PrefixPages | None]
 """Pages that hold tokens [start, stop) of a text, both multiples of `PAGE`; None where they are gone."""
 
 
@@ -60,7 +62,8 @@ class WaitingSegment:
     """A segment that is to be written once there is room in the queue.
 
     after: the name of what it follows. cost: seconds that a prefill took for a token. layers: its KV, if it lies in no
-    pages. ids: of whole pages in the place of a segment, the latest ones of their name.
+    pages. ids: of whole pages in the place of a segment, the latest ones of their name. windows: whether it is KV of
+    layers whose pages are apart, as they have a window, and not that of the others.
     """
 
     name: str
@@ -71,6 +74,7 @@ class WaitingSegment:
     pages: Pages | None = None
     layers: list[LayerKV] | None = None
     ids: Ints | None = None
+    windows: bool = False
 
     @property
     def tokens(self) -> int:
@@ -85,7 +89,6 @@ class DiskPrefixes:
     """
 
     def __init__(self, cache: DiskCache, profile: KVProfile, pool: PagePool, whole: int) -> None:
-        assert pool.windows is None, "segments hold tokens of all layers"
         self._cache, self.store, self._queue, self.pool = cache, cache.store, cache.queue, pool
         self.whole, self._profile = max(whole, SEGMENT), profile
         self._waiting: deque[WaitingSegment] = deque()
@@ -93,7 +96,7 @@ class DiskPrefixes:
 
     def root(self, scope: str) -> str:
         """Return the name that the first segment of a text follows."""
-        shapes = [SEGMENT, PAGE, self.whole, *self.pool.least]
+        shapes = [SEGMENT, PAGE, self.whole, *self.pool.least, *self.pool.layers(windows=True)]
         facts = [FORMAT, shapes, self._profile.target, self._profile.kernels, str(self.pool.dtype)]
         return self.store.name(b"root", json.dumps(facts).encode(), scope.encode())
 
@@ -101,6 +104,10 @@ class DiskPrefixes:
         """Return the name of what the draft sees at the end of the segment of that name."""
         facts = [self._profile.draft, view.sinks, view.window, view.unit, str(view.dtype)]
         return self.store.name(b"draft", json.dumps(facts).encode(), name.encode())
+
+    def windows_name(self, name: str) -> str:
+        """Return the name of what layers with a window have of the segment of that name."""
+        return self.store.name(b"windows", name.encode())
 
     def rest_name(self, name: str) -> str:
         """Return the name of the pages that the latest text has behind the segment of that name."""
@@ -174,24 +181,32 @@ class DiskPrefixes:
     def _bytes(self, segment: WaitingSegment) -> int:
         if segment.layers:
             return sum(t.numel() * t.itemsize for layer in segment.layers for t in layer)
-        features = self.pool.features
-        return segment.tokens * (self.pool.token_bytes + (features.token_bytes if features else 0))
+        held = segment.tokens * self.pool.token_bytes * len(self._layers(segment)) // self.pool.config.layers
+        features = None if segment.windows else self.pool.features
+        return held + (segment.tokens * features.token_bytes if features else 0)
+
+    def _layers(self, segment: WaitingSegment) -> list[int]:
+        """Return the layers of which an entry has KV."""
+        windows = self.pool.layers(windows=True)
+        others = [] if segment.windows else self.pool.layers(windows=False)
+        return windows + others if segment.windows or segment.ids is not None else others
 
     def _parts(self, segment: WaitingSegment) -> dict[str, Part] | None:
-        """Return what an entry holds: KV of all layers; None where pages are gone or cannot be read."""
+        """Return what an entry holds: KV of its layers; None where pages are gone or cannot be read."""
         if segment.layers:
             return parts_of(segment.layers)
         start = segment.index * SEGMENT
         pages = segment.pages(start, start + segment.tokens) if segment.pages else None
         if pages is None:
             return None
-        pages_P = torch.tensor(pages, dtype=torch.long, device=self.pool.device)
-        slots_N = (pages_P[:, None] * PAGE + torch.arange(PAGE, device=self.pool.device)).flatten()
-        features = self.pool.features
+        parts = dict[str, Part]()
         try:
-            layers = [self.pool.kv.read(layer, slots_N) for layer in range(self.pool.config.layers)]
-            held = zip(FEATURES, features.read(slots_N), strict=True) if features else ()
-            parts = parts_of(layers) | {name: part_of([each]) for name, each in held}
+            if not segment.windows:
+                parts |= self._parts_without_window(pages.pages)
+            if self.pool.windows and (segment.windows or segment.ids is not None):
+                if not all(pages.window_pages):
+                    return None
+                parts |= parts_of(self._read(self.pool.layers(windows=True), pages.window_pages), WINDOWS)
         except CacheError as error:  # of offloaded pages
             LOG.warning("disk cache: a segment is not kept: %s", error)
             return None
@@ -199,9 +214,24 @@ class DiskPrefixes:
             parts[IDS] = ids_part(segment.ids)
         return parts
 
+    def _parts_without_window(self, pages: Sequence[int]) -> dict[str, Part]:
+        features = self.pool.features
+        held = zip(FEATURES, features.read(self._slots(pages)), strict=True) if features else ()
+        layers = self._read(self.pool.layers(windows=False), pages)
+        return parts_of(layers) | {name: part_of([each]) for name, each in held}
+
+    def _read(self, layers: Sequence[int], pages: Sequence[int]) -> list[LayerKV]:
+        slots_N = self._slots(pages)
+        return [self.pool.kv.read(layer, slots_N) for layer in layers]
+
+    def _slots(self, pages: Sequence[int]) -> Tensor:
+        pages_P = torch.tensor(pages, dtype=torch.long, device=self.pool.device)
+        return (pages_P[:, None] * PAGE + torch.arange(PAGE, device=self.pool.device)).flatten()
+
     def _entry(self, segment: WaitingSegment, parts: dict[str, Part]) -> Entry:
+        kind = "draft" if segment.layers else "windows" if segment.windows else "kv"
         facts = {
-            "kind": "draft" if segment.layers else "kv" if segment.ids is None else "rest",
+            "kind": kind if segment.ids is None else "rest",
             "model": self._profile.model,
             "profile": self._profile.kernels,
             "after": segment.after,

@@ -12,7 +12,8 @@ from triforce.disk_cache.entry import Entry
 from triforce.disk_cache.entry_store import Use
 from triforce.kvcache.disk_parts import features_of, ids_of, layers_of
 from triforce.kvcache.disk_prefixes import SEGMENT, DiskPrefixes, Pages, WaitingSegment
-from triforce.kvcache.views.full import TAIL, FullView, write_layers
+from triforce.kvcache.disk_windows import DiskWindows
+from triforce.kvcache.views.full import TAIL, FullView
 from triforce.kvcache.views.streaming import StreamingView
 from triforce.ragged import Ints, common_prefix
 
@@ -32,6 +33,7 @@ class DiskText:
     def __init__(self, disk: DiskPrefixes, scope: str, use: Use, prompt_tokens: int) -> None:
         self._disk, self._use, self._prompt_tokens = disk, use, prompt_tokens
         self._names, self._root = list[str](), disk.root(scope)
+        self._windows = DiskWindows(disk, use)
         self._added = 0
         self._drafts: list[WaitingSegment] = []
         self.cost = 0.0
@@ -45,19 +47,22 @@ class DiskText:
         """
         disk, most, index = self._disk, max(len(prompt) - 1 - TAIL, 0), int(full.lengths_B[b]) // SEGMENT
         names, spent, worth = self._named(prompt[: most // disk.whole * disk.whole]), 0.0, GRACE
+        names = names[: self._windows.reach(names)]
         entries = disk.store.read_ahead(names[index:])
         while spent <= worth:
             began = perf_counter()
             entry, stop = next(entries, None), (index + 1) * SEGMENT
             if entry is None or not _copy(entry, SEGMENT, full, b, (index * SEGMENT, stop)):
                 break
-            if stop % disk.whole == 0:
+            if stop % disk.whole == 0 and not disk.pool.windows:
                 full.lengths_B[b] = stop
             self._touch(index, names[index])
             index, spent = index + 1, spent + perf_counter() - began
             worth += SEGMENT * float(entry.facts["seconds_per_token"])
             yield int(full.lengths_B[b])
-        if spent <= worth and disk.whole == SEGMENT and self._restore_rest(full, b, prompt[:most], index):
+        more = spent <= worth and disk.whole == SEGMENT and self._restore_rest(full, b, prompt[:most], index)
+        whole = index * SEGMENT // disk.whole * disk.whole
+        if more or self._windows.restore(full, b, names, whole):
             yield int(full.lengths_B[b])
 
     def _restore_rest(self, full: FullView, b: int, prompt: Tokens, index: int) -> bool:
@@ -67,8 +72,10 @@ class DiskText:
         if entry is None or (ids := ids_of(entry)) is None:
             return False
         stop = start + common_prefix(ids.tolist(), list(prompt[start : start + SEGMENT])) // PAGE * PAGE
-        if stop <= full.lengths_B[b] or not _copy(entry, len(ids), full, b, (start, stop)):
+        if stop <= max(start, full.lengths_B[b]) or not _copy(entry, len(ids), full, b, (start, stop)):
             return False
+        if self._disk.pool.windows:
+            return self._windows.restore(full, b, self._names[:index], stop, (entry, len(ids)))
         full.lengths_B[b] = stop
         return True
 
@@ -103,8 +110,11 @@ class DiskText:
         """Whether many segments more could be kept of a text that has seen so many tokens."""
         return tokens >= (self._added + MANY) * SEGMENT
 
-    def keep(self, text: Tokens, pages: Pages) -> None:
-        """Have the segments of a text written behind the answer. pages: hold its KV, all of it committed."""
+    def keep(self, text: Tokens, pages: Pages, midway: bool = False) -> None:
+        """Have the segments of a text written behind the answer. pages: hold its KV, all of it committed.
+
+        midway: its prompt is read on, so windows are of no use yet.
+        """
         if len(text) < LEAST:
             return
         names = self._named(text)
@@ -112,6 +122,8 @@ class DiskText:
             after = self._name_before(text, index)
             self._disk.add(WaitingSegment(names[index], after, index, self._use, self.cost, pages))
         self._added = max(self._added, len(names))
+        if not midway:
+            self._windows.keep(names, len(text), self.cost, pages)
         if len(text) >= (self._prompt_tokens - 1) // PAGE * PAGE:
             self._keep_rest(text, pages)
         for draft in self._drafts:
@@ -153,11 +165,13 @@ def _copy(entry: Entry, tokens: int, full: FullView, b: int, place: tuple[int, i
     pool, row, (start, stop) = full.pool, full.rows[b], place
     some = slice(max(int(full.lengths_B[b]) - start, 0), stop - start)
     slots_N = pool.slots(row, start + some.start, stop)
-    layers = layers_of(entry, [pool.config.layers, pool.config.kv_heads, tokens, pool.config.row_size], pool.dtype)
+    own = pool.layers(windows=False)
+    layers = layers_of(entry, [len(own), pool.config.kv_heads, tokens, pool.config.row_size], pool.dtype)
     held = features_of(entry, pool.features, tokens) if pool.features else None
     if layers is None or (pool.features and held is None):
         return False
     if pool.features and held:
         pool.features.write(slots_N, held.part(some))
-    write_layers(pool.kv, slots_N, ((keys_GND[:, some], values_GND[:, some]) for keys_GND, values_GND in layers))
+    for layer, (keys_GND, values_GND) in zip(own, layers, strict=True):
+        pool.kv.write(layer, slots_N, keys_GND[:, some].to(slots_N.device), values_GND[:, some].to(slots_N.device))
     return True

@@ -55,8 +55,8 @@ class PagePool:
         self.dtype = kv_dtype(config, dtype)
         """Of the rows that its memory reads and writes."""
         self.features = features
-        self.offloaded = dispatch.offloaded(config, pages, dtype, device, room) if room else None
         window_pages = windows.store.pages if windows else 0
+        self.offloaded = dispatch.offloaded(config, pages, dtype, device, room, window_pages) if room else None
         self.kv = self.offloaded or dispatch.memory(config, pages, dtype, device, unit, int8, window_pages)
         self.store, self.windows = PageOwners(pages), windows
         self.apart = [bool(window and windows) for window in config.windows]
@@ -124,6 +124,11 @@ class PagePool:
     def free_pages(self) -> int:
         return len(self.store.free)
 
+    @property
+    def by_layer(self) -> bool:
+        """Whether prompts are read layer by layer, so that each page leaves memory once; windows go with the tokens."""
+        return self.offloaded is not None and not self.windows
+
     def reserve(self, b: int, tokens: int) -> None:
         """Give row b the pages for `tokens` tokens in all; consecutive ones where there are such.
 
@@ -180,6 +185,10 @@ class PagePool:
         if self.windows:
             for b, stop in zip(rows, stops, strict=True):
                 self.windows.cover(b, int(self.lengths_B[b]), stop)
+
+    def layers(self, windows: bool) -> list[int]:
+        """Return the layers whose pages are those of `windows`, or the others."""
+        return [layer for layer, apart in enumerate(self.apart) if apart == windows]
 
     def held_from(self, layer: int, b: int) -> int:
         """Return from which token on a layer holds row b."""

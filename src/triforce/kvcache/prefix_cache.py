@@ -84,13 +84,18 @@ class PrefixCache:
             known[key] = page if held is None else held
         return new
 
-    def locate(self, scope: str, text: Tokens) -> Callable[[int, int], list[int] | None]:
-        """Return a function that gives the pages of tokens [start, stop) of a text, or None once some are gone."""
+    def locate(self, scope: str, text: Tokens) -> Callable[[int, int], PrefixPages | None]:
+        """Return a function that gives the pages of tokens [start, stop) of a text, or None once some are gone.
+
+        Those of layers with a window are 0 once they are gone.
+        """
         keys = list(_keys(scope, text, len(text)))
 
-        def pages(start: int, stop: int) -> list[int] | None:
-            found = [self.pages[key] for key in keys[start // PAGE : stop // PAGE] if key in self.pages]
-            return found if len(found) == (stop - start) // PAGE else None
+        def pages(start: int, stop: int) -> PrefixPages | None:
+            some = keys[start // PAGE : stop // PAGE]
+            found = [self.pages[key] for key in some if key in self.pages]
+            windows = [self.window_pages.get(key, 0) for key in some]
+            return PrefixPages(found, windows) if len(found) == (stop - start) // PAGE else None
 
         return pages
 

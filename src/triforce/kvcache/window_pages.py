@@ -26,6 +26,14 @@ def most_pages(window: int, widest: int) -> int:
     return pages_for(window - 1 + SLACK + widest) + 1
 
 
+def pages_of_rows(windows: Sequence[int], pages: int, rows: int, widest: int) -> int:
+    """Pages for what so many rows keep of layers with these windows, and for windows of as much that no row needs.
+
+    They are no more than `pages`, those of other layers; 0 where no layer has a window.
+    """
+    return min(pages, (rows + 1) * most_pages(max(windows), widest)) if any(windows) else 0
+
+
 class WindowOwners(PageOwners):
     """Pages that rows are promised. What they hold is never more, so all others can be had."""
 
@@ -134,7 +142,7 @@ class WindowPages:
 
         Raises CacheError for a pass that is wider than what the row was promised.
         """
-        table, first = self.tables[b], max(self.firsts[b], self._kept_from(committed))
+        table, first = self.tables[b], max(self.firsts[b], self.kept_from(committed))
         if pages_for(stop) - first > self._rooms[b]:
             raise CacheError(
                 f"a pass up to token {stop} behind {committed} is wider than the {self._rooms[b]} pages of its row's "
@@ -150,7 +158,7 @@ class WindowPages:
 
     def place(self, b: int, start: int, stop: int) -> None:
         """Fresh row b will be written its tokens from `start` to `stop`, the latest of which it keeps."""
-        self.firsts[b] = max(pages_for(start), self._kept_from(stop))
+        self.firsts[b] = max(pages_for(start), self.kept_from(stop))
         self.tables[b] = [0] * self.firsts[b]
         self._extend(b, stop)
 
@@ -168,7 +176,8 @@ class WindowPages:
         slots_N = (pages_P[:, None] * PAGE + torch.arange(PAGE, device=self.device)).flatten()
         return slots_N[start % PAGE : start % PAGE + stop - start]
 
-    def _kept_from(self, committed: int) -> int:
+    def kept_from(self, committed: int) -> int:
+        """The first page that is kept of a row of so many committed tokens."""
         return self.needed_from(max(0, committed - SLACK))
 
     def _extend(self, b: int, stop: int) -> None:

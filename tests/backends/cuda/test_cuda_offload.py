@@ -147,7 +147,7 @@ def needs() -> CudaKVSizing:
     s, rope = shapes.SHAPES["llama-2-7b-128k"], Rope(torch.ones(64), 1.0)
     heads = s.heads, s.kv_heads, s.head_dim
     config = ModelConfig(s.vocab, s.hidden, s.intermediate, s.layers, *heads, 1e-5, False, context=130_000, rope=rope)
-    return CudaKVSizing(config, 2, 7700, 1, 52, Budget(4096), torch.device("cuda"), 0)
+    return CudaKVSizing(config, 2, 7700, 1, 52, Budget(4096), 0, torch.device("cuda"), 0)
 
 
 def free(monkeypatch: pytest.MonkeyPatch, gib: float) -> None:

@@ -91,7 +91,7 @@ def test_offload_mutant_of_ranks_changes_the_text(
 
 def needs(folder: Path, count: int) -> CudaKVSizing:
     config = LLM(folder, device="cpu", dtype="float32").target.config.shared(count)
-    return CudaKVSizing(config, 4, 30_000, 1, 30, Budget(48), torch.device("cuda"), 0)
+    return CudaKVSizing(config, 4, 30_000, 1, 30, Budget(48), 0, torch.device("cuda"), 0)
 
 
 def test_device_memory_is_counted_per_rank(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

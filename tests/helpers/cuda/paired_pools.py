@@ -40,7 +40,7 @@ READ = 40
 
 def room(decoder: Decoder, whole: int, seats: int = SEATS) -> OffloadLayout:
     """So many whole layers, and so little for the others that pages make room for one another all the time."""
-    needs = CudaKVSizing(decoder.config, 4, PAGES, ROWS, 30, Budget(48), CPU, 0)
+    needs = CudaKVSizing(decoder.config, 4, PAGES, ROWS, 30, Budget(48), 0, CPU, 0)
     store, moving = HostStore(needs.stored(whole)), seats * decoder.config.kv_heads
     store.memory.view(torch.float32).fill_(torch.nan)
     frames = whole * needs.buffer_frames + (LAYERS - whole) * (decoder.config.kv_heads + moving + needs.selected)

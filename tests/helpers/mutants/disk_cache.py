@@ -24,7 +24,7 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
     "names by a segment alone": ("chains", f"{TEXT}._named", ("after.encode(), ids", "ids")),
     "segments one place late": ("texts", COPY, ("start + some.start, stop)", "start + some.start, stop).roll(1)")),
     "keys and values exchanged": (
-        "texts", COPY, ("(keys_GND[:, some], values_GND[:, some])", "(values_GND[:, some], keys_GND[:, some])"),
+        "texts", COPY, ("for layer, (keys_GND, values_GND)", "for layer, (values_GND, keys_GND)"),
     ),
     "the last tokens come from disk, too": ("texts", f"{TEXT}.restore", ("len(prompt) - 1 - TAIL", "len(prompt) - 1")),
     "pages behind a segment that are another text's": (

@@ -8,6 +8,10 @@ PAGES, PREFIXES = "triforce.kvcache.window_pages:WindowPages", "triforce.kvcache
 TABLES = "tests/kvcache/test_window_pages.py::test_window_pages_mutant_is_noticed"
 FOUND = "tests/kvcache/test_prefix_cache.py::test_prefix_windows_mutant_is_noticed"
 SESSION = "tests/engine/test_kept_windows.py::test_narrow_windows_session_mutant_is_noticed"
+OFFLOADED = "tests/kvcache/offload/test_offload_families.py::test_offload_family_mutant_is_noticed"
+STORED = "triforce.backends.cpu.offload:NativeOffloadedKV"
+DISK = "tests/llm/test_disk_cache_windows.py::test_windows_on_disk_mutant_is_noticed"
+WINDOWS = "triforce.kvcache.disk_windows:DiskWindows"
 TEXTS = "tests/engine/test_narrow_windows.py::test_narrow_windows_mutant_is_noticed"
 FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
     "a window one page too short": (TABLES, f"{PAGES}.needed_from", ("window + 1)", "window + 1 + PAGE)")),
@@ -19,7 +23,7 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
         TABLES, "triforce.kvcache.views.windows:windowed", ("windows=True", "windows=False"),
     ),
     "what is behind a window is never given back": (
-        TABLES, f"{PAGES}.cover", ("max(self.firsts[b], self._kept_from(committed))", "0"),
+        TABLES, f"{PAGES}.cover", ("max(self.firsts[b], self.kept_from(committed))", "0"),
     ),
     "a prefix is found a page before its window": (
         FOUND, f"{PREFIXES}._with_windows", ("<= windows.needed_from(", "<= 1 + windows.needed_from("),
@@ -29,10 +33,26 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
     ),
     "pages of a prefix have no second owner": (FOUND, f"{PAGES}.adopt", ("self.store.own(", "len(")),
     "a swapped row comes back a page short": (
-        TEXTS, f"{PAGES}.place", ("max(pages_for(start), self._kept_from(stop))", "3 + self._kept_from(stop)"),
+        TEXTS, f"{PAGES}.place", ("max(pages_for(start), self.kept_from(stop))", "3 + self.kept_from(stop)"),
     ),
     "a session goes back behind its windows": (
         SESSION, "triforce.kvcache.views.full:FullView.rewind", ("if windows and not windows.holds(", "if False and (")
+    ),
+    "offloaded layers have no sink logits": (
+        OFFLOADED, f"{STORED}._offload", ("sink_logits=None if sink_logits_LH is None else ", "sink_logits=None and "),
+    ),
+    "offloaded layers have the sink logits of the first ones": (
+        OFFLOADED, f"{STORED}._offload", ("sink_logits_LH[layers]", "sink_logits_LH[: len(layers)]"),
+    ),
+    "offloaded scores have no cap": (OFFLOADED, f"{STORED}._offload", ("config.architecture.score_cap", "0.0")),
+    "windows of the segment before": (
+        DISK, f"{WINDOWS}.restore", ("self._segment(names[index], index)", "self._segment(names[index - 1], index)"),
+    ),
+    "windows from disk one token late": (
+        DISK, f"{WINDOWS}.restore", ("slots(row, here.start, here.stop)", "slots(row, here.start, here.stop).roll(1)"),
+    ),
+    "windows from disk a page short": (
+        DISK, f"{WINDOWS}.restore", ("needed_from(stop) * PAGE, list", "needed_from(stop) * PAGE + PAGE, list"),
     ),
     "a mark is taken of pages that were written anew": (
         SESSION, "triforce.kvcache.window_mark:WindowMark.go_back", ("min(self._length, length)", "self._length"),
@@ -46,3 +66,13 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
     ),
 }  # fmt: skip
 MUTANTS = [Mutant(name, test, (Edit(target, change),)) for name, (test, target, change) in FAULTS.items()]
+MUTANTS.append(
+    Mutant(
+        "windows that were given back are kept on disk",
+        DISK,
+        (
+            Edit("triforce.kvcache.disk_prefixes:DiskPrefixes._parts", ("not all(pages.window_pages)", "False")),
+            Edit(f"{WINDOWS}.keep", ("self._windows.kept_from(tokens)", "0")),
+        ),
+    )
+)

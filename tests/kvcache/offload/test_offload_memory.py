@@ -41,7 +41,7 @@ def test_info_without_offload_omits_it(capsys: Any) -> None:
 
 @pytest.fixture(scope="module")
 def needs() -> KVSizing:
-    return KVSizing(LLM(draft=None).target.config, 2, 2050, 1, 20, Budget(2048))
+    return KVSizing(LLM(draft=None).target.config, 2, 2050, 1, 20, Budget(2048), 0)
 
 
 @pytest.mark.parametrize("memory", ["12MiB", "32MiB", "64MiB", "96MiB", "1GiB"])

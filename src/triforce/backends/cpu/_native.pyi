@@ -242,10 +242,11 @@ class Store:
 
 class Offload:
     """
-    KV memory of all layers, whose pages lie in a store or in frames of an arena (bytes) uint8.
+    KV memory of layers whose pages lie in a store or in frames of an arena (bytes) uint8.
     """
 
-    def __init__(self, *, arena: torch.Tensor, is_bf16: bool, coded: bool, hadamard: bool, layers: int, heads: int, dim: int, pages: int, frames: int, buffers: int, buffer_frames: int, store: Store) -> None: ...
+    def __init__(self, *, arena: torch.Tensor, is_bf16: bool, coded: bool, hadamard: bool, layers: int, heads: int, dim: int, pages: int, frames: int, buffers: int, buffer_frames: int, store: Store, sink_logits: torch.Tensor | None = None, score_cap: float = 0.0) -> None:
+        """sink_logits (layers, H) float32 and score_cap: see Pages."""
 
     def layer(self, i: int) -> Pages:
         """The pages of a layer."""

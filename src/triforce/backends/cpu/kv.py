@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -44,21 +44,29 @@ class NativeKV:
         self, config: ModelConfig, pages: int, dtype: torch.dtype, int8: bool = False, window_pages: int = 0
     ) -> None:
         self.config, self.dtype, self.int8 = config, dtype, int8
-        more: dict[str, Any] = {"head_dim": config.head_dim}
+        self.native_pages = self._of_layers(window_pages, partial(self._in_memory, pages=pages))
+        """Of each layer. Those with a window may have pages of their own, `window_pages` of them."""
+
+    def _of_layers(self, window_pages: int, others: Callable[[list[int]], list[_native.Pages]]) -> list[_native.Pages]:
+        """Return the pages of each layer. others: makes those of layers that have no pages of a window."""
+        windowed = [bool(window and window_pages) for window in self.config.windows]
+        full, apart = ([i for i, each in enumerate(windowed) if each == kind] for kind in (False, True))
+        return in_order(windowed, others(full), self._in_memory(apart, window_pages))
+
+    def _in_memory(self, layers: list[int], pages: int) -> list[_native.Pages]:
+        """Make pages of some layers, so many of each."""
+        config, more = self.config, dict[str, Any](head_dim=self.config.head_dim)
         if not (config.kv_int8 and config.hadamard):
             more["rotation"] = random_rotation(config.head_dim)
         if config.architecture.score_cap:
             more["score_cap"] = config.architecture.score_cap
         if config.kv_int8:
-            more |= {"is_bf16": dtype == torch.bfloat16, "hadamard": config.hadamard}
-        windowed = [bool(window and window_pages) for window in config.windows]
-        counts = (windowed.count(False), pages), (windowed.count(True), window_pages)
-        memory = in_order(windowed, *(self._allocated(*count) for count in counts))
+            more |= {"is_bf16": self.dtype == torch.bfloat16, "hadamard": config.hadamard}
+        memory = self._allocated(len(layers), pages)
         if config.sink_logits_LH is not None:
-            for parts, sink_logits_H in zip(memory, config.sink_logits_LH, strict=True):
-                parts["sink_logits"] = sink_logits_H
-        self.native_pages = [_native.Pages(**parts, **more) for parts in memory]
-        """Of each layer. Those with a window may have pages of their own, `window_pages` of them."""
+            for layer, parts in zip(layers, memory, strict=True):
+                parts["sink_logits"] = config.sink_logits_LH[layer]
+        return [_native.Pages(**parts, **more) for parts in memory]
 
     def _allocated(self, layers: int, pages: int) -> list[dict[str, Any]]:
         """Memory of so many layers, of so many pages each, by what it is."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Generator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -30,30 +31,43 @@ class NativeOffloadedKV(NativeKV):
     searches = False
     """What is searched would have to be at hand: layers that need it are kept whole instead, and seen in full."""
 
-    def __init__(self, config: ModelConfig, pages: int, dtype: torch.dtype, room: OffloadLayout) -> None:
+    def __init__(
+        self, config: ModelConfig, pages: int, dtype: torch.dtype, room: OffloadLayout, window_pages: int = 0
+    ) -> None:
         self.config, self.dtype, self.int8, self.room = config, dtype, False, room
         self.whole_layers, store, memory = room.layers, room.store, room.store.memory
         self._store = _native.Store(store.file, store.direct, store.bytes) if memory is None else _native.Store(memory)
         arena = allocate((room.memory + SECTOR,), torch.uint8, "cpu")
         arena = arena[-arena.data_ptr() % SECTOR :][: room.memory]
+        self._away: list[int] = []
+        """Layers whose pages lie in the store; those with a window have their own, in memory."""
+        self.native_pages = self._of_layers(window_pages, partial(self._offload, arena, pages + 1))
+        windows = (config.layers - len(self._away)) * config.kv_heads * (window_pages + 1) * room.page_bytes
+        self._in_all, self._whole = room.memory + windows, list[int]()
+        self.prefer(self._away)
+
+    def _offload(self, arena: Tensor, pages: int, layers: list[int]) -> list[_native.Pages]:
+        """Have so many pages of some layers lie in the store, or in frames of the arena."""
+        config, room, sink_logits_LH = self.config, self.room, self.config.sink_logits_LH
+        self._away = layers
         self.native_offload = _native.Offload(
-            arena=arena, is_bf16=dtype == torch.bfloat16, coded=config.kv_int8, hadamard=config.rotates_heads,
-            layers=config.layers, heads=config.kv_heads, dim=config.head_dim, pages=pages + 1, frames=room.frames,
+            arena=arena, is_bf16=self.dtype == torch.bfloat16, coded=config.kv_int8, hadamard=config.rotates_heads,
+            layers=len(layers), heads=config.kv_heads, dim=config.head_dim, pages=pages, frames=room.frames,
             buffers=room.buffers, buffer_frames=room.buffer_frames, store=self._store,
+            sink_logits=None if sink_logits_LH is None else sink_logits_LH[layers].contiguous(),
+            score_cap=config.architecture.score_cap,
         )  # fmt: skip
-        self.native_pages = [self.native_offload.layer(i) for i in range(config.layers)]
-        self._whole: list[int] = []
-        self.prefer(range(config.layers))
+        return [self.native_offload.layer(i) for i in range(len(layers))]
 
     @property
     def bytes(self) -> KVMemoryUsage:
-        mine = self.room.memory, *self.room.store.usage
+        mine = self._in_all, *self.room.store.usage
         return KVMemoryUsage(*(self.config.ranks * each for each in mine))
 
     def prefer(self, layers: Collection[int]) -> None:
         chosen = [*sorted(layers), *(layer for layer in self._whole if layer not in layers)][: self.whole_layers]
         self._whole = chosen
-        self.native_offload.prefer([layer in chosen for layer in range(self.config.layers)])
+        self.native_offload.prefer([layer in chosen for layer in self._away])
 
     @property
     def bytes_read(self) -> int:
@@ -76,17 +90,25 @@ class NativeOffloadedKV(NativeKV):
         return offload_errors()(super().attention_from(batch, width, first))
 
     def attend_of(self, batch: ForwardBatch, width: int, first: int) -> AttendRotated:
-        lists_L = batch.lists()
+        lists_L, in_memory = batch.lists(), super().attend_of(batch, width, first)
+        if not 0 <= first < first + len(lists_L) <= self.config.layers:
+            raise ValueError("there must be such layers")
+        away = [layer for layer in self._away if first <= layer < first + len(lists_L)]
+        if not away:
+            return in_memory
         native = _native.LayerwisePass(
-            memory=self.native_offload, first_layer=first, lists=[(lists.units, lists.starts) for lists in lists_L],
+            memory=self.native_offload, first_layer=self._away.index(away[0]),
+            lists=[(lists_L[layer - first].units, lists_L[layer - first].starts) for layer in away],
             counts=lists_L[0].counts, width=width, exact=batch.exact, keep=batch.keep,
         )  # fmt: skip
 
         def attend(layer: int, q_BTHD: Tensor, q_sinks_BTHD: Tensor | None) -> tuple[Tensor, Tensor]:
+            if layer not in away:
+                return in_memory(layer, q_BTHD, q_sinks_BTHD)
             attn_out_BTHD = torch.empty_like(q_BTHD)
             shape = (len(q_BTHD), self.config.kv_heads, lists_L[layer - first].units.shape[-1])
             mass_BGU = torch.empty(shape) if batch.return_mass else None
-            native.attend(layer, q_BTHD, attn_out_BTHD, mass_BGU)
+            native.attend(self._away.index(layer), q_BTHD, attn_out_BTHD, mass_BGU)
             return attn_out_BTHD, torch.empty(0) if mass_BGU is None else mass_BGU
 
         return attend

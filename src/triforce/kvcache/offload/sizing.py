@@ -26,7 +26,9 @@ BUFFER = 2 << 20
 AHEAD = 2  # buffers beyond those of the head that is worked on
 SPARE = 1.25  # times what the retrieval tier reads: what comes into favour lies beside what was
 WHOLE, LAYER = 272, 512
-"""Tokens of a prompt that are read at a time in all layers, where it is scored, or else in one."""
+"""Tokens of a prompt that are read at a time in all layers, where it is scored, or else in one.
+
+Where layers have windows of their own, as many are read in all layers as else in one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,10 @@ class OffloadConfig:
 
 @dataclass(frozen=True, slots=True)
 class KVSizing:
-    """Memory that KV needs on each rank: so many pages in all, for rows that a retrieval tier reads by a budget."""
+    """Memory that KV needs on each rank: so many pages in all, for rows that a retrieval tier reads by a budget.
+
+    window_pages: those of layers with a window, if these have pages of their own: they stay.
+    """
 
     config: ModelConfig
     itemsize: int
@@ -62,6 +67,7 @@ class KVSizing:
     rows: int
     reach: int
     budget: Budget
+    window_pages: int
 
     share = 0.5
     """Of what is free, where nobody says how much stays."""
@@ -74,13 +80,25 @@ class KVSizing:
         return 2 * PAGE * self.config.row_size * (1 if self.config.kv_int8 else self.itemsize)
 
     @property
+    def layers(self) -> int:
+        """Layers whose pages may leave."""
+        return self.config.windows.count(0) if self.window_pages else self.config.layers
+
+    @property
     def heads(self) -> int:
-        """KV heads of all layers."""
-        return self.config.layers * self.config.kv_heads
+        """KV heads of these layers."""
+        return self.layers * self.config.kv_heads
 
     @property
     def bytes(self) -> int:
+        """Bytes of pages that may leave."""
         return self.heads * (self.pages + 1) * self.page_bytes
+
+    @property
+    def windows(self) -> int:
+        """Bytes of layers with a window."""
+        others = self.config.layers - self.layers
+        return others * self.config.kv_heads * (self.window_pages + 1) * self.page_bytes
 
     def stored(self, layers: int) -> int:
         """Bytes of the store where so many layers stay whole."""
@@ -104,7 +122,8 @@ class KVSizing:
     @property
     def moving(self) -> int:
         """Frames of a layer's pages that are being written: they cannot leave."""
-        return self.config.kv_heads * min(self.rows * (ceil(self.reach / PAGE) + 2) + WHOLE // PAGE, self.pages)
+        read = (LAYER + PAGE if self.window_pages else WHOLE) // PAGE  # of a prompt
+        return self.config.kv_heads * min(self.rows * (ceil(self.reach / PAGE) + 2) + read, self.pages)
 
     @property
     def selected(self) -> int:
@@ -115,8 +134,8 @@ class KVSizing:
     @property
     def least(self) -> int:
         """Bytes with which it works at all."""
-        frames = self.config.layers * self.moving + self.selected + self.config.kv_heads * (LAYER // PAGE + 1) + 1
-        return (frames + 2 * self.buffer_frames + 3 * self.sector) * self.page_bytes
+        frames = self.layers * self.moving + self.selected + self.config.kv_heads * (LAYER // PAGE + 1) + 1
+        return (frames + 2 * self.buffer_frames + 3 * self.sector) * self.page_bytes + self.windows
 
     @property
     def free_of_all(self) -> int:
@@ -129,15 +148,16 @@ class KVSizing:
     def split(self, offload: OffloadConfig, memory: int) -> tuple[int, int, int]:
         """Frames, buffers, and layers that stay whole, of so many bytes. Raises CacheError for too few."""
         self.require(memory)
+        memory -= self.windows
         wanted = ceil(self.pages / self.buffer_frames) + AHEAD
-        spare = memory // self.page_bytes - self.config.layers * (self.moving + self.selected) - 3 * self.sector
+        spare = memory // self.page_bytes - self.layers * (self.moving + self.selected) - 3 * self.sector
         buffers = max(2, min(wanted, spare // self.buffer_frames))
         frames = memory // self.page_bytes - buffers * self.buffer_frames
         frames = min(frames, self.heads * self.pages + 2 * self.sector) // self.sector * self.sector
-        layers = range(self.config.layers + 1)
+        layers = range(self.layers + 1)
         if offload.layers is None:
             return frames, buffers, max((n for n in layers if self._left(frames, n) >= 0), default=0)
-        asked = min(offload.layers, self.config.layers)
+        asked = min(offload.layers, self.layers)
         if asked and self._left(frames, asked) < 0:
             raise self.too_many_whole(asked, -self._left(frames, asked))
         return frames, buffers, asked
@@ -164,16 +184,19 @@ class KVSizing:
 
     def _left(self, frames: int, whole: int) -> int:
         """Frames beside so many whole layers and what the others need."""
-        others = self.config.layers - whole
+        others = self.layers - whole
         return frames - 1 - whole * self.layer - others * (self.moving + self.selected)
 
 
 def memory_for(offload: OffloadConfig, needs: KVSizing, ranks: TPGroup = ALONE) -> int | None:
-    """Bytes of all ranks' KV that stay in memory; None is all of them, where nobody said that they must not."""
-    if offload.kind == "none" or offload.memory is not None:
+    """Bytes of all ranks' KV that stay in memory; None is all of them: none can leave, or none has to."""
+    if offload.kind == "none" or not needs.layers:
+        return None
+    if offload.memory is not None:
         return offload.memory
     free = ranks.broadcast(needs.free_of_all)
-    return None if needs.bytes * needs.config.ranks <= needs.share * free else int(needs.share * free)
+    everything = (needs.bytes + needs.windows) * needs.config.ranks
+    return None if everything <= needs.share * free else int(needs.share * free)
 
 
 def free_memory() -> int:

@@ -27,14 +27,15 @@ def needs_of(
     rows: int,
     reach: int,
     budget: Budget,
+    window_pages: int = 0,
     weights: int = 0,
     padded_rows: int = 1,
 ) -> KVSizing:
     """Return the memory that KV of so many pages needs; `weights`: bytes that are not there yet.
 
-    padded_rows: those that a pass has at least.
+    window_pages: see `KVSizing`. padded_rows: those that a pass has at least.
     """
-    kept = pages, rows, reach, budget
+    kept = pages, rows, reach, budget, window_pages
     if dispatch.layered(config, dtype, device):
         return CudaKVSizing(config, dtype.itemsize, *kept, device, weights, padded_rows)
     return KVSizing(config, dtype.itemsize, *kept)

@@ -130,7 +130,7 @@ class FullView:
         seen = int(self.lengths_B[0])
         tail = max(seen, length - TAIL)
         chunk = prefill_chunk(self.pool.device)
-        if self.pool.offloaded:  # read layer by layer, each of which all tokens go through
+        if self.pool.by_layer:  # all tokens go through a layer
             return seen, tail if seen < tail else length
         return seen, min((seen // chunk + 1) * chunk, tail) if seen < tail else length
 

@@ -1,0 +1,137 @@
+"""Families whose KV is in a store: layers with a window stay, and the text is that of KV in memory, bit for bit."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.helpers.family_models import family_model
+from tests.helpers.mutants.mutation import Mutant
+from tests.helpers.mutants.registry import caught_in
+from tests.helpers.thread_ranks import together
+from tests.helpers.tiny_checkpoint import save, tiny_model
+from tests.helpers.tiny_llm import ask, ids
+from triforce.backends import native_loader
+from triforce.distributed.group import ALONE, TPGroup
+from triforce.errors import CacheError
+from triforce.kvcache import window_pages
+from triforce.kvcache.offload.sizing import size_of
+from triforce.llm import LLM
+
+pytestmark = pytest.mark.skipif(native_loader.native is None, reason="a store is for the native kernels")
+
+LAYERS, HEADS, DIM, LONG = 6, 4, 64, 6004
+SHAPE = dict(hidden_size=32, intermediate_size=32, head_dim=DIM, num_attention_heads=4, num_key_value_heads=HEADS)
+PROMPT = ids(LONG)
+FULL = {"gemma-3": 2, "gpt-oss": 3, "gemma-2": 3, "qwen3-moe": 6}
+"""Layers without a window."""
+MEMORY = "10MiB"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_slack() -> Any:
+    """Rings are some pages long, so that what layers without a window hold is most of it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(window_pages, "SLACK", 40)
+        yield
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("families")
+
+
+@cache
+def llm(home: Path, name: str, kind: str = "none", ranks: TPGroup = ALONE, memory: str = MEMORY, **how: Any) -> LLM:
+    if not (home / name).exists():
+        model = family_model(name, max_position_embeddings=LONG + 200, num_hidden_layers=LAYERS, **SHAPE)
+        for number, layer in enumerate(model.model.layers if name == "gpt-oss" else []):  # they count among many keys
+            layer.self_attn.sinks.data = torch.linspace(7, 12, len(layer.self_attn.sinks)).roll(number)
+        save(model, home / name)
+        save(tiny_model(max_position_embeddings=LONG + 200, num_hidden_layers=1, **SHAPE), home / "draft")
+    kept = {"kv_memory": memory} if kind != "none" else {}
+    settings = dict(retrieval_budget=256, speculative_tokens=4, searched_layers="none") | kept | how
+    return LLM(home / name, home / "draft", kv_offload=kind, ranks=ranks, **settings)
+
+
+def answer(model: LLM, prompts: Any = PROMPT, mode: str = "ar", **changes: Any) -> Any:
+    return model.generate(prompts, ask(max_tokens=12, **changes), mode=mode)
+
+
+def tokens(outputs: Any) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+@pytest.mark.parametrize(
+    ("mode", "temperature", "kind"),
+    [
+        ("ar", 0.0, "host"),
+        ("ar", 0.8, "file"),
+        ("triforce", 0.8, "host"),
+        ("retrieval", 0.0, "file"),
+        ("auto", 0.8, "file"),
+    ],
+)
+@pytest.mark.parametrize("name", FULL)
+def test_offloaded_family_text_equals_memory(home: Path, name: str, mode: str, temperature: float, kind: str) -> None:
+    (found,) = answer(llm(home, name, kind), mode=mode, temperature=temperature)
+    assert tokens([found]) == tokens(answer(llm(home, name), temperature=temperature))
+    assert found.exactness == "bitwise"
+    whole = 2 * FULL[name] * HEADS * DIM * 2 * LONG
+    assert found.kv.device_bytes <= size_of(MEMORY)
+    assert found.kv.device_bytes < whole
+    assert whole <= (found.kv.file_bytes if kind == "file" else found.kv.host_bytes) < 1.2 * whole
+
+
+@pytest.mark.parametrize("name", ["gemma-3", "gpt-oss"])
+def test_offloaded_family_with_int8_kv_equals_memory(home: Path, name: str) -> None:
+    found = answer(llm(home, name, "file", kv_dtype="int8"), mode="triforce", temperature=0.8)
+    assert tokens(found) == tokens(answer(llm(home, name, kv_dtype="int8"), temperature=0.8))
+
+
+@pytest.mark.parametrize("name", ["gemma-3", "gpt-oss"])
+def test_offloaded_family_batch_equals_each_text(home: Path, name: str) -> None:
+    prompts = [PROMPT, ids(1100, seed=3), PROMPT[:-30]]
+    alone = [tokens(answer(llm(home, name), prompt))[0] for prompt in prompts]
+    assert tokens(answer(llm(home, name, "file", memory="24MiB"), prompts, mode="retrieval")) == alone
+
+
+def test_second_question_of_offloaded_windows_equals_memory(home: Path) -> None:
+    model, question = llm(home, "gemma-3", "file"), PROMPT[:-20] + ids(15, seed=9)
+    answer(model)
+    (found,) = answer(model, question, mode="retrieval")
+    assert tokens([found]) == tokens(answer(llm(home, "gemma-3"), question)) and found.cached_tokens > LONG - 100
+
+
+@pytest.mark.parametrize("mode", ["ar", "triforce"])
+@pytest.mark.parametrize("name", ["gemma-3", "gpt-oss"])
+def test_ranks_of_offloaded_windows_equal_memory(home: Path, name: str, mode: str) -> None:
+    wanted = tokens(answer(llm(home, name), temperature=0.8))
+
+    def one(ranks: TPGroup) -> Any:
+        return answer(llm.__wrapped__(home, name, "file", ranks, "14MiB"), mode=mode, temperature=0.8)
+
+    assert all(tokens(outputs) == wanted for outputs in together(2, one))
+
+
+def test_windows_alone_leave_nothing_to_offload(home: Path) -> None:
+    (found,) = answer(llm(home, "mistral-window", "file", memory="1MiB"))
+    assert tokens([found]) == tokens(answer(llm(home, "mistral-window"))) and not found.kv.file_bytes
+
+
+def test_too_little_memory_counts_windows(home: Path) -> None:
+    with pytest.raises(CacheError, match="--kv-memory 1MiB is too little for one text"):
+        answer(llm(home, "gemma-3", "file", memory="1MiB"))
+
+
+@pytest.mark.parametrize("mutant", caught_in("test_offload_family_mutant_is_noticed"), ids=str)
+def test_offload_family_mutant_is_noticed(home: Path, mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant.apply(monkeypatch)
+    with pytest.raises(AssertionError):
+        for name in ("gpt-oss", "gemma-2"):
+            found = answer(llm.__wrapped__(home, name, "file"), temperature=0.8)
+            assert tokens(found) == tokens(answer(llm(home, name), temperature=0.8))

@@ -1,0 +1,155 @@
+"""The disk cache of models whose layers with a window keep their windows alone: what they had of a segment is apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.cache_folders import store_in
+from tests.helpers.disk_llm import HOW, answer
+from tests.helpers.engine_scene import check_same
+from tests.helpers.family_models import SIZES, family_model
+from tests.helpers.mutants.mutation import Mutant
+from tests.helpers.mutants.registry import caught_in
+from tests.helpers.narrow_windows import narrow
+from tests.helpers.tiny_checkpoint import save, tiny_model
+from tests.helpers.tiny_llm import ask, ids
+from triforce.backends import native_loader
+from triforce.errors import ModelError
+from triforce.kvcache import PAGE
+from triforce.kvcache.disk_prefixes import SEGMENT
+from triforce.kvcache.views.full import TAIL
+from triforce.llm import LLM
+from triforce.session import Session
+
+if native_loader.native is None:
+    pytest.skip("the native kernels were not built", allow_module_level=True)
+
+CONTEXT, PROMPT = 2000, ids(1500)
+WHOLE = (len(PROMPT) - 1 - TAIL) // PAGE * PAGE
+"""Tokens that come from disk: with the pages behind the segments, but for the last tokens."""
+BRANCH = [*PROMPT[: 2 * SEGMENT + 50], *ids(400, seed=9)]
+"""Another text, which branches off before the windows that are kept of that one."""
+FAMILIES = ["gemma-3", "gpt-oss", "mistral-window"]
+"""Of the last all layers have a window."""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("families")
+
+
+@pytest.fixture(autouse=True)
+def narrow_windows() -> Iterator[None]:
+    """Two whole segments are kept of a prompt."""
+    with narrow(3 * SEGMENT + 60):
+        yield
+
+
+def llm(home: Path, name: str, **how: Any) -> LLM:
+    """A model that has read nothing yet."""
+    if not (home / name).exists():
+        save(family_model(name, max_position_embeddings=CONTEXT), home / name)
+        save(tiny_model(**SIZES | dict(num_hidden_layers=1, max_position_embeddings=CONTEXT)), home / "draft")
+    return LLM(home / name, home / "draft", **HOW | how)
+
+
+def kept(cache: Path, kind: str) -> list[str]:
+    """Names of the entries of a kind."""
+    store = store_in(cache)
+    facts = {entry.name: store.facts(entry.name) for entry in store.held()}
+    return [name for name, each in facts.items() if each and each["kind"] == kind]
+
+
+@pytest.mark.parametrize("how", [{}, {"kv_dtype": "int8"}], ids=["same", "int8 KV"])
+@pytest.mark.parametrize("mode", ["ar", "retrieval", "triforce"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_windows_from_disk_give_the_same_text(
+    home: Path, cache: Path, name: str, mode: str, how: dict[str, str]
+) -> None:
+    wanted = answer(llm(home, name, **how), PROMPT, mode)
+    first, again = (answer(llm(home, name, disk_cache=cache, **how), PROMPT, mode) for _ in range(2))
+    assert (first.cached_tokens, again.cached_tokens) == (0, WHOLE)
+    assert again.exactness == wanted.exactness == "bitwise"
+    for output in (first, again):
+        check_same(output.outputs, wanted.outputs)
+        assert output.kv.device_bytes == wanted.kv.device_bytes, "a disk cache keeps no more in memory"
+
+
+@pytest.mark.parametrize("name", ["gemma-3", "mistral-window"])
+def test_second_question_finds_its_document_and_windows(home: Path, cache: Path, name: str) -> None:
+    """It branches off in the second last segment: behind the one before it the windows are there."""
+    same = len(PROMPT) // SEGMENT * SEGMENT - 40
+    answer(llm(home, name, disk_cache=cache), PROMPT)
+    other = [*PROMPT[:same], *ids(200, seed=9)]
+    found = answer(llm(home, name, disk_cache=cache), other)
+    assert found.cached_tokens == same // SEGMENT * SEGMENT
+    check_same(found.outputs, answer(llm(home, name), other).outputs)
+
+
+def test_text_that_branches_off_behind_its_windows_is_read_again(home: Path, cache: Path) -> None:
+    answer(llm(home, "gemma-3", disk_cache=cache), PROMPT)
+    found = answer(llm(home, "gemma-3", disk_cache=cache), BRANCH)
+    assert found.cached_tokens == 0
+    check_same(found.outputs, answer(llm(home, "gemma-3"), BRANCH).outputs)
+
+
+def test_windows_of_the_last_segments_are_kept(home: Path, cache: Path) -> None:
+    answer(llm(home, "gemma-3", disk_cache=cache), PROMPT)
+    assert len(kept(cache, "kv")) == len(PROMPT) // SEGMENT and len(kept(cache, "windows")) == 2
+
+
+@pytest.mark.parametrize("kind", ["windows", "rest", "kv"])
+def test_missing_entries_cost_a_reading(home: Path, cache: Path, kind: str) -> None:
+    wanted = answer(llm(home, "gemma-3", disk_cache=cache), PROMPT)
+    for name in kept(cache, kind):
+        (cache / name).unlink()
+    found = answer(llm(home, "gemma-3", disk_cache=cache), PROMPT)
+    assert found.cached_tokens == (len(PROMPT) // SEGMENT * SEGMENT if kind == "rest" else 0)
+    assert found.outputs[0].token_ids == wanted.outputs[0].token_ids
+
+
+def test_damaged_windows_cost_a_reading(home: Path, cache: Path) -> None:
+    wanted = answer(llm(home, "gemma-3", disk_cache=cache), PROMPT)
+    for name in kept(cache, "rest"):
+        (cache / name).unlink()
+    for name in kept(cache, "windows"):
+        data = bytearray((cache / name).read_bytes())
+        data[len(data) // 2] ^= 64
+        (cache / name).write_bytes(data)
+    found = answer(llm(home, "gemma-3", disk_cache=cache), PROMPT)
+    assert found.cached_tokens == 0 and found.outputs[0].token_ids == wanted.outputs[0].token_ids
+
+
+def test_session_with_windows_and_a_disk_cache(home: Path, cache: Path) -> None:
+    """Two turns, and the first turn of a process that comes later."""
+
+    def turn(session: Session, text: list[int]) -> Any:
+        return [*session.ask(text, ask(max_tokens=20))][-1]
+
+    model, alone = llm(home, "gemma-3", disk_cache=cache), llm(home, "gemma-3")
+    session = Session(model)
+    first = turn(session, PROMPT)
+    longer = [*PROMPT, *first.outputs[0].token_ids, *ids(30, seed=4)]
+    second = turn(session, longer)
+    assert model.runner.disk and model.runner.disk.queue.flush()
+    later = turn(Session(llm(home, "gemma-3", disk_cache=cache)), longer)
+    assert later.cached_tokens >= len(PROMPT) // SEGMENT * SEGMENT
+    wanted = answer(alone, longer, max_tokens=20).outputs[0].token_ids
+    assert second.outputs[0].token_ids == later.outputs[0].token_ids == wanted
+
+
+@pytest.mark.parametrize("mutant", caught_in("test_windows_on_disk_mutant_is_noticed"), ids=str)
+def test_windows_on_disk_mutant_is_noticed(
+    home: Path, cache: Path, mutant: Mutant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = [answer(llm(home, "gemma-3"), prompt) for prompt in (BRANCH, PROMPT)]
+    mutant.apply(monkeypatch)
+    with pytest.raises((AssertionError, ModelError)):
+        for prompt in (PROMPT, PROMPT[: len(PROMPT) // SEGMENT * SEGMENT + 18]):
+            answer(llm(home, "gemma-3", disk_cache=cache), prompt)
+        for prompt, each in zip((BRANCH, PROMPT), wanted, strict=True):
+            check_same(answer(llm(home, "gemma-3", disk_cache=cache), prompt).outputs, each.outputs)
