@@ -108,6 +108,8 @@ def require_offload(config: ModelConfig, dtype: torch.dtype, device: Device, kin
     if layered(config, dtype, device):
         if kind == "file":
             raise RequestError("a GPU reads KV from the host's memory, not from a file; use --kv-offload host")
+    elif torch.device(device).type != "cpu" and not config.architecture.plain:
+        raise RequestError("KV of this family cannot be offloaded on a GPU yet; use --kv-offload none")
     elif torch.device(device).type != "cpu":
         raise RequestError("KV offload on a GPU needs Triton; pip install 'triforce[gpu]', or use --kv-offload none")
     elif not suits_native(config, dtype, torch.device(device)):

@@ -131,6 +131,12 @@ def test_offload_without_triton_raises(needs: CudaKVSizing, monkeypatch: pytest.
         dispatch.require_offload(needs.config, torch.bfloat16, "cuda", "host")
 
 
+def test_offload_of_a_family_on_cuda_raises(needs: CudaKVSizing) -> None:
+    capped = replace(needs.config, architecture=replace(needs.config.architecture, score_cap=30.0))
+    with pytest.raises(RequestError, match="KV of this family cannot be offloaded on a GPU yet; use --kv-offload none"):
+        dispatch.require_offload(capped, torch.bfloat16, "cuda", "host")
+
+
 def test_offload_too_little_memory_reports_minimum(folder: Path, by_name: None) -> None:
     with pytest.raises(CacheError, match=r"give [0-9]+[KM]iB or more"):
         answers(folder, "ar", [ids(70)], 0.0, **host("20KiB", 0))
