@@ -185,7 +185,7 @@ def offloaded(
         f"KV {'on the device' if on_device else 'in memory'}": kept,
         "  read ahead": buffers * needs.buffer_frames * page,
         "  retrieval": (needs.layers - layers) * needs.selected * page,
-        **({"  layers with a window": needs.windows} if needs.windows else {}),
+        **({"  windows": needs.windows} if needs.windows else {}),
         "  whole layers": f"{layers} of {needs.layers}",
         f"KV in {'a file' if offload.kind == 'file' else 'host memory'}": needs.stored(layers),
         "prefill": prefill,
