@@ -51,6 +51,18 @@ def test_narrow_windows_session_turns_equal_whole_conversation(home: Path, mode:
         conversation = conversation[: 500 if number != 1 else 90] + answer + ids(7 * number + 1, seed=number)
 
 
+def test_session_gives_up_its_mark_for_another_text(home: Path) -> None:
+    """Windows of both do not fit into the pool."""
+    model = llm(home, PLAYED)
+    with narrow(400):
+        session = Session(model)
+        for text in (ids(480, seed=1), ids(580, seed=2)):
+            *_, output = session.ask(text, ask(max_tokens=20))
+    assert isinstance(output, RequestOutput)
+    model.reset_prefix_cache()
+    assert output.outputs[0].token_ids == model.generate(text, ask(max_tokens=20), mode="ar")[0].outputs[0].token_ids
+
+
 def check_turn(model: LLM, session: Session, conversation: list[int]) -> int:
     """Return how many tokens a turn feeds, whose answer is that of whole KV."""
     with counted(model.models.target) as passes:

@@ -171,6 +171,9 @@ class OffloadedKVBackend(KVBackend, Protocol):
     def forget(self, pages: Sequence[int]) -> None:
         """Drop pages that nobody needs any more."""
 
+    def commit(self, pages: Sequence[int]) -> None:
+        """Pages are full of committed tokens: they may leave memory. Raises CacheError."""
+
     def read_prompt(self, model: ModelBackend, ids_1T: Tensor, batch: ForwardBatch) -> Generator[int, None, None]:
         """A pass over many tokens of one row, none of them scored, all through one layer before the next.
 

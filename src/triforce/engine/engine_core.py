@@ -171,8 +171,8 @@ class EngineCore:
             progress = next(passes, None)
             self._pacer.passed()
             disk, seen = group.sequences[0].disk, int(batch.top.cache.lengths_B[0])
-            if (disk and disk.lacks(seen)) or group.regained(seen):
-                share_prefixes(batch, group.sequences[:1], self.store, self.prefixes, midway=True)
+            if (regained := group.regained(seen)) or (disk and disk.lacks(seen)):
+                share_prefixes(batch, group.sequences[:1], self.store, self.prefixes, midway=not regained)
             read = True
             if progress and group.on_prefill:
                 group.on_prefill(*progress)

@@ -204,7 +204,7 @@ class DiskPrefixes:
             if not segment.windows:
                 parts |= self._parts_without_window(pages.pages)
             if self.pool.windows and (segment.windows or segment.ids is not None):
-                if not all(pages.window_pages):
+                if len(pages.window_pages) < len(pages.pages) or not all(pages.window_pages):
                     return None
                 parts |= parts_of(self._read(self.pool.layers(windows=True), pages.window_pages), WINDOWS)
         except CacheError as error:  # of offloaded pages

@@ -7,6 +7,7 @@ that no row needs are kept as long as nobody wants their room; the least recentl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from itertools import islice
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from triforce.backends.kernel_api import PAGE
+from triforce.errors import CacheError
 from triforce.kvcache.page_owners import NO_PAGES, PrefixPages
 from triforce.kvcache.pool import PagePool
 from triforce.kvcache.views.full import TAIL
@@ -73,7 +75,11 @@ class PrefixCache:
     def note(self, scope: str, text: Tokens, table: Sequence[int], window_table: Sequence[int] = ()) -> None:
         """Keep the full pages of a text, all of it committed, which lie in the pages of these tables."""
         keys = list(_keys(scope, text, len(text)))
-        self._pool.own(*(self._keep(*each, keys) for each in ((self.pages, table), (self.window_pages, window_table))))
+        new, windows = (self._keep(*each, keys) for each in ((self.pages, table), (self.window_pages, window_table)))
+        self._pool.own(new, windows)
+        if self._pool.offloaded:  # no pass of their row may follow, with which they would leave
+            with suppress(CacheError):
+                self._pool.offloaded.commit(new)
 
     def _keep(self, known: dict[bytes, int], table: Sequence[int], keys: list[bytes]) -> list[int]:
         """Return pages of a table that are new, those of tokens that were not known. They are the latest ones now."""

@@ -40,16 +40,18 @@ class WindowOwners(PageOwners):
     def __init__(self, pages: int) -> None:
         super().__init__(pages)
         self.promised = 0
-        self._evict: Callable[[], Callable[[int], None] | None] = lambda: None
+        self._lent: list[WeakMethod[Callable[[int], None]]] = []
 
     def lend(self, evict: Callable[[int], None]) -> None:
         """Let somebody keep pages that no row needs, as long as he lives; his method gives so many back."""
-        self._evict = WeakMethod(evict)
+        mine = WeakMethod(evict)
+        self._lent = [each for each in self._lent if each() and each != mine] + [mine]
 
     def evict(self, pages: int) -> None:
         """Have so many pages given back that no row needs."""
-        if evict := self._evict():
-            evict(pages)
+        for each in self._lent:
+            if len(self.free) < pages and (evict := each()):
+                evict(pages)
 
     def promise(self, more: int) -> None:
         """Promise rows so many pages more. Raises CacheError, and promises none, where there are too few."""

@@ -71,7 +71,7 @@ MUTANTS.append(
         "windows that were given back are kept on disk",
         DISK,
         (
-            Edit("triforce.kvcache.disk_prefixes:DiskPrefixes._parts", ("not all(pages.window_pages)", "False")),
+            Edit("triforce.kvcache.disk_prefixes:DiskPrefixes._parts", ("or not all(pages.window_pages)", "")),
             Edit(f"{WINDOWS}.keep", ("self._windows.kept_from(tokens)", "0")),
         ),
     )

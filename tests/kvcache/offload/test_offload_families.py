@@ -118,6 +118,21 @@ def test_ranks_of_offloaded_windows_equal_memory(home: Path, name: str, mode: st
     assert all(tokens(outputs) == wanted for outputs in together(2, one))
 
 
+def test_cancelled_prompts_leave_memory(home: Path) -> None:
+    """Each is given up behind its first piece, whose pages stay in the prefix cache, and nobody runs with them."""
+    model = llm.__wrapped__(home, "gemma-3", "file")
+    texts = model.open(1, max_itl=0.001)
+    for seed in range(8):
+        request = model.request(ids(900, seed=20 + seed), ask(max_tokens=4), "ar")
+        texts.submit([request])
+        assert not [event for _, event in texts.step() if isinstance(event, Exception)]
+        texts.cancel(request)
+    last = model.request(PROMPT, ask(max_tokens=12), "ar")
+    texts.submit([last])
+    assert tokens([texts.finish(last)]) == tokens(answer(llm(home, "gemma-3")))
+    texts.close()
+
+
 def test_windows_alone_leave_nothing_to_offload(home: Path) -> None:
     (found,) = answer(llm(home, "mistral-window", "file", memory="1MiB"))
     assert tokens([found]) == tokens(answer(llm(home, "mistral-window"))) and not found.kv.file_bytes

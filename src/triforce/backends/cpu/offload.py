@@ -65,8 +65,8 @@ class NativeOffloadedKV(NativeKV):
         return KVMemoryUsage(*(self.config.ranks * each for each in mine))
 
     def prefer(self, layers: Collection[int]) -> None:
-        chosen = [*sorted(layers), *(layer for layer in self._whole if layer not in layers)][: self.whole_layers]
-        self._whole = chosen
+        wanted = [*sorted(layers), *(layer for layer in self._whole if layer not in layers)]
+        self._whole = chosen = [layer for layer in wanted if layer in self._away][: self.whole_layers]
         self.native_offload.prefer([layer in chosen for layer in self._away])
 
     @property
@@ -84,6 +84,11 @@ class NativeOffloadedKV(NativeKV):
 
     def forget(self, pages: Sequence[int]) -> None:
         self.native_offload.forget(list(pages))
+
+    @offload_errors()
+    def commit(self, pages: Sequence[int]) -> None:
+        for layer in range(len(self._away)):
+            self.native_offload.commit(layer, list(pages))
 
     @offload_errors()
     def attention_from(self, batch: ForwardBatch, width: int, first: int) -> LayerAttention:

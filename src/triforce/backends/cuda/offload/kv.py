@@ -85,6 +85,9 @@ class TritonOffloadedKV(TritonKV):
     def forget(self, pages: Sequence[int]) -> None:
         self.manager.seats.forget(pages)  # what the device has of them counts until they are written to
 
+    def commit(self, pages: Sequence[int]) -> None:
+        """Pages leave when others need their seats."""
+
     def write(self, layer: int, slots_N: Tensor, k_GND: Tensor, v_GND: Tensor) -> None:
         with current(self.device):
             self.manager.write(layer, slots_N, k_GND, v_GND)
