@@ -179,7 +179,8 @@ def offloaded(
     page = needs.page_bytes
     kept = (frames + buffers * needs.buffer_frames) * page + needs.windows
     on_device = isinstance(needs, CudaKVSizing)
-    prefill = needs.passing if isinstance(needs, CudaKVSizing) else config.context * config.hidden_size * 4
+    at_once = prefill_chunk(device) if needs.windows else config.context
+    prefill = needs.passing if isinstance(needs, CudaKVSizing) else at_once * config.hidden_size * 4
     host = needs.stored(layers) if offload.kind == "host" else 0
     return {
         f"KV {'on the device' if on_device else 'in memory'}": kept,

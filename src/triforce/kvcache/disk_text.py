@@ -13,7 +13,7 @@ from triforce.disk_cache.entry_store import Use
 from triforce.kvcache.disk_parts import features_of, ids_of, layers_of
 from triforce.kvcache.disk_prefixes import SEGMENT, DiskPrefixes, Pages, WaitingSegment
 from triforce.kvcache.disk_windows import DiskWindows
-from triforce.kvcache.views.full import TAIL, FullView
+from triforce.kvcache.views.full import TAIL, FullView, write_layers
 from triforce.kvcache.views.streaming import StreamingView
 from triforce.ragged import Ints, common_prefix
 
@@ -75,7 +75,7 @@ class DiskText:
         if stop <= max(start, full.lengths_B[b]) or not _copy(entry, len(ids), full, b, (start, stop)):
             return False
         if self._disk.pool.windows:
-            return self._windows.restore(full, b, self._names[:index], stop, (entry, len(ids)))
+            return self._windows.restore(full, b, self._names[:index], stop, self._windows.layers(entry, len(ids)))
         full.lengths_B[b] = stop
         return True
 
@@ -172,6 +172,5 @@ def _copy(entry: Entry, tokens: int, full: FullView, b: int, place: tuple[int, i
         return False
     if pool.features and held:
         pool.features.write(slots_N, held.part(some))
-    for layer, (keys_GND, values_GND) in zip(own, layers, strict=True):
-        pool.kv.write(layer, slots_N, keys_GND[:, some].to(slots_N.device), values_GND[:, some].to(slots_N.device))
+    write_layers(pool.kv, slots_N, zip(own, layers, strict=True), some)
     return True

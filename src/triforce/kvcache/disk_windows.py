@@ -14,7 +14,7 @@ from triforce.disk_cache.entry import Entry
 from triforce.disk_cache.entry_store import Use
 from triforce.kvcache.disk_parts import WINDOWS, layers_of
 from triforce.kvcache.disk_prefixes import SEGMENT, DiskPrefixes, Pages, WaitingSegment
-from triforce.kvcache.views.full import FullView, LayerKV
+from triforce.kvcache.views.full import FullView, LayerKV, write_layers
 
 
 class DiskWindows:
@@ -37,11 +37,11 @@ class DiskWindows:
         return 0
 
     def restore(
-        self, full: FullView, b: int, names: Sequence[str], stop: int, rest: tuple[Entry, int] | None = None
+        self, full: FullView, b: int, names: Sequence[str], stop: int, rest: list[LayerKV] | None = None
     ) -> bool:
         """Let row b of an exact view, whose other layers hold so many tokens, see them, if the windows are found.
 
-        names: of its segments. rest: an entry of what follows them, and its tokens.
+        names: of its segments. rest: what these layers have behind them.
         """
         windows, pool, row = full.pool.windows, full.pool, full.rows[b]
         if windows is None or stop <= full.lengths_B[b]:
@@ -49,7 +49,7 @@ class DiskWindows:
         first, found = windows.needed_from(stop) * PAGE, list[tuple[int, list[LayerKV]]]()
         for start in range(first // SEGMENT * SEGMENT, stop, SEGMENT):
             index = start // SEGMENT
-            layers = self._layers(rest) if index == len(names) else self._segment(names[index], index)
+            layers = rest if index == len(names) else self._segment(names[index], index)
             if layers is None:
                 return False
             found.append((start, layers))
@@ -58,8 +58,7 @@ class DiskWindows:
         for start, layers in found:
             here = slice(max(start, first), min(start + SEGMENT, stop))
             slots_N, some = windows.slots(row, here.start, here.stop), slice(here.start - start, here.stop - start)
-            for layer, (keys_GND, values_GND) in zip(pool.layers(windows=True), layers, strict=True):
-                pool.kv.write(layer, slots_N, keys_GND[:, some].to(pool.device), values_GND[:, some].to(pool.device))
+            write_layers(pool.kv, slots_N, zip(pool.layers(windows=True), layers, strict=True), some)
         full.lengths_B[b] = stop
         return True
 
@@ -73,17 +72,15 @@ class DiskWindows:
             self._disk.add(WaitingSegment(name, names[index], index, self._use, cost, pages, windows=True))
         self._added = max(self._added, len(names))
 
+    def layers(self, entry: Entry, tokens: int) -> list[LayerKV] | None:
+        """Return K and V of the layers of an entry of so many tokens, (G, N, D); None unless it holds such."""
+        pool = self._disk.pool
+        shape = [len(pool.layers(windows=True)), pool.config.kv_heads, tokens, pool.config.row_size]
+        return layers_of(entry, shape, pool.dtype, WINDOWS)
+
     def _segment(self, name: str, index: int) -> list[LayerKV] | None:
         windows_name = self._disk.windows_name(name)
         if (entry := self._disk.store.read(windows_name)) is None:
             return None
         self._disk.add(WaitingSegment(windows_name, name, index, self._use, 0.0, windows=True))
-        return self._layers((entry, SEGMENT))
-
-    def _layers(self, found: tuple[Entry, int] | None) -> list[LayerKV] | None:
-        """Return K and V of the layers of an entry of so many tokens, (G, N, D); None unless it holds such."""
-        if found is None:
-            return None
-        (entry, tokens), pool = found, self._disk.pool
-        shape = [len(pool.layers(windows=True)), pool.config.kv_heads, tokens, pool.config.row_size]
-        return layers_of(entry, shape, pool.dtype, WINDOWS)
+        return self.layers(entry, SEGMENT)

@@ -24,7 +24,7 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
     "names by a segment alone": ("chains", f"{TEXT}._named", ("after.encode(), ids", "ids")),
     "segments one place late": ("texts", COPY, ("start + some.start, stop)", "start + some.start, stop).roll(1)")),
     "keys and values exchanged": (
-        "texts", COPY, ("for layer, (keys_GND, values_GND)", "for layer, (values_GND, keys_GND)"),
+        "texts", COPY, ("zip(own, layers, strict=True)", "zip(own, [pair[::-1] for pair in layers])"),
     ),
     "the last tokens come from disk, too": ("texts", f"{TEXT}.restore", ("len(prompt) - 1 - TAIL", "len(prompt) - 1")),
     "pages behind a segment that are another text's": (
@@ -34,7 +34,7 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
         "forks", f"{TEXT}._restore_rest", ("SEGMENT])) // PAGE * PAGE", "SEGMENT])) // PAGE * PAGE + 1"),
     ),
     "the draft's window one token late": (
-        "texts", f"{STREAMING}.start_at", ("(b, length), layers", "(b, length + 1), layers"),
+        "texts", f"{STREAMING}.start_at", ("(b, length), enum", "(b, length + 1), enum"),
     ),
     "checksums that nobody looks at": (
         "damage", "triforce.disk_cache.entry:_require_whole", ("!= content[-DIGEST:]", "== b''"),

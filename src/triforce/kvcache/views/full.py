@@ -182,7 +182,10 @@ def to_host(layers: Iterable[LayerKV]) -> list[LayerKV]:
     return [(keys_GND.to("cpu", copy=True), values_GND.to("cpu", copy=True)) for keys_GND, values_GND in layers]
 
 
-def write_layers(memory: KVBackend, slots_N: Tensor, layers: Iterable[LayerKV]) -> None:
-    """Write K and V of each layer into slots of this memory, bit for bit."""
-    for layer, (keys_GND, values_GND) in enumerate(layers):
+def write_layers(
+    memory: KVBackend, slots_N: Tensor, layers: Iterable[tuple[int, LayerKV]], tokens: slice = slice(None)
+) -> None:
+    """Write some tokens of K and V of these layers into slots of this memory, bit for bit."""
+    for layer, held in layers:
+        keys_GND, values_GND = (each[:, tokens] for each in held)
         memory.write(layer, slots_N, keys_GND.to(slots_N.device), values_GND.to(slots_N.device))

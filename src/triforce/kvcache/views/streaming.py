@@ -150,7 +150,9 @@ class StreamingView:
     def swap_in(self, b: int, ring: Ring) -> None:
         """Let a fresh row go on as the one that was swapped out."""
         layers, self.lengths_B[b], self.highest[b] = ring
-        write_layers(self.kv, torch.arange(self.pages * PAGE, device=self.device) + self._first_slot(b), layers)
+        write_layers(
+            self.kv, torch.arange(self.pages * PAGE, device=self.device) + self._first_slot(b), enumerate(layers)
+        )
 
     def visible(self, length: int) -> int:
         """Return how many tokens a row keeps of a text of `length`: its sinks and its window."""
@@ -163,7 +165,7 @@ class StreamingView:
 
     def start_at(self, b: int, length: int, layers: list[LayerKV]) -> None:
         """Let a fresh row go on as one that has seen `length` tokens. layers: what that one saw, see `window_of`."""
-        write_layers(self.kv, self._visible_slots(b, length), layers)
+        write_layers(self.kv, self._visible_slots(b, length), enumerate(layers))
         self.lengths_B[b] = self.highest[b] = length
 
     def _visible_slots(self, b: int, length: int) -> Tensor:
