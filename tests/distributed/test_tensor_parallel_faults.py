@@ -12,7 +12,7 @@ from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
 from tests.helpers.thread_ranks import together
 from triforce.engine import engine_core as engine_module
-from triforce.errors import CacheError, RankError, RequestError
+from triforce.errors import CacheError, RankError, RequestError, TriforceError
 from triforce.interface.outputs import RequestOutput
 from triforce.llm import LLM
 from triforce.server.engine_client import GenerationRequest, ReplicaLost
@@ -39,7 +39,7 @@ def test_rank_mutant_is_noticed(pair: Path, monkeypatch: pytest.MonkeyPatch, mut
             if isinstance(output, Exception):
                 raise output
 
-    with pytest.raises((RankError, ReplicaLost, AssertionError, RuntimeError)):
+    with pytest.raises((AssertionError, ReplicaLost, RuntimeError, TriforceError)):
         together(2, lambda ranks: play(pair, ranks, scene))
 
 

@@ -12,7 +12,7 @@ from tests.helpers.thread_ranks import together
 from tests.helpers.tiny_checkpoint import tiny_pair
 from triforce.backends import native_loader
 from triforce.distributed.group import ALONE, TPGroup
-from triforce.errors import RankError, RequestError
+from triforce.errors import RankError, RequestError, TriforceError
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
@@ -100,7 +100,7 @@ def test_differing_clocks_keep_plans_equal(pair: Path) -> None:
 def test_planner_mutant_is_noticed(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (mutant,) = caught_in("test_planner_mutant_is_noticed")
     mutant.apply(monkeypatch)
-    with pytest.raises((RankError, RuntimeError, AssertionError)):
+    with pytest.raises((AssertionError, RuntimeError, TriforceError)):
         together(2, lambda ranks: opinionated(pair, ranks).generate(PROMPTS[0], params(), mode="auto"))
 
 
