@@ -93,7 +93,9 @@ def test_seeded_accepts_common_race_winners(gammas: list[int], sampler: Sampler)
     assert abs(watched_stack(Seeded, gammas, sampler).excess(len(gammas) - 1)) < LIMIT
 
 
-@pytest.mark.parametrize("mode", ["draft", "triforce", "ngram"])
+@pytest.mark.parametrize(
+    "mode", ["triforce", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("draft", "ngram"))]
+)
 def test_engine_acceptance_equals_overlap(mode: str) -> None:
     batch = started(mode, "rejection", SamplingParams(max_tokens=40), 60)
     watched = batch.sampling = Watched(batch.sampling)

@@ -100,7 +100,9 @@ CHECKS: dict[str, Callable[[], None]] = {
 """What `Mutant.checks` names."""
 
 
-@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "the engine")) for name in CHECKS]
+)
 def test_law_checks_pass_without_mutant(name: str) -> None:
     CHECKS[name]()
 

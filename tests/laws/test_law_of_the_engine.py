@@ -68,18 +68,12 @@ class Trial:
 
 SHORT = [
     Trial("triforce", PLAIN, 120, 0.08),
-    Trial("triforce", WARPED, 120, 0.08),
-    Trial("retrieval", PLAIN, 80, 0.13, 40),
     Trial("ngram", WARPED, 80, 0.13, 40),
-    Trial("streaming", PLAIN, 80, 0.13, 40),
-    Trial("draft-ngram", PLAIN, 80, 0.13, 40),
     Trial("triforce", WARPED, 80, 0.13, 40, coupling="block"),
     Trial("draft", WARPED, 80, 0.13, 40),
     Trial("draft", WARPED, 80, 0.13, 40, of="features"),
-    Trial("triforce", PLAIN, 80, 0.13, 40, of="features"),
     Trial("triforce", PLAIN, 80, 0.13, 40, coupling="block", of="features"),
     Trial("draft", PLAIN, 80, 0.13, 40, of="native"),
-    Trial("triforce", PLAIN, 80, 0.13, 40, of="native"),
     Trial("triforce", PLAIN, 80, 0.13, 40, coupling="block", of="native"),
     Trial("triforce", PLAIN, 80, 0.13, 40, of="mixture"),
     Trial("triforce", WARPED, 80, 0.13, 40, coupling="block", of="mixture"),

@@ -39,7 +39,7 @@ OTHERS = [SamplingParams(temperature=0.3), SamplingParams(temperature=1.5), Samp
 ROUNDS = [([True, True, True], [3, 1, 2]), ([True, False, True], [3, 0, 3]), ([True, True, True], [0, 3, 3])]
 """The rows of a draft, and how many of its tokens stay: of all of them, two are unseen in the next pass."""
 Coupling = type[Seeded | Rejection]
-each_coupling = pytest.mark.parametrize("coupling", [Seeded, Rejection])
+each_coupling = pytest.mark.parametrize("coupling", [Seeded, pytest.param(Rejection, marks=pytest.mark.slow)])
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +92,7 @@ def test_draft_in_one_graph_by_sampler_in_parts_equals_single(coupling: Coupling
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("coupling", [pytest.param(Seeded, marks=pytest.mark.slow), Rejection])
+@each_coupling
 def test_replayed_draft_equals_single_passes_and_draws(coupling: Coupling, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each shape is run once and captured once; what follows are replays, of other texts, lengths and noise."""
     (wanted, _), asked, shapes_run = single(coupling), 0, list[Any]()
@@ -167,6 +167,7 @@ def test_draft_in_one_graph_refuses_logits_that_are_not_finite() -> None:
         one.propose([True] * 3, [3] * 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", caught_in("test_cuda_draft_mutant_changes_a_draft"), ids=str)
 def test_cuda_draft_mutant_changes_a_draft(mutant: Mutant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (coupling,) = (each for each in (Seeded, Rejection) if each.__name__ in mutant.checks)

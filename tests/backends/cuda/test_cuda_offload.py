@@ -73,7 +73,7 @@ def host(memory: str, layers: int) -> dict[str, Any]:
     [
         ("ar", 0.8, 70, "300KiB", 0),
         pytest.param("triforce", 0.8, 300, "700KiB", 1, marks=pytest.mark.slow),
-        ("retrieval", 0.0, 70, "300KiB", 2),
+        pytest.param("retrieval", 0.0, 70, "300KiB", 2, marks=pytest.mark.slow),
     ],
 )
 def test_offloaded_single_text_equals_memory(

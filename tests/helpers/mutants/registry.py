@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.util import find_spec
+from typing import Any
+
+import pytest
 
 from tests.helpers.mutants import (
     cuda,
@@ -16,7 +19,6 @@ from tests.helpers.mutants import (
     verification,
     windows,
 )
-from tests.helpers.mutants.mutation import Mutant
 
 MUTANTS = [
     mutant
@@ -35,11 +37,21 @@ NATIVE = {
 """Functions of planted.cpp, and the sanitizer that must find each (scripts/sanitize.sh)."""
 
 
-def caught_in(test: str) -> list[Mutant]:
-    """Mutants that the test function of this name notices."""
+SLOW = {
+    "a lower tier rewrites a committed slot",
+    "a retrieval view is not rewound",
+    "each KV head reads its neighbour's selection",
+    "no residual anywhere",
+    "no residual in the middle tier only",
+}
+"""Mutants that take seconds to be noticed: they are planted in `make test-all` alone."""
+
+
+def caught_in(test: str) -> list[Any]:
+    """Mutants that the test function of this name notices, as its parameters."""
     found = [mutant for mutant in MUTANTS if mutant.test.endswith(f"::{test}")]
     assert found, f"no mutant is registered for {test}"
-    return found
+    return [pytest.param(mutant, marks=pytest.mark.slow) if mutant.name in SLOW else mutant for mutant in found]
 
 
 def table() -> Iterator[tuple[str, str, str]]:

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.skipif(native_loader.native is None, reason="a store is
 SCRIPT = Path(__file__).parents[2] / "helpers" / "processes" / "measure_offload.py"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="asks Linux for the peak")
 def test_offloaded_memory_equals_info_prediction() -> None:
     run = subprocess.run([sys.executable, str(SCRIPT), "12000", "24MiB"], capture_output=True, text=True, timeout=600)
