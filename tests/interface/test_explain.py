@@ -29,7 +29,11 @@ def said(mode: str = "triforce", prompt: int = 16_000, **changes: Any) -> Explan
 
 
 def stretches(plain: int, deep: int) -> list[PlanSegment]:
-    return [PlanSegment("full", plain, plain, 0.1, 300.0, 300.0), PlanSegment(DEEP, deep, 6 * deep, 0.2, 700.0, 300.0)]
+    why = dict(reason="promises most", score=720.0, rival="ngram 4 > full", rival_score=612.0, cause="it was time")
+    return [
+        PlanSegment("full", plain, plain, 0.1, 300.0, 300.0),
+        PlanSegment(DEEP, deep, 6 * deep, 0.2, 700.0, 300.0, **why),
+    ]
 
 
 def test_explain_good_run_gives_no_advice() -> None:
@@ -138,6 +142,8 @@ def test_explain_command_prints_tables(fake: type[FakeLLM], capsys: pytest.Captu
     out = capsys.readouterr().out
     assert "== Tiers ==" in out and "== Plans ==" in out and DEEP in out and "633.3 tokens/s; predicted were" in out
     assert "- nothing that was measured" in out
+    (row,) = (" ".join(line.split()) for line in out.splitlines() if "promises most" in line)
+    assert row.endswith("600 700 720 612 ngram 4 > full promises most; weighed as it was time")
 
 
 def test_explain_shows_what_was_weighed(fake: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from tests.helpers.controlled_batch import LIVE, known, read, steered
 from triforce.engine.modes import unlinked
 from triforce.planner import CostModel, Plan, PlanController
 from triforce.planner.cadence import Cadence
-from triforce.planner.choose import Choice
+from triforce.planner.choose import Cause, Choice
 from triforce.planner.planner_config import CONFIG
 from triforce.speculation import SequenceState
 
@@ -104,21 +104,22 @@ def test_texts_that_seem_to_repeat_in_vain_are_asked_about_less() -> None:
         it = it.next(won=False, seconds=0.0)
         it.think_at = 1e9  # only n-grams call
         it.heard(2 * CONFIG.heard_tokens, 1e-5)
-        asked.append(it.thinks)
-        if it.thinks:
+        asked.append(it.cause is not None)
+        if it.cause:
+            assert it.cause is Cause.REPEATS
             it.thought(1e-3, Plan())
     assert asked[0] and 1 < sum(asked) <= 12 and not asked[-1]
     again = it.next(won=True, seconds=0.0)
     again.think_at = 1e9
     again.heard(CONFIG.heard_tokens, 1e-5)
-    assert again.thinks
+    assert again.cause
 
 
 def test_long_text_is_planned_at_once_and_short_one_is_not() -> None:
     ended = Cadence()
     ended.thought(0.1, Plan())
     for seconds, waits in ((1.0, True), (100.0, False)):
-        assert ended.next(won=False, seconds=seconds).thinks is not waits
+        assert (ended.next(won=False, seconds=seconds).cause is None) is waits
 
 
 def test_batch_ending_before_proposal_is_not_remembered() -> None:

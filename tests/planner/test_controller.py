@@ -11,7 +11,7 @@ import pytest
 from tests.helpers.controlled_batch import DEEP, LIVE, known, steered
 from triforce.planner import CostModel, Plan, PlanController
 from triforce.planner.account import Account
-from triforce.planner.choose import Candidate, Choice, State, best
+from triforce.planner.choose import Candidate, Cause, Choice, State, best
 from triforce.planner.pass_costs import AMONG_MODELS
 from triforce.planner.planner_config import CONFIG
 
@@ -39,10 +39,13 @@ def test_plan_is_chosen_by_score(scores: tuple[float, float], plan: Plan, state:
     deep, flat = (Candidate(each, s or 200.0, s) for each, s in zip((DEEP, FLAT), scores, strict=True))
     found = best([deep, flat], DEEP, 100.0)
     assert (found.plan, found.state) == (plan, state)
+    rivals = [Candidate(Plan(), 100.0, 100.0), deep, flat]
+    assert found.rival == max((each for each in rivals if each.plan != plan), key=lambda each: each.score)
 
 
 def test_plan_better_by_upper_bound_alone_is_tried() -> None:
-    assert best([Candidate(FLAT, rate=90.0, score=130.0)], Plan(), 100.0) == Choice(FLAT, State.TRYING, 90.0)
+    found = best([Candidate(FLAT, rate=90.0, score=130.0)], Plan(), 100.0)
+    assert found == Choice(FLAT, State.TRYING, 90.0, 130.0, Candidate(Plan(), 100.0, 100.0))
 
 
 def test_account_bounds_what_trials_lose() -> None:
@@ -65,7 +68,7 @@ def test_controller_loss_is_thought_about_at_once() -> None:
     asked = it.choose = Mock(return_value=Choice())  # type: ignore[method-assign]
     it.observe([100], 1, 1.0)  # a second for a token
     it.steer(batch.prefix, LIVE)
-    assert it.plan == Plan() and asked.call_count == 1
+    assert it.plan == Plan() and asked.call_count == 1 and it.choice.cause is Cause.LOSS
 
 
 def test_controller_plain_decoding_is_retried_where_gain_is_small() -> None:

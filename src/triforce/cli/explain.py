@@ -65,7 +65,9 @@ def tables(explanation: Explanation) -> Iterator[Table]:
 _COSTS = "Milliseconds of passes over 1 and 8 tokens. Acceptance of n-grams: the part of what hindsight says."
 _WEIGHED = ("plan", "tokens/s", "with hope", "remark")
 _BELIEFS = ("tier", "ms of 1", "ms of 8", "passes", "acceptance", "of tokens")
-_PLANS = ("plan", "budget", "from token", "proposals", "tokens", "tokens/s", "predicted", "plain", "reason")
+_PLANS = (
+    "plan", "budget", "from token", "proposals", "tokens", "tokens/s", "predicted", "with hope", "next best", "reason",
+)  # fmt: skip
 
 
 def _belief(tier: TierBelief) -> tuple[str, ...]:
@@ -98,11 +100,13 @@ def _timeline(explanation: Explanation) -> Iterator[tuple[str, ...]]:
         if left_out > 0 and i == LINES // 2:
             yield (f"({left_out} more)", *[""] * (len(_PLANS) - 1))
         if left_out <= 0 or not LINES // 2 <= i < LINES // 2 + left_out:
-            rates = (stretch.tokens / stretch.seconds if stretch.seconds else 0.0, stretch.predicted, stretch.plain)
+            rates = (stretch.tokens / stretch.seconds if stretch.seconds else 0.0, stretch.predicted, stretch.score)
             counts = (first, stretch.proposals, stretch.tokens)
             budget = f"{stretch.budget:,}" if stretch.budget else ""
             shown = (f"{x:.0f}" if x else "" for x in rates)
-            yield (stretch.plan, budget, *(f"{n:,}" for n in counts), *shown, stretch.reason)
+            rival = f"{stretch.rival_score:.0f} {stretch.rival}" if stretch.rival_score else stretch.rival
+            reason = f"{stretch.reason}; weighed as {stretch.cause}" if stretch.cause else stretch.reason
+            yield (stretch.plan, budget, *(f"{n:,}" for n in counts), *shown, rival, reason)
         first += stretch.tokens
 
 

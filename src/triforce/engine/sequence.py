@@ -105,7 +105,11 @@ class TokenSequence:
         budget = plan.budget(len(self.prompt) + len(self.tokens)) if plan.budget else None
         if not self.chosen or (self.chosen[-1].plan, self.chosen[-1].budget) != (plan.name, budget):
             before, choice = (self.proposals, len(self.tokens), self.decode_seconds), plan.followed
-            self.chosen.append(PlanSegment(plan.name, *before, choice.rate, plan.plain, budget, choice.state.value))
+            found = PlanSegment(plan.name, *before, choice.rate, plan.plain, budget, choice.state.value, choice.score)
+            if choice.rival:
+                found.rival, found.rival_score = str(choice.rival.plan), choice.rival.score
+                found.cause = choice.cause.value
+            self.chosen.append(found)
 
     def prompt_logits_hook(self) -> PromptLogitsHook:
         """Return a hook that notes the log-probabilities of the prompt as it is read, from its start on."""

@@ -38,6 +38,10 @@ class PlanSegment:
     plain: float = 0.0  # the same of plain decoding
     budget: int | None = None  # tokens that the retrieval tier was to read, where that was chosen, too
     reason: str = ""  # for which it was chosen
+    score: float = 0.0  # tokens per second by which it was chosen, with what may be hoped for
+    rival: str = ""  # the best plan of other tiers then, and its score
+    rival_score: float = 0.0
+    cause: str = ""  # what plans were weighed for
 
 
 @dataclass(frozen=True, slots=True)

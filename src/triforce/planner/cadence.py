@@ -6,6 +6,7 @@ best, the text is only listened to, which takes little. Time that one text has l
 
 from __future__ import annotations
 
+from triforce.planner.choose import Cause
 from triforce.planner.plan import Plan
 from triforce.planner.planner_config import CONFIG
 
@@ -22,9 +23,11 @@ class Cadence:
         self.patience, self._took, self._heard = 0.0, 0.0, 0
 
     @property
-    def thinks(self) -> bool:
-        """Whether to weigh plans: it is time, or n-grams have predicted much of the text since that was last done."""
-        return self.elapsed >= self.think_at or self._heard >= CONFIG.heard_tokens * max(1.0, self.patience)
+    def cause(self) -> Cause | None:
+        """What to weigh plans for now: it is time, or n-grams predicted much of the text since; None: not now."""
+        if self.elapsed >= self.think_at:
+            return Cause.TIME
+        return Cause.REPEATS if self._heard >= CONFIG.heard_tokens * max(1.0, self.patience) else None
 
     def heard(self, hits: int, seconds: float) -> None:
         """Note tokens that n-grams predicted; hearing of them took so many seconds."""

@@ -16,11 +16,20 @@ from triforce.planner.planner_config import CONFIG
 class State(Enum):
     """Reasons for which a batch is decoded as it is."""
 
+    FIRST = "nothing was weighed yet"
     PLAIN = "plain decoding promises most"
     SPECULATING = "the plan promises most"
     TRYING = "the plan may be best, too little was seen of it"
     GUARDED = "a plan promises more, but the text has lost what trials may lose"
     PROBING = "to see again what plain decoding costs"
+
+
+class Cause(Enum):
+    """What plans were weighed for."""
+
+    TIME = "it was time"
+    LOSS = "the plan before lost"
+    REPEATS = "n-grams foretold the text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +46,17 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A chosen plan, why, and the tokens per second of each row that it promises; 0: not known yet."""
+    """A chosen plan, why, and the tokens per second of each row that it promises; 0: not known yet.
+
+    score: it was chosen by that. rival: the best plan of other tiers.
+    """
 
     plan: Plan = PLAIN
-    state: State = State.PLAIN
+    state: State = State.FIRST
     rate: float = 0.0
+    score: float = 0.0
+    rival: Candidate | None = None
+    cause: Cause = Cause.TIME
 
 
 def candidates(
@@ -79,8 +94,11 @@ def best(found: Sequence[Candidate], present: Plan, plain: float) -> Choice:
     """
     needed = CONFIG.leave_gain if present.plain else CONFIG.switch_gain
     kept = {present.tiers: CONFIG.switch_gain}
-    first = max(found, key=lambda each: each.score * kept.get(each.plan.tiers, 1.0))
+    chosen = max(found, key=lambda each: each.score * kept.get(each.plan.tiers, 1.0))
+    state = State.SPECULATING if chosen.rate > plain else State.TRYING
+    plainly = Candidate(PLAIN, plain, plain)
     if max(each.score for each in found) < needed * plain:
         promised = any(each.rate > CONFIG.switch_gain * plain for each in found)
-        return Choice(PLAIN, State.GUARDED if promised else State.PLAIN, plain)
-    return Choice(first.plan, State.SPECULATING if first.rate > plain else State.TRYING, first.rate)
+        chosen, state = plainly, State.GUARDED if promised else State.PLAIN
+    rival = max((each for each in (plainly, *found) if each is not chosen), key=lambda each: each.score)
+    return Choice(chosen.plan, state, chosen.rate, chosen.score, rival)

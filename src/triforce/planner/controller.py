@@ -8,6 +8,7 @@ can change a text; under `rejection` none depends on a token that is still to be
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from time import perf_counter
 
 import numpy as np
@@ -17,7 +18,7 @@ from triforce.kvcache import FullView, RetrievalView
 from triforce.planner.acceptance import AcceptanceTracker, NgramHindsight
 from triforce.planner.account import Account
 from triforce.planner.cadence import Cadence
-from triforce.planner.choose import Candidate, Choice, State, best, candidates
+from triforce.planner.choose import Candidate, Cause, Choice, State, best, candidates
 from triforce.planner.cost_model import CostModel
 from triforce.planner.forecast import Beliefs, budget_options
 from triforce.planner.pass_costs import FULL
@@ -123,7 +124,7 @@ class PlanController:
         if self.lengths and self.acceptance.kind(self.lengths) == self._kind:
             stays = "ngram" not in self.choice.plan.tiers and self.choice.state is not State.GUARDED
             self.costs.kinds[self._kind] = (
-                self.choice if stays else Choice(rate=self.plain),
+                self.choice if stays else Choice(PLAIN, State.PLAIN, self.plain),
                 self.account,
                 self._cadence,
             )
@@ -167,9 +168,9 @@ class PlanController:
         began, rows = self._clock(), live_B.nonzero()[0].tolist()
         hits = self.hindsight.update(prefix, rows[self._proposals % len(rows)])
         self._cadence.heard(hits, self._clock() - began)
-        if self._cadence.thinks or self._alarmed:
+        if cause := Cause.LOSS if self._alarmed else self._cadence.cause:
             self.conclude(prefix, live_B)
-            self.choice = self.choose(prefix.lengths_B[live_B].tolist(), left)
+            self.choice = replace(self.choose(prefix.lengths_B[live_B].tolist(), left), cause=cause)
             self._cadence.thought(self._clock() - began, self.choice.plan)
         self.choice = self.ranks.broadcast(self.choice)
 
