@@ -64,7 +64,7 @@ def test_cuda_mode_text_equals_plain_decoding(
     folder: Path, mode: str, temperature: float, by_torch: Callable[..., list[list[int]]], by_name: None
 ) -> None:
     prompts = [ids(100), ids(30), ids(90)[3:]]
-    assert texts(folder, mode, 24, prompts, temperature) == by_torch(24, prompts, temperature)
+    assert texts(folder, mode, 12, prompts, temperature) == by_torch(12, prompts, temperature)
 
 
 def test_cuda_model_and_kv_are_selected(folder: Path, by_name: None) -> None:
