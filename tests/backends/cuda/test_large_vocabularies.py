@@ -46,7 +46,9 @@ def large(seed: int, guesses: int, params: list[SamplingParams] = PARAMS) -> Sce
     return replace(whole, params=params)
 
 
-@pytest.mark.parametrize(("coupling", "params"), [(Seeded, PARAMS[2:3]), (Rejection, PARAMS[3:4])])
+@pytest.mark.parametrize(
+    ("coupling", "params"), [pytest.param(Seeded, PARAMS[2:3], marks=pytest.mark.slow), (Rejection, PARAMS[3:4])]
+)
 def test_triton_sampler_of_large_vocabulary_decides_as_torch(
     parts: None, coupling: type, params: list[SamplingParams]
 ) -> None:

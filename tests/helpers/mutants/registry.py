@@ -43,6 +43,11 @@ SLOW = {
     "each KV head reads its neighbour's selection",
     "no residual anywhere",
     "no residual in the middle tier only",
+    "parts: a nucleus ends at the first power of two",
+    "parts: cuts do not shorten the list",
+    "parts: light tokens weigh nothing",
+    "parts: parts before are forgotten",
+    "parts: the last of the list is left out",
 }
 """Mutants that take seconds to be noticed: they are planted in `make test-all` alone."""
 
