@@ -24,7 +24,7 @@ class Cadence:
 
     @property
     def cause(self) -> Cause | None:
-        """What to weigh plans for now: it is time, or n-grams predicted much of the text since; None: not now."""
+        """Reason to weigh plans now: it is time, or n-grams predicted much of the text since; None: there is none."""
         if self.elapsed >= self.think_at:
             return Cause.TIME
         return Cause.REPEATS if self._heard >= CONFIG.heard_tokens * max(1.0, self.patience) else None

@@ -25,7 +25,7 @@ class State(Enum):
 
 
 class Cause(Enum):
-    """What plans were weighed for."""
+    """Reasons for which plans are weighed."""
 
     TIME = "it was time"
     LOSS = "the plan before lost"
