@@ -18,6 +18,7 @@ import httpx
 import psutil
 import pytest
 
+from tests.helpers.slow_parameters import slow
 from tests.helpers.tiny_checkpoint import tiny_pair
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
@@ -104,7 +105,7 @@ def test_sharded_server_answers_equal_one_process(pair: Path, tmp_path: Path) ->
     assert "error" not in log.read_text()
 
 
-@pytest.mark.parametrize("lost", [pytest.param("0", marks=pytest.mark.slow), "1"])
+@pytest.mark.parametrize("lost", [*slow("0"), "1"])
 def test_killed_rank_ends_server(pair: Path, tmp_path: Path, lost: str) -> None:
     log = tmp_path / "log"
     with served(pair, log) as (process, url):

@@ -14,6 +14,7 @@ from tests.helpers.engine_scene import LATE, TOKENS, alone, check_empty, check_s
 from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
 from tests.helpers.narrow_windows import PLAYED, SLACK, llm, narrow, plain, whole
+from tests.helpers.slow_parameters import slow
 from tests.helpers.tiny_llm import CONTEXT, MODES, ask, ids
 from triforce.backends import native_loader
 from triforce.errors import TriforceError
@@ -36,7 +37,9 @@ def narrow_windows() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("how", [{}, {"kv_dtype": "int8"}, {"lower_tiers": "int8"}], ids=["same", "int8 KV", "int8"])
+@pytest.mark.parametrize(
+    "how", [{}, *slow({"kv_dtype": "int8"}, {"lower_tiers": "int8"})], ids=["same", "int8 KV", "int8"]
+)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_narrow_windows_give_the_texts_of_whole_kv(home: Path, name: str, how: dict[str, str]) -> None:
     """A batch of rows of different lengths, of which some have the same prompt, in every mode."""

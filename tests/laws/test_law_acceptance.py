@@ -12,6 +12,7 @@ from tests.helpers.laws.enumeration import TierStack
 from tests.helpers.laws.markov import PLAIN
 from tests.helpers.laws.tiny import finished, started
 from tests.helpers.samplers import Sampler, each_sampler, torch_sampling
+from tests.helpers.slow_parameters import slow
 from triforce.backends.token_sampler import make_noise
 from triforce.interface.sampling_params import SamplingParams
 from triforce.ragged import Bools
@@ -93,9 +94,7 @@ def test_seeded_accepts_common_race_winners(gammas: list[int], sampler: Sampler)
     assert abs(watched_stack(Seeded, gammas, sampler).excess(len(gammas) - 1)) < LIMIT
 
 
-@pytest.mark.parametrize(
-    "mode", ["triforce", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("draft", "ngram"))]
-)
+@pytest.mark.parametrize("mode", ["triforce", *slow("draft", "ngram")])
 def test_engine_acceptance_equals_overlap(mode: str) -> None:
     batch = started(mode, "rejection", SamplingParams(max_tokens=40), 60)
     watched = batch.sampling = Watched(batch.sampling)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.helpers.slow_parameters import slow
 from triforce.backends import native_loader
 from triforce.backends.decoder import Decoder
 from triforce.backends.kernel_api import pages_for
@@ -82,7 +83,7 @@ def cut(length: int, chance: Random, widest: int) -> list[int]:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *slow(1, 2, 3)])
 def test_logits_of_any_passes_are_bitwise_equal(
     decoder: Decoder, ids: list[int], expected_TV: Tensor, seed: int, count: int
 ) -> None:
@@ -96,7 +97,7 @@ def test_logits_of_one_prefill_are_bitwise_equal(decoder: Decoder, ids: list[int
     assert torch.equal(passes(decoder, [ids], [[len(ids)]])[0], expected_TV)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, *slow(1)])
 def test_logits_of_ragged_batches_are_bitwise_equal(
     decoder: Decoder, ids: list[int], expected_TV: Tensor, seed: int
 ) -> None:
@@ -112,6 +113,7 @@ def test_logits_after_other_tokens_differ(decoder: Decoder, ids: list[int], expe
     assert not torch.equal(other_TV[-1], expected_TV[-1])
 
 
+@pytest.mark.slow
 def test_logits_of_torch_path_are_not_bitwise_equal(ids: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: products whose split depends on the width give other bits."""
     monkeypatch.setattr(native_loader, "native", None)

@@ -15,6 +15,7 @@ from tests.helpers.family_models import SIZES, family_model
 from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
 from tests.helpers.narrow_windows import narrow
+from tests.helpers.slow_parameters import slow
 from tests.helpers.tiny_checkpoint import save, tiny_model
 from tests.helpers.tiny_llm import ask, ids
 from triforce.backends import native_loader
@@ -65,7 +66,7 @@ def kept(cache: Path, kind: str) -> list[str]:
 
 
 @pytest.mark.parametrize("how", [{}, {"kv_dtype": "int8"}], ids=["same", "int8 KV"])
-@pytest.mark.parametrize("mode", ["ar", "retrieval", "triforce"])
+@pytest.mark.parametrize("mode", ["triforce", *slow("ar", "retrieval")])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_windows_from_disk_give_the_same_text(
     home: Path, cache: Path, name: str, mode: str, how: dict[str, str]

@@ -11,6 +11,7 @@ import torch
 
 from tests.helpers.family_models import FAMILY_MODELS, LENGTH, RAGGED, SIZES, family_model, paged_logits, texts
 from tests.helpers.feature_pair import random_draft
+from tests.helpers.slow_parameters import slow
 from tests.helpers.tiny_checkpoint import save, tiny_model
 from tests.helpers.tiny_llm import GREEDY, MODES, SEEDED, ask, ids
 from triforce.backends import native_loader
@@ -51,7 +52,7 @@ def test_family_bits_depend_on_the_row_alone(home: Path, name: str) -> None:
         assert torch.equal(paged_logits(decoder, texts(), pieces), one_by_one)
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("sampling", [*slow(GREEDY), SEEDED], ids=["greedy", "seeded"])
 @pytest.mark.parametrize("name", FAMILY_MODELS)
 def test_family_texts_of_every_mode_equal_plain_decoding(home: Path, name: str, sampling: dict[str, Any]) -> None:
     model, prompts = llm(home, name), [ids(length, seed=length) for length in LENGTHS]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tests.helpers.gguf_models import MIXED, Written, write_model
+from tests.helpers.slow_parameters import slow
 from tests.helpers.thread_ranks import together
 from tests.helpers.tiny_llm import GREEDY, MODES, SEEDED, ask, ids
 from triforce.backends import native_loader
@@ -102,7 +103,7 @@ def test_gguf_numbers_are_nearer_than_bfloat16(tmp_path: Path, kind: str) -> Non
     assert 0 < ours < 0.8 * rounded
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("sampling", [*slow(GREEDY), SEEDED], ids=["greedy", "seeded"])
 @pytest.mark.parametrize("mode", MODES)
 def test_gguf_texts_equal_plain_decoding(pair: Pair, mode: str, sampling: dict[str, Any]) -> None:
     assert texts(pair.llm(), mode, **sampling) == texts(pair.llm(), "ar", **sampling)

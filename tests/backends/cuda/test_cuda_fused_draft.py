@@ -23,6 +23,7 @@ from tests.helpers.cuda.stub import machine
 from tests.helpers.drafting import PROMPTS, Drafting, same
 from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
+from tests.helpers.slow_parameters import slow
 from triforce.backends.cuda import fused_draft
 from triforce.backends.cuda.model import TritonModel
 from triforce.backends.cuda.sampler import TritonSampling
@@ -39,7 +40,7 @@ OTHERS = [SamplingParams(temperature=0.3), SamplingParams(temperature=1.5), Samp
 ROUNDS = [([True, True, True], [3, 1, 2]), ([True, False, True], [3, 0, 3]), ([True, True, True], [0, 3, 3])]
 """The rows of a draft, and how many of its tokens stay: of all of them, two are unseen in the next pass."""
 Coupling = type[Seeded | Rejection]
-each_coupling = pytest.mark.parametrize("coupling", [Seeded, pytest.param(Rejection, marks=pytest.mark.slow)])
+each_coupling = pytest.mark.parametrize("coupling", [Seeded, *slow(Rejection)])
 
 
 @pytest.fixture(autouse=True)
@@ -91,6 +92,7 @@ def test_draft_in_one_graph_by_sampler_in_parts_equals_single(coupling: Coupling
         assert alike(*(proposals(drafting(coupling, several)) for several in (False, True)))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @each_coupling
 def test_replayed_draft_equals_single_passes_and_draws(coupling: Coupling, monkeypatch: pytest.MonkeyPatch) -> None:

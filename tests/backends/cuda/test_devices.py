@@ -113,8 +113,9 @@ def answer(folder: Path, device: str, **how: Any) -> list[int]:
 HOW: list[dict[str, Any]] = [{}, {"kv_offload": "host", "kv_memory": "64MiB", "kv_resident_layers": 0}]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("how", [HOW[0], pytest.param(HOW[1], marks=pytest.mark.slow)], ids=["resident", "offloaded"])
+@pytest.mark.parametrize("how", HOW, ids=["resident", "offloaded"])
 def test_second_device_runs_all_launches(folder: Path, two: Machine, how: dict[str, Any]) -> None:
     """From a thread of its own, as a server's engine has one: its current device is the first."""
     found: list[list[int]] = []

@@ -20,6 +20,7 @@ from triton.runtime import interpreter
 
 from tests.helpers.cuda.prompts import ids
 from tests.helpers.mutants.registry import caught_in
+from tests.helpers.slow_parameters import slow
 from triforce.backends.cuda import fused_draft
 from triforce.backends.cuda.sampler import TritonSampling
 from triforce.backends.tensor_parallel import ShardedModel
@@ -122,7 +123,7 @@ def steps(folder: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch, **how: An
     return watch.waits, len(passes), len(drafts)
 
 
-@pytest.mark.parametrize("in_one_graph", [True, False])
+@pytest.mark.parametrize("in_one_graph", [True, *slow(False)])
 def test_step_syncs_once_per_pass(
     in_one_graph: bool, folder: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,6 +133,7 @@ def test_step_syncs_once_per_pass(
     assert sorted(waits) == sorted([HEARD] * passes + [DRAFTED] * drafts)
 
 
+@pytest.mark.slow
 def test_host_sync_mutant_is_noticed(folder: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     (mutant,) = caught_in("test_host_sync_mutant_is_noticed")
     mutant.apply(monkeypatch)

@@ -12,6 +12,7 @@ import torch
 from tests.helpers.family_models import family_model
 from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
+from tests.helpers.slow_parameters import slow
 from tests.helpers.thread_ranks import together
 from tests.helpers.tiny_checkpoint import save, tiny_model
 from tests.helpers.tiny_llm import ask, ids
@@ -69,8 +70,8 @@ def tokens(outputs: Any) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("mode", "temperature", "kind"),
     [
-        ("ar", 0.0, "host"),
-        ("ar", 0.8, "file"),
+        pytest.param("ar", 0.0, "host", marks=pytest.mark.slow),
+        pytest.param("ar", 0.8, "file", marks=pytest.mark.slow),
         ("triforce", 0.8, "host"),
         ("retrieval", 0.0, "file"),
         ("auto", 0.8, "file"),
@@ -107,7 +108,7 @@ def test_second_question_of_offloaded_windows_equals_memory(home: Path) -> None:
     assert tokens([found]) == tokens(answer(llm(home, "gemma-3"), question)) and found.cached_tokens > LONG - 100
 
 
-@pytest.mark.parametrize("mode", ["ar", "triforce"])
+@pytest.mark.parametrize("mode", [*slow("ar"), "triforce"])
 @pytest.mark.parametrize("name", ["gemma-3", "gpt-oss"])
 def test_ranks_of_offloaded_windows_equal_memory(home: Path, name: str, mode: str) -> None:
     wanted = tokens(answer(llm(home, name), temperature=0.8))

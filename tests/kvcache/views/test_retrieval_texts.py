@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.helpers.slow_parameters import slow
 from tests.helpers.small_decoder import VOCAB, small_decoder, text
 from triforce.engine.modes import MODES
 from triforce.engine.sequence import TokenSequence
@@ -56,14 +57,15 @@ def plain_alone(tokens: int) -> list[list[int]]:
 @pytest.mark.parametrize(
     "how",
     [
-        *(dict(chunk=chunk, retrieval_policy=name) for chunk in (8, 16, 32, 100) for name in POLICIES),
-        *(dict(refresh=refresh) for refresh in (0, 1, 3, "auto")),
+        *(dict(chunk=chunk, retrieval_policy=name) for chunk in (8, 100) for name in POLICIES),
+        *slow(*(dict(chunk=chunk, retrieval_policy=name) for chunk in (16, 32) for name in POLICIES)),
+        *(dict(refresh=refresh) for refresh in (0, "auto")), *slow(*(dict(refresh=refresh) for refresh in (1, 3))),
         dict(searched_layers="1"), dict(searched_layers="0-1"), dict(budget="20%"),
         dict(budget="1%", retrieval_policy="quest"),
         dict(mode="streaming"), dict(mode="streaming", chunk=8), dict(mode="ngram"), dict(mode="triforce"),
         dict(mode="triforce", draft_tokens=1, speculative_tokens=1, refresh="auto"),
-        dict(speculative_tokens=24), dict(speculative_tokens=24, refresh=0),
-        dict(mode="ngram", draft_tokens=20, speculative_tokens=20, retrieval_policy="mean_key"),
+        *slow(dict(speculative_tokens=24), dict(speculative_tokens=24, refresh=0)),
+        *slow(dict(mode="ngram", draft_tokens=20, speculative_tokens=20, retrieval_policy="mean_key")),
     ],
     ids=lambda how: "-".join(f"{value}" for value in how.values()),
 )  # fmt: skip

@@ -79,7 +79,7 @@ class Rewinds(RuleBasedStateMachine):
 
 def test_streaming_rewind_leaves_no_trace() -> None:
     run_state_machine_as_test(
-        Rewinds, settings=settings(max_examples=20, stateful_step_count=15, deadline=None, derandomize=True)
+        Rewinds, settings=settings(max_examples=8, stateful_step_count=15, deadline=None, derandomize=True)
     )
 
 
