@@ -45,6 +45,7 @@ def rows(report: Report, what: str, **wanted: Any) -> list[Report]:
     return [row for row in found if all(row.get(name) == value for name, value in wanted.items())]
 
 
+@pytest.mark.slow
 def test_compare_file_takes_best_settings_of_engine(
     compare: Callable[..., Report], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -91,7 +92,12 @@ def test_compare_file_engine_that_dies_is_left_out(
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "why"), [("unreadable", "Failed to load model"), ("babbles", "no result"), ("sleeps", "no answer")]
+    ("behaviour", "why"),
+    [
+        ("unreadable", "Failed to load model"),
+        ("babbles", "no result"),
+        pytest.param("sleeps", "no answer", marks=pytest.mark.slow),
+    ],
 )
 def test_compare_file_useless_engine_says_why(
     compare: Callable[..., Report], behaviour: str, why: str, capsys: pytest.CaptureFixture[str]

@@ -165,6 +165,7 @@ def test_roofline_is_memory_or_arithmetic() -> None:
     assert roof.least_seconds(Work(0, {"int4": 400})) == 0
 
 
+@pytest.mark.slow
 def test_kernel_rows_compare_with_current_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "SECONDS", 0.001)
     rows = list(kernels.rows([512], ["30m"]))

@@ -14,6 +14,7 @@ from triforce.engine.model_loader import load
 from triforce.errors import RequestError
 
 
+@pytest.mark.slow
 def test_start_times_each_mode_twice(pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "start.json"
     models = [str(pair / "target"), "--draft", str(pair / "draft")]

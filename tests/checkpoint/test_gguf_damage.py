@@ -73,6 +73,7 @@ def bounded(whole: Whole, capsys: pytest.CaptureFixture[str]) -> Iterator[None]:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024  # KiB
 
 
+@pytest.mark.slow
 def test_cut_files_exit_2(whole: Whole, capsys: pytest.CaptureFixture[str]) -> None:
     """At the ends of the header's first numbers, within and behind parts of entries, and in each tensor."""
     places = {0, 1, 4, 8, 16, 24, whole.header, *(place for spans in whole.entries for place in spans[0])}

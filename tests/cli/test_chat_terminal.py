@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.chat_terminal import ALT_ENTER, CTRL_C, CTRL_D, ENTER, UP, attended
+from tests.helpers.slow_parameters import slow
 from triforce.cli.chat.conversation import load
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
@@ -86,7 +87,7 @@ def test_chat_lines_are_edited_and_recalled(pair: Path, tmp_path: Path) -> None:
         assert chat.end() == 0
 
 
-@pytest.mark.parametrize("ranks", ["1", "2"])
+@pytest.mark.parametrize("ranks", ["1", *slow("2")])
 def test_chat_ctrl_c_ends_answer_only(pair: Path, tmp_path: Path, ranks: str) -> None:
     """The answer after it is that of a process that was never interrupted."""
     said = tmp_path / "said"

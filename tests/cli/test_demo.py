@@ -135,6 +135,7 @@ def test_demo_wrong_file_is_refused(
     assert line.startswith(f"triforce: error: TRIFORCE_SMOLLM2={tmp_path}") and why in line
 
 
+@pytest.mark.slow
 def test_demo_out_of_reach_shows_pair(tmp_path: Path) -> None:
     """No hub and no index answers: what each source said, and texts of the shipped pair."""
     code, out, err = ended(

@@ -93,6 +93,7 @@ def test_tp_text_equals_one_process(pair: Path) -> None:
     assert answer["token_ids"] == text_of(pair, 60)
 
 
+@pytest.mark.slow
 def test_externally_started_ranks_agree(pair: Path) -> None:
     """As torchrun does: it sets these variables. The prompt is what rank 0 reads on stdin."""
     with socket.socket() as free:
@@ -132,6 +133,7 @@ def gone(ranks: dict[str, psutil.Process]) -> bool:
     return not psutil.wait_procs(list(ranks.values()), timeout=30)[1]
 
 
+@pytest.mark.slow
 def test_killed_rank_ends_command(pair: Path) -> None:
     with python("-m", "triforce", *command(pair, "--max-tokens", str(LONG), "--tp", "2")) as process:
         ranks = started(process)

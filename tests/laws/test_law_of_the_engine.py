@@ -67,8 +67,7 @@ class Trial:
 
 
 SHORT = [
-    Trial("triforce", PLAIN, 120, 0.08),
-    Trial("ngram", WARPED, 80, 0.13, 40),
+    Trial("triforce", PLAIN, 80, 0.13, 40),
     Trial("triforce", WARPED, 80, 0.13, 40, coupling="block"),
     Trial("draft", WARPED, 80, 0.13, 40, of="features"),
     Trial("triforce", PLAIN, 80, 0.13, 40, coupling="block", of="features"),

@@ -74,9 +74,8 @@ def test_smollm2_lower_tiers_keep_texts(tmp_path: Path, lower: str) -> None:
     assert certify(tmp_path, 4, 64, *pair, "--workloads", "books,code") == (8 * 64 * 2 * 7, 0)
 
 
-@pytest.mark.parametrize(
-    ("texts", "tokens"), [(2, 40), pytest.param(50, 256, marks=pytest.mark.slow)], ids=["few", "many"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("texts", "tokens"), [(2, 40), (50, 256)], ids=["few", "many"])
 def test_smollm2_float32_text_equals_transformers(book: list[int], texts: int, tokens: int) -> None:
     llm, theirs = LLM(SMOLLM2, None, dtype="float32"), dequantised(SMOLLM2)
     prompts = [book[start : start + 100] for start in range(0, len(book) - 100, len(book) // texts)][:texts]
@@ -96,6 +95,7 @@ def windows(book: list[int], count: int) -> list[torch.Tensor]:
     return [window.ids_N for window in spread(Text("", "", torch.tensor(book)), 512, count)]
 
 
+@pytest.mark.slow
 def test_smollm2_predictions_of_default_precision_stray_little(book: list[int], decoders: dict[str, Decoder]) -> None:
     """Their divergence is the increase of perplexity for a text of the model's own, known from few tokens."""
     strayed_N = torch.cat([losses(decoders, ids_N)["default"][1] for ids_N in windows(book, 2)])

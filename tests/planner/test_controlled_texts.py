@@ -39,7 +39,8 @@ def law_stays(coupling: str, random_plans: list[Plan], rows: int, bound: float) 
     assert least < bound and p_value > ALPHA and len({plan.tiers for plan in random_plans}) > 3
 
 
-@pytest.mark.parametrize("coupling", ["rejection", pytest.param("block", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("coupling", ["rejection", "block"])
 def test_random_plans_keep_law_under_rejection(coupling: str, random_plans: list[Plan]) -> None:
     law_stays(coupling, random_plans, 120, 0.08)
 

@@ -90,6 +90,7 @@ def test_controller_without_fallback_is_detected(simulated: SimulatedTiers, monk
     assert speed(simulated, informed(simulated)) < 0.97 * fixed(Plan(), simulated)
 
 
+@pytest.mark.slow
 def test_wrong_costs_are_corrected() -> None:
     """What was kept from another day says that guesses are cheap; measured speed says otherwise."""
     simulated, other = LOSES["guesses that cost too much"], PAYS["a hierarchy"]

@@ -51,6 +51,7 @@ def test_cuda_single_text_equals_torch(
     assert texts(folder, mode, tokens, [ids(70)], temperature) == by_torch(tokens, [ids(70)], temperature)
 
 
+@pytest.mark.slow
 def test_cuda_batch_rows_equal_torch(folder: Path, by_torch: Callable[..., list[list[int]]], by_name: None) -> None:
     prompts = [ids(40), ids(60)[20:]]
     assert texts(folder, "triforce", 3, prompts, 0.0) == by_torch(3, prompts, 0.0)

@@ -132,6 +132,7 @@ def launches() -> Iterator[list[str]]:
         yield names
 
 
+@pytest.mark.slow
 def test_draft_in_one_graph_launches_what_single_passes_do() -> None:
     """In the same order; only what goes from pass to pass is a kernel more, behind each draw."""
     found = []

@@ -85,6 +85,7 @@ def test_offloaded_single_text_equals_memory(
     assert (found.kv.host_bytes > 0) == (layers < 2) and 0 < found.kv.device_bytes <= 700 << 10
 
 
+@pytest.mark.slow
 def test_offloaded_batch_rows_equal_memory(folder: Path, plainly: Any, by_name: None) -> None:
     prompts = [ids(40), ids(60)[20:]]
     assert texts(folder, "retrieval", prompts, 0.0, 3, **host("300KiB", 1)) == plainly(prompts, 0.0, 3)

@@ -50,7 +50,7 @@ each_coupling = pytest.mark.parametrize("coupling", COUPLINGS)
 
 
 @each_coupling
-@pytest.mark.parametrize(("vocab_size", "seeds"), [(7, range(3)), (97, range(3, 5)), (600, range(5, 6))])
+@pytest.mark.parametrize(("vocab_size", "seeds"), [(7, range(3)), (97, range(3, 5))])
 def test_triton_sampler_decides_as_torch(vocab_size: int, seeds: range, coupling: type) -> None:
     decides_as_torch_does(vocab_size, seeds, coupling)
 

@@ -72,6 +72,7 @@ def test_triton_sampler_of_one_program_and_large_vocabulary_decides_as_torch(cou
         agree(large(0, 1), OnDevice, coupling)
 
 
+@pytest.mark.slow
 def test_triton_sampler_borders_of_parts_count(parts: None) -> None:
     """Only the tokens beside them have a chance; and a sampler that lost one of them would be noticed."""
     edges = [0, sampler.PART - 1, sampler.PART, 62 * sampler.PART, VOCABULARY - 1]

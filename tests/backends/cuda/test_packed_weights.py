@@ -19,6 +19,7 @@ from tests.helpers.gguf_blocks import KINDS, NUMBERS, random_blocks
 from tests.helpers.gguf_models import MIXED, write_model
 from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
+from tests.helpers.slow_parameters import slow
 from tests.helpers.tiny_llm import ids
 from triforce.backends import native_loader
 from triforce.backends.cuda.model import TritonModel
@@ -116,7 +117,7 @@ def logits(path: Path, text: list[int], dtype: str) -> Tensor:
 
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["llama", *slow(*sorted({*FAMILIES} - {"llama"}))])
 def test_gguf_logits_by_triton_equal_folder(
     family: str, tmp_path: Path, by_name: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.helpers.cuda.scene import Case, Scene
+from tests.helpers.slow_parameters import slow
 from triforce.backends.cuda.splits import SHARED
 from triforce.backends.cuda.triton.attention import tile_of
 
@@ -13,7 +14,7 @@ BOUND = {torch.float32: 2e-6, torch.bfloat16: 2**-8 + 2**-9}
 MASS = 2e-5
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, *slow(torch.float32)])
 def test_triton_attention_over_thousands_of_keys_equals_float64(dtype: torch.dtype) -> None:
     """Llama-3.1-8B's group of four and one of eight, heads of 128, several splits; rows beyond a program's."""
     for group, T, keys, by_head in ((8, 9, 2100, False), (4, 1, 4 * SHARED + 1, False), (8, 1, 1030, True)):

@@ -16,6 +16,7 @@ from tests.helpers.cuda.prompts import ids
 from tests.helpers.cuda.scene import DEVICE, Case, Scene
 from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
+from tests.helpers.slow_parameters import slow
 from tests.helpers.small_decoder import feed, small_decoder, text
 from triforce.backends import native_loader
 from triforce.backends.cuda.kv import TritonKV
@@ -176,7 +177,7 @@ def test_triton_text_over_codes_with_small_chunks_is_that_of_plain_decoding(deco
     assert decode("retrieval", retrieval_chunk=8, prompt=100) == decode("ar", prompt=100)
 
 
-@pytest.mark.parametrize("how", HOW, ids=["resident", "offloaded"])
+@pytest.mark.parametrize("how", [HOW[0], *slow(*HOW[1:])], ids=["resident", "offloaded"])
 def test_triton_text_over_codes_is_that_of_plain_decoding(
     decode: Callable[..., list[int]], how: dict[str, Any]
 ) -> None:

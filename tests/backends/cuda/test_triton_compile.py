@@ -53,6 +53,7 @@ def check(arch: str) -> None:
     assert {fault for row in rows for fault in faults(row)} == set()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("plant", "told"),
