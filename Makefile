@@ -42,7 +42,7 @@ sanitize: ## the kernels' tests under address, undefined-behaviour and thread sa
 demo: install ## ask a small real model about a book, plainly and in mode auto; 98 MB are fetched once
 	@$(BIN)/triforce demo $(ARGS)
 
-test: install-dev ## the tests, some eleven minutes on two cores
+test: install-dev ## the tests, a quarter of an hour on two cores
 	@$(PYTEST) $(ARGS)
 
 # A run that was cut off goes on behind what has passed, as long as nothing has changed.
