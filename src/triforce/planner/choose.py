@@ -16,7 +16,7 @@ from triforce.planner.planner_config import CONFIG
 class State(Enum):
     """Reasons for which a batch is decoded as it is."""
 
-    FIRST = "nothing was weighed yet"
+    FIRST = "plain decoding comes first, until another plan promises more"
     PLAIN = "plain decoding promises most"
     SPECULATING = "the plan promises most"
     TRYING = "the plan may be best, too little was seen of it"
