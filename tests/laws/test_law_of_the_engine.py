@@ -14,6 +14,7 @@ from tests.helpers.laws.enumeration import chain_law
 from tests.helpers.laws.features import FEATURES, native_features
 from tests.helpers.laws.gtest import ALPHA, detectable, ranks, surprise, window_surprise
 from tests.helpers.laws.tiny import MIXTURE, MODELS, PROMPTS, SETTING, V, finished, laws, started
+from tests.helpers.slow_parameters import slow
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet
 from triforce.interface.sampling_params import SamplingParams
@@ -75,6 +76,18 @@ SHORT = [
     Trial("triforce", PLAIN, 80, 0.13, 40, coupling="block", of="native"),
     Trial("triforce", WARPED, 80, 0.13, 40, coupling="block", of="mixture"),
 ]
+MORE = [
+    Trial("triforce", PLAIN, 120, 0.08),
+    Trial("triforce", WARPED, 120, 0.08),
+    Trial("retrieval", PLAIN, 80, 0.13, 40),
+    Trial("ngram", WARPED, 80, 0.13, 40),
+    Trial("streaming", PLAIN, 80, 0.13, 40),
+    Trial("draft-ngram", PLAIN, 80, 0.13, 40),
+    Trial("draft", WARPED, 80, 0.13, 40),
+    Trial("triforce", PLAIN, 80, 0.13, 40, of="features"),
+    Trial("triforce", PLAIN, 80, 0.13, 40, of="native"),
+    Trial("triforce", PLAIN, 80, 0.13, 40, of="mixture"),
+]
 LONG = [
     Trial("triforce", PLAIN, 3000, 0.018),
     Trial("triforce", WARPED, 3000, 0.018),
@@ -99,7 +112,7 @@ def name(trial: Trial) -> str:
     return f"{trial.mode}-{draft}{settings}-{trial.setting.retrieval_policy}-{trial.coupling}-{trial.texts}"
 
 
-@pytest.mark.parametrize("trial", SHORT, ids=name)
+@pytest.mark.parametrize("trial", [*SHORT, *slow(*MORE)], ids=name)
 def test_engine_late_windows_follow_law(trial: Trial) -> None:
     trial.check()
 
@@ -131,6 +144,11 @@ def first_window(texts: int, window: int, bound: float) -> None:
     print(f"first {window} tokens: p = {p_value:.3f}; detectable total variation with {df} degrees {least:.4f}")
     assert least < bound
     assert p_value > ALPHA
+
+
+@pytest.mark.slow
+def test_engine_first_tokens_follow_law() -> None:
+    first_window(1500, 2, 0.15)
 
 
 @pytest.mark.slow

@@ -50,7 +50,10 @@ each_coupling = pytest.mark.parametrize("coupling", COUPLINGS)
 
 
 @each_coupling
-@pytest.mark.parametrize(("vocab_size", "seeds"), [(7, range(3)), (97, range(3, 5))])
+@pytest.mark.parametrize(
+    ("vocab_size", "seeds"),
+    [(7, range(3)), (97, range(3, 6)), pytest.param(600, range(6, 8), marks=pytest.mark.slow)],
+)
 def test_triton_sampler_decides_as_torch(vocab_size: int, seeds: range, coupling: type) -> None:
     decides_as_torch_does(vocab_size, seeds, coupling)
 
