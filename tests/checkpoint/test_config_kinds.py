@@ -45,6 +45,12 @@ def test_config_kinds_of_layers_equal_transformers(tmp_path: Path, name: str) ->
     assert ours.local_theta == (local["rope_theta"] if local else None)
 
 
+def test_config_positions_of_gemma_are_scaled_ones(tmp_path: Path) -> None:
+    """Its linear factor is in them already."""
+    ours, theirs = read_both(tmp_path, BY_KIND["gemma-3, of old"])
+    assert ours.positions == theirs.max_position_embeddings
+
+
 def test_config_local_rotation_that_is_scaled_raises(tmp_path: Path) -> None:
     values = BY_KIND["gemma-3, new"] | {"num_hidden_layers": 9}
     values = values | {"rope_parameters": {"sliding_attention": LINEAR, "full_attention": LINEAR}}

@@ -46,6 +46,18 @@ def test_family_logits_in_ragged_parts_equal_transformers(saved: tuple[Path, Ten
         torch.testing.assert_close(found_BTV, expected_BTV, atol=1e-4, rtol=0)
 
 
+def test_qwen3_moe_has_its_window_in_all_layers(tmp_path: Path) -> None:
+    """Once it is switched on, whatever the config says of layers, as in transformers."""
+    how = dict(use_sliding_window=True, sliding_window=24, max_window_layers=4)
+    model = family_model("qwen3-moe", **how)
+    with torch.no_grad():
+        expected_BTV = model(texts()).logits
+    checkpoint = load(save(model, tmp_path), device="cpu", dtype="float32", context=LENGTH)
+    assert checkpoint.config.windows == [24] * 4
+    found_BTV = paged_logits(checkpoint.decoder, texts(), [[LENGTH, LENGTH]])
+    torch.testing.assert_close(found_BTV, expected_BTV, atol=1e-4, rtol=0)
+
+
 def test_family_bfloat16_is_near_enough(saved: tuple[Path, Tensor, Any], kernels: str) -> None:
     """No further from float32 than 1.5 times transformers' own bfloat16, in the mean."""
     folder, expected_BTV, model = saved

@@ -15,7 +15,11 @@ from torch import Tensor
 from tests.helpers.family_models import LENGTH, SIZES, family_model, paged_logits, texts
 from tests.helpers.gguf_files import byte_level_values, write_gguf
 from tests.helpers.tiny_checkpoint import save
+from triforce.checkpoint.gguf_config import read_gguf_config
+from triforce.checkpoint.gguf_file import GGUFFile
+from triforce.checkpoint.model_files import open_model
 from triforce.engine.model_loader import load
+from triforce.errors import ModelError
 
 FILES: dict[str, tuple[str, dict[str, str]]] = {
     "granite-3": ("GRANITE", {
@@ -117,10 +121,56 @@ def metadata(config: Any, arch: str, own: dict[str, str]) -> dict[str, Any]:
     return byte_level_values() | values | {"general.architecture": architecture}
 
 
+LEFT_OUT: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "all layers of Gemma see all": (
+        "gemma-3", "attention.sliding_window", {"layer_types": ["full_attention"] * 6, "num_hidden_layers": 6},
+    ),
+    "scores of Granite are scaled as usual": (
+        "granite-3", "attention.scale", {"attention_multiplier": SIZES["head_dim"] ** -0.5},
+    ),
+}  # fmt: skip
+"""A family, a key that its file may lack, and what a config says then."""
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_gguf_family_logits_equal_folder(tmp_path: Path, name: str) -> None:
-    arch, own = FILES[name]
-    model = family_model(name, vocab_size=300, **CHANGES.get(name, {}))
+    check(tmp_path, name, *FILES[name], CHANGES.get(name, {}))
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_gguf_without_a_key_means_what_llama_cpp_takes(tmp_path: Path, name: str) -> None:
+    family, key, changes = LEFT_OUT[name]
+    arch, own = FILES[family]
+    left = {each: field for each, field in own.items() if each != key}
+    check(tmp_path, family, arch, left, CHANGES.get(family, {}) | changes)
+
+
+def test_gguf_of_granite_without_rotations_is_refused(tmp_path: Path) -> None:
+    values = metadata(family_model("granite-3", vocab_size=300).config, *FILES["granite-3"])
+    values |= {"granite.rope.scaling.finetuned": False}
+    ends = {name: np.zeros((300, 64), np.float32) for name in ("token_embd.weight", "output.weight")}
+    with pytest.raises(ModelError, match=r"rope\.scaling\.finetuned = False"):
+        read_gguf_config(GGUFFile(write_gguf(tmp_path / "x.gguf", values, ends)))
+
+
+def test_gguf_router_of_few_bits_is_read_as_numbers(tmp_path: Path) -> None:
+    """It is computed in float32, whatever the file has it in."""
+    model, (arch, own) = family_model("qwen3-moe", vocab_size=300), FILES["qwen3-moe"]
+    whole = tensors(save(model, tmp_path / "hf"), arch, model.config.num_hidden_layers)
+    routers = [name for name in whole if "ffn_gate_inp" in name]
+    whole |= {name: (gguf.GGMLQuantizationType.Q8_0, whole[name]) for name in routers}
+    file = write_gguf(tmp_path / "model.gguf", metadata(model.config, arch, own), whole)
+    archives = open_model(file).archives(packed=True)
+    given = {name: archives[name].view(name) for name in archives if name.endswith("mlp.gate.weight")}
+    assert len(routers) == len(given) == model.config.num_hidden_layers
+    for name, router in given.items():
+        assert isinstance(router, Tensor)
+        torch.testing.assert_close(router, model.state_dict()[name], atol=2e-2, rtol=0)
+
+
+def check(tmp_path: Path, name: str, arch: str, own: dict[str, str], changes: dict[str, Any]) -> None:
+    """A file has the logits of a folder. own: its keys, by the fields of a config."""
+    model = family_model(name, vocab_size=300, **changes)
     folder = save(model, tmp_path / "hf")
     file = write_gguf(
         tmp_path / "model.gguf",

@@ -23,6 +23,7 @@ from triforce.engine.sequence_batch import SequenceBatch
 from triforce.engine.sequence_group import prefill_batch
 from triforce.errors import RequestError
 from triforce.kvcache import RetrievalView
+from triforce.model.config import ModelConfig
 from triforce.planner import Findings, SearchedLayers
 from triforce.planner.searched_layers import BLOCK, MAX_LAYERS, MAX_TRIAL, MIN_LEFT, Finding
 
@@ -84,6 +85,16 @@ def test_layer_is_searched_where_it_pays(
     (finding,) = findings.values()
     assert finding.layers == found and finding.trial is None
     assert searched[-1] == set(found) and searched[0] == set()
+
+
+def test_layers_with_a_window_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They see all of it in any case, whatever their selections would miss."""
+    it = search({}, [0.3, 0.8], monkeypatch)
+    monkeypatch.setattr(ModelConfig, "windows", property(lambda self: [0, 24]))
+    searched = played(it, {(): 0.7, (0,): 0.9, (1,): 0.99, (0, 1): 0.99}, 400)
+    assert {0} in searched and not any(1 in layers for layers in searched)
+    monkeypatch.setattr(ModelConfig, "windows", property(lambda self: [24, 24]))
+    assert not any(played(search({}, [0.8, 0.8], monkeypatch), {(): 0.7}, 100))
 
 
 def test_few_rejections_start_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,7 +68,8 @@ ACCEPTED: dict[str, tuple[object, ...]] = {
     "attention.clamp_kqv": (0,), "attention.max_alibi_bias": (0,), "use_parallel_residual": (False,),
     "logit_scale": (0, 1), "residual_scale": (0, 1), "embedding_scale": (0, 1), "attention.scale": (0,),
     "attn_logit_softcapping": (0,), "final_logit_softcapping": (0,), "rope.scaling.yarn_ext_factor": (1,),
-    "rope.scaling.yarn_log_multiplier": (0,), "rope.scaling.alpha": (0,), "pooling_type": (0,),
+    "rope.scaling.yarn_attn_factor": (1,), "rope.scaling.yarn_log_multiplier": (0,), "rope.scaling.alpha": (0,),
+    "pooling_type": (0,),
 }  # fmt: skip
 """Keys that would change what is computed, and their values that do not. Any other key is refused."""
 
@@ -109,7 +110,8 @@ def read_gguf_config(file: GGUFFile) -> HFConfig:
     given = {
         "hidden_size": hidden, "num_attention_heads": heads, "head_dim": head_dim, "num_hidden_layers": layers,
         "query_pre_attn_scalar": hidden // heads if layers in LARGEST_GEMMAS else head_dim,
-        **ALWAYS.get(architecture, {}), **{field: config.get(key) for key, field in own.items() if key in config},
+        **ALWAYS.get(architecture, {}), **_left_out(architecture, config, layers, head_dim),
+        **{field: config.get(key) for key, field in own.items() if key in config},
     }  # fmt: skip
     fields = Fields({**family.defaults, **given}, str(file.path))
     return HFConfig(
@@ -130,6 +132,16 @@ def read_gguf_config(file: GGUFFile) -> HFConfig:
         architecture=replace(with_windows(fields, family), norm_offset=0.0),  # files have the sum
         local_theta=read_local_theta(fields, family),
     )
+
+
+def _left_out(architecture: str, config: Fields, layers: int, head_dim: int) -> dict[str, object]:
+    """Return fields of keys that a file leaves out, as llama.cpp takes them where a config.json means another value."""
+    if architecture == "granite":
+        config.require("rope.scaling.finetuned", (True,))  # without, positions are not rotated at all
+        return {"attention_multiplier": head_dim**-0.5}
+    if architecture == "gemma3" and config.get("attention.sliding_window") is None:
+        return {"layer_types": ["full_attention"] * layers}
+    return {}
 
 
 def _under(name: str, file: GGUFFile) -> Fields:

@@ -51,9 +51,10 @@ class GGUFWeights:
             numbers = numbers if order is None else numbers[order]
             return numbers.float() if self.packed and dtype == torch.float16 else numbers
         rows = rows if order is None else rows[order]
-        if self.packed and tensor.type == "MXFP4":
+        packed = self.packed and not gguf.endswith(ROUTER)
+        if packed and tensor.type == "MXFP4":
             return of_mxfp4(rows)
-        if self.packed:
+        if packed:
             return QuantizedWeight(tensor.type, rows, shape[-1], partial(self._file.release, gguf))
         return self._numbers(tensor.type, rows)
 

@@ -54,10 +54,14 @@ class HFConfig:
     architecture: Architecture = LLAMA
     local_theta: float | None = None
     """Theta of layers with a window, if it is another, unscaled."""
+    mxfp4: bool = False
+    """Whether experts are of four bits."""
 
     @property
     def positions(self) -> int:
-        """Positions that the model can see, in tokens."""
+        """Positions that the model can see, in tokens. Where layers differ, those of the config are the scaled ones."""
+        if self.local_theta is not None:
+            return self.max_position_embeddings
         return self.scaling.reach(self.max_position_embeddings)
 
 
@@ -103,6 +107,7 @@ def checked(raw: dict[str, Any]) -> HFConfig:
         scaling=scaling,
         architecture=replace(with_windows(config, read), rotated=rotated if rotated < head_dim else 0),
         local_theta=read_local_theta(config, read),
+        mxfp4=config.within("quantization_config").get("quant_method") == "mxfp4",
     )
 
 

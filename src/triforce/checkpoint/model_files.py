@@ -7,11 +7,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from triforce.checkpoint import mxfp4
 from triforce.checkpoint.gguf_config import EMBEDDING, HEAD, read_gguf_config
 from triforce.checkpoint.gguf_file import GGUFFile
 from triforce.checkpoint.gguf_tokenizer import read_gguf_tokenizer
 from triforce.checkpoint.gguf_weights import GGUFWeights
-from triforce.checkpoint.hf_config import HFConfig, read_config, sampling_defaults
+from triforce.checkpoint.hf_config import HFConfig, model_config, read_config, sampling_defaults
 from triforce.checkpoint.hub import model_path
 from triforce.checkpoint.model_families import FAMILIES
 from triforce.checkpoint.stacked_experts import unstacked
@@ -19,6 +22,7 @@ from triforce.checkpoint.text_part import text_part
 from triforce.checkpoint.tokenizer import Tokenizer, configured_eos_ids, same_tokenizer
 from triforce.checkpoint.tokenizer_files import has_tokenizer
 from triforce.checkpoint.weight_files import Archive, open_archives
+from triforce.model.config import ModelConfig
 from triforce.model.weights import PLAIN
 
 
@@ -61,8 +65,26 @@ class HFFolder:
             archives = text_part(archives)
         return unstacked(archives, narrow=packed) if family.stacked_experts else archives
 
-    weight_bytes = 0
-    """Bytes of weights as they are packed; 0 where they are numbers, which have the size of their type."""
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights as they are packed; 0 where they are numbers, which have the size of their type."""
+        packed = self.packed_experts
+        return 2 * (self._whole.parameters - packed) + mxfp4.size(packed) if packed else 0
+
+    packing = "MXFP4"
+    """What packed weights are called."""
+
+    @property
+    def packed_experts(self) -> int:
+        """Weights of experts that stay packed, of which lower tiers have no copies."""
+        experts = self._whole.architecture.experts
+        return experts.count * self._whole.expert_weights if experts and self.config.mxfp4 else 0
+
+    @property
+    def _whole(self) -> ModelConfig:
+        hf = self.config
+        return model_config(hf, vocab_size=hf.vocab_size, context=None, device=torch.device("cpu"))
+
     has_numbers = True
     """Whether some stay numbers in products, of which lower tiers may read copies of fewer bits."""
 
@@ -98,6 +120,8 @@ class GGUFModel:
         """Each tensor name, and the file that holds it. packed: weights keep their types. Raises ModelError."""
         weights = GGUFWeights(self._file, self.config, packed=packed)
         return dict.fromkeys(weights.names(), weights)
+
+    packing, packed_experts = "GGUF", 0
 
     @property
     def weight_bytes(self) -> int:

@@ -18,6 +18,11 @@ CENTRE = 16
 """Code of 0 in Q5_0."""
 
 
+def size(weights: int) -> int:
+    """Return bytes of so many weights as kernels have them: 22 of each block of 32."""
+    return weights * 22 // 32
+
+
 def weight(codes_OB32: Tensor, scales_OB: Tensor, *, narrow: bool) -> Matrix:
     """Return a matrix (O, 32 B) of codes and scales, uint8: narrow, as Q5_0 where that has the scales; or bfloat16."""
     packed = q5_0(codes_OB32, scales_OB) if narrow else None

@@ -37,12 +37,14 @@ def run(options: Namespace) -> int:
     config = with_kv_dtype(config, options.kv_dtype, dtype, device)
     count = config.parameters
     weights, precision = count * dtype.itemsize, str(dtype).removeprefix("torch.")
-    if files.weight_bytes and keeps_packed(config, dtype, device):
-        weights, precision = files.weight_bytes, "GGUF"
+    packed = bool(files.weight_bytes) and keeps_packed(config, dtype, device)
+    if packed:
+        weights, precision = files.weight_bytes, files.packing
     row, copies, copied = config.kv_bytes(dtype.itemsize), 0, 0.0
     if options.lower_tiers != "same":
-        if files.has_numbers or precision != "GGUF":
-            copies = int8_weights(config) if options.lower_tiers == "int8" else config.matrix_weights * 5 // 8
+        if files.has_numbers or not packed:
+            experts, int8 = packed * files.packed_experts, options.lower_tiers == "int8"
+            copies = int8_weights(config, experts) if int8 else (config.matrix_weights - experts) * 5 // 8
         copied = 0.0 if config.kv_int8 else int8_kv_bytes(config)
     free = int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else free_memory()
     kept = held(config, device)
@@ -124,12 +126,12 @@ def _sampling(files: ModelFiles) -> str:
     return f"{defaults} by default ({GENERATION})" if defaults else "temperature 1 by default"
 
 
-def int8_weights(config: ModelConfig) -> int:
-    """Return bytes of the matrices as int8, each output with a scale in float32."""
-    mlps = config.architecture.experts.count if config.architecture.experts else 1
+def int8_weights(config: ModelConfig, packed_experts: int) -> int:
+    """Return bytes of the matrices as int8, but for experts that are packed: each output has a scale in float32."""
+    mlps = 0 if packed_experts else config.architecture.experts.count if config.architecture.experts else 1
     outputs = (config.heads + 2 * config.kv_heads) * config.head_dim + config.hidden_size
     outputs += mlps * (2 * config.intermediate_size + config.hidden_size)
-    return config.matrix_weights + 4 * (config.layers * outputs + config.vocab_size)
+    return config.matrix_weights - packed_experts + 4 * (config.layers * outputs + config.vocab_size)
 
 
 def int8_kv_bytes(config: ModelConfig) -> float:

@@ -159,8 +159,11 @@ class SearchedLayers:
         if enough or self._gain(rejection, 0.0) < PROMISED_GAIN:
             return None
         missed = self._ranks.broadcast(self._missed())
-        possible = [layer for layer in range(len(missed)) if layer not in (*found.layers, *found.no_gain)]
-        layer = max(possible, key=missed.__getitem__, default=0)
+        tried = {*found.layers, *found.no_gain}  # and layers with a window see all of it anyway
+        possible = [layer for layer, window in enumerate(config.windows) if not window and layer not in tried]
+        if not possible:
+            return None
+        layer = max(possible, key=missed.__getitem__)
         left_out = sum(missed[each] ** 2 for each in possible)
         promised = rejection * (1 - missed[layer] ** 2 / left_out) if left_out else rejection
         return layer if self._gain(rejection, promised) >= PROMISED_GAIN and self._saves(rejection, promised) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from triforce.checkpoint.json_fields import Fields
 from triforce.checkpoint.model_families.family import LLAMA_NAMES, Family
-from triforce.checkpoint.model_families.llama import MISTRAL, QWEN3, every_layer, upper_layers
+from triforce.checkpoint.model_families.llama import MISTRAL, QWEN3, every_layer
 from triforce.model.architecture import Architecture, Experts
 
 
@@ -45,7 +45,7 @@ QWEN3_MOE = Family(
         "norm_topk_prob": False, "head_dim": None,
     },
     qwen3_moe,
-    upper_layers,
+    lambda config: every_layer(config) if config.flag("use_sliding_window") else [],
     LLAMA_NAMES | {"router_EC": "mlp.gate.weight"} | {
         f"{field}_proj_{suffix}": f"mlp.experts.{{}}.{field}_proj.weight"
         for field, suffix in {"gate": "IC", "up": "IC", "down": "CI"}.items()
