@@ -100,7 +100,7 @@ class LLM:
         disk = open_disk_cache(disk_cache, disk_cache_size, disk_cache_network, ranks)
         where = {"device": device, "dtype": dtype, "kv_dtype": kv_dtype}
         pair = load_pair(model, draft, self.speculation, **where, context=context, ranks=ranks)
-        self.target, self.draft, self.models = pair.target, pair.draft, pair.decoders
+        self.target, self.draft, self.features, self.models = pair.target, pair.draft, pair.features, pair.decoders
         self.load_seconds, self.ranks, self.tokenizer = pair.load_seconds, ranks, self.target.tokenizer
         self.grammars = GrammarCompiler(self.tokenizer) if self.tokenizer else None
         self.sampling_defaults = self.target.files.sampling_defaults()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from shutil import copytree
 from typing import Any
 
 import pytest
@@ -15,17 +13,17 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from tests.engine.test_engine_mutants import play, play_swapped
 from tests.engine.test_schedules import Schedules
+from tests.helpers.disk_llm import written
 from tests.helpers.engine_scene import ROWS, alone, finish, prompt, request
 from tests.helpers.feature_pair import Guess, check_consistent, check_entries, check_guess, feature_pair, spied
 from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
-from tests.helpers.tiny_checkpoint import edit
 from tests.helpers.tiny_llm import MODES, ask, llm
 from triforce.backends import feature_dispatch, native_loader
 from triforce.backends.torch.feature_passes import TorchFeaturePasses
 from triforce.checkpoint.feature_draft_file import read_feature_draft
 from triforce.engine.engine import Engine
-from triforce.errors import ModelError, RequestError
+from triforce.errors import ModelError
 from triforce.kvcache import disk_text
 from triforce.llm import LLM
 from triforce.session import Session
@@ -162,6 +160,7 @@ def saved_and_loaded(features: Path, folder: Path, **how: Any) -> None:
             if how:
                 (output,) = model.generate(text, params)
                 cached = output.cached_tokens
+                written(model)
             else:
                 file = folder / "prompt.kv"
                 one = {"load_cache": file} if file.exists() else {"save_cache": file}
@@ -226,21 +225,3 @@ def test_tier_mutant_is_noticed(
     for check in mutant.checks:
         with pytest.raises((AssertionError, RuntimeError, ValueError, IndexError, ModelError)):
             CHECKS[check](features, tmp_path)
-
-
-@pytest.mark.parametrize("kind", ["file", "host"])
-def test_offloaded_kv_is_refused_by_name(kind: str, features: Path) -> None:
-    with pytest.raises(RequestError, match="draft reads hidden states, which cannot be had with --kv-offload"):
-        LLM(features / "target", features / "draft", kv_offload=kind)
-
-
-def test_another_target_is_refused_by_name(features: Path, tmp_path: Path) -> None:
-    folder = copytree(features / "draft", tmp_path / "draft")
-    about = json.loads((folder / "config.json").read_text())["triforce"]
-    edit(folder / "config.json", triforce=about | {"target": "that of another model"})
-    with pytest.raises(ModelError, match=r"draft was trained on the hidden states of another model.* use finetune:"):
-        LLM(features / "target", folder)
-    allowed = LLM(features / "target", f"finetune:{folder}", mode="draft")
-    assert alone(allowed, 40, 0.8) and allowed.models.features
-    with pytest.raises(RequestError, match="target is a model of its own"):
-        LLM(features / "target", f"finetune:{features / 'target'}")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tests.helpers.tiny_training import target_folder, text
+from triforce.checkpoint import feature_draft_writer
 from triforce.checkpoint.feature_draft_file import read_feature_draft
 from triforce.cli import main
 from triforce.engine.model_loader import load
@@ -74,6 +77,7 @@ def test_interrupted_command_goes_on(
     [
         (["--minutes", "0"], "--minutes 0"),
         (["--minutes", "-1"], "more than 0"),
+        (["--minutes", "inf"], "an end"),
         (["--texts", "missing"], "missing"),
         (["-o", "/dev/null/draft"], "/dev/null/draft"),
         (["--device", "cuda"], "--device cuda"),
@@ -98,22 +102,27 @@ def test_full_disk_is_one_line_and_loses_nothing(
     target: Path, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was kept before stays, and the training goes on from there."""
-    folder, write, saves = tmp_path / "draft", Path.write_bytes, list[Path]()
+    folder, sync, saves = tmp_path / "draft", os.fsync, list[int]()
 
-    def full(self: Path, data: bytes) -> int:
-        saves.append(self)
-        if len(saves) > 3:
+    def full(file: int) -> None:
+        saves.append(file)
+        if len(saves) > 2:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return write(self, data)
+        sync(file)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_bytes", full)
+        patch.setattr(os, "fsync", full)
         assert main(command(target, texts, folder, 60)) == 2
     said = capsys.readouterr().err
     assert "No space left on device" in said and said.count("\n") == 1
     assert [file.name for file in folder.iterdir()] == [FILE]
     updates = torch.load(folder / FILE, weights_only=True)["updates"]
-    assert updates > 0 and main(command(target, texts, folder)) == 0
+    with monkeypatch.context() as patch:  # when the draft itself is written
+        patch.setattr(feature_draft_writer, "os", SimpleNamespace(fsync=lambda _: full(0), replace=os.replace))
+        assert updates > 0 and main(command(target, texts, folder)) == 2
+    said = capsys.readouterr().err
+    assert "No space left on device" in said and said.count("\n") == 1
+    assert [file.name for file in folder.iterdir()] == [FILE] and main(command(target, texts, folder)) == 0
 
 
 def test_command_stopped_before_its_card_goes_on(

@@ -15,7 +15,7 @@ from triforce.errors import ModelError, RequestError
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 from triforce.training.distillation import Head
-from triforce.training.episodes import Texts
+from triforce.training.episodes import HELD_OUT, Texts
 from triforce.training.initial_weights import last_norm
 from triforce.training.target_stream import TargetStream
 from triforce.training.training_card import measure, table
@@ -83,6 +83,22 @@ def test_too_few_texts_are_refused(target: Path, tmp_path: Path) -> None:
     for texts in ({"a": "x"}, {"a": ""}, {"a": "the cat " * 40}):
         with pytest.raises(RequestError, match="a training needs"):
             trainer(target, tmp_path, texts)
+
+
+def test_many_short_texts_are_held_out_from_together(target: Path) -> None:
+    """A sixteenth of all, though no text has sixteen tokens."""
+    llm = LLM(target, None, mode="ar")
+    texts = Texts.of(llm, {str(number): "the cat sat on the mat" for number in range(400)}, 32)
+    assert len(texts.heldout_N) == (len(texts.heldout_N) + len(texts.trained_N)) // HELD_OUT
+
+
+def test_law_of_a_capped_target_is_capped() -> None:
+    draw = torch.Generator().manual_seed(0)
+    final_NC, rows_MC = torch.randn(3, 8, generator=draw), 9 * torch.randn(20, 8, generator=draw)
+    plain, capped = (Head(torch.ones(8), 1e-6, rows_MC, cap) for cap in (0.0, 30.0))
+    logits_NM = plain.logits(final_NC * torch.rsqrt(final_NC.square().mean(-1, keepdim=True) + 1e-6))
+    torch.testing.assert_close(plain.law(final_NC), logits_NM.softmax(-1), **CLOSE)
+    torch.testing.assert_close(capped.law(final_NC), (30 * (logits_NM / 30).tanh()).softmax(-1), **CLOSE)
 
 
 def test_states_of_stream_are_those_before_each_token(target: Path) -> None:

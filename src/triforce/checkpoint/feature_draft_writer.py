@@ -19,6 +19,7 @@ from triforce.checkpoint.feature_draft_file import (
     THETA,
     FeatureDraftFile,
 )
+from triforce.errors import RequestError
 
 
 def write_feature_draft(folder: Path, draft: FeatureDraftFile) -> None:
@@ -48,6 +49,16 @@ def write_feature_draft(folder: Path, draft: FeatureDraftFile) -> None:
 
 
 def _write(file: Path, data: bytes) -> None:
+    """Write a file, whole or not at all. Raises RequestError."""
     partial = file.with_name(f"{file.name}.partial")
-    partial.write_bytes(data)
-    os.replace(partial, file)
+    try:
+        with partial.open("wb") as opened:
+            opened.write(data)
+            opened.flush()
+            os.fsync(opened.fileno())
+        os.replace(partial, file)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise RequestError(
+            f"{file} cannot be written ({error.strerror}); make room: the same command goes on from there"
+        ) from error

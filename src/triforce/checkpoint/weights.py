@@ -118,12 +118,12 @@ def told(config: ModelConfig) -> list[tuple[str, object]]:
 
 
 def fingerprint(config: ModelConfig, weights: Weights) -> str:
-    """Digest of shapes, rotation, dtypes, and of each weight a sample and the sum of its bits."""
+    """Digest of shapes, rotation, dtype, and of each weight a sample and the sum of its bits; and the type of KV."""
     digest = hashlib.sha256()
     # The context bounds what a model may see, and changes what it computes only through the rotation.
     kv = ", int8 KV" * config.kv_int8 + ", rotated heads" * config.rotates_heads
-    rope, dtype = config.rope, f"{weights.embedding_VC.dtype}{kv}"
-    digest.update(repr((told(config), rope.scale, dtype)).encode())
+    rope = config.rope
+    digest.update(repr((told(config), rope.scale, str(weights.embedding_VC.dtype))).encode())
     for weight in (rope.inv_freq_RF, *weights.tensors()):
         tensor = weight if isinstance(weight, Tensor) else weight.blocks
         digest.update(repr(tuple(tensor.shape)).encode())
@@ -136,7 +136,12 @@ def fingerprint(config: ModelConfig, weights: Weights) -> str:
         if isinstance(weight, QuantizedWeight):
             digest.update(weight.kind.encode())
             weight.release()
-    return digest.hexdigest()
+    return digest.hexdigest() + kv
+
+
+def of_weights(fingerprint: str) -> str:
+    """Return what a fingerprint says of a model, whatever the type of its KV."""
+    return fingerprint.partition(",")[0]
 
 
 @dataclass(frozen=True, slots=True)

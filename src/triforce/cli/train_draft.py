@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -25,8 +26,8 @@ def run(options: Namespace) -> int:
 
     Raises RequestError where it is, and for folders and texts that will not do.
     """
-    if not options.minutes > 0:
-        raise RequestError(f"--minutes {options.minutes:g}: give more than 0")
+    if not 0 < options.minutes < math.inf:
+        raise RequestError(f"--minutes {options.minutes:g}: give more than 0, and an end")
     if options.device != "cpu":
         raise RequestError(f"--device {options.device}: drafts are trained on the CPU only; leave it out")
     folder = Path(options.output)
@@ -72,6 +73,8 @@ def _trainer(options: Namespace, texts: dict[str, str], folder: Path) -> Trainer
 
     llm = LLM(options.model, None, device="cpu", mode="ar")
     threads = min(threads, native_loader.usable_cpus())
+    if native_loader.native is not None:
+        native_loader.native.set_threads(threads)
     narrow = native_loader.native is not None and native_loader.native.level() == "avx512bf16"
     began, clock = time.process_time(), time.process_time
     return Trainer(

@@ -17,7 +17,7 @@ from triforce.checkpoint.hub import model_path
 from triforce.checkpoint.model_families import FAMILIES
 from triforce.checkpoint.model_files import ModelFiles
 from triforce.checkpoint.weight_files import Archive
-from triforce.checkpoint.weights import fingerprint, read_embedding, read_weights
+from triforce.checkpoint.weights import fingerprint, of_weights, read_embedding, read_weights
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.errors import ModelError, RequestError
 from triforce.model.weights import Matrix
@@ -97,7 +97,7 @@ def load_feature_draft(
             "use --kv-offload none, or another --draft"
         )
     named = target_named(path) is not None and not finetune
-    identity = _whole_fingerprint(checkpoint) if named else ""
+    identity = of_weights(_whole_fingerprint(checkpoint)) if named else ""
     file = read_feature_draft(path, target.config, identity, finetune=finetune)
     if int(file.weights.tokens_M[-1]) >= target.config.vocab_size:
         raise ModelError(f"{path} proposes tokens that the target does not have; it is a draft for another model")

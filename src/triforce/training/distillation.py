@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from triforce.backends.torch.attention import capped
 from triforce.backends.torch.feature_layer import Entries, FeatureLayer
 from triforce.backends.torch.model import norm
 from triforce.training.target_stream import Chunk
@@ -30,10 +31,12 @@ class Head:
     norm_C: Tensor
     eps: float
     rows_MC: Tensor
+    cap: float = 0.0
+    """Of the target's logits; 0: none."""
 
     def law(self, final_NC: Tensor) -> Tensor:
         """Return the target's law among these tokens (N, M), of its states behind the last layer."""
-        return self.logits(norm(final_NC, self.norm_C, self.eps)).softmax(-1)
+        return capped(self.logits(norm(final_NC, self.norm_C, self.eps)), self.cap).softmax(-1)
 
     def logits(self, out_NC: Tensor) -> Tensor:
         """Return float32 logits (..., M) of outputs (..., C)."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -45,7 +46,8 @@ class Texts:
         start = llm.tokenizer.encode("")
         read = [llm.tokenizer.encode(text)[len(start) :] for text in middles(list(texts.values()), MOST)]
         ids = [torch.tensor(each, dtype=torch.long) for each in read]
-        cuts = [len(each) - len(each) // HELD_OUT for each in ids]
+        ends = [0, *accumulate(map(len, ids))]  # short texts give some of them, too
+        cuts = [end - first - (end // HELD_OUT - first // HELD_OUT) for first, end in pairwise(ends)]
         trained_N = torch.cat([each[:cut] for each, cut in zip(ids, cuts, strict=True)])
         heldout_N = torch.cat([each[cut:] for each, cut in zip(ids, cuts, strict=True)])
         if len(heldout_N) <= width:

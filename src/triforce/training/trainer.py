@@ -17,7 +17,7 @@ import torch
 from triforce.backends.torch.feature_layer import FeatureLayer
 from triforce.checkpoint.feature_draft_file import new_config
 from triforce.llm import LLM
-from triforce.model.feature_draft import FeatureDraftWeights
+from triforce.model.feature_draft import FeatureDraftWeights, shapes
 from triforce.training.distillation import Head, Past, loss
 from triforce.training.episodes import Episodes, Texts
 from triforce.training.heldout import Heldout, Subject
@@ -59,13 +59,15 @@ class Trainer:
         self.draft = new_config(target, config.choices_of(target))
         digest = hashlib.sha256(self.texts.trained_N.numpy().tobytes()).hexdigest()
         facts = {"target": llm.target.fingerprint, "texts": digest, "numbers": repr(asdict(config))}
+        facts |= {"shapes": repr(shapes(self.draft))}
         found = TrainingState.load(folder, facts)
         self.resumed = found is not None
         self.state = found or self._new(facts)
         self.weights = self._weights()
         self.optimizers = self._optimizers()
         rows_MC = self.decoder.head_rows(self.weights.tokens_M)
-        self.head = Head(last_norm(llm.target), target.norm_eps, rows_MC.bfloat16() if narrow else rows_MC)
+        rows_MC = rows_MC.bfloat16() if narrow else rows_MC
+        self.head = Head(last_norm(llm.target), target.norm_eps, rows_MC, target.architecture.logit_cap)
         self._heldout: Heldout | None = None
 
     def run(self, seconds: float, report: Report = lambda state: None) -> None:

@@ -39,7 +39,10 @@ class TrainingState:
         partial, data = folder / f"{FILE}.partial", io.BytesIO()
         torch.save({name: getattr(self, name) for name in self.__dataclass_fields__}, data)
         try:
-            partial.write_bytes(data.getbuffer())
+            with partial.open("wb") as file:
+                file.write(data.getbuffer())
+                file.flush()
+                os.fsync(file.fileno())
             os.replace(partial, folder / FILE)
         except OSError as error:
             partial.unlink(missing_ok=True)

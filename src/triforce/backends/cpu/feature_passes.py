@@ -15,6 +15,7 @@ from triforce.backends.cpu.model import Draws, NativeEmbedding
 from triforce.backends.feature_api import EntryMemory
 from triforce.backends.kernel_api import ForwardBatch
 from triforce.model.feature_draft import FeatureDraftConfig, FeatureDraftWeights
+from triforce.model.rope import BLOCK
 from triforce.ragged import Bools, Ints
 from triforce.sampling.logits import non_finite_logits
 
@@ -67,7 +68,7 @@ class NativeFeaturePasses:
     ) -> None:
         """Make states and entries of tokens of the target's pass. slots: positions, own slots, those before (N)."""
         positions_N, own_N, before_N = slots
-        cos, sin = self.config.rope.tables((int(positions_N.min()), int(positions_N.max())), 1)
+        cos, sin = self.config.rope.tables((np.unique(positions_N // BLOCK) * BLOCK).tolist(), 1)
         self._native.note(
             entries=_pages(memory), states=memory.states_NC, ids=ids_N.contiguous(), positions=positions_N,
             slots=own_N, before=before_N, columns=columns_N, passed=states_SBTC.flatten(1, 2), cos=cos, sin=sin,

@@ -52,6 +52,10 @@ def _on_folder(options: Namespace, pythons: dict[str, str], work: Path, threads:
     if more:
         raise RequestError("--workload takes several texts for a GGUF file only; give one")
     llm = load(options)
+    if llm.features:
+        raise RequestError(
+            f"{llm.features.path} reads hidden states, which other engines do not have; leave --draft out"
+        )
     known("workload", workload, WORKLOADS)
     texts = sources(llm, options.texts)
     by_context = {context: prompts(texts, workload, context, 1)[0] for context in contexts}

@@ -1,0 +1,69 @@
+"""Which targets a feature draft is for, and what it is refused with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from shutil import copytree
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.engine.test_feature_draft import features
+from tests.helpers.engine_scene import alone
+from tests.helpers.tiny_checkpoint import edit
+from tests.helpers.tiny_llm import llm
+from triforce.backends import native_loader
+from triforce.backends.cpu import feature_passes
+from triforce.errors import ModelError, RequestError
+from triforce.llm import LLM
+from triforce.model.rope import BLOCK
+
+__all__ = ["features"]
+torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("kind", ["file", "host"])
+def test_offloaded_kv_is_refused_by_name(kind: str, features: Path) -> None:
+    with pytest.raises(RequestError, match="draft reads hidden states, which cannot be had with --kv-offload"):
+        LLM(features / "target", features / "draft", kv_offload=kind)
+
+
+def test_draft_serves_its_target_with_int8_kv(features: Path, tmp_path: Path) -> None:
+    """What it was trained on is the model, whatever its KV is kept as."""
+    folder = copytree(features / "draft", tmp_path / "draft")
+    about = json.loads((folder / "config.json").read_text())["triforce"]
+    made_for = LLM(features / "target", None).target.fingerprint
+    edit(folder / "config.json", triforce=about | {"target": made_for})
+    model = LLM(features / "target", folder, kv_dtype="int8")
+    assert model.target.fingerprint != made_for
+    plain, drafted = (alone(model, 40, 0.8, mode) for mode in ("ar", "draft"))
+    assert [each.token_ids for each in drafted] == [each.token_ids for each in plain]
+
+
+@pytest.mark.skipif(native_loader.native is None, reason="of the native passes")
+def test_rotations_of_all_noted_positions_are_made(features: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of rows far apart, and of what lies between them: tables are filled by blocks as positions are asked for."""
+    passes = llm(features).models.features.passes  # type: ignore[union-attr]
+    seen = list[Tensor]()
+    monkeypatch.setattr(feature_passes, "_pages", lambda memory: None)
+    monkeypatch.setattr(passes, "_native", SimpleNamespace(note=lambda **given: seen.append(given["cos"])))
+    positions_N, ids_N = np.array([10, BLOCK + 5, 5 * BLOCK]), torch.zeros(3, dtype=torch.long)
+    passes.note(ids_N, SimpleNamespace(states_NC=None), (positions_N,) * 3, positions_N, torch.zeros(1, 1, 3, 8))
+    wanted, _ = passes.config.rope.cos_sin(torch.from_numpy(positions_N))
+    assert torch.equal(seen[0][positions_N], wanted)
+
+
+def test_another_target_is_refused_by_name(features: Path, tmp_path: Path) -> None:
+    folder = copytree(features / "draft", tmp_path / "draft")
+    about = json.loads((folder / "config.json").read_text())["triforce"]
+    edit(folder / "config.json", triforce=about | {"target": "that of another model"})
+    with pytest.raises(ModelError, match=r"draft was trained on the hidden states of another model.* use finetune:"):
+        LLM(features / "target", folder)
+    allowed = LLM(features / "target", f"finetune:{folder}", mode="draft")
+    assert alone(allowed, 40, 0.8) and allowed.models.features
+    with pytest.raises(RequestError, match="target is a model of its own"):
+        LLM(features / "target", f"finetune:{features / 'target'}")
