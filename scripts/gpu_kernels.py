@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.helpers.cuda.compiled import SHARED, TABLE, digest, faults, kept, said
+from tests.helpers.cuda.compiled import SHARED, TABLE, all_faults, digest, kept, said
 
 DATA = Path(__file__).resolve().parents[1] / "docs" / "data"
 MODEL, DRAFT, SAMPLING = "Llama-3.1-8B", "Llama-68M, drafting", "vocabulary of 128,256"
@@ -70,7 +70,7 @@ def files(archs: Sequence[str]) -> dict[Path, str]:
         for what, (before, after) in json.loads(said("launch_counts")).items()
     ]
     rows = {arch: kept(arch) for arch in archs}
-    faultless = [arch for arch in archs if not any(fault for row in rows[arch] for fault in faults(row))]
+    faultless = [arch for arch in archs if not all_faults(rows[arch])]
     made_of = f"[sources]\ndigest = {json.dumps(digest())}\narchs = {json.dumps(faultless)}"
     return {
         TABLE: toml("kernels", kernels(rows), "What compilers say of kernels as they are launched", made_of),

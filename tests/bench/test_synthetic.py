@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 
+from triforce.backends import native_loader
 from triforce.bench import synthetic
 from triforce.cli.bench.speed import line
+from triforce.engine import tier_builder
 from triforce.engine.sequence_batch import SequenceBatch
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.kvcache import RetrievalConfig
@@ -31,6 +33,21 @@ def test_synthetic_acceptance_equals_request(outer: float, inner: float, tokens_
     assert all(row["workload"] == "synthetic" and "synthetic" in line(row) for row in rows)
     for fast in (two, three):
         assert 32 / fast["full_passes"] == pytest.approx(tokens_a_pass, rel=0.25)
+
+
+@pytest.mark.skipif(native_loader.native is None, reason="torch drafts token by token")
+def test_synthetic_drafts_are_fused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several tokens of a draft are one call, as in the decoding of texts."""
+    made, plain = list[bool](), tier_builder.fused_draft
+
+    def noted(*given: Any) -> Draft | None:
+        made.append((found := plain(*given)) is not None)
+        return found
+
+    monkeypatch.setattr(tier_builder, "fused_draft", noted)
+    setting = SpeculativeConfig(2, 6, retrieval=RetrievalConfig(Budget(64)))
+    list(synthetic.rows("30m", [256], (1.0, 1.0), setting, tokens=16, repeats=1))
+    assert made and all(made)
 
 
 def test_synthetic_guesses_of_ngrams_are_never_kept() -> None:

@@ -51,8 +51,8 @@ class Scene:
         return Scene(self.params[one], self.prompts[one], self.prefix.select([b]), self.live_B[one], logits_BJV, guess)
 
 
-def noise_of(rows: list[int]) -> Noise:
-    return make_noise([2**63 + 977 * b for b in rows], rows)
+def noise_of(rows: list[int], device: torch.device | str = "cpu") -> Noise:
+    return make_noise([2**63 + 977 * b for b in rows], rows, device)
 
 
 def verdict(scene: Scene, sampler: Sampler, coupling: type, rows: list[int] | None = None) -> Draft:

@@ -89,7 +89,8 @@ class Decoder:
     @torch.no_grad()
     def head_rows(self, ids_N: Tensor) -> Tensor:
         """Return the rows of these tokens in the head, as products have them: float32 (N, C)."""
-        return cast(ReadableHead, self.model).head_rows(ids_N)
+        with current(self.device):
+            return cast(ReadableHead, self.model).head_rows(ids_N)
 
     @torch.no_grad()
     def read(self, ids_1T: Tensor, counts_1: Ints, cache: View) -> Iterator[int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -53,6 +54,11 @@ class Synthetic:
     @property
     def vocab_size(self) -> int:
         return self.real.vocab_size
+
+    @property
+    def draws(self) -> Any:
+        """Draws of several draft tokens in one call, where the real one has them: what they cost is measured, too."""
+        return getattr(self.real, "draws", None)
 
     def verify(self, guess: Draft, logits_BJV: Tensor, prefix: SequenceState, live_B: Bools, tier: int) -> Draft:
         step = self.real.verify(guess, logits_BJV, prefix, live_B, tier)

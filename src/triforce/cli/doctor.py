@@ -27,10 +27,11 @@ def run(options: Namespace) -> int:
         raise RequestError(f"there is no GPU to check: {_why_none()}; without --gpu the processor is checked")
     device = resolve_device("cuda" if options.gpu else "cpu")
     processor = Check("processor", lambda: (machine(), {}), "make native")
-    report: dict[str, Any] = {"triforce": __version__, **about(), "device": str(device), "checks": []}
+    report: dict[str, Any] = {"triforce": __version__, "device": str(device), "checks": []}
     passed = True
     for n, check in enumerate([processor, *Checkup(device, own_texts()[BOOK]).checks()], 1):
         passed = _passes(n, check, report["checks"])
+        report |= about() if passed else {}
         write(options.out, report)
         if not passed:
             print(f"stopped there; report {options.out}, and what this says: {check.advice}")

@@ -70,6 +70,6 @@ def test_cuda_mode_text_equals_plain_decoding(
 
 def test_cuda_model_and_kv_are_selected(folder: Path, by_name: None) -> None:
     target = LLM(folder / "target", dtype="float32").target.decoder
-    pool = PagePool(target.config, 1, 2, target.dtype)
+    pool = PagePool(target.config, 1, 2, target.dtype, target.device)
     assert isinstance(target.model, TritonModel) and isinstance(pool.kv, TritonKV)
     assert dispatch.identity(target.model, pool.kv) == "triton"

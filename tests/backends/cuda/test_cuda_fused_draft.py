@@ -1,6 +1,7 @@
 """Several tokens of a draft in one graph are those of passes and draws one by one, bit for bit, laws and noise too.
 
-In the interpreter, where a graph is a call; and on a made-up device, where it is captured once and then replayed.
+In the interpreter, where a graph is a call; on a made-up device, where it is captured once and then replayed; and on a
+GPU, where there is one.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 from triton.runtime import interpreter
 
 from tests.helpers.cuda.sampler_checks import looked_at_by
+from tests.helpers.cuda.scene import DEVICE
 from tests.helpers.cuda.stub import machine
 from tests.helpers.drafting import PROMPTS, Drafting, same
 from tests.helpers.mutants.mutation import Mutant
@@ -33,7 +35,7 @@ from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import StreamingView
 from triforce.speculation import Draft, Rejection, Seeded
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="devices are made up here")
+made_up = pytest.mark.skipif(torch.cuda.is_available(), reason="devices are made up here, or launches interpreted")
 SMALL = shapes.ModelShape(16, 24, layers=1, heads=2, kv_heads=1, vocab=40, head_dim=8)
 PARAMS = [SamplingParams(temperature=0.8, top_p=0.9), SamplingParams(temperature=0), SamplingParams(top_k=20)]
 OTHERS = [SamplingParams(temperature=0.3), SamplingParams(temperature=1.5), SamplingParams(temperature=0)]
@@ -48,7 +50,7 @@ def small(by_name: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(shapes.SHAPES, "small", SMALL)
 
 
-def drafting(coupling: Coupling, several: bool, device: str = "cpu") -> Drafting:
+def drafting(coupling: Coupling, several: bool, device: str = str(DEVICE)) -> Drafting:
     config, weights = shapes.parts("small", 4000, torch.float32, torch.device(device))
     view = StreamingView(config, 3, sinks=16, window=33, slack=64, device=device)
 
@@ -92,6 +94,7 @@ def test_draft_in_one_graph_by_sampler_in_parts_equals_single(coupling: Coupling
         assert alike(*(proposals(drafting(coupling, several)) for several in (False, True)))
 
 
+@made_up
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @each_coupling
@@ -132,6 +135,7 @@ def launches() -> Iterator[list[str]]:
         yield names
 
 
+@made_up
 @pytest.mark.slow
 def test_draft_in_one_graph_launches_what_single_passes_do() -> None:
     """In the same order; only what goes from pass to pass is a kernel more, behind each draw."""
@@ -150,7 +154,7 @@ def test_draft_in_one_graph_launches_what_single_passes_do() -> None:
 def test_draft_of_penalised_rows_is_drawn_per_token() -> None:
     one = drafting(Seeded, several=True)
     params = [SamplingParams(frequency_penalty=0.5)] * 3
-    sampling, live_B = TritonSampling(params, PROMPTS, SMALL.vocab, Seeded(one.noise)), np.ones(3, np.bool_)
+    sampling, live_B = TritonSampling(params, PROMPTS, SMALL.vocab, Seeded(one.noise), DEVICE), np.ones(3, np.bool_)
     assert sampling.draws(0, 3, live_B) is None
     assert one.tier.fused_draft and one.tier.fused_draft(one.tier, one.prefix, sampling, live_B, 3) is None
 
@@ -164,12 +168,13 @@ def test_draft_switch_leaves_tokens_to_single_passes(monkeypatch: pytest.MonkeyP
 
 def test_draft_in_one_graph_refuses_logits_that_are_not_finite() -> None:
     one = drafting(Seeded, several=True)
-    view, broken = one.tier.cache, torch.full((1, 1, 8), float("nan"))
-    view.kv.write(0, torch.tensor([view.pages * 16 + 16]), broken, broken)  # the first sink of row 1
+    view, broken = one.tier.cache, torch.full((1, 1, 8), float("nan"), device=DEVICE)
+    view.kv.write(0, torch.tensor([view.pages * 16 + 16], device=DEVICE), broken, broken)  # the first sink of row 1
     with pytest.raises(ModelError, match=r"logits are NaN \(row 1"):
         one.propose([True] * 3, [3] * 3)
 
 
+@made_up
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", caught_in("test_cuda_draft_mutant_changes_a_draft"), ids=str)
 def test_cuda_draft_mutant_changes_a_draft(mutant: Mutant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from tests.helpers.cuda import torch_kernels
 from tests.helpers.cuda.prompts import ids
+from tests.helpers.cuda.scene import DEVICE
 from tests.helpers.tiny_checkpoint import save, tiny_model
 from triforce.backends import dispatch, native_loader
 from triforce.backends.cuda.offload.kv import TritonOffloadedKV
@@ -112,9 +113,9 @@ def test_offload_manager_holds_the_pages(folder: Path, by_name: None) -> None:
 
 def test_page_copies_equal_source() -> None:
     draw = torch.Generator().manual_seed(0)
-    source = [torch.randn(9, 24, generator=draw) for _ in range(2)]
-    found, wanted = ([torch.zeros(7, 24) for _ in range(2)] for _ in range(2))
-    from_X, to_X = torch.tensor([8, 0, 3, 5, 1]), torch.tensor([1, 6, 0, 2, 5])
+    source = [torch.randn(9, 24, generator=draw).to(DEVICE) for _ in range(2)]
+    found, wanted = ([torch.zeros(7, 24, device=DEVICE) for _ in range(2)] for _ in range(2))
+    from_X, to_X = (torch.tensor(places, device=DEVICE) for places in ([8, 0, 3, 5, 1], [1, 6, 0, 2, 5]))
     carry((source[0], source[1]), from_X, (found[0], found[1]), to_X, 24)
     torch_kernels.carried((source[0], source[1]), from_X, (wanted[0], wanted[1]), to_X, 24)
     assert all(torch.equal(a, b) and a[5].any() for a, b in zip(found, wanted, strict=True))

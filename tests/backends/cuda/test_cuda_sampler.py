@@ -21,7 +21,6 @@ from tests.helpers.cuda.sampler_checks import (
     looked_at_by,
     lowest_ids_stay,
     many_equals,
-    move,
     noise_far_away,
     nuclei,
 )
@@ -128,7 +127,7 @@ def test_triton_sampler_bad_logits_raise(bad: float, what: str) -> None:
 
 def test_triton_sampler_bias_outside_vocabulary_raises() -> None:
     with pytest.raises(RequestError, match="token 8, but the vocabulary ends at 7"):
-        TritonSampling([SamplingParams(logit_bias={8: 1.0})], [0], 8, Seeded(noise_of([0])))
+        TritonSampling([SamplingParams(logit_bias={8: 1.0})], [0], 8, Seeded(noise_of([0], DEVICE)), DEVICE)
 
 
 def test_triton_uniforms_equal_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +135,7 @@ def test_triton_uniforms_equal_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = {}
     for wanted in ("torch", "triton"):
         monkeypatch.setattr(native_loader, "wanted", wanted)
-        rows = move(noise_of([0, 1, 2]))
+        rows = noise_of([0, 1, 2], DEVICE)
         rows.draws += 2**32 - 3  # both words of the counter
         asked = ((0, 3, [0, 2, 3]), (7, 1, [1, 0, 1]), (0, 9, [9, 9, 0]), (0, 0, [0, 0, 0]), (0, 4, [1, 2, 3]))
         drawn[wanted] = [rows.uniforms(tier, n, ints(used)) for tier, n, used in asked] + [rows.draws]
@@ -145,7 +144,7 @@ def test_triton_uniforms_equal_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_triton_sampler_choice_follows_backend(by_name: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def taken(coupling: type) -> type:
-        return type(sampling([SamplingParams()], [0], 8, coupling(noise_of([0])), DEVICE))
+        return type(sampling([SamplingParams()], [0], 8, coupling(noise_of([0], DEVICE)), DEVICE))
 
     assert taken(Seeded) is taken(Rejection) is TritonSampling
     assert taken(BlockRejection) is TorchSampling  # it judges one by one

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import gc
 import json
 import threading
@@ -13,14 +14,17 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from benchmarks import gpu
 from benchmarks.on_gpu.piece import Piece
 from tests.helpers.cuda.prompts import ids
 from tests.helpers.cuda.stub import GIB, Machine, OnFirst, OnSecond, machine
+from triforce.backends.cuda.graphs import Graphs, Replay
 from triforce.backends.cuda.workspace import workspace
 from triforce.backends.current_device import steps_on
 from triforce.backends.dispatch import best_dtype
+from triforce.backends.torch import attention
 from triforce.bench import device_clock, shapes
 from triforce.bench.device_clock import DeviceClock
 from triforce.cli import main
@@ -135,6 +139,13 @@ def test_second_device_runs_all_launches(folder: Path, two: Machine, how: dict[s
     assert {line for line in two.log if line.startswith("pin")} == ({"pin with device 1"} if how else set())
 
 
+def test_second_device_reads_rows_of_the_head(folder: Path, two: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder, current = LLM(folder / "target", device="cuda:1").target.decoder, list[int]()
+    monkeypatch.setattr(decoder.model, "head_rows", lambda ids_N: current.append(two.current))
+    decoder.head_rows(torch.arange(3))
+    assert current == [1] and two.current == 0
+
+
 def test_current_device_is_the_callers_between_steps(two: Machine) -> None:
     seen: list[int] = []
 
@@ -183,22 +194,51 @@ def test_device_time_leaves_out_a_slow_host(one: Machine, monkeypatch: pytest.Mo
     assert clock.bandwidth > 0 and clock.bus > 0
 
 
+def test_captures_of_one_memory_are_of_one_stream() -> None:
+    """Torch gives working memory of one capture to the next only there."""
+    with machine() as made:
+        graphs = Graphs(torch.device("cuda:0"))
+        for key in range(3):
+            replay: Replay[None, Tensor] = graphs.get(key, lambda: Replay(None))
+            graphs.run(replay, lambda: torch.zeros(1, device="cuda:0"))
+        assert made.captured == 3 and len(made.capture_streams) == 1
+
+
+@pytest.mark.parametrize(("capability", "flash"), [((7, 5), False), ((8, 0), True), ((12, 0), True)])
+def test_flash_attention_is_asked_of_what_has_it(capability: tuple[int, int], flash: bool) -> None:
+    with machine(capability=capability):
+        assert attention.has_flash(torch.device("cuda:0")) == flash
+
+
+def test_gpu_tests_name_a_device() -> None:
+    """Where there is a GPU, memory and noise of its tests must lie there: kernels by name are refused elsewhere."""
+    takes = {"PagePool": 5, "noise_of": 2}
+    for file in Path(__file__).parent.glob("test_*.py"):
+        for call in (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)):
+            least = takes.get(call.func.id, 0) if isinstance(call.func, ast.Name) else 0
+            named = any(each.arg == "device" for each in call.keywords)
+            assert named or len(call.args) >= least, f"{file.name}:{call.lineno}"
+
+
 def test_strict_memory_is_reserved(one: Machine) -> None:
-    """Of Llama-2-7B at 128K, in passes of 8 rows of 32 tokens: the parts of 128 splits alone have .54 GB."""
+    """Of Llama-2-7B at 128K, in passes of 8 rows of 32 tokens: parts of 128 splits have .54 GB, what is told .7 GB."""
     s = shapes.SHAPES["llama-2-7b-128k"]
     config = replace(
         shapes.parts("30m-draft", 64)[0], hidden_size=s.hidden, intermediate_size=s.intermediate, layers=s.layers,
         heads=s.heads, kv_heads=s.kv_heads, head_dim=s.head_dim,
     )  # fmt: skip
     parts = 4 * 8 * 32 * s.heads * (131_072 // 1024) * s.head_dim
-    assert parts == 536_870_912 and parts < workspace(config, 8, 25, 8192) < 1.6 * parts
-    assert workspace(config, 1, 25, 8192) * 8 == workspace(config, 8, 25, 8192)
+    assert parts == 536_870_912
+    mass, queries = 4 * s.layers * 8 * s.kv_heads * 8192, 2 * s.layers * 8 * 32 * s.heads * s.head_dim
+    told = 2 * (mass + queries) + 4 * 8 * 32 * config.vocab_size
+    assert parts + told < workspace(config, 2, 8, 25, 8192) < 1.6 * parts + told
+    assert workspace(config, 2, 1, 25, 8192) * 8 == workspace(config, 2, 8, 25, 8192)
     device = torch.device("cuda:0")
     plain, strict = (
         needs_of(config, torch.bfloat16, device, 8191, 1, 52, Budget(4096), padded_rows=rows) for rows in (1, 8)
     )
     assert isinstance(plain, CudaKVSizing) and isinstance(strict, CudaKVSizing)
-    assert strict.passing - plain.passing == workspace(config, 8, 25, 8191) - workspace(config, 1, 25, 8191)
+    assert strict.passing - plain.passing == workspace(config, 2, 8, 25, 8191) - workspace(config, 2, 1, 25, 8191)
     one.free = plain.bytes + plain.passing
     plain.require_all()
     with pytest.raises(CacheError, match="the KV cache needs"):

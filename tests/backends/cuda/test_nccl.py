@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -37,6 +38,7 @@ def test_nccl_text_equals_unsharded_model(tmp_path: Path, ranks: TorchGroup, mod
     params = SamplingParams(temperature=0.8, seed=3, max_tokens=24, ignore_eos=True)
     texts, ranks.exact = [llm.generate([ids(90)], params, mode=mode)], exact
     decoder: Decoder = llm.target.decoder
-    decoder.model = ShardedModel(decoder.config, decoder.model, ranks, decoder.dtype)  # type: ignore[arg-type]
+    whole: Any = decoder.model
+    decoder.model = ShardedModel(decoder.config, whole, ranks, decoder.dtype, whole.run)
     texts.append(llm.generate([ids(90)], params, mode=mode))
     assert texts[0][0].outputs[0].token_ids == texts[1][0].outputs[0].token_ids

@@ -15,6 +15,7 @@ from tests.helpers.cuda.scene import DEVICE, Case, Scene, by_the_term, cases
 from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
 from triforce.backends.cuda.splits import split_of
+from triforce.backends.cuda.triton import attention
 
 # bfloat16 and float16 round weights and result by half a step each at most; all else is float32.
 BOUND = {torch.float32: 2e-6, torch.bfloat16: 2**-8 + 2**-9, torch.float16: 2**-11 + 2**-12}
@@ -42,6 +43,13 @@ def test_triton_attention_random_call_equals_float64(case: Case) -> None:
 @settings(max_examples=300, deadline=None)
 def test_triton_attention_long_random_call_equals_float64(case: Case) -> None:
     agree(case)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_triton_attention_as_before_equals_float64(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels behind the switch, which a GPU may choose."""
+    monkeypatch.setattr(attention, "AHEAD", False)
+    agree(Case(dtype=dtype, starts=[20, 600], counts=[3, 2]))
 
 
 @pytest.mark.parametrize(

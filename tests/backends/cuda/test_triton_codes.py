@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import triton.language as tl
 from torch import Tensor
 
 from tests.helpers.cuda import stub
@@ -18,17 +19,19 @@ from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
 from tests.helpers.slow_parameters import slow
 from tests.helpers.small_decoder import feed, small_decoder, text
-from triforce.backends import native_loader
+from triforce.backends import dispatch, native_loader
 from triforce.backends.cuda.kv import TritonKV
 from triforce.backends.cuda.kv_pages import as_numbers, read_rows, write_rows
-from triforce.backends.cuda.triton import pointwise
+from triforce.backends.cuda.triton import attention, pointwise
 from triforce.backends.cuda.triton.attention import DevicePageTable
 from triforce.backends.kernel_api import pages_for
 from triforce.backends.kv_rows import numbers, rounded
 from triforce.cli import main
+from triforce.errors import RequestError
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import FullView, PagePool
 from triforce.llm import LLM
+from triforce.model.architecture import Architecture
 
 BOUND = {torch.float32: 2e-6, torch.bfloat16: 2**-8 + 2**-9, torch.float16: 2**-11 + 2**-12}
 MASS = 2e-5
@@ -74,6 +77,19 @@ def test_triton_attention_over_codes_equals_float64(change: dict[str, Any], dtyp
 
 def test_triton_attention_over_thousands_of_codes_equals_float64() -> None:
     agree(Case(**LARGE, dtype=torch.bfloat16))
+
+
+def test_triton_attention_over_codes_in_float16_keeps_small_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of thousands of values that are small, too: weights times their scales would be nothing there."""
+    monkeypatch.setattr(attention, "multiplied_as", lambda q_BTHD: tl.float16)
+    scene = CodedScene(Case(**LARGE, dtype=torch.float16))
+    scene.q = scene.q * 0.01  # so that all keys count alike
+    scene.q_sinks = scene.q
+    small = numbers(rounded(torch.full_like(scene.k[..., :128], 2e-3))).to(scene.k.dtype)
+    scene.plain = scene.k, scene.v = scene.k, small
+    write_rows(scene.coded[1], torch.arange(small.shape[1]), rounded(small))
+    (mixed, _), (wanted, _) = scene.by_kernel(), scene.by_the_book()
+    assert scene.error(mixed, wanted) <= 4 * BOUND[torch.float16]
 
 
 def written(x_BTGD: Tensor, codes: bool) -> tuple[Tensor, ...]:
@@ -134,7 +150,7 @@ def logits(widths: tuple[int, ...]) -> Tensor:
     """Logits of a text over int8 KV, in passes of such widths."""
     decoder, ids_T, found, at = small_decoder(dtype=torch.float32), text(sum(widths)), list[Tensor](), 0
     decoder.config = replace(decoder.config, kv_int8=True, hadamard=False)
-    pool = PagePool(decoder.config, 1, pages_for(len(ids_T)), decoder.dtype)
+    pool = PagePool(decoder.config, 1, pages_for(len(ids_T)), decoder.dtype, decoder.device)
     assert isinstance(pool.kv, TritonKV) == (native_loader.wanted == "triton")
     pool.reserve(0, len(ids_T))
     view = FullView(pool)
@@ -194,3 +210,6 @@ def test_int8_kv_on_gpu_without_triton_is_refused(
         assert main(asked) == 2
     error = capsys.readouterr().err
     assert "--kv-dtype int8 on a GPU needs Triton" in error and error.count("\n") == 1
+    family = replace(LLM(folder / "target", dtype="float32").target.config, architecture=Architecture(score_cap=5.0))
+    with pytest.raises(RequestError, match="int8 KV of this family cannot be had on a GPU yet"):
+        dispatch.require_int8_kv(family, torch.bfloat16, torch.device("cuda"))

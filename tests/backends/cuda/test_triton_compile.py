@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.cuda import compiled as compiled_by
-from tests.helpers.cuda.compiled import SHARED, compiled, faults, kept, recorded
+from tests.helpers.cuda.compiled import SHARED, STRICT, all_faults, compiled, faults, kept, recorded, unlike
 
 KERNELS = {
     "_splits", "_merge", "_weigh", "_turn_queries", "_write", "_norm", "_swiglu", "_best", "_exponentials",
@@ -50,7 +50,14 @@ def check(arch: str) -> None:
     """All kernels are there, and none has a fault."""
     rows = kept(arch)
     assert {row["kernel"] for row in rows} == KERNELS
-    assert {fault for row in rows for fault in faults(row)} == set()
+    assert all_faults(rows) == set()
+
+
+@pytest.mark.parametrize(("observing", "told"), [(["a", "b", "c"], 0), (["a", "c"], 2), ([], 2)])
+def test_strict_passes_of_other_layouts_are_noticed(observing: list[str], told: int) -> None:
+    sums = {STRICT[False]: ["a", "b"], STRICT[True]: observing}
+    rows = [{"kernel": kernel, "case": case, "sums": sums[case]} for kernel in ("_splits", "_merge") for case in sums]
+    assert len(list(unlike(rows))) == told and len(list(unlike(rows[1:2]))) == 2
 
 
 @pytest.mark.slow

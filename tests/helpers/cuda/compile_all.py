@@ -38,6 +38,8 @@ TARGETS["gfx942"] = GPUTarget("hip", "gfx942", 64)
 
 
 FOLDER = Path(__file__).parents[3] / "build" / "compiled"
+FORMAT = 2
+"""Of what is kept: of another one, all are compiled anew."""
 
 
 class Kept:
@@ -49,7 +51,7 @@ class Kept:
 
     def needs(self, source: ASTSource, options: dict[str, Any]) -> Row:
         """Return what a kernel needs, from before if it was asked for."""
-        text = f"{triton.__version__} {source.hash()} {options}"
+        text = f"{FORMAT} {triton.__version__} {source.hash()} {options}"
         key = hashlib.sha256(text.encode()).hexdigest()[:24]
         if key not in self._found:
             self._found[key] = needs(source, options, self._target)
@@ -93,11 +95,13 @@ def needs(source: ASTSource, options: dict[str, Any], target: GPUTarget) -> Row:
     """Registers, bytes of spills and of shared memory, and how numbers come.
 
     `copies`: bytes of the largest asynchronous copy; `ahead`: groups of them that may be under way while others are
-    computed with; `narrow`: loads of two bytes.
+    computed with; `narrow`: loads of two bytes. `sums`: in which layouts products and sums are made, on which the order
+    of additions depends.
     """
     triton.knobs.nvidia.dump_ptxas_log, triton.knobs.compilation.always_compile = True, True
     with redirect_stdout(io.StringIO()) as log:
         done = triton.compile(source, target=target, options=options)
+    sums = layouts(done.asm["ttgir"])
     if target.backend == "hip":
         assembly = done.asm["amdgcn"]
         registers, spills = (max(map(int, re.findall(rf"\.vgpr_{what}:\s+(\d+)", assembly))) for what in KINDS)
@@ -108,6 +112,7 @@ def needs(source: ASTSource, options: dict[str, Any], target: GPUTarget) -> Row:
             "copies": 0,
             "ahead": 0,
             "narrow": 0,
+            "sums": sums,
         }
     said = log.getvalue()
     spills = sum(map(int, re.findall(r"(\d+) bytes spill", said)))
@@ -117,8 +122,22 @@ def needs(source: ASTSource, options: dict[str, Any], target: GPUTarget) -> Row:
     )
     narrow = len(re.findall(r"ld\.global\.[bu]16\b", ptx))
     registers = max(map(int, re.findall(r"Used (\d+) registers", said)))
-    copying = {"copies": max(copies, default=0), "ahead": max(ahead, default=0), "narrow": narrow}
+    copying = {"copies": max(copies, default=0), "ahead": max(ahead, default=0), "narrow": narrow, "sums": sums}
     return {"registers": registers, "spills": spills, "shared": done.metadata.shared, **copying}
+
+
+def layouts(text: str) -> list[str]:
+    """A digest of each kind of product and reduction in Triton's representation for GPUs, with all of its layouts."""
+    named = dict(re.findall(r"^(#\w+) = (.*)$", text, re.MULTILINE))
+    products = re.findall(r"\b((?:tt|ttng)\.\w*dot\b).*? : (.*)$", text, re.MULTILINE)
+    sums = re.findall(r'"(tt\.reduce)"\(.*?\}\) : (.*?)$', text, re.MULTILINE | re.DOTALL)
+    found = set[str]()
+    for kind, types in products + sums:
+        while whole := [name for name in re.findall(r"#\w+\b(?!\.)", types) if name in named]:
+            for name in whole:
+                types = re.sub(rf"{name}\b(?!\.)", lambda match: named[match[0]], types)
+        found.add(hashlib.sha256(re.sub(r" loc\(.*", "", f"{kind} {types}").encode()).hexdigest()[:8])
+    return sorted(found)
 
 
 KINDS = "count", "spill_count"

@@ -18,14 +18,18 @@ import torch
 ROOT = Path(__file__).parents[3]
 SOURCES = (
     *sorted((ROOT / "src" / "triforce" / "backends" / "cuda").rglob("*.py")),
-    ROOT / "src" / "triforce" / "backends" / "torch" / "model.py",
+    *(ROOT / "src" / "triforce" / "backends" / name for name in ("kernel_api.py", "kv_rows.py")),
+    *(ROOT / "src" / "triforce" / "backends" / "torch" / name for name in ("kv.py", "model.py")),
     ROOT / "src" / "triforce" / "bench" / "shapes.py",
-    *(ROOT / "tests" / "helpers" / "cuda" / name for name in ("compile_all.py", "launches.py")),
+    ROOT / "src" / "triforce" / "model" / "config.py",
+    *(ROOT / "tests" / "helpers" / "cuda" / name for name in ("compile_all.py", "compiled.py", "launches.py")),
 )
 TABLE = ROOT / "docs" / "data" / "gpu_kernels.toml"
 
 SHARED = {"sm_80": 163, "sm_89": 99, "sm_90": 227, "sm_120": 99, "gfx942": 64}
 """KiB of shared memory that a program may have."""
+STRICT = {True: "Llama-2-7B, strict", False: "Llama-2-7B, strict and plain"}
+"""Cases of passes that must have the same bits, by whether they observe the mass."""
 SPILLED = 32
 """Bytes that attention in float32 may spill, which is for tests and comparisons: ptxas has more programs beside one
 another instead, whatever the tile. All else spills nothing.
@@ -47,6 +51,22 @@ def faults(row: dict[str, Any]) -> Iterator[str]:
             yield f"{name}: no keys are on their way while others are computed with"
 
 
+def unlike(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Of all rows of an architecture: kernels whose strict passes add up otherwise where they observe the mass."""
+    for kernel in ("_splits", "_merge"):
+        plain, observing = (
+            {each for row in rows if (row["kernel"], row["case"]) == (kernel, STRICT[how]) for each in row["sums"]}
+            for how in (False, True)
+        )
+        if not plain or not plain <= observing:
+            yield f"{kernel}: products and sums of plain strict passes are made in layouts of their own"
+
+
+def all_faults(rows: list[dict[str, Any]]) -> set[str]:
+    """Of all rows of an architecture."""
+    return {fault for row in rows for fault in faults(row)} | {*unlike(rows)}
+
+
 def compiled(arch: str, *more: str) -> list[dict[str, Any]]:
     """What each kernel needs, as `compile_all` prints it."""
     return [json.loads(line) for line in said("compile_all", arch, *more).splitlines()]
@@ -64,7 +84,11 @@ def said(module: str, *arguments: str) -> str:
 
 def digest() -> str:
     """Of the sources of kernels and launches, and of what compiles them."""
-    texts = [version("triton"), torch.__version__, *(file.read_text(encoding="utf-8") for file in SOURCES)]
+    texts = [
+        version("triton"),
+        torch.__version__.partition("+")[0],
+        *(file.read_text(encoding="utf-8") for file in SOURCES),
+    ]
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
 
 

@@ -16,6 +16,7 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from triton.runtime.jit import JITFunction
 
+from tests.helpers.cuda.compiled import STRICT
 from triforce.backends.cuda import model, splits
 from triforce.backends.cuda.fused_draft import DraftInputs, DraftShape, run_draft
 from triforce.backends.cuda.graphs import shape_of
@@ -106,8 +107,8 @@ def everything() -> list[Launch]:
             for width in WIDTHS[:2]:  # it spills at 64 query rows
                 recorder.case = f"Llama-3.1-8B, width {width}, as before"
                 target(MODELS["Llama-3.1-8B"], width)
-        recorder.case = "Llama-2-7B, strict"
-        target(MODELS["Llama-2-7B"], 8, least=(8, 32))
+        for observes, recorder.case in STRICT.items():
+            verifying(*parts(MODELS["Llama-2-7B"]), 8, observes, (8, 32))
         recorder.case = "float32"
         for width in (1, 8, 32):
             target(MODELS["Llama-2-7B"], width, dtype=torch.float32)
@@ -138,13 +139,17 @@ def as_before() -> Iterator[None]:
             setattr(module, name, value)
 
 
-def target(shape: ModelShape, width: int, least: tuple[int, int] = (1, 1), **how: Any) -> None:
+def target(shape: ModelShape, width: int, **how: Any) -> None:
     """A verifying pass that observes the mass, and a retrieval pass of the pages that are selected. how: of `parts`."""
-    decoder, kv = parts(shape, **how)
-    shared = PageTable(table(1, pages_for(KEYS)), [KEYS - width], [width])
-    run(decoder, kv, width, ForwardBatch([KEYS - width], [(1, shared)], True, True, least))
+    verifying(*(made := parts(shape, **how)), width)
     own = PageTable(table(1, 1, shape.kv_heads, pages_for(BUDGET)), [BUDGET - width], [width])
-    run(decoder, kv, width, ForwardBatch([KEYS - width], [(1, own)]))
+    run(*made, width, ForwardBatch([KEYS - width], [(1, own)]))
+
+
+def verifying(decoder: TritonModel, kv: TritonKV, width: int, mass: bool = True, least: Any = (1, 1)) -> None:
+    """A pass over all keys. mass: it is asked for, as by verifications and not by plain decoding."""
+    shared = PageTable(table(1, pages_for(KEYS)), [KEYS - width], [width])
+    run(decoder, kv, width, ForwardBatch([KEYS - width], [(1, shared)], mass, mass, least))
 
 
 def drafting(shape: ModelShape) -> None:
@@ -227,8 +232,7 @@ def planted(fault: str) -> list[Launch]:
     with recorded() as recorder:
         recorder.case = f"planted {fault}"
         target(MODELS["Llama-3.1-8B"], 8)
-    (splits, *_) = [each for each in recorder.launches if each.kernel.__name__ == "_splits"]
-    return [PLANTED[fault](splits)]
+    return [next(PLANTED[fault](each) for each in recorder.launches if each.kernel.__name__ == "_splits")]
 
 
 def _spilling(launch: Launch) -> Launch:
@@ -239,8 +243,7 @@ def _misaligned(launch: Launch) -> Launch:
     """Keys one number further on, as a view that begins inside of a page would have them."""
     names = [parameter.name for parameter in launch.kernel.params]
     arguments, at = [*launch.arguments], names.index("keys")
-    whole = arguments[at].flatten()
-    arguments[at] = whole[1:]
+    arguments[at] = arguments[at].flatten()[1:]
     return replace(launch, arguments=tuple(arguments))
 
 

@@ -27,6 +27,7 @@ from triforce.backends.cuda.sampler import TritonSampling
 from triforce.backends.cuda.triton import sampler
 from triforce.interface.sampling_params import SamplingParams
 from triforce.ragged import Bools, ints
+from triforce.sampling import Noise
 from triforce.speculation import Draft, Seeded, SequenceState
 
 
@@ -50,7 +51,7 @@ class OnDevice:
     def __init__(
         self, params: Sequence[SamplingParams], lengths: Sequence[int], vocab_size: int, coupling: Any
     ) -> None:
-        move(coupling.noise)
+        coupling.noise = moved(coupling.noise)
         self.coupling, self.vocab_size = coupling, vocab_size
         self._sampling = TritonSampling(params, lengths, vocab_size, coupling, DEVICE)
 
@@ -59,12 +60,13 @@ class OnDevice:
         return replace(draft, probs_BKV=draft.probs_BKV.cpu())
 
 
-def move(noise: Any) -> Any:
-    """To the device, if that is another one."""
-    if DEVICE.type != "cpu":
-        tensors = {name: value.to(DEVICE) for name, value in vars(noise).items() if isinstance(value, Tensor)}
-        vars(noise).update(tensors, keys=None)
-    return noise
+def moved(noise: Noise) -> Noise:
+    """The same noise where kernels run."""
+    if DEVICE.type == "cpu":
+        return noise
+    there = Noise(noise.seeds_B.view(torch.uint64).tolist(), noise.choices_B.tolist(), DEVICE)
+    there.draws.copy_(noise.draws)
+    return there
 
 
 def decides_as_torch_does(vocab_size: int, seeds: range, coupling: type) -> None:

@@ -25,6 +25,8 @@ from triforce.backends.torch import attention
 
 GIB = 1 << 30
 ANSWERS = {Tensor.cpu, Tensor.item, Tensor.tolist, Tensor.numpy}
+BETWEEN = {Tensor.copy_, Tensor.to, Tensor.__getitem__, Tensor.__setitem__}
+"""What takes tensors of a device and of the host together: copies, and indices."""
 
 
 class OnFirst(Tensor):
@@ -61,7 +63,7 @@ class Machine(TorchFunctionMode):
         self.shares = [1.0] * devices
         self.log: list[str] = []
         """What was done with streams, events, and memory of the host."""
-        self.captured = 0
+        self.captured, self.capture_streams = 0, list[Any]()
         self._capturing: Graph | None = None
         self._usual: Any = None
         self._threads = threading.local()
@@ -118,6 +120,7 @@ class Machine(TorchFunctionMode):
         self._usual = self._usual or self.stream()
         assert (stream or self._usual).index == self.current, "a capture on the stream of another device"
         self._capturing, self.captured = graph, self.captured + 1
+        self.capture_streams += [stream] * all(stream is not each for each in self.capture_streams)
         try:
             yield
         finally:
@@ -144,6 +147,11 @@ class Machine(TorchFunctionMode):
         return result
 
     def _done(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        if any(isinstance(leaf, KINDS) for leaf in leaves) and func not in BETWEEN:
+            strangers = [leaf for leaf in leaves if leaf.ndim and not isinstance(leaf, KINDS)]
+            if strangers:
+                raise RuntimeError(f"Expected all tensors to be on the same device ({func.__name__})")
         args, kwargs = [*args], {name: value for name, value in kwargs.items() if name != "pin_memory"}
         to: torch.device | None = None
         if kwargs.get("device") is not None:
@@ -169,6 +177,9 @@ class Machine(TorchFunctionMode):
         return torch.device("cuda", self.index(found)) if found.type == "cuda" else found
 
     def launch(self, name: str, tensors: list[Any], run: Call) -> None:
+        of_host = [each for each in tensors if isinstance(each, Tensor) and not isinstance(each, KINDS)]
+        if of_host and name != "_carry":  # which reads registered memory
+            raise ValueError(f"Pointer argument of {name} cannot be accessed from Triton (cpu tensor?)")
         self.launches.append((name, self.current, {each.index for each in tensors if isinstance(each, KINDS)}))
         if self._capturing:
             self._capturing.calls.append((run, None))

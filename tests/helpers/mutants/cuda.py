@@ -111,7 +111,7 @@ DRAWS: dict[str, tuple[str, str, str, str]] = {
         PART_DRAWS, "position = tl.load(places + b) + j", "position = tl.load(places + b)", "in parts: picks",
     ),
 }  # fmt: skip
-ATTENTION = f"{TRITON}.attention"
+ATTENTION, SUMS = f"{TRITON}.attention", f"{TRITON}.split_sums"
 MERGES: dict[str, tuple[str, str]] = {
     "merge: only splits that are read at once": (
         "tl.range(0, used, SOME, num",
@@ -173,7 +173,7 @@ MUTANTS = [
         Mutant(
             name,
             f"{HERE}triton_attention.py::test_attention_mutant_fails_its_check",
-            (ModuleEdit(ATTENTION, change, users=("tests.helpers.cuda.scene",)),),
+            (ModuleEdit(SUMS, change, users=(ATTENTION,)),),
         )
         for name, change in MERGES.items()
     ),

@@ -152,11 +152,16 @@ def captured() -> int:
 
 
 class Graphs:
-    """Captured passes of one memory, by what they depend on. They share their working memory, as one runs at a time."""
+    """Captured passes of one memory, by what they depend on.
+
+    They share their working memory, as one runs at a time; torch gives it to captures of one stream alone. That is of
+    this device, where torch's own for captures is of the one that came first.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._captures = device, device.type == "cuda"
         self._pool = torch.cuda.graph_pool_handle() if self._captures else None
+        self._stream = torch.cuda.Stream(device) if self._captures else None
         self.kept: OrderedDict[Hashable, Replay[Any, Any]] = OrderedDict()
         _all.add(self)
 
@@ -180,13 +185,13 @@ class Graphs:
 
     def _capture(self, call: Callable[[], O]) -> tuple[torch.cuda.CUDAGraph, O]:
         """First for real, as libraries set themselves up and kernels are compiled when they are first called."""
-        stream, usual = torch.cuda.Stream(self._device), torch.cuda.current_stream(self._device)
+        stream, usual = self._stream, torch.cuda.current_stream(self._device)
+        assert stream
         stream.wait_stream(usual)
         with torch.cuda.stream(stream):
             call()
         usual.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        # On a stream of this device: torch's own for captures is of the one that came first.
         with torch.cuda.graph(graph, pool=self._pool, stream=stream):
             outcome = call()
         return graph, outcome

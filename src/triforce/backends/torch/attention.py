@@ -111,12 +111,17 @@ def unfold(attn_out_GRD: Tensor, T: int) -> Tensor:
     return attn_out_GRD.reshape(-1, T, attn_out_GRD.shape[-1]).transpose(0, 1)
 
 
+def has_flash(device: torch.device) -> bool:
+    """Whether torch's flash attention is for such a GPU: one of NVIDIA's from Ampere on, or AMD's."""
+    return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
+
+
 def _fused(q_HTD: Tensor, k_HSD: Tensor, v_HSD: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
     """torch's fused attention with its log-sum-exp (float32)."""
     q, k, v = q_HTD[None], k_HSD[None], v_HSD[None]
     if q.device.type == "cpu":
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, is_causal=causal)
-    elif q.dtype != torch.float32 and q.shape[3] % 8 == 0 and q.shape[3] <= 256:
+    elif q.dtype != torch.float32 and q.shape[3] % 8 == 0 and q.shape[3] <= 256 and has_flash(q.device):
         out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, is_causal=causal)
     else:
         out, lse, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, True, is_causal=causal)

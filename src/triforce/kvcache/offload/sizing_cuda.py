@@ -17,6 +17,8 @@ from triforce.model.config import ModelConfig
 BUFFERS = 2
 AT_ONCE = 8192
 """Tokens of a prompt whose activations lie beside one another, at most."""
+AS_NUMBERS = 10
+"""Bytes that a number of a layer's int8 KV takes while a prompt is read, with those that it is made of."""
 
 
 def needs_of(
@@ -75,7 +77,9 @@ class CudaKVSizing(KVSizing):
         config, tokens = self.config, self.pages * PAGE
         at_once = 4 * config.hidden_size + 3 * config.intermediate_size
         read = self.itemsize * (tokens * config.hidden_size + min(tokens, AT_ONCE) * at_once)
-        return read + workspace(config, max(self.rows, self.padded_rows), self.reach // 2 - 1, self.pages)
+        rows = max(self.rows, self.padded_rows)
+        read += AS_NUMBERS * tokens * config.kv_heads * config.head_dim * config.kv_int8
+        return read + workspace(config, self.itemsize, rows, self.reach // 2 - 1, self.pages)
 
     @property
     def free(self) -> int:

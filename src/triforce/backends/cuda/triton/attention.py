@@ -23,8 +23,9 @@ import triton.language as tl
 from torch import Tensor
 
 from triforce.backends.cuda.splits import split_of
-from triforce.backends.cuda.triton import interpreted, multiplied_as, on_amd
-from triforce.backends.cuda.triton.kv_tiles import load_rows, load_scales, with_scales
+from triforce.backends.cuda.triton import multiplied_as, on_amd
+from triforce.backends.cuda.triton.kv_tiles import load_rows, load_scales, weighed, with_scales
+from triforce.backends.cuda.triton.split_sums import merge, weigh
 
 
 class Tile(NamedTuple):
@@ -94,17 +95,10 @@ def attend(
         split, H // G, D, D2, seen.unit, at_once, tile.keys, q_sinks_BTHD is not None, return_mass,
         coded, multiplied_as(q_BTHD), num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
-    some, rows = (8, 16) if interpreted() else (32, 1)  # an interpreted program takes milliseconds, whatever it does
-    dims = min(32, D2)
-    _merge[(triton.cdiv(R, rows), G * triton.cdiv(D, dims), B)](
-        parts_BGNRD, peaks_BGNR, sums_BGNR, seen.starts_B, seen.counts_B, attn_out_BTHD, whole_BGR, G, T, R, N, split,
-        H // G, D, dims, some, rows,
-    )  # fmt: skip
+    merge((parts_BGNRD, peaks_BGNR, sums_BGNR), (seen.starts_B, seen.counts_B), attn_out_BTHD, whole_BGR, split, AHEAD)
     mass_BGU = new((B, G, U) if return_mass else (0,), dtype=torch.float32)
     if return_mass and U:
-        _weigh[(triton.cdiv(U, 64), G, B)](
-            units_BGRU, whole_BGR, seen.starts_B, seen.counts_B, mass_BGU, G, R, U, H // G, seen.unit, 16, 64
-        )
+        weigh(units_BGRU, whole_BGR, (seen.starts_B, seen.counts_B), mass_BGU, H // G, seen.unit)
     return attn_out_BTHD, mass_BGU
 
 
@@ -175,9 +169,8 @@ def _splits(
         shares_RK = tl.exp2(scores_RK - base_R[:, None])
         fade_R = tl.exp2(peak_R - base_R)
         v_KD = load_rows(values, head, slot_K[:, None], d[None, :], there_K[:, None], D, CODED, FACTOR)
-        scaled_RK = shares_RK * load_scales(value_scales, head, slot_K, there_K, D)[None, :] if CODED else shares_RK
-        rounded_RK = scaled_RK.to(v_KD.dtype).to(FACTOR)
-        attn_out_RD = attn_out_RD * fade_R[:, None] + tl.dot(rounded_RK, v_KD.to(FACTOR), input_precision="ieee")
+        rounded_RK, v_KD = weighed(shares_RK, v_KD, value_scales, head, slot_K, there_K, D, CODED, FACTOR)
+        attn_out_RD = attn_out_RD * fade_R[:, None] + tl.dot(rounded_RK, v_KD, input_precision="ieee")
         sum_R, peak_R = sum_R * fade_R + tl.sum(shares_RK, 1), higher_R
         if WEIGH:
             at_R = ((b * G + g).to(tl.int64) * R + row_R) * U
@@ -186,65 +179,3 @@ def _splits(
     tl.store(peaks + part_R, peak_R, mask=row_R < R)
     tl.store(sums + part_R, sum_R, mask=row_R < R)
     tl.store(parts + part_R[:, None] * D + d[None, :], attn_out_RD, mask=(row_R < R)[:, None] & (d < D)[None, :])
-
-
-@triton.jit
-def _merge(
-    parts, peaks, sums, starts, counts, mixed, whole, G, T, R, N, SPLIT: tl.constexpr, GROUP: tl.constexpr,
-    D: tl.constexpr, DIMS: tl.constexpr, SOME: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    """The splits of some query rows and dimensions, in ascending order; zeros where there are fewer queries."""
-    row_R, g, b = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1) % G, tl.program_id(2)
-    start, count = tl.load(starts + b).to(tl.int32), tl.load(counts + b).to(tl.int32)
-    dims = tl.program_id(1) // G
-    d, token_R, real_R = dims * DIMS + tl.arange(0, DIMS), row_R // GROUP, row_R < count * GROUP
-    used = tl.where(tl.program_id(0) * ROWS < count * GROUP, (start + count + SPLIT - 1) // SPLIT, 0)
-    peak_R, total_R = tl.full([ROWS], -float("inf"), tl.float32), tl.full([ROWS], 0.0, tl.float32)
-    head = (b * G + g).to(tl.int64) * N
-    for first in range(0, used, SOME):
-        split_N = first + tl.arange(0, SOME)
-        there_NR = (split_N < used)[:, None] & real_R[None, :]
-        peak_NR = tl.load(peaks + (head + split_N)[:, None] * R + row_R[None, :], mask=there_NR, other=-float("inf"))
-        peak_R = tl.maximum(peak_R, tl.max(peak_NR, 0))
-    base_R = tl.where(peak_R == -float("inf"), 0.0, peak_R)  # of all splits: so sums wait for no others
-    attn_out_RD = tl.full([ROWS, DIMS], 0.0, tl.float32)
-    for first in tl.range(0, used, SOME, num_stages=3):
-        split_N = first + tl.arange(0, SOME)
-        at_NR = (head + split_N)[:, None] * R + row_R[None, :]
-        there_NR = (split_N < used)[:, None] & real_R[None, :]
-        share_NR = tl.exp2(tl.load(peaks + at_NR, mask=there_NR, other=-float("inf")) - base_R[None, :])
-        sum_NR = tl.load(sums + at_NR, mask=there_NR, other=0.0)
-        mask_NRD = there_NR[:, :, None] & (d < D)[None, None, :]
-        part_NRD = tl.load(parts + at_NR[:, :, None] * D + d[None, None, :], mask=mask_NRD, other=0.0)
-        attn_out_RD += tl.sum(part_NRD * share_NR[:, :, None], 0)
-        total_R += tl.sum(sum_NR * share_NR, 0)
-    some_R = tl.where(total_R > 0, total_R, 1.0)
-    cell_R = ((b * T + token_R) * G * GROUP + g * GROUP + row_R % GROUP) * D
-    out_RD = (attn_out_RD / some_R[:, None]).to(mixed.dtype.element_ty)
-    tl.store(mixed + cell_R[:, None] + d[None, :], out_RD, mask=(row_R < R)[:, None] & (d < D)[None, :])
-    log_R = tl.where(total_R > 0, tl.log2(some_R) + peak_R, float("inf"))
-    tl.store(whole + (b * G + g) * R + row_R, log_R, mask=(row_R < R) & (dims == 0))
-
-
-@triton.jit
-def _weigh(
-    unit_sums, whole, starts, counts, mass, G, R, U, GROUP: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr,
-    UNITS: tl.constexpr,
-):  # fmt: skip
-    """The mass of some units of one KV head, summed over its query rows."""
-    g, b = tl.program_id(1), tl.program_id(2)
-    start, count = tl.load(starts + b).to(tl.int32), tl.load(counts + b).to(tl.int32)
-    unit_U = tl.program_id(0) * UNITS + tl.arange(0, UNITS)
-    written_U = (unit_U < U) & (unit_U * UNIT < start + count)
-    mass_U = tl.full([UNITS], 0.0, tl.float32)
-    for first in range(0, count * GROUP, ROWS):
-        row_R = first + tl.arange(0, ROWS)
-        at_R = (b * G + g).to(tl.int64) * R + row_R
-        real_R = row_R < count * GROUP
-        whole_R = tl.load(whole + at_R, mask=real_R, other=float("inf"))
-        log_RU = tl.load(
-            unit_sums + at_R[:, None] * U + unit_U[None, :], mask=real_R[:, None] & written_U[None, :],
-            other=-float("inf"),
-        )  # fmt: skip
-        mass_U += tl.sum(tl.exp2(log_RU - whole_R[:, None]), 0)
-    tl.store(mass + ((b * G + g) * U + unit_U), mass_U, mask=unit_U < U)

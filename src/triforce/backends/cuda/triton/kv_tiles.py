@@ -40,6 +40,20 @@ def load_scales(scales, head, slot_K, there_K, D: tl.constexpr):
 
 
 @triton.jit
+def weighed(
+    shares_RK, v_KD, scales, head, slot_K, there_K, D: tl.constexpr, CODED: tl.constexpr, FACTOR: tl.constexpr
+):  # fmt: skip
+    """Weights and values as they meet. Scales of codes go to weights; in float16 to values, or small weights vanish."""
+    if CODED:
+        scale_K = load_scales(scales, head, slot_K, there_K, D)
+        if tl.float16 == FACTOR:
+            v_KD = (v_KD * scale_K[:, None]).to(FACTOR)
+        else:
+            shares_RK = shares_RK * scale_K[None, :]
+    return shares_RK.to(v_KD.dtype).to(FACTOR), v_KD.to(FACTOR)
+
+
+@triton.jit
 def store_rows(
     memory, scales, head_M, slot_M, f, first_MF, second_MF, real_MF, F: tl.constexpr, CODED: tl.constexpr
 ):  # fmt: skip
