@@ -30,6 +30,7 @@ JSON_KEYS = [
     "seed",
     "prompt_tokens",
     "cached_tokens",
+    "reread",
     "completion_tokens",
     "prefill_seconds",
     "decode_seconds",
@@ -175,6 +176,27 @@ def test_info_works_without_weights(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert main(["info", str(tmp_path), "--dtype", "bfloat16", "--kv-dtype", "int8"]) == 0
         lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
         assert lines["KV"] == f"cache           {2 * 2 * 2 * (16 + 2)} bytes per token as int8"
+
+
+@pytest.mark.skipif(native_loader.native is None, reason="numbers without native kernels")
+def test_info_counts_experts_of_four_bits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As kernels have them, 22 bytes of 32 weights, and without copies for lower tiers."""
+    import transformers
+
+    sizes = dict(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4)
+    config = transformers.GptOssConfig(**sizes, num_key_value_heads=2, head_dim=16, num_local_experts=4)
+    config.quantization_config = {"quant_method": "mxfp4"}
+    config.save_pretrained(tmp_path)
+    count = sum(weight.numel() for weight in transformers.GptOssForCausalLM(transformers.GptOssConfig(
+        **sizes, num_key_value_heads=2, head_dim=16, num_local_experts=4)).parameters())  # fmt: skip
+    experts = 2 * 4 * 3 * 64 * 96
+    weights = 2 * (count - experts) + experts * 22 // 32
+    for lower, copied in (("same", 0), ("int4", 1)):
+        assert main(["info", str(tmp_path), "--dtype", "bfloat16", "--lower-tiers", lower]) == 0
+        lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+        matrices = 2 * (2 * 64 * 6 * 16 + 4 * 64) + 97 * 64
+        copies = f", and {size(matrices * 5 // 8)} as int4" * copied
+        assert lines["parameters"] == f"{count / 1e6:.1f} million: {size(weights)} as MXFP4{copies}"
 
 
 @pytest.mark.parametrize(

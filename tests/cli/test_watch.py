@@ -17,6 +17,7 @@ from triforce.cli import main, watch
 from triforce.cli.watch import Watcher
 from triforce.disk_cache.folder import CacheFolder
 from triforce.disk_cache.manifest import watched
+from triforce.errors import RequestError
 from triforce.kvcache import disk_text
 from triforce.kvcache.disk_prefixes import SEGMENT
 from triforce.llm import LLM
@@ -176,6 +177,20 @@ def test_watcher_waits_until_folder_is_still(watcher: Watcher, folder: Path, mon
     watcher.read()
     (found,) = watched(CacheFolder(folder.with_name("cache")))
     assert len(slept) >= 4 and [name for name, _ in found.files] == ["stable.txt", "new.txt"]
+
+
+def test_watcher_outlives_a_folder_that_is_away(
+    watcher: Watcher, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away = folder.with_name("away")
+    watcher.read()
+    folder.rename(away)
+    watcher.wait()
+    with pytest.raises(RequestError, match="no folder"):
+        watcher.read()
+    monkeypatch.setattr(watch.time, "sleep", lambda _: away.rename(folder) if away.exists() else None)
+    watcher.wait()
+    watcher.read()
 
 
 def test_page_offers_what_was_watched(pair: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.cache_folders import present, store_in, write
 from triforce.disk_cache import folder as module
 from triforce.disk_cache import mounts
 from triforce.disk_cache.folder import SECRET, STATE, CacheFolder
@@ -44,11 +45,6 @@ def with_other_files(path: Path) -> None:
     (path / "letter.txt").write_text("dear")
 
 
-def with_short_secret(path: Path) -> None:
-    CacheFolder(path).close()
-    (path / SECRET).write_bytes(b"short")
-
-
 def with_linked_secret(path: Path) -> None:
     CacheFolder(path).close()
     (path / SECRET).rename(path.parent / "elsewhere")
@@ -65,7 +61,7 @@ def a_file(path: Path) -> None:
 
 
 UNSAFE = [
-    link, open_to_others, with_other_files, with_short_secret, with_linked_secret, with_readable_secret, a_file,
+    link, open_to_others, with_other_files, with_linked_secret, with_readable_secret, a_file,
 ]  # fmt: skip
 
 
@@ -76,6 +72,20 @@ def test_unsafe_folder_is_refused(tmp_path: Path, make: Callable[[Path], None]) 
     with pytest.raises(CacheError, match=str(path)):
         CacheFolder(path)
     assert len(os.listdir("/proc/self/fd")) == before, "nothing stays open"
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty"])
+def test_damaged_secret_is_told_and_made_anew(tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
+    """With what was kept under it, which nobody would find."""
+    before = store_in(tmp_path / "cache")
+    write(before, 1, 2)
+    path = tmp_path / "cache" / SECRET
+    data = path.read_bytes()
+    path.write_bytes({"flip": bytes([data[0] ^ 1]) + data[1:], "cut": data[:-1], "empty": b""}[damage])
+    store = store_in(tmp_path / "cache")
+    assert len(caplog.records) == 1 and "secret" in caplog.text
+    assert store.held() == [] and store.folder.secret != before.folder.secret
+    assert all(present(store_in(tmp_path / "cache"), write(store, 1, 2)))
 
 
 def test_folder_in_missing_folder_is_refused(tmp_path: Path) -> None:
@@ -102,6 +112,12 @@ def test_file_system_is_found_by_mount() -> None:
     descriptor = os.open("/proc/self", os.O_RDONLY)
     assert mounts.file_system(descriptor) == "proc"
     os.close(descriptor)
+
+
+def test_file_system_that_cannot_be_known_has_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some systems say nothing of the mount that a file lies on."""
+    monkeypatch.setattr(mounts.Path, "read_text", lambda self, errors="": "pos: 0\n1 0 0:1 / / rw - ext4 disk rw\n")
+    assert mounts.file_system(0) == ""
 
 
 @pytest.mark.parametrize("kind", ["link", "fifo", "folder", "readable"])

@@ -139,3 +139,13 @@ def test_clear_removes_manifest_and_keeps_folder_in_use(folder: Path, tmp_path: 
     assert store.held() == [] and store.clear() == (0, 0)
     assert manifest.watched(store.folder) == []
     assert manifest.text_of(folder, tmp_path / "no cache") == joined(files_of(folder))
+
+
+def test_links_on_the_way_to_a_file_are_not_followed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Git names what it has, though a folder of it may be a link by now; and so may a file that was none."""
+    written(folder.parent, "elsewhere/secret.txt", "secret")
+    (folder / "linked").symlink_to(folder.parent / "elsewhere")
+    (folder / "link.txt").symlink_to(folder.parent / "elsewhere" / "secret.txt")
+    monkeypatch.setattr(documents, "_names", lambda _: iter(["a.txt", "linked/secret.txt", "link.txt"]))
+    assert list(stamps(folder)) == ["a.txt"]
+    assert documents._read(folder, "link.txt") is None

@@ -8,6 +8,9 @@ import logging
 import os
 import random
 import signal
+import stat
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -84,7 +87,26 @@ def test_entry_opened_to_others_is_not_read(tmp_path: Path, caplog: pytest.LogCa
     store = store_in(tmp_path / "cache")
     (name,) = write(store, 1, 1)
     (tmp_path / "cache" / name).chmod(0o644)
-    assert store.read(name) is None and len(caplog.records) == 1
+    assert store.read(name) is None and store.read(name) is None
+    assert len(caplog.records) == 1 and present(store, [name]) == [False]
+
+
+def test_entry_that_the_disk_cannot_read_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """But not one that this process cannot open for now."""
+    store = store_in(tmp_path / "cache")
+    (name,) = write(store, 1, 1)
+    for code, kept in ((errno.EMFILE, True), (errno.EIO, False)):
+        with monkeypatch.context() as patch:
+            patch.setattr(store.folder, "open", lambda _, code=code: raised(code))
+            assert store.read(name) is None
+        assert present(store, [name]) == [kept]
+    assert len(caplog.records) == 2
+
+
+def raised(code: int) -> int:
+    raise OSError(code, os.strerror(code))
 
 
 def test_touched_text_outlives_newer_ones(tmp_path: Path) -> None:
@@ -116,6 +138,24 @@ def test_state_is_rebuilt_by_scan(tmp_path: Path) -> None:
     assert store.folder.place(names[0]) > max(entry.place for entry in entries if entry.name not in names)
 
 
+@pytest.mark.parametrize("at", [None, *range(20)])
+def test_damaged_state_is_rebuilt_by_open_store(tmp_path: Path, at: int | None) -> None:
+    """Whichever of its bytes is another, or all are gone."""
+    store, path = store_in(tmp_path / "cache"), tmp_path / "cache" / "state"
+    write(store, 1, 3)
+    data = bytearray(path.read_bytes())
+    if at is None:
+        data.clear()
+    else:
+        data[at] ^= 128
+    path.write_bytes(data)
+    (name,) = write(store, 2, 1)
+    entries = store.held()
+    with store.folder.locked() as state:
+        assert state.bytes == sum(entry.bytes for entry in entries) and 0 < state.order < 100
+    assert max(entries, key=lambda entry: entry.place).name == name
+
+
 def test_entry_larger_than_all_is_not_kept(tmp_path: Path) -> None:
     store = store_in(tmp_path / "cache", limit=5000)
     names = write(store, 1, 2)
@@ -125,18 +165,19 @@ def test_entry_larger_than_all_is_not_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
-@pytest.mark.parametrize("call", ["write", "fsync", "rename"])
+@pytest.mark.parametrize("call", ["write", "fsync", "rename", "utime", "ftruncate", "flock"])
 def test_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, call: str) -> None:
     store = store_in(tmp_path / "cache")
-    names = write(store, 1, 1)
-
-    def fail(*_: Any, **__: Any) -> int:
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(os, call, fail)
+    names, flock, opened = write(store, 1, 1), fcntl.flock, len(os.listdir("/proc/self/fd"))
+    if call == "flock":  # that of the entry
+        wrong = store.folder._state
+        monkeypatch.setattr(fcntl, call, lambda file, how: flock(file, how) if file == wrong else raised(code))
+    else:
+        monkeypatch.setattr(os, call, lambda *_, **__: raised(code))
     with pytest.raises(OSError, match=os.strerror(code)):
         write(store, 2, 1)
     monkeypatch.undo()
+    assert len(os.listdir("/proc/self/fd")) == opened
     assert [name for name, _ in store.folder.files()] == names
     assert all(present(store, write(store, 2, 1)))
 
@@ -155,6 +196,22 @@ def test_entry_takes_its_name_while_nobody_scans(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(store.folder, "rename", watched)
     assert write(store, 1, 3) == held
     os.close(state)
+
+
+def noted(call: Callable[..., None], done: list[str], first: Any, *more: Any, **how: Any) -> None:
+    """Note a call, and whether it is one of a folder."""
+    folder = isinstance(first, int) and stat.S_ISDIR(os.fstat(first).st_mode)
+    done.append(f"{call.__name__} the folder" if folder else call.__name__)
+    call(first, *more, **how)
+
+
+def test_entry_is_synced_before_its_name_and_the_folder_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a loss of power leaves it whole, in its place of the order, or gone."""
+    store, done = store_in(tmp_path / "cache"), list[str]()
+    for call in ("utime", "fsync", "rename"):
+        monkeypatch.setattr(os, call, partial(noted, getattr(os, call), done))
+    write(store, 1, 1)
+    assert done == ["utime", "fsync", "rename", "fsync the folder"]
 
 
 def test_clear_removes_entries_beside_open_store(tmp_path: Path) -> None:

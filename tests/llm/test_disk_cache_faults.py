@@ -16,8 +16,9 @@ from tests.helpers.disk_llm import PROMPT, WHOLE, answer, started, written
 from tests.helpers.tiny_llm import ask, ids, llm
 from triforce.backends import native_loader
 from triforce.disk_cache.entry_store import EntryStore
+from triforce.errors import CacheError
 from triforce.kvcache import PAGE, disk_text
-from triforce.kvcache.disk_prefixes import SEGMENT
+from triforce.kvcache.disk_prefixes import SEGMENT, DiskPrefixes
 from triforce.llm import LLM
 
 torch.set_num_threads(1)
@@ -90,14 +91,81 @@ def test_other_kernels_or_models_find_nothing(
         native.use(level)
 
 
+@pytest.mark.parametrize("where", ["on disk", "in memory", "in a file"])
 def test_paths_that_are_not_bitwise_say_distribution(
+    disk_pair: Path, cache: Path, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer whose prompt was read before, wherever its KV was kept."""
+    monkeypatch.setattr(native_loader, "native", None)
+    model, file = llm(disk_pair), cache.with_name("kv")
+    if where == "on disk":
+        read, restored = (answer(started(disk_pair, cache), PROMPT, "ar") for _ in range(2))
+    elif where == "in memory":
+        read, restored = (model.generate(PROMPT, ask(), mode="ar")[0] for _ in range(2))
+    else:
+        (read,) = model.generate(PROMPT, ask(), mode="ar", save_cache=file)
+        (restored,) = model.generate(PROMPT, ask(), mode="ar", load_cache=file)
+    assert (read.exactness, read.cached_tokens) == ("bitwise", 0)
+    assert restored.exactness == "distribution" and restored.cached_tokens > SEGMENT
+
+
+def test_saved_prompt_of_another_build_is_refused(
     disk_pair: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native_loader, "native", None)
-    read = answer(started(disk_pair, cache), PROMPT, "ar")
-    restored = answer(started(disk_pair, cache), PROMPT, "ar")
-    assert (read.exactness, read.cached_tokens) == ("bitwise", 0)
-    assert (restored.exactness, restored.cached_tokens) == ("distribution", WHOLE)
+    """Its bits would come to the disk cache, under the name of those that this build computes."""
+    file = cache.with_name("kv")
+    with monkeypatch.context() as patch:
+        patch.setattr(native_loader, "build", lambda: "another build")
+        llm(disk_pair).generate(PROMPT, ask(), mode="ar", save_cache=file)
+    with pytest.raises(CacheError, match="other kernels"):
+        started(disk_pair, cache).generate(PROMPT, ask(), mode="ar", load_cache=file)
+
+
+def test_text_that_is_stopped_leaves_what_it_said(disk_pair: Path, cache: Path) -> None:
+    model, prompt = started(disk_pair, cache), ids(500)
+    engine, request = model.open(1, 640), model.request(prompt, ask(max_tokens=60), "ar")
+    engine.submit([request])
+    while len(request.sequences[0].tokens) < 40:
+        engine.step()
+    said = list(request.sequences[0].tokens)
+    engine.cancel(request)
+    engine.core.write_behind(lambda: False)
+    written(model)
+    turn = [*prompt, *said, *ids(40, seed=1)]
+    again = answer(started(disk_pair, cache), turn, "ar")
+    assert again.cached_tokens == (len(prompt) + len(said) - 1) // PAGE * PAGE > len(prompt)
+    assert again.outputs[0].token_ids == answer(llm(disk_pair), turn, "ar").outputs[0].token_ids
+    engine.close()
+
+
+def test_copies_that_cannot_be_made_cost_no_answer(
+    disk_pair: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any) -> None:
+        raise MemoryError("no room for a copy")
+
+    monkeypatch.setattr(DiskPrefixes, "_read", fail)
+    output = answer(started(disk_pair, cache), PROMPT)
+    assert output.outputs[0].token_ids == answer(llm(disk_pair), PROMPT).outputs[0].token_ids
+    assert "no room for a copy" in caplog.text and not segments(cache)
+
+
+def test_segments_behind_a_lost_one_are_not_kept(disk_pair: Path, cache: Path) -> None:
+    """Nobody would find it."""
+    model = started(disk_pair, cache)
+    engine, request = model.open(1, 640), model.request(PROMPT, ask(), "ar")
+    engine.submit([request])
+    while not request.sequences[0].tokens:
+        engine.step()
+    assert engine.core.disk
+    engine.core.disk.forget()
+    written(model)
+    kept = segments(cache)
+    engine.finish(request)
+    engine.core.write_behind(lambda: False)
+    written(model)
+    assert segments(cache) == kept
+    engine.close()
 
 
 def test_pages_that_are_needed_are_not_waited_for(disk_pair: Path, cache: Path) -> None:

@@ -62,8 +62,8 @@ def without(value: Any) -> Any:
 class Host:
     """A server with keys and a disk cache."""
 
-    def __init__(self, pair: Path, cache: Path) -> None:
-        how: dict[str, Any] = dict(mode="triforce", retrieval_budget=64, searched_layers="none")
+    def __init__(self, pair: Path, cache: Path, **more: Any) -> None:
+        how: dict[str, Any] = dict(mode="triforce", retrieval_budget=64, searched_layers="none") | more
         self.llm = LLM(pair / "target", pair / "draft", disk_cache=cache, **how)
         self.worker = Worker(self.llm, Limits())
         self.app = create_app(self.llm, self.worker, "tiny", keys=[KEY, OTHER])
@@ -91,13 +91,13 @@ class Host:
 
 
 @pytest.fixture
-def host(pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Host]]:
+def host(pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Host]]:
     """Makes servers, by the name of their disk cache."""
     monkeypatch.setattr(disk_text, "perf_counter", lambda: 0.0)
     made: list[Host] = []
 
-    def make(name: str) -> Host:
-        made.append(Host(pair, tmp_path / name))
+    def make(name: str, **how: Any) -> Host:
+        made.append(Host(pair, tmp_path / name, **how))
         return made[-1]
 
     yield make
@@ -123,6 +123,23 @@ def test_other_key_cannot_tell_what_was_read(host: Callable[[str], Host], where:
     never = host("never").observe(OTHER, path, body)
     assert asked.observe(OTHER, path, body) == never
     assert not any(never.found)
+
+
+def test_other_key_cannot_tell_where_server_learns(host: Callable[..., Host]) -> None:
+    """Mode auto and its search of layers go by earlier texts: by that the text and what is read stay what they are."""
+    path, body = REQUESTS["stream"]
+    learns: dict[str, Any] = dict(mode="auto", searched_layers="auto")
+    asked = host("read", **learns)
+    read_by(asked, KEY)
+    seen, never = asked.observe(OTHER, path, body), host("never", **learns).observe(OTHER, path, body)
+    assert (text_of(seen), usage_of(seen), seen.found) == (text_of(never), usage_of(never), never.found)
+    assert not any(seen.found)
+
+
+def usage_of(seen: Observation) -> Any:
+    """What a client is told of tokens, but for who has guessed them."""
+    (usage,) = (event["usage"] for event in seen.told if event.get("usage"))
+    return {name: value for name, value in usage.items() if name != "tiers"}
 
 
 def test_own_key_can_tell_what_was_read(host: Callable[[str], Host]) -> None:

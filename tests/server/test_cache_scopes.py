@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import json
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from tests.helpers.disk_llm import written
 from tests.helpers.guarded_app import KEY, OTHER, PATH
 from triforce.kvcache import disk_text
 from triforce.llm import LLM
+from triforce.server import logs
 from triforce.server.app import create_app
 from triforce.server.engine_thread import Worker
 from triforce.server.limits import Limits
@@ -84,6 +88,23 @@ def test_request_kept_out_finds_and_leaves_nothing(cache: Path, pair: Path) -> N
     assert [cached(answer) for answer in answers] == [0] * 4
     server.stop()
     assert sorted(cache.glob("*.kv")) == before
+
+
+def test_reason_for_reading_again_is_told_in_usage_and_log(
+    cache: Path, pair: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Positions and counts, and no text."""
+    out, server = io.StringIO(), Server(pair, cache)
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(logs.JsonLines())
+    monkeypatch.setattr(logs.LOG, "handlers", [handler])
+    logs.LOG.setLevel(logging.INFO)
+    changed = PROMPT[:300] + "secret " + PROMPT[300:]
+    (reason,) = server.ask(prompt=changed, tier_stats=True)["usage"]["reread"]
+    server.stop()
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert "differs from token" in reason and "secret" not in out.getvalue()
+    assert [line["reread"] for line in lines if line["event"] == "request"] == [[reason]]
 
 
 def test_no_key_nor_digest_is_on_disk(cache: Path) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from triforce.disk_cache.entry_store import EntryStore
+from triforce.disk_cache.eviction import Held
 from triforce.disk_cache.folder import CacheFolder
 from triforce.disk_cache.manifest import watched
 
@@ -39,8 +40,12 @@ class _Kept(NamedTuple):
 
 def _list(store: EntryStore) -> int:
     models: dict[tuple[str, str], list[_Kept]] = defaultdict(list)
-    for kept in _kept(store):
-        models[kept.facts["model"], kept.facts["profile"]].append(kept)
+    others = 0
+    for held in store.held():
+        if kept := _kept(store, held):
+            models[kept.facts["model"], kept.facts["profile"]].append(kept)
+        else:
+            others += 1
     for (model, profile), entries in sorted(models.items()):
         segments = [entry for entry in entries if entry.facts["kind"] == "kv"]
         followed = {entry.facts["after"] for entry in segments}
@@ -54,7 +59,9 @@ def _list(store: EntryStore) -> int:
             print(f"  and {len(ends) - SHOWN:,} that were used before these")
     for folder in watched(store.folder):
         print(f"{folder.path} was read by triforce watch: {len(folder.files):,} files")
-    if not models:
+    if others:
+        print(f"and {others:,} entries of token ids, which tell why a prompt is read again")
+    if not models and not others:
         print(f"nothing is kept in {store.folder.path}")
     return 0
 
@@ -77,11 +84,12 @@ def _clear(store: EntryStore) -> int:
     return 0
 
 
-def _kept(store: EntryStore) -> Iterator[_Kept]:
-    for entry in store.held():
-        facts = store.facts(entry.name)
-        if facts and facts.keys() >= FACTS and all(facts[name].isdecimal() for name in ("segment", "tokens")):
-            yield _Kept(entry.name, facts, entry.bytes, entry.place)
+def _kept(store: EntryStore, entry: Held) -> _Kept | None:
+    """Return what an entry says of its KV; None where it has none."""
+    facts = store.facts(entry.name)
+    if facts and facts.keys() >= FACTS and all(facts[name].isdecimal() for name in ("segment", "tokens")):
+        return _Kept(entry.name, facts, entry.bytes, entry.place)
+    return None
 
 
 def _mib(size: int) -> str:

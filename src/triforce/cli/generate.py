@@ -8,7 +8,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from triforce.cli import tensor_parallel
 from triforce.cli.answer_output import Painter, legend, report, show
@@ -19,9 +19,6 @@ from triforce.distributed.group import TPGroup
 from triforce.errors import RequestError
 from triforce.interface.outputs import CompletionOutput, Logprob, RequestOutput, TokenLogprobs
 from triforce.interface.sampling_params import SamplingParams
-
-if TYPE_CHECKING:
-    pass
 
 
 def run(options: Namespace) -> int:
@@ -95,7 +92,8 @@ def as_json(output: RequestOutput, params: SamplingParams, ranks: int = 1) -> di
         _fields(first, "text", "token_ids", "finish_reason")
         | _fields(output, "mode", "coupling", "exactness")
         | {"ranks": ranks, "seed": first.seed}
-        | _fields(output, "prompt_tokens", "cached_tokens", "completion_tokens", "prefill_seconds", "decode_seconds")
+        | _fields(output, "prompt_tokens", "cached_tokens", "reread", "completion_tokens")
+        | _fields(output, "prefill_seconds", "decode_seconds")
         | {"tokens_per_second": output.tokens_per_second, "tiers": _tiers(first), "plans": first.plans}
         | {"kv": asdict(output.kv), "kv_dtype": output.kv_dtype}
     )

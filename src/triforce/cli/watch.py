@@ -18,7 +18,7 @@ from triforce.cli.chat.conversation import Conversation
 from triforce.cli.engine_arguments import load
 from triforce.cli.progress import Prefill, silent
 from triforce.disk_cache import manifest
-from triforce.disk_cache.documents import TextFile, files_of, joined, stamps
+from triforce.disk_cache.documents import Stamp, TextFile, files_of, joined, stamps
 from triforce.disk_cache.entry_store import LOG
 from triforce.disk_cache.manifest import WatchedFolder
 from triforce.errors import ModelError, RequestError
@@ -67,7 +67,7 @@ class Watcher:
         assert llm.runner.disk, "there is an option that must be given"
         self._llm, self._tokenizer, self._cache = llm, llm.tokenizer, llm.runner.disk.store.folder
         self._folder, self._each, self._silent = folder, each, silent
-        self._stamps = stamps(folder)
+        self._stamps = self._now()
         self._done: set[tuple[str, ...]] = set()  # digests of the files of documents that are read
         self._look = 0.0  # when to look at the folder again
 
@@ -79,7 +79,7 @@ class Watcher:
     def read(self) -> None:
         """Read what was not read yet, and begin anew where the folder changes meanwhile. Raises RequestError."""
         while True:
-            self._stamps, self._look = stamps(self._folder), perf_counter() + POLL_SECONDS
+            self._stamps, self._look = self._now(), perf_counter() + POLL_SECONDS
             known = [each.files for each in manifest.watched(self._cache) if each.path == self._folder]
             files = files_of(self._folder, known[0] if known else ())
             self._note(files)
@@ -93,13 +93,20 @@ class Watcher:
 
     def wait(self) -> None:
         """Return once the folder has changed, and changes no more."""
-        while stamps(self._folder) == self._stamps:
+        while self._now() == self._stamps:
             time.sleep(POLL_SECONDS)
         self._settle()
 
+    def _now(self) -> dict[str, Stamp]:
+        """Return the files of the folder; none while it is away."""
+        try:
+            return stamps(self._folder)
+        except RequestError:
+            return {}
+
     def _settle(self) -> None:
         seen = self._stamps
-        while seen != (now := stamps(self._folder)):
+        while seen != (now := self._now()):
             seen = now
             time.sleep(POLL_SECONDS)
 
@@ -141,7 +148,7 @@ class Watcher:
                 progress(done, total)
                 if perf_counter() > self._look:
                     self._look = perf_counter() + POLL_SECONDS
-                    if stamps(self._folder) != self._stamps:
+                    if self._now() != self._stamps:
                         raise _Changed
 
             params = self._llm.sampling_params(max_tokens=1)

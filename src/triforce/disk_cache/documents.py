@@ -8,6 +8,7 @@ come to stand at its end.
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
@@ -43,17 +44,18 @@ def stamps(folder: Path) -> dict[str, Stamp]:
     """
     if not folder.is_dir():
         raise RequestError(f"{folder} is no folder; name one that holds texts")
-    found = {}
+    root, found = folder.resolve(), {}
     for name in _names(folder):
         try:
             name.encode()
             facts = (folder / name).lstat()
         except (OSError, UnicodeEncodeError):
             continue
-        regular = (folder / name).is_file() and not (folder / name).is_symlink()
-        if regular and 0 < facts.st_size <= MOST_BYTES and not any(part.startswith(".") for part in Path(name).parts):
+        hidden = any(part.startswith(".") for part in Path(name).parts)
+        if stat.S_ISREG(facts.st_mode) and 0 < facts.st_size <= MOST_BYTES and not hidden:
             found[name] = facts.st_mtime_ns, facts.st_size
-    return found
+    inside = {path: (root / path).resolve() == root / path for path in {Path(name).parent for name in found}}
+    return {name: stamp for name, stamp in found.items() if inside[Path(name).parent]}
 
 
 def files_of(folder: Path, known: Known = ()) -> list[TextFile]:
@@ -88,7 +90,8 @@ def _names(folder: Path) -> Iterator[str]:
 def _read(folder: Path, name: str) -> TextFile | None:
     """Return a file of a folder; None where it is gone, or no text."""
     try:
-        data = (folder / name).read_bytes()
+        with open(os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            data = file.read(MOST_BYTES)
         text = data.decode("utf-8")
     except (OSError, UnicodeDecodeError):
         return None

@@ -10,7 +10,7 @@ import os
 import secrets
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 from triforce.disk_cache.entry import LENGTH, LONGEST_HEADER, DamagedEntry, Entry, header, packed, unpacked
@@ -20,6 +20,8 @@ from triforce.disk_cache.folder import MANIFEST, PARTIAL, CacheFolder, FolderSta
 LOG = logging.getLogger("triforce.disk_cache")
 SUFFIX = ".kv"
 _NAME_DIGITS = 40
+_UNREADABLE = {errno.EACCES, errno.EIO, errno.EISDIR, errno.ELOOP, errno.EPERM}
+"""Errors of an entry that nobody will be able to read."""
 
 
 @dataclass(slots=True)
@@ -98,30 +100,32 @@ class EntryStore:
         if size > self.limit:
             raise OSError(errno.EFBIG, "an entry is larger than the disk cache may be")
         partial = f"{name}.{secrets.token_hex(8)}{PARTIAL}"
-        with self.folder.locked() as state:
-            self._make_room(state, size)
-            state.bytes += size
-            self._take_place(state, use)
-            descriptor = self.folder.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)  # as long as its writer lives, nobody takes it for a remainder
-            os.ftruncate(descriptor, size)  # so that scans count it
-        try:
-            with open(descriptor, "wb", buffering=0) as file:
+        with ExitStack() as files:
+            try:
+                with self.folder.locked() as state:
+                    self._make_room(state, size)
+                    self._take_place(state, use)
+                    descriptor = self.folder.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+                    files.callback(os.close, descriptor)
+                    fcntl.flock(descriptor, fcntl.LOCK_EX)  # while its writer lives, nobody takes it for a remainder
+                    os.ftruncate(descriptor, size)  # so that scans count it
+                    state.bytes += size
                 for piece in pieces:
-                    _write_all(file.fileno(), piece)
-                os.fsync(descriptor)
+                    _write_all(descriptor, piece)
                 self.folder.mark(partial, place_of(use.order, index, again=False))
+                os.fsync(descriptor)
                 with self.folder.locked():  # so that a scan finds it under one of its names
                     self.folder.rename(partial, name)
-        except OSError:
-            with suppress(OSError):
-                self.folder.remove(partial)
-            raise
+            except BaseException:
+                with suppress(OSError):
+                    self.folder.remove(partial)
+                raise
 
     def touch(self, name: str, use: Use, index: int) -> None:
         """Move an entry that another use has written to the end of the order, if it is still there. Raises OSError."""
         if not use.order:
             with self.folder.locked() as state:
+                self._make_room(state, 0)
                 self._take_place(state, use)
         if order_of(self.folder.place(name)) != use.order:
             self.folder.mark(name, place_of(use.order, index, again=True))
@@ -141,19 +145,23 @@ class EntryStore:
 
     def _whole(self, name: str) -> Entry:
         """Return an entry. Raises DamagedEntry or OSError."""
-        descriptor = self.folder.open(name)
-        with open(descriptor, "rb", buffering=0) as file:
-            content = bytearray(min(os.fstat(descriptor).st_size, self.limit))
-            if file.readinto(content) != len(content):
-                raise DamagedEntry("it is cut short")
+        try:
+            with open(self.folder.open(name), "rb", buffering=0) as file:
+                content = bytearray(min(os.fstat(file.fileno()).st_size, self.limit))
+                if file.readinto(content) != len(content):
+                    raise DamagedEntry("it is cut short")
+        except OSError as error:
+            if error.errno in _UNREADABLE:
+                raise DamagedEntry(error.strerror or "it cannot be read") from error
+            raise
         found = unpacked(content)
         if found.facts.get("name") != name:
             raise DamagedEntry("it has another's name")
         return found
 
     def _make_room(self, state: FolderState, size: int) -> None:
-        """See that an entry of so many bytes fits; the first time, count what there is. The folder is locked."""
-        if self._scanned and state.bytes + size <= self.limit:
+        """See that an entry of so many bytes fits; count what there is if nobody knows. The folder is locked."""
+        if self._scanned and state.order and state.bytes + size <= self.limit:
             return
         entries, coming = self._scan()
         total = coming + sum(entry.bytes for entry in entries)
@@ -183,7 +191,7 @@ class EntryStore:
     def _remove_remainder(self, name: str) -> bool:
         """Remove a file unless its writer lives. Returns whether it is gone."""
         with suppress(OSError):
-            descriptor = self.folder.open(name)
+            descriptor = self.folder.open(name, os.O_RDWR)  # NFS locks no file that is open for reading alone
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 self.folder.remove(name)

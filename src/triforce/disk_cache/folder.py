@@ -1,12 +1,14 @@
 """CacheFolder: a folder that is its owner's alone. Files in it are reached by its descriptor, and no link is followed.
 
-`secret` holds 32 bytes, under which names are made. `state` holds two numbers, and its lock is the folder's. `manifest`
-says which folders were read on purpose (see `disk_cache.manifest`).
+`secret` holds 32 bytes, under which names are made. `state` holds two numbers, and its lock is the folder's. Both end
+in a checksum. `manifest` says which folders were read on purpose (see `disk_cache.manifest`).
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import logging
 import os
 import secrets
 import stat
@@ -16,6 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
+from zlib import crc32
 
 from triforce.disk_cache.mounts import NETWORK, file_system
 from triforce.errors import CacheError
@@ -25,6 +28,8 @@ SECRET_BYTES = 32
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _NUMBERS = struct.Struct("<QQ")
+_CHECKSUM = 4
+LOG = logging.getLogger("triforce.disk_cache")
 
 
 @dataclass(slots=True)
@@ -32,7 +37,7 @@ class FolderState:
     """Numbers that processes share, under the folder's lock. They are hints: a scan of the folder puts them right."""
 
     order: int = 0
-    """The latest place in the order of use. No clock is asked."""
+    """The latest place in the order of use; 0: nothing is known. No clock is asked."""
     bytes: int = 0
     """Bytes of all entries, or more."""
 
@@ -83,10 +88,10 @@ class CacheFolder:
         with self._mutex:
             fcntl.flock(self._state, fcntl.LOCK_EX)
             try:
-                held = os.pread(self._state, _NUMBERS.size, 0)
+                held = _checked(os.pread(self._state, _NUMBERS.size + _CHECKSUM, 0))
                 state = FolderState(*_NUMBERS.unpack(held)) if len(held) == _NUMBERS.size else FolderState()
                 yield state
-                os.pwrite(self._state, _NUMBERS.pack(state.order, state.bytes), 0)
+                os.pwrite(self._state, _sealed(_NUMBERS.pack(state.order, state.bytes)), 0)
             finally:
                 fcntl.flock(self._state, fcntl.LOCK_UN)
 
@@ -113,7 +118,7 @@ class CacheFolder:
         if stat.S_ISREG(facts.st_mode) and facts.st_uid == os.geteuid() and not facts.st_mode & 0o077:
             return descriptor
         os.close(descriptor)
-        raise PermissionError(f"{name} is not a file of this user's alone")
+        raise PermissionError(errno.EPERM, f"{name} is not a file of this user's alone")
 
     def read(self, name: str) -> bytes:
         """Return what a file holds. Raises OSError."""
@@ -173,10 +178,29 @@ class CacheFolder:
             )
 
     def _read_secret(self) -> bytes:
-        """Return the secret; make it where there is none. The folder is locked."""
-        if not self.has(SECRET):
-            self.replace(SECRET, secrets.token_bytes(SECRET_BYTES))
-        secret = self.read(SECRET)
-        if len(secret) != SECRET_BYTES:
-            raise CacheError(f"the secret in {self.path} is damaged; remove the folder, and another one is made")
+        """Return the secret; make it where there is none. The folder is locked.
+
+        Under another secret nobody finds what is kept: entries that were made under a damaged one are removed.
+        """
+        there = self.has(SECRET)
+        secret = _checked(self.read(SECRET)) if there else b""
+        if len(secret) == SECRET_BYTES:
+            return secret
+        if there:
+            LOG.warning("disk cache: the secret in %s is damaged; what was kept under it is removed", self.path)
+            for name, _ in list(self.files()):
+                self.remove(name)
+        secret = secrets.token_bytes(SECRET_BYTES)
+        self.replace(SECRET, _sealed(secret))
         return secret
+
+
+def _sealed(data: bytes) -> bytes:
+    """Return data with its checksum behind it."""
+    return data + crc32(data).to_bytes(_CHECKSUM, "little")
+
+
+def _checked(held: bytes) -> bytes:
+    """Return the data that was sealed; nothing where it is not as it was."""
+    data = held[:-_CHECKSUM]
+    return data if held == _sealed(data) else b""

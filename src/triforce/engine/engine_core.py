@@ -64,14 +64,16 @@ class EngineCore:
         self.scheduler.add(groups)
 
     def cancel(self, group: SequenceGroup) -> None:
-        """Stop a group, and give back what it holds. Harmless when it is finished."""
+        """Stop a group, and give back what it holds; what it has seen stays, unless it failed. Harmless at its end."""
         if group.status is Status.PREFILLING:
             assert self.prefilling
-            if not group.error:  # what was read of its prompt stays
+            if not group.error:
                 share_prefixes(self.prefilling.batch, group.sequences[:1], self.store, self.prefixes)
             self.prefilling.batch.keep([])
             self.prefilling = None
         elif group.status is Status.RUNNING:
+            if not group.error and (batch := self.batches.get(group.mode)):
+                share_prefixes(batch, group.unfinished, self.store, self.prefixes)
             self._drop(group.mode, group.sequences)
         self.scheduler.remove(group)
 
@@ -165,8 +167,7 @@ class EngineCore:
     def _prefill_once(self) -> None:
         """Make one pass over the prompts of the group that is being prefilled."""
         assert self.prefilling
-        group, batch, passes = self.prefilling
-        read = False
+        (group, batch, passes), read = self.prefilling, False
         try:
             progress = next(passes, None)
             self._pacer.passed()
@@ -192,8 +193,7 @@ class EngineCore:
 
     def _decode(self) -> list[tuple[TokenSequence, int]]:
         """One step of each batch. Returns how many tokens each sequence took of it."""
-        outputs: list[tuple[TokenSequence, int]] = []
-        seconds = 0.0
+        outputs, seconds = list[tuple[TokenSequence, int]](), 0.0
         for mode, batch in list(self.batches.items()):
             started = perf_counter()
             try:

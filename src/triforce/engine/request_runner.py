@@ -99,8 +99,7 @@ class RequestRunner:
             return None
         draft = self._pair.draft
         drafter = f"{draft.fingerprint} {self._speculation.lower_tiers}" if draft else ""
-        kernels = f"{dispatch.identity(self._models.target.model, store.pool.kv)}, {native_loader.build()}"
-        profile = KVProfile(self._pair.name, self._pair.cached_by, drafter, kernels)
+        profile = KVProfile(self._pair.name, self._pair.cached_by, drafter, self._kernels(store.pool))
         return DiskPrefixes(self.disk, profile, store.pool, store.whole)
 
     def clear(self) -> None:
@@ -152,7 +151,11 @@ class RequestRunner:
 
     def cache_fingerprint(self, pool: PagePool) -> prompt_file.CacheFingerprint:
         """Return the identity of what computes the pages of a pool."""
-        return prompt_file.CacheFingerprint(self._pair.cached_by, dispatch.identity(self._models.target.model, pool.kv))
+        return prompt_file.CacheFingerprint(self._pair.cached_by, self._kernels(pool))
+
+    def _kernels(self, pool: PagePool) -> str:
+        """Return whose bits a pool holds. A saved prompt may come to the disk cache, so both go by the same name."""
+        return f"{dispatch.identity(self._models.target.model, pool.kv)}, {native_loader.build()}"
 
     def _saver(
         self, path: Path, fingerprint: prompt_file.CacheFingerprint, pool: PagePool, prompt: list[int]

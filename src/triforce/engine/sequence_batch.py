@@ -153,7 +153,7 @@ class SequenceBatch:
         """
         exact = self.target.model.width_independent and self.top.cache.pool.kv.width_independent
         plain = len(self.tiers) == 1
-        alone = plain and self.target.ranks.count == 1 and not (sequence.disk and sequence.cached)
+        alone = plain and self.target.ranks.count == 1 and not sequence.cached
         return alone or (exact and (plain or self.coupling is Seeded))
 
     @property

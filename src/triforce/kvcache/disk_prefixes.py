@@ -93,6 +93,8 @@ class DiskPrefixes:
         self.whole, self._profile = max(whole, SEGMENT), profile
         self._waiting: deque[WaitingSegment] = deque()
         self._pause_until, self._failures = 0.0, self._queue.failures
+        self.losses = 0
+        """Times that segments were given up: of texts that began before, what follows would be found by nobody."""
 
     def root(self, scope: str) -> str:
         """Return the name that the first segment of a text follows."""
@@ -117,6 +119,8 @@ class DiskPrefixes:
         """Let a segment wait to be written behind the answer, unless a disk is so slow that too many wait."""
         if len(self._waiting) < MOST_WAITING:
             self._waiting.append(segment)
+        else:
+            self.losses += 1
 
     def latest(self, scope: str) -> list[Ints]:
         """Return token ids of the latest texts of a scope, the oldest first, as any process has kept them."""
@@ -139,9 +143,9 @@ class DiskPrefixes:
 
     def write_some(self) -> bool:
         """Copy a segment that waits to the queue, if there is room. Returns whether others wait, and there was room."""
-        if self._failures != self._queue.failures:  # the rest of a text is no use without what was lost of it
+        if self._failures != self._queue.failures:
             self._failures = self._queue.failures
-            self._waiting.clear()
+            self.forget()
         while self._waiting:
             first = self._waiting[0]
             if first.ids is None and self.store.folder.has(first.name):
@@ -175,7 +179,8 @@ class DiskPrefixes:
                 return
 
     def forget(self) -> None:
-        """Write nothing of what waits: nobody knows what its pages hold."""
+        """Write nothing of what waits: nobody knows what its pages hold, or what comes before it is lost."""
+        self.losses += 1
         self._waiting.clear()
 
     def _bytes(self, segment: WaitingSegment) -> int:
@@ -207,7 +212,7 @@ class DiskPrefixes:
                 if len(pages.window_pages) < len(pages.pages) or not all(pages.window_pages):
                     return None
                 parts |= parts_of(self._read(self.pool.layers(windows=True), pages.window_pages), WINDOWS)
-        except CacheError as error:  # of offloaded pages
+        except (CacheError, MemoryError, RuntimeError) as error:  # offloaded pages, or no memory for copies of them
             LOG.warning("disk cache: a segment is not kept: %s", error)
             return None
         if segment.ids is not None:

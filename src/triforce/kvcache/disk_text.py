@@ -34,7 +34,7 @@ class DiskText:
         self._disk, self._use, self._prompt_tokens = disk, use, prompt_tokens
         self._names, self._root = list[str](), disk.root(scope)
         self._windows = DiskWindows(disk, use)
-        self._added = 0
+        self._added, self._losses = 0, disk.losses
         self._drafts: list[WaitingSegment] = []
         self.cost = 0.0
         """Seconds that the prefill of its prompt took for a token."""
@@ -115,7 +115,7 @@ class DiskText:
 
         midway: its prompt is read on, so windows are of no use yet.
         """
-        if len(text) < LEAST:
+        if len(text) < LEAST or self._losses != self._disk.losses:
             return
         names = self._named(text)
         for index in range(self._added, len(names)):

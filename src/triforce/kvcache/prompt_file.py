@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -41,7 +42,7 @@ class CacheFingerprint(NamedTuple):
     model: str
     """The fingerprint of the checkpoint."""
     kernels: str
-    """`kernels.identity` of the model and of its KV memory."""
+    """`dispatch.identity` of the model and of its KV memory, and the build of the kernels."""
 
 
 def reserve(path: Path, size: int) -> IO[bytes]:
@@ -75,9 +76,9 @@ def save(path: Path, maker: CacheFingerprint, full: FullView, b: int, prompt: li
     ids, pool = prompt[: int(full.lengths_B[b])], full.pool
     header = _header(maker, pool, full.rows[b], len(ids))
     path = path.resolve()  # what a link points to is replaced, not the link
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    unfinished = path.with_name(f"{path.name}.{secrets.token_hex(8)}.partial")
     try:
-        with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             _write(file, header, _tensors(full, b, ids))
         os.replace(unfinished, path)
     except OSError as error:
