@@ -33,7 +33,7 @@ def write_feature_draft(folder: Path, draft: FeatureDraftFile) -> None:
     chosen_V = torch.zeros(config.vocab_size, dtype=torch.bool)
     chosen_V[weights.tokens_M] = True
     stored |= {OFFSETS: weights.tokens_M - torch.arange(config.choices), CHOSEN: chosen_V}
-    _write(folder / "model.safetensors", save(stored))
+    write_whole(folder / "model.safetensors", save(stored))
     about: dict[str, Any] = {"format": FORMAT, "target": draft.target, "state_layers": list(config.state_layers)}
     about |= {"sinks": config.sinks, "window": config.window, "card": draft.card}
     about |= {"embedding_residual": config.embedding_residual}
@@ -45,10 +45,10 @@ def write_feature_draft(folder: Path, draft: FeatureDraftFile) -> None:
         "rope_theta": THETA, "fc_norm": config.fc_norm, "norm_output": config.norm_output,
         "norm_before_residual": config.norm_before_residual, "triforce": about,
     }  # fmt: skip
-    _write(folder / "config.json", (json.dumps(values, indent=2) + "\n").encode())
+    write_whole(folder / "config.json", (json.dumps(values, indent=2) + "\n").encode())
 
 
-def _write(file: Path, data: bytes) -> None:
+def write_whole(file: Path, data: bytes | memoryview) -> None:
     """Write a file, whole or not at all. Raises RequestError."""
     partial = file.with_name(f"{file.name}.partial")
     try:

@@ -19,7 +19,7 @@ from triforce.cli.engine_arguments import load
 from triforce.cli.progress import Prefill, silent
 from triforce.disk_cache import manifest
 from triforce.disk_cache.documents import Stamp, TextFile, files_of, joined, stamps
-from triforce.disk_cache.entry_store import LOG
+from triforce.disk_cache.folder import LOG
 from triforce.disk_cache.manifest import WatchedFolder
 from triforce.errors import ModelError, RequestError
 from triforce.interface.outputs import RequestOutput

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import hmac
-import logging
 import os
 import secrets
 from collections.abc import Iterable, Iterator
@@ -15,9 +14,8 @@ from dataclasses import dataclass
 
 from triforce.disk_cache.entry import LENGTH, LONGEST_HEADER, DamagedEntry, Entry, header, packed, unpacked
 from triforce.disk_cache.eviction import ROOM, Held, order_of, place_of, to_drop
-from triforce.disk_cache.folder import MANIFEST, PARTIAL, CacheFolder, FolderState
+from triforce.disk_cache.folder import LOG, MANIFEST, PARTIAL, CacheFolder, FolderState
 
-LOG = logging.getLogger("triforce.disk_cache")
 SUFFIX = ".kv"
 _NAME_DIGITS = 40
 _UNREADABLE = {errno.EACCES, errno.EIO, errno.EISDIR, errno.ELOOP, errno.EPERM}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable
 from time import perf_counter
 
-LOG = logging.getLogger("triforce.disk_cache")
+from triforce.disk_cache.folder import LOG
+
 MOST_BYTES = 256 << 20
 """Bytes that wait to be written."""
 RATE = 512 << 20

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from triforce.backends.kernel_api import PAGE
 from triforce.disk_cache.entry import FORMAT, Entry, Part
-from triforce.disk_cache.entry_store import LOG, Use
+from triforce.disk_cache.entry_store import Use
+from triforce.disk_cache.folder import LOG
 from triforce.disk_cache.write_behind import DiskCache
 from triforce.errors import CacheError
 from triforce.kvcache.disk_parts import IDS, WINDOWS, ids_part, part_of, parts_of

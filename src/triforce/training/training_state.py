@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triforce.errors import ModelError, RequestError
+from triforce.checkpoint.feature_draft_writer import write_whole
+from triforce.errors import ModelError
 
 FILE = "training.pt"
 
@@ -36,19 +36,9 @@ class TrainingState:
 
     def save(self, folder: Path) -> None:
         """Write the file of a folder. Raises RequestError where there is no room; the file is as it was then."""
-        partial, data = folder / f"{FILE}.partial", io.BytesIO()
+        data = io.BytesIO()
         torch.save({name: getattr(self, name) for name in self.__dataclass_fields__}, data)
-        try:
-            with partial.open("wb") as file:
-                file.write(data.getbuffer())
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, folder / FILE)
-        except OSError as error:
-            partial.unlink(missing_ok=True)
-            raise RequestError(
-                f"{folder} cannot be written ({error.strerror}); make room: the same command goes on from what it holds"
-            ) from error
+        write_whole(folder / FILE, data.getbuffer())
 
     @staticmethod
     def load(folder: Path, facts: dict[str, Any]) -> TrainingState | None:
