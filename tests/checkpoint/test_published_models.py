@@ -1,0 +1,45 @@
+"""Published models: our count of their weights and KV is that of their files, and of transformers' own modules."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from triforce.checkpoint.hf_config import checked, model_config
+from triforce.model.config import ModelConfig
+
+DATA = Path(__file__).parents[2] / "docs" / "data" / "models.toml"
+PUBLISHED = tomllib.loads(DATA.read_text(encoding="utf-8"))["models"]
+each_model = pytest.mark.parametrize("published", PUBLISHED, ids=[each["name"] for each in PUBLISHED])
+
+
+def ours(published: dict[str, Any]) -> ModelConfig:
+    hf = checked({"model_type": published["model_type"], **published["config"]})
+    return model_config(hf, vocab_size=hf.vocab_size, context=None, device=torch.device("cpu"))
+
+
+def theirs(published: dict[str, Any]) -> Any:
+    """Return transformers' model of the config, without its numbers."""
+    config: Any = transformers.CONFIG_MAPPING[published["model_type"]](**published["config"])
+    with torch.device("meta"):
+        return transformers.AutoModelForCausalLM.from_config(config)
+
+
+@each_model
+def test_parameters_are_those_of_published_files(published: dict[str, Any]) -> None:
+    assert ours(published).parameters == published["parameters"]
+
+
+@each_model
+def test_parameters_and_kv_are_those_of_transformers(published: dict[str, Any]) -> None:
+    config, model = ours(published), theirs(published)
+    assert config.parameters == sum(weight.numel() for weight in model.parameters())
+    linear = {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    projected = sum(each.out_features for name, each in linear.items() if name.endswith(("q_proj", "k_proj", "v_proj")))
+    queries = sum(each.in_features for name, each in linear.items() if name.endswith("o_proj"))
+    assert config.kv_size == projected - queries
