@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import kv_quality, pictures, quality, study, unseen_texts
+from benchmarks import draft_acceptance, kv_quality, pictures, quality, study, unseen_texts
 from benchmarks.acceptance.report import markdown as acceptance_page
 from benchmarks.paper.__main__ import EXPERIMENTS, absent
 from triforce.bench import lossless
@@ -131,6 +131,11 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Report], str]]] = {
     "lossless": ("The certificate", "triforce bench lossless", _tables(lossless.tables)),
     "quality": ("What eviction costs", "python -m benchmarks.quality", _tables(quality.tables)),
     "kv_quality": ("What int8 KV costs", "python -m benchmarks.kv_quality", _tables(kv_quality.tables)),
+    "draft_acceptance": (
+        "The draft for smollm2",
+        "python -m benchmarks.draft_acceptance smollm2 --texts FOLDER",
+        _tables(draft_acceptance.tables),
+    ),
     "kernels_cpu": ("Kernels", "triforce bench kernels", _tables(_kernels)),
     "kernels_cpu_avx2": (
         "Kernels at the level AVX2",

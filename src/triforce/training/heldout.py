@@ -82,24 +82,33 @@ def seeded(subject: Subject, chunk: Chunk, past: Past, steps: int) -> list[float
 
 
 def at_length(
-    decoder: Decoder, layers: tuple[int, ...], subject: Subject, ids_BL: Tensor, width: int, steps: int
+    decoder: Decoder,
+    layers: tuple[int, ...],
+    subject: Subject,
+    ids_BL: Tensor,
+    width: int,
+    steps: int,
+    tail: int | None = None,
 ) -> dict[str, list[float]]:
-    """Return both kinds of shares in the last `width` tokens of texts, all of which the target sees."""
+    """Return both kinds of shares in the last `tail` tokens of texts, all of which the target sees.
+
+    width: tokens of a chunk before them. tail: as many, if it is not given.
+    """
     greedy_sums, seeded_sums = torch.zeros(steps), torch.zeros(steps)
     for ids_1L in torch.split(ids_BL, 1):  # one by one: a chunk's logits are large
-        for chunk, past in _chunks(decoder, layers, subject, ids_1L, width):
+        for chunk, past in _chunks(decoder, layers, subject, ids_1L, width, tail or width):
             greedy_sums += torch.tensor(greedy(subject, *_best(chunk), copy(past), steps))
             seeded_sums += torch.tensor(seeded(subject, chunk, past, steps))
     return {"0": (greedy_sums / len(ids_BL)).tolist(), f"{SAMPLED:g}": (seeded_sums / len(ids_BL)).tolist()}
 
 
 def _chunks(
-    decoder: Decoder, layers: tuple[int, ...], subject: Subject, ids_1L: Tensor, width: int
+    decoder: Decoder, layers: tuple[int, ...], subject: Subject, ids_1L: Tensor, width: int, tail: int
 ) -> Iterator[tuple[Chunk, Past]]:
     """Read a text, and yield its last chunk and what came before it."""
     stream, past = TargetStream(decoder, layers, *ids_1L.shape), Past()
-    *before, last = torch.split(ids_1L, width, 1)
-    for part in before:
+    before_1N, last = ids_1L[:, :-tail], ids_1L[:, -tail:]
+    for part in torch.split(before_1N, width, 1) if before_1N.shape[1] else ():
         with torch.no_grad():
             for _ in guesses(subject.layer, stream.read(part), past, torch.zeros(1, dtype=torch.long), 1):
                 pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
 from typing import Any
@@ -59,21 +60,28 @@ def _shares(
 
 def table(card: dict[str, Any]) -> Table:
     """Return the figures as a table."""
-    rows = [
+    note = (
+        f"Texts were held out; answers are the target's own. It proposes {card['choices']:,} tokens, which are "
+        f"{percent(card['proposed'])} of the held-out ones. Trained on {card['trained_tokens']:,} tokens in "
+        f"{card['minutes']:.0f} minutes."
+    )
+    return acceptance_table("Acceptance of the draft", note, card["acceptance"])
+
+
+def acceptance_table(title: str, note: str, rows: Sequence[dict[str, Any]]) -> Table:
+    """Return rows of a kind of text, a context and a temperature as a table. note: what is said behind its words."""
+    lines = [
         [
             f"{row['kind']}, T = {row['temperature']}",
             tokens(row["context"]),
             *(f"{share:.3f}" for share in row["kept"]),
             f"{1 + sum(accumulate(row['kept'], mul)):.2f}",
         ]
-        for row in card["acceptance"]
+        for row in rows
     ]
-    guesses = range(1, len(card["acceptance"][0]["kept"]) + 1)
-    note = (
+    words = (
         "Share of guesses that the target keeps, each where those before it were kept: at temperature 0, and under the "
-        f"seeded coupling at {SAMPLED:g}. The last column is tokens for each verification of as many guesses. Texts "
-        f"were held out; answers are the target's own. It proposes {card['choices']:,} tokens, which are "
-        f"{percent(card['proposed'])} of the held-out ones. Trained on {card['trained_tokens']:,} tokens in "
-        f"{card['minutes']:.0f} minutes."
+        f"seeded coupling at {SAMPLED:g}. The last column is tokens for each verification of as many guesses. "
     )
-    return Table("Acceptance of the draft", note, ["", "context", *map(str, guesses), "tokens"], rows)
+    guesses = range(1, len(rows[0]["kept"]) + 1)
+    return Table(title, words + note, ["", "context", *map(str, guesses), "tokens"], lines)
