@@ -1,11 +1,12 @@
 """Speed with a KV cache three times as large as what stays of it in memory.
 
     python -m benchmarks.offload --json benchmarks/results/offload_cpu.json
+    python -m benchmarks.offload --kv-dtypes bfloat16,int8 --memories 64MiB --skip-streaming
 
 `streaming` compares the bytes a second that plain decoding reads from its file with those of a sequential read of a
 file as large, in the way that is fastest, both past the system's cache. `bus` decodes the same text plainly and with
 TriForce from the same store, with reads limited to a rate that stands for a bus. `computed` is not measured: what its
-passes would take at another rate, with KV of another size.
+passes would take at another rate, with KV of another size. Of int8 KV as much less memory is given as there is less KV.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from triforce.cli.options import described, json_file, several
 from triforce.eval.context import tokenizer_of
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams
+from triforce.kvcache.offload.sizing import size_of
 from triforce.llm import LLM
 
 Row = dict[str, Any]
@@ -83,27 +85,27 @@ def _read_through(name: str, size: int, block: int, threads: int) -> float:
 def streaming(ids: list[int], saved: Path, memory: str, tokens: int) -> Row:
     llm, files, streamed, seconds = LLM(kv_offload="file", kv_memory=memory), [], [], []
     for _ in range(ROUNDS):  # in turns: a disk has its moods
-        files.append(sequential(_kv(len(ids))))
+        files.append(sequential(_kv(llm, len(ids))))
         output, read = generate(llm, ids, tokens, "ar", saved)
         streamed.append(read / output.decode_seconds)
         seconds.append(output.decode_seconds / tokens)
     return {
-        "what": "streaming", "context": len(ids), "kv_bytes": _kv(len(ids)), "kv_memory": memory, "tokens": tokens,
+        "what": "streaming", "context": len(ids), "kv_bytes": _kv(llm, len(ids)), "kv_memory": memory, "tokens": tokens,
         "file_gb_per_second": [rate / 1e9 for rate in files],
         "streamed_gb_per_second": [rate / 1e9 for rate in streamed],
         "share": median(a / b for a, b in zip(streamed, files, strict=True)), "seconds_per_token": median(seconds),
     }  # fmt: skip
 
 
-def _kv(tokens: int) -> int:
-    """Return bytes of KV of the shipped target."""
-    return 2 * 6 * 4 * 64 * 2 * tokens
+def _kv(llm: LLM, tokens: int) -> int:
+    """Return bytes of KV of so many tokens."""
+    return tokens * llm.target.config.kv_bytes(llm.target.decoder.dtype.itemsize)
 
 
-def bus(ids: list[int], saved: Path, options: Namespace, memory: str, rate: float) -> Iterator[Row]:
+def bus(ids: list[int], saved: Path, options: Namespace, memory: int, kv_dtype: str, rate: float) -> Iterator[Row]:
     """Plain decoding and TriForce in turns, from one store's limits; the speedup is taken turn by turn."""
     gammas = {name: getattr(options, name) for name in ("draft_tokens", "speculative_tokens")}
-    llm = LLM(kv_offload="host", kv_memory=memory, **gammas)
+    llm = LLM(kv_offload="host", kv_memory=memory, kv_dtype=kv_dtype, **gammas)
     runs: dict[str, list[tuple[RequestOutput, int]]] = {mode: [] for mode in ("ar", *options.modes)}
     for _ in range(options.repeats):
         for mode, outputs in runs.items():
@@ -114,7 +116,8 @@ def bus(ids: list[int], saved: Path, options: Namespace, memory: str, rate: floa
         seconds = median(output.decode_seconds for output, _ in outputs)
         yield {
             "what": "bus", "mode": mode, "context": len(ids), "temperature": 0.6, "gb_per_second": rate / 1e9,
-            "kv_bytes": _kv(len(ids)), "kv_memory": memory, **gammas, "tokens": options.tokens,
+            "kv_dtype": llm.target.kv_dtype, "kv_bytes": _kv(llm, len(ids)), "kv_memory": memory, **gammas,
+            "tokens": options.tokens,
             "seconds": seconds, "tokens_per_second": options.tokens / seconds,
             "speedup": median(p[0].decode_seconds / o[0].decode_seconds for p, o in zip(plain, outputs, strict=True)),
             "full_passes": first.tiers[-1].passes, "bytes_read": read,
@@ -140,6 +143,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("--context", type=int, default=32_768, metavar="N", help=described("tokens of the prompt"))
     add("--memories", type=several(str), default=["64MiB", "96MiB"], metavar="SIZE,...", help="KV that stays in memory")
+    add("--kv-dtypes", type=several(str), default=["auto"], metavar="TYPE,...", help="of keys and values")
     add("--tokens", type=int, default=128, metavar="N", help=described("new tokens of each text"))
     add("--repeats", type=int, default=1, metavar="N", help=described("turns"))
     add("--draft-tokens", type=int, default=2, metavar="N")
@@ -151,25 +155,27 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def measure(options: Namespace) -> None:
     """Print a line of JSON for each row as it is measured."""
-    plain, memories = LLM(), options.memories
-    ids = tokenizer_of(plain).encode(own_texts()[BOOK])[: options.context]
-    rows = list[Row]()
+    rows, memories = list[Row](), options.memories
 
     def note(row: Row) -> None:
         rows.append(row)
         print(json.dumps(row), flush=True)
 
     with tempfile.TemporaryDirectory() as folder:
-        saved = Path(folder) / "prompt.kv"
-        started = perf_counter()
-        plain.generate(ids, SamplingParams(temperature=0, max_tokens=1), mode="ar", save_cache=saved)
-        print(f"prefill {perf_counter() - started:.1f} s", flush=True)
-        if not options.skip_streaming:
-            note(streaming(ids, saved, memories[0], 12))
-        for memory in memories:
-            for row in bus(ids, saved, options, memory, 2e9):
-                note(row)
-    measured = [row for row in rows if row["what"] == "bus" and row["kv_memory"] == memories[-1]]
+        for kv_dtype in options.kv_dtypes:
+            plain, saved = LLM(kv_dtype=kv_dtype), Path(folder) / f"{kv_dtype}.kv"
+            ids = tokenizer_of(plain).encode(own_texts()[BOOK])[: options.context]
+            started = perf_counter()
+            plain.generate(ids, SamplingParams(temperature=0, max_tokens=1), mode="ar", save_cache=saved)
+            print(f"prefill {perf_counter() - started:.1f} s", flush=True)
+            if not options.skip_streaming and kv_dtype != "int8":
+                note(streaming(ids, saved, memories[0], 12))
+            less = _kv(plain, 1) / (plain.target.config.kv_size * plain.target.decoder.dtype.itemsize)
+            for memory in memories:
+                for row in bus(ids, saved, options, int(size_of(memory) * less), kv_dtype, 2e9):
+                    note(row | {"memory": memory, "kv": kv_dtype})
+    last = memories[-1], options.kv_dtypes[0]
+    measured = [row for row in rows if row["what"] == "bus" and (row["memory"], row["kv"]) == last]
     rows += computed(measured, 64e9, 25e9)
     study.write(options, {"rows": rows})
 

@@ -105,10 +105,11 @@ def test_compare_summary_takes_best_setting() -> None:
         return {"engine": engine, "variant": variant, "context": 9, "accepted": accepted, **speeds}
 
     rows = [row("triforce", "ar", 60, 900), row("triforce", "auto", 120, 800), row("onnx", "fp32", 500, 1, False)]
+    rows += [row("triforce", "ar, int8 KV", 100, 2000), row("triforce", "auto, int8 KV", 999, 700)]
     rows += [row("openvino", "u8", 30, 1000), row("openvino", "default", 40, 500), {"engine": "vllm", "context": 9}]
     (found,) = summary(rows)
     assert found["best"] == {"triforce": 120, "openvino": 40}
-    assert (found["decode"], found["plain"], found["prefill"]) == (3.0, 1.5, 0.9)
+    assert (found["decode"], found["plain"], found["plain_int8_kv"], found["prefill"]) == (3.0, 1.5, 2.5, 0.9)
     assert summary(rows[:2])[0]["decode"] is None
 
 

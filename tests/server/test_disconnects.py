@@ -97,7 +97,8 @@ def sums(app: ASGIApp) -> dict[tuple[str, str], float]:
     """Every sample that /metrics has, by name and by its label beside the model."""
     text = ask(app, "/metrics").text
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-    return {(s.name, s.labels.get("tier") or s.labels.get("finished_reason") or ""): s.value for s in samples}
+    told = ("tier", "finished_reason", "dtype")
+    return {(s.name, next((s.labels[name] for name in told if name in s.labels), "")): s.value for s in samples}
 
 
 def test_metrics_count_requests_and_tokens(llm: LLM) -> None:
@@ -110,7 +111,7 @@ def test_metrics_count_requests_and_tokens(llm: LLM) -> None:
     assert seen["vllm:prompt_tokens_total", ""] == usage["prompt_tokens"] + len(llm.encode("x"))
     assert seen["vllm:request_success_total", "length"] == 3 and seen["triforce:request_cancelled_total", ""] == 1
     assert seen["vllm:num_requests_running", ""] == seen["vllm:num_requests_waiting", ""] == 0
-    assert seen["triforce:kv_cache_dtype", ""] == 1
+    assert seen["triforce:kv_cache_dtype", llm.target.kv_dtype] == 1
     for tier in usage["tiers"]:
         assert seen["triforce:tier_passes_total", tier["name"]] >= tier["passes"]
     retrieval = usage["tiers"][-2]

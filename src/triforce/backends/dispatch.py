@@ -103,7 +103,10 @@ def require_int8_kv(config: ModelConfig, dtype: torch.dtype, device: torch.devic
         return
     if not config.architecture.plain:
         raise RequestError("int8 KV of this family cannot be had on a GPU yet; use --kv-dtype auto")
-    raise RequestError("--kv-dtype int8 on a GPU needs Triton; pip install 'triforce[gpu]', or use --kv-dtype auto")
+    raise RequestError(
+        "--kv-dtype int8 on a GPU needs Triton (pip install 'triforce[gpu]'), and heads of an even size up to 256; "
+        "or use --kv-dtype auto"
+    )
 
 
 def require_offload(config: ModelConfig, dtype: torch.dtype, device: Device, kind: str) -> None:

@@ -80,7 +80,10 @@ def draft(parser: argparse._ActionsContainer) -> None:
 
 
 def lower_tiers(parser: argparse._ActionsContainer) -> None:
-    text = "what the tiers below the full one read: the same weights and KV, int8 copies, or int4 weights and int8 KV"
+    text = (
+        "what the tiers below the full one read: the same weights and KV, int8 copies, or int4 weights and int8 KV; of "
+        "KV that is int8, four of its bits"
+    )
     parser.add_argument("--lower-tiers", choices=LOWER_TIERS, default="same", help=described(text))
 
 

@@ -101,8 +101,8 @@ class SavedCache:
                 raise CacheError(f"{path} is no prompt that this triforce saved; make one with --save-cache")
             if about.get("fingerprint") != maker.model:
                 raise CacheError(
-                    f"{path} was saved with another model, dtype, context setting or draft of hidden states; load it "
-                    "with the same ones, or make a new one with --save-cache"
+                    f"{path} was saved with another model, dtype, type of KV, context setting or draft of hidden "
+                    "states; load it with the same ones, or make a new one with --save-cache"
                 )
             if about.get("kernels") != maker.kernels:
                 raise CacheError(

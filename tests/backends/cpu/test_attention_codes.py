@@ -138,13 +138,15 @@ def test_rotated_heads_leave_attention_as_it_was(D: int, dtype: torch.dtype) -> 
 
 
 def test_own_token_is_attended_to_after_rounding(dtype: torch.dtype) -> None:
-    """A first token sees itself alone."""
-    kv, D = Paged(1, 64, pages=1, dtype=torch.float32, codes=True), 64
-    v_SGD = torch.randn(1, 1, D, generator=kv.draw)
-    kv.write(torch.tensor([PAGE]), v_SGD, v_SGD)
-    mixed, _ = attend(kv, torch.ones(1, 1, 1, D), [0], [1], torch.tensor([[1]], dtype=torch.int32))
-    torch.testing.assert_close(mixed[0, 0, 0], kv.back(numbers(rounded(v_SGD)))[0, 0], rtol=3e-5, atol=3e-5)
-    assert (mixed[0, 0, 0] - kv.back(v_SGD)[0, 0]).abs().max() > 1e-3
+    """A first token sees itself alone: what the pass that makes it has in hand is not what is mixed."""
+    kv, D = Paged(1, 64, pages=9, dtype=torch.float32, codes=True), 64
+    q, k, v = (torch.randn(1, D, generator=kv.draw) for _ in range(3))
+    list_P, rotated, still = kv.take(1), torch.empty(1, 1, D), (torch.ones(1, D // 2), torch.zeros(1, D // 2))
+    kv.pages.rope_and_write(q, k, v, *still, torch.zeros(1, dtype=torch.long), slots(list_P, 1), rotated)
+    mixed, _ = attend(kv, rotated[None], [0], [1], list_P[None])
+    wanted = kv.back(numbers(rounded(kv.back(v[:, None]))))
+    torch.testing.assert_close(mixed[0, 0, 0], wanted[0, 0], rtol=3e-5, atol=3e-5)
+    assert (mixed[0, 0, 0] - v[0]).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("part", ["keys", "values"])

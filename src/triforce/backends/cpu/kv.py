@@ -3,10 +3,10 @@
 With `int8` there is room for a copy of each page in which a KV head's keys are multiples of one scale, from -127 to
 127 of it, and its values those of another. Lists that are `coarse` read it instead, in whole blocks of 64 keys. It is
 made when it is first read, and dropped when the page is written to: so it is right for keys that are committed. The
-same holds of the sketches of keys that a search reads, a 25th of the memory where it is used.
+same holds of the sketches of keys that a search reads, a 25th of bfloat16 KV where it is used.
 
-KV of a model with `kv_int8` is int8 itself, in pages of codes and scales. Of its rows D is that of `kv_rows`. There are
-no copies then: lists that are `coarse` read the upper nibbles, which lie together in a page.
+KV of a model with `kv_int8` is int8 itself, in pages of codes and scales. Of its rows D is that of `kv_rows`. No
+numbers are copied then: lists that are `coarse` read the upper nibbles, which lie together in a page.
 
 Shape suffixes as in kernel_api.py; L layers, P pages.
 """

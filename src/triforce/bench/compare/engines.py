@@ -38,16 +38,29 @@ PLAIN = (OURS, "ar")
 """The engine and its variant that the texts of all others are compared with."""
 
 
-def _modes(names: Sequence[str]) -> tuple[Variant, ...]:
+INT8_KV = "int8 KV"
+"""Another model, as it is for the others that round keys and values."""
+PLAIN_INT8_KV = (OURS, f"ar, {INT8_KV}")
+
+
+def _modes(names: Sequence[str], kv: str = "") -> tuple[Variant, ...]:
+    if kv:
+        return tuple(Variant(f"{name}, {INT8_KV}", {"kv_dtype": kv}, {"mode": name}) for name in names)
     return tuple(Variant(name, {}, {"mode": name}) for name in names)
 
 
 LOOKUP = {"lookup": 10}
 BF16, F32 = {"dtype": "bf16"}, {"dtype": "f32"}
 USUAL = {"ubatch": 512}
+Q8_0 = 8
+"""A type of ggml."""
 
 ENGINES = {
-    OURS: EngineSpec("triforce", _modes(["ar", "retrieval", "auto"]), assisted=_modes(["triforce"])),
+    OURS: EngineSpec(
+        "triforce",
+        _modes(["ar", "retrieval", "auto"]) + _modes(["ar", "auto"], "int8"),
+        assisted=_modes(["triforce"]),
+    ),
     "transformers": EngineSpec(
         "transformers",
         (
@@ -73,6 +86,7 @@ ENGINES = {
         (
             Variant("no flash attention", USUAL | {"flash": False}, {}),
             Variant("flash attention", USUAL | {"flash": True}, {}),
+            Variant("flash attention, q8_0 KV", USUAL | {"flash": True, "kv": Q8_0}, {}),
             Variant("lookup", USUAL | {"flash": False}, LOOKUP),
         ),
         "compare-llamacpp",
@@ -101,13 +115,12 @@ LOOKUPS: Mapping[str, Settings] = {f"lookup {count}": {"lookup": count} for coun
 def _llamacpp() -> Sequence[Load]:
     """Return it with flash attention and without, in sizes that a prompt is cut into, and with KV of 8 bits."""
     ways = {**TEXTS, "Llama.generate": {"python": True}, **LOOKUPS}
-    q8_0 = 8
     loads = [
         Load(f"{'' if flash else 'no '}flash attention, ubatch {size}", {"flash": flash, "ubatch": size}, ways)
         for flash in (False, True)
         for size in (128, 512, 2048)
     ]
-    return [*loads, Load("flash attention, q8_0 KV", {"flash": True, "ubatch": 512, "kv": q8_0}, ways)]
+    return [*loads, Load("flash attention, q8_0 KV", {"flash": True, "ubatch": 512, "kv": Q8_0}, ways)]
 
 
 def _openvino() -> Sequence[Load]:

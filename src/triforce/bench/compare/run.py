@@ -11,7 +11,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from triforce.bench.compare.engines import ENGINES, OURS, PLAIN, Variant
+from triforce.bench.compare.engines import ENGINES, INT8_KV, OURS, PLAIN, PLAIN_INT8_KV, Variant
 from triforce.bench.compare.processes import EngineTrouble, Launcher, package, speeds, task_of, turn_of
 from triforce.eval import Table
 from triforce.eval.repetition import repeated
@@ -84,18 +84,20 @@ def _run(engine: str, variant: Variant, ids: list[int], plan: CompareConfig, lau
 def summary(found: Sequence[Row]) -> list[Row]:
     """Return by context the fastest accepted setting of each engine, and our tokens/s over the best of the others.
 
-    `decode` is of our best mode, `plain` of our plain decoding, `prefill` of tokens/s of prefill; None where there is
-    nothing to compare with.
+    `decode` is of our best mode, `plain` of our plain decoding, `plain_int8_kv` of that with int8 KV, which counts
+    nowhere else; `prefill` of tokens/s of prefill; None where there is nothing to compare with.
     """
     made = []
     for context in sorted({row["context"] for row in found}):
         counted = [row for row in found if row["context"] == context and row.get("accepted")]
         ours, others = ([row for row in counted if (row["engine"] == OURS) == mine] for mine in (True, False))
-        plain = [row for row in ours if (row["engine"], row["variant"]) == PLAIN]
-        best = {engine: _most([r for r in counted if r["engine"] == engine], "tokens_per_second") for engine in ENGINES}
+        plain, coded = ([row for row in ours if (OURS, row["variant"]) == it] for it in (PLAIN, PLAIN_INT8_KV))
+        ours = [row for row in ours if not row["variant"].endswith(INT8_KV)]
+        best = {name: _most([r for r in ours + others if r["engine"] == name], "tokens_per_second") for name in ENGINES}
         made.append({
             "context": context, "best": {name: most for name, most in best.items() if most},
             "decode": _ratio(ours, others, "tokens_per_second"), "plain": _ratio(plain, others, "tokens_per_second"),
+            "plain_int8_kv": _ratio(coded, others, "tokens_per_second"),
             "prefill": _ratio(ours, others, "prefill_tokens_per_second"),
         })  # fmt: skip
     return made

@@ -1,4 +1,4 @@
-"""Triforce, through its public interface. A turn's setting is its `mode`."""
+"""Triforce, through its public interface. Its settings are those of `LLM`; a turn's is its `mode`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def load(task: Task) -> Generate:
     from triforce import LLM, SamplingParams, __version__
     from triforce.interface.outputs import RequestOutput
 
-    llm = LLM(task["model"], task["draft"], device="cpu")  # as all others are
+    llm = LLM(task["model"], task["draft"], device="cpu", **task["settings"])  # as all others are
     warm = set[str]()
 
     def generate(turn: Turn) -> Result:
