@@ -26,13 +26,12 @@ from triforce.cli.demo import BOOK
 from triforce.cli.options import described, json_file, quiet
 from triforce.cli.text_files import read_texts
 from triforce.errors import RequestError
-from triforce.eval import EvalConfig, EvalContext, Table, evaluate, plan, tokenize
-from triforce.eval.tables import percent, tokens
+from triforce.eval import EvalConfig, EvalContext, Table, evaluate, kv_dtypes, plan, tokenize
+from triforce.eval.kv_dtypes import MEASURED
 from triforce.llm import LLM
 from triforce.ragged import Ints
 
 Row = dict[str, Any]
-MEASURED = ("bits", "positions", "needle", "copy")
 SHIPPED = "the shipped pair"
 
 
@@ -132,52 +131,13 @@ def rows(model: str, options: Namespace) -> Iterator[Row]:
 
 def tables(found: Sequence[Row]) -> list[Table]:
     """Return two tables for each model: a line for each kind of KV."""
-    models = dict.fromkeys(row["model"] for row in found)
-    return [make([row for row in found if row["model"] == model]) for model in models for make in (_quality, _losses)]
-
-
-def _quality(found: Sequence[Row]) -> Table:
-    exact, lines = found[0], []
-    for row in found:
-        cells = [row["kv"]]
-        for kind, figures in row["bits"]["kinds"].items():
-            bits, before = figures["target"], exact["bits"]["kinds"][kind]["target"]
-            cells += [f"{bits:.4f}", f"{bits / before - 1:+.2%}"]
-        lines.append([*cells, _needles(row), *(percent(each["again"]) for each in _copies(row))])
-    kinds = [cell for kind in exact["bits"]["kinds"] for cell in (f"bits per byte, {kind}", "change")]
-    copied = [f"copied from {tokens(each['distance'])}" for each in _copies(exact)]
     note = (
-        f"Readings of {tokens(exact['context'])} tokens. Needles: greedy answers that name the right number. Copied: "
-        "tokens predicted right the second time, so far behind the first. Upper nibbles alone are what the tier below "
-        "the full one reads with `--lower-tiers`. Here all of a text is read so, but for the keys of a pass itself, at "
-        "most 512 tokens."
+        "Upper nibbles alone are what the tier below the full one reads with `--lower-tiers`. Here all of a text is "
+        "read so, but for the keys of a pass itself, at most 512 tokens."
     )
-    title = f"KV of {exact['model']}"
-    return Table(title, note, ["KV", *kinds, "needles", *copied], lines)
-
-
-def _needles(row: Row) -> str:
-    cells = row["needle"].get("cells", [])
-    return f"{sum(cell['right'] for cell in cells)} of {sum(cell['asked'] for cell in cells)}"
-
-
-def _copies(row: Row) -> list[Row]:
-    copies: list[Row] = row["copy"].get("distances", [])
-    return copies
-
-
-def _losses(found: Sequence[Row]) -> Table:
-    """Return the increase of the loss by position, of prose or what there is."""
-    exact = found[0]
-    kind = next(iter(exact["positions"]["kinds"]))
-    buckets = [row["positions"]["kinds"][kind] for row in found]
-    lines = []
-    for n, bucket in enumerate(buckets[0]):
-        more = [f"{each[n]['nats'] - bucket['nats']:+.4f}" for each in buckets[1:]]
-        lines.append([f"{tokens(bucket['from'])} to {tokens(bucket['to'])}", f"{bucket['nats']:.3f}", *more])
-    note = "Nats per token with KV that is not rounded, and how many more with each other kind."
-    header = ["position", *(row["kv"] for row in found)]
-    return Table(f"Loss by position of {exact['model']}, {kind}", note, header, lines)
+    models = dict.fromkeys(row["model"] for row in found)
+    each = (kv_dtypes.tables([row for row in found if row["model"] == model], note) for model in models)
+    return [table for made in each for table in made]
 
 
 main = study.command("kv_quality", __doc__, add_arguments, measure)

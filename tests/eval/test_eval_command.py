@@ -59,6 +59,18 @@ def test_eval_without_draft_runs_some(
     assert "name one with --draft" in shown and "Bits per byte" in shown and "Copying" not in shown
 
 
+def test_eval_of_int8_kv_is_shown_beside_kv_that_is_not_rounded(
+    folders: tuple[str, str], texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, sizes = tmp_path / "eval.json", ["--only", "bits,positions", "--max-context", "256"]
+    assert evaluate(folders, texts, "--draft", "none", "--kv-dtype", "int8", *sizes, "--json", str(out)) == 0
+    shown, found = capsys.readouterr().out, json.loads(out.read_text())
+    assert found["kv_dtype"] == "int8" and list(found["beside"]) == ["bits", "positions"]
+    (line,) = [line for line in shown.splitlines() if line.startswith("int8 ")]
+    assert f"{found['results']['bits']['kinds']['prose']['target']:.4f}" in line and "0.00%" in shown
+    assert found["beside"]["bits"]["kinds"] != found["results"]["bits"]["kinds"] and "KV of " in shown
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -37,9 +37,11 @@ def run(options: Namespace) -> int:
     if budget and not options.quiet:
         print(*_forecast(budget, whole, subject.plan), sep="\n", file=sys.stderr, flush=True)
     results = evaluate(subject, list(budget.predicted) if budget else names, _show, budget)
-    measured = perf_counter() - loaded
+    measured, about = perf_counter() - loaded, _about(subject)
+    if about["kv_dtype"] == "int8" and not options.quick:
+        about["beside"] = _beside(options, about, subject.plan, results)
     if options.json:
-        everything = _about(subject) | {"seconds": perf_counter() - began, "results": results}
+        everything = about | {"seconds": perf_counter() - began, "results": results}
         if budget:
             everything["forecast"] = {"seconds": budget.total, "left_out": budget.left_out, "measured": measured}
         Path(options.json).write_text(json.dumps(everything, indent=2) + "\n", encoding="utf-8")
@@ -74,6 +76,21 @@ def _subject(options: Namespace) -> EvalContext:
     llm = LLM(options.model, draft, device=options.device, dtype=options.dtype, kv_dtype=options.kv_dtype)
     numbers = plan(llm.target.config.context, options.max_context)
     return EvalContext(llm, tokenize(llm, texts), numbers, options.quiet)
+
+
+def _beside(options: Namespace, about: dict[str, Any], plan: EvalConfig, results: dict[str, Any]) -> dict[str, Any]:
+    """Measure KV that is not rounded by what depends on it; show both kinds, and return the results."""
+    from triforce.eval import evaluate, kv_dtypes
+
+    subject = _subject(Namespace(**vars(options) | {"kv_dtype": "auto"}))
+    subject.plan = plan
+    exact = evaluate(subject, [name for name in kv_dtypes.MEASURED if name in results], lambda *_: None)
+    model, kinds = Path(about["model"]).name, {subject.llm.target.kv_dtype: exact, about["kv_dtype"]: results}
+    for table in kv_dtypes.tables(
+        [{"model": model, "kv": kind, "context": plan.deepest} | found for kind, found in kinds.items()]
+    ):
+        print(f"\n{table.plain()}")
+    return exact
 
 
 def _show(name: str, result: dict[str, Any]) -> None:
