@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from importlib import resources
@@ -11,7 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from triforce.backends import native_loader
 from triforce.checkpoint.hub import SHIPPED
+from triforce.cli import main
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 
@@ -98,6 +101,20 @@ def test_shipped_pair_most_tokens_need_no_full_pass(llm: LLM, book: list[int]) -
         assert below.accepted <= below.proposed
         assert sum(i * n for i, n in enumerate(below.histogram)) == below.accepted
         assert sum(below.histogram) == above.passes
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
+def test_shipped_pair_modes_write_plain_decodings_texts_with_int8_kv(tmp_path: Path) -> None:
+    """50 prompts, 256 tokens of each, at two temperatures."""
+    file, sizes = tmp_path / "certificate.json", ["--contexts", "1024", "--retrieval-budget", "256", "--batches", "10"]
+    how = ["--kv-dtype", "int8", "--temperatures", "0,0.8", "--couplings", "seeded", "--tokens", "256"]
+    workloads = "books,code,copy,summary,many-shot"
+    assert main(["bench", "lossless", *sizes, *how, "--workloads", workloads, "--json", str(file), "-q"]) == 0
+    report = json.loads(file.read_text())
+    assert report["differing"] == 0
+    assert sum(row["tokens"] for row in report["rows"] if row["mode"] != "ar") == 50 * 256 * 2 * 7
 
 
 @pytest.mark.slow
