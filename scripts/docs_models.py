@@ -8,8 +8,8 @@ import torch
 
 from triforce.checkpoint.hf_config import checked, model_config
 from triforce.engine.speculative_config import SpeculativeConfig
+from triforce.model.break_even import kv_read, pays_from, why_not
 from triforce.model.config import ModelConfig
-from triforce.planner.break_even import kv_read, pays_from, why_not
 
 LENGTH = 32_768
 BUDGET = SpeculativeConfig().retrieval.budget.of(LENGTH)

@@ -126,7 +126,7 @@ class NoHindsight:
 
 def simulated_rate(it: PlanController, prefix: Any, simulated: SimulatedTiers, proposals: int) -> float:
     """Tokens per second of simulated tiers under a controller."""
-    it.hindsight = it.observer.hindsight = NoHindsight()  # type: ignore[assignment]
+    it.beliefs.hindsight = NoHindsight()  # type: ignore[assignment]
     tokens = seconds = 0.0
     for _ in range(proposals):
         it.steer(prefix, LIVE)

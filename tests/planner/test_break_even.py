@@ -12,10 +12,7 @@ import torch
 from tests.helpers.tiny_checkpoint import tiny_model
 from triforce.cli import main
 from triforce.model.architecture import Architecture, Experts, LayerKind
-from triforce.model.config import ModelConfig
-from triforce.model.expert_unions import experts_touched
-from triforce.model.rope import Rope
-from triforce.planner.break_even import (
+from triforce.model.break_even import (
     GAIN,
     STEP,
     kv_read,
@@ -24,6 +21,9 @@ from triforce.planner.break_even import (
     weights_read,
     why_not,
 )
+from triforce.model.config import ModelConfig
+from triforce.model.expert_unions import experts_touched
+from triforce.model.rope import Rope
 from triforce.planner.tier_work import LEAST_BYTES, TierWork
 
 LLAMA_8B = ModelConfig(

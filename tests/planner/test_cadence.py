@@ -31,7 +31,7 @@ def listening(
     ticks, heard, weighed = iter(range(10**6)), list[int](), list[int]()
     batch = read(None)
     it = PlanController(unlinked(batch.top), costs, clock=lambda: 1e-5 * next(ticks))
-    monkeypatch.setattr(it.hindsight, "update", lambda prefix, b: heard.append(len(heard)) or hits)
+    monkeypatch.setattr(it.beliefs.hindsight, "update", lambda prefix, b: heard.append(len(heard)) or hits)
     best = it.choose
 
     def choose(lengths: list[int], left: int) -> Choice:
@@ -80,7 +80,7 @@ def test_similar_plain_texts_are_seldom_planned(monkeypatch: pytest.MonkeyPatch)
         assert it.plain > 0 and it.choice.rate == it.plain
     assert thoughts[0] >= 1 and sum(thoughts) <= 6
     it, prefix, _, weighed = listening(monkeypatch, costs)
-    it.acceptance.temperature += 1  # texts of another kind
+    it.beliefs.acceptance.temperature += 1  # texts of another kind
     goes_on(it, prefix, 1)
     assert len(weighed) == 1
 

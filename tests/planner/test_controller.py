@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from tests.helpers.controlled_batch import DEEP, LIVE, known, steered
+from tests.helpers.simulated_tiers import SimulatedTiers, estimates
 from triforce.planner import CostModel, Plan, PlanController
 from triforce.planner.account import Account
-from triforce.planner.choose import Candidate, Cause, Choice, State, best
+from triforce.planner.choose import Candidate, Cause, Choice, State, best, candidates
 from triforce.planner.pass_costs import AMONG_MODELS
 from triforce.planner.planner_config import CONFIG
 
@@ -23,7 +24,7 @@ def test_controller_hierarchy_pays_when_full_pass_is_slow() -> None:
     assert flat.plan == Plan() and flat.choice.state is State.PLAIN
 
 
-FLAT = Plan(("draft", "full"), (2,))
+FLAT, PLAIN = Plan(("draft", "full"), (2,)), Candidate(Plan(), 100.0, 100.0)
 
 
 @pytest.mark.parametrize(
@@ -37,15 +38,31 @@ FLAT = Plan(("draft", "full"), (2,))
 )
 def test_plan_is_chosen_by_score(scores: tuple[float, float], plan: Plan, state: State) -> None:
     deep, flat = (Candidate(each, s or 200.0, s) for each, s in zip((DEEP, FLAT), scores, strict=True))
-    found = best([deep, flat], DEEP, 100.0)
+    found = best([PLAIN, deep, flat], DEEP)
     assert (found.plan, found.state) == (plan, state)
-    rivals = [Candidate(Plan(), 100.0, 100.0), deep, flat]
-    assert found.rival == max((each for each in rivals if each.plan != plan), key=lambda each: each.score)
+    assert found.rival == max((each for each in (PLAIN, deep, flat) if each.plan != plan), key=lambda each: each.score)
 
 
 def test_plan_better_by_upper_bound_alone_is_tried() -> None:
-    found = best([Candidate(FLAT, rate=90.0, score=130.0)], Plan(), 100.0)
-    assert found == Choice(FLAT, State.TRYING, 90.0, 130.0, Candidate(Plan(), 100.0, 100.0))
+    found = best([PLAIN, Candidate(FLAT, rate=90.0, score=130.0)], Plan())
+    assert found == Choice(FLAT, 90.0, 130.0, State.TRYING, PLAIN)
+
+
+def test_plans_that_may_not_be_risked_are_told_of_by_their_best() -> None:
+    """Where the first gamma promises less than plain decoding, and a larger one more."""
+    long = SimulatedTiers({"full": (8e-3, 0.0), "draft": (1e-4, 0.0)}, {}, fused_draft=7e-3)
+    it = estimates(lambda tier, tokens: long.seen(tier, tokens) if tier in long.costs else 1.0, {})
+    unsure = {"draft": np.array([[0.0, 0.7, 0.7]]), "retrieval": np.array([[0.0, 0.1, 0.1]])}
+    found = candidates(replace(it, accepted_KZ=it.accepted_KZ | unsure), True, True, [()], 64, headroom=0.0)
+    assert not any(each.score for each in found[1:]) and best(found, Plan()).state is State.GUARDED
+    draft = next(each for each in found if each.plan.tiers == FLAT.tiers)
+    assert draft.rate > found[0].rate and draft.plan.gammas > (2,)
+
+
+def test_plain_text_reports_no_attention_from_first_proposal_on() -> None:
+    """In a process that knows what passes cost, and so weighs plans at once."""
+    it, _ = steered(known(full=1e-4), steps=1)
+    assert it.plan == Plan() and it.choice.state is State.PLAIN and it.top.cache.grain == 0
 
 
 def test_account_bounds_what_trials_lose() -> None:
@@ -91,8 +108,8 @@ def test_controller_overhead_is_shared_among_passes() -> None:
         it.by_name["full"].counters.record_passes(LIVE, 1e-3)
         it.by_name["draft"].counters.record_passes(LIVE, 2e-4)
         it.observe([100], 1, 1.6e-3)
-    it.conclude(batch.prefix, LIVE)
-    assert it.costs.passes.seconds(AMONG_MODELS, 1, 1, 150) == pytest.approx(1.2e-3, rel=1e-2)
+    it.conclude(batch.prefix)
+    assert it.costs.passes.seconds(AMONG_MODELS, 1, 1, 100) == pytest.approx(1.2e-3, rel=1e-2)
     assert it.costs.passes.seconds("draft", 1, 1, 0) == pytest.approx(4e-4, rel=1e-2)
 
 
@@ -103,11 +120,11 @@ def test_controller_acceptance_carries_to_next_batch() -> None:
     for _ in range(50):
         counters.record_verdict(np.array([4]), np.array([0]), LIVE)
         it.observe([100], 1, 1e-3)
-    it.conclude(batch.prefix, LIVE)
-    assert it.acceptance.of("draft", 100)[0] < 0.15
-    assert steered(costs)[0].acceptance.of("draft", 100)[0] < 0.2
+    it.conclude(batch.prefix)
+    assert it.beliefs.acceptance.of("draft", 100)[0] < 0.15
+    assert steered(costs)[0].beliefs.acceptance.of("draft", 100)[0] < 0.2
     fresh, _ = steered(known(full=20e-3))
-    assert fresh.acceptance.of("draft", 100)[0] > 0.6
+    assert fresh.beliefs.acceptance.of("draft", 100)[0] > 0.6
 
 
 def test_controller_observes_attention_only_for_retrieval(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,12 +19,12 @@ def test_controller_tries_unknown_tiers_in_first_text() -> None:
     costs, simulated = CostModel(works=works), SimulatedTiers(paces, {"draft": 0.6, "retrieval": 0.95})
     batch, tried = read(None), list[Plan]()
     it = PlanController(unlinked(batch.top), costs, clock=lambda: 0.0)
-    it.hindsight = it.observer.hindsight = NoHindsight()  # type: ignore[assignment]
+    it.beliefs.hindsight = NoHindsight()  # type: ignore[assignment]
     for _ in range(30):
         it.steer(batch.prefix, LIVE, left=lambda: 300)
         tried.append(it.plan)
         it.observe([150], *simulated.play(it.plan, it.by_name))
-    it.conclude(batch.prefix, LIVE)
+    it.conclude(batch.prefix)
     first = CONFIG.first_proposals
     assert set(tried[:first]) == {Plan()} and Plan() not in tried[first + 1 : first + 5]
     assert all(costs.passes.of(tier).count for tier in ("full", "retrieval", "draft"))

@@ -12,7 +12,6 @@ from tests.helpers.simulated_tiers import SimulatedTiers, fixed, simulated_rate,
 from triforce.engine.modes import unlinked
 from triforce.planner import CostModel, Plan, PlanController, account
 from triforce.planner.choose import Choice, State, candidates
-from triforce.planner.forecast import Beliefs
 from triforce.planner.planner_config import CONFIG
 
 MS = 1e-3
@@ -80,10 +79,9 @@ def test_winning_plan_is_found(simulated: SimulatedTiers) -> None:
 @pytest.mark.parametrize("simulated", LOSES.values(), ids=LOSES)
 def test_controller_without_fallback_is_detected(simulated: SimulatedTiers, monkeypatch: pytest.MonkeyPatch) -> None:
     def bold(self: PlanController, lengths: list[int], left: int) -> Choice:
-        seen = Beliefs(self.costs, self.acceptance, self.hindsight, self.view).estimates(lengths)
-        found = candidates(seen, True, True, [()], left, float("inf"))
-        fastest = max((each for each in found if each.plan.tiers[0] != "ngram"), key=lambda each: each.rate)
-        return Choice(fastest.plan, State.SPECULATING, fastest.rate)
+        found = candidates(self.beliefs.estimates(lengths), True, True, [()], left, float("inf"))
+        fastest = max((each for each in found[1:] if each.plan.tiers[0] != "ngram"), key=lambda each: each.rate)
+        return Choice(fastest.plan, fastest.rate, state=State.SPECULATING)
 
     monkeypatch.setattr(PlanController, "choose", bold)
     monkeypatch.setattr(account, "CONFIG", replace(CONFIG, allowed_loss=10.0))

@@ -83,6 +83,6 @@ def test_hindsight_rows_keep_their_places() -> None:
 
 def test_short_match_before_draft_counts_alone() -> None:
     hindsight = NgramHindsight(NgramProposer(1))
-    hindsight.uncounted += [(0, 0), (ALONE, 1), (0, 0)]
+    hindsight.places += [(0, 0), (ALONE, 1), (0, 0)]
     _, _, found_A = hindsight.means()
     assert found_A[1] > 0 and found_A[0] == 0

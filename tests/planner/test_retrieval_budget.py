@@ -20,7 +20,7 @@ from triforce.engine.sequence_group import prefill_batch
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import Budget, RetrievalConfig
 from triforce.planner import CostModel, Plan, PlanController, acceptance, choose
-from triforce.planner.forecast import BUDGET_STEPS, Beliefs, budget_options
+from triforce.planner.forecast import BUDGET_STEPS, budget_options
 from triforce.planner.plan import BudgetFactors, plan_space, proposals
 from triforce.planner.planner_config import CONFIG
 from triforce.planner.tier_work import TierWork
@@ -122,14 +122,14 @@ def test_budget_candidates_are_neighbours_up_to_half_context() -> None:
 def both() -> tuple[PlanController, SequenceBatch]:
     made = batch(LONGER, SHORTER)
     it = PlanController(unlinked(made.top), informed(LARGER), clock=lambda: 0.0)
-    it.hindsight = it.observer.hindsight = NoHindsight()  # type: ignore[assignment]
+    it.beliefs.hindsight = NoHindsight()  # type: ignore[assignment]
     return it, made
 
 
 def test_batch_rows_have_budget_of_their_size() -> None:
     it, made = both()
     for kept, times in ((80, 1.0), (97, 2.0)):
-        it.acceptance.add("retrieval", 400, 10 * kept, 10 * (100 - kept), times)
+        it.beliefs.acceptance.add("retrieval", 400, 10 * kept, 10 * (100 - kept), times)
     live_B = np.array([True, True])
     it.steer(made.prefix, live_B)
     assert it.plan.budget_factors == ((9, 2.0),) and "retrieval" in it.plan.tiers
@@ -144,22 +144,21 @@ def test_batch_rows_have_budget_of_their_size() -> None:
 def test_batch_rows_teach_acceptance_of_their_size() -> None:
     it, made = both()
     it.apply(replace(DEEP, budget_factors=((9, 2.0),)), made.prefix, np.array([True, True]))
-    it.live_B = np.array([True, True])
     it.by_name["retrieval"].counters.record_verdict(np.array([4, 4]), np.array([4, 1]), np.array([True, True]))
     it.observe([400, 150], 8, 0.02)
-    it._learn()
-    assert it.costs.acceptance.sums["retrieval 3 9 x2"] == [4.0, 0.0]
-    assert it.costs.acceptance.sums["retrieval 3 8"] == [1.0, 1.0]
+    it.conclude(made.prefix)
+    learnt = {case[2:]: sums.tolist() for case, sums in it.costs.acceptance.of.items() if case[0] == "retrieval"}
+    assert learnt == {(9, 2.0): [4.0, 0.0], (8, 1.0): [1.0, 1.0]}
 
 
 def test_unvaried_keys_cost_by_their_bytes() -> None:
     it, _ = both()
-    it.costs = CostModel(works=dict.fromkeys(("full", "retrieval"), TierWork(1, 1e5, 1e4)))
+    it.beliefs.costs = costs = CostModel(works=dict.fromkeys(("full", "retrieval"), TierWork(1, 1e5, 1e4)))
     for width in (1, 3, 7) * 4:
-        it.costs.observe("retrieval", width, 1, 64, 2 * MS)
+        costs.observe("retrieval", width, 1, 64, 2 * MS)
         for keys in (100, 400):
-            it.costs.observe("full", width, 1, keys, 3 * MS + keys * 0.01 * MS)
-    seen = Beliefs(it.costs, it.acceptance, it.hindsight, it.view).estimates([400], [(), ((9, 0.5),), ((9, 2.0),)])
+            costs.observe("full", width, 1, keys, 3 * MS + keys * 0.01 * MS)
+    seen = it.beliefs.estimates([400], [(), ((9, 0.5),), ((9, 2.0),)])
     usual, few, many = seen.seconds_KW["retrieval"][:, 1]
     assert few < usual < many < 2.5 * usual
 
@@ -167,7 +166,8 @@ def test_unvaried_keys_cost_by_their_bytes() -> None:
 def test_unread_keys_cost_at_most_full_tier() -> None:
     """Passes of a short text, whose keys hardly vary, tell nothing of a long one: their line may point anywhere."""
     it, _ = both()
-    it.costs, dice = CostModel(), random.Random(1)
+    it.beliefs.costs, dice = CostModel(), random.Random(1)
+    costs = it.beliefs.costs
     view, size = it.view, 400
     few, budget = 10, view.keys(size)
 
@@ -175,28 +175,28 @@ def test_unread_keys_cost_at_most_full_tier() -> None:
         return 1 * MS + (0.1 + 0.001 * keys) * tokens * MS
 
     def predicted() -> float:
-        seen = Beliefs(it.costs, it.acceptance, it.hindsight, view).estimates([size])
+        seen = it.beliefs.estimates([size])
         return float(seen.seconds_KW["retrieval"][0, 1])
 
     for i in range(12):
-        it.costs.observe("retrieval", 1 + i % 3, 1, few + i // 4, true(1 + i % 3, few) * (1 + 0.1 * (i // 4)))
-        it.costs.observe("full", 1 + i % 3, 1, few, true(1 + i % 3, few))
+        costs.observe("retrieval", 1 + i % 3, 1, few + i // 4, true(1 + i % 3, few) * (1 + 0.1 * (i // 4)))
+        costs.observe("full", 1 + i % 3, 1, few, true(1 + i % 3, few))
     for _ in range(60):
-        it.costs.observe("full", 1, 1, size, true(1, size))
+        costs.observe("full", 1, 1, size, true(1, size))
     assert predicted() == pytest.approx(true(1, budget), rel=0.2)
     dear = 3 * true(1, budget)
     for _ in range(20):
-        it.costs.observe("retrieval", 1, 1, budget, dear * dice.uniform(0.9, 1.1))
+        costs.observe("retrieval", 1, 1, budget, dear * dice.uniform(0.9, 1.1))
     assert predicted() == pytest.approx(dear, rel=0.2)  # now it is known, whatever the exact tier takes
 
 
 def test_budget_arrays_equal_single_budgets() -> None:
     it, _ = both()
     budgets = budget_options(it.view, [400, 300, 150])
-    beliefs, space = Beliefs(it.costs, it.acceptance, it.hindsight, it.view), plan_space(True, True)
+    space = plan_space(True, True)
 
     def rates(budgets: list[BudgetFactors]) -> np.ndarray:
-        tokens_KZN, seconds_KZN = proposals(space, beliefs.estimates([400, 300, 150], budgets))
+        tokens_KZN, seconds_KZN = proposals(space, it.beliefs.estimates([400, 300, 150], budgets))
         return tokens_KZN / seconds_KZN
 
     rates_KZN = rates(budgets)

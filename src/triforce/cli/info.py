@@ -21,8 +21,8 @@ from triforce.kvcache.offload.sizing import free_memory, memory_for
 from triforce.kvcache.offload.sizing_cuda import CudaKVSizing, needs_of
 from triforce.kvcache.views.full import prefill_chunk
 from triforce.kvcache.window_pages import most_pages, pages_of_rows
+from triforce.model.break_even import ACCEPTANCE, kv_read, pays_from, why_not
 from triforce.model.config import ModelConfig
-from triforce.planner.break_even import ACCEPTANCE, kv_read, pays_from, why_not
 
 LENGTHS = (4_096, 16_384, 32_768, 131_072, 262_144, 1_048_576)
 

@@ -24,7 +24,7 @@ from triforce.engine.tier_builder import ModelSet, SharedKV, TierBuilder
 from triforce.interface.stats import TierStats
 from triforce.kvcache import FullView
 from triforce.kvcache.page_owners import NO_PAGES, PrefixPages
-from triforce.planner import CostModel, Findings, PlanController, SearchedLayers, report
+from triforce.planner import CostModel, Findings, Plan, PlanController, SearchedLayers, report
 from triforce.ragged import Bools, ints
 from triforce.speculation import Draft, Seeded, SequenceState, Tier
 
@@ -77,7 +77,7 @@ class SequenceBatch:
             ids_BS[b, : len(sequence.prompt)] = sequence.prompt
         self.prefix = SequenceState(ids_BS, ints([len(sequence.prompt) for sequence in sequences]))
         self.decode_seconds = 0.0
-        self._plan_noted = -1  # of the controller's changes, the latest that all sequences have noted
+        self._plan_noted: Plan | None = None  # that all sequences have noted
 
     @torch.no_grad()
     def step(self) -> list[int]:
@@ -111,13 +111,15 @@ class SequenceBatch:
         for mine, theirs in zip(self.tiers, other.tiers, strict=True):
             mine.join(theirs)
         self.sequences += other.sequences
-        self._plan_noted = -1
+        self._plan_noted = None
         self.prefix = self.prefix.join(other.prefix)
         self._make_sampler(torch.cat([self.noise.draws, other.noise.draws], 1))
         self._keep_logits()
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keep these rows. Others give back what they hold, and their sequences learn what each tier did for them."""
+        if self.controller:  # verdicts on rows that leave are learnt from as well
+            self.controller.conclude(self.prefix)
         for b, sequence in enumerate(self.sequences):
             if b not in rows:
                 sequence.tiers, sequence.bitwise = self.stats(b), self.bitwise(sequence)
@@ -169,13 +171,13 @@ class SequenceBatch:
         """Choose tiers and searched layers for the next proposal. Returns the layer search, if it takes part."""
         if self.controller:
             self.controller.steer(self.prefix, live_B, self._left)
-            if self.controller.budget or self.controller.changes != self._plan_noted:
-                self._plan_noted = self.controller.changes
+            if self.controller.budget or self.controller.plan is not self._plan_noted:
+                self._plan_noted = self.controller.plan
                 for sequence in compress(self.sequences, live_B):
                     sequence.note_plan(self.controller)
         searching = self.search if not self.controller or "retrieval" in self.controller.plan.tiers else None
         if searching:
-            self.search_layers(searching, max(lengths), self._left(), live_B)
+            self.search_layers(searching, max(lengths), self._left())
         return searching
 
     def _left(self) -> int:
@@ -195,14 +197,14 @@ class SequenceBatch:
             for b, sequence in enumerate(self.sequences)
         ]
 
-    def search_layers(self, search: SearchedLayers, length: int, left: int, live_B: Bools) -> None:
+    def search_layers(self, search: SearchedLayers, length: int, left: int) -> None:
         """Set the layers that the retrieval tier searches in the next proposal, from texts of `length` tokens.
 
         left: tokens that may still come, at most.
         """
         view, layers = search.tier.cache, search.next_layers(length, left)
         if self.controller and layers != view.searched_layers:
-            self.controller.conclude(self.prefix, live_B)
+            self.controller.conclude(self.prefix)
         view.searched_layers, view.trying = layers, search.trying
 
     def _make_sampler(self, draws: Tensor | None = None) -> None:

@@ -12,7 +12,6 @@ from enum import Enum
 from time import perf_counter
 from traceback import clear_frames
 
-import numpy as np
 import torch
 
 from triforce.disk_cache.entry_store import Use
@@ -160,7 +159,7 @@ def prefill_batch(batch: SequenceBatch, grant: Grant = grant_all) -> Iterator[tu
     sizes = [len(sequence.prompt) - 1 for sequence in batch.sequences]
     started = perf_counter()
     if batch.search:  # what is known already: a controller goes by it, and it had best stay in memory
-        batch.search_layers(batch.search, max(sizes) + 1, 0, np.ones(len(sizes), bool))
+        batch.search_layers(batch.search, max(sizes) + 1, 0)
     for b in range(len(batch.sequences)):
         source = _source(batch, b)
         for seen in _feed(batch, b, grant) if source is None else _fork(batch, source, b):

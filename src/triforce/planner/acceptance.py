@@ -6,12 +6,12 @@ its prior, which counts as few tokens, because texts differ; this text's tokens 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
 
 from triforce.planner.planner_config import CONFIG
-from triforce.ragged import Ints
 from triforce.speculation import NgramProposer, SequenceState
 from triforce.speculation.ngram import ALONE, BEFORE_A_DRAFT
 
@@ -22,43 +22,52 @@ TEMPERATURE_BOUNDS = (0.0, 0.5, 0.9, 1.1)  # between them, texts are about equal
 MAX_GAMMA = 16  # tokens that n-grams propose in hindsight, at most
 KNOWN = 8  # tokens behind a place that are compared: where all are right, as many as were proposed are taken to be
 PLACE_DECAY = 0.94  # of what hindsight has seen before, per place
-PRIOR_PLACES = 2.0  # places without a match, before anything was seen
+PRIOR_PLACES = 2  # places without a match, before anything was seen
+MOST_PLACES = 96  # those before them hardly count
 
 
-class AcceptanceHistory:
-    """Draft tokens accepted and rejected in all texts, by case; the latest ones count most."""
+Case = tuple[str, int, int, float]
+"""Tier and temperature; of a retrieval tier also the bits of the context, and times the usual budget."""
 
-    def __init__(self) -> None:
-        self.sums: dict[str, list[float]] = {}
 
-    def add(self, case: str, accepted: float, rejected: float) -> None:
+class Sums:
+    """Draft tokens accepted and rejected, by case. memory: proposals over which they fade; limit: tokens of a case."""
+
+    def __init__(self, memory: float, limit: float = float("inf")) -> None:
+        self.of: dict[Case, np.ndarray] = {}
+        self._memory, self._limit = memory, limit
+
+    def add(self, case: Case, accepted: float, rejected: float) -> None:
         """Count some draft tokens."""
-        sums = np.add(self.sums.get(case, (0.0, 0.0)), (accepted, rejected))
-        self.sums[case] = (sums * min(1.0, CONFIG.history_limit / max(sums.sum(), 1.0))).tolist()
+        sums = self.of.get(case, 0.0) + np.array([accepted, rejected], float)
+        self.of[case] = sums * min(1.0, self._limit / max(sums.sum(), 1.0))
 
     def fade(self, proposals: int) -> None:
         """Let all cases fade by so many proposals."""
-        left = (1 - 1 / CONFIG.history_memory) ** proposals
-        self.sums = {case: [left * accepted, left * rejected] for case, (accepted, rejected) in self.sums.items()}
+        for sums in self.of.values():
+            sums *= (1 - 1 / self._memory) ** proposals
 
-    def of(self, tier: str, case: str, budget_factor: float = 1.0) -> tuple[float, float]:
-        """The acceptance to expect in the mean of texts, with so many times the usual budget; and tokens behind it."""
-        mean, tokens = self._mean(case, PRIOR_ACCEPTANCE[tier], CONFIG.prior_tokens)
-        if budget_factor != 1.0:
-            supposed = max(0.0, 1 - (1 - mean) * budget_factor**-CONFIG.budget_exponent)
-            mean, tokens = self._mean(with_budget(case, budget_factor), supposed, min(CONFIG.budget_tokens, tokens))
+
+class AcceptanceHistory(Sums):
+    """Draft tokens of all texts; the latest ones count most."""
+
+    def __init__(self) -> None:
+        super().__init__(CONFIG.history_memory, CONFIG.history_limit)
+
+    def expected(self, case: Case) -> tuple[float, float]:
+        """Return the acceptance to expect in the mean of texts; and tokens behind it."""
+        *usual, factor = case
+        mean, tokens = self._mean((*usual, 1.0), PRIOR_ACCEPTANCE[case[0]], CONFIG.prior_tokens)  # type: ignore[arg-type]
+        if factor != 1.0:
+            supposed = max(0.0, 1 - (1 - mean) * factor**-CONFIG.budget_exponent)
+            mean, tokens = self._mean(case, supposed, min(CONFIG.budget_tokens, tokens))
         return mean, tokens
 
-    def _mean(self, case: str, prior: float, weight: float) -> tuple[float, float]:
+    def _mean(self, case: Case, prior: float, weight: float) -> tuple[float, float]:
         """The acceptance in a case, where so many tokens of `prior` acceptance come on top; and all tokens."""
-        accepted, rejected = self.sums.get(case, (0.0, 0.0))
+        accepted, rejected = self.of.get(case, (0.0, 0.0))
         tokens = accepted + rejected + weight
         return (accepted + weight * prior) / tokens, tokens
-
-
-def with_budget(case: str, budget_factor: float) -> str:
-    """The name of a case with so many times the usual budget."""
-    return case if budget_factor == 1.0 else f"{case} x{budget_factor:g}"
 
 
 class AcceptanceTracker:
@@ -66,30 +75,26 @@ class AcceptanceTracker:
 
     def __init__(self, history: AcceptanceHistory, temperature: float) -> None:
         self._history, self.temperature = history, sum(temperature > bound for bound in TEMPERATURE_BOUNDS)
-        self._here: dict[str, dict[tuple[str, float], np.ndarray]] = {}
-        """By tier, case and times the usual budget: draft tokens of this text that were accepted, and rejected."""
+        self._here = Sums(CONFIG.text_memory)
 
-    def add(self, tier: str, length: int, accepted: float, rejected: float, budget_factor: float = 1.0) -> None:
+    def add(self, tier: str, length: int, accepted: float, rejected: float, factor: float = 1.0) -> None:
         """Count a tier's draft tokens in texts of about this length, with so many times the usual budget."""
-        case, news = self._case(tier, length), np.array([accepted, rejected])
-        here = self._here.setdefault(tier, {})
-        here[case, budget_factor] = here.get((case, budget_factor), 0.0) + news
-        self._history.add(with_budget(case, budget_factor), accepted, rejected)
+        for sums in (self._here, self._history):
+            sums.add(self._case(tier, length, factor), accepted, rejected)
 
     def fade(self, proposals: int) -> None:
-        """Let what this text showed fade by so many proposals."""
-        self._history.fade(proposals)
-        for sums in (sums for cases in self._here.values() for sums in cases.values()):
-            sums *= (1 - 1 / CONFIG.text_memory) ** proposals
+        """Let what was seen fade by so many proposals."""
+        for sums in (self._here, self._history):
+            sums.fade(proposals)
 
-    def of(self, tier: str, length: int, budget_factor: float = 1.0) -> tuple[float, float]:
+    def of(self, tier: str, length: int, factor: float = 1.0) -> tuple[float, float]:
         """The acceptance of a tier, and its standard deviation.
 
         The ratio of rejections here to those elsewhere is taken to be the same for all budgets.
         """
-        mean, tokens = self._history.of(tier, self._case(tier, length), budget_factor)
-        usual, prior, here = 1 - mean, min(tokens, CONFIG.history_tokens), self._here.get(tier, {})
-        expected = sum(sums.sum() * (1 - self._history.of(tier, *case)[0]) for case, sums in here.items())
+        mean, tokens = self._history.expected(self._case(tier, length, factor))
+        usual, prior, here = 1 - mean, min(tokens, CONFIG.history_tokens), self._of_tier(tier)
+        expected = sum(sums.sum() * (1 - self._history.expected(case)[0]) for case, sums in here.items())
         rejected, count = sum(sums[1] for sums in here.values()), prior + self.tokens(tier)
         found = 1 - usual * (rejected + prior * usual) / max(expected + prior * usual, 1e-9)
         found = float(min(1.0, max(0.0, found)))
@@ -98,15 +103,18 @@ class AcceptanceTracker:
 
     def tokens(self, tier: str) -> float:
         """Draft tokens of this text that count."""
-        return float(sum(sums.sum() for sums in self._here.get(tier, {}).values()))
+        return float(sum(sums.sum() for sums in self._of_tier(tier).values()))
 
-    def kind(self, lengths: Sequence[int]) -> str:
+    def kind(self, lengths: Sequence[int]) -> tuple[int, int, int]:
         """The kind of texts of these lengths: rows, temperature and size. One plan is best for texts of a kind."""
-        return f"{len(lengths)} {self.temperature} {max(lengths).bit_length()}"
+        return len(lengths), self.temperature, max(lengths).bit_length()
 
-    def _case(self, tier: str, length: int) -> str:
-        """The case that acceptance depends on; of a retrieval tier, the size of the context belongs to it."""
-        return f"{tier} {self.temperature} {length.bit_length() if tier == 'retrieval' else 0}"
+    def _of_tier(self, tier: str) -> dict[Case, np.ndarray]:
+        return {case: sums for case, sums in self._here.of.items() if case[0] == tier}
+
+    def _case(self, tier: str, length: int, factor: float) -> Case:
+        """The case that acceptance depends on."""
+        return (tier, self.temperature, *((length.bit_length(), factor) if tier == "retrieval" else (0, 1.0)))
 
 
 class NgramHindsight:
@@ -118,32 +126,21 @@ class NgramHindsight:
 
     def __init__(self, ngrams: NgramProposer) -> None:
         self._ngrams = ngrams
-        self.uncounted: list[tuple[int, int]] = []  # matches and hits: most are never asked about
-        self._places, self._found_A = PRIOR_PLACES, np.zeros(2)
-        self._proposed_AG, self._accepted_AG = np.zeros((2, 2, MAX_GAMMA + 1))
+        self.places = deque([(0, 0)] * PRIOR_PLACES, maxlen=MOST_PLACES)
+        """Matches and hits of the latest ones; the first had none."""
 
     def update(self, prefix: SequenceState, b: int) -> int:
         """Try the new text of row b; returns how many of its tokens n-grams predicted."""
         tried = list(self._ngrams.hindsight(prefix, b, KNOWN))
-        self.uncounted += tried
+        self.places += tried
         return sum(hits for _, hits in tried)
 
     def means(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return tokens proposed and accepted (A, G), and the share of places with a match (A,): see `Estimates`."""
-        if self.uncounted:
-            self._count(*np.array(self.uncounted).T)
-            self.uncounted.clear()
-        return self._proposed_AG / self._places, self._accepted_AG / self._places, self._found_A / self._places
-
-    def _count(self, match_P: Ints, hits_P: Ints) -> None:
-        """Count the latest places."""
+        match_P, hits_P = np.array(self.places).T
         weight_P = PLACE_DECAY ** np.arange(len(match_P))[::-1]
-        found_PA = match_P[:, None] >= (BEFORE_A_DRAFT, ALONE)
+        weight_AP = (match_P >= np.array([[BEFORE_A_DRAFT], [ALONE]])) * (weight_P / weight_P.sum())
         reach_P = np.array([NgramProposer.reach(match) for match in match_P.tolist()])
-        proposed_PAG = found_PA[..., None] * np.minimum(reach_P[:, None, None], np.arange(MAX_GAMMA + 1))
-        accepted_PAG = np.minimum(proposed_PAG, np.where(hits_P < KNOWN, hits_P, MAX_GAMMA)[:, None, None])
-        left = PLACE_DECAY ** len(match_P)
-        self._places = left * self._places + weight_P.sum()
-        self._found_A = left * self._found_A + weight_P @ found_PA
-        self._proposed_AG = left * self._proposed_AG + np.tensordot(weight_P, proposed_PAG, 1)
-        self._accepted_AG = left * self._accepted_AG + np.tensordot(weight_P, accepted_PAG, 1)
+        proposed_PG = np.minimum(reach_P[:, None], np.arange(MAX_GAMMA + 1))
+        accepted_PG = np.minimum(proposed_PG, np.where(hits_P < KNOWN, hits_P, MAX_GAMMA)[:, None])
+        return weight_AP @ proposed_PG, weight_AP @ accepted_PG, weight_AP.sum(1)

@@ -12,6 +12,9 @@ from triforce.planner.pass_costs import FULL
 from triforce.planner.plan import PLAIN, BudgetFactors, Estimates, Plan, plan_space, proposals
 from triforce.planner.planner_config import CONFIG
 
+NOT_ALLOWED = 1e-9
+"""Part of its rate that a plan is worth which may not be risked: told of, where no plan of its tiers may."""
+
 
 class State(Enum):
     """Reasons for which a batch is decoded as it is."""
@@ -34,27 +37,21 @@ class Cause(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A plan, and the tokens per second of each row to expect of it.
+    """A plan, and the tokens per second of each row to expect of it; 0: not known yet.
 
     score: the rate that it is chosen by, with some optimism; 0 where it risks more than may be lost.
     """
 
-    plan: Plan
-    rate: float
-    score: float
+    plan: Plan = PLAIN
+    rate: float = 0.0
+    score: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """A chosen plan, why, and the tokens per second of each row that it promises; 0: not known yet.
+class Choice(Candidate):
+    """A chosen plan, and why. rival: the best plan of other tiers."""
 
-    score: it was chosen by that. rival: the best plan of other tiers.
-    """
-
-    plan: Plan = PLAIN
     state: State = State.FIRST
-    rate: float = 0.0
-    score: float = 0.0
     rival: Candidate | None = None
     cause: Cause = Cause.TIME
 
@@ -62,7 +59,7 @@ class Choice:
 def candidates(
     it: Estimates, draft: bool, sparse: bool, budgets: Sequence[BudgetFactors], left: float, headroom: float
 ) -> list[Candidate]:
-    """The best plan of each choice of tiers, of those that may be risked; plain decoding is left out.
+    """The best plan of each choice of tiers, of those that may be risked, and plain decoding first.
 
     draft: whether there is a draft model. sparse: whether the retrieval tier would see less than all. budgets: the
     present one first. left: tokens to come at most. headroom: seconds that may be lost.
@@ -76,9 +73,9 @@ def candidates(
     score_KN = np.where(allowed_KN, rate_KN + optimism * (upper_KN - rate_KN), 0.0)
     needed_K = CONFIG.budget_gain ** np.array([len(factors) for factors in budgets])
     needed_K[1:] *= CONFIG.switch_gain
-    worth_KN = np.where(allowed_KN, rate_KN, 0.0) / needed_K[:, None]
+    worth_KN = np.where(allowed_KN, 1.0, NOT_ALLOWED) * rate_KN / needed_K[:, None]
     found = []
-    for family in space.families[1:]:
+    for family in space.families:
         k, n = np.unravel_index(worth_KN[:, family].argmax(), worth_KN[:, family].shape)
         plan = space.plans[family][n]
         if "retrieval" in plan.tiers:
@@ -87,18 +84,18 @@ def candidates(
     return found
 
 
-def best(found: Sequence[Candidate], present: Plan, plain: float) -> Choice:
-    """The best of these plans that may be followed, or plain decoding, which has so many tokens per second.
+def best(found: Sequence[Candidate], present: Plan) -> Choice:
+    """The best of these plans that may be followed; the first one is plain decoding.
 
     The tiers of the present plan are kept where others promise little more.
     """
+    plain, *others = found
     needed = CONFIG.leave_gain if present.plain else CONFIG.switch_gain
     kept = {present.tiers: CONFIG.switch_gain}
-    chosen = max(found, key=lambda each: each.score * kept.get(each.plan.tiers, 1.0))
-    state = State.SPECULATING if chosen.rate > plain else State.TRYING
-    plainly = Candidate(PLAIN, plain, plain)
-    if max(each.score for each in found) < needed * plain:
-        promised = any(each.rate > CONFIG.switch_gain * plain for each in found)
-        chosen, state = plainly, State.GUARDED if promised else State.PLAIN
-    rival = max((each for each in (plainly, *found) if each is not chosen), key=lambda each: each.score)
-    return Choice(chosen.plan, state, chosen.rate, chosen.score, rival)
+    chosen = max(others, key=lambda each: each.score * kept.get(each.plan.tiers, 1.0))
+    state = State.SPECULATING if chosen.rate > plain.rate else State.TRYING
+    if max(each.score for each in others) < needed * plain.rate:
+        promised = any(each.rate > CONFIG.switch_gain * plain.rate for each in others)
+        chosen, state = plain, State.GUARDED if promised else State.PLAIN
+    rival = max((each for each in found if each is not chosen), key=lambda each: each.score)
+    return Choice(chosen.plan, chosen.rate, chosen.score, state, rival)

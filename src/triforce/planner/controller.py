@@ -1,8 +1,9 @@
 """Chooses the plan of a batch between proposals of the full tier: observe -> forecast -> choose -> apply.
 
 Observed are the seconds of forward passes (`CostModel`), the accepted share of each tier's draft tokens
-(`AcceptanceTracker`), and what n-grams of the text would have proposed (`NgramHindsight`). Under `seeded` no decision
-can change a text; under `rejection` none depends on a token that is still to be drawn, so the distribution is exact.
+(`AcceptanceTracker`), and what n-grams of the text would have proposed (`NgramHindsight`): all of it is `Beliefs`.
+Under `seeded` no decision can change a text; under `rejection` none depends on a token that is still to be drawn, so
+the distribution is exact.
 """
 
 from __future__ import annotations
@@ -11,11 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import perf_counter
 
-import numpy as np
-
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.kvcache import FullView, RetrievalView
-from triforce.planner.acceptance import AcceptanceTracker, NgramHindsight
 from triforce.planner.account import Account
 from triforce.planner.cadence import Cadence
 from triforce.planner.choose import Candidate, Cause, Choice, State, best, candidates
@@ -24,12 +22,13 @@ from triforce.planner.forecast import Beliefs, budget_options
 from triforce.planner.pass_costs import FULL
 from triforce.planner.plan import PLAIN, BudgetFactors, Estimates, Plan
 from triforce.planner.planner_config import CONFIG
-from triforce.planner.tiers import Observer, link
+from triforce.planner.tiers import link
 from triforce.ragged import Bools
-from triforce.speculation import NgramProposer, Proposer, SequenceState, Tier
+from triforce.speculation import Proposer, SequenceState, Tier
 from triforce.speculation.counters import REMEMBERED
 
 ENDLESS = 10**6  # tokens to come, where nobody says how many
+NOTHING = 0.0, 0.0, 0  # tokens of a row, seconds and proposals that nothing was learnt from yet
 
 
 class PlanController:
@@ -51,27 +50,21 @@ class PlanController:
         self.costs, self._clock, self.ranks, self.tiers = costs, clock, ranks, list(tiers)
         self.by_name = {tier.name: tier for tier in tiers}
         self.top: Tier[FullView] = self.by_name["full"]  # type: ignore[assignment]
-        ngrams: NgramProposer = self.by_name["ngram"]  # type: ignore[assignment]
         self.view: RetrievalView = self.by_name["retrieval"].cache  # type: ignore[attr-defined]
+        self.beliefs = Beliefs(self.by_name, costs, temperature)
         self.choice, self.plan, self.name = Choice(), PLAIN, str(PLAIN)
         """What was chosen; the plan that is applied is another one to probe, and until attention was observed."""
-        self.changes = 0
-        """Plans applied so far."""
         self.budget: Callable[[int], int] | None = None
         """Tokens that the retrieval tier reads of a context of so many, where the plan chooses that."""
-        self.acceptance = AcceptanceTracker(costs.acceptance, temperature)
-        self.hindsight = NgramHindsight(ngrams)
-        self.observer = Observer(self.by_name, self.view, costs, self.acceptance, self.hindsight)
         self.account, self._cadence = Account(), Cadence()
         self.estimates: Estimates | None = None
         self.found: list[Candidate] = []
         """The latest estimates, and the best plan of each choice of tiers by them."""
         self._grain = self.top.cache.grain
         self._proposals = self._first_thought = self._plain_at = 0
-        self._kind = ""  # of the texts at their first proposal, see `AcceptanceTracker.kind`
+        self._kind = 0, 0, 0  # of the texts at their first proposal, see `AcceptanceTracker.kind`
         self.lengths: Sequence[int] = ()  # of the texts before the latest proposal
-        self.live_B: Bools = np.zeros(len(self.top.cache.lengths_B), bool)
-        self._unlearnt = 0.0, 0.0, 0  # tokens of a row, seconds and proposals that nothing was learnt from yet
+        self._unlearnt = NOTHING
         self._fresh = False  # whether a plan was just applied
 
     @property
@@ -83,19 +76,21 @@ class PlanController:
     def followed(self) -> Choice:
         """The choice that is followed now: plain decoding, too, while that is probed."""
         probes = self.plan.plain and not self.choice.plan.plain
-        return Choice(PLAIN, State.PROBING, self.plain) if probes else self.choice
+        return Choice(rate=self.plain, state=State.PROBING) if probes else self.choice
 
     def steer(self, prefix: SequenceState, live_B: Bools, left: Callable[[], int] = lambda: ENDLESS) -> None:
         """Link the tiers for the next proposal. Most calls return at once. left: tokens that are to come, at most."""
         if self._proposals == 0:
             self._begin(prefix.lengths_B[live_B].tolist(), left())
+        if self._unlearnt[-1] >= REMEMBERED:
+            self.conclude(prefix)
         due = self._cadence.elapsed >= self._cadence.due_at and self._proposals >= self._first_thought
         self._proposals += 1
         plain = self.plan.plain and self.choice.plan.plain
         if self.ranks.broadcast(due or self._alarmed):
             self._think(prefix, live_B, left())
         if plain and self.choice.plan.plain:
-            self._plain_at = self._proposals
+            self._plain_at, self.top.cache.grain = self._proposals, 0
         else:
             self._follow(prefix, live_B)
 
@@ -108,26 +103,26 @@ class PlanController:
             return
         tokens, before, proposals = self._unlearnt
         self.lengths, self._unlearnt = lengths, (tokens + taken / len(lengths), before + seconds, proposals + 1)
-        if proposals + 1 >= REMEMBERED:
-            self._learn()
 
-    def conclude(self, prefix: SequenceState, live_B: Bools) -> None:
-        """Learn from the latest proposals before the next one, which will be of another kind."""
-        if self._unlearnt[-1]:
-            self.lengths, self.live_B = prefix.lengths_B[live_B].tolist(), live_B
-            self._learn()
+    def conclude(self, prefix: SequenceState) -> None:
+        """Learn from the latest proposals, all of one plan, before the next one is of another kind, or rows leave."""
+        (tokens, seconds, proposals), self._unlearnt = self._unlearnt, NOTHING
+        if not proposals:
+            return
+        usual = self.beliefs.learn_passes(self.plan, self.lengths, seconds)
+        if not self.account.plain and self.plan.plain:
+            self.account.plain = usual / proposals
+        least, most = usual / CONFIG.outlier, usual * CONFIG.outlier  # beyond them the machine did something else
+        self.account.enter(tokens, min(max(seconds, least), most), self.plan.plain)
+        self.beliefs.learn_verdicts(self.plan, prefix.lengths_B, proposals)
 
     def close(self, prefix: SequenceState) -> None:
         """Keep what was learnt for the next texts: these are done."""
-        if self._unlearnt[-1]:
-            self._learn()
-        if self.lengths and self.acceptance.kind(self.lengths) == self._kind:
+        self.conclude(prefix)
+        if self.lengths and self.beliefs.acceptance.kind(self.lengths) == self._kind:
             stays = "ngram" not in self.choice.plan.tiers and self.choice.state is not State.GUARDED
-            self.costs.kinds[self._kind] = (
-                self.choice if stays else Choice(PLAIN, State.PLAIN, self.plain),
-                self.account,
-                self._cadence,
-            )
+            left = self.choice if stays else Choice(rate=self.plain, state=State.PLAIN)
+            self.costs.kinds[self._kind] = left, self.account, self._cadence
 
     def apply(self, plan: Plan, prefix: SequenceState, live_B: Bools) -> None:
         """Link the tiers by a plan. Passes that are not learnt from by now are dropped."""
@@ -136,8 +131,7 @@ class PlanController:
             self.view.times = dict(plan.budget_factors)
         chosen = "retrieval" in plan.tiers and self.view.setting.budget.open
         self.plan, self.name, self.budget = plan, str(plan), self.view.budget if chosen else None
-        self.changes += 1
-        self._unlearnt, self._fresh = (0.0, 0.0, 0), self._proposals > 1
+        self._unlearnt, self._fresh = NOTHING, self._proposals > 1
         self._forget_passes()
 
     def _forget_passes(self) -> None:
@@ -153,23 +147,21 @@ class PlanController:
 
     def _begin(self, lengths: list[int], left: int) -> None:
         """Start from what the latest text of the kind has left. If much is to come, plans are weighed at once."""
-        self._kind = self.acceptance.kind(lengths)
+        self._kind = self.beliefs.acceptance.kind(lengths)
         kept = self.ranks.broadcast(self.costs.kinds.get(self._kind))
         if kept:
             self.choice, account, cadence = kept
             self.account, self._cadence = account.next(), cadence.next(account.won > 0, left * account.plain)
         elif not self.costs.confirmed:
             self._first_thought, self._cadence.due_at = CONFIG.first_proposals, CONFIG.first_seconds
-        if self._cadence.due_at and "retrieval" not in self.choice.plan.tiers:
-            self.top.cache.grain = 0  # as in `_follow`, which is not called while plain decoding goes on
 
     def _think(self, prefix: SequenceState, live_B: Bools, left: int) -> None:
         """Look for n-grams that repeat, and choose a plan if that is due."""
         began, rows = self._clock(), live_B.nonzero()[0].tolist()
-        hits = self.hindsight.update(prefix, rows[self._proposals % len(rows)])
+        hits = self.beliefs.hindsight.update(prefix, rows[self._proposals % len(rows)])
         self._cadence.heard(hits, self._clock() - began)
         if cause := Cause.LOSS if self._alarmed else self._cadence.cause:
-            self.conclude(prefix, live_B)
+            self.conclude(prefix)
             self.choice = replace(self.choose(prefix.lengths_B[live_B].tolist(), left), cause=cause)
             self._cadence.thought(self._clock() - began, self.choice.plan)
         self.choice = self.ranks.broadcast(self.choice)
@@ -178,12 +170,11 @@ class PlanController:
         """The plan from now on, for texts of these lengths of which at most `left` tokens are to come."""
         sparse = any(length > self.view.budget(length) for length in lengths)
         budgets: list[BudgetFactors] = budget_options(self.view, lengths) if sparse else [()]
-        beliefs = Beliefs(self.costs, self.acceptance, self.hindsight, self.view)
-        self.estimates = beliefs.estimates(lengths, budgets)
+        self.estimates = self.beliefs.estimates(lengths, budgets)
         self.account.plain = float(self.estimates.seconds_KW[FULL][0, 1])
         headroom = self.account.headroom
         self.found = candidates(self.estimates, "draft" in self.by_name, sparse, budgets, left, headroom)
-        return best(self.found, self.choice.plan, self.plain)
+        return best(self.found, self.choice.plan)
 
     def _follow(self, prefix: SequenceState, live_B: Bools) -> None:
         """Apply the chosen plan, or go on for a proposal until the full tier has observed attention for it.
@@ -197,19 +188,5 @@ class PlanController:
         ready = "retrieval" not in wanted.tiers or self.top.cache.grain == self._grain
         self.top.cache.grain = self._grain if "retrieval" in chosen.tiers else 0
         if ready and wanted != self.plan:
-            self.conclude(prefix, live_B)
+            self.conclude(prefix)
             self.apply(wanted, prefix, live_B)
-        self.live_B = live_B
-
-    def _learn(self) -> None:
-        """Learn from the latest proposals, all of one plan."""
-        (tokens, seconds, proposals), self._unlearnt = self._unlearnt, (0.0, 0.0, 0)
-        usual = self.observer.passes(self.plan, self.lengths, seconds)
-        if not self.account.plain and self.plan.plain:
-            self.account.plain = usual / proposals
-        least, most = usual / CONFIG.outlier, usual * CONFIG.outlier  # beyond them the machine did something else
-        self.account.enter(tokens, min(max(seconds, least), most), self.plan.plain)
-        if self.plan.plain:
-            self.acceptance.fade(proposals)
-        else:
-            self.observer.verdicts(self.plan, self.lengths, self.live_B, proposals)

@@ -14,13 +14,13 @@ from importlib.metadata import PackageNotFoundError, version
 from math import log
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
-import numpy as np
 import torch
 
 from triforce.backends import native_loader
 from triforce.planner.acceptance import AcceptanceHistory
-from triforce.planner.pass_costs import Kind, PassCosts, Seen
+from triforce.planner.pass_costs import PassCosts, Seen
 from triforce.planner.searched_layers import Finding
 from triforce.planner.tier_work import TierWork
 
@@ -35,12 +35,12 @@ class CostModel:
         self.acceptance, self.layers = AcceptanceHistory(), dict[str, Finding]()
         self.confirmed = False
         """Whether this process has seen passes: those of the file may be another machine's, or a busy hour's."""
-        self.kinds: dict[str, Any] = {}
+        self.kinds: dict[tuple[int, int, int], Any] = {}
         """What the latest text of a kind leaves to the next one: choice, account and cadence of its controller."""
-        unfit = OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError
-        with suppress(*unfit):  # all of it can be learnt again
-            if path:
-                self._read(json.loads(path.read_text(encoding="utf-8")))
+        with suppress(OSError, ValueError):  # all of it can be learnt again
+            digest, saved = path.read_text(encoding="utf-8").split("\n", 1) if path else ("", "")
+            if digest == str(crc32(saved.encode())):  # else it is not what a process of ours wrote
+                self._read(json.loads(saved))
 
     def observe(self, tier: str, width: int, rows: int, keys: float, seconds: float, passes: int = 1) -> float:
         """Note passes that are alike, see `PassCosts.observe`."""
@@ -54,37 +54,26 @@ class CostModel:
         layers, shift = {case: asdict(found) for case, found in self.layers.items()}, log(self.passes.speed)
         kinds = [(tier, kind, x) for tier, costs in self.passes.tiers.items() for kind, x in costs.seen.items()]
         passes = [(tier, *kind, x.count, x.keys, x.log + shift) for tier, kind, x in kinds]
-        saved = {"passes": passes, "shares": self.acceptance.sums, "layers": layers}
+        shares = [(*case, *sums.tolist()) for case, sums in self.acceptance.of.items()]
+        saved = json.dumps({"passes": passes, "shares": shares, "layers": layers})
         fresh = self.path.with_suffix(f".{os.getpid()}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            fresh.write_text(json.dumps(saved), encoding="utf-8")
+            fresh.write_text(f"{crc32(saved.encode())}\n{saved}", encoding="utf-8")
             fresh.replace(self.path)
         except OSError:
             with suppress(OSError):
                 fresh.unlink()
 
     def _read(self, saved: Any) -> None:
-        """Take what the file holds. Raises one of several exceptions, and takes nothing, where it is not ours."""
-        seen: dict[str, dict[Kind, Seen]] = {}
+        """Take what a file holds."""
         for tier, width, rows, size, count, keys, took in saved["passes"]:
-            _numbers([size, keys, abs(took), min(width, rows, count) - 0.5], 4)
-            found = Seen(min(float(count), OLD_PASSES), float(keys), float(took), own=False)
-            seen.setdefault(str(tier), {})[int(width), int(rows), int(size)] = found
-        sums = {str(case): _numbers(pair, 2) for case, pair in saved["shares"].items()}
-        self.layers = {str(case): Finding.read(found) for case, found in saved["layers"].items()}
-        self.acceptance.sums = sums
-        for tier, kinds in seen.items():
-            self.passes.of(tier).seen = kinds
-            self.passes.of(tier).fit()
-
-
-def _numbers(saved: Any, count: int) -> list[float]:
-    """Return so many numbers, finite and nowhere negative. Raises ValueError."""
-    array = np.array(saved, float).reshape(count)
-    if not (np.isfinite(array).all() and (array >= 0).all()):
-        raise ValueError("not sums of observations")
-    return array.tolist()
+            self.passes.of(tier).seen[width, rows, size] = Seen(min(count, OLD_PASSES), keys, took, own=False)
+        for costs in self.passes.tiers.values():
+            costs.fit()
+        for *case, accepted, rejected in saved["shares"]:
+            self.acceptance.add(tuple(case), accepted, rejected)
+        self.layers |= {case: Finding.read(found) for case, found in saved["layers"].items()}
 
 
 def costs_path(models: list[str], device: torch.device, dtype: torch.dtype) -> Path | None:

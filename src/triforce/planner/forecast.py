@@ -1,4 +1,4 @@
-"""Forecasts: what each tier would give and cost by the beliefs of now, with a lower and an upper bound.
+"""Beliefs about tiers: learnt from their counters, and told as forecasts with a lower and an upper bound.
 
 Rows are grouped by the bits of their lengths, as acceptance is. A plan may have the retrieval tier read half or twice
 the usual budget for the rows of one group; tiers and gammas are those of all rows. Shape suffixes are those of `plan`.
@@ -6,8 +6,9 @@ the usual budget for the rows of one group; tiers and gammas are those of all ro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
 
 import numpy as np
 
@@ -15,9 +16,12 @@ from triforce.kvcache import RetrievalView
 from triforce.planner.acceptance import AcceptanceTracker, NgramHindsight
 from triforce.planner.cost_model import CostModel
 from triforce.planner.pass_costs import AMONG_MODELS, FULL
-from triforce.planner.plan import BudgetFactors, Estimates
+from triforce.planner.plan import BudgetFactors, Estimates, Plan
 from triforce.planner.planner_config import CONFIG
+from triforce.ragged import Ints
+from triforce.speculation import NgramProposer
 
+FEW = 3  # passes of which the fastest one counts: what interrupts a pass makes it slower
 BUDGET_STEPS = 0.5, 1.0, 2.0  # times the usual budget that may be read
 MIN_SPARSITY = 2  # times as long as another budget than the usual one a context is, at least
 WIDEST = 33  # tokens of the widest pass of a plan
@@ -39,22 +43,62 @@ def budget_options(view: RetrievalView, lengths: Sequence[int]) -> list[BudgetFa
     return [tuple((bits, each[bits]) for bits in groups if each.get(bits, 1.0) != 1.0) for each in found]
 
 
-@dataclass(frozen=True, slots=True)
 class Beliefs:
-    """All that forecasts are made of."""
+    """Knowledge of the tiers of one batch, by name. temperature: the mean of its rows."""
 
-    costs: CostModel
-    acceptance: AcceptanceTracker
-    hindsight: NgramHindsight
-    view: RetrievalView
+    def __init__(self, tiers: Mapping[str, Any], costs: CostModel, temperature: float) -> None:
+        self.tiers, self.costs = tiers, costs
+        self.view: RetrievalView = tiers["retrieval"].cache
+        self.acceptance = AcceptanceTracker(costs.acceptance, temperature)
+        self.hindsight = NgramHindsight(tiers["ngram"])
+
+    def learn_passes(self, plan: Plan, lengths: Sequence[int], seconds: float) -> float:
+        """Learn what passes cost from proposals that took so many seconds: the time between passes is theirs, too.
+
+        Returns the seconds that such passes usually take: a machine that did something else is no fault of the plan.
+        """
+        passes = [(name, *each) for name in plan.tiers for each in self.tiers[name].counters.new_passes()]
+        between = max(0.0, seconds - sum(took for *_, took in passes)) / max(1, len(passes))
+        alike: dict[tuple[str, int, int], list[float]] = {}
+        for tier, width, rows, took in passes:
+            alike.setdefault((tier, width, rows), []).append(took + between)
+        among, usual = bool({*plan.tiers} - {FULL, "ngram"}), 0.0
+        for (tier, width, rows), some in alike.items():
+            keys = rows * self._keys(tier, lengths) / len(lengths)
+            name = AMONG_MODELS if tier == FULL and among else tier
+            took = median(some) if len(some) > FEW else min(some)
+            usual += len(some) * self.costs.observe(name, width, rows, keys, took, len(some))
+        return usual
+
+    def learn_verdicts(self, plan: Plan, lengths_B: Ints, proposals: int) -> None:
+        """Learn how many draft tokens of each tier so many proposals have accepted, by the size of each row."""
+        self.acceptance.fade(proposals)
+        bits_B = np.array([length.bit_length() for length in lengths_B.tolist()])
+        for name in plan.tiers[:-1]:
+            tier, news_B3 = self.tiers[name], self.tiers[name].counters.new_verdicts()
+            for bits in set(bits_B.tolist()):
+                accepted, rejected, proposed = news_B3[bits_B == bits].sum(0).tolist()
+                if isinstance(tier, NgramProposer):  # of what hindsight expected
+                    rejected = max(0.0, proposed * self._accepted(tier) - accepted)
+                self.acceptance.add(name, 1 << (bits - 1), accepted, rejected, self.view.times.get(bits, 1.0))
 
     def estimates(self, lengths: Sequence[int], budgets: Sequence[BudgetFactors] = ((),)) -> Estimates:
-        """Return what they say of rows of these lengths, with each of these budgets of the retrieval tier."""
+        """Return what is believed of rows of these lengths, with each of these budgets of the retrieval tier."""
         rows, keys_K, accepted_KZ = len(lengths), *self._retrieval(lengths, budgets)
         keys = {FULL: [sum(lengths)], AMONG_MODELS: [sum(lengths)], "retrieval": keys_K, "draft": [0], "ngram": [0]}
         seconds_KW = {tier: self.costs.passes.table(tier, rows, each_K, WIDEST) for tier, each_K in keys.items()}
         accepted = {tier: self._bounds(tier, max(lengths))[None] for tier in ("draft", "ngram")}
         return Estimates(rows, seconds_KW, {**accepted, "retrieval": accepted_KZ}, *self.hindsight.means())
+
+    def _keys(self, tier: str, lengths: Sequence[int]) -> int:
+        """Keys that a pass reads, of all rows; the draft's window is part of what each of its passes reads."""
+        return sum(map(self.view.keys, lengths)) if tier == "retrieval" else sum(lengths) if tier == FULL else 0
+
+    def _accepted(self, ngrams: NgramProposer) -> float:
+        """The part of what n-grams propose now that hindsight expects to be accepted."""
+        proposed_AG, accepted_AG, _ = self.hindsight.means()
+        which = int(ngrams.below is None), ngrams.gamma
+        return float(accepted_AG[which] / max(proposed_AG[which], 1e-9))
 
     def _bounds(self, tier: str, length: int, factor: float = 1.0) -> np.ndarray:
         mean, deviation = self.acceptance.of(tier, length, factor)

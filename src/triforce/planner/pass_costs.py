@@ -62,13 +62,6 @@ class TierCosts:
         """Passes that count."""
         return sum(each.count for each in self.seen.values())
 
-    def begin(self, kind: Kind, found: Seen) -> Seen:
-        """Add a kind of passes; the least known one makes room for it."""
-        if len(self.seen) >= MOST_KINDS:
-            del self.seen[min(self.seen, key=lambda each: self.seen[each].count)]
-        self.seen[kind] = found
-        return found
-
     def seconds(self, work: TierWork, width_W: np.ndarray, rows: int, keys: float) -> np.ndarray:
         """The seconds to expect of passes of such work over so many tokens of each row: (W,)."""
         expected_W = work.bytes(width_W, rows, keys, *self.machine)
@@ -139,7 +132,9 @@ class PassCosts:
         near = found is not None or costs.is_near(width, rows, keys)
         if found is None:
             expected = self.seconds(tier, width, rows, keys) if costs.seen else seconds
-            found = costs.begin(kind, Seen(0.0, keys, log(expected / self.speed)))
+            if len(costs.seen) >= MOST_KINDS:  # the least known one makes room
+                del costs.seen[min(costs.seen, key=lambda each: costs.seen[each].count)]
+            found = costs.seen[kind] = Seen(0.0, keys, log(expected / self.speed))
         late, known = log(seconds / self.speed) - found.log, found.count
         if near:
             late -= self._change_speed(tier, late, passes)

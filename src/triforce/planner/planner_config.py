@@ -1,4 +1,4 @@
-"""Configuration of the planner: each number that is not derived from what was measured, its unit, and its reason."""
+"""Configuration of the planner: numbers by which plans are judged and that nothing measured gives, with reasons."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class PlannerConfig:
     history_limit: float = 400.0
     """Draft tokens of earlier texts that are remembered: later ones count more."""
     text_memory: float = 100.0
-    """Draft tokens, or proposals without any, over which a text forgets: it may change, and what failed is tried."""
+    """Proposals over which a text forgets: it may change, and what failed is tried."""
     history_memory: float = 1000.0
     """Proposals over which a history forgets: a tier that was unlucky is tried again some time."""
     budget_tokens: float = 32.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 from triforce.interface.stats import PlanReport, TierBelief, WeighedPlan
 from triforce.planner.controller import PlanController
 from triforce.planner.pass_costs import FULL
-from triforce.planner.plan import PLAIN
 
 WIDE = 8  # tokens of the wide pass whose cost is told
 
@@ -17,10 +16,9 @@ def report(it: PlanController) -> PlanReport | None:
     beliefs = []
     for name, seconds_KW in it.estimates.seconds_KW.items():
         tier, (narrow, wide) = name.split()[0], (1000 * seconds_KW[0, [1, WIDE]]).tolist()
-        mean, deviation = (None, 0.0) if tier == FULL else it.acceptance.of(tier, max(it.lengths))
+        mean, deviation = (None, 0.0) if tier == FULL else it.beliefs.acceptance.of(tier, max(it.lengths))
         if tier in it.by_name:
-            passes, tokens = it.costs.passes.of(name).count, it.acceptance.tokens(tier)
+            passes, tokens = it.costs.passes.of(name).count, it.beliefs.acceptance.tokens(tier)
             beliefs.append(TierBelief(name, (narrow, wide), passes, mean, deviation, tokens))
     weighed = [WeighedPlan(str(each.plan), each.rate, each.score) for each in it.found]
-    plain = WeighedPlan(str(PLAIN), it.plain, it.plain)
-    return PlanReport(beliefs, [plain, *weighed], it.account.won, it.account.headroom)
+    return PlanReport(beliefs, weighed, it.account.won, it.account.headroom)

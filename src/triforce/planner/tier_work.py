@@ -63,11 +63,10 @@ class TierWork:
         number = config.lower_bytes if lower else number
         whole = config.windows.count(0) / config.layers  # the others read no more of a longer context
         weights, key = weight * config.weights_read, number * config.kv_size * whole
-        group, experts = config.heads // config.kv_heads, config.architecture.experts
-        if experts is None:
-            return TierWork(config.layers, weights, key, weight, number, group, sequential)
-        of_token, unions = weight * config.expert_weights * experts.chosen, unions or ExpertUnions(experts)
-        return TierWork(config.layers, weights, key, weight, number, group, sequential, of_token, unions)
+        group, experts, chosen = config.heads // config.kv_heads, config.architecture.experts, 0.0
+        if experts:
+            chosen, unions = weight * config.expert_weights * experts.chosen, unions or ExpertUnions(experts)
+        return TierWork(config.layers, weights, key, weight, number, group, sequential, chosen, unions)
 
     @staticmethod
     def of_target(

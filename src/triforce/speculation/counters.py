@@ -20,15 +20,15 @@ class Counters:
     """Draft tokens that a tier proposed, and those that the tier above accepted; passes; seconds.
 
     accepted_BN counts the proposals of which 0, 1, ... tokens were accepted. rejected_B counts those of which a token
-    was rejected, or that were empty. verdicts_B2: tokens accepted, and proposals rejected, since they were last asked
-    for. The seconds of a row are those of the passes that it took part in.
+    was rejected, or that were empty. verdicts_B3: tokens accepted, proposals rejected, and tokens proposed, since they
+    were last asked for. The seconds of a row are those of the passes that it took part in.
     """
 
     def __init__(self, rows: int) -> None:
         self.proposed_B, self.accepted_B, self.rejected_B, self.passes_B = np.zeros((4, rows), dtype=np.int64)
         self.accepted_BN = np.zeros((rows, 1), dtype=np.int64)
         self.seconds_B, self.prefill_seconds_B = np.zeros(rows), np.zeros(rows)
-        self.verdicts_B2 = np.zeros((rows, 2), dtype=np.int64)
+        self.verdicts_B3 = np.zeros((rows, 3), dtype=np.int64)
         self._passes: deque[tuple[int, int, float]] = deque(maxlen=REMEMBERED)
 
     @property
@@ -55,18 +55,18 @@ class Counters:
         return passes
 
     def new_verdicts(self) -> Ints:
-        """Return tokens accepted, and proposals rejected, since the last call: (B, 2)."""
-        verdicts_B2, self.verdicts_B2 = self.verdicts_B2, np.zeros_like(self.verdicts_B2)
-        return verdicts_B2
+        """Return tokens accepted, proposals rejected, and tokens proposed, since the last call: (B, 3)."""
+        verdicts_B3, self.verdicts_B3 = self.verdicts_B3, np.zeros_like(self.verdicts_B3)
+        return verdicts_B3
 
     def record_verdict(self, offered_B: Ints, accepted_B: Ints, live_B: Bools) -> None:
         """Record that the tier above accepted the first `accepted_B` of `offered_B` proposed tokens."""
-        accepted_B = accepted_B * live_B
-        self.proposed_B += offered_B * live_B
+        offered_B, accepted_B = offered_B * live_B, accepted_B * live_B
+        self.proposed_B += offered_B
         self.accepted_B += accepted_B
         rejected_B = live_B & ((accepted_B < offered_B) | (offered_B == 0))
         self.rejected_B += rejected_B
-        self.verdicts_B2 += np.stack((accepted_B, rejected_B), 1)
+        self.verdicts_B3 += np.stack((accepted_B, rejected_B, offered_B), 1)
         self._widen(int(accepted_B.max()) + 1)
         self.accepted_BN[np.arange(len(accepted_B)), accepted_B] += live_B
 
@@ -83,8 +83,8 @@ class Counters:
             setattr(self, name, np.concatenate((getattr(self, name), getattr(other, name))))
 
     def swap_out(self, b: int) -> dict[str, Any]:
-        """Return the counts of a row, for `swap_in`."""
-        return {name: getattr(self, name)[b].copy() for name in self._of_rows}
+        """Return the counts of a row, for `swap_in`; verdicts are asked for where it leaves."""
+        return {name: getattr(self, name)[b].copy() for name in self._of_rows if name != "verdicts_B3"}
 
     def swap_in(self, b: int, counts: dict[str, Any]) -> None:
         """Let a fresh row go on with these counts."""
