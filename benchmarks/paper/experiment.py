@@ -56,7 +56,7 @@ class Setup:
         return max(32, round(budget * self.context / PAPER_PROMPT / 16) * 16)
 
     def speed(self, cell: Cell, modes: Sequence[str], tokens: int | None = None, **speculation: Any) -> list[Row]:
-        """Rows of modes on one cell, turn by turn with plain decoding; fields of `Speculation` may be others."""
+        """Rows of modes on one cell, turn by turn with plain decoding; fields of `SpeculativeConfig` may be others."""
         assert self._kept is not None, "within `measuring`"
         plan = SpeedConfig(["ar", *modes], tokens=tokens or self.tokens, repeats=self.repeats, seconds=0)
         length = min(cell.context, self.llm.target.config.context - plan.tokens)

@@ -13,8 +13,9 @@ from benchmarks.acceptance.h2o import HeavyHitters
 from benchmarks.quality import EVICTIONS, EvictingDecoder
 from tests.helpers.mutants.registry import caught_in
 from triforce.bench import lossless
-from triforce.bench.batch_runner import together
+from triforce.bench.batch_runner import together, varied
 from triforce.bench.prompts import Sources, prompts
+from triforce.engine.sequence_batch import SequenceBatch
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 
@@ -53,6 +54,31 @@ def test_certificate_mutant_is_found(
     assert code == 1 and not report["lossless"] and report["differing"] == 2
     assert {(row["mode"], row["first"], row["temperature"]) for row in report["where"]} == {("ngram", 9, 0.8)}
     assert "DIFFERS" in capsys.readouterr().out
+
+
+def test_each_coupling_verifies_its_rows(
+    bench: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the certificate names is what the engine does."""
+    init, used = SequenceBatch.__init__, list[tuple[str, int]]()
+
+    def noted(self: SequenceBatch, models: Any, mode: Any, speculation: Any, coupling: str, *rest: Any) -> None:
+        used.append((coupling, speculation.speculative_tokens))
+        init(self, models, mode, speculation, coupling, *rest)
+
+    monkeypatch.setattr(SequenceBatch, "__init__", noted)
+    _, report = certify(bench, tmp_path, "--temperatures", "0")
+    named = [row["coupling"] for row in report["rows"] if row["with"] == "plain decoding"]
+    assert {coupling for coupling, _ in used} == {*named} == {"seeded", "rejection", "block"}
+    assert all(sum(each == coupling for each, _ in used) >= named.count(coupling) for coupling in named)
+
+
+def test_varied_engine_speculates_otherwise(llm: LLM, sources: Sources) -> None:
+    prompt, other = prompts(sources, "copy", 200, 1), varied(llm, speculative_tokens=2, draft_tokens=1)
+    outputs = [together(each, prompt, GREEDY, "triforce").outputs[0] for each in (llm, other)]
+    assert outputs[0].token_ids == outputs[1].token_ids
+    proposed = [output.tiers[-2].proposed / output.tiers[-1].passes for output in outputs]
+    assert proposed[1] <= 2 + 1 < proposed[0]
 
 
 def test_certificate_cut_off_goes_on(

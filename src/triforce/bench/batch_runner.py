@@ -38,10 +38,10 @@ def together(
 
 
 def varied(llm: LLM, coupling: str | None = None, **speculation: Any) -> LLM:
-    """The same models under another coupling, or another way to speculate (fields of `Speculation`)."""
+    """The same models under another coupling, or another way to speculate (fields of `SpeculativeConfig`)."""
     other = copy(llm)
-    other.coupling = coupling or llm.coupling
-    other.speculation = replace(llm.speculation, **speculation)
+    other.coupling, other.speculation = coupling or llm.coupling, replace(llm.speculation, **speculation)
+    other.runner = llm.runner.varied(other.speculation, other.coupling)
     return other
 
 

@@ -51,6 +51,10 @@ class RequestRunner:
         self._pair, self.disk, self._ranks = pair, disk, pair.target.decoder.ranks
         self._idle: Engine | None = None
 
+    def varied(self, speculation: SpeculativeConfig, coupling: str) -> RequestRunner:
+        """Return a runner of the same models that speculates otherwise."""
+        return RequestRunner(self._pair, speculation, coupling, self.costs, self.disk)
+
     def start(
         self, rows: int, pages: int, turn: int | None = None, max_itl: float = MAX_ITL, given: PagePool | None = None
     ) -> Engine:
