@@ -90,7 +90,8 @@ class AcceptanceTracker:
     def of(self, tier: str, length: int, factor: float = 1.0) -> tuple[float, float]:
         """The acceptance of a tier, and its standard deviation.
 
-        The ratio of rejections here to those elsewhere is taken to be the same for all budgets.
+        The ratio of rejections here to those elsewhere is taken to be the same for all budgets: so what this text
+        showed with one tells of others, as far as these were seen elsewhere.
         """
         mean, tokens = self._history.expected(self._case(tier, length, factor))
         usual, prior, here = 1 - mean, min(tokens, CONFIG.history_tokens), self._of_tier(tier)
@@ -99,7 +100,8 @@ class AcceptanceTracker:
         found = 1 - usual * (rejected + prior * usual) / max(expected + prior * usual, 1e-9)
         found = float(min(1.0, max(0.0, found)))
         shrunk = (found * count + 0.5) / (count + 1)  # of none in few, some may still come
-        return found, float((shrunk * (1 - shrunk) / (count + 1)) ** 0.5)
+        few = 1 / (count + 1) + (factor != 1.0) / (tokens + 1)
+        return found, float((shrunk * (1 - shrunk) * few) ** 0.5)
 
     def tokens(self, tier: str) -> float:
         """Draft tokens of this text that count."""

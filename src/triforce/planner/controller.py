@@ -65,7 +65,7 @@ class PlanController:
         self._kind = 0, 0, 0  # of the texts at their first proposal, see `AcceptanceTracker.kind`
         self.lengths: Sequence[int] = ()  # of the texts before the latest proposal
         self._unlearnt = NOTHING
-        self._fresh = False  # whether a plan was just applied
+        self._fresh, self._untold = False, 0.0  # whether a plan was just applied; seconds of its first proposal
 
     @property
     def plain(self) -> float:
@@ -97,10 +97,9 @@ class PlanController:
     def observe(self, lengths: Sequence[int], taken: int, seconds: float) -> None:
         """Note a proposal: texts of these lengths took `taken` tokens in all, in so many seconds."""
         self._cadence.elapsed += seconds
-        if self._fresh:  # caches are full of what another plan left there
-            self._fresh = False
+        if self._fresh:  # caches are full of what another plan left there: it counts, and teaches no cost
+            self._fresh, self._untold = False, seconds
             self._forget_passes()
-            return
         tokens, before, proposals = self._unlearnt
         self.lengths, self._unlearnt = lengths, (tokens + taken / len(lengths), before + seconds, proposals + 1)
 
@@ -109,7 +108,8 @@ class PlanController:
         (tokens, seconds, proposals), self._unlearnt = self._unlearnt, NOTHING
         if not proposals:
             return
-        usual = self.beliefs.learn_passes(self.plan, self.lengths, seconds)
+        usual = self._untold + self.beliefs.learn_passes(self.plan, self.lengths, seconds - self._untold)
+        self._untold = 0.0
         if not self.account.plain and self.plan.plain:
             self.account.plain = usual / proposals
         least, most = usual / CONFIG.outlier, usual * CONFIG.outlier  # beyond them the machine did something else

@@ -10,7 +10,7 @@ class PlannerConfig:
     """Numbers that somebody chose. The regret of others is printed by `tests/planner/test_regret.py`."""
 
     # Guard: see `planner.account`.
-    allowed_loss: float = 0.02
+    allowed_loss: float = 0.015
     """Share of plain decoding's time that trials may lose: texts of 64 tokens keep .97 of it with their noise."""
     credit_tokens: float = 64.0
     """Tokens of plain decoding whose `allowed_loss` a text may lose at its start: shorter texts have less to win."""
