@@ -36,8 +36,8 @@ class LLM:
 
     - model: a Hugging Face folder or hub name; None is the shipped pair.
     - draft: the same; "auto" is the one that is known to fit, None is none.
+    - device, context: "auto" is cuda where present; positions in tokens (None: what the model was made for).
     - dtype, kv_dtype: of weights, and of keys and values: "int8" halves them, and is another model. "auto": as fits.
-    - context: positions in tokens (None: what the model was made for).
     - mode: one of `MODES`; `auto` chooses among the tiers there are as it goes.
     - coupling: `seeded`, `rejection` or `block`. Under the first the text of a seed is that of plain decoding. Under
       the others its law is; the text depends on the mode, and in `auto` on the clock.
@@ -59,7 +59,7 @@ class LLM:
       processes to start from. Its files reveal them. disk_cache_network: it may lie on a network's file system.
     - ranks: processes that share the target (see `distributed`); each makes the same calls and gets the same answers.
 
-    Raises ModelError, RequestError or RankError.
+    Raises ModelError, RequestError, CacheError or RankError.
     """
 
     def __init__(

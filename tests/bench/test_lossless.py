@@ -56,7 +56,7 @@ def test_certificate_mutant_is_found(
     assert "DIFFERS" in capsys.readouterr().out
 
 
-def test_each_coupling_verifies_its_rows(
+def test_rows_are_verified_by_coupling_named(
     bench: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the certificate names is what the engine does."""

@@ -211,6 +211,10 @@ def test_kernel_rows_compare_with_current_machine(monkeypatch: pytest.MonkeyPatc
         (["speed", "--synthetic", "0.9"], "OUTER,INNER"),
         (["speed", "--synthetic", "2,0.5"], "OUTER,INNER"),
         (["speed", "--synthetic", "0.9,0.5", "--retrieval-budget", "3%"], "in tokens"),
+        (["speed", "--synthetic", "0.9,0.5", "--modes", "ar"], "--modes is for a model"),
+        (["speed", "--shape", "30m"], "--synthetic"),
+        (["compare", "--threads", "-1"], "--threads"),
+        (["compare", "--timeout", "inf"], "--timeout"),
         (["kernels", "--shapes", "70b"], "70b"),
     ],
 )

@@ -25,7 +25,37 @@ MISTAKES = {
     "an empty prompt after a model": (["model", ""], "empty"),
     "an argument that is not UTF-8": (["a \udcff"], "UTF-8"),
     "a temperature below zero": (["a prompt", "--temperature", "-1"], "temperature"),
+    "an empty name of a file": (["--prompt-file", ""], "empty name"),
 }
+OF_COMMANDS = {
+    "a body without end": (["serve", "--max-body", "inf"], "--max-body inf"),
+    "a wait that is no number": (["serve", "--shutdown-timeout", "nan"], "--shutdown-timeout nan"),
+    "a timeout that is no number": (["serve", "--timeout", "nan"], "--timeout nan"),
+    "a latency without end": (["serve", "--max-itl", "inf"], "--max-itl inf"),
+    "a host that is no name": (["serve", "--host", f"{'a' * 64}.org", "--api-key-file", "KEYS"], "--host"),
+    "a home that nobody has": (["info", "~nobody-of-that-name/model"], "no such home"),
+    "requests without a name": (["batch", ""], "no file of requests"),
+    "a folder of requests": (["batch", "/"], "no file of requests"),
+    "layers without end": (["generate", "--searched-layers", "0-9999999999", "--prompt", "x"], "searched_layers"),
+    "more candidates than tokens": (["generate", "--top-k", str(2**63), "--prompt", "x"], "top_k"),
+    "texts of one name": (["eval", "--texts", "a/x.txt", "b/x.txt"], "one name"),
+}
+
+
+@pytest.mark.parametrize("mistake", OF_COMMANDS)
+def test_mistakes_of_commands_exit_2_with_one_message(
+    mistake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "KEYS").write_text("a-key-of-many-characters\n")
+    (tmp_path / "KEYS").chmod(0o600)
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "x.txt").write_text("a text")
+    arguments, message = OF_COMMANDS[mistake]
+    assert main(arguments) == 2
+    err = capsys.readouterr().err
+    assert message in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)

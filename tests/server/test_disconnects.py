@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -99,6 +100,19 @@ def sums(app: ASGIApp) -> dict[tuple[str, str], float]:
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     told = ("tier", "finished_reason", "dtype")
     return {(s.name, next((s.labels[name] for name in told if name in s.labels), "")): s.value for s in samples}
+
+
+def test_times_of_prompts_sent_together_are_those_of_their_request(llm: LLM) -> None:
+    """The second one is there when the first has been sent: it took as long all the same."""
+    app = create_app(llm, Worker(llm, Limits(waiting=4)), "tiny")
+    began = perf_counter()
+    good(ask(app, "/v1/completions", {"prompt": ["the cat", "a hat"], **SAMPLED, "max_tokens": 40}))
+    most, seen = perf_counter() - began, sums(app)
+    whole = seen["vllm:e2e_request_latency_seconds_sum", ""]
+    assert seen["vllm:e2e_request_latency_seconds_count", ""] == 2 and whole <= 2 * most
+    decoded = seen["vllm:request_decode_time_seconds_sum", ""]
+    assert whole >= decoded and seen["vllm:request_time_per_output_token_seconds_sum", ""] >= decoded / 40
+    asyncio.run(app.state.service.engine.close())
 
 
 def test_metrics_count_requests_and_tokens(llm: LLM) -> None:

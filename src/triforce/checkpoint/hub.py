@@ -14,6 +14,7 @@ from triforce.checkpoint.gguf_choice import choose_gguf
 from triforce.checkpoint.known_models import KNOWN, find
 from triforce.checkpoint.model_sources import CONNECT, first_line, offline
 from triforce.errors import ModelError, suggest
+from triforce.interface.user_paths import user_path
 
 # No *.py: code from a repository is never run. No other *.safetensors: some repositories hold the weights twice.
 TEXTS = ("*.json", "*.jinja", "tokenizer*")
@@ -47,7 +48,7 @@ def model_path(name_or_path: str | Path, *, weights: bool = True) -> Path:
     A quantisation may stand behind a colon. weights: whether they are needed; without, they are fetched only where a
     config is nowhere else. Raises ModelError.
     """
-    path = Path(name_or_path).expanduser()
+    path = user_path(name_or_path)
     if path.is_dir():
         return path if (path / "config.json").exists() else _in_folder(path, "")
     if path.is_file():

@@ -17,6 +17,7 @@ from pathlib import Path
 from triforce.checkpoint.gguf_choice import LOG
 from triforce.checkpoint.model_sources import SOURCES, Fetched, KnownModel, SourceError, WrongBytes, offline
 from triforce.errors import ModelError, suggest
+from triforce.interface.user_paths import user_path
 
 SMOLLM2 = KnownModel(
     name="smollm2",
@@ -52,7 +53,7 @@ def find(model: KnownModel) -> Path:
     Raises UnavailableModel naming each source and why it failed; ModelError if the bytes that were found are others.
     """
     if own := os.environ.get(model.variable):
-        return _own(model, Path(own).expanduser())
+        return _own(model, user_path(own))
     kept = models_folder() / model.name / model.file
     if _is_kept(model, kept):
         return kept

@@ -38,7 +38,10 @@ def answer_all(options: Namespace, ranks: TPGroup) -> int:
 
     if ranks.rank:
         return replicas.follow(options, ranks, batch_file.LIMITS)
-    source, output = Path(options.file), Path(options.output or Path(options.file).with_suffix(".out.jsonl"))
+    source = Path(options.file)
+    if not source.name:
+        raise RequestError(f"{options.file or 'the empty name'} is no file of requests; give one")
+    output = Path(options.output or source.with_suffix(".out.jsonl"))
     with _opened(source) as file:
         lines = sum(bool(line.strip()) for line in file)
         file.seek(0)

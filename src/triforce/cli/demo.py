@@ -94,8 +94,8 @@ def _continuations(tokenizer: Tokenizer, tokens: int | None) -> list[Task]:
     """The book's beginning, to be continued twice. Raises RequestError if it has fewer tokens."""
     tokens = PROMPT_TOKENS if tokens is None else tokens
     ids = tokenizer.encode(_book())
-    if not 0 < tokens <= len(ids):
-        raise RequestError(f"--prompt-tokens {tokens}: the book has {len(ids):,} tokens; give 1 to {len(ids)}")
+    if not 1 < tokens <= len(ids):
+        raise RequestError(f"--prompt-tokens {tokens}: the book has {len(ids):,} tokens; give 2 to {len(ids)}")
     print(f"{TITLE}: the first {tokens:,} tokens. They end:\n\n... {tokenizer.decode(ids[:tokens][-TAIL:])}")
     return [Task("Continue the book.", ids[:tokens], "triforce")] * 2
 

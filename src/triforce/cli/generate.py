@@ -70,7 +70,7 @@ def model_and_prompt(options: Namespace) -> tuple[str | None, str]:
     if prompt is None:
         if options.prompt_file is None and sys.stdin.isatty():
             raise RequestError("there is no prompt; give it as an argument, with --prompt-file, or on stdin")
-        prompt = read_document(options.prompt_file or "-", options)
+        prompt = read_document("-" if options.prompt_file is None else options.prompt_file, options)
     if not prompt:
         mistaken = f" ({model!r} was taken for the model: MODEL comes before PROMPT)" if model else ""
         remark = mistaken if options.prompt is None else ""

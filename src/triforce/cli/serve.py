@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from argparse import Namespace
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,12 @@ def serve(options: Namespace, ranks: TPGroup) -> int:
     security.require_origins(options.cors_origin)
     if not 0 <= options.port < 1 << 16:
         raise RequestError(f"port is {options.port}; give a number from 1 to 65535, or 0 for any free one")
+    for name in ("max_body", "timeout", "max_itl", "shutdown_timeout"):
+        if not 0 <= getattr(options, name) < inf:
+            given = f"--{name.replace('_', '-')} {getattr(options, name):g}"
+            raise RequestError(
+                f"{given}: give a finite number that is not negative; a large one is as good as no limit"
+            )
     limits = Limits(
         connections=connection_limit(options.max_connections),
         connections_per_address=options.max_connections_per_address,

@@ -23,6 +23,8 @@ def read_text(file: str) -> str:
 
 def read_document(file: str, options: Namespace) -> str:
     """The text in a file, on stdin for "-", or of a folder as it was read into the disk cache. Raises RequestError."""
+    if not file:
+        raise RequestError("a file is given by an empty name; name one, or a folder")
     if file == "-" or not Path(file).is_dir():
         return read_text(file)
     cache = getattr(options, "disk_cache", None)
@@ -31,7 +33,10 @@ def read_document(file: str, options: Namespace) -> str:
 
 def read_texts(paths: Sequence[str]) -> dict[str, str]:
     """Texts by file name, of files and of those in folders. Raises RequestError."""
-    texts = {file.name: read_text(str(file)) for path in paths for file in _files(Path(path))}
+    files = [file for path in paths for file in _files(Path(path))]
+    texts = {file.name: read_text(str(file)) for file in files}
+    if len(texts) < len({*files}):
+        raise RequestError("two texts have one name, by which they are told apart; rename one of them")
     if not texts:
         raise RequestError(f"there is no file in {', '.join(paths)}; give --texts some UTF-8 texts")
     return texts
@@ -57,6 +62,6 @@ def decode_text(data: bytes, source: str) -> str:
 
 def require_writable(file: str | None) -> None:
     """Raise RequestError if figures cannot be written to `file`: before the minutes of measuring, not after them."""
-    path = Path(file or "eval.json").absolute()
-    if file and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+    path = Path(file).absolute() if file else None
+    if path and (path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK)):
         raise RequestError(f"{file} cannot be written; name a file in a folder that exists")

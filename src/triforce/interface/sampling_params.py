@@ -128,7 +128,7 @@ _REALS: dict[str, tuple[str, Callable[[float], bool]]] = {
 }
 
 _INTEGERS: dict[str, tuple[str, Callable[[int], bool], bool]] = {  # the last: None is allowed too
-    "top_k": ("an integer, at least 1, or 0 or -1 (off)", lambda i: i >= -1, False),
+    "top_k": ("an integer from 1 to 2**31 - 1, or 0 or -1 (off)", lambda i: -1 <= i < 2**31, False),
     "n": (f"an integer from 1 to {MOST_CHOICES}", lambda i: 1 <= i <= MOST_CHOICES, False),
     "max_tokens": ("an integer, at least 1", lambda i: i >= 1, False),
     "seed": ("an integer from 0 to 2**64 - 1, or None", lambda i: 0 <= i < 2**64, True),

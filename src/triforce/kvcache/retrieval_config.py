@@ -70,6 +70,10 @@ class RetrievalConfig:
         )
 
 
+MOST_LAYERS = 1 << 16
+"""More than a model has."""
+
+
 def _layers(text: str) -> frozenset[int] | None:
     if text == "auto":
         return None
@@ -77,6 +81,6 @@ def _layers(text: str) -> frozenset[int] | None:
         ends = [[int(end) for end in part.split("-")] for part in text.split(",") if text != "none"]
     except ValueError:
         ends = [[]]
-    if not all(len(part) in (1, 2) and part[0] <= part[-1] for part in ends):
+    if not all(len(part) in (1, 2) and part[0] <= part[-1] < MOST_LAYERS for part in ends):
         raise RequestError(f"searched_layers {text!r}: give auto, none, or layers such as 0,1 or 0-1")
     return frozenset(layer for part in ends for layer in range(part[0], part[-1] + 1))

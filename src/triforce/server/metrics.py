@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from collections.abc import AsyncGenerator
 from time import perf_counter
 
@@ -63,9 +64,9 @@ class Metrics:
     def connection_event(self, event: str) -> None:
         self.connection_events.labels(self._model, event).inc()
 
-    async def watch(self, answer: GenerationStream) -> AsyncGenerator[Event, None]:
-        """Yield the events of an answer, counted as they pass."""
-        started, first, done = perf_counter(), None, False
+    async def watch(self, answer: GenerationStream, started: float) -> AsyncGenerator[Event, None]:
+        """Yield the events of an answer, counted as they pass; its request came at `started`."""
+        first, done = None, False
         try:
             async for event in answer:
                 if isinstance(event, OutputChunk):
@@ -74,9 +75,10 @@ class Metrics:
                     done = True
                     self._finish(answer, event, started, first or perf_counter())
                 yield event
-        finally:
+        except (GeneratorExit, CancelledError):
             if not done:
                 self.cancelled.labels(self._model).inc()
+            raise
 
     def _finish(self, answer: GenerationStream, output: RequestOutput, started: float, first: float) -> None:
         new, now = output.completion_tokens, perf_counter()
@@ -95,8 +97,9 @@ class Metrics:
             (self.new_length, new),
         ):
             histogram.labels(self._model).observe(value)
-        if new > 1:
-            self.per_token.labels(self._model).observe((now - first) / (new - 1))
+        if new > 1:  # of prompts that others of their request are sent before, much is there at once
+            each = max((now - first) / (new - 1), output.decode_seconds / new)
+            self.per_token.labels(self._model).observe(each)
         self._tiers(output.tiers)
 
     def _tiers(self, tiers: list[TierStats]) -> None:

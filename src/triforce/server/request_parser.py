@@ -81,7 +81,9 @@ class RequestParser:
         tools = self.tools(body)
         grammar = tools.forced if tools else grammar_of(body.text.format if body.text else None)
         params = await self._params(body, grammar, max_tokens=body.max_output_tokens)
-        return self._request(await self.conversation(turns(body.instructions, body.input), tools), params, body)
+        return self._request(
+            await self.conversation(turns(body.instructions, body.input), tools, "input"), params, body
+        )
 
     def tools(self, body: ChatBody | ResponsesBody) -> ToolChoice | None:
         """Return the tools that the answer may call. Raises ApiError or RequestError."""
@@ -97,19 +99,24 @@ class RequestParser:
         self._bound(len(text))
         return await asyncio.to_thread(self.tokenizer.encode, text, special)
 
-    async def conversation(self, messages: Sequence[Message], tools: ToolChoice | None = None) -> list[int]:
-        """Return token ids of a conversation in the model's chat template. Raises ApiError or RequestError."""
+    async def conversation(
+        self, messages: Sequence[Message], tools: ToolChoice | None = None, field: str = "messages"
+    ) -> list[int]:
+        """Return token ids of a conversation in the model's chat template. Raises ApiError or RequestError.
+
+        field: of the request, which it stands in.
+        """
         if not self.tokenizer.chats:
-            raise wrong("messages", "this model has no chat template; send a text to /v1/completions instead")
+            raise wrong(field, "this model has no chat template; send a text to /v1/completions instead")
         plain_messages = [plain(message) for message in messages]
-        self._bound(sum(len(turn["content"]) for turn in plain_messages))
+        self._bound(sum(len(turn["content"]) for turn in plain_messages), field)
         shown = tools.shown if tools else None
         return await self.ids(await asyncio.to_thread(self.tokenizer.chat, plain_messages, shown))
 
-    def _bound(self, characters: int) -> None:
+    def _bound(self, characters: int, field: str = "prompt") -> None:
         longest = self.context * self.limits.characters_per_token
         if characters > longest:
-            raise wrong("prompt", f"the prompt has {characters} characters; the context of {self.context} tokens "
+            raise wrong(field, f"the prompt has {characters} characters; the context of {self.context} tokens "
                         f"cannot hold more than {longest}. Shorten it")  # fmt: skip
 
     def _request(self, ids: list[int], params: SamplingParams, body: SamplingFields) -> GenerationRequest:

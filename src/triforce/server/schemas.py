@@ -146,8 +146,8 @@ class ChatBody(CompletionFields):
 
     messages: Messages
     max_completion_tokens: int | None = Field(None, description=f"Default: {ANSWER_TOKENS}")
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
+    logprobs: bool | None = Field(None, description="Whether log-probabilities of new tokens are told")
+    top_logprobs: int | None = Field(None, description="Alternatives listed at each of them")
     tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | OneTool | None = None
     parallel_tool_calls: bool | None = None

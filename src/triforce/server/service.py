@@ -10,6 +10,7 @@ import json
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from time import perf_counter
 from typing import Any, Protocol, TypeVar
 
 from fastapi import Request
@@ -170,9 +171,9 @@ class Service:
 
     async def _events(self, answers: Sequence[GenerationStream]) -> AsyncGenerator[tuple[int, Event], None]:
         """Yield the events of all answers, prompt by prompt. Raises ApiError when they take too long."""
-        deadline = asyncio.get_running_loop().time() + self.limits.seconds
+        deadline, started = asyncio.get_running_loop().time() + self.limits.seconds, perf_counter()
         for prompt, answer in enumerate(answers):
-            async with aclosing(self.metrics.watch(answer)) as events:
+            async with aclosing(self.metrics.watch(answer, started)) as events:
                 while True:
                     try:
                         async with asyncio.timeout_at(deadline):

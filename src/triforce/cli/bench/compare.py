@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -32,8 +33,8 @@ def run(options: Namespace) -> int:
         known("engine", name, ENGINES)
     pythons = _pythons(options.python)
     sizes = [*(options.contexts or ()), *([] if options.tokens is None else [options.tokens])]
-    if min(sizes, default=2) < 2 or options.timeout <= 0:
-        raise RequestError("--contexts and --tokens must be at least 2, and --timeout above 0")
+    if min(sizes, default=2) < 2 or not 0 < options.timeout < inf or (options.threads or 1) < 1:
+        raise RequestError("--contexts and --tokens must be at least 2, --threads 1, and --timeout a time")
     threads = options.threads or native_loader.usable_cpus()
     with TemporaryDirectory() as temporary:
         work = Path(options.work or temporary)

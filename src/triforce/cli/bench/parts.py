@@ -38,7 +38,7 @@ def _speed(parser: argparse.ArgumentParser) -> None:
     options.coupling(parser)
     text = "instead of a model: a shape of random weights, whose guesses are kept with these probabilities"
     add("--synthetic", type=options.several(float), metavar="OUTER,INNER", help=text)
-    add("--shape", default="30m", metavar="NAME", help="of --synthetic: 30m (default), qwen3-30b-a3b and others")
+    add("--shape", metavar="NAME", help="of --synthetic: 30m (default), qwen3-30b-a3b and others")
     options.quiet(parser)
     options.placement(parser, context=False)
 

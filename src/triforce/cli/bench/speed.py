@@ -26,6 +26,9 @@ SETTINGS = (
 )  # fmt: skip
 """Settings that must be the same for a file of rows to be continued."""
 
+MODELS_OWN = "model", "modes", "temperatures", "batches", "workloads", "cells", "caches", "texts"
+"""Options that `--synthetic` does not have."""
+
 MODES = ("ar", "retrieval", "triforce", "draft-ngram", "auto")
 """Default modes: plain decoding, the fixed settings that may be best, and `auto`."""
 
@@ -119,7 +122,11 @@ def _require_sense(options: Namespace) -> None:
     repeats = 1 if options.repeats is None else options.repeats
     if min(repeats, options.tokens, *(options.batches or [1])) < 1 or options.minutes <= 0:
         raise RequestError("--repeats, --tokens and --batches must be at least 1, and --minutes above 0")
+    if options.shape and not options.synthetic:
+        raise RequestError("--shape names random weights for --synthetic; give that as well, or leave --shape out")
     if options.synthetic:
+        if given := [name for name in MODELS_OWN if getattr(options, name)]:
+            raise RequestError(f"--{given[0]} is for a model; with --synthetic leave it out")
         if len(options.synthetic) != 2 or not all(0 <= rate <= 1 for rate in options.synthetic):
             raise RequestError("--synthetic takes two probabilities, OUTER,INNER, such as 0.95,0.6")
         if min(contexts) < 256 or options.retrieval_budget.endswith("%"):
@@ -142,7 +149,7 @@ def _synthetic(options: Namespace) -> int:
         lower_tiers=options.lower_tiers,
     )
     contexts, repeats = options.contexts or DEFAULT_AXES["contexts"], options.repeats or speed.USUAL
-    shape = known("shape", options.shape, [*SHAPES, *FAMILY_SHAPES])
+    shape = known("shape", options.shape or "30m", [*SHAPES, *FAMILY_SHAPES])
     kept, int8, rows = tuple(options.synthetic), options.kv_dtype == "int8", []
     print(f"{machine()}\n{HEAD}")
     for row in synthetic.rows(shape, contexts, kept, setting, options.tokens, repeats, int8):

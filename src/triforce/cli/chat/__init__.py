@@ -27,9 +27,9 @@ def run(options: Namespace) -> int:
 
 def chat(options: Namespace, ranks: TPGroup) -> int:
     """Run one session, whose turns share a KV cache. Rank 0 reads, decides and prints. Raises ModelError."""
-    read: Any = (
-        None if ranks.rank else (sampling(options), read_document(options.file, options) if options.file else "")
-    )
+    read: Any = None
+    if not ranks.rank:
+        read = sampling(options), "" if options.file is None else read_document(options.file, options)
     given, document = ranks.broadcast(read)
     llm = load(options, ranks if ranks.count > 1 else None)
     params = llm.sampling_params(**given)
@@ -74,12 +74,12 @@ def _read(dialogue: Dialogue) -> int:
     """Each line of stdin that says something is one question. Code 2 if one of them could not be asked."""
     code = 0
     for line in iter(sys.stdin.buffer.readline, b""):
-        if text := decode_text(line, "stdin").strip():
-            try:
+        try:
+            if text := decode_text(line, "stdin").strip():
                 dialogue.ask(text)
-            except RequestError as error:
-                remark(f"triforce: error: {error}")
-                code = MISTAKE
+        except RequestError as error:
+            remark(f"triforce: error: {error}")
+            code = MISTAKE
     return code
 
 

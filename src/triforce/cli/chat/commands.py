@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 from triforce.cli.chat import conversation
 from triforce.cli.chat.dialogue import Dialogue, remark, turns
 from triforce.errors import RequestError, suggest
+from triforce.interface.user_paths import user_path
 
 
 class Leave(Exception):
@@ -74,12 +74,12 @@ def _system(dialogue: Dialogue, text: str) -> None:
 
 
 def _save(dialogue: Dialogue, file: str) -> None:
-    dialogue.conversation.save(Path(file).expanduser(), dialogue.model)
+    dialogue.conversation.save(user_path(file), dialogue.model)
     remark(f"[saved to {file}: {_counts(dialogue)}]")
 
 
 def _load(dialogue: Dialogue, file: str) -> None:
-    found = conversation.load(Path(file).expanduser())
+    found = conversation.load(user_path(file))
     dialogue.require(found)
     dialogue.conversation = found
     remark(f"[loaded from {file}, in the place of what was here: {_counts(dialogue)}]")

@@ -41,12 +41,12 @@ class Conversation:
 
     def save(self, file: Path, model: str) -> None:
         """Write it, whole or not at all, where nothing else stands. Raises RequestError."""
-        if file.exists():
-            load(file, "it would be lost: name another file")
         said = _in_turn([text for turn in self.turns for text in turn])
         whole = {MARK: VERSION, "model": model, "system": self.system, "document": self.document, "messages": said}
         part = file.with_name(f"{file.name}.part")
         try:
+            if file.exists():
+                load(file, "it would be lost: name another file")
             part.write_text(json.dumps(whole, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
             os.replace(part, file)
         except OSError as error:
