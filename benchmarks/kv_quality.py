@@ -11,7 +11,6 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,8 @@ from triforce.backends.decoder import Decoder, View
 from triforce.backends.kernel_api import ForwardBatch
 from triforce.backends.native_loader import native
 from triforce.cli.bench.report import show
-from triforce.cli.demo import BOOK
 from triforce.cli.options import described, json_file, quiet
+from triforce.cli.sample_book import book_file
 from triforce.cli.text_files import read_texts
 from triforce.errors import RequestError
 from triforce.eval import EvalConfig, EvalContext, Table, evaluate, kv_dtypes, plan, tokenize
@@ -119,7 +118,7 @@ def measure(options: Namespace) -> None:
 
 def rows(model: str, options: Namespace) -> Iterator[Row]:
     """Yield a row for each kind of KV."""
-    texts = read_texts(options.texts or [str(resources.files("triforce") / "assets" / BOOK)])
+    texts = read_texts(options.texts or [str(book_file())])
     for kind, (dtype, changed) in KINDS.items():
         llm = LLM(None if model == SHIPPED else model, None, dtype="bfloat16", kv_dtype=dtype)
         numbers: EvalConfig = plan(llm.target.config.context, options.max_context)

@@ -27,8 +27,8 @@ from typing import Any
 from benchmarks import study
 from triforce.backends.cpu.offload import NativeOffloadedKV
 from triforce.cli.bench.setup import own_texts
-from triforce.cli.demo import BOOK
 from triforce.cli.options import described, json_file, several
+from triforce.cli.sample_book import BOOK
 from triforce.eval.context import tokenizer_of
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams

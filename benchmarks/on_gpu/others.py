@@ -14,7 +14,7 @@ from benchmarks.on_gpu import ours
 from benchmarks.on_gpu.piece import Piece, Row, Setup, speeds
 from triforce.bench import shapes
 from triforce.cli.bench.setup import own_texts
-from triforce.cli.demo import BOOK
+from triforce.cli.sample_book import BOOK
 from triforce.errors import RequestError
 from triforce.eval.context import tokenizer_of
 from triforce.interface.sampling_params import SamplingParams

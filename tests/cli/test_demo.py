@@ -114,7 +114,7 @@ def test_demo_mistake_is_refused_before_anything_is_fetched(
 def test_demo_prompt_length_is_refused_in_one_line(tokens: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--prompt-tokens", tokens]) == 2
     assert capsys.readouterr().err.splitlines() == [
-        f"triforce: error: --prompt-tokens {tokens}: the book has 833,664 tokens; give 1 to 833664"
+        f"triforce: error: --prompt-tokens {tokens}: the book has 833,664 tokens; give 2 to 833664"
     ]
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from dataclasses import dataclass, replace
-from importlib import resources
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from triforce.checkpoint.known_models import SMOLLM2, UnavailableModel, find
 from triforce.cli.answer_output import Painter, legend, passes_per_token, show
 from triforce.cli.chat.conversation import Conversation
 from triforce.cli.progress import Prefill, report_loading
+from triforce.cli.sample_book import TITLE, sample_book
 from triforce.errors import RequestError
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from triforce.checkpoint.tokenizer import Tokenizer
     from triforce.llm import LLM
 
-BOOK, TITLE = "dracula.txt", "Dracula, by Bram Stoker"
 BEGIN, END = 'CUTTING FROM "THE DAILYGRAPH,"', "\nMina Murray's Journal.\n"
 """Where the part of the book that is asked about begins, and what stands behind it."""
 QUESTION = "What was the name of the schooner that came into the harbour?"
@@ -63,13 +62,9 @@ def run(options: Namespace) -> int:
 
 def part() -> str:
     """Return the part of the book that is asked about: what a newspaper tells of a storm, and the log of a ship."""
-    book = _book()
+    book = sample_book()
     begin = book.index(BEGIN)
     return book[begin : book.index(END, begin)]
-
-
-def _book() -> str:
-    return (resources.files("triforce") / "assets" / BOOK).read_text(encoding="utf-8")
 
 
 def _real_model() -> str | None:
@@ -93,7 +88,7 @@ def _questions(tokenizer: Tokenizer) -> list[Task]:
 def _continuations(tokenizer: Tokenizer, tokens: int | None) -> list[Task]:
     """The book's beginning, to be continued twice. Raises RequestError if it has fewer tokens."""
     tokens = PROMPT_TOKENS if tokens is None else tokens
-    ids = tokenizer.encode(_book())
+    ids = tokenizer.encode(sample_book())
     if not 1 < tokens <= len(ids):
         raise RequestError(f"--prompt-tokens {tokens}: the book has {len(ids):,} tokens; give 2 to {len(ids)}")
     print(f"{TITLE}: the first {tokens:,} tokens. They end:\n\n... {tokenizer.decode(ids[:tokens][-TAIL:])}")

@@ -16,7 +16,7 @@ from triforce import __version__
 from triforce.bench.checkup import Check, Checkup
 from triforce.cli.bench.report import about, machine, write
 from triforce.cli.bench.setup import own_texts
-from triforce.cli.demo import BOOK
+from triforce.cli.sample_book import BOOK
 from triforce.engine.precision import resolve_device
 from triforce.errors import RequestError
 

@@ -6,7 +6,7 @@ from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
 from triforce.backends.torch_import import import_torch
-from triforce.cli.options import DEFAULTS, DISK_CACHE_SIZE, NO_DRAFT
+from triforce.cli.options import DEFAULTS, DISK_CACHE_SIZE, draft_named
 from triforce.cli.text_files import read_text
 from triforce.distributed.group import TPGroup
 from triforce.errors import RequestError
@@ -35,9 +35,8 @@ def load(options: Namespace, ranks: TPGroup | None = None) -> LLM:
 
 def settings(options: Namespace) -> dict[str, Any]:
     """Return the keyword arguments of LLM."""
-    draft = None if options.draft == NO_DRAFT else options.draft
     given = {name: getattr(options, name) for name in PLACEMENT + SPECULATION}
-    return {"model": options.model, "draft": draft} | given | _disk_cache(options)
+    return {"model": options.model, "draft": draft_named(options)} | given | _disk_cache(options)
 
 
 def _disk_cache(options: Namespace) -> dict[str, Any]:

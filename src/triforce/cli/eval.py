@@ -6,14 +6,13 @@ import json
 import sys
 from argparse import Namespace
 from dataclasses import asdict
-from importlib import resources
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from triforce import __version__
-from triforce.cli.demo import BOOK
-from triforce.cli.options import NO_DRAFT
+from triforce.cli.options import draft_named
+from triforce.cli.sample_book import book_file
 from triforce.cli.text_files import read_texts, require_writable
 from triforce.errors import RequestError
 
@@ -71,8 +70,8 @@ def _subject(options: Namespace) -> EvalContext:
 
     if options.max_context < 128:
         raise RequestError(f"--max-context {options.max_context}: give at least 128 tokens")
-    texts = read_texts(options.texts or [str(resources.files("triforce") / "assets" / BOOK)])
-    draft = None if options.draft == NO_DRAFT else options.draft
+    texts = read_texts(options.texts or [str(book_file())])
+    draft = draft_named(options)
     llm = LLM(options.model, draft, device=options.device, dtype=options.dtype, kv_dtype=options.kv_dtype)
     numbers = plan(llm.target.config.context, options.max_context)
     return EvalContext(llm, tokenize(llm, texts), numbers, options.quiet)

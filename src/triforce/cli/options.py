@@ -79,6 +79,11 @@ def draft(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--draft", default="auto", metavar="MODEL", help=text)
 
 
+def draft_named(options: argparse.Namespace) -> str | None:
+    """Return the value of --draft for `LLM`."""
+    return None if options.draft == NO_DRAFT else options.draft
+
+
 def lower_tiers(parser: argparse._ActionsContainer) -> None:
     text = (
         "what the tiers below the full one read: the same weights and KV, int8 copies, or int4 weights and int8 KV; of "

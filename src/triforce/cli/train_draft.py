@@ -7,12 +7,11 @@ import os
 import sys
 import time
 from argparse import Namespace
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from triforce.backends.torch_import import import_torch
-from triforce.cli.demo import BOOK
+from triforce.cli.sample_book import book_file
 from triforce.cli.text_files import read_texts
 from triforce.errors import RequestError
 
@@ -31,7 +30,7 @@ def run(options: Namespace) -> int:
     if options.device != "cpu":
         raise RequestError(f"--device {options.device}: drafts are trained on the CPU only; leave it out")
     folder = Path(options.output)
-    texts = read_texts([options.texts or str(resources.files("triforce") / "assets" / BOOK)])
+    texts = read_texts([options.texts or str(book_file())])
     _require_folder(folder)
     trainer = _trainer(options, texts, folder)
     try:

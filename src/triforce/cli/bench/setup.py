@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from triforce.backends.torch_import import import_torch
-from triforce.cli.demo import BOOK
 from triforce.cli.engine_arguments import SPECULATION
-from triforce.cli.options import NO_DRAFT
+from triforce.cli.options import draft_named
+from triforce.cli.sample_book import BOOK, sample_book
 from triforce.cli.text_files import read_texts
 from triforce.errors import RequestError
 
@@ -29,7 +29,7 @@ def load(options: Namespace) -> LLM:
     import_torch()
     from triforce.llm import LLM
 
-    draft = None if options.draft == NO_DRAFT else options.draft
+    draft = draft_named(options)
     given = {
         name: getattr(options, name, None) for name in ("device", "dtype", "kv_dtype", *SPECULATION) if name != "mode"
     }
@@ -74,4 +74,4 @@ def own_texts() -> dict[str, str]:
     package = resources.files("triforce")
     files = sorted(Path(str(package)).rglob("*.py"))
     code = "\n".join(file.read_text(encoding="utf-8") for file in files)
-    return {BOOK: (package / "assets" / BOOK).read_text(encoding="utf-8"), OWN_CODE: code}
+    return {BOOK: sample_book(), OWN_CODE: code}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import tempfile
 from argparse import Namespace
-from importlib import resources
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,8 +14,8 @@ from triforce.bench.start import STEPS, rows
 from triforce.checkpoint.hub import SHIPPED
 from triforce.checkpoint.model_files import open_model
 from triforce.cli.bench.report import about, machine, show, write
-from triforce.cli.demo import BOOK
-from triforce.cli.options import NO_DRAFT
+from triforce.cli.options import draft_named
+from triforce.cli.sample_book import sample_book
 from triforce.cli.text_files import read_text
 from triforce.engine.inputs import known
 from triforce.engine.modes import MODES
@@ -52,7 +51,7 @@ def _task(options: Namespace, folder: Path) -> dict[str, Any]:
         shapes.write(known("shape", options.shape, shapes.SHAPES), folder, POSITIONS)
         model = str(folder)
     task = {name: getattr(options, name) for name in ("device", "dtype", "kv_dtype", "load_cache")}
-    draft = None if options.draft == NO_DRAFT else options.draft
+    draft = draft_named(options)
     return task | {"model": model, "draft": draft, "prompt": _prompt(options, model)}
 
 
@@ -62,10 +61,8 @@ def _prompt(options: Namespace, model: str | None) -> str | list[int]:
     count = options.prompt_tokens
     if not files.has_tokenizer:
         return Random(1).choices(range(1000), k=count or 2)
-    if options.prompt_file:
-        text = read_text(options.prompt_file)
-    else:
-        text = (resources.files("triforce") / "assets" / BOOK).read_text(encoding="utf-8") if count else SHORT
+    beginning = sample_book() if count else SHORT
+    text = read_text(options.prompt_file) if options.prompt_file else beginning
     if count is None:
         return text
     ids = files.tokenizer().encode(text)[:count]
