@@ -110,7 +110,7 @@ def test_demo_mistake_is_refused_before_anything_is_fetched(
 
 
 @pytest.mark.usefixtures("model")
-@pytest.mark.parametrize("tokens", ["0", "1000000000"])
+@pytest.mark.parametrize("tokens", ["0", "1", "1000000000"])
 def test_demo_prompt_length_is_refused_in_one_line(tokens: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--prompt-tokens", tokens]) == 2
     assert capsys.readouterr().err.splitlines() == [

@@ -49,10 +49,10 @@ ADVICE = {
     "a short prompt": (dict(mode="auto", prompt=500, timeline=stretches(60, 2)), "your prompt is short: plain"),
     "guesses that do not pay": (dict(mode="auto", timeline=stretches(60, 2)), "plain decoding is best"),
     "a mode that loses": (dict(seconds=(0.5, 2.0)), "slower than plain decoding, which would give 200 tokens/s"),
-    "a narrow budget": (dict(tiers=[DRAFT, NARROW, FULL]), "a larger budget would have more guesses kept"),
+    "a narrow budget": (dict(tiers=[DRAFT, NARROW, FULL]), "a larger budget would have more accepted"),
     "a low gamma": (dict(tiers=[DRAFT, CERTAIN, FULL]), "a larger --speculative-tokens"),
-    "a poor draft": (dict(tiers=[POOR_DRAFT, RETRIEVAL, FULL]), "25% is kept"),
-    "a loop": (dict(tiers=[COPIES, RETRIEVAL, FULL]), "repeats itself: 180 guesses"),
+    "a poor draft": (dict(tiers=[POOR_DRAFT, RETRIEVAL, FULL]), "25% is accepted"),
+    "a loop": (dict(tiers=[COPIES, RETRIEVAL, FULL]), "repeats itself: 180 tokens"),
     "a long prompt, a short answer": (dict(seconds=(30.0, 0.3)), "99% of the time went into reading"),
 }
 

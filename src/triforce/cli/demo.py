@@ -105,7 +105,7 @@ def _compare(llm: LLM, task: Task, params: SamplingParams) -> bool:
     print(f"{task.mode:<11} {_speed(fast)}, {plain.decode_seconds / fast.decode_seconds:.2f} times as fast")
     guesses = [tier for tier in fast.outputs[0].tiers[:-1] if tier.proposed]
     shares = [f"{tier.name} {tier.acceptance or 0:.0%} of {tier.proposed:,}" for tier in guesses]
-    print(f"accepted    {', '.join(shares) or 'nothing was guessed'}")
+    print(f"accepted    {', '.join(shares) or 'nothing was drafted'}")
     print(f"full passes {passes_per_token(fast):.2f} per new token (plain decoding: {passes_per_token(plain):.2f})")
     return same
 

@@ -52,7 +52,7 @@ def tables(explanation: Explanation) -> Iterator[Table]:
         for part in explanation.tiers
     ]
     yield Table(
-        "Tiers", _speed(explanation), ("tier", "passes", "ms each", "time", "proposed", "kept", "visible"), parts
+        "Tiers", _speed(explanation), ("tier", "passes", "ms each", "time", "proposed", "accepted", "visible"), parts
     )
     if explanation.timeline:
         yield Table("Plans", "Tokens/s are of the first text.", _PLANS, list(_timeline(explanation)))

@@ -116,7 +116,7 @@ def reads(config: ModelConfig, weight: float, number: float) -> dict[str, str]:
         pays = f"should pay from {begins:,} tokens on, without a draft model"
     return {
         "a token reads": f"{size(weights)} of weights, and {size(kv)} of KV at {config.context:,} tokens",
-        "speculation": f"{pays} (by bytes, {ACCEPTANCE:.0%} of guesses kept)",
+        "speculation": f"{pays} (by bytes, {ACCEPTANCE:.0%} of draft tokens accepted)",
     }
 
 

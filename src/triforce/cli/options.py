@@ -108,7 +108,7 @@ def kv(parser: argparse._ActionsContainer) -> None:
 
 
 def coupling(parser: argparse._ActionsContainer) -> None:
-    text = "how guesses are verified; under all but seeded a seed's text depends on the mode, and in auto on the clock"
+    text = "how drafts are verified; under all but seeded a seed's text depends on the mode, and in auto on the clock"
     parser.add_argument("--coupling", choices=COUPLINGS, default="seeded", help=described(text))
 
 
@@ -123,8 +123,8 @@ def placement(parser: argparse._ActionsContainer, *, context: bool = True) -> No
 
 
 def speculation_lengths(parser: argparse._ActionsContainer) -> None:
-    number(parser, "--draft-tokens", "tokens the draft guesses at a time", 2)
-    number(parser, "--speculative-tokens", "tokens the retrieval tier guesses at a time", 6)
+    number(parser, "--draft-tokens", "tokens the draft proposes at a time", 2)
+    number(parser, "--speculative-tokens", "tokens the retrieval tier proposes at a time", 6)
 
 
 def retrieval_budget(parser: argparse._ActionsContainer, text: str) -> None:

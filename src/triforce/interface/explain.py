@@ -110,16 +110,16 @@ def _on_plain_decoding(ours: Explanation, by_name: Mapping[str, TierStats]) -> I
     if sum(chosen.values()) >= ENOUGH and chosen.get(PLAIN, 0) > 0.5 * sum(chosen.values()):
         lower = by_name.get("retrieval")
         if lower and lower.visible_tokens is not None and lower.visible_tokens < ours.prompt_tokens / 2:
-            yield "too little of what the lower tiers guess is kept, or they cost too much: plain decoding is best"
+            yield "too few tokens of the lower tiers are accepted, or they cost too much: plain decoding is best"
         else:
             yield (
                 f"your prompt is short: plain decoding is best. A pass over its {ours.prompt_tokens:,} tokens takes "
-                f"{ours.tiers[-1].milliseconds:.2f} ms, which guesses save too little of"
+                f"{ours.tiers[-1].milliseconds:.2f} ms, which draft tokens save too little of"
             )
     if ours.mode not in ("ar", "auto") and ours.plain and ours.plain >= CLEAR * ours.tokens_per_second:
         yield (
             f"this mode is slower than plain decoding, which would give {ours.plain:.0f} tokens/s or more: use --mode "
-            "auto, which goes back to plain decoding where guesses do not pay"
+            "auto, which goes back to plain decoding where draft tokens do not pay"
         )
 
 
@@ -128,23 +128,24 @@ def _on_drafts(ours: Explanation, by_name: Mapping[str, TierStats]) -> Iterator[
     tier, chosen = by_name.get("retrieval"), [segment.budget for segment in ours.timeline if segment.budget]
     refused = ours.mode == "auto" and not (chosen and chosen[-1] > chosen[0])  # more was weighed, and promised less
     if tier and tier.visible_tokens is not None and tier.proposed >= ENOUGH and not refused:
-        kept = tier.accepted / tier.proposed
-        if kept < GOOD and tier.visible_tokens < ours.prompt_tokens:
+        accepted = tier.accepted / tier.proposed
+        if accepted < GOOD and tier.visible_tokens < ours.prompt_tokens:
             most = f" {2 * chosen[-1]}; {chosen[-1]:,} is the most that auto tries" if chosen else ""
             yield (
-                f"a larger budget would have more guesses kept: the retrieval tier sees {tier.visible_tokens:,} of "
-                f"{ours.prompt_tokens:,} tokens, and {kept:.0%} of what it proposes is kept (--retrieval-budget{most})"
+                f"a larger budget would have more accepted: the retrieval tier sees {tier.visible_tokens:,} of "
+                f"{ours.prompt_tokens:,} tokens, and {accepted:.0%} of what it proposes is accepted "
+                f"(--retrieval-budget{most})"
             )
     tier = list(by_name.values())[-2] if len(by_name) > 1 and ours.mode not in ("auto", "draft") else None
     if tier and sum(tier.histogram) >= ENOUGH / 2 and (tier.acceptance or 0.0) >= ALL:
         yield (
-            f"{tier.acceptance:.0%} of what the {tier.name} tier gathers is kept: a larger --speculative-tokens would "
-            "save passes of the full tier; --mode auto finds it"
+            f"{tier.acceptance:.0%} of what the {tier.name} tier gathers is accepted: a larger --speculative-tokens "
+            "would save passes of the full tier; --mode auto finds it"
         )
     tier = by_name.get("draft")
-    if tier and tier.proposed >= ENOUGH and (kept := tier.accepted / tier.proposed) < POOR:
+    if tier and tier.proposed >= ENOUGH and (accepted := tier.accepted / tier.proposed) < POOR:
         yield (
-            f"the draft model guesses poorly here, {kept:.0%} is kept: another --draft, or a lower temperature, "
+            f"the draft model drafts poorly here, {accepted:.0%} is accepted: another --draft, or a lower temperature, "
             "would help more than another budget"
         )
 
@@ -154,8 +155,8 @@ def _on_the_rest(ours: Explanation, by_name: Mapping[str, TierStats], seconds: t
     (prefill, decoding), tier = seconds, by_name.get("ngram")
     if tier and tier.accepted >= max(ENOUGH, ours.new_tokens / 2):
         yield (
-            f"the text repeats itself: {tier.accepted:,} guesses copied from it were kept. Do not expect this speed of "
-            "a text that does not"
+            f"the text repeats itself: {tier.accepted:,} tokens copied from it were accepted. Do not expect this "
+            "speed of a text that does not"
         )
     if prefill >= 1 and prefill >= 4 * decoding:
         yield (

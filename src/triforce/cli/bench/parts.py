@@ -36,7 +36,7 @@ def _speed(parser: argparse.ArgumentParser) -> None:
     options.searched_layers(parser)
     options.lower_tiers(parser)
     options.coupling(parser)
-    text = "instead of a model: a shape of random weights, whose guesses are kept with these probabilities"
+    text = "instead of a model: a shape of random weights, whose draft tokens are accepted with these probabilities"
     add("--synthetic", type=options.several(float), metavar="OUTER,INNER", help=text)
     add("--shape", metavar="NAME", help="of --synthetic: 30m (default), qwen3-30b-a3b and others")
     options.quiet(parser)
