@@ -84,7 +84,7 @@ format: install-dev ## put the code into shape, and what is generated into READM
 	@$(BIN)/ruff format
 	@$(BIN)/python -m scripts.docs
 
-clean: ## remove what can be made again in a minute (not .venv, not what recipes train in build/pair)
-	@find build -mindepth 1 -maxdepth 1 ! -name pair -exec rm -rf {} + 2>/dev/null || true
+clean: ## remove what is built and kept for another time (not .venv, not what is trained: build/pair, build/draft)
+	@find build -mindepth 1 -maxdepth 1 ! -name pair ! -name draft -exec rm -rf {} + 2>/dev/null || true
 	@rm -rf dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -path ./.venv -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

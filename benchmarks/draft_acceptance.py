@@ -41,7 +41,7 @@ QUESTIONS = (
     "List five facts that are stated above.",
     "Rewrite the last paragraph in your own words.",
 )
-ASKED = 40
+ASKED = 64
 """Tokens of a chat that are not of its window, at most."""
 
 
@@ -63,8 +63,8 @@ def measure(options: Namespace) -> None:
     """Print a line for each row as it is measured, and a table at the end. Raises TriforceError."""
     if min(*options.contexts, options.windows, options.steps) < 1:
         raise RequestError("--contexts, --windows and --steps must be at least 1")
-    if min(options.contexts) < options.tokens + ASKED or options.tokens < options.steps:
-        raise RequestError(f"--tokens must be at least --steps, and {ASKED} less than the least of --contexts")
+    if min(options.contexts) <= options.tokens + ASKED or options.tokens < options.steps:
+        raise RequestError(f"--tokens must be at least --steps, and with {ASKED} more below all --contexts")
     threads = torch.get_num_threads()  # before native kernels claim all but one
     llm, rows = setup.load(options), list[Row]()
     if max(options.contexts) > llm.target.config.context:
@@ -129,6 +129,8 @@ def of_answers(
         new = list(output.outputs[0].token_ids)
         if len(new) >= options.steps:
             whole.append((torch.tensor([asked + new]), len(new)))
+    if not whole:
+        raise RequestError(f"no answer has {options.steps} tokens; give --windows more, or --steps less")
     name = f"{temperature:g}"
     kept = shares(llm, subject, [ids_1L for ids_1L, _ in whole], options, [count for _, count in whole])[name]
     return {"kind": "answers", "context": context, "temperature": name, "kept": kept}
@@ -154,7 +156,7 @@ def line(row: Row) -> str:
 def tables(rows: Sequence[Row]) -> list[Table]:
     """Return all rows as a table."""
     note = "None of the texts was trained on. Answers are the target's own, to questions that no training asks."
-    return [acceptance_table("Acceptance of the draft that comes for smollm2", note, rows)]
+    return [acceptance_table("Acceptance of a draft", note, rows)]
 
 
 main = study.command("draft_acceptance", __doc__, add_arguments, measure)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from tests.helpers.controlled_batch import DEEP, controlled, think_always
@@ -12,6 +13,7 @@ from triforce.engine.sequence_batch import SequenceBatch
 from triforce.planner import Plan, PlanController
 from triforce.planner.acceptance import AcceptanceTracker
 from triforce.planner.choose import Choice
+from triforce.ragged import ints
 from triforce.speculation.counters import Counters
 
 BOTH = Plan(("ngram", "draft", "retrieval", "full"), (4, 2, 6))
@@ -66,3 +68,27 @@ def test_verdicts_on_row_that_comes_again_are_learnt_once(batch: SequenceBatch) 
         fresh = Counters(1)
         fresh.swap_in(0, tier.counters.swap_out(1))
         assert fresh.accepted_B == tier.counters.accepted_B[1] and not fresh.new_verdicts().any()
+
+
+def test_ngrams_of_rows_of_two_sizes_are_judged_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row's that came true beyond hindsight are worth another's that did not."""
+    it, found = controlled(rows=2).controller, list[tuple[str, float, float]]()
+    assert it
+    monkeypatch.setattr(it.beliefs, "_accepted", lambda tier: 0.5)
+    monkeypatch.setattr(it.beliefs.acceptance, "add", lambda tier, _, *both: found.append((tier, *both[:2])))
+    verdict = np.array([8, 8]), np.array([8, 0]), np.array([True, True])
+    it.by_name["ngram"].counters.record_verdict(*verdict)
+    it.beliefs.learn_verdicts(Plan(("ngram", "full"), (8,)), ints([150, 900]), 1)
+    assert found == [("ngram", 8, 0.0)]
+
+
+def test_first_proposal_that_was_interrupted_is_no_debt() -> None:
+    """A machine that slept, or a kernel that was compiled: it counts as some steps."""
+    batch = controlled(rows=1)
+    it, live_B = batch.controller, np.array([True])
+    assert it
+    it.account.plain, it._proposals = 0.01, 2
+    it.apply(DEEP, batch.prefix, live_B)
+    it.observe([150], 1, 60.0)
+    it.conclude(batch.prefix)
+    assert -20 * 0.01 < it.account.won < 0

@@ -12,6 +12,7 @@ from zlib import crc32
 
 from triforce.engine.engine import Request
 from triforce.engine.sequence_group import OnPrefill
+from triforce.errors import CacheError
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache.prompt_file import SavedCache
@@ -54,12 +55,22 @@ class Prompts:
     def of(self, name: str, prompt: list[int]) -> tuple[SavedCache, float]:
         """The saved KV of a prompt, and at how many tokens a second it was read; read again if it is another one."""
         kv, about, key = self.folder / f"{name}.kv", self.folder / f"{name}.json", crc32(repr(prompt).encode())
-        if not kv.exists() or _saved(about)[0] != key:
+        if not self._fits(kv) or _saved(about)[0] != key:
             short = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
             (first,) = self.llm.generate([prompt], short, mode="ar", save_cache=kv, on_prefill=self.on_prefill())
             about.write_text(json.dumps([key, (len(prompt) - 1) / first.prefill_seconds]), encoding="utf-8")
+        return self._opened(kv), _saved(about)[1]
+
+    def _opened(self, kv: Path) -> SavedCache:
         pool = self.llm.open(1, 1).core.store.pool
-        return SavedCache(kv, self.llm.runner.cache_fingerprint(pool)), _saved(about)[1]
+        return SavedCache(kv, self.llm.runner.cache_fingerprint(pool))
+
+    def _fits(self, kv: Path) -> bool:
+        """Whether a file is there that is of this model, with this draft."""
+        try:
+            return kv.exists() and bool(self._opened(kv))
+        except CacheError:
+            return False
 
     def drop(self, name: str) -> None:
         """Delete the saved prompt."""

@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from triforce import __version__
-from triforce.cli.options import draft_named
+from triforce.cli.options import NO_DRAFT, draft_named
 from triforce.cli.sample_book import book_file
 from triforce.cli.text_files import read_texts, require_writable
 from triforce.errors import RequestError
@@ -36,14 +36,15 @@ def run(options: Namespace) -> int:
     if budget and not options.quiet:
         print(*_forecast(budget, whole, subject.plan), sep="\n", file=sys.stderr, flush=True)
     results = evaluate(subject, list(budget.predicted) if budget else names, _show, budget)
-    measured, about = perf_counter() - loaded, _about(subject)
-    if about["kv_dtype"] == "int8" and not options.quick:
-        about["beside"] = _beside(options, about, subject.plan, results)
-    if options.json:
-        everything = about | {"seconds": perf_counter() - began, "results": results}
-        if budget:
-            everything["forecast"] = {"seconds": budget.total, "left_out": budget.left_out, "measured": measured}
-        Path(options.json).write_text(json.dumps(everything, indent=2) + "\n", encoding="utf-8")
+    measured, plan, everything = perf_counter() - loaded, subject.plan, _about(subject)
+    del subject  # another model may need its memory
+    if budget:
+        everything["forecast"] = {"seconds": budget.total, "left_out": budget.left_out, "measured": measured}
+    everything |= {"seconds": perf_counter() - began, "results": results}
+    _write(options, everything)
+    if everything["kv_dtype"] == "int8" and not options.quick:
+        everything["beside"] = _beside(options, everything["model"], plan, results)
+        _write(options, everything)
     if not options.quiet:
         promise = f", of which {measured:.0f} for measuring; {budget.total:.0f} were predicted" if budget else ""
         print(f"In all {perf_counter() - began:.0f} s{promise}.")
@@ -77,17 +78,23 @@ def _subject(options: Namespace) -> EvalContext:
     return EvalContext(llm, tokenize(llm, texts), numbers, options.quiet)
 
 
-def _beside(options: Namespace, about: dict[str, Any], plan: EvalConfig, results: dict[str, Any]) -> dict[str, Any]:
+def _write(options: Namespace, everything: dict[str, Any]) -> None:
+    if options.json:
+        Path(options.json).write_text(json.dumps(everything, indent=2) + "\n", encoding="utf-8")
+
+
+def _beside(options: Namespace, model: str, plan: EvalConfig, results: dict[str, Any]) -> dict[str, Any]:
     """Measure KV that is not rounded by what depends on it; show both kinds, and return the results."""
     from triforce.eval import evaluate, kv_dtypes
 
-    subject = _subject(Namespace(**vars(options) | {"kv_dtype": "auto"}))
+    if not (names := [name for name in kv_dtypes.MEASURED if name in results]):
+        return {}
+    subject = _subject(Namespace(**vars(options) | {"kv_dtype": "auto", "draft": NO_DRAFT}))
     subject.plan = plan
-    exact = evaluate(subject, [name for name in kv_dtypes.MEASURED if name in results], lambda *_: None)
-    model, kinds = Path(about["model"]).name, {subject.llm.target.kv_dtype: exact, about["kv_dtype"]: results}
-    for table in kv_dtypes.tables(
-        [{"model": model, "kv": kind, "context": plan.deepest} | found for kind, found in kinds.items()]
-    ):
+    exact = evaluate(subject, names, lambda *_: None)
+    about = {"model": Path(model).name, "context": plan.deepest}
+    kinds = {subject.llm.target.kv_dtype: exact, "int8": results}
+    for table in kv_dtypes.tables([about | {"kv": kind} | found for kind, found in kinds.items()]):
         print(f"\n{table.plain()}")
     return exact
 
@@ -104,12 +111,12 @@ def _about(subject: EvalContext) -> dict[str, Any]:
     """Return the model, the software and the texts behind the figures."""
     import torch
 
-    llm = subject.llm
+    llm, drafter = subject.llm, subject.llm.draft or subject.llm.features
     return {
         "triforce": __version__,
         "torch": torch.__version__,
         "model": str(llm.target.path),
-        "draft": str(llm.draft.path) if llm.draft else None,
+        "draft": str(drafter.path) if drafter else None,
         "device": str(subject.target.device),
         "dtype": str(subject.target.dtype).removeprefix("torch."),
         "kv_dtype": llm.target.kv_dtype,

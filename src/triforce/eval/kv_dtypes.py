@@ -15,7 +15,7 @@ MEASURED = ("bits", "positions", "needle", "copy")
 
 def tables(found: Sequence[Row], note: str = "") -> list[Table]:
     """Return tables of what all kinds were measured by; the first kind is what the others are compared with."""
-    some = {*MEASURED} & {*found[0]}
+    some = {name for name in MEASURED if name in found[0] and not any("skipped" in row[name] for row in found)}
     quality = [_quality(found, note)] if some - {"positions"} else []
     return quality + ([_losses(found)] if "positions" in some else [])
 

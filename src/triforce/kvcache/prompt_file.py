@@ -102,7 +102,7 @@ class SavedCache:
             if about.get("fingerprint") != maker.model:
                 raise CacheError(
                     f"{path} was saved with another model, dtype, type of KV, context setting or draft of hidden "
-                    "states; load it with the same ones, or make a new one with --save-cache"
+                    "states (none: --draft none); load it with the same ones, or make a new one with --save-cache"
                 )
             if about.get("kernels") != maker.kernels:
                 raise CacheError(

@@ -24,6 +24,7 @@ from triforce.planner.pass_costs import PassCosts, Seen
 from triforce.planner.searched_layers import Finding
 from triforce.planner.tier_work import TierWork
 
+FORM = 2  # of what the file holds; one of another form is not read
 OLD_PASSES = 4.0  # that those of the file count as, of a kind
 
 
@@ -39,7 +40,7 @@ class CostModel:
         """What the latest text of a kind leaves to the next one: choice, account and cadence of its controller."""
         with suppress(OSError, ValueError):  # all of it can be learnt again
             digest, saved = path.read_text(encoding="utf-8").split("\n", 1) if path else ("", "")
-            if digest == str(crc32(saved.encode())):  # else it is not what a process of ours wrote
+            if digest == _digest(saved):  # else it is not what a process of ours wrote
                 self._read(json.loads(saved))
 
     def observe(self, tier: str, width: int, rows: int, keys: float, seconds: float, passes: int = 1) -> float:
@@ -59,7 +60,7 @@ class CostModel:
         fresh = self.path.with_suffix(f".{os.getpid()}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            fresh.write_text(f"{crc32(saved.encode())}\n{saved}", encoding="utf-8")
+            fresh.write_text(f"{_digest(saved)}\n{saved}", encoding="utf-8")
             fresh.replace(self.path)
         except OSError:
             with suppress(OSError):
@@ -74,6 +75,11 @@ class CostModel:
         for *case, accepted, rejected in saved["shares"]:
             self.acceptance.add(tuple(case), accepted, rejected)
         self.layers |= {case: Finding.read(found) for case, found in saved["layers"].items()}
+
+
+def _digest(saved: str) -> str:
+    """Return what a file begins with whose content has this form."""
+    return f"{FORM} {crc32(saved.encode())}"
 
 
 def costs_path(models: list[str], device: torch.device, dtype: torch.dtype) -> Path | None:

@@ -71,16 +71,16 @@ class Beliefs:
         return usual
 
     def learn_verdicts(self, plan: Plan, lengths_B: Ints, proposals: int) -> None:
-        """Learn how many draft tokens of each tier so many proposals have accepted, by the size of each row."""
+        """Learn how many draft tokens of each tier some proposals accepted: of retrieval by the size of rows."""
         self.acceptance.fade(proposals)
         bits_B = np.array([length.bit_length() for length in lengths_B.tolist()])
         for name in plan.tiers[:-1]:
             tier, news_B3 = self.tiers[name], self.tiers[name].counters.new_verdicts()
-            for bits in set(bits_B.tolist()):
-                accepted, rejected, proposed = news_B3[bits_B == bits].sum(0).tolist()
+            for bits in set(bits_B.tolist()) if name == "retrieval" else (0,):
+                accepted, rejected, proposed = news_B3[(bits == 0) | (bits_B == bits)].sum(0).tolist()
                 if isinstance(tier, NgramProposer):  # of what hindsight expected
                     rejected = max(0.0, proposed * self._accepted(tier) - accepted)
-                self.acceptance.add(name, 1 << (bits - 1), accepted, rejected, self.view.times.get(bits, 1.0))
+                self.acceptance.add(name, (1 << bits) - 1, accepted, rejected, self.view.times.get(bits, 1.0))
 
     def estimates(self, lengths: Sequence[int], budgets: Sequence[BudgetFactors] = ((),)) -> Estimates:
         """Return what is believed of rows of these lengths, with each of these budgets of the retrieval tier."""

@@ -14,6 +14,8 @@ class PlannerConfig:
     """Share of plain decoding's time that trials may lose: texts of 64 tokens keep .97 of it with their noise."""
     credit_tokens: float = 64.0
     """Tokens of plain decoding whose `allowed_loss` a text may lose at its start: shorter texts have less to win."""
+    first_times: float = 2.0
+    """Times as long as others that the first proposal of a plan counts at most: it may compile, or be interrupted."""
     caution: float = 1.0
     """Standard deviations below the mean at which a plan counts as no risk."""
 

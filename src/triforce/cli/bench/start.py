@@ -61,8 +61,9 @@ def _prompt(options: Namespace, model: str | None) -> str | list[int]:
     count = options.prompt_tokens
     if not files.has_tokenizer:
         return Random(1).choices(range(1000), k=count or 2)
-    beginning = sample_book() if count else SHORT
-    text = read_text(options.prompt_file) if options.prompt_file else beginning
+    text = SHORT if count is None else sample_book()
+    if options.prompt_file:
+        text = read_text(options.prompt_file)
     if count is None:
         return text
     ids = files.tokenizer().encode(text)[:count]
