@@ -143,8 +143,8 @@ def test_wheel_without_compiler_holds_all_but_kernels(tmp_path: Path) -> None:
     assert not any(name.endswith((".so", ".cpp", ".hpp")) for name in inside)
     assert "triforce/assets/dracula.txt" in inside
     models = {
-        f"triforce/assets/pair/{model}/{file}"
-        for model in ("target", "draft")
+        f"triforce/assets/{model}/{file}"
+        for model in ("pair/target", "pair/draft", "smollm2")
         for file in ("config.json", "model.safetensors")
     }
     assert models <= inside

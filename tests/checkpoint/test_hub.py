@@ -9,7 +9,8 @@ import pytest
 
 from tests.helpers.fake_hub import ended, fake_hub, started
 from triforce.checkpoint.gguf_choice import LOG, choose_gguf
-from triforce.checkpoint.hub import model_path
+from triforce.checkpoint.hub import FINETUNE, draft_for, model_path
+from triforce.checkpoint.known_models import KNOWN
 from triforce.errors import ModelError
 
 NAMES = ["m-IQ4_XS.gguf", "m-Q4_K_M.gguf", "m-Q4_K_S.gguf", "m.Q8_0.gguf", "mmproj-m-F16.gguf", "README.md"]
@@ -120,3 +121,18 @@ def test_hub_offline_takes_kept_files_alone(tmp_path: Path) -> None:
         assert resolve("user/else:Q8_0", tmp_path, hub.url, HF_HUB_OFFLINE="1")[0] == 1
         assert not hub.asked
     assert resolve("user/repo:Q8_0", tmp_path)[1] == kept  # a hub that cannot be reached
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_draft_of_known_model_comes_with_package(name: str, tmp_path: Path) -> None:
+    file = tmp_path / KNOWN[name].file
+    with file.open("wb") as made:
+        made.truncate(KNOWN[name].size)
+    found = draft_for(name, tmp_path / "own.gguf")
+    assert draft_for(file, file) == draft_for("org/model:Q4_1", file) == found
+    with file.open("wb") as made:
+        made.truncate(9)
+    assert draft_for(file, file) is None and draft_for(f"org/{name}", file) is None
+    folder = Path(str(found).removeprefix(FINETUNE))
+    assert (folder / "config.json").is_file()
+    assert (folder / "model.safetensors").stat().st_size <= 12 * 2**20

@@ -17,6 +17,7 @@ from tests.helpers.dequantised import dequantised, greedy_like
 from tests.helpers.gguf_files import SMOLLM2
 from triforce.backends import native_loader
 from triforce.backends.decoder import Decoder
+from triforce.checkpoint.known_models import KNOWN
 from triforce.cli import main
 from triforce.eval.context import Text, spread, tokenizer_of
 from triforce.interface.sampling_params import SamplingParams
@@ -56,14 +57,33 @@ def certify(tmp_path: Path, texts: int, tokens: int, *more: str) -> tuple[int, i
 
 
 def test_smollm2_modes_write_plain_decodings_text(tmp_path: Path) -> None:
-    few = ["--contexts", "400", "--retrieval-budget", "128", "--workloads", "books"]
+    few = ["--contexts", "400", "--retrieval-budget", "128", "--workloads", "books", "--draft", "none"]
     assert certify(tmp_path, 2, 48, *few) == (2 * 48 * 2 * 4, 0)
 
 
 @pytest.mark.slow
-def test_smollm2_modes_write_plain_decodings_texts_of_50_prompts(tmp_path: Path) -> None:
-    many = ["--contexts", "1024", "--retrieval-budget", "256", "--workloads", ",".join(ALL)]
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+def test_smollm2_modes_write_plain_decodings_texts_of_50_prompts(kv_dtype: str, tmp_path: Path) -> None:
+    many = ["--contexts", "1024", "--retrieval-budget", "256", "--workloads", ",".join(ALL), "--kv-dtype", kv_dtype]
+    many += ["--draft", "none"]
     assert certify(tmp_path, 10, 256, *many) == (50 * 256 * 2 * 4, 0)
+
+
+@pytest.mark.parametrize(
+    ("texts", "tokens", "kv_dtype"),
+    [(2, 48, "auto"), *(pytest.param(10, 256, kv_dtype, marks=pytest.mark.slow) for kv_dtype in ("auto", "int8"))],
+)
+def test_smollm2_draft_is_found_and_keeps_texts(texts: int, tokens: int, kv_dtype: str, tmp_path: Path) -> None:
+    workloads = ALL if texts > 2 else ALL[:1]
+    sizes = ["--contexts", "400", "--retrieval-budget", "128", "--workloads", ",".join(workloads)]
+    count = texts * len(workloads)
+    assert certify(tmp_path, texts, tokens, *sizes, "--kv-dtype", kv_dtype) == (count * tokens * 2 * 7, 0)
+
+
+def test_smollm2_has_no_draft_where_states_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KNOWN["smollm2"].variable, str(SMOLLM2))
+    assert LLM("smollm2", mode="ar").features
+    assert LLM("smollm2", mode="ar", kv_offload="file").features is None
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from triforce.checkpoint.gguf_choice import choose_gguf
-from triforce.checkpoint.known_models import KNOWN, find
+from triforce.checkpoint.known_models import KNOWN, SMOLLM2, find
 from triforce.checkpoint.model_sources import CONNECT, first_line, offline
 from triforce.errors import ModelError, suggest
 from triforce.interface.user_paths import user_path
@@ -23,9 +23,15 @@ PICKLES = ("pytorch_model.bin", "pytorch_model-*.bin")
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?(:[\w.-]+)?")
 """A repository, and behind a colon the quantisation of a GGUF file in it."""
 
-_PAIR = Path(__file__).parents[1] / "assets" / "pair"
-SHIPPED = _PAIR / "target", _PAIR / "draft"
+_ASSETS = Path(__file__).parents[1] / "assets"
+SHIPPED = _ASSETS / "pair" / "target", _ASSETS / "pair" / "draft"
 """The target and the draft that come with the package."""
+
+FINETUNE = "finetune:"
+"""Before a draft's name: the target is a finetune of the model that it was trained for."""
+
+_OWN_DRAFTS = {SMOLLM2.name: f"{FINETUNE}{_ASSETS / SMOLLM2.name}"}
+"""Drafts that come for known models, in whatever type these are read."""
 
 _DRAFTS = {
     "NousResearch/Yarn-Llama-2-7b-128k": "JackFram/llama-68m",
@@ -82,11 +88,16 @@ def model_name(model: str | Path | None) -> str:
     return Path(model).resolve().name if Path(model).exists() else str(model)
 
 
-def draft_for(target: str | Path) -> str | Path | None:
-    """The draft of a known target: by hub name, or, for a folder of that name, the draft's folder beside it."""
+def draft_for(target: str | Path, file: Path) -> str | Path | None:
+    """The draft of a known target: by name, or, for a folder of that name, the draft's folder beside it.
+
+    file: where the target is; that of a known model is as good as its name.
+    """
     folder = Path(target)
     if not folder.is_dir():
-        return _DRAFTS.get(str(target))
+        known = {model.file: model for model in KNOWN.values()}.get(file.name)
+        name = known.name if known and file.stat().st_size == known.size else str(target)
+        return _OWN_DRAFTS.get(name) or _DRAFTS.get(name)
     if folder.resolve() == SHIPPED[0].resolve():
         return SHIPPED[1]
     drafts = {name.split("/")[1]: draft.split("/")[1] for name, draft in _DRAFTS.items()}

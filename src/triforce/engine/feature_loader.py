@@ -13,7 +13,7 @@ from triforce.backends import dispatch
 from triforce.backends.decoder import Decoder
 from triforce.backends.feature_draft import FeatureDraft
 from triforce.checkpoint.feature_draft_file import is_feature_draft, read_feature_draft, target_named, with_head
-from triforce.checkpoint.hub import model_path
+from triforce.checkpoint.hub import FINETUNE, draft_for, model_path
 from triforce.checkpoint.model_families import FAMILIES
 from triforce.checkpoint.model_files import ModelFiles
 from triforce.checkpoint.weight_files import Archive
@@ -21,9 +21,6 @@ from triforce.checkpoint.weights import fingerprint, of_weights, read_embedding,
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.errors import ModelError, RequestError
 from triforce.model.weights import Matrix
-
-FINETUNE = "finetune:"
-"""Before a draft's name: the target is a finetune of the model that it was trained for."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +71,13 @@ def _whole_embedding(target: Target) -> Matrix | None:
     if decoder.ranks.count == 1:
         return None
     return read_embedding(_archives(target), decoder.config, rows=rows, device=decoder.device, dtype=decoder.dtype)
+
+
+def known_draft(model: str | Path, file: Path, speculation: SpeculativeConfig) -> str | Path | None:
+    """Return the draft that is known to fit a model in a file, if it can be had with these settings."""
+    found = draft_for(model, file)
+    reads_states = str(found).startswith(FINETUNE)
+    return None if reads_states and speculation.offload.kind != "none" else found
 
 
 def load_feature_draft(

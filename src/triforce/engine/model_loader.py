@@ -16,13 +16,13 @@ from triforce.backends import dispatch
 from triforce.backends.decoder import Decoder
 from triforce.backends.kv_rows import kv_name
 from triforce.checkpoint.hf_config import model_config
-from triforce.checkpoint.hub import SHIPPED, draft_for, model_name
+from triforce.checkpoint.hub import SHIPPED, model_name
 from triforce.checkpoint.model_families import FAMILIES
 from triforce.checkpoint.model_files import ModelFiles, open_model
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.checkpoint.weights import fingerprint, read_weights
 from triforce.distributed.group import ALONE, TPGroup
-from triforce.engine.feature_loader import FeatureCheckpoint, load_feature_draft
+from triforce.engine.feature_loader import FeatureCheckpoint, known_draft, load_feature_draft
 from triforce.engine.precision import resolve_device, resolve_dtype, with_kv_dtype
 from triforce.engine.speculative_config import LOWER_TIERS, SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet
@@ -136,7 +136,7 @@ def load_pair(
     layers = target.config.layers
     if unknown := sorted(layer for layer in speculation.retrieval.searched_layers or () if layer >= layers):
         raise RequestError(f"searched_layers names layer {unknown[0]}; the model's are 0 to {layers - 1}")
-    draft = draft_for(model) if draft == "auto" else draft
+    draft = known_draft(model, target.files.path, speculation) if draft == "auto" else draft
     drafter: Checkpoint | None = None
     features: FeatureCheckpoint | None = None
     if draft is not None:

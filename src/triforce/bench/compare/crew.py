@@ -38,7 +38,7 @@ class Models:
 
     file: Path
     folder: Path
-    draft: Path | None
+    draft: str | Path | None
 
     def of(self, engine: str) -> Path:
         return self.folder if engine in ON_FILE and ON_FILE[engine].folder else self.file

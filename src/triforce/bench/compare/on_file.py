@@ -39,7 +39,7 @@ class FileConfig:
     """Engines, ours and others, and texts. `bits`: of a weight, in the mean; `modes`: ours; `level`: of our kernels."""
 
     file: Path
-    draft: Path | None
+    draft: str | Path | None
     bits: float
     engines: Sequence[str]
     modes: Sequence[str]
@@ -52,10 +52,11 @@ class FileConfig:
 
     @property
     def ours(self) -> list[Contender]:
-        """Our modes, plain decoding first, in one process."""
-        modes = dict.fromkeys([PLAIN, *self.modes])
+        """Our modes, plain decoding first: in a process without the draft, whose states it would note."""
+        modes = [mode for mode in dict.fromkeys(self.modes) if mode != PLAIN]
+        plain = Load("", {"draft": None} if self.draft else {}, {PLAIN: {"mode": PLAIN}})
         load = Load("", {}, {mode: {"mode": mode} for mode in modes})
-        return [Contender(OURS, mode, load, mode) for mode in modes]
+        return [Contender(OURS, PLAIN, plain, PLAIN), *(Contender(OURS, mode, load, mode) for mode in modes)]
 
 
 def rows(sources: Sources, plan: FileConfig, start: dict[str, Any]) -> Iterator[Row]:

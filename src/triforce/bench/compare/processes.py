@@ -182,7 +182,7 @@ def turn_of(ids: list[int], tokens: int, settings: Mapping[str, Any], **more: An
     }
 
 
-def task_of(model: Path, draft: Path | None, positions: int, settings: Mapping[str, Any]) -> Task:
+def task_of(model: Path, draft: str | Path | None, positions: int, settings: Mapping[str, Any]) -> Task:
     """A task, for texts that end with prompt and all at so many positions."""
     return {
         "model": str(model), "draft": str(draft) if draft else None, "positions": positions + SLACK,

@@ -18,10 +18,11 @@ from triforce.bench.compare.on_file_tables import line, summary, tables
 from triforce.bench.compare.texts import WORKLOADS
 from triforce.bench.compare.workers.clock import SLACK
 from triforce.bench.results_file import ResultsFile
+from triforce.checkpoint.hub import FINETUNE, draft_for
 from triforce.checkpoint.model_files import GGUFModel, open_model
 from triforce.cli.bench.report import about, machine, show, write
 from triforce.cli.bench.setup import make_folder, sources_of
-from triforce.cli.options import NO_DRAFT
+from triforce.cli.options import draft_named
 from triforce.engine.inputs import known
 from triforce.engine.modes import DRAFTED, MODES
 from triforce.errors import RequestError
@@ -63,15 +64,17 @@ def run(options: Namespace, model: GGUFModel, pythons: Mapping[str, str], work: 
 
 def _settings(options: Namespace, plan: FileConfig) -> dict[str, Any]:
     """Return what a file that is not whole says of its rows, beside its head."""
-    draft = str(plan.draft) if plan.draft else None
-    return {"draft": draft, "texts": options.texts, **{name: getattr(plan, name) for name in PLANNED}}
+    return {"draft": options.draft, "texts": options.texts, **{name: getattr(plan, name) for name in PLANNED}}
 
 
 def _plan(options: Namespace, model: GGUFModel) -> FileConfig:
     """Return what is asked for, checked. Raises RequestError."""
     others = [name for name in options.engines or ON_FILE if name != OURS]
     tokens = options.tokens or TOKENS
-    draft = None if options.draft in (NO_DRAFT, "auto") else open_model(options.draft).path
+    draft: str | Path | None = draft_named(options)
+    if draft is not None:
+        draft = draft_for(model.path, model.path) if draft == "auto" else draft
+        draft = draft if not draft or str(draft).startswith(FINETUNE) else open_model(draft).path
     modes = [known("mode", mode, MODES) for mode in options.modes or ("ar", "auto")]
     if drafted := [mode for mode in modes if mode in DRAFTED and draft is None]:
         raise RequestError(f"mode {drafted[0]} needs a draft model; name one with --draft, or leave the mode out")

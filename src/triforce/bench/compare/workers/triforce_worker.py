@@ -12,7 +12,7 @@ def load(task: Task) -> Generate:
     from triforce import LLM, SamplingParams, __version__
     from triforce.interface.outputs import RequestOutput
 
-    llm = LLM(task["model"], task["draft"], device="cpu", **task["settings"])  # as all others are
+    llm = LLM(task["model"], **({"draft": task["draft"], "device": "cpu"} | task["settings"]))  # as all others are
     warm = set[str]()
 
     def generate(turn: Turn) -> Result:
