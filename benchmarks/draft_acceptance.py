@@ -75,7 +75,7 @@ def measure(options: Namespace) -> None:
         for row in measured(llm, subject, windows(texts, max(options.contexts), options.windows), options):
             rows.append(row)
             print(line(row), flush=True)
-    study.write(options, {"rows": rows})
+            study.write(options, {"rows": rows})
     show(tables(rows))
 
 
