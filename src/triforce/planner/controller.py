@@ -28,7 +28,6 @@ from triforce.speculation import Proposer, SequenceState, Tier
 from triforce.speculation.counters import REMEMBERED
 
 ENDLESS = 10**6  # tokens to come, where nobody says how many
-FIRST_STEPS = 4  # of plain decoding, that a plan's first proposal may take as long as
 NOTHING = 0.0, 0.0, 0  # tokens of a row, seconds and proposals that nothing was learnt from yet
 
 
@@ -111,7 +110,7 @@ class PlanController:
             return
         usual = self.beliefs.learn_passes(self.plan, self.lengths, seconds - self._untold)
         if self._untold:  # what is usual those behind it tell, or else some plain steps
-            like = usual / (proposals - 1) if proposals > 1 else FIRST_STEPS * self.account.plain
+            like = usual / (proposals - 1) if proposals > 1 else CONFIG.first_steps * self.account.plain
             usual, self._untold = usual + min(self._untold, CONFIG.first_times * like), 0.0
         if not self.account.plain and self.plan.plain:
             self.account.plain = usual / proposals

@@ -16,6 +16,8 @@ class PlannerConfig:
     """Tokens of plain decoding whose `allowed_loss` a text may lose at its start: shorter texts have less to win."""
     first_times: float = 2.0
     """Times as long as others that the first proposal of a plan counts at most: it may compile, or be interrupted."""
+    first_steps: float = 4.0
+    """Steps of plain decoding that it is taken for where no other one of the plan came behind it."""
     caution: float = 1.0
     """Standard deviations below the mean at which a plan counts as no risk."""
 
