@@ -147,15 +147,16 @@ def test_guess_mutant_is_noticed(mutant: Mutant, monkeypatch: pytest.MonkeyPatch
 
 
 def test_gradient_of_loss_equals_that_of_plain_formula() -> None:
-    """All tokens are guessed behind; the guesses that follow go on from some places."""
+    """All tokens are guessed behind; the guesses that follow go on from some places. A share is the best token's."""
     draft, whole, later_N, decay = layer(), chunk(30), torch.tensor([0, 4, 9, 27]), 0.7
     dice = torch.Generator().manual_seed(3)
-    head = Head(1 + 0.3 * torch.randn(C, generator=dice), 1e-5, torch.randn(M, C, generator=dice))
+    head = Head(1 + 0.3 * torch.randn(C, generator=dice), 1e-5, torch.randn(M, C, generator=dice), greedy=0.3)
     trained = [tensor.requires_grad_() for _, tensor in draft.weights.trained()]
     value = loss(draft, head, whole, Past(), later_N, 3, decay)
     got = torch.autograd.grad(value, trained)
     final_BTC = whole.final_BTC * (whole.final_BTC.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * head.norm_C
-    law_BTM = (final_BTC @ head.rows_MC.T).softmax(-1)
+    logits_BTM = final_BTC @ head.rows_MC.T
+    law_BTM = 0.7 * logits_BTM.softmax(-1) + 0.3 * torch.nn.functional.one_hot(logits_BTM.argmax(-1), M)
     first, *_ = outputs(draft, whole, Past(), torch.arange(30), 1)
     _, *others = outputs(draft, whole, Past(), later_N)
     plain, weights = torch.zeros(()), [decay**step for step in range(3)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,9 @@ from triforce.errors import ModelError, RequestError
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 from triforce.training.distillation import Head
-from triforce.training.episodes import HELD_OUT, Texts
+from triforce.training.episodes import HELD_OUT, Episodes, Texts
 from triforce.training.initial_weights import last_norm
+from triforce.training.readings import Readings
 from triforce.training.target_stream import TargetStream
 from triforce.training.training_card import measure, table
 from triforce.training.training_state import FILE, TrainingState
@@ -53,6 +55,23 @@ def test_training_cut_off_equals_unbroken_one(target: Path, tmp_path: Path) -> N
     assert cut.state.updates == whole.state.updates and cut.state.history == whole.state.history
     for name, tensor in whole.state.weights.items():
         assert torch.equal(tensor, cut.state.weights[name]), name
+
+
+def test_episodes_are_read_once_while_they_are_trained_on_again(target: Path, tmp_path: Path) -> None:
+    """Two and five episodes later; whoever goes on reads again what was kept before."""
+    made, asked = trainer(target, tmp_path), list[int]()
+    read = Episodes.__call__
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Episodes, "__call__", lambda self, index: asked.append(index) or read(self, index))
+        for _ in range(9):
+            made._episode(math.inf, lambda state: None)
+        assert asked == list(range(9)) and sorted(made.readings._kept) == [3, 4, 5, 6, 7, 8]
+        first = Readings(made.decoder, made.draft.state_layers, made.episodes, CONFIG)(4)
+    chunks = [[chunk for text in texts for chunk in text] for texts in (first, made.readings(4))]
+    for one, other in zip(*chunks, strict=True):
+        assert torch.equal(one.states_BTX, other.states_BTX) and torch.equal(one.ids_BT, other.ids_BT)
+    lengths = [sum(chunk.ids_BT.numel() for text in made.readings(number) for chunk in text) for number in range(9)]
+    assert made.state.tokens == sum(lengths)
 
 
 def test_interrupted_training_loses_no_update(target: Path, tmp_path: Path) -> None:

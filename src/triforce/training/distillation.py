@@ -33,10 +33,18 @@ class Head:
     rows_MC: Tensor
     cap: float = 0.0
     """Of the target's logits; 0: none."""
+    greedy: float = 0.0
+    """Share of the target's most probable token in what is taught, beside its law."""
 
     def law(self, final_NC: Tensor) -> Tensor:
         """Return the target's law among these tokens (N, M), of its states behind the last layer."""
         return capped(self.logits(norm(final_NC, self.norm_C, self.eps)), self.cap).softmax(-1)
+
+    def taught(self, final_NC: Tensor) -> Tensor:
+        """Return what a draft learns to say (N, M): the law, and more of its most probable token."""
+        law_NM = self.law(final_NC)
+        best_N1 = law_NM.argmax(-1, keepdim=True)
+        return law_NM.mul_(1 - self.greedy).scatter_add_(-1, best_N1, torch.full(best_N1.shape, self.greedy))
 
     def logits(self, out_NC: Tensor) -> Tensor:
         """Return float32 logits (..., M) of outputs (..., C)."""
@@ -84,7 +92,7 @@ def guesses(
 
 def loss(layer: FeatureLayer, head: Head, chunk: Chunk, past: Past, later_N: Tensor, steps: int,
          decay: float) -> Tensor:  # fmt: skip
-    """Return the cross entropy of guesses and the target's law in nats, weighted by `decay` per guess: a scalar.
+    """Return the cross entropy of guesses and what the head teaches in nats, weighted by `decay` per guess: a scalar.
 
     All tokens of the chunk are guessed behind; from those of `later_N` guesses go on.
     """
@@ -106,7 +114,7 @@ class _HeadLoss(torch.autograd.Function):
     def forward(ctx: Any, out_PC: Tensor, head: Head, final_PC: Tensor) -> Tensor:
         total, slopes = torch.zeros(()), []
         for some_PC, finals_PC in zip(torch.split(out_PC.detach(), SLICE), torch.split(final_PC, SLICE), strict=True):
-            law_PM, log_q_PM = head.law(finals_PC), head.logits(some_PC).log_softmax(-1)
+            law_PM, log_q_PM = head.taught(finals_PC), head.logits(some_PC).log_softmax(-1)
             total = total - (law_PM * log_q_PM).sum()
             slope_PM = log_q_PM.exp_().sub_(law_PM)
             slopes.append((slope_PM.to(head.rows_MC.dtype) @ head.rows_MC).float())

@@ -5,7 +5,7 @@ Shape suffixes as in model/feature_draft.py; B rows, T tokens of a chunk, V voca
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -29,6 +29,11 @@ class Chunk:
     """Behind the last layer, of each token itself: what the law of the next one is made of."""
     logits_BTV: Tensor | None = None
     """Where they were asked for."""
+
+    def to(self, dtype: torch.dtype) -> Chunk:
+        """Return the chunk with states and embeddings in this type."""
+        states = {name: getattr(self, name).to(dtype) for name in ("states_BTX", "embeddings_BTC", "final_BTC")}
+        return replace(self, **states)
 
 
 class TargetStream:

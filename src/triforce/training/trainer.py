@@ -1,6 +1,6 @@
 """Trainer: distils a target into a feature draft, minute by minute, and can be stopped and go on.
 
-Shape suffixes as in distillation.py; L tokens of an episode.
+Shape suffixes as in distillation.py and induction.py.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from triforce.backends.torch.feature_layer import FeatureLayer
 from triforce.checkpoint.feature_draft_file import new_config
@@ -21,8 +22,10 @@ from triforce.model.feature_draft import FeatureDraftWeights, shapes
 from triforce.training.distillation import Head, Past, loss
 from triforce.training.episodes import Episodes, Texts
 from triforce.training.heldout import Heldout, Subject
+from triforce.training.induction import Sample, add_induction
 from triforce.training.initial_weights import initial_weights, last_norm
-from triforce.training.target_stream import Chunk, TargetStream
+from triforce.training.readings import Readings
+from triforce.training.target_stream import Chunk
 from triforce.training.training_config import TrainingConfig
 from triforce.training.training_state import TrainingState
 
@@ -57,6 +60,7 @@ class Trainer:
         self.texts = Texts.of(llm, texts, config.width)
         self.episodes = Episodes(llm, self.texts, config)
         self.draft = new_config(target, config.choices_of(target))
+        self.readings = Readings(self.decoder, self.draft.state_layers, self.episodes, config)
         digest = hashlib.sha256(self.texts.trained_N.numpy().tobytes()).hexdigest()
         facts = {"target": llm.target.fingerprint, "texts": digest, "numbers": repr(asdict(config))}
         facts |= {"shapes": repr(shapes(self.draft))}
@@ -67,7 +71,8 @@ class Trainer:
         self.optimizers = self._optimizers()
         rows_MC = self.decoder.head_rows(self.weights.tokens_M)
         rows_MC = rows_MC.bfloat16() if narrow else rows_MC
-        self.head = Head(last_norm(llm.target), target.norm_eps, rows_MC, target.architecture.logit_cap)
+        norm_C, cap = last_norm(llm.target), target.architecture.logit_cap
+        self.head = Head(norm_C, target.norm_eps, rows_MC, cap, config.greedy)
         self._heldout: Heldout | None = None
 
     def run(self, seconds: float, report: Report = lambda state: None) -> None:
@@ -103,8 +108,19 @@ class Trainer:
         return self._heldout
 
     def _new(self, facts: dict[str, Any]) -> TrainingState:
-        tokens_M = self.texts.frequent(self.draft.choices, self.draft.vocab_size)
-        return TrainingState(facts, initial_weights(self.llm.target, self.draft, self.config.seed), tokens_M)
+        tokens_M, seed = self.texts.frequent(self.draft.choices, self.draft.vocab_size), self.config.seed
+        weights = initial_weights(self.llm.target, self.draft, seed)
+        add_induction(weights, self.draft, self._sample(tokens_M), seed)
+        return TrainingState(facts, weights, tokens_M)
+
+    def _sample(self, tokens_M: Tensor) -> Sample:
+        config, dice = self.config, torch.Generator().manual_seed(self.config.seed)
+        ids_BT = self.texts.windows(self.texts.trained_N, config.rows * config.groups, config.width, dice)
+        read = [chunk.to(torch.float32) for text in self.readings.texts(ids_BT) for chunk in text]
+        states_NX = torch.cat([chunk.states_BTX[:, 1:].flatten(0, 1) for chunk in read])
+        embeddings_NC = torch.cat([chunk.embeddings_BTC[:, :-1].flatten(0, 1) for chunk in read])
+        choices_MC, head_MC = self.decoder.model.embed(tokens_M).float(), self.decoder.head_rows(tokens_M).float()
+        return Sample(states_NX, embeddings_NC, choices_MC, head_MC)
 
     def _weights(self) -> FeatureDraftWeights:
         """The state's tensors, which are changed in place."""
@@ -124,19 +140,20 @@ class Trainer:
         return made
 
     def _episode(self, seconds: float, report: Report) -> None:
-        """Train on one episode, an update for each chunk of it; a part of it only where time runs out."""
-        state, config, began = self.state, self.config, self.clock()
-        ids_BL = self.episodes(state.episode)
-        state.episode += 1  # so an interrupted one is not read again: what was learned from it is kept
-        for some_BL in torch.split(ids_BL, config.rows):
-            stream, past = TargetStream(self.decoder, self.draft.state_layers, *some_BL.shape), Past()
-            for ids_BT in torch.split(some_BL, config.width, 1):
-                self._update(stream.read(ids_BT), past, min(state.seconds / seconds, 1.0))
-                if state.updates % config.check_every == 0:
+        """Train on the next episode, and on earlier ones again; on a part of them only where time runs out."""
+        began, number = self.clock(), self.state.episode
+        self.state.episode += 1  # so an interrupted one is not read again: what was learned from it is kept
+        due = [number - before for before in (0, *self.config.again) if before <= number]
+        for episode, text in ((due_one, text) for due_one in due for text in self.readings(due_one)):
+            past = Past()
+            for chunk in text:
+                self._update(chunk.to(torch.float32), past, min(self.state.seconds / seconds, 1.0))
+                self.state.tokens += chunk.ids_BT.numel() if episode == number else 0
+                if self.state.updates % self.config.check_every == 0:
                     self._check()
-                state.seconds, began = state.seconds + self.clock() - began, self.clock()
-                report(state)
-                if state.seconds >= seconds:
+                self.state.seconds, began = self.state.seconds + self.clock() - began, self.clock()
+                report(self.state)
+                if self.state.seconds >= seconds:
                     return
 
     def _update(self, chunk: Chunk, past: Past, done: float) -> None:
@@ -150,7 +167,7 @@ class Trainer:
             value.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_([tensor for _, tensor in self.weights.trained()], 1.0)
             self._step(done)
-        state.updates, state.tokens = state.updates + 1, state.tokens + chunk.ids_BT.numel()
+        state.updates += 1
 
     def _step(self, done: float) -> None:
         config = self.config

@@ -12,9 +12,11 @@ class TrainingConfig:
     """Lengths are tokens.
 
     rows: texts of an update, read side by side. width: what is read of each. groups: so many times as many texts are
-    an episode, fewer of them where they are longer. deepest: how long the longest texts are. steps: guesses in a row
-    that are trained; decay: weight of each, times that of the one before. anchors: share of the places where guesses go
-    on behind the first. own_every: each so many episodes are half the target's own. temperatures: of these, by turns.
+    an episode, fewer of them where they are longer. deepest: how long the longest texts are. again: each episode
+    is trained on once more so many episodes later, as the target's reading of it costs more than the update. steps:
+    guesses in a row that are trained; decay: weight of each, times that of the one before. anchors: share of the places
+    where guesses go on behind the first. greedy: share of the target's most probable token in what is taught, beside
+    its law. own_every: each so many episodes are half the target's own. temperatures: of these, by turns.
     choices: share of the vocabulary that is proposed, but no less than least_choices. learning_rate: after `warmup`
     updates; it falls linearly to `last_rate` of it. check_every: updates between two looks at the held-out texts.
     """
@@ -23,9 +25,11 @@ class TrainingConfig:
     groups: int = 8
     width: int = 512
     deepest: int = 8192
+    again: tuple[int, ...] = (2, 5)
     steps: int = 4
-    decay: float = 0.8
-    anchors: float = 0.25
+    decay: float = 0.25
+    anchors: float = 0.125
+    greedy: float = 0.4
     own_every: int = 3
     temperatures: tuple[float, ...] = (0.0, 0.6, 0.8, 1.0)
     choices: float = 0.25

@@ -35,6 +35,18 @@ STATES: dict[str, tuple[str, tuple[str, str]]] = {
     "a chunk begins without the state before it": (f"{STREAM}.read", ("self.last_B1X = states_BTX[:, -1:]", "pass")),
     "states of another row": (f"{STREAM}.read", ("observe(ids_BT,", "observe(ids_BT[:1].expand(B, T),")),
 }  # fmt: skip
+INDUCTION: dict[str, tuple[str, tuple[str, str]]] = {
+    "states tell the token behind their own": (
+        "triforce.training.trainer:Trainer._sample", ("chunk.embeddings_BTC[:, :-1]", "chunk.embeddings_BTC[:, 1:]"),
+    ),
+    "a query asks for the token before": (
+        "triforce.training.induction:add_induction",
+        ("(sharp * names_KC, torch.zeros_like(names_KC))", "(torch.zeros_like(names_KC), sharp * unused_CK.T)"),
+    ),
+    "what is copied is the name": (
+        "triforce.training.induction:_copied", ("outputs_CP.T @ fitted_CC", "outputs_CP.T.flip(0) @ fitted_CC"),
+    ),
+}  # fmt: skip
 DRAFT = "triforce.backends.feature_draft:FeatureDraft"
 PASSES = "triforce.backends.torch.feature_passes:TorchFeaturePasses"
 VIEW = "triforce.kvcache.views.feature:FeatureView"
@@ -116,6 +128,10 @@ MUTANTS = (
     + [
         Mutant(name, "tests/training/test_trainer.py::test_stream_mutant_is_noticed", (Edit(target, change),))
         for name, (target, change) in STATES.items()
+    ]
+    + [
+        Mutant(name, "tests/training/test_induction.py::test_induction_mutant_is_noticed", (Edit(target, change),))
+        for name, (target, change) in INDUCTION.items()
     ]
     + [
         Mutant(
