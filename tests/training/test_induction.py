@@ -27,7 +27,7 @@ from triforce.training.induction import Sample
 from triforce.training.target_stream import Chunk
 
 torch.set_num_threads(1)
-C, M, LENGTH = 64, 200, 60
+C, M, LENGTH = 128, 300, 60
 SHAPES = {
     "grouped queries": {"heads": 4, "kv_heads": 2, "head_dim": 32},
     "a KV head each": {"heads": 4, "kv_heads": 4, "head_dim": 32},

@@ -125,12 +125,16 @@ def test_full_disk_is_one_line_and_loses_nothing(
     assert [file.name for file in folder.iterdir()] == [FILE] and main(command(target, texts, folder)) == 0
 
 
-def test_command_stopped_before_its_card_goes_on(
+def test_command_stopped_before_updates_or_card_goes_on(
     target: Path, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*given: object) -> None:
         raise KeyboardInterrupt
 
+    with monkeypatch.context() as patch:
+        patch.setattr("triforce.training.trainer.add_induction", interrupted)
+        assert main(command(target, texts, tmp_path)) == 2
+    assert "before the first update" in capsys.readouterr().err
     with monkeypatch.context() as patch:
         patch.setattr("triforce.training.training_card.measure", interrupted)
         assert main(command(target, texts, tmp_path)) == 2

@@ -44,34 +44,45 @@ def test_training_raises_acceptance_of_heldout_texts(target: Path, tmp_path: Pat
 def test_training_cut_off_equals_unbroken_one(target: Path, tmp_path: Path) -> None:
     """Wherever an episode ends, through files alone."""
     whole = trainer(target, tmp_path / "whole")
-    whole.run(14)
+    whole.run(90)
     for _ in range(20):
         cut = trainer(target, tmp_path / "cut")
-        if cut.state.updates >= 14:
+        if cut.state.updates >= 90:
             break
         assert cut.resumed == (cut.state.updates > 0)
-        cut._episode(14, lambda state: None)
+        cut._episode(90, lambda state: None)
         cut.save()
     assert cut.state.updates == whole.state.updates and cut.state.history == whole.state.history
     for name, tensor in whole.state.weights.items():
         assert torch.equal(tensor, cut.state.weights[name]), name
 
 
-def test_episodes_are_read_once_while_they_are_trained_on_again(target: Path, tmp_path: Path) -> None:
-    """Two and five episodes later; whoever goes on reads again what was kept before."""
+def test_episodes_are_trained_on_again(target: Path, tmp_path: Path) -> None:
+    """Two and five episodes later, and read once for that. Whoever goes on reads again what was kept before."""
     made, asked = trainer(target, tmp_path), list[int]()
     read = Episodes.__call__
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Episodes, "__call__", lambda self, index: asked.append(index) or read(self, index))
         for _ in range(9):
             made._episode(math.inf, lambda state: None)
-        assert asked == list(range(9)) and sorted(made.readings._kept) == [3, 4, 5, 6, 7, 8]
-        first = Readings(made.decoder, made.draft.state_layers, made.episodes, CONFIG)(4)
-    chunks = [[chunk for text in texts for chunk in text] for texts in (first, made.readings(4))]
-    for one, other in zip(*chunks, strict=True):
-        assert torch.equal(one.states_BTX, other.states_BTX) and torch.equal(one.ids_BT, other.ids_BT)
-    lengths = [sum(chunk.ids_BT.numel() for text in made.readings(number) for chunk in text) for number in range(9)]
-    assert made.state.tokens == sum(lengths)
+    assert asked == list(range(9)) and sorted(made.readings._kept) == [3, 4, 5, 6, 7, 8]
+    each = CONFIG.groups * CONFIG.rows * CONFIG.width
+    assert made.state.updates == CONFIG.groups * (9 + 7 + 4) and made.state.tokens == each * 9
+    fresh = Readings(made.decoder, made.draft.state_layers, made.episodes, CONFIG)
+    next(fresh(4)), next(fresh(5))  # which nobody has read to their ends
+    for number in (4, 5):  # answers are the second ones
+        chunks = [[chunk for text in readings(number) for chunk in text] for readings in (fresh, made.readings)]
+        for one, other in zip(*chunks, strict=True):
+            assert torch.equal(one.states_BTX, other.states_BTX) and torch.equal(one.ids_BT, other.ids_BT)
+
+
+@pytest.mark.parametrize("mutant", caught_in("test_mutant_of_episodes_is_noticed"), ids=str)
+def test_mutant_of_episodes_is_noticed(
+    mutant: Mutant, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutant.apply(monkeypatch)
+    with pytest.raises((AssertionError, ValueError)):
+        test_episodes_are_trained_on_again(target, tmp_path)
 
 
 def test_interrupted_training_loses_no_update(target: Path, tmp_path: Path) -> None:

@@ -32,7 +32,10 @@ def run(options: Namespace) -> int:
     folder = Path(options.output)
     texts = read_texts([options.texts or str(book_file())])
     _require_folder(folder)
-    trainer = _trainer(options, texts, folder)
+    try:
+        trainer = _trainer(options, texts, folder)
+    except KeyboardInterrupt as error:
+        raise RequestError("stopped before the first update; the same command begins anew") from error
     try:
         with Bar(options.minutes * 60) as bar:
             trainer.run(options.minutes * 60, bar)

@@ -34,7 +34,7 @@ class Head:
     cap: float = 0.0
     """Of the target's logits; 0: none."""
     greedy: float = 0.0
-    """Share of the target's most probable token in what is taught, beside its law."""
+    """Share of the target's most probable token among these in what is taught, beside its law."""
 
     def law(self, final_NC: Tensor) -> Tensor:
         """Return the target's law among these tokens (N, M), of its states behind the last layer."""

@@ -3,7 +3,7 @@
 Heads that do this (Olsson et al. 2022, arXiv 2209.11895) form late in a training, as most texts seldom repeat
 themselves; but repeated passages are where the longest drafts are accepted. A slot's entry has all that it takes: its
 state is that behind the token before, which the query's token has to equal, and its embedding is the token to propose.
-The maps between them are fitted by least squares.
+Which token a state is behind, and what raises a token's logit, is fitted by least squares.
 
 Shape suffixes as in model/feature_draft.py; N tokens of a sample, K channels of a head, O numbers that are told.
 """
@@ -19,9 +19,11 @@ from triforce.backends.torch.model import norm
 from triforce.model.feature_draft import FeatureDraftConfig
 
 MATCH = 10.0
-"""Mean score, in nats, of an entry behind an equal token."""
+"""Mean score, in nats, of an entry behind an equal token, were its state to tell that exactly, and from nearby."""
 BUMP = 4.0
 """Mean of what the token of such an entry gains, in nats, under the initial norm."""
+MOST = 8
+"""One direction of so many of the fused state is taken for names."""
 RIDGE = 0.05
 """Of the mean square of what is fitted from: keeps what a sample has little of from being told too well."""
 
@@ -49,7 +51,7 @@ def add_induction(weights: dict[str, Tensor], config: FeatureDraftConfig, sample
     ones_C = torch.ones(C)
     choices_MC = norm(sample.choices_MC, ones_C, eps)
     first_NC, last_NC = (norm(sample.states_NX[:, part], ones_C, eps) for part in (slice(C), slice(-C, None)))
-    slow_K = _slow(D)
+    slow_K = _slow(D, C // MOST)
     names_KC = _names(choices_MC, len(slow_K), seed)
     told_KC = _fit(first_NC, norm(sample.embeddings_NC, ones_C, eps) @ names_KC.T)
     unused_CK = torch.linalg.eigh(last_NC.T @ last_NC).eigenvectors[:, : len(slow_K)]
@@ -69,9 +71,9 @@ def add_induction(weights: dict[str, Tensor], config: FeatureDraftConfig, sample
         weights["k_proj_PE"][rows_K] = torch.cat((torch.zeros_like(names_KC), sharp * unused_CK.T), 1)
 
 
-def _slow(head_dim: int) -> Tensor:
-    """Return the channels of a head that make the slower half of its rotations."""
-    slow = torch.arange(head_dim // 4, head_dim // 2)
+def _slow(head_dim: int, most: int) -> Tensor:
+    """Return the channels of a head that make the slower half of its rotations, or of those the slowest ones."""
+    slow = torch.arange(head_dim // 2 - min(head_dim // 4, max(most // 2, 1)), head_dim // 2)
     return torch.cat((slow, slow + head_dim // 2))
 
 

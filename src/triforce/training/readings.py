@@ -26,13 +26,17 @@ class Readings:
         self.decoder, self.layers, self.episodes, self.config = decoder, layers, episodes, config
         self._kept: dict[int, list[Text]] = {}
 
-    def __call__(self, number: int) -> list[Text]:
-        """Return the texts of an episode. One that is not kept any more is read again: it is the same."""
-        if number not in self._kept:
-            last = max(self.config.again, default=0)
-            self._kept = {old: read for old, read in self._kept.items() if old + last >= number}
-            self._kept[number] = list(self.texts(self.episodes(number)))
-        return self._kept[number]
+    def __call__(self, number: int) -> Iterator[Text]:
+        """Yield the texts of an episode. One that is not kept, or not all of it, is read again: it is the same."""
+        if number in self._kept:
+            yield from self._kept[number]
+            return
+        last, read = max(self.config.again, default=0), list[Text]()
+        self._kept = {old: texts for old, texts in self._kept.items() if old + last >= number}
+        for text in self.texts(self.episodes(number)):
+            read.append(text)
+            yield text
+        self._kept[number] = read
 
     def texts(self, ids_BL: Tensor) -> Iterator[Text]:
         """Let the target read texts, `rows` at a time."""

@@ -108,10 +108,13 @@ class Trainer:
         return self._heldout
 
     def _new(self, facts: dict[str, Any]) -> TrainingState:
-        tokens_M, seed = self.texts.frequent(self.draft.choices, self.draft.vocab_size), self.config.seed
+        began, seed = self.clock(), self.config.seed
+        tokens_M = self.texts.frequent(self.draft.choices, self.draft.vocab_size)
         weights = initial_weights(self.llm.target, self.draft, seed)
-        add_induction(weights, self.draft, self._sample(tokens_M), seed)
-        return TrainingState(facts, weights, tokens_M)
+        sample = self._sample(tokens_M)
+        with torch_threads(self.threads):
+            add_induction(weights, self.draft, sample, seed)
+        return TrainingState(facts, weights, tokens_M, seconds=self.clock() - began)
 
     def _sample(self, tokens_M: Tensor) -> Sample:
         config, dice = self.config, torch.Generator().manual_seed(self.config.seed)
@@ -141,20 +144,24 @@ class Trainer:
 
     def _episode(self, seconds: float, report: Report) -> None:
         """Train on the next episode, and on earlier ones again; on a part of them only where time runs out."""
-        began, number = self.clock(), self.state.episode
-        self.state.episode += 1  # so an interrupted one is not read again: what was learned from it is kept
-        due = [number - before for before in (0, *self.config.again) if before <= number]
-        for episode, text in ((due_one, text) for due_one in due for text in self.readings(due_one)):
-            past = Past()
-            for chunk in text:
-                self._update(chunk.to(torch.float32), past, min(self.state.seconds / seconds, 1.0))
-                self.state.tokens += chunk.ids_BT.numel() if episode == number else 0
-                if self.state.updates % self.config.check_every == 0:
-                    self._check()
-                self.state.seconds, began = self.state.seconds + self.clock() - began, self.clock()
-                report(self.state)
-                if self.state.seconds >= seconds:
-                    return
+        state, config = self.state, self.config
+        number, before, began = state.episode, state.seconds, self.clock()
+        state.episode += 1  # an interrupted one is not begun again: what was learned from it is kept
+        due = [number - past for past in (0, *config.again) if past <= number]
+        try:
+            for episode, text in ((each, text) for each in due for text in self.readings(each)):
+                past = Past()
+                for chunk in text:
+                    self._update(chunk.to(torch.float32), past, min(state.seconds / seconds, 1.0))
+                    state.tokens += chunk.ids_BT.numel() if episode == number else 0
+                    if state.updates % config.check_every == 0:
+                        self._check()
+                    state.seconds = before + self.clock() - began
+                    report(state)
+                    if state.seconds >= seconds:
+                        return
+        finally:
+            state.seconds = before + self.clock() - began
 
     def _update(self, chunk: Chunk, past: Past, done: float) -> None:
         state, config = self.state, self.config

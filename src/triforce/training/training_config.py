@@ -11,14 +11,15 @@ from triforce.model.config import ModelConfig
 class TrainingConfig:
     """Lengths are tokens.
 
-    rows: texts of an update, read side by side. width: what is read of each. groups: so many times as many texts are
-    an episode, fewer of them where they are longer. deepest: how long the longest texts are. again: each episode
-    is trained on once more so many episodes later, as the target's reading of it costs more than the update. steps:
-    guesses in a row that are trained; decay: weight of each, times that of the one before. anchors: share of the places
-    where guesses go on behind the first. greedy: share of the target's most probable token in what is taught, beside
-    its law. own_every: each so many episodes are half the target's own. temperatures: of these, by turns.
-    choices: share of the vocabulary that is proposed, but no less than least_choices. learning_rate: after `warmup`
-    updates; it falls linearly to `last_rate` of it. check_every: updates between two looks at the held-out texts.
+    rows: texts of an update, read side by side. width: what is read of each. groups: so many times as many texts
+    are an episode, fewer of them where they are longer. deepest: how long the longest texts are. again: each
+    episode is trained on once more so many episodes later, as the target's reading of it costs more than the
+    update. steps: guesses in a row that are trained; decay: weight of each, times that of the one before. anchors:
+    share of the places where guesses go on behind the first. greedy: share of the target's most probable token (of
+    those proposed) in what is taught, beside its law. own_every: each so many episodes are half the target's own.
+    temperatures: of these, by turns. choices: share of the vocabulary that is proposed, but no less than
+    least_choices. learning_rate: after `warmup` updates; it falls linearly to `last_rate` of it. check_every:
+    updates between two looks at the held-out texts.
     """
 
     rows: int = 4
@@ -34,7 +35,7 @@ class TrainingConfig:
     temperatures: tuple[float, ...] = (0.0, 0.6, 0.8, 1.0)
     choices: float = 0.25
     least_choices: int = 4096
-    learning_rate: float = 4e-3
+    learning_rate: float = 2.5e-3
     last_rate: float = 0.05
     warmup: int = 10
     check_every: int = 64

@@ -43,8 +43,20 @@ INDUCTION: dict[str, tuple[str, tuple[str, str]]] = {
         "triforce.training.induction:add_induction",
         ("(sharp * names_KC, torch.zeros_like(names_KC))", "(torch.zeros_like(names_KC), sharp * unused_CK.T)"),
     ),
-    "what is copied is the name": (
+    "values in another order than outputs": (
         "triforce.training.induction:_copied", ("outputs_CP.T @ fitted_CC", "outputs_CP.T.flip(0) @ fitted_CC"),
+    ),
+}  # fmt: skip
+AGAIN: dict[str, tuple[str, tuple[str, str]]] = {
+    "episodes are trained on once": (
+        "triforce.training.trainer:Trainer._episode", ("for past in (0, *config.again)", "for past in (0,)"),
+    ),
+    "the first episode is not trained on again": (
+        "triforce.training.trainer:Trainer._episode", ("if past <= number", "if past < max(number, 1)"),
+    ),
+    "half an episode is kept as a whole one": (
+        "triforce.training.readings:Readings.__call__",
+        ("read.append(text)", "read.append(text); self._kept[number] = read"),
     ),
 }  # fmt: skip
 DRAFT = "triforce.backends.feature_draft:FeatureDraft"
@@ -128,6 +140,10 @@ MUTANTS = (
     + [
         Mutant(name, "tests/training/test_trainer.py::test_stream_mutant_is_noticed", (Edit(target, change),))
         for name, (target, change) in STATES.items()
+    ]
+    + [
+        Mutant(name, "tests/training/test_trainer.py::test_mutant_of_episodes_is_noticed", (Edit(target, change),))
+        for name, (target, change) in AGAIN.items()
     ]
     + [
         Mutant(name, "tests/training/test_induction.py::test_induction_mutant_is_noticed", (Edit(target, change),))
