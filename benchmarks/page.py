@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import draft_acceptance, kv_quality, pictures, quality, study, unseen_texts
+from benchmarks import draft_acceptance, kv_quality, pictures, plain_draft, quality, study, unseen_texts
 from benchmarks.acceptance.report import markdown as acceptance_page
 from benchmarks.paper.__main__ import EXPERIMENTS, absent
 from triforce.bench import lossless
@@ -135,6 +135,11 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Report], str]]] = {
         "The draft for smollm2",
         "python -m benchmarks.draft_acceptance smollm2 --texts FOLDER",
         _tables(draft_acceptance.tables),
+    ),
+    "plain_draft": (
+        "A plain draft for smollm2",
+        "python -m benchmarks.plain_draft smollm2 --train FOLDER --texts FOLDER",
+        _tables(plain_draft.tables),
     ),
     "kernels_cpu": ("Kernels", "triforce bench kernels", _tables(_kernels)),
     "kernels_cpu_avx2": (
