@@ -85,6 +85,13 @@ def test_mutant_of_episodes_is_noticed(
         test_episodes_are_trained_on_again(target, tmp_path)
 
 
+def test_training_whose_time_went_into_its_beginning_has_an_update(target: Path, tmp_path: Path) -> None:
+    made = trainer(target, tmp_path)
+    made.clock, made.state.seconds = lambda: 0.0, 30.0
+    made.run(20)
+    assert made.state.updates == 1 and made.state.seconds == 30 and (tmp_path / FILE).exists()
+
+
 def test_interrupted_training_loses_no_update(target: Path, tmp_path: Path) -> None:
     made = trainer(target, tmp_path)
 

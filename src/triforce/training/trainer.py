@@ -76,9 +76,12 @@ class Trainer:
         self._heldout: Heldout | None = None
 
     def run(self, seconds: float, report: Report = lambda state: None) -> None:
-        """Train until so many seconds are spent in all; the state is kept after each episode, and when interrupted."""
+        """Train until so many seconds are spent in all, and once at least.
+
+        The state is kept after each episode, and when interrupted.
+        """
         try:
-            while self.state.seconds < seconds:
+            while self.state.seconds < seconds or not self.state.updates:
                 self._episode(seconds, report)
                 self.save()
         except KeyboardInterrupt:
