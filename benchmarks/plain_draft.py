@@ -36,7 +36,7 @@ from triforce.training.distillation import SLICE, Head
 from triforce.training.episodes import Episodes, Texts
 from triforce.training.initial_weights import last_norm
 from triforce.training.readings import Readings
-from triforce.training.trainer import torch_threads
+from triforce.training.trainer import optimizers, step, torch_threads
 from triforce.training.training_config import TrainingConfig
 
 Row = dict[str, Any]
@@ -106,12 +106,13 @@ class PlainTraining:
         with torch.no_grad():
             drawn = rows_VC @ directions_CC[:, -embedding_VC.shape[1] :]
             embedding_VC.copy_(drawn * (embedding_VC.std() / drawn.std()))
-        matrices = [each for layer in self.model.model.layers for each in layer.parameters() if each.ndim == 2]
-        others = [each for each in self.model.parameters() if not any(each is matrix for matrix in matrices)]
-        self.optimizers = [
-            torch.optim.Muon(matrices, weight_decay=0.0, momentum=0.95, adjust_lr_fn="match_rms_adamw"),
-            torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0),
+        matrices: list[Tensor] = [
+            each for layer in self.model.model.layers for each in layer.parameters() if each.ndim == 2
         ]
+        others: list[Tensor] = [
+            each for each in self.model.parameters() if not any(each is matrix for matrix in matrices)
+        ]
+        self.optimizers = optimizers(matrices, others)
 
     def run(self, seconds: float) -> None:
         """Train for so many seconds of the process's time, over its threads."""
@@ -129,13 +130,13 @@ class PlainTraining:
         """Yield tokens, and the target's states behind the last layer: those of each episode again as trainings do."""
         number = 0
         while True:
-            for due in (number - past for past in (0, *self.config.again) if past <= number):
+            for due in self.config.due(number):
                 for chunk in (chunk for text in self.episodes(due) for chunk in text):
                     yield chunk.ids_BT, chunk.final_BTC.float()
             number += 1
 
     def _update(self, ids_BT: Tensor, final_BTC: Tensor, done: float) -> float:
-        config, total, final_NC = self.config, 0.0, final_BTC.flatten(0, 1)
+        total, final_NC = 0.0, final_BTC.flatten(0, 1)
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.narrow):
             out_NC = self.model.model(ids_BT).last_hidden_state.flatten(0, 1)
         detached_NC = out_NC.detach().requires_grad_()
@@ -147,12 +148,7 @@ class PlainTraining:
             total += float(nats.detach())
         out_NC.backward(detached_NC.grad)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        rate = config.learning_rate * (1 - (1 - config.last_rate) * done) * min(1.0, (self.updates + 1) / config.warmup)
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        step(self.optimizers, self.config.rate(self.updates, done))
         self.updates += 1
         return total
 

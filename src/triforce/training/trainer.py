@@ -134,13 +134,9 @@ class Trainer:
         return FeatureDraftWeights(**named, tokens_M=self.state.tokens_M)
 
     def _optimizers(self) -> list[torch.optim.Optimizer]:
-        """Muon for matrices, AdamW for norms; one learning rate suits both (Liu et al. 2025, arXiv 2502.16982)."""
         norms = [tensor for name, tensor in self.weights.trained() if name.endswith("norm_C") or "norm_S" in name]
         matrices = [tensor for _, tensor in self.weights.trained() if not any(tensor is norm for norm in norms)]
-        made: list[torch.optim.Optimizer] = [
-            torch.optim.Muon(matrices, lr=1.0, weight_decay=0.0, momentum=0.95, adjust_lr_fn="match_rms_adamw"),
-            torch.optim.AdamW(norms, lr=1.0, betas=(0.9, 0.95), weight_decay=0.0),
-        ]
+        made = optimizers(matrices, norms)
         for optimizer, state in zip(made, self.state.optimizers, strict=False):
             optimizer.load_state_dict(state)
         return made
@@ -150,9 +146,8 @@ class Trainer:
         state, config = self.state, self.config
         number, before, began = state.episode, state.seconds, self.clock()
         state.episode += 1  # an interrupted one is not begun again: what was learned from it is kept
-        due = [number - past for past in (0, *config.again) if past <= number]
         try:
-            for episode, text in ((each, text) for each in due for text in self.readings(each)):
+            for episode, text in ((due, text) for due in config.due(number) for text in self.readings(due)):
                 past = Past()
                 for chunk in text:
                     self._update(chunk.to(torch.float32), past, min(state.seconds / seconds, 1.0))
@@ -176,18 +171,8 @@ class Trainer:
                 value = loss(self.subject.layer, self.head, chunk, past, later_N, config.steps, config.decay)
             value.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_([tensor for _, tensor in self.weights.trained()], 1.0)
-            self._step(done)
+            step(self.optimizers, config.rate(state.updates, done))
         state.updates += 1
-
-    def _step(self, done: float) -> None:
-        config = self.config
-        rate = config.learning_rate * (1 - (1 - config.last_rate) * done)
-        rate *= min(1.0, (self.state.updates + 1) / config.warmup)
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
 
     def _check(self) -> None:
         """Look at the held-out texts."""
@@ -198,6 +183,23 @@ class Trainer:
     def detached(self) -> FeatureDraftWeights:
         """Return the weights as they are now, for a file."""
         return replace(self.weights, **{name: tensor.detach() for name, tensor in self.weights.trained()})
+
+
+def optimizers(matrices: list[Tensor], others: list[Tensor]) -> list[torch.optim.Optimizer]:
+    """Return Muon for matrices, AdamW for others; one learning rate suits both (Liu et al. 2025, arXiv 2502.16982)."""
+    return [
+        torch.optim.Muon(matrices, lr=1.0, weight_decay=0.0, momentum=0.95, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=1.0, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+
+
+def step(made: list[torch.optim.Optimizer], rate: float) -> None:
+    """Take one step of all, at this learning rate, and forget the gradients."""
+    for optimizer in made:
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
 
 
 @contextmanager

@@ -49,6 +49,14 @@ class TrainingConfig:
             found.append(found[-1] * 2)
         return found
 
+    def rate(self, updates: int, done: float) -> float:
+        """Return the learning rate behind so many updates, where this share of the time is spent."""
+        return self.learning_rate * (1 - (1 - self.last_rate) * done) * min(1.0, (updates + 1) / self.warmup)
+
+    def due(self, number: int) -> list[int]:
+        """Return the episodes that are trained on when an episode is read: itself, and earlier ones again."""
+        return [number - past for past in (0, *self.again) if past <= number]
+
     def choices_of(self, target: ModelConfig) -> int:
         """Count the tokens that a draft for this target proposes."""
         return min(target.vocab_size, max(self.least_choices, int(target.vocab_size * self.choices)))

@@ -49,10 +49,10 @@ INDUCTION: dict[str, tuple[str, tuple[str, str]]] = {
 }  # fmt: skip
 AGAIN: dict[str, tuple[str, tuple[str, str]]] = {
     "episodes are trained on once": (
-        "triforce.training.trainer:Trainer._episode", ("for past in (0, *config.again)", "for past in (0,)"),
+        "triforce.training.training_config:TrainingConfig.due", ("for past in (0, *self.again)", "for past in (0,)"),
     ),
     "the first episode is not trained on again": (
-        "triforce.training.trainer:Trainer._episode", ("if past <= number", "if past < max(number, 1)"),
+        "triforce.training.training_config:TrainingConfig.due", ("if past <= number", "if past < max(number, 1)"),
     ),
     "half an episode is kept as a whole one": (
         "triforce.training.readings:Readings.__call__",
