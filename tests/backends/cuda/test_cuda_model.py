@@ -43,7 +43,9 @@ def passes() -> dict[str, tuple[Tensor, Tensor | None, ForwardBatch]]:
     draw = torch.Generator().manual_seed(0)
     places = (torch.randperm(PAGES, generator=draw).int() + 1).to(DEVICE)
     shared, ids_23 = places[:12].view(2, 6), torch.randint(50, (2, 3), generator=draw)
-    of_heads = torch.cat([places[torch.randint(12, (2, 2, 2, 3), generator=draw)], places[12:16].expand(2, 2, 2, 4)], 3)
+    # Each row has pages of its own for new tokens: what two wrote to one place would depend on who was last.
+    own = places[12:20].view(2, 1, 4).expand(2, 2, 2, 4)
+    of_heads = torch.cat([places[torch.randint(12, (2, 2, 2, 3), generator=draw)], own], 3)
     wide, window = torch.randint(50, (1, 90), generator=draw), PageTable(places[None, :8], [60], [3], 16, 16, 40)
     ragged = PageTable(shared, [70, 5], [3, 1])
     some = PageTable(of_heads, [50, 49], [2, 3])

@@ -47,8 +47,7 @@ class CodedScene(Scene):
         super().__init__(case)
         padding = 0, 0, 0, -self.k.shape[1] % 16  # to whole pages
         rows = [rounded(torch.nn.functional.pad(memory, padding)) for memory in (self.k, self.v)]
-        as_what = torch.float32 if DEVICE.type == "cpu" else case.dtype  # in which matrices meet
-        self.plain = self.k, self.v = tuple(numbers(each).to(as_what) for each in rows)
+        self.plain = self.k, self.v = tuple(numbers(each) for each in rows)
         self.coded = tuple(torch.zeros_like(each) for each in rows)
         for memory, each in zip(self.coded, rows, strict=True):
             write_rows(memory, torch.arange(each.shape[1]), each)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tests.helpers.cuda.scene import DEVICE
 from tests.helpers.laws.cases import EXACT
-from tests.helpers.laws.one_verification import deviation, fused, warped
+from tests.helpers.laws.one_verification import Given, deviation, fused, warped
 from tests.helpers.random_tensors import normal
 from tests.helpers.sampler_scenes import CUTS, EQUAL, Scene, agree, laws, same_law, scene
 from tests.helpers.samplers import torch_sampling
@@ -60,9 +60,9 @@ class OnDevice:
         return replace(draft, probs_BKV=draft.probs_BKV.cpu())
 
 
-def moved(noise: Noise) -> Noise:
-    """The same noise where kernels run."""
-    if DEVICE.type == "cpu":
+def moved(noise: Noise | Given) -> Noise | Given:
+    """The same noise where kernels run; given uniforms are brought there when they are asked for."""
+    if DEVICE.type == "cpu" or not isinstance(noise, Noise):
         return noise
     there = Noise(noise.seeds_B.view(torch.uint64).tolist(), noise.choices_B.tolist(), DEVICE)
     there.draws.copy_(noise.draws)
