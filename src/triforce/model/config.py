@@ -78,12 +78,12 @@ class ModelConfig:
     @property
     def rotations(self) -> list[int]:
         """The number of each layer's rotation."""
-        return [self.architecture.kind(layer).rope for layer in range(self.layers)]
+        return [kind.rope for kind in self.architecture.kinds[: self.layers]] or [0] * self.layers
 
     @property
     def windows(self) -> list[int]:
         """Tokens that a query sees in each layer; 0: all before it, too."""
-        return [self.architecture.kind(layer).window for layer in range(self.layers)]
+        return [kind.window for kind in self.architecture.kinds[: self.layers]] or [0] * self.layers
 
     @property
     def kv_size(self) -> int:

@@ -15,7 +15,7 @@ from tests.helpers.cuda.scene import DEVICE, Case, Scene, by_the_term, cases
 from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
 from triforce.backends.cuda.splits import split_of
-from triforce.backends.cuda.triton import attention
+from triforce.backends.cuda.triton import split_sums
 
 # bfloat16 and float16 round weights and result by half a step each at most; all else is float32.
 BOUND = {torch.float32: 2e-6, torch.bfloat16: 2**-8 + 2**-9, torch.float16: 2**-11 + 2**-12}
@@ -47,15 +47,15 @@ def test_triton_attention_long_random_call_equals_float64(case: Case) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_triton_attention_as_before_equals_float64(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernels behind the switch, which a GPU may choose."""
-    monkeypatch.setattr(attention, "AHEAD", False)
+    """The merge behind the switch, which a GPU may choose."""
+    monkeypatch.setattr(split_sums, "AHEAD", False)
     agree(Case(dtype=dtype, starts=[20, 600], counts=[3, 2]))
 
 
 @pytest.mark.parametrize(
     ("change", "split"),
     [
-        ({"T": 1, "group": 1, "by_head": False}, 512),
+        ({"T": 1, "group": 1, "by_head": False}, 1024),
         ({"T": 4, "group": 8, "by_head": False}, 1024),
         ({"T": 1, "group": 1, "by_head": True}, 256),
         ({"T": 2, "group": 2, "by_head": True}, 128),
@@ -78,11 +78,11 @@ def test_triton_attention_default_split_equals_float64(change: dict[str, Any], s
 def test_attention_splits_keep_a_device_busy() -> None:
     """Programs of real shapes on an H100: some two for each of its multiprocessors."""
     budget, window, keys = 4096, 16 + 496, 131_071
-    assert keys // split_of(False, 0, 4, 4) * 8 > 264 and keys // split_of(False, 0, 32, 4) * 8 > 264  # Llama-3.1-8B
-    assert budget // split_of(True, 0, 4, 4) * 8 >= 256 and budget // split_of(True, 0, 1, 1) * 32 >= 256
-    assert window // split_of(False, window, 1, 1) * 12 >= 96  # Llama-68M
+    assert keys // split_of(False, 0, 4) * 8 > 264  # Llama-3.1-8B
+    assert budget // split_of(True, 0, 4) * 8 >= 256 and budget // split_of(True, 0, 1) * 32 >= 256
+    assert window // split_of(False, window, 1) * 12 >= 96  # Llama-68M
     written_and_read, kept = 2 * 4 * 32 * (128 + 2), 2 * 2 * 128  # eight queries of a group of 4; a key and a value
-    assert written_and_read / split_of(False, 0, 32, 4) < kept / 15
+    assert written_and_read / split_of(False, 0, 4) < kept / 15
 
 
 def many_splits_agree() -> None:

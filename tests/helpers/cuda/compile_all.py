@@ -38,7 +38,7 @@ TARGETS["gfx942"] = GPUTarget("hip", "gfx942", 64)
 
 
 FOLDER = Path(__file__).parents[3] / "build" / "compiled"
-FORMAT = 2
+FORMAT = 3
 """Of what is kept: of another one, all are compiled anew."""
 
 
@@ -74,7 +74,6 @@ def compiled(launches: Iterable[Launch], arch: str) -> Iterator[Row]:
                 "arch": arch,
                 "bits": launch.dtype.itemsize * 8,
                 "coded": launch.coded,
-                "stages": launch.options.get("num_stages", 3),
                 "warps": options["num_warps"],
                 "programs": prod(launch.grid),
             }
@@ -94,9 +93,8 @@ def source_of(launch: Launch, target: GPUTarget) -> tuple[ASTSource, dict[str, A
 def needs(source: ASTSource, options: dict[str, Any], target: GPUTarget) -> Row:
     """Registers, bytes of spills and of shared memory, and how numbers come.
 
-    `copies`: bytes of the largest asynchronous copy; `ahead`: groups of them that may be under way while others are
-    computed with; `narrow`: loads of two bytes. `sums`: in which layouts products and sums are made, on which the order
-    of additions depends.
+    `copies`: bytes of the largest asynchronous copy; `narrow`: loads of two bytes. `sums`: in which layouts products
+    and sums are made, on which the order of additions depends.
     """
     triton.knobs.nvidia.dump_ptxas_log, triton.knobs.compilation.always_compile = True, True
     with redirect_stdout(io.StringIO()) as log:
@@ -110,19 +108,16 @@ def needs(source: ASTSource, options: dict[str, Any], target: GPUTarget) -> Row:
             "spills": spills,
             "shared": done.metadata.shared,
             "copies": 0,
-            "ahead": 0,
             "narrow": 0,
             "sums": sums,
         }
     said = log.getvalue()
     spills = sum(map(int, re.findall(r"(\d+) bytes spill", said)))
     ptx, copy = done.asm["ptx"], r"cp\.async\.c[ag]\.shared\.global \[.*?\], \[.*?\], (0x\w+)"
-    copies, ahead = (
-        [int(each, 0) for each in re.findall(found, ptx)] for found in (copy, r"cp\.async\.wait_group\s+(\w+)")
-    )
+    copies = [int(each, 0) for each in re.findall(copy, ptx)]
     narrow = len(re.findall(r"ld\.global\.[bu]16\b", ptx))
     registers = max(map(int, re.findall(r"Used (\d+) registers", said)))
-    copying = {"copies": max(copies, default=0), "ahead": max(ahead, default=0), "narrow": narrow, "sums": sums}
+    copying = {"copies": max(copies, default=0), "narrow": narrow, "sums": sums}
     return {"registers": registers, "spills": spills, "shared": done.metadata.shared, **copying}
 
 

@@ -23,7 +23,7 @@ from triforce.backends.cuda.graphs import shape_of
 from triforce.backends.cuda.kv import TritonKV
 from triforce.backends.cuda.model import TritonModel
 from triforce.backends.cuda.packed_weight import PARTS, PackedWeight, packed
-from triforce.backends.cuda.triton import attention, pointwise, rng, sampler, topk, weight_tiles
+from triforce.backends.cuda.triton import pointwise, rng, sampler, split_sums, topk, weight_tiles
 from triforce.backends.cuda.triton.page_copy import carry
 from triforce.backends.kernel_api import PAGE, ForwardBatch, PageTable, pages_for
 from triforce.bench import shapes
@@ -42,8 +42,7 @@ MODELS = {
 }
 DRAFTS = {"Llama-68M": shapes.SHAPES["llama-68m"], "shipped draft": ModelShape(128, 344, 2, 2, 2, 8192)}
 BEFORE = [
-    (attention, "AHEAD", False), (sampler, "ALONE", 2**31), (splits, "SHARED_WIDE", 512),
-    (splits, "BY_HEAD_OF_GROUPS", 256), (splits, "WINDOW", 512), (model, "JOINED", False),
+    (split_sums, "AHEAD", False), (sampler, "ALONE", 2**31), (splits, "WINDOW", 512), (model, "JOINED", False),
 ]  # fmt: skip
 """Switches, as they were."""
 

@@ -45,7 +45,7 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
         "phi-3", f"{SOURCES}:_behind", ("slice(first + start, first + stop)", "slice(start, stop)"),
     ),
     "every layer is rotated": (
-        "smollm3", "triforce.model.config:ModelConfig.rotations", ("self.architecture.kind(layer).rope", "0"),
+        "smollm3", "triforce.model.config:ModelConfig.rotations", ("kind.rope for", "0 for"),
     ),
     "queries are not scaled": (
         "granite-3", f"{LAYER}.qkv", ("q_NHD if scale == 1 else q_NHD * scale", "q_NHD"),

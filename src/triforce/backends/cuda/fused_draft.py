@@ -71,7 +71,7 @@ class DraftInputs:
         ids_BT, at_BJ = _unseen(ids_BS, batch)
         places_2B = np.full((2, B), -1)
         places_2B[0, : len(live_B)], places_2B[1, : len(live_B)] = lengths_B, np.where(live_B, 0, -1)
-        self.first.fill(ids_BT, at_BJ, batch, torch.from_numpy(places_2B))
+        self.first.fill(ids_BT, at_BJ, batch, places_2B)
         real = slice(len(live_B))
         if draws.settings_5B is not self._held:
             self._held = draws.settings_5B

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from triforce.backends.kernel_api import ForwardBatch
+from triforce.ragged import Ints, ints
 
 I = TypeVar("I")  # noqa: E741
 O = TypeVar("O")  # noqa: E741
@@ -103,23 +104,24 @@ class GraphInputs(PassInputs):
         ends = list(accumulate(map(prod, sizes)))
         self._host = torch.zeros(ends[-1], dtype=torch.int64, pin_memory=device.type == "cuda")
         self._device = torch.zeros(ends[-1], dtype=torch.int64, device=device)
-        self._hosts, parts = (
+        host, parts = (
             [whole[end - prod(size) : end].view(size) for size, end in zip(sizes, ends, strict=True)]
             for whole in (self._host, self._device)
         )
+        self._hosts: list[Ints] = [part.numpy() for part in host]  # a few integers: with torch each costs its overhead
         ids_BT, at_BJ, positions_B, counts_B, *starts, self.more_XB = parts
         units = [torch.zeros(view.units, dtype=torch.int32, device=device) for view in shape.views]
         super().__init__(shape, ids_BT, at_BJ, positions_B, counts_B, starts, units)
         self._copied = torch.cuda.Event() if device.type == "cuda" else None
 
-    def fill(self, ids_BT: Tensor, at_BJ: Tensor, this: ForwardBatch, more_XB: Tensor | None = None) -> None:
+    def fill(self, ids_BT: Tensor, at_BJ: Tensor, this: ForwardBatch, more_XB: Ints | None = None) -> None:
         """Take over one pass, whose shape fits; its padding has count 0. more_XB: of all rows, padding too."""
         if self._copied:
             self._copied.synchronize()  # the last pass's copy: long done, unless passes follow without sampling
         self._host.zero_()
         rows = [this.positions, this.views[0][1].counts, *(lists.starts for _, lists in this.views)]
         more_XB = self._hosts[-1] if more_XB is None else more_XB
-        for to, values in zip(self._hosts, [ids_BT, at_BJ, *map(torch.tensor, rows), more_XB], strict=True):
+        for to, values in zip(self._hosts, [ids_BT.numpy(), at_BJ.numpy(), *map(ints, rows), more_XB], strict=True):
             to[tuple(slice(size) for size in values.shape)] = values
         self._device.copy_(self._host, non_blocking=True)
         if self._copied:

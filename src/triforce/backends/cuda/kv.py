@@ -114,7 +114,7 @@ def write_and_attend(
     if wide:
         return q_BTHD, *_attend_wide(q_BTHD, kv, wide)
     (_, T, H, _), G = q_BTHD.shape, len(kv[0])
-    split = split_of(by_head, seen.window, T * H // G, H // G)
+    split = split_of(by_head, seen.window, H // G)
     return q_BTHD, *attend(q_BTHD, *kv, seen, return_mass, q_sinks_BTHD, split)
 
 

@@ -17,7 +17,7 @@ def workspace(config: ModelConfig, itemsize: int, rows: int, width: int, pages: 
     """
     rows, width, pages = bucket(rows), bucket(width), bucket(pages, 64)
     group = config.heads // config.kv_heads
-    splits = -(-pages * PAGE // split_of(False, 0, width * group, group))
+    splits = -(-pages * PAGE // split_of(False, 0, group))
     sums = 4 * rows * width * config.heads * (splits * (config.head_dim + 2) + pages + 1)
     queries = itemsize * width * config.heads * config.head_dim
     told = 2 * config.layers * rows * (4 * config.kv_heads * pages + queries)

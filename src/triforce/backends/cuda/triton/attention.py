@@ -37,17 +37,21 @@ class Tile(NamedTuple):
     stages: int
 
 
-AHEAD = True
-"""Whether keys and values are brought while others are computed with. No GPU has chosen yet: False is as it was."""
+def tile_of(size: int, dim: int, rows: int, coded: bool = False) -> Tile:
+    """Return that of numbers of so many bytes, a head size and so many query rows of a KV head.
 
-
-def tile_of(size: int, dim: int, coded: bool = False) -> Tile:
-    """Return that of numbers of so many bytes and a head size: as large as needs no spills, and the least memory."""
+    The fastest on an H200 of those that spill on no device (docs/gpu.md): of few warps, so that several programs share
+    a multiprocessor, and one computes while others wait for their keys. AMD's are not measured.
+    """
     if size == 4:
         return Tile(16, 16, 4, 1)  # other tiles spill more: ptxas would rather have many programs beside one another
     if dim > 128 or (coded and on_amd()):
         return Tile(32, 32, 8, 3)  # with two stages ptxas spills for sm_80
-    return Tile(64, 64, 8, 3 if on_amd() else 5) if AHEAD else Tile(64, 64, 4, 2)
+    if on_amd():
+        return Tile(64, 64, 8, 3)
+    if rows > 32:
+        return Tile(64, 64, 8, 3)
+    return Tile(32, 32, 2, 4) if coded or rows > 16 else Tile(16, 64, 2, 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +82,10 @@ def attend(
     (B, T, H, D), G, U = q_BTHD.shape, len(k_GSD), seen.units.shape[-1]
     by_head = seen.units.ndim == 3
     R = T * H // G
-    split = split or split_of(by_head, seen.window, R, H // G)
+    split = split or split_of(by_head, seen.window, H // G)
     N = max(1, -(-U * seen.unit // split))
     *memory, coded = with_scales((k_GSD, v_GSD))
-    tile = tile_of(q_BTHD.element_size(), D, coded)
+    tile = tile_of(q_BTHD.element_size(), D, R, coded)
     at_once = min(tile.rows, max(16, triton.next_power_of_2(R)))
     attn_out_BTHD, D2 = torch.empty_like(q_BTHD), max(16, triton.next_power_of_2(D))
     new = q_BTHD.new_empty
@@ -95,7 +99,7 @@ def attend(
         split, H // G, D, D2, seen.unit, at_once, tile.keys, q_sinks_BTHD is not None, return_mass,
         coded, multiplied_as(q_BTHD), num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
-    merge((parts_BGNRD, peaks_BGNR, sums_BGNR), (seen.starts_B, seen.counts_B), attn_out_BTHD, whole_BGR, split, AHEAD)
+    merge((parts_BGNRD, peaks_BGNR, sums_BGNR), (seen.starts_B, seen.counts_B), attn_out_BTHD, whole_BGR, split)
     mass_BGU = new((B, G, U) if return_mass else (0,), dtype=torch.float32)
     if return_mass and U:
         weigh(units_BGRU, whole_BGR, (seen.starts_B, seen.counts_B), mass_BGU, H // G, seen.unit)

@@ -11,6 +11,10 @@ from torch import Tensor
 
 from triforce.backends.cuda.triton import interpreted
 
+AHEAD = True
+"""Whether a head has several programs, whose loads wait for no others; else one that goes from peak to peak, as it was.
+No GPU has chosen yet."""
+
 
 def merge(
     parts: tuple[Tensor, Tensor, Tensor],
@@ -18,19 +22,17 @@ def merge(
     attn_out_BTHD: Tensor,
     whole_BGR: Tensor,
     split: int,
-    ahead: bool,
 ) -> None:
     """Write the mixed values, and the log-sum-exp of each query row in base 2.
 
     parts: sums (B, G, N, R, D), peaks and totals (B, G, N, R) of splits of so many keys. spans: starts and counts (B).
-    ahead: several programs a head, whose loads wait for no others; else one that goes from peak to peak, as before.
     """
     (B, G, N, R, D), (T, H) = parts[0].shape, attn_out_BTHD.shape[1:3]
     some, rows = (8, 16) if interpreted() else (32, 1)  # an interpreted program takes milliseconds, whatever it does
     whole = max(16, triton.next_power_of_2(D))
-    dims = min(32, whole) if ahead else whole
+    dims = min(32, whole) if AHEAD else whole
     _merge[(triton.cdiv(R, rows), G * triton.cdiv(D, dims), B)](
-        *parts, *spans, attn_out_BTHD, whole_BGR, G, T, R, N, split, H // G, D, dims, some, rows, ahead
+        *parts, *spans, attn_out_BTHD, whole_BGR, G, T, R, N, split, H // G, D, dims, some, rows, AHEAD
     )
 
 
