@@ -62,10 +62,6 @@ def gpu_kernels(data: dict[str, Any]) -> list[list[str]]:
     return rows
 
 
-def gpu_launches(data: dict[str, Any]) -> list[list[str]]:
-    return [["what", "before", "after"], *([row["what"], row["before"], row["after"]] for row in data["launches"])]
-
-
 RESULTS = "benchmarks/results"
 CELLS = {
     "128k-b1-t0-books": "128K tokens, greedy",
@@ -135,7 +131,6 @@ PAGES = {
     gguf_types: "docs/design/backends.md",
     gpu_runs: "docs/gpu.md",
     gpu_kernels: "docs/gpu.md",
-    gpu_launches: "docs/gpu.md",
     docs_models.models: "docs/results/models.md",
 }
 """What makes each table, and its page; its file in docs/data/ has the same name."""

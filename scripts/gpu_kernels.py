@@ -9,12 +9,10 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from tests.helpers.cuda.compiled import SHARED, TABLE, all_faults, digest, kept, said
+from tests.helpers.cuda.compiled import SHARED, TABLE, all_faults, digest, kept
 
-DATA = Path(__file__).resolve().parents[1] / "docs" / "data"
 MODEL, DRAFT, SAMPLING = "Llama-3.1-8B", "Llama-68M, drafting", "vocabulary of 128,256"
 SHOWN: dict[str, tuple[str, ...]] = {
     **{f"{MODEL}, width {width}": ("_splits", "_merge", "_weigh") for width in (1, 8)},
@@ -25,7 +23,7 @@ SHOWN: dict[str, tuple[str, ...]] = {
         "_decide", "_peaks", "_shortlist", "_join", "_cut", "race_parts", "close_race", "share_parts", "judge_parts",
     ),
 }  # fmt: skip
-"""Kernels of each case that are shown; also as it was before, where that is still there."""
+"""Kernels of each case that are shown."""
 
 
 def kernels(rows: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -36,11 +34,9 @@ def kernels(rows: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     found = []
     for case, names in SHOWN.items():
         for name in names:
-            for where in (f"{case}, as before", case):
-                each = [row for arch in rows for row in rows[arch] if (row["case"], row["kernel"]) == (where, name)]
-                if each:
-                    about = {"kernel": name.lstrip("_"), "case": where}
-                    found += [about | _most(kind) for kind in _by_kind(each) if kind]
+            each = [row for arch in rows for row in rows[arch] if (row["case"], row["kernel"]) == (case, name)]
+            about = {"kernel": name.lstrip("_"), "case": case}
+            found += [about | _most(kind) for kind in _by_kind(each) if kind]
     return found
 
 
@@ -55,27 +51,19 @@ def _most(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {"archs": archs, "programs": programs, "warps": warps, **most}
 
 
-def toml(name: str, rows: list[dict[str, Any]], about: str, first: str = "") -> str:
-    """Return rows as a TOML table each, behind a first one; JSON's strings, numbers and lists are TOML's."""
-    parts = [f"# {about}: python -m scripts.gpu_kernels", *([first] if first else [])]
-    for row in rows:
-        parts.append("\n".join([f"[[{name}]]", *(f"{key} = {json.dumps(value)}" for key, value in row.items())]))
+def toml(rows: list[dict[str, Any]], made_of: dict[str, Any]) -> str:
+    """Return rows as a TOML table each, behind what they are made of; JSON's strings, numbers and lists are TOML's."""
+    parts = ["# What compilers say of kernels as they are launched: python -m scripts.gpu_kernels"]
+    for name, row in [("[sources]", made_of), *(("[[kernels]]", row) for row in rows)]:
+        parts.append("\n".join([name, *(f"{key} = {json.dumps(value)}" for key, value in row.items())]))
     return "\n\n".join(parts) + "\n"
 
 
-def files(archs: Sequence[str]) -> dict[Path, str]:
-    """Return the data files, by what is compiled now."""
-    counted = [
-        {"what": what, "before": str(before), "after": str(after)}
-        for what, (before, after) in json.loads(said("launch_counts")).items()
-    ]
+def text(archs: Sequence[str]) -> str:
+    """Return the data file, by what is compiled now."""
     rows = {arch: kept(arch) for arch in archs}
     faultless = [arch for arch in archs if not all_faults(rows[arch])]
-    made_of = f"[sources]\ndigest = {json.dumps(digest())}\narchs = {json.dumps(faultless)}"
-    return {
-        TABLE: toml("kernels", kernels(rows), "What compilers say of kernels as they are launched", made_of),
-        DATA / "gpu_launches.toml": toml("launches", counted, "Launches and bytes, counted on the meta device"),
-    }
+    return toml(kernels(rows), {"digest": digest(), "archs": faultless})
 
 
 def main() -> None:
@@ -84,9 +72,8 @@ def main() -> None:
     archs = parser.parse_args().archs or list(SHARED)
     if unknown := [arch for arch in archs if arch not in SHARED]:
         parser.error(f"{unknown[0]} is not one of {', '.join(SHARED)}")
-    for file, text in files(archs).items():
-        file.write_text(text, encoding="utf-8")
-        print(f"{file.name} is written")
+    TABLE.write_text(text(archs), encoding="utf-8")
+    print(f"{TABLE.name} is written")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The tables of kernels for GPUs are what is compiled and counted: what they choose of it, and that they are fresh."""
+"""The table of kernels for GPUs is what is compiled: what it chooses of that, and that it is fresh."""
 
 from __future__ import annotations
 
@@ -20,25 +20,21 @@ def test_kernel_table_shows_the_greediest_launch_of_each_kind() -> None:
     case = "Llama-3.1-8B, width 1"
     rows = {
         "sm_80": [row("sm_80", case, 90), row("sm_80", case, 100, 16), row("sm_80", "others", 255)],
-        "sm_90": [row("sm_90", case, 80), row("sm_90", f"{case}, as before", 160)],
+        "sm_90": [row("sm_90", case, 80)],
         "gfx942": [row("gfx942", case, 40)],
     }
     found = [(each["case"], each["archs"], each["registers"], each["programs"]) for each in gpu_kernels.kernels(rows)]
-    assert found == [
-        (f"{case}, as before", ["sm_90"], 160, [8]),
-        (case, ["sm_80", "sm_90"], 100, [8, 16]),
-        (case, ["gfx942"], 40, [8]),
-    ]
+    assert found == [(case, ["sm_80", "sm_90"], 100, [8, 16]), (case, ["gfx942"], 40, [8])]
 
 
 def test_kernel_table_is_toml() -> None:
-    rows = [{"what": 'a "row"', "before": "1", "programs": [1, 2]}]
-    assert tomllib.loads(gpu_kernels.toml("rows", rows, "Some"))["rows"] == rows
+    rows, made_of = [{"case": 'a "row"', "programs": [1, 2]}], {"digest": "1", "archs": ["sm_90"]}
+    assert tomllib.loads(gpu_kernels.toml(rows, made_of)) == {"sources": made_of, "kernels": rows}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.skipif(find_spec("triton") is None, reason="there is no Triton to compile with")
-def test_kernel_tables_are_what_compilers_say() -> None:
-    for file, text in gpu_kernels.files(list(gpu_kernels.SHARED)).items():
-        assert file.read_text(encoding="utf-8") == text, "python -m scripts.gpu_kernels"
+def test_kernel_table_is_what_compilers_say() -> None:
+    written = gpu_kernels.TABLE.read_text(encoding="utf-8")
+    assert written == gpu_kernels.text(list(gpu_kernels.SHARED)), "python -m scripts.gpu_kernels"

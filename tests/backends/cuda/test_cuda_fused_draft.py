@@ -159,13 +159,6 @@ def test_draft_of_penalised_rows_is_drawn_per_token() -> None:
     assert one.tier.fused_draft and one.tier.fused_draft(one.tier, one.prefix, sampling, live_B, 3) is None
 
 
-def test_draft_switch_leaves_tokens_to_single_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = drafting(Seeded, several=True)
-    monkeypatch.setattr(fused_draft, "IN_ONE_GRAPH", False)
-    assert one.tier.fused_draft
-    assert one.tier.fused_draft(one.tier, one.prefix, one.sampling, np.ones(3, np.bool_), 3) is None
-
-
 def test_draft_in_one_graph_refuses_logits_that_are_not_finite() -> None:
     one = drafting(Seeded, several=True)
     view, broken = one.tier.cache, torch.full((1, 1, 8), float("nan"), device=DEVICE)

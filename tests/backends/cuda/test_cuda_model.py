@@ -185,11 +185,9 @@ def a_layer(draw: torch.Generator) -> tuple[ModelConfig, Layer]:
     return replace(config, architecture=Architecture(qkv_bias=True, qk_norm="head")), Layer(**named)
 
 
-@pytest.mark.parametrize("on", [True, False])
-def test_joined_products_equal_single_ones(on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """q, k and v of one product, gate and up of another; the switch leaves five."""
+def test_joined_products_equal_single_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """q, k and v of one product, gate and up of another."""
     monkeypatch.setitem(shapes.SHAPES, "small", SMALL)
-    monkeypatch.setattr(cuda_model, "JOINED", on)
     config, layer = a_layer(torch.Generator().manual_seed(3))
     plain, products = TorchLayer(config, layer), list[int]()
     x_NC = torch.randn(5, SMALL.hidden, generator=torch.Generator().manual_seed(4)).to(DEVICE)
@@ -197,7 +195,7 @@ def test_joined_products_equal_single_ones(on: bool, monkeypatch: pytest.MonkeyP
     fast, product = TritonLayer(config, layer), F.linear
     monkeypatch.setattr(F, "linear", lambda *given: products.append(1) or product(*given))
     got = *fast.qkv(x_NC), fast.gate(x_NC)
-    assert len(products) == (2 if on else 5)
+    assert len(products) == 2
     for one, other in zip(got, wanted, strict=True):
         torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-5)
 

@@ -15,7 +15,6 @@ from tests.helpers.cuda.scene import DEVICE, Case, Scene, by_the_term, cases
 from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
 from triforce.backends.cuda.splits import split_of
-from triforce.backends.cuda.triton import split_sums
 
 # bfloat16 and float16 round weights and result by half a step each at most; all else is float32.
 BOUND = {torch.float32: 2e-6, torch.bfloat16: 2**-8 + 2**-9, torch.float16: 2**-11 + 2**-12}
@@ -43,13 +42,6 @@ def test_triton_attention_random_call_equals_float64(case: Case) -> None:
 @settings(max_examples=300, deadline=None)
 def test_triton_attention_long_random_call_equals_float64(case: Case) -> None:
     agree(case)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_triton_attention_as_before_equals_float64(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The merge behind the switch, which a GPU may choose."""
-    monkeypatch.setattr(split_sums, "AHEAD", False)
-    agree(Case(dtype=dtype, starts=[20, 600], counts=[3, 2]))
 
 
 @pytest.mark.parametrize(

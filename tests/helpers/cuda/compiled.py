@@ -30,23 +30,22 @@ SHARED = {"sm_80": 163, "sm_89": 99, "sm_90": 227, "sm_120": 99, "gfx942": 64}
 """KiB of shared memory that a program may have."""
 STRICT = {True: "Llama-2-7B, strict", False: "Llama-2-7B, strict and plain"}
 """Cases of passes that must have the same bits, by whether they observe the mass."""
-SPILLED = 32
-"""Bytes that attention in float32 may spill, which is for tests and comparisons: ptxas has more programs beside one
-another instead, whatever the tile. All else spills nothing.
+SPILLED = 36
+"""Bytes that attention may spill outside of its loop: in float32, which is for tests and comparisons, and at 64 query
+rows for sm_120. All else spills nothing.
 """
 
 
 def faults(row: dict[str, Any]) -> Iterator[str]:
     """Of a row of `compile_all`."""
     name = f"{row['kernel']} ({row['case']}, {row['arch']})"
-    float32 = row["kernel"] == "_splits" and row["bits"] == 32
-    if row["spills"] > SPILLED * float32:
+    if row["spills"] > SPILLED * (row["kernel"] == "_splits"):
         yield f"{name}: {row['spills']} bytes of registers are spilled"
     if row["shared"] > SHARED[row["arch"]] << 10:
         yield f"{name}: {row['shared']} bytes of shared memory, more than there are"
-    if row["kernel"] == "_splits" and row["bits"] == 16 and row["arch"] != "gfx942":
-        if row["copies"] < 16 or (row["narrow"] and not row["coded"]):  # scales are of two bytes
-            yield f"{name}: {row['narrow']} loads of keys or values are of two bytes, not copies of 16"
+    by_copies = row["kernel"] == "_splits" and row["bits"] == 16 and row["arch"] != "gfx942"
+    if by_copies and (row["copies"] < 16 or (row["narrow"] and not row["coded"])):  # scales are of two bytes
+        yield f"{name}: {row['narrow']} loads of keys or values are of two bytes, not copies of 16"
 
 
 def unlike(rows: list[dict[str, Any]]) -> Iterator[str]:

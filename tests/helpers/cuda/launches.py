@@ -17,13 +17,12 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from triton.runtime.jit import JITFunction
 
 from tests.helpers.cuda.compiled import STRICT
-from triforce.backends.cuda import model, splits
 from triforce.backends.cuda.fused_draft import DraftInputs, DraftShape, run_draft
 from triforce.backends.cuda.graphs import shape_of
 from triforce.backends.cuda.kv import TritonKV
 from triforce.backends.cuda.model import TritonModel
 from triforce.backends.cuda.packed_weight import PARTS, PackedWeight, packed
-from triforce.backends.cuda.triton import pointwise, rng, sampler, split_sums, topk, weight_tiles
+from triforce.backends.cuda.triton import pointwise, rng, sampler, topk, weight_tiles
 from triforce.backends.cuda.triton.page_copy import carry
 from triforce.backends.kernel_api import PAGE, ForwardBatch, PageTable, pages_for
 from triforce.bench import shapes
@@ -41,10 +40,6 @@ MODELS = {
     "heads of 256": ModelShape(2048, 16_384, 18, 8, 1, 256_000, 256),
 }
 DRAFTS = {"Llama-68M": shapes.SHAPES["llama-68m"], "shipped draft": ModelShape(128, 344, 2, 2, 2, 8192)}
-BEFORE = [
-    (split_sums, "AHEAD", False), (sampler, "ALONE", 2**31), (splits, "WINDOW", 512), (model, "JOINED", False),
-]  # fmt: skip
-"""Switches, as they were."""
 
 
 @dataclass(frozen=True)
@@ -98,14 +93,6 @@ def everything() -> list[Launch]:
         for name, shape in DRAFTS.items():
             recorder.case = f"{name}, drafting"
             drafting(shape)
-        with as_before():
-            recorder.case = "vocabulary of 128,256, as before"
-            sampling(128_256)
-            recorder.case = "Llama-68M, drafting, as before"
-            drafting(DRAFTS["Llama-68M"])
-            for width in WIDTHS[:2]:  # it spills at 64 query rows
-                recorder.case = f"Llama-3.1-8B, width {width}, as before"
-                target(MODELS["Llama-3.1-8B"], width)
         for observes, recorder.case in STRICT.items():
             verifying(*parts(MODELS["Llama-2-7B"]), 8, observes, (8, 32))
         recorder.case = "float32"
@@ -123,19 +110,6 @@ def everything() -> list[Launch]:
         recorder.case = "others"
         others()
     return recorder.launches
-
-
-@contextmanager
-def as_before() -> Iterator[None]:
-    """Kernels as they were, which a GPU may still choose."""
-    kept = [(module, name, getattr(module, name)) for module, name, _ in BEFORE]
-    try:
-        for module, name, value in BEFORE:
-            setattr(module, name, value)
-        yield
-    finally:
-        for module, name, value in kept:
-            setattr(module, name, value)
 
 
 def target(shape: ModelShape, width: int, **how: Any) -> None:

@@ -31,9 +31,6 @@ from triforce.backends.kernel_api import ForwardBatch, KVBackend, ModelBackend
 from triforce.ragged import Bools, Ints, columns, ints, rows
 from triforce.sampling.logits import check
 
-IN_ONE_GRAPH = True
-"""Whether drafts are made so. No GPU has chosen yet: False asks for each token, as before."""
-
 
 class DraftShape(NamedTuple):
     """All that a draft's launches depend on. tier: of the noise, where draws are not by a race."""
@@ -83,7 +80,7 @@ class DraftInputs:
 
 def of(model: ModelBackend, kv: KVBackend, width: int) -> Callable[..., Tensor] | None:
     """Return `fused_draft` of these two, if a first pass of so many tokens a row is one that is captured."""
-    if IN_ONE_GRAPH and width <= NARROW and isinstance(model, TritonModel) and isinstance(kv, TritonKV):
+    if width <= NARROW and isinstance(model, TritonModel) and isinstance(kv, TritonKV):
         return partial(fused_draft, model, kv)
     return None
 

@@ -121,7 +121,8 @@ class GraphInputs(PassInputs):
         self._host.zero_()
         rows = [this.positions, this.views[0][1].counts, *(lists.starts for _, lists in this.views)]
         more_XB = self._hosts[-1] if more_XB is None else more_XB
-        for to, values in zip(self._hosts, [ids_BT.numpy(), at_BJ.numpy(), *map(ints, rows), more_XB], strict=True):
+        given = [ids_BT.cpu().numpy(), at_BJ.cpu().numpy(), *map(ints, rows), more_XB]
+        for to, values in zip(self._hosts, given, strict=True):
             to[tuple(slice(size) for size in values.shape)] = values
         self._device.copy_(self._host, non_blocking=True)
         if self._copied:

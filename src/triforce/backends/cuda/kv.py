@@ -113,7 +113,7 @@ def write_and_attend(
     q_BTHD, q_sinks_BTHD = rotate_and_write(qkv, positions_B, tables_PF, seen, kv)
     if wide:
         return q_BTHD, *_attend_wide(q_BTHD, kv, wide)
-    (_, T, H, _), G = q_BTHD.shape, len(kv[0])
+    H, G = q_BTHD.shape[2], len(kv[0])
     split = split_of(by_head, seen.window, H // G)
     return q_BTHD, *attend(q_BTHD, *kv, seen, return_mass, q_sinks_BTHD, split)
 

@@ -29,8 +29,6 @@ from triforce.model.weights import Layer, Matrix, QuantizedWeight, Weights
 
 NARROW = 64
 """Wider passes are not captured: there are few of them, and of many widths."""
-JOINED = True
-"""Whether products of one input are one. No GPU has chosen yet: False makes five of these two, as before."""
 
 
 def product(x: Tensor, weight: Matrix | None, bias: Tensor | None = None) -> Tensor:
@@ -73,7 +71,7 @@ def joined(*parts: Matrix | None) -> Tensor | None:
     None where there are none, or where they are to stay apart, as those of few bits.
     """
     given = [part for part in parts if isinstance(part, Tensor)]
-    if not (JOINED and given) or any(isinstance(part, QuantizedWeight) for part in parts):
+    if not given or any(isinstance(part, QuantizedWeight) for part in parts):
         return None
     whole = torch.cat(given)
     for part, rows in zip(given, torch.split(whole, [len(part) for part in given]), strict=True):

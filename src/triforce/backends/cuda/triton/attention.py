@@ -50,8 +50,8 @@ def tile_of(size: int, dim: int, rows: int, coded: bool = False) -> Tile:
     if on_amd():
         return Tile(64, 64, 8, 3)
     if rows > 32:
-        return Tile(64, 64, 8, 3)
-    return Tile(32, 32, 2, 4) if coded or rows > 16 else Tile(16, 64, 2, 3)
+        return Tile(64, 32, 4, 4)
+    return Tile(32, 32, 2, 4) if rows > 16 else Tile(16, 64, 4 if coded else 2, 3)
 
 
 @dataclass(frozen=True, slots=True)

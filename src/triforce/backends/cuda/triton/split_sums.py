@@ -11,9 +11,8 @@ from torch import Tensor
 
 from triforce.backends.cuda.triton import interpreted
 
-AHEAD = True
-"""Whether a head has several programs, whose loads wait for no others; else one that goes from peak to peak, as it was.
-No GPU has chosen yet."""
+FEW = 16
+"""Query rows of a KV head."""
 
 
 def merge(
@@ -26,13 +25,14 @@ def merge(
     """Write the mixed values, and the log-sum-exp of each query row in base 2.
 
     parts: sums (B, G, N, R, D), peaks and totals (B, G, N, R) of splits of so many keys. spans: starts and counts (B).
+    Few query rows have several programs each, as one after another leaves a device idle (docs/gpu.md).
     """
     (B, G, N, R, D), (T, H) = parts[0].shape, attn_out_BTHD.shape[1:3]
     some, rows = (8, 16) if interpreted() else (32, 1)  # an interpreted program takes milliseconds, whatever it does
     whole = max(16, triton.next_power_of_2(D))
-    dims = min(32, whole) if AHEAD else whole
+    dims = min(32, whole) if R <= FEW else whole
     _merge[(triton.cdiv(R, rows), G * triton.cdiv(D, dims), B)](
-        *parts, *spans, attn_out_BTHD, whole_BGR, G, T, R, N, split, H // G, D, dims, some, rows, AHEAD
+        *parts, *spans, attn_out_BTHD, whole_BGR, G, T, R, N, split, H // G, D, dims, some, rows
     )
 
 
@@ -47,7 +47,7 @@ def weigh(
 @triton.jit
 def _merge(
     parts, peaks, sums, starts, counts, mixed, whole, G, T, R, N, SPLIT: tl.constexpr, GROUP: tl.constexpr,
-    D: tl.constexpr, DIMS: tl.constexpr, SOME: tl.constexpr, ROWS: tl.constexpr, AHEAD: tl.constexpr,
+    D: tl.constexpr, DIMS: tl.constexpr, SOME: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """The splits of some query rows and dimensions, in ascending order; zeros where there are fewer queries."""
     row_R, g, b = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1) % G, tl.program_id(2)
@@ -57,24 +57,16 @@ def _merge(
     used = tl.where(tl.program_id(0) * ROWS < count * GROUP, (start + count + SPLIT - 1) // SPLIT, 0)
     peak_R, total_R = tl.full([ROWS], -float("inf"), tl.float32), tl.full([ROWS], 0.0, tl.float32)
     head = (b * G + g).to(tl.int64) * N
-    if AHEAD:  # the highest of all splits first: so sums wait for no others
-        for first in range(0, used, SOME):
-            split_N = first + tl.arange(0, SOME)
-            there_NR = (split_N < used)[:, None] & real_R[None, :]
-            at_NR = (head + split_N)[:, None] * R + row_R[None, :]
-            peak_R = tl.maximum(peak_R, tl.max(tl.load(peaks + at_NR, mask=there_NR, other=-float("inf")), 0))
-    base_R = tl.where(peak_R == -float("inf"), 0.0, peak_R)
     attn_out_RD = tl.full([ROWS, DIMS], 0.0, tl.float32)
     for first in tl.range(0, used, SOME, num_stages=3):
         split_N = first + tl.arange(0, SOME)
         at_NR = (head + split_N)[:, None] * R + row_R[None, :]
         there_NR = (split_N < used)[:, None] & real_R[None, :]
         peak_NR = tl.load(peaks + at_NR, mask=there_NR, other=-float("inf"))
-        if not AHEAD:
-            higher_R = tl.maximum(peak_R, tl.max(peak_NR, 0))
-            base_R = tl.where(higher_R == -float("inf"), 0.0, higher_R)
-            fade_R = tl.exp2(peak_R - base_R)
-            attn_out_RD, total_R, peak_R = attn_out_RD * fade_R[:, None], total_R * fade_R, higher_R
+        higher_R = tl.maximum(peak_R, tl.max(peak_NR, 0))
+        base_R = tl.where(higher_R == -float("inf"), 0.0, higher_R)
+        fade_R = tl.exp2(peak_R - base_R)
+        attn_out_RD, total_R, peak_R = attn_out_RD * fade_R[:, None], total_R * fade_R, higher_R
         share_NR = tl.exp2(peak_NR - base_R[None, :])
         sum_NR = tl.load(sums + at_NR, mask=there_NR, other=0.0)
         mask_NRD = there_NR[:, :, None] & (d < D)[None, None, :]
