@@ -12,6 +12,7 @@ c  the KV cache on the host, under the memory of the paper's cards
 d  batches: 2 texts of 56K, 6 of 19K, 10 of 12K
 e  Llama-3.1-8B's shape at 128K, batches of 1 and 6
 f  with offload, 256K and 512K
+g  kernels by themselves: tiles and splits of attention, products with packed weights, draws
 """
 
 from __future__ import annotations
@@ -100,9 +101,19 @@ def hosted(setup: Setup, own: Names, usual: int) -> Iterator[Piece]:
     yield from others.hosted(setup, names[0], context)
 
 
+def kernels_alone(setup: Setup) -> Iterator[Piece]:
+    """Triton is imported when this is asked for: it is not everywhere."""
+    from benchmarks.on_gpu import kernels
+
+    for own, context in ((LLAMA_2, PAPER), (LLAMA_3, 128 * THOUSAND)):
+        yield from kernels.attentions(setup, setup.names(own)[0], (setup.contexts or [context])[0])
+    yield from kernels.products(setup, setup.names(LLAMA_3)[0])
+    yield from kernels.draws(setup)
+
+
 FIGURES: dict[str, Callable[[Setup], Iterator[Piece]]] = {
     "a": on_chip, "b": real_text, "c": under_the_papers_cards, "d": batches, "e": grouped_queries,
-    "f": longer_than_the_device,
+    "f": longer_than_the_device, "g": kernels_alone,
 }  # fmt: skip
 
 

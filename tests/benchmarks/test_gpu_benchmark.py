@@ -7,6 +7,7 @@ import json
 import shlex
 import sys
 import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,25 @@ def test_gpu_benchmark_shipped_pair_fits_its_context(
     assert row["context"] == 512 and row["same_text_as_ar"]
     more = ["b", "--device", "cpu", "--only", "temperature 0.6", "--contexts", "513", "--out", str(tmp_path)]
     assert gpu.main(more) == 2 and "the pair 512 positions" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="there is no Triton")
+@pytest.mark.parametrize("what", ["width 8, 16 x 32", "Q4_K, 256 x 512, 8", "numbers, 256 x 512, 8", "400 tokens, 8"])
+def test_gpu_benchmark_kernels_have_rows(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(shapes.SHAPES, "small", shapes.ModelShape(256, 512, 2, 4, 2, 300, 16, tied=False))
+    monkeypatch.setattr("benchmarks.on_gpu.kernels.VOCABULARIES", (400,))
+    rows = measure("g", tmp_path, "--only", what, contexts="64")
+    assert rows and all(set(row) >= FIELDS and row["seconds"] > 0 for row in rows)  # type: ignore[operator]
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="there is no Triton")
+def test_gpu_benchmark_tries_each_tile_once() -> None:
+    """Of each width one is what `attend` would do."""
+    pieces = FIGURES["g"](Setup(torch.device("cpu"), None, None, None, 1))
+    found = [piece.what for piece in pieces if piece.shape == "llama-3.1-8b" and piece.what.startswith("attention")]
+    tried = [what.removesuffix(", our own") for what in found]
+    assert len(set(tried)) == len(tried) > 3 * 8
+    assert [what.split(",")[1] for what in found if what.endswith("our own")] == [" width 1", " width 8", " width 16"]
 
 
 def test_gpu_page_names_packages_of_its_tests() -> None:

@@ -1,0 +1,115 @@
+"""Kernels for GPUs by themselves: attention by tiles of several kinds, products with packed weights, draws.
+
+In Triton's interpreter they run on a CPU, too, where their times say nothing. Shape suffixes as in kernel_api.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.on_gpu.piece import Piece, Row, Setup
+from triforce.backends.cuda.packed_weight import packed
+from triforce.backends.cuda.sampler import TritonSampling
+from triforce.backends.cuda.splits import SHARED
+from triforce.backends.cuda.triton import attention, weight_tiles
+from triforce.backends.cuda.triton.attention import DevicePageTable, Tile, attend, tile_of
+from triforce.backends.cuda.triton.sampler import SamplerInputs, by_race
+from triforce.backends.kernel_api import PAGE
+from triforce.backends.token_sampler import make_noise
+from triforce.bench import shapes
+from triforce.interface.sampling_params import SamplingParams
+from triforce.speculation import Seeded
+
+WIDTHS = (1, 8, 16)
+TILES = ((64, 2, 3), (32, 2, 4), (32, 4, 4), (64, 4, 2), (64, 4, 3), (128, 4, 2), (64, 8, 3), (64, 8, 5))
+"""Keys of a block, warps and stages."""
+SPLITS = (512, 1024, 2048)
+KINDS, TOKENS = ("Q4_0", "Q4_K", "Q6_K"), (1, 8)
+VOCABULARIES, COLUMNS = (32_000, 128_256), (1, 8)
+MATRICES = 8
+"""Of one product, in turns: more bytes than a cache holds."""
+
+
+def attentions(setup: Setup, shape: str, context: int) -> Iterator[Piece]:
+    """Attention over all keys with the mass of pages: our own tile, others, other splits; widths of up to 64 rows."""
+    s = shapes.SHAPES[shape]
+    for width in WIDTHS:
+        rows = width * s.heads // s.kv_heads
+        height = min(64, max(16, 1 << (rows - 1).bit_length()))
+        own = tile_of(setup.clock.dtype.itemsize, s.head_dim, rows)
+        tiles = [own, *(tile for each in TILES if (tile := Tile(height, *each)) != own)]
+        for tile, split in [(tile, SHARED) for tile in tiles] + [(own, split) for split in SPLITS if split != SHARED]:
+            how = f"{tile.rows} x {tile.keys}, {tile.warps} warps, {tile.stages} stages, split {split}"
+            what = f"attention, width {width}, {how}{', our own' * ((tile, split) == (own, SHARED))}"
+            yield Piece(what, shape, context, partial(_attention, setup, shape, context, width, tile, split))
+
+
+def _attention(setup: Setup, shape: str, context: int, width: int, tile: Tile, split: int) -> Row:
+    """One layer's: its keys and values are more than a cache holds."""
+    s, pages = shapes.SHAPES[shape], context // PAGE
+    made = partial(torch.randn, dtype=setup.clock.dtype, device=setup.device)
+    keys_GSD, values_GSD = (made(s.kv_heads, pages * PAGE, s.head_dim) for _ in range(2))
+    q_BTHD = made(1, width, s.heads, s.head_dim)
+    units = torch.randperm(pages, device=setup.device).int()[None]
+    starts_B, counts_B = (torch.tensor([n], device=setup.device) for n in (pages * PAGE - width, width))
+    seen = DevicePageTable(units, starts_B, counts_B, PAGE)
+    with mock.patch.object(attention, "tile_of", lambda *_: tile):
+        took = setup.clock.device_seconds(partial(attend, q_BTHD, keys_GSD, values_GSD, seen, True, None, split), 10)
+    return _row(setup, took, keys_GSD.nbytes + values_GSD.nbytes)
+
+
+def products(setup: Setup, shape: str) -> Iterator[Piece]:
+    """Products with weights of GGUF types, and with those of the clock's type."""
+    s = shapes.SHAPES[shape]
+    for outputs, inputs in ((s.hidden, s.hidden), (s.intermediate, s.hidden), (s.hidden, s.intermediate)):
+        for kind in (*KINDS, None):
+            for tokens in TOKENS:
+                name = f"product with {kind or 'numbers'}, {outputs} x {inputs}, {tokens} tokens"
+                run = partial(_product, setup, kind, outputs, inputs, tokens)
+                yield Piece(name, shape, tokens, run)
+
+
+def _product(setup: Setup, kind: str | None, outputs: int, inputs: int, tokens: int) -> Row:
+    x_NK = torch.randn(tokens, inputs, device=setup.device).to(setup.clock.dtype)
+    calls: list[Callable[[], Tensor]] = []
+    for _ in range(MATRICES):
+        if kind:
+            codes = shapes.random_codes(kind, outputs, inputs)
+            weight, size = packed(codes, setup.device), codes.blocks.nbytes
+            calls.append(partial(weight_tiles.times, x_NK, weight))  # type: ignore[arg-type]
+        else:
+            dense_MK = torch.randn(outputs, inputs, device=setup.device).to(setup.clock.dtype)
+            size = dense_MK.nbytes
+            calls.append(partial(torch.nn.functional.linear, x_NK, dense_MK))
+    return _row(setup, setup.clock.device_seconds(lambda: [call() for call in calls], 10) / MATRICES, size)
+
+
+def draws(setup: Setup) -> Iterator[Piece]:
+    """Draws at temperature 0.6 and top-p 0.9 from laws as narrow as those of texts, one column or several."""
+    for vocabulary in VOCABULARIES:
+        for columns in COLUMNS:
+            name = f"draw from {vocabulary} tokens, {columns} columns"
+            yield Piece(name, "none", columns, partial(_draw, setup, vocabulary, columns))
+
+
+def _draw(setup: Setup, vocabulary: int, columns: int) -> Row:
+    params = SamplingParams(0.6, top_p=0.9)
+    sampling = TritonSampling([params], [0], vocabulary, Seeded(make_noise([1], [0], setup.device)), setup.device)
+    draws = sampling.draws(0, columns, np.ones(1, np.bool_))
+    assert draws, "nothing changes its logits"
+    logits_BJV = shapes.LOGITS * torch.randn(1, columns, vocabulary, device=setup.device)
+    places_2B = torch.tensor([[100], [columns - 1]], device=setup.device)
+    asked = SamplerInputs(logits_BJV, draws.settings_5B, places_2B)
+    took = setup.clock.device_seconds(partial(by_race, asked, draws.seeds_B, draws.choices_B), 10)
+    return _row(setup, took, logits_BJV.nbytes)
+
+
+def _row(setup: Setup, took: float, moved: int) -> Row:
+    limit = moved / setup.clock.bandwidth / took
+    return {"seconds": took, "bytes": moved, "fraction_of_limit": limit, "speedup": None}
