@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -235,10 +236,10 @@ def _one_hot(scores_BJV: Tensor) -> Tensor:
 
 def check(peaks_BJ: Tensor) -> None:
     """Raise ModelError where the maximum of a column, to which a NaN spreads, is not finite."""
-    bad_BJ = ~peaks_BJ.isfinite()
-    if bool(bad_BJ.any()):  # the host waits
-        b, j = bad_BJ.nonzero()[0].tolist()
-        raise non_finite_logits(b, j, float(peaks_BJ[b, j]))
+    on_host_BJ = peaks_BJ.double().cpu().numpy()  # the host waits
+    if not np.isfinite(on_host_BJ).all():
+        b, j = np.argwhere(~np.isfinite(on_host_BJ))[0].tolist()
+        raise non_finite_logits(b, j, float(on_host_BJ[b, j]))
 
 
 def non_finite_logits(row: int, column: int, peak: float) -> ModelError:

@@ -157,7 +157,12 @@ class Seeded:
 
 def accepted_draft(draft: Draft, accepted_B: Tensor, tokens_B: Tensor, probs_BJV: Tensor, tier: int) -> Draft:
     """Return the accepted tokens with the drawn one behind them, as a draft of the verifier. The host waits here."""
-    accepted_B1, drawn_B1 = torch.stack((accepted_B, tokens_B)).cpu().numpy()[..., None]
+    return accepted_on_host(draft, torch.stack((accepted_B, tokens_B)).cpu().numpy(), probs_BJV, tier)
+
+
+def accepted_on_host(draft: Draft, decided_2B: Ints, probs_BJV: Tensor, tier: int) -> Draft:
+    """Return the same of how many tokens are accepted and which one is drawn, which the host knows."""
+    accepted_B1, drawn_B1 = decided_2B[..., None]
     none_B1 = np.zeros_like(accepted_B1)
     tokens_BJ, origins_BJ = (np.concatenate((x, none_B1), 1) for x in (draft.tokens_BK, draft.origins_BK))
     tokens_BJ[rows(len(accepted_B1)), accepted_B1], origins_BJ[rows(len(accepted_B1)), accepted_B1] = drawn_B1, tier

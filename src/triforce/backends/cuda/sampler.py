@@ -16,11 +16,11 @@ from triforce.backends.cuda.triton.rng import exponentials, uniforms
 from triforce.backends.cuda.triton.sampler import KEPT, SamplerInputs, by_race, by_rejection
 from triforce.backends.current_device import current
 from triforce.interface.sampling_params import SamplingParams
-from triforce.ragged import Bools, Ints, to_device
+from triforce.ragged import Bools, Ints, ints, to_device
 from triforce.sampling import LogitsProcessor, Noise
 from triforce.sampling.logits import check
 from triforce.speculation import Draft, Rejection, Seeded, SequenceState
-from triforce.speculation.verification import accepted_draft
+from triforce.speculation.verification import accepted_on_host
 
 
 class DraftDraws(NamedTuple):
@@ -63,11 +63,12 @@ class TritonSampling:
         inputs = SamplerInputs(logits_BJV, self._settings_5B, places_2B)
         with current(logits_BJV.device):
             decided_2BJ, laws_BJV = self._decide(inputs, guess, live_B, tier)
-        verdicts_BJ, peaks_BJ = decided_2BJ.cpu()  # here the host waits
-        check(peaks_BJ.view(torch.float64))
-        kept_B = _leading(verdicts_BJ.numpy(), guess, isinstance(self.coupling, Seeded))
-        tokens_B = verdicts_BJ[torch.arange(len(kept_B)), kept_B]
-        return accepted_draft(guess, kept_B, tokens_B, laws_BJV, tier)
+        on_host_2BJ = decided_2BJ.cpu()  # here the host waits, and a device that is done waits for what follows
+        check(on_host_2BJ[1].view(torch.float64))
+        verdicts_BJ = on_host_2BJ[0].numpy()
+        accepted_B = _leading(verdicts_BJ, guess, isinstance(self.coupling, Seeded))
+        drawn_B = verdicts_BJ[np.arange(len(accepted_B)), accepted_B]
+        return accepted_on_host(guess, np.stack((accepted_B, drawn_B)), laws_BJV, tier)
 
     def draws(self, tier: int, count: int, live_B: Bools) -> DraftDraws | None:
         """Prepare `count` draws of each live row without a guess; under `rejection` their uniforms are used up.
@@ -108,11 +109,11 @@ class TritonNoise(Noise):
             return exponentials(self.seeds_B[rows_N], self.choices_B[rows_N], positions_N, vocab_size)
 
 
-def _leading(verdicts_BJ: Ints, guess: Draft, picks: bool) -> Tensor:
+def _leading(verdicts_BJ: Ints, guess: Draft, picks: bool) -> Ints:
     """Count each row's accepted draft tokens, before the first rejected one."""
     K = verdicts_BJ.shape[1] - 1
     kept_BK = verdicts_BJ[:, :K] == (guess.tokens_BK if picks else KEPT)
-    return torch.from_numpy((kept_BK & (np.arange(K) < guess.counts_B[:, None])).cumprod(1).sum(1))
+    return ints((kept_BK & (np.arange(K) < guess.counts_B[:, None])).cumprod(1).sum(1))
 
 
 def _settings(params: Sequence[SamplingParams], vocab_size: int) -> Tensor:
