@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -10,8 +11,9 @@ import torch
 from triforce.backends.dispatch import keeps_packed, require_offload
 from triforce.backends.kernel_api import PAGE, pages_for
 from triforce.backends.kv_rows import kv_name
+from triforce.checkpoint.feature_draft_file import read_feature_draft
 from triforce.checkpoint.hf_config import GENERATION, model_config
-from triforce.checkpoint.hub import SHIPPED
+from triforce.checkpoint.hub import FINETUNE, SHIPPED, draft_for
 from triforce.checkpoint.model_files import ModelFiles, open_model
 from triforce.cli.bench.report import machine
 from triforce.engine.precision import resolve_device, resolve_dtype, with_kv_dtype
@@ -46,6 +48,7 @@ def run(options: Namespace) -> int:
             experts, int8 = packed * files.packed_experts, options.lower_tiers == "int8"
             copies = int8_weights(config, experts) if int8 else (config.matrix_weights - experts) * 5 // 8
         copied = 0.0 if config.kv_int8 else int8_kv_bytes(config)
+    entries = 0 if options.kv_offload != "none" else draft_entry(options.model, files, config, dtype)
     free = int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else free_memory()
     kept = held(config, device)
     lengths = (*(n for n in LENGTHS if n < config.context), config.context)
@@ -55,13 +58,14 @@ def run(options: Namespace) -> int:
         "parameters": f"{count / 1e6:,.1f} million: {size(weights)} as {precision}" + _and(copies, options.lower_tiers),
         "KV cache": f"{size(row)} per token as {kv_name(config, dtype)}"
         + _and(copied, "int8")
-        + _windows(config, kept),
-        **{f"  {n:>9,} tokens": size(kept.of(n) * (row + copied)) for n in lengths},
+        + _windows(config, kept)
+        + (f"; {size(entries)} per token of its draft" if entries else ""),
+        **{f"  {n:>9,} tokens": size(kept.of(n) * (row + copied) + n * entries) for n in lengths},
         **reads(config, weights / count, row / config.kv_size),
         "sampling": _sampling(files),
         "machine": machine(),
         "memory free": f"{size(free)} on {device}" if free else "unknown",
-        "fits": _fits(kept, max(free - weights - copies, 0) // (row + copied)) if free else "unknown",
+        "fits": _fits(kept, max(free - weights - copies, 0) // (row + copied + entries)) if free else "unknown",
         **offloaded(config, dtype, device, weights + copies, options),
     }
     for name, value in lines.items():
@@ -91,6 +95,15 @@ def held(config: ModelConfig, device: torch.device) -> HeldTokens:
     """Return what a run holds of a text, without offload."""
     most = most_pages(max(config.windows), max(prefill_chunk(device), SpeculativeConfig().reach)) * PAGE
     return HeldTokens(config.windows.count(0), config.layers, most)
+
+
+def draft_entry(model: str | None, files: ModelFiles, config: ModelConfig, dtype: torch.dtype) -> int:
+    """Return the bytes of a token in the draft that a known model gets and that reads its states; 0 if none."""
+    found = str(draft_for(model, files.path)) if model else ""
+    if not found.startswith(FINETUNE):
+        return 0
+    layer = read_feature_draft(Path(found.removeprefix(FINETUNE)), config, "", finetune=True).config.layer
+    return dtype.itemsize * (layer.kv_size + config.hidden_size)
 
 
 def _windows(config: ModelConfig, kept: HeldTokens) -> str:

@@ -1,0 +1,126 @@
+"""`triforce info`: what it counts of a model, and what it says of the machine."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.helpers.feature_pair import feature_pair
+from triforce.backends import native_loader
+from triforce.checkpoint.feature_draft_file import read_feature_draft
+from triforce.checkpoint.hub import FINETUNE
+from triforce.cli import main
+from triforce.cli.bench.report import about
+from triforce.cli.info import size
+from triforce.engine.model_loader import load
+from triforce.kvcache.feature_memory import FeatureMemory
+from triforce.kvcache.window_pages import most_pages
+
+
+def test_info_works_without_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The counts are those of transformers' own model, and no weight file is there to be read."""
+    import transformers
+
+    sizes = dict(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4)
+    for family in ("Llama", "Qwen2", "Qwen3"):
+        config = getattr(transformers, f"{family}Config")(
+            **sizes, num_key_value_heads=2, head_dim=16, max_position_embeddings=8192
+        )
+        model = getattr(transformers, f"{family}ForCausalLM")(config)
+        config.save_pretrained(tmp_path)
+        assert main(["info", str(tmp_path), "--dtype", "bfloat16"]) == 0
+        lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+        weights = sum(weight.numel() for weight in model.parameters())
+        assert lines["parameters"] == f"{weights / 1e6:.1f} million: {size(2 * weights)} as bfloat16"
+        assert lines["KV"] == f"cache           {2 * 2 * 2 * 16 * 2} bytes per token as bfloat16"
+        assert lines["8,192"].split() == ["tokens", "2", "MiB"]
+        assert "tokens beside the weights" in lines["fits"]
+        assert main(["info", str(tmp_path), "--dtype", "bfloat16", "--lower-tiers", "int8"]) == 0
+        lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+        matrices = [weight for weight in model.parameters() if weight.ndim == 2]
+        copies = sum(weight.numel() + 4 * len(weight) for weight in matrices[not model.config.tie_word_embeddings :])
+        assert lines["parameters"].endswith(f" as bfloat16, and {size(copies)} as int8")
+        assert lines["KV"].endswith(f" per token as bfloat16, and {2 * 2 * 2 * 16 + 2 * 2 * 2 * 4 // 16} bytes as int8")
+        assert lines["8,192"].split() == ["tokens", "3.0", "MiB"]
+        assert main(["info", str(tmp_path), "--dtype", "bfloat16", "--kv-dtype", "int8"]) == 0
+        lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+        assert lines["KV"] == f"cache           {2 * 2 * 2 * (16 + 2)} bytes per token as int8"
+
+
+def test_info_counts_entries_of_draft(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a draft that is taken for a known model and reads its states: as many bytes as a run has of each."""
+    target = load(feature_pair(tmp_path) / "target", device="cpu", dtype="bfloat16")
+    config = read_feature_draft(tmp_path / "draft", target.config, "", finetune=True).config
+    entries = FeatureMemory(config.layer, 1, torch.bfloat16, "cpu").token_bytes
+    monkeypatch.setattr("triforce.cli.info.draft_for", lambda *_: f"{FINETUNE}{tmp_path / 'draft'}")
+    asked = ["info", str(tmp_path / "target"), "--dtype", "bfloat16"]
+    row = target.config.kv_bytes(2)
+    for more, counted in (([], entries), (["--kv-offload", "host", "--kv-memory", "1MiB"], 0)):
+        assert main([*asked, *more]) == 0
+        lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+        assert lines["KV"].endswith(f"; {entries} bytes per token of its draft") == bool(counted)
+        longest = target.config.context
+        assert lines[f"{longest:,}"].split(maxsplit=1)[1] == size(longest * (row + counted))
+
+
+@pytest.mark.skipif(native_loader.native is None, reason="numbers without native kernels")
+def test_info_counts_experts_of_four_bits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As kernels have them, 22 bytes of 32 weights, and without copies for lower tiers."""
+    import transformers
+
+    sizes = dict(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4)
+    config = transformers.GptOssConfig(**sizes, num_key_value_heads=2, head_dim=16, num_local_experts=4)
+    config.quantization_config = {"quant_method": "mxfp4"}
+    config.save_pretrained(tmp_path)
+    count = sum(weight.numel() for weight in transformers.GptOssForCausalLM(transformers.GptOssConfig(
+        **sizes, num_key_value_heads=2, head_dim=16, num_local_experts=4)).parameters())  # fmt: skip
+    experts = 2 * 4 * 3 * 64 * 96
+    weights = 2 * (count - experts) + experts * 22 // 32
+    for lower, copied in (("same", 0), ("int4", 1)):
+        assert main(["info", str(tmp_path), "--dtype", "bfloat16", "--lower-tiers", lower]) == 0
+        lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+        matrices = 2 * (2 * 64 * 6 * 16 + 4 * 64) + 97 * 64
+        copies = f", and {size(matrices * 5 // 8)} as int4" * copied
+        assert lines["parameters"] == f"{count / 1e6:.1f} million: {size(weights)} as MXFP4{copies}"
+
+
+@pytest.mark.parametrize(
+    ("family", "full", "changes"),
+    [
+        ("Mistral", 0, dict(sliding_window=64)),
+        ("Qwen2", 1, dict(use_sliding_window=True, sliding_window=64, max_window_layers=1)),
+    ],
+)
+def test_info_counts_windows_once_they_are_full(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], family: str, full: int, changes: dict[str, Any]
+) -> None:
+    import transformers
+
+    sizes = dict(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4)
+    config = getattr(transformers, f"{family}Config")(
+        **sizes, **changes, num_key_value_heads=2, head_dim=16, max_position_embeddings=65_536
+    )
+    config.save_pretrained(tmp_path)
+    assert main(["info", str(tmp_path), "--dtype", "bfloat16"]) == 0
+    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    most, layer = 16 * most_pages(64, 512), 2 * 2 * 16 * 2
+    assert lines["KV"].endswith(f"; {4 - full} of 4 layers keep at most {most:,} tokens of a text")
+    for tokens in (4_096, 65_536):
+        held = layer * (full * tokens + (4 - full) * most)
+        assert lines[f"{tokens:,}"].split(maxsplit=1)[1] == size(held)
+    assert lines["fits"].endswith("of one text") and lines["fits"].startswith("any number") == (full == 0)
+
+
+def test_info_and_benchmarks_name_level_and_roofline(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("machine")]
+    level = native_loader.native.level() if native_loader.native else "torch"
+    assert re.search(rf" cores, kernels {level}, torch .*, reads \d+ GB/s", line)
+    assert native_loader.native is None or re.search(r"computes float32 [\d,]+, .*int8 [\d,]+ GFLOP/s", line)
+    assert line.endswith(about()["machine"])
