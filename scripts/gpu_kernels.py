@@ -20,7 +20,7 @@ SHOWN: dict[str, tuple[str, ...]] = {
     **{f"{MODEL}, width {width}, int8 KV": ("_splits",) for width in (1, 8)},
     **{f"weights of type {kind}": ("_times",) for kind in ("Q4_0", "Q4_K", "Q6_K")},
     SAMPLING: (
-        "_decide", "_peaks", "_shortlist", "_join", "_cut", "race_parts", "close_race", "share_parts", "judge_parts",
+        "_peaks", "_shortlist", "_join", "_cut", "race_parts", "close_race", "share_parts", "judge_parts",
     ),
 }  # fmt: skip
 """Kernels of each case that are shown."""

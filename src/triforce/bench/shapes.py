@@ -59,9 +59,12 @@ Drafts have some 4 % of their target's bytes. `30m` has the paper's kind of atte
 
 NUMBERS = (1 << 20) + 7
 """Random numbers that matrices are made of: no two rows of a head are alike, so no two of its logits."""
+BLOCKS = 65_521
+"""Random blocks that matrices of codes are made of: a prime, so few rows of a head are alike."""
 LOGITS = 3.0
-"""Standard deviation of logits. So laws are as narrow as those of texts, of which what a sampler costs depends: at
-temperature 0.6 of 128,256 tokens 41 hold .9, and the entropy is 3 nats. With 1 they are 44,874."""
+"""Standard deviation of logits, of a head of numbers; of random codes they have about as much (2.7 of Q6_K). So laws
+are as narrow as those of texts, on which what a sampler costs depends: at temperature 0.6 of 128,256 tokens 41 hold .9,
+and the entropy is 3 nats. With 1 they are 44,874."""
 
 
 def decoder(
@@ -111,7 +114,9 @@ def parts(
     usual, finest = kinds(shape, 0)
     head_VC = matrix(shape.vocab, C, finest)
     embedding_VC = head_VC if shape.tied else matrix(shape.vocab, C, usual)
-    return config, Weights(embedding_VC, tuple(map(layer, range(shape.layers))), LOGITS * ones_C, head_VC)
+    return config, Weights(
+        embedding_VC, tuple(map(layer, range(shape.layers))), ones_C if finest else LOGITS * ones_C, head_VC
+    )
 
 
 def kinds(shape: ModelShape, layer: int) -> tuple[str | None, str | None]:
@@ -133,10 +138,10 @@ CODED = {"Q4_K": (256, 144, (0, 2)), "Q6_K": (256, 210, (208,)), "Q4_0": (32, 18
 def random_codes(kind: str, outputs: int, inputs: int, gain: float = 1.0) -> QuantizedWeight:
     """Return a matrix of one of these types: random codes and small scales, times `gain`."""
     numbers, size, scales = CODED[kind]
-    few = torch.randint(256, (1024, size), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    count = outputs * inputs // numbers
+    few = torch.randint(256, (min(count, BLOCKS), size), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     for at in scales:
         few[:, at : at + 2] = torch.tensor([gain * inputs**-0.5 / 512]).half().view(torch.uint8)
-    count = outputs * inputs // numbers
     return QuantizedWeight(kind, few.repeat(-(-count // len(few)), 1)[:count].view(outputs, -1), inputs)
 
 

@@ -30,16 +30,18 @@ SHARED = {"sm_80": 163, "sm_89": 99, "sm_90": 227, "sm_120": 99, "gfx942": 64}
 """KiB of shared memory that a program may have."""
 STRICT = {True: "Llama-2-7B, strict", False: "Llama-2-7B, strict and plain"}
 """Cases of passes that must have the same bits, by whether they observe the mass."""
-SPILLED = 36
-"""Bytes that attention may spill outside of its loop: in float32, which is for tests and comparisons, and at 64 query
-rows for sm_120. All else spills nothing.
-"""
+IN_FLOAT32 = 32
+"""Bytes that attention may spill in float32, which is for tests and comparisons: ptxas has more programs beside one
+another instead, whatever the tile."""
+SPILLED = {"sm_80": 8, "sm_120": 36}
+"""Bytes that it may spill else: for int8 KV, and at 64 query rows. Other kernels spill nothing."""
 
 
 def faults(row: dict[str, Any]) -> Iterator[str]:
     """Of a row of `compile_all`."""
     name = f"{row['kernel']} ({row['case']}, {row['arch']})"
-    if row["spills"] > SPILLED * (row["kernel"] == "_splits"):
+    allowed = IN_FLOAT32 if row["bits"] == 32 else SPILLED.get(row["arch"], 0)
+    if row["spills"] > allowed * (row["kernel"] == "_splits"):
         yield f"{name}: {row['spills']} bytes of registers are spilled"
     if row["shared"] > SHARED[row["arch"]] << 10:
         yield f"{name}: {row['shared']} bytes of shared memory, more than there are"
@@ -90,7 +92,7 @@ def digest() -> str:
 
 
 def recorded(arch: str) -> bool:
-    """Whether the tables in docs/ are of these very sources, in which no fault was found for an architecture."""
+    """Whether the table in docs/ is of these very sources, in which no fault was found for an architecture."""
     made_of = tomllib.loads(TABLE.read_text(encoding="utf-8"))["sources"]
     return arch in made_of["archs"] and made_of["digest"] == digest()
 

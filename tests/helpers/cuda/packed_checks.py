@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import product
+
+import pytest
 import torch
 from torch import Tensor
 
 from tests.helpers.cuda.scene import DEVICE
 from tests.helpers.gguf_blocks import Blocks, inputs_of_block, random_blocks
 from triforce.backends.cuda.packed_weight import PackedWeight, packed
-from triforce.backends.cuda.triton.weight_tiles import rows_of, times
+from triforce.backends.cuda.triton.weight_tiles import PROGRAMS, rows_of, times
 from triforce.model.weights import QuantizedWeight
 
 M = 40
@@ -23,9 +26,13 @@ def given(kind: str, K: int) -> tuple[Blocks, PackedWeight]:
     return blocks, weight
 
 
-def sizes(kind: str) -> list[int]:
-    """Inputs of several eights of groups; of one that is not whole, where a type allows that."""
-    return [512, 256 if inputs_of_block(kind) == 256 else 288]
+def sizes(kind: str) -> dict[int, int]:
+    """Inputs of several eights of groups, of one that is not whole, where a type allows that, and of an odd number.
+
+    With each, the programs that a matrix should have: so inputs are one part, parts of one eight, and of two but for
+    the last.
+    """
+    return {512: 1, 256 if inputs_of_block(kind) == 256 else 288: PROGRAMS, 1280: 6}
 
 
 def tokens(N: int, K: int, dtype: torch.dtype) -> Tensor:
@@ -46,10 +53,12 @@ def check_numbers(kind: str) -> None:
 
 def check_product(kind: str, N: int) -> None:
     """Products with a bias, and with weights as they are; of bfloat16, weights and the result are rounded to it."""
-    for dtype, K in ((dtype, K) for dtype in (torch.float32, torch.bfloat16) for K in sizes(kind)):
+    for dtype, (K, programs) in product((torch.float32, torch.bfloat16), sizes(kind).items()):
         blocks, weight = given(kind, K)
         x_NK, bias_M = tokens(N, K, dtype), torch.linspace(-1, 1, M, device=DEVICE)
-        got, w_MK = times(x_NK, weight, bias_M).cpu().double(), blocks.weights_MK()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(times.__globals__, "PROGRAMS", programs)  # a mutant's are its own
+            got, w_MK = times(x_NK, weight, bias_M).cpu().double(), blocks.weights_MK()
         exact = x_NK.cpu().double() @ w_MK.T + bias_M.cpu().double()
         whole = x_NK.cpu().double().abs() @ w_MK.abs().T
         of_result, of_weights = (2**-7, 2**-9) if dtype == torch.bfloat16 else (2**-22, 2**-18)

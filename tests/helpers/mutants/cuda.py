@@ -128,9 +128,12 @@ CODES: dict[str, tuple[str, str]] = {
 }
 WEIGHTS = f"{TRITON}.weight_tiles"
 PRODUCTS: dict[str, tuple[str, str]] = {
-    "weights: both halves of a group have one scale": ("other_MG1 if BY_HALF else scale_MG1", "scale_MG1"),
+    "weights: both halves of a group have one scale": ("half_MG1 if BY_HALF else scale_MG1", "scale_MG1"),
     "weights: the offset of codes is left out": ("(both_MGX & 15) - OFFSET", "(both_MGX & 15)"),
     "weights: the least of a group is left out": ("second_MGX += minimum_MG1", "pass"),
+    "weights: scales are those of the turn before": ("min(eight + 1, stop - 1)", "max(eight, start)"),
+    "weights: all parts begin with the first input": ("tl.program_id(2) * each", "0 * each"),
+    "weights: the last part is left out": ("for p in range(P):", "for p in range(P - 1):"),
     "weights: the last inputs are those of the first half": ("x_NX = tl.load(at_NX + HALF,", "x_NX = tl.load(at_NX,"),
 }
 DRAFT, STEP = "triforce.backends.cuda.fused_draft", f"{TRITON}.draft_step"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from triforce.backends.cuda.graphs import bucket
-from triforce.backends.cuda.splits import split_of
+from triforce.backends.cuda.splits import SHARED
 from triforce.backends.kernel_api import PAGE
 from triforce.model.config import ModelConfig
 
@@ -16,8 +16,7 @@ def workspace(config: ModelConfig, itemsize: int, rows: int, width: int, pages: 
     those of the layers become one, and logits. itemsize: bytes of a query's number.
     """
     rows, width, pages = bucket(rows), bucket(width), bucket(pages, 64)
-    group = config.heads // config.kv_heads
-    splits = -(-pages * PAGE // split_of(False, 0, group))
+    splits = -(-pages * PAGE // SHARED)
     sums = 4 * rows * width * config.heads * (splits * (config.head_dim + 2) + pages + 1)
     queries = itemsize * width * config.heads * config.head_dim
     told = 2 * config.layers * rows * (4 * config.kv_heads * pages + queries)

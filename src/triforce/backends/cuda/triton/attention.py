@@ -40,8 +40,8 @@ class Tile(NamedTuple):
 def tile_of(size: int, dim: int, rows: int, coded: bool = False) -> Tile:
     """Return that of numbers of so many bytes, a head size and so many query rows of a KV head.
 
-    The fastest on an H200 of those that spill on no device (docs/gpu.md): of few warps, so that several programs share
-    a multiprocessor, and one computes while others wait for their keys. AMD's are not measured.
+    What suits all shapes of an H200's list best of what hardly spills on any device (docs/gpu.md): of few warps, so
+    that several programs share a multiprocessor, and one computes while others wait for keys. AMD's are not measured.
     """
     if size == 4:
         return Tile(16, 16, 4, 1)  # other tiles spill more: ptxas would rather have many programs beside one another

@@ -1,8 +1,10 @@
 """Products with packed weights, whose codes become numbers in registers, and rows of such weights as numbers.
 
-A tile of a weight is loaded in one place. Programs have 32 outputs and up to 16 tokens, or up to 32 where there are
-more: so a token's bits depend on which of both it is. Strict passes have one shape, and so one height. Shape suffixes:
-N tokens, M outputs, K inputs, X inputs of half of an eight of groups (see `packed_weight`).
+A tile of a weight is loaded in one place. Programs have 32 outputs, a part of the inputs, as few outputs would leave a
+device idle, and up to 16 tokens, or up to 32 where there are more: so a token's bits depend on which of both it is.
+Strict passes have one shape, and so one height. Sums of parts are added in order.
+
+Shape suffixes: N tokens, M outputs, K inputs, X inputs of half of an eight of groups (see `packed_weight`), P parts.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ LOW, HIGH = 16, 32
 """Tokens of a program, where there are no more, and where there are."""
 WIDE = 256
 """More tokens are prefill: a matrix becomes numbers, which torch multiplies with."""
+PROGRAMS = 512
+"""Programs that a matrix has for some tokens, if it has as many inputs: four for each multiprocessor of an H100."""
 TILE, MANY = tl.constexpr(OUTPUTS), tl.constexpr(EIGHT)
 HALF = tl.constexpr(16)
 
@@ -32,11 +36,19 @@ def times(x_NK: Tensor, weight: PackedWeight, bias_M: Tensor | None = None) -> T
         return torch.nn.functional.linear(x_NK, rows_of(weight, every_M, x_NK.dtype), bias_M)
     y_NM, x_NK = torch.empty(N, M, dtype=x_NK.dtype, device=x_NK.device), x_NK.contiguous()
     height, warps, stages = (LOW, 4, 3) if N <= LOW else (HIGH, 8, 2)
+    tiles, eights = triton.cdiv(M, OUTPUTS), weight.blocks.shape[1]
+    each = triton.cdiv(eights, triton.cdiv(PROGRAMS, tiles))
+    P = triton.cdiv(eights, each)
+    sums_PNM = y_NM.new_empty(P, N, M, dtype=torch.float32) if P > 1 else y_NM
+    bias = (x_NK if bias_M is None else bias_M), bias_M is not None
     if N:
-        _times[(triton.cdiv(M, OUTPUTS), triton.cdiv(N, height))](
-            x_NK, x_NK if bias_M is None else bias_M, y_NM, *_planes(weight), N, M, K, *_parts(weight),
-            bias_M is not None, height, multiplied_as(x_NK), num_warps=warps, num_stages=stages,
+        _times[(tiles, triton.cdiv(N, height), P)](
+            x_NK, bias[0], sums_PNM, *_planes(weight), N, M, K, each, *_parts(weight), bias[1] and P == 1, height,
+            multiplied_as(x_NK), num_warps=warps, num_stages=stages,
         )  # fmt: skip
+    if N and P > 1:
+        some = 1024
+        _add_parts[(triton.cdiv(M, some), N)](sums_PNM, bias[0], y_NM, N, M, P, bias[1], some)
     return y_NM
 
 
@@ -64,8 +76,26 @@ def _parts(weight: PackedWeight) -> tuple[int, int, int, int, bool, bool, bool]:
 
 
 @triton.jit
+def _load_scales(
+    scales, minima, small, m_M, eight, eights, all_small, SUPER: tl.constexpr, MINIMUM: tl.constexpr
+):  # fmt: skip
+    """Scales of some outputs for one eight of groups, as they lie in memory: of a turn that is to come.
+
+    Scale and minimum, and the small ones of both; where a type has none of them, the scale.
+    """
+    row_M = (m_M.to(tl.int64) // TILE * eights + eight) * TILE + m_M % TILE
+    at_MG1 = (row_M[:, None] * MANY + tl.arange(0, MANY)[None, :])[:, :, None]
+    scale_at = row_M[:, None, None] if SUPER else at_MG1
+    scale = tl.load(scales + scale_at)
+    minimum = tl.load(minima + scale_at) if MINIMUM else scale
+    one = tl.load(small + at_MG1) if SUPER else scale
+    other = tl.load(small + all_small + at_MG1) if SUPER else scale
+    return scale, minimum, one, other
+
+
+@triton.jit
 def _load(
-    codes, scales, minima, small, m_M, eight, eights, all_small, BITS: tl.constexpr, OFFSET: tl.constexpr,
+    codes, m_M, eight, eights, scale_MG1, minimum_MG1, one_MG1, other_MG1, BITS: tl.constexpr, OFFSET: tl.constexpr,
     SUPER: tl.constexpr, MINIMUM: tl.constexpr, BY_HALF: tl.constexpr, NUMBER: tl.constexpr,
 ):  # fmt: skip
     """Numbers of some outputs and of the inputs of one eight of groups: first halves of the groups, and second ones."""
@@ -78,21 +108,16 @@ def _load(
     else:
         first_MGX = tl.load(codes + at_MG1 * (2 * HALF) + i).to(tl.int8, bitcast=True).to(tl.float32)
         second_MGX = tl.load(codes + at_MG1 * (2 * HALF) + HALF + i).to(tl.int8, bitcast=True).to(tl.float32)
-    scale_at = row_M[:, None, None] if SUPER else at_MG1
-    scale_MG1 = tl.load(scales + scale_at).to(tl.float32)
-    other_MG1 = scale_MG1
+    scale_MG1, minimum_MG1 = scale_MG1.to(tl.float32), minimum_MG1.to(tl.float32)
+    half_MG1 = scale_MG1
     if SUPER:
-        one_MG1 = tl.load(small + at_MG1).to(tl.float32)
-        other_MG1 = tl.load(small + all_small + at_MG1).to(tl.float32)
-        if BY_HALF:
-            other_MG1 = scale_MG1 * other_MG1
+        one_MG1, other_MG1 = one_MG1.to(tl.float32), other_MG1.to(tl.float32)
+        minimum_MG1 = -minimum_MG1 * other_MG1
+        half_MG1 = scale_MG1 * other_MG1
         scale_MG1 = scale_MG1 * one_MG1
     first_MGX *= scale_MG1
-    second_MGX *= other_MG1 if BY_HALF else scale_MG1
+    second_MGX *= half_MG1 if BY_HALF else scale_MG1
     if MINIMUM:
-        minimum_MG1 = tl.load(minima + scale_at).to(tl.float32)
-        if SUPER:
-            minimum_MG1 = -minimum_MG1 * other_MG1
         first_MGX += minimum_MG1
         second_MGX += minimum_MG1
     M: tl.constexpr = m_M.shape[0]
@@ -110,17 +135,26 @@ def _inputs(eight):
 
 @triton.jit
 def _times(
-    x, bias, y, codes, scales, minima, small, N, M, K, eights, all_small, BITS: tl.constexpr, OFFSET: tl.constexpr,
-    SUPER: tl.constexpr, MINIMUM: tl.constexpr, BY_HALF: tl.constexpr, BIASED: tl.constexpr, HEIGHT: tl.constexpr,
-    FACTOR: tl.constexpr,
+    x, bias, y, codes, scales, minima, small, N, M, K, each, eights, all_small, BITS: tl.constexpr,
+    OFFSET: tl.constexpr, SUPER: tl.constexpr, MINIMUM: tl.constexpr, BY_HALF: tl.constexpr, BIASED: tl.constexpr,
+    HEIGHT: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
-    """Some tokens by the outputs of a tile."""
+    """Some tokens by the outputs of a tile, of so many eights of inputs. Scales are brought a turn ahead."""
     m_M, n_N = tl.program_id(0) * TILE + tl.arange(0, TILE), tl.program_id(1) * HEIGHT + tl.arange(0, HEIGHT)
-    y_NM = tl.full([HEIGHT, TILE], 0.0, tl.float32)
-    for eight in range(eights):
-        first_MX, second_MX = _load(
-            codes, scales, minima, small, m_M, eight, eights, all_small, BITS, OFFSET, SUPER, MINIMUM, BY_HALF, FACTOR
+    y_NM, start = tl.full([HEIGHT, TILE], 0.0, tl.float32), tl.program_id(2) * each
+    stop = min(start + each, eights)
+    scale, minimum, one, other = _load_scales(
+        scales, minima, small, m_M, start, eights, all_small, SUPER, MINIMUM
+    )  # fmt: skip
+    for eight in range(start, stop):
+        coming = min(eight + 1, stop - 1)
+        scale_next, minimum_next, one_next, other_next = _load_scales(
+            scales, minima, small, m_M, coming, eights, all_small, SUPER, MINIMUM
         )  # fmt: skip
+        first_MX, second_MX = _load(
+            codes, m_M, eight, eights, scale, minimum, one, other, BITS, OFFSET, SUPER, MINIMUM, BY_HALF, FACTOR
+        )  # fmt: skip
+        scale, minimum, one, other = scale_next, minimum_next, one_next, other_next
         k_X = _inputs(eight)
         at_NX, there_N1 = x + n_N.to(tl.int64)[:, None] * K + k_X[None, :], (n_N < N)[:, None]
         x_NX = tl.load(at_NX, mask=there_N1 & (k_X < K)[None, :], other=0.0).to(FACTOR)
@@ -130,9 +164,21 @@ def _times(
     if BIASED:
         y_NM += tl.load(bias + m_M, mask=m_M < M, other=0.0).to(tl.float32)[None, :]
     tl.store(
-        y + n_N.to(tl.int64)[:, None] * M + m_M[None, :], y_NM.to(y.dtype.element_ty),
+        y + (tl.program_id(2).to(tl.int64) * N + n_N)[:, None] * M + m_M[None, :], y_NM.to(y.dtype.element_ty),
         mask=(n_N < N)[:, None] & (m_M < M)[None, :],
     )  # fmt: skip
+
+
+@triton.jit
+def _add_parts(sums, bias, y, N, M, P, BIASED: tl.constexpr, SOME: tl.constexpr):
+    """Add the sums of all parts of some outputs of one token, in order."""
+    m_M, n = tl.program_id(0) * SOME + tl.arange(0, SOME), tl.program_id(1).to(tl.int64)
+    y_M = tl.full([SOME], 0.0, tl.float32)
+    for p in range(P):
+        y_M += tl.load(sums + (p * N + n) * M + m_M, mask=m_M < M, other=0.0)
+    if BIASED:
+        y_M += tl.load(bias + m_M, mask=m_M < M, other=0.0).to(tl.float32)
+    tl.store(y + n * M + m_M, y_M.to(y.dtype.element_ty), mask=m_M < M)
 
 
 @triton.jit
@@ -143,8 +189,11 @@ def _rows(
     """Some rows of one eight of groups."""
     eight, n_N = tl.program_id(0), tl.program_id(1) * SOME + tl.arange(0, SOME)
     m_N = tl.load(ids + n_N, mask=n_N < N, other=0)
+    scale, minimum, one, other = _load_scales(
+        scales, minima, small, m_N, eight, eights, all_small, SUPER, MINIMUM
+    )  # fmt: skip
     first_NX, second_NX = _load(
-        codes, scales, minima, small, m_N, eight, eights, all_small, BITS, OFFSET, SUPER, MINIMUM, BY_HALF, NUMBER
+        codes, m_N, eight, eights, scale, minimum, one, other, BITS, OFFSET, SUPER, MINIMUM, BY_HALF, NUMBER
     )  # fmt: skip
     k_X = _inputs(eight)
     at_NX = out + n_N.to(tl.int64)[:, None] * K + k_X[None, :]
