@@ -16,6 +16,7 @@ import scipy.stats
 from triforce.backends import native_loader
 from triforce.bench import kernels, speed
 from triforce.bench.batch_runner import Prompts, together
+from triforce.bench.cells import Cell
 from triforce.bench.prompts import Sources, prompts
 from triforce.bench.roofline import Roofline, Work
 from triforce.bench.speed_tables import verdict
@@ -101,6 +102,14 @@ def test_saved_prompt_keeps_texts(llm: LLM, sources: Sources, tmp_path: Path) ->
     assert kept.of("x", texts[0][1:])[1] != speed_of_prefill  # another prompt of that name is not what was read
     kept.drop("x")
     assert not list(tmp_path.iterdir())
+
+
+def test_each_turn_is_prepared(llm: LLM, sources: Sources, tmp_path: Path) -> None:
+    begun, texts = [], prompts(sources, "books", 200, 1)
+    saved, _ = Prompts(llm, tmp_path, lambda: lambda done, total: None).of("books", texts[0])
+    turns = speed.SpeedConfig(["ar"], tokens=2, repeats=3, prepare=lambda: begun.append(len(begun)))
+    (found,) = speed.cell_rows(llm, texts, Cell(200, 1, 0.0, "books"), turns, saved, 0.0, float("inf"))
+    assert begun == [0, 1, 2] and found["turns"] == 3
 
 
 def row(cell: str, mode: str, tokens_per_second: float, upper: float = 1.0) -> dict[str, Any]:

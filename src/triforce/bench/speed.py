@@ -6,7 +6,7 @@ Prefill is reported beside decoding, never in it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
 from statistics import median
@@ -36,7 +36,7 @@ SHORT = 30.0
 class SpeedConfig:
     """Measurement of a cell: modes, new tokens of each text, turns at most, seconds for all cells.
 
-    Where `repeats` is None turns are `USUAL`, or as many as are over in `SHORT` seconds.
+    Where `repeats` is None turns are `USUAL`, or as many as are over in `SHORT` seconds. Each begins with `prepare`.
     """
 
     modes: Sequence[str]
@@ -44,6 +44,7 @@ class SpeedConfig:
     tokens: int = 128
     repeats: int | None = None
     seconds: float = 90 * 60.0
+    prepare: Callable[[], None] = lambda: None
 
 
 def rows(
@@ -88,6 +89,7 @@ def _in_turns(
     """
     runs: dict[str, list[RequestOutput]] = {mode: [] for mode in dict.fromkeys([PLAIN, *plan.modes])}
     for turn in _turns(plan.repeats, ends):
+        plan.prepare()
         params = SamplingParams(
             temperature=cell.temperature,
             top_p=plan.top_p,
