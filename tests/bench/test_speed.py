@@ -104,7 +104,7 @@ def test_saved_prompt_keeps_texts(llm: LLM, sources: Sources, tmp_path: Path) ->
     assert not list(tmp_path.iterdir())
 
 
-def test_each_turn_is_prepared(llm: LLM, sources: Sources, tmp_path: Path) -> None:
+def test_turns_are_prepared_one_by_one(llm: LLM, sources: Sources, tmp_path: Path) -> None:
     begun, texts = [], prompts(sources, "books", 200, 1)
     saved, _ = Prompts(llm, tmp_path, lambda: lambda done, total: None).of("books", texts[0])
     turns = speed.SpeedConfig(["ar"], tokens=2, repeats=3, prepare=lambda: begun.append(len(begun)))

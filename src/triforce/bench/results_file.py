@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from triforce.errors import RequestError
+from triforce.whole_file import whole_file
 
 Row = dict[str, Any]
 
@@ -61,6 +61,5 @@ class ResultsFile:
         """Keep the rows of a cell; the file is whole at any time."""
         self.rows += rows
         if self.path:
-            partial = self.path.with_name(f"{self.path.name}.{os.getpid()}.partial")
-            partial.write_text(dumps(self.about | {"rows": self.rows}), encoding="utf-8")
-            os.replace(partial, self.path)
+            with whole_file(self.path) as partial:
+                partial.write_text(dumps(self.about | {"rows": self.rows}), encoding="utf-8")

@@ -20,6 +20,7 @@ from triforce.checkpoint.feature_draft_file import (
     FeatureDraftFile,
 )
 from triforce.errors import RequestError
+from triforce.whole_file import whole_file
 
 
 def write_feature_draft(folder: Path, draft: FeatureDraftFile) -> None:
@@ -50,15 +51,12 @@ def write_feature_draft(folder: Path, draft: FeatureDraftFile) -> None:
 
 def write_whole(file: Path, data: bytes | memoryview) -> None:
     """Write a file, whole or not at all. Raises RequestError."""
-    partial = file.with_name(f"{file.name}.partial")
     try:
-        with partial.open("wb") as opened:
+        with whole_file(file) as partial, partial.open("wb") as opened:
             opened.write(data)
             opened.flush()
             os.fsync(opened.fileno())
-        os.replace(partial, file)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise RequestError(
             f"{file} cannot be written ({error.strerror}); make room: the same command goes on from there"
         ) from error

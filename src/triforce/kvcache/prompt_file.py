@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any, BinaryIO, NamedTuple
 
@@ -30,10 +29,12 @@ from triforce.kvcache.feature_memory import FEATURES, FeatureSlots
 from triforce.kvcache.pool import PagePool
 from triforce.kvcache.views.full import TAIL, FullView
 from triforce.ragged import common_prefix
+from triforce.whole_file import whole_file
 
 KIND = "prompt"
 _open: Any = safe_open  # safetensors leaves it untyped
 _BLOCK = 1 << 22
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
 class CacheFingerprint(NamedTuple):
@@ -75,19 +76,13 @@ def save(path: Path, maker: CacheFingerprint, full: FullView, b: int, prompt: li
     """Keep what row b of an exact view has seen of `prompt`. The file appears whole or not at all; else CacheError."""
     ids, pool = prompt[: int(full.lengths_B[b])], full.pool
     header = _header(maker, pool, full.rows[b], len(ids))
-    path = path.resolve()  # what a link points to is replaced, not the link
-    unfinished = path.with_name(f"{path.name}.{secrets.token_hex(8)}.partial")
     try:
-        with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        with whole_file(path) as partial, open(os.open(partial, _NEW, 0o600), "wb") as file:
             _write(file, header, _tensors(full, b, ids))
-        os.replace(unfinished, path)
     except OSError as error:
         raise CacheError(
             f"cannot write the KV cache to {path} ({error}); free some space or name another file"
         ) from error
-    finally:
-        with suppress(OSError):  # whatever went wrong, Ctrl-C included; after success there is none
-            unfinished.unlink()
 
 
 class SavedCache:

@@ -23,6 +23,7 @@ from triforce.planner.acceptance import AcceptanceHistory
 from triforce.planner.pass_costs import PassCosts, Seen
 from triforce.planner.searched_layers import Finding
 from triforce.planner.tier_work import TierWork
+from triforce.whole_file import whole_file
 
 FORM = 2  # of what the file holds; one of another form is not read
 OLD_PASSES = 4.0  # that those of the file count as, of a kind
@@ -57,14 +58,10 @@ class CostModel:
         passes = [(tier, *kind, x.count, x.keys, x.log + shift) for tier, kind, x in kinds]
         shares = [(*case, *sums.tolist()) for case, sums in self.acceptance.of.items()]
         saved = json.dumps({"passes": passes, "shares": shares, "layers": layers})
-        fresh = self.path.with_suffix(f".{os.getpid()}")
-        try:
+        with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            fresh.write_text(f"{_digest(saved)}\n{saved}", encoding="utf-8")
-            fresh.replace(self.path)
-        except OSError:
-            with suppress(OSError):
-                fresh.unlink()
+            with whole_file(self.path) as partial:
+                partial.write_text(f"{_digest(saved)}\n{saved}", encoding="utf-8")
 
     def _read(self, saved: Any) -> None:
         """Take what a file holds."""

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message
 
 from triforce.errors import RequestError
 from triforce.server.limits import Limits
+from triforce.whole_file import whole_file
 
 AT_ONCE = 32
 """Requests that are under way together for an engine, which has them wait for one another."""
@@ -104,9 +105,8 @@ def resume(output: Path) -> set[Name]:
         raise RequestError(f"{output} holds something else than answers of a batch; name another file with -o")
     kept = [line for line, name in lines.items() if name is not None]
     if torn or len(kept) < len(lines):
-        sibling = output.with_name(output.name + ".new")
-        sibling.write_bytes(b"".join(line + b"\n" for line in kept))
-        sibling.replace(output.resolve())
+        with whole_file(output) as partial:
+            partial.write_bytes(b"".join(line + b"\n" for line in kept))
     return {name for name in lines.values() if name is not None}
 
 

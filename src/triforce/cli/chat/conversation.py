@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from triforce.errors import RequestError
+from triforce.whole_file import whole_file
 
 MARK = "triforce_chat"
 VERSION = 1
@@ -43,12 +43,11 @@ class Conversation:
         """Write it, whole or not at all, where nothing else stands. Raises RequestError."""
         said = _in_turn([text for turn in self.turns for text in turn])
         whole = {MARK: VERSION, "model": model, "system": self.system, "document": self.document, "messages": said}
-        part = file.with_name(f"{file.name}.part")
         try:
             if file.exists():
                 load(file, "it would be lost: name another file")
-            part.write_text(json.dumps(whole, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-            os.replace(part, file)
+            with whole_file(file) as partial:
+                partial.write_text(json.dumps(whole, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
         except OSError as error:
             raise RequestError(f"{file} cannot be written ({error.strerror}); name a file in another folder") from error
 
