@@ -49,7 +49,7 @@ def test_pass_reads_experts_as_asked(small: None, name: str, unions: dict[int, f
 
 def test_work_counts_chosen_experts_and_keys_of_windows(small: None) -> None:
     model = Model("gpt-oss-20b", CONTEXT + 64)
-    one, more = model.work(1, CONTEXT), model.work(2, CONTEXT, union=1.5)
+    one, more = model.work.of(1, CONTEXT), model.work.of(2, CONTEXT, union=1.5)
     expert = 4 * 3 * 128 * 128 * 22 // 32  # of each layer, in Q5_0
     assert more.bytes - one.bytes == 2 * expert  # 4 experts of a token, 6 of two
     dense = 2 * (4 * (2 * 128 * 256 + 2 * 128 * 128) + 512 * 128)

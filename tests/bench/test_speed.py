@@ -222,6 +222,8 @@ def test_kernel_rows_compare_with_current_machine(monkeypatch: pytest.MonkeyPatc
         (["speed", "--synthetic", "0.9,0.5", "--retrieval-budget", "3%"], "in tokens"),
         (["speed", "--synthetic", "0.9,0.5", "--modes", "ar"], "--modes is for a model"),
         (["speed", "--shape", "30m"], "--synthetic"),
+        (["speed", "--layers", "2"], "--synthetic"),
+        (["speed", "--synthetic", "0.9,0.5", "--layers", "0"], "at least 1"),
         (["compare", "--threads", "-1"], "--threads"),
         (["compare", "--timeout", "inf"], "--timeout"),
         (["kernels", "--shapes", "70b"], "70b"),

@@ -10,11 +10,14 @@ import pytest
 import torch
 
 from triforce.backends import native_loader
-from triforce.bench import synthetic
+from triforce.bench import shapes, synthetic
+from triforce.bench.model_work import ModelWork
+from triforce.bench.roofline import Roofline
 from triforce.cli.bench.speed import line
 from triforce.engine import tier_builder
 from triforce.engine.sequence_batch import SequenceBatch
 from triforce.engine.speculative_config import SpeculativeConfig
+from triforce.interface.stats import TierStats
 from triforce.kvcache import RetrievalConfig
 from triforce.kvcache.retrieval_config import Budget
 from triforce.ragged import ints
@@ -33,6 +36,32 @@ def test_synthetic_acceptance_equals_request(outer: float, inner: float, tokens_
     assert all(row["workload"] == "synthetic" and "synthetic" in line(row) for row in rows)
     for fast in (two, three):
         assert 32 / fast["full_passes"] == pytest.approx(tokens_a_pass, rel=0.25)
+
+
+def test_synthetic_int8_is_compared_with_bfloat16_plain_decoding() -> None:
+    setting = SpeculativeConfig(2, 6, retrieval=RetrievalConfig(Budget(64)))
+    rows = list(synthetic.rows("30m", [256], (1.0, 1.0), setting, tokens=8, repeats=1, kv_int8=True, layers=2))
+    assert [(row["mode"], row["kv_dtype"]) for row in rows] == [
+        ("ar", "bfloat16"), ("ar", "int8"), ("retrieval", "int8"), ("triforce", "int8"), ("auto", "int8")
+    ]  # fmt: skip
+    assert {row["layers"] for row in rows} == {2} and rows[0]["speedup"] == 1
+    for row in rows:
+        assert row["speedup"] == pytest.approx(rows[0]["seconds"] / row["seconds"])
+    whole, coded, *_, auto = (row["least_seconds"] for row in rows)
+    assert whole > coded > 0 and auto is None
+
+
+def test_least_seconds_count_passes_of_each_tier() -> None:
+    """Two tiers: verification over 4 tokens, and each of these drafted over 64 tokens of KV."""
+    work = ModelWork(*shapes.parts("30m", 512, layers=2))
+    roof = Roofline(1e9, {"bfloat16": 1e15})
+    tiers = [TierStats("retrieval", proposed=30, passes=30, visible_tokens=64), TierStats("full", 40, 40, passes=10)]
+    least = synthetic.least_seconds(tiers, {"full": work}, roof, 512, int8=False)
+    assert least == pytest.approx((30 * work.of(1, 64).bytes + 10 * work.of(4, 512).bytes) / 1e9)
+    slow = Roofline(1e15, {"bfloat16": 1e9})
+    least = synthetic.least_seconds(tiers, {"full": work}, slow, 512, int8=False)
+    done = 30 * work.of(1, 64).operations["bfloat16"] + 10 * work.of(4, 512).operations["bfloat16"]
+    assert least == pytest.approx(done / 1e9)
 
 
 @pytest.mark.skipif(native_loader.native is None, reason="torch drafts token by token")

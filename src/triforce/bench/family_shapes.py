@@ -78,22 +78,23 @@ FAMILY_SHAPES = {
 """Qwen3's has 16 of 48 layers, gpt-oss's 12 of 24: bytes are those of their part."""
 
 
-def parts(name: str, context: int, *, kv_int8: bool = False) -> tuple[ModelConfig, Weights]:
-    """Return what a decoder of one of the `FAMILY_SHAPES` or of the `shapes.SHAPES` is made of."""
+def parts(name: str, context: int, *, kv_int8: bool = False, layers: int | None = None) -> tuple[ModelConfig, Weights]:
+    """Return what a decoder of one of the `FAMILY_SHAPES` or of the `shapes.SHAPES` is made of, see `shapes.parts`."""
     if name not in FAMILY_SHAPES:
-        return shapes.parts(name, context, kv_int8=kv_int8)
+        return shapes.parts(name, context, kv_int8=kv_int8, layers=layers)
     shape = FAMILY_SHAPES[name]
-    hf, family = checked(dict(shape.config)), FAMILIES[shape.config["model_type"]]
+    fewer = {"num_hidden_layers": layers} if layers else {}
+    hf, family = checked({**shape.config, **fewer}), FAMILIES[shape.config["model_type"]]
     config = model_config(hf, vocab_size=hf.vocab_size, context=context, device=torch.device("cpu"))
     matrix = cache(partial(_matrix, shape))
-    layers = tuple(
+    whole = tuple(
         layer_of({field: _tensor(field, size, matrix, layer)
                   for field, (_, size, _) in layer_sources(config, family.names, layer, ALONE).items()})
         for layer in range(config.layers)
     )  # fmt: skip
     embedding_VC, norm_C = _embedding(config, shape.alike), torch.ones(config.hidden_size, dtype=torch.bfloat16)
     head_VC = embedding_VC if config.tied else _matrix(shape, "head", (config.vocab_size, config.hidden_size))
-    return replace(config, kv_int8=kv_int8), Weights(embedding_VC, layers, norm_C, head_VC)
+    return replace(config, kv_int8=kv_int8), Weights(embedding_VC, whole, norm_C, head_VC)
 
 
 def _tensor(field: str, size: Shape, matrix: Callable[[str, Shape], Matrix], layer: int) -> Matrix:

@@ -6,6 +6,7 @@ Shape suffixes as in backends/kernel_api.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from statistics import median
 from time import perf_counter
@@ -79,42 +80,46 @@ def _machine(roof: Roofline, **more: Any) -> Iterator[Row]:
 def _steps(model: Model, context: int) -> Iterator[Row]:
     """Passes of a whole decoder: over the full cache at each width, and over a budget, in int8 too if it can be."""
     decoder, about = model.decoder, {"shape": model.name, "context": context}
+    work, of_lower = model.work.of, model.work.of_lower
     pool = PagePool(model.config, 1, pages_for(context + 64), decoder.dtype, int8=model.lower is not None)
     full = filled(pool, context)
     unions = {width: model.union(full, width) for width in WIDTHS}
-    kinds = [("step", w, partial(one_pass, decoder, full, w), model.work(w, context, union=unions[w])) for w in WIDTHS]
+    kinds = [("step", w, partial(one_pass, decoder, full, w), work(w, context, union=unions[w])) for w in WIDTHS]
     coded = model.coded(context)
     kinds += [
         ("step, int8 KV", w, partial(one_pass, decoder, coded, w),
-         model.work(w, context, coded.pool.config, unions[w]))
+         work(w, context, coded.pool.config, unions[w]))
         for w in CODED
     ]  # fmt: skip
     some = SparseView(pool, BUDGET)
-    kinds.append(("retrieval step", 1, partial(one_pass, decoder, some, 1), model.work(1, BUDGET)))
+    kinds.append(("retrieval step", 1, partial(one_pass, decoder, some, 1), work(1, BUDGET)))
     if model.lower:
         some = SparseView(pool, BUDGET, int8=True)
-        kinds.append(("retrieval step, int8", 1, partial(one_pass, model.lower, some, 1), model.int8_work(1, BUDGET)))
+        kinds.append(("retrieval step, int8", 1, partial(one_pass, model.lower, some, 1), of_lower(1, BUDGET, 8)))
     calls, roofline = probes()
     times = in_turns([*calls, *(call for _, _, call, _ in kinds)])
     roof = roofline(times[: len(calls)])
     yield from _machine(roof, **about)
-    for (kernel, width, _, work), took in zip(kinds, times[len(calls) :], strict=True):
+    for (kernel, width, _, needed), took in zip(kinds, times[len(calls) :], strict=True):
         more = about | ({"union": unions[width]} if model.decoder.unions else {})
-        yield _row(kernel, took, work, roof, width=width, **more)
+        yield _row(kernel, took, needed, roof, width=width, **more)
 
 
 def _prefill() -> Iterator[Row]:
-    """Attention of one chunk of a prompt over all that came before it: ours, and torch's fused one."""
+    """Attention of one chunk of a prompt over all that came before it: ours, with int8 KV, and torch's fused one."""
     context, width = 16_384, 512
-    config = shapes.decoder("30m", context).config
+    config, _ = shapes.parts("30m", context)
     H, D = config.heads, config.head_dim
-    pool = PagePool(config, 1, pages_for(context), torch.bfloat16)
-    pool.reserve(0, context)
-    fill(pool, context)
     q_BTHD = torch.randn(1, width, H, D).bfloat16()
-    lists = PageTable(pool.units(range(1), PAGE), [context - width], [width])
-    k_GSD, v_GSD = (x.contiguous() for x in pool.span(0, 0, 0, context))
-    operations = 4 * width * (context - width // 2) * H * D
+    pools = [PagePool(replace(config, kv_int8=int8), 1, pages_for(context), torch.bfloat16) for int8 in (False, True)]
+    ours = []
+    for pool in pools:
+        pool.reserve(0, context)
+        fill(pool, context)
+        lists = PageTable(pool.units(range(1), PAGE), [context - width], [width])
+        ours.append(partial(pool.kv.attend, 0, q_BTHD, lists))
+    k_GSD, v_GSD = (x.contiguous() for x in pools[0].span(0, 0, 0, context))
+    operations, read = 4 * width * (context - width // 2) * H * D, k_GSD.nbytes + v_GSD.nbytes
     threads = native_loader.native.threads() if native_loader.native else torch.get_num_threads()
 
     def torchs() -> None:
@@ -123,9 +128,11 @@ def _prefill() -> Iterator[Row]:
         torch.set_num_threads(1)
 
     calls, roofline = probes()
-    times = in_turns([*calls, partial(pool.kv.attend, 0, q_BTHD, lists), torchs])
-    roof, work = roofline(times[: len(calls)]), Work(k_GSD.nbytes + v_GSD.nbytes, {"bfloat16": operations})
-    for kernel, took in zip(("prefill attention", "prefill attention, torch"), times[len(calls) :], strict=True):
+    times = in_turns([*calls, *ours, torchs])
+    roof, work = roofline(times[: len(calls)]), Work(read, {"bfloat16": operations})
+    coded = Work(read * pools[1].config.kv_bytes(2) // config.kv_bytes(2), {"int16": operations})
+    names = {"prefill attention": work, "prefill attention, int8 KV": coded, "prefill attention, torch": work}
+    for (kernel, work), took in zip(names.items(), times[len(calls) :], strict=True):
         row = _row(kernel, took, work, roof, context=context, width=width)
         yield row | {"gflop_per_second": operations / took / 1e9}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -47,6 +47,8 @@ SHAPES = {
     "llama-3.1-8b": ModelShape(4096, 14_336, 32, 32, 8, 128_256, 128, tied=False),
     "llama-3.1-8b-q4_k_m": ModelShape(4096, 14_336, 32, 32, 8, 128_256, 128, tied=False, mix="Q4_K_M"),
     "qwen3-4b-q4_k_m": ModelShape(2560, 9728, 36, 32, 8, 151_936, 128, mix="Q4_K_M"),
+    "llama-3.1-8b-q4_k_m-draft": ModelShape(768, 2048, 1, 12, 12, 128_256),
+    "qwen3-4b-q4_k_m-draft": ModelShape(320, 896, 1, 5, 5, 151_936),
     "llama-68m": ModelShape(768, 3072, 2, 12, 12, 32_000, tied=False),
     "llama-68m-128256": ModelShape(768, 3072, 2, 12, 12, 128_256, tied=False),
 }
@@ -84,9 +86,13 @@ def parts(
     dtype: torch.dtype = torch.bfloat16,
     device: torch.device | str = "cpu",
     kv_int8: bool = False,
+    layers: int | None = None,
 ) -> tuple[ModelConfig, Weights]:
-    """Return what a decoder of one of the `SHAPES` is made of. Matrices of one size are one tensor."""
-    shape = SHAPES[name]
+    """Return what a decoder of one of the `SHAPES` is made of, with so many layers or all of them.
+
+    Matrices of one size are one tensor.
+    """
+    shape = replace(SHAPES[name], layers=layers or SHAPES[name].layers)
     C, D, I = shape.hidden, shape.head_dim, shape.intermediate  # noqa: E741
     Q, P = shape.heads * D, shape.kv_heads * D
     rope = Rope(500_000.0 ** -(torch.arange(0, D, 2) / D), 1.0)

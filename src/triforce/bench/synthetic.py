@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,9 @@ from torch import Tensor
 
 from triforce.backends.decoder import Decoder
 from triforce.backends.kv_rows import rounded
-from triforce.bench import family_shapes, shapes
+from triforce.bench import family_shapes, roofline, shapes
+from triforce.bench.model_work import ModelWork
+from triforce.bench.roofline import Roofline
 from triforce.bench.speed import Row, timing
 from triforce.engine.modes import MODES
 from triforce.engine.sequence import TokenSequence
@@ -26,6 +29,7 @@ from triforce.engine.sequence_group import prefill_batch
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet
 from triforce.interface.sampling_params import SamplingParams
+from triforce.interface.stats import TierStats
 from triforce.kvcache import PAGE, FullView, PagePool
 from triforce.model.weights import Weights, nbytes
 from triforce.planner.cost_model import CostModel
@@ -82,37 +86,71 @@ def rows(
     tokens: int,
     repeats: int,
     kv_int8: bool = False,
+    layers: int | None = None,
 ) -> Iterator[Row]:
     """Plain decoding, and modes with and without a draft, if the shape has one.
 
-    kept: shares of guesses of the retrieval tier, and of the draft.
+    kept: shares of guesses of the retrieval tier, and of the draft. kv_int8: of all rows but the first, which is plain
+    decoding over KV in bfloat16, and what speedups are over. layers: of the target; all of them if None.
     """
     longest = max(contexts) + 2 * tokens
-    config, weights = family_shapes.parts(shape, longest, kv_int8=kv_int8)
+    config, weights = family_shapes.parts(shape, longest, kv_int8=kv_int8, layers=layers)
     lower = Decoder(config, weights, setting.lower_bits) if setting.lower_bits else None
-    drafted, draft = f"{shape}-draft" in shapes.SHAPES, None
+    drafted, draft, works = f"{shape}-draft" in shapes.SHAPES, None, {"full": ModelWork(config, weights)}
     if drafted:
-        draft = Decoder(*shapes.parts(f"{shape}-draft", longest, kv_int8=kv_int8), setting.lower_bits)
+        parts = shapes.parts(f"{shape}-draft", longest, kv_int8=kv_int8)
+        draft, works["draft"] = Decoder(*parts, setting.lower_bits), ModelWork(*parts)
     models = ModelSet(Decoder(config, weights), draft, lower)
     shares = dict(zip(("retrieval", "draft"), kept, strict=True))
+    runs = [(mode, models) for mode in ("ar", "retrieval", *["triforce"] * drafted, "auto")]
+    if kv_int8:
+        runs.insert(0, ("ar", ModelSet(Decoder(replace(config, kv_int8=False), weights))))
     for context in contexts:
-        seconds: dict[str, list[float]] = {mode: [] for mode in ("ar", "retrieval", *["triforce"] * drafted, "auto")}
-        passes, costs = dict.fromkeys(seconds, 0), costs_of(models, weights, setting)
+        seconds: list[list[float]] = [[] for _ in runs]
+        stats, costs = [list[TierStats]() for _ in runs], costs_of(models, weights, setting)
         for _ in range(repeats):
-            for mode, times in seconds.items():
-                batch = read(models, mode, setting, context, tokens, costs=costs if mode == "auto" else None)
+            for n, (mode, of_run) in enumerate(runs):
+                batch = read(of_run, mode, setting, context, tokens, costs=costs if mode == "auto" else None)
                 batch.sampling = Synthetic(batch, shares)
                 while not batch.done:
                     batch.step()
-                times.append(batch.decode_seconds)
-                passes[mode] = batch.stats(0)[-1].passes
-        for mode, times in seconds.items():
+                seconds[n].append(batch.decode_seconds)
+                stats[n] = batch.stats(0)
+        roof = roofline.measure()
+        for (mode, of_run), times, tiers in zip(runs, seconds, stats, strict=True):
+            int8 = of_run.target.config.kv_int8
+            least = None if mode == "auto" else least_seconds(tiers, works, roof, context, int8, setting.lower_bits)
             yield {
                 "mode": mode, "context": context, "batch": 1, "temperature": 0.6, "workload": "synthetic",
-                **timing(times, seconds["ar"], tokens),
-                "prefill_tokens_per_second": None, "full_passes": passes[mode],
+                "kv_dtype": "int8" if int8 else "bfloat16", "layers": config.layers,
+                **timing(times, seconds[0], tokens),
+                "least_seconds": least, "prefill_tokens_per_second": None, "full_passes": tiers[-1].passes,
                 "acceptance": dict(shares) if mode != "ar" else {},
             }  # fmt: skip
+
+
+def least_seconds(
+    tiers: Sequence[TierStats],
+    works: Mapping[str, ModelWork],
+    roof: Roofline,
+    context: int,
+    int8: bool,
+    lower_bits: int = 0,
+) -> float:
+    """Seconds that the passes of a text take at least, those of a tier over as many tokens each as in the mean.
+
+    int8: whether the full tier's KV is. Sampling takes none.
+    """
+    full, least, proposed = works["full"], 0.0, 0
+    for tier in tiers:
+        work, keys = works.get(tier.name, full), min(tier.visible_tokens or context, context)
+        width = 1 + proposed / max(1, tier.passes)
+        if tier.name == "retrieval" and lower_bits:
+            each = work.of_lower(width, keys, lower_bits)
+        else:
+            each = work.of(width, keys, replace(work.config, kv_int8=int8))
+        least, proposed = least + tier.passes * roof.least_seconds(each), tier.proposed
+    return least
 
 
 def costs_of(models: ModelSet, weights: Weights, setting: SpeculativeConfig) -> CostModel:

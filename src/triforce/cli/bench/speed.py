@@ -122,8 +122,11 @@ def _require_sense(options: Namespace) -> None:
     repeats = 1 if options.repeats is None else options.repeats
     if min(repeats, options.tokens, *(options.batches or [1])) < 1 or options.minutes <= 0:
         raise RequestError("--repeats, --tokens and --batches must be at least 1, and --minutes above 0")
-    if options.shape and not options.synthetic:
-        raise RequestError("--shape names random weights for --synthetic; give that as well, or leave --shape out")
+    for name in ("shape", "layers"):
+        if getattr(options, name) and not options.synthetic:
+            raise RequestError(f"--{name} is of random weights for --synthetic; give that as well, or leave it out")
+    if options.layers is not None and options.layers < 1:
+        raise RequestError("--layers must be at least 1")
     if options.synthetic:
         if given := [name for name in MODELS_OWN if getattr(options, name)]:
             raise RequestError(f"--{given[0]} is for a model; with --synthetic leave it out")
@@ -152,10 +155,12 @@ def _synthetic(options: Namespace) -> int:
     shape = known("shape", options.shape or "30m", [*SHAPES, *FAMILY_SHAPES])
     kept, int8, rows = tuple(options.synthetic), options.kv_dtype == "int8", []
     print(f"{machine()}\n{HEAD}")
-    for row in synthetic.rows(shape, contexts, kept, setting, options.tokens, repeats, int8):
+    for row in synthetic.rows(shape, contexts, kept, setting, options.tokens, repeats, int8, options.layers):
         rows.append(row)
-        print(line(row), flush=True)
-    write(options.json, about() | {"rows": rows})
+        best = f", {row['least_seconds'] / row['seconds']:.0%} of what can be" if row["least_seconds"] else ""
+        print(f"{line(row)}  KV as {row['kv_dtype']}{best}", flush=True)
+    about_shape = {"shape": shape, "synthetic": options.synthetic, "lower_tiers": options.lower_tiers}
+    write(options.json, about() | about_shape | {"rows": rows})
     return 0
 
 
