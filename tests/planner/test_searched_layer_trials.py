@@ -23,8 +23,10 @@ from triforce.engine.sequence_batch import SequenceBatch
 from triforce.engine.sequence_group import prefill_batch
 from triforce.errors import RequestError
 from triforce.kvcache import RetrievalView
+from triforce.kvcache.views.retrieval import FOUND, GLANCE
 from triforce.model.config import ModelConfig
 from triforce.planner import Findings, SearchedLayers
+from triforce.planner.plan import WIDE_GAMMAS
 from triforce.planner.searched_layers import BLOCK, MAX_LAYERS, MAX_TRIAL, MIN_LEFT, Finding
 
 T = TypeVar("T")
@@ -95,6 +97,18 @@ def test_layers_with_a_window_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> 
     assert {0} in searched and not any(1 in layers for layers in searched)
     monkeypatch.setattr(ModelConfig, "windows", property(lambda self: [24, 24]))
     assert not any(played(search({}, [0.8, 0.8], monkeypatch), {(): 0.7}, 100))
+
+
+def test_searched_layer_costs_its_own_keys_beside_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other layer has a window, and reads as much whatever is searched."""
+    it = search({}, [0.8, 0.3], monkeypatch)
+    monkeypatch.setattr(ModelConfig, "windows", property(lambda self: [0, 24]))
+    view, config, it._length = it.tier.cache, it.tier.cache.full.pool.config, LENGTH
+    some, found = view.keys(LENGTH, searched=0), view.keys(LENGTH, searched=1)
+    searched = LENGTH // FOUND + LENGTH // GLANCE if view.full.pool.kv.searches else LENGTH
+    assert (some, found) == (view.budget(LENGTH), searched)
+    more = 1 / it._rate(1.0, searched=1) - 1 / it._rate(1.0, searched=0)
+    assert more == pytest.approx(min(WIDE_GAMMAS) * config.kv_size / config.layers * (found - some))
 
 
 def test_few_rejections_start_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ class TierStats:
     seconds: float = 0.0  # of decoding
     prefill_seconds: float = 0.0  # of reading the prompt
     histogram: list[int] = field(default_factory=list)  # [i]: verifications by the tier above that kept i tokens
-    visible_tokens: int | None = None  # tokens of the text that it is shown, in the mean of its layers; None: all
+    visible_tokens: int | None = None  # of the text, in the mean of its layers without a window; None: all
 
     @property
     def acceptance(self) -> float | None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.kvcache import RetrievalView
+from triforce.model.break_even import kv_read
 from triforce.planner.plan import WIDE_GAMMAS, expected
 from triforce.speculation import Tier
 
@@ -198,8 +199,9 @@ class SearchedLayers:
         """Tokens per number read, at the best gamma: not per second, as no text of a seed may depend on the clock."""
         view, length = self.tier.cache, self._length
         config, drafted = view.full.pool.config, TOKENS_PER_PASS if self.tier.below else 1.0
-        lower = NUMBERS_PER_PASS + config.weights_read + config.kv_size * view.keys(length, searched)
-        full = NUMBERS_PER_PASS + config.weights_read + config.kv_size * length
+        full = NUMBERS_PER_PASS + config.weights_read + kv_read(config, length)
+        of_layers = config.windows.count(0) * config.kv_size // config.layers  # those without a window
+        lower = full - of_layers * (length - view.keys(length, searched))
         accepted = 1 - min(1.0, max(0.0, rejection))
         return max(float(expected(accepted, gamma)) / (gamma / drafted * lower + full) for gamma in WIDE_GAMMAS)
 

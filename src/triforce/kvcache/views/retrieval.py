@@ -91,14 +91,17 @@ class RetrievalView:
         return self.setting.budget.of(context, self.times.get(context.bit_length(), 1.0))
 
     def keys(self, context: int, searched: int | None = None, budget: int | None = None) -> int:
-        """Return the keys that a token costs to read of so many, in the mean of the layers, if so many are searched."""
+        """Return the keys that a token costs to read of so many, if so many layers are searched.
+
+        That is the mean of the layers without a window: the others read what the full tier's read.
+        """
         pool, some = self.full.pool, min(budget or self.budget(context), context)
-        whole, searched = len(self.full_layers), len(self.searched_layers) if searched is None else searched
+        windows, searched = pool.config.windows, len(self.searched_layers) if searched is None else searched
+        whole, layers = sum(not windows[layer] for layer in self.full_layers), windows.count(0)
         if not pool.kv.searches:
             whole, searched = whole + searched, 0
-        layers = pool.config.layers
         found = max(some, context // FOUND) + context // GLANCE
-        return (whole * context + searched * found + (layers - whole - searched) * some) // layers
+        return (whole * context + searched * found + (layers - whole - searched) * some) // layers if layers else some
 
     def resume(self, length: int) -> tuple[int, int]:
         """The exact view has seen to it."""
