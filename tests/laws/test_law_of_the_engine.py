@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.helpers.laws.enumeration import chain_law
 from tests.helpers.laws.features import FEATURES, native_features
 from tests.helpers.laws.gtest import ALPHA, detectable, ranks, surprise, window_surprise
-from tests.helpers.laws.tiny import MIXTURE, MODELS, PROMPTS, SETTING, V, finished, laws, started
+from tests.helpers.laws.tiny import MIXTURE, MODELS, PROMPTS, SETTING, V, finished, laws, native_mixture, started
 from tests.helpers.slow_parameters import slow
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet
@@ -28,7 +28,10 @@ WARPED = SamplingParams(0.7, top_p=0.97, presence_penalty=0.2, frequency_penalty
 
 LATER = RetrievalConfig(Budget(48), refresh=None, searched_layers=frozenset({0}))  # selects anew after a refusal
 FINER = RetrievalConfig(Budget(48), chunk=8, refresh=2)
-MODEL_SETS = {"": lambda: MODELS, "features": lambda: FEATURES, "native": native_features, "mixture": lambda: MIXTURE}
+MODEL_SETS = {
+    "": lambda: MODELS, "features": lambda: FEATURES, "native": native_features, "mixture": lambda: MIXTURE,
+    "native-mixture": native_mixture,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,8 @@ SHORT = [
     Trial("draft", PLAIN, 80, 0.13, 40, of="native"),
     Trial("triforce", PLAIN, 80, 0.13, 40, coupling="block", of="native"),
     Trial("triforce", WARPED, 80, 0.13, 40, coupling="block", of="mixture"),
+    Trial("triforce", PLAIN, 80, 0.13, 40, of="native-mixture"),
+    Trial("retrieval", WARPED, 80, 0.13, 40, coupling="block", of="native-mixture"),
 ]
 MORE = [
     Trial("triforce", PLAIN, 120, 0.08),
@@ -101,6 +106,8 @@ LONG = [
     Trial("triforce", PLAIN, 1500, 0.025, of="features"),
     Trial("triforce", PLAIN, 1500, 0.025, of="native"),
     Trial("draft", PLAIN, 1500, 0.025, coupling="block", of="native"),
+    Trial("triforce", PLAIN, 1500, 0.025, of="native-mixture"),
+    Trial("triforce", WARPED, 1500, 0.025, coupling="block", of="mixture"),
     Trial("triforce", PLAIN, 900, 0.035, setting=replace(SETTING, retrieval_policy="quest", retrieval=LATER)),
     Trial("retrieval", PLAIN, 900, 0.035, setting=replace(SETTING, retrieval_policy="mean_key", retrieval=FINER)),
 ]

@@ -55,7 +55,7 @@ def decoder(
         if parts.experts is None:
             return Layer(norm(), q, k, v, o, norm(), gate, up, down)
         each = [Mlp(gate + weight(48, C, scale=0.15), up, down) for _ in range(parts.experts.count)]
-        router = weight(parts.experts.count, C, scale=0.5)
+        router = weight(parts.experts.count, C, scale=0.5).float()
         return Layer(norm(), q, k, v, o, norm(), None, None, None, router_EC=router, experts=tuple(each))
 
     embedding, final, head = weight(V, C, scale=1.0), norm(), weight(V, C, scale=0.25)
@@ -68,6 +68,11 @@ MODELS = ModelSet(decoder(LAYERS, 0.0), decoder(1, 0.1))
 WINDOWED = Architecture(kinds=(LayerKind(window=40), LayerKind()), experts=Experts(4, 2, renormalised=True))
 MIXTURE = ModelSet(decoder(LAYERS, 0.0, WINDOWED), MODELS.draft)
 """A target with a window and experts."""
+
+
+def native_mixture() -> ModelSet:
+    """Return the like with heads and a type that native kernels take."""
+    return ModelSet(decoder(LAYERS, 0.0, WINDOWED, D=16, dtype=torch.bfloat16), MODELS.draft)
 
 
 def started(
