@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.on_gpu.piece import Piece, Row, Setup
-from triforce.backends.cuda.packed_weight import packed
+from triforce.backends.cuda.packed_weight import PackedWeight, packed
 from triforce.backends.cuda.sampler import TritonSampling
 from triforce.backends.cuda.splits import SHARED
 from triforce.backends.cuda.triton import attention, weight_tiles
@@ -68,7 +68,7 @@ def products(setup: Setup, shape: str) -> Iterator[Piece]:
     """Products with weights of GGUF types, and with those of the clock's type."""
     s = shapes.SHAPES[shape]
     for outputs, inputs in ((s.hidden, s.hidden), (s.intermediate, s.hidden), (s.hidden, s.intermediate)):
-        for kind in (*KINDS, None):
+        for kind in (*(kind for kind in KINDS if inputs % shapes.CODED[kind][0] == 0), None):
             for tokens in TOKENS:
                 name = f"product with {kind or 'numbers'}, {outputs} x {inputs}, {tokens} tokens"
                 run = partial(_product, setup, kind, outputs, inputs, tokens)
@@ -81,8 +81,11 @@ def _product(setup: Setup, kind: str | None, outputs: int, inputs: int, tokens: 
     for _ in range(MATRICES):
         if kind:
             codes = shapes.random_codes(kind, outputs, inputs)
-            weight, size = packed(codes, setup.device), codes.blocks.nbytes
-            calls.append(partial(weight_tiles.times, x_NK, weight))  # type: ignore[arg-type]
+            weight = packed(codes, setup.device)
+            assert isinstance(weight, PackedWeight), "kernels know its type"
+            planes = weight.blocks, weight.scales, weight.minima, weight.small
+            size = sum(plane.nbytes for plane in {plane.data_ptr(): plane for plane in planes}.values())
+            calls.append(partial(weight_tiles.times, x_NK, weight))
         else:
             dense_MK = torch.randn(outputs, inputs, device=setup.device).to(setup.clock.dtype)
             size = dense_MK.nbytes

@@ -58,6 +58,17 @@ def test_qwen3_moe_has_its_window_in_all_layers(tmp_path: Path) -> None:
     torch.testing.assert_close(found_BTV, expected_BTV, atol=1e-4, rtol=0)
 
 
+def test_gemma_embeddings_are_scaled_by_a_rounded_number(tmp_path: Path, kernels: str) -> None:
+    """The square root of their size, as bfloat16: with sizes that are powers of two it would be exact anyway."""
+    model = family_model("gemma-3", hidden_size=80)
+    decoder = load(save(model, tmp_path), device="cpu", dtype="bfloat16", context=LENGTH).decoder
+    exact, ids_N = torch.tensor(80.0).sqrt(), torch.arange(97)
+    scaled_NC = model.model.embed_tokens.weight.data.bfloat16().float() * exact.bfloat16().float()
+    assert exact.bfloat16().float() != exact
+    expected_NC = scaled_NC if kernels == "native" else scaled_NC.bfloat16().float()
+    assert torch.equal(decoder.model.embed(ids_N).float(), expected_NC)
+
+
 def test_family_bfloat16_is_near_enough(saved: tuple[Path, Tensor, Any], kernels: str) -> None:
     """No further from float32 than 1.5 times transformers' own bfloat16, in the mean."""
     folder, expected_BTV, model = saved

@@ -56,6 +56,16 @@ def test_sharded_offloaded_texts_equal_one_process(pair: Path, mode: str, temper
         assert (kv.file_bytes if kind == "file" else kv.host_bytes) >= whole
 
 
+@pytest.mark.parametrize(("mode", "kind"), [("ar", "file"), ("triforce", "host")])
+def test_sharded_offloaded_int8_texts_equal_one_process(pair: Path, mode: str, kind: str) -> None:
+    wanted = texts(generate(pair, ALONE, "ar", kv_dtype="int8"))
+    settings = dict(kv_dtype="int8", kv_offload=kind, kv_memory="4MiB")
+    for outputs in together(2, lambda ranks: generate(pair, ranks, mode, **settings)):
+        assert texts(outputs) == wanted and all(output.exactness == "bitwise" for output in outputs)
+        kv = outputs[0].kv
+        assert outputs[0].kv_dtype == "int8" and kv.device_bytes <= size_of("4MiB") < kv.file_bytes + kv.host_bytes
+
+
 def test_sharded_searched_layers_keep_texts(pair: Path) -> None:
     wanted = texts(generate(pair, ALONE, "ar"))
     how = dict(kv_offload="file", kv_memory="9MiB", searched_layers="1")

@@ -25,6 +25,7 @@ LENGTHS = [1, 40, 91, 150, 151, 260]
 def model(folder: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Schedules, "model", llm(folder), raising=False)
+        patch.setattr(Int8Schedules, "model", llm(folder, kv_dtype="int8"), raising=False)
         yield
 
 
@@ -114,11 +115,17 @@ class Schedules(RuleBasedStateMachine):
         check_empty(self.texts)
 
 
-TestSchedules = Schedules.TestCase
-TestSchedules.settings = settings(max_examples=12, stateful_step_count=16, deadline=None, derandomize=True)
+class Int8Schedules(Schedules):
+    """The same over int8 KV, whose rounded rows are shared, copied and brought back."""
+
+
+TestSchedules, TestInt8Schedules = Schedules.TestCase, Int8Schedules.TestCase
+for case in (TestSchedules, TestInt8Schedules):
+    case.settings = settings(max_examples=12, stateful_step_count=16, deadline=None, derandomize=True)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_random_schedules_keep_each_text() -> None:
-    run_state_machine_as_test(Schedules, settings=settings(max_examples=300, stateful_step_count=40, deadline=None))
+@pytest.mark.parametrize("machine", [Schedules, Int8Schedules])
+def test_random_schedules_keep_each_text(machine: type[Schedules]) -> None:
+    run_state_machine_as_test(machine, settings=settings(max_examples=300, stateful_step_count=40, deadline=None))

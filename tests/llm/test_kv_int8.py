@@ -64,6 +64,13 @@ def test_int8_kv_texts_equal_plain_decoding(pair: Path, mode: str, how: dict[str
         assert together == alone
 
 
+@pytest.mark.parametrize("policy", ["mean_key", "quest"])
+@pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=str)
+def test_policies_that_look_at_int8_keys_keep_texts(pair: Path, policy: str, sampling: dict[str, Any]) -> None:
+    found = texts(int8(pair, retrieval_policy=policy), "triforce", PROMPTS, **sampling)
+    assert found == texts(int8(pair), "ar", PROMPTS, **sampling)
+
+
 def test_int8_kv_is_another_model_than_bfloat16(pair: Path) -> None:
     one, other = int8(pair), llm(pair)
     assert one.target.fingerprint != other.target.fingerprint

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-AHEAD = 4_000_000
-"""Cycles that a GPU is kept busy, two milliseconds, while the host asks for what is to be timed."""
+AHEAD = 10_000_000
+"""Cycles that a GPU is kept busy, five milliseconds, while the host asks for what is to be timed."""
 COPIED = 1 << 30, 1 << 22
 """Bytes that are copied at a time on a GPU, and on a CPU."""
 SIZE = 8192, 256

@@ -64,12 +64,17 @@ class SharedKV:
         """The pool of all views of the target, of no row yet."""
         if self.given:
             return self.given.more(0)
-        target, unit = self.models.target, gcd(self.speculation.retrieval.chunk, PAGE)
+        target, unit = self.models.target, self._unit
         speculation, least = self.speculation, self.speculation.least(self.rows)
         int8, windows = speculation.lower_bits > 0, self._windows()
         given, features = self._room(windows.store.pages if windows else 0), self._features()
         pages, where = self.pages, (target.dtype, target.device)
         return PagePool(target.config, 0, pages, *where, unit, int8, least, given, features, windows)
+
+    @property
+    def _unit(self) -> int:
+        """Tokens that retrieval tells apart at least."""
+        return gcd(self.speculation.retrieval.chunk, PAGE)
 
     def _windows(self) -> WindowPages | None:
         """Make room for layers with a window, if there are such."""
@@ -95,7 +100,7 @@ class SharedKV:
         target, speculation, offload = self.models.target, self.speculation, self.speculation.offload
         where = target.config, target.dtype, target.device
         read, (padded, _) = (speculation.reach, speculation.retrieval.budget), speculation.least(self.rows)
-        needs = needs_of(*where, self.pages, self.rows, *read, window_pages, padded_rows=padded)
+        needs = needs_of(*where, self.pages, self.rows, *read, window_pages, padded_rows=padded, unit=self._unit)
         if offload.kind == "none":
             needs.require_all()
             return None

@@ -233,6 +233,8 @@ def test_strict_memory_is_reserved(one: Machine) -> None:
     told = 2 * (mass + queries) + 4 * 8 * 32 * config.vocab_size
     assert parts + told < workspace(config, 2, 8, 25, 8192) < 1.6 * parts + told
     assert workspace(config, 2, 1, 25, 8192) * 8 == workspace(config, 2, 8, 25, 8192)
+    finer = 4 * 15 * 8192 * 8 * (32 * s.heads + 2 * s.layers * s.kv_heads)  # of each token, not of each page
+    assert workspace(config, 2, 8, 25, 8192, unit=1) - workspace(config, 2, 8, 25, 8192) == finer
     device = torch.device("cuda:0")
     plain, strict = (
         needs_of(config, torch.bfloat16, device, 8191, 1, 52, Budget(4096), padded_rows=rows) for rows in (1, 8)

@@ -77,13 +77,14 @@ def test_attention_splits_keep_a_device_busy() -> None:
     assert written_and_read / split_of(False, 0, 4) < kept / 15
 
 
-def many_splits_agree() -> None:
+def many_splits_agree(T: int = 1) -> None:
     """Heads of 128, eight queries each, 33 splits: more than a merge reads at once, and more dimensions."""
-    agree(Case(D=128, G=1, group=8, T=1, starts=[2099], counts=[1], by_head=False, sinks=0, window=0, turned=False))
+    agree(Case(D=128, G=1, group=8, T=T, starts=[2099], counts=[T], by_head=False, sinks=0, window=0, turned=False))
 
 
-def test_triton_attention_of_many_splits_equals_float64() -> None:
-    many_splits_agree()
+@pytest.mark.parametrize("T", [1, 3])  # more than 16 rows are merged otherwise
+def test_triton_attention_of_many_splits_equals_float64(T: int) -> None:
+    many_splits_agree(T)
 
 
 @pytest.mark.parametrize("mutant", caught_in("test_attention_mutant_fails_its_check"), ids=str)

@@ -10,6 +10,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,10 @@ TABLE = ROOT / "docs" / "data" / "gpu_kernels.toml"
 
 SHARED = {"sm_80": 163, "sm_89": 99, "sm_90": 227, "sm_120": 99, "gfx942": 64}
 """KiB of shared memory that a program may have."""
-STRICT = {True: "Llama-2-7B, strict", False: "Llama-2-7B, strict and plain"}
-"""Cases of passes that must have the same bits, by whether they observe the mass."""
+STRICT = {
+    name: {True: f"{name}, strict", False: f"{name}, strict and plain"} for name in ("Llama-2-7B", "Llama-3.1-8B")
+}
+"""Cases of passes of a model that must have the same bits, by whether they observe the mass."""
 IN_FLOAT32 = 32
 """Bytes that attention may spill in float32, which is for tests and comparisons: ptxas has more programs beside one
 another instead, whatever the tile."""
@@ -52,13 +55,13 @@ def faults(row: dict[str, Any]) -> Iterator[str]:
 
 def unlike(rows: list[dict[str, Any]]) -> Iterator[str]:
     """Of all rows of an architecture: kernels whose strict passes add up otherwise where they observe the mass."""
-    for kernel in ("_splits", "_merge"):
+    for kernel, (name, cases) in product(("_splits", "_merge"), STRICT.items()):
         plain, observing = (
-            {each for row in rows if (row["kernel"], row["case"]) == (kernel, STRICT[how]) for each in row["sums"]}
+            {each for row in rows if (row["kernel"], row["case"]) == (kernel, cases[how]) for each in row["sums"]}
             for how in (False, True)
         )
         if not plain or not plain <= observing:
-            yield f"{kernel}: products and sums of plain strict passes are made in layouts of their own"
+            yield f"{kernel} of {name}: products and sums of plain strict passes are made in layouts of their own"
 
 
 def all_faults(rows: list[dict[str, Any]]) -> set[str]:

@@ -93,8 +93,9 @@ def everything() -> list[Launch]:
         for name, shape in DRAFTS.items():
             recorder.case = f"{name}, drafting"
             drafting(shape)
-        for observes, recorder.case in STRICT.items():
-            verifying(*parts(MODELS["Llama-2-7B"]), 8, observes, (8, 32))
+        for name, cases in STRICT.items():
+            for observes, recorder.case in cases.items():
+                verifying(*parts(MODELS[name]), 8, observes, (8, 32))
         recorder.case = "float32"
         for width in (1, 8, 32):
             target(MODELS["Llama-2-7B"], width, dtype=torch.float32)
@@ -172,9 +173,10 @@ def sampling(vocabulary: int) -> None:
 
 
 def multiplying(kind: str) -> None:
-    """Gate and down of Llama-3.1-8B: of one token, of a strict pass, and rows as numbers."""
-    shape, (block, size) = MODELS["Llama-3.1-8B"], GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
-    for outputs, inputs in ((shape.intermediate, shape.hidden), (shape.hidden, shape.intermediate)):
+    """Gate, down and keys of Llama-3.1-8B: of one token, of a strict pass, and rows as numbers."""
+    s, (block, size) = MODELS["Llama-3.1-8B"], GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+    keys = s.kv_heads * s.head_dim
+    for outputs, inputs in ((s.intermediate, s.hidden), (s.hidden, s.intermediate), (keys, s.hidden)):
         blocks = empty(outputs, inputs // block * size, dtype=torch.uint8)
         weight = packed(QuantizedWeight(kind, blocks, inputs), META)
         assert isinstance(weight, PackedWeight)

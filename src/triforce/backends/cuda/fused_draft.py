@@ -21,13 +21,14 @@ from torch import Tensor
 
 from triforce.backends.cuda.graphs import GraphInputs, PassInputs, PassShape, Replay, shape_of
 from triforce.backends.cuda.kv import TritonKV
-from triforce.backends.cuda.model import NARROW, TritonModel, run_pass
+from triforce.backends.cuda.model import TritonModel, run_pass
 from triforce.backends.cuda.sampler import DraftDraws
 from triforce.backends.cuda.triton.draft_step import go_on
 from triforce.backends.cuda.triton.rng import uniforms
 from triforce.backends.cuda.triton.sampler import SamplerInputs, by_race, by_rejection
 from triforce.backends.current_device import current
 from triforce.backends.kernel_api import ForwardBatch, KVBackend, ModelBackend
+from triforce.backends.torch.kv import WIDE
 from triforce.ragged import Bools, Ints, columns, ints, rows
 from triforce.sampling.logits import check
 
@@ -80,7 +81,7 @@ class DraftInputs:
 
 def of(model: ModelBackend, kv: KVBackend, width: int) -> Callable[..., Tensor] | None:
     """Return `fused_draft` of these two, if a first pass of so many tokens a row is one that is captured."""
-    if width <= NARROW and isinstance(model, TritonModel) and isinstance(kv, TritonKV):
+    if width <= WIDE and isinstance(model, TritonModel) and isinstance(kv, TritonKV):
         return partial(fused_draft, model, kv)
     return None
 

@@ -27,9 +27,6 @@ from triforce.distributed.group import ALONE, TPGroup
 from triforce.model.config import ModelConfig
 from triforce.model.weights import Layer, Matrix, QuantizedWeight, Weights
 
-NARROW = 64
-"""Wider passes are not captured: there are few of them, and of many widths."""
-
 
 def product(x: Tensor, weight: Matrix | None, bias: Tensor | None = None) -> Tensor:
     """Return x W^T + bias, (N, M), of any kind of matrix."""
@@ -113,13 +110,13 @@ class TritonModel(TorchModel):
         B, T = ids_BT.shape
         if at_BJ is None:
             at_BJ = torch.arange(T).expand(B, -1)
-        shape = shape_of(B, T, at_BJ.shape[1], batch, padded=T <= NARROW)
-        if T > NARROW or batch.passing or batch.states:
+        shape = shape_of(B, T, at_BJ.shape[1], batch, padded=T <= WIDE)
+        if T > WIDE or batch.passing or batch.states:
             inputs = GraphInputs(shape, kv.device)
             inputs.fill(ids_BT, at_BJ, batch)
             wide = T > WIDE and not (batch.return_mass or batch.views[0][1].window)
             output = run_pass(model, kv, inputs, batch.lists() if wide else None, batch.states)
-            return output if T > NARROW else _cut(output, B, T, at_BJ.shape[1], batch)
+            return output if T > WIDE else _cut(output, B, T, at_BJ.shape[1], batch)
         graphs = self.graphs(kv)
         captured: Replay[GraphInputs, ForwardOutput] = graphs.get(shape, lambda: Replay(GraphInputs(shape, kv.device)))
         captured.inputs.fill(ids_BT, at_BJ, batch)

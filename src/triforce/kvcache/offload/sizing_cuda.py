@@ -32,14 +32,15 @@ def needs_of(
     window_pages: int = 0,
     weights: int = 0,
     padded_rows: int = 1,
+    unit: int = PAGE,
 ) -> KVSizing:
     """Return the memory that KV of so many pages needs; `weights`: bytes that are not there yet.
 
-    window_pages: see `KVSizing`. padded_rows: those that a pass has at least.
+    window_pages: see `KVSizing`. padded_rows: those that a pass has at least. unit: tokens whose mass is one number.
     """
     kept = pages, rows, reach, budget, window_pages
     if dispatch.layered(config, dtype, device):
-        return CudaKVSizing(config, dtype.itemsize, *kept, device, weights, padded_rows)
+        return CudaKVSizing(config, dtype.itemsize, *kept, device, weights, padded_rows, unit)
     return KVSizing(config, dtype.itemsize, *kept)
 
 
@@ -50,6 +51,7 @@ class CudaKVSizing(KVSizing):
     device: torch.device
     weights: int
     padded_rows: int = 1
+    unit: int = PAGE
 
     share = 0.9
 
@@ -79,7 +81,7 @@ class CudaKVSizing(KVSizing):
         read = self.itemsize * (tokens * config.hidden_size + min(tokens, AT_ONCE) * at_once)
         rows = max(self.rows, self.padded_rows)
         read += AS_NUMBERS * tokens * config.kv_heads * config.head_dim * config.kv_int8
-        return read + workspace(config, self.itemsize, rows, self.reach // 2 - 1, self.pages)
+        return read + workspace(config, self.itemsize, rows, self.reach // 2 - 1, self.pages, self.unit)
 
     @property
     def free(self) -> int:
