@@ -14,9 +14,10 @@ import transformers
 from scripts.smollm2 import config_of
 from tests.helpers.gguf_files import HEADS, LLAMA, SMOLLM2, byte_level_values, tensors_of, write_gguf
 from tests.helpers.tiny_checkpoint import save, tiny_model
-from triforce.checkpoint.gguf_config import Divided, read_gguf_config
+from triforce.checkpoint.gguf_config import read_gguf_config
 from triforce.checkpoint.gguf_file import GGUFFile
 from triforce.checkpoint.gguf_names import hugging_face_names, row_order
+from triforce.checkpoint.gguf_rope import Divided
 from triforce.checkpoint.hf_config import frequencies, read_config
 from triforce.checkpoint.rope_scaling import Linear, Llama3, Unscaled, Yarn
 from triforce.errors import ModelError
@@ -85,7 +86,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "values": ({"llama__attention__value_length": 8}, "attention.value_length = 8 .*supported: 16"),
     "odd": ({"llama__attention__key_length": 15}, "attention.key_length = 15 .*even numbers"),
     "part of a head": ({"llama__rope__dimension_count": 8}, "rope.dimension_count = 8 .*supported: 16"),
-    "experts": ({"llama__expert_count": 8}, r"llama.expert_count = 8 .*\(supported: 0\)"),
+    "experts": ({"llama__expert_count": 8, "llama__expert_used_count": 9}, r"num_experts_per_tok = 9"),
     "window": ({"llama__attention__sliding_window": 64}, "llama.attention.sliding_window = 64"),
     "logits": ({"llama__logit_scale": 0.5}, "llama.logit_scale = 0.5"),
     "residuals": ({"llama__residual_scale": 0.5}, "llama.residual_scale = 0.5"),

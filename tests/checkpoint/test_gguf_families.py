@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import log, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from tests.helpers.family_models import LENGTH, SIZES, family_model, paged_logits, texts
 from tests.helpers.gguf_files import byte_level_values, write_gguf
 from tests.helpers.tiny_checkpoint import save
-from triforce.checkpoint.gguf_config import read_gguf_config
+from triforce.checkpoint.gguf_config import PATTERN, read_gguf_config
 from triforce.checkpoint.gguf_file import GGUFFile
 from triforce.checkpoint.model_files import open_model
 from triforce.engine.model_loader import load
@@ -37,17 +38,27 @@ FILES: dict[str, tuple[str, dict[str, str]]] = {
         "attention.sliding_window": "sliding_window", "expert_count": "num_local_experts",
         "expert_used_count": "num_experts_per_tok", "expert_feed_forward_length": "intermediate_size",
     }),
+    "mixtral": ("LLAMA", {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}),
+    "olmo-3": ("OLMO2", {
+        "attention.sliding_window": "sliding_window", "attention.sliding_window_pattern": "layer_types",
+    }),
+    "phi-3": ("PHI3", {}),
+    "phi-3-window": ("PHI3", {"attention.sliding_window": "sliding_window"}),
+    "phi-4-mini": ("PHI3", {}),
+    "glm-4": ("GLM4", {}),
+    "glm-4-whole": ("GLM4", {}),
     "qwen3-moe": ("QWEN3MOE", {
         "expert_count": "num_experts", "expert_used_count": "num_experts_per_tok",
         "expert_feed_forward_length": "moe_intermediate_size",
     }),
 }  # fmt: skip
-WOVEN = ("GRANITE", "SMOLLM3")
+WOVEN = ("LLAMA", "GRANITE", "SMOLLM3")
 FROM_ONE = ("GEMMA2", "GEMMA3")
 """Their folders have weights of norms that count from 1, and their files the sums."""
 CHANGES: dict[str, dict[str, Any]] = {
     "smollm3": {"no_rope_layers": None},
     "gemma-2": {"query_pre_attn_scalar": SIZES["head_dim"]},
+    "olmo-3": {"layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]},
     "gemma-3": {"query_pre_attn_scalar": SIZES["head_dim"], "sliding_window_pattern": 6, "num_hidden_layers": 6},
 }
 """What a file does not say: there it has one value."""
@@ -104,19 +115,28 @@ def split(name: str) -> tuple[int, str]:
 def metadata(config: Any, arch: str, own: dict[str, str]) -> dict[str, Any]:
     architecture = gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH[arch]]
     rope = config.rope_parameters.get("full_attention", config.rope_parameters)
+    rotated = int(SIZES["head_dim"] * rope.get("partial_rotary_factor", 1.0))
     sizes = {
         "block_count": config.num_hidden_layers, "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size, "feed_forward_length": config.intermediate_size,
         "attention.head_count": config.num_attention_heads, "attention.head_count_kv": config.num_key_value_heads,
         "attention.key_length": SIZES["head_dim"], "attention.value_length": SIZES["head_dim"],
-        "attention.layer_norm_rms_epsilon": config.rms_norm_eps, "rope.dimension_count": SIZES["head_dim"],
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps, "rope.dimension_count": rotated,
         "rope.freq_base": float(rope["rope_theta"]), "vocab_size": 300,
     }  # fmt: skip
-    if rope["rope_type"] != "default":
+    if rope["rope_type"] == "longrope":
+        ratio, original = (config.max_position_embeddings / 64, 64)
+        sizes |= {
+            "rope.scaling.original_context_length": original, "attention.sliding_window": 0,
+            "rope.scaling.attn_factor": sqrt(1 + log(ratio) / log(original)),
+        }  # fmt: skip
+    elif rope["rope_type"] != "default":
         sizes |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": rope["factor"]}
     if rope["rope_type"] == "yarn":
         sizes |= {"rope.scaling.original_context_length": rope["original_max_position_embeddings"]}
     sizes |= {key: getattr(config, field) for key, field in own.items()}
+    if PATTERN in sizes:
+        sizes[PATTERN] = [kind == "sliding_attention" for kind in sizes[PATTERN]]
     values = {f"{architecture}.{key}": value for key, value in sizes.items()}
     return byte_level_values() | values | {"general.architecture": architecture}
 
@@ -124,6 +144,9 @@ def metadata(config: Any, arch: str, own: dict[str, str]) -> dict[str, Any]:
 LEFT_OUT: dict[str, tuple[str, str, dict[str, Any]]] = {
     "all layers of Gemma see all": (
         "gemma-3", "attention.sliding_window", {"layer_types": ["full_attention"] * 6, "num_hidden_layers": 6},
+    ),
+    "one of four layers of OLMo sees all": (
+        "olmo-3", PATTERN, {"layer_types": [*["sliding_attention"] * 3, "full_attention"]},
     ),
     "scores of Granite are scaled as usual": (
         "granite-3", "attention.scale", {"attention_multiplier": SIZES["head_dim"] ** -0.5},
@@ -172,17 +195,16 @@ def check(tmp_path: Path, name: str, arch: str, own: dict[str, str], changes: di
     """A file has the logits of a folder. own: its keys, by the fields of a config."""
     model = family_model(name, vocab_size=300, **changes)
     folder = save(model, tmp_path / "hf")
-    file = write_gguf(
-        tmp_path / "model.gguf",
-        metadata(model.config, arch, own),
-        tensors(folder, arch, model.config.num_hidden_layers),
-    )
+    rope, whole = model.config.rope_parameters, tensors(folder, arch, model.config.num_hidden_layers)
+    for factors in ("long", "short") if rope.get("rope_type") == "longrope" else ():
+        whole[f"rope_factors_{factors}.weight"] = np.array(rope[f"{factors}_factor"], np.float32)
+    file = write_gguf(tmp_path / "model.gguf", metadata(model.config, arch, own), whole)
     found, expected = (
         paged_logits(load(path, device="cpu", dtype="float32", context=LENGTH).decoder, texts(), [[LENGTH, LENGTH]])
         for path in (file, folder)
     )
     expected = expected[..., : found.shape[2]]  # the file says which tokens are unused
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=0)  # numbers of a file are float32, and its factors
     packed = load(file, device="cpu", dtype="bfloat16", context=LENGTH).decoder
     near = paged_logits(packed, texts(), [[LENGTH, LENGTH]])
     assert (near - expected).abs().mean() < 0.06 * expected.std()

@@ -5,53 +5,58 @@ Keys that are neither read here nor known to change nothing are refused: a file 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from math import log
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from triforce.checkpoint.gguf_file import GGUFFile
+from triforce.checkpoint.gguf_rope import read_gguf_scaling
 from triforce.checkpoint.hf_config import HFConfig, read_local_theta, read_window, with_windows
 from triforce.checkpoint.json_fields import MOST_LAYERS, Fields
 from triforce.checkpoint.model_families import FAMILIES
-from triforce.checkpoint.rope_scaling import Linear, Scaling, Unscaled, Yarn, wavelengths
+from triforce.checkpoint.model_families.family import LAYER_TYPES
 from triforce.errors import ModelError
 
 ARCHITECTURES = {
     "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "granite": "granite", "olmo2": "olmo2",
     "smollm3": "smollm3", "qwen3moe": "qwen3_moe", "gemma2": "gemma2", "gemma3": "gemma3_text",
-    "gpt-oss": "gpt_oss",
+    "gpt-oss": "gpt_oss", "phi3": "phi3", "glm4": "glm4",
 }  # fmt: skip
 """The family of each architecture that a file may name."""
+OTHERS = {"llama": ("expert_count", "mixtral"), "olmo2": ("attention.sliding_window", "olmo3")}
+"""A key of some architectures that makes their files another family's, where it is not 0."""
 _GEMMA = {
     "attention.sliding_window": "sliding_window", "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping", "rope.freq_base_swa": "rope_local_base_freq",
 }  # fmt: skip
+PATTERN = "attention.sliding_window_pattern"
+_EXPERTS = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
 FIELDS: dict[str, dict[str, str]] = {
     "gemma2": _GEMMA,
-    "gemma3": _GEMMA,
-    "gpt-oss": {
-        "attention.sliding_window": "sliding_window", "expert_count": "num_local_experts",
-        "expert_used_count": "num_experts_per_tok", "expert_feed_forward_length": "intermediate_size",
+    "gemma3_text": _GEMMA,
+    "gpt_oss": {
+        "attention.sliding_window": "sliding_window", **_EXPERTS, "expert_feed_forward_length": "intermediate_size",
     },
+    "mixtral": _EXPERTS,
+    "olmo3": {"attention.sliding_window": "sliding_window", PATTERN: "layer_types"},
+    "phi3": {"attention.sliding_window": "sliding_window"},
     "granite": {
         "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
         "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
     },
-    "qwen3moe": {
+    "qwen3_moe": {
         "expert_count": "num_experts", "expert_used_count": "num_experts_per_tok",
         "expert_feed_forward_length": "moe_intermediate_size",
     },
 }  # fmt: skip
-"""Keys that only some architectures have, and the fields of a config.json with the same values."""
-ALWAYS: dict[str, dict[str, object]] = {"qwen3moe": {"norm_topk_prob": True}}
-"""Fields that have one value in all files of an architecture."""
+"""Keys that only some families have, and the fields of a config.json with the same values."""
+ALWAYS: dict[str, dict[str, object]] = {"qwen3_moe": {"norm_topk_prob": True}}
+"""Fields that have one value in all files of a family."""
 LARGEST_GEMMAS = (46, 62)
 """Layers of the 27B models, whose queries are scaled by the hidden size over the heads: files do not say."""
-EMBEDDING, HEAD, FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
+EMBEDDING, HEAD = "token_embd.weight", "output.weight"
+Q_BIAS = "blk.0.attn_q.bias"
 TOKENS = "tokenizer.ggml.tokens"
 
 READ = frozenset({
@@ -74,16 +79,6 @@ ACCEPTED: dict[str, tuple[object, ...]] = {
 """Keys that would change what is computed, and their values that do not. Any other key is refused."""
 
 
-@dataclass(frozen=True, slots=True)
-class Divided(Scaling):
-    """A divisor for each frequency, as GGUF files store what Llama 3 did to them (`rope_freqs.weight`)."""
-
-    divisors: tuple[float, ...]
-
-    def frequencies(self, theta: float, D: int, context: int) -> tuple[Tensor, float]:
-        return 1.0 / wavelengths(theta, D) / torch.tensor(self.divisors, dtype=torch.float32), 1.0
-
-
 def read_gguf_config(file: GGUFFile) -> HFConfig:
     """The checked config of a GGUF file. Raises ModelError naming the key that is wrong or not supported."""
     general = _under("general", file)
@@ -91,9 +86,12 @@ def read_gguf_config(file: GGUFFile) -> HFConfig:
     architecture = general.get("architecture")
     if architecture not in ARCHITECTURES:
         raise general.refusal("architecture", ARCHITECTURES)
-    config, own = _under(architecture, file), FIELDS.get(architecture, {})
+    config = _under(architecture, file)
+    marked, other = OTHERS.get(architecture, ("", ""))
+    model_type = other if config.get(marked) else ARCHITECTURES[architecture]
+    family = FAMILIES[model_type]
     for key in config:
-        if key not in READ | IDLE | own.keys():
+        if key not in READ | IDLE | FIELDS.get(model_type, {}).keys():
             config.require(key, ACCEPTED.get(key, ()))
     hidden, heads = config.whole("embedding_length"), config.whole("attention.head_count")
     kv_heads = config.whole("attention.head_count_kv", heads)
@@ -102,24 +100,19 @@ def read_gguf_config(file: GGUFFile) -> HFConfig:
         raise config.refusal("attention.head_count_kv", [f"divisors of {heads}"])
     if head_dim % 2 or head_dim < 4:
         raise config.refusal("attention.key_length", ["even numbers from 4"])
-    for key in ("attention.value_length", "rope.dimension_count"):
-        config.require(key, (head_dim,))
+    config.require("attention.value_length", (head_dim,))
+    rotated = config.whole("rope.dimension_count", head_dim, most=head_dim)
+    if rotated % 2 or (rotated != head_dim and not family.partial):
+        raise config.refusal("rope.dimension_count", ["even numbers"] if family.partial else [head_dim])
     positions, theta = config.whole("context_length"), config.number("rope.freq_base", 10_000.0, least=2.0)
-    family = FAMILIES[ARCHITECTURES[architecture]]
-    layers = config.whole("block_count", most=MOST_LAYERS)
-    given = {
-        "hidden_size": hidden, "num_attention_heads": heads, "head_dim": head_dim, "num_hidden_layers": layers,
-        "query_pre_attn_scalar": hidden // heads if layers in LARGEST_GEMMAS else head_dim,
-        **ALWAYS.get(architecture, {}), **_left_out(architecture, config, layers, head_dim),
-        **{field: config.get(key) for key, field in own.items() if key in config},
-    }  # fmt: skip
-    fields = Fields({**family.defaults, **given}, str(file.path))
+    fields = _fields(file, config, model_type, hidden, heads, head_dim)
+    parts, whole = with_windows(fields, family), fields.within("rope_parameters").flag("truncate", True)
     return HFConfig(
-        model_type=ARCHITECTURES[architecture],
+        model_type=model_type,
         vocab_size=_vocabulary(config, file, hidden),
         hidden_size=hidden,
-        intermediate_size=fields.whole(family.inner) if family.inner in given else config.whole("feed_forward_length"),
-        num_hidden_layers=layers,
+        intermediate_size=fields.whole(family.inner),
+        num_hidden_layers=fields.whole("num_hidden_layers", most=MOST_LAYERS),
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         head_dim=head_dim,
@@ -128,20 +121,49 @@ def read_gguf_config(file: GGUFFile) -> HFConfig:
         max_position_embeddings=positions,
         sliding_window=read_window(fields, family),
         rope_theta=theta,
-        scaling=_scaling(config, file, head_dim, positions, fields.within("rope_parameters").flag("truncate", True)),
-        architecture=replace(with_windows(fields, family), norm_offset=0.0),  # files have the sum
+        scaling=read_gguf_scaling(config, file, rotated, positions, whole),
+        architecture=replace(parts, norm_offset=0.0, rotated=rotated if rotated < head_dim else 0),  # norms: the sum
         local_theta=read_local_theta(fields, family),
     )
 
 
-def _left_out(architecture: str, config: Fields, layers: int, head_dim: int) -> dict[str, object]:
+def _fields(file: GGUFFile, config: Fields, model_type: str, hidden: int, heads: int, head_dim: int) -> Fields:
+    """Return the fields that a config.json of the same model would have, as far as families read them."""
+    own, family = FIELDS.get(model_type, {}), FAMILIES[model_type]
+    idle = (0,) if model_type == "phi3" else ()  # no window
+    layers = config.whole("block_count", most=MOST_LAYERS)
+    given = {
+        "hidden_size": hidden, "num_attention_heads": heads, "head_dim": head_dim, "num_hidden_layers": layers,
+        "query_pre_attn_scalar": hidden // heads if layers in LARGEST_GEMMAS else head_dim,
+        **ALWAYS.get(model_type, {}), **_left_out(model_type, file, config, layers, head_dim),
+        **{field: config.get(key) for key, field in own.items() if key in config and config.get(key) not in idle},
+        **_layer_types(file.metadata.get(f"olmo2.{PATTERN}")),
+    }  # fmt: skip
+    if family.inner not in given:
+        given[family.inner] = config.whole("feed_forward_length")
+    return Fields({**family.defaults, **given}, str(file.path))
+
+
+def _left_out(model_type: str, file: GGUFFile, config: Fields, layers: int, head_dim: int) -> dict[str, object]:
     """Return fields of keys that a file leaves out, as llama.cpp takes them where a config.json means another value."""
-    if architecture == "granite":
+    if model_type == "granite":
         config.require("rope.scaling.finetuned", (True,))  # without, positions are not rotated at all
         return {"attention_multiplier": head_dim**-0.5}
-    if architecture == "gemma3" and config.get("attention.sliding_window") is None:
+    if model_type == "gemma3_text" and config.get("attention.sliding_window") is None:
         return {"layer_types": ["full_attention"] * layers}
+    if model_type == "olmo3":  # layers with a window turn alike, unscaled
+        return {"rope_local_base_freq": config.get("rope.freq_base") or 10_000.0}
+    if model_type == "glm4":
+        return {"attention_bias": Q_BIAS in file.tensors}
     return {}
+
+
+def _layer_types(pattern: Any) -> dict[str, object]:
+    """Return the field of the same value as a list of which layers have a window, if there is one."""
+    slides = pattern.tolist() if isinstance(pattern, np.ndarray) else pattern
+    if not isinstance(slides, list):
+        return {}
+    return {"layer_types": [LAYER_TYPES[each] if type(each) is bool else each for each in slides]}
 
 
 def _under(name: str, file: GGUFFile) -> Fields:
@@ -176,40 +198,3 @@ def _vocabulary(config: Fields, file: GGUFFile, hidden: int) -> int:
         )
     config.require("vocab_size", (len(tokens),))
     return len(tokens)
-
-
-def _scaling(config: Fields, file: GGUFFile, D: int, positions: int, whole: bool) -> Scaling:
-    """The scaling of positions. A file that names no type has a linear one, by 1 where it has no factor.
-
-    whole: as in `Yarn`; it is the family's.
-    """
-    config.require("rope.scaling.type", ("none", "linear", "yarn"))
-    kind = config.get("rope.scaling.type") or "linear"
-    name = "rope.scale_linear" if config.get("rope.scaling.factor") is None else "rope.scaling.factor"
-    factor = 1.0 if kind == "none" or config.get(name) == 0 else config.number(name, 1.0)
-    if kind != "yarn":
-        config.require("rope.scaling.attn_factor", (1,))
-    if FACTORS in file.tensors:
-        if kind == "yarn" or factor != 1:
-            raise config.refusal(name, [f"1 beside the tensor {FACTORS}"])
-        return Divided(_divisors(file, D))
-    if kind != "yarn":
-        return Unscaled() if factor == 1 else Linear(factor)
-    original = config.whole("rope.scaling.original_context_length", positions, least=2)
-    fast = config.number("rope.scaling.yarn_beta_fast", 32.0, least=1e-3)
-    slow = config.number("rope.scaling.yarn_beta_slow", 1.0, least=1e-3)
-    temper = config.number("rope.scaling.attn_factor", 1.0, least=1e-3)
-    return Yarn(factor, original, fast, slow, (0.1 * log(factor) + 1.0) * temper, whole)
-
-
-def _divisors(file: GGUFFile, D: int) -> tuple[float, ...]:
-    tensor = file.tensors[FACTORS]
-    if (tensor.type, tensor.shape) != ("F32", (D // 2,)):
-        raise ModelError(
-            f"{file.path}: tensor {FACTORS} is {tensor.type} {list(tensor.shape)}, and not F32 [{D // 2}]; "
-            "download it again"
-        )
-    values = file.raw(FACTORS).view("<f4")[0]
-    if not (np.isfinite(values) & (values > 0)).all():
-        raise ModelError(f"{file.path}: tensor {FACTORS} has values that divide nothing; download it again")
-    return tuple(values.tolist())

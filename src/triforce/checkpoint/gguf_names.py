@@ -7,8 +7,8 @@ import re
 import torch
 from torch import Tensor
 
-from triforce.checkpoint.gguf_config import FACTORS
 from triforce.checkpoint.gguf_file import GGUFFile
+from triforce.checkpoint.gguf_rope import FACTORS, LONG_FACTORS
 from triforce.checkpoint.tensor_sources import EMBEDDING, HEAD, NORM
 from triforce.errors import ModelError
 
@@ -35,13 +35,31 @@ PROJECTIONS = {name: theirs for name, theirs in IN_BLOCK.items() if name.startsw
 EXPERTS = {"ffn_gate_inp.weight": "mlp.gate.weight"} | {
     f"ffn_{part}_exps.weight": f"mlp.experts.{{}}.{part}_proj.weight" for part in ("gate", "up", "down")
 }
+OLMO = {name: theirs for name, theirs in IN_BLOCK.items() if "norm" not in name} | NORMS | OUTPUT_NORMS
+FUSED = {"attn_qkv.weight": "self_attn.qkv_proj.weight", "ffn_up.weight": "mlp.gate_up_proj.weight"}
+NO_MLP = {name: theirs for name, theirs in IN_BLOCK.items() if "mlp" not in theirs}
 FAMILIES = {
     "llama": IN_BLOCK,
+    "mixtral": NO_MLP
+    | {"ffn_gate_inp.weight": "block_sparse_moe.gate.weight"}
+    | {
+        f"ffn_{part}_exps.weight": f"block_sparse_moe.experts.{{}}.{theirs}.weight"
+        for part, theirs in {"gate": "w1", "down": "w2", "up": "w3"}.items()
+    },
+    "phi3": IN_BLOCK | FUSED,
+    "glm4": IN_BLOCK
+    | BIASES
+    | {
+        "ffn_up.weight": FUSED["ffn_up.weight"],
+        "post_attention_norm.weight": "post_self_attn_layernorm.weight",
+        "post_ffw_norm.weight": "post_mlp_layernorm.weight",
+    },
     "qwen2": IN_BLOCK | BIASES,
     "qwen3": IN_BLOCK | NORMS,
     "granite": IN_BLOCK,
     "smollm3": IN_BLOCK,
-    "olmo2": {name: theirs for name, theirs in IN_BLOCK.items() if "norm" not in name} | NORMS | OUTPUT_NORMS,
+    "olmo2": OLMO,
+    "olmo3": OLMO,
     "gemma2": IN_BLOCK | OUTPUT_NORMS | PRE_NORM,
     "gemma3_text": IN_BLOCK | OUTPUT_NORMS | PRE_NORM | NORMS,
     "gpt_oss": PROJECTIONS
@@ -59,12 +77,12 @@ FAMILIES = {
         for part in ("gate", "up", "down")
         for kind in ("weight", "bias")
     },
-    "qwen3_moe": {name: theirs for name, theirs in IN_BLOCK.items() if "mlp" not in theirs} | NORMS | EXPERTS,
+    "qwen3_moe": NO_MLP | NORMS | EXPERTS,
 }
 """Tensors of a layer, by family. Where a name has `{}`, one tensor holds those of all experts."""
 ROUTER = "ffn_gate_inp.weight"
 PERMUTED = ("attn_q", "attn_k")
-WOVEN = ("llama", "granite", "smollm3")
+WOVEN = ("llama", "mixtral", "granite", "smollm3")
 """Families whose files have these in another order."""
 _BLOCK = re.compile(r"blk\.(0|[1-9]\d{0,4})\.(.+)")
 
@@ -74,7 +92,8 @@ def hugging_face_names(file: GGUFFile, family: str) -> dict[str, str]:
 
     Raises ModelError for a tensor that models of this architecture do not have.
     """
-    return {name: _hugging_face_name(file, family, name) for name in file.tensors if name != FACTORS}
+    factors = FACTORS, *LONG_FACTORS
+    return {name: _hugging_face_name(file, family, name) for name in file.tensors if name not in factors}
 
 
 def row_order(family: str, name: str, heads: int, kv_heads: int, head_dim: int) -> Tensor | None:
