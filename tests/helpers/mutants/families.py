@@ -90,6 +90,12 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
     "an expert's bias is left out": (
         "gpt-oss", f"{LAYER}._gate_expert", ("expert.up_bias_I", "None"),
     ),
+    "the bias of an expert's gate is left out": (
+        "gpt-oss", f"{LAYER}._gate_expert", ("expert.gate_bias_I", "None"),
+    ),
+    "the bias of an expert's outputs is left out": (
+        "gpt-oss", f"{LAYER}._down_expert", ("expert.down_bias_C", "None"),
+    ),
     "the router's bias is left out": (
         "gpt-oss", "triforce.checkpoint.weights:layer_of", (
             "numbers(part).float() if", 'numbers(part).float() * (field != "router_bias_E") if',
