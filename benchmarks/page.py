@@ -20,7 +20,7 @@ from benchmarks.paper.__main__ import EXPERIMENTS, absent
 from triforce.bench import lossless
 from triforce.bench.compare import on_file_tables
 from triforce.bench.compare import run as compare
-from triforce.bench.speed_tables import speed_tables, verdict
+from triforce.bench.speed_tables import speed_tables, speedup, verdict
 from triforce.eval import Table
 from triforce.eval.tables import percent
 
@@ -111,6 +111,21 @@ def _kernels(rows: Sequence[Report]) -> list[Table]:
     return [Table("Against the machine", note, header, lines)]
 
 
+def _synthetic(rows: Sequence[Report]) -> list[Table]:
+    """Return the speed of each mode over random KV, and how much of it is what bytes and operations allow."""
+    lines = []
+    for row in rows:
+        share = row["least_seconds"] and row["least_seconds"] / row["seconds"]
+        where = f"{row['shape']}, {row['layers']} layers", f"{row['context']:,}", f"{row['mode']}, {row['kv_dtype']} KV"
+        lines.append([*where, f"{row['tokens_per_second']:.1f}", speedup(row), percent(share) or "-"])
+    note = (
+        "Of random weights and random KV, whose draft tokens are accepted with given probabilities. Speedups are over "
+        "the first row of a context, plain decoding. The share is of what bytes and operations of passes allow."
+    )
+    header = ["shape", "context", "mode", "tokens/s", "speedup", "share"]
+    return [Table("Tokens per second", note, header, lines)]
+
+
 def _source(report: Report) -> str:
     return f"`{report['command']}`, on {report['machine']}."
 
@@ -120,6 +135,11 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Report], str]]] = {
     "unseen_texts": (
         "Texts that nothing was chosen by",
         "python -m benchmarks.unseen_texts --texts FOLDER",
+        _tables(unseen_texts.tables),
+    ),
+    "unseen_texts_smollm2": (
+        "The same texts with smollm2",
+        "python -m benchmarks.unseen_texts smollm2 --texts FOLDER --contexts 2048,7168",
         _tables(unseen_texts.tables),
     ),
     "compare": ("Other engines", "triforce bench compare", _tables(compare.tables)),
@@ -146,6 +166,21 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Report], str]]] = {
         "Kernels at the level AVX2",
         "TRIFORCE_KERNELS=avx2 triforce bench kernels",
         _tables(_kernels),
+    ),
+    "kernels_families": (
+        "Kernels at shapes of experts and windows",
+        "triforce bench kernels --shapes qwen3-30b-a3b,qwen3-30b-a3b-uniform,gpt-oss-20b,gemma-3-4b",
+        _tables(_kernels),
+    ),
+    "synthetic": (
+        "Shapes at a given acceptance",
+        "triforce bench speed --synthetic 0.92,0.6 --shapes NAME,...",
+        _tables(_synthetic),
+    ),
+    "synthetic_int8": (
+        "Shapes at a given acceptance over int8 KV",
+        "triforce bench speed --synthetic 0.92,0.6 --kv-dtype int8 --shapes NAME,...",
+        _tables(_synthetic),
     ),
     "paper": ("The paper's tables and figures", "python -m benchmarks.paper", _paper),
 }

@@ -221,7 +221,7 @@ def test_kernel_rows_compare_with_current_machine(monkeypatch: pytest.MonkeyPatc
         (["speed", "--synthetic", "2,0.5"], "OUTER,INNER"),
         (["speed", "--synthetic", "0.9,0.5", "--retrieval-budget", "3%"], "in tokens"),
         (["speed", "--synthetic", "0.9,0.5", "--modes", "ar"], "--modes is for a model"),
-        (["speed", "--shape", "30m"], "--synthetic"),
+        (["speed", "--shapes", "30m"], "--synthetic"),
         (["speed", "--layers", "2"], "--synthetic"),
         (["speed", "--synthetic", "0.9,0.5", "--layers", "0"], "at least 1"),
         (["compare", "--threads", "-1"], "--threads"),

@@ -38,8 +38,8 @@ def _speed(parser: argparse.ArgumentParser) -> None:
     options.coupling(parser)
     text = "instead of a model: a shape of random weights, whose draft tokens are accepted with these probabilities"
     add("--synthetic", type=options.several(float), metavar="OUTER,INNER", help=text)
-    add("--shape", metavar="NAME", help="of --synthetic: 30m (default), qwen3-30b-a3b and others")
-    add("--layers", type=int, metavar="N", help="of that shape, where memory has no room for more (default: all)")
+    _several(parser, "--shapes", str, "NAME", "of --synthetic: 30m (default), qwen3-30b-a3b and others")
+    add("--layers", type=int, metavar="N", help="of these shapes, where memory has no room for more (default: all)")
     options.quiet(parser)
     options.placement(parser, context=False)
 

@@ -122,7 +122,7 @@ def _require_sense(options: Namespace) -> None:
     repeats = 1 if options.repeats is None else options.repeats
     if min(repeats, options.tokens, *(options.batches or [1])) < 1 or options.minutes <= 0:
         raise RequestError("--repeats, --tokens and --batches must be at least 1, and --minutes above 0")
-    for name in ("shape", "layers"):
+    for name in ("shapes", "layers"):
         if getattr(options, name) and not options.synthetic:
             raise RequestError(f"--{name} is of random weights for --synthetic; give that as well, or leave it out")
     if options.layers is not None and options.layers < 1:
@@ -152,15 +152,15 @@ def _synthetic(options: Namespace) -> int:
         lower_tiers=options.lower_tiers,
     )
     contexts, repeats = options.contexts or DEFAULT_AXES["contexts"], options.repeats or speed.USUAL
-    shape = known("shape", options.shape or "30m", [*SHAPES, *FAMILY_SHAPES])
+    shapes = [known("shape", shape, [*SHAPES, *FAMILY_SHAPES]) for shape in options.shapes or ["30m"]]
     kept, int8, rows = tuple(options.synthetic), options.kv_dtype == "int8", []
     print(f"{machine()}\n{HEAD}")
-    for row in synthetic.rows(shape, contexts, kept, setting, options.tokens, repeats, int8, options.layers):
-        rows.append(row)
-        best = f", {row['least_seconds'] / row['seconds']:.0%} of what can be" if row["least_seconds"] else ""
-        print(f"{line(row)}  KV as {row['kv_dtype']}{best}", flush=True)
-    about_shape = {"shape": shape, "synthetic": options.synthetic, "lower_tiers": options.lower_tiers}
-    write(options.json, about() | about_shape | {"rows": rows})
+    for shape in shapes:
+        for row in synthetic.rows(shape, contexts, kept, setting, options.tokens, repeats, int8, options.layers):
+            rows.append({"shape": shape, "lower_tiers": options.lower_tiers} | row)
+            best = f", {row['least_seconds'] / row['seconds']:.0%} of what can be" if row["least_seconds"] else ""
+            print(f"{line(row)}  {shape}, KV as {row['kv_dtype']}{best}", flush=True)
+            write(options.json, about() | {"rows": rows})
     return 0
 
 
