@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks import __main__ as overview
+from benchmarks import offload
 from benchmarks import study as studies
 from benchmarks.acceptance.__main__ import add_arguments
 from benchmarks.acceptance.sweeps import add_walk
+from triforce.backends import native_loader
 from triforce.cli.bench.setup import load
 from triforce.errors import RequestError
 
@@ -62,6 +64,19 @@ def test_unseen_texts_go_on_where_they_were_cut_off(
     again = json.loads(file.read_text())["rows"]
     assert again[:-14] == report["rows"][:-14] and len(again) == len(report["rows"])
     assert "below 0.97" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(native_loader.native is None, reason="a store is for the native kernels")
+def test_offload_measures_each_kv_dtype_in_as_many_tokens(tmp_path: Path) -> None:
+    file, short = tmp_path / "offload.json", ["--context", "2600", "--tokens", "4", "--skip-streaming"]
+    assert offload.main([*short, "--memories", "8MiB", "--kv-dtypes", "auto,int8", "--json", str(file)]) == 0
+    rows = [row for row in json.loads(file.read_text())["rows"] if row["what"] == "bus"]
+    assert [(row["kv_dtype"], row["mode"]) for row in rows] == [
+        (dtype, mode) for dtype in ("bfloat16", "int8") for mode in ("ar", "triforce")
+    ]
+    assert all(row["same_text_as_ar"] for row in rows)
+    whole, coded = (row["kv_bytes"] / row["kv_memory"] for row in (rows[0], rows[-1]))
+    assert whole == pytest.approx(coded, rel=1e-6) and whole > 1.8
 
 
 @pytest.mark.parametrize(
