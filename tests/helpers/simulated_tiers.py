@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from triforce.planner import Plan, PlanController
-from triforce.planner.pass_costs import AMONG_MODELS
-from triforce.planner.plan import Estimates, expected, plan_space, proposals
+from triforce.planner.pass_costs import AMONG_MODELS, BESIDE_NGRAMS
+from triforce.planner.plan import Estimates, NgramOdds, expected, plan_space, proposals
 
 LIVE = np.array([True])
 
@@ -43,7 +43,9 @@ def estimates(
     certain = {tier: np.full((1, 3), 1.0 if tier == "ngram" else shares.get(tier, 1.0)) for tier in lower}
     gammas_AG = np.tile(np.arange(17.0), (2, 1))
     accepted_AG = found * (expected(shares.get("ngram", 0.0), gammas_AG) - 1)
-    return Estimates(rows, of | {AMONG_MODELS: of["full"]}, certain, found * gammas_AG, accepted_AG, np.full(2, found))
+    of_loops = np.zeros(2), np.zeros_like(gammas_AG), np.zeros_like(gammas_AG)
+    odds = NgramOdds(np.full(2, found), found * gammas_AG, accepted_AG, *of_loops)
+    return Estimates(rows, of | dict.fromkeys((BESIDE_NGRAMS, AMONG_MODELS), of["full"]), certain, odds)
 
 
 @dataclass
@@ -120,8 +122,8 @@ class NoHindsight:
     def update(self, prefix: object, b: int) -> int:
         return 0
 
-    def means(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        return np.zeros((2, 17)), np.zeros((2, 17)), np.zeros(2)
+    def odds(self) -> NgramOdds:
+        return estimates(lambda tier, width: 1.0, {}).odds
 
 
 def simulated_rate(it: PlanController, prefix: Any, simulated: SimulatedTiers, proposals: int) -> float:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from triforce.planner.acceptance import MAX_GAMMA, NgramHindsight
+from tests.helpers.simulated_tiers import estimates, values
+from triforce.planner import Plan
+from triforce.planner.acceptance import KNOWN, MAX_GAMMA, NgramHindsight
 from triforce.ragged import ints
 from triforce.speculation import NgramProposer, SequenceState
 from triforce.speculation.ngram import ALONE, STRIDE, TRIED, NgramIndex
@@ -58,10 +62,41 @@ def test_hindsight_detects_loop(text: np.ndarray, kept: float) -> None:
     list(lookup.prefill(prefix(text), 0, 100))
     hindsight = NgramHindsight(lookup)
     hindsight.update(prefix(text), 0)
-    proposed_AG, accepted_AG, found_A = hindsight.means()
+    odds = hindsight.odds()
+    assert odds.looped_A == pytest.approx(kept, abs=0.15) and odds.found_A == pytest.approx(0)
     for gamma in (1, 4, 8, 16):
-        assert accepted_AG[1, gamma] == pytest.approx(kept * gamma, abs=0.15 * gamma)
-    assert (accepted_AG <= proposed_AG).all() and found_A == pytest.approx(kept, abs=0.15)
+        assert odds.rounds_AG[1, gamma] == pytest.approx(odds.looped_A[1] / (1 + gamma), rel=0.05)
+        assert odds.offered_AG[1, gamma] == pytest.approx(gamma * odds.rounds_AG[1, gamma], rel=0.05)
+        assert odds.acceptance(1, gamma) == pytest.approx(kept, abs=0.02)
+
+
+def test_text_half_of_which_repeats_itself_is_read_twice_as_fast() -> None:
+    """In the mean of places n-grams know 8 tokens more; yet every other token needs a proposal of its own."""
+    hindsight = NgramHindsight(NgramProposer(1))
+    hindsight.places.extend([(64, KNOWN), (0, 0)] * 48)
+    it = replace(estimates(lambda tier, width: float(tier == "full"), {}), odds=hindsight.odds())
+    assert values(it)[Plan(("ngram", "full"), (16,))] == pytest.approx(2 / (1 + 1 / 17), rel=0.04)
+
+
+@pytest.mark.parametrize("hits", [0, 3, KNOWN])
+def test_odds_tell_acceptance_of_proposals(hits: int) -> None:
+    hindsight = NgramHindsight(NgramProposer(1))
+    hindsight.places.extend([(8, hits)] * 96)
+    assert hindsight.odds().acceptance(1, 4) == pytest.approx(min(hits, 4) / 4, abs=0.01)
+
+
+def test_text_of_its_own_outweighs_prompt() -> None:
+    """The prompt repeats itself, and eight places of the text do not."""
+    both = SequenceState(np.concatenate([LOOP[:200], np.arange(100, 172)])[None], ints([200]))
+    lookup = NgramProposer(1)
+    assert list(lookup.prefill(both, 0, 200)) == [200]
+    hindsight = NgramHindsight(lookup)
+    hindsight.update(both, 0)
+    (before,) = hindsight.odds().looped_A[1:]
+    both.lengths_B[0] = 272
+    hindsight.update(both, 0)
+    (after,) = hindsight.odds().looped_A[1:]
+    assert before > 0.7 and after < 0.2
 
 
 def test_hindsight_rows_keep_their_places() -> None:
@@ -84,5 +119,5 @@ def test_hindsight_rows_keep_their_places() -> None:
 def test_short_match_before_draft_counts_alone() -> None:
     hindsight = NgramHindsight(NgramProposer(1))
     hindsight.places += [(0, 0), (ALONE, 1), (0, 0)]
-    _, _, found_A = hindsight.means()
+    found_A = hindsight.odds().found_A
     assert found_A[1] > 0 and found_A[0] == 0

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from triforce.planner.plan import NgramOdds
 from triforce.planner.planner_config import CONFIG
 from triforce.speculation import NgramProposer, SequenceState
 from triforce.speculation.ngram import ALONE, BEFORE_A_DRAFT
@@ -22,6 +23,7 @@ TEMPERATURE_BOUNDS = (0.0, 0.5, 0.9, 1.1)  # between them, texts are about equal
 MAX_GAMMA = 16  # tokens that n-grams propose in hindsight, at most
 KNOWN = 8  # tokens behind a place that are compared: where all are right, as many as were proposed are taken to be
 PLACE_DECAY = 0.94  # of what hindsight has seen before, per place
+PROMPT_PLACE = 0.25  # of the prompt's places, once the text has places of its own: it may go another way
 PRIOR_PLACES = 2  # places without a match, before anything was seen
 MOST_PLACES = 96  # those before them hardly count
 
@@ -130,19 +132,30 @@ class NgramHindsight:
         self._ngrams = ngrams
         self.places = deque([(0, 0)] * PRIOR_PLACES, maxlen=MOST_PLACES)
         """Matches and hits of the latest ones; the first had none."""
+        self._own: int | None = None
+        """How many of them are of the text: those of the first update are of the prompt."""
 
     def update(self, prefix: SequenceState, b: int) -> int:
         """Try the new text of row b; returns how many of its tokens n-grams predicted."""
         tried = list(self._ngrams.hindsight(prefix, b, KNOWN))
         self.places += tried
+        self._own = 0 if self._own is None else self._own + len(tried)
         return sum(hits for _, hits in tried)
 
-    def means(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return tokens proposed and accepted (A, G), and the share of places with a match (A,): see `Estimates`."""
+    def odds(self) -> NgramOdds:
+        """Return what the places say."""
         match_P, hits_P = np.array(self.places).T
         weight_P = PLACE_DECAY ** np.arange(len(match_P))[::-1]
+        if self._own:
+            weight_P[: max(0, len(weight_P) - self._own)] *= PROMPT_PLACE
         weight_AP = (match_P >= np.array([[BEFORE_A_DRAFT], [ALONE]])) * (weight_P / weight_P.sum())
         reach_P = np.array([NgramProposer.reach(match) for match in match_P.tolist()])
         proposed_PG = np.minimum(reach_P[:, None], np.arange(MAX_GAMMA + 1))
         accepted_PG = np.minimum(proposed_PG, np.where(hits_P < KNOWN, hits_P, MAX_GAMMA)[:, None])
-        return weight_AP @ proposed_PG, weight_AP @ accepted_PG, weight_AP.sum(1)
+        inside_AP, outside_AP = weight_AP * (hits_P >= KNOWN), weight_AP * (hits_P < KNOWN)
+        looped_A = inside_AP.sum(1)
+        outside_AP /= np.maximum(1e-9, 1 - looped_A[:, None])
+        of_places = outside_AP.sum(1), outside_AP @ proposed_PG, outside_AP @ accepted_PG
+        return NgramOdds(
+            *of_places, looped_A, inside_AP @ (1 / (1 + accepted_PG)), inside_AP @ (proposed_PG / (1 + accepted_PG))
+        )

@@ -15,7 +15,7 @@ import numpy as np
 from triforce.kvcache import RetrievalView
 from triforce.planner.acceptance import AcceptanceTracker, NgramHindsight
 from triforce.planner.cost_model import CostModel
-from triforce.planner.pass_costs import AMONG_MODELS, FULL
+from triforce.planner.pass_costs import AMONG_MODELS, BESIDE_NGRAMS, FULL
 from triforce.planner.plan import BudgetFactors, Estimates, Plan
 from triforce.planner.planner_config import CONFIG
 from triforce.ragged import Ints
@@ -62,10 +62,11 @@ class Beliefs:
         alike: dict[tuple[str, int, int], list[float]] = {}
         for tier, width, rows, took in passes:
             alike.setdefault((tier, width, rows), []).append(took + between)
-        among, usual = bool({*plan.tiers} - {FULL, "ngram"}), 0.0
+        others, usual = {*plan.tiers} - {FULL}, 0.0
+        full = AMONG_MODELS if others - {"ngram"} else BESIDE_NGRAMS if others else FULL
         for (tier, width, rows), some in alike.items():
             keys = rows * self._keys(tier, lengths) / len(lengths)
-            name = AMONG_MODELS if tier == FULL and among else tier
+            name = full if tier == FULL else tier
             took = median(some) if len(some) > FEW else min(some)
             usual += len(some) * self.costs.observe(name, width, rows, keys, took, len(some))
         return usual
@@ -85,10 +86,11 @@ class Beliefs:
     def estimates(self, lengths: Sequence[int], budgets: Sequence[BudgetFactors] = ((),)) -> Estimates:
         """Return what is believed of rows of these lengths, with each of these budgets of the retrieval tier."""
         rows, keys_K, accepted_KZ = len(lengths), *self._retrieval(lengths, budgets)
-        keys = {FULL: [sum(lengths)], AMONG_MODELS: [sum(lengths)], "retrieval": keys_K, "draft": [0], "ngram": [0]}
+        keys = {tier: [sum(lengths)] for tier in (FULL, BESIDE_NGRAMS, AMONG_MODELS)}
+        keys |= {"retrieval": keys_K, "draft": [0], "ngram": [0]}
         seconds_KW = {tier: self.costs.passes.table(tier, rows, each_K, WIDEST) for tier, each_K in keys.items()}
         accepted = {tier: self._bounds(tier, max(lengths))[None] for tier in ("draft", "ngram")}
-        return Estimates(rows, seconds_KW, {**accepted, "retrieval": accepted_KZ}, *self.hindsight.means())
+        return Estimates(rows, seconds_KW, {**accepted, "retrieval": accepted_KZ}, self.hindsight.odds())
 
     def _keys(self, tier: str, lengths: Sequence[int]) -> int:
         """Keys that a pass reads, of all rows; the draft's window is part of what each of its passes reads."""
@@ -96,9 +98,7 @@ class Beliefs:
 
     def _accepted(self, ngrams: NgramProposer) -> float:
         """The part of what n-grams propose now that hindsight expects to be accepted."""
-        proposed_AG, accepted_AG, _ = self.hindsight.means()
-        which = int(ngrams.below is None), ngrams.gamma
-        return float(accepted_AG[which] / max(proposed_AG[which], 1e-9))
+        return self.hindsight.odds().acceptance(int(ngrams.below is None), ngrams.gamma)
 
     def _bounds(self, tier: str, length: int, factor: float = 1.0) -> np.ndarray:
         mean, deviation = self.acceptance.of(tier, length, factor)

@@ -28,9 +28,9 @@ MOST_KINDS = 48  # of a tier
 KEY_SCALE = 64.0
 """Keys below which their number hardly matters."""
 
-FULL, AMONG_MODELS = "full", "full among models"
-"""The full tier alone or with n-grams, and between passes of other models, which leave the processor's caches full of
-other weights: behind short prompts that makes its passes half as long again."""
+FULL, BESIDE_NGRAMS, AMONG_MODELS = "full", "full beside n-grams", "full among models"
+"""The full tier alone, with n-grams, and between passes of other models. Those leave the processor's caches full of
+other weights, and behind short prompts that makes its passes half as long again; n-grams make them a tenth longer."""
 
 Kind = tuple[int, int, int]
 """Width, rows, and the size of its keys: a power of the square root of two."""
@@ -159,9 +159,10 @@ class PassCosts:
         """The seconds to expect of passes of up to `widest` tokens of a row, of none first: (K, W)."""
         about = (rows, widest, *keys_K)
         if tier not in self._tables or self._tables[tier][0] != about:
-            width_W = np.arange(1.0, widest + 1)
-            found_KW = np.stack([self._seconds(tier, width_W, rows, keys) for keys in keys_K])
-            self._tables[tier] = about, np.pad(found_KW, ((0, 0), (1, 0)))
+            width_W, found_KW = np.arange(1.0, widest + 1), np.zeros((len(keys_K), widest + 1))
+            for k, keys in enumerate(keys_K):
+                found_KW[k, 1:] = self._seconds(tier, width_W, rows, keys)
+            self._tables[tier] = about, found_KW
         return self._tables[tier][1]
 
     def seconds(self, tier: str, width: float, rows: int, keys: float) -> float:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from triforce.planner.pass_costs import AMONG_MODELS, FULL
+from triforce.planner.pass_costs import AMONG_MODELS, BESIDE_NGRAMS, FULL
 from triforce.ragged import Ints
 
 Amount = Any
@@ -95,22 +95,43 @@ def plan_space(draft: bool, retrieval: bool) -> PlanSpace:
     return PlanSpace(tuple(plans), draft_N, ngram_N, retrieval_N, tuple(families))
 
 
+class NgramOdds(NamedTuple):
+    """What n-grams would have given at places of the text, where a draft stands below them (0) and alone (1).
+
+    Where the text goes on as it did before for long, a proposal leads over many places: such places are told apart,
+    and counted for each token of the text. looped_A: their share; rounds_AG, offered_AG: proposals that lead over them,
+    and tokens of these. At other places a proposal may begin anywhere. found_A: the share of them with a match;
+    proposed_AG, accepted_AG: tokens, in the mean of them.
+    """
+
+    found_A: np.ndarray
+    proposed_AG: np.ndarray
+    accepted_AG: np.ndarray
+    looped_A: np.ndarray
+    rounds_AG: np.ndarray
+    offered_AG: np.ndarray
+
+    def acceptance(self, alone: int, gamma: int) -> float:
+        """Return the share of proposed tokens that is accepted."""
+        at = alone, gamma
+        outside = (1 - self.looped_A[alone]) / (1 + self.accepted_AG[at])
+        accepted = self.looped_A[alone] - self.rounds_AG[at] + outside * self.accepted_AG[at]
+        return float(accepted / max(1e-9, self.offered_AG[at] + outside * self.proposed_AG[at]))
+
+
 @dataclass(frozen=True, slots=True)
 class Estimates:
     """Costs and acceptance of the tiers, for the rows of a batch.
 
-    seconds_KW: by tier, of a pass over so many tokens of each row, or of as many of a fused draft; the full tier among
-    other models is told apart. accepted_KZ: by tier, the share of draft tokens that is accepted, of those that the tier
-    above looked at; of n-grams the part that comes true of what hindsight predicts, which is: found_A, the share of
-    places with a match; proposed_AG, accepted_AG, tokens in the mean of places.
+    seconds_KW: by tier, of a pass over so many tokens of each row, or of as many of a fused draft; the full tier beside
+    n-grams and among other models is told apart. accepted_KZ: by tier, the share of draft tokens that is accepted, of
+    those that the tier above looked at; of n-grams the part that comes true of what hindsight predicts, their `odds`.
     """
 
     rows: int
     seconds_KW: Mapping[str, np.ndarray]
     accepted_KZ: Mapping[str, np.ndarray]
-    proposed_AG: np.ndarray
-    accepted_AG: np.ndarray
-    found_A: np.ndarray
+    odds: NgramOdds
 
 
 class Round(NamedTuple):
@@ -138,25 +159,35 @@ def proposals(space: PlanSpace, it: Estimates) -> tuple[np.ndarray, np.ndarray]:
         retrieved, used_N = _retrieved(it, draft, space.retrieval_N), space.retrieval_N > 0
         draft = Round(*(np.where(used_N, *both) for both in zip(retrieved, draft, strict=True)))
     alone_N = space.draft_N + space.retrieval_N == 0
-    full, among = (_at(it.seconds_KW[tier][0], draft.width + 1) for tier in (FULL, AMONG_MODELS))
-    seconds = draft.seconds + np.where(alone_N, full, among)
+    full, beside, among = (_at(it.seconds_KW[tier][0], draft.width + 1) for tier in (FULL, BESIDE_NGRAMS, AMONG_MODELS))
+    seconds = draft.seconds + np.where(alone_N, np.where(space.ngram_N == 0, full, beside), among)
     shape = *it.accepted_KZ["retrieval"].shape, len(space.plans)
     return np.broadcast_to(draft.verified, shape), np.broadcast_to(seconds, shape)
 
 
 def _drafted(space: PlanSpace, it: Estimates) -> Round:
-    """A round of n-grams, and of the draft where they have no match or are not used."""
+    """A round of n-grams, and of the draft where they have no match or are not used.
+
+    Rounds are counted for each token of the text, inside of what repeats itself and outside.
+    """
     draft_N, used_N, trust_Z1 = space.draft_N, space.ngram_N > 0, it.accepted_KZ["ngram"][0][:, None]
-    alone_N = (draft_N == 0).astype(int)
-    found = trust_Z1 * (used_N * it.found_A[alone_N])
-    proposed = trust_Z1 * (used_N * it.proposed_AG[alone_N, space.ngram_N])
-    accepted = trust_Z1 * (used_N * it.accepted_AG[alone_N, space.ngram_N])
+    alone_N, odds = (draft_N == 0).astype(int), it.odds
+    place_N = alone_N, space.ngram_N
+    found, looped = (trust_Z1 * (used_N * share_A[alone_N]) for share_A in (odds.found_A, odds.looped_A))
+    proposed, accepted, inside, offered = (
+        trust_Z1 * (used_N * each_AG[place_N])
+        for each_AG in (odds.proposed_AG, odds.accepted_AG, odds.rounds_AG, odds.offered_AG)
+    )
+    drafted = expected(it.accepted_KZ["draft"][0][:, None], draft_N)
+    outside = (1 - looped) / (found + accepted + (1 - found) * drafted)
+    rounds = inside + outside
+    proposed, found = (offered + outside * proposed) / rounds, (inside + outside * found) / rounds
     missing = 1 - found
     somewhere, lacking = 1 - missing**it.rows, 1 - found**it.rows  # in some row
     return Round(
         proposed + missing * draft_N,
         it.seconds_KW["ngram"][0, 1] * used_N + lacking * it.seconds_KW["draft"][0, draft_N],
-        found + accepted + missing * expected(it.accepted_KZ["draft"][0][:, None], draft_N),
+        1 / rounds,
         np.maximum(proposed / np.maximum(found, 1e-9) * somewhere, lacking * draft_N),
     )
 
