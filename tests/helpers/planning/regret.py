@@ -11,7 +11,6 @@ from tests.helpers.planning.traces import Played, Trace, fixed_plans, played, tr
 from tests.helpers.planning.worlds import World
 from triforce.planner import CostModel, Plan
 from triforce.planner.cost_model import OLD_PASSES
-from triforce.planner.pass_costs import AMONG_MODELS, BESIDE_NGRAMS, FULL
 
 LENGTHS = 64, 256, 1024  # tokens of a text
 TUNED = "anthony-", "abraham-", "aio-libs"
@@ -72,9 +71,7 @@ def profile(trace: Trace, world: World) -> CostModel:
         for width, tier in ((width, tier) for width in 30 // len(world.widths) * world.widths for tier in tiers):
             keys = keys_of(tier, [length] * world.rows, 1.0)
             seconds = world.before(tier, width, world.rows, keys) if world.before else 0.0
-            names = [tier] if tier != FULL else [FULL] if width == 1 else [BESIDE_NGRAMS, AMONG_MODELS]
-            for name in names:  # plain decoding makes no wide passes
-                costs.observe(name, width, world.rows, keys, seconds * dice.lognormvariate(0, NOISE))
+            costs.observe(tier, width, world.rows, keys, seconds * dice.lognormvariate(0, NOISE))
     for seen in (seen for tier in costs.passes.tiers.values() for seen in tier.seen.values()):
         seen.count, seen.own = min(seen.count, OLD_PASSES), False
     costs.confirmed = False
