@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from triforce.planner import Plan, PlanController
-from triforce.planner.pass_costs import AMONG_MODELS, BESIDE_NGRAMS
+from triforce.planner.pass_costs import AMONG_MODELS
 from triforce.planner.plan import Estimates, NgramOdds, expected, plan_space, proposals
 
 LIVE = np.array([True])
@@ -45,7 +45,7 @@ def estimates(
     accepted_AG = found * (expected(shares.get("ngram", 0.0), gammas_AG) - 1)
     of_loops = np.zeros(2), np.zeros_like(gammas_AG), np.zeros_like(gammas_AG)
     odds = NgramOdds(np.full(2, found), found * gammas_AG, accepted_AG, *of_loops)
-    return Estimates(rows, of | dict.fromkeys((BESIDE_NGRAMS, AMONG_MODELS), of["full"]), certain, odds)
+    return Estimates(rows, of | {AMONG_MODELS: of["full"]}, certain, odds)
 
 
 @dataclass

@@ -15,7 +15,7 @@ import numpy as np
 from triforce.kvcache import RetrievalView
 from triforce.planner.acceptance import AcceptanceTracker, NgramHindsight
 from triforce.planner.cost_model import CostModel
-from triforce.planner.pass_costs import AMONG_MODELS, BESIDE_NGRAMS, FULL
+from triforce.planner.pass_costs import AMONG_MODELS, FULL
 from triforce.planner.plan import BudgetFactors, Estimates, Plan
 from triforce.planner.planner_config import CONFIG
 from triforce.ragged import Ints
@@ -62,11 +62,10 @@ class Beliefs:
         alike: dict[tuple[str, int, int], list[float]] = {}
         for tier, width, rows, took in passes:
             alike.setdefault((tier, width, rows), []).append(took + between)
-        others, usual = {*plan.tiers} - {FULL}, 0.0
-        full = AMONG_MODELS if others - {"ngram"} else BESIDE_NGRAMS if others else FULL
+        among, usual = bool({*plan.tiers} - {FULL, "ngram"}), 0.0
         for (tier, width, rows), some in alike.items():
             keys = rows * self._keys(tier, lengths) / len(lengths)
-            name = full if tier == FULL else tier
+            name = AMONG_MODELS if tier == FULL and among else tier
             took = median(some) if len(some) > FEW else min(some)
             usual += len(some) * self.costs.observe(name, width, rows, keys, took, len(some))
         return usual
@@ -86,8 +85,7 @@ class Beliefs:
     def estimates(self, lengths: Sequence[int], budgets: Sequence[BudgetFactors] = ((),)) -> Estimates:
         """Return what is believed of rows of these lengths, with each of these budgets of the retrieval tier."""
         rows, keys_K, accepted_KZ = len(lengths), *self._retrieval(lengths, budgets)
-        keys = {tier: [sum(lengths)] for tier in (FULL, BESIDE_NGRAMS, AMONG_MODELS)}
-        keys |= {"retrieval": keys_K, "draft": [0], "ngram": [0]}
+        keys = {FULL: [sum(lengths)], AMONG_MODELS: [sum(lengths)], "retrieval": keys_K, "draft": [0], "ngram": [0]}
         seconds_KW = {tier: self.costs.passes.table(tier, rows, each_K, WIDEST) for tier, each_K in keys.items()}
         accepted = {tier: self._bounds(tier, max(lengths))[None] for tier in ("draft", "ngram")}
         return Estimates(rows, seconds_KW, {**accepted, "retrieval": accepted_KZ}, self.hindsight.odds())

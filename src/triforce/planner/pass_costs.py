@@ -28,9 +28,9 @@ MOST_KINDS = 48  # of a tier
 KEY_SCALE = 64.0
 """Keys below which their number hardly matters."""
 
-FULL, BESIDE_NGRAMS, AMONG_MODELS = "full", "full beside n-grams", "full among models"
-"""The full tier alone, with n-grams, and between passes of other models. Those leave the processor's caches full of
-other weights, and behind short prompts that makes its passes half as long again; n-grams make them a tenth longer."""
+FULL, AMONG_MODELS = "full", "full among models"
+"""The full tier alone or with n-grams, and between passes of other models, which leave the processor's caches full of
+other weights: behind short prompts that makes its passes half as long again."""
 
 Kind = tuple[int, int, int]
 """Width, rows, and the size of its keys: a power of the square root of two."""
@@ -75,6 +75,11 @@ class TierCosts:
         unseen_W = np.minimum(1.0, far_WN.min(1))  # what is not known is thought well of, so that it is tried
         found_W: np.ndarray = np.exp(off_W - CONFIG.unseen_gain * unseen_W) * expected_W
         return found_W
+
+    def nearness(self, width_W: np.ndarray, rows: int, keys: float) -> np.ndarray:
+        """How near the nearest kind is that ran: 1 if it is the same, half of that at a distance of an octave (W,)."""
+        near_W: np.ndarray = np.exp2(-_distances(self._kinds(), width_W, rows, keys).min(1))
+        return near_W
 
     def is_near(self, width: int, rows: int, keys: float) -> bool:
         """Whether a kind like this one ran."""
@@ -172,6 +177,10 @@ class PassCosts:
     def _seconds(self, tier: str, width_W: np.ndarray, rows: int, keys: float) -> np.ndarray:
         """The same by width; of a tier that never ran, by the costs of the full one."""
         own = self.of(tier)
+        if tier == AMONG_MODELS and own.seen:  # behind short prompts they take longer, behind long ones they do not
+            alone_W, among_W = (costs.seconds(own.work, width_W, rows, keys) for costs in (self.of(FULL), own))
+            found_W: np.ndarray = self.speed * alone_W * (among_W / alone_W) ** own.nearness(width_W, rows, keys)
+            return found_W
         return self.speed * (own if own.seen else self.of(FULL)).seconds(own.work, width_W, rows, keys)
 
     def _change_speed(self, tier: str, late: float, passes: int) -> float:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from triforce.planner.pass_costs import AMONG_MODELS, BESIDE_NGRAMS, FULL
+from triforce.planner.pass_costs import AMONG_MODELS, FULL
 from triforce.ragged import Ints
 
 Amount = Any
@@ -123,9 +123,9 @@ class NgramOdds(NamedTuple):
 class Estimates:
     """Costs and acceptance of the tiers, for the rows of a batch.
 
-    seconds_KW: by tier, of a pass over so many tokens of each row, or of as many of a fused draft; the full tier beside
-    n-grams and among other models is told apart. accepted_KZ: by tier, the share of draft tokens that is accepted, of
-    those that the tier above looked at; of n-grams the part that comes true of what hindsight predicts, their `odds`.
+    seconds_KW: by tier, of a pass over so many tokens of each row, or of as many of a fused draft; the full tier among
+    other models is told apart. accepted_KZ: by tier, the share of draft tokens that is accepted, of those that the tier
+    above looked at; of n-grams the part that comes true of what hindsight predicts, their `odds`.
     """
 
     rows: int
@@ -159,8 +159,8 @@ def proposals(space: PlanSpace, it: Estimates) -> tuple[np.ndarray, np.ndarray]:
         retrieved, used_N = _retrieved(it, draft, space.retrieval_N), space.retrieval_N > 0
         draft = Round(*(np.where(used_N, *both) for both in zip(retrieved, draft, strict=True)))
     alone_N = space.draft_N + space.retrieval_N == 0
-    full, beside, among = (_at(it.seconds_KW[tier][0], draft.width + 1) for tier in (FULL, BESIDE_NGRAMS, AMONG_MODELS))
-    seconds = draft.seconds + np.where(alone_N, np.where(space.ngram_N == 0, full, beside), among)
+    full, among = (_at(it.seconds_KW[tier][0], draft.width + 1) for tier in (FULL, AMONG_MODELS))
+    seconds = draft.seconds + np.where(alone_N, full, among)
     shape = *it.accepted_KZ["retrieval"].shape, len(space.plans)
     return np.broadcast_to(draft.verified, shape), np.broadcast_to(seconds, shape)
 
