@@ -11,7 +11,7 @@ import torch
 from tests.helpers.laws.tiny import MODELS
 from triforce.planner import CostModel, cost_model
 from triforce.planner.cost_model import costs_path
-from triforce.planner.pass_costs import MOST_KINDS
+from triforce.planner.pass_costs import AMONG_MODELS, MOST_KINDS
 from triforce.planner.planner_config import CONFIG
 from triforce.planner.searched_layers import Finding
 from triforce.planner.tier_work import TierWork
@@ -54,6 +54,15 @@ def test_costs_of_unvaried_width_are_bounded() -> None:
     assert 0.9e-4 <= costs.passes.seconds("draft", 4, 1, 0) <= 4.1e-4
     assert 0.9e-3 <= costs.passes.seconds("full", 4, 1, 500) <= 4e-3
     assert costs.passes.of("draft").count == 20 and not costs.passes.of("retrieval").count
+
+
+def test_dear_passes_of_short_contexts_say_nothing_of_long_ones() -> None:
+    """Those of the full tier among other models were four times as dear behind 600 tokens: once, as nobody tried again."""
+    costs = learnt()
+    for width in (2, 3, 4):
+        costs.observe(AMONG_MODELS, width, 1, 600, 4 * true(width, 600), 4)
+    assert costs.passes.seconds(AMONG_MODELS, 4, 1, 600) == pytest.approx(4 * true(4, 600), rel=0.2)
+    assert costs.passes.seconds(AMONG_MODELS, 8, 1, 30_000) == pytest.approx(true(8, 30_000), rel=0.2)
 
 
 def test_acceptance_is_stored_and_bounded(tmp_path: Path) -> None:
