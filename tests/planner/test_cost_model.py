@@ -57,7 +57,7 @@ def test_costs_of_unvaried_width_are_bounded() -> None:
 
 
 def test_dear_passes_of_short_contexts_say_nothing_of_long_ones() -> None:
-    """Those of the full tier among other models were four times as dear behind 600 tokens: once, as nobody tried again."""
+    """Among other models they were four times as dear behind 600 tokens, and so drafts were never tried again."""
     costs = learnt()
     for width in (2, 3, 4):
         costs.observe(AMONG_MODELS, width, 1, 600, 4 * true(width, 600), 4)
