@@ -17,7 +17,7 @@ def whole_file(path: Path) -> Iterator[Path]:
 
     What a link points to is replaced, not the link. Raises OSError.
     """
-    path = path.resolve()
+    path = Path(os.path.realpath(path))
     partial = path.with_name(f"{path.name}.{secrets.token_hex(8)}{PARTIAL}")
     try:
         yield partial

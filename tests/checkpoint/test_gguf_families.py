@@ -134,6 +134,8 @@ def metadata(config: Any, arch: str, own: dict[str, str]) -> dict[str, Any]:
         sizes |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": rope["factor"]}
     if rope["rope_type"] == "yarn":
         sizes |= {"rope.scaling.original_context_length": rope["original_max_position_embeddings"]}
+        if arch == "OLMO2":  # whose converter writes what comes to cos and sin in all
+            sizes |= {"rope.scaling.attn_factor": 0.1 * log(rope["factor"]) + 1}
     sizes |= {key: getattr(config, field) for key, field in own.items()}
     if PATTERN in sizes:
         sizes[PATTERN] = [kind == "sliding_attention" for kind in sizes[PATTERN]]

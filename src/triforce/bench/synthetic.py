@@ -145,7 +145,7 @@ def least_seconds(
     for tier in tiers:
         work, keys = works.get(tier.name, full), min(tier.visible_tokens or context, context)
         width = 1 + proposed / max(1, tier.passes)
-        if tier.name == "retrieval" and lower_bits:
+        if tier.name != "full" and lower_bits:
             each = work.of_lower(width, keys, lower_bits)
         else:
             each = work.of(width, keys, replace(work.config, kv_int8=int8))

@@ -121,7 +121,7 @@ def read_gguf_config(file: GGUFFile) -> HFConfig:
         max_position_embeddings=positions,
         sliding_window=read_window(fields, family),
         rope_theta=theta,
-        scaling=read_gguf_scaling(config, file, rotated, positions, whole),
+        scaling=read_gguf_scaling(config, file, rotated, positions, whole, model_type == "olmo3"),
         architecture=replace(parts, norm_offset=0.0, rotated=rotated if rotated < head_dim else 0),  # norms: the sum
         local_theta=read_local_theta(fields, family),
     )

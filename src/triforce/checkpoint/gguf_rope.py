@@ -1,4 +1,4 @@
-"""What became of the positions of models in GGUF files: metadata, and tensors of divisors."""
+"""Rotations of models in GGUF files: what became of their positions, by metadata and tensors of divisors."""
 
 from __future__ import annotations
 
@@ -28,12 +28,20 @@ class Divided(Scaling):
         return 1.0 / wavelengths(theta, D) / torch.tensor(self.divisors, dtype=torch.float32), 1.0
 
 
-def read_gguf_scaling(config: Fields, file: GGUFFile, D: int, positions: int, whole: bool) -> Scaling:
+def read_gguf_scaling(
+    config: Fields, file: GGUFFile, D: int, positions: int, whole: bool, tempered: bool = False
+) -> Scaling:
     """The scaling of positions. A file that names no type has a linear one, by 1 where it has no factor.
 
-    D: channels of a head that are rotated. whole: as in `Yarn`; it is the family's. Raises ModelError.
+    D: channels of a head that are rotated. whole: as in `Yarn`; it is the family's. tempered: whether the factor of a
+    file is that of cos and sin, and not one that comes on top. Raises ModelError.
     """
-    if LONG_FACTORS[1] in file.tensors:
+    if any(name in file.tensors for name in LONG_FACTORS):
+        config.require("rope.scaling.type", ("none", "linear", "longrope"))
+        for name in ("rope.scaling.factor", "rope.scale_linear"):
+            config.require(name, (0, 1))
+        if FACTORS in file.tensors:
+            raise ModelError(f"{file.path}: {FACTORS} and {LONG_FACTORS[1]} exclude one another; download it again")
         original = config.whole("rope.scaling.original_context_length", positions, least=2)
         short, long = (list(_divisors(file, name, D)) for name in LONG_FACTORS)
         return LongRope(original, short, long, config.number("rope.scaling.attn_factor", 1.0, least=1e-3))
@@ -52,8 +60,9 @@ def read_gguf_scaling(config: Fields, file: GGUFFile, D: int, positions: int, wh
     original = config.whole("rope.scaling.original_context_length", positions, least=2)
     fast = config.number("rope.scaling.yarn_beta_fast", 32.0, least=1e-3)
     slow = config.number("rope.scaling.yarn_beta_slow", 1.0, least=1e-3)
+    usual, given = 0.1 * log(factor) + 1.0, config.get("rope.scaling.attn_factor") is not None
     temper = config.number("rope.scaling.attn_factor", 1.0, least=1e-3)
-    return Yarn(factor, original, fast, slow, (0.1 * log(factor) + 1.0) * temper, whole)
+    return Yarn(factor, original, fast, slow, temper if tempered and given else usual * temper, whole)
 
 
 def _divisors(file: GGUFFile, name: str, D: int) -> tuple[float, ...]:

@@ -77,7 +77,7 @@ class TierCosts:
         return found_W
 
     def nearness(self, width_W: np.ndarray, rows: int, keys: float) -> np.ndarray:
-        """How near the nearest kind is that ran: 1 if it is the same, half of that at a distance of an octave (W,)."""
+        """Nearness of the nearest kind that ran (W,): 1 if it is the same, half of that at a distance of an octave."""
         near_W: np.ndarray = np.exp2(-_distances(self._kinds(), width_W, rows, keys).min(1))
         return near_W
 
@@ -156,7 +156,8 @@ class PassCosts:
         found.keys += part * (keys - found.keys)
         if known < MANY:
             costs.fit()
-        for name in [name for name in self._tables if name == tier or not self.tiers[name].seen]:
+        told = {tier, AMONG_MODELS} if tier == FULL else {tier}  # by these costs
+        for name in [name for name in self._tables if name in told or not self.tiers[name].seen]:
             del self._tables[name]
         return self.speed * exp(found.log)
 
@@ -177,7 +178,9 @@ class PassCosts:
     def _seconds(self, tier: str, width_W: np.ndarray, rows: int, keys: float) -> np.ndarray:
         """The same by width; of a tier that never ran, by the costs of the full one."""
         own = self.of(tier)
-        if tier == AMONG_MODELS and own.seen:  # behind short prompts they take longer, behind long ones they do not
+        if (
+            tier == AMONG_MODELS and own.seen and self.of(FULL).seen
+        ):  # behind short prompts they take longer, behind long ones they do not
             alone_W, among_W = (costs.seconds(own.work, width_W, rows, keys) for costs in (self.of(FULL), own))
             found_W: np.ndarray = self.speed * alone_W * (among_W / alone_W) ** own.nearness(width_W, rows, keys)
             return found_W

@@ -96,7 +96,7 @@ def plan_space(draft: bool, retrieval: bool) -> PlanSpace:
 
 
 class NgramOdds(NamedTuple):
-    """What n-grams would have given at places of the text, where a draft stands below them (0) and alone (1).
+    """Odds of n-grams at places of the text, where a draft stands below them (0) and alone (1).
 
     Where the text goes on as it did before for long, a proposal leads over many places: such places are told apart,
     and counted for each token of the text. looped_A: their share; rounds_AG, offered_AG: proposals that lead over them,

@@ -134,9 +134,9 @@ def test_cuda_pass_is_captured_once_per_bucket(decoder: Decoder, monkeypatch: py
     assert [width for _, width in shapes_run] == [4, 4, 2]
     assert shapes_run[0] == shapes_run[1]
     model.forward(
-        torch.ones(1, 65).long(), memory, ForwardBatch([0], [(2, PageTable(torch.ones(1, 9).int(), [0], [65]))]), None
+        torch.ones(1, 81).long(), memory, ForwardBatch([0], [(2, PageTable(torch.ones(1, 9).int(), [0], [81]))]), None
     )
-    assert shapes_run[-1][1] == 65
+    assert shapes_run[-1][1] == 81
 
 
 def test_rotary_tables_grow_with_positions(decoder: Decoder) -> None:
