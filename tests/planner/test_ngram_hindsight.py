@@ -39,7 +39,7 @@ def test_hindsight_equals_ngram_proposals(text: np.ndarray) -> None:
     assert list(lookup.prefill(prefix(text), 0, 199)) == [199]
     tried = list(lookup.hindsight(prefix(text), 0, MAX_GAMMA))
     places = range(199 - TRIED, 400 - MAX_GAMMA + 1, STRIDE)
-    assert tried == [asked_then(text, place) for place in places]
+    assert tried == [(*asked_then(text, place), place >= 199) for place in places]
     assert not list(lookup.hindsight(prefix(text), 0, MAX_GAMMA))  # once is enough
 
 
@@ -73,7 +73,7 @@ def test_hindsight_detects_loop(text: np.ndarray, kept: float) -> None:
 def test_text_half_of_which_repeats_itself_is_read_twice_as_fast() -> None:
     """In the mean of places n-grams know 8 tokens more; yet every other token needs a proposal of its own."""
     hindsight = NgramHindsight(NgramProposer(1))
-    hindsight.places.extend([(64, KNOWN), (0, 0)] * 48)
+    hindsight.places.extend([(64, KNOWN, True), (0, 0, True)] * 48)
     it = replace(estimates(lambda tier, width: float(tier == "full"), {}), odds=hindsight.odds())
     assert values(it)[Plan(("ngram", "full"), (16,))] == pytest.approx(2 / (1 + 1 / 17), rel=0.04)
 
@@ -81,7 +81,7 @@ def test_text_half_of_which_repeats_itself_is_read_twice_as_fast() -> None:
 @pytest.mark.parametrize("hits", [0, 3, KNOWN])
 def test_odds_tell_acceptance_of_proposals(hits: int) -> None:
     hindsight = NgramHindsight(NgramProposer(1))
-    hindsight.places.extend([(8, hits)] * 96)
+    hindsight.places.extend([(8, hits, True)] * 96)
     assert hindsight.odds().acceptance(1, 4) == pytest.approx(min(hits, 4) / 4, abs=0.01)
 
 
@@ -97,6 +97,18 @@ def test_text_of_its_own_outweighs_prompt() -> None:
     hindsight.update(both, 0)
     (after,) = hindsight.odds().looped_A[1:]
     assert before > 0.7 and after < 0.2
+
+
+def test_prompts_of_all_rows_count_less_than_text() -> None:
+    """Whatever row is looked at first, and although a second one's prompt is seen behind the text of the first."""
+    ids_BS = np.stack([np.concatenate([LOOP[:200], np.arange(100, 172)])] * 2)
+    both, lookup = SequenceState(ids_BS, ints([200, 200])), NgramProposer(2)
+    for b in range(2):
+        assert list(lookup.prefill(both, b, 200)) == [200]
+    hindsight, longer = NgramHindsight(lookup), SequenceState(ids_BS, ints([272, 272]))
+    hindsight.update(longer, 0)
+    hindsight.update(both, 1)
+    assert hindsight.odds().looped_A[1] < 0.4
 
 
 def test_hindsight_rows_keep_their_places() -> None:
@@ -118,6 +130,6 @@ def test_hindsight_rows_keep_their_places() -> None:
 
 def test_short_match_before_draft_counts_alone() -> None:
     hindsight = NgramHindsight(NgramProposer(1))
-    hindsight.places += [(0, 0), (ALONE, 1), (0, 0)]
+    hindsight.places += [(0, 0, True), (ALONE, 1, True), (0, 0, True)]
     found_A = hindsight.odds().found_A
     assert found_A[1] > 0 and found_A[0] == 0

@@ -130,24 +130,21 @@ class NgramHindsight:
 
     def __init__(self, ngrams: NgramProposer) -> None:
         self._ngrams = ngrams
-        self.places = deque([(0, 0)] * PRIOR_PLACES, maxlen=MOST_PLACES)
-        """Matches and hits of the latest ones; the first had none."""
-        self._own: int | None = None
-        """How many of them are of the text: those of the first update are of the prompt."""
+        self.places = deque([(0, 0, False)] * PRIOR_PLACES, maxlen=MOST_PLACES)
+        """Matches and hits of the latest ones, and whether each lies behind the prompt; the first ones had none."""
 
     def update(self, prefix: SequenceState, b: int) -> int:
         """Try the new text of row b; returns how many of its tokens n-grams predicted."""
         tried = list(self._ngrams.hindsight(prefix, b, KNOWN))
         self.places += tried
-        self._own = 0 if self._own is None else self._own + len(tried)
-        return sum(hits for _, hits in tried)
+        return sum(hits for _, hits, _ in tried)
 
     def odds(self) -> NgramOdds:
         """Return what the places say."""
-        match_P, hits_P = np.array(self.places).T
+        match_P, hits_P, own_P = np.array(self.places).T
         weight_P = PLACE_DECAY ** np.arange(len(match_P))[::-1]
-        if self._own:
-            weight_P[: max(0, len(weight_P) - self._own)] *= PROMPT_PLACE
+        if own_P.any():
+            weight_P[own_P == 0] *= PROMPT_PLACE
         weight_AP = (match_P >= np.array([[BEFORE_A_DRAFT], [ALONE]])) * (weight_P / weight_P.sum())
         reach_P = np.array([NgramProposer.reach(match) for match in match_P.tolist()])
         proposed_PG = np.minimum(reach_P[:, None], np.arange(MAX_GAMMA + 1))

@@ -102,7 +102,8 @@ class NgramProposer:
         self.level: int = below.level + 1 if below else 0
         self.counters = Counters(rows)
         self.indexes = [NgramIndex(self.least) for _ in range(rows)]
-        self._tried = [0] * rows
+        self._tried = [(0, 0)] * rows
+        """Of each row the place that is tried next in hindsight, and where its prompt ends."""
 
     @property
     def least(self) -> int:
@@ -154,7 +155,7 @@ class NgramProposer:
         """Read row b up to `length` tokens, 128K in a quarter of a second. A row left out is read when it is needed."""
         started = perf_counter()
         self.indexes[b].read(prefix.ids_BS[b, :length])
-        self._tried[b] = max(1, length - TRIED)
+        self._tried[b] = max(1, length - TRIED), length
         self.counters.prefill_seconds_B[b] += perf_counter() - started
         yield length
 
@@ -178,23 +179,25 @@ class NgramProposer:
         self._tried += other._tried
         self.counters.join(other.counters)
 
-    def hindsight(self, prefix: SequenceState, b: int, most: int) -> Iterator[tuple[int, int]]:
+    def hindsight(self, prefix: SequenceState, b: int, most: int) -> Iterator[tuple[int, int, bool]]:
         """Yield, for places of row b that were not tried yet, the length of the match and its hits, in tokens.
 
-        A place is tried once `most` tokens stand behind it. The text is read up to the last such place.
+        And whether the place lies behind the prompt. It is tried once `most` tokens stand behind it. The text is read
+        up to the last such place.
         """
         text_S, grams = prefix.ids_BS[b, : prefix.lengths_B[b]], self.indexes[b]
-        places = range(self._tried[b], len(text_S) - most + 1, STRIDE)
+        begin, prompt = self._tried[b]
+        places = range(begin, len(text_S) - most + 1, STRIDE)
         if places:
             grams.read(text_S[: places[-1]])
-            self._tried[b] = places[-1] + STRIDE
+            self._tried[b] = places[-1] + STRIDE, prompt
         for place in places:
             match, after = grams.match(text_S[:place])
             run = 0
             if match:
                 wrong = text_S[after : after + most] != text_S[place : place + most]  # what is beyond `place` is right
                 run = int(wrong.argmax()) if wrong.any() else most
-            yield match, run
+            yield match, run, place >= prompt
 
     def guess(self, prefix: SequenceState, b: int, least: float) -> Ints:
         text_S = prefix.ids_BS[b, : prefix.lengths_B[b]]
