@@ -7,10 +7,10 @@
 // Its int8 copy likewise:
 //     keys    [dim / 4][16 tokens][4]
 //     values  [4][dim][4 tokens]
-// A page of codes, int8 in the order of bf16, has their upper nibbles, the scales of its tokens, and their lower nibbles:
-//     nibbles  those of keys, then those of values: steps of 16 bytes, of which byte i has code i and above it code i + 16
+// A page of codes, int8 in the order of a copy, has their upper nibbles, the scales of its tokens, and their lower nibbles:
+//     nibbles  those of keys, then those of values: steps of 32 bytes, of which byte i has code i and above it code i + 32
 //     scales   bf16, 16 of keys and 16 of values
-// So what reads upper nibbles alone reads half of a page, which lies together. Kernels widen codes to 16 bits.
+// So what reads upper nibbles alone reads half of a page, which lies together.
 #pragma once
 
 #include <cstddef>
@@ -49,7 +49,7 @@ using At = std::conditional_t<is_code<P>, CodeAt, const P*>;
 
 /// Numbers of a page of type P that lie side by side in a step: channels of a key, tokens of a channel of values.
 template <class P>
-constexpr int packed_numbers = is_code<P> ? 2 : sizeof(uint32_t) / sizeof(P);
+constexpr int packed_numbers = sizeof(uint32_t) / sizeof(P);
 
 /// The scales of an int8 copy of a page. Each key is the nearest multiple of one scale, the largest 127 times it;
 /// likewise the values. Below zero: there is no copy, or the page has been written to since.
@@ -140,15 +140,15 @@ int key_index(int d, int at) {
 
 /// The code of this index.
 inline Code code_of(CodeAt codes, int index) {
-    const uint8_t* upper = codes.upper + index / 32 * 16 + index % 16;
-    const int shift = index & 16 ? 4 : 0;
+    const uint8_t* upper = codes.upper + index / 64 * 32 + index % 32;
+    const int shift = index & 32 ? 4 : 0;
     return {static_cast<int8_t>((*upper >> shift & 15) << 4 | (upper[codes.lower] >> shift & 15))};
 }
 
 /// Writes it. The other nibble of its bytes is another token's, where it is a key's: one thread at a time.
 inline void set_code(CodeAt codes, int index, Code code) {
-    uint8_t* upper = codes.upper + index / 32 * 16 + index % 16;
-    const int shift = index & 16 ? 4 : 0, others = 15 << (4 - shift);
+    uint8_t* upper = codes.upper + index / 64 * 32 + index % 32;
+    const int shift = index & 32 ? 4 : 0, others = 15 << (4 - shift);
     *upper = static_cast<uint8_t>((*upper & others) | (code.multiple >> 4 & 15) << shift);
     upper[codes.lower] = static_cast<uint8_t>((upper[codes.lower] & others) | (code.multiple & 15) << shift);
 }

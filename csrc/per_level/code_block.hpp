@@ -1,17 +1,18 @@
 // One block of codes against the few queries of a tile: the full tier's int8.
 //
-// As key_block.hpp, in exact integers: a query is rounded to int16 with a scale of its own, and so are its weights of a
-// block, each of them times its value's scale, the largest of which is 32767. So sums are the same at each level. What a
+// As key_block.hpp, in exact integers: a query is rounded to int8 with a scale of its own, and its weights of a block, each
+// of them times its value's scale, to int16, the largest of which is 32767. So sums are the same at each level. What a
 // query does not see has weight 0, whatever it holds. P is Code, or UpperCode where half of each is read.
 #pragma once
 
+#include "code_weights.hpp"
 #include "key_edge.hpp"
 
 namespace triforce::TF_LEVEL {
 
-/// The scales of a tile's queries, times what scores are multiplied with; and of those for the sinks.
-struct QueryScales {
-    const float *window, *sinks;
+/// The queries of a tile as integers, whose scales are times what scores are multiplied with; and those for the sinks.
+struct CodedQueries {
+    const IntegerQuery *window, *sinks;
 };
 
 /// What a tile sees of a block; without ranges all of it. `sinks`: its first pages, which meet the queries for sinks.
@@ -26,63 +27,105 @@ TF_INLINE const bf16* scales_behind(CodeAt keys, int dim) {
     return reinterpret_cast<const bf16*>(keys.upper + page_size * dim);
 }
 
-/// Lanes that a query sees, and `hidden` in the others.
-TF_INLINE F16 seen(const VisibleRanges* ranges, int page, F16 x, F16 hidden) {
-    return ranges ? ranges->pages[page].select(x, hidden) : x;
-}
+/// What a query sees of a block: `select` gives lanes of a page that it sees, and `hidden` in the others.
+struct WholeBlock {
+    TF_INLINE F16 select(int, F16 x, F16) const { return x; }
+};
+struct PartOfBlock {
+    const VisibleRanges& ranges;
+    TF_INLINE F16 select(int page, F16 x, F16 hidden) const { return ranges.pages[page].select(x, hidden); }
+};
 
-/// Makes a row's scores its weights, adds them to its sums, and rounds them, times scales of values, to `words`. Returns
-/// the scale of the words; 0 where there is nothing to add. Weights become NaN with their values' scales.
-template <class P>
-TF_INLINE float weigh(const Tile<Code>& tile, int row, const KeyBlock<P>& block, const VisibleRanges* ranges,
-                      F16 (&s)[block_pages], int16_t* words, int page) {
+/// Scales of a block's tokens; and whether those of values are finite, also behind what is seen.
+struct BlockScales {
+    F16 keys[block_pages], values[block_pages];
+    bool finite;
+
+    template <class P>
+    BlockScales(const KeyBlock<P>& block, int dim) {
+        F16 poison = zero();
+        for (int p = 0; p < block_pages; p++) {
+            const bf16* scales = scales_behind(block.keys[p], dim);
+            keys[p] = load(scales), values[p] = load(scales + page_size);
+            poison = add_product(poison, values[p], zero());
+        }
+        finite = reduce_add(poison) == 0;
+    }
+};
+
+/// Makes a row's scores its weights, adds them to its sums, and puts them, times scales of values, into their place.
+/// Returns the largest of each lane. Weights become NaN with their values' scales.
+template <class Seen>
+TF_INLINE F16 weigh(const Tile<Code>& tile, int row, const BlockScales& scales, Seen seen, F16 (&s)[block_pages],
+                    int page) {
     F16 top = set1(nothing_seen), most = zero();
-    for (int p = 0; p < block_pages; p++) top = max(seen(ranges, p, s[p], top), top);
+    for (int p = 0; p < block_pages; p++) top = max(seen.select(p, s[p], top), top);
     raise_shift(tile, row, top);
     F16 weighted[block_pages];
     for (int p = 0; p < block_pages; p++) {
-        s[p] = seen(ranges, p, weight(s[p], tile, row), zero());
-        weighted[p] = seen(ranges, p, s[p] * load(scales_behind(block.keys[p], tile.dim) + page_size), zero());
+        s[p] = seen.select(p, weight(s[p], tile, row), zero());
+        weighted[p] = seen.select(p, s[p] * scales.values[p], zero());
         most = max(weighted[p], most);
-        s[p] = s[p] + weighted[p] * zero();
     }
+    if (!scales.finite)
+        for (int p = 0; p < block_pages; p++) s[p] = s[p] + weighted[p] * zero();
     add_weights(tile, row, s, page);
+    for (int p = 0; p < block_pages; p++) s[p] = weighted[p];
+    return most;
+}
+
+/// Rounds weighted values' weights, the largest to 32767. Returns their scale; 0 where there is nothing to add.
+TF_INLINE float round_weights(F16 (&weights)[block_pages], F16 most, Weights& to) {
     const float largest = reduce_max(most);
     const bool adds = largest > least_weight;
     const F16 inverse = set1(adds ? int16_largest / largest : 0);
-    for (int p = 0; p < block_pages; p++) store_int16(words + p * page_size, weighted[p] * inverse);
+    for (F16& each : weights) each = each * inverse;
+    store_weights(to, weights);
     return adds ? largest / int16_largest : 0;
 }
 
+// Columns of values that a tile takes at once: with VNNI each has two sums.
+#if TF_SIMD_AVX512VNNI
+constexpr int value_columns(int queries) { return queries > 4 ? 1 : queries > 2 ? 2 : 4; }
+#else
+constexpr int value_columns(int queries) { return at_once(queries); }
+#endif
+
 template <class P, int R>
 TF_INLINE void add_codes(const Tile<Code>& tile, const KeyBlock<P>& block,
-                         const Word<Code> (*words)[block_steps<Code>], const float* scales) {
+                         const Weights (&weights)[R], const float (&scales)[R]) {
     constexpr int steps = steps_of_page<Code>;
-    by_columns<R>(tile.dim, [&](auto columns, int column) {
+    const int64_t dim = tile.dim;
+    by_columns<value_columns(R)>(tile.dim, [&](auto columns, int column) {
         constexpr int C = columns.value;
-        I16 acc[R][C] = {};
+        WeightSums acc[R][C] = {};
         for (int page = 0; page < block_pages; page++) {
-            CodeAt values = block.values[page] + column;
+            CodeAt values = block.values[page] + 2 * column;
             const int64_t ahead = block.values_ahead[page].upper - block.values[page].upper;
-            for (int step = 0; step < steps; step++, values = values + tile.dim) {
-                CodeAt at[C];
-                for (int c = 0; c < C; c++) at[c] = values + c * step_size<P>;
-                multiply<P, R, C>(acc, words[0] + page * steps + step, block_steps<Code>, at);
-                prefetch(values.upper + ahead);
-                if constexpr (std::is_same_v<P, Code>) prefetch(at[C / 3 * 2].upper + values.lower + ahead);
+            for (int step = 0; step < steps; step++, values = values + 2 * dim) {
+                ValueCodes codes[C];
+                for (int c = 0; c < C; c++) {
+                    const CodeAt at = values + c * step_size<P>;
+                    codes[c] = value_codes(load_codes<std::is_same_v<P, Code>>(at.upper, at.upper + at.lower));
+                }
+                for (int r = 0; r < R; r++)
+                    for (int c = 0; c < C; c++) acc[r][c] = dot(acc[r][c], codes[c], weights[r], page, step);
+                for (int c = 0; c < C; c += 2) {
+                    prefetch(values.upper + c * step_size<P> + ahead);
+                    if constexpr (std::is_same_v<P, Code>) prefetch(values.upper + c * step_size<P> + values.lower + ahead);
+                }
             }
         }
-        for (int r = 0; r < R; r++)
-            for (int c = 0; c < C && scales[r] != 0; c++) {
-                float* to = tile.acc + r * tile.dim + column + c * 16;
-                store(to, load(to) + floats(acc[r][c]) * set1(scales[r]));
-            }
+        float* to = tile.acc + column;
+        for (int r = 0; r < R; r++, to += dim)
+            for (int c = 0; c < C; c++)
+                store(to + c * 16, fma(floats(total(acc[r][c])), set1(scales[r]), load(to + c * 16)));
     });
 }
 
 /// Attends to a block of codes. `page`: where it begins in the split.
 template <class P, int R>
-void attend_codes(const Tile<Code>& tile, const QueryScales& queries, KeyBlock<P> block, const Sight& sight,
+void attend_codes(const Tile<Code>& tile, const CodedQueries& queries, KeyBlock<P> block, const Sight& sight,
                   int page) {
     I16 products[R][block_pages], of_sinks[R][block_pages];
     if (sight.ranges) replace_hidden<P, R>(block, sight.ranges);
@@ -92,21 +135,25 @@ void attend_codes(const Tile<Code>& tile, const QueryScales& queries, KeyBlock<P
     else
         score<P, R>(tile.words, R, tile.dim, block, products);
     if (sight.sinks) score<P, R>(tile.sink_words, R, tile.dim, block, of_sinks);
-    alignas(64) Word<Code> words[R][block_steps<Code>];
-    float scales[R];
+    const BlockScales scales(block, tile.dim);
+    F16 weighted[R][block_pages], most[R];
     for (int r = 0; r < R; r++) {
-        F16 s[block_pages];
+        F16(&s)[block_pages] = weighted[r];
         for (int p = 0; p < block_pages; p++) {
             const bool sink = p < sight.sinks;
-            const F16 scale = set1(sink ? queries.sinks[r] : queries.window[r]);
-            const F16 scales_of_keys = load(scales_behind(block.keys[p], tile.dim));
-            s[p] = floats(sink ? of_sinks[r][p] : products[r][p]) * (scales_of_keys * scale);
+            const IntegerQuery& query = sink ? queries.sinks[r] : queries.window[r];
+            const F16 bias = set1(static_cast<float>(key_bias * query.sum));
+            const F16 exact = floats(sink ? of_sinks[r][p] : products[r][p]) - bias;
+            s[p] = exact * (scales.keys[p] * set1(query.scale));
         }
         cap_scores(tile, s);
-        scales[r] = weigh(tile, r, block, sight.ranges ? sight.ranges + r : nullptr, s,
-                          reinterpret_cast<int16_t*>(words[r]), page);
+        most[r] = sight.ranges ? weigh(tile, r, scales, PartOfBlock{sight.ranges[r]}, s, page)
+                               : weigh(tile, r, scales, WholeBlock{}, s, page);
     }
-    add_codes<P, R>(tile, block, words, scales);
+    Weights weights[R];
+    float of_weights[R];
+    for (int r = 0; r < R; r++) of_weights[r] = round_weights(weighted[r], most[r], weights[r]);
+    add_codes<P, R>(tile, block, weights, of_weights);
 }
 
 }  // namespace triforce::TF_LEVEL

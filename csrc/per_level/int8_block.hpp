@@ -8,10 +8,10 @@
 
 namespace triforce::TF_LEVEL {
 
-/// The queries of a tile as int8: [dim / 4][height] quads, and the scale of each.
+/// The queries of a tile as int8: [dim / 4][height] quads, and what is known of each.
 struct Int8Queries {
     const PackedWord* quads;
-    const float* scales;
+    const IntegerQuery* each;
 };
 
 template <class T, int R>
@@ -46,7 +46,7 @@ void attend_int8(const Tile<T>& tile, const Int8Queries& queries, const KeyBlock
     for (int r = 0; r < R; r++) {
         F16 s[block_pages];
         for (int p = 0; p < block_pages; p++) {
-            const F16 scale = set1(queries.scales[r] * scales[p].keys * tile.scale);
+            const F16 scale = set1(queries.each[r].scale * scales[p].keys * tile.scale);
             s[p] = floats(products[r][p]) * scale;
         }
         cap_scores(tile, s);

@@ -44,6 +44,12 @@ struct Tile {
     bool page_sequential;
 };
 
+/// A query as int8: their scale, and their sum.
+struct IntegerQuery {
+    float scale;
+    int32_t sum;
+};
+
 /// Into the second-level cache: the first one is full of this block.
 TF_INLINE void prefetch(const void* line) { __builtin_prefetch(line, 0, 2); }
 
@@ -178,10 +184,9 @@ struct Constant {
     static constexpr int value = N;
 };
 
-/// Calls body(Constant<C>, first channel) for all channels, C * 16 at a time: as many as registers hold for R queries.
-template <int R, class Body>
+/// Calls body(Constant<C>, first channel) for all channels, C * 16 at a time, `widest` of them at most.
+template <int widest, class Body>
 TF_INLINE void by_columns(int dim, Body body) {
-    constexpr int widest = at_once(R);
     const int columns = dim / 16, parts = (columns + widest - 1) / widest;
     for (int part = 0; part < parts; part++) {
         const int from = columns * part / parts, count = columns * (part + 1) / parts - from;
@@ -220,7 +225,7 @@ void attend_block(const Tile<T>& tile, const KeyBlock<T>& block, int page) {
         store_weights<T>(words[r], s);
         add_weights(tile, r, s, page);
     }
-    by_columns<R>(tile.dim, [&](auto columns, int column) {
+    by_columns<at_once(R)>(tile.dim, [&](auto columns, int column) {
         Accumulator<T, R, columns.value> sum(tile, column);
         for (int p = 0; p < block_pages; p++) sum.add(tile, block, words, column, p, 0, steps_of_page<T>);
         sum.store_to(tile, column);

@@ -64,7 +64,7 @@ template <class T, int R>
 void add_steps(const Tile<T>& tile, const KeyBlock<T>& block, const Word<T> (*words)[block_steps<T>], int first,
                int last) {
     constexpr int of_page = steps_of_page<T>;
-    by_columns<R>(tile.dim, [&](auto columns, int column) {
+    by_columns<at_once(R)>(tile.dim, [&](auto columns, int column) {
         Accumulator<T, R, columns.value> sum(tile, column);
         for (int step = first, end; step < last; step = end) {
             const int page = step / of_page, stop = (page + 1) * of_page;

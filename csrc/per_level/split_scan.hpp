@@ -37,19 +37,19 @@ void pack(const Attention& call, const void* q, const Queries& queries, int firs
     }
 }
 
-/// Queries rounded to integers, and their scales.
-template <class T, class Integer>
+/// Queries rounded to int8, and the scale and the sum of each.
+template <class T>
 void pack_integers(const Attention& call, const void* q, const Queries& queries, int first, int height,
-                   PackedWord* words, float* scales) {
-    constexpr int numbers = sizeof(uint32_t) / sizeof(Integer);
+                   PackedWord* words, IntegerQuery* to) {
     const int dim = call.pages->dim;
     for (int r = 0; r < height; r++) {
         const T* from = query<T>(call, q, queries, first + r);
-        alignas(64) Integer rounded[largest_dim];
-        scales[r] = scale_of<Integer>(from, dim);
-        quantise(from, dim, scales[r], rounded);
-        for (int step = 0; step < dim / numbers; step++)
-            __builtin_memcpy(words + step * height + r, rounded + step * numbers, sizeof(uint32_t));
+        alignas(64) int8_t rounded[largest_dim];
+        to[r] = {scale_of<int8_t>(from, dim), 0};
+        quantise(from, dim, to[r].scale, rounded);
+        for (int d = 0; d < dim; d++) to[r].sum += rounded[d];
+        for (int step = 0; step < dim / 4; step++)
+            __builtin_memcpy(words + step * height + r, rounded + step * 4, sizeof(uint32_t));
     }
 }
 
@@ -77,11 +77,11 @@ class SplitScan {
                         lane_sums_ + first * 16, page_sums ? page_sums + first * split_pages : nullptr, height, dim,
                         scale, call.pages->score_cap * bits_of_e, page_sequential};
             first_[i] = first;
-            pack_queries(call.q, first, height, words_, scales_, scale);
-            if (call.q_sinks) pack_queries(call.q_sinks, first, height, sink_words_, sink_scales_, scale);
+            pack_queries(call.q, first, height, words_, integers_, scale);
+            if (call.q_sinks) pack_queries(call.q_sinks, first, height, sink_words_, sink_integers_, scale);
             if constexpr (!is_code<P>)
                 if (first_page_ < coarse_page_)
-                    pack_integers<T, int8_t>(call, call.q, queries, first, height, quads_ + first * dim / 4, scales_ + first);
+                    pack_integers<T>(call, call.q, queries, first, height, quads_ + first * dim / 4, integers_ + first);
         }
     }
 
@@ -97,12 +97,12 @@ class SplitScan {
         int64_t first, last;
     };
 
-    /// Of codes each has a scale, times `scale`.
-    void pack_queries(const void* q, int first, int height, Word<P>* words, float* scales, float scale) const {
+    /// Where pages have codes, as integers, whose scales are multiplied with `scale`.
+    void pack_queries(const void* q, int first, int height, Word<P>* words, IntegerQuery* integers, float scale) const {
         words += first * call_.pages->dim / numbers_of_word<P>;
         if constexpr (is_code<P>) {
-            pack_integers<T, int16_t>(call_, q, queries_, first, height, words, scales + first);
-            for (int r = first; r < first + height; r++) scales[r] *= scale;
+            pack_integers<T>(call_, q, queries_, first, height, words, integers + first);
+            for (int r = first; r < first + height; r++) integers[r].scale *= scale;
         } else {
             pack<T>(call_, q, queries_, first, height, words);
         }
@@ -179,8 +179,8 @@ class SplitScan {
             for (int r = 0; r < R && !whole; r++)
                 visible[r] = visible_ranges(last_key(call_, queries_, first_[i] + r), token);
             if constexpr (is_code<P>) {
-                const QueryScales scales{scales_ + first_[i], sink_scales_ + first_[i]};
-                attend_codes<N, R>(tile, scales, block, {whole ? nullptr : visible, sink_pages(token)}, in_split);
+                const CodedQueries queries{integers_ + first_[i], sink_integers_ + first_[i]};
+                attend_codes<N, R>(tile, queries, block, {whole ? nullptr : visible, sink_pages(token)}, in_split);
             } else if (whole) {
                 attend_block<P, R>(tile, block, in_split);
             } else {
@@ -191,7 +191,7 @@ class SplitScan {
 
     /// All queries see the block whole: it lies before the first of them.
     void attend(int i, const KeyBlock<int8_t>& block, int64_t page) {
-        const Int8Queries queries{quads_ + first_[i] * call_.pages->dim / 4, scales_ + first_[i]};
+        const Int8Queries queries{quads_ + first_[i] * call_.pages->dim / 4, integers_ + first_[i]};
         PageScales scales[block_pages];
         for (int p = 0; p < block_pages; p++) scales[p] = call_.pages->scales_of(queries_.g, list_[page + p]);
         by_height(tile_[i].height, [&](auto rows) {
@@ -223,7 +223,7 @@ class SplitScan {
     alignas(64) Word<P> words_[group_floats / numbers_of_word<P>];
     alignas(64) Word<P> sink_words_[group_floats / numbers_of_word<P>];
     alignas(64) PackedWord quads_[group_floats / 4];
-    float scales_[group_queries], sink_scales_[group_queries];  // of queries as integers
+    IntegerQuery integers_[group_queries], sink_integers_[group_queries];
 };
 
 }  // namespace triforce::TF_LEVEL

@@ -1,5 +1,5 @@
 // One step of a product, by the type of numbers: 64 bytes of weights or of a page, times one word for all lanes. Of half
-// a step is 32 bytes, and the word a float; of codes it is 16 bytes of each plane, which become pairs of int16.
+// a step is 32 bytes, and the word a float; of codes it is 32 bytes of each plane.
 //
 // Without vdpbf16ps a step of bf16 has two parts, each multiplied as floats: first the higher half of each pair, then
 // the lower one, as vdpbf16ps does.
@@ -8,12 +8,12 @@
 #include <type_traits>
 
 #include "../pages.hpp"
-#include "wide.hpp"
+#include "code_step.hpp"
 
 namespace triforce::TF_LEVEL {
 
 template <class T>
-constexpr int step_size = is_code<T> ? 16 : 64 / sizeof(T);
+constexpr int step_size = is_code<T> ? 32 : 64 / sizeof(T);
 template <class T>
 constexpr int numbers_of_word = packed_numbers<T>;
 #if TF_SIMD_AVX512BF16
@@ -51,14 +51,14 @@ using Sum = std::conditional_t<sizeof(T) == 1, I16, F16>;
 template <class T>
 using Input = std::conditional_t<std::is_same_v<T, half>, float, T>;
 
-/// One or more numbers in memory, for all lanes: four int8, two bf16, one float; two int16 that multiply codes.
+/// One or more numbers in memory, for all lanes: four int8, two bf16, one float.
 template <class T>
 using Word = std::conditional_t<sizeof(T) == 1, PackedWord, std::conditional_t<sizeof(T) == 2, PairWord, float>>;
 
 template <class T, int part>
 TF_INLINE auto load_step(At<T> at) {
     if constexpr (is_code<T>)
-        return load_codes<std::is_same_v<T, Code>>(at.upper, at.upper + at.lower);
+        return key_codes(load_codes<std::is_same_v<T, Code>>(at.upper, at.upper + at.lower));
     else if constexpr (sizeof(T) == 1)
         return load_quads(at);
     else if constexpr (!std::is_same_v<T, bf16>)
@@ -70,7 +70,7 @@ TF_INLINE auto load_step(At<T> at) {
 template <class T, int part>
 TF_INLINE auto spread(const Word<T>& word) {
     if constexpr (is_code<T>)
-        return set1_wide(word.bits);
+        return set1_quad(word.bits);
     else if constexpr (sizeof(T) == 1)
         return with_signs(set1_quad(word.bits));
     else if constexpr (sizeof(T) == 4)

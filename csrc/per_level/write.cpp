@@ -64,7 +64,9 @@ struct Numbers<Code> {
     CodeAt at;
     TF_INLINE Code get(int index) const { return code_of(at, index); }
     TF_INLINE void set(int index, Code x) const { set_code(at, index, x); }
-    TF_INLINE void set_word(int index, const Code* x) const { set(index, x[0]), set(index + 1, x[1]); }
+    TF_INLINE void set_word(int index, const Code* x) const {
+        for (int i = 0; i < packed_numbers<Code>; i++) set(index + i, x[i]);
+    }
 };
 
 /// The page of a slot, and the token in it.

@@ -42,6 +42,14 @@ def rounded(x_D: Tensor) -> Tensor:
     return torch.cat([codes_D, scale.view(torch.int8)], -1)
 
 
+def rounded_queries(q_D: Tensor) -> Tensor:
+    """Round queries (..., D) as they meet int8 keys on a CPU: to multiples of a 127th of the largest, float32."""
+    q_D = q_D.float()
+    scale = q_D.abs().amax(-1, keepdim=True) / LARGEST
+    inverse = torch.where(scale > 0, 1 / scale, 0.0)
+    return (q_D * inverse).clamp(-LARGEST, LARGEST).round() * scale
+
+
 def rotated_head(x_D: Tensor) -> Tensor:
     """Rotate heads (..., D) by Hadamard matrices in blocks of the largest power of two that divides D: float32.
 

@@ -20,6 +20,7 @@ from triforce.backends.kernel_api import PageTable, pages_for
 from triforce.backends.token_sampler import make_noise, sampling
 from triforce.backends.torch.attention import attend_causal
 from triforce.bench import shapes
+from triforce.bench.model_work import coded_attention
 from triforce.bench.roofline import Roofline, Work, probes
 from triforce.bench.synthetic import fill
 from triforce.bench.whole_passes import Model, SparseView, filled, one_pass
@@ -130,7 +131,7 @@ def _prefill() -> Iterator[Row]:
     calls, roofline = probes()
     times = in_turns([*calls, *ours, torchs])
     roof, work = roofline(times[: len(calls)]), Work(read, {"bfloat16": operations})
-    coded = Work(read * pools[1].config.kv_bytes(2) // config.kv_bytes(2), {"int16": operations})
+    coded = Work(read * pools[1].config.kv_bytes(2) // config.kv_bytes(2), coded_attention(operations))
     names = {"prefill attention": work, "prefill attention, int8 KV": coded, "prefill attention, torch": work}
     for (kernel, work), took in zip(names.items(), times[len(calls) :], strict=True):
         row = _row(kernel, took, work, roof, context=context, width=width)

@@ -29,8 +29,8 @@ class ModelWork:
         """
         products, attention = self._operations(width, keys)
         config = config or self.config
-        computed = "int16" if config.kv_int8 else "bfloat16"
-        operations = Counter({"int16" if self._coded else "bfloat16": products}) + Counter({computed: attention})
+        operations = Counter({"int16" if self._coded else "bfloat16": products})
+        operations += Counter(coded_attention(attention) if config.kv_int8 else {"bfloat16": attention})
         return Work(round(self._bytes(union) + config.kv_bytes(2) * self._seen(keys)), operations)
 
     def of_lower(self, width: float, keys: int, bits: int) -> Work:
@@ -62,6 +62,11 @@ class ModelWork:
         """Operations of products with weights, and of attention."""
         queries = self.config.layers * self.config.heads * self.config.head_dim
         return round(2 * width * self._numbers), round(4 * width * self._seen(keys) * queries)
+
+
+def coded_attention(operations: int) -> dict[str, int]:
+    """Return so many operations of attention over int8 KV by type: scores are of bytes, weights have 16 bits."""
+    return {"int8": operations // 2, "int16": operations // 2}
 
 
 @dataclass

@@ -13,14 +13,15 @@ from torch import Tensor
 
 from tests.helpers.fed_text import FedText, check_cuts
 from tests.helpers.paged_kv import PAGE, Paged, attend, by_the_book, native, pad_lists, slots, visible
-from triforce.backends.kv_rows import numbers, rounded
+from triforce.backends.kv_rows import numbers, rounded, rounded_queries
 from triforce.model.rope import Rope, rotate
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
 torch.set_num_threads(1)
 
-# Queries are rounded by 2^-16 of their largest, weights by 2^-16 of their block's; bfloat16 rounds the result.
+# Beside what is known to be rounded, queries to int8, weights are by 2^-16 of the largest of their block; bfloat16
+# rounds the result.
 BOUND = {torch.bfloat16: 2**-8, torch.float32: 2**-12}
 MASS = 4e-4
 
@@ -39,7 +40,7 @@ def test_codes_random_rows_equal_float64(T: int, S: int, D: int, G: int, h: int,
     kv = Paged(G, D, pages=-(-S // PAGE) + 3, dtype=dtype, codes=True)
     row, q_BTHD = kv.row(S), kv.normal(1, T, G * h, D)
     got = attend(kv, q_BTHD, [S - T], [T], row.list_P[None])
-    wanted = by_the_book(q_BTHD[0], row.k_SGD, row.v_SGD, visible(S - T, T, S))
+    wanted = by_the_book(rounded_queries(q_BTHD[0]), row.k_SGD, row.v_SGD, visible(S - T, T, S))
     assert error(got[0][0], wanted[0], row.v_SGD) <= 1
     torch.testing.assert_close(got[1][0].double(), wanted[1], atol=MASS, rtol=MASS)
 
@@ -55,8 +56,8 @@ def test_codes_sinks_and_window_equal_float64(sinks: int, window: int, start: in
     kv.memory[:, row.list_P[hidden].long()] = -1
     for q_sinks in (q_sinks_BTHD, None):
         mixed, mass = attend(kv, q_BTHD, [start], [T], row.list_P[None], q_sinks=q_sinks, sinks=sinks, window=window)
-        seen, turned = visible(start, T, S, sinks, window), q_sinks[0] if q_sinks is not None else None
-        wanted = by_the_book(q_BTHD[0], row.k_SGD, row.v_SGD, seen, turned, sinks)
+        seen, turned = visible(start, T, S, sinks, window), rounded_queries(q_sinks[0]) if q_sinks is not None else None
+        wanted = by_the_book(rounded_queries(q_BTHD[0]), row.k_SGD, row.v_SGD, seen, turned, sinks)
         assert error(mixed[0], wanted[0], row.v_SGD) <= 1
         torch.testing.assert_close(mass[0].double(), wanted[1], atol=MASS, rtol=MASS)
 
@@ -75,7 +76,7 @@ def test_codes_ragged_random_batches_equal_float64(seed: int, dtype: torch.dtype
         assert not mixed[b, count:].any()
         if count:
             seen = visible(start, count, start + count)
-            wanted, _ = by_the_book(q_BTHD[b, :count], row.k_SGD, row.v_SGD, seen)
+            wanted, _ = by_the_book(rounded_queries(q_BTHD[b, :count]), row.k_SGD, row.v_SGD, seen)
             assert error(mixed[b, :count], wanted, row.v_SGD) <= 3  # queries are larger here, and so are scores
 
 

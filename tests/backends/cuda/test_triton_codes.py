@@ -26,6 +26,7 @@ from triforce.backends.cuda.triton import attention, pointwise
 from triforce.backends.cuda.triton.attention import DevicePageTable
 from triforce.backends.kernel_api import pages_for
 from triforce.backends.kv_rows import numbers, rounded
+from triforce.backends.torch import kv as torch_kv
 from triforce.cli import main
 from triforce.errors import RequestError
 from triforce.interface.sampling_params import SamplingParams
@@ -160,8 +161,9 @@ def logits(widths: tuple[int, ...]) -> Tensor:
 
 
 def test_triton_passes_over_codes_equal_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A prompt, which torch attends to, and narrow passes behind it."""
+    """A prompt, which torch attends to, and narrow passes behind it, of queries that are not rounded."""
     monkeypatch.setattr(native_loader, "native", None)
+    monkeypatch.setattr(torch_kv, "rounded_queries", lambda q_D: q_D)
     found = []
     for name in ("torch", "triton"):
         monkeypatch.setattr(native_loader, "wanted", name)

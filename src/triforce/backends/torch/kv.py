@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from triforce.backends.kernel_api import PAGE, Device, ForwardBatch, KeysValues, LayerAttention, PageTable, Rotation
-from triforce.backends.kv_rows import kv_dtype, numbers, rotated_head, rounded
+from triforce.backends.kv_rows import kv_dtype, numbers, rotated_head, rounded, rounded_queries
 from triforce.backends.torch.attention import attend, attend_causal
 from triforce.errors import CacheError
 from triforce.model.config import ModelConfig
@@ -107,6 +107,9 @@ class TorchKV:
         kv, sink_logits_LH = self._kv_L[layer], self.config.sink_logits_LH
         sink_logits_H = None if sink_logits_LH is None else sink_logits_LH[layer]
         rules = Rules(self.config.architecture.score_cap, sink_logits_H)
+        if self.config.kv_int8:
+            q_BTHD = rounded_queries(q_BTHD)
+            q_sinks_BTHD = None if q_sinks_BTHD is None else rounded_queries(q_sinks_BTHD)
         return attend_lists(q_BTHD, kv, lists, return_mass, q_sinks_BTHD, rules)
 
 

@@ -1,0 +1,81 @@
+// Codes of int8 KV in registers of the level: put together from their nibbles where they are read, and, of keys, multiplied
+// with four int8 of a query. Sums are exact.
+//
+// Products of bytes want one side without signs. With VNNI it is a key 128 higher, so that a sum is higher by as many times
+// that of the query. Elsewhere, where this would not fit, a key's sign goes to the query's number.
+#pragma once
+
+#include "simd.hpp"
+
+namespace triforce::TF_LEVEL {
+
+#if TF_SIMD_AVX512
+
+/// Sixteen quads of codes: the nibbles of `upper`, over those of `lower` or, where these are not read, half a step.
+template <bool whole>
+TF_INLINE Quads load_codes(const uint8_t* upper, const uint8_t* lower) {
+    const auto twice = [](const uint8_t* from) {
+        return _mm512_broadcast_i64x4(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+    };
+    const __m512i up = _mm512_sllv_epi32(twice(upper), _mm512_setr_epi32(4, 4, 4, 4, 4, 4, 4, 4, 0, 0, 0, 0, 0, 0, 0, 0));
+    __m512i down = _mm512_set1_epi8(8);
+    if constexpr (whole)
+        down = _mm512_srlv_epi32(twice(lower), _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 4, 4, 4, 4, 4, 4, 4, 4));
+    const __m512i top = _mm512_set1_epi8(static_cast<char>(0xf0));
+    return {_mm512_ternarylogic_epi32(top, up, down, 0xca)};  // top ? up : down
+}
+
+#elif TF_SIMD_AVX2
+
+template <bool whole>
+TF_INLINE Quads load_codes(const uint8_t* upper, const uint8_t* lower) {
+    const __m256i top = _mm256_set1_epi8(static_cast<char>(0xf0)), bottom = _mm256_set1_epi8(15);
+    const __m256i up = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(upper));
+    __m256i a = _mm256_set1_epi8(8), b = a;
+    if constexpr (whole) {
+        const __m256i down = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(lower));
+        a = _mm256_and_si256(down, bottom), b = _mm256_and_si256(_mm256_srli_epi16(down, 4), bottom);
+    }
+    a = _mm256_or_si256(a, _mm256_and_si256(_mm256_slli_epi16(up, 4), top));
+    b = _mm256_or_si256(b, _mm256_and_si256(up, top));
+    return {a, b};
+}
+
+#else
+
+template <bool whole>
+TF_INLINE Quads load_codes(const uint8_t* upper, const uint8_t* lower) {
+    int8_t codes[64];
+    for (int i = 0; i < 32; i++) {
+        const int below = whole ? lower[i] : 0x88;
+        codes[i] = static_cast<int8_t>(upper[i] << 4 | (below & 15));
+        codes[i + 32] = static_cast<int8_t>((upper[i] & 0xf0) | below >> 4);
+    }
+    return load_quads(codes);
+}
+
+#endif
+
+#if TF_SIMD_AVX512VNNI
+
+constexpr int key_bias = 128;
+struct KeyCodes {
+    Quads biased;
+};
+TF_INLINE KeyCodes key_codes(Quads x) { return {{_mm512_xor_si512(x.v, _mm512_set1_epi8(static_cast<char>(0x80)))}}; }
+TF_INLINE I16 dot(I16 acc, KeyCodes keys, Quads query) { return dot4_unsigned(acc, keys.biased, query); }
+
+#else
+
+constexpr int key_bias = 0;
+struct KeyCodes {
+    Signed codes;
+};
+TF_INLINE KeyCodes key_codes(Quads x) { return {with_signs(x)}; }
+TF_INLINE I16 dot(I16 acc, KeyCodes keys, Quads query) {
+    return dot4_unsigned(acc, keys.codes.magnitude, times_sign(query, keys.codes));
+}
+
+#endif
+
+}  // namespace triforce::TF_LEVEL
