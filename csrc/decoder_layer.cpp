@@ -113,20 +113,31 @@ void GatedMlp::forward(const float* x, int64_t rows, void* gated) const {
     const int64_t from = round_up(hidden(), block_size);
     void* normed = scratch.take<char>(rows * from * size_of(type()));
     norm_(x, rows, type(), normed);
-    if (!up_)
-        return multiply(
-            {{gate_.weights(), normed, from, rows, or_null(bias_), Epilogue::gate, gated, stride(), activation_}});
-    const int64_t each = stride(), count = rows * each;
-    const auto project = [&](const Matrix& matrix, const Floats& bias) {
+    Linear products[2];
+    project(normed, rows, gated, scratch, products);
+    multiply(products, this->products());
+    activate(products, gated);
+}
+
+void GatedMlp::project(const void* normed, int64_t rows, void* gated, Scratch& scratch, Linear* products) const {
+    const int64_t from = round_up(hidden(), block_size), each = stride();
+    if (!up_) {
+        *products = {gate_.weights(), normed, from, rows, or_null(bias_), Epilogue::gate, gated, each, activation_};
+        return;
+    }
+    const auto product = [&](const Matrix& matrix, const Floats& bias) {
         Weights weights = matrix.weights();
         weights.outputs = each;  // those beyond are zeros, which is what the next matrix reads there
-        return Linear{weights, normed, from, rows, or_null(bias), Epilogue::store, scratch.take<float>(count), each};
+        return Linear{weights, normed, from, rows, or_null(bias), Epilogue::store, scratch.take<float>(rows * each), each};
     };
-    const Linear gates = project(gate_, bias_), ups = project(*up_, up_bias_);
-    multiply({gates, ups});
-    by_chunks(count, [&](int64_t at, int64_t n) {
-        pointwise_kernels().gate(activation_, static_cast<const float*>(gates.y) + at,
-                                 static_cast<const float*>(ups.y) + at, n, type(),
+    products[0] = product(gate_, bias_), products[1] = product(*up_, up_bias_);
+}
+
+void GatedMlp::activate(const Linear* products, void* gated) const {
+    if (!up_) return;
+    by_chunks(products[0].rows * stride(), [&](int64_t at, int64_t n) {
+        pointwise_kernels().gate(activation_, static_cast<const float*>(products[0].y) + at,
+                                 static_cast<const float*>(products[1].y) + at, n, type(),
                                  static_cast<char*>(gated) + at * size_of(type()));
     });
 }

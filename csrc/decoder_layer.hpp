@@ -101,6 +101,12 @@ class GatedMlp {
     /// Writes `gated` (rows, stride) of the input's type.
     void forward(const float* x, int64_t rows, void* gated) const;
 
+    /// The same of rows that are normed, (rows, hidden rounded up to 16), in two steps, so that others can share a job:
+    /// so many `products` to be multiplied; then what is left to do with them.
+    int64_t products() const { return up_ ? 2 : 1; }
+    void project(const void* normed, int64_t rows, void* gated, Scratch& scratch, Linear* products) const;
+    void activate(const Linear* products, void* gated) const;
+
   private:
     Matrix gate_;  // interleaved with the up projection
     std::optional<Matrix> up_;  // unless the two are of different types

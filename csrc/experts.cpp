@@ -5,9 +5,13 @@
 #include <numeric>
 
 #include "memory.hpp"
+#include "threads.hpp"
 
 namespace triforce {
 namespace {
+
+using Chosen = std::vector<ExpertChoices::Choice>;
+constexpr int64_t columns_at_once = 512;  // of sums, by a thread
 
 std::optional<Tensor> at(const std::vector<Tensor>& biases, size_t expert) {
     return biases.empty() ? std::nullopt : std::optional<Tensor>(biases[expert]);
@@ -53,12 +57,6 @@ size_t Experts::bytes() const {
     return sum;
 }
 
-const float* Experts::normed(Scratch& scratch, const float* x, int64_t rows) const {
-    float* normed = scratch.take<float>(rows * round_up(hidden(), block_size));
-    norm_(x, rows, Type::f32, normed);
-    return normed;
-}
-
 ExpertChoices Experts::choose(const float* normed, int64_t rows) const {
     const int64_t E = router_.outputs(), stride = round_up(hidden(), block_size);
     Scratch scratch;
@@ -81,65 +79,70 @@ ExpertChoices Experts::choose(const float* normed, int64_t rows) const {
     return choices;
 }
 
-void Experts::gate(size_t expert, const Chosen& rows, const float* normed, void* gated) const {
-    Scratch scratch;
-    const int64_t C = hidden(), stride = round_up(C, block_size), count = static_cast<int64_t>(rows.size());
-    float* from = scratch.take<float>(count * C);
-    for (int64_t i = 0; i < count; i++) std::copy_n(normed + rows[i].row * stride, C, from + i * C);
-    gates_[expert].forward(from, count, gated);
-}
-
-void Experts::down(size_t expert, const Chosen& rows, const void* gated, float* sum) const {
-    Scratch scratch;
-    const int64_t C = outputs(), count = static_cast<int64_t>(rows.size());
-    float* out = scratch.take<float>(count * C);
-    const float* bias = or_null(down_biases_[expert]);
-    multiply({{downs_[expert].weights(), gated, down_stride(), count, bias, Epilogue::store, out, C}});
-    for (int64_t i = 0; i < count; i++) {
-        float* to = sum + rows[i].row * C;
-        for (int64_t c = 0; c < C; c++) to[c] += rows[i].weight * out[i * C + c];
-    }
-}
-
 int64_t Experts::forward(const float* x, int64_t rows, float* sum) const {
     Scratch scratch;
-    const float* read = normed(scratch, x, rows);
-    std::fill_n(sum, rows * outputs(), 0.0f);
-    const ExpertChoices choices = choose(read, rows);
-    for (size_t e = 0; e < choices.experts.size(); e++) {
-        const Chosen& chosen = choices.experts[e];
-        if (chosen.empty()) continue;
-        Scratch own;
-        void* gated = own.take<char>(chosen.size() * gated_stride() * size_of(type()));
-        gate(e, chosen, read, gated);
-        down(e, chosen, gated, sum);
-    }
+    void* gated = scratch.take<char>(rows * chosen_ * gated_stride() * size_of(type()));
+    const ExpertChoices choices = gate(x, rows, gated);
+    down(choices, gated, rows, sum);
     return choices.touched();
 }
 
 ExpertChoices Experts::gate(const float* x, int64_t rows, void* gated) const {
     Scratch scratch;
-    const float* read = normed(scratch, x, rows);
-    ExpertChoices choices = choose(read, rows);
-    char* to = static_cast<char*>(gated);
-    for (size_t e = 0; e < choices.experts.size(); e++) {
-        const Chosen& chosen = choices.experts[e];
-        if (chosen.empty()) continue;
-        gate(e, chosen, read, to);
-        to += chosen.size() * gated_stride() * size_of(type());
-    }
+    const int64_t size = size_of(type()), stride = round_up(hidden(), block_size), row_bytes = stride * size;
+    float* normed = scratch.take<float>(rows * stride);
+    char* rounded = scratch.take<char>(rows * row_bytes);
+    norm_(x, rows, Type::f32, normed);
+    parallel(rows, [&](int64_t row) {
+        pointwise_kernels().round(normed + row * stride, hidden(), type(), rounded + row * row_bytes);
+    });
+    const ExpertChoices choices = choose(normed, rows);
+    Linear* products = scratch.take<Linear>(2 * choices.count());
+    int64_t count = 0;
+    const auto to = [&](int64_t before) { return static_cast<char*>(gated) + before * gated_stride() * size; };
+    choices.each([&](size_t expert, const Chosen& chosen, int64_t before) {
+        const auto some = static_cast<int64_t>(chosen.size());
+        char* from = rounded;
+        if (some < rows) {
+            from = scratch.take<char>(some * row_bytes);
+            for (int64_t i = 0; i < some; i++)
+                std::copy_n(rounded + chosen[i].row * row_bytes, row_bytes, from + i * row_bytes);
+        }
+        gates_[expert].project(from, some, to(before), scratch, products + count);
+        count += gates_[expert].products();
+    });
+    multiply(products, count);
+    const Linear* done = products;
+    choices.each([&](size_t expert, const Chosen&, int64_t before) {
+        gates_[expert].activate(done, to(before));
+        done += gates_[expert].products();
+    });
     return choices;
 }
 
 void Experts::down(const ExpertChoices& choices, const void* gated, int64_t rows, float* sum) const {
-    std::fill_n(sum, rows * outputs(), 0.0f);
-    const char* from = static_cast<const char*>(gated);
-    for (size_t e = 0; e < choices.experts.size(); e++) {
-        const Chosen& chosen = choices.experts[e];
-        if (chosen.empty()) continue;
-        down(e, chosen, from, sum);
-        from += chosen.size() * down_stride() * size_of(type());
-    }
+    Scratch scratch;
+    const int64_t C = outputs(), all = choices.count(), size = size_of(type());
+    float* out = scratch.take<float>(all * C);
+    Linear* products = scratch.take<Linear>(all);
+    int64_t count = 0;
+    choices.each([&](size_t expert, const Chosen& chosen, int64_t before) {
+        const void* from = static_cast<const char*>(gated) + before * down_stride() * size;
+        const float* bias = or_null(down_biases_[expert]);
+        products[count++] = {downs_[expert].weights(), from, down_stride(), static_cast<int64_t>(chosen.size()), bias,
+                             Epilogue::store, out + before * C, C};
+    });
+    multiply(products, count);
+    parallel((C + columns_at_once - 1) / columns_at_once, [&](int64_t part) {
+        const int64_t first = part * columns_at_once, last = std::min(first + columns_at_once, C);
+        for (int64_t row = 0; row < rows; row++) std::fill(sum + row * C + first, sum + row * C + last, 0.0f);
+        choices.each([&](size_t, const Chosen& chosen, int64_t before) {
+            for (size_t i = 0; i < chosen.size(); i++) {
+                const float* of_choice = out + (before + static_cast<int64_t>(i)) * C;
+                for (int64_t c = first; c < last; c++) sum[chosen[i].row * C + c] += chosen[i].weight * of_choice[c];
+            }
+        });
+    });
 }
 
 }  // namespace triforce

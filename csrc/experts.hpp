@@ -31,6 +31,12 @@ struct ExpertChoices {
 
     /// Choices of all rows.
     int64_t count() const;
+    /// Calls body(expert, rows, choices before them) for each expert that some row has chosen, ascending.
+    template <class Body>
+    void each(Body body) const {
+        for (size_t e = 0, before = 0; e < experts.size(); before += experts[e++].size())
+            if (!experts[e].empty()) body(e, experts[e], static_cast<int64_t>(before));
+    }
     /// How many experts the first rows, at most `sampled`, have chosen together.
     int64_t touched() const;
 };
@@ -59,11 +65,7 @@ class Experts {
     void down(const ExpertChoices& choices, const void* gated, int64_t rows, float* sum) const;
 
   private:
-    using Chosen = std::vector<ExpertChoices::Choice>;
-    const float* normed(Scratch& scratch, const float* x, int64_t rows) const;
     ExpertChoices choose(const float* normed, int64_t rows) const;
-    void gate(size_t expert, const Chosen& rows, const float* normed, void* gated) const;
-    void down(size_t expert, const Chosen& rows, const void* gated, float* sum) const;
 
     Norm norm_;
     Matrix router_;

@@ -103,7 +103,10 @@ constexpr int64_t rounded_stride(const Weights& weights) {
     return weights.scales ? weights.inputs + block_size : widened_stride(weights) * static_cast<int64_t>(sizeof(float));
 }
 
-/// Computes some products of the same x in one job of the thread pool.
-void multiply(std::initializer_list<Linear> products);
+/// Computes some products in one job of the thread pool. Those of the same rows of x have them rounded once.
+void multiply(const Linear* products, int64_t count);
+inline void multiply(std::initializer_list<Linear> products) {
+    multiply(products.begin(), static_cast<int64_t>(products.size()));
+}
 
 }  // namespace triforce

@@ -159,7 +159,7 @@ void Matrix::pack_numbers(const std::vector<WeightSource>& interleaved, bool int
     weights_.inputs = round_up(inputs_, int8 || weights_.rounding() == Rounding::widen ? block_size : 2);
     const int64_t rows = weights_.blocks * block_size;
     const int64_t data = rows * weights_.inputs * (int8 ? 1 : size_of(weights_.numbers));
-    memory_ = Memory(data + (int8 ? rows * sizeof(float) : 0));
+    memory_ = Memory::in_slab(data + (int8 ? rows * sizeof(float) : 0));
     weights_.data = memory_.data();
     if (int8) weights_.scales = reinterpret_cast<const float*>(memory_.data() + data);
     pack_blocks(weights_, interleaved, [&](Type type, const char* from, int64_t lanes, int64_t block) {
@@ -172,7 +172,7 @@ void Matrix::pack_numbers(const std::vector<WeightSource>& interleaved, bool int
 
 void Matrix::pack_groups(const std::vector<WeightSource>& interleaved) {
     const int64_t bytes = block_bytes(parts(weights_.format), inputs_);
-    memory_ = Memory(weights_.blocks * bytes);
+    memory_ = Memory::in_slab(weights_.blocks * bytes);
     weights_.data = memory_.data();
     pack_blocks(weights_, interleaved, [&](Type type, const char* from, int64_t lanes, int64_t block) {
         std::vector<uint8_t> rounded;

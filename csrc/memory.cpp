@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <mutex>
 #include <new>
 #include <vector>
 
@@ -16,7 +17,13 @@
 namespace triforce {
 namespace {
 
-constexpr size_t cache_line = 64, huge_page = size_t{2} << 20;
+constexpr size_t cache_line = 64, huge_page = size_t{2} << 20, slab_size = size_t{32} << 20;
+
+std::shared_ptr<char> allocate(size_t bytes, size_t alignment) {
+    char* data = static_cast<char*>(std::aligned_alloc(alignment, bytes));
+    if (!data) throw std::bad_alloc();
+    return {data, [](char* all) { std::free(all); }};
+}
 
 // Blocks are kept from call to call. A call that needs more gets another block; the next call, one of the whole size.
 struct Arena {
@@ -45,8 +52,7 @@ void prefer_huge_pages(void* data, size_t bytes) {
 Memory::Memory(size_t bytes) : size_(bytes) {
     const size_t alignment = bytes >= huge_page ? huge_page : cache_line;
     const size_t allocated = round_up(bytes + cache_line, alignment);
-    data_.reset(static_cast<char*>(std::aligned_alloc(alignment, allocated)));
-    if (!data_) throw std::bad_alloc();
+    data_ = allocate(allocated, alignment);
     prefer_huge_pages(data(), bytes / huge_page * huge_page);  // what is left over would fill another one with nothing
     // The first to write a page decides where it lies. All threads do it, so that pages lie near all of them.
     const size_t all = bytes + cache_line;
@@ -54,6 +60,26 @@ Memory::Memory(size_t bytes) : size_(bytes) {
         std::memset(data() + page * huge_page, 0, std::min(huge_page, all - page * huge_page));
     });
     guarded(data(), bytes);
+}
+
+Memory Memory::in_slab(size_t bytes) {
+    const size_t size = round_up(bytes + cache_line, cache_line);
+    if (size >= huge_page || red_zone) return Memory(bytes);
+    static std::mutex in_use;
+    static std::weak_ptr<char> latest;
+    static size_t used;
+    std::lock_guard lock(in_use);
+    std::shared_ptr<char> slab = latest.lock();
+    if (!slab || used + size > slab_size) {
+        latest = slab = allocate(slab_size, huge_page), used = 0;
+        prefer_huge_pages(slab.get(), slab_size);
+    }
+    Memory memory;
+    memory.data_ = {slab, slab.get() + used};
+    memory.size_ = bytes;
+    std::memset(memory.data(), 0, size);
+    used += size;
+    return memory;
 }
 
 Scratch::Scratch() {

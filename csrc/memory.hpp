@@ -32,16 +32,18 @@ void prefer_huge_pages(void* data, size_t bytes);
 class Memory {
   public:
     Memory() = default;
+    Memory(Memory&&) = default;
+    Memory& operator=(Memory&&) = default;
     explicit Memory(size_t bytes);  // zeroed
+    /// The same in a slab that it has in common with others, if it is smaller than a huge page: thus it lies in one. A
+    /// slab is given back with the last of them.
+    static Memory in_slab(size_t bytes);
 
     char* data() const { return data_.get(); }
     size_t size() const { return size_; }
 
   private:
-    struct Free {
-        void operator()(char* data) const { std::free(data); }
-    };
-    std::unique_ptr<char, Free> data_;
+    std::shared_ptr<char> data_;
     size_t size_ = 0;
 };
 

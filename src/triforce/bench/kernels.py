@@ -41,12 +41,17 @@ TURNS, SECONDS = 5, 0.1
 def rows(contexts: Sequence[int], shape_names: Sequence[str]) -> Iterator[Row]:
     """Whole steps of each shape, prefill attention, and the sampler; what the machine can do before each shape."""
     for name in shape_names:
-        model = Model(name, max(contexts) + 64)
-        for context in contexts:
-            yield from _steps(model, context)
+        yield from _shape(name, contexts)
     yield from _prefill()
     for vocab in (8192, 128_256):
         yield from _sampler(vocab)
+
+
+def _shape(name: str, contexts: Sequence[int]) -> Iterator[Row]:
+    """Yield the steps of a shape, whose memory is free before the next one's is taken."""
+    model = Model(name, max(contexts) + 64)
+    for context in contexts:
+        yield from _steps(model, context)
 
 
 def in_turns(calls: Sequence[Callable[[], object]]) -> list[float]:
