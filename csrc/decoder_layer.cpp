@@ -113,7 +113,7 @@ void GatedMlp::forward(const float* x, int64_t rows, void* gated) const {
     const int64_t from = round_up(hidden(), block_size);
     void* normed = scratch.take<char>(rows * from * size_of(type()));
     norm_(x, rows, type(), normed);
-    Linear products[2];
+    Linear products[2]{};
     project(normed, rows, gated, scratch, products);
     multiply(products, this->products());
     activate(products, gated);

@@ -11,7 +11,7 @@ namespace triforce {
 namespace {
 
 using Chosen = std::vector<ExpertChoices::Choice>;
-constexpr int64_t columns_at_once = 512;  // of sums, by a thread
+constexpr int64_t rows_at_once = 8, columns_at_once = 2048;  // that a thread rounds, or sums up
 
 std::optional<Tensor> at(const std::vector<Tensor>& biases, size_t expert) {
     return biases.empty() ? std::nullopt : std::optional<Tensor>(biases[expert]);
@@ -93,8 +93,9 @@ ExpertChoices Experts::gate(const float* x, int64_t rows, void* gated) const {
     float* normed = scratch.take<float>(rows * stride);
     char* rounded = scratch.take<char>(rows * row_bytes);
     norm_(x, rows, Type::f32, normed);
-    parallel(rows, [&](int64_t row) {
-        pointwise_kernels().round(normed + row * stride, hidden(), type(), rounded + row * row_bytes);
+    parallel((rows + rows_at_once - 1) / rows_at_once, [&](int64_t part) {
+        for (int64_t row = part * rows_at_once; row < std::min(rows, (part + 1) * rows_at_once); row++)
+            pointwise_kernels().round(normed + row * stride, hidden(), type(), rounded + row * row_bytes);
     });
     const ExpertChoices choices = choose(normed, rows);
     Linear* products = scratch.take<Linear>(2 * choices.count());
@@ -137,9 +138,10 @@ void Experts::down(const ExpertChoices& choices, const void* gated, int64_t rows
         const int64_t first = part * columns_at_once, last = std::min(first + columns_at_once, C);
         for (int64_t row = 0; row < rows; row++) std::fill(sum + row * C + first, sum + row * C + last, 0.0f);
         choices.each([&](size_t, const Chosen& chosen, int64_t before) {
-            for (size_t i = 0; i < chosen.size(); i++) {
-                const float* of_choice = out + (before + static_cast<int64_t>(i)) * C;
-                for (int64_t c = first; c < last; c++) sum[chosen[i].row * C + c] += chosen[i].weight * of_choice[c];
+            for (const ExpertChoices::Choice& choice : chosen) {
+                const float *of_choice = out + before++ * C, weight = choice.weight;
+                float* to = sum + choice.row * C;
+                for (int64_t c = first; c < last; c++) to[c] += weight * of_choice[c];
             }
         });
     });

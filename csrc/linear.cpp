@@ -46,8 +46,8 @@ struct RoundedRows {
     int64_t first_job;  // of those that round rows
 
     bool suit(const Linear& l) const {
-        return rounding == triforce::rounding(l.weights) && of.x == l.x && of.rows == l.rows &&
-               of.weights.inputs == l.weights.inputs;
+        return of.x == l.x && of.rows == l.rows && of.x_stride == l.x_stride && of.weights.type == l.weights.type &&
+               of.weights.inputs == l.weights.inputs && rounding == triforce::rounding(l.weights);
     }
     int64_t stride() const {
         return rounding == Rounding::widen ? widened_stride(of.weights) : rounded_stride(of.weights);
@@ -96,8 +96,8 @@ void multiply(const Linear* products, int64_t count) {
         parts[i] = {l, grid, chunks};
     }
     parallel_if(numbers >= least_rounded_numbers, jobs, [&](int64_t job) {
-        const RoundedRows* own = rounded + kinds - 1;
-        while (job < own->first_job) own--;
+        const auto before = [](int64_t at, const RoundedRows& each) { return at < each.first_job; };
+        const RoundedRows* own = std::upper_bound(rounded, rounded + kinds, job, before) - 1;
         own->round(job - own->first_job);
     });
     parallel_if(work >= least_parallel_work, chunks, [&](int64_t chunk) {

@@ -1,5 +1,4 @@
-// Memory that the kernels own: cache-line aligned, in huge pages where it is large (page walks cost a fifth of the
-// bandwidth).
+// Memory that the kernels own: cache-line aligned, in huge pages (page walks cost a fifth of the bandwidth).
 #pragma once
 
 #include <cstddef>
@@ -35,8 +34,8 @@ class Memory {
     Memory(Memory&&) = default;
     Memory& operator=(Memory&&) = default;
     explicit Memory(size_t bytes);  // zeroed
-    /// The same in a slab that it has in common with others, if it is smaller than a huge page: thus it lies in one. A
-    /// slab is given back with the last of them.
+    /// The same in a slab of huge pages that it shares with others, if it is smaller than one. A slab is given back with
+    /// the last of them.
     static Memory in_slab(size_t bytes);
 
     char* data() const { return data_.get(); }

@@ -36,7 +36,7 @@ struct PartOfBlock {
     TF_INLINE F16 select(int page, F16 x, F16 hidden) const { return ranges.pages[page].select(x, hidden); }
 };
 
-/// Scales of a block's tokens; and whether those of values are finite, also behind what is seen.
+/// Scales of a block's tokens; and whether those of values, also behind what is seen, are finite times any weight.
 struct BlockScales {
     F16 keys[block_pages], values[block_pages];
     bool finite;
@@ -47,7 +47,7 @@ struct BlockScales {
         for (int p = 0; p < block_pages; p++) {
             const bf16* scales = scales_behind(block.keys[p], dim);
             keys[p] = load(scales), values[p] = load(scales + page_size);
-            poison = add_product(poison, values[p], zero());
+            poison = add_product(poison, values[p] * set1(2 * largest_weight), zero());
         }
         finite = reduce_add(poison) == 0;
     }

@@ -64,7 +64,7 @@ TF_INLINE void prefetch_step(At<T> page, int step) {
 
 /// A row's sums are rescaled where a score is so far above its shift, to base 2, and not for each one that is above it:
 /// the weights become larger than 1, but no less exact (FlashAttention-4, Dao et al. 2025).
-constexpr float most_above = 8;
+constexpr float most_above = 8, largest_weight = 256;
 
 struct BlockScores {
     F16 of_page[block_pages];

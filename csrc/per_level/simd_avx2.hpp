@@ -194,7 +194,8 @@ TF_INLINE Quads set1_quad(uint32_t x) {
     const __m256i both = _mm256_set1_epi32(static_cast<int>(x));
     return {both, both};
 }
-/// x within [0, 127] and w within [-127, 127]: words of two products, at most 2 * 127 * 127 = 32,258, do not saturate.
+/// x within [0, 128] and w within [-127, 127]: words of two products, at most 2 * 128 * 127 = 32,512, do not saturate.
+/// With VNNI there are no such words: all bytes do.
 TF_INLINE __m256i dot4_unsigned(__m256i acc, __m256i x, __m256i w) {
 #if TF_SIMD_AVXVNNI
     return _mm256_dpbusd_avx_epi32(acc, x, w);

@@ -112,7 +112,8 @@ struct Quads {
 };
 TF_INLINE Quads load_quads(const int8_t* from) { return {_mm512_loadu_si512(from)}; }
 TF_INLINE Quads set1_quad(uint32_t x) { return {_mm512_set1_epi32(static_cast<int>(x))}; }
-/// x within [0, 127] and w within [-127, 127]: words of two products, at most 2 * 127 * 127 = 32,258, do not saturate.
+/// x within [0, 128] and w within [-127, 127]: words of two products, at most 2 * 128 * 127 = 32,512, do not saturate.
+/// With VNNI there are no such words: all bytes do.
 TF_INLINE I16 dot4_unsigned(I16 acc, Quads x, Quads w) {
 #if TF_SIMD_AVX512VNNI
     return {_mm512_dpbusd_epi32(acc.v, x.v, w.v)};

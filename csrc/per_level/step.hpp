@@ -80,7 +80,7 @@ TF_INLINE auto spread(const Word<T>& word) {
 }
 
 // dot(acc, step, word): sixteen sums of the products of a step and a word. Those of int8, all within [-127, 127], are
-// exact; dot4_unsigned wants x within [0, 127], as the instructions want one side, so the other side takes the signs.
+// exact; dot4_unsigned wants x without signs, as the instructions want one side, so the other side takes the signs.
 TF_INLINE F16 dot(F16 acc, F16 step, F16 word) { return add_product(acc, step, word); }
 TF_INLINE I16 dot(I16 acc, Quads step, Signed word) {
     return dot4_unsigned(acc, word.magnitude, times_sign(step, word));
