@@ -90,6 +90,18 @@ def test_codes_query_bits_depend_on_own_keys_only(
     check_cuts(FedText(S, G, h, D, dtype, codes=True, **view), mates=[0, 1, 2])
 
 
+def test_codes_of_hidden_slots_change_no_bit(dtype: torch.dtype) -> None:
+    """Whatever they hold, also a code that rounding never makes."""
+    found = []
+    for garbage in (-1, -128, 127):
+        kv = Paged(2, 80, pages=20, dtype=dtype, codes=True)
+        kv.memory.fill_(garbage)
+        row, q_BTHD = kv.row(203), kv.normal(1, 9, 6, 80)
+        found.append(attend(kv, q_BTHD, [194], [9], row.list_P[None]))
+    for mixed, mass in found[1:]:
+        assert torch.equal(mixed, found[0][0]) and torch.equal(mass, found[0][1])
+
+
 @pytest.mark.parametrize("hadamard", [True, False])
 @pytest.mark.parametrize(
     ("H", "G", "D"), [(4, 2, 64), (3, 3, 80), (2, 1, 96), (2, 2, 112), (4, 1, 128), (2, 1, 192), (8, 1, 256)]
