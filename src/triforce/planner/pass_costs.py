@@ -178,9 +178,8 @@ class PassCosts:
     def _seconds(self, tier: str, width_W: np.ndarray, rows: int, keys: float) -> np.ndarray:
         """The same by width; of a tier that never ran, by the costs of the full one."""
         own = self.of(tier)
-        if (
-            tier == AMONG_MODELS and own.seen and self.of(FULL).seen
-        ):  # behind short prompts they take longer, behind long ones they do not
+        if tier == AMONG_MODELS and own.seen and self.of(FULL).seen:
+            # Behind short prompts they take longer, behind long ones they do not.
             alone_W, among_W = (costs.seconds(own.work, width_W, rows, keys) for costs in (self.of(FULL), own))
             found_W: np.ndarray = self.speed * alone_W * (among_W / alone_W) ** own.nearness(width_W, rows, keys)
             return found_W
