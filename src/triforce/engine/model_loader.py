@@ -193,6 +193,7 @@ def load(
     )  # fmt: skip
     own = replace(own, sink_logits_LH=weights.sink_logits_LH)
     identity = fingerprint(own, weights)
+    trim_heap()  # of what sums took, before the weights are packed into memory of their own
     decoder = Decoder(own, weights, ranks=ranks)
     # Weights of few bits are as they are in lower tiers, too: a second model of them would be the same.
     lower = Decoder(own, weights, bits, ranks) if bits and weights.has_numbers else decoder
