@@ -16,7 +16,8 @@ constexpr int64_t least_parallel_work = 48 << 10;  // multiply-adds: some 2 micr
 struct Grid {
     int64_t chunk_blocks, rows, blocks;
     Grid(const Linear& l, int64_t blocks_of_job) {
-        const int64_t least_blocks = l.weights.format == Format::none ? 8 : 4;  // of a tile of a single row
+        const int64_t tile = l.weights.format == Format::none ? 8 : 4;  // of a single row
+        const int64_t least_blocks = std::clamp<int64_t>(blocks_of_job / 2, 1, tile);  // a router has few: two chunks
         chunk_blocks = round_up(std::max(least_blocks, blocks_of_job / most_chunks), least_blocks);
         rows = round_up(l.rows, linear_rows) / linear_rows;
         blocks = round_up(l.weights.blocks, chunk_blocks) / chunk_blocks;

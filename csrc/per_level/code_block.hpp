@@ -130,10 +130,7 @@ void attend_codes(const Tile<Code>& tile, const CodedQueries& queries, KeyBlock<
     I16 products[R][block_pages], of_sinks[R][block_pages];
     if (sight.ranges) replace_hidden<P, R>(block, sight.ranges);
     for (const CodeAt& keys : block.keys_ahead) prefetch(scales_behind(keys, tile.dim));
-    if (tile.page_sequential)
-        score<P, R, 1>(tile.words, R, tile.dim, block, products);
-    else
-        score<P, R>(tile.words, R, tile.dim, block, products);
+    score<P, R>(tile.words, R, tile.dim, block, products);
     if (sight.sinks) score<P, R>(tile.sink_words, R, tile.dim, block, of_sinks);
     const BlockScales scales(block, tile.dim);
     F16 weighted[R][block_pages], most[R];
