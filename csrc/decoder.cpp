@@ -150,7 +150,7 @@ double Decoder::forward(const std::vector<const Pages*>& memory, const ForwardBa
     }
     if (batch.first_layer == 0) embedding_->rows(batch.ids, N, a.x);
     const Places at = take_places(scratch, N);
-    int64_t touched = 0, finished = 0;
+    int64_t touched = 0, mixtures = 0;
     for (int64_t i = batch.first_layer; i < batch.last_layer; i++) {
         const bool output_needed = batch.scored || i + 1 < layers;
         // Each view has starts of its own, and its lists may lie in pages of their own.
@@ -166,11 +166,14 @@ double Decoder::forward(const std::vector<const Pages*>& memory, const ForwardBa
             else
                 attend(attention[i]);
         }
-        if (output_needed) touched += layers_[i]->finish(a.x, N, a.attn_out), finished++;
+        if (output_needed) {
+            const int64_t experts = layers_[i]->finish(a.x, N, a.attn_out);
+            touched += experts, mixtures += experts > 0;
+        }
         keep_state(batch, i + 1, a.x, N * first.hidden());
     }
     if (batch.scored && batch.last_layer == layers) score(batch, a.x);
-    return finished ? static_cast<double>(touched) / static_cast<double>(finished) : 0;
+    return mixtures ? static_cast<double>(touched) / static_cast<double>(mixtures) : 0;
 }
 
 void Decoder::score(const ForwardBatch& batch, const float* x) const {

@@ -70,7 +70,7 @@ class Decoder {
     const LmHead& head() const { return *head_; }
     /// Throws std::invalid_argument unless the pages of each layer and the batch fit each other and this model.
     void check(const std::vector<const Pages*>& memory, const ForwardBatch& batch) const;
-    /// Returns how many experts were touched in the mean of the layers that were finished, see `ExpertChoices`.
+    /// Returns how many experts were touched in the mean of the finished layers that have some, see `ExpertChoices`.
     double forward(const std::vector<const Pages*>& memory, const ForwardBatch& batch) const;
 
   private:

@@ -1,6 +1,7 @@
 #include "decoder_layer.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "experts.hpp"
 #include "threads.hpp"
@@ -56,6 +57,12 @@ void Norm::operator()(const float* x, int64_t rows, Type type, void* y) const {
                 pointwise_kernels().rms(x + row * size, size, weight.data(), eps, type,
                                         static_cast<char*>(y) + row * stride);
     });
+}
+
+Activation activation_named(const std::string& name) {
+    if (name == "clamped") return Activation::clamped;
+    require(name == "silu" || name == "gelu", "activation must be silu, gelu or clamped");
+    return name == "gelu" ? Activation::gelu : Activation::silu;
 }
 
 void scale(float* y, int64_t count, float factor) {
@@ -142,14 +149,15 @@ void GatedMlp::activate(const Linear* products, void* gated) const {
     });
 }
 
-DecoderLayer::DecoderLayer(const LayerWeights& w, const ExpertWeights* experts, const LayerSettings& s)
-    : QkvProjections(w, s), o_({w.o}, s.bits), attn_out_norm_(make_norm(w.attn_out_norm, hidden(), type(), s.eps)),
+DecoderLayer::DecoderLayer(const LayerWeights& w, std::shared_ptr<Experts> experts, const LayerSettings& s)
+    : QkvProjections(w, s), o_({w.o}, s.bits), experts_(std::move(experts)),
+      attn_out_norm_(make_norm(w.attn_out_norm, hidden(), type(), s.eps)),
       mlp_out_norm_(make_norm(w.mlp_out_norm, hidden(), type(), s.eps)), residual_scale_(s.residual_scale) {
     w.o.expect(type(), hidden(), q_size());
     o_bias_ = floats(w.o_bias, hidden(), type());
-    if (experts) {
-        experts_ = std::make_unique<Experts>(w.post_norm, *experts, type(), s);
-        experts->down[0].expect(type(), hidden(), experts->gate[0].outputs());
+    if (experts_) {
+        require(experts_->hidden() == hidden() && experts_->type() == type() && experts_->whole(),
+                "experts must be whole, of the layer's type and size");
         return;
     }
     gate_.emplace(GateWeights{w.post_norm, w.gate, w.up, {}, {}}, s);

@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "matrix.hpp"
@@ -12,7 +13,6 @@
 namespace triforce {
 
 class Experts;
-struct ExpertWeights;
 
 /// A vector of a checkpoint as floats, with zeros up to a multiple of 16.
 using Floats = std::vector<float>;
@@ -45,16 +45,16 @@ struct LayerWeights {
     std::optional<Tensor> q_bias, k_bias, v_bias, o_bias, q_norm, k_norm, attn_out_norm, mlp_out_norm;
 };
 
-/// How a layer computes: factors of the queries and of what it adds to the residual stream; and of its experts, if any,
-/// how many a token goes through, and whether their weights add up to 1.
+/// Throws std::invalid_argument for another than silu, gelu or clamped.
+Activation activation_named(const std::string& name);
+
+/// How a layer computes: factors of the queries and of what it adds to the residual stream.
 struct LayerSettings {
     int64_t head_dim;
     float eps;
     int bits;  // see Matrix
     float query_scale = 1, residual_scale = 1;
     Activation activation = Activation::silu;
-    int64_t chosen = 0;
-    bool renormalised = false;
 };
 
 /// The projections from the residual stream to queries, keys and values, of some heads or of all.
@@ -118,8 +118,8 @@ class GatedMlp {
 /// A decoder layer but for rotation and attention.
 class DecoderLayer : public QkvProjections {
   public:
-    /// With `experts` in the place of `gate`, `up` and `down`, if there are any.
-    DecoderLayer(const LayerWeights& parts, const ExpertWeights* experts, const LayerSettings& settings);
+    /// With `experts` in the place of `post_norm`, `gate`, `up` and `down`, if there are any.
+    DecoderLayer(const LayerWeights& parts, std::shared_ptr<Experts> experts, const LayerSettings& settings);
     ~DecoderLayer();
 
     size_t bytes() const;
@@ -137,7 +137,7 @@ class DecoderLayer : public QkvProjections {
     Floats o_bias_;
     std::optional<GatedMlp> gate_;
     std::optional<Matrix> down_;
-    std::unique_ptr<Experts> experts_;
+    std::shared_ptr<Experts> experts_;
     Norm attn_out_norm_, mlp_out_norm_;
     float residual_scale_;
 };

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <limits>
 #include <numeric>
 
 #include "memory.hpp"
@@ -12,9 +14,59 @@ namespace {
 
 using Chosen = std::vector<ExpertChoices::Choice>;
 constexpr int64_t rows_at_once = 8, columns_at_once = 2048;  // that a thread rounds, or sums up
+constexpr double least_sum = 1e-20;  // added to what weights are divided by, as models were trained; 1 absorbs it
 
 std::optional<Tensor> at(const std::vector<Tensor>& biases, size_t expert) {
     return biases.empty() ? std::nullopt : std::optional<Tensor>(biases[expert]);
+}
+
+/// What a router's function makes of a row's logits; those of a softmax are parts of their `whole`.
+class Scores {
+  public:
+    Scores(const float* logits, int64_t count, bool sigmoid)
+        : logits_(logits), count_(count), sigmoid_(sigmoid), top_(*std::max_element(logits, logits + count)) {}
+
+    double operator[](int64_t expert) const {
+        const double logit = logits_[expert];
+        return sigmoid_ ? 1 / (1 + std::exp(-logit)) : std::exp(logit - top_);
+    }
+    /// Of the first ids, in their order.
+    double sum(const std::vector<int64_t>& ids, int64_t some) const {
+        double all = 0;
+        for (int64_t i = 0; i < some; i++) all += (*this)[ids[i]];
+        return all;
+    }
+    double whole(const std::vector<int64_t>& ids) const { return sigmoid_ ? 1 : sum(ids, count_); }
+
+  private:
+    const float* logits_;
+    int64_t count_;
+    bool sigmoid_;
+    double top_;
+};
+
+/// Puts the ids of the largest numbers first, in descending order; among equals the lowest ids.
+void rank(const std::vector<double>& numbers, int64_t some, std::vector<int64_t>& ids) {
+    std::partial_sort(ids.begin(), ids.begin() + some, ids.end(), [&](int64_t a, int64_t b) {
+        return numbers[a] != numbers[b] ? numbers[a] > numbers[b] : a < b;
+    });
+}
+
+/// Lets experts of the best groups be worth what they are, and others nothing: the two best of a group count.
+void leave_best_groups(std::vector<double>& worth, int64_t groups, int64_t best) {
+    if (best == groups) return;
+    const int64_t size = static_cast<int64_t>(worth.size()) / groups;
+    std::vector<int64_t> ids(groups);
+    std::iota(ids.begin(), ids.end(), 0);
+    std::vector<double> of_group(groups);
+    for (int64_t g = 0; g < groups; g++) {
+        double two[2];
+        std::partial_sort_copy(worth.begin() + g * size, worth.begin() + (g + 1) * size, two, two + 2, std::greater<>());
+        of_group[g] = two[0] + two[1];
+    }
+    rank(of_group, best, ids);
+    for (int64_t i = best; i < groups; i++)
+        std::fill_n(worth.begin() + ids[i] * size, size, -std::numeric_limits<double>::infinity());
 }
 
 }  // namespace
@@ -30,17 +82,19 @@ int64_t ExpertChoices::touched() const {
                          [](const auto& rows) { return !rows.empty() && rows.front().row < sampled; });
 }
 
-Experts::Experts(const std::optional<Tensor>& weight, const ExpertWeights& w, Type type, const LayerSettings& s)
-    : norm_(make_norm(weight, w.router.inputs(), type, s.eps)), router_({w.router}, 0), chosen_(s.chosen),
-      renormalised_(s.renormalised) {
-    const auto count = static_cast<size_t>(router_.outputs());
-    require(0 < chosen_ && chosen_ <= router_.outputs(), "chosen must lie in [1, experts]");
+Experts::Experts(const std::optional<Tensor>& weight, const ExpertWeights& w, Type type, const LayerSettings& s,
+                 const Routing& routing)
+    : norm_(make_norm(weight, w.router.inputs(), type, s.eps)), router_({w.router}, 0), routing_(routing) {
+    const size_t count = w.gate.size();
+    shared_ = static_cast<int64_t>(count) - router_.outputs();
     require(router_.type() == Type::f32, "the router must be float32");
-    require(w.gate.size() == count && w.up.size() == count && w.down.size() == count,
-            "there must be as many experts as the router has outputs");
+    require(shared_ >= 0 && w.up.size() == count && w.down.size() == count,
+            "there must be as many experts as the router has outputs, or more");
     for (const auto* biases : {&w.gate_bias, &w.up_bias, &w.down_bias})
         require(biases->empty() || biases->size() == count, "there must be as many biases as experts, or none");
+    require_choices();
     router_bias_ = floats(w.router_bias, router_.outputs(), Type::f32);
+    correction_ = floats(w.correction, router_.outputs(), Type::f32);
     for (size_t e = 0; e < count; e++) {
         gates_.emplace_back(GateWeights{{}, w.gate[e], w.up[e], at(w.gate_bias, e), at(w.up_bias, e)}, s);
         downs_.emplace_back(std::vector{w.down[e]}, s.bits);
@@ -48,6 +102,14 @@ Experts::Experts(const std::optional<Tensor>& weight, const ExpertWeights& w, Ty
         w.gate[e].expect(type, w.gate[0].outputs(), router_.inputs());
         w.down[e].expect(type, outputs(), w.down[0].inputs());
     }
+}
+
+void Experts::require_choices() const {
+    const int64_t E = router_.outputs(), groups = routing_.groups, best = routing_.chosen_groups;
+    require(0 < groups && E % groups == 0 && (groups == 1 || 2 * groups <= E),
+            "groups must be of the same number of experts, of at least two");
+    require(0 < best && best <= groups, "chosen_groups must lie in [1, groups]");
+    require(0 < routing_.chosen && routing_.chosen <= E / groups * best, "chosen must lie in [1, experts of groups]");
 }
 
 size_t Experts::bytes() const {
@@ -58,30 +120,35 @@ size_t Experts::bytes() const {
 }
 
 ExpertChoices Experts::choose(const float* normed, int64_t rows) const {
-    const int64_t E = router_.outputs(), stride = round_up(hidden(), block_size);
+    const int64_t E = router_.outputs(), stride = round_up(hidden(), block_size), chosen = routing_.chosen;
     Scratch scratch;
     float* logits = scratch.take<float>(rows * E);
     multiply({{router_.weights(), normed, stride, rows, or_null(router_bias_), Epilogue::store, logits, E}});
-    ExpertChoices choices{std::vector<Chosen>(E)};
+    ExpertChoices choices{std::vector<Chosen>(gates_.size())};
     std::vector<int64_t> ids(E);
+    std::vector<double> worth(E);
     for (int64_t row = 0; row < rows; row++) {
-        const float* of_row = logits + row * E;
+        const Scores scores(logits + row * E, E, routing_.sigmoid);
         std::iota(ids.begin(), ids.end(), 0);
-        std::partial_sort(ids.begin(), ids.begin() + chosen_, ids.end(), [&](int64_t a, int64_t b) {
-            return of_row[a] != of_row[b] ? of_row[a] > of_row[b] : a < b;
-        });
-        const double top = of_row[ids[0]];
-        double sum = 0;
-        for (int64_t i = 0; i < (renormalised_ ? chosen_ : E); i++) sum += std::exp(of_row[ids[i]] - top);
-        for (int64_t i = 0; i < chosen_; i++)
-            choices.experts[ids[i]].push_back({row, static_cast<float>(std::exp(of_row[ids[i]] - top) / sum)});
+        if (correction_.empty() && routing_.groups == 1) {
+            std::copy_n(logits + row * E, E, worth.begin());  // scores have the same order, but for their rounding
+        } else {
+            const double whole = scores.whole(ids);
+            for (int64_t e = 0; e < E; e++) worth[e] = scores[e] / whole + (correction_.empty() ? 0 : correction_[e]);
+            leave_best_groups(worth, routing_.groups, routing_.chosen_groups);
+        }
+        rank(worth, chosen, ids);
+        const double whole = routing_.renormalised ? scores.sum(ids, chosen) + least_sum : scores.whole(ids);
+        for (int64_t i = 0; i < chosen; i++)
+            choices.experts[ids[i]].push_back({row, static_cast<float>(routing_.scale * (scores[ids[i]] / whole))});
+        for (size_t e = E; e < gates_.size(); e++) choices.experts[e].push_back({row, 1.0f});
     }
     return choices;
 }
 
 int64_t Experts::forward(const float* x, int64_t rows, float* sum) const {
     Scratch scratch;
-    void* gated = scratch.take<char>(rows * chosen_ * gated_stride() * size_of(type()));
+    void* gated = scratch.take<char>(rows * per_row() * gated_stride() * size_of(type()));
     const ExpertChoices choices = gate(x, rows, gated);
     down(choices, gated, rows, sum);
     return choices.touched();

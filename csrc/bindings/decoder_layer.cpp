@@ -28,63 +28,22 @@ LayerWeights qkv_weights(TensorArg norm, WeightArg q, WeightArg k, WeightArg v, 
     return weights;
 }
 
-Activation activation_named(const std::string& name) {
-    if (name == "clamped") return Activation::clamped;
-    require(name == "silu" || name == "gelu", "activation must be silu, gelu or clamped");
-    return name == "gelu" ? Activation::gelu : Activation::silu;
-}
-
-using Objects = std::vector<nb::object>;
-
-std::vector<Tensor> tensors_of(const char* name, const Objects& objects) {
-    std::vector<Tensor> found;
-    for (const nb::object& object : objects) found.push_back(tensor(name, object));
-    return found;
-}
-
-std::vector<WeightSource> weights_of(const char* name, const Objects& objects) {
-    std::vector<WeightSource> found;
-    for (const nb::object& object : objects) found.push_back(weight(name, WeightArg(object)));
-    return found;
-}
-
-ExpertWeights expert_weights(TensorArg router, TensorArg router_bias, const Objects& gates, const Objects& ups,
-                             const Objects& downs, const Objects& gate_biases, const Objects& up_biases,
-                             const Objects& down_biases) {
-    return {{tensor("router", router)},
-            optional_tensor("router_bias", router_bias),
-            weights_of("gate_proj", gates),
-            weights_of("up_proj", ups),
-            weights_of("down_proj", downs),
-            tensors_of("gate_bias", gate_biases),
-            tensors_of("up_bias", up_biases),
-            tensors_of("down_bias", down_biases)};
-}
-
 void init_layer(DecoderLayer* self, TensorArg input_norm, WeightArg q, WeightArg k, WeightArg v, WeightArg o,
                 TensorArg post_norm, WeightArg gate, WeightArg up, WeightArg down, TensorArg q_bias,
                 TensorArg k_bias, TensorArg v_bias, TensorArg q_norm, TensorArg k_norm, TensorArg attn_out_norm,
-                TensorArg mlp_out_norm, TensorArg router, const Objects& gates, const Objects& ups,
-                const Objects& downs, TensorArg o_bias, TensorArg router_bias, const Objects& gate_biases,
-                const Objects& up_biases, const Objects& down_biases, int64_t head_dim, float eps, int bits,
-                float query_scale, float residual_scale, const std::string& activation, int64_t chosen,
-                bool renormalised) {
+                TensorArg mlp_out_norm, TensorArg o_bias, std::shared_ptr<Experts> experts, int64_t head_dim, float eps,
+                int bits, float query_scale, float residual_scale, const std::string& activation) {
     LayerWeights weights = qkv_weights(input_norm, q, k, v, q_bias, k_bias, v_bias, q_norm, k_norm);
     weights.o = weight("o_proj", o), weights.post_norm = optional_tensor("post_norm", post_norm);
     weights.attn_out_norm = optional_tensor("attn_out_norm", attn_out_norm);
     weights.mlp_out_norm = optional_tensor("mlp_out_norm", mlp_out_norm);
     weights.o_bias = optional_tensor("o_bias", o_bias);
-    const LayerSettings settings{head_dim, eps, bits, query_scale, residual_scale, activation_named(activation), chosen,
-                                 renormalised};
-    if (!router.is_none()) {
-        const ExpertWeights experts =
-            expert_weights(router, router_bias, gates, ups, downs, gate_biases, up_biases, down_biases);
-        new (self) DecoderLayer(weights, &experts, settings);
-        return;
+    if (!experts) {
+        weights.gate = weight("gate_proj", gate), weights.up = weight("up_proj", up);
+        weights.down = weight("down_proj", down);
     }
-    weights.gate = weight("gate_proj", gate), weights.up = weight("up_proj", up);
-    weights.down = weight("down_proj", down);
-    new (self) DecoderLayer(weights, nullptr, settings);
+    new (self) DecoderLayer(weights, std::move(experts),
+                            {head_dim, eps, bits, query_scale, residual_scale, activation_named(activation)});
 }
 
 void init_projections(QkvProjections* self, TensorArg norm, WeightArg q, WeightArg k, WeightArg v, TensorArg q_bias,
@@ -128,33 +87,6 @@ void gated_mlp(const GatedMlp& mlp, TensorArg x_object, TensorArg gated_object) 
     mlp.forward(from, x[0], gated.data);
 }
 
-void init_experts(Experts* self, TensorArg post_norm, TensorArg router, const Objects& gates, const Objects& ups,
-                  const Objects& downs, TensorArg router_bias, const Objects& gate_biases, const Objects& up_biases,
-                  const Objects& down_biases, float eps, int bits, const std::string& activation, int64_t chosen,
-                  bool renormalised) {
-    const ExpertWeights weights =
-        expert_weights(router, router_bias, gates, ups, downs, gate_biases, up_biases, down_biases);
-    require(!weights.gate.empty(), "there must be as many experts as the router has outputs");
-    const LayerSettings settings{0, eps, bits, 1, 1, activation_named(activation), chosen, renormalised};
-    new (self) Experts(optional_tensor("post_norm", post_norm), weights, weights.gate[0].input, settings);
-}
-
-ExpertChoices gate_experts(const Experts& experts, TensorArg x_object, TensorArg gated_object) {
-    const Tensor x = tensor("x", x_object), gated = tensor("gated", gated_object);
-    const float* from = x.as<float>({-1, experts.hidden()});
-    gated.expect(experts.type(), {x[0] * experts.chosen(), experts.gated_stride()});
-    const nb::gil_scoped_release released;
-    return experts.gate(from, x[0], gated.data);
-}
-
-void down_experts(const Experts& experts, const ExpertChoices& choices, TensorArg gated_object, TensorArg sum_object) {
-    const Tensor gated = tensor("gated", gated_object), sum = tensor("sum", sum_object);
-    gated.expect(experts.type(), {choices.count(), experts.down_stride()});
-    float* out = sum.as<float>({choices.count() / experts.chosen(), experts.outputs()});
-    const nb::gil_scoped_release released;
-    experts.down(choices, gated.data, sum[0], out);
-}
-
 void init_norm(Norm* self, TensorArg weight, float eps) {
     const Tensor vector = tensor("weight", weight);
     require(vector.type == Type::bf16 || vector.type == Type::f32, "weight must be bfloat16 or float32");
@@ -182,27 +114,13 @@ void logits(const LmHead& head, TensorArg x_object, TensorArg out_object) {
     head.logits(from, x[0], out);
 }
 
-void bind_halves(nb::module_& m) {
+void bind_mlp(nb::module_& m) {
     nb::class_<GatedMlp>(m, "GatedMlp", "The first half of an MLP, or some of its outputs.")
         .def("__init__", &init_mlp, "post_norm"_a.none(), "gate_proj"_a, "up_proj"_a, nb::kw_only(), "eps"_a,
              "bits"_a = 0, "activation"_a = "silu")
         .def_prop_ro("stride", &GatedMlp::stride, "Outputs, up to a multiple of 16.")
         .def("forward", &gated_mlp, "x"_a, "gated"_a,
              "Write the activation of gate and up of the normed x (rows, hidden) float32 to `gated` (rows, stride).");
-    nb::class_<ExpertChoices>(m, "ExpertChoices", "Of each expert the rows that have chosen it, with its weights.")
-        .def_prop_ro("touched", &ExpertChoices::touched, "How many experts the first 8 rows have chosen together.");
-    nb::class_<Experts>(m, "Experts", "The experts of a layer, or some outputs of each of their matrices.")
-        .def("__init__", &init_experts, "post_norm"_a.none(), nb::kw_only(), "router"_a, "gate_projs"_a, "up_projs"_a,
-             "down_projs"_a, "router_bias"_a = nb::none(), "gate_biases"_a = Objects(), "up_biases"_a = Objects(),
-             "down_biases"_a = Objects(), "eps"_a, "bits"_a = 0, "activation"_a = "silu", "chosen"_a,
-             "renormalised"_a = false)
-        .def_prop_ro("stride", &Experts::gated_stride, "Outputs of a gate projection, up to a multiple of 16.")
-        .def("gate", &gate_experts, "x"_a, "gated"_a,
-             "Choose experts for x (N, hidden) float32, and write the first half of each to `gated` (N * chosen, "
-             "stride), expert after expert.")
-        .def("down", &down_experts, "choices"_a, "gated"_a, "sum"_a,
-             "Write what chosen experts give, weighted, to `sum` (N, outputs) float32: of `gated` (N * chosen, inputs), "
-             "whose rows have zeros up to a multiple of 16.");
 }
 
 }  // namespace
@@ -219,17 +137,14 @@ void bind_decoder_layer(nb::module_& m) {
         .def("__init__", &init_layer, "input_norm"_a.none(), "q_proj"_a, "k_proj"_a, "v_proj"_a, "o_proj"_a,
              "post_norm"_a.none(), "gate_proj"_a.none(), "up_proj"_a.none(), "down_proj"_a.none(), "q_bias"_a.none(),
              "k_bias"_a.none(), "v_bias"_a.none(), "q_norm"_a.none(), "k_norm"_a.none(), nb::kw_only(),
-             "attn_out_norm"_a = nb::none(), "mlp_out_norm"_a = nb::none(), "router"_a = nb::none(),
-             "gate_projs"_a = Objects(), "up_projs"_a = Objects(), "down_projs"_a = Objects(),
-             "o_bias"_a = nb::none(), "router_bias"_a = nb::none(), "gate_biases"_a = Objects(),
-             "up_biases"_a = Objects(), "down_biases"_a = Objects(), "head_dim"_a, "eps"_a, "bits"_a = 0,
-             "query_scale"_a = 1.0f, "residual_scale"_a = 1.0f, "activation"_a = "silu", "chosen"_a = 0,
-             "renormalised"_a = false)
+             "attn_out_norm"_a = nb::none(), "mlp_out_norm"_a = nb::none(), "o_bias"_a = nb::none(),
+             "experts"_a = nb::none(), "head_dim"_a, "eps"_a, "bits"_a = 0, "query_scale"_a = 1.0f,
+             "residual_scale"_a = 1.0f, "activation"_a = "silu")
         .def_prop_ro("bytes", &DecoderLayer::bytes, "Size of the packed weights.")
         .def("finish", &finish, "x"_a, "attn_out"_a,
              "Add the output projection of attention, `attn_out` (N, H * D), and then the MLP to x (N, C) float32.\n\n"
-             "Returns how many experts the first tokens, at most 8, have chosen together; 0 without experts.");
-    bind_halves(m);
+             "Returns how many experts the first tokens, at most 8, go through together; 0 without experts.");
+    bind_mlp(m);
     nb::class_<Norm>(m, "Norm", "An RMSNorm of rows.")
         .def("__init__", &init_norm, "weight"_a, nb::kw_only(), "eps"_a)
         .def("forward", &normed, "x"_a, "Norm x (rows, size) float32 in place.");

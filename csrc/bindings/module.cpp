@@ -23,6 +23,7 @@ using namespace nb::literals;
 namespace triforce {
 
 void bind_linear(nb::module_& m);
+void bind_experts(nb::module_& m);
 void bind_decoder_layer(nb::module_& m);
 void bind_attention(nb::module_& m);
 void bind_decoder(nb::module_& m);
@@ -84,6 +85,7 @@ NB_MODULE(_native, m) {
           "The CPUs' worth of time that its control groups grant it, rounded up, or None without a limit. `root` is where "
           "/proc and /sys lie.");
     bind_linear(m);
+    bind_experts(m);
     bind_decoder_layer(m);
     bind_attention(m);
     bind_offload(m);

@@ -42,7 +42,9 @@ def test_kv_read_by_windows_is_bounded() -> None:
 def test_experts_touched_equal_mean_of_draws() -> None:
     chance = Random(0)
     draws = [len({e for _ in range(4) for e in chance.sample(range(16), 3)}) for _ in range(20_000)]
-    assert experts_touched(Experts(16, 3, True), 4) == pytest.approx(sum(draws) / len(draws), rel=0.01)
+    mean = sum(draws) / len(draws)
+    assert experts_touched(Experts(16, 3, True), 4) == pytest.approx(mean, rel=0.01)
+    assert experts_touched(Experts(16, 3, True, shared=2), 4) == pytest.approx(mean + 2, rel=0.01)
 
 
 @pytest.mark.parametrize("weight", [0.6, 2.0])
@@ -64,9 +66,17 @@ def test_speculation_by_windows_or_experts_pays_later() -> None:
     assert why_not(short, 0.6, 2.0).startswith("24 of 32 layers have a window of 128: at 8,192 tokens KV is 0.0")
 
 
-def test_work_of_a_pass_has_the_experts_that_some_token_chooses() -> None:
+@pytest.mark.parametrize(
+    "parts",
+    [
+        Architecture(experts=Experts(64, 8, True)),
+        Architecture(experts=Experts(64, 8, True, shared=1), dense_layers=3, dense_size=14_336),
+    ],
+    ids=["alike", "shared and dense"],
+)
+def test_work_of_a_pass_has_the_experts_that_some_token_chooses(parts: Architecture) -> None:
     """On a machine whose operations take no time: what is read, of any rows and widths."""
-    mixture = replace(LLAMA_8B, intermediate_size=1792, architecture=Architecture(experts=Experts(64, 8, True)))
+    mixture = replace(LLAMA_8B, intermediate_size=1792, architecture=parts)
 
     def read(width: float, rows: int = 1, sequential: bool = False) -> float:
         work = TierWork.of(mixture, 2.0, 2.0, sequential)

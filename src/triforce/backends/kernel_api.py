@@ -109,7 +109,7 @@ class ForwardOutput(NamedTuple):
     """Logits of a pass, float32 (B, J, V); if observed, rotated queries (L, B, T, H, D) and mass (L, B, G, U).
 
     The residual stream (S, B, T, C) behind each of `ForwardBatch.states`, if any; of padding it holds anything. And how
-    many experts its first tokens, at most `SAMPLED`, have touched together, in the mean of the layers.
+    many experts its first tokens, at most `SAMPLED`, have touched together, in the mean of the layers that have some.
     """
 
     logits_BJV: Tensor

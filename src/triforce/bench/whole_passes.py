@@ -45,7 +45,7 @@ class Model:
             return 1.0
         _, output = self.decoder.observe(ids(width), ints([width]), view, None, ())
         assert self.decoder.unions, "it has experts"
-        return output.touched / experts.chosen if width <= SAMPLED else float(self.decoder.unions.times(width))
+        return output.touched / experts.read if width <= SAMPLED else float(self.decoder.unions.times(width))
 
 
 def filled(pool: PagePool, context: int) -> FullView:

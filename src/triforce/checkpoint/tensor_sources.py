@@ -10,9 +10,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from triforce.checkpoint.model_families.family import LLAMA_NAMES
+from triforce.checkpoint.model_families.family import DENSE, LLAMA_NAMES, SHARED
 from triforce.distributed.group import ALONE, TPGroup, span
-from triforce.model.architecture import Architecture
+from triforce.model.architecture import Architecture, Experts
 from triforce.model.config import ModelConfig
 
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
@@ -41,14 +41,19 @@ def layer_sources(config: ModelConfig, names: Mapping[str, str], layer: int, ran
 
     Fields of an expert have its number behind them.
     """
-    shapes, parts = _shapes(config), config.architecture
-    order = rotation_order(parts, config.head_dim)
-    found: dict[str, Source] = {}
-    if parts.experts:
-        for field in EXPERT_FIELDS + (EXPERT_BIASES if parts.experts.biases else ()):
+    parts, found = config.architecture, dict[str, Source]()
+    experts = parts.experts if layer >= parts.dense_layers else None
+    shapes, order = _shapes(config, experts), rotation_order(parts, config.head_dim)
+    if experts:
+        for field in EXPERT_FIELDS + (EXPERT_BIASES if experts.biases else ()):
             shape, name = shapes.pop(field), f"model.layers.{layer}.{names[field]}"
             cut = _cut(field, shape, ranks)
-            found |= {f"{field}/{n}": (name.format(n), shape, cut) for n in range(parts.experts.count)}
+            found |= {f"{field}/{n}": (name.format(n), shape, cut) for n in range(experts.count)}
+            if experts.shared:
+                name = f"model.layers.{layer}.{names[SHARED + field]}"
+                found |= _shared(field, name, shape, cut, experts)
+    elif parts.experts:
+        names = {**names, **{field: names[DENSE + field] for field in EXPERT_FIELDS}}
     for field, shape in shapes.items():
         fused = [other for other in names if names[other] == names[field] and other in shapes]
         first = sum(shapes[other][0] for other in fused[: fused.index(field)])
@@ -58,8 +63,22 @@ def layer_sources(config: ModelConfig, names: Mapping[str, str], layer: int, ran
             heads_H1 = torch.arange(0, shape[0], config.head_dim)[:, None]
             cut = ((first + heads_H1 + order).flatten()[cut[0]], *cut[1:])
         elif first or whole != shape:
-            cut = _behind(first, shape[0], cut)
+            cut = (_behind(first, shape[0], cut[0]), *cut[1:])
         found[field] = f"model.layers.{layer}.{names[field]}", whole, cut
+    return found
+
+
+def _shared(field: str, name: str, shape: Shape, cut: Cut, experts: Experts) -> dict[str, Source]:
+    """Return the sources of a field of shared experts: one MLP holds them all, each has some of its inner numbers."""
+    (rows, *columns), (outputs, inputs), count = cut, shape, experts.shared
+    found: dict[str, Source] = {}
+    for n in range(count):
+        if field == "down_proj_CI":
+            behind = _behind(n * inputs, inputs, *columns or [slice(None)])
+            source: Source = name, (outputs, count * inputs), (rows, behind)
+        else:
+            source = name, (count * outputs, inputs), (_behind(n * outputs, outputs, rows), *columns)
+        found[f"{field}/{experts.count + n}"] = source
     return found
 
 
@@ -76,19 +95,22 @@ def rotation_order(parts: Architecture, head_dim: int) -> Tensor | None:
     return torch.cat([pairs, torch.arange(rotated, head_dim).view(2, -1)], 1).flatten()
 
 
-def _shapes(config: ModelConfig) -> dict[str, Shape]:
-    """Return the shape of each field of `Layer` that this model has."""
-    C, inner, D, parts = config.hidden_size, config.intermediate_size, config.head_dim, config.architecture
+def _shapes(config: ModelConfig, experts: Experts | None) -> dict[str, Shape]:
+    """Return the shape of each field of `Layer` that this model has; of layers with experts, or of those without."""
+    C, D, parts = config.hidden_size, config.head_dim, config.architecture
+    inner = parts.dense_size if parts.experts and not experts else config.intermediate_size
     Q, P = config.heads * D, config.kv_heads * D
     q_norm, k_norm = (Q, P) if parts.qk_norm == "row" else (D, D)
     shapes: dict[str, Shape] = {
         "q_proj_QC": (Q, C), "k_proj_PC": (P, C), "v_proj_PC": (P, C), "o_proj_CQ": (C, Q),
         "gate_proj_IC": (inner, C), "up_proj_IC": (inner, C), "down_proj_CI": (C, inner),
     }  # fmt: skip
-    if parts.experts:
-        shapes |= {"router_EC": (parts.experts.count, C)}
-        if parts.experts.biases:
-            shapes |= {"router_bias_E": (parts.experts.count,), **_expert_biases(inner, C)}
+    if experts:
+        shapes |= {"router_EC": (experts.count, C)}
+        if experts.corrected:
+            shapes |= {"router_correction_E": (experts.count,)}
+        if experts.biases:
+            shapes |= {"router_bias_E": (experts.count,), **_expert_biases(inner, C)}
     if parts.input_norms:
         shapes |= {"input_norm_C": (C,), "post_norm_C": (C,)}
     if parts.output_norms:
@@ -120,8 +142,8 @@ def _cut(field: str, shape: Shape, ranks: TPGroup) -> Cut:
     return (span(shape[0], ranks),)
 
 
-def _behind(first: int, rows: int, cut: Cut) -> Cut:
-    """Return a cut of so many rows, which lie behind `first` others in their tensor."""
-    assert isinstance(cut[0], slice)
-    start, stop, _ = cut[0].indices(rows)
-    return slice(first + start, first + stop), *cut[1:]
+def _behind(first: int, size: int, part: slice | Tensor) -> slice:
+    """Return a part of so many rows or columns, which lie behind `first` others in their tensor."""
+    assert isinstance(part, slice)
+    start, stop, _ = part.indices(size)
+    return slice(first + start, first + stop)

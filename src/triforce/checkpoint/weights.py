@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,15 @@ from triforce.checkpoint.tensor_sources import EMBEDDING, EXPERT_FIELDS, HEAD, N
 from triforce.checkpoint.weight_files import Archive
 from triforce.distributed.group import ALONE, TPGroup, span
 from triforce.errors import ModelError
-from triforce.model.architecture import Architecture
+from triforce.model.architecture import Architecture, Experts
 from triforce.model.config import ModelConfig
 from triforce.model.weights import Layer, Matrix, Mlp, QuantizedWeight, Weights, numbers
 
 SOURCES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # sums of integers do not depend on their order
-IN_FLOAT32 = ("router_EC", "router_bias_E", "sink_logits_H")
+IN_FLOAT32 = ("router_EC", "router_bias_E", "router_correction_E", "sink_logits_H")
+UNROUNDED = ("router_correction_E",)
+"""Fields that are read in float32 whatever the type of the weights, as rounded ones would choose other experts."""
 SAMPLE = 1024  # elements of each tensor that enter the fingerprint
 PART = 1 << 18  # elements whose bits are added up at a time
 
@@ -55,7 +57,11 @@ def read_weights(
     reader.require_names(where, ends | {name for block in blocks for name, *_ in block.values()}, HEAD)
     table = (rows, config.hidden_size), (span(config.vocab_size, ranks),)
     embedding_VC = reader.take(EMBEDDING, *table)
-    parts: list[dict[str, Any]] = [{field: reader.take(*source) for field, source in block.items()} for block in blocks]
+    exact = replace(reader, dtype=torch.float32)
+    parts: list[dict[str, Any]] = [
+        {field: (exact if field in UNROUNDED else reader).take(*source) for field, source in block.items()}
+        for block in blocks
+    ]
     head_VC = reader.take(HEAD, *table) if HEAD in reader.archives else embedding_VC
     if config.tied and head_VC is not embedding_VC and not _equal(head_VC, embedding_VC):
         raise ModelError(
@@ -103,8 +109,11 @@ def _equal(one: Matrix, other: Matrix) -> bool:
     return isinstance(one, Tensor) and isinstance(other, Tensor) and torch.equal(one, other)
 
 
-UNTOLD = ("rope", "architecture", "context", "ranks", "kv_int8", "hadamard", "sink_logits_LH")
-"""Fields of a config that are told otherwise, or do not change what is computed."""
+UNTOLD = (
+    "rope", "architecture", "context", "ranks", "kv_int8", "hadamard", "sink_logits_LH", "count", "chosen",
+    "renormalised", "biases",
+)  # fmt: skip
+"""Fields of a config that are told otherwise, or do not change what is computed: the last ones `experts` tells."""
 
 
 def told(config: ModelConfig) -> list[tuple[str, object]]:
@@ -112,8 +121,10 @@ def told(config: ModelConfig) -> list[tuple[str, object]]:
 
     So a fingerprint stays what it is when later versions know more of other models.
     """
-    usual = {field.name: field.default for part in (ModelConfig, Architecture) for field in fields(part)}
-    facts = [(f.name, getattr(part, f.name)) for part in (config, config.architecture) for f in fields(part)]
+    usual = {field.name: field.default for part in (ModelConfig, Architecture, Experts) for field in fields(part)}
+    parts: list[ModelConfig | Architecture | Experts] = [config, config.architecture]
+    parts += [config.architecture.experts] if config.architecture.experts else []
+    facts = [(f.name, getattr(part, f.name)) for part in parts for f in fields(part)]
     return [(name, value) for name, value in facts if name not in UNTOLD and value != usual[name]]
 
 

@@ -141,10 +141,12 @@ def _sampling(files: ModelFiles) -> str:
 
 def int8_weights(config: ModelConfig, packed_experts: int) -> int:
     """Return bytes of the matrices as int8, but for experts that are packed: each output has a scale in float32."""
-    mlps = 0 if packed_experts else config.architecture.experts.count if config.architecture.experts else 1
-    outputs = (config.heads + 2 * config.kv_heads) * config.head_dim + config.hidden_size
-    outputs += mlps * (2 * config.intermediate_size + config.hidden_size)
-    return config.matrix_weights - packed_experts + 4 * (config.layers * outputs + config.vocab_size)
+    parts, C = config.architecture, config.hidden_size
+    mlps = 0 if packed_experts else parts.experts.held if parts.experts else 1
+    outputs = config.layers * ((config.heads + 2 * config.kv_heads) * config.head_dim + C)
+    outputs += (config.layers - parts.dense_layers) * mlps * (2 * config.intermediate_size + C)
+    outputs += parts.dense_layers * (2 * parts.dense_size + C)
+    return config.matrix_weights - packed_experts + 4 * (outputs + config.vocab_size)
 
 
 def int8_kv_bytes(config: ModelConfig) -> float:

@@ -6,7 +6,7 @@ no family's name.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,17 +21,42 @@ class LayerKind:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """A mixture of experts in the place of each MLP (Shazeer et al. 2017, arXiv 1701.06538).
+    """A mixture of experts in the place of an MLP (Shazeer et al. 2017, arXiv 1701.06538).
 
-    A token goes through the `chosen` experts of the largest router logits, among equals those of the lowest ids, and
-    their outputs are weighted by a softmax: of the logits of all experts, or `renormalised`, of those of the chosen.
+    A router's `function` makes scores of its logits. A token goes through the `chosen` experts of the best scores,
+    among equals those of the lowest ids, and their scores, times `scale`, are the weights of their outputs.
+    `renormalised`: they are divided by their sum first. It also goes through `shared` experts, whose weights are 1.
     """
 
     count: int
+    """Experts that the router chooses from; the ids of shared ones come behind theirs."""
     chosen: int
     renormalised: bool
     biases: bool = False
     """Whether the router and each projection have one."""
+    function: str = field(default="softmax", repr=False)
+    """`softmax` over the logits of all experts, or `sigmoid` of each."""
+    corrected: bool = field(default=False, repr=False)
+    """Whether each expert has a number that is added to its score where experts are chosen, and only there.
+
+    Such a bias spreads the load without a loss of its own (Wang et al. 2024, arXiv 2408.15664).
+    """
+    scale: float = field(default=1.0, repr=False)
+    groups: int = field(default=1, repr=False)
+    """Equal parts of the experts, by their ids, of which the best `chosen_groups` count: by their two best experts."""
+    chosen_groups: int = field(default=1, repr=False)
+    shared: int = field(default=0, repr=False)
+    """An MLP beside the experts is that many of them, as a sum over its inner numbers has parts."""
+
+    @property
+    def held(self) -> int:
+        """Experts of a layer."""
+        return self.count + self.shared
+
+    @property
+    def read(self) -> int:
+        """Experts that one token goes through."""
+        return self.chosen + self.shared
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +95,10 @@ class Architecture:
     kinds: tuple[LayerKind, ...] = ()
     """Of each layer; none where all are alike, without a window."""
     experts: Experts | None = None
+    dense_layers: int = 0
+    """The first layers, which have an MLP in the place of experts."""
+    dense_size: int = 0
+    """The inner width of their MLPs."""
 
     def kind(self, layer: int) -> LayerKind:
         """Return the kind of a layer."""

@@ -31,7 +31,7 @@ def weights_read(config: ModelConfig, width: int) -> float:
     experts = config.architecture.experts
     if experts is None:
         return config.weights_read
-    more: float = experts_touched(experts, width) - experts.chosen
+    more: float = experts_touched(experts, width) - experts.read
     return config.weights_read + more * config.expert_weights
 
 

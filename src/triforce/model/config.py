@@ -45,7 +45,7 @@ class ModelConfig:
     @property
     def weights_read(self) -> int:
         """Weights that a pass of one token multiplies with: the blocks', and the head's."""
-        return self._matrices(self.architecture.experts.chosen if self.architecture.experts else 1)
+        return self._matrices(self.architecture.experts.read if self.architecture.experts else 1)
 
     @property
     def parameters(self) -> int:
@@ -54,26 +54,30 @@ class ModelConfig:
         Q, P = self.heads * D * self.ranks, self.kv_heads * D * self.ranks
         norms = {"": 0, "head": 2 * D, "row": Q + P}[parts.qk_norm] + 2 * C * (parts.input_norms + parts.output_norms)
         vectors = norms + (Q + 2 * P) * parts.qkv_bias + C * parts.o_bias + self.heads * self.ranks * parts.sink_logits
-        if parts.experts and parts.experts.biases:
-            vectors += parts.experts.count * (1 + 2 * self.intermediate_size + C)
-        return self.matrix_weights + self.vocab_size * C * (not self.tied) + self.layers * vectors + C
+        of_experts = 0
+        if parts.experts:
+            of_experts = parts.experts.count * parts.experts.corrected
+            of_experts += parts.experts.count * (1 + 2 * self.intermediate_size + C) * parts.experts.biases
+        behind = self.layers * vectors + (self.layers - parts.dense_layers) * of_experts
+        return self.matrix_weights + self.vocab_size * C * (not self.tied) + behind + C
 
     @property
     def matrix_weights(self) -> int:
         """Weights of all matrices that some pass multiplies with: the blocks', and the head's."""
-        return self._matrices(self.architecture.experts.count if self.architecture.experts else 1)
+        return self._matrices(self.architecture.experts.held if self.architecture.experts else 1)
 
     def _matrices(self, experts: int) -> int:
         """Weights of all matrices, with so many experts of each layer; the embedding is left out."""
-        C, D = self.hidden_size, self.head_dim * self.ranks
+        C, D, parts = self.hidden_size, self.head_dim * self.ranks, self.architecture
         attention = 2 * C * (self.heads + self.kv_heads) * D
-        router = C * self.architecture.experts.count if self.architecture.experts else 0
-        return self.layers * (attention + router) + experts * self.expert_weights + self.vocab_size * C
+        router = C * parts.experts.count if parts.experts else 0
+        dense = parts.dense_layers * (3 * C * parts.dense_size - router)
+        return self.layers * (attention + router) + dense + experts * self.expert_weights + self.vocab_size * C
 
     @property
     def expert_weights(self) -> int:
-        """Weights of an expert of each layer; of each MLP, where there are none."""
-        return self.layers * 3 * self.hidden_size * self.intermediate_size
+        """Weights of an expert of each layer that has some; of each MLP, where no layer has."""
+        return (self.layers - self.architecture.dense_layers) * 3 * self.hidden_size * self.intermediate_size
 
     @property
     def rotations(self) -> list[int]:

@@ -20,7 +20,7 @@ KEPT = 0.98
 
 def experts_touched(experts: Experts, choices: Any) -> Any:
     """Return how many experts of a layer so many independent tokens read, of a router to which all are alike."""
-    return experts.count * (1 - (1 - experts.chosen / experts.count) ** choices)
+    return experts.shared + experts.count * (1 - (1 - experts.chosen / experts.count) ** choices)
 
 
 class ExpertUnions:
@@ -41,7 +41,7 @@ class ExpertUnions:
 
     def times(self, width: Any, rows: Any = 1) -> Any:
         """Return the experts that a pass of so many tokens of each row reads, in so many times those of one token."""
-        return experts_touched(self.experts, rows * width**self.spread) / self.experts.chosen
+        return experts_touched(self.experts, rows * width**self.spread) / self.experts.read
 
     def observe(self, width: int, touched: float) -> None:
         """Note how many experts so many tokens of a text have read, in the mean of some layers."""

@@ -59,8 +59,9 @@ class QuantizedWeight:
         first, last, _ = inputs.indices(self.inputs)
         if first % self.block or last % self.block:
             raise RequestError(
-                f"weights of type {self.kind} are in blocks of {self.block} inputs, and a process's share of "
-                f"{self.inputs} would be {first} to {last}; leave out --tp-all-reduce"
+                f"weights of type {self.kind} are in blocks of {self.block} inputs, and a share of {self.inputs}, a "
+                f"process's or a shared expert's, would be {first} to {last}; leave out --tp-all-reduce, or take a "
+                "file of other types"
             )
         size = self.blocks.shape[1]
         columns = slice(first * size // self.inputs, last * size // self.inputs)
@@ -122,8 +123,9 @@ class Layer:
     attn_out_norm_C: Tensor | None = None
     mlp_out_norm_C: Tensor | None = None
     router_EC: Tensor | None = None
-    """float32, with a row for each expert; so is its bias."""
+    """float32, with a row for each expert that it chooses from; so are its bias and the correction of scores."""
     router_bias_E: Tensor | None = None
+    router_correction_E: Tensor | None = None
     o_bias_C: Tensor | None = None
     sink_logits_H: Tensor | None = None
     """float32."""

@@ -31,8 +31,8 @@ class TierWork:
     """Work of a tier's passes, by its model: layers, bytes of its weights and of a token's KV.
 
     weight, number: bytes of one weight, and of one number of KV. group: query heads of a KV head. sequential: a fused
-    draft, which reads all for each of its tokens. experts: bytes of those that one token chooses, which `weights` has
-    too; unions: of those that several choose.
+    draft, which reads all for each of its tokens. experts: bytes of those that one token reads, which `weights` has
+    too; unions: of those that several read.
     """
 
     layers: int = 8
@@ -65,7 +65,7 @@ class TierWork:
         weights, key = weight * config.weights_read, number * config.kv_size * whole
         group, experts, chosen = config.heads // config.kv_heads, config.architecture.experts, 0.0
         if experts:
-            chosen, unions = weight * config.expert_weights * experts.chosen, unions or ExpertUnions(experts)
+            chosen, unions = weight * config.expert_weights * experts.read, unions or ExpertUnions(experts)
         return TierWork(config.layers, weights, key, weight, number, group, sequential, chosen, unions)
 
     @staticmethod

@@ -7,6 +7,7 @@ from tests.helpers.mutants.mutation import Edit, Mutant
 TEST = "tests/checkpoint/test_family_logits.py::test_family_mutant_differs_from_transformers"
 ATTENTION = "triforce.backends.torch.attention"
 KV, UNCAPPED = "triforce.backends.torch.kv:TorchKV", ("self.config.architecture.score_cap", "0.0")
+CHOOSE, WORTH = "triforce.backends.torch.experts:choose", "triforce.backends.torch.experts:worth"
 LAYER, SOURCES = "triforce.backends.torch.model:TorchLayer", "triforce.checkpoint.tensor_sources"
 FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
     "a window one too long": (
@@ -16,19 +17,42 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
         "qwen2-upper-windows", "triforce.checkpoint.hf_config:with_windows", ("windowed if slides else {}", "windowed"),
     ),
     "experts are summed unweighted": (
-        "mixtral", "triforce.backends.torch.experts:choose", (
-            "weights_NE[:, : experts.chosen]", "torch.ones_like(ids[:, : experts.chosen])",
-        ),
+        "mixtral", CHOOSE, ("weights_NK * experts.scale", "torch.ones_like(weights_NK)"),
     ),
     "weights of experts do not add up": (
-        "qwen3-moe", "triforce.backends.torch.experts:choose", (
-            "(logits[:, : experts.chosen] if experts.renormalised else logits)", "logits",
-        ),
+        "qwen3-moe", CHOOSE, ("(logits[:, :chosen] if experts.renormalised else logits)", "logits"),
     ),
     "the second best experts": (
-        "qwen3-moe", "triforce.backends.torch.experts:choose", (
-            "return ids[:, : experts.chosen]", "return ids[:, 1 : experts.chosen + 1]",
+        "qwen3-moe", CHOOSE, ("torch.cat([ids[:, :chosen]", "torch.cat([ids[:, 1 : chosen + 1]"),
+    ),
+    "scores of sigmoids are a softmax": ("glm-4.5", CHOOSE, ('experts.function == "softmax"', "True")),
+    "sigmoids are not divided by their sum": (
+        "glm-4.5", CHOOSE, (" / (weights_NK.sum(1, keepdim=True) + LEAST_SUM)", ""),
+    ),
+    "sigmoids are divided by their sum": ("glm-4.5-air", CHOOSE, ("if experts.renormalised:", "if True:")),
+    "corrections of scores enter the weights": (
+        "glm-4.5", CHOOSE, ("[:, :chosen].sigmoid()", "[:, :chosen].sigmoid() + correction_E[ids[:, :chosen]]"),
+    ),
+    "corrections of scores are left out": (
+        "glm-4.5-air", WORTH, ("scores_NE if correction_E is None else scores_NE + correction_E", "scores_NE"),
+    ),
+    "corrections are added to logits": (
+        "glm-4.5-air", WORTH, (
+            'logits_NE.softmax(1) if experts.function == "softmax" else logits_NE.sigmoid()', "logits_NE",
         ),
+    ),
+    "experts of all groups are chosen": ("glm-4.5", WORTH, ("experts.groups == experts.chosen_groups", "True")),
+    "the best expert of a group counts": ("glm-4.5", WORTH, ("worth_NGE.topk(2, dim=2)", "worth_NGE.topk(1, dim=2)")),
+    "weights of experts are not scaled": ("glm-4.5", CHOOSE, ("weights_NK * experts.scale", "weights_NK")),
+    "shared experts are scaled": ("glm-4.5", CHOOSE, ("value=1.0", "value=experts.scale")),
+    "shared experts are left out": ("glm-4.5-air", CHOOSE, ("value=1.0", "value=0.0")),
+    "only rows with the first expert have shared ones": (
+        "glm-4.5-air", CHOOSE, (
+            "value=1.0)", "value=1.0)\n    weights_NK[:, chosen:] *= (ids[:, :chosen] == 0).any(1, keepdim=True)",
+        ),
+    ),
+    "shared experts are all the first one": (
+        "glm-4.5", f"{SOURCES}:_shared", ("_behind(n * inputs", "_behind(0 * inputs"),
     ),
     "pairs of a rotation half a head apart": (
         "glm-4-whole", f"{SOURCES}:rotation_order", (
@@ -116,6 +140,18 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
         "olmo-2", f"{LAYER}._add", ("self._normed(part_NC, norm_C)", "part_NC"),
     ),
 }  # fmt: skip
+TIES = "tests/checkpoint/test_family_logits.py::test_expert_tie_mutant_is_noticed"
+TIE_FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
+    "ties go to the highest ids": (
+        "qwen3-moe", CHOOSE, (
+            "worth(logits_NE, experts, correction_E).sort(",
+            "logits_NE.shape[1] - 1 - worth(logits_NE, experts, correction_E).flip(1).sort(",
+        ),
+    ),
+    "ties of groups go to the highest": (
+        "glm-4.5", WORTH, ("of_group_NG.sort(", "experts.groups - 1 - of_group_NG.flip(1).sort("),
+    ),
+}  # fmt: skip
 UNIONS = "tests/planner/test_expert_unions.py::test_union_mutant_is_noticed"
 UNION_FAULTS: dict[str, tuple[str, tuple[str, str]]] = {
     "experts are counted with repeats": (
@@ -124,6 +160,13 @@ UNION_FAULTS: dict[str, tuple[str, tuple[str, str]]] = {
     "experts of one token are counted": (
         "triforce.backends.torch.experts:union", ("ids_NK.flatten", "ids_NK[0].flatten"),
     ),
+    "shared experts are not counted": (
+        "triforce.backends.torch.experts:choose", ("torch.cat([ids[:, :chosen], shared], 1)", "ids[:, :chosen]"),
+    ),
+    "layers without experts count in the mean": (
+        "triforce.backends.torch.model:forward_layers", ("sum(each > 0 for each in touched)", "len(touched)"),
+    ),
+    "shared experts are not priced": ("triforce.model.expert_unions:experts_touched", ("experts.shared + ", "")),
     "unions are not learnt": ("triforce.model.expert_unions:ExpertUnions.observe", ("if width > 1", "if width < 1")),
     "neighbours are taken to choose independently": (
         "triforce.model.expert_unions:ExpertUnions.times", ("rows * width**self.spread", "rows * width"),
@@ -191,15 +234,5 @@ MUTANTS = [
         ("gemma-2",),
     ),
     *(Mutant(name, TEST, (Edit(target, change),), (model,)) for name, (model, target, change) in FAULTS.items()),
-    Mutant(
-        "ties go to the highest ids",
-        "tests/checkpoint/test_family_logits.py::test_expert_tie_mutant_is_noticed",
-        (
-            Edit(
-                "triforce.backends.torch.experts:choose",
-                ("logits, ids = logits_NE.sort(", "logits, ids = logits_NE.flip(1).sort("),
-                ("return ids[", "return (logits_NE.shape[1] - 1 - ids)["),
-            ),
-        ),
-    ),
+    *(Mutant(name, TIES, (Edit(target, change),), (model,)) for name, (model, target, change) in TIE_FAULTS.items()),
 ]

@@ -79,6 +79,38 @@ class Embedding:
     def rows(self, ids: torch.Tensor, out: torch.Tensor) -> None:
         """Write rows `ids` (count) int64 to out (count, C) float32."""
 
+class ExpertChoices:
+    """Of each expert the rows that go through it, with its weights."""
+
+    @property
+    def touched(self) -> int:
+        """How many experts the first 8 rows go through together."""
+
+class Experts:
+    """
+    The experts of a layer, or some outputs of each of their matrices.
+
+    Those that the router has no outputs for are shared by all rows. How it chooses: see `model.architecture.Experts`.
+    """
+
+    def __init__(self, post_norm: torch.Tensor | None, *, router: torch.Tensor, gate_projs: Sequence[object], up_projs: Sequence[object], down_projs: Sequence[object], router_bias: torch.Tensor | None = None, correction: torch.Tensor | None = None, gate_biases: Sequence[object] = [], up_biases: Sequence[object] = [], down_biases: Sequence[object] = [], eps: float, bits: int = 0, activation: str = 'silu', chosen: int, sigmoid: bool = False, renormalised: bool = False, scale: float = 1.0, groups: int = 1, chosen_groups: int = 1) -> None: ...
+
+    @property
+    def stride(self) -> int:
+        """Outputs of a gate projection, up to a multiple of 16."""
+
+    def gate(self, x: torch.Tensor, gated: torch.Tensor) -> ExpertChoices:
+        """
+        Choose K experts for each row of x (N, hidden) float32, shared ones among them, and write the first half of each
+        to `gated` (N * K, stride), expert after expert.
+        """
+
+    def down(self, choices: ExpertChoices, gated: torch.Tensor, sum: torch.Tensor) -> None:
+        """
+        Write what chosen experts give, weighted, to `sum` (N, outputs) float32: of `gated` (N * K, inputs), whose rows
+        have zeros up to a multiple of 16.
+        """
+
 class QkvProjections:
     """
     The query, key and value projections of a layer, for some of its heads.
@@ -94,7 +126,7 @@ class QkvProjections:
 class DecoderLayer(QkvProjections):
     """A decoder layer but for rotation and attention."""
 
-    def __init__(self, input_norm: torch.Tensor | None, q_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, k_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, v_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, o_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, post_norm: torch.Tensor | None, gate_proj: torch.Tensor | triforce.model.weights.QuantizedWeight | None, up_proj: torch.Tensor | triforce.model.weights.QuantizedWeight | None, down_proj: torch.Tensor | triforce.model.weights.QuantizedWeight | None, q_bias: torch.Tensor | None, k_bias: torch.Tensor | None, v_bias: torch.Tensor | None, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None, *, attn_out_norm: torch.Tensor | None = None, mlp_out_norm: torch.Tensor | None = None, router: torch.Tensor | None = None, gate_projs: Sequence[object] = [], up_projs: Sequence[object] = [], down_projs: Sequence[object] = [], o_bias: torch.Tensor | None = None, router_bias: torch.Tensor | None = None, gate_biases: Sequence[object] = [], up_biases: Sequence[object] = [], down_biases: Sequence[object] = [], head_dim: int, eps: float, bits: int = 0, query_scale: float = 1.0, residual_scale: float = 1.0, activation: str = 'silu', chosen: int = 0, renormalised: bool = False) -> None: ...
+    def __init__(self, input_norm: torch.Tensor | None, q_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, k_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, v_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, o_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, post_norm: torch.Tensor | None, gate_proj: torch.Tensor | triforce.model.weights.QuantizedWeight | None, up_proj: torch.Tensor | triforce.model.weights.QuantizedWeight | None, down_proj: torch.Tensor | triforce.model.weights.QuantizedWeight | None, q_bias: torch.Tensor | None, k_bias: torch.Tensor | None, v_bias: torch.Tensor | None, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None, *, attn_out_norm: torch.Tensor | None = None, mlp_out_norm: torch.Tensor | None = None, o_bias: torch.Tensor | None = None, experts: Experts | None = None, head_dim: int, eps: float, bits: int = 0, query_scale: float = 1.0, residual_scale: float = 1.0, activation: str = 'silu') -> None: ...
 
     @property
     def bytes(self) -> int:
@@ -104,7 +136,7 @@ class DecoderLayer(QkvProjections):
         """
         Add the output projection of attention, `attn_out` (N, H * D), and then the MLP to x (N, C) float32.
 
-        Returns how many experts the first tokens, at most 8, have chosen together; 0 without experts.
+        Returns how many experts the first tokens, at most 8, go through together; 0 without experts.
         """
 
 class GatedMlp:
@@ -119,34 +151,6 @@ class GatedMlp:
     def forward(self, x: torch.Tensor, gated: torch.Tensor) -> None:
         """
         Write the activation of gate and up of the normed x (rows, hidden) float32 to `gated` (rows, stride).
-        """
-
-class ExpertChoices:
-    """Of each expert the rows that have chosen it, with its weights."""
-
-    @property
-    def touched(self) -> int:
-        """How many experts the first 8 rows have chosen together."""
-
-class Experts:
-    """The experts of a layer, or some outputs of each of their matrices."""
-
-    def __init__(self, post_norm: torch.Tensor | None, *, router: torch.Tensor, gate_projs: Sequence[object], up_projs: Sequence[object], down_projs: Sequence[object], router_bias: torch.Tensor | None = None, gate_biases: Sequence[object] = [], up_biases: Sequence[object] = [], down_biases: Sequence[object] = [], eps: float, bits: int = 0, activation: str = 'silu', chosen: int, renormalised: bool = False) -> None: ...
-
-    @property
-    def stride(self) -> int:
-        """Outputs of a gate projection, up to a multiple of 16."""
-
-    def gate(self, x: torch.Tensor, gated: torch.Tensor) -> ExpertChoices:
-        """
-        Choose experts for x (N, hidden) float32, and write the first half of each to `gated` (N * chosen, stride),
-        expert after expert.
-        """
-
-    def down(self, choices: ExpertChoices, gated: torch.Tensor, sum: torch.Tensor) -> None:
-        """
-        Write what chosen experts give, weighted, to `sum` (N, outputs) float32: of `gated` (N * chosen, inputs), whose
-        rows have zeros up to a multiple of 16.
         """
 
 class Norm:

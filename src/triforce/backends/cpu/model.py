@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -20,7 +20,6 @@ from triforce.backends.cpu.kv import NativeKV, offload_errors, rotations
 from triforce.backends.kernel_api import ForwardBatch, ForwardOutput, KVBackend
 from triforce.backends.torch.model import forward_layerwise
 from triforce.errors import ModelError
-from triforce.model.architecture import Experts
 from triforce.model.config import ModelConfig
 from triforce.model.weights import Layer, Matrix, QuantizedWeight, Weights
 from triforce.ragged import Bools, Ints
@@ -167,7 +166,7 @@ class NativeLayer:
             layer.q_norm_D, layer.k_norm_D, attn_out_norm=layer.attn_out_norm_C, mlp_out_norm=layer.mlp_out_norm_C,
             head_dim=config.head_dim, eps=config.norm_eps, bits=bits, query_scale=parts.query_scale,
             residual_scale=parts.residual_scale, activation=parts.activation,
-            o_bias=layer.o_bias_C, **experts(layer, parts.experts),
+            o_bias=layer.o_bias_C, experts=experts(config, layer, bits) if layer.experts else None,
         )  # fmt: skip
 
     def qkv(self, x_NC: Tensor) -> tuple[Tensor, ...]:
@@ -187,10 +186,10 @@ def project(
     return q.view(N, H, D), k.view(N, G, D), v.view(N, G, D)
 
 
-def experts(layer: Layer, experts: Experts | None) -> dict[str, Any]:
-    """Return the arguments of a native layer for its experts, if it has any."""
-    if experts is None:
-        return {}
+def experts(config: ModelConfig, layer: Layer, bits: int) -> _native.Experts:
+    """Return the experts of a layer that has some, packed."""
+    parts = config.architecture.experts
+    assert parts is not None and layer.router_EC is not None
     projections = {
         f"{part}_projs": [getattr(each, f"{part}_proj_{shape}") for each in layer.experts]
         for part, shape in (("gate", "IC"), ("up", "IC"), ("down", "CI"))
@@ -198,9 +197,11 @@ def experts(layer: Layer, experts: Experts | None) -> dict[str, Any]:
     biases = {
         f"{part}_biases": [getattr(each, f"{part}_bias_{shape}") for each in layer.experts]
         for part, shape in (("gate", "I"), ("up", "I"), ("down", "C"))
-        if experts.biases
+        if parts.biases
     }
-    return projections | biases | dict(
-        router=layer.router_EC, router_bias=layer.router_bias_E, chosen=experts.chosen,
-        renormalised=experts.renormalised,
+    return _native.Experts(
+        layer.post_norm_C, router=layer.router_EC, router_bias=layer.router_bias_E,
+        correction=layer.router_correction_E, **projections, **biases, eps=config.norm_eps, bits=bits,
+        activation=config.architecture.activation, chosen=parts.chosen, sigmoid=parts.function == "sigmoid",
+        renormalised=parts.renormalised, scale=parts.scale, groups=parts.groups, chosen_groups=parts.chosen_groups,
     )  # fmt: skip

@@ -97,18 +97,15 @@ class MlpShard:
 
 class ExpertsShard:
     def __init__(self, config: ModelConfig, layer: Layer, bits: int) -> None:
-        parts, first = config.architecture, layer.experts[0]
-        self._native = _native.Experts(
-            layer.post_norm_C, eps=config.norm_eps, bits=bits, activation=parts.activation,
-            **experts(layer, parts.experts),
-        )  # fmt: skip
+        parts, first = config.architecture.experts, layer.experts[0]
+        assert parts is not None
+        self._native, self._per_row = experts(config, layer, bits), parts.read
         self._gated, self._dtype = len(first.gate_proj_IC), first.gate_proj_IC.dtype
         self._outputs, self._inputs = first.down_proj_CI.shape
-        self._chosen = parts.experts.chosen if parts.experts else 0
 
     def __call__(self, x_NC: Tensor, ranks: TPGroup) -> tuple[Tensor, int]:
         """Return (N, some of C), and how many experts were touched: all of them at once, so ranks talk as of an MLP."""
-        gated_MI = torch.empty(len(x_NC) * self._chosen, self._native.stride, dtype=self._dtype)
+        gated_MI = torch.empty(len(x_NC) * self._per_row, self._native.stride, dtype=self._dtype)
         choices = self._native.gate(x_NC, gated_MI)
         read_MI = ranks.inputs(gated_MI[:, : self._gated], self._inputs)
         sum_NC = torch.empty(len(x_NC), self._outputs)

@@ -89,11 +89,13 @@ class TorchLayer:
         return self.linear(gated_NI, self.layer.down_proj_CI)
 
     def _mlp(self, x_NC: Tensor, ranks: TPGroup) -> tuple[Tensor, int]:
-        experts, inner = self.config.architecture.experts, self.config.intermediate_size
-        if experts is None:
-            return self.down(ranks.inputs(self.gate(x_NC), inner)), 0
-        y_NC, read = self._normed(x_NC, self.layer.post_norm_C), partial(ranks.inputs, width=inner)
-        return mix(y_NC, self.layer, experts, self._gate_expert, self._down_expert, read)
+        layer, experts = self.layer, self.config.architecture.experts
+        if layer.down_proj_CI is not None:
+            return self.down(ranks.inputs(self.gate(x_NC), layer.down_proj_CI.shape[1])), 0
+        assert experts is not None
+        y_NC, inner = self._normed(x_NC, layer.post_norm_C), layer.experts[0].down_proj_CI.shape[1]
+        read = partial(ranks.inputs, width=inner)
+        return mix(y_NC, layer, experts, self._gate_expert, self._down_expert, read)
 
     def _gate_expert(self, expert: Mlp, y_NC: Tensor) -> Tensor:
         gate_NI = self.linear(y_NC, expert.gate_proj_IC, expert.gate_bias_I)
@@ -196,5 +198,8 @@ def forward_layers(
     queries_LBTHD = torch.stack(queries) if observe else None
     mass_LBGU = torch.stack(masses) if return_mass else None
     states_SBTC = torch.stack([kept[layer] for layer in states]) if states else None
-    logits_BJV, mean = logits_NV.view(B, T, logits_NV.shape[1]), sum(touched) / max(1, len(touched))
+    logits_BJV, mean = (
+        logits_NV.view(B, T, logits_NV.shape[1]),
+        sum(touched) / max(1, sum(each > 0 for each in touched)),
+    )
     return ForwardOutput(logits_BJV, queries_LBTHD, mass_LBGU, states_SBTC, mean)

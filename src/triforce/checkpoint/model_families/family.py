@@ -28,6 +28,8 @@ LLAMA_NAMES = {
     "down_proj_CI": "mlp.down_proj.weight",
 }
 """Tensors of a layer in the files, by the fields of `model.weights.Layer`."""
+SHARED, DENSE = "shared/", "dense/"
+"""Before a field of an MLP: that of shared experts, and that of layers which have one in the place of experts."""
 
 
 def llama(config: Fields) -> Architecture:
@@ -83,7 +85,7 @@ class Family:
     ropes: tuple[str, ...] = TYPES
     """The types of rotation that it may have."""
     inner: str = "intermediate_size"
-    """The field that has the width of an MLP, or of an expert."""
+    """The field that has the width of an MLP; of an expert, where there are some."""
     theta: float = 10_000.0
     """That of a config without one."""
     rotated: float = 1.0

@@ -50,7 +50,7 @@ QWEN3_MOE = Family(
         f"{field}_proj_{suffix}": f"mlp.experts.{{}}.{field}_proj.weight"
         for field, suffix in {"gate": "IC", "up": "IC", "down": "CI"}.items()
     },
-    # Layers with an MLP between those with experts are not there yet.
+    # Of layers with an MLP in the place of experts, the first ones alone could be described.
     accepted={"num_experts": None, "num_local_experts": None, "decoder_sparse_step": (1,), "mlp_only_layers": ([],)},
     inner="moe_intermediate_size",
 )  # fmt: skip
