@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
+from tests.helpers.family_models import family_model
+from tests.helpers.tiny_checkpoint import save
 from triforce.backends import native_loader
 from triforce.backends.kernel_api import pages_for
 from triforce.bench.family_shapes import FAMILY_SHAPES
+from triforce.bench.model_work import ModelWork
 from triforce.bench.whole_passes import Model, filled
 from triforce.checkpoint.hf_config import checked
+from triforce.checkpoint.model_families import FAMILIES
+from triforce.checkpoint.weights import read_weights
+from triforce.cli.info import int8_weights
+from triforce.engine.model_loader import load
 from triforce.kvcache import PagePool
+from triforce.model.weights import numbers
 
 if native_loader.native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
@@ -55,6 +64,25 @@ def test_work_counts_chosen_experts_and_keys_of_windows(small: None) -> None:
     dense = 2 * (4 * (2 * 128 * 256 + 2 * 128 * 128) + 512 * 128)
     kv = 2 * 2 * 2 * 64 * (2 * CONTEXT + 2 * 32)
     assert one.bytes == dense + 4 * expert + kv
+
+
+def test_shared_experts_and_layers_without_any_are_counted(tmp_path: Path) -> None:
+    """By a config as in the weights themselves: all of them, those of a token, and int8 copies."""
+    checkpoint = load(save(family_model("glm-4.5"), tmp_path), device="cpu", dtype="float32")
+    config, names = checkpoint.config, FAMILIES["glm4_moe"].names
+    weights = read_weights(
+        tmp_path, checkpoint.files.archives(packed=False), config, rows=97, device=torch.device("cpu"),
+        dtype=torch.float32, names=names,
+    )  # fmt: skip
+    multiplied = [numbers(weight) for weight in weights.multiplied()]
+    routers = 3 * 12 * 64
+    assert config.parameters == sum(numbers(weight).numel() for weight in weights.tensors())
+    assert config.matrix_weights == sum(weight.numel() for weight in multiplied) + routers
+    assert int8_weights(config, 0) == config.matrix_weights + 4 * sum(len(weight) for weight in multiplied)
+    one, more = ModelWork(config, weights).of(1, 0), ModelWork(config, weights).of(2, 0, union=1.5)
+    assert one.bytes == 4 * (config.weights_read - routers)
+    assert more.bytes - one.bytes == 4 * config.expert_weights * 5 // 2  # 3 experts of a token and 2 shared ones, half
+    assert one.operations["bfloat16"] == 2 * (config.weights_read - routers)
 
 
 @pytest.mark.parametrize("name", FAMILY_SHAPES)

@@ -7,15 +7,20 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.helpers.family_models import FAMILY_MODELS, LENGTH, RAGGED, family_model, paged_logits, texts
 from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
-from tests.helpers.tiny_checkpoint import save
+from tests.helpers.tiny_checkpoint import edit, save
 from triforce.backends import native_loader
 from triforce.backends.torch.experts import choose
+from triforce.checkpoint.hf_config import checked
+from triforce.checkpoint.model_families import FAMILIES
+from triforce.checkpoint.weights import read_weights
 from triforce.engine.model_loader import load
+from triforce.errors import ModelError
 from triforce.model.architecture import Experts
 
 
@@ -100,12 +105,15 @@ def test_family_mutant_differs_from_transformers(
     assert farthest(folder, expected_BTV) > 1e-2
 
 
-def tied_experts(folder: Path) -> Path:
-    """A model of which every expert has the router's logits of another, and other weights."""
-    model = family_model("qwen3-moe")
+def tied_experts(folder: Path, name: str) -> Path:
+    """A model of which every expert has the router's logits of another, and other weights; so has every group."""
+    model = family_model(name, **(dict(topk_group=3) if name == "glm-4.5" else {}))
     for layer in model.model.layers:
-        router_EC = layer.mlp.gate.weight.data
-        router_EC[4:] = router_EC[:4]
+        if router := getattr(layer.mlp, "gate", None):
+            half = len(router.weight) // 2
+            router.weight.data[half:] = router.weight.data[:half]
+            if name == "glm-4.5":
+                router.e_score_correction_bias[half:] = router.e_score_correction_bias[:half]
     return save(model, folder)
 
 
@@ -118,15 +126,66 @@ def between_kernels(folder: Path, monkeypatch: pytest.MonkeyPatch) -> float:
 
 
 @pytest.mark.skipif(native_loader.native is None, reason="without native kernels")
-def test_expert_ties_go_to_lowest_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["qwen3-moe", "glm-4.5"])
+def test_expert_ties_go_to_lowest_ids(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ids_NK, _ = choose(torch.tensor([[1.0, 2.0, 1.0, 2.0]]), Experts(4, 3, True))
     assert ids_NK.tolist() == [[1, 3, 0]]
-    assert between_kernels(tied_experts(tmp_path), monkeypatch) < 1e-4
+    grouped = Experts(8, 3, True, function="sigmoid", groups=4, chosen_groups=2)
+    assert choose(torch.tensor([[0.0, 0, 0, 1, 0, 1, 0, 1]]), grouped)[0].tolist() == [[3, 5, 2]]
+    assert between_kernels(tied_experts(tmp_path, name), monkeypatch) < 1e-4
 
 
 @pytest.mark.skipif(native_loader.native is None, reason="without native kernels")
 @pytest.mark.parametrize("mutant", caught_in("test_expert_tie_mutant_is_noticed"), ids=str)
 def test_expert_tie_mutant_is_noticed(tmp_path: Path, mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tied_experts(tmp_path)
+    folder = tied_experts(tmp_path, *mutant.checks)
     mutant.apply(monkeypatch)
     assert between_kernels(folder, monkeypatch) > 1e-2
+
+
+def test_corrections_of_scores_are_not_rounded(tmp_path: Path) -> None:
+    """Most of them is in common, and bfloat16 has no digits left for the rest."""
+    model = family_model("glm-4.5")
+    folder = save(model, tmp_path)
+    where = load(folder, device="cpu", dtype="bfloat16", context=LENGTH)
+    weights = read_weights(
+        folder, where.files.archives(packed=False), where.config, rows=97, device=torch.device("cpu"),
+        dtype=torch.bfloat16, names=FAMILIES["glm4_moe"].names,
+    )  # fmt: skip
+    for ours, theirs in zip(weights.layers[1:], model.model.layers[1:], strict=True):
+        assert torch.equal(ours.router_correction_E, theirs.mlp.gate.e_score_correction_bias)
+
+
+def test_layers_that_guess_further_tokens_are_left_out(tmp_path: Path) -> None:
+    """They lie behind the others, and nothing else may."""
+    folder = save(family_model("glm-4.5"), tmp_path)
+    plain_BTV = logits(folder)
+    tensors = load_file(folder / "model.safetensors")
+    extra = {name.replace("layers.3.", "layers.4."): each + 1 for name, each in tensors.items() if "layers.3." in name}
+    save_file(tensors | extra | {"model.layers.4.eh_proj.weight": torch.ones(64, 128)}, folder / "model.safetensors")
+    assert torch.equal(logits(folder), plain_BTV)
+    edit(folder / "config.json", num_nextn_predict_layers=0)
+    with pytest.raises(ModelError, match=r"tensor model\.layers\.4\..* is not part of such a model"):
+        logits(folder)
+
+
+def logits(folder: Path) -> Tensor:
+    """Logits of texts in float32, fed whole."""
+    decoder = load(folder, device="cpu", dtype="float32", context=LENGTH).decoder
+    return paged_logits(decoder, texts(), [[LENGTH, LENGTH]])
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (dict(n_group=5), "n_group = 5 is not supported .*divisors of 12 up to half of it"),
+        (dict(n_group=12), "n_group = 12"),
+        (dict(topk_group=5), "topk_group = 5"),
+        (dict(topk_group=1, num_experts_per_tok=4), "num_experts_per_tok = 4"),
+        (dict(first_k_dense_replace=4), "first_k_dense_replace = 4"),
+        (dict(n_shared_experts=0), "n_shared_experts = 0"),
+    ],
+)
+def test_choices_that_cannot_be_are_refused(changes: dict[str, int], told: str) -> None:
+    with pytest.raises(ModelError, match=told):
+        checked(family_model("glm-4.5").config.to_dict() | changes)

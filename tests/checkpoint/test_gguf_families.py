@@ -22,6 +22,13 @@ from triforce.checkpoint.model_files import open_model
 from triforce.engine.model_loader import load
 from triforce.errors import ModelError
 
+GLM = {
+    "expert_count": "n_routed_experts", "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size", "expert_shared_count": "n_shared_experts",
+    "expert_weights_scale": "routed_scaling_factor", "expert_weights_norm": "norm_topk_prob",
+    "expert_group_count": "n_group", "expert_group_used_count": "topk_group",
+    "leading_dense_block_count": "first_k_dense_replace", "nextn_predict_layers": "num_nextn_predict_layers",
+}  # fmt: skip
 FILES: dict[str, tuple[str, dict[str, str]]] = {
     "granite-3": ("GRANITE", {
         "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
@@ -47,6 +54,8 @@ FILES: dict[str, tuple[str, dict[str, str]]] = {
     "phi-4-mini": ("PHI3", {}),
     "glm-4": ("GLM4", {}),
     "glm-4-whole": ("GLM4", {}),
+    "glm-4.5": ("GLM4_MOE", GLM),
+    "glm-4.5-air": ("GLM4_MOE", GLM),
     "qwen3-moe": ("QWEN3MOE", {
         "expert_count": "num_experts", "expert_used_count": "num_experts_per_tok",
         "expert_feed_forward_length": "moe_intermediate_size",
@@ -74,7 +83,7 @@ def tensors(folder: Path, arch: str, layers: int) -> dict[str, Any]:
             number, after = split(name)
             experts.setdefault(f"{name.partition('.experts.')[0]}.experts.{after}", {})[number] = weight
             continue
-        ours = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        ours = names.get_name(name.replace("correction_bias", "correction.bias"), try_suffixes=(".weight", ".bias"))
         assert ours is not None, name
         ours += ".weight" * name.endswith("sinks")
         if arch in FROM_ONE and "norm" in ours:
@@ -137,6 +146,8 @@ def metadata(config: Any, arch: str, own: dict[str, str]) -> dict[str, Any]:
         if arch == "OLMO2":  # whose converter writes what comes to cos and sin in all
             sizes |= {"rope.scaling.attn_factor": 0.1 * log(rope["factor"]) + 1}
     sizes |= {key: getattr(config, field) for key, field in own.items()}
+    sizes["block_count"] += sizes.get("nextn_predict_layers", 0)
+    sizes |= {"expert_gating_func": 2} if arch == "GLM4_MOE" else {}
     if PATTERN in sizes:
         sizes[PATTERN] = [kind == "sliding_attention" for kind in sizes[PATTERN]]
     values = {f"{architecture}.{key}": value for key, value in sizes.items()}
@@ -178,6 +189,17 @@ def test_gguf_of_granite_without_rotations_is_refused(tmp_path: Path) -> None:
         read_gguf_config(GGUFFile(write_gguf(tmp_path / "x.gguf", values, ends)))
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [("expert_gating_func", 1, "expert_gating_func = 1"), ("nextn_predict_layers", 5, "nextn_predict_layers = 5")],
+)
+def test_gguf_of_another_router_is_refused(tmp_path: Path, key: str, value: int, told: str) -> None:
+    values = metadata(family_model("glm-4.5", vocab_size=300).config, *FILES["glm-4.5"]) | {f"glm4moe.{key}": value}
+    ends = {name: np.zeros((300, 64), np.float32) for name in ("token_embd.weight", "output.weight")}
+    with pytest.raises(ModelError, match=told):
+        read_gguf_config(GGUFFile(write_gguf(tmp_path / "x.gguf", values, ends)))
+
+
 def test_gguf_router_of_few_bits_is_read_as_numbers(tmp_path: Path) -> None:
     """It is computed in float32, whatever the file has it in."""
     model, (arch, own) = family_model("qwen3-moe", vocab_size=300), FILES["qwen3-moe"]
@@ -200,7 +222,13 @@ def check(tmp_path: Path, name: str, arch: str, own: dict[str, str], changes: di
     rope, whole = model.config.rope_parameters, tensors(folder, arch, model.config.num_hidden_layers)
     for factors in ("long", "short") if rope.get("rope_type") == "longrope" else ():
         whole[f"rope_factors_{factors}.weight"] = np.array(rope[f"{factors}_factor"], np.float32)
+    weights = sum(each.nbytes for each in whole.values())
+    if "nextn_predict_layers" in own:
+        whole |= {
+            name: np.ones((300, 64), np.float32) for name in ("blk.4.nextn.eh_proj.weight", "blk.4.attn_q.weight")
+        }
     file = write_gguf(tmp_path / "model.gguf", metadata(model.config, arch, own), whole)
+    assert open_model(file).weight_bytes == weights, "of layers that are computed"
     found, expected = (
         paged_logits(load(path, device="cpu", dtype="float32", context=LENGTH).decoder, texts(), [[LENGTH, LENGTH]])
         for path in (file, folder)

@@ -27,10 +27,13 @@ from triforce.engine.model_loader import load
 from triforce.llm import LLM
 
 NATIVE = pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
-KINDS = ["gpt-oss", "mixtral", "olmo-2", "gemma-2", "granite-3", "phi-4-mini", "glm-4"]
-"""With all that there is: biases of sums, experts, norms of whole rows and of outputs, factors, heads in part."""
+KINDS = ["gpt-oss", "mixtral", "olmo-2", "gemma-2", "granite-3", "phi-4-mini", "glm-4", "glm-4.5"]
+"""With all that there is: biases of sums, experts, norms of whole rows and of outputs, factors, heads in part, shared
+experts beside layers that have none.
+"""
 ODD = dict(hidden_size=68, intermediate_size=75, vocab_size=101)
-"""Sizes that neither two ranks nor blocks of 16 divide; experts of `qwen3-moe` have a size of their own."""
+"""Sizes that neither two ranks nor blocks of 16 divide; experts may have a size of their own."""
+OWN_SIZE = ("qwen3-moe", "glm-4.5")
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +44,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @cache
 def folder(home: Path, name: str, odd: bool = False) -> Path:
-    more = ODD | (dict(moe_intermediate_size=37) if name == "qwen3-moe" else {}) if odd else {}
+    more = ODD | (dict(moe_intermediate_size=37) if name in OWN_SIZE else {}) if odd else {}
     return save(family_model(name, **more), home / f"{name}{odd}")
 
 
@@ -69,7 +72,7 @@ def test_family_logits_of_ranks_equal_one_process(home: Path, name: str, dtype: 
 
 @NATIVE
 @pytest.mark.parametrize("bits", [0, 8, 4], ids=["same", "int8", "int4"])
-@pytest.mark.parametrize("name", ["gpt-oss", "qwen3-moe", "olmo-2"])
+@pytest.mark.parametrize("name", ["gpt-oss", "qwen3-moe", "olmo-2", "glm-4.5"])
 def test_odd_sizes_of_ranks_equal_one_process(home: Path, name: str, bits: int) -> None:
     path = folder(home, name, odd=True)
     alone_BTV = logits(path, "bfloat16", bits=bits)
@@ -105,7 +108,7 @@ def test_family_rank_mutant_is_noticed(home: Path, mutant: Mutant, monkeypatch: 
     assert farthest(path, exact=how != "summed") > 1e-3
 
 
-@pytest.mark.parametrize("name", ["gpt-oss", "qwen3-moe", "olmo-2"])
+@pytest.mark.parametrize("name", ["gpt-oss", "qwen3-moe", "olmo-2", "glm-4.5"])
 def test_rank_of_a_family_holds_only_its_shard(home: Path, name: str) -> None:
     """Of every matrix but routers, and of every bias and sink logit."""
 
@@ -116,7 +119,8 @@ def test_rank_of_a_family_holds_only_its_shard(home: Path, name: str) -> None:
             dtype=torch.float32, ranks=ranks, 
             names=FAMILIES[loaded.files.config.model_type].names,
         )  # fmt: skip
-        routers = [id(each) for layer in weights.layers for each in (layer.router_EC, layer.router_bias_E)]
+        fields = ("router_EC", "router_bias_E", "router_correction_E")
+        routers = [id(getattr(layer, field)) for layer in weights.layers for field in fields]
         return [each.numel() for each in weights.tensors() if id(each) not in routers]  # type: ignore[union-attr]
 
     whole, *parts = [sizes(ALONE), *together(2, sizes)]
@@ -126,7 +130,7 @@ def test_rank_of_a_family_holds_only_its_shard(home: Path, name: str) -> None:
 
 
 @NATIVE
-@pytest.mark.parametrize("name", ["gpt-oss", "qwen3-moe", "gemma-3", "olmo-3"])
+@pytest.mark.parametrize("name", ["gpt-oss", "qwen3-moe", "gemma-3", "olmo-3", "glm-4.5"])
 def test_family_texts_of_ranks_equal_one_process(home: Path, name: str) -> None:
     """Plain decoding, and all tiers at once."""
     draft = save(tiny_model(**SIZES | dict(num_hidden_layers=1)), home / "draft")

@@ -52,6 +52,20 @@ FAMILY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm-4-whole": (
         "Glm4", dict(pad_token_id=None, attention_bias=False, eos_token_id=1, partial_rotary_factor=1.0),
     ),
+    "glm-4.5": (
+        "Glm4Moe",
+        dict(
+            attention_bias=True, use_qk_norm=True, moe_intermediate_size=40, n_routed_experts=12, n_shared_experts=2,
+            num_experts_per_tok=3, n_group=4, topk_group=2, routed_scaling_factor=2.5, pad_token_id=None,
+        ),
+    ),
+    "glm-4.5-air": (
+        "Glm4Moe",
+        dict(
+            attention_bias=True, moe_intermediate_size=40, n_routed_experts=8, num_experts_per_tok=3,
+            norm_topk_prob=False, first_k_dense_replace=2, pad_token_id=None,
+        ),
+    ),
     "mistral-window": ("Mistral", dict(sliding_window=WINDOW)),
     "qwen2-upper-windows": ("Qwen2", dict(use_sliding_window=True, sliding_window=WINDOW, max_window_layers=2)),
     "gemma-2": (
@@ -97,6 +111,9 @@ def family_model(name: str, **more: Any) -> Any:
     for layer in model.model.layers if name == "gpt-oss" else []:
         layer.self_attn.sinks.data = torch.linspace(-1, 4, len(layer.self_attn.sinks))
         layer.mlp.experts.gate_up_proj.data *= 5  # so that the bounds of the activation count
+    for layer in model.model.layers if "glm-4.5" in name else []:
+        if hasattr(layer.mlp, "gate"):
+            layer.mlp.gate.e_score_correction_bias.normal_(3.0, 0.1)  # of real ones, too, most is in common
     return model
 
 

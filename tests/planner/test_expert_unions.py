@@ -91,6 +91,17 @@ def test_rows_are_taken_to_choose_independently() -> None:
     assert price(unions, 8, rows=3) == pytest.approx((EXPERTS.count - one**3 / EXPERTS.count**2) / EXPERTS.chosen)
 
 
+def test_shared_experts_are_priced_once() -> None:
+    """Of eight tokens as of one: the chosen ones alone are more."""
+    mixture = replace(EXPERTS, shared=4)
+    config = replace(LLAMA_8B, intermediate_size=768, architecture=Architecture(experts=mixture))
+    one, eight = (
+        float(TierWork.of(config, 2.0, 2.0).bytes(width, 1, 0.0, 1e12, 0.0, 1.0)) - LEAST_BYTES for width in (1, 8)
+    )
+    assert one == pytest.approx(2 * config.weights_read)
+    assert eight - one == pytest.approx(2 * config.expert_weights * (experts_touched(EXPERTS, 8) - 8), rel=1e-6)
+
+
 @pytest.mark.parametrize(
     "config", [LLAMA_8B, replace(LLAMA_8B, architecture=Architecture(kinds=WINDOWS))], ids=["whole", "windows"]
 )
@@ -110,15 +121,22 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(family_model("qwen3-moe"), tmp_path_factory.mktemp("mixture"))
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of an MLP and three layers of experts, of which all tokens share two."""
+    return save(family_model("glm-4.5"), tmp_path_factory.mktemp("shared"))
+
+
 Told = list[tuple[int, float]]
 
 
 def told(folder: Path, pieces: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> tuple[Told, list[list[int]]]:
-    """What passes tell of one text or two; and how many experts the first tokens of each have chosen, by layer."""
+    """What passes tell of one text or two; and how many experts the first tokens of each read, by layer with some."""
     seen, chosen, choose = Told(), list[list[int]](), torch_experts.choose
 
-    def spy(logits_NE: Tensor, experts: Experts) -> tuple[Tensor, Tensor]:
-        ids_NK, weights_NK = choose(logits_NE, experts)
+    def spy(logits_NE: Tensor, experts: Experts, correction_E: Tensor | None) -> tuple[Tensor, Tensor]:
+        ids_NK, weights_NK = choose(logits_NE, experts, correction_E)
+        assert ids_NK.shape[1] == experts.read
         chosen.append([len(set(ids_NK[:width].flatten().tolist())) for width in range(1, SAMPLED + 1)])
         return ids_NK, weights_NK
 
@@ -138,18 +156,24 @@ def check_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(native_loader, "native", None)
         by_torch, chosen = told(folder, PIECES, patch)
-    passes = [chosen[i : i + 4] for i in range(0, len(chosen), 4)]
+    layers = len(chosen) // len(PIECES)
+    passes = [chosen[i : i + layers] for i in range(0, len(chosen), layers)]
     widths = [min(SAMPLED, *piece) for piece in PIECES]
     wanted = [
-        (width, sum(layer[width - 1] for layer in layers) / 4) for width, layers in zip(widths, passes, strict=True)
+        (width, sum(layer[width - 1] for layer in each) / layers) for width, each in zip(widths, passes, strict=True)
     ]
-    assert by_torch == wanted and any(touched < 3 * width for width, touched in wanted[2:])
+    of_one = wanted[1][1]
+    assert by_torch == wanted and any(touched < of_one * width for width, touched in wanted[2:])
     if native_loader.native:
         assert told(folder, PIECES, monkeypatch)[0] == wanted
 
 
 def test_passes_tell_how_many_experts_they_touched(mixture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check_told(mixture, monkeypatch)
+
+
+def test_passes_tell_of_shared_experts_and_not_of_dense_layers(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_told(shared, monkeypatch)
 
 
 def test_padding_and_neighbours_tell_nothing(mixture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,9 +195,11 @@ def test_prices_follow_what_the_target_has_routed(mixture: Path) -> None:
 
 
 @pytest.mark.parametrize("mutant", caught_in("test_union_mutant_is_noticed"), ids=str)
-def test_union_mutant_is_noticed(mixture: Path, mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_union_mutant_is_noticed(mixture: Path, shared: Path, mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant.apply(monkeypatch)
     with pytest.raises(AssertionError):
         check_told(mixture, monkeypatch)
+        check_told(shared, monkeypatch)
+        test_shared_experts_are_priced_once()
         test_correlated_unions_are_priced_within_a_twentieth((2, 4, 8))
         test_prices_follow_what_the_target_has_routed(mixture)

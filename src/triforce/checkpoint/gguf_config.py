@@ -21,7 +21,7 @@ from triforce.errors import ModelError
 ARCHITECTURES = {
     "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "granite": "granite", "olmo2": "olmo2",
     "smollm3": "smollm3", "qwen3moe": "qwen3_moe", "gemma2": "gemma2", "gemma3": "gemma3_text",
-    "gpt-oss": "gpt_oss", "phi3": "phi3", "glm4": "glm4",
+    "gpt-oss": "gpt_oss", "phi3": "phi3", "glm4": "glm4", "glm4moe": "glm4_moe",
 }  # fmt: skip
 """The family of each architecture that a file may name."""
 OTHERS = {"llama": ("expert_count", "mixtral"), "olmo2": ("attention.sliding_window", "olmo3")}
@@ -37,6 +37,13 @@ FIELDS: dict[str, dict[str, str]] = {
     "gemma3_text": _GEMMA,
     "gpt_oss": {
         "attention.sliding_window": "sliding_window", **_EXPERTS, "expert_feed_forward_length": "intermediate_size",
+    },
+    "glm4_moe": {
+        "expert_count": "n_routed_experts", "expert_used_count": "num_experts_per_tok",
+        "expert_feed_forward_length": "moe_intermediate_size", "expert_shared_count": "n_shared_experts",
+        "expert_weights_scale": "routed_scaling_factor", "expert_weights_norm": "norm_topk_prob",
+        "expert_group_count": "n_group", "expert_group_used_count": "topk_group", "expert_gating_func": "scoring_func",
+        "leading_dense_block_count": "first_k_dense_replace", "nextn_predict_layers": "num_nextn_predict_layers",
     },
     "mixtral": _EXPERTS,
     "olmo3": {"attention.sliding_window": "sliding_window", PATTERN: "layer_types"},
@@ -56,7 +63,9 @@ ALWAYS: dict[str, dict[str, object]] = {"qwen3_moe": {"norm_topk_prob": True}}
 LARGEST_GEMMAS = (46, 62)
 """Layers of the 27B models, whose queries are scaled by the hidden size over the heads: files do not say."""
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
-Q_BIAS = "blk.0.attn_q.bias"
+Q_BIAS, Q_NORM = "blk.0.attn_q.bias", "blk.0.attn_q_norm.weight"
+SIGMOID = 2
+"""Of the functions that a router may have, by the key `expert_gating_func`."""
 TOKENS = "tokenizer.ggml.tokens"
 
 READ = frozenset({
@@ -124,6 +133,7 @@ def read_gguf_config(file: GGUFFile) -> HFConfig:
         scaling=read_gguf_scaling(config, file, rotated, positions, whole, model_type == "olmo3"),
         architecture=replace(parts, norm_offset=0.0, rotated=rotated if rotated < head_dim else 0),  # norms: the sum
         local_theta=read_local_theta(fields, family),
+        extra_layers=fields.whole("num_nextn_predict_layers", 0, least=0),
     )
 
 
@@ -132,6 +142,7 @@ def _fields(file: GGUFFile, config: Fields, model_type: str, hidden: int, heads:
     own, family = FIELDS.get(model_type, {}), FAMILIES[model_type]
     idle = (0,) if model_type == "phi3" else ()  # no window
     layers = config.whole("block_count", most=MOST_LAYERS)
+    layers -= config.whole("nextn_predict_layers", 0, least=0, most=layers - 1)
     given = {
         "hidden_size": hidden, "num_attention_heads": heads, "head_dim": head_dim, "num_hidden_layers": layers,
         "query_pre_attn_scalar": hidden // heads if layers in LARGEST_GEMMAS else head_dim,
@@ -155,6 +166,10 @@ def _left_out(model_type: str, file: GGUFFile, config: Fields, layers: int, head
         return {"rope_local_base_freq": config.get("rope.freq_base") or 10_000.0}
     if model_type == "glm4":
         return {"attention_bias": Q_BIAS in file.tensors}
+    if model_type == "glm4_moe":
+        config.require("expert_gating_func", (SIGMOID,))
+        parts = {"attention_bias": Q_BIAS in file.tensors, "use_qk_norm": Q_NORM in file.tensors}
+        return parts | {"norm_topk_prob": False, "intermediate_size": config.whole("feed_forward_length")}
     return {}
 
 

@@ -54,6 +54,15 @@ FAMILIES = {
         "post_attention_norm.weight": "post_self_attn_layernorm.weight",
         "post_ffw_norm.weight": "post_mlp_layernorm.weight",
     },
+    "glm4_moe": {name: theirs for name, theirs in IN_BLOCK.items() if name != "ffn_norm.weight"}
+    | BIASES
+    | NORMS
+    | EXPERTS
+    | {
+        "post_attention_norm.weight": "post_attention_layernorm.weight",
+        "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+    }
+    | {f"ffn_{part}_shexp.weight": f"mlp.shared_experts.{part}_proj.weight" for part in ("gate", "up", "down")},
     "qwen2": IN_BLOCK | BIASES,
     "qwen3": IN_BLOCK | NORMS,
     "granite": IN_BLOCK,
@@ -81,19 +90,24 @@ FAMILIES = {
 }
 """Tensors of a layer, by family. Where a name has `{}`, one tensor holds those of all experts."""
 ROUTER = "ffn_gate_inp.weight"
+BLOCK = "blk."
+"""What names of tensors of a layer begin with."""
 PERMUTED = ("attn_q", "attn_k")
 WOVEN = ("llama", "mixtral", "granite", "smollm3")
 """Families whose files have these in another order."""
 _BLOCK = re.compile(r"blk\.(0|[1-9]\d{0,4})\.(.+)")
 
 
-def hugging_face_names(file: GGUFFile, family: str) -> dict[str, str]:
+def hugging_face_names(file: GGUFFile, family: str, extra: tuple[str, ...] = ()) -> dict[str, str]:
     """The name in Hugging Face's files of each tensor, by its name here; factors of frequencies have none.
+
+    Nor have tensors whose names begin with one of `extra`.
 
     Raises ModelError for a tensor that models of this architecture do not have.
     """
     factors = FACTORS, *LONG_FACTORS
-    return {name: _hugging_face_name(file, family, name) for name in file.tensors if name not in factors}
+    read = (name for name in file.tensors if name not in factors and not name.startswith(extra))
+    return {name: _hugging_face_name(file, family, name) for name in read}
 
 
 def row_order(family: str, name: str, heads: int, kv_heads: int, head_dim: int) -> Tensor | None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from triforce.checkpoint import mxfp4
 from triforce.checkpoint.gguf_file import GGUFFile
-from triforce.checkpoint.gguf_names import ROUTER, hugging_face_names, row_order
+from triforce.checkpoint.gguf_names import BLOCK, ROUTER, hugging_face_names, row_order
 from triforce.checkpoint.hf_config import HFConfig
 from triforce.model.weights import PLAIN, Matrix, QuantizedWeight
 
@@ -24,7 +24,7 @@ class GGUFWeights:
         """Raises ModelError for a tensor that models of this architecture do not have."""
         self._file, self._hf, self.packed = file, hf, packed
         self._places: dict[str, tuple[str, int | None]] = {}
-        for gguf, name in hugging_face_names(file, hf.model_type).items():
+        for gguf, name in hugging_face_names(file, hf.model_type, hf.extra(BLOCK)).items():
             if "{}" in name:
                 self._places |= {name.format(n): (gguf, n) for n in range(file.tensors[gguf].shape[0])}
             else:

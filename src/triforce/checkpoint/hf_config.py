@@ -56,6 +56,8 @@ class HFConfig:
     """Theta of layers with a window, if it is another, unscaled."""
     mxfp4: bool = False
     """Whether experts are of four bits."""
+    extra_layers: int = 0
+    """Layers behind the others, which guess further tokens: they are not computed here."""
 
     @property
     def positions(self) -> int:
@@ -63,6 +65,10 @@ class HFConfig:
         if self.local_theta is not None:
             return self.max_position_embeddings
         return self.scaling.reach(self.max_position_embeddings)
+
+    def extra(self, layers: str = "model.layers.") -> tuple[str, ...]:
+        """Return what names of tensors of `extra_layers` begin with, in files that call layers so."""
+        return tuple(f"{layers}{self.num_hidden_layers + n}." for n in range(self.extra_layers))
 
 
 def read_config(folder: Path) -> HFConfig:
@@ -108,6 +114,7 @@ def checked(raw: dict[str, Any]) -> HFConfig:
         architecture=replace(with_windows(config, read), rotated=rotated if rotated < head_dim else 0),
         local_theta=read_local_theta(config, read),
         mxfp4=config.within("quantization_config").get("quant_method") == "mxfp4",
+        extra_layers=config.whole("num_nextn_predict_layers", 0, least=0, most=MOST_LAYERS),
     )
 
 

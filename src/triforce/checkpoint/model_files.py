@@ -11,7 +11,8 @@ import torch
 
 from triforce.checkpoint import mxfp4
 from triforce.checkpoint.gguf_config import EMBEDDING, HEAD, read_gguf_config
-from triforce.checkpoint.gguf_file import GGUFFile
+from triforce.checkpoint.gguf_file import GGUFFile, GGUFTensor
+from triforce.checkpoint.gguf_names import BLOCK
 from triforce.checkpoint.gguf_tokenizer import read_gguf_tokenizer
 from triforce.checkpoint.gguf_weights import GGUFWeights
 from triforce.checkpoint.hf_config import HFConfig, model_config, read_config, sampling_defaults
@@ -63,6 +64,7 @@ class HFFolder:
         family = FAMILIES[self.config.model_type]
         if family.text:
             archives = text_part(archives)
+        archives = {name: each for name, each in archives.items() if not name.startswith(self.config.extra())}
         return unstacked(archives, narrow=packed) if family.stacked_experts else archives
 
     @property
@@ -78,7 +80,7 @@ class HFFolder:
     def packed_experts(self) -> int:
         """Weights of experts that stay packed, of which lower tiers have no copies."""
         experts = self._whole.architecture.experts
-        return experts.count * self._whole.expert_weights if experts and self.config.mxfp4 else 0
+        return experts.held * self._whole.expert_weights if experts and self.config.mxfp4 else 0
 
     @property
     def _whole(self) -> ModelConfig:
@@ -126,13 +128,19 @@ class GGUFModel:
     @property
     def weight_bytes(self) -> int:
         """Bytes of the weights as they are packed."""
-        return sum(tensor.size for tensor in self._file.tensors.values())
+        return sum(tensor.size for tensor in self._tensors.values())
 
     @property
     def has_numbers(self) -> bool:
-        tensors = self._file.tensors
+        tensors = self._tensors
         read = (tensor for name, tensor in tensors.items() if name != EMBEDDING or HEAD not in tensors)
         return any(tensor.type in PLAIN and len(tensor.shape) == 2 for tensor in read)
+
+    @property
+    def _tensors(self) -> dict[str, GGUFTensor]:
+        """Return the tensors that are read, by name."""
+        extra = self.config.extra(BLOCK)
+        return {name: each for name, each in self._file.tensors.items() if not name.startswith(extra)}
 
 
 ModelFiles = HFFolder | GGUFModel

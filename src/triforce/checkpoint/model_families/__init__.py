@@ -5,6 +5,7 @@ from dataclasses import replace
 from triforce.checkpoint.model_families.family import Family
 from triforce.checkpoint.model_families.gemma import GEMMA2, GEMMA3
 from triforce.checkpoint.model_families.glm4 import GLM4
+from triforce.checkpoint.model_families.glm4_moe import GLM4_MOE
 from triforce.checkpoint.model_families.gpt_oss import GPT_OSS
 from triforce.checkpoint.model_families.granite import GRANITE
 from triforce.checkpoint.model_families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
@@ -27,6 +28,7 @@ FAMILIES: dict[str, Family] = {
     "gemma3_text": GEMMA3,
     "gemma3": replace(GEMMA3, text="text_config"),
     "glm4": GLM4,
+    "glm4_moe": GLM4_MOE,
     "mixtral": MIXTRAL,
     "qwen3_moe": QWEN3_MOE,
     "gpt_oss": GPT_OSS,
