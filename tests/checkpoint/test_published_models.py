@@ -38,7 +38,8 @@ def test_parameters_are_those_of_published_files(published: dict[str, Any]) -> N
 @each_model
 def test_parameters_and_kv_are_those_of_transformers(published: dict[str, Any]) -> None:
     config, model = ours(published), theirs(published)
-    assert config.parameters == sum(weight.numel() for weight in model.parameters())
+    corrections = [each for name, each in model.named_buffers() if name.endswith("e_score_correction_bias")]
+    assert config.parameters == sum(weight.numel() for weight in (*model.parameters(), *corrections))
     linear = {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
     projected = sum(each.out_features for name, each in linear.items() if name.endswith(("q_proj", "k_proj", "v_proj")))
     queries = sum(each.in_features for name, each in linear.items() if name.endswith("o_proj"))
