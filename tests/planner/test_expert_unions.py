@@ -11,6 +11,7 @@ from random import Random
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor
 
 from tests.helpers.family_models import LENGTH, family_model, paged_logits, texts
@@ -21,11 +22,13 @@ from tests.planner.test_break_even import LLAMA_8B, WINDOWS
 from triforce.backends import native_loader
 from triforce.backends.torch import experts as torch_experts
 from triforce.engine.model_loader import load
+from triforce.kvcache import FullView, PagePool
 from triforce.llm import LLM
 from triforce.model.architecture import Architecture, Experts
 from triforce.model.config import ModelConfig
 from triforce.model.expert_unions import SAMPLED, ExpertUnions, experts_touched
 from triforce.planner.tier_work import LEAST_BYTES, MACHINES, TierWork
+from triforce.ragged import ints
 
 EXPERTS, LAYERS = Experts(128, 8, True), 24
 CORRELATED = [1.0, 1.6, 2.0, 2.4, 2.7, 3.0, 3.3, 3.6]
@@ -180,6 +183,27 @@ def test_padding_and_neighbours_tell_nothing(mixture: Path, monkeypatch: pytest.
     """Of two texts only a pass whose first tokens are all of the first one."""
     pieces = [[0, 20], [5, 20], [20, 5], [2, 2], [100, 100], [23, 3]]
     assert [width for width, _ in told(mixture, pieces, monkeypatch)[0]] == [8, 8, 8]
+
+
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+def test_pass_that_reads_no_experts_tells_nothing(
+    tmp_path: Path, kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nothing is scored the last layer is not finished, here the only one that has experts."""
+    if kernels == "torch":
+        monkeypatch.setattr(native_loader, "native", None)
+    folder = save(family_model("glm-4.5", num_hidden_layers=2), tmp_path)
+    decoder = load(folder, device="cpu", dtype="float32", context=LENGTH).decoder
+    seen: list[float] = []
+    monkeypatch.setattr(ExpertUnions, "observe", lambda self, width, touched: seen.append(touched))
+    pool = PagePool(decoder.config, 1, 8, decoder.dtype, decoder.device)
+    pool.reserve(0, 40)
+    view = FullView(pool)
+    view.observe(0)
+    for scored in (0, 1):
+        decoder(texts(1)[:, :20], ints([20]), view, torch.zeros(1, scored, dtype=torch.long))
+        view.advance(ints([20]))
+    assert len(seen) == 1 and seen[0] >= 5
 
 
 def test_prices_follow_what_the_target_has_routed(mixture: Path) -> None:

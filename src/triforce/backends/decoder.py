@@ -82,7 +82,7 @@ class Decoder:
             output = self.model.forward(ids_BT, cache.kv, batch, at_BJ)
             cache.observed(batch, output)
         width = min(SAMPLED, ids_BT.numel())
-        if self.unions and counts_B[0] >= width:  # of one text, without padding
+        if self.unions and output.touched and counts_B[0] >= width:  # of one text, without padding
             self.unions.observe(width, output.touched)
         return batch, output
 
