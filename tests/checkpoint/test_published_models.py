@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,15 @@ def theirs(published: dict[str, Any]) -> Any:
 @each_model
 def test_parameters_are_those_of_published_files(published: dict[str, Any]) -> None:
     assert ours(published).parameters == published["parameters"]
+
+
+def test_glm_files_hold_what_is_read_and_a_layer_that_guesses() -> None:
+    """To the last parameter: it has three norms, a projection of twice the width, and an embedding and a head."""
+    (published,) = (each for each in PUBLISHED if "held" in each)
+    config = ours(published)
+    C, V = config.hidden_size, config.vocab_size
+    layer = replace(config, layers=config.layers + 1).parameters - config.parameters
+    assert config.parameters + layer + 3 * C + 2 * C * C + 2 * V * C == published["held"]
 
 
 @each_model
