@@ -149,6 +149,11 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Report], str]]] = {
         _unseen,
     ),
     "compare": ("Other engines", "triforce bench compare", _tables(compare.tables)),
+    "compare_int8": (
+        "Other engines beside int8 KV",
+        "triforce bench compare --engines triforce,openvino,llamacpp",
+        _tables(compare.tables),
+    ),
     "compare_file": (
         "Other engines on a GGUF file",
         "triforce bench compare smollm2",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,14 @@ def test_sizing_parts_sum_to_whole(needs: KVSizing, memory: str) -> None:
     assert (frames + buffers * needs.buffer_frames) * needs.page_bytes <= size_of(memory)
     assert layers * needs.layer + 1 <= frames
     assert layers == 6 or memory != "1GiB"
+
+
+@pytest.mark.parametrize("kv_int8", [False, True])
+def test_layer_stays_whole_in_third_of_kv(needs: KVSizing, kv_int8: bool) -> None:
+    """Whatever the size of a page: buffers of a fixed size would take its place from smaller ones."""
+    needs = replace(needs, config=replace(needs.config, kv_int8=kv_int8))
+    _, buffers, layers = needs.split(OffloadConfig("host"), needs.bytes // 3)
+    assert (layers, buffers >= 3) == (1, True)
 
 
 def test_reported_minimum_memory_suffices(needs: KVSizing) -> None:

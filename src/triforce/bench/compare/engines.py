@@ -59,7 +59,7 @@ ENGINES = {
     OURS: EngineSpec(
         "triforce",
         _modes(["ar", "retrieval", "auto"]) + _modes(["ar", "auto"], "int8"),
-        assisted=_modes(["triforce"]),
+        assisted=_modes(["triforce"]) + _modes(["triforce"], "int8"),
     ),
     "transformers": EngineSpec(
         "transformers",

@@ -148,19 +148,27 @@ class KVSizing:
     def split(self, offload: OffloadConfig, memory: int) -> tuple[int, int, int]:
         """Frames, buffers, and layers that stay whole, of so many bytes. Raises CacheError for too few."""
         self.require(memory)
-        memory -= self.windows
+        pages = (memory - self.windows) // self.page_bytes
         wanted = ceil(self.pages / self.buffer_frames) + AHEAD
-        spare = memory // self.page_bytes - self.layers * (self.moving + self.selected) - 3 * self.sector
-        buffers = max(2, min(wanted, spare // self.buffer_frames))
-        frames = memory // self.page_bytes - buffers * self.buffer_frames
-        frames = min(frames, self.heads * self.pages + 2 * self.sector) // self.sector * self.sector
-        layers = range(self.layers + 1)
-        if offload.layers is None:
-            return frames, buffers, max((n for n in layers if self._left(frames, n) >= 0), default=0)
-        asked = min(offload.layers, self.layers)
-        if asked and self._left(frames, asked) < 0:
-            raise self.too_many_whole(asked, -self._left(frames, asked))
-        return frames, buffers, asked
+        spare = pages - self.layers * (self.moving + self.selected) - 3 * self.sector
+        # A whole layer is never read again, which more buffers than those ahead are not worth.
+        few = max(2, min(wanted, AHEAD + 1, spare // self.buffer_frames))
+        frames = self._frames(pages, few)
+        whole = min(offload.layers, self.layers) if offload.layers is not None else self._whole(frames)
+        left = self._left(frames, whole)
+        if whole and left < 0:
+            raise self.too_many_whole(whole, -left)
+        buffers = max(few, min(wanted, few + (left - self.sector) // self.buffer_frames))
+        return self._frames(pages, buffers), buffers, whole
+
+    def _frames(self, pages: int, buffers: int) -> int:
+        """Frames beside so many buffers, of so many pages in all."""
+        left = min(pages - buffers * self.buffer_frames, self.heads * self.pages + 2 * self.sector)
+        return left // self.sector * self.sector
+
+    def _whole(self, frames: int) -> int:
+        """Layers that can stay whole."""
+        return max((n for n in range(self.layers + 1) if self._left(frames, n) >= 0), default=0)
 
     def require(self, memory: int) -> None:
         """Raises CacheError for too few bytes."""
