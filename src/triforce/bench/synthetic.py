@@ -32,7 +32,7 @@ from triforce.interface.sampling_params import SamplingParams
 from triforce.interface.stats import TierStats
 from triforce.kvcache import PAGE, FullView, PagePool
 from triforce.model.weights import Weights, nbytes
-from triforce.planner.cost_model import CostModel
+from triforce.planner.cost_model import CostModel, kernel_level
 from triforce.planner.tier_work import TierWork
 from triforce.ragged import Bools, ints
 from triforce.speculation import Draft, SequenceState, Verification
@@ -164,7 +164,7 @@ def costs_of(models: ModelSet, weights: Weights, setting: SpeculativeConfig) -> 
     )
     if models.draft:
         works["draft"] = TierWork.of(models.draft.config, target.dtype.itemsize, target.dtype.itemsize, sequential=True)
-    return CostModel(None, works)
+    return CostModel(None, works, kernel_level(target.device))
 
 
 def read(

@@ -29,7 +29,7 @@ from triforce.engine.tier_builder import ModelSet
 from triforce.errors import ModelError, RequestError
 from triforce.model.config import ModelConfig
 from triforce.planner import CostModel
-from triforce.planner.cost_model import costs_path
+from triforce.planner.cost_model import costs_path, kernel_level
 from triforce.planner.tier_work import TierWork
 
 
@@ -114,7 +114,7 @@ class ModelPair:
             features = self.features.draft
             size = features.weight_size
             works["draft"] = TierWork(1, size * features.weights_read, 0.0, size, number, sequential=True)
-        return CostModel(path, works)
+        return CostModel(path, works, kernel_level(decoder.device))
 
 
 def load_pair(

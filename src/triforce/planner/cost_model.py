@@ -30,10 +30,13 @@ OLD_PASSES = 4.0  # that those of the file count as, of a kind
 
 
 class CostModel:
-    """Seconds of `passes`, `acceptance` of draft tokens, and `layers` to search. `path`: their file, if any."""
+    """Seconds of `passes`, `acceptance` of draft tokens, and `layers` to search.
 
-    def __init__(self, path: Path | None = None, works: Mapping[str, TierWork] | None = None) -> None:
-        self.path, self.passes = path, PassCosts(dict(works or {}))
+    path: their file, if any. level: that of the kernels.
+    """
+
+    def __init__(self, path: Path | None = None, works: Mapping[str, TierWork] | None = None, level: str = "") -> None:
+        self.path, self.passes = path, PassCosts(dict(works or {}), level)
         self.acceptance, self.layers = AcceptanceHistory(), dict[str, Finding]()
         self.confirmed = False
         """Whether this process has seen passes: those of the file may be another machine's, or a busy hour's."""
@@ -79,6 +82,12 @@ def _digest(saved: str) -> str:
     return f"{FORM} {crc32(saved.encode())}"
 
 
+def kernel_level(device: torch.device) -> str:
+    """The level of the kernels that compute on a device."""
+    native = native_loader.native if device.type == "cpu" else None
+    return native.level() if native else "torch"
+
+
 def costs_path(models: list[str], device: torch.device, dtype: torch.dtype) -> Path | None:
     """The path of the file for some models on a device of this machine, in the cache folder of XDG.
 
@@ -86,7 +95,7 @@ def costs_path(models: list[str], device: torch.device, dtype: torch.dtype) -> P
     threads and the models. None for a user without a home folder.
     """
     native = native_loader.native if device.type == "cpu" else None
-    level, threads = (native.level(), native.threads()) if native else ("torch", torch.get_num_threads())
+    level, threads = kernel_level(device), native.threads() if native else torch.get_num_threads()
     kind = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     names = [kind, level, str(dtype).removeprefix("torch.")]
     try:  # kernels of another version may be faster, and its file may have another form

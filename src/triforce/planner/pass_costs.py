@@ -17,7 +17,7 @@ from statistics import median
 import numpy as np
 
 from triforce.planner.planner_config import CONFIG
-from triforce.planner.tier_work import MACHINES, USUAL_MACHINE, USUAL_WORKS, TierWork
+from triforce.planner.tier_work import MACHINES, USUAL_WORKS, TierWork, usual_machine
 
 LEAST_SECONDS = 1e-7
 SHARPNESS, FAR = 16.0, 50.0  # how fast a kind's say fades with squared octaves, and where it fades no further
@@ -53,9 +53,9 @@ class Seen:
 class TierCosts:
     """Passes of one tier by kind, and the machine under which all kinds are off alike; seconds are those at speed 1."""
 
-    def __init__(self, work: TierWork) -> None:
+    def __init__(self, work: TierWork, usual: tuple[float, ...]) -> None:
         self.work, self.seen = work, dict[Kind, Seen]()
-        self.machine: tuple[float, ...] = USUAL_MACHINE
+        self.usual = self.machine = usual
 
     @property
     def count(self) -> float:
@@ -93,7 +93,7 @@ class TierCosts:
         other_M = np.any(np.not_equal(MACHINES, self.machine), 1)
         spread_M = (off_MN - mean_M1) ** 2 @ weight_N + 0.005 * other_M
         if len(np.unique(width_N * rows_N)) == 1:  # they say nothing of operations
-            spread_M[MACHINES[:, 0] != USUAL_MACHINE[0]] = np.inf
+            spread_M[MACHINES[:, 0] != self.usual[0]] = np.inf
         self.machine = tuple(MACHINES[spread_M.argmin()].tolist())
 
     def _kinds(self) -> np.ndarray:
@@ -113,8 +113,8 @@ def _distances(kinds_5N: np.ndarray, width_W: np.ndarray, rows: int, keys: float
 class PassCosts:
     """Costs of passes of all tiers, and how fast the machine is now: `speed` is a factor of all seconds."""
 
-    def __init__(self, works: dict[str, TierWork] | None = None) -> None:
-        self.works, self.speed = USUAL_WORKS | (works or {}), 1.0
+    def __init__(self, works: dict[str, TierWork] | None = None, level: str = "") -> None:
+        self.works, self.usual, self.speed = USUAL_WORKS | (works or {}), usual_machine(level), 1.0
         self.tiers: dict[str, TierCosts] = {}
         self._late: deque[tuple[str, float]] = deque(maxlen=LATEST)  # of the latest passes that were well known
         self._tables: dict[str, tuple[tuple[float, ...], np.ndarray]] = {}
@@ -122,7 +122,7 @@ class PassCosts:
     def of(self, tier: str) -> TierCosts:
         """The costs of one tier."""
         if tier not in self.tiers:
-            self.tiers[tier] = TierCosts(self.works.get(tier) or self.works.get(FULL) or TierWork())
+            self.tiers[tier] = TierCosts(self.works.get(tier) or self.works.get(FULL) or TierWork(), self.usual)
         return self.tiers[tier]
 
     def observe(self, tier: str, width: int, rows: int, keys: float, seconds: float, passes: int = 1) -> float:

@@ -65,7 +65,7 @@ def warmed(trace: Trace, world: World) -> CostModel:
 
 def profile(trace: Trace, world: World) -> CostModel:
     """The costs that a file holds, of passes that took as long as the world `before`."""
-    costs, dice = CostModel(), random.Random(1)
+    costs, dice = CostModel(level=world.level), random.Random(1)
     tiers = ["full", "retrieval", "ngram", *(["draft"] if world.draft else [])]
     for length in (world.keys * trace.prompt, 600) if world.before else ():
         for width, tier in ((width, tier) for width in 30 // len(world.widths) * world.widths for tier in tiers):

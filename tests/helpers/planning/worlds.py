@@ -103,6 +103,7 @@ class World:
     keys: int = 1
     thought: float = 60e-6  # seconds between two looks at the clock while the planner thinks
     long: bool = False  # contexts of 16K and more
+    level: str = ""  # of the kernels
 
     def suits(self, trace: Trace) -> bool:
         """Whether a trace is of a model of this world, and long enough."""
@@ -124,12 +125,13 @@ def worlds() -> list[World]:
     small2, small512 = Measured("smollm2", "avx2").seconds, Measured("smollm2", "avx512bf16").seconds
     card = PaperMachine(2.5e12, 3e14, 4e-4, 16e9, 131_072, 4, (3e-4, 1.5e-4))
     desk = PaperMachine(40e9, 1.2e12, 2e-4, 1.2e9, 65_536, 1, (5e-4, 1.2e-3))
-    usual = World("AVX-512", avx512, before=avx512)
+    level = "avx512bf16"
+    usual = World("AVX-512", avx512, before=avx512, level=level)
     return [
         usual,
         World("AVX2", avx2, before=avx2),
         World("AVX2, cold", avx2),
-        World("AVX-512, cold", avx512, thought=40e-6),
+        World("AVX-512, cold", avx512, thought=40e-6, level=level),
         replace(usual, name="busy", busy={0: 1.0, 40: 2.2, 160: 1.0, 400: 1.7, 700: 1.0}, outliers=0.02),
         replace(usual, name="another machine's profile", before=card.seconds),
         replace(usual, name="profile of a busy hour", before=lambda *work: 3 * avx512(*work)),
@@ -137,7 +139,15 @@ def worlds() -> list[World]:
         World("GPU, 4 rows, cold", card.seconds, rows=4, keys=4, long=True),
         World("groups of 1", desk.seconds, before=desk.seconds),
         World("groups of 8", replace(desk, key=8192, group=8).seconds, before=None),
-        World("SmolLM2, AVX-512", small512, ("smollm2",), draft=False, before=small512),
+        World("SmolLM2, AVX-512", small512, ("smollm2",), draft=False, before=small512, level=level),
         World("SmolLM2, AVX2, cold", small2, ("smollm2",), draft=False),
-        World("SmolLM2, plain texts before", small512, ("smollm2",), draft=False, before=small512, widths=(1,)),
+        replace(
+            usual,
+            name="SmolLM2, plain texts before",
+            seconds=small512,
+            models=("smollm2",),
+            draft=False,
+            before=small512,
+            widths=(1,),
+        ),
     ]
