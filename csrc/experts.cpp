@@ -14,7 +14,7 @@ namespace {
 
 using Chosen = std::vector<ExpertChoices::Choice>;
 constexpr int64_t rows_at_once = 8, columns_at_once = 2048;  // that a thread rounds, or sums up
-constexpr double least_sum = 1e-20;  // added to what weights are divided by, as models were trained; 1 absorbs it
+constexpr double least_sum = 1e-20;  // added to what weights of sigmoids are divided by, as models were trained
 
 std::optional<Tensor> at(const std::vector<Tensor>& biases, size_t expert) {
     return biases.empty() ? std::nullopt : std::optional<Tensor>(biases[expert]);
@@ -138,7 +138,8 @@ ExpertChoices Experts::choose(const float* normed, int64_t rows) const {
             leave_best_groups(worth, routing_.groups, routing_.chosen_groups);
         }
         rank(worth, chosen, ids);
-        const double whole = routing_.renormalised ? scores.sum(ids, chosen) + least_sum : scores.whole(ids);
+        const double least = routing_.sigmoid ? least_sum : 0;
+        const double whole = routing_.renormalised ? scores.sum(ids, chosen) + least : scores.whole(ids);
         for (int64_t i = 0; i < chosen; i++)
             choices.experts[ids[i]].push_back({row, static_cast<float>(routing_.scale * (scores[ids[i]] / whole))});
         for (size_t e = E; e < gates_.size(); e++) choices.experts[e].push_back({row, 1.0f});

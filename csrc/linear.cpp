@@ -17,7 +17,7 @@ struct Grid {
     int64_t chunk_blocks, rows, blocks;
     Grid(const Linear& l, int64_t blocks_of_job) {
         const int64_t tile = l.weights.format == Format::none ? 8 : 4;  // of a single row
-        // A router has few: two chunks. A gate and its up projection, which lie side by side, are in one.
+        // A router has few, for several chunks. Even, as a gate and its up projection lie side by side.
         const int64_t least_blocks = std::clamp<int64_t>(blocks_of_job / 4 * 2, 2, tile);
         chunk_blocks = round_up(std::max(least_blocks, blocks_of_job / most_chunks), least_blocks);
         rows = round_up(l.rows, linear_rows) / linear_rows;

@@ -39,8 +39,8 @@ struct Tile {
     int height, dim;
     float scale;  // what products of queries and keys are multiplied with: scores are to base 2
     float cap;    // of scores, to base 2; or 0
-    // Keys are read page by page. For keys in a cache that is slower than several pages at once; from memory it is
-    // faster, because the reads are one stream.
+    // Keys that are numbers are read page by page. For keys in a cache that is slower than several pages at once; from
+    // memory it is faster, because the reads are one stream.
     bool page_sequential;
 };
 

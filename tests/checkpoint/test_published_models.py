@@ -36,9 +36,9 @@ def test_parameters_are_those_of_published_files(published: dict[str, Any]) -> N
     assert ours(published).parameters == published["parameters"]
 
 
-def test_glm_files_hold_what_is_read_and_a_layer_that_guesses() -> None:
+@pytest.mark.parametrize("published", [each for each in PUBLISHED if "held" in each], ids=lambda each: each["name"])
+def test_glm_files_hold_what_is_read_and_a_layer_that_guesses(published: dict[str, Any]) -> None:
     """To the last parameter: it has three norms, a projection of twice the width, and an embedding and a head."""
-    (published,) = (each for each in PUBLISHED if "held" in each)
     config = ours(published)
     C, V = config.hidden_size, config.vocab_size
     layer = replace(config, layers=config.layers + 1).parameters - config.parameters

@@ -169,7 +169,8 @@ def _left_out(model_type: str, file: GGUFFile, config: Fields, layers: int, head
     if model_type == "glm4_moe":
         config.require("expert_gating_func", (SIGMOID,))
         parts = {"attention_bias": Q_BIAS in file.tensors, "use_qk_norm": Q_NORM in file.tensors}
-        return parts | {"norm_topk_prob": False, "intermediate_size": config.whole("feed_forward_length")}
+        usual = {"norm_topk_prob": False, "first_k_dense_replace": 0}
+        return parts | usual | {"intermediate_size": config.whole("feed_forward_length")}
     return {}
 
 

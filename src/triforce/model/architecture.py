@@ -46,7 +46,7 @@ class Experts:
     """Equal parts of the experts, by their ids, of which the best `chosen_groups` count: by their two best experts."""
     chosen_groups: int = field(default=1, repr=False)
     shared: int = field(default=0, repr=False)
-    """An MLP beside the experts is that many of them, as a sum over its inner numbers has parts."""
+    """An MLP beside the experts is that many of them, as a sum over its inner numbers has parts; without biases."""
 
     @property
     def held(self) -> int:

@@ -138,3 +138,15 @@ def test_experts_that_do_not_fit_the_router_raise() -> None:
     layer = layer_of(experts)
     with pytest.raises(ValueError, match="as many experts as the router has outputs, or more"):
         native.experts(config(experts), replace(layer, experts=layer.experts[:-1]), bits=0)
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(2 * C, torch.float32), (C, torch.bfloat16)])
+def test_layer_refuses_experts_that_are_not_its_own(size: int, dtype: torch.dtype) -> None:
+    """Of another size, or of another type of weights."""
+    experts, none = ROUTERS["softmax"], torch.zeros(16, size, dtype=dtype)
+    parts = native.experts(config(experts), layer_of(experts), bits=0)
+    with pytest.raises(ValueError, match="experts must be whole, of the layer's type and size"):
+        native._native.DecoderLayer(
+            None, none, none, none, none.T.contiguous(), None, None, None, None, *[None] * 5,
+            experts=parts, head_dim=16, eps=0.0,
+        )  # fmt: skip

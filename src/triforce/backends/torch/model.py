@@ -198,8 +198,6 @@ def forward_layers(
     queries_LBTHD = torch.stack(queries) if observe else None
     mass_LBGU = torch.stack(masses) if return_mass else None
     states_SBTC = torch.stack([kept[layer] for layer in states]) if states else None
-    logits_BJV, mean = (
-        logits_NV.view(B, T, logits_NV.shape[1]),
-        sum(touched) / max(1, sum(each > 0 for each in touched)),
-    )
+    logits_BJV = logits_NV.view(B, T, logits_NV.shape[1])
+    mean = sum(touched) / max(1, sum(each > 0 for each in touched))
     return ForwardOutput(logits_BJV, queries_LBTHD, mass_LBGU, states_SBTC, mean)
