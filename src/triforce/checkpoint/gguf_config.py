@@ -168,9 +168,10 @@ def _left_out(model_type: str, file: GGUFFile, config: Fields, layers: int, head
         return {"attention_bias": Q_BIAS in file.tensors}
     if model_type == "glm4_moe":
         config.require("expert_gating_func", (SIGMOID,))
-        parts = {"attention_bias": Q_BIAS in file.tensors, "use_qk_norm": Q_NORM in file.tensors}
-        usual = {"norm_topk_prob": False, "first_k_dense_replace": 0}
-        return parts | usual | {"intermediate_size": config.whole("feed_forward_length")}
+        return {
+            "attention_bias": Q_BIAS in file.tensors, "use_qk_norm": Q_NORM in file.tensors, "norm_topk_prob": False,
+            "first_k_dense_replace": 0, "intermediate_size": config.whole("feed_forward_length"),
+        }  # fmt: skip
     return {}
 
 
