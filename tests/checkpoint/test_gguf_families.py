@@ -14,12 +14,16 @@ from torch import Tensor
 from tests.helpers.family_models import LENGTH, SIZES, family_model, paged_logits, texts
 from tests.helpers.gguf_families import CHANGES, FILES, all_tensors, metadata, tensors
 from tests.helpers.gguf_files import write_gguf
+from tests.helpers.gguf_models import numbers_of, packed
 from tests.helpers.tiny_checkpoint import save
+from tests.helpers.tiny_llm import ask, ids
+from triforce.backends import native_loader
 from triforce.checkpoint.gguf_config import PATTERN, read_gguf_config
 from triforce.checkpoint.gguf_file import GGUFFile
 from triforce.checkpoint.model_files import open_model
 from triforce.engine.model_loader import load
 from triforce.errors import ModelError
+from triforce.llm import LLM
 
 LEFT_OUT: dict[str, tuple[str, str, dict[str, Any]]] = {
     "all layers of Gemma see all": (
@@ -33,6 +37,11 @@ LEFT_OUT: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
 }  # fmt: skip
 """A family, a key that its file may lack, and what a config says then."""
+BLOCKS: dict[str, tuple[dict[str, str], dict[str, int]]] = {
+    "qwen3-moe": ({"gate": "Q4_K", "up": "Q4_K", "down": "Q6_K"}, dict(hidden_size=256, moe_intermediate_size=256)),
+    "gpt-oss": (dict.fromkeys(("gate", "up", "down"), "MXFP4"), {}),
+}
+"""Types that published files have experts in, and sizes of whole blocks."""
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -80,6 +89,34 @@ def test_gguf_router_of_few_bits_is_read_as_numbers(tmp_path: Path) -> None:
     for name, router in given.items():
         assert isinstance(router, Tensor)
         torch.testing.assert_close(router, model.state_dict()[name], atol=2e-2, rtol=0)
+
+
+@pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
+@pytest.mark.parametrize("name", BLOCKS)
+def test_gguf_experts_in_blocks_are_their_numbers(tmp_path: Path, name: str) -> None:
+    """Kernels read each expert's blocks where they lie in the stack."""
+    kinds, sizes = BLOCKS[name]
+    model, (arch, own) = family_model(name, vocab_size=300, **sizes), FILES[name]
+    whole = tensors(save(model, tmp_path / "hf"), arch, model.config.num_hidden_layers)
+    stacks = [stack for stack in whole if stack.endswith("_exps.weight")]
+    assert len(stacks) == 3 * model.config.num_hidden_layers
+    blocks, numbers = dict(whole), dict(whole)
+    for seed, stack in enumerate(stacks):
+        made = [packed(each, kinds[stack.split("_")[1]], 10 * seed + n) for n, each in enumerate(whole[stack])]
+        blocks[stack] = made[0][0], np.stack([each for _, each in made])
+        numbers[stack] = numbers_of(*blocks[stack])
+    values = metadata(model.config, arch, own)
+    file, plain = (write_gguf(tmp_path / f"{n}.gguf", values, each) for n, each in enumerate((blocks, numbers)))
+    found, exact, near = (
+        paged_logits(load(path, device="cpu", dtype=dtype, context=LENGTH).decoder, texts(), [[LENGTH, LENGTH]])
+        for path, dtype in ((file, "float32"), (plain, "float32"), (file, "bfloat16"))
+    )
+    assert torch.equal(found, exact) and 0 < (near - exact).abs().mean() < 0.06 * exact.std()
+    llm, prompts = LLM(file, retrieval_budget=64, searched_layers="none"), [ids(length) for length in (150, 215)]
+    first, other = (
+        [each.outputs[0].token_ids for each in llm.generate(prompts, ask(), mode=mode)] for mode in ("ar", "retrieval")
+    )
+    assert first == other
 
 
 def check(tmp_path: Path, name: str, arch: str, own: dict[str, str], changes: dict[str, Any]) -> None:
