@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -229,3 +230,12 @@ def test_work_of_model_counts_bytes() -> None:
     assert work.weights == 4 * MODELS.target.config.weights_read and work.group == 2
     once = work.bytes(1.0, 1, 1000.0, 8.0, 0.0, 8.0)
     assert work.bytes(1.0, 1, 2000.0, 8.0, 0.0, 8.0) - once == pytest.approx(work.key * 1000, rel=1e-3)
+
+
+def test_work_of_int8_kv_counts_codes_and_scales() -> None:
+    """Whatever type the rest has; tiers below the full one read half of each code."""
+    config = replace(MODELS.target.config, kv_int8=True)
+    heads = 2 * config.layers * config.kv_heads
+    full, lower = (TierWork.of(config, 2, 4, lower=below) for below in (False, True))
+    assert full.key == pytest.approx(heads * (config.head_dim + 2)) and full.number == 1 + 2 / config.head_dim
+    assert lower.key == pytest.approx(heads * (config.head_dim / 2 + 2)) and full.weights == lower.weights
