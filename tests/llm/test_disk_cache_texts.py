@@ -42,6 +42,13 @@ def test_restored_text_equals_fresh_one_with_setting(disk_pair: Path, cache: Pat
     check_restored(disk_pair, cache, "triforce", **how)
 
 
+def test_kv_of_one_kind_is_not_found_by_the_other(disk_pair: Path, cache: Path) -> None:
+    """In one folder; each finds its own."""
+    kinds = ["auto", "int8", "auto", "int8"]
+    found = [answer(started(disk_pair, cache, kv_dtype=kind), PROMPT, "ar", max_tokens=1) for kind in kinds]
+    assert [output.cached_tokens for output in found] == [0, 0, WHOLE, WHOLE]
+
+
 @pytest.mark.parametrize("policy", ["mean_key", "quest"])
 def test_restored_text_equals_fresh_one_by_policy(disk_pair: Path, cache: Path, policy: str) -> None:
     check_restored(disk_pair, cache, "retrieval", "rejection", retrieval_policy=policy)
