@@ -16,7 +16,10 @@ import pytest
 from starlette.types import ASGIApp
 
 from tests.helpers.asgi_client import SAMPLED, ask, good
+from triforce.backends import native_loader
 from triforce.cli import main
+from triforce.interface.sampling_params import SamplingParams
+from triforce.llm import LLM
 
 ROOT = Path(__file__).parents[2]
 BODIES = {
@@ -31,9 +34,9 @@ def line(name: str, url: str, body: dict[str, Any], method: str = "POST") -> str
     return json.dumps({"custom_id": name, "method": method, "url": url, "body": body}) + "\n"
 
 
-def arguments(pair: Path, source: Path, output: Path) -> list[str]:
+def arguments(pair: Path, source: Path, output: Path, *more: str) -> list[str]:
     models = [str(pair / "target"), "--draft", str(pair / "draft"), "--retrieval-budget", "64"]
-    return ["batch", str(source), *models, "-o", str(output)]
+    return ["batch", str(source), *models, "-o", str(output), *more]
 
 
 @pytest.fixture
@@ -67,6 +70,22 @@ def test_batch_answers_equal_server(run: Run, app: ASGIApp, tmp_path: Path) -> N
         assert answer["response"]["status_code"] == 200 and answer["response"]["request_id"]
         assert told(answer["response"]["body"]) == told(good(ask(app, url, body)))
     assert not found
+
+
+@pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
+def test_batch_with_int8_kv_answers_as_its_model(pair: Path, tmp_path: Path) -> None:
+    """Texts are so long that those of KV as it is differ."""
+    body = BODIES["/v1/completions"] | {"n": 1, "max_tokens": 300, "temperature": 2.0}
+    (tmp_path / "in.jsonl").write_text("".join(line(str(n), "/v1/completions", body | {"seed": n}) for n in range(2)))
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    assert main(arguments(pair, source, output, "--kv-dtype", "int8")) == 0
+    params = [SamplingParams(temperature=2.0, seed=n, max_tokens=300, ignore_eos=True) for n in range(2)]
+    rounded, exact = (
+        [llm.generate("the cat", each, mode="ar")[0].outputs[0].text for each in params]
+        for llm in (LLM(pair / "target", kv_dtype=kind) for kind in ("int8", "auto"))
+    )
+    found = {each["custom_id"]: each["response"]["body"]["choices"][0]["text"] for each in answers(tmp_path)}
+    assert [found["0"], found["1"]] == rounded != exact
 
 
 GOOD = line("good", "/v1/completions", BODIES["/v1/completions"] | {"max_tokens": 3})

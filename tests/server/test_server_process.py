@@ -22,6 +22,7 @@ import pytest
 from benchmarks import documents
 from tests.helpers.asgi_client import SAMPLED
 from tests.helpers.server_process import KEY, ROOT, served, wait_until_idle
+from triforce.backends import native_loader
 from triforce.engine.output_stream import OutputChunk
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
@@ -196,6 +197,22 @@ def test_sigterm_drains_or_reports(pair: Path, grace: str, tokens: int, ends: st
         while len(whole) < len(text) and isinstance(piece := next(pieces), OutputChunk):
             whole += piece.text
     assert text and whole.startswith(text)  # no token that was made is lost, and no other one told
+
+
+@pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
+def test_server_with_int8_kv_tells_its_type(pair: Path) -> None:
+    """It is another model, whose texts it makes."""
+    with served(pair, "--kv-dtype", "int8") as (_, url), client(url) as api:
+        whole = api.completions.create(prompt=PROMPT, **SETTINGS, extra_body=EXTENSIONS)
+        metrics = httpx.get(f"{url}/metrics", headers={"authorization": f"Bearer {KEY}"}).text
+    (output,) = LLM(pair / "target", pair / "draft", retrieval_budget=64, kv_dtype="int8").generate(
+        PROMPT,
+        SamplingParams(**SAMPLED),  # type: ignore[arg-type]
+    )
+    assert whole.choices[0].text == output.outputs[0].text
+    assert [line for line in metrics.splitlines() if line.startswith("triforce:kv_cache_dtype{")] == [
+        'triforce:kv_cache_dtype{dtype="int8",model_name="target"} 1.0'
+    ]
 
 
 def test_port_in_use_is_reported_before_loading(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
