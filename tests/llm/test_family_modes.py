@@ -30,13 +30,13 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @cache
-def llm(home: Path, name: str, lower_tiers: str = "same", kv_dtype: str = "auto") -> LLM:
+def llm(home: Path, name: str, lower_tiers: str = "same", kv_dtype: str = "auto", searched_layers: str = "none") -> LLM:
     if not (home / name).exists():
         save(family_model(name), home / name)
     draft = save(tiny_model(**SIZES | dict(num_hidden_layers=1)), home / "draft")
     return LLM(
-        home / name, draft, retrieval_budget=64, speculative_tokens=4, searched_layers="none", lower_tiers=lower_tiers,
-        kv_dtype=kv_dtype,
+        home / name, draft, retrieval_budget=64, speculative_tokens=4, searched_layers=searched_layers,
+        lower_tiers=lower_tiers, kv_dtype=kv_dtype,
     )  # fmt: skip
 
 
@@ -82,6 +82,21 @@ def test_family_texts_with_int8_kv_equal_plain_decoding(home: Path, name: str) -
         paged_logits(each.target.decoder, texts(), [[LENGTH, LENGTH]]) for each in (model, llm(home, name))
     )
     assert not torch.equal(rounded, exact), "or KV is not int8"
+
+
+@pytest.mark.parametrize(("name", "layer"), [("gemma-3", 2), ("olmo-3", 3)])
+def test_family_texts_with_all_windowless_layers_read_whole_equal_plain_decoding(
+    home: Path, name: str, layer: int
+) -> None:
+    """The retrieval tier sees all that the full one does then, and guesses as that one does."""
+    model, prompts = llm(home, name, searched_layers=str(layer)), [ids(length, seed=length) for length in LENGTHS]
+    assert [n for n, window in enumerate(model.target.config.windows) if not window] == [layer]
+    plain = tokens(model, prompts, "ar")
+    for mode in ("retrieval", "triforce"):
+        outputs = [each.outputs[0] for each in model.generate(prompts, ask(), mode=mode)]
+        assert [each.token_ids for each in outputs] == plain
+        retrieval = [tier for each in outputs for tier in each.tiers if tier.name == "retrieval"]
+        assert all(tier.accepted == tier.proposed > 0 for tier in retrieval) and len(retrieval) == len(prompts)
 
 
 @pytest.mark.parametrize("name", ["qwen3-moe", "qwen2-upper-windows", "olmo-2", "gemma-3"])
