@@ -22,14 +22,16 @@ OVERHEADS = (0.0, *(5e4 * 2**step for step in range(9)))
 OVERLAPS = 1.0, 8.0
 """Exponents: 1 where bytes are not read while operations run, 8 where they are, so that the longer of both counts."""
 MACHINES = np.array(list(product(BALANCES, OVERHEADS, OVERLAPS)))
-BALANCE, MEASURED = 8.0, {"avx512bf16": 2**4.5}
-"""Of a machine on which no widths have run yet; as measured, of kernels whose level has instructions for bfloat16."""
+USUAL_BALANCE = 8.0
+"""That of a machine on which passes of one width alone have run."""
+BALANCE_OF_LEVEL = {"avx512bf16": 2**4.5}
+"""The same, as measured, where the kernels' level has instructions for bfloat16."""
 LEAST_BYTES = 1e4
 
 
 def usual_machine(level: str = "") -> tuple[float, ...]:
     """The machine to begin with, of a level of the kernels: one of `MACHINES`."""
-    return MEASURED.get(level, BALANCE), 4e5, 8.0
+    return BALANCE_OF_LEVEL.get(level, USUAL_BALANCE), 4e5, 8.0
 
 
 @dataclass(frozen=True, slots=True)
