@@ -160,6 +160,11 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Report], str]]] = {
         _tables(on_file_tables.tables),
     ),
     "lossless": ("The certificate", "triforce bench lossless", _tables(lossless.tables)),
+    "lossless_int8": (
+        "The certificate over int8 KV",
+        "triforce bench lossless --kv-dtype int8",
+        _tables(lossless.tables),
+    ),
     "quality": ("What eviction costs", "python -m benchmarks.quality", _tables(quality.tables)),
     "kv_quality": ("What int8 KV costs", "python -m benchmarks.kv_quality", _tables(kv_quality.tables)),
     "draft_acceptance": (

@@ -56,7 +56,8 @@ def test_pages_repeat_recorded_figures() -> None:
         return " ".join((ROOT / "docs" / name).read_text(encoding="utf-8").split())
 
     results = ROOT / "benchmarks" / "results"
-    speed, lossless = (json.loads((results / f"{n}.json").read_text(encoding="utf-8")) for n in ("speed", "lossless"))
+    names = "speed", "lossless", "lossless_int8"
+    speed, lossless, int8 = (json.loads((results / f"{name}.json").read_text(encoding="utf-8")) for name in names)
     auto = [row for row in speed["rows"] if row["mode"] == "auto"]
     mean = sum(row["speedup"] for row in auto) / len(auto)
     assert f"In {len(auto)} cells" in text("concepts/auto.md") and f"{mean:.2f} times the tokens" in text(
@@ -68,7 +69,8 @@ def test_pages_repeat_recorded_figures() -> None:
     certificate = (
         f"{lossless['texts']:,} texts of {lossless['tokens']:,} tokens in {lossless['comparisons']} comparisons"
     )
-    assert certificate in text("concepts/exactness.md") and lossless["differing"] == 0
+    assert certificate in text("concepts/exactness.md") and lossless["differing"] == int8["differing"] == 0
+    assert [int8[count] for count in ("texts", "tokens")] == [lossless[count] for count in ("texts", "tokens")]
     short = [row["speedup"] for row in speed["rows"] if (row["context"], row["mode"]) == (512, "triforce")]
     assert f"has {min(short):.2f} to {max(short):.2f} of plain" in text("tutorial/settings.md")
     long = [row["speedup"] for row in speed["rows"] if row["context"] >= 8192 and row["mode"] != "ar"]

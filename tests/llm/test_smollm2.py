@@ -8,23 +8,18 @@ from __future__ import annotations
 import json
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from benchmarks.perplexity import EXACT, losses, precisions
 from tests.helpers.dequantised import dequantised, greedy_like
-from tests.helpers.disk_llm import written
 from tests.helpers.gguf_files import SMOLLM2
-from tests.helpers.thread_ranks import together
-from tests.helpers.tiny_llm import ask
 from triforce.backends import native_loader
 from triforce.backends.decoder import Decoder
 from triforce.checkpoint.known_models import KNOWN
 from triforce.cli import main
 from triforce.eval.context import Text, spread, tokenizer_of
-from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 
@@ -97,31 +92,6 @@ def test_smollm2_lower_tiers_keep_texts(tmp_path: Path, lower: str) -> None:
     """With a draft, too: itself."""
     pair = ["--contexts", "1024", "--retrieval-budget", "256", "--draft", str(SMOLLM2), "--lower-tiers", lower]
     assert certify(tmp_path, 4, 64, *pair, "--workloads", "books,code") == (8 * 64 * 2 * 7, 0)
-
-
-@pytest.mark.slow
-def test_smollm2_int8_kv_texts_are_one_wherever_it_lies(book: list[int], cache: Path) -> None:
-    """In memory, in a file, from a disk cache after a restart, and shared by as many ranks as it has KV heads."""
-    prompts = [book[start : start + length] for start, length in ((0, 530), (40_000, 700), (90_000, 850))]
-
-    def answers(model: LLM, mode: str = "retrieval") -> list[RequestOutput]:
-        return model.generate(prompts, ask(max_tokens=48), mode=mode)
-
-    def model(**how: Any) -> LLM:
-        return LLM(SMOLLM2, None, kv_dtype="int8", retrieval_budget=256, **how)
-
-    def texts(outputs: list[RequestOutput]) -> list[list[int]]:
-        return [output.outputs[0].token_ids for output in outputs]
-
-    wanted = texts(answers(model(), "ar"))
-    filed = answers(model(kv_offload="file", kv_memory="12MiB"))
-    assert texts(filed) == wanted and filed[0].kv.file_bytes > filed[0].kv.device_bytes
-    first, again = model(disk_cache=cache), model(disk_cache=cache)
-    assert texts(answers(first)) == wanted
-    written(first)
-    found = answers(again)
-    assert texts(found) == wanted and all(output.cached_tokens >= 512 for output in found)
-    assert together(3, lambda ranks: texts(answers(model(ranks=ranks)))) == [wanted] * 3
 
 
 @pytest.mark.slow

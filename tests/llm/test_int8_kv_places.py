@@ -1,0 +1,67 @@
+"""Texts of real models over int8 KV, wherever that lies: in memory, in a file, from a restart, shared by ranks."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.disk_llm import written
+from tests.helpers.gguf_files import SMOLLM2
+from tests.helpers.thread_ranks import together
+from tests.helpers.tiny_llm import ask
+from triforce.backends import native_loader
+from triforce.checkpoint.hub import SHIPPED
+from triforce.eval.context import tokenizer_of
+from triforce.interface.outputs import RequestOutput
+from triforce.llm import LLM
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(3600),
+    pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built"),
+]
+needs_smollm2 = pytest.mark.skipif(not SMOLLM2.exists(), reason=f"there is no {SMOLLM2.name}")
+LENGTHS = 530, 700, 850
+
+
+@pytest.mark.parametrize(
+    ("folder", "draft", "mode", "ranks", "prompts", "tokens"),
+    [
+        pytest.param(SMOLLM2, None, "retrieval", 3, 3, 48, marks=needs_smollm2),
+        pytest.param(SMOLLM2, None, "retrieval", 3, 50, 256, marks=needs_smollm2),
+        pytest.param(*SHIPPED, "triforce", 2, 50, 256),
+    ],
+    ids=["4-bit-few", "4-bit", "bfloat16"],
+)
+def test_int8_kv_texts_are_one_wherever_it_lies(
+    folder: Path, draft: Path | None, mode: str, ranks: int, prompts: int, tokens: int, cache: Path
+) -> None:
+    def model(**how: Any) -> LLM:
+        return LLM(folder, draft, kv_dtype="int8", retrieval_budget=256, **how)
+
+    plain = model()
+    book = tokenizer_of(plain).encode((resources.files("triforce") / "assets/dracula.txt").read_text(encoding="utf-8"))
+    starts = range(0, len(book) - 1000, len(book) // prompts - 20)
+    texts_of = [book[start : start + LENGTHS[i % 3]] for i, start in enumerate(starts)][:prompts]
+
+    def answers(model: LLM, mode: str = mode) -> list[RequestOutput]:
+        return model.generate(texts_of, ask(max_tokens=tokens), mode=mode)
+
+    def texts(outputs: list[RequestOutput]) -> list[list[int]]:
+        return [output.outputs[0].token_ids for output in outputs]
+
+    wanted = texts(answers(plain, "ar"))
+    assert len(wanted) == prompts and {len(text) for text in wanted} == {tokens}
+    filed = answers(model(kv_offload="file", kv_memory="12MiB"))
+    assert texts(filed) == wanted and filed[0].kv.file_bytes > filed[0].kv.device_bytes
+    first, again = model(disk_cache=cache), model(disk_cache=cache)
+    assert texts(answers(first)) == wanted
+    written(first)
+    found = answers(again)
+    assert texts(found) == wanted
+    restored = [output.cached_tokens >= 512 for output in found]  # what waits too long to be written is given up
+    assert sum(restored) >= 0.9 * prompts
+    assert together(ranks, lambda group: texts(answers(model(ranks=group)))) == [wanted] * ranks
