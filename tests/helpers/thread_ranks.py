@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -34,9 +33,7 @@ class Threads(TPGroup):
         return torch.stack(self._all("add", x_NX.clone())).sum(0)
 
     def broadcast(self, value: T) -> T:
-        caller = sys._getframe(1)  # the same for all: what rank 0 says there is no answer to another question
-        what = f"broadcast of {caller.f_code.co_qualname}, line {caller.f_lineno}"
-        first: T = pickle.loads(self._all(what, pickle.dumps(value))[0])  # objects of one rank are no other's
+        first: T = pickle.loads(self._all("broadcast", pickle.dumps(value))[0])  # no other rank has rank 0's objects
         return first if self.rank else value
 
     def all_true(self, value: bool) -> bool:

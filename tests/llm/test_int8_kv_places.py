@@ -55,7 +55,7 @@ def test_int8_kv_texts_are_one_wherever_it_lies(
 
     wanted = texts(answers(plain, "ar"))
     assert len(wanted) == prompts and {len(text) for text in wanted} == {tokens}
-    filed = answers(model(kv_offload="file", kv_memory="12MiB"))
+    filed = answers(model(kv_offload="file", kv_memory="16MiB"))
     assert texts(filed) == wanted and filed[0].kv.file_bytes > filed[0].kv.device_bytes
     first, again = model(disk_cache=cache), model(disk_cache=cache)
     assert texts(answers(first)) == wanted
