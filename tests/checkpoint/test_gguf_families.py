@@ -119,6 +119,26 @@ def test_gguf_experts_in_blocks_are_their_numbers(tmp_path: Path, name: str) -> 
     assert first == other
 
 
+@pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
+@pytest.mark.parametrize(
+    ("inner", "kind", "told"),
+    [
+        (128, "Q6_K", "is Q6_K, in blocks of 256 inputs, .* shared experts in it has 128; .* such as Q8_0 or Q4_0, or"),
+        (48, "Q8_0", "is Q8_0, in blocks of 32 inputs, .* shared experts in it has 48; .* such as BF16, or a folder"),
+    ],
+)
+def test_gguf_shared_experts_within_block_are_refused(tmp_path: Path, inner: int, kind: str, told: str) -> None:
+    """Two that lie in one MLP: blocks fit its inner numbers, but not each one's half of them."""
+    model, (arch, own) = family_model("glm-4.5", vocab_size=300, moe_intermediate_size=inner), FILES["glm-4.5"]
+    whole = tensors(save(model, tmp_path / "hf"), arch, model.config.num_hidden_layers)
+    down = [name for name in whole if "ffn_down_shexp" in name]
+    whole |= {name: packed(whole[name], kind, 0) for name in down}
+    file = write_gguf(tmp_path / "model.gguf", metadata(model.config, arch, own), whole)
+    with pytest.raises(ModelError, match=f"down_proj.weight {told}"):
+        load(file, device="cpu", dtype="bfloat16", context=LENGTH)
+    load(file, device="cpu", dtype="float32", context=LENGTH)
+
+
 def check(tmp_path: Path, name: str, arch: str, own: dict[str, str], changes: dict[str, Any]) -> None:
     """A file has the logits of a folder. own: its keys, by the fields of a config."""
     model = family_model(name, vocab_size=300, **changes)

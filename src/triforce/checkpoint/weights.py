@@ -59,7 +59,10 @@ def read_weights(
     embedding_VC = reader.take(EMBEDDING, *table)
     exact = replace(reader, dtype=torch.float32)
     parts: list[dict[str, Any]] = [
-        {field: (exact if field in UNROUNDED else reader).take(*source) for field, source in block.items()}
+        {
+            field: (exact if field in UNROUNDED else reader).take(*source, parted(field, config.architecture.experts))
+            for field, source in block.items()
+        }
         for block in blocks
     ]
     head_VC = reader.take(HEAD, *table) if HEAD in reader.archives else embedding_VC
@@ -81,6 +84,13 @@ def read_embedding(
 ) -> Matrix:
     """Return the embedding alone, of all tokens, whatever ranks share. Raises ModelError as `read_weights`."""
     return _Reader(archives, device, dtype).take(EMBEDDING, (rows, config.hidden_size), (slice(config.vocab_size),))
+
+
+def parted(field: str, experts: Experts | None) -> int:
+    """Return among how many shared experts the inputs of a field's tensor are parted; 1 for any other field."""
+    name, _, number = field.partition("/")
+    of_shared = experts and name == "down_proj_CI" and int(number or 0) >= experts.count
+    return experts.shared if experts and of_shared else 1
 
 
 def _counted_from(offset: float, weight: Matrix) -> Tensor:
@@ -177,13 +187,22 @@ class _Reader:
                 "config.json and the weights must belong together"
             )
 
-    def take(self, name: str, shape: Shape, cut: Cut) -> Matrix:
-        """Return a part of a tensor, which has `shape` in its file. Raises ModelError."""
+    def take(self, name: str, shape: Shape, cut: Cut, parts: int = 1) -> Matrix:
+        """Return a part of a tensor, which has `shape` in its file. Raises ModelError.
+
+        parts: experts that its inputs are parted among.
+        """
         archive = self.archives[name]
         tensor = archive.view(name)
         if tuple(tensor.shape) != shape:
             raise ModelError(f"tensor {name} has shape {list(tensor.shape)}, but the config asks for {list(shape)}")
         if isinstance(tensor, QuantizedWeight):
+            if (each := tensor.inputs // parts) % tensor.block:
+                raise ModelError(
+                    f"tensor {name} is {tensor.kind}, in blocks of {tensor.block} inputs, but each of the {parts} "
+                    f"shared experts in it has {each}; use a file that has it in a type with smaller blocks, such as "
+                    f"{'BF16' if each % 32 else 'Q8_0 or Q4_0'}, or a folder of safetensors"
+                )
             return tensor.part(*cut)
         if tensor.dtype not in SOURCES:
             raise ModelError(f"tensor {name} is {tensor.dtype}, which is not supported; use unquantized weights")

@@ -59,9 +59,8 @@ class QuantizedWeight:
         first, last, _ = inputs.indices(self.inputs)
         if first % self.block or last % self.block:
             raise RequestError(
-                f"weights of type {self.kind} are in blocks of {self.block} inputs, and a share of {self.inputs}, a "
-                f"process's or a shared expert's, would be {first} to {last}; leave out --tp-all-reduce, or take a "
-                "file of other types"
+                f"weights of type {self.kind} are in blocks of {self.block} inputs, and a process's share of "
+                f"{self.inputs} would be {first} to {last}; leave out --tp-all-reduce, or take a file of other types"
             )
         size = self.blocks.shape[1]
         columns = slice(first * size // self.inputs, last * size // self.inputs)
