@@ -8,13 +8,15 @@ import torch
 
 from triforce.checkpoint.hf_config import checked, model_config
 from triforce.engine.speculative_config import SpeculativeConfig
-from triforce.model.break_even import kv_read, pays_from, why_not
 from triforce.model.config import ModelConfig
+from triforce.planner.break_even import Balance, BreakEven, kv_read
+from triforce.planner.tier_work import BALANCE_OF_LEVEL
 
 LENGTH = 32_768
 BUDGET = SpeculativeConfig().retrieval.budget.of(LENGTH)
 FEW_BITS, NUMBERS = 4.85 / 8, 2.0
 """Bytes of a weight of a Q4_K_M file in the mean, and of bfloat16."""
+BALANCE = Balance(BALANCE_OF_LEVEL["avx512bf16"], BALANCE_OF_LEVEL["avx512bf16"])
 
 
 def models(data: dict[str, Any]) -> list[list[str]]:
@@ -41,7 +43,8 @@ def row(published: dict[str, Any]) -> list[str]:
 
 def pays(config: ModelConfig) -> str:
     """Return the context from which on speculation should pay with a Q4_K_M file, and with bfloat16; or why not."""
-    begins = [pays_from(config, BUDGET, weight, NUMBERS) for weight in (FEW_BITS, NUMBERS)]
+    evens = [BreakEven(config, BUDGET, weight, NUMBERS, BALANCE) for weight in (FEW_BITS, NUMBERS)]
+    begins = [even.pays_from() for even in evens]
     if begins == [None, None]:
-        return f"not: {why_not(config, FEW_BITS, NUMBERS)}"
+        return f"not: {evens[0].why_not()}"
     return ", ".join("not" if begin is None else f"{begin:,}" for begin in begins)

@@ -174,6 +174,13 @@ def test_roofline_is_memory_or_arithmetic() -> None:
     assert roof.least_seconds(Work(0, {"int4": 400})) == 0
 
 
+def test_balance_is_of_a_mix_of_measured_operations() -> None:
+    roof = Roofline(10.0, {"int16": 50.0, "int8": 200.0})
+    assert roof.balance({"int16": 3}) == pytest.approx(5.0)
+    assert roof.balance({"int16": 1, "int8": 1}) == pytest.approx(8.0)
+    assert roof.balance({"int16": 1, "float32": 1}) is None
+
+
 @pytest.mark.slow
 def test_kernel_rows_compare_with_current_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "SECONDS", 0.001)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,20 @@ import pytest
 import torch
 
 from tests.helpers.feature_pair import feature_pair
+from tests.planner.test_break_even import LLAMA_8B
 from triforce.backends import native_loader
+from triforce.bench import roofline
+from triforce.bench.roofline import Roofline
 from triforce.checkpoint.feature_draft_file import read_feature_draft
 from triforce.checkpoint.hub import FINETUNE
 from triforce.cli import main
+from triforce.cli.bench import report
 from triforce.cli.bench.report import about
-from triforce.cli.info import size
+from triforce.cli.info import balance_of, size
 from triforce.engine.model_loader import load
 from triforce.kvcache.feature_memory import FeatureMemory
 from triforce.kvcache.window_pages import most_pages
+from triforce.planner.tier_work import BALANCES
 
 
 def test_info_works_without_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,3 +130,68 @@ def test_info_and_benchmarks_name_level_and_roofline(capsys: pytest.CaptureFixtu
     assert re.search(rf" cores, kernels {level}, torch .*, reads \d+ GB/s", line)
     assert native_loader.native is None or re.search(r"computes float32 [\d,]+, .*int8 [\d,]+ GFLOP/s", line)
     assert line.endswith(about()["machine"])
+
+
+HERE = Roofline(1e10, {"float32": 1e11, "bfloat16": 2e11, "int16": 3e11, "int8": 6e11})
+SHAPE = dict(
+    vocab_size=32_000, hidden_size=2048, num_hidden_layers=16, num_attention_heads=16, num_key_value_heads=8,
+    head_dim=128, max_position_embeddings=16_384,
+)  # fmt: skip
+EXPERTS = dict(moe_intermediate_size=768, num_experts=128, num_experts_per_tok=8)
+SAID: dict[str, tuple[str, dict[str, Any], Roofline, str]] = {
+    "dense": ("Llama", dict(intermediate_size=6144), HERE, "should pay from 11,264 tokens on, without a draft model"),
+    "windows": (
+        "Mistral", dict(intermediate_size=6144, sliding_window=512), HERE,
+        "should not pay without a draft model: 16 of 16 layers have a window of 512: at 16,384 tokens KV is 0.02 of",
+    ),
+    "experts": (
+        "Qwen3Moe", EXPERTS, HERE,
+        "should not pay without a draft model: a pass of 4 tokens reads 3.6 times the experts of one token",
+    ),
+    "arithmetic": (
+        "Llama", dict(intermediate_size=6144), Roofline(1e11, {"bfloat16": 2e11}),
+        "should not pay without a draft model: no more than 2.0 tokens are computed while the weights are read",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_info_says_from_where_on_speculation_should_pay(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import transformers
+
+    family, changes, here, said = SAID[name]
+    getattr(transformers, f"{family}Config")(**SHAPE | changes).save_pretrained(tmp_path)
+    monkeypatch.setattr("triforce.cli.info.measured", lambda: here)
+    assert main(["info", str(tmp_path), "--dtype", "bfloat16", "--device", "cpu"]) == 0
+    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert lines["speculation"].startswith(said)
+    most = here.balance({"bfloat16": 1})
+    assert lines["taken"].startswith(f"for that   {most:.0f} operations of weights while a byte is read")
+    assert "(measured here)" in lines["taken"] and " of KV at 16,384 tokens" in lines["a"]
+
+
+def test_balance_is_that_of_the_numbers_that_are_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention over int8 KV has scores of bytes, and weights of 16 bits."""
+    config, cpu = LLAMA_8B, torch.device("cpu")
+    monkeypatch.setattr("triforce.cli.info.measured", lambda: HERE)
+    assert balance_of(False, config, torch.float32, cpu)[0] == pytest.approx((10, 10))
+    assert balance_of(True, config, torch.bfloat16, cpu)[0] == pytest.approx((30, 20))
+    assert balance_of(True, replace(config, kv_int8=True), torch.bfloat16, cpu)[0] == pytest.approx((30, 40))
+    usual = [balance_of(False, config, torch.float16, torch.device(name)) for name in ("cpu", "cuda")]
+    monkeypatch.setattr("triforce.cli.info.measured", lambda: Roofline(1e10, {}))
+    usual.append(balance_of(False, config, torch.float32, cpu))
+    assert {known for _, known in usual} == {"as usual, not measured"}
+    assert usual[0] == usual[2] and usual[1][0].weights == BALANCES[-1]
+
+
+def test_info_measures_machine_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns: list[Roofline] = []
+    monkeypatch.setattr(roofline, "measure", lambda: turns.append(HERE) or HERE)
+    for kept in (report.machine, report.measured):
+        kept.cache_clear()
+    assert main(["info"]) == 0
+    for kept in (report.machine, report.measured):
+        kept.cache_clear()
+    assert turns == [HERE]

@@ -1,30 +1,20 @@
-"""What tokens read, by configs; from where on speculation pays by bytes; and what `info` says of it."""
+"""What tokens read, by configs; and from where on speculation pays, or why it does not."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import torch
 
-from tests.helpers.tiny_checkpoint import tiny_model
-from triforce.cli import main
 from triforce.model.architecture import Architecture, Experts, LayerKind
-from triforce.model.break_even import (
-    GAIN,
-    STEP,
-    kv_read,
-    pays_from,
-    speedup,
-    weights_read,
-    why_not,
-)
 from triforce.model.config import ModelConfig
 from triforce.model.expert_unions import experts_touched
 from triforce.model.rope import Rope
-from triforce.planner.tier_work import LEAST_BYTES, TierWork
+from triforce.planner.break_even import GAIN, STEP, UNBOUND, Balance, BreakEven, kv_read
+from triforce.planner.tier_work import LEAST_BYTES, TierWork, usual_machine
 
 LLAMA_8B = ModelConfig(
     128_256, 4096, 14_336, 32, 32, 8, 128, 1e-5, tied=False, context=131_072, rope=Rope(torch.ones(64), 1.0)
@@ -47,23 +37,86 @@ def test_experts_touched_equal_mean_of_draws() -> None:
     assert experts_touched(Experts(16, 3, True, shared=2), 4) == pytest.approx(mean + 2, rel=0.01)
 
 
+HERE = Balance(22.0, 22.0)
+MIXTURE = replace(LLAMA_8B, intermediate_size=1792, architecture=Architecture(experts=Experts(64, 8, True)))
+
+
+def even(
+    config: ModelConfig = LLAMA_8B, weight: float = 0.6, number: float = 2.0, balance: Balance = HERE
+) -> BreakEven:
+    return BreakEven(config, 2048, weight, number, balance)
+
+
 @pytest.mark.parametrize("weight", [0.6, 2.0])
 def test_speculation_pays_from_the_first_context_that_gains(weight: float) -> None:
-    begins = pays_from(LLAMA_8B, 2048, weight, 2.0)
+    found = even(weight=weight)
+    begins = found.pays_from()
     assert begins is not None
-    assert speedup(LLAMA_8B, begins, 2048, weight, 2.0) >= GAIN > speedup(LLAMA_8B, begins - STEP, 2048, weight, 2.0)
+    assert found.speedup(begins) >= GAIN > found.speedup(begins - STEP)
 
 
 def test_speculation_by_windows_or_experts_pays_later() -> None:
-    begins = pays_from(LLAMA_8B, 2048, 0.6, 2.0)
+    begins = even().pays_from()
     windowed = replace(LLAMA_8B, architecture=Architecture(kinds=WINDOWS))
-    mixture = replace(LLAMA_8B, intermediate_size=1792, architecture=Architecture(experts=Experts(64, 8, True)))
     assert begins is not None
-    for other in (windowed, mixture):
-        assert (pays_from(other, 2048, 0.6, 2.0) or LLAMA_8B.context) > begins
-    short = replace(windowed, context=8192)
-    assert pays_from(short, 2048, 0.6, 2.0) is None
-    assert why_not(short, 0.6, 2.0).startswith("24 of 32 layers have a window of 128: at 8,192 tokens KV is 0.0")
+    for other in (windowed, MIXTURE):
+        assert (even(other).pays_from() or LLAMA_8B.context) > begins
+    assert replace(even(MIXTURE), alike=True).pays_from() in range(begins, begins + 2 * STEP)  # it has routers
+    assert even(replace(windowed, context=8192)).pays_from() is None
+
+
+@pytest.mark.parametrize("config", [LLAMA_8B, MIXTURE], ids=["dense", "experts"])
+@pytest.mark.parametrize("number", [130 / 128, 2.0])
+def test_speculation_with_more_arithmetic_pays_earlier(config: ModelConfig, number: float) -> None:
+    balances = [2 ** (step / 2) for step in range(2, 17)]
+    for one in ([Balance(each, 16.0) for each in balances], [Balance(each, each) for each in balances]):
+        begins = [even(config, number=number, balance=balance).pays_from() or 1 << 40 for balance in one]
+        assert begins == sorted(begins, reverse=True) and begins[0] > 1.5 * begins[-1]
+    assert even(config, number=number, balance=Balance(1.0, 1.0)).pays_from() is None
+
+
+def test_passes_take_the_longer_of_bytes_and_operations() -> None:
+    """Of the weights and of the KV each, beside what begins a pass."""
+    begins = LEAST_BYTES + usual_machine()[1] * LLAMA_8B.layers
+    weights, kv = 2.0 * LLAMA_8B.weights_read, 2.0 * LLAMA_8B.kv_size * 4096
+
+    def taken(width: int, *balance: float) -> float:
+        return float(even(weight=2.0, balance=Balance(*balance)).seconds(width, 4096)) - begins
+
+    assert taken(1, *UNBOUND) == pytest.approx(weights + kv)
+    assert taken(8, *UNBOUND) == pytest.approx(weights + kv)
+    assert taken(8, 2.0, 1e9) == pytest.approx(4 * weights + kv, rel=1e-3)
+    assert taken(8, 1e9, 2.0) == pytest.approx(weights + 16 * kv, rel=1e-3)  # of four query heads each
+
+
+@pytest.mark.parametrize(
+    ("changes", "balance", "told"),
+    [
+        (
+            dict(context=32_768, architecture=Architecture(kinds=WINDOWS)), HERE,
+            "24 of 32 layers have a window of 128: at 32,768 tokens KV is 0.24 of the weights that a token reads",
+        ),
+        (
+            dict(context=16_384, intermediate_size=1792, architecture=MIXTURE.architecture), HERE,
+            "a pass of 4 tokens reads 3.3 times the experts of one token",
+        ),
+        (
+            dict(context=16_384), Balance(4.0, 6.0),
+            "no more than 1.2 tokens are computed while the weights are read, and 1.5 while KV is",
+        ),
+        (
+            dict(context=8192, architecture=Architecture(kinds=WINDOWS)), HERE,
+            "24 of 32 layers have a window of 128: at 8,192 tokens KV is 0.06 of the weights that a token reads",
+        ),
+        (dict(context=2048), Balance(4.0, 4.0), "at 2,048 tokens KV is 0.06 of the weights that a token reads"),
+    ],
+    ids=["windows", "experts", "arithmetic", "windows and KV", "KV"],
+)  # fmt: skip
+def test_reason_against_speculation_is_that_which_counts_most(
+    changes: dict[str, Any], balance: Balance, told: str
+) -> None:
+    found = even(replace(LLAMA_8B, **changes), balance=balance)
+    assert found.pays_from() is None and found.why_not() == told
 
 
 @pytest.mark.parametrize(
@@ -82,15 +135,9 @@ def test_work_of_a_pass_has_the_experts_that_some_token_chooses(parts: Architect
         work = TierWork.of(mixture, 2.0, 2.0, sequential)
         return float(work.bytes(width, rows, 0.0, 1e12, 0.0, 1.0)) - LEAST_BYTES
 
+    assert parts.experts is not None
     for width in (1, 2, 4, 8):
-        assert read(width) == pytest.approx(2 * weights_read(mixture, width), rel=1e-6)
+        more = (experts_touched(parts.experts, width) - parts.experts.read) * mixture.expert_weights
+        assert read(width) == pytest.approx(2 * (mixture.weights_read + more), rel=1e-6)
     assert read(2, rows=4) == pytest.approx(read(8), rel=1e-6)
     assert read(4, sequential=True) == pytest.approx(4 * read(1), rel=1e-6)
-
-
-def test_info_says_why_speculation_should_not_pay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tiny_model("Mistral", sliding_window=24).config.save_pretrained(tmp_path)
-    assert main(["info", str(tmp_path)]) == 0
-    said = capsys.readouterr().out
-    assert "should not pay without a draft model: 2 of 2 layers have a window of 24: at 128 tokens KV is" in said
-    assert "a token reads" in said and "of KV at 128 tokens" in said

@@ -42,6 +42,12 @@ class Roofline:
         peaks = ", ".join(f"{name} {peak / 1e9:,.0f}" for name, peak in self.peaks.items())
         return f"reads {self.bandwidth / 1e9:.0f} GB/s" + (f", computes {peaks} GFLOP/s" if peaks else "")
 
+    def balance(self, operations: Mapping[str, int]) -> float | None:
+        """Return how many operations of such a mix are done while a byte is read; None where some were not measured."""
+        if not operations.keys() <= self.peaks.keys():
+            return None
+        return sum(operations.values()) / self.least_seconds(Work(0, operations)) / self.bandwidth
+
     def least_seconds(self, work: Work) -> float:
         """Return what the bytes take or what the operations take, whichever is more.
 

@@ -11,11 +11,12 @@ import torch
 from triforce.backends.dispatch import keeps_packed, require_offload
 from triforce.backends.kernel_api import PAGE, pages_for
 from triforce.backends.kv_rows import kv_name
+from triforce.bench.model_work import coded_attention
 from triforce.checkpoint.feature_draft_file import read_feature_draft
 from triforce.checkpoint.hf_config import GENERATION, model_config
 from triforce.checkpoint.hub import FINETUNE, SHIPPED, draft_for
 from triforce.checkpoint.model_files import ModelFiles, open_model
-from triforce.cli.bench.report import machine
+from triforce.cli.bench.report import machine, measured
 from triforce.engine.precision import resolve_device, resolve_dtype, with_kv_dtype
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.kvcache import OffloadConfig
@@ -23,8 +24,10 @@ from triforce.kvcache.offload.sizing import free_memory, memory_for
 from triforce.kvcache.offload.sizing_cuda import CudaKVSizing, needs_of
 from triforce.kvcache.views.full import prefill_chunk
 from triforce.kvcache.window_pages import most_pages, pages_of_rows
-from triforce.model.break_even import ACCEPTANCE, kv_read, pays_from, why_not
 from triforce.model.config import ModelConfig
+from triforce.planner.break_even import ACCEPTANCE, Balance, BreakEven, kv_read
+from triforce.planner.cost_model import kernel_level
+from triforce.planner.tier_work import BALANCES, usual_machine
 
 LENGTHS = (4_096, 16_384, 32_768, 131_072, 262_144, 1_048_576)
 
@@ -42,6 +45,7 @@ def run(options: Namespace) -> int:
     packed = bool(files.weight_bytes) and keeps_packed(config, dtype, device)
     if packed:
         weights, precision = files.weight_bytes, files.packing
+    coded = packed and not files.has_numbers
     row, copies, copied = config.kv_bytes(dtype.itemsize), 0, 0.0
     if options.lower_tiers != "same":
         if files.has_numbers or not packed:
@@ -61,7 +65,7 @@ def run(options: Namespace) -> int:
         + _windows(config, kept)
         + (f"; {size(entries)} per token of its draft" if entries else ""),
         **{f"  {n:>9,} tokens": size(kept.of(n) * (row + copied) + n * entries) for n in lengths},
-        **reads(config, weights / count, row / config.kv_size),
+        **reads(config, weights / count, row / config.kv_size, balance_of(coded, config, dtype, device)),
         "sampling": _sampling(files),
         "machine": machine(),
         "memory free": f"{size(free)} on {device}" if free else "unknown",
@@ -118,18 +122,37 @@ def _fits(kept: HeldTokens, room: float) -> str:
     return f"{'any number of' if fitting is None else f'{fitting:,}'} tokens beside the weights, of one text"
 
 
-def reads(config: ModelConfig, weight: float, number: float) -> dict[str, str]:
+def balance_of(coded: bool, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> tuple[Balance, str]:
+    """Return how many operations a byte a device does, and how that is known: measured, where its kernels are native.
+
+    coded: products are those of weights of few bits, as they are. GPUs are not measured: they do most of all.
+    """
+    name = str(dtype).removeprefix("torch.")
+    attention = coded_attention(2) if config.kv_int8 else {name: 1}
+    if device.type == "cpu":
+        weights, kv = (measured().balance(each) for each in ({"int16" if coded else name: 1}, attention))
+        if weights and kv:
+            return Balance(weights, kv), "measured here"
+    usual = usual_machine(kernel_level(device))[0] if device.type == "cpu" else BALANCES[-1]
+    return Balance(usual, usual), "as usual, not measured"
+
+
+def reads(config: ModelConfig, weight: float, number: float, balance: tuple[Balance, str]) -> dict[str, str]:
     """Return what a token reads, and from where on speculation should pay, by bytes of a weight and of a KV number."""
+    (of_weights, of_kv), known = balance
     budget = SpeculativeConfig().retrieval.budget.of(config.context)
     weights, kv = weight * config.weights_read, number * kv_read(config, config.context)
-    begins = pays_from(config, budget, weight, number)
+    even = BreakEven(config, budget, weight, number, balance[0])
+    begins = even.pays_from()
     if begins is None:
-        pays = f"should not pay without a draft model: {why_not(config, weight, number)}"
+        pays = f"should not pay without a draft model: {even.why_not()}"
     else:
         pays = f"should pay from {begins:,} tokens on, without a draft model"
     return {
         "a token reads": f"{size(weights)} of weights, and {size(kv)} of KV at {config.context:,} tokens",
-        "speculation": f"{pays} (by bytes, {ACCEPTANCE:.0%} of draft tokens accepted)",
+        "speculation": pays,
+        "  taken for that": f"{of_weights:.0f} operations of weights while a byte is read, {of_kv:.0f} of attention "
+        f"({known}), {ACCEPTANCE:.0%} of draft tokens accepted",
     }
 
 

@@ -207,7 +207,11 @@ COMMANDS = (
     ("chat", "talk, about a document if you like; the KV cache is kept between turns", _chat),
     ("serve", "answer OpenAI's HTTP interface", _serve),
     ("batch", "answer a file of requests, as the server would", _batch),
-    ("info", "say what a model is, its KV bytes per token, and what fits in memory", _info),
+    (
+        "info",
+        "say what a model is, its KV bytes per token, what fits in memory, and from where on speculation should pay",
+        _info,
+    ),
     (
         "doctor",
         "say what this machine has, and check its kernels and texts, in a minute; with --gpu those of a GPU",

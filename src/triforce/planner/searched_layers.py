@@ -17,7 +17,7 @@ from typing import Any
 
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.kvcache import RetrievalView
-from triforce.model.break_even import kv_read
+from triforce.planner.break_even import kv_read
 from triforce.planner.plan import WIDE_GAMMAS, expected
 from triforce.speculation import Tier
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from triforce.bench.roofline import Roofline
     from triforce.eval import Table
 
 
@@ -55,14 +56,21 @@ def machine() -> str:
     import torch
 
     from triforce.backends import native_loader
-    from triforce.bench import roofline
 
     model = next((line.split(":")[1].strip() for line in _cpuinfo() if line.startswith("model name")), "")
     level = native_loader.native.level() if native_loader.native else "torch"
     return (
         f"{model or platform.machine()}, {native_loader.usable_cpus()} cores, kernels {level}, "
-        f"torch {torch.__version__}, {roofline.measure()}"
+        f"torch {torch.__version__}, {measured()}"
     )
+
+
+@cache
+def measured() -> Roofline:
+    """Return what this machine reads and computes a second, measured once."""
+    from triforce.bench import roofline
+
+    return roofline.measure()
 
 
 def _cpuinfo() -> list[str]:

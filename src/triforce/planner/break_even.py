@@ -1,0 +1,110 @@
+"""The context from which on speculation should pay, by a roofline of passes (see `tier_work`): before any of them ran.
+
+Self-speculation alone: the model drafts through the retrieval budget, and verifies through all of its KV.
+
+Shape suffix: G guesses of a verification.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from triforce.model.config import ModelConfig
+from triforce.model.expert_unions import ExpertUnions
+from triforce.planner.tier_work import TierWork, usual_machine
+
+ACCEPTANCE = 0.92
+"""Share of guesses through some thousand selected tokens that the whole context keeps, on long real texts."""
+GUESSES_G = np.arange(1, 9)
+"""Those that are considered."""
+GAIN = 1.1
+"""Speculation pays where it should make so many times the tokens."""
+STEP = 1024
+"""Contexts are looked at in steps of so many tokens."""
+TOLD = 4
+"""Tokens of the pass by whose experts it is told that these stand against speculation."""
+
+
+class Balance(NamedTuple):
+    """Operations that a machine does while it reads a byte: of products with weights, and of attention."""
+
+    weights: float
+    kv: float
+
+
+UNBOUND = Balance(1e9, 1e9)
+"""That of a machine whose operations take no time."""
+
+
+def kv_read(config: ModelConfig, seen: int) -> int:
+    """Numbers of KV that a token reads which sees so many others: layers with a window read no more than that."""
+    of_layer = config.kv_size // config.layers
+    return sum(of_layer * min(seen, window or seen) for window in config.windows)
+
+
+@dataclass(frozen=True, slots=True)
+class BreakEven:
+    """A model that drafts for itself through `budget` tokens, on a machine of some balance.
+
+    weight, number: bytes of a weight, and of a number of its KV. alike: all tokens of a pass choose the same experts,
+    and not each its own by a router to which all are alike.
+    """
+
+    config: ModelConfig
+    budget: int
+    weight: float
+    number: float
+    balance: Balance
+    alike: bool = False
+
+    def seconds(self, width: Any, seen: int) -> Any:
+        """Return what a pass of so many tokens takes that see so many, as the bytes that are read in that time."""
+        config, (balance, of_kv) = self.config, self.balance
+        work = TierWork.of(config, self.weight, self.number)
+        # Attention at another rate does as many operations as that of numbers which take so many bytes.
+        work = replace(work, key=work.number * config.kv_size, number=work.number * of_kv / balance)
+        if self.alike:
+            work = replace(work, experts=0.0, unions=None)
+        return work.bytes(width, 1, kv_read(config, seen) / config.kv_size, balance, *usual_machine()[1:])
+
+    def speedup(self, length: int) -> float:
+        """Return the tokens per second of speculation over plain decoding's, by the best number of guesses."""
+        plain, draft = self.seconds(1, length), self.seconds(1, min(self.budget, length))
+        kept_G = (1 - ACCEPTANCE ** (GUESSES_G + 1)) / (1 - ACCEPTANCE)
+        return float(np.max(kept_G * plain / (GUESSES_G * draft + self.seconds(GUESSES_G + 1, length))))
+
+    def pays_from(self) -> int | None:
+        """Return the context in tokens from which on it should pay; None: not within the model's positions."""
+        for length in range(self.budget, self.config.context + STEP, STEP):
+            length = min(length, self.config.context)
+            if self.speedup(length) >= GAIN:
+                return length
+        return None
+
+    def why_not(self) -> str:
+        """Return the reason that counts most where it does not pay: without which it would be fastest.
+
+        Where it would not pay without all of them, KV is small beside the weights: by windows, if there are some.
+        """
+        config, parts = self.config, self.config.architecture
+        whole = replace(config, architecture=replace(parts, kinds=parts.rotations_only))
+        ratio = self.number * kv_read(config, config.context) / (self.weight * config.weights_read)
+        small = f"at {config.context:,} tokens KV is {ratio:.2f} of the weights that a token reads"
+        if windows := [window for window in config.windows if window]:
+            small = f"{len(windows)} of {config.layers} layers have a window of {max(windows):,}: {small}"
+        if BreakEven(whole, self.budget, self.weight, self.number, UNBOUND, alike=True).speedup(config.context) < GAIN:
+            return small
+        of_weights = self.balance.weights * self.weight / 2
+        of_kv = self.balance.kv * self.number / 2 * config.kv_heads / config.heads
+        told = (
+            f"no more than {of_weights:.1f} tokens are computed while the weights are read, and {of_kv:.1f} while KV is"
+        )
+        reasons = {told: replace(self, balance=UNBOUND), small: replace(self, config=whole)}
+        if parts.experts:
+            times = ExpertUnions(parts.experts).times(TOLD)
+            told = f"a pass of {TOLD} tokens reads {times:.1f} times the experts of one token"
+            reasons[told] = replace(self, alike=True)
+        return max(reasons, key=lambda told: reasons[told].speedup(config.context))
