@@ -147,7 +147,17 @@ def test_failed_save_keeps_earlier_file_and_text(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full_disk)
-    command = ["generate", str(here / "target"), "the hat and the cat", "--max-tokens", "1", "--save-cache", str(file)]
+    command = [
+        "generate",
+        str(here / "target"),
+        "the hat and the cat",
+        "--max-tokens",
+        "4",
+        "--seed",
+        "1",
+        "--save-cache",
+        str(file),
+    ]
     capsys.readouterr()
     assert main(command) == 0
     out, err = capsys.readouterr()
