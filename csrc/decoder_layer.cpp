@@ -160,8 +160,9 @@ DecoderLayer::DecoderLayer(const LayerWeights& w, std::shared_ptr<Experts> exper
                 "experts must be whole, of the layer's type and size");
         return;
     }
-    gate_.emplace(GateWeights{w.post_norm, w.gate, w.up, {}, {}}, s);
+    gate_.emplace(GateWeights{w.post_norm, w.gate, w.up, w.gate_bias, w.up_bias}, s);
     down_.emplace(std::vector{w.down}, s.bits);
+    down_bias_ = floats(w.down_bias, hidden(), type());
     w.gate.expect(type(), gate_->outputs(), hidden());
     w.down.expect(type(), hidden(), gate_->outputs());
 }
@@ -184,7 +185,7 @@ int64_t DecoderLayer::finish(float* x, int64_t rows, const void* attn_out) const
     }
     void* gated = scratch.take<char>(rows * gate_->stride() * size_of(type()));
     gate_->forward(x, rows, gated);
-    add(*down_, {}, gated, gate_->stride(), rows, mlp_out_norm_, x);
+    add(*down_, down_bias_, gated, gate_->stride(), rows, mlp_out_norm_, x);
     return 0;
 }
 

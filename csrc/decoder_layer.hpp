@@ -42,7 +42,8 @@ void scale(float* y, int64_t count, float factor);
 struct LayerWeights {
     std::optional<Tensor> input_norm, post_norm;
     WeightSource q, k, v, o, gate, up, down;
-    std::optional<Tensor> q_bias, k_bias, v_bias, o_bias, q_norm, k_norm, attn_out_norm, mlp_out_norm;
+    std::optional<Tensor> q_bias, k_bias, v_bias, o_bias, gate_bias, up_bias, down_bias;
+    std::optional<Tensor> q_norm, k_norm, attn_out_norm, mlp_out_norm;
 };
 
 /// Throws std::invalid_argument for another than silu, gelu or clamped.
@@ -118,7 +119,7 @@ class GatedMlp {
 /// A decoder layer but for rotation and attention.
 class DecoderLayer : public QkvProjections {
   public:
-    /// With `experts` in the place of `post_norm`, `gate`, `up` and `down`, if there are any.
+    /// With `experts` in the place of `post_norm`, `gate`, `up` and `down` and their biases, if there are any.
     DecoderLayer(const LayerWeights& parts, std::shared_ptr<Experts> experts, const LayerSettings& settings);
     ~DecoderLayer();
 
@@ -134,7 +135,7 @@ class DecoderLayer : public QkvProjections {
     void add(const float* part, int64_t rows, const Norm& norm, float* x) const;
 
     Matrix o_;
-    Floats o_bias_;
+    Floats o_bias_, down_bias_;
     std::optional<GatedMlp> gate_;
     std::optional<Matrix> down_;
     std::shared_ptr<Experts> experts_;

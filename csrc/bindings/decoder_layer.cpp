@@ -31,13 +31,15 @@ LayerWeights qkv_weights(TensorArg norm, WeightArg q, WeightArg k, WeightArg v, 
 void init_layer(DecoderLayer* self, TensorArg input_norm, WeightArg q, WeightArg k, WeightArg v, WeightArg o,
                 TensorArg post_norm, WeightArg gate, WeightArg up, WeightArg down, TensorArg q_bias,
                 TensorArg k_bias, TensorArg v_bias, TensorArg q_norm, TensorArg k_norm, TensorArg attn_out_norm,
-                TensorArg mlp_out_norm, TensorArg o_bias, std::shared_ptr<Experts> experts, int64_t head_dim, float eps,
-                int bits, float query_scale, float residual_scale, const std::string& activation) {
+                TensorArg mlp_out_norm, TensorArg o_bias, TensorArg gate_bias, TensorArg up_bias, TensorArg down_bias,
+                std::shared_ptr<Experts> experts, int64_t head_dim, float eps, int bits, float query_scale,
+                float residual_scale, const std::string& activation) {
     LayerWeights weights = qkv_weights(input_norm, q, k, v, q_bias, k_bias, v_bias, q_norm, k_norm);
     weights.o = weight("o_proj", o), weights.post_norm = optional_tensor("post_norm", post_norm);
     weights.attn_out_norm = optional_tensor("attn_out_norm", attn_out_norm);
     weights.mlp_out_norm = optional_tensor("mlp_out_norm", mlp_out_norm);
-    weights.o_bias = optional_tensor("o_bias", o_bias);
+    weights.o_bias = optional_tensor("o_bias", o_bias), weights.down_bias = optional_tensor("down_bias", down_bias);
+    weights.gate_bias = optional_tensor("gate_bias", gate_bias), weights.up_bias = optional_tensor("up_bias", up_bias);
     if (!experts) {
         weights.gate = weight("gate_proj", gate), weights.up = weight("up_proj", up);
         weights.down = weight("down_proj", down);
@@ -71,11 +73,12 @@ int64_t finish(const DecoderLayer& layer, TensorArg x_object, TensorArg attn_out
     return layer.finish(stream, x[0], attn_out.data);
 }
 
-void init_mlp(GatedMlp* self, TensorArg norm, WeightArg gate, WeightArg up, float eps, int bits,
-              const std::string& activation) {
+void init_mlp(GatedMlp* self, TensorArg norm, WeightArg gate, WeightArg up, TensorArg gate_bias, TensorArg up_bias,
+              float eps, int bits, const std::string& activation) {
     LayerSettings settings{0, eps, bits};
     settings.activation = activation_named(activation);
-    new (self) GatedMlp({optional_tensor("post_norm", norm), weight("gate_proj", gate), weight("up_proj", up), {}, {}},
+    new (self) GatedMlp({optional_tensor("post_norm", norm), weight("gate_proj", gate), weight("up_proj", up),
+                         optional_tensor("gate_bias", gate_bias), optional_tensor("up_bias", up_bias)},
                         settings);
 }
 
@@ -116,8 +119,9 @@ void logits(const LmHead& head, TensorArg x_object, TensorArg out_object) {
 
 void bind_mlp(nb::module_& m) {
     nb::class_<GatedMlp>(m, "GatedMlp", "The first half of an MLP, or some of its outputs.")
-        .def("__init__", &init_mlp, "post_norm"_a.none(), "gate_proj"_a, "up_proj"_a, nb::kw_only(), "eps"_a,
-             "bits"_a = 0, "activation"_a = "silu")
+        .def("__init__", &init_mlp, "post_norm"_a.none(), "gate_proj"_a, "up_proj"_a,
+             "gate_bias"_a = nb::none(), "up_bias"_a = nb::none(), nb::kw_only(), "eps"_a, "bits"_a = 0,
+             "activation"_a = "silu")
         .def_prop_ro("stride", &GatedMlp::stride, "Outputs, up to a multiple of 16.")
         .def("forward", &gated_mlp, "x"_a, "gated"_a,
              "Write the activation of gate and up of the normed x (rows, hidden) float32 to `gated` (rows, stride).");
@@ -138,6 +142,7 @@ void bind_decoder_layer(nb::module_& m) {
              "post_norm"_a.none(), "gate_proj"_a.none(), "up_proj"_a.none(), "down_proj"_a.none(), "q_bias"_a.none(),
              "k_bias"_a.none(), "v_bias"_a.none(), "q_norm"_a.none(), "k_norm"_a.none(), nb::kw_only(),
              "attn_out_norm"_a = nb::none(), "mlp_out_norm"_a = nb::none(), "o_bias"_a = nb::none(),
+             "gate_bias"_a = nb::none(), "up_bias"_a = nb::none(), "down_bias"_a = nb::none(),
              "experts"_a = nb::none(), "head_dim"_a, "eps"_a, "bits"_a = 0, "query_scale"_a = 1.0f,
              "residual_scale"_a = 1.0f, "activation"_a = "silu")
         .def_prop_ro("bytes", &DecoderLayer::bytes, "Size of the packed weights.")

@@ -34,8 +34,10 @@ FIELDS: dict[str, tuple[dict[str, Any], str]] = {
     "code": (dict(model_type="evil", auto_map={"AutoConfig": "evil.C"}), "model_type = 'evil'.*auto_map.*never run"),
     "mixture": (dict(num_local_experts=8), "num_local_experts = 8"),
     "activation": (dict(hidden_act="gelu"), r"hidden_act = 'gelu' is not supported \(supported: silu"),
-    "attention bias": (dict(attention_bias=True), "attention_bias = True"),
-    "mlp bias": (dict(mlp_bias=True), "mlp_bias = True"),
+    "attention bias": (dict(model_type="mistral", attention_bias=True), "attention_bias = True"),
+    "no attention bias": (dict(attention_bias=True), r"lack the tensor model.layers.0.self_attn.*8 missing"),
+    "mlp bias": (dict(model_type="mistral", mlp_bias=True), "mlp_bias = True"),
+    "no choice of biases": (dict(mlp_bias="all"), r"mlp_bias = 'all' is not supported \(supported: False, True"),
     "partial rope": (dict(partial_rotary_factor=0.5), "partial_rotary_factor = 0.5"),
     "partial rope, new": (
         dict(rope_parameters=dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=0.5)),

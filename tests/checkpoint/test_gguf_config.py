@@ -113,7 +113,7 @@ def test_file_without_weights_is_refused(tmp_path: Path) -> None:
 
 
 def test_tensor_of_other_models_is_refused(tmp_path: Path) -> None:
-    for name in ("blk.0.attn_q.bias", "blk.0.attn_q_norm.weight", "blk.0.ffn_gate_exps.weight", "cls.weight"):
+    for name in ("blk.0.attn_norm.bias", "blk.0.attn_q_norm.weight", "blk.0.ffn_gate_exps.weight", "cls.weight"):
         file = opened(tmp_path, ENDS | {name: np.zeros(64, np.float32)})
         with pytest.raises(ModelError, match=f"tensor {name} is not part of a llama model"):
             hugging_face_names(file, "llama")

@@ -32,9 +32,10 @@ def test_info_works_without_weights(tmp_path: Path, capsys: pytest.CaptureFixtur
     import transformers
 
     sizes = dict(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4)
-    for family in ("Llama", "Qwen2", "Qwen3"):
+    biases = dict(attention_bias=True, mlp_bias=True)
+    for family, more in (("Llama", {}), ("Llama", biases), ("Qwen2", {}), ("Qwen3", {})):
         config = getattr(transformers, f"{family}Config")(
-            **sizes, num_key_value_heads=2, head_dim=16, max_position_embeddings=8192
+            **sizes, **more, num_key_value_heads=2, head_dim=16, max_position_embeddings=8192
         )
         model = getattr(transformers, f"{family}ForCausalLM")(config)
         config.save_pretrained(tmp_path)

@@ -27,7 +27,7 @@ from triforce.engine.model_loader import load
 from triforce.llm import LLM
 
 NATIVE = pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
-KINDS = ["gpt-oss", "mixtral", "olmo-2", "gemma-2", "granite-3", "phi-4-mini", "glm-4", "glm-4.5"]
+KINDS = ["gpt-oss", "mixtral", "olmo-2", "gemma-2", "granite-3", "phi-4-mini", "glm-4", "glm-4.5", "llama-biases"]
 """With all that there is: biases of sums, experts, norms of whole rows and of outputs, factors, heads in part, shared
 experts beside layers that have none.
 """
@@ -72,7 +72,7 @@ def test_family_logits_of_ranks_equal_one_process(home: Path, name: str, dtype: 
 
 @NATIVE
 @pytest.mark.parametrize("bits", [0, 8, 4], ids=["same", "int8", "int4"])
-@pytest.mark.parametrize("name", ["gpt-oss", "qwen3-moe", "olmo-2", "glm-4.5"])
+@pytest.mark.parametrize("name", ["gpt-oss", "qwen3-moe", "olmo-2", "glm-4.5", "llama-biases"])
 def test_odd_sizes_of_ranks_equal_one_process(home: Path, name: str, bits: int) -> None:
     path = folder(home, name, odd=True)
     alone_BTV = logits(path, "bfloat16", bits=bits)
@@ -108,7 +108,7 @@ def test_family_rank_mutant_is_noticed(home: Path, mutant: Mutant, monkeypatch: 
     assert farthest(path, exact=how != "summed") > 1e-3
 
 
-@pytest.mark.parametrize("name", ["gpt-oss", "qwen3-moe", "olmo-2", "glm-4.5"])
+@pytest.mark.parametrize("name", ["gpt-oss", "qwen3-moe", "olmo-2", "glm-4.5", "llama-biases"])
 def test_rank_of_a_family_holds_only_its_shard(home: Path, name: str) -> None:
     """Of every matrix but routers, and of every bias and sink logit."""
 

@@ -40,6 +40,7 @@ FAMILY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         ),
     ),
     "smollm3": ("SmolLM3", dict(no_rope_layers=[1, 1, 0, 1], pad_token_id=None)),
+    "smollm3-biases": ("SmolLM3", dict(attention_bias=True, mlp_bias=True, pad_token_id=None)),
     "granite-3": (
         "Granite",
         dict(
@@ -47,6 +48,8 @@ FAMILY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             tie_word_embeddings=True,
         ),
     ),
+    "llama-biases": ("Llama", dict(attention_bias=True, mlp_bias=True)),
+    "granite-biases": ("Granite", dict(mlp_bias=True, residual_multiplier=0.5, tie_word_embeddings=True)),
     "olmo-2": ("Olmo2", dict(pad_token_id=None, rope_parameters=dict(rope_type="default", rope_theta=5e5))),
     "glm-4": ("Glm4", dict(pad_token_id=None, attention_bias=True, eos_token_id=1)),
     "glm-4-whole": (

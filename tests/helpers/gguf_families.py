@@ -22,11 +22,14 @@ GLM = {
     "expert_group_count": "n_group", "expert_group_used_count": "topk_group",
     "leading_dense_block_count": "first_k_dense_replace", "nextn_predict_layers": "num_nextn_predict_layers",
 }  # fmt: skip
+GRANITE = {
+    "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
+}  # fmt: skip
 FILES: dict[str, tuple[str, dict[str, str]]] = {
-    "granite-3": ("GRANITE", {
-        "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
-        "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
-    }),
+    "granite-3": ("GRANITE", GRANITE),
+    "granite-biases": ("GRANITE", GRANITE),
+    "llama-biases": ("LLAMA", {}),
     "olmo-2": ("OLMO2", {}),
     "smollm3": ("SMOLLM3", {}),
     "gemma-2": ("GEMMA2", {
@@ -82,7 +85,7 @@ def tensors(folder: Path, arch: str, layers: int) -> dict[str, Any]:
         if arch in FROM_ONE and "norm" in ours:
             weight = weight + 1
         if arch in WOVEN and ("attn_q." in ours or "attn_k." in ours):
-            weight = weight.view(-1, 2, 8, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
+            weight = weight.view(-1, 2, 8, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
         found[ours] = weight.numpy()
     for name, of in experts.items():
         ours = names.get_name(name, try_suffixes=(".weight", ".bias"))

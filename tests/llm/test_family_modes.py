@@ -64,7 +64,7 @@ def test_family_texts_of_every_mode_equal_plain_decoding(home: Path, name: str, 
     assert model.generate(prompts[2], ask(**sampling), mode="retrieval")[0].exactness == "bitwise"
 
 
-@pytest.mark.parametrize("name", ["qwen3-moe", "mistral-window", "granite-3", "gemma-2", "gpt-oss", "glm-4.5"])
+@pytest.mark.parametrize("name", ["qwen3-moe", "mistral-window", "granite-biases", "gemma-2", "gpt-oss", "glm-4.5"])
 def test_family_texts_with_int8_lower_tiers_equal_plain_decoding(home: Path, name: str) -> None:
     prompts = [ids(length, seed=length) for length in LENGTHS]
     plain, other = (

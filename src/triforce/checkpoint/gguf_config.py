@@ -63,7 +63,7 @@ ALWAYS: dict[str, dict[str, object]] = {"qwen3_moe": {"norm_topk_prob": True}}
 LARGEST_GEMMAS = (46, 62)
 """Layers of the 27B models, whose queries are scaled by the hidden size over the heads: files do not say."""
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
-Q_BIAS, Q_NORM = "blk.0.attn_q.bias", "blk.0.attn_q_norm.weight"
+Q_BIAS, Q_NORM, GATE_BIAS = "blk.0.attn_q.bias", "blk.0.attn_q_norm.weight", "blk.0.ffn_gate.bias"
 SIGMOID = 2
 """Of the functions that a router may have, by the key `expert_gating_func`."""
 TOKENS = "tokenizer.ggml.tokens"
@@ -157,19 +157,20 @@ def _fields(file: GGUFFile, config: Fields, model_type: str, hidden: int, heads:
 
 def _left_out(model_type: str, file: GGUFFile, config: Fields, layers: int, head_dim: int) -> dict[str, object]:
     """Return fields of keys that a file leaves out, as llama.cpp takes them where a config.json means another value."""
+    biases: dict[str, object] = {"attention_bias": Q_BIAS in file.tensors, "mlp_bias": GATE_BIAS in file.tensors}
+    if model_type in ("llama", "glm4"):
+        return biases
     if model_type == "granite":
         config.require("rope.scaling.finetuned", (True,))  # without, positions are not rotated at all
-        return {"attention_multiplier": head_dim**-0.5}
+        return {"attention_multiplier": head_dim**-0.5, **biases}
     if model_type == "gemma3_text" and config.get("attention.sliding_window") is None:
         return {"layer_types": ["full_attention"] * layers}
     if model_type == "olmo3":  # layers with a window turn alike, unscaled
         return {"rope_local_base_freq": config.get("rope.freq_base") or 10_000.0}
-    if model_type == "glm4":
-        return {"attention_bias": Q_BIAS in file.tensors}
     if model_type == "glm4_moe":
         config.require("expert_gating_func", (SIGMOID,))
         return {
-            "attention_bias": Q_BIAS in file.tensors, "use_qk_norm": Q_NORM in file.tensors, "norm_topk_prob": False,
+            **biases, "use_qk_norm": Q_NORM in file.tensors, "norm_topk_prob": False,
             "first_k_dense_replace": 0, "intermediate_size": config.whole("feed_forward_length"),
         }  # fmt: skip
     return {}

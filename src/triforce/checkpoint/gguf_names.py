@@ -25,6 +25,8 @@ IN_BLOCK = {
     "ffn_down.weight": "mlp.down_proj.weight",
 }
 BIASES = {f"attn_{x}.bias": f"self_attn.{x}_proj.bias" for x in "qkv"}
+OUTPUT_BIAS = {"attn_output.bias": "self_attn.o_proj.bias"}
+MLP_BIASES = {f"ffn_{part}.bias": f"mlp.{part}_proj.bias" for part in ("gate", "up", "down")}
 NORMS = {f"attn_{x}_norm.weight": f"self_attn.{x}_norm.weight" for x in "qk"}
 OUTPUT_NORMS = {
     "post_attention_norm.weight": "post_attention_layernorm.weight",
@@ -39,7 +41,7 @@ OLMO = {name: theirs for name, theirs in IN_BLOCK.items() if "norm" not in name}
 FUSED = {"attn_qkv.weight": "self_attn.qkv_proj.weight", "ffn_up.weight": "mlp.gate_up_proj.weight"}
 NO_MLP = {name: theirs for name, theirs in IN_BLOCK.items() if "mlp" not in theirs}
 FAMILIES = {
-    "llama": IN_BLOCK,
+    "llama": IN_BLOCK | BIASES | OUTPUT_BIAS | MLP_BIASES,
     "mixtral": NO_MLP
     | {"ffn_gate_inp.weight": "block_sparse_moe.gate.weight"}
     | {
@@ -65,7 +67,7 @@ FAMILIES = {
     | {f"ffn_{part}_shexp.weight": f"mlp.shared_experts.{part}_proj.weight" for part in ("gate", "up", "down")},
     "qwen2": IN_BLOCK | BIASES,
     "qwen3": IN_BLOCK | NORMS,
-    "granite": IN_BLOCK,
+    "granite": IN_BLOCK | BIASES | OUTPUT_BIAS | MLP_BIASES,
     "smollm3": IN_BLOCK,
     "olmo2": OLMO,
     "olmo3": OLMO,
@@ -73,10 +75,10 @@ FAMILIES = {
     "gemma3_text": IN_BLOCK | OUTPUT_NORMS | PRE_NORM | NORMS,
     "gpt_oss": PROJECTIONS
     | BIASES
+    | OUTPUT_BIAS
     | {
         "attn_norm.weight": "input_layernorm.weight",
         "post_attention_norm.weight": "post_attention_layernorm.weight",
-        "attn_output.bias": "self_attn.o_proj.bias",
         "attn_sinks.weight": "self_attn.sinks",
         "ffn_gate_inp.weight": "mlp.router.weight",
         "ffn_gate_inp.bias": "mlp.router.bias",

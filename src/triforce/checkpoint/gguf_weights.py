@@ -39,18 +39,15 @@ class GGUFWeights:
         tensor = self._file.tensors[gguf]
         shape = tensor.shape if expert is None else tensor.shape[1:]
         order = row_order(hf.model_type, gguf, hf.num_attention_heads, hf.num_key_value_heads, hf.head_dim)
-        if order is not None and len(order) != tensor.rows:
-            order = None  # whoever wants a tensor of another shape refuses it
         with warnings.catch_warnings(action="ignore", category=UserWarning):  # nobody writes to it
             rows = torch.from_numpy(self._file.raw(gguf))
         if expert is not None:
             rows = rows.view(tensor.shape[0], -1, rows.shape[1])[expert]
         stays = self.packed and len(shape) == 2 and not gguf.endswith(ROUTER)  # which is computed in float32
         if (dtype := PLAIN.get(tensor.type)) is not None and not stays:
-            numbers = rows.flatten().view(dtype).view(shape)
-            numbers = numbers if order is None else numbers[order]
+            numbers = _ordered(rows.flatten().view(dtype).view(shape), order)
             return numbers.float() if self.packed and dtype == torch.float16 else numbers
-        rows = rows if order is None else rows[order]
+        rows = _ordered(rows, order)
         packed = self.packed and not gguf.endswith(ROUTER)
         if packed and tensor.type == "MXFP4":
             return of_mxfp4(rows)
@@ -65,6 +62,11 @@ class GGUFWeights:
 
         with np.errstate(all="ignore"):  # scales that are not finite are refused by who reads the numbers
             return torch.from_numpy(quants.dequantize(rows.numpy(), GGMLQuantizationType[kind]))
+
+
+def _ordered(rows: Tensor, order: Tensor | None) -> Tensor:
+    """Return rows in another order; as they are where it is one of more or fewer: whoever wants that shape refuses."""
+    return rows if order is None or len(order) != len(rows) else rows[order]
 
 
 def of_mxfp4(rows: Tensor) -> Matrix:

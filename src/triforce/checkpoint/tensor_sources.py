@@ -23,7 +23,7 @@ Source = tuple[str, Shape, Cut]
 
 
 EXPERT_FIELDS = ("gate_proj_IC", "up_proj_IC", "down_proj_CI")
-EXPERT_BIASES = ("gate_bias_I", "up_bias_I", "down_bias_C")
+MLP_BIASES = ("gate_bias_I", "up_bias_I", "down_bias_C")
 SUMMED = ("o_proj_CQ", "down_proj_CI", "o_bias_C", "down_bias_C")
 """Fields of products whose parts ranks that are not exact add up."""
 
@@ -45,7 +45,7 @@ def layer_sources(config: ModelConfig, names: Mapping[str, str], layer: int, ran
     experts = parts.experts if layer >= parts.dense_layers else None
     shapes, order = _shapes(config, experts), rotation_order(parts, config.head_dim)
     if experts:
-        for field in EXPERT_FIELDS + (EXPERT_BIASES if experts.biases else ()):
+        for field in EXPERT_FIELDS + (MLP_BIASES if experts.biases else ()):
             shape, name = shapes.pop(field), f"model.layers.{layer}.{names[field]}"
             cut = _cut(field, shape, ranks)
             found |= {f"{field}/{n}": (name.format(n), shape, cut) for n in range(experts.count)}
@@ -105,12 +105,14 @@ def _shapes(config: ModelConfig, experts: Experts | None) -> dict[str, Shape]:
         "q_proj_QC": (Q, C), "k_proj_PC": (P, C), "v_proj_PC": (P, C), "o_proj_CQ": (C, Q),
         "gate_proj_IC": (inner, C), "up_proj_IC": (inner, C), "down_proj_CI": (C, inner),
     }  # fmt: skip
+    if experts.biases if experts else parts.mlp_bias:
+        shapes |= dict(zip(MLP_BIASES, ((inner,), (inner,), (C,)), strict=True))
     if experts:
         shapes |= {"router_EC": (experts.count, C)}
         if experts.corrected:
             shapes |= {"router_correction_E": (experts.count,)}
         if experts.biases:
-            shapes |= {"router_bias_E": (experts.count,), **_expert_biases(inner, C)}
+            shapes |= {"router_bias_E": (experts.count,)}
     if parts.input_norms:
         shapes |= {"input_norm_C": (C,), "post_norm_C": (C,)}
     if parts.output_norms:
@@ -124,10 +126,6 @@ def _shapes(config: ModelConfig, experts: Experts | None) -> dict[str, Shape]:
     if parts.qk_norm:
         shapes |= {"q_norm_D": (q_norm,), "k_norm_D": (k_norm,)}
     return shapes
-
-
-def _expert_biases(inner: int, C: int) -> dict[str, Shape]:
-    return dict(zip(EXPERT_BIASES, ((inner,), (inner,), (C,)), strict=True))
 
 
 def _cut(field: str, shape: Shape, ranks: TPGroup) -> Cut:

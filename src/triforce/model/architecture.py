@@ -65,6 +65,8 @@ class Architecture:
 
     qkv_bias: bool = False
     o_bias: bool = False
+    mlp_bias: bool = False
+    """Whether each projection of an MLP has one; those of experts may have their own, see `Experts.biases`."""
     qk_norm: str = ""
     """RMSNorm of q and k before the rotation: of each `head`, of the whole `row`, or none."""
     rotated: int = 0
@@ -113,7 +115,8 @@ class Architecture:
     @property
     def plain(self) -> bool:
         """Whether it is Llama's or Qwen's: kernels of a GPU know no other yet."""
-        return self == Architecture(qkv_bias=self.qkv_bias, qk_norm=self.qk_norm) and self.qk_norm != "row"
+        llama = Architecture(qkv_bias=self.qkv_bias, o_bias=self.o_bias, mlp_bias=self.mlp_bias, qk_norm=self.qk_norm)
+        return self == llama and self.qk_norm != "row"
 
 
 LLAMA = Architecture()

@@ -54,11 +54,13 @@ class ModelConfig:
         Q, P = self.heads * D * self.ranks, self.kv_heads * D * self.ranks
         norms = {"": 0, "head": 2 * D, "row": Q + P}[parts.qk_norm] + 2 * C * (parts.input_norms + parts.output_norms)
         vectors = norms + (Q + 2 * P) * parts.qkv_bias + C * parts.o_bias + self.heads * self.ranks * parts.sink_logits
-        of_experts = 0
+        dense, inner, of_experts = self.layers, self.intermediate_size, 0
         if parts.experts:
+            dense, inner = parts.dense_layers, parts.dense_size
             of_experts = parts.experts.count * parts.experts.corrected
             of_experts += parts.experts.count * (1 + 2 * self.intermediate_size + C) * parts.experts.biases
         behind = self.layers * vectors + (self.layers - parts.dense_layers) * of_experts
+        behind += dense * (2 * inner + C) * parts.mlp_bias
         return self.matrix_weights + self.vocab_size * C * (not self.tied) + behind + C
 
     @property

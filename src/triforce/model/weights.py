@@ -126,6 +126,9 @@ class Layer:
     router_bias_E: Tensor | None = None
     router_correction_E: Tensor | None = None
     o_bias_C: Tensor | None = None
+    gate_bias_I: Tensor | None = None
+    up_bias_I: Tensor | None = None
+    down_bias_C: Tensor | None = None
     sink_logits_H: Tensor | None = None
     """float32."""
     experts: tuple[Mlp, ...] = ()

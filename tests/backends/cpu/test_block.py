@@ -29,7 +29,7 @@ from triforce.backends.cpu.model_shard import NativeLayerShard
 EPS = 1e-5
 FAMILIES = {
     "llama": dict(C=64, Q=64, P=32, M=96, D=16),
-    "qwen2, odd": dict(C=100, Q=96, P=96, M=50, D=32, biases=True),
+    "biased, odd": dict(C=100, Q=96, P=96, M=50, D=32, biases=True),
     "qwen3": dict(C=48, Q=320, P=80, M=200, D=80, norms=True),
     "wide": dict(C=33, Q=256, P=256, M=2100, D=256),
 }
@@ -61,19 +61,21 @@ class Exact:
         return tuple(self._heads(y_NC, *name) for name in ("qQ", "kP", "vP"))
 
     def _heads(self, y_NC: Tensor, name: str, size: str) -> Tensor:
-        x_NP = y_NC @ self.w[f"{name}_proj_{size}C"].T + self.w.get(f"{name}_bias_{size}", 0)
-        x_NGD = x_NP.view(len(y_NC), -1, self.head_dim)
+        x_NGD = self._product(y_NC, name, f"{size}C").view(len(y_NC), -1, self.head_dim)
         return norm(x_NGD, self.w[f"{name}_norm_D"]) if f"{name}_norm_D" in self.w else x_NGD
 
     def finish(self, x_NC: Tensor, mixed_NQ: Tensor) -> Tensor:
-        x_NC = x_NC.double() + mixed_NQ.double() @ self.w["o_proj_CQ"].T
+        x_NC = x_NC.double() + self._product(mixed_NQ.double(), "o", "CQ")
         y_NC = norm(x_NC, self.w["post_norm_C"])
-        gate_NM = y_NC @ self.w["gate_proj_IC"].T
-        return x_NC + (gate_NM * gate_NM.sigmoid() * (y_NC @ self.w["up_proj_IC"].T)) @ self.w["down_proj_CI"].T
+        gate_NM, up_NM = (self._product(y_NC, name, "IC") for name in ("gate", "up"))
+        return x_NC + self._product(gate_NM * gate_NM.sigmoid() * up_NM, "down", "CI")
+
+    def _product(self, x: Tensor, name: str, sizes: str) -> Tensor:
+        return x @ self.w[f"{name}_proj_{sizes}"].T + self.w.get(f"{name}_bias_{sizes[0]}", 0)
 
 
 def tensors(layer: Layer) -> list[Any]:
-    """Those that Llama's and Qwen's layers have, in the order of arguments."""
+    """Those that Qwen's layers have, in the order of arguments."""
     return [getattr(layer, f.name) for f in fields(layer)][:14]
 
 
@@ -93,11 +95,13 @@ class Small:
         q, k, v, o, gate, up, down = linear
         layer = Layer(scales[0], q, k, v, o, scales[1], gate, up, down)
         if biases:
-            layer = replace(layer, q_bias_Q=some(Q), k_bias_P=some(P), v_bias_P=some(P))
+            layer = replace(layer, q_bias_Q=some(Q), k_bias_P=some(P), v_bias_P=some(P), o_bias_C=some(C))
+            layer = replace(layer, gate_bias_I=some(M), up_bias_I=some(M), down_bias_C=some(C))
         if norms:
             layer = replace(layer, q_norm_D=scales[2], k_norm_D=scales[3])
         self.sizes, self.dtype, self.layer = (Q, P, P), dtype, layer
-        self.block = native.DecoderLayer(*tensors(layer), head_dim=D, eps=EPS)
+        behind = {name[:-2]: getattr(layer, name) for name in ("o_bias_C", "gate_bias_I", "up_bias_I", "down_bias_C")}
+        self.block = native.DecoderLayer(*tensors(layer), **behind, head_dim=D, eps=EPS)
         config: Any = SimpleNamespace(norm_eps=EPS, head_dim=D, architecture=Architecture(), intermediate_size=M)
         self.plain, self.exact = TorchLayer(config, layer), Exact(layer, D)
         self.x_NC = torch.randn(130, C, generator=draw).to(dtype).float()
@@ -196,6 +200,10 @@ def test_block_bad_arguments_raise(small: Small, dtype: torch.dtype) -> None:
         wrong = [w[:-1].contiguous() if i == index else w for i, w in enumerate(weights)]
         with pytest.raises(ValueError, match=told):
             native.DecoderLayer(*wrong, head_dim=small.plain.config.head_dim, eps=EPS)
+    with pytest.raises(ValueError, match="both have biases, or none"):
+        native.DecoderLayer(
+            *weights, up_bias=torch.zeros(len(weights[7])), head_dim=small.plain.config.head_dim, eps=EPS
+        )
     with pytest.raises(ValueError, match="multiple of 16"):
         native.DecoderLayer(*weights, head_dim=24, eps=EPS)
 
@@ -203,11 +211,12 @@ def test_block_bad_arguments_raise(small: Small, dtype: torch.dtype) -> None:
 def part(layer: Layer, D: int, heads: slice, some: slice, mlp: slice) -> NativeLayerShard:
     """Some query heads, and some outputs of the other matrices; K and V are whole."""
     queries = slice(heads.start * D, heads.stop * D)
-    cut = replace(
-        layer, q_proj_QC=layer.q_proj_QC[queries], gate_proj_IC=layer.gate_proj_IC[mlp],
-        up_proj_IC=layer.up_proj_IC[mlp], o_proj_CQ=layer.o_proj_CQ[some], down_proj_CI=layer.down_proj_CI[some],
-        q_bias_Q=None if layer.q_bias_Q is None else layer.q_bias_Q[queries],
+    outputs = dict(
+        q_proj_QC=queries, q_bias_Q=queries, gate_proj_IC=mlp, gate_bias_I=mlp, up_proj_IC=mlp, up_bias_I=mlp,
+        o_proj_CQ=some, o_bias_C=some, down_proj_CI=some, down_bias_C=some,
     )  # fmt: skip
+    whole = {name: getattr(layer, name) for name in outputs}
+    cut = replace(layer, **{name: None if (w := whole[name]) is None else w[rows] for name, rows in outputs.items()})
     config: Any = SimpleNamespace(
         norm_eps=EPS, head_dim=D, heads=heads.stop - heads.start, kv_heads=len(layer.k_proj_PC) // D,
         architecture=Architecture(),

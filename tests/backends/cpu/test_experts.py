@@ -102,7 +102,7 @@ def test_mixture_equals_the_book(name: str) -> None:
     exact_NC = torch.stack([by_the_book(layer, experts, x_C.double()) for x_C in rows()])
     plain = TorchLayer(config(experts), layer)
     read = partial(ALONE.inputs, width=INNER)
-    theirs_NC, touched = mix(rows(), layer, experts, plain._gate_expert, plain._down_expert, read)
+    theirs_NC, touched = mix(rows(), layer, experts, plain._gate, plain._down, read)
     found_NC, also_touched = natively(layer, experts, rows())
     assert touched == also_touched <= experts.held
     for each_NC in (theirs_NC, found_NC):

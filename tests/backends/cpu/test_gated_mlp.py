@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 import torch
 from torch import Tensor
@@ -17,9 +19,9 @@ pytestmark = pytest.mark.usefixtures("level")
 EPS = 1e-5
 
 
-def gated(gate: Blocks, up: Blocks, x_NC: Tensor, bits: int = 0) -> Tensor:
+def gated(gate: Blocks, up: Blocks, x_NC: Tensor, bits: int = 0, biases_2I: Iterable[Tensor] = ()) -> Tensor:
     """Return all that is written, zeros behind the outputs included."""
-    mlp = native.GatedMlp(torch.ones(x_NC.shape[1]), gate, up, eps=EPS, bits=bits)
+    mlp = native.GatedMlp(torch.ones(x_NC.shape[1]), gate, up, *biases_2I, eps=EPS, bits=bits)
     out_NI = torch.full((len(x_NC), mlp.stride), torch.nan, dtype=torch.bfloat16 if gate.narrow else torch.float32)
     mlp.forward(x_NC.contiguous(), out_NI)
     return out_NI
@@ -35,11 +37,12 @@ def as_kind(weight: Blocks, kind: str) -> Blocks:
 def test_gate_and_up_of_two_types_have_bits_of_one(size: int, C: int, narrow: bool) -> None:
     """Halves as such, and as float32, where both lie in one matrix."""
     gate, up = (random_blocks("F16", size, C, narrow, seed=seed, size=C**-0.5) for seed in (0, 1))
-    x_NC = normal(20, C)
-    one = gated(gate, up, x_NC)
+    x_NC, biases_2I = normal(20, C), normal(2, size, seed=2)
+    one = gated(gate, up, x_NC, biases_2I=biases_2I)
+    assert not torch.equal(one, gated(gate, up, x_NC))
     assert torch.equal(one[:, size:], torch.zeros_like(one[:, size:])) and one[:, :size].isfinite().all()
     for two in ((as_kind(gate, "F32"), up), (gate, as_kind(up, "F32"))):
-        assert torch.equal(gated(*two, x_NC), one)
+        assert torch.equal(gated(*two, x_NC, biases_2I=biases_2I), one)
 
 
 @pytest.mark.parametrize("kinds", [("Q4_K", "Q6_K"), ("Q8_0", "F16"), ("F32", "Q5_1"), ("BF16", "Q4_0")])

@@ -174,6 +174,7 @@ def test_cuda_model_is_freed_with_last_user(decoder: Decoder) -> None:
 def a_layer(draw: torch.Generator) -> tuple[ModelConfig, Layer]:
     """One with everything that a family may have: biases, and norms of queries and keys."""
     (config, weights), D, Q, P = shapes.parts("small", 300, torch.float32, DEVICE), SMALL.head_dim, 32, 16
+    C, I = SMALL.hidden, SMALL.intermediate  # noqa: E741
     layer = weights.layers[0]
     named = {
         f.name: torch.randn(getattr(layer, f.name).shape, generator=draw).to(DEVICE)
@@ -181,8 +182,11 @@ def a_layer(draw: torch.Generator) -> tuple[ModelConfig, Layer]:
         if isinstance(getattr(layer, f.name), Tensor)
     }
     sizes = dict(q_bias_Q=Q, k_bias_P=P, v_bias_P=P, q_norm_D=D, k_norm_D=D)
+    sizes |= dict(o_bias_C=C, gate_bias_I=I, up_bias_I=I, down_bias_C=C)
     named |= {name: torch.randn(size, generator=draw).to(DEVICE) for name, size in sizes.items()}
-    return replace(config, architecture=Architecture(qkv_bias=True, qk_norm="head")), Layer(**named)
+    parts = Architecture(qkv_bias=True, o_bias=True, mlp_bias=True, qk_norm="head")
+    assert parts.plain
+    return replace(config, architecture=parts), Layer(**named)
 
 
 def test_joined_products_equal_single_ones(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,14 +112,17 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
         "gpt-oss", f"{KV}._attend", ("else sink_logits_LH[layer]", "else sink_logits_LH[layer].flip(0)"),
     ),
     "an expert's bias is left out": (
-        "gpt-oss", f"{LAYER}._gate_expert", ("expert.up_bias_I", "None"),
+        "gpt-oss", f"{LAYER}._gate", ("mlp.up_bias_I", "None"),
     ),
     "the bias of an expert's gate is left out": (
-        "gpt-oss", f"{LAYER}._gate_expert", ("expert.gate_bias_I", "None"),
+        "gpt-oss", f"{LAYER}._gate", ("mlp.gate_bias_I", "None"),
     ),
     "the bias of an expert's outputs is left out": (
-        "gpt-oss", f"{LAYER}._down_expert", ("expert.down_bias_C", "None"),
+        "gpt-oss", f"{LAYER}._down", ("mlp.down_bias_C", "None"),
     ),
+    "the bias of an MLP's gate is left out": ("llama-biases", f"{LAYER}._gate", ("mlp.gate_bias_I", "None")),
+    "the bias of an MLP's up projection is left out": ("llama-biases", f"{LAYER}._gate", ("mlp.up_bias_I", "None")),
+    "the bias of an MLP's outputs is left out": ("granite-biases", f"{LAYER}._down", ("mlp.down_bias_C", "None")),
     "the router's bias is left out": (
         "gpt-oss", "triforce.checkpoint.weights:layer_of", (
             "numbers(part).float() if", 'numbers(part).float() * (field != "router_bias_E") if',
@@ -179,6 +182,9 @@ SHARD = "triforce.backends.cpu.model_shard"
 RANK_FAULTS: dict[str, tuple[str, str, str, tuple[str, str]]] = {
     "each rank adds the biases of sums": (
         "gpt-oss", "summed", "triforce.checkpoint.weights:_left_to_others", ("if ranks.rank and", "if False and"),
+    ),
+    "a rank adds no bias to what its MLP gives": (
+        "llama-biases", "exact", f"{SHARD}:MlpShard.__init__", ("layer.down_bias_C", "None"),
     ),
     "a rank norms rows of its own heads": (
         "olmo-2", "exact", f"{SHARD}:_of_rows", (

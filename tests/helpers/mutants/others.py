@@ -85,7 +85,7 @@ GGUF: dict[str, Edit | Swap] = {
     "gguf: rows are unwoven by halves of heads": Swap(
         ORDER, lambda order: lambda family, name, H, G, D: order(family, name, 2 * H, 2 * G, D // 2),
     ),
-    "gguf: packed rows stay woven": Edit(VIEW, ("rows = rows if order is None else rows[order]", "pass")),
+    "gguf: packed rows stay woven": Edit(VIEW, ("rows = _ordered(rows, order)", "pass")),
     "gguf: vectors of packed weights are rounded": Edit(
         "triforce.checkpoint.weights:_Reader.take", ("tensor.dtype if archive.packed else self.dtype", "self.dtype"),
     ),
@@ -97,7 +97,9 @@ DAMAGE: dict[str, Edit] = {
     "gguf: tensors may end behind the file": Edit(
         f"{FILE}._tensor", ("if start + tensor.size > len(self.data):", "if False:")
     ),
-    "gguf: rows are put in order whatever their number": Edit(VIEW, ("len(order) != tensor.rows", "False")),
+    "gguf: rows are put in order whatever their number": Edit(
+        "triforce.checkpoint.gguf_weights:_ordered", ("len(order) != len(rows)", "False")
+    ),
 }
 
 COMPARE = "triforce.bench.compare"

@@ -126,7 +126,7 @@ class QkvProjections:
 class DecoderLayer(QkvProjections):
     """A decoder layer but for rotation and attention."""
 
-    def __init__(self, input_norm: torch.Tensor | None, q_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, k_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, v_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, o_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, post_norm: torch.Tensor | None, gate_proj: torch.Tensor | triforce.model.weights.QuantizedWeight | None, up_proj: torch.Tensor | triforce.model.weights.QuantizedWeight | None, down_proj: torch.Tensor | triforce.model.weights.QuantizedWeight | None, q_bias: torch.Tensor | None, k_bias: torch.Tensor | None, v_bias: torch.Tensor | None, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None, *, attn_out_norm: torch.Tensor | None = None, mlp_out_norm: torch.Tensor | None = None, o_bias: torch.Tensor | None = None, experts: Experts | None = None, head_dim: int, eps: float, bits: int = 0, query_scale: float = 1.0, residual_scale: float = 1.0, activation: str = 'silu') -> None: ...
+    def __init__(self, input_norm: torch.Tensor | None, q_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, k_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, v_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, o_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, post_norm: torch.Tensor | None, gate_proj: torch.Tensor | triforce.model.weights.QuantizedWeight | None, up_proj: torch.Tensor | triforce.model.weights.QuantizedWeight | None, down_proj: torch.Tensor | triforce.model.weights.QuantizedWeight | None, q_bias: torch.Tensor | None, k_bias: torch.Tensor | None, v_bias: torch.Tensor | None, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None, *, attn_out_norm: torch.Tensor | None = None, mlp_out_norm: torch.Tensor | None = None, o_bias: torch.Tensor | None = None, gate_bias: torch.Tensor | None = None, up_bias: torch.Tensor | None = None, down_bias: torch.Tensor | None = None, experts: Experts | None = None, head_dim: int, eps: float, bits: int = 0, query_scale: float = 1.0, residual_scale: float = 1.0, activation: str = 'silu') -> None: ...
 
     @property
     def bytes(self) -> int:
@@ -142,7 +142,7 @@ class DecoderLayer(QkvProjections):
 class GatedMlp:
     """The first half of an MLP, or some of its outputs."""
 
-    def __init__(self, post_norm: torch.Tensor | None, gate_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, up_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, *, eps: float, bits: int = 0, activation: str = 'silu') -> None: ...
+    def __init__(self, post_norm: torch.Tensor | None, gate_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, up_proj: torch.Tensor | triforce.model.weights.QuantizedWeight, gate_bias: torch.Tensor | None = None, up_bias: torch.Tensor | None = None, *, eps: float, bits: int = 0, activation: str = 'silu') -> None: ...
 
     @property
     def stride(self) -> int:

@@ -166,7 +166,8 @@ class NativeLayer:
             layer.q_norm_D, layer.k_norm_D, attn_out_norm=layer.attn_out_norm_C, mlp_out_norm=layer.mlp_out_norm_C,
             head_dim=config.head_dim, eps=config.norm_eps, bits=bits, query_scale=parts.query_scale,
             residual_scale=parts.residual_scale, activation=parts.activation,
-            o_bias=layer.o_bias_C, experts=experts(config, layer, bits) if layer.experts else None,
+            o_bias=layer.o_bias_C, gate_bias=layer.gate_bias_I, up_bias=layer.up_bias_I, down_bias=layer.down_bias_C,
+            experts=experts(config, layer, bits) if layer.experts else None,
         )  # fmt: skip
 
     def qkv(self, x_NC: Tensor) -> tuple[Tensor, ...]:

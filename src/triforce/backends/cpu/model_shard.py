@@ -83,10 +83,10 @@ class MlpShard:
         gate_IC, up_IC, down_CI = layer.gate_proj_IC, layer.up_proj_IC, layer.down_proj_CI
         assert gate_IC is not None and up_IC is not None and down_CI is not None
         self._gate = _native.GatedMlp(
-            layer.post_norm_C, gate_IC, up_IC, eps=config.norm_eps, bits=bits,
+            layer.post_norm_C, gate_IC, up_IC, layer.gate_bias_I, layer.up_bias_I, eps=config.norm_eps, bits=bits,
             activation=config.architecture.activation,
         )  # fmt: skip
-        self._gated, self._dtype, self._down = len(gate_IC), gate_IC.dtype, Product(down_CI, None, bits)
+        self._gated, self._dtype, self._down = len(gate_IC), gate_IC.dtype, Product(down_CI, layer.down_bias_C, bits)
 
     def __call__(self, x_NC: Tensor, ranks: TPGroup) -> tuple[Tensor, int]:
         """Return (N, some of C), and that no experts were touched."""

@@ -43,6 +43,7 @@ class TritonLayer(TorchLayer):
         self._qkv = joined(layer.q_proj_QC, layer.k_proj_PC, layer.v_proj_PC)
         self._qkv_bias = joined(layer.q_bias_Q, layer.k_bias_P, layer.v_bias_P)
         self._gate_up = joined(layer.gate_proj_IC, layer.up_proj_IC)
+        self._gate_up_bias = joined(layer.gate_bias_I, layer.up_bias_I)
 
     def qkv(self, x_NC: Tensor, ranks: TPGroup = ALONE) -> tuple[Tensor, ...]:
         if self._qkv is None:
@@ -59,7 +60,7 @@ class TritonLayer(TorchLayer):
         if self._gate_up is None:
             return super().gate(x_NC)
         y_NC = self._normed(x_NC, self.layer.post_norm_C)
-        return self.swiglu(*F.linear(y_NC, self._gate_up).chunk(2, dim=1))
+        return self.swiglu(*F.linear(y_NC, self._gate_up, self._gate_up_bias).chunk(2, dim=1))
 
 
 def joined(*parts: Matrix | None) -> Tensor | None:

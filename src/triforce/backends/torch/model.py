@@ -82,11 +82,10 @@ class TorchLayer:
         return self.linear(attn_out_NQ, self.layer.o_proj_CQ, self.layer.o_bias_C)
 
     def gate(self, x_NC: Tensor) -> Tensor:
-        layer, y_NC = self.layer, self._normed(x_NC, self.layer.post_norm_C)
-        return self._activated(self.linear(y_NC, layer.gate_proj_IC), self.linear(y_NC, layer.up_proj_IC))
+        return self._gate(self.layer, self._normed(x_NC, self.layer.post_norm_C))
 
     def down(self, gated_NI: Tensor) -> Tensor:
-        return self.linear(gated_NI, self.layer.down_proj_CI)
+        return self._down(self.layer, gated_NI)
 
     def _mlp(self, x_NC: Tensor, ranks: TPGroup) -> tuple[Tensor, int]:
         layer, experts = self.layer, self.config.architecture.experts
@@ -95,15 +94,15 @@ class TorchLayer:
         assert experts is not None
         y_NC, inner = self._normed(x_NC, layer.post_norm_C), layer.experts[0].down_proj_CI.shape[1]
         read = partial(ranks.inputs, width=inner)
-        return mix(y_NC, layer, experts, self._gate_expert, self._down_expert, read)
+        return mix(y_NC, layer, experts, self._gate, self._down, read)
 
-    def _gate_expert(self, expert: Mlp, y_NC: Tensor) -> Tensor:
-        gate_NI = self.linear(y_NC, expert.gate_proj_IC, expert.gate_bias_I)
-        up_NI = self.linear(y_NC, expert.up_proj_IC, expert.up_bias_I)
+    def _gate(self, mlp: Layer | Mlp, y_NC: Tensor) -> Tensor:
+        gate_NI = self.linear(y_NC, mlp.gate_proj_IC, mlp.gate_bias_I)
+        up_NI = self.linear(y_NC, mlp.up_proj_IC, mlp.up_bias_I)
         return self._activated(gate_NI, up_NI)
 
-    def _down_expert(self, expert: Mlp, gated_NI: Tensor) -> Tensor:
-        return self.linear(gated_NI, expert.down_proj_CI, expert.down_bias_C)
+    def _down(self, mlp: Layer | Mlp, gated_NI: Tensor) -> Tensor:
+        return self.linear(gated_NI, mlp.down_proj_CI, mlp.down_bias_C)
 
     def _activated(self, gate_NI: Tensor, up_NI: Tensor) -> Tensor:
         activations = {"silu": self.swiglu, "gelu": geglu, "clamped": clamped_swiglu}

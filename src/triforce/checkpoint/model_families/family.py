@@ -26,15 +26,22 @@ LLAMA_NAMES = {
     "gate_proj_IC": "mlp.gate_proj.weight",
     "up_proj_IC": "mlp.up_proj.weight",
     "down_proj_CI": "mlp.down_proj.weight",
+    "o_bias_C": "self_attn.o_proj.bias",
+    "gate_bias_I": "mlp.gate_proj.bias",
+    "up_bias_I": "mlp.up_proj.bias",
+    "down_bias_C": "mlp.down_proj.bias",
 }
 """Tensors of a layer in the files, by the fields of `model.weights.Layer`."""
+BIASES: dict[str, tuple[object, ...]] = {"attention_bias": (False, True), "mlp_bias": (False, True)}
+"""What configs of families may say that `llama` reads."""
 SHARED, DENSE = "shared/", "dense/"
 """Before a field of an MLP: that of shared experts, and that of layers which have one in the place of experts."""
 
 
 def llama(config: Fields) -> Architecture:
-    """Return Llama's arithmetic, whatever the config."""
-    return Architecture()
+    """Return Llama's arithmetic, with the biases that a config asks for: those of attention are behind it, too."""
+    attention, mlp = config.flag("attention_bias", False), config.flag("mlp_bias", False)
+    return Architecture(qkv_bias=attention, o_bias=attention, mlp_bias=mlp)
 
 
 def listed_layers(config: Fields) -> list[bool]:

@@ -33,8 +33,7 @@ GPT_OSS = Family(
     gpt_oss,
     all_but_each(2),
     LLAMA_NAMES | {
-        "o_bias_C": "self_attn.o_proj.bias", "sink_logits_H": "self_attn.sinks", "router_EC": "mlp.router.weight",
-        "router_bias_E": "mlp.router.bias",
+        "sink_logits_H": "self_attn.sinks", "router_EC": "mlp.router.weight", "router_bias_E": "mlp.router.bias",
     } | {
         f"{part}_{kind}_{shape}": f"mlp.experts.{{}}.{part}_proj.{name}"
         for part, shapes in {"gate": ("IC", "I"), "up": ("IC", "I"), "down": ("CI", "C")}.items()

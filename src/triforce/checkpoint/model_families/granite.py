@@ -1,7 +1,9 @@
 """Granite 3 (dense): Llama with four factors."""
 
+from dataclasses import replace
+
 from triforce.checkpoint.json_fields import Fields
-from triforce.checkpoint.model_families.family import Family
+from triforce.checkpoint.model_families.family import BIASES, Family, llama
 from triforce.checkpoint.model_families.llama import LLAMA
 from triforce.model.architecture import Architecture
 
@@ -14,7 +16,8 @@ def granite(config: Fields) -> Architecture:
         name: config.number(name, least=1e-6)
         for name in ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling")
     }
-    return Architecture(
+    return replace(
+        llama(config),
         query_scale=factors["attention_multiplier"] * head_dim**0.5,
         embedding_scale=factors["embedding_multiplier"],
         residual_scale=factors["residual_multiplier"],
@@ -28,4 +31,5 @@ GRANITE = Family(
         "attention_multiplier": 1.0,
     },
     granite,
+    accepted=BIASES,
 )  # fmt: skip

@@ -1,7 +1,9 @@
 """SmolLM3: Llama with some layers that rotate nothing (NoPE, Yang et al. 2025, arXiv 2501.18795)."""
 
+from dataclasses import replace
+
 from triforce.checkpoint.json_fields import MOST_LAYERS, Fields
-from triforce.checkpoint.model_families.family import Family
+from triforce.checkpoint.model_families.family import BIASES, Family, llama
 from triforce.model.architecture import Architecture, LayerKind
 
 
@@ -12,7 +14,7 @@ def smollm3(config: Fields) -> Architecture:
     rotates = [(layer + 1) % interval != 0 for layer in range(layers)] if given is None else given
     if not isinstance(rotates, list) or len(rotates) != layers or not all(each in (0, 1) for each in rotates):
         raise config.refusal("no_rope_layers", [f"lists of {layers} of 0 and 1"])
-    return Architecture(kinds=tuple(LayerKind(rope=0 if each else 1) for each in rotates))
+    return replace(llama(config), kinds=tuple(LayerKind(rope=0 if each else 1) for each in rotates))
 
 
 SMOLLM3 = Family(
@@ -22,6 +24,6 @@ SMOLLM3 = Family(
         "tie_word_embeddings": True, "no_rope_layer_interval": 4, "use_sliding_window": False,
     },
     smollm3,
-    accepted={"use_sliding_window": (False,)},
+    accepted={**BIASES, "use_sliding_window": (False,)},
     theta=2_000_000.0,
 )  # fmt: skip
