@@ -32,10 +32,16 @@ struct Code {
 struct UpperCode {
     int8_t multiple;
 };
+/// The same, put together from its nibbles for many queries.
+struct WholeCode {
+    int8_t multiple;
+};
 template <class P>
-constexpr bool is_code = std::is_same_v<P, Code> || std::is_same_v<P, UpperCode>;
+constexpr bool in_nibbles = std::is_same_v<P, Code> || std::is_same_v<P, UpperCode>;
+template <class P>
+constexpr bool is_code = in_nibbles<P> || std::is_same_v<P, WholeCode>;
 
-/// Where a step of codes lies: its upper nibbles, and so many bytes behind them the lower ones.
+/// Where a step of codes lies: of nibbles the upper ones, and so many bytes behind them the lower ones.
 struct CodeAt {
     uint8_t* upper;
     int64_t lower;

@@ -2,7 +2,8 @@
 //
 // As key_block.hpp, in exact integers: a query is rounded to int8 with a scale of its own, and its weights of a block, each
 // of them times its value's scale, to int16, the largest of which is 32767. So sums are the same at each level. What a
-// query does not see has weight 0, whatever it holds. P is Code, or UpperCode where half of each is read.
+// query does not see has weight 0, whatever it holds. P is Code, UpperCode where half of each is read, or WholeCode
+// where several tiles read what was put together once.
 #pragma once
 
 #include "code_weights.hpp"
@@ -84,43 +85,74 @@ TF_INLINE float round_weights(F16 (&weights)[block_pages], F16 most, Weights& to
     return adds ? largest / int16_largest : 0;
 }
 
-// Columns of values that a tile takes at once: with VNNI each has two sums.
+// Columns of values that queries take at once: with VNNI each has two sums. And queries of a tile that do: codes that are
+// whole cost little to read once more, so there half of a tall tile takes two columns, as words are then spread for both.
 #if TF_SIMD_AVX512VNNI
 constexpr int value_columns(int queries) { return queries > 4 ? 1 : queries > 2 ? 2 : 4; }
+template <class P>
+constexpr int value_queries(int queries) {
+    return std::is_same_v<P, WholeCode> && queries > 4 ? (queries + 1) / 2 : queries;
+}
 #else
 constexpr int value_columns(int queries) { return at_once(queries); }
+template <class P>
+constexpr int value_queries(int queries) { return queries; }
 #endif
 
+/// Adds the weighted values of R queries of a tile, from `first` on.
 template <class P, int R>
-TF_INLINE void add_codes(const Tile<Code>& tile, const KeyBlock<P>& block,
-                         const Weights (&weights)[R], const float (&scales)[R]) {
+TF_INLINE void add_codes(const Tile<Code>& tile, const KeyBlock<P>& block, int first, const Weights* weights,
+                         const float* scales) {
     constexpr int steps = steps_of_page<Code>;
     const int64_t dim = tile.dim;
     by_columns<value_columns(R)>(tile.dim, [&](auto columns, int column) {
         constexpr int C = columns.value;
+        if constexpr (!in_nibbles<P>)  // or all words would be spread at once, for which there are too few registers
+            asm volatile("" : : : "memory");
         WeightSums acc[R][C] = {};
         for (int page = 0; page < block_pages; page++) {
-            CodeAt values = block.values[page] + 2 * column;
+            CodeAt values = block.values[page] + column * step_size<P> / 16;
             const int64_t ahead = block.values_ahead[page].upper - block.values[page].upper;
-            for (int step = 0; step < steps; step++, values = values + 2 * dim) {
+            for (int step = 0; step < steps; step++, values = values + dim * step_size<P> / 16) {
                 ValueCodes codes[C];
-                for (int c = 0; c < C; c++) {
-                    const CodeAt at = values + c * step_size<P>;
-                    codes[c] = value_codes(load_codes<std::is_same_v<P, Code>>(at.upper, at.upper + at.lower));
-                }
+                for (int c = 0; c < C; c++) codes[c] = value_codes(codes_at<P>(values + c * step_size<P>));
                 for (int r = 0; r < R; r++)
-                    for (int c = 0; c < C; c++) acc[r][c] = dot(acc[r][c], codes[c], weights[r], page, step);
-                for (int c = 0; c < C; c += 2) {
+                    for (int c = 0; c < C; c++) acc[r][c] = dot(acc[r][c], codes[c], weights[first + r], page, step);
+                for (int c = 0; in_nibbles<P> && c < C; c += 2) {
                     prefetch(values.upper + c * step_size<P> + ahead);
                     if constexpr (std::is_same_v<P, Code>) prefetch(values.upper + c * step_size<P> + values.lower + ahead);
                 }
             }
         }
-        float* to = tile.acc + column;
+        float* to = tile.acc + first * dim + column;
         for (int r = 0; r < R; r++, to += dim)
             for (int c = 0; c < C; c++)
-                store(to + c * 16, fma(floats(total(acc[r][c])), set1(scales[r]), load(to + c * 16)));
+                store(to + c * 16, fma(floats(total(acc[r][c])), set1(scales[first + r]), load(to + c * 16)));
     });
+}
+
+constexpr int whole_page_bytes(int dim) { return 2 * page_size * (dim + static_cast<int>(sizeof(bf16))); }
+
+/// Puts the codes of a block together, for several tiles, in pages of `whole_page_bytes` from `to`: keys, scales, values.
+/// Meanwhile the pages of the next block are prefetched, where it has some.
+template <class P>
+KeyBlock<WholeCode> whole_codes(const KeyBlock<P>& block, const KeyBlock<P>& next, int dim, uint8_t* to) {
+    KeyBlock<WholeCode> whole{};
+    for (int p = 0; p < block_pages && block.keys[p]; p++, to += whole_page_bytes(dim)) {
+        const bf16* scales = scales_behind(block.keys[p], dim);
+        whole.keys[p] = {to, 0}, whole.values[p] = {to + page_size * (dim + 2 * sizeof(bf16)), 0};
+        __builtin_memcpy(to + page_size * dim, scales, 2 * page_size * sizeof(bf16));
+        const CodeAt ahead = next.keys[p] ? next.keys[p] : block.keys[p];
+        prefetch(scales_behind(ahead, dim));
+        for (int step = 0; step < dim / 4; step++) {
+            const int from = step * step_size<P>, into = step * step_size<WholeCode>;
+            store(reinterpret_cast<int8_t*>(whole.keys[p].upper + into), codes_at<P>(block.keys[p] + from));
+            store(reinterpret_cast<int8_t*>(whole.values[p].upper + into), codes_at<P>(block.values[p] + from));
+            prefetch(ahead.upper + into);  // keys and values of one plane are neighbours
+            if constexpr (std::is_same_v<P, Code>) prefetch(ahead.upper + into + ahead.lower);
+        }
+    }
+    return whole;
 }
 
 /// Attends to a block of codes. `page`: where it begins in the split.
@@ -129,7 +161,8 @@ void attend_codes(const Tile<Code>& tile, const CodedQueries& queries, KeyBlock<
                   int page) {
     I16 products[R][block_pages], of_sinks[R][block_pages];
     if (sight.ranges) replace_hidden<P, R>(block, sight.ranges);
-    for (const CodeAt& keys : block.keys_ahead) prefetch(scales_behind(keys, tile.dim));
+    if constexpr (in_nibbles<P>)
+        for (const CodeAt& keys : block.keys_ahead) prefetch(scales_behind(keys, tile.dim));
     score<P, R>(tile.words, R, tile.dim, block, products);
     if (sight.sinks) score<P, R>(tile.sink_words, R, tile.dim, block, of_sinks);
     const BlockScales scales(block, tile.dim);
@@ -150,7 +183,9 @@ void attend_codes(const Tile<Code>& tile, const CodedQueries& queries, KeyBlock<
     Weights weights[R];
     float of_weights[R];
     for (int r = 0; r < R; r++) of_weights[r] = round_weights(weighted[r], most[r], weights[r]);
-    add_codes<P, R>(tile, block, weights, of_weights);
+    constexpr int some = value_queries<P>(R);
+    add_codes<P, some>(tile, block, 0, weights, of_weights);
+    if constexpr (some < R) add_codes<P, R - some>(tile, block, some, weights, of_weights);
 }
 
 }  // namespace triforce::TF_LEVEL

@@ -5,6 +5,9 @@
 // that of the query. Elsewhere, where this would not fit, a key's sign goes to the query's number.
 #pragma once
 
+#include <type_traits>
+
+#include "../pages.hpp"
 #include "simd.hpp"
 
 namespace triforce::TF_LEVEL {
@@ -55,6 +58,15 @@ TF_INLINE Quads load_codes(const uint8_t* upper, const uint8_t* lower) {
 }
 
 #endif
+
+/// A step of codes P.
+template <class P>
+TF_INLINE Quads codes_at(CodeAt at) {
+    if constexpr (in_nibbles<P>)
+        return load_codes<std::is_same_v<P, Code>>(at.upper, at.upper + at.lower);
+    else
+        return load_quads(reinterpret_cast<const int8_t*>(at.upper));
+}
 
 #if TF_SIMD_AVX512VNNI
 

@@ -53,10 +53,11 @@ struct IntegerQuery {
 /// Into the second-level cache: the first one is full of this block.
 TF_INLINE void prefetch(const void* line) { __builtin_prefetch(line, 0, 2); }
 
-/// The line of a step; of codes that of one plane, and at the next step that of the other.
+/// The line of a step; of nibbles that of one plane, and at the next step that of the other. Whole codes are in the caches.
 template <class T>
 TF_INLINE void prefetch_step(At<T> page, int step) {
-    if constexpr (is_code<T>)
+    if constexpr (std::is_same_v<T, WholeCode>) return;
+    else if constexpr (is_code<T>)
         prefetch(page.upper + step * step_size<T> + (std::is_same_v<T, Code> && step % 2 ? page.lower : 0));
     else
         prefetch(page + step * step_size<T>);

@@ -190,6 +190,10 @@ TF_INLINE Quads load_quads(const int8_t* from) {
     const I16 x = load_ints(from);
     return {x.a, x.b};
 }
+TF_INLINE void store(int8_t* to, Quads x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), x.a);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + 32), x.b);
+}
 TF_INLINE Quads set1_quad(uint32_t x) {
     const __m256i both = _mm256_set1_epi32(static_cast<int>(x));
     return {both, both};

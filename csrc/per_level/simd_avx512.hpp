@@ -111,6 +111,7 @@ struct Quads {
     __m512i v;
 };
 TF_INLINE Quads load_quads(const int8_t* from) { return {_mm512_loadu_si512(from)}; }
+TF_INLINE void store(int8_t* to, Quads x) { _mm512_storeu_si512(to, x.v); }
 TF_INLINE Quads set1_quad(uint32_t x) { return {_mm512_set1_epi32(static_cast<int>(x))}; }
 /// x within [0, 128] and w within [-127, 127]: words of two products, at most 2 * 128 * 127 = 32,512, do not saturate.
 /// With VNNI there are no such words: all bytes do.

@@ -187,6 +187,7 @@ TF_INLINE Quads load_quads(const int8_t* from) {
     std::memcpy(&x, from, sizeof x);
     return x;
 }
+TF_INLINE void store(int8_t* to, Quads x) { std::memcpy(to, &x, sizeof x); }
 TF_INLINE Quads set1_quad(uint32_t x) {
     const I8 all = (I8)(U4{x, x, x, x});
     return {{all, all, all, all}};

@@ -8,6 +8,8 @@ namespace triforce::TF_LEVEL {
 
 // A list of at most so many splits is taken to be in the caches since the last pass; a longer one comes from memory.
 constexpr int64_t splits_in_cache = 4;
+// At most so many tiles put codes together from their nibbles each for itself: for few it is memory that limits.
+constexpr int tiles_of_nibbles = 4;
 
 /// Query i of some queries, in an array (B, T, H, D).
 template <class T>
@@ -199,11 +201,22 @@ class SplitScan {
         });
     }
 
+    void attend_all(const KeyBlock<WholeCode>& block, int64_t page) {
+        if constexpr (is_code<P>)
+            for (int i = 0; i < tiles_; i++) attend(i, block, page);
+    }
+
     template <class N>
     void scan(int64_t page, int64_t last) {
         KeyBlock<N> block = block_at<N>(page, last);
         for (; page < last; page += block_pages) {
             const KeyBlock<N> next = block_at<N>(page + block_pages, last);
+            if constexpr (in_nibbles<N>)
+                if (tiles_ > tiles_of_nibbles) {
+                    attend_all(whole_codes(block, next, call_.pages->dim, whole_), page);
+                    block = next;
+                    continue;
+                }
             for (int i = 0; i < tiles_; i++) {
                 set_prefetch(i, next, block);
                 attend(i, block, page);
@@ -224,6 +237,7 @@ class SplitScan {
     alignas(64) Word<P> sink_words_[group_floats / numbers_of_word<P>];
     alignas(64) PackedWord quads_[group_floats / 4];
     IntegerQuery integers_[group_queries], sink_integers_[group_queries];
+    alignas(64) uint8_t whole_[block_pages * whole_page_bytes(largest_dim)];
 };
 
 }  // namespace triforce::TF_LEVEL

@@ -1,5 +1,5 @@
 // One step of a product, by the type of numbers: 64 bytes of weights or of a page, times one word for all lanes. Of half
-// a step is 32 bytes, and the word a float; of codes it is 32 bytes of each plane.
+// a step is 32 bytes, and the word a float; of codes in nibbles it is 32 bytes of each plane.
 //
 // Without vdpbf16ps a step of bf16 has two parts, each multiplied as floats: first the higher half of each pair, then
 // the lower one, as vdpbf16ps does.
@@ -13,7 +13,7 @@
 namespace triforce::TF_LEVEL {
 
 template <class T>
-constexpr int step_size = is_code<T> ? 32 : 64 / sizeof(T);
+constexpr int step_size = in_nibbles<T> ? 32 : 64 / sizeof(T);
 template <class T>
 constexpr int numbers_of_word = packed_numbers<T>;
 #if TF_SIMD_AVX512BF16
@@ -58,7 +58,7 @@ using Word = std::conditional_t<sizeof(T) == 1, PackedWord, std::conditional_t<s
 template <class T, int part>
 TF_INLINE auto load_step(At<T> at) {
     if constexpr (is_code<T>)
-        return key_codes(load_codes<std::is_same_v<T, Code>>(at.upper, at.upper + at.lower));
+        return key_codes(codes_at<T>(at));
     else if constexpr (sizeof(T) == 1)
         return load_quads(at);
     else if constexpr (!std::is_same_v<T, bf16>)
