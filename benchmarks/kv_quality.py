@@ -24,6 +24,7 @@ from triforce.cli.bench.report import show
 from triforce.cli.options import described, json_file, quiet
 from triforce.cli.sample_book import book_file
 from triforce.cli.text_files import read_texts
+from triforce.engine.inputs import known
 from triforce.errors import RequestError
 from triforce.eval import EvalConfig, EvalContext, Table, evaluate, kv_dtypes, plan, tokenize
 from triforce.eval.kv_dtypes import MEASURED
@@ -101,6 +102,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--texts", nargs="+", metavar="TEXT", help="files or folders (default: the book of the demo)")
     add("--max-context", type=int, default=2048, metavar="N", help=described("tokens read at most"))
     add("--windows", type=int, default=4, metavar="N", help=described("readings of each kind of text at least"))
+    add("--only", default=",".join(MEASURED), metavar="NAME,...", help=described("measurements"))
     quiet(parser)
     json_file(parser)
 
@@ -109,6 +111,7 @@ def measure(options: Namespace) -> None:
     """Print tables at the end. Raises RequestError where they cannot be measured."""
     if options.max_context < 128 or options.windows < 1:
         raise RequestError("--max-context must be at least 128, and --windows 1")
+    options.only = [known("measurement", name, MEASURED) for name in options.only.split(",")]
     if native is None:
         raise RequestError("only native kernels read upper nibbles; compile them with make native")
     found = [row for model in options.models for row in rows(model, options)]
@@ -125,7 +128,7 @@ def rows(model: str, options: Namespace) -> Iterator[Row]:
         numbers = replace(numbers, windows=options.windows)
         subject = KVContext(llm, tokenize(llm, texts), numbers, options.quiet, decoder=changed(llm.target.decoder))
         about = {"model": Path(model).name, "kv": kind, "context": numbers.deepest}
-        yield about | evaluate(subject, MEASURED, lambda *_: None)
+        yield about | evaluate(subject, options.only, lambda *_: None)
 
 
 def tables(found: Sequence[Row]) -> list[Table]:

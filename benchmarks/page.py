@@ -21,7 +21,7 @@ from triforce.bench import lossless
 from triforce.bench.compare import on_file_tables
 from triforce.bench.compare import run as compare
 from triforce.bench.speed_tables import speed_tables, speedup, verdict
-from triforce.eval import Table, kv_dtypes
+from triforce.eval import Table
 from triforce.eval.tables import percent
 
 ROOT = Path(__file__).parents[1]
@@ -167,10 +167,10 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Report], str]]] = {
     ),
     "quality": ("What eviction costs", "python -m benchmarks.quality", _tables(quality.tables)),
     "kv_quality": ("What int8 KV costs", "python -m benchmarks.kv_quality", _tables(kv_quality.tables)),
-    "kv_quality_64k": (
-        "What int8 KV costs in 64K tokens",
-        "triforce eval --kv-dtype int8 --only needle,copy --max-context 65536",
-        _tables(kv_dtypes.tables),
+    "kv_quality_128k": (
+        "What int8 KV costs in 128K tokens",
+        "python -m benchmarks.kv_quality --max-context 131072 --only far,needle,copy",
+        _tables(kv_quality.tables),
     ),
     "draft_acceptance": (
         "The draft for smollm2",

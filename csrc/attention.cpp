@@ -43,7 +43,7 @@ struct PartialBuffer {
 
 /// Makes partials those of queries that have seen no key. A logit beside those of the keys counts from the beginning.
 void reset(const Attention& call, const Queries& queries, const Partial& partial) {
-    const float* sinks = call.pages->sink_logits;
+    const float* sinks = call.pages->attention_sink_logits;
     std::fill_n(partial.acc, queries.count * call.pages->dim, 0.0f);
     std::fill_n(partial.sum, queries.count, sinks ? 1.0f : 0.0f);
     for (int i = 0; i < queries.count; i++)
@@ -210,7 +210,7 @@ void check(const Attention& call) {
     require(0 <= call.window && call.window <= INT32_MAX, "window must lie in [0, 2^31 - 1]");
     require(!call.coarse || ((call.pages->copies.keys || call.pages->coded) && !call.window && !call.q_sinks),
             "coarse needs int8 copies or int8 pages, and no window");
-    require(!call.pages->sink_logits || call.heads == call.pages->query_heads, "each query head has a sink logit");
+    require(!call.pages->attention_sink_logits || call.heads == call.pages->query_heads, "each query head has a sink logit");
     for (int64_t b = 0; b < call.rows; b++) check_row(call, b);
 }
 

@@ -39,7 +39,8 @@ Offload::Offload(const Shape& shape, const Arena& arena, std::shared_ptr<Store> 
     for (int i = 0; i < shape.layers; i++) {
         Pages pages{shape.type, shape.heads, shape.dim, shape.pages, arena.data, nullptr, {}, {}, 0};
         pages.coded = shape.coded, pages.hadamard = shape.hadamard, pages.score_cap = shape.score_cap;
-        if (shape.sink_logits) pages.sink_logits = shape.sink_logits + i * shape.query_heads;
+        if (shape.attention_sink_logits)
+            pages.attention_sink_logits = shape.attention_sink_logits + i * shape.query_heads;
         pages.query_heads = shape.query_heads;
         pages.pitch = pages.page_bytes();
         pages.values = arena.data + pages.part_bytes();

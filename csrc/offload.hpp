@@ -23,7 +23,7 @@ class Offload {
         int layers, heads, dim;
         int64_t pages;  // page 0 is scratch
         bool coded, hadamard;  // see Pages, as of what follows
-        const float* sink_logits;  // (layers, query_heads), or null
+        const float* attention_sink_logits;  // (layers, query_heads), or null
         int query_heads;
         float score_cap;
     };

@@ -84,7 +84,7 @@ struct Pages {
     Type type;      // of queries, of outputs, and unless there are codes of keys and values
     int heads;      // KV heads
     int dim;        // of a head, a multiple of 16
-    int64_t count;  // of each head; page 0 is scratch: nothing is written to it or read from it
+    int64_t count;  // of each head; page 0 is scratch: nothing is written to it, and nothing counts that is read from it
     char* keys;     // [heads][count][page], or where `frames` says; codes of both
     char* values;
     Copies copies;
@@ -96,7 +96,7 @@ struct Pages {
     bool coded = false;               // pages hold codes and scales
     bool hadamard = false;            // of codes: of heads that were rotated so, queries too; outputs are rotated back
     // How queries attend to them.
-    const float* sink_logits = nullptr;  // of each query head: a logit beside those of the keys, of no value; or null
+    const float* attention_sink_logits = nullptr;  // of each query head: one beside those of keys, of no value; or null
     int query_heads = 0;                 // that have one
     float score_cap = 0;                 // scores s become cap * tanh(s / cap); 0: they stay
 

@@ -9,7 +9,7 @@ import torch
 from triforce.checkpoint.hf_config import checked, model_config
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.model.config import ModelConfig
-from triforce.planner.break_even import Balance, BreakEven, kv_read
+from triforce.planner.break_even import Balance, BreakEven
 from triforce.planner.tier_work import BALANCE_OF_LEVEL
 
 LENGTH = 32_768
@@ -29,7 +29,7 @@ def row(published: dict[str, Any]) -> list[str]:
     """Return the cells of one model."""
     hf = checked({"model_type": published["model_type"], **published["config"]})
     config = model_config(hf, vocab_size=hf.vocab_size, context=None, device=torch.device("cpu"))
-    ratio = NUMBERS * kv_read(config, LENGTH) / (FEW_BITS * config.weights_read)
+    ratio = NUMBERS * config.kv_read(LENGTH) / (FEW_BITS * config.weights_read)
     return [
         published["name"],
         f"{config.parameters / 1e9:.2f} B",

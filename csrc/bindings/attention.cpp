@@ -74,27 +74,27 @@ Pages pages_over(TensorArg keys, TensorArg values, int64_t dim) {
 }
 
 /// Takes over how queries attend to pages.
-void set_attention(Pages& pages, TensorArg rotation, TensorArg sketches, TensorArg sink_logits, float score_cap) {
+void set_attention(Pages& pages, TensorArg rotation, TensorArg sketches, TensorArg attention_sink_logits, float score_cap) {
     pages.score_cap = score_cap;
     if (!sketches.is_none()) pages.sketches = sketches_over(pages, rotation, sketches);
-    if (sink_logits.is_none()) return;
-    const Tensor logits = tensor("sink_logits", sink_logits);
-    pages.sink_logits = logits.as<float>({-1});
+    if (attention_sink_logits.is_none()) return;
+    const Tensor logits = tensor("attention_sink_logits", attention_sink_logits);
+    pages.attention_sink_logits = logits.as<float>({-1});
     pages.query_heads = static_cast<int>(logits[0]);
 }
 
 void init_pages(Pages* self, TensorArg keys, TensorArg values, int64_t dim, TensorArg rotation, TensorArg sketches,
-                TensorArg int8_keys, TensorArg int8_values, TensorArg scales, TensorArg sink_logits, float score_cap) {
+                TensorArg int8_keys, TensorArg int8_values, TensorArg scales, TensorArg attention_sink_logits, float score_cap) {
     Pages pages = pages_over(keys, values, dim);
-    set_attention(pages, rotation, sketches, sink_logits, score_cap);
+    set_attention(pages, rotation, sketches, attention_sink_logits, score_cap);
     if (!scales.is_none()) pages.copies = copies_over(pages, int8_keys, int8_values, scales);
     new (self) Pages(pages);
 }
 
 void init_coded_pages(Pages* self, TensorArg codes, int64_t dim, bool is_bf16, bool hadamard, TensorArg rotation,
-                      TensorArg sketches, TensorArg sink_logits, float score_cap) {
+                      TensorArg sketches, TensorArg attention_sink_logits, float score_cap) {
     Pages pages = coded_pages_over(codes, dim, is_bf16, hadamard);
-    set_attention(pages, rotation, sketches, sink_logits, score_cap);
+    set_attention(pages, rotation, sketches, attention_sink_logits, score_cap);
     new (self) Pages(pages);
 }
 
@@ -213,15 +213,15 @@ void bind_attention(nb::module_& m) {
                       "The K and V memory of one layer, (G, pages, 16 * head_dim) each, borrowed.\n\n`rotation` (D, "
                       "D) float32, orthogonal, and `sketches` (G, pages, D + 16) bfloat16, zeros at first, are for "
                       "searches.\nint8_keys and int8_values, shaped as the keys, and `scales` (G, pages, 2) float32 "
-                      "are for int8 copies.\nQueries attend to all with a logit for each of their heads, `sink_logits` "
-                      "(H) float32, beside those of the keys, and with scores that `score_cap` bounds.")
+                      "are for int8 copies.\nQueries attend to all with a logit for each of their heads, "
+                      "`attention_sink_logits` (H) float32, beside those of the keys, and with scores that `score_cap` bounds.")
         .def("__init__", &init_pages, "keys"_a, "values"_a, "head_dim"_a, "rotation"_a = nb::none(),
              "sketches"_a = nb::none(), "int8_keys"_a = nb::none(), "int8_values"_a = nb::none(),
-             "scales"_a = nb::none(), "sink_logits"_a = nb::none(), "score_cap"_a = 0.0f, nb::keep_alive<1, 2>(),
+             "scales"_a = nb::none(), "attention_sink_logits"_a = nb::none(), "score_cap"_a = 0.0f, nb::keep_alive<1, 2>(),
              nb::keep_alive<1, 3>(), nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>(), nb::keep_alive<1, 7>(),
              nb::keep_alive<1, 8>(), nb::keep_alive<1, 9>(), nb::keep_alive<1, 10>())
         .def("__init__", &init_coded_pages, "codes"_a, "head_dim"_a, nb::kw_only(), "is_bf16"_a,
-             "hadamard"_a, "rotation"_a = nb::none(), "sketches"_a = nb::none(), "sink_logits"_a = nb::none(),
+             "hadamard"_a, "rotation"_a = nb::none(), "sketches"_a = nb::none(), "attention_sink_logits"_a = nb::none(),
              "score_cap"_a = 0.0f, nb::keep_alive<1, 2>(), nb::keep_alive<1, 6>(), nb::keep_alive<1, 7>(),
              nb::keep_alive<1, 8>(),
              "K and V as int8 with scales: `codes` (G, pages, 32 * head_dim + 64) int8. Queries and outputs are bfloat16 "

@@ -25,7 +25,7 @@ void init_memory_store(Store* self, TensorArg memory) {
 
 void init_offload(Offload* self, TensorArg arena, bool is_bf16, bool coded, bool hadamard, int layers, int heads,
                   int dim, int64_t pages, int64_t frames, int64_t buffers, int64_t buffer_frames,
-                  std::shared_ptr<Store> store, TensorArg sink_logits, float score_cap) {
+                  std::shared_ptr<Store> store, TensorArg attention_sink_logits, float score_cap) {
     require(layers > 0 && heads > 0 && pages > 1 && frames > 1 && buffers > 1 && buffer_frames > 0,
             "there must be layers, heads, pages beyond the scratch page, frames and buffers");
     require(dim > 0 && dim % 16 == 0 && dim <= largest_dim, "dim must be a multiple of 16, at most 256");
@@ -40,8 +40,8 @@ void init_offload(Offload* self, TensorArg arena, bool is_bf16, bool coded, bool
     prefer_huge_pages(data, all * page);
     int query_heads = 0;
     const float* logits = nullptr;
-    if (!sink_logits.is_none()) {
-        const Tensor given = tensor("sink_logits", sink_logits);
+    if (!attention_sink_logits.is_none()) {
+        const Tensor given = tensor("attention_sink_logits", attention_sink_logits);
         logits = given.as<float>({layers, -1});
         query_heads = static_cast<int>(given[1]);
     }
@@ -76,7 +76,7 @@ class LayerwisePass {
         const Tensor queries = tensor("q", q);
         call.q = queries.as(pages.type, {call.rows, width_, -1, pages.dim});
         require(queries[2] > 0 && queries[2] % pages.heads == 0, "query heads must be a multiple of the KV heads");
-        require(!pages.sink_logits || queries[2] == pages.query_heads, "each query head has a sink logit");
+        require(!pages.attention_sink_logits || queries[2] == pages.query_heads, "each query head has a sink logit");
         call.heads = static_cast<int>(queries[2]);
         call.out = tensor("out", out).as(pages.type, {call.rows, width_, call.heads, pages.dim});
         if (!mass.is_none()) call.mass = tensor("mass", mass).as<float>({call.rows, pages.heads, call.list_length});
@@ -125,8 +125,9 @@ void bind_offload(nb::module_& m) {
                         "KV memory of layers whose pages lie in a store or in frames of an arena (bytes) uint8.")
         .def("__init__", &init_offload, nb::kw_only(), "arena"_a, "is_bf16"_a, "coded"_a, "hadamard"_a, "layers"_a,
              "heads"_a, "dim"_a, "pages"_a, "frames"_a, "buffers"_a, "buffer_frames"_a, "store"_a,
-             "sink_logits"_a = nb::none(), "score_cap"_a = 0.0f, nb::keep_alive<1, 2>(), nb::keep_alive<1, 14>(),
-             "sink_logits (layers, H) float32 and score_cap: see Pages.")
+             "attention_sink_logits"_a = nb::none(), "score_cap"_a = 0.0f, nb::keep_alive<1, 2>(),
+             nb::keep_alive<1, 14>(),
+             "attention_sink_logits (layers, H) float32 and score_cap: see Pages.")
         .def("layer", &Offload::layer, "i"_a, nb::rv_policy::reference_internal, "The pages of a layer.")
         .def("prefer",
              [](Offload& self, const std::vector<bool>& layers) {

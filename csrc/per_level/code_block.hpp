@@ -112,16 +112,19 @@ TF_INLINE void add_codes(const Tile<Code>& tile, const KeyBlock<P>& block, int f
         WeightSums acc[R][C] = {};
         for (int page = 0; page < block_pages; page++) {
             CodeAt values = block.values[page] + column * step_size<P> / 16;
-            const int64_t ahead = block.values_ahead[page].upper - block.values[page].upper;
-            for (int step = 0; step < steps; step++, values = values + dim * step_size<P> / 16) {
+            CodeAt ahead = (in_nibbles<P> ? block.values_ahead : block.values)[page] + column * step_size<P> / 16;
+            for (int step = 0; step < steps; step++) {
                 ValueCodes codes[C];
                 for (int c = 0; c < C; c++) codes[c] = value_codes(codes_at<P>(values + c * step_size<P>));
                 for (int r = 0; r < R; r++)
                     for (int c = 0; c < C; c++) acc[r][c] = dot(acc[r][c], codes[c], weights[first + r], page, step);
-                for (int c = 0; in_nibbles<P> && c < C; c += 2) {
-                    prefetch(values.upper + c * step_size<P> + ahead);
-                    if constexpr (std::is_same_v<P, Code>) prefetch(values.upper + c * step_size<P> + values.lower + ahead);
+                values = values + dim * step_size<P> / 16;
+                if constexpr (!in_nibbles<P>) continue;
+                for (int c = 0; c < C; c += 2) {
+                    prefetch(ahead.upper + c * step_size<P>);
+                    if constexpr (std::is_same_v<P, Code>) prefetch(ahead.upper + c * step_size<P> + ahead.lower);
                 }
+                ahead = ahead + dim * step_size<P> / 16;
             }
         }
         float* to = tile.acc + first * dim + column;

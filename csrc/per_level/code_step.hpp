@@ -1,4 +1,4 @@
-// Codes of int8 KV in registers of the level: put together from their nibbles where they are read, and, of keys, multiplied
+// Codes of int8 KV in registers of the level: put together from their nibbles, and, of keys, multiplied
 // with four int8 of a query. Sums are exact.
 //
 // Products of bytes want one side without signs. With VNNI it is a key 128 higher, so that a sum is higher by as many times

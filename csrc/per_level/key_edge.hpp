@@ -2,7 +2,8 @@
 // sinks.
 //
 // Each sum runs as in a block that is seen whole, over the visible tokens alone. Other slots, which may hold NaN, are
-// never operands: a page hidden from the tile is not read, and a hidden token's lane is replaced.
+// never operands: another page is read in the place of one that is hidden from the tile, and a hidden
+// token's lane is replaced.
 #pragma once
 
 #include "key_block.hpp"

@@ -95,7 +95,7 @@ class SplitScan {
     float sum(int i) const { return reduce_add(load(lane_sums_ + i * 16)); }
 
   private:
-    struct LastKeys {  // that the first and the last query of a tile see
+    struct LastKeys {  // that the first and the last of some queries see
         int64_t first, last;
     };
 
@@ -201,27 +201,28 @@ class SplitScan {
         });
     }
 
-    void attend_all(const KeyBlock<WholeCode>& block, int64_t page) {
-        if constexpr (is_code<P>)
-            for (int i = 0; i < tiles_; i++) attend(i, block, page);
-    }
-
     template <class N>
     void scan(int64_t page, int64_t last) {
+        const LastKeys keys{last_key(call_, queries_, 0), last_key(call_, queries_, queries_.count - 1)};
         KeyBlock<N> block = block_at<N>(page, last);
         for (; page < last; page += block_pages) {
             const KeyBlock<N> next = block_at<N>(page + block_pages, last);
-            if constexpr (in_nibbles<N>)
-                if (tiles_ > tiles_of_nibbles) {
-                    attend_all(whole_codes(block, next, call_.pages->dim, whole_), page);
-                    block = next;
-                    continue;
-                }
-            for (int i = 0; i < tiles_; i++) {
-                set_prefetch(i, next, block);
-                attend(i, block, page);
-            }
+            if (!sees_nothing(keys, page * page_size)) attend_all(block, next, page);
             block = next;
+        }
+    }
+
+    template <class N>
+    void attend_all(KeyBlock<N>& block, const KeyBlock<N>& next, int64_t page) {
+        if constexpr (in_nibbles<N>)
+            if (tiles_ > tiles_of_nibbles) {
+                const KeyBlock<WholeCode> whole = whole_codes(block, next, call_.pages->dim, whole_);
+                for (int i = 0; i < tiles_; i++) attend(i, whole, page);
+                return;
+            }
+        for (int i = 0; i < tiles_; i++) {
+            set_prefetch(i, next, block);
+            attend(i, block, page);
         }
     }
 
@@ -237,7 +238,7 @@ class SplitScan {
     alignas(64) Word<P> sink_words_[group_floats / numbers_of_word<P>];
     alignas(64) PackedWord quads_[group_floats / 4];
     IntegerQuery integers_[group_queries], sink_integers_[group_queries];
-    alignas(64) uint8_t whole_[block_pages * whole_page_bytes(largest_dim)];
+    alignas(64) uint8_t whole_[is_code<P> ? block_pages * whole_page_bytes(largest_dim) : 1];  // see `whole_codes`
 };
 
 }  // namespace triforce::TF_LEVEL

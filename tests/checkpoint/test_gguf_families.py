@@ -57,6 +57,28 @@ def test_gguf_without_a_key_means_what_llama_cpp_takes(tmp_path: Path, name: str
     check(tmp_path, family, arch, left, CHANGES.get(family, {}) | changes)
 
 
+@pytest.mark.parametrize("name", ["llama-biases", "granite-3"])
+@pytest.mark.parametrize("lacking", ["o", "qkv"])
+def test_gguf_may_have_some_biases_of_attention(tmp_path: Path, name: str, lacking: str) -> None:
+    """Those of queries, keys and values, or the one behind attention: a folder has zeros in the place of the others."""
+    model, (arch, own) = family_model(name, vocab_size=300, attention_bias=True), FILES[name]
+    for layer in model.model.layers:
+        for part in lacking:
+            torch.nn.init.zeros_(getattr(layer.self_attn, f"{part}_proj").bias)
+    folder, left = save(model, tmp_path / "hf"), [f"attn_{part}.bias".replace("_o.", "_output.") for part in lacking]
+    whole = tensors(folder, arch, model.config.num_hidden_layers)
+    some = {key: weight for key, weight in whole.items() if not key.endswith(tuple(left))}
+    assert len(whole) - len(some) == len(left) * model.config.num_hidden_layers
+    file = write_gguf(tmp_path / "model.gguf", metadata(model.config, arch, own), some)
+    found, expected = (
+        paged_logits(load(path, device="cpu", dtype="float32", context=LENGTH).decoder, texts(), [[LENGTH, LENGTH]])
+        for path in (file, folder)
+    )
+    torch.testing.assert_close(found, expected[..., : found.shape[2]], atol=2e-5, rtol=0)
+    parts = read_gguf_config(GGUFFile(file)).architecture
+    assert (parts.qkv_bias, parts.o_bias) == (lacking == "o", lacking == "qkv")
+
+
 def test_gguf_of_granite_without_rotations_is_refused(tmp_path: Path) -> None:
     values = metadata(family_model("granite-3", vocab_size=300).config, *FILES["granite-3"])
     values |= {"granite.rope.scaling.finetuned": False}

@@ -54,7 +54,7 @@ def write_large(file: Path, C: int, usual: str, kinds: dict[str, str]) -> Path:
     """Write a model of 49 MB or more; `kinds` are those of tensors that have another type."""
     inner, P = C * 3 // 2, C // 2
     shapes = {"attn_k": (P, C), "attn_v": (P, C), "ffn_gate": (inner, C), "ffn_up": (inner, C), "ffn_down": (C, inner)}
-    matrices = [name for name in FAMILIES["llama"] if "norm" not in name]
+    matrices = [name for name in FAMILIES["llama"] if "norm" not in name and name.endswith("weight")]
     names = {f"blk.{i}.{name}": shapes.get(name.split(".")[0], (C, C)) for i in range(LAYERS) for name in matrices}
     names |= {"token_embd.weight": (300, C), "output.weight": (300, C)}
     tensors: dict[str, Any] = {}

@@ -169,7 +169,7 @@ def test_info_says_from_where_on_speculation_should_pay(
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert lines["speculation"].startswith(said)
     most = here.balance({"bfloat16": 1})
-    assert lines["taken"].startswith(f"for that   {most:.0f} operations of weights while a byte is read")
+    assert lines["taken"].startswith(f"for that   {most:.0f} operations with weights while a byte is read")
     assert "(measured here)" in lines["taken"] and " of KV at 16,384 tokens" in lines["a"]
 
 

@@ -39,8 +39,8 @@ class Paged:
     """Memory of one layer in which everything is NaN until it is written; rows get scattered pages.
 
     `int8`: with room for copies, where it is neither NaN nor sense. `turn` (D, D): with room for sketches. `codes`:
-    keys and values are int8, with scales; they are those of rotated heads where `hadamard`. `sink_logits` (H) and
-    `cap`: those of attention.
+    keys and values are int8, with scales; they are those of rotated heads where `hadamard`. `attention_sink_logits`
+    (H) and `cap`: those of attention.
     """
 
     def __init__(
@@ -54,14 +54,14 @@ class Paged:
         turn: Tensor | None = None,
         codes: bool = False,
         hadamard: bool = True,
-        sink_logits: Tensor | None = None,
+        attention_sink_logits: Tensor | None = None,
         cap: float = 0.0,
     ) -> None:
         assert native is not None
         self.G, self.D, self.dtype, self.codes, self.hadamard = G, D, dtype, codes, hadamard
         self.draw = torch.Generator().manual_seed(seed)
         self.free = torch.randperm(pages, generator=self.draw) + 1
-        rules = {"sink_logits": sink_logits, "score_cap": cap}
+        rules = {"attention_sink_logits": attention_sink_logits, "score_cap": cap}
         sketches = torch.zeros(G, pages + 1, D + PAGE, dtype=torch.bfloat16) if turn is not None else None
         if codes:  # -1 and, two of them, NaN
             self.memory = torch.full((G, pages + 1, 2 * PAGE * (D + 2)), -1, dtype=torch.int8)
@@ -143,7 +143,7 @@ def by_the_book(
     seen_TS: Tensor,
     q_sinks_THD: Tensor | None = None,
     sinks: int = 0,
-    sink_logits_H: Tensor | None = None,
+    attention_sink_logits_H: Tensor | None = None,
     cap: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """Mixed values (T, H, D) and the mass of each page (G, P), in float64."""
@@ -155,7 +155,7 @@ def by_the_book(
     scores_HTS /= q_THD.shape[-1] ** 0.5
     scores_HTS = cap * (scores_HTS / cap).tanh() if cap else scores_HTS
     exps_HTS = scores_HTS.masked_fill(~seen_TS, -torch.inf).exp()
-    beside_H11 = 0.0 if sink_logits_H is None else sink_logits_H.double().exp()[:, None, None]
+    beside_H11 = 0.0 if attention_sink_logits_H is None else attention_sink_logits_H.double().exp()[:, None, None]
     weights_HTS = exps_HTS / (exps_HTS.sum(-1, keepdim=True) + beside_H11)
     padded_HTS = torch.nn.functional.pad(weights_HTS, (0, -len(k_SGD) % PAGE))
     mass_GP = padded_HTS.unflatten(-1, (-1, PAGE)).sum((1, 3)).unflatten(0, (G, h)).sum(1)

@@ -33,8 +33,8 @@ class Threads(TPGroup):
         return torch.stack(self._all("add", x_NX.clone())).sum(0)
 
     def broadcast(self, value: T) -> T:
-        first: T = pickle.loads(self._all("broadcast", pickle.dumps(value))[0])  # no other rank has rank 0's objects
-        return first if self.rank else value
+        first = self._all("broadcast", None if self.rank else pickle.dumps(value))[0]
+        return pickle.loads(first) if self.rank else value  # no other rank has rank 0's objects
 
     def all_true(self, value: bool) -> bool:
         return all(self._all("all_true", value))

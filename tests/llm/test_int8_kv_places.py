@@ -1,4 +1,7 @@
-"""Texts of real models over int8 KV, wherever that lies: in memory, in a file, from a restart, shared by ranks."""
+"""Texts of real models over int8 KV, wherever that lies: in memory, in a file, from a restart, shared by ranks.
+
+And of each prompt alone, as they are made in batches otherwise.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +33,14 @@ LENGTHS = 530, 700, 850
 @pytest.mark.parametrize(
     ("folder", "draft", "mode", "ranks", "prompts", "tokens"),
     [
-        pytest.param(SMOLLM2, None, "retrieval", 3, 3, 48, marks=needs_smollm2),
-        pytest.param(SMOLLM2, None, "retrieval", 3, 50, 256, marks=needs_smollm2),
-        pytest.param(*SHIPPED, "triforce", 2, 50, 256),
+        pytest.param(SMOLLM2, None, "retrieval", [3], 3, 48, marks=needs_smollm2),
+        pytest.param(SMOLLM2, None, "retrieval", [3], 50, 256, marks=needs_smollm2),
+        pytest.param(*SHIPPED, "triforce", [2, 4], 50, 256),
     ],
     ids=["4-bit-few", "4-bit", "bfloat16"],
 )
 def test_int8_kv_texts_are_one_wherever_it_lies(
-    folder: Path, draft: Path | None, mode: str, ranks: int, prompts: int, tokens: int, cache: Path
+    folder: Path, draft: Path | None, mode: str, ranks: list[int], prompts: int, tokens: int, cache: Path
 ) -> None:
     def model(**how: Any) -> LLM:
         return LLM(folder, draft, kv_dtype="int8", retrieval_budget=256, **how)
@@ -55,6 +58,7 @@ def test_int8_kv_texts_are_one_wherever_it_lies(
 
     wanted = texts(answers(plain, "ar"))
     assert len(wanted) == prompts and {len(text) for text in wanted} == {tokens}
+    assert [texts(plain.generate([one], ask(max_tokens=tokens), mode=mode))[0] for one in texts_of] == wanted
     filed = answers(model(kv_offload="file", kv_memory="16MiB"))
     assert texts(filed) == wanted and filed[0].kv.file_bytes > filed[0].kv.device_bytes
     first, again = model(disk_cache=cache), model(disk_cache=cache)
@@ -64,4 +68,5 @@ def test_int8_kv_texts_are_one_wherever_it_lies(
     assert texts(found) == wanted
     restored = [output.cached_tokens >= 512 for output in found]  # what waits too long to be written is given up
     assert sum(restored) >= 0.9 * prompts
-    assert together(ranks, lambda group: texts(answers(model(ranks=group)))) == [wanted] * ranks
+    for count in ranks:
+        assert together(count, lambda group: texts(answers(model(ranks=group)))) == [wanted] * count

@@ -13,7 +13,7 @@ from triforce.model.architecture import Architecture, Experts, LayerKind
 from triforce.model.config import ModelConfig
 from triforce.model.expert_unions import experts_touched
 from triforce.model.rope import Rope
-from triforce.planner.break_even import GAIN, STEP, UNBOUND, Balance, BreakEven, kv_read
+from triforce.planner.break_even import GAIN, STEP, UNBOUND, Balance, BreakEven
 from triforce.planner.tier_work import LEAST_BYTES, TierWork, usual_machine
 
 LLAMA_8B = ModelConfig(
@@ -24,9 +24,9 @@ WINDOWS = tuple(LayerKind(window=128 if layer % 4 else 0) for layer in range(32)
 
 def test_kv_read_by_windows_is_bounded() -> None:
     windowed = replace(LLAMA_8B, architecture=Architecture(kinds=WINDOWS))
-    assert kv_read(LLAMA_8B, 1000) == 1000 * LLAMA_8B.kv_size
-    assert kv_read(windowed, 1000) == 2 * 8 * 128 * (8 * 1000 + 24 * 128)
-    assert kv_read(windowed, 100) == 100 * LLAMA_8B.kv_size
+    assert LLAMA_8B.kv_read(1000) == 1000 * LLAMA_8B.kv_size
+    assert windowed.kv_read(1000) == 2 * 8 * 128 * (8 * 1000 + 24 * 128)
+    assert windowed.kv_read(100) == 100 * LLAMA_8B.kv_size
 
 
 def test_experts_touched_equal_mean_of_draws() -> None:
@@ -81,7 +81,7 @@ def test_passes_take_the_longer_of_bytes_and_operations() -> None:
     weights, kv = 2.0 * LLAMA_8B.weights_read, 2.0 * LLAMA_8B.kv_size * 4096
 
     def taken(width: int, *balance: float) -> float:
-        return float(even(weight=2.0, balance=Balance(*balance)).seconds(width, 4096)) - begins
+        return float(even(weight=2.0, balance=Balance(*balance)).bytes(width, 4096)) - begins
 
     assert taken(1, *UNBOUND) == pytest.approx(weights + kv)
     assert taken(8, *UNBOUND) == pytest.approx(weights + kv)

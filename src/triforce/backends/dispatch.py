@@ -97,18 +97,6 @@ def memory(
     return TorchKV(config, pages, dtype, device, window_pages=window_pages)
 
 
-def require_int8_kv(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
-    """Raises RequestError where no kernels read KV of codes."""
-    if device.type == "cpu" or _suits_triton(config, dtype, device):
-        return
-    if not config.architecture.plain:
-        raise RequestError("int8 KV of this family cannot be had on a GPU yet; use --kv-dtype auto")
-    raise RequestError(
-        "--kv-dtype int8 on a GPU needs Triton (pip install 'triforce[gpu]'), and heads of an even size up to 256; "
-        "or use --kv-dtype auto"
-    )
-
-
 def require_offload(config: ModelConfig, dtype: torch.dtype, device: Device, kind: str) -> None:
     """Raises RequestError where no kernels read KV from a store of this kind, `host` or `file`."""
     if layered(config, dtype, device):

@@ -28,7 +28,7 @@ KeysValues = tuple[Tensor, Tensor]
 """Keys and values, (G, N, D) each."""
 
 PAGE = 16
-"""Tokens per page of KV memory. Page 0 is scratch: padding is written there and nothing is read from it."""
+"""Tokens per page of KV memory. Page 0 is scratch: padding is written there and nothing counts that is read from it."""
 
 
 def pages_for(tokens: int) -> int:

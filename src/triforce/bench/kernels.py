@@ -97,6 +97,8 @@ def _steps(model: Model, context: int) -> Iterator[Row]:
          work(w, context, coded.pool.config, unions[w]))
         for w in CODED
     ]  # fmt: skip
+    nibbles, of_nibbles = SparseView(coded.pool, context, int8=True), model.coded_work.of_lower(1, context, 16)
+    kinds.append(("step, upper nibbles of int8 KV", 1, partial(one_pass, decoder, nibbles, 1), of_nibbles))
     some = SparseView(pool, BUDGET)
     kinds.append(("retrieval step", 1, partial(one_pass, decoder, some, 1), work(1, BUDGET)))
     if model.lower:

@@ -29,7 +29,7 @@ class ModelWork:
         """
         products, attention = self._operations(width, keys)
         config = config or self.config
-        operations = Counter({"int16" if self._coded else "bfloat16": products})
+        operations = Counter({type_of_products(self._coded, "bfloat16"): products})
         operations += Counter(coded_attention(attention) if config.kv_int8 else {"bfloat16": attention})
         return Work(round(self._bytes(union) + config.kv_bytes(2) * self._seen(keys)), operations)
 
@@ -37,7 +37,7 @@ class ModelWork:
         """Work of a pass of a lower tier that reads numbers of so many bits, and codes as they are."""
         weights = self._bytes() if self._coded else self._numbers * bits / 8
         read = round(weights + self.config.lower_bytes * self.config.kv_size * self._seen(keys))
-        return Work(read, {"int16" if self._coded else "int8": sum(self._operations(width, keys))})
+        return Work(read, {type_of_products(self._coded, "int8"): sum(self._operations(width, keys))})
 
     @property
     def _numbers(self) -> float:
@@ -62,6 +62,11 @@ class ModelWork:
         """Operations of products with weights, and of attention."""
         queries = self.config.layers * self.config.heads * self.config.head_dim
         return round(2 * width * self._numbers), round(4 * width * self._seen(keys) * queries)
+
+
+def type_of_products(coded: bool, dtype: str) -> str:
+    """Return the type of numbers that are multiplied with weights: with those of few bits, as they are, int16."""
+    return "int16" if coded else dtype
 
 
 def coded_attention(operations: int) -> dict[str, int]:

@@ -49,6 +49,10 @@ SHAPES = {
     "qwen3-4b-q4_k_m": ModelShape(2560, 9728, 36, 32, 8, 151_936, 128, mix="Q4_K_M"),
     "llama-3.1-8b-q4_k_m-draft": ModelShape(768, 2048, 1, 12, 12, 128_256),
     "qwen3-4b-q4_k_m-draft": ModelShape(320, 896, 1, 5, 5, 151_936),
+    "qwen3-30b-a3b-draft": ModelShape(128, 344, 1, 2, 2, 151_936),
+    "qwen3-30b-a3b-uniform-draft": ModelShape(128, 344, 1, 2, 2, 151_936),
+    "gpt-oss-20b-draft": ModelShape(256, 688, 1, 4, 4, 201_088),
+    "gemma-3-4b-draft": ModelShape(192, 512, 1, 3, 3, 262_208),
     "llama-68m": ModelShape(768, 3072, 2, 12, 12, 32_000, tied=False),
     "llama-68m-128256": ModelShape(768, 3072, 2, 12, 12, 128_256, tied=False),
 }

@@ -31,7 +31,7 @@ class Model:
         self.name, self.config, self.decoder = name, config, Decoder(config, weights)
         copies = native_loader.native is not None and weights.has_numbers
         self.lower = Decoder(config, weights, bits=8) if copies else None
-        self.work = ModelWork(config, weights)
+        self.work, self.coded_work = (ModelWork(replace(config, kv_int8=int8), weights) for int8 in (False, True))
 
     def coded(self, context: int) -> FullView:
         """Return a view of so much KV as int8, which the decoder reads as it reads its own."""

@@ -63,7 +63,10 @@ ALWAYS: dict[str, dict[str, object]] = {"qwen3_moe": {"norm_topk_prob": True}}
 LARGEST_GEMMAS = (46, 62)
 """Layers of the 27B models, whose queries are scaled by the hidden size over the heads: files do not say."""
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
-Q_BIAS, Q_NORM, GATE_BIAS = "blk.0.attn_q.bias", "blk.0.attn_q_norm.weight", "blk.0.ffn_gate.bias"
+Q_BIAS, O_BIAS, GATE_BIAS = "blk.0.attn_q.bias", "blk.0.attn_output.bias", "blk.0.ffn_gate.bias"
+Q_NORM = "blk.0.attn_q_norm.weight"
+OPTIONAL_O_BIAS = ("llama", "granite")
+"""Families whose files may have the bias behind attention without those of queries, keys and values, or lack it."""
 SIGMOID = 2
 """Of the functions that a router may have, by the key `expert_gating_func`."""
 TOKENS = "tokenizer.ggml.tokens"
@@ -116,6 +119,8 @@ def read_gguf_config(file: GGUFFile) -> HFConfig:
     positions, theta = config.whole("context_length"), config.number("rope.freq_base", 10_000.0, least=2.0)
     fields = _fields(file, config, model_type, hidden, heads, head_dim)
     parts, whole = with_windows(fields, family), fields.within("rope_parameters").flag("truncate", True)
+    if model_type in OPTIONAL_O_BIAS:
+        parts = replace(parts, o_bias=O_BIAS in file.tensors)
     return HFConfig(
         model_type=model_type,
         vocab_size=_vocabulary(config, file, hidden),
@@ -157,9 +162,12 @@ def _fields(file: GGUFFile, config: Fields, model_type: str, hidden: int, heads:
 
 def _left_out(model_type: str, file: GGUFFile, config: Fields, layers: int, head_dim: int) -> dict[str, object]:
     """Return fields of keys that a file leaves out, as llama.cpp takes them where a config.json means another value."""
-    biases: dict[str, object] = {"attention_bias": Q_BIAS in file.tensors, "mlp_bias": GATE_BIAS in file.tensors}
-    if model_type in ("llama", "glm4"):
+    attention_bias: dict[str, object] = {"attention_bias": Q_BIAS in file.tensors}
+    biases = {**attention_bias, "mlp_bias": GATE_BIAS in file.tensors}
+    if model_type == "llama":
         return biases
+    if model_type == "glm4":
+        return attention_bias
     if model_type == "granite":
         config.require("rope.scaling.finetuned", (True,))  # without, positions are not rotated at all
         return {"attention_multiplier": head_dim**-0.5, **biases}
@@ -170,7 +178,7 @@ def _left_out(model_type: str, file: GGUFFile, config: Fields, layers: int, head
     if model_type == "glm4_moe":
         config.require("expert_gating_func", (SIGMOID,))
         return {
-            **biases, "use_qk_norm": Q_NORM in file.tensors, "norm_topk_prob": False,
+            **attention_bias, "use_qk_norm": Q_NORM in file.tensors, "norm_topk_prob": False,
             "first_k_dense_replace": 0, "intermediate_size": config.whole("feed_forward_length"),
         }  # fmt: skip
     return {}

@@ -24,9 +24,9 @@ IN_BLOCK = {
     "ffn_up.weight": "mlp.up_proj.weight",
     "ffn_down.weight": "mlp.down_proj.weight",
 }
-BIASES = {f"attn_{x}.bias": f"self_attn.{x}_proj.bias" for x in "qkv"}
-OUTPUT_BIAS = {"attn_output.bias": "self_attn.o_proj.bias"}
-MLP_BIASES = {f"ffn_{part}.bias": f"mlp.{part}_proj.bias" for part in ("gate", "up", "down")}
+QKV_BIAS_NAMES = {f"attn_{x}.bias": f"self_attn.{x}_proj.bias" for x in "qkv"}
+OUTPUT_BIAS_NAME = {"attn_output.bias": "self_attn.o_proj.bias"}
+MLP_BIAS_NAMES = {f"ffn_{part}.bias": f"mlp.{part}_proj.bias" for part in ("gate", "up", "down")}
 NORMS = {f"attn_{x}_norm.weight": f"self_attn.{x}_norm.weight" for x in "qk"}
 OUTPUT_NORMS = {
     "post_attention_norm.weight": "post_attention_layernorm.weight",
@@ -41,7 +41,7 @@ OLMO = {name: theirs for name, theirs in IN_BLOCK.items() if "norm" not in name}
 FUSED = {"attn_qkv.weight": "self_attn.qkv_proj.weight", "ffn_up.weight": "mlp.gate_up_proj.weight"}
 NO_MLP = {name: theirs for name, theirs in IN_BLOCK.items() if "mlp" not in theirs}
 FAMILIES = {
-    "llama": IN_BLOCK | BIASES | OUTPUT_BIAS | MLP_BIASES,
+    "llama": IN_BLOCK | QKV_BIAS_NAMES | OUTPUT_BIAS_NAME | MLP_BIAS_NAMES,
     "mixtral": NO_MLP
     | {"ffn_gate_inp.weight": "block_sparse_moe.gate.weight"}
     | {
@@ -50,14 +50,14 @@ FAMILIES = {
     },
     "phi3": IN_BLOCK | FUSED,
     "glm4": IN_BLOCK
-    | BIASES
+    | QKV_BIAS_NAMES
     | {
         "ffn_up.weight": FUSED["ffn_up.weight"],
         "post_attention_norm.weight": "post_self_attn_layernorm.weight",
         "post_ffw_norm.weight": "post_mlp_layernorm.weight",
     },
     "glm4_moe": {name: theirs for name, theirs in IN_BLOCK.items() if name != "ffn_norm.weight"}
-    | BIASES
+    | QKV_BIAS_NAMES
     | NORMS
     | EXPERTS
     | {
@@ -65,17 +65,17 @@ FAMILIES = {
         "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
     }
     | {f"ffn_{part}_shexp.weight": f"mlp.shared_experts.{part}_proj.weight" for part in ("gate", "up", "down")},
-    "qwen2": IN_BLOCK | BIASES,
+    "qwen2": IN_BLOCK | QKV_BIAS_NAMES,
     "qwen3": IN_BLOCK | NORMS,
-    "granite": IN_BLOCK | BIASES | OUTPUT_BIAS | MLP_BIASES,
+    "granite": IN_BLOCK | QKV_BIAS_NAMES | OUTPUT_BIAS_NAME | MLP_BIAS_NAMES,
     "smollm3": IN_BLOCK,
     "olmo2": OLMO,
     "olmo3": OLMO,
     "gemma2": IN_BLOCK | OUTPUT_NORMS | PRE_NORM,
     "gemma3_text": IN_BLOCK | OUTPUT_NORMS | PRE_NORM | NORMS,
     "gpt_oss": PROJECTIONS
-    | BIASES
-    | OUTPUT_BIAS
+    | QKV_BIAS_NAMES
+    | OUTPUT_BIAS_NAME
     | {
         "attn_norm.weight": "input_layernorm.weight",
         "post_attention_norm.weight": "post_attention_layernorm.weight",

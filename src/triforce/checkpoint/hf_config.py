@@ -22,7 +22,7 @@ from triforce.model.rope import Rope
 
 ACCEPTED: dict[str, tuple[object, ...]] = {
     "hidden_act": ("silu",),
-    "attention_bias": (False,),  # it would put a bias on o_proj too
+    "attention_bias": (False,),  # only families whose `accepted` has it read it
     "mlp_bias": (False,),
     "quantization_config": (),
     "num_experts": (0,),

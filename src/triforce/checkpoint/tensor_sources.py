@@ -105,7 +105,8 @@ def _shapes(config: ModelConfig, experts: Experts | None) -> dict[str, Shape]:
         "q_proj_QC": (Q, C), "k_proj_PC": (P, C), "v_proj_PC": (P, C), "o_proj_CQ": (C, Q),
         "gate_proj_IC": (inner, C), "up_proj_IC": (inner, C), "down_proj_CI": (C, inner),
     }  # fmt: skip
-    if experts.biases if experts else parts.mlp_bias:
+    biased = experts.biases if experts else parts.mlp_bias
+    if biased:
         shapes |= dict(zip(MLP_BIASES, ((inner,), (inner,), (C,)), strict=True))
     if experts:
         shapes |= {"router_EC": (experts.count, C)}
@@ -117,8 +118,8 @@ def _shapes(config: ModelConfig, experts: Experts | None) -> dict[str, Shape]:
         shapes |= {"input_norm_C": (C,), "post_norm_C": (C,)}
     if parts.output_norms:
         shapes |= {"attn_out_norm_C": (C,), "mlp_out_norm_C": (C,)}
-    if parts.sink_logits:
-        shapes |= {"sink_logits_H": (config.heads,)}
+    if parts.attention_sink_logits:
+        shapes |= {"attention_sink_logits_H": (config.heads,)}
     if parts.o_bias:
         shapes |= {"o_bias_C": (C,)}
     if parts.qkv_bias:

@@ -27,7 +27,7 @@ from triforce.model.weights import Layer, Matrix, Mlp, QuantizedWeight, Weights,
 
 SOURCES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # sums of integers do not depend on their order
-IN_FLOAT32 = ("router_EC", "router_bias_E", "router_correction_E", "sink_logits_H")
+IN_FLOAT32 = ("router_EC", "router_bias_E", "router_correction_E", "attention_sink_logits_H")
 UNROUNDED = ("router_correction_E",)
 """Fields that are read in float32 whatever the type of the weights, as rounded ones would choose other experts."""
 SAMPLE = 1024  # elements of each tensor that enter the fingerprint
@@ -60,7 +60,7 @@ def read_weights(
     exact = replace(reader, dtype=torch.float32)
     parts: list[dict[str, Any]] = [
         {
-            field: (exact if field in UNROUNDED else reader).take(*source, parted(field, config.architecture.experts))
+            field: (exact if field in UNROUNDED else reader).take(*source, _parts(field, source[1], config))
             for field, source in block.items()
         }
         for block in blocks
@@ -86,11 +86,9 @@ def read_embedding(
     return _Reader(archives, device, dtype).take(EMBEDDING, (rows, config.hidden_size), (slice(config.vocab_size),))
 
 
-def parted(field: str, experts: Experts | None) -> int:
-    """Return among how many shared experts the inputs of a field's tensor are parted; 1 for any other field."""
-    name, _, number = field.partition("/")
-    of_shared = experts and name == "down_proj_CI" and int(number or 0) >= experts.count
-    return experts.shared if experts and of_shared else 1
+def _parts(field: str, shape: Shape, config: ModelConfig) -> int:
+    """Return among how many experts the inputs of a field's tensor are parted; 1 where they are of no expert."""
+    return shape[1] // config.intermediate_size if field.startswith("down_proj_CI/") else 1
 
 
 def _counted_from(offset: float, weight: Matrix) -> Tensor:
@@ -120,7 +118,7 @@ def _equal(one: Matrix, other: Matrix) -> bool:
 
 
 UNTOLD = (
-    "rope", "architecture", "context", "ranks", "kv_int8", "hadamard", "sink_logits_LH", "count", "chosen",
+    "rope", "architecture", "context", "ranks", "kv_int8", "hadamard", "attention_sink_logits_LH", "count", "chosen",
     "renormalised", "biases",
 )  # fmt: skip
 """Fields of a config that are told otherwise, or do not change what is computed: the last ones `experts` tells."""

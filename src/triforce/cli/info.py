@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import torch
 
-from triforce.backends.dispatch import keeps_packed, require_offload
+from triforce.backends.dispatch import keeps_packed, require_offload, suits_native
 from triforce.backends.kernel_api import PAGE, pages_for
 from triforce.backends.kv_rows import kv_name
-from triforce.bench.model_work import coded_attention
+from triforce.bench.model_work import coded_attention, type_of_products
 from triforce.checkpoint.feature_draft_file import read_feature_draft
 from triforce.checkpoint.hf_config import GENERATION, model_config
 from triforce.checkpoint.hub import FINETUNE, SHIPPED, draft_for
@@ -25,7 +25,7 @@ from triforce.kvcache.offload.sizing_cuda import CudaKVSizing, needs_of
 from triforce.kvcache.views.full import prefill_chunk
 from triforce.kvcache.window_pages import most_pages, pages_of_rows
 from triforce.model.config import ModelConfig
-from triforce.planner.break_even import ACCEPTANCE, Balance, BreakEven, kv_read
+from triforce.planner.break_even import ACCEPTANCE, Balance, BreakEven
 from triforce.planner.cost_model import kernel_level
 from triforce.planner.tier_work import BALANCES, usual_machine
 
@@ -123,14 +123,14 @@ def _fits(kept: HeldTokens, room: float) -> str:
 
 
 def balance_of(coded: bool, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> tuple[Balance, str]:
-    """Return how many operations a byte a device does, and how that is known: measured, where its kernels are native.
+    """Return how many operations a byte a device does, and how that is known: measured, where kernels are native.
 
     coded: products are those of weights of few bits, as they are. GPUs are not measured: they do most of all.
     """
     name = str(dtype).removeprefix("torch.")
     attention = coded_attention(2) if config.kv_int8 else {name: 1}
-    if device.type == "cpu":
-        weights, kv = (measured().balance(each) for each in ({"int16" if coded else name: 1}, attention))
+    if suits_native(config, dtype, device):
+        weights, kv = (measured().balance(each) for each in ({type_of_products(coded, name): 1}, attention))
         if weights and kv:
             return Balance(weights, kv), "measured here"
     usual = usual_machine(kernel_level(device))[0] if device.type == "cpu" else BALANCES[-1]
@@ -139,20 +139,20 @@ def balance_of(coded: bool, config: ModelConfig, dtype: torch.dtype, device: tor
 
 def reads(config: ModelConfig, weight: float, number: float, balance: tuple[Balance, str]) -> dict[str, str]:
     """Return what a token reads, and from where on speculation should pay, by bytes of a weight and of a KV number."""
-    (of_weights, of_kv), known = balance
+    (per_byte, known), seen = balance, config.context
     budget = SpeculativeConfig().retrieval.budget.of(config.context)
-    weights, kv = weight * config.weights_read, number * kv_read(config, config.context)
-    even = BreakEven(config, budget, weight, number, balance[0])
+    weights, kv = weight * config.weights_read, number * config.kv_read(seen)
+    even = BreakEven(config, budget, weight, number, per_byte)
     begins = even.pays_from()
     if begins is None:
         pays = f"should not pay without a draft model: {even.why_not()}"
     else:
         pays = f"should pay from {begins:,} tokens on, without a draft model"
     return {
-        "a token reads": f"{size(weights)} of weights, and {size(kv)} of KV at {config.context:,} tokens",
+        "a token reads": f"{size(weights)} of weights, and {size(kv)} of KV at {seen:,} tokens",
         "speculation": pays,
-        "  taken for that": f"{of_weights:.0f} operations of weights while a byte is read, {of_kv:.0f} of attention "
-        f"({known}), {ACCEPTANCE:.0%} of draft tokens accepted",
+        "  taken for that": f"{per_byte.weights:.0f} operations with weights while a byte is read, {per_byte.kv:.0f} "
+        f"of attention ({known}), {ACCEPTANCE:.0%} of draft tokens accepted",
     }
 
 

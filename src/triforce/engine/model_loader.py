@@ -94,7 +94,7 @@ class ModelPair:
     @property
     def facts(self) -> tuple[object, ...]:
         """Facts that must be the same on all ranks that share the target."""
-        names = [f.name for f in fields(ModelConfig) if f.name not in ("rope", "sink_logits_LH")]
+        names = [f.name for f in fields(ModelConfig) if f.name not in ("rope", "attention_sink_logits_LH")]
         config = [getattr(self.target.config, name) for name in names]
         return config, self.target.decoder.dtype, self.fingerprints[1:]
 
@@ -191,7 +191,7 @@ def load(
         files.path, archives, config, rows=hf.vocab_size, device=device, dtype=precision, ranks=ranks,
         names=FAMILIES[hf.model_type].names,
     )  # fmt: skip
-    own = replace(own, sink_logits_LH=weights.sink_logits_LH)
+    own = replace(own, attention_sink_logits_LH=weights.attention_sink_logits_LH)
     identity = fingerprint(own, weights)
     trim_heap()  # of what sums took, before the weights are packed into memory of their own
     decoder = Decoder(own, weights, ranks=ranks)

@@ -46,6 +46,4 @@ def with_kv_dtype(config: ModelConfig, kv_dtype: str, dtype: torch.dtype, device
     if kv_dtype == "bfloat16" and dtype != torch.bfloat16:
         name = str(dtype).removeprefix("torch.")
         raise RequestError(f"KV is {name}, as the model is; use --kv-dtype auto or int8, or --dtype bfloat16")
-    if kv_dtype == "int8":
-        dispatch.require_int8_kv(config, dtype, device)
     return replace(config, kv_int8=kv_dtype == "int8", hadamard=not dispatch.layered(config, dtype, device))

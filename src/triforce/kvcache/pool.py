@@ -30,11 +30,13 @@ class PagePool:
     `more` gives other rows of the same memory: pages are taken from, and given back to, one store.
 
     Slots below `lengths_B` hold exact, committed values and are written once; slots at or beyond it are working space
-    of whichever view runs. Page 0 is scratch: padding is written there and nothing is read from it. `unit`: tokens that
-    views pick together at least (see `backends.PageTable`). `int8`: lower views read int8 copies of what is committed,
-    or half of each number where that is int8 itself. `least`: the shape to which passes of the exact view are padded
-    (see `ForwardBatch`). `room`: pages lie in a store, and so much of them stays. `features`: what a feature draft
-    holds of the same pages. `windows`: pages of layers with a window; without it all layers have the same ones.
+    of whichever view runs. Page 0 is scratch: padding is written there and nothing counts that is read from it.
+
+    `unit`: tokens that views pick together at least (see `backends.PageTable`). `int8`: lower views read int8 copies
+    of what is committed, or half of each number where that is int8 itself. `least`: the shape to which passes of the
+    exact view are padded (see `ForwardBatch`). `room`: pages lie in a store, and so much of them stays. `features`:
+    what a feature draft holds of the same pages. `windows`: pages of layers with a window; without it all layers have
+    the same ones.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
 """Pages of the layers that have a window, apart from those of the others: of each row what its passes may still read.
 
 A row's table has a place for each page of its text, as that of whole rows has. So positions are those of whole rows;
-what is behind the window is page 0 there, which no pass reads. Shape suffixes: B rows, P pages of a row, N tokens.
+what is behind the window is page 0 there, of which nothing counts that a pass reads.
+Shape suffixes: B rows, P pages of a row, N tokens.
 """
 
 from __future__ import annotations

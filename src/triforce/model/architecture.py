@@ -81,7 +81,7 @@ class Architecture:
     """What is added to the weights of norms as the files have them."""
     activation: str = "silu"
     """Of the gate: `silu`, `gelu` by its tanh, or `clamped`, which bounds the up projection, too (`clamped_swiglu`)."""
-    sink_logits: bool = False
+    attention_sink_logits: bool = False
     """Whether each query head has a logit beside those of keys, which takes weight from them and has no value."""
     score_cap: float = 0.0
     """Scores s of attention become cap * tanh(s / cap); 0: they stay."""

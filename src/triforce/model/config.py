@@ -39,8 +39,8 @@ class ModelConfig:
     """Keys and values are rounded to int8 once, with a scale for each token and head: another model."""
     hadamard: bool = True
     """Of int8 KV: heads are rotated by Hadamard matrices before they are rounded (see `kv_rows.rotated_head`)."""
-    sink_logits_LH: Tensor | None = field(default=None, compare=False, repr=False)
-    """The weights that attention needs, as it needs the rotation: see `Architecture.sink_logits`; float32."""
+    attention_sink_logits_LH: Tensor | None = field(default=None, compare=False, repr=False)
+    """The weights that attention needs, as it needs the rotation: see `Architecture.attention_sink_logits`; float32."""
 
     @property
     def weights_read(self) -> int:
@@ -53,7 +53,12 @@ class ModelConfig:
         C, D, parts = self.hidden_size, self.head_dim, self.architecture
         Q, P = self.heads * D * self.ranks, self.kv_heads * D * self.ranks
         norms = {"": 0, "head": 2 * D, "row": Q + P}[parts.qk_norm] + 2 * C * (parts.input_norms + parts.output_norms)
-        vectors = norms + (Q + 2 * P) * parts.qkv_bias + C * parts.o_bias + self.heads * self.ranks * parts.sink_logits
+        vectors = (
+            norms
+            + (Q + 2 * P) * parts.qkv_bias
+            + C * parts.o_bias
+            + self.heads * self.ranks * parts.attention_sink_logits
+        )
         dense, inner, of_experts = self.layers, self.intermediate_size, 0
         if parts.experts:
             dense, inner = parts.dense_layers, parts.dense_size
@@ -90,6 +95,11 @@ class ModelConfig:
     def windows(self) -> list[int]:
         """Tokens that a query sees in each layer; 0: all before it, too."""
         return [kind.window for kind in self.architecture.kinds[: self.layers]] or [0] * self.layers
+
+    def kv_read(self, seen: int) -> int:
+        """Numbers of KV that a token reads which sees so many others: layers with a window read no more than that."""
+        of_layer = self.kv_size // self.layers
+        return sum(of_layer * min(seen, window or seen) for window in self.windows)
 
     @property
     def kv_size(self) -> int:

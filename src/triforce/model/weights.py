@@ -129,7 +129,7 @@ class Layer:
     gate_bias_I: Tensor | None = None
     up_bias_I: Tensor | None = None
     down_bias_C: Tensor | None = None
-    sink_logits_H: Tensor | None = None
+    attention_sink_logits_H: Tensor | None = None
     """float32."""
     experts: tuple[Mlp, ...] = ()
 
@@ -151,9 +151,9 @@ class Weights:
     head_VC: Matrix
 
     @property
-    def sink_logits_LH(self) -> Tensor | None:
+    def attention_sink_logits_LH(self) -> Tensor | None:
         """The sink logits of all layers, float32 (L, H), if the family has any."""
-        each = [layer.sink_logits_H for layer in self.layers if layer.sink_logits_H is not None]
+        each = [layer.attention_sink_logits_H for layer in self.layers if layer.attention_sink_logits_H is not None]
         return torch.stack(each) if each else None
 
     def tensors(self) -> Iterator[Matrix]:

@@ -24,7 +24,7 @@ GAIN = 1.1
 """Speculation pays where it should make so many times the tokens."""
 STEP = 1024
 """Contexts are looked at in steps of so many tokens."""
-TOLD = 4
+EXAMPLE_WIDTH = 4
 """Tokens of the pass by whose experts it is told that these stand against speculation."""
 
 
@@ -37,12 +37,6 @@ class Balance(NamedTuple):
 
 UNBOUND = Balance(1e9, 1e9)
 """That of a machine whose operations take no time."""
-
-
-def kv_read(config: ModelConfig, seen: int) -> int:
-    """Numbers of KV that a token reads which sees so many others: layers with a window read no more than that."""
-    of_layer = config.kv_size // config.layers
-    return sum(of_layer * min(seen, window or seen) for window in config.windows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,21 +54,21 @@ class BreakEven:
     balance: Balance
     alike: bool = False
 
-    def seconds(self, width: Any, seen: int) -> Any:
-        """Return what a pass of so many tokens takes that see so many, as the bytes that are read in that time."""
+    def bytes(self, width: Any, seen: int) -> Any:
+        """Bytes whose reading would take as long as a pass of so many tokens that see so many."""
         config, (balance, of_kv) = self.config, self.balance
         work = TierWork.of(config, self.weight, self.number)
         # Attention at another rate does as many operations as that of numbers which take so many bytes.
         work = replace(work, key=work.number * config.kv_size, number=work.number * of_kv / balance)
         if self.alike:
             work = replace(work, experts=0.0, unions=None)
-        return work.bytes(width, 1, kv_read(config, seen) / config.kv_size, balance, *usual_machine()[1:])
+        return work.bytes(width, 1, config.kv_read(seen) / config.kv_size, balance, *usual_machine()[1:])
 
     def speedup(self, length: int) -> float:
         """Return the tokens per second of speculation over plain decoding's, by the best number of guesses."""
-        plain, draft = self.seconds(1, length), self.seconds(1, min(self.budget, length))
+        plain, draft = self.bytes(1, length), self.bytes(1, min(self.budget, length))
         kept_G = (1 - ACCEPTANCE ** (GUESSES_G + 1)) / (1 - ACCEPTANCE)
-        return float(np.max(kept_G * plain / (GUESSES_G * draft + self.seconds(GUESSES_G + 1, length))))
+        return float(np.max(kept_G * plain / (GUESSES_G * draft + self.bytes(GUESSES_G + 1, length))))
 
     def pays_from(self) -> int | None:
         """Return the context in tokens from which on it should pay; None: not within the model's positions."""
@@ -91,7 +85,7 @@ class BreakEven:
         """
         config, parts = self.config, self.config.architecture
         whole = replace(config, architecture=replace(parts, kinds=parts.rotations_only))
-        ratio = self.number * kv_read(config, config.context) / (self.weight * config.weights_read)
+        ratio = self.number * config.kv_read(config.context) / (self.weight * config.weights_read)
         small = f"at {config.context:,} tokens KV is {ratio:.2f} of the weights that a token reads"
         if windows := [window for window in config.windows if window]:
             small = f"{len(windows)} of {config.layers} layers have a window of {max(windows):,}: {small}"
@@ -104,7 +98,7 @@ class BreakEven:
         )
         reasons = {told: replace(self, balance=UNBOUND), small: replace(self, config=whole)}
         if parts.experts:
-            times = ExpertUnions(parts.experts).times(TOLD)
-            told = f"a pass of {TOLD} tokens reads {times:.1f} times the experts of one token"
+            times = ExpertUnions(parts.experts).times(EXAMPLE_WIDTH)
+            told = f"a pass of {EXAMPLE_WIDTH} tokens reads {times:.1f} times the experts of one token"
             reasons[told] = replace(self, alike=True)
         return max(reasons, key=lambda told: reasons[told].speedup(config.context))

@@ -17,7 +17,6 @@ from typing import Any
 
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.kvcache import RetrievalView
-from triforce.planner.break_even import kv_read
 from triforce.planner.plan import WIDE_GAMMAS, expected
 from triforce.speculation import Tier
 
@@ -199,7 +198,7 @@ class SearchedLayers:
         """Tokens per number read, at the best gamma: not per second, as no text of a seed may depend on the clock."""
         view, length = self.tier.cache, self._length
         config, drafted = view.full.pool.config, TOKENS_PER_PASS if self.tier.below else 1.0
-        full = NUMBERS_PER_PASS + config.weights_read + kv_read(config, length)
+        full = NUMBERS_PER_PASS + config.weights_read + config.kv_read(length)
         of_layers = config.windows.count(0) * config.kv_size // config.layers  # those without a window
         lower = full - of_layers * (length - view.keys(length, searched))
         accepted = 1 - min(1.0, max(0.0, rejection))

@@ -38,13 +38,13 @@ def test_rules_of_attention_equal_float64(
     rules: str, start: int, T: int, window: int, codes: bool, dtype: torch.dtype
 ) -> None:
     """Values, and the mass that pages have beside the sink logits."""
-    (sink_logits, cap), S = RULES[rules], start + T
-    kv = Paged(G, D, -(-S // PAGE) + 2, dtype, codes=codes, sink_logits=sink_logits, cap=cap)
+    (attention_sink_logits, cap), S = RULES[rules], start + T
+    kv = Paged(G, D, -(-S // PAGE) + 2, dtype, codes=codes, attention_sink_logits=attention_sink_logits, cap=cap)
     row, q_BTHD = kv.row(S), kv.normal(1, T, H, D, gain=2.0)
     mixed, mass = attend(kv, q_BTHD, [start], [T], row.list_P[None], weigh=T < 100, window=window)
     seen = visible(start, T, S, 0, window)
     asked = rounded_queries(q_BTHD[0]) if codes else q_BTHD[0]
-    wanted = by_the_book(asked, row.k_SGD, row.v_SGD, seen, None, 0, sink_logits, cap)
+    wanted = by_the_book(asked, row.k_SGD, row.v_SGD, seen, None, 0, attention_sink_logits, cap)
     bound = (CODES if codes else BOUND)[dtype] * float(row.v_SGD.abs().max())
     torch.testing.assert_close(mixed[0].double(), wanted[0], atol=bound, rtol=0)
     if T < 100:
@@ -53,8 +53,8 @@ def test_rules_of_attention_equal_float64(
 
 @pytest.mark.parametrize("rules", RULES)
 def test_rules_leave_a_query_its_bits_in_any_pass(rules: str, dtype: torch.dtype) -> None:
-    sink_logits, cap = RULES[rules]
-    kv = Paged(G, D, 90, dtype, sink_logits=sink_logits, cap=cap)
+    attention_sink_logits, cap = RULES[rules]
+    kv = Paged(G, D, 90, dtype, attention_sink_logits=attention_sink_logits, cap=cap)
     row, q_BTHD = kv.row(1300), kv.normal(1, 130, H, D)
     whole, _ = attend(kv, q_BTHD, [1170], [130], row.list_P[None], weigh=False)
     for first, count in ((0, 1), (7, 20), (129, 1)):
@@ -66,10 +66,12 @@ def test_rules_leave_a_query_its_bits_in_any_pass(rules: str, dtype: torch.dtype
 @pytest.mark.parametrize("rules", RULES)
 @pytest.mark.parametrize("window", [0, 50])
 def test_torch_path_has_the_same_rules(rules: str, window: int, dtype: torch.dtype) -> None:
-    (sink_logits, cap), T, S = RULES[rules], 9, 150
+    (attention_sink_logits, cap), T, S = RULES[rules], 9, 150
     q, k, v = (torch.randn(n, heads, D) for n, heads in ((T, H), (S, G), (S, G)))
-    mixed, mass = attention.attend(q, k.transpose(0, 1), v.transpose(0, 1), True, None, 0, window, sink_logits, cap)
-    wanted = by_the_book(q, k, v, visible(S - T, T, S, 0, window), None, 0, sink_logits, cap)
+    mixed, mass = attention.attend(
+        q, k.transpose(0, 1), v.transpose(0, 1), True, None, 0, window, attention_sink_logits, cap
+    )
+    wanted = by_the_book(q, k, v, visible(S - T, T, S, 0, window), None, 0, attention_sink_logits, cap)
     torch.testing.assert_close(mixed.double(), wanted[0], atol=1e-5, rtol=1e-5)
     pages = torch.nn.functional.pad(mass, (0, -S % PAGE)).unflatten(1, (-1, PAGE)).sum(2)
     torch.testing.assert_close(pages.double(), wanted[1], atol=1e-5, rtol=1e-5)
@@ -78,8 +80,8 @@ def test_torch_path_has_the_same_rules(rules: str, window: int, dtype: torch.dty
 @pytest.mark.parametrize("rules", RULES)
 def test_searched_pages_follow_the_rules(rules: str, dtype: torch.dtype) -> None:
     """A search that finds all pages sees what no search sees, bit for bit."""
-    sink_logits, cap = RULES[rules]
-    kv = Paged(G, D, 50, dtype, turn=random_rotation(D), sink_logits=sink_logits, cap=cap)
+    attention_sink_logits, cap = RULES[rules]
+    kv = Paged(G, D, 50, dtype, turn=random_rotation(D), attention_sink_logits=attention_sink_logits, cap=cap)
     row, q_BTHD = kv.row(600), kv.normal(1, 2, H, D)
     whole, _ = attend(kv, q_BTHD, [598], [2], row.list_P[None], weigh=False)
     found, _ = attend(kv, q_BTHD, [598], [2], row.list_P[None], weigh=False, search=([1], [31], [30]))
@@ -88,17 +90,17 @@ def test_searched_pages_follow_the_rules(rules: str, dtype: torch.dtype) -> None
 
 @pytest.mark.parametrize("rules", RULES)
 def test_int8_copies_follow_the_rules(rules: str, dtype: torch.dtype) -> None:
-    sink_logits, cap = RULES[rules]
-    kv = Paged(G, D, 50, dtype, int8=True, sink_logits=sink_logits, cap=cap)
+    attention_sink_logits, cap = RULES[rules]
+    kv = Paged(G, D, 50, dtype, int8=True, attention_sink_logits=attention_sink_logits, cap=cap)
     row, q_BTHD = kv.row(600), kv.normal(1, 2, H, D)
     mixed, mass = attend(kv, q_BTHD, [598], [2], row.list_P[None], coarse=[576])
-    wanted = by_the_book(q_BTHD[0], row.k_SGD, row.v_SGD, visible(598, 2, 600), None, 0, sink_logits, cap)
+    wanted = by_the_book(q_BTHD[0], row.k_SGD, row.v_SGD, visible(598, 2, 600), None, 0, attention_sink_logits, cap)
     torch.testing.assert_close(mixed[0].double(), wanted[0], atol=0.03, rtol=0)
     torch.testing.assert_close(mass[0].double(), wanted[1], atol=0.03, rtol=0)
 
 
 def test_sink_logits_of_other_heads_raise(dtype: torch.dtype) -> None:
-    kv = Paged(G, D, 5, dtype, sink_logits=SINK_LOGITS[:4])
+    kv = Paged(G, D, 5, dtype, attention_sink_logits=SINK_LOGITS[:4])
     row = kv.row(20)
     with pytest.raises(ValueError, match="each query head has a sink logit"):
         attend(kv, kv.normal(1, 1, H, D), [19], [1], row.list_P[None])

@@ -27,12 +27,11 @@ from triforce.backends.cuda.triton.attention import DevicePageTable
 from triforce.backends.kernel_api import pages_for
 from triforce.backends.kv_rows import numbers, rounded
 from triforce.backends.torch import kv as torch_kv
-from triforce.cli import main
-from triforce.errors import RequestError
+from triforce.backends.torch.kv import TorchKV
+from triforce.engine.precision import with_kv_dtype
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import FullView, PagePool
 from triforce.llm import LLM
-from triforce.model.architecture import Architecture
 
 BOUND = {torch.float32: 2e-6, torch.bfloat16: 2**-8 + 2**-9, torch.float16: 2**-11 + 2**-12}
 MASS = 2e-5
@@ -202,15 +201,10 @@ def test_triton_text_over_codes_is_that_of_plain_decoding(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a device is made up here")
-def test_int8_kv_on_gpu_without_triton_is_refused(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_int8_kv_on_gpu_without_triton_is_torchs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_loader, "suits_triton", lambda *_: False)
+    config = LLM(folder / "target", dtype="float32").target.config
     with stub.machine():
-        asked = ["generate", "some text", "--model", str(folder / "target"), "--kv-dtype", "int8", "--device", "cuda"]
-        assert main(asked) == 2
-    error = capsys.readouterr().err
-    assert "--kv-dtype int8 on a GPU needs Triton" in error and error.count("\n") == 1
-    family = replace(LLM(folder / "target", dtype="float32").target.config, architecture=Architecture(score_cap=5.0))
-    with pytest.raises(RequestError, match="int8 KV of this family cannot be had on a GPU yet"):
-        dispatch.require_int8_kv(family, torch.bfloat16, torch.device("cuda"))
+        coded = with_kv_dtype(config, "int8", torch.float32, torch.device("cuda"))
+        kv = dispatch.memory(coded, 4, torch.float32, "cuda")
+    assert type(kv) is TorchKV and coded.rotates_heads and kv.keys_LGSD.dtype == torch.int8

@@ -106,10 +106,10 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
         "gemma-2", f"{LAYER}._activated", ('"gelu": geglu', '"gelu": self.swiglu'),
     ),
     "the sink logit is left out": (
-        "gpt-oss", f"{ATTENTION}:_mix", ("sum_GR1 += (sink_logits_GR[..., None] - top_GR1).exp()", "pass"),
+        "gpt-oss", f"{ATTENTION}:_mix", ("sum_GR1 += (attention_sink_logits_GR[..., None] - top_GR1).exp()", "pass"),
     ),
     "sink logits of other heads": (
-        "gpt-oss", f"{KV}._attend", ("else sink_logits_LH[layer]", "else sink_logits_LH[layer].flip(0)"),
+        "gpt-oss", f"{KV}._attend", ("sink_logits_LH[layer]", "sink_logits_LH[layer].flip(0)"),
     ),
     "an expert's bias is left out": (
         "gpt-oss", f"{LAYER}._gate", ("mlp.up_bias_I", "None"),

@@ -39,10 +39,10 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
         SESSION, "triforce.kvcache.views.full:FullView.rewind", ("if windows and not windows.holds(", "if False and (")
     ),
     "offloaded layers have no sink logits": (
-        OFFLOADED, f"{STORED}._offload", ("sink_logits=None if sink_logits_LH is None else ", "sink_logits=None and "),
+        OFFLOADED, f"{STORED}._offload", ("sink_logits=None if logits_LH is None else ", "sink_logits=None and "),
     ),
     "offloaded layers have the sink logits of the first ones": (
-        OFFLOADED, f"{STORED}._offload", ("sink_logits_LH[layers]", "sink_logits_LH[: len(layers)]"),
+        OFFLOADED, f"{STORED}._offload", ("logits_LH[layers]", "logits_LH[: len(layers)]"),
     ),
     "offloaded scores have no cap": (OFFLOADED, f"{STORED}._offload", ("config.architecture.score_cap", "0.0")),
     "windows of the segment before": (

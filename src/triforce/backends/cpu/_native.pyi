@@ -175,15 +175,15 @@ class Pages:
 
     `rotation` (D, D) float32, orthogonal, and `sketches` (G, pages, D + 16) bfloat16, zeros at first, are for searches.
     int8_keys and int8_values, shaped as the keys, and `scales` (G, pages, 2) float32 are for int8 copies.
-    Queries attend to all with a logit for each of their heads, `sink_logits` (H) float32, beside those of the keys, and
-    with scores that `score_cap` bounds.
+    Queries attend to all with a logit for each of their heads, `attention_sink_logits` (H) float32, beside those of the
+    keys, and with scores that `score_cap` bounds.
     """
 
     @overload
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor, head_dim: int, rotation: torch.Tensor | None = None, sketches: torch.Tensor | None = None, int8_keys: torch.Tensor | None = None, int8_values: torch.Tensor | None = None, scales: torch.Tensor | None = None, sink_logits: torch.Tensor | None = None, score_cap: float = 0.0) -> None: ...
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor, head_dim: int, rotation: torch.Tensor | None = None, sketches: torch.Tensor | None = None, int8_keys: torch.Tensor | None = None, int8_values: torch.Tensor | None = None, scales: torch.Tensor | None = None, attention_sink_logits: torch.Tensor | None = None, score_cap: float = 0.0) -> None: ...
 
     @overload
-    def __init__(self, codes: torch.Tensor, head_dim: int, *, is_bf16: bool, hadamard: bool, rotation: torch.Tensor | None = None, sketches: torch.Tensor | None = None, sink_logits: torch.Tensor | None = None, score_cap: float = 0.0) -> None:
+    def __init__(self, codes: torch.Tensor, head_dim: int, *, is_bf16: bool, hadamard: bool, rotation: torch.Tensor | None = None, sketches: torch.Tensor | None = None, attention_sink_logits: torch.Tensor | None = None, score_cap: float = 0.0) -> None:
         """
         K and V as int8 with scales: `codes` (G, pages, 32 * head_dim + 64) int8. Queries and outputs are bfloat16 or
         float32. Where tokens are copied, (N, G, D + 2) int8, a scale of bfloat16 lies behind their codes.
@@ -249,8 +249,8 @@ class Offload:
     KV memory of layers whose pages lie in a store or in frames of an arena (bytes) uint8.
     """
 
-    def __init__(self, *, arena: torch.Tensor, is_bf16: bool, coded: bool, hadamard: bool, layers: int, heads: int, dim: int, pages: int, frames: int, buffers: int, buffer_frames: int, store: Store, sink_logits: torch.Tensor | None = None, score_cap: float = 0.0) -> None:
-        """sink_logits (layers, H) float32 and score_cap: see Pages."""
+    def __init__(self, *, arena: torch.Tensor, is_bf16: bool, coded: bool, hadamard: bool, layers: int, heads: int, dim: int, pages: int, frames: int, buffers: int, buffer_frames: int, store: Store, attention_sink_logits: torch.Tensor | None = None, score_cap: float = 0.0) -> None:
+        """attention_sink_logits (layers, H) float32 and score_cap: see Pages."""
 
     def layer(self, i: int) -> Pages:
         """The pages of a layer."""

@@ -63,9 +63,9 @@ class NativeKV:
         if config.kv_int8:
             more |= {"is_bf16": self.dtype == torch.bfloat16, "hadamard": config.hadamard}
         memory = self._allocated(len(layers), pages)
-        if config.sink_logits_LH is not None:
+        if config.attention_sink_logits_LH is not None:
             for layer, parts in zip(layers, memory, strict=True):
-                parts["sink_logits"] = config.sink_logits_LH[layer]
+                parts["attention_sink_logits"] = config.attention_sink_logits_LH[layer]
         return [_native.Pages(**parts, **more) for parts in memory]
 
     def _allocated(self, layers: int, pages: int) -> list[dict[str, Any]]:

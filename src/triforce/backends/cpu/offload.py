@@ -48,13 +48,13 @@ class NativeOffloadedKV(NativeKV):
 
     def _offload(self, arena: Tensor, pages: int, layers: list[int]) -> list[_native.Pages]:
         """Have so many pages of some layers lie in the store, or in frames of the arena."""
-        config, room, sink_logits_LH = self.config, self.room, self.config.sink_logits_LH
+        config, room, logits_LH = self.config, self.room, self.config.attention_sink_logits_LH
         self._away = layers
         self.native_offload = _native.Offload(
             arena=arena, is_bf16=self.dtype == torch.bfloat16, coded=config.kv_int8, hadamard=config.rotates_heads,
             layers=len(layers), heads=config.kv_heads, dim=config.head_dim, pages=pages, frames=room.frames,
             buffers=room.buffers, buffer_frames=room.buffer_frames, store=self._store,
-            sink_logits=None if sink_logits_LH is None else sink_logits_LH[layers].contiguous(),
+            attention_sink_logits=None if logits_LH is None else logits_LH[layers].contiguous(),
             score_cap=config.architecture.score_cap,
         )  # fmt: skip
         return [self.native_offload.layer(i) for i in range(len(layers))]

@@ -20,7 +20,7 @@ def attend(
     q_sinks_THD: Tensor | None = None,
     sinks: int = 0,
     window: int = 0,
-    sink_logits_H: Tensor | None = None,
+    attention_sink_logits_H: Tensor | None = None,
     cap: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """Attention of a few queries, the last keys being their own: query t does not see the keys after S - T + t.
@@ -29,14 +29,16 @@ def attend(
     sinks as `q_sinks`, where given. Returns the mixed values (T, H, D) and the attention mass of each key, summed over
     the queries that share a KV head: float32 (G, S), of total T * H / G per head; (G, 0) unless `return_mass`.
 
-    cap: a bound of scores, before any is hidden; 0: none. sink_logits: of each query head, float32: a logit beside
-    those of the keys, which takes weight from them and has no value.
+    cap: a bound of scores, before any is hidden; 0: none. attention_sink_logits: of each query head, float32: a logit
+    beside those of the keys, which takes weight from them and has no value.
     """
     (T, _, D), (G, S, _) = q_THD.shape, k_GSD.shape
     q_GRD = fold(q_THD, G) * D**-0.5
     q_sinks_GRD = fold(q_sinks_THD, G) * D**-0.5 if q_sinks_THD is not None else None
     hidden_TS = _hidden(T, S, sinks, window, q_THD.device)
-    sink_logits_GR = None if sink_logits_H is None else sink_logits_H[:, None].expand(-1, T).reshape(G, -1)
+    attention_sink_logits_GR = (
+        None if attention_sink_logits_H is None else attention_sink_logits_H[:, None].expand(-1, T).reshape(G, -1)
+    )
     at_once = max(1, SCORES // (q_GRD.shape[1] * S))
     blocks = []
     for g in range(0, G, at_once):
@@ -46,7 +48,7 @@ def attend(
             scores_GRS[..., :sinks] = torch.bmm(q_sinks_GRD[heads], k_GSD[heads, :sinks].transpose(1, 2)).float()
         scores_GRS = capped(scores_GRS, cap)
         scores_GRS.view(len(scores_GRS), -1, T, S)[..., S - hidden_TS.shape[1] :].masked_fill_(hidden_TS, -torch.inf)
-        sinks_GR = None if sink_logits_GR is None else sink_logits_GR[heads]
+        sinks_GR = None if attention_sink_logits_GR is None else attention_sink_logits_GR[heads]
         blocks.append(_mix(scores_GRS, v_GSD[heads], return_mass, sinks_GR))
     attn_out_GRD, mass_GS = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*blocks, strict=True))
     return unfold(attn_out_GRD, T), mass_GS
@@ -66,16 +68,16 @@ def capped(scores: Tensor, cap: float) -> Tensor:
 
 
 def _mix(
-    scores_GRS: Tensor, v_GSD: Tensor, return_mass: bool, sink_logits_GR: Tensor | None = None
+    scores_GRS: Tensor, v_GSD: Tensor, return_mass: bool, attention_sink_logits_GR: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Softmax and mixture; the scores are overwritten. The sum of weights has that of a sink logit, too."""
     top_GR1 = scores_GRS.amax(-1, keepdim=True)
-    if sink_logits_GR is not None:
-        top_GR1 = torch.maximum(top_GR1, sink_logits_GR[..., None])
+    if attention_sink_logits_GR is not None:
+        top_GR1 = torch.maximum(top_GR1, attention_sink_logits_GR[..., None])
     weights_GRS = scores_GRS.sub_(top_GR1).exp_()
     sum_GR1 = weights_GRS.sum(-1, keepdim=True)
-    if sink_logits_GR is not None:
-        sum_GR1 += (sink_logits_GR[..., None] - top_GR1).exp()
+    if attention_sink_logits_GR is not None:
+        sum_GR1 += (attention_sink_logits_GR[..., None] - top_GR1).exp()
     # Normalised before the product: a sum over a long context overflows float16 otherwise.
     weights_GRS.div_(sum_GR1)
     attn_out_GRD = torch.bmm(weights_GRS.to(v_GSD.dtype), v_GSD)

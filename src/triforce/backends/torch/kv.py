@@ -104,9 +104,9 @@ class TorchKV:
         return_mass: bool = False,
         q_sinks_BTHD: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        kv, sink_logits_LH = self._kv_L[layer], self.config.sink_logits_LH
-        sink_logits_H = None if sink_logits_LH is None else sink_logits_LH[layer]
-        rules = Rules(self.config.architecture.score_cap, sink_logits_H)
+        kv, attention_sink_logits_LH = self._kv_L[layer], self.config.attention_sink_logits_LH
+        attention_sink_logits_H = None if attention_sink_logits_LH is None else attention_sink_logits_LH[layer]
+        rules = Rules(self.config.architecture.score_cap, attention_sink_logits_H)
         if self.config.kv_int8:
             q_BTHD = rounded_queries(q_BTHD)
             q_sinks_BTHD = None if q_sinks_BTHD is None else rounded_queries(q_sinks_BTHD)
@@ -117,12 +117,12 @@ class Rules(NamedTuple):
     """The arguments of `attend` that a layer of a model brings."""
 
     cap: float = 0.0
-    sink_logits_H: Tensor | None = None
+    attention_sink_logits_H: Tensor | None = None
 
     @property
     def none(self) -> bool:
         """Whether there are none."""
-        return self.cap == 0 and self.sink_logits_H is None
+        return self.cap == 0 and self.attention_sink_logits_H is None
 
 
 PLAIN = Rules()
@@ -154,7 +154,7 @@ def attend_lists(
             seen, own_q_sinks_THD = slice(start + part.stop), None if q_sinks_THD is None else q_sinks_THD[part]
             attn_out_BTHD[b, part], mass_GK = attend(
                 q_THD[part], k_GKD[:, seen], v_GKD[:, seen], return_mass, own_q_sinks_THD, lists.sinks, lists.window,
-                rules.sink_logits_H, rules.cap,
+                rules.attention_sink_logits_H, rules.cap,
             )  # fmt: skip
         if return_mass:
             whole_GK = torch.nn.functional.pad(mass_GK, (0, -mass_GK.shape[1] % lists.unit))

@@ -32,7 +32,7 @@ LLAMA_NAMES = {
     "down_bias_C": "mlp.down_proj.bias",
 }
 """Tensors of a layer in the files, by the fields of `model.weights.Layer`."""
-BIASES: dict[str, tuple[object, ...]] = {"attention_bias": (False, True), "mlp_bias": (False, True)}
+BIAS_FLAGS: dict[str, tuple[object, ...]] = {"attention_bias": (False, True), "mlp_bias": (False, True)}
 """What configs of families may say that `llama` reads."""
 SHARED, DENSE = "shared/", "dense/"
 """Before a field of an MLP: that of shared experts, and that of layers which have one in the place of experts."""

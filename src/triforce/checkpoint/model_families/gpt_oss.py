@@ -15,7 +15,7 @@ def gpt_oss(config: Fields) -> Architecture:
     config.within("quantization_config").require("quant_method", ("mxfp4",))
     experts = config.whole("num_local_experts", most=4096)
     return Architecture(
-        qkv_bias=True, o_bias=True, activation="clamped", sink_logits=True,
+        qkv_bias=True, o_bias=True, activation="clamped", attention_sink_logits=True,
         experts=Experts(experts, config.whole("num_experts_per_tok", most=experts), renormalised=True, biases=True),
     )  # fmt: skip
 
@@ -33,7 +33,8 @@ GPT_OSS = Family(
     gpt_oss,
     all_but_each(2),
     LLAMA_NAMES | {
-        "sink_logits_H": "self_attn.sinks", "router_EC": "mlp.router.weight", "router_bias_E": "mlp.router.bias",
+        "attention_sink_logits_H": "self_attn.sinks", "router_EC": "mlp.router.weight",
+        "router_bias_E": "mlp.router.bias",
     } | {
         f"{part}_{kind}_{shape}": f"mlp.experts.{{}}.{part}_proj.{name}"
         for part, shapes in {"gate": ("IC", "I"), "up": ("IC", "I"), "down": ("CI", "C")}.items()

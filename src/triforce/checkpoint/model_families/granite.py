@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from triforce.checkpoint.json_fields import Fields
-from triforce.checkpoint.model_families.family import BIASES, Family, llama
+from triforce.checkpoint.model_families.family import BIAS_FLAGS, Family, llama
 from triforce.checkpoint.model_families.llama import LLAMA
 from triforce.model.architecture import Architecture
 
@@ -31,5 +31,5 @@ GRANITE = Family(
         "attention_multiplier": 1.0,
     },
     granite,
-    accepted=BIASES,
+    accepted=BIAS_FLAGS,
 )  # fmt: skip

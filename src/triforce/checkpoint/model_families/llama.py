@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from triforce.checkpoint.json_fields import MOST_LAYERS, Fields
-from triforce.checkpoint.model_families.family import BIASES, Family, listed_layers
+from triforce.checkpoint.model_families.family import BIAS_FLAGS, Family, listed_layers
 from triforce.model.architecture import Architecture
 
 _LLAMA: dict[str, Any] = {
@@ -37,7 +37,7 @@ def upper_layers(config: Fields) -> list[bool]:
     return listed_layers(config)
 
 
-LLAMA = Family(_LLAMA, accepted=BIASES)
+LLAMA = Family(_LLAMA, accepted=BIAS_FLAGS)
 MISTRAL = Family(_MISTRAL, slides=every_layer)
 QWEN2 = Family(_QWEN2, lambda config: Architecture(qkv_bias=True), upper_layers)
 QWEN3 = Family(_QWEN2 | {"head_dim": 128}, lambda config: Architecture(qk_norm="head"), upper_layers)

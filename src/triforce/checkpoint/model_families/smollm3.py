@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from triforce.checkpoint.json_fields import MOST_LAYERS, Fields
-from triforce.checkpoint.model_families.family import BIASES, Family, llama
+from triforce.checkpoint.model_families.family import BIAS_FLAGS, Family, llama
 from triforce.model.architecture import Architecture, LayerKind
 
 
@@ -24,6 +24,6 @@ SMOLLM3 = Family(
         "tie_word_embeddings": True, "no_rope_layer_interval": 4, "use_sliding_window": False,
     },
     smollm3,
-    accepted={**BIASES, "use_sliding_window": (False,)},
+    accepted={**BIAS_FLAGS, "use_sliding_window": (False,)},
     theta=2_000_000.0,
 )  # fmt: skip
