@@ -203,6 +203,11 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Report], str]]] = {
         "triforce bench speed --synthetic 0.92,0.6 --kv-dtype int8 --shapes NAME,...",
         _tables(_synthetic),
     ),
+    "synthetic_int8_avx2": (
+        "The same at the level AVX2",
+        "TRIFORCE_KERNELS=avx2 triforce bench speed --synthetic 0.92,0.6 --kv-dtype int8 --shapes NAME,...",
+        _tables(_synthetic),
+    ),
     "paper": ("The paper's tables and figures", "python -m benchmarks.paper", _paper),
 }
 """Sections by the name of a file of rows: title, the command that makes it, and its text."""
