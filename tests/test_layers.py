@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from tests.helpers import house
 from tests.helpers.house import Graph
 
 ROOT = Path(__file__).parents[1]
+FAMILY = re.compile(r"llama|mistral|mixtral|qwen|gpt.?oss|gemma|phi.?[34]|smollm|granite|olmo|glm", re.IGNORECASE)
+OF_NO_FAMILY = ("engine", "kvcache", "backends", "speculation", "planner", "sampling")
 LAYERS = tomllib.loads((ROOT / "docs" / "data" / "layers.toml").read_text(encoding="utf-8"))
 
 
@@ -100,3 +103,32 @@ def test_forbidden_imports_are_found(name: str, code: str) -> None:
 def test_package_order_is_checked(order: list[str], wrong: int) -> None:
     graph = made("t.cache.full", "from t.cache import pool")
     assert len(disordered(graph, "t.cache", [f"t.cache.{name}" for name in order])) == wrong
+
+
+def families_in(code: str) -> set[str]:
+    """Names and texts in Python code, docstrings left out, that name a family of models."""
+    nodes = list(ast.walk(ast.parse(code)))
+    told = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    texts = {node.value for node in nodes if isinstance(node, ast.Constant) and id(node) not in told}
+    names = {
+        str(getattr(node, field)) for node in nodes for field in ("id", "attr", "name", "arg") if hasattr(node, field)
+    }
+    return {found for found in names | {text for text in texts if isinstance(text, str)} if FAMILY.search(found)}
+
+
+def test_engine_views_and_kernels_name_no_family() -> None:
+    """What families differ in is told by `model.architecture`."""
+    files = [file for folder in OF_NO_FAMILY for file in sorted((ROOT / "src/triforce" / folder).rglob("*.py"))]
+    found = {file.name: families_in(file.read_text(encoding="utf-8")) for file in files}
+    kernels = [file for file in (ROOT / "csrc").rglob("*.?pp")]
+    found |= {file.name: set(FAMILY.findall(re.sub("//.*", "", file.read_text(encoding="utf-8")))) for file in kernels}
+    assert files and kernels and not {name: words for name, words in found.items() if words}
+
+
+@pytest.mark.parametrize(("code", "found"), [
+    ('"""As in Llama."""\nwidth = 3  # of Gemma', set()),
+    ('if kind == "gemma3_text": pass', {"gemma3_text"}),
+    ("class QwenLayer: pass", {"QwenLayer"}),
+])  # fmt: skip
+def test_names_of_families_are_found(code: str, found: set[str]) -> None:
+    assert families_in(code) == found

@@ -134,6 +134,9 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
     "the up projection is not bounded": (
         "gpt-oss", "triforce.backends.torch.model:clamped_swiglu", ("up_NI.clamp(-CLAMP, CLAMP)", "up_NI"),
     ),
+    "the gate is not bounded": (
+        "gpt-oss", "triforce.backends.torch.model:clamped_swiglu", ("gate_NI.clamp(max=CLAMP)", "gate_NI"),
+    ),
     "gate and up projections in another order": (
         "gpt-oss", "triforce.checkpoint.stacked_experts:StackedExperts._within", (
             "enumerate(of)", "enumerate(reversed(of))",
