@@ -62,11 +62,12 @@ def test_int8_kv_texts_are_one_wherever_it_lies(
     filed = answers(model(kv_offload="file", kv_memory="16MiB"))
     assert texts(filed) == wanted and filed[0].kv.file_bytes > filed[0].kv.device_bytes
     first, again = model(disk_cache=cache), model(disk_cache=cache)
-    assert texts(answers(first)) == wanted
-    written(first)
+    for some in range(0, prompts, 5):  # more at once would wait too long to be written, and be given up
+        part = slice(some, some + 5)
+        made = first.generate(texts_of[part], ask(max_tokens=tokens), mode=mode)
+        written(first)
+        assert texts(made) == wanted[part]
     found = answers(again)
-    assert texts(found) == wanted
-    restored = [output.cached_tokens >= 512 for output in found]  # what waits too long to be written is given up
-    assert sum(restored) >= 0.9 * prompts
+    assert texts(found) == wanted and all(output.cached_tokens >= 512 for output in found)
     for count in ranks:
         assert together(count, lambda group: texts(answers(model(ranks=group)))) == [wanted] * count
