@@ -13,6 +13,7 @@ d  batches: 2 texts of 56K, 6 of 19K, 10 of 12K
 e  Llama-3.1-8B's shape at 128K, batches of 1 and 6
 f  with offload, 256K and 512K
 g  kernels by themselves: tiles and splits of attention, products with packed weights, draws
+h  e's shape over int8 KV, and its attention by itself
 """
 
 from __future__ import annotations
@@ -111,9 +112,19 @@ def kernels_alone(setup: Setup) -> Iterator[Piece]:
     yield from kernels.draws(setup)
 
 
+def int8_kv(setup: Setup) -> Iterator[Piece]:
+    from benchmarks.on_gpu import kernels
+
+    setup = replace(setup, kv_int8=True)
+    names, (context, *_) = setup.names(LLAMA_3), setup.contexts or [128 * THOUSAND]
+    yield from ours.passes(setup, names, context)
+    yield from ours.decodings(setup, names, context)
+    yield from kernels.attentions(setup, names[0], context)
+
+
 FIGURES: dict[str, Callable[[Setup], Iterator[Piece]]] = {
     "a": on_chip, "b": real_text, "c": under_the_papers_cards, "d": batches, "e": grouped_queries,
-    "f": longer_than_the_device, "g": kernels_alone,
+    "f": longer_than_the_device, "g": kernels_alone, "h": int8_kv,
 }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.on_gpu.piece import Piece, Row, Setup
+from triforce.backends.cuda.kv_pages import write_rows
 from triforce.backends.cuda.packed_weight import PackedWeight, packed
 from triforce.backends.cuda.sampler import TritonSampling
 from triforce.backends.cuda.splits import SHARED
@@ -21,9 +22,11 @@ from triforce.backends.cuda.triton import attention, weight_tiles
 from triforce.backends.cuda.triton.attention import DevicePageTable, Tile, attend, tile_of
 from triforce.backends.cuda.triton.sampler import SamplerInputs, by_race
 from triforce.backends.kernel_api import PAGE
+from triforce.backends.kv_rows import block_of, rounded
 from triforce.backends.token_sampler import make_noise
 from triforce.bench import shapes
 from triforce.interface.sampling_params import SamplingParams
+from triforce.model.config import SCALE_BYTES
 from triforce.speculation import Seeded
 
 WIDTHS = (1, 8, 16)
@@ -42,7 +45,7 @@ def attentions(setup: Setup, shape: str, context: int) -> Iterator[Piece]:
     for width in WIDTHS:
         rows = width * s.heads // s.kv_heads
         height = min(64, max(16, 1 << (rows - 1).bit_length()))
-        own = tile_of(setup.clock.dtype.itemsize, s.head_dim, rows)
+        own = tile_of(setup.clock.dtype.itemsize, s.head_dim, rows, setup.kv_int8)
         tiles = [own, *(tile for each in TILES if (tile := Tile(height, *each)) != own)]
         for tile, split in [(tile, SHARED) for tile in tiles] + [(own, split) for split in SPLITS if split != SHARED]:
             how = f"{tile.rows} x {tile.keys}, {tile.warps} warps, {tile.stages} stages, split {split}"
@@ -55,13 +58,25 @@ def _attention(setup: Setup, shape: str, context: int, width: int, tile: Tile, s
     s, pages = shapes.SHAPES[shape], context // PAGE
     made = partial(torch.randn, dtype=setup.clock.dtype, device=setup.device)
     keys_GSD, values_GSD = (made(s.kv_heads, pages * PAGE, s.head_dim) for _ in range(2))
+    if setup.kv_int8:
+        keys_GSD, values_GSD = map(_coded, (keys_GSD, values_GSD))
+    block = block_of(s.head_dim) if setup.kv_int8 else 1
     q_BTHD = made(1, width, s.heads, s.head_dim)
     units = torch.randperm(pages, device=setup.device).int()[None]
     starts_B, counts_B = (torch.tensor([n], device=setup.device) for n in (pages * PAGE - width, width))
     seen = DevicePageTable(units, starts_B, counts_B, PAGE)
     with mock.patch.object(attention, "tile_of", lambda *_: tile):
-        took = setup.clock.device_seconds(partial(attend, q_BTHD, keys_GSD, values_GSD, seen, True, None, split), 10)
+        run = partial(attend, q_BTHD, keys_GSD, values_GSD, seen, True, None, split, block)
+        took = setup.clock.device_seconds(run, 10)
     return _row(setup, took, keys_GSD.nbytes + values_GSD.nbytes)
+
+
+def _coded(memory_GSD: Tensor) -> Tensor:
+    """The same as pages of int8 KV."""
+    G, S, D = memory_GSD.shape
+    coded_GSR = torch.zeros(G, S, D + SCALE_BYTES, dtype=torch.int8, device=memory_GSD.device)
+    write_rows(coded_GSR, torch.arange(S, device=memory_GSD.device), rounded(memory_GSD))
+    return coded_GSR
 
 
 def products(setup: Setup, shape: str) -> Iterator[Piece]:

@@ -68,9 +68,15 @@ def _pass(setup: Setup, names: Names, of_draft: bool, context: int, seen: int, w
     view = FullView(pool, grain=0) if of_draft or seen == context else SparseView(pool, seen)
     run, clock = partial(one_pass, decoder, view, width), setup.clock
     took, busy = clock.seconds(run, 10), clock.device_seconds(run, 10)
-    moved = decoder.dtype.itemsize * (decoder.config.weights_read + decoder.config.kv_size * seen)
+    moved = _bytes(decoder, seen)
     fraction = moved / clock.bandwidth / busy
     return {"seconds": took, "device_seconds": busy, "bytes": moved, "fraction_of_limit": fraction, "speedup": None}
+
+
+def _bytes(decoder: Decoder, keys: int) -> int:
+    """Bytes that a pass over so many keys reads: weights and KV."""
+    size = decoder.dtype.itemsize
+    return size * decoder.config.weights_read + decoder.config.kv_bytes(size) * keys
 
 
 def _prefill(setup: Setup, names: Names, context: int) -> Row:
@@ -158,9 +164,8 @@ def _measure(setup: Setup, names: Names, context: int, rows: int, acceptance: st
             seconds.append(timed(batch, RATES[acceptance] if mode == "triforce" else {}))
             del batch  # its KV, before the next one's
             gc.collect()
-    config, found = models.target.config, speeds(*runs.values())
-    moved = models.target.dtype.itemsize * (config.weights_read + rows * config.kv_size * context)
-    return found | {"fraction_of_limit": moved / setup.clock.bandwidth / found["plain_seconds"]}
+    found, least = speeds(*runs.values()), _bytes(models.target, rows * context) / setup.clock.bandwidth
+    return found | {"fraction_of_limit": least / found["plain_seconds"]}
 
 
 def _measure_hosted(setup: Setup, names: Names, context: int, acceptance: str) -> Row:

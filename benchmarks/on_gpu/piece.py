@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from triforce.backends.decoder import Decoder
 from triforce.bench import shapes
 from triforce.bench.device_clock import DeviceClock
 from triforce.engine.tier_builder import ModelSet
@@ -49,6 +50,7 @@ class Setup:
     tokens: int
     kv_memory: str = "auto"
     """Of figures that keep KV on the host: what stays on the device."""
+    kv_int8: bool = False
     _models: dict[tuple[Names, int], ModelSet] = field(default_factory=dict)
 
     @property
@@ -64,7 +66,8 @@ class Setup:
         key = names, context
         if key not in self._models:
             self._models.clear()
-            own, draft = (shapes.decoder(name, context + 1024, self.clock.dtype, device=self.device) for name in names)
+            how = context + 1024, self.clock.dtype, self.device, self.kv_int8
+            own, draft = (Decoder(*shapes.parts(name, *how)) for name in names)
             self._models[key] = ModelSet(own, draft)
         return self._models[key]
 

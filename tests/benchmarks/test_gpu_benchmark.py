@@ -109,11 +109,15 @@ def test_gpu_benchmark_shipped_pair_fits_its_context(
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="there is no Triton")
-@pytest.mark.parametrize("what", ["width 8, 16 x 32", "Q4_K, 256 x 512, 8", "numbers, 256 x 512, 8", "400 tokens, 8"])
+@pytest.mark.parametrize("what", [
+    "g, width 8, 16 x 32", "g, Q4_K, 256 x 512, 8", "g, numbers, 256 x 512, 8", "g, 400 tokens, 8",
+    "h, width 8, 16 x 32", "h, retrieval pass", "h, paper",
+])  # fmt: skip
 def test_gpu_benchmark_kernels_have_rows(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figure, _, what = what.partition(", ")
     monkeypatch.setitem(shapes.SHAPES, "small", shapes.ModelShape(256, 512, 2, 4, 2, 300, 16, tied=False))
     monkeypatch.setattr("benchmarks.on_gpu.kernels.VOCABULARIES", (400,))
-    rows = measure("g", tmp_path, "--only", what, contexts="64")
+    rows = measure(figure, tmp_path, "--only", what, contexts="64")
     assert rows and all(set(row) >= FIELDS and row["seconds"] > 0 for row in rows)  # type: ignore[operator]
 
 

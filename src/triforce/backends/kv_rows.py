@@ -26,6 +26,16 @@ def kv_name(config: ModelConfig, dtype: torch.dtype) -> str:
     return str(kv_dtype(config, dtype)).removeprefix("torch.")
 
 
+def rotated_together(config: ModelConfig) -> int:
+    """Return how many channels of a head are rotated together; 1 where heads are not rotated."""
+    return block_of(config.head_dim) if config.rotates_heads else 1
+
+
+def block_of(dim: int) -> int:
+    """Return the largest power of two that divides a head's size."""
+    return dim & -dim
+
+
 def rounded(x_D: Tensor) -> Tensor:
     """Round numbers (..., D) to the nearest multiples of a scale: int8 (..., R), the bits of the native kernels'.
 
@@ -56,7 +66,7 @@ def rotated_head(x_D: Tensor) -> Tensor:
     No channel is then much larger than the others (QuaRot, Ashkboos et al. 2024), products of queries and keys are as
     before, and mixed values are rotated back by the same. It has the bits of the native kernels'.
     """
-    x_D, size = x_D.float(), x_D.shape[-1] & -x_D.shape[-1]
+    x_D, size = x_D.float(), block_of(x_D.shape[-1])
     for apart in (2**n for n in range(size.bit_length() - 1)):
         a, b = x_D.reshape(*x_D.shape[:-1], x_D.shape[-1] // (2 * apart), 2, apart).unbind(-2)
         x_D = torch.stack([a + b, a - b], -2).flatten(-3)

@@ -39,7 +39,7 @@ def run(options: Namespace) -> int:
     device = resolve_device(options.device)
     config = model_config(hf, vocab_size=hf.vocab_size, context=options.context, device=torch.device("cpu"))
     dtype = resolve_dtype(options.dtype, device, config)
-    config = with_kv_dtype(config, options.kv_dtype, dtype, device)
+    config = with_kv_dtype(config, options.kv_dtype, dtype)
     count = config.parameters
     weights, precision = count * dtype.itemsize, str(dtype).removeprefix("torch.")
     packed = bool(files.weight_bytes) and keeps_packed(config, dtype, device)

@@ -181,7 +181,7 @@ def load(
     vocab_size = tokenizer.vocab_size if tokenizer else hf.vocab_size
     config = model_config(hf, vocab_size=vocab_size, context=context, device=device)
     precision = resolve_dtype(dtype, device, config)
-    config = with_kv_dtype(config, kv_dtype, precision, device)
+    config = with_kv_dtype(config, kv_dtype, precision)
     own = config.shared(ranks.count)
     if beside:
         _require_no_windows(config, files.path)

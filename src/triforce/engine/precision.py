@@ -39,11 +39,11 @@ def resolve_dtype(dtype: str | torch.dtype, device: torch.device, config: ModelC
     return found
 
 
-def with_kv_dtype(config: ModelConfig, kv_dtype: str, dtype: torch.dtype, device: torch.device) -> ModelConfig:
+def with_kv_dtype(config: ModelConfig, kv_dtype: str, dtype: torch.dtype) -> ModelConfig:
     """Return the config with KV of one of `KV_DTYPES`, of a model of a dtype. Raises RequestError."""
     if kv_dtype not in KV_DTYPES:
         raise RequestError(f"kv_dtype {kv_dtype!r} is not known; choose from {', '.join(KV_DTYPES)}")
     if kv_dtype == "bfloat16" and dtype != torch.bfloat16:
         name = str(dtype).removeprefix("torch.")
         raise RequestError(f"KV is {name}, as the model is; use --kv-dtype auto or int8, or --dtype bfloat16")
-    return replace(config, kv_int8=kv_dtype == "int8", hadamard=not dispatch.layered(config, dtype, device))
+    return replace(config, kv_int8=kv_dtype == "int8")

@@ -16,6 +16,7 @@ from torch import Tensor
 from tests.helpers.paged_kv import by_the_book, visible
 from triforce.backends.cuda.triton.attention import DevicePageTable, attend
 from triforce.backends.kernel_api import PageTable
+from triforce.backends.kv_rows import block_of, rotated_head
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 """Where kernels run that are compared: on a CPU in the interpreter."""
@@ -43,6 +44,8 @@ class Case:
     window: int = 40
     turned: bool = True
     """Whether queries are rotated apart for the sinks."""
+    rotated: bool = False
+    """Whether mixed values are those of rotated heads, and are rotated back."""
     weigh: bool = True
     spare: int = 1
     """Units at the end of the longest list that nobody sees."""
@@ -61,7 +64,8 @@ def cases(draw: st.DrawFn) -> Case:
         D=draw(st.sampled_from([16, 24, 64])), G=draw(st.integers(1, 2)), group=draw(st.sampled_from([1, 2, 3, 8])),
         T=T, starts=[start for start, _ in rows], counts=[count for _, count in rows], unit=unit,
         by_head=draw(st.booleans()), sinks=unit * draw(st.integers(0, 3)) if window else 0, window=window,
-        turned=bool(window) and draw(st.booleans()), weigh=draw(st.booleans()), spare=draw(st.integers(0, 2)),
+        turned=bool(window) and draw(st.booleans()), rotated=draw(st.booleans()), weigh=draw(st.booleans()),
+        spare=draw(st.integers(0, 2)),
         dtype=draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float16])), seed=draw(st.integers(0, 999)),
     )  # fmt: skip
 
@@ -94,7 +98,8 @@ class Scene:
         integers = self.units, torch.tensor(case.starts) + late, torch.tensor(case.counts)
         seen = DevicePageTable(*(x.to(DEVICE) for x in integers), case.unit, case.sinks, case.window)
         q, k, v, q_sinks = (x.to(DEVICE) for x in (self.q, self.k, self.v, self.q_sinks))
-        mixed, mass = attend(q, k, v, seen, case.weigh, q_sinks if case.turned else None, split)
+        block = block_of(case.D) if case.rotated else 1
+        mixed, mass = attend(q, k, v, seen, case.weigh, q_sinks if case.turned else None, split, block)
         return mixed.cpu(), mass.cpu()
 
     def by_the_book(self) -> tuple[Tensor, Tensor]:
@@ -104,7 +109,7 @@ class Scene:
         for b, (start, count) in enumerate(zip(case.starts, case.counts, strict=True)):
             for g in range(case.G if count else 0):
                 self._head(b, g, visible(start, count, start + count, case.sinks, case.window), mixed, mass)
-        return mixed, mass
+        return rotated_head(mixed).double() if case.rotated else mixed, mass
 
     def _head(self, b: int, g: int, seen_TS: Tensor, mixed: Tensor, mass: Tensor) -> None:
         case, (count, S) = self.case, seen_TS.shape

@@ -126,6 +126,11 @@ CODES: dict[str, tuple[str, str]] = {
     "codes: a page of codes begins without scales before it": ("(LANES * (D + 2)) + slot", "(LANES * D) + slot"),
     "codes: scales are rounded down": ("+ 0xFFFF) & -65536", "+ 0) & -65536"),
 }
+ROTATIONS: dict[str, tuple[str, tuple[str, str]]] = {
+    "rotated heads: keys only": (POINTWISE, ("rotated_heads(v_MD, d_1D, BLOCK)", "v_MD")),
+    "rotated heads: mixed values are not rotated back": (SUMS, ("d[None, :], BLOCK)", "d[None, :], 1)")),
+    "rotated heads: halves are not subtracted": (f"{TRITON}.rotation", ("other_MD - x_MD", "other_MD + x_MD")),
+}
 WEIGHTS = f"{TRITON}.weight_tiles"
 PRODUCTS: dict[str, tuple[str, str]] = {
     "weights: both halves of a group have one scale": ("half_MG1 if BY_HALF else scale_MG1", "scale_MG1"),
@@ -187,6 +192,14 @@ MUTANTS = [
             (ModuleEdit(TILES, change, users=(ATTENTION, POINTWISE)),),
         )
         for name, change in CODES.items()
+    ),
+    *(
+        Mutant(
+            name,
+            f"{HERE}triton_codes.py::test_codes_mutant_fails_its_check",
+            (ModuleEdit(module, change, users=(ATTENTION, POINTWISE, SUMS)),),
+        )
+        for name, (module, change) in ROTATIONS.items()
     ),
     *(
         Mutant(

@@ -74,10 +74,12 @@ def attend(
     return_mass: bool = False,
     q_sinks_BTHD: Tensor | None = None,
     split: int | None = None,
+    block: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """Mixed values (B, T, H, D), and the mass of each unit, float32 (B, G, U), if `return_mass`.
 
-    As a `LayerAttention` gives them; int8 memory has `kv_pages`. `split`: keys, a multiple of 64. No host wait.
+    As a `LayerAttention` gives them; int8 memory has `kv_pages`. `split`: keys, a multiple of 64. `block`: channels of
+    mixed values that are rotated back together. No host wait.
     """
     (B, T, H, D), G, U = q_BTHD.shape, len(k_GSD), seen.units.shape[-1]
     by_head = seen.units.ndim == 3
@@ -99,7 +101,7 @@ def attend(
         split, H // G, D, D2, seen.unit, at_once, tile.keys, q_sinks_BTHD is not None, return_mass,
         coded, multiplied_as(q_BTHD), num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
-    merge((parts_BGNRD, peaks_BGNR, sums_BGNR), (seen.starts_B, seen.counts_B), attn_out_BTHD, whole_BGR, split)
+    merge((parts_BGNRD, peaks_BGNR, sums_BGNR), (seen.starts_B, seen.counts_B), attn_out_BTHD, whole_BGR, split, block)
     mass_BGU = new((B, G, U) if return_mass else (0,), dtype=torch.float32)
     if return_mass and U:
         weigh(units_BGRU, whole_BGR, (seen.starts_B, seen.counts_B), mass_BGU, H // G, seen.unit)

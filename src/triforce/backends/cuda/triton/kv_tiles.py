@@ -2,7 +2,7 @@
 
 A head's memory is numbers (S, D), or pages of int8 KV: the codes of 16 slots, (16, D), and then their scales.
 Codes are multiplied with as they are, and their scales with what that gives, or with weights: nothing is rounded that
-would not be without them. Shape suffixes as in kernel_api.py; M rows, F half of D.
+would not be without them. Shape suffixes as in kernel_api.py; M rows.
 """
 
 from __future__ import annotations
@@ -54,21 +54,16 @@ def weighed(
 
 
 @triton.jit
-def store_rows(
-    memory, scales, head_M, slot_M, f, first_MF, second_MF, real_MF, F: tl.constexpr, CODED: tl.constexpr
-):  # fmt: skip
-    """Store both halves of rows, float32; where they are not real, they are zeros. Codes are those of `rounded`."""
-    at_MF = memory + _row(head_M, slot_M, 2 * F, CODED)[:, None] + f
+def store_rows(memory, scales, head_M, slot_M, d_1D, x_MD, real_M, D: tl.constexpr, CODED: tl.constexpr):
+    """Store rows, float32, of which what lies beyond D is zero. Codes are those of `rounded`."""
+    at_MD, real_MD = memory + _row(head_M, slot_M, D, CODED)[:, None] + d_1D, real_M[:, None] & (d_1D < D)
     if CODED:
-        scale_M = _scale_of(first_MF, second_MF)
-        inverse_M1 = tl.where(scale_M > 0, 1.0 / tl.where(scale_M > 0, scale_M, 1.0), 0.0)[:, None]
-        tl.store(at_MF, _codes(first_MF * inverse_M1), mask=real_MF)
-        tl.store(at_MF + F, _codes(second_MF * inverse_M1), mask=real_MF)
-        real_M = tl.max(real_MF.to(tl.int32), 1) > 0
-        tl.store(scales + _scale(head_M, slot_M, 2 * F), scale_M.to(scales.dtype.element_ty), mask=real_M)
+        scale_M = _scale_of(x_MD)
+        inverse_M = tl.where(scale_M > 0, 1.0 / tl.where(scale_M > 0, scale_M, 1.0), 0.0)
+        tl.store(at_MD, _codes(x_MD * inverse_M[:, None]), mask=real_MD)
+        tl.store(scales + _scale(head_M, slot_M, D), scale_M.to(scales.dtype.element_ty), mask=real_M)
     else:
-        tl.store(at_MF, first_MF.to(memory.dtype.element_ty), mask=real_MF)
-        tl.store(at_MF + F, second_MF.to(memory.dtype.element_ty), mask=real_MF)
+        tl.store(at_MD, x_MD.to(memory.dtype.element_ty), mask=real_MD)
 
 
 @triton.jit
@@ -88,17 +83,16 @@ def _scale(head, slot, D: tl.constexpr):
 
 
 @triton.jit
-def _scale_of(first_MF, second_MF):
+def _scale_of(x_MD):
     """A 127th of the largest, rounded up to bfloat16, as float32; NaN where a number is not finite."""
-    top_M = tl.maximum(tl.max(tl.abs(first_MF), 1), tl.max(tl.abs(second_MF), 1))
-    exact_M = top_M / 127.0 + tl.sum(first_MF * 0.0 + second_MF * 0.0, 1)
+    exact_M = tl.max(tl.abs(x_MD), 1) / 127.0 + tl.sum(x_MD * 0.0, 1)
     upper_M = (exact_M.to(tl.int32, bitcast=True) + 0xFFFF) & -65536
     return tl.where(exact_M == exact_M, upper_M.to(tl.float32, bitcast=True), float("nan"))
 
 
 @triton.jit
-def _codes(x_MF):
+def _codes(x_MD):
     """The nearest integers, to even; -127 of what is no number."""
-    nearest_MF = (x_MF + 12582912.0) - 12582912.0  # where a float32 has no bits behind the point
-    nearest_MF = tl.minimum(tl.maximum(nearest_MF, -127.0), 127.0)
-    return tl.where(x_MF == x_MF, nearest_MF, -127.0).to(tl.int32).to(tl.int8)
+    nearest_MD = (x_MD + 12582912.0) - 12582912.0  # where a float32 has no bits behind the point
+    nearest_MD = tl.minimum(tl.maximum(nearest_MD, -127.0), 127.0)
+    return tl.where(x_MD == x_MD, nearest_MD, -127.0).to(tl.int32).to(tl.int8)

@@ -15,6 +15,7 @@ from triforce.backends.cuda.kv_pages import is_coded
 from triforce.backends.cuda.triton import interpreted
 from triforce.backends.cuda.triton.attention import DevicePageTable
 from triforce.backends.cuda.triton.kv_tiles import store_rows, with_scales
+from triforce.backends.cuda.triton.rotation import rotated_heads
 from triforce.backends.kernel_api import KeysValues, Rotation
 
 
@@ -49,12 +50,14 @@ def _close(x_XHC: Tensor) -> Tensor:
 
 
 def rotate_and_write(
-    qkv: tuple[Tensor, Tensor, Tensor], positions_B: Tensor, tables_PF: Rotation, seen: DevicePageTable, kv: KeysValues
-) -> tuple[Tensor, Tensor | None]:
+    qkv: tuple[Tensor, Tensor, Tensor], positions_B: Tensor, tables_PF: Rotation, seen: DevicePageTable,
+    kv: KeysValues, block: int = 1,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Rotated queries in the memory's type, or in theirs where that is of codes; with a window, also for the sinks.
 
     Token t of row b stands at `positions_B[b] + t` and is key `starts[b] + t` of the row's lists. Its rotated key and
     its value go there; of tokens at or beyond `counts[b]` nothing is written. Tokens must lie within the tables.
+    All heads are then rotated in blocks of so many channels.
     """
     (q_BTHD, k_BTGD, _), keys_GSD = qkv, kv[0]
     (B, T, H, D), G = q_BTHD.shape, k_BTGD.shape[2]
@@ -62,17 +65,17 @@ def rotate_and_write(
     dtype = q_BTHD.dtype if is_coded(keys_GSD) else keys_GSD.dtype
     turned_BTHD = torch.empty(q_BTHD.shape, dtype=dtype, device=q_BTHD.device)
     to_sinks_BTHD = torch.empty_like(turned_BTHD) if seen.window else None
-    at_once = 256 if interpreted() else 8
+    at_once, D2 = 256 if interpreted() else 8, triton.next_power_of_2(D)
     _turn_queries[(triton.cdiv(B * T * H, at_once),)](
         q_NHD, positions_B, *tables_PF, seen.counts_B, turned_BTHD,
         turned_BTHD if to_sinks_BTHD is None else to_sinks_BTHD, B * T * H, T, H, q_NHD.stride(0),
-        seen.sinks + seen.window - 1, D // 2, triton.next_power_of_2(D // 2), at_once, to_sinks_BTHD is not None,
+        seen.sinks + seen.window - 1, D, D2, at_once, block, to_sinks_BTHD is not None,
     )  # fmt: skip
     *memory, coded = with_scales(kv)
     _write[(triton.cdiv(B * T * G, at_once),)](
         k_NGD, v_NGD, positions_B, *tables_PF, seen.units, seen.starts_B, seen.counts_B, *memory, B * T * G, T, G,
-        k_NGD.stride(0), v_NGD.stride(0), keys_GSD.stride(0), seen.units.stride(0), D // 2,
-        triton.next_power_of_2(D // 2), seen.unit, at_once, coded,
+        k_NGD.stride(0), v_NGD.stride(0), keys_GSD.stride(0), seen.units.stride(0), D, D2, seen.unit, at_once, block,
+        coded,
     )  # fmt: skip
     return turned_BTHD, to_sinks_BTHD
 
@@ -101,60 +104,51 @@ def _swiglu(gate, up, out, X, size, gate_stride, up_stride, SOME: tl.constexpr, 
 
 
 @triton.jit
-def _turned(x, cell_MF, cos_MF, sin_MF, mask_MF, F: tl.constexpr):
-    """Both halves of vectors, turned in float32."""
-    a_MF = tl.load(x + cell_MF, mask=mask_MF, other=0.0).to(tl.float32)
-    b_MF = tl.load(x + cell_MF + F, mask=mask_MF, other=0.0).to(tl.float32)
-    return a_MF * cos_MF - b_MF * sin_MF, b_MF * cos_MF + a_MF * sin_MF
+def _turned(x, at_M, place_M, cos, sin, d_1D, real_M, D: tl.constexpr, BLOCK: tl.constexpr):
+    """Heads that begin there, turned to their places and then rotated, in float32; zeros where they are not real."""
+    real_MD, turn_MD = real_M[:, None] & (d_1D < D), place_M[:, None] * (D // 2) + d_1D % (D // 2)
+    x_MD = tl.load(x + at_M[:, None] + d_1D, mask=real_MD, other=0.0).to(tl.float32)
+    pair_MD = tl.load(x + at_M[:, None] + (d_1D + D // 2) % D, mask=real_MD, other=0.0).to(tl.float32)
+    cos_MD, sin_MD = tl.load(cos + turn_MD, mask=real_MD, other=0.0), tl.load(sin + turn_MD, mask=real_MD, other=0.0)
+    return rotated_heads(x_MD * cos_MD + pair_MD * tl.where(d_1D < D // 2, -sin_MD, sin_MD), d_1D, BLOCK)
 
 
 @triton.jit
 def _turn_queries(
-    q, positions, cos, sin, counts, turned, to_sinks, M, T, H, token_stride, last, F: tl.constexpr, F2: tl.constexpr,
-    SOME: tl.constexpr, WINDOW: tl.constexpr,
+    q, positions, cos, sin, counts, turned, to_sinks, M, T, H, token_stride, last, D: tl.constexpr, D2: tl.constexpr,
+    SOME: tl.constexpr, BLOCK: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     """Some heads of some tokens; zeros where a row of the batch has fewer tokens."""
-    head_M, f = tl.program_id(0) * SOME + tl.arange(0, SOME), tl.arange(0, F2)[None, :]
+    head_M, d_1D = tl.program_id(0) * SOME + tl.arange(0, SOME), tl.arange(0, D2)[None, :]
     b_M, t_M = head_M // H // T, head_M // H % T
-    mask_M1 = (head_M < M)[:, None]
-    real_MF = (t_M < tl.load(counts + b_M, mask=head_M < M, other=0))[:, None] & (f < F)
+    real_M = t_M < tl.load(counts + b_M, mask=head_M < M, other=0)
     place_M = tl.load(positions + b_M, mask=head_M < M, other=0).to(tl.int64) + t_M
-    cell_MF = head_M.to(tl.int64)[:, None] * 2 * F + f
-    from_MF = ((head_M // H).to(tl.int64) * token_stride + head_M % H * 2 * F)[:, None] + f
-    turn_MF = place_M[:, None] * F + f
-    cos_MF, sin_MF = tl.load(cos + turn_MF, mask=real_MF, other=0.0), tl.load(sin + turn_MF, mask=real_MF, other=0.0)
-    first_MF, second_MF = _turned(q, from_MF, cos_MF, sin_MF, real_MF, F)
-    tl.store(turned + cell_MF, first_MF.to(turned.dtype.element_ty), mask=mask_M1 & (f < F))
-    tl.store(turned + cell_MF + F, second_MF.to(turned.dtype.element_ty), mask=mask_M1 & (f < F))
+    cell_MD, mask_MD = head_M.to(tl.int64)[:, None] * D + d_1D, (head_M < M)[:, None] & (d_1D < D)
+    from_M = (head_M // H).to(tl.int64) * token_stride + head_M % H * D
+    x_MD = _turned(q, from_M, place_M, cos, sin, d_1D, real_M, D, BLOCK)
+    tl.store(turned + cell_MD, x_MD.to(turned.dtype.element_ty), mask=mask_MD)
     if WINDOW:
-        turn_MF = tl.minimum(place_M, last)[:, None] * F + f
-        cos_MF = tl.load(cos + turn_MF, mask=real_MF, other=0.0)
-        sin_MF = tl.load(sin + turn_MF, mask=real_MF, other=0.0)
-        first_MF, second_MF = _turned(q, from_MF, cos_MF, sin_MF, real_MF, F)
-        tl.store(to_sinks + cell_MF, first_MF.to(to_sinks.dtype.element_ty), mask=mask_M1 & (f < F))
-        tl.store(to_sinks + cell_MF + F, second_MF.to(to_sinks.dtype.element_ty), mask=mask_M1 & (f < F))
+        x_MD = _turned(q, from_M, tl.minimum(place_M, last), cos, sin, d_1D, real_M, D, BLOCK)
+        tl.store(to_sinks + cell_MD, x_MD.to(to_sinks.dtype.element_ty), mask=mask_MD)
 
 
 @triton.jit
 def _write(
     k, v, positions, cos, sin, units, starts, counts, keys, values, key_scales, value_scales, M, T, G, k_stride,
-    v_stride, head_stride, row_stride, F: tl.constexpr, F2: tl.constexpr, UNIT: tl.constexpr, SOME: tl.constexpr,
-    CODED: tl.constexpr,
+    v_stride, head_stride, row_stride, D: tl.constexpr, D2: tl.constexpr, UNIT: tl.constexpr, SOME: tl.constexpr,
+    BLOCK: tl.constexpr, CODED: tl.constexpr,
 ):  # fmt: skip
     """The keys, turned, and the values of some heads of some tokens."""
-    head_M, f = tl.program_id(0) * SOME + tl.arange(0, SOME), tl.arange(0, F2)[None, :]
+    head_M, d_1D = tl.program_id(0) * SOME + tl.arange(0, SOME), tl.arange(0, D2)[None, :]
     b_M, t_M = head_M // G // T, head_M // G % T
     real_M = (head_M < M) & (t_M < tl.load(counts + b_M, mask=head_M < M, other=0))
     place_M = tl.load(positions + b_M, mask=real_M, other=0).to(tl.int64) + t_M
     key_M = tl.load(starts + b_M, mask=real_M, other=0).to(tl.int64) + t_M
     unit_M = tl.load(units + b_M.to(tl.int64) * row_stride + key_M // UNIT, mask=real_M, other=0).to(tl.int64)
     there_M, slot_M = (head_M % G).to(tl.int64) * head_stride, unit_M * UNIT + key_M % UNIT
-    real_MF, turn_MF = real_M[:, None] & (f < F), place_M[:, None] * F + f
-    token_M, head_MF = (head_M // G).to(tl.int64), (head_M % G * 2 * F)[:, None] + f
-    cos_MF, sin_MF = tl.load(cos + turn_MF, mask=real_MF, other=0.0), tl.load(sin + turn_MF, mask=real_MF, other=0.0)
-    first_MF, second_MF = _turned(k, token_M[:, None] * k_stride + head_MF, cos_MF, sin_MF, real_MF, F)
-    store_rows(keys, key_scales, there_M, slot_M, f, first_MF, second_MF, real_MF, F, CODED)
-    from_MF = token_M[:, None] * v_stride + head_MF
-    first_MF = tl.load(v + from_MF, mask=real_MF, other=0.0).to(tl.float32)
-    second_MF = tl.load(v + from_MF + F, mask=real_MF, other=0.0).to(tl.float32)
-    store_rows(values, value_scales, there_M, slot_M, f, first_MF, second_MF, real_MF, F, CODED)
+    token_M, head_D = (head_M // G).to(tl.int64), head_M % G * D
+    k_MD = _turned(k, token_M * k_stride + head_D, place_M, cos, sin, d_1D, real_M, D, BLOCK)
+    store_rows(keys, key_scales, there_M, slot_M, d_1D, k_MD, real_M, D, CODED)
+    from_MD = (token_M * v_stride + head_D)[:, None] + d_1D
+    v_MD = tl.load(v + from_MD, mask=real_M[:, None] & (d_1D < D), other=0.0).to(tl.float32)
+    store_rows(values, value_scales, there_M, slot_M, d_1D, rotated_heads(v_MD, d_1D, BLOCK), real_M, D, CODED)
