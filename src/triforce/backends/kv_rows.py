@@ -53,7 +53,7 @@ def rounded(x_D: Tensor) -> Tensor:
 
 
 def rounded_queries(q_D: Tensor) -> Tensor:
-    """Round queries (..., D) as they meet int8 keys on a CPU: to multiples of a 127th of the largest, float32."""
+    """Round queries (..., D) as they meet int8 keys: to multiples of a 127th of the largest, float32."""
     q_D = q_D.float()
     scale = q_D.abs().amax(-1, keepdim=True) / LARGEST
     inverse = torch.where(scale > 0, 1 / scale, 0.0)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import triton.language as tl
 from torch import Tensor
 
 from tests.helpers.cuda import stub
@@ -22,11 +21,10 @@ from tests.helpers.small_decoder import feed, small_decoder, text
 from triforce.backends import dispatch, native_loader
 from triforce.backends.cuda.kv import TritonKV
 from triforce.backends.cuda.kv_pages import as_numbers, read_rows, write_rows
-from triforce.backends.cuda.triton import attention, pointwise
+from triforce.backends.cuda.triton import pointwise
 from triforce.backends.cuda.triton.attention import DevicePageTable
 from triforce.backends.kernel_api import pages_for
-from triforce.backends.kv_rows import block_of, numbers, rotated_head, rounded
-from triforce.backends.torch import kv as torch_kv
+from triforce.backends.kv_rows import block_of, numbers, rotated_head, rounded, rounded_queries
 from triforce.backends.torch.kv import TorchKV
 from triforce.engine.precision import with_kv_dtype
 from triforce.interface.sampling_params import SamplingParams
@@ -52,12 +50,21 @@ class CodedScene(Scene):
         for memory, each in zip(self.coded, rows, strict=True):
             write_rows(memory, torch.arange(each.shape[1]), each)
 
+        self.queries = self.q, self.q_sinks
+
     def by_kernel(self, late: int = 0, split: int | None = 64) -> tuple[Tensor, Tensor]:
         self.k, self.v = self.coded
         try:
             return super().by_kernel(late, split)
         finally:
             self.k, self.v = self.plain
+
+    def by_the_book(self) -> tuple[Tensor, Tensor]:
+        self.q, self.q_sinks = map(rounded_queries, self.queries)
+        try:
+            return super().by_the_book()
+        finally:
+            self.q, self.q_sinks = self.queries
 
 
 def agree(case: Case) -> None:
@@ -78,12 +85,10 @@ def test_triton_attention_over_thousands_of_codes_equals_float64() -> None:
     agree(Case(**LARGE, dtype=torch.bfloat16))
 
 
-def test_triton_attention_over_codes_in_float16_keeps_small_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of thousands of values that are small, too: weights times their scales would be nothing there."""
-    monkeypatch.setattr(attention, "multiplied_as", lambda q_BTHD: tl.float16)
+def test_triton_attention_over_codes_in_float16_keeps_small_weights() -> None:
+    """Of thousands of values that are small, too: on a GPU weights times their scales would be nothing in that type."""
     scene = CodedScene(Case(**LARGE, dtype=torch.float16))
-    scene.q = scene.q * 0.01  # so that all keys count alike
-    scene.q_sinks = scene.q
+    scene.queries = scene.q, scene.q_sinks = scene.q * 0.01, scene.q * 0.01  # so that all keys count alike
     small = numbers(rounded(torch.full_like(scene.k[..., :128], 2e-3))).to(scene.k.dtype)
     scene.plain = scene.k, scene.v = scene.k, small
     write_rows(scene.coded[1], torch.arange(small.shape[1]), rounded(small))
@@ -177,9 +182,8 @@ def logits(widths: tuple[int, ...], hadamard: bool = True) -> Tensor:
 
 @pytest.mark.parametrize("hadamard", [True, False], ids=["rotated", "plain"])
 def test_triton_passes_over_codes_equal_torch(hadamard: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A prompt, which torch attends to, and narrow passes behind it, of queries that are not rounded."""
+    """A prompt, which torch attends to, and narrow passes behind it."""
     monkeypatch.setattr(native_loader, "native", None)
-    monkeypatch.setattr(torch_kv, "rounded_queries", lambda q_D: q_D)
     found = []
     for name in ("torch", "triton"):
         monkeypatch.setattr(native_loader, "wanted", name)

@@ -17,7 +17,7 @@ from triforce.backends.cuda.triton.attention import DevicePageTable, attend
 from triforce.backends.cuda.triton.pointwise import rotate_and_write
 from triforce.backends.current_device import current
 from triforce.backends.kernel_api import Device, ForwardBatch, KeysValues, LayerAttention, PageTable, Rotation
-from triforce.backends.kv_rows import rotated_head, rotated_together
+from triforce.backends.kv_rows import rotated_head, rotated_together, rounded_queries
 from triforce.backends.torch.kv import TorchKV, attend_lists
 from triforce.model.config import ModelConfig
 
@@ -127,6 +127,7 @@ def write_and_attend(
 def _attend_wide(q_BTHD: Tensor, kv: KeysValues, lists: PageTable) -> tuple[Tensor, Tensor]:
     """Attend as `attend_lists` does; codes first become numbers of the queries' type, those of these lists."""
     if is_coded(kv[0]):
+        q_BTHD = rounded_queries(q_BTHD).to(q_BTHD.dtype)
         units_X1 = lists.units.long().view(-1, 1)
         slots_N = (units_X1 * lists.unit + torch.arange(lists.unit, device=units_X1.device)).flatten()
         kv = as_numbers(kv, slots_N, q_BTHD.dtype)

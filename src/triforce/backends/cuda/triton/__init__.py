@@ -24,6 +24,16 @@ def on_amd() -> bool:
     return torch.version.hip is not None
 
 
-def multiplied_as(x: Tensor) -> tl.dtype:
-    """The type in which matrices of this one meet: the interpreter knows no products of bfloat16."""
-    return tl.float32 if interpreted() else NAMES[str(x.dtype)]
+def on_nvidia() -> bool:
+    """Whether kernels are compiled for NVIDIA's GPUs, and may have their instructions in them."""
+    return not interpreted() and not on_amd()
+
+
+def multiplied_as(x: Tensor, coded: bool = False) -> tl.dtype:
+    """The type in which matrices of this one meet: the interpreter knows no products of bfloat16.
+
+    coded: with codes, whose weights are of all sizes: float16 has no small ones.
+    """
+    if interpreted():
+        return tl.float32
+    return tl.bfloat16 if coded and x.itemsize == 2 else NAMES[str(x.dtype)]

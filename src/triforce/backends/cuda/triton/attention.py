@@ -23,8 +23,14 @@ import triton.language as tl
 from torch import Tensor
 
 from triforce.backends.cuda.splits import split_of
-from triforce.backends.cuda.triton import multiplied_as, on_amd
-from triforce.backends.cuda.triton.kv_tiles import load_rows, load_scales, weighed, with_scales
+from triforce.backends.cuda.triton import multiplied_as, on_amd, on_nvidia
+from triforce.backends.cuda.triton.kv_tiles import (
+    load_rows,
+    load_scales,
+    mixed_block,
+    rounded_queries,
+    with_scales,
+)
 from triforce.backends.cuda.triton.split_sums import merge, weigh
 
 
@@ -89,7 +95,7 @@ def attend(
     *memory, coded = with_scales((k_GSD, v_GSD))
     tile = tile_of(q_BTHD.element_size(), D, R, coded)
     at_once = min(tile.rows, max(16, triton.next_power_of_2(R)))
-    attn_out_BTHD, D2 = torch.empty_like(q_BTHD), max(16, triton.next_power_of_2(D))
+    attn_out_BTHD, D2 = torch.empty_like(q_BTHD), max(32 if coded else 16, triton.next_power_of_2(D))
     new = q_BTHD.new_empty
     parts_BGNRD, peaks_BGNR, sums_BGNR = (new(B, G, N, R, *d, dtype=torch.float32) for d in ((D,), (), ()))
     whole_BGR = new(B, G, R, dtype=torch.float32)
@@ -99,7 +105,7 @@ def attend(
         seen.counts_B, parts_BGNRD, peaks_BGNR, sums_BGNR, units_BGRU, G, T, R, U, N, k_GSD.stride(0),
         seen.units.stride(0), seen.units.stride(1) if by_head else 0, D**-0.5 * log2(e), seen.sinks, seen.window,
         split, H // G, D, D2, seen.unit, at_once, tile.keys, q_sinks_BTHD is not None, return_mass,
-        coded, multiplied_as(q_BTHD), num_warps=tile.warps, num_stages=tile.stages,
+        coded, multiplied_as(q_BTHD, coded), on_nvidia() and q_BTHD.itemsize == 2, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     merge((parts_BGNRD, peaks_BGNR, sums_BGNR), (seen.starts_B, seen.counts_B), attn_out_BTHD, whole_BGR, split, block)
     mass_BGU = new((B, G, U) if return_mass else (0,), dtype=torch.float32)
@@ -109,20 +115,41 @@ def attend(
 
 
 @triton.jit
+def _product(q_RD, of_q_R, k_DK, FACTOR: tl.constexpr):
+    """Queries times keys: of codes a sum of integers, which is exact, times what each query's integers stand for."""
+    if k_DK.dtype == tl.int8:
+        product_RK = tl.dot(q_RD, k_DK, out_dtype=tl.int32).to(tl.float32) * of_q_R[:, None]
+    else:
+        product_RK = tl.dot(q_RD, k_DK.to(FACTOR), input_precision="ieee")
+    return product_RK
+
+
+@triton.jit
 def _scores(
-    q_RD, q_sinks_RD, k_DK, key_K, place_R1, real_R1, block, scale, sinks, window, TURNED: tl.constexpr,
+    q_RD, of_q_R, q_sinks_RD, of_q_sinks_R, k_DK, key_K, place_R1, real_R1, block, scale, sinks, window, TURNED: tl.constexpr,
     FACTOR: tl.constexpr,
 ):  # fmt: skip
     """Scores of a block of keys in base 2; -inf where a query does not see the key. Sinks have queries of their own."""
-    scores_RK = tl.dot(q_RD, k_DK.to(FACTOR), input_precision="ieee")
+    scores_RK = _product(q_RD, of_q_R, k_DK, FACTOR)
     if TURNED:  # noqa: SIM102
         if block < sinks:
-            to_sinks_RK = tl.dot(q_sinks_RD, k_DK.to(FACTOR), input_precision="ieee")
+            to_sinks_RK = _product(q_sinks_RD, of_q_sinks_R, k_DK, FACTOR)
             scores_RK = tl.where((key_K < sinks)[None, :], to_sinks_RK, scores_RK)
     seen_RK = real_R1 & (key_K[None, :] <= place_R1)
     if window > 0:
         seen_RK &= (key_K < sinks)[None, :] | (key_K[None, :] > place_R1 - window)
     return tl.where(seen_RK, scores_RK * scale, -float("inf"))
+
+
+@triton.jit
+def _queries(q, cells_RD, there_RD, CODED: tl.constexpr, FACTOR: tl.constexpr):
+    """Queries as keys meet them, and a factor of each where these are codes."""
+    q_RD = tl.load(q + cells_RD, mask=there_RD, other=0.0)
+    if CODED:
+        given = rounded_queries(q_RD.to(tl.float32))
+    else:
+        given = q_RD.to(FACTOR), 1.0
+    return given
 
 
 @triton.jit
@@ -142,7 +169,7 @@ def _splits(
     q, q_sinks, keys, values, key_scales, value_scales, units, starts, counts, parts, peaks, sums, unit_sums, G, T, R,
     U, N, head_stride, row_stride, list_stride, scale, sinks, window, SPLIT: tl.constexpr, GROUP: tl.constexpr,
     D: tl.constexpr, D2: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-    TURNED: tl.constexpr, WEIGH: tl.constexpr, CODED: tl.constexpr, FACTOR: tl.constexpr,
+    TURNED: tl.constexpr, WEIGH: tl.constexpr, CODED: tl.constexpr, FACTOR: tl.constexpr, BY_PTX: tl.constexpr,
 ):  # fmt: skip
     """One split of one KV head's keys, for some of its query rows: unnormalised sums, and the peak they hang from."""
     n, g, b = tl.program_id(0), tl.program_id(1) % G, tl.program_id(2)
@@ -154,29 +181,30 @@ def _splits(
         return
     d, real_R1, place_R1 = tl.arange(0, D2), (token_R < count)[:, None], start + token_R[:, None]
     cells_RD = ((b * T + token_R) * G * GROUP + g * GROUP + row_R % GROUP)[:, None] * D + d[None, :]
-    q_RD = tl.load(q + cells_RD, mask=real_R1 & (d < D)[None, :], other=0.0).to(FACTOR)
-    q_sinks_RD = q_RD
+    q_RD, of_q_R = _queries(q, cells_RD, real_R1 & (d < D)[None, :], CODED, FACTOR)
+    q_sinks_RD, of_q_sinks_R = q_RD, of_q_R
     if TURNED:
-        q_sinks_RD = tl.load(q_sinks + cells_RD, mask=real_R1 & (d < D)[None, :], other=0.0).to(FACTOR)
+        q_sinks_RD, of_q_sinks_R = _queries(q_sinks, cells_RD, real_R1 & (d < D)[None, :], CODED, FACTOR)
     peak_R, sum_R = tl.full([ROWS], -float("inf"), tl.float32), tl.full([ROWS], 0.0, tl.float32)
     attn_out_RD = tl.full([ROWS, D2], 0.0, tl.float32)
     table, head = units + b.to(tl.int64) * row_stride + g.to(tl.int64) * list_stride, g.to(tl.int64) * head_stride
     for block in range(first, min(first + SPLIT, end), KEYS):
         key_K = block + tl.arange(0, KEYS)
-        unit_K = tl.load(table + key_K // UNIT, mask=key_K < end, other=0).to(tl.int64)
+        unit_K = tl.load(table + key_K // UNIT, mask=key_K < end, other=0)
         slot_K, there_K = unit_K * UNIT + key_K % UNIT, key_K < end
-        k_DK = load_rows(keys, head, slot_K[None, :], d[:, None], there_K[None, :], D, CODED, FACTOR)
+        k_DK = load_rows(keys, head, slot_K[None, :], d[:, None], there_K[None, :], D, CODED)
         of_keys = scale * load_scales(key_scales, head, slot_K, there_K, D)[None, :] if CODED else scale
         scores_RK = _scores(
-            q_RD, q_sinks_RD, k_DK, key_K, place_R1, real_R1, block, of_keys, sinks, window, TURNED, FACTOR
+            q_RD, of_q_R, q_sinks_RD, of_q_sinks_R, k_DK, key_K, place_R1, real_R1, block, of_keys, sinks, window,
+            TURNED, FACTOR,
         )  # fmt: skip
         higher_R = tl.maximum(peak_R, tl.max(scores_RK, 1))
         base_R = tl.where(higher_R == -float("inf"), 0.0, higher_R)
         shares_RK = tl.exp2(scores_RK - base_R[:, None])
         fade_R = tl.exp2(peak_R - base_R)
-        v_KD = load_rows(values, head, slot_K[:, None], d[None, :], there_K[:, None], D, CODED, FACTOR)
-        rounded_RK, v_KD = weighed(shares_RK, v_KD, value_scales, head, slot_K, there_K, D, CODED, FACTOR)
-        attn_out_RD = attn_out_RD * fade_R[:, None] + tl.dot(rounded_RK, v_KD, input_precision="ieee")
+        attn_out_RD = attn_out_RD * fade_R[:, None] + mixed_block(
+            shares_RK, values, value_scales, head, slot_K, there_K, D, D2, CODED, FACTOR, BY_PTX
+        )
         sum_R, peak_R = sum_R * fade_R + tl.sum(shares_RK, 1), higher_R
         if WEIGH:
             at_R = ((b * G + g).to(tl.int64) * R + row_R) * U

@@ -24,13 +24,9 @@ def with_scales(kv: KeysValues) -> tuple[Tensor, Tensor, Tensor, Tensor, bool]:
 
 
 @triton.jit
-def load_rows(memory, head, slot, d, there, D: tl.constexpr, CODED: tl.constexpr, FACTOR: tl.constexpr):
-    """Dimensions `d` of slots, zeros of those that are not there; slots and dimensions go along two directions.
-
-    Of codes these, as numbers of the type that matrices meet in, which has all of them.
-    """
-    x = tl.load(memory + _row(head, slot, D, CODED) + d, mask=there & (d < D), other=0)
-    return x.to(FACTOR) if CODED else x
+def load_rows(memory, head, slot, d, there, D: tl.constexpr, CODED: tl.constexpr):
+    """Dimensions `d` of slots, zeros of those that are not there; slots and dimensions go along two directions."""
+    return tl.load(memory + _row(head, slot, D, CODED) + d, mask=there & (d < D), other=0)
 
 
 @triton.jit
@@ -40,17 +36,56 @@ def load_scales(scales, head, slot_K, there_K, D: tl.constexpr):
 
 
 @triton.jit
-def weighed(
-    shares_RK, v_KD, scales, head, slot_K, there_K, D: tl.constexpr, CODED: tl.constexpr, FACTOR: tl.constexpr
+def rounded_queries(q_RD):
+    """Queries as they meet codes, which are integers times a number of each row: as `kv_rows.rounded_queries`."""
+    scale_R = tl.max(tl.abs(q_RD), 1) / 127.0 + tl.sum(q_RD * 0.0, 1)
+    inverse_R = tl.where(scale_R > 0, 1.0 / tl.where(scale_R > 0, scale_R, 1.0), 0.0)
+    return _codes(q_RD * inverse_R[:, None]), scale_R
+
+
+@triton.jit
+def mixed_block(
+    shares_RK, memory, scales, head, slot_K, there_K, D: tl.constexpr, D2: tl.constexpr, CODED: tl.constexpr,
+    FACTOR: tl.constexpr, BY_PTX: tl.constexpr,
 ):  # fmt: skip
-    """Weights and values as they meet. Scales of codes go to weights; in float16 to values, or small weights vanish."""
+    """Values of a block of slots, times their weights. The scales of codes go to weights: a code has all of its bits."""
     if CODED:
-        scale_K = load_scales(scales, head, slot_K, there_K, D)
-        if tl.float16 == FACTOR:
-            v_KD = (v_KD * scale_K[:, None]).to(FACTOR)
-        else:
-            shares_RK = shares_RK * scale_K[None, :]
-    return shares_RK.to(v_KD.dtype).to(FACTOR), v_KD.to(FACTOR)
+        shares_RK *= load_scales(scales, head, slot_K, there_K, D)[None, :]
+    if CODED and BY_PTX:
+        v_KD = _codes_by_ptx(memory, head, slot_K, there_K, D, D2)
+        mixed_RD = tl.dot(shares_RK.to(FACTOR), v_KD)
+    else:
+        v_KD = load_rows(memory, head, slot_K[:, None], tl.arange(0, D2)[None, :], there_K[:, None], D, CODED)
+        rounded_RK = shares_RK.to(FACTOR) if CODED else shares_RK.to(v_KD.dtype).to(FACTOR)
+        mixed_RD = tl.dot(rounded_RK, v_KD.to(FACTOR), input_precision="ieee")
+    return mixed_RD
+
+
+@triton.jit
+def _codes_by_ptx(memory, head, slot_K, there_K, D: tl.constexpr, D2: tl.constexpr):
+    """Codes as bfloat16, four at once: seven bits behind a 128, of which 128 is taken, or 256 where the eighth is set."""
+    d_1F = tl.arange(0, D2 // 4)[None, :]
+    at_KF = _row(head, slot_K[:, None], D, True) // 4 + d_1F
+    four_KF = tl.load(memory.to(tl.pointer_type(tl.int32)) + at_KF, mask=there_K[:, None] & (4 * d_1F < D), other=0)
+    first_KF, second_KF, third_KF, fourth_KF = tl.inline_asm_elementwise(
+        """{
+        .reg .b32 seven, eighth, one, low, high, less, much;
+        and.b32 seven, $4, 0x7F7F7F7F;
+        and.b32 eighth, $4, 0x80808080;
+        prmt.b32 low, seven, 0x43434343, 0x4140;
+        prmt.b32 high, seven, 0x43434343, 0x4342;
+        prmt.b32 less, eighth, 0xC3C3C3C3, 0x4140;
+        prmt.b32 much, eighth, 0xC3C3C3C3, 0x4342;
+        mov.b32 one, 0x3F803F80;
+        fma.rn.bf16x2 low, low, one, less;
+        fma.rn.bf16x2 high, high, one, much;
+        mov.b32 {$0, $1}, low;
+        mov.b32 {$2, $3}, high;
+        }""",
+        "=h,=h,=h,=h,r", [four_KF], dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=1,
+    )  # fmt: skip
+    pairs_KF22 = tl.join(tl.join(first_KF, third_KF), tl.join(second_KF, fourth_KF))
+    return tl.reshape(pairs_KF22, [slot_K.shape[0], D2])
 
 
 @triton.jit
@@ -70,16 +105,16 @@ def store_rows(memory, scales, head_M, slot_M, d_1D, x_MD, real_M, D: tl.constex
 def _row(head, slot, D: tl.constexpr, CODED: tl.constexpr):
     """Place of a slot's first number."""
     if CODED:  # noqa: SIM108
-        at = head + slot // LANES * (LANES * (D + 2)) + slot % LANES * D
+        at = head + (slot // LANES).to(tl.int64) * (LANES * (D + 2)) + slot % LANES * D
     else:
-        at = head + slot * D
+        at = head + slot.to(tl.int64) * D
     return at
 
 
 @triton.jit
 def _scale(head, slot, D: tl.constexpr):
     """Place of a slot's scale, in numbers of two bytes."""
-    return head // 2 + slot // LANES * (LANES * (D + 2) // 2) + LANES * D // 2 + slot % LANES
+    return head // 2 + (slot // LANES).to(tl.int64) * (LANES * (D + 2) // 2) + LANES * D // 2 + slot % LANES
 
 
 @triton.jit
