@@ -60,13 +60,13 @@ def _attention(setup: Setup, shape: str, context: int, width: int, tile: Tile, s
     keys_GSD, values_GSD = (made(s.kv_heads, pages * PAGE, s.head_dim) for _ in range(2))
     if setup.kv_int8:
         keys_GSD, values_GSD = map(_coded, (keys_GSD, values_GSD))
-    block = block_of(s.head_dim) if setup.kv_int8 else 1
+    together = block_of(s.head_dim) if setup.kv_int8 else 1
     q_BTHD = made(1, width, s.heads, s.head_dim)
     units = torch.randperm(pages, device=setup.device).int()[None]
     starts_B, counts_B = (torch.tensor([n], device=setup.device) for n in (pages * PAGE - width, width))
     seen = DevicePageTable(units, starts_B, counts_B, PAGE)
     with mock.patch.object(attention, "tile_of", lambda *_: tile):
-        run = partial(attend, q_BTHD, keys_GSD, values_GSD, seen, True, None, split, block)
+        run = partial(attend, q_BTHD, keys_GSD, values_GSD, seen, True, None, split, together)
         took = setup.clock.device_seconds(run, 10)
     return _row(setup, took, keys_GSD.nbytes + values_GSD.nbytes)
 

@@ -204,9 +204,9 @@ def _require_room(setup: Setup, shape: str, context: int, rows: int) -> None:
     """Raises CacheError where the device is too small, before a minute was spent on weights."""
     if not setup.on_gpu:
         return
-    s, total = shapes.SHAPES[shape], torch.cuda.mem_get_info(setup.device)[1]
-    weights = s.layers * (2 * s.hidden * s.head_dim * (s.heads + s.kv_heads) + 3 * s.hidden * s.intermediate)
-    needed = 2 * (weights + 2 * s.vocab * s.hidden + rows * context * 2 * s.layers * s.kv_heads * s.head_dim)
+    total = torch.cuda.mem_get_info(setup.device)[1]
+    config, _ = shapes.parts(shape, context, device="meta", kv_int8=setup.kv_int8)
+    needed = 2 * config.parameters + rows * context * config.kv_bytes(2)
     if needed > total:
         raise CacheError(
             f"{rows} rows of {context} tokens of {shape} need {needed / 2**30:.0f} GiB and this device has "

@@ -51,7 +51,7 @@ class Setup:
     kv_memory: str = "auto"
     """Of figures that keep KV on the host: what stays on the device."""
     kv_int8: bool = False
-    _models: dict[tuple[Names, int], ModelSet] = field(default_factory=dict)
+    _models: dict[tuple[Names, int, bool], ModelSet] = field(default_factory=dict)
 
     @property
     def on_gpu(self) -> bool:
@@ -63,7 +63,7 @@ class Setup:
 
     def models(self, names: Names, context: int) -> ModelSet:
         """Of random weights; the latest ones only, as two would not fit beside their KV."""
-        key = names, context
+        key = names, context, self.kv_int8
         if key not in self._models:
             self._models.clear()
             how = context + 1024, self.clock.dtype, self.device, self.kv_int8

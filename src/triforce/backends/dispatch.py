@@ -217,5 +217,7 @@ def suits_native(config: ModelConfig | FeatureDraftConfig, dtype: torch.dtype, d
 
 def _suits_triton(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
     fits = config.head_dim % 2 == 0 and config.head_dim <= 256
+    if config.kv_int8 and device.type == "cuda":  # older ones multiply no integers, nor have they bfloat16
+        fits = fits and torch.cuda.get_device_capability(device) >= (8, 0)
     known = dtype in (torch.bfloat16, torch.float16, torch.float32) and config.architecture.plain
     return fits and known and native_loader.suits_triton(native_loader.wanted, device)

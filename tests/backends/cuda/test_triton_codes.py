@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import triton.language as tl
 from torch import Tensor
 
 from tests.helpers.cuda import stub
@@ -19,9 +20,10 @@ from tests.helpers.mutants.registry import caught_in
 from tests.helpers.slow_parameters import slow
 from tests.helpers.small_decoder import feed, small_decoder, text
 from triforce.backends import dispatch, native_loader
+from triforce.backends.cuda import triton as triton_kernels
 from triforce.backends.cuda.kv import TritonKV
 from triforce.backends.cuda.kv_pages import as_numbers, read_rows, write_rows
-from triforce.backends.cuda.triton import pointwise
+from triforce.backends.cuda.triton import multiplied_as, pointwise
 from triforce.backends.cuda.triton.attention import DevicePageTable
 from triforce.backends.kernel_api import pages_for
 from triforce.backends.kv_rows import block_of, numbers, rotated_head, rounded, rounded_queries
@@ -48,9 +50,18 @@ class CodedScene(Scene):
         self.plain = self.k, self.v = tuple(numbers(each) for each in rows)
         self.coded = tuple(torch.zeros_like(each) for each in rows)
         for memory, each in zip(self.coded, rows, strict=True):
+            each[:, self.unseen()] = -1  # as a scale NaN
             write_rows(memory, torch.arange(each.shape[1]), each)
 
         self.queries = self.q, self.q_sinks
+
+    def unseen(self) -> Tensor:
+        """Slots that no list reaches."""
+        case, unseen_S = self.case, torch.ones(self.k.shape[1], dtype=torch.bool)
+        for list_U, start, count in zip(self.units, case.starts, case.counts, strict=True):
+            slots = (list_U[..., None].long() * case.unit + torch.arange(case.unit)).flatten(-2)
+            unseen_S[slots[..., : start + count]] = False
+        return unseen_S
 
     def by_kernel(self, late: int = 0, split: int | None = 64) -> tuple[Tensor, Tensor]:
         self.k, self.v = self.coded
@@ -76,7 +87,9 @@ def agree(case: Case) -> None:
 
 
 @pytest.mark.parametrize("dtype", list(BOUND))
-@pytest.mark.parametrize("change", [{}, {"by_head": False, "D": 24, "group": 3, "rotated": True}, {"unit": 8}], ids=str)
+@pytest.mark.parametrize(
+    "change", [{}, {"by_head": False, "D": 24, "group": 3, "rotated": True}, {"unit": 8}, {"unit": 1}], ids=str
+)
 def test_triton_attention_over_codes_equals_float64(change: dict[str, Any], dtype: torch.dtype) -> None:
     agree(replace(Case(), **change, dtype=dtype))
 
@@ -87,16 +100,28 @@ def test_triton_attention_over_thousands_of_codes_equals_float64() -> None:
 
 def test_triton_attention_over_codes_in_float16_keeps_small_weights() -> None:
     """Of thousands of values that are small, too: on a GPU weights times their scales would be nothing in that type."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triton_kernels, "interpreted", lambda: False)
+        assert multiplied_as(torch.empty(1, dtype=torch.float16), coded=True) == tl.bfloat16
     scene = CodedScene(Case(**LARGE, dtype=torch.float16))
     scene.queries = scene.q, scene.q_sinks = scene.q * 0.01, scene.q * 0.01  # so that all keys count alike
-    small = numbers(rounded(torch.full_like(scene.k[..., :128], 2e-3))).to(scene.k.dtype)
+    small = numbers(rounded(torch.full_like(scene.k, 2e-3))).to(scene.k.dtype)
     scene.plain = scene.k, scene.v = scene.k, small
     write_rows(scene.coded[1], torch.arange(small.shape[1]), rounded(small))
     (mixed, _), (wanted, _) = scene.by_kernel(), scene.by_the_book()
     assert scene.error(mixed, wanted) <= 4 * BOUND[torch.float16]
 
 
-def written(x_BTGD: Tensor, codes: bool, block: int = 1) -> tuple[Tensor, ...]:
+def test_triton_query_over_codes_that_is_no_number_gives_none() -> None:
+    """And no other one is touched."""
+    scene = CodedScene(Case(by_head=False))
+    scene.q[0, 1, 2, 3] = torch.nan
+    mixed = scene.by_kernel()[0]
+    lost = mixed.isnan()
+    assert lost[0, 1, 2].all() and lost.sum() == mixed.shape[-1]
+
+
+def written(x_BTGD: Tensor, codes: bool, together: int = 1) -> tuple[Tensor, ...]:
     """What the kernel leaves of keys and values at places 14 to 18 of a list, as rows (G, T, R)."""
     _, T, G, D = x_BTGD.shape
     memory = tuple(torch.zeros(G, 64, D + 2, dtype=torch.int8, device=DEVICE) for _ in range(2))
@@ -104,9 +129,9 @@ def written(x_BTGD: Tensor, codes: bool, block: int = 1) -> tuple[Tensor, ...]:
     at, counts = torch.tensor([14], device=DEVICE), torch.tensor([T], device=DEVICE)
     seen = DevicePageTable(torch.tensor([[2, 1, 3]], dtype=torch.int32, device=DEVICE), at, counts, 16)
     x_BTGD = x_BTGD.to(DEVICE)
-    q_BTGD, _ = pointwise.rotate_and_write((x_BTGD, x_BTGD, 2 * x_BTGD), at, tables, seen, memory, block)
-    wanted_BTGD = rotated_head(x_BTGD).to(x_BTGD.dtype) if block > 1 else x_BTGD
-    step = torch.finfo(x_BTGD.dtype).eps if block > 1 else 0  # the interpreter does not round to the nearest
+    q_BTGD, _ = pointwise.rotate_and_write((x_BTGD, x_BTGD, 2 * x_BTGD), at, tables, seen, memory, together)
+    wanted_BTGD = rotated_head(x_BTGD).to(x_BTGD.dtype) if together > 1 else x_BTGD
+    step = torch.finfo(x_BTGD.dtype).eps if together > 1 else 0  # the interpreter does not round to the nearest
     if x_BTGD.isfinite().all():
         torch.testing.assert_close(q_BTGD, wanted_BTGD, rtol=step, atol=0)
     slots_T = torch.tensor([46, 47, 16, 17, 18], device=DEVICE)
@@ -124,11 +149,11 @@ def random_rows(dtype: torch.dtype, dim: int = 24) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_triton_codes_are_those_of_torch(dtype: torch.dtype) -> None:
-    """On a GPU a scale may be the next one, where a quotient is not rounded; each row is near in any case."""
+    """And each row is near, whatever rounds it."""
     x_BTGD = random_rows(dtype)
     for factor, got, near in zip((1, 2), written(x_BTGD, codes=True), written(x_BTGD, codes=False), strict=True):
         x_GTD = factor * x_BTGD[0].transpose(0, 1)
-        assert DEVICE.type != "cpu" or torch.equal(got, rounded(x_GTD))
+        assert torch.equal(got, rounded(x_GTD))
         step_GT1 = x_GTD.float().abs().amax(-1, keepdim=True) / 127
         assert bool(((numbers(got) - x_GTD.float()).abs() <= 0.505 * step_GT1).all())
         assert torch.equal(near, numbers(got).to(dtype))
@@ -139,9 +164,9 @@ def test_triton_codes_are_those_of_torch(dtype: torch.dtype) -> None:
 def test_triton_codes_of_rotated_heads_are_those_of_torch(dim: int, dtype: torch.dtype) -> None:
     """In blocks of 8 for heads of 24, and of 16 for 80, which lie across the halves that a place turns."""
     x_BTGD = random_rows(dtype, dim)
-    for factor, got in zip((1, 2), written(x_BTGD, codes=True, block=block_of(dim)), strict=True):
+    for factor, got in zip((1, 2), written(x_BTGD, codes=True, together=block_of(dim)), strict=True):
         x_GTD = rotated_head(factor * x_BTGD[0].transpose(0, 1))
-        assert DEVICE.type != "cpu" or torch.equal(got, rounded(x_GTD))
+        assert torch.equal(got, rounded(x_GTD))
         step_GT1 = x_GTD.abs().amax(-1, keepdim=True) / 127
         assert bool(((numbers(got) - x_GTD).abs() <= 0.505 * step_GT1).all())
 
@@ -156,14 +181,29 @@ def test_triton_codes_of_odd_rows_are_nan(odd: float) -> None:
         assert lost_GT.sum() == 1 and lost_GT[0, 1]
 
 
+def check_of_rows() -> None:
+    x_BTGD = random_rows(torch.float32)
+    for factor, got in zip((1, 2), written(x_BTGD, codes=True, together=8), strict=True):
+        assert torch.equal(got, rounded(rotated_head(factor * x_BTGD[0].transpose(0, 1))))
+
+
+CHECKS: dict[str, Callable[[], None]] = {
+    "attention": lambda: agree(Case(by_head=False)),
+    "one row": lambda: agree(Case(by_head=False, starts=[20], counts=[3])),
+    "odd units": lambda: agree(Case(by_head=False, unit=1)),
+    "rotated back": lambda: agree(Case(by_head=False, D=24, group=3, rotated=True)),
+    "no number": test_triton_query_over_codes_that_is_no_number_gives_none,
+    "rows": check_of_rows,
+}
+"""What `Mutant.checks` names."""
+
+
 @pytest.mark.parametrize("mutant", caught_in("test_codes_mutant_fails_its_check"), ids=str)
 def test_codes_mutant_fails_its_check(mutant: Mutant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant.apply(monkeypatch, tmp_path)
+    (check,) = mutant.checks
     with pytest.raises(AssertionError):
-        agree(Case(by_head=False))
-        for factor, got in zip((1, 2), written(random_rows(torch.float32), codes=True, block=8), strict=True):
-            assert torch.equal(got, rounded(rotated_head(factor * random_rows(torch.float32)[0].transpose(0, 1))))
-        agree(Case(by_head=False, D=24, group=3, rotated=True))
+        CHECKS[check]()
 
 
 def logits(widths: tuple[int, ...], hadamard: bool = True) -> Tensor:
@@ -222,10 +262,14 @@ def test_triton_text_over_codes_is_that_of_plain_decoding(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a device is made up here")
-def test_int8_kv_on_gpu_without_triton_is_torchs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_loader, "suits_triton", lambda *_: False)
+@pytest.mark.parametrize(("suits", "capability"), [(False, (9, 0)), (True, (7, 5))], ids=["no Triton", "an old GPU"])
+def test_int8_kv_on_gpu_that_triton_does_not_suit_is_torchs(
+    suits: bool, capability: tuple[int, int], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before 8.0 there are no products of integers in Triton, nor bfloat16."""
+    monkeypatch.setattr(native_loader, "suits_triton", lambda *_: suits)
     config = LLM(folder / "target", dtype="float32").target.config
-    with stub.machine():
+    with stub.machine(capability=capability):
         coded = with_kv_dtype(config, "int8", torch.float32)
         kv = dispatch.memory(coded, 4, torch.float32, "cuda")
     assert type(kv) is TorchKV and coded.rotates_heads and kv.keys_LGSD.dtype == torch.int8

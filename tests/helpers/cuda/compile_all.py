@@ -73,7 +73,6 @@ def compiled(launches: Iterable[Launch], arch: str) -> Iterator[Row]:
                 "case": launch.case,
                 "arch": arch,
                 "bits": launch.dtype.itemsize * 8,
-                "coded": launch.coded,
                 "warps": options["num_warps"],
                 "programs": prod(launch.grid),
             }

@@ -57,11 +57,6 @@ class Launch:
         """Type of the first tensor."""
         return next(x.dtype for x in self.arguments if isinstance(x, torch.Tensor))
 
-    @property
-    def coded(self) -> bool:
-        """Whether it reads or writes int8."""
-        return any(isinstance(x, torch.Tensor) and x.dtype == torch.int8 for x in self.arguments)
-
 
 class Recorder:
     def __init__(self) -> None:
@@ -105,6 +100,9 @@ def everything() -> list[Launch]:
         for width in WIDTHS:
             recorder.case = f"Llama-3.1-8B, width {width}, int8 KV"
             target(MODELS["Llama-3.1-8B"], width, kv_int8=True)
+        for dtype in (torch.bfloat16, torch.float32):
+            recorder.case = f"heads of 64, {dtype}, int8 KV"
+            target(shapes.SHAPES["llama-3.2-1b"], 8, dtype=dtype, kv_int8=True)
         for kind in PARTS:
             recorder.case = f"weights of type {kind}"
             multiplying(kind)

@@ -98,8 +98,8 @@ class Scene:
         integers = self.units, torch.tensor(case.starts) + late, torch.tensor(case.counts)
         seen = DevicePageTable(*(x.to(DEVICE) for x in integers), case.unit, case.sinks, case.window)
         q, k, v, q_sinks = (x.to(DEVICE) for x in (self.q, self.k, self.v, self.q_sinks))
-        block = block_of(case.D) if case.rotated else 1
-        mixed, mass = attend(q, k, v, seen, case.weigh, q_sinks if case.turned else None, split, block)
+        together = block_of(case.D) if case.rotated else 1
+        mixed, mass = attend(q, k, v, seen, case.weigh, q_sinks if case.turned else None, split, together)
         return mixed.cpu(), mass.cpu()
 
     def by_the_book(self) -> tuple[Tensor, Tensor]:

@@ -30,13 +30,13 @@ def mixed(
     tables_PF: tuple[Tensor, Tensor],
     seen: DevicePageTable,
     kv: KeysValues,
-    block: int,
+    together: int,
     wide: object = None,
     return_mass: bool = False,
     by_head: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As `write_and_attend`, on the torch path."""
-    assert block == 1
+    assert together == 1
     q_BTHD, k_BTGD, v_BTGD = qkv
     T, starts, counts = q_BTHD.shape[1], seen.starts_B.tolist(), seen.counts_B.tolist()
     lists = PageTable(seen.units, starts, counts)

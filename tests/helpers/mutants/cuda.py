@@ -121,16 +121,32 @@ MERGES: dict[str, tuple[str, str]] = {
     "merge: splits hang from no peak": ("- base_R[None, :])", "- 0 * base_R[None, :])"),
 }
 TILES, POINTWISE = f"{TRITON}.kv_tiles", f"{TRITON}.pointwise"
-CODES: dict[str, tuple[str, str]] = {
-    "codes: the scale of the next slot": ("D // 2 + slot % LANES", "D // 2 + (slot + 1) % LANES"),
-    "codes: a page of codes begins without scales before it": ("(LANES * (D + 2)) + slot", "(LANES * D) + slot"),
-    "codes: scales are rounded down": ("+ 0xFFFF) & -65536", "+ 0) & -65536"),
-}
-ROTATIONS: dict[str, tuple[str, tuple[str, str]]] = {
-    "rotated heads: keys only": (POINTWISE, ("rotated_heads(v_MD, d_1D, BLOCK)", "v_MD")),
-    "rotated heads: mixed values are not rotated back": (SUMS, ("d[None, :], BLOCK)", "d[None, :], 1)")),
-    "rotated heads: halves are not subtracted": (f"{TRITON}.rotation", ("other_MD - x_MD", "other_MD + x_MD")),
-}
+SCENE = "tests.helpers.cuda.scene"
+ROTATION = f"{TRITON}.rotation"
+CODES: dict[str, tuple[str, tuple[str, str], str]] = {
+    "codes: the scale of the next slot": (
+        TILES, ("D // 2 + slot % LANES", "D // 2 + (slot + 1) % LANES"), "odd units",
+    ),
+    "codes: two slots have one scale": (
+        TILES, ("tl.join(first_P, tl.where(", "tl.join(second_P, tl.where("), "attention",
+    ),
+    "codes: what is behind the end has scales": (
+        TILES, ("tl.where(key_P + 1 < end, second_P, 0.0)", "second_P"), "one row",
+    ),
+    "codes: a page of codes begins without scales before it": (
+        TILES, ("(LANES * (D + 2)) + slot", "(LANES * D) + slot"), "rows",
+    ),
+    "codes: scales are rounded down": (TILES, ("+ 0xFFFF) & -65536", "+ 0) & -65536"), "rows"),
+    "codes: a query's scale is left out": (
+        ATTENTION, (".to(tl.float32) * of_q_R[:, None]", ".to(tl.float32)"), "attention",
+    ),
+    "codes: a query that is no number is one": (TILES, (", 127.0) + tl.sum(x_MD * 0.0, 1)", ", 127.0)"), "no number"),
+    "rotated heads: keys only": (POINTWISE, ("rotated_heads(v_MD, d_1D, TOGETHER)", "v_MD"), "rows"),
+    "rotated heads: mixed values are not rotated back": (
+        SUMS, ("d[None, :], TOGETHER)", "d[None, :], 1)"), "rotated back",
+    ),
+    "rotated heads: halves are not subtracted": (ROTATION, ("other_MD - x_MD", "other_MD + x_MD"), "rows"),
+}  # fmt: skip
 WEIGHTS = f"{TRITON}.weight_tiles"
 PRODUCTS: dict[str, tuple[str, str]] = {
     "weights: both halves of a group have one scale": ("half_MG1 if BY_HALF else scale_MG1", "scale_MG1"),
@@ -189,17 +205,10 @@ MUTANTS = [
         Mutant(
             name,
             f"{HERE}triton_codes.py::test_codes_mutant_fails_its_check",
-            (ModuleEdit(TILES, change, users=(ATTENTION, POINTWISE)),),
+            (ModuleEdit(module, change, users=(ATTENTION, POINTWISE, SUMS, SCENE)),),
+            (check,),
         )
-        for name, change in CODES.items()
-    ),
-    *(
-        Mutant(
-            name,
-            f"{HERE}triton_codes.py::test_codes_mutant_fails_its_check",
-            (ModuleEdit(module, change, users=(ATTENTION, POINTWISE, SUMS)),),
-        )
-        for name, (module, change) in ROTATIONS.items()
+        for name, (module, change, check) in CODES.items()
     ),
     *(
         Mutant(

@@ -32,7 +32,7 @@ class TritonKV(TorchKV):
         super().__init__(config, pages, dtype, device, layers)
         self.device = self.keys_LGSD.device
         self.tables_PF = self._rotations(config.context + AHEAD)
-        self.block = rotated_together(config)
+        self.together = rotated_together(config)
         self.version = 0
         """Counts how often something has moved that captured passes refer to."""
         self.capturable = True
@@ -62,7 +62,7 @@ class TritonKV(TorchKV):
         starts_B, counts_B = (torch.tensor(each, device=self.device) for each in (lists.starts, lists.counts))
         seen = DevicePageTable(lists.units, starts_B, counts_B, lists.unit, lists.sinks, lists.window)
         with current(self.device):
-            return attend(q_BTHD, *self._open(layer), seen, block=self.block)[0]
+            return attend(q_BTHD, *self._open(layer), seen, together=self.together)[0]
 
     def device_attention(self, inputs: PassInputs, wide: list[PageTable] | None = None) -> LayerAttention:
         """Return what `layer_attention` does, of a pass on the device: a function of the buffers of `inputs`.
@@ -76,8 +76,8 @@ class TritonKV(TorchKV):
             seen = DevicePageTable(units, starts_B, inputs.counts_B, view.unit, view.sinks, view.window)
             whole, by_head = wide[layer] if wide else None, len(view.units) > 2
             given = write_and_attend(
-                (q_BTHD, k_BTGD, v_BTGD), inputs.positions_B, self.tables_PF, seen, kv, self.block, whole, return_mass,
-                by_head,
+                (q_BTHD, k_BTGD, v_BTGD), inputs.positions_B, self.tables_PF, seen, kv, self.together, whole,
+                return_mass, by_head,
             )  # fmt: skip
             self._close(layer, seen, given[2])
             return given
@@ -105,27 +105,30 @@ def write_and_attend(
     tables_PF: Rotation,
     seen: DevicePageTable,
     kv: KeysValues,
-    block: int,
+    together: int,
     wide: PageTable | None = None,
     return_mass: bool = False,
     by_head: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Write a layer's new keys and values; returns rotated queries, mixed values, and mass as `attend` does.
 
-    block: channels of a head that int8 KV rotates together (`kv_rows.rotated_together`). `wide`: what is seen, if by
+    together: channels of a head that int8 KV rotates (`kv_rows.rotated_together`). `wide`: what is seen, if by
     torch's fused attention. `by_head`: lists are split as those of KV heads' own.
     """
-    q_BTHD, q_sinks_BTHD = rotate_and_write(qkv, positions_B, tables_PF, seen, kv, block)
+    q_BTHD, q_sinks_BTHD = rotate_and_write(qkv, positions_B, tables_PF, seen, kv, together)
     if wide:
         mixed_BTHD, mass_BGU = _attend_wide(q_BTHD, kv, wide)
-        return q_BTHD, rotated_head(mixed_BTHD).to(q_BTHD.dtype) if block > 1 else mixed_BTHD, mass_BGU
+        return q_BTHD, rotated_head(mixed_BTHD).to(q_BTHD.dtype) if together > 1 else mixed_BTHD, mass_BGU
     H, G = q_BTHD.shape[2], len(kv[0])
     split = split_of(by_head, seen.window, H // G)
-    return q_BTHD, *attend(q_BTHD, *kv, seen, return_mass, q_sinks_BTHD, split, block)
+    return q_BTHD, *attend(q_BTHD, *kv, seen, return_mass, q_sinks_BTHD, split, together)
 
 
 def _attend_wide(q_BTHD: Tensor, kv: KeysValues, lists: PageTable) -> tuple[Tensor, Tensor]:
-    """Attend as `attend_lists` does; codes first become numbers of the queries' type, those of these lists."""
+    """Attend as `attend_lists` does; codes of these lists first become numbers of the queries' type.
+
+    Queries are rounded as for codes, and then to that type, as what is mixed is before heads are rotated back.
+    """
     if is_coded(kv[0]):
         q_BTHD = rounded_queries(q_BTHD).to(q_BTHD.dtype)
         units_X1 = lists.units.long().view(-1, 1)

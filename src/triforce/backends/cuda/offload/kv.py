@@ -224,7 +224,7 @@ class TritonOffloadedKV(TritonKV):
         seen = DevicePageTable(units_1U, at_1, count_1, PAGE)
         wide = PageTable(units_1U, [at], [count]) if count > WIDE else None
         _, attn_out_1NHD, _ = write_and_attend(
-            (q_1NHD, k_1NGD, v_1NGD), at_1, self.tables_PF, seen, self.manager.layout.of_home(home), self.block, wide
+            (q_1NHD, k_1NGD, v_1NGD), at_1, self.tables_PF, seen, self.manager.layout.of_home(home), self.together, wide
         )
         if not last:
             block.finish(x_NC, attn_out_1NHD[0].flatten(1))

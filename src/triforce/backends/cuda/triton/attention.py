@@ -28,7 +28,7 @@ from triforce.backends.cuda.triton.kv_tiles import (
     load_rows,
     load_scales,
     mixed_block,
-    rounded_queries,
+    query_codes,
     with_scales,
 )
 from triforce.backends.cuda.triton.split_sums import merge, weigh
@@ -47,7 +47,8 @@ def tile_of(size: int, dim: int, rows: int, coded: bool = False) -> Tile:
     """Return that of numbers of so many bytes, a head size and so many query rows of a KV head.
 
     What suits all shapes of an H200's list best of what hardly spills on any device (docs/gpu.md): of few warps, so
-    that several programs share a multiprocessor, and one computes while others wait for keys. AMD's are not measured.
+    that several programs share a multiprocessor, and one computes while others wait for keys. AMD's are not measured,
+    nor is that of codes and more than 16 rows since their scales come in pairs.
     """
     if size == 4:
         return Tile(16, 16, 4, 1)  # other tiles spill more: ptxas would rather have many programs beside one another
@@ -55,9 +56,11 @@ def tile_of(size: int, dim: int, rows: int, coded: bool = False) -> Tile:
         return Tile(32, 32, 8, 3)  # with two stages ptxas spills for sm_80
     if on_amd():
         return Tile(64, 64, 8, 3)
-    if rows > 32:
-        return Tile(64, 32, 4, 4)
-    return Tile(32, 32, 2, 4) if rows > 16 else Tile(16, 64, 4 if coded else 2, 3)
+    if rows <= 16:
+        return Tile(16, 64, 2, 3)
+    if coded:
+        return Tile(32, 64, 4, 3)
+    return Tile(32, 32, 2, 4) if rows <= 32 else Tile(64, 32, 4, 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +83,12 @@ def attend(
     return_mass: bool = False,
     q_sinks_BTHD: Tensor | None = None,
     split: int | None = None,
-    block: int = 1,
+    together: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """Mixed values (B, T, H, D), and the mass of each unit, float32 (B, G, U), if `return_mass`.
 
-    As a `LayerAttention` gives them; int8 memory has `kv_pages`. `split`: keys, a multiple of 64. `block`: channels of
-    mixed values that are rotated back together. No host wait.
+    As a `LayerAttention` gives them; int8 memory has `kv_pages`. `split`: keys, a multiple of 64. `together`:
+    channels of mixed values that are rotated back so. No host wait.
     """
     (B, T, H, D), G, U = q_BTHD.shape, len(k_GSD), seen.units.shape[-1]
     by_head = seen.units.ndim == 3
@@ -93,6 +96,7 @@ def attend(
     split = split or split_of(by_head, seen.window, H // G)
     N = max(1, -(-U * seen.unit // split))
     *memory, coded = with_scales((k_GSD, v_GSD))
+    factor = multiplied_as(q_BTHD, coded)
     tile = tile_of(q_BTHD.element_size(), D, R, coded)
     at_once = min(tile.rows, max(16, triton.next_power_of_2(R)))
     attn_out_BTHD, D2 = torch.empty_like(q_BTHD), max(32 if coded else 16, triton.next_power_of_2(D))
@@ -105,9 +109,12 @@ def attend(
         seen.counts_B, parts_BGNRD, peaks_BGNR, sums_BGNR, units_BGRU, G, T, R, U, N, k_GSD.stride(0),
         seen.units.stride(0), seen.units.stride(1) if by_head else 0, D**-0.5 * log2(e), seen.sinks, seen.window,
         split, H // G, D, D2, seen.unit, at_once, tile.keys, q_sinks_BTHD is not None, return_mass,
-        coded, multiplied_as(q_BTHD, coded), on_nvidia() and q_BTHD.itemsize == 2, num_warps=tile.warps, num_stages=tile.stages,
+        coded, factor, on_nvidia() and factor == tl.bfloat16 and D % 4 == 0, num_warps=tile.warps,
+        num_stages=tile.stages,
     )  # fmt: skip
-    merge((parts_BGNRD, peaks_BGNR, sums_BGNR), (seen.starts_B, seen.counts_B), attn_out_BTHD, whole_BGR, split, block)
+    merge(
+        (parts_BGNRD, peaks_BGNR, sums_BGNR), (seen.starts_B, seen.counts_B), attn_out_BTHD, whole_BGR, split, together
+    )
     mass_BGU = new((B, G, U) if return_mass else (0,), dtype=torch.float32)
     if return_mass and U:
         weigh(units_BGRU, whole_BGR, (seen.starts_B, seen.counts_B), mass_BGU, H // G, seen.unit)
@@ -126,8 +133,8 @@ def _product(q_RD, of_q_R, k_DK, FACTOR: tl.constexpr):
 
 @triton.jit
 def _scores(
-    q_RD, of_q_R, q_sinks_RD, of_q_sinks_R, k_DK, key_K, place_R1, real_R1, block, scale, sinks, window, TURNED: tl.constexpr,
-    FACTOR: tl.constexpr,
+    q_RD, of_q_R, q_sinks_RD, of_q_sinks_R, k_DK, key_K, place_R1, real_R1, block, scale, sinks, window,
+    TURNED: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
     """Scores of a block of keys in base 2; -inf where a query does not see the key. Sinks have queries of their own."""
     scores_RK = _product(q_RD, of_q_R, k_DK, FACTOR)
@@ -145,8 +152,8 @@ def _scores(
 def _queries(q, cells_RD, there_RD, CODED: tl.constexpr, FACTOR: tl.constexpr):
     """Queries as keys meet them, and a factor of each where these are codes."""
     q_RD = tl.load(q + cells_RD, mask=there_RD, other=0.0)
-    if CODED:
-        given = rounded_queries(q_RD.to(tl.float32))
+    if CODED:  # noqa: SIM108
+        given = query_codes(q_RD.to(tl.float32))
     else:
         given = q_RD.to(FACTOR), 1.0
     return given
@@ -181,10 +188,9 @@ def _splits(
         return
     d, real_R1, place_R1 = tl.arange(0, D2), (token_R < count)[:, None], start + token_R[:, None]
     cells_RD = ((b * T + token_R) * G * GROUP + g * GROUP + row_R % GROUP)[:, None] * D + d[None, :]
-    q_RD, of_q_R = _queries(q, cells_RD, real_R1 & (d < D)[None, :], CODED, FACTOR)
-    q_sinks_RD, of_q_sinks_R = q_RD, of_q_R
-    if TURNED:
-        q_sinks_RD, of_q_sinks_R = _queries(q_sinks, cells_RD, real_R1 & (d < D)[None, :], CODED, FACTOR)
+    own_RD = real_R1 & (d < D)[None, :]
+    q_RD, of_q_R = _queries(q, cells_RD, own_RD, CODED, FACTOR)
+    q_sinks_RD, of_q_sinks_R = _queries(q_sinks, cells_RD, own_RD, CODED, FACTOR) if TURNED else (q_RD, of_q_R)
     peak_R, sum_R = tl.full([ROWS], -float("inf"), tl.float32), tl.full([ROWS], 0.0, tl.float32)
     attn_out_RD = tl.full([ROWS, D2], 0.0, tl.float32)
     table, head = units + b.to(tl.int64) * row_stride + g.to(tl.int64) * list_stride, g.to(tl.int64) * head_stride
@@ -193,7 +199,10 @@ def _splits(
         unit_K = tl.load(table + key_K // UNIT, mask=key_K < end, other=0)
         slot_K, there_K = unit_K * UNIT + key_K % UNIT, key_K < end
         k_DK = load_rows(keys, head, slot_K[None, :], d[:, None], there_K[None, :], D, CODED)
-        of_keys = scale * load_scales(key_scales, head, slot_K, there_K, D)[None, :] if CODED else scale
+        of_keys, of_values = scale, 1.0
+        if CODED:
+            key_scales_1K, of_values = load_scales(key_scales, value_scales, table, head, block, end, D, UNIT, KEYS)
+            of_keys = scale * key_scales_1K
         scores_RK = _scores(
             q_RD, of_q_R, q_sinks_RD, of_q_sinks_R, k_DK, key_K, place_R1, real_R1, block, of_keys, sinks, window,
             TURNED, FACTOR,
@@ -202,9 +211,8 @@ def _splits(
         base_R = tl.where(higher_R == -float("inf"), 0.0, higher_R)
         shares_RK = tl.exp2(scores_RK - base_R[:, None])
         fade_R = tl.exp2(peak_R - base_R)
-        attn_out_RD = attn_out_RD * fade_R[:, None] + mixed_block(
-            shares_RK, values, value_scales, head, slot_K, there_K, D, D2, CODED, FACTOR, BY_PTX
-        )
+        of_block_RD = mixed_block(shares_RK * of_values, values, head, slot_K, there_K, D, D2, CODED, FACTOR, BY_PTX)
+        attn_out_RD = attn_out_RD * fade_R[:, None] + of_block_RD
         sum_R, peak_R = sum_R * fade_R + tl.sum(shares_RK, 1), higher_R
         if WEIGH:
             at_R = ((b * G + g).to(tl.int64) * R + row_R) * U

@@ -1,8 +1,9 @@
 """Rows of KV in the memory of the Triton kernels, as numbers: loaded and stored here, whatever they are kept as.
 
 A head's memory is numbers (S, D), or pages of int8 KV: the codes of 16 slots, (16, D), and then their scales.
-Codes are multiplied with as they are, and their scales with what that gives, or with weights: nothing is rounded that
-would not be without them. Shape suffixes as in kernel_api.py; M rows.
+Codes are multiplied with as they are: those of keys with codes of queries, whose scales go to scores, and those of
+values with weights, in which their scales are. Shape suffixes as in kernel_api.py; M heads of tokens, R query rows,
+K keys of a block, P of them at once or in pairs, W words of four codes.
 """
 
 from __future__ import annotations
@@ -30,44 +31,64 @@ def load_rows(memory, head, slot, d, there, D: tl.constexpr, CODED: tl.constexpr
 
 
 @triton.jit
-def load_scales(scales, head, slot_K, there_K, D: tl.constexpr):
-    """Scales of slots, float32: for a score, or for a weight before it meets the values."""
-    return tl.load(scales + _scale(head, slot_K, D), mask=there_K, other=0.0).to(tl.float32)
+def load_scales(
+    key_scales, value_scales, table, head, block, end, D: tl.constexpr, UNIT: tl.constexpr, KEYS: tl.constexpr
+):  # fmt: skip
+    """Scales of keys and of values of a block of a list, float32 (1, K), zeros from the list's end on.
+
+    Two at once, where they lie beside each other: what is of two bytes is not copied while others compute.
+    """
+    EACH: tl.constexpr = 2 if UNIT % 2 == 0 else 1
+    key_P = block + EACH * tl.arange(0, KEYS // EACH)
+    unit_P = tl.load(table + key_P // UNIT, mask=key_P < end, other=0)
+    at_P = _scale(head, unit_P * UNIT + key_P % UNIT, D)
+    return _scales(key_scales, at_P, key_P, end, EACH, KEYS), _scales(value_scales, at_P, key_P, end, EACH, KEYS)
 
 
 @triton.jit
-def rounded_queries(q_RD):
-    """Queries as they meet codes, which are integers times a number of each row: as `kv_rows.rounded_queries`."""
-    scale_R = tl.max(tl.abs(q_RD), 1) / 127.0 + tl.sum(q_RD * 0.0, 1)
-    inverse_R = tl.where(scale_R > 0, 1.0 / tl.where(scale_R > 0, scale_R, 1.0), 0.0)
-    return _codes(q_RD * inverse_R[:, None]), scale_R
+def _scales(scales, at_P, key_P, end, EACH: tl.constexpr, KEYS: tl.constexpr):
+    if EACH == 2:
+        two_P = tl.load(scales.to(tl.pointer_type(tl.int32)) + at_P // 2, mask=key_P < end, other=0)
+        first_P, second_P = (two_P << 16).to(tl.float32, bitcast=True), (two_P & -65536).to(tl.float32, bitcast=True)
+        scale_K = tl.reshape(tl.join(first_P, tl.where(key_P + 1 < end, second_P, 0.0)), [KEYS])
+    else:
+        scale_K = tl.load(scales + at_P, mask=key_P < end, other=0.0).to(tl.float32)
+    return scale_K[None, :]
+
+
+@triton.jit
+def query_codes(q_RD):
+    """Codes of queries, and what one of each row's stands for: `kv_rows.rounded_queries` is their product."""
+    scale_R = _exact_scale(q_RD)
+    return _codes(q_RD * _inverse(scale_R)[:, None]), scale_R
 
 
 @triton.jit
 def mixed_block(
-    shares_RK, memory, scales, head, slot_K, there_K, D: tl.constexpr, D2: tl.constexpr, CODED: tl.constexpr,
+    weights_RK, memory, head, slot_K, there_K, D: tl.constexpr, D2: tl.constexpr, CODED: tl.constexpr,
     FACTOR: tl.constexpr, BY_PTX: tl.constexpr,
 ):  # fmt: skip
-    """Values of a block of slots, times their weights. The scales of codes go to weights: a code has all of its bits."""
-    if CODED:
-        shares_RK *= load_scales(scales, head, slot_K, there_K, D)[None, :]
+    """Values of a block of slots, times their weights, in which codes' scales are."""
     if CODED and BY_PTX:
         v_KD = _codes_by_ptx(memory, head, slot_K, there_K, D, D2)
-        mixed_RD = tl.dot(shares_RK.to(FACTOR), v_KD)
+        mixed_RD = tl.dot(weights_RK.to(FACTOR), v_KD)
     else:
         v_KD = load_rows(memory, head, slot_K[:, None], tl.arange(0, D2)[None, :], there_K[:, None], D, CODED)
-        rounded_RK = shares_RK.to(FACTOR) if CODED else shares_RK.to(v_KD.dtype).to(FACTOR)
+        rounded_RK = weights_RK.to(FACTOR) if CODED else weights_RK.to(v_KD.dtype).to(FACTOR)
         mixed_RD = tl.dot(rounded_RK, v_KD.to(FACTOR), input_precision="ieee")
     return mixed_RD
 
 
 @triton.jit
 def _codes_by_ptx(memory, head, slot_K, there_K, D: tl.constexpr, D2: tl.constexpr):
-    """Codes as bfloat16, four at once: seven bits behind a 128, of which 128 is taken, or 256 where the eighth is set."""
-    d_1F = tl.arange(0, D2 // 4)[None, :]
-    at_KF = _row(head, slot_K[:, None], D, True) // 4 + d_1F
-    four_KF = tl.load(memory.to(tl.pointer_type(tl.int32)) + at_KF, mask=there_K[:, None] & (4 * d_1F < D), other=0)
-    first_KF, second_KF, third_KF, fourth_KF = tl.inline_asm_elementwise(
+    """Codes as bfloat16, four at once, (K, D2). Else they would come out of shared memory byte by byte.
+
+    The lower seven bits, behind the exponent of 128, are 128 + them; 128 is taken away, or 256 where the sign is set.
+    """
+    d_1W = tl.arange(0, D2 // 4)[None, :]
+    at_KW = _row(head, slot_K[:, None], D, True) // 4 + d_1W
+    four_KW = tl.load(memory.to(tl.pointer_type(tl.int32)) + at_KW, mask=there_K[:, None] & (4 * d_1W < D), other=0)
+    first_KW, second_KW, third_KW, fourth_KW = tl.inline_asm_elementwise(
         """{
         .reg .b32 seven, eighth, one, low, high, less, much;
         and.b32 seven, $4, 0x7F7F7F7F;
@@ -82,10 +103,10 @@ def _codes_by_ptx(memory, head, slot_K, there_K, D: tl.constexpr, D2: tl.constex
         mov.b32 {$0, $1}, low;
         mov.b32 {$2, $3}, high;
         }""",
-        "=h,=h,=h,=h,r", [four_KF], dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=1,
+        "=h,=h,=h,=h,r", [four_KW], dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=1,
     )  # fmt: skip
-    pairs_KF22 = tl.join(tl.join(first_KF, third_KF), tl.join(second_KF, fourth_KF))
-    return tl.reshape(pairs_KF22, [slot_K.shape[0], D2])
+    each_KW22 = tl.join(tl.join(first_KW, third_KW), tl.join(second_KW, fourth_KW))
+    return tl.reshape(each_KW22, [slot_K.shape[0], D2])
 
 
 @triton.jit
@@ -94,8 +115,7 @@ def store_rows(memory, scales, head_M, slot_M, d_1D, x_MD, real_M, D: tl.constex
     at_MD, real_MD = memory + _row(head_M, slot_M, D, CODED)[:, None] + d_1D, real_M[:, None] & (d_1D < D)
     if CODED:
         scale_M = _scale_of(x_MD)
-        inverse_M = tl.where(scale_M > 0, 1.0 / tl.where(scale_M > 0, scale_M, 1.0), 0.0)
-        tl.store(at_MD, _codes(x_MD * inverse_M[:, None]), mask=real_MD)
+        tl.store(at_MD, _codes(x_MD * _inverse(scale_M)[:, None]), mask=real_MD)
         tl.store(scales + _scale(head_M, slot_M, D), scale_M.to(scales.dtype.element_ty), mask=real_M)
     else:
         tl.store(at_MD, x_MD.to(memory.dtype.element_ty), mask=real_MD)
@@ -104,7 +124,7 @@ def store_rows(memory, scales, head_M, slot_M, d_1D, x_MD, real_M, D: tl.constex
 @triton.jit
 def _row(head, slot, D: tl.constexpr, CODED: tl.constexpr):
     """Place of a slot's first number."""
-    if CODED:  # noqa: SIM108
+    if CODED:
         at = head + (slot // LANES).to(tl.int64) * (LANES * (D + 2)) + slot % LANES * D
     else:
         at = head + slot.to(tl.int64) * D
@@ -120,14 +140,25 @@ def _scale(head, slot, D: tl.constexpr):
 @triton.jit
 def _scale_of(x_MD):
     """A 127th of the largest, rounded up to bfloat16, as float32; NaN where a number is not finite."""
-    exact_M = tl.max(tl.abs(x_MD), 1) / 127.0 + tl.sum(x_MD * 0.0, 1)
+    exact_M = _exact_scale(x_MD)
     upper_M = (exact_M.to(tl.int32, bitcast=True) + 0xFFFF) & -65536
     return tl.where(exact_M == exact_M, upper_M.to(tl.float32, bitcast=True), float("nan"))
 
 
 @triton.jit
+def _exact_scale(x_MD):
+    return tl.div_rn(tl.max(tl.abs(x_MD), 1), 127.0) + tl.sum(x_MD * 0.0, 1)
+
+
+@triton.jit
+def _inverse(scale_M):
+    """Rounded to the nearest, as on a CPU, or halves of the largest number would be rounded otherwise."""
+    return tl.where(scale_M > 0, tl.div_rn(1.0, tl.where(scale_M > 0, scale_M, 1.0)), 0.0)
+
+
+@triton.jit
 def _codes(x_MD):
-    """The nearest integers, to even; -127 of what is no number."""
-    nearest_MD = (x_MD + 12582912.0) - 12582912.0  # where a float32 has no bits behind the point
-    nearest_MD = tl.minimum(tl.maximum(nearest_MD, -127.0), 127.0)
+    """The nearest integers, to even; -127 of what is no number. Bounds come first, or a sum would join a product."""
+    bounded_MD = tl.minimum(tl.maximum(x_MD, -127.0), 127.0)
+    nearest_MD = (bounded_MD + 12582912.0) - 12582912.0  # where a float32 has no bits behind the point
     return tl.where(x_MD == x_MD, nearest_MD, -127.0).to(tl.int32).to(tl.int8)

@@ -51,13 +51,13 @@ def _close(x_XHC: Tensor) -> Tensor:
 
 def rotate_and_write(
     qkv: tuple[Tensor, Tensor, Tensor], positions_B: Tensor, tables_PF: Rotation, seen: DevicePageTable,
-    kv: KeysValues, block: int = 1,
+    kv: KeysValues, together: int = 1,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Rotated queries in the memory's type, or in theirs where that is of codes; with a window, also for the sinks.
 
     Token t of row b stands at `positions_B[b] + t` and is key `starts[b] + t` of the row's lists. Its rotated key and
     its value go there; of tokens at or beyond `counts[b]` nothing is written. Tokens must lie within the tables.
-    All heads are then rotated in blocks of so many channels.
+    Of all heads so many channels are then rotated together.
     """
     (q_BTHD, k_BTGD, _), keys_GSD = qkv, kv[0]
     (B, T, H, D), G = q_BTHD.shape, k_BTGD.shape[2]
@@ -69,12 +69,12 @@ def rotate_and_write(
     _turn_queries[(triton.cdiv(B * T * H, at_once),)](
         q_NHD, positions_B, *tables_PF, seen.counts_B, turned_BTHD,
         turned_BTHD if to_sinks_BTHD is None else to_sinks_BTHD, B * T * H, T, H, q_NHD.stride(0),
-        seen.sinks + seen.window - 1, D, D2, at_once, block, to_sinks_BTHD is not None,
+        seen.sinks + seen.window - 1, D, D2, at_once, together, to_sinks_BTHD is not None,
     )  # fmt: skip
     *memory, coded = with_scales(kv)
     _write[(triton.cdiv(B * T * G, at_once),)](
         k_NGD, v_NGD, positions_B, *tables_PF, seen.units, seen.starts_B, seen.counts_B, *memory, B * T * G, T, G,
-        k_NGD.stride(0), v_NGD.stride(0), keys_GSD.stride(0), seen.units.stride(0), D, D2, seen.unit, at_once, block,
+        k_NGD.stride(0), v_NGD.stride(0), keys_GSD.stride(0), seen.units.stride(0), D, D2, seen.unit, at_once, together,
         coded,
     )  # fmt: skip
     return turned_BTHD, to_sinks_BTHD
@@ -104,19 +104,19 @@ def _swiglu(gate, up, out, X, size, gate_stride, up_stride, SOME: tl.constexpr, 
 
 
 @triton.jit
-def _turned(x, at_M, place_M, cos, sin, d_1D, real_M, D: tl.constexpr, BLOCK: tl.constexpr):
+def _turned(x, at_M, place_M, cos, sin, d_1D, real_M, D: tl.constexpr, TOGETHER: tl.constexpr):
     """Heads that begin there, turned to their places and then rotated, in float32; zeros where they are not real."""
     real_MD, turn_MD = real_M[:, None] & (d_1D < D), place_M[:, None] * (D // 2) + d_1D % (D // 2)
     x_MD = tl.load(x + at_M[:, None] + d_1D, mask=real_MD, other=0.0).to(tl.float32)
     pair_MD = tl.load(x + at_M[:, None] + (d_1D + D // 2) % D, mask=real_MD, other=0.0).to(tl.float32)
     cos_MD, sin_MD = tl.load(cos + turn_MD, mask=real_MD, other=0.0), tl.load(sin + turn_MD, mask=real_MD, other=0.0)
-    return rotated_heads(x_MD * cos_MD + pair_MD * tl.where(d_1D < D // 2, -sin_MD, sin_MD), d_1D, BLOCK)
+    return rotated_heads(x_MD * cos_MD + pair_MD * tl.where(d_1D < D // 2, -sin_MD, sin_MD), d_1D, TOGETHER)
 
 
 @triton.jit
 def _turn_queries(
     q, positions, cos, sin, counts, turned, to_sinks, M, T, H, token_stride, last, D: tl.constexpr, D2: tl.constexpr,
-    SOME: tl.constexpr, BLOCK: tl.constexpr, WINDOW: tl.constexpr,
+    SOME: tl.constexpr, TOGETHER: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     """Some heads of some tokens; zeros where a row of the batch has fewer tokens."""
     head_M, d_1D = tl.program_id(0) * SOME + tl.arange(0, SOME), tl.arange(0, D2)[None, :]
@@ -125,10 +125,10 @@ def _turn_queries(
     place_M = tl.load(positions + b_M, mask=head_M < M, other=0).to(tl.int64) + t_M
     cell_MD, mask_MD = head_M.to(tl.int64)[:, None] * D + d_1D, (head_M < M)[:, None] & (d_1D < D)
     from_M = (head_M // H).to(tl.int64) * token_stride + head_M % H * D
-    x_MD = _turned(q, from_M, place_M, cos, sin, d_1D, real_M, D, BLOCK)
+    x_MD = _turned(q, from_M, place_M, cos, sin, d_1D, real_M, D, TOGETHER)
     tl.store(turned + cell_MD, x_MD.to(turned.dtype.element_ty), mask=mask_MD)
     if WINDOW:
-        x_MD = _turned(q, from_M, tl.minimum(place_M, last), cos, sin, d_1D, real_M, D, BLOCK)
+        x_MD = _turned(q, from_M, tl.minimum(place_M, last), cos, sin, d_1D, real_M, D, TOGETHER)
         tl.store(to_sinks + cell_MD, x_MD.to(to_sinks.dtype.element_ty), mask=mask_MD)
 
 
@@ -136,7 +136,7 @@ def _turn_queries(
 def _write(
     k, v, positions, cos, sin, units, starts, counts, keys, values, key_scales, value_scales, M, T, G, k_stride,
     v_stride, head_stride, row_stride, D: tl.constexpr, D2: tl.constexpr, UNIT: tl.constexpr, SOME: tl.constexpr,
-    BLOCK: tl.constexpr, CODED: tl.constexpr,
+    TOGETHER: tl.constexpr, CODED: tl.constexpr,
 ):  # fmt: skip
     """The keys, turned, and the values of some heads of some tokens."""
     head_M, d_1D = tl.program_id(0) * SOME + tl.arange(0, SOME), tl.arange(0, D2)[None, :]
@@ -146,9 +146,9 @@ def _write(
     key_M = tl.load(starts + b_M, mask=real_M, other=0).to(tl.int64) + t_M
     unit_M = tl.load(units + b_M.to(tl.int64) * row_stride + key_M // UNIT, mask=real_M, other=0).to(tl.int64)
     there_M, slot_M = (head_M % G).to(tl.int64) * head_stride, unit_M * UNIT + key_M % UNIT
-    token_M, head_D = (head_M // G).to(tl.int64), head_M % G * D
-    k_MD = _turned(k, token_M * k_stride + head_D, place_M, cos, sin, d_1D, real_M, D, BLOCK)
+    token_M, own_M = (head_M // G).to(tl.int64), head_M % G * D
+    k_MD = _turned(k, token_M * k_stride + own_M, place_M, cos, sin, d_1D, real_M, D, TOGETHER)
     store_rows(keys, key_scales, there_M, slot_M, d_1D, k_MD, real_M, D, CODED)
-    from_MD = (token_M * v_stride + head_D)[:, None] + d_1D
+    from_MD = (token_M * v_stride + own_M)[:, None] + d_1D
     v_MD = tl.load(v + from_MD, mask=real_M[:, None] & (d_1D < D), other=0.0).to(tl.float32)
-    store_rows(values, value_scales, there_M, slot_M, d_1D, rotated_heads(v_MD, d_1D, BLOCK), real_M, D, CODED)
+    store_rows(values, value_scales, there_M, slot_M, d_1D, rotated_heads(v_MD, d_1D, TOGETHER), real_M, D, CODED)

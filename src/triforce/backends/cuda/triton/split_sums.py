@@ -22,20 +22,20 @@ def merge(
     attn_out_BTHD: Tensor,
     whole_BGR: Tensor,
     split: int,
-    block: int,
+    together: int,
 ) -> None:
     """Write the mixed values, and the log-sum-exp of each query row in base 2.
 
     parts: sums (B, G, N, R, D), peaks and totals (B, G, N, R) of splits of so many keys. spans: starts and counts (B).
     Few query rows have several programs each, as one after another leaves a device idle (docs/gpu.md). Of values in
-    rotated heads a program has them all, and rotates them back in blocks of so many channels; 1: as they are.
+    rotated heads a program has them all, and rotates so many channels back together; 1: none.
     """
     (B, G, N, R, D), (T, H) = parts[0].shape, attn_out_BTHD.shape[1:3]
     some, rows = (8, 16) if interpreted() else (32, 1)  # an interpreted program takes milliseconds, whatever it does
     whole = max(16, triton.next_power_of_2(D))
-    dims = min(32, whole) if R <= FEW and block == 1 else whole
+    dims = min(32, whole) if R <= FEW and together == 1 else whole
     _merge[(triton.cdiv(R, rows), G * triton.cdiv(D, dims), B)](
-        *parts, *spans, attn_out_BTHD, whole_BGR, G, T, R, N, split, H // G, D, dims, some, rows, block
+        *parts, *spans, attn_out_BTHD, whole_BGR, G, T, R, N, split, H // G, D, dims, some, rows, together
     )
 
 
@@ -50,7 +50,7 @@ def weigh(
 @triton.jit
 def _merge(
     parts, peaks, sums, starts, counts, mixed, whole, G, T, R, N, SPLIT: tl.constexpr, GROUP: tl.constexpr,
-    D: tl.constexpr, DIMS: tl.constexpr, SOME: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    D: tl.constexpr, DIMS: tl.constexpr, SOME: tl.constexpr, ROWS: tl.constexpr, TOGETHER: tl.constexpr,
 ):  # fmt: skip
     """The splits of some query rows and dimensions, in ascending order; zeros where there are fewer queries."""
     row_R, g, b = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1) % G, tl.program_id(2)
@@ -78,7 +78,7 @@ def _merge(
         total_R += tl.sum(sum_NR * share_NR, 0)
     some_R = tl.where(total_R > 0, total_R, 1.0)
     cell_R = ((b * T + token_R) * G * GROUP + g * GROUP + row_R % GROUP) * D
-    out_RD = rotated_heads(attn_out_RD / some_R[:, None], d[None, :], BLOCK).to(mixed.dtype.element_ty)
+    out_RD = rotated_heads(attn_out_RD / some_R[:, None], d[None, :], TOGETHER).to(mixed.dtype.element_ty)
     tl.store(mixed + cell_R[:, None] + d[None, :], out_RD, mask=(row_R < R)[:, None] & (d < D)[None, :])
     log_R = tl.where(total_R > 0, tl.log2(some_R) + peak_R, float("inf"))
     tl.store(whole + (b * G + g) * R + row_R, log_R, mask=(row_R < R) & (dims == 0))
