@@ -103,6 +103,7 @@ def _kernels(rows: Sequence[Report]) -> list[Table]:
     lines = []
     for row in rows:
         where = [f"{name} {row[name]:,}" for name in ("context", "width", "vocabulary", "temperature") if name in row]
+        where += [f"union {row['union']:.1f}"] if row.get("union", 1) > 1 else []
         name = ", ".join([row["kernel"], *([row["shape"]] if "shape" in row else []), *where])
         took = f"{row['seconds'] * 1e6:,.0f}" if "seconds" in row else "-"
         speed = f"{row['gb_per_second']:.1f}" if "gb_per_second" in row else "-"
@@ -111,7 +112,8 @@ def _kernels(rows: Sequence[Report]) -> list[Table]:
         lines.append([name, took, speed, flops, least, percent(row.get("fraction")) or "-"])
     note = (
         "Bytes are those that must be read: weights, and keys and values in sight. The least that a kernel can take is "
-        "the time for its bytes at the measured bandwidth, or for its operations at the measured peaks if that is more."
+        "the time for its bytes at the measured bandwidth, or for its operations at the measured peaks if that is more. "
+        "A union is how many times a token's experts a pass reads."
     )
     header = ["kernel", "microseconds", "GB/s", "GFLOP/s", "the least", "share"]
     return [Table("Against the machine", note, header, lines)]

@@ -131,7 +131,7 @@ CODES: dict[str, tuple[str, tuple[str, str], str]] = {
         TILES, ("tl.join(first_P, tl.where(", "tl.join(second_P, tl.where("), "attention",
     ),
     "codes: what is behind the end has scales": (
-        TILES, ("tl.where(key_P + 1 < end, second_P, 0.0)", "second_P"), "one row",
+        TILES, ("tl.where(key_P + 1 < end, second_P, 0.0)", "second_P"), "one unit",
     ),
     "codes: a page of codes begins without scales before it": (
         TILES, ("(LANES * (D + 2)) + slot", "(LANES * D) + slot"), "rows",

@@ -182,8 +182,7 @@ def _splits(
     n, g, b = tl.program_id(0), tl.program_id(1) % G, tl.program_id(2)
     start, count = tl.load(starts + b).to(tl.int32), tl.load(counts + b).to(tl.int32)
     row_R = (tl.program_id(1) // G) * ROWS + tl.arange(0, ROWS)
-    token_R, end = row_R // GROUP, start + count
-    first = n * SPLIT
+    token_R, end, first = row_R // GROUP, start + count, n * SPLIT
     if (first >= end) | (tl.program_id(1) // G * ROWS >= count * GROUP):
         return
     d, real_R1, place_R1 = tl.arange(0, D2), (token_R < count)[:, None], start + token_R[:, None]
@@ -196,8 +195,9 @@ def _splits(
     table, head = units + b.to(tl.int64) * row_stride + g.to(tl.int64) * list_stride, g.to(tl.int64) * head_stride
     for block in range(first, min(first + SPLIT, end), KEYS):
         key_K = block + tl.arange(0, KEYS)
-        unit_K = tl.load(table + key_K // UNIT, mask=key_K < end, other=0)
-        slot_K, there_K = unit_K * UNIT + key_K % UNIT, key_K < end
+        there_K = key_K < end
+        unit_K = tl.load(table + key_K // UNIT, mask=there_K, other=0).to(tl.int32 if CODED else tl.int64)
+        slot_K = unit_K * UNIT + key_K % UNIT
         k_DK = load_rows(keys, head, slot_K[None, :], d[:, None], there_K[None, :], D, CODED)
         of_keys, of_values = scale, 1.0
         if CODED:
