@@ -112,8 +112,8 @@ def _kernels(rows: Sequence[Report]) -> list[Table]:
         lines.append([name, took, speed, flops, least, percent(row.get("fraction")) or "-"])
     note = (
         "Bytes are those that must be read: weights, and keys and values in sight. The least that a kernel can take is "
-        "the time for its bytes at the measured bandwidth, or for its operations at the measured peaks if that is more. "
-        "A union is how many times a token's experts a pass reads."
+        "the time for its bytes at the measured bandwidth, or for its operations at the measured peaks if that is more."
+        " A union is how many times a token's experts a pass reads."
     )
     header = ["kernel", "microseconds", "GB/s", "GFLOP/s", "the least", "share"]
     return [Table("Against the machine", note, header, lines)]
