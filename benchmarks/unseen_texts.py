@@ -36,6 +36,7 @@ from triforce.errors import RequestError
 from triforce.eval import Table, Text
 from triforce.llm import LLM
 from triforce.planner import CostModel
+from triforce.planner.cost_model import kernel_level
 
 Row = dict[str, Any]
 MODES = ("ar", "retrieval", "triforce", "draft", "draft-ngram", "ngram", AUTO)
@@ -94,7 +95,7 @@ def cells_of(llm: LLM, texts: Sources, cells: Sequence[Cell], options: Namespace
 
 def forget(llm: LLM) -> None:
     """Empty the profile of a model."""
-    llm.runner.costs = CostModel(works=llm.runner.costs.passes.works)
+    llm.runner.costs = CostModel(None, llm.runner.costs.passes.works, kernel_level(llm.target.device))
 
 
 def label(text: Text, cell: Cell, profile: str) -> str:

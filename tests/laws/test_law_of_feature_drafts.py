@@ -1,0 +1,174 @@
+"""A proposal over a feature draft has the target's law: integrated over all noise, of real tiers, entries and passes.
+
+Proposals before it reject tokens, so the draft reads what those have left. Thresholds come from the laws that the tiers
+themselves report; the law they are compared with is that of a dense pass with other attention code.
+
+Shape suffixes: N cells, J columns of a verification, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.laws.enumeration import distance
+from tests.helpers.laws.features import FEATURES, TOKENS
+from tests.helpers.laws.one_verification import Cut, Interval, Text, as_a_block, cells, continued, draws, one_by_one
+from tests.helpers.laws.tiny import PROMPTS, SETTING, V, laws
+from triforce.backends.token_sampler import sampling
+from triforce.engine.modes import MODES
+from triforce.engine.sequence import TokenSequence
+from triforce.engine.sequence_batch import SequenceBatch
+from triforce.engine.sequence_group import prefill_batch
+from triforce.interface.sampling_params import SamplingParams
+from triforce.ragged import Ints
+from triforce.speculation import Draft, Tier
+
+torch.set_num_threads(1)
+GAMMA = SETTING.draft_tokens
+BEFORE = (0.02, 0.98, 0.6, 0.97)
+"""Uniforms of all decisions of some proposals before."""
+ROUNDED = 1e-5
+"""Of laws of float32 logits, of passes of different widths."""
+EDGE = 1e-4
+"""How near to both ends of its interval a guess is drawn, too."""
+WARPED = SamplingParams(0.8, top_p=0.97, presence_penalty=0.3, max_tokens=40)
+Given = tuple[list[float], list[float]]
+"""Uniforms that a row's guesses are drawn by, and those that they are verified by: of the draw first."""
+
+
+class GivenNoise:
+    """These uniforms, row by row."""
+
+    def __init__(self, rows: Sequence[Given]) -> None:
+        self.rows, self.drawn = rows, 0
+
+    def uniforms(self, tier: int, n: int, used_B: Ints) -> Tensor:
+        if tier == 0:
+            self.drawn += 1
+            return torch.tensor([[guesses[self.drawn - 1]] for guesses, _ in self.rows], dtype=torch.float64)
+        return torch.tensor([verified[:n] for _, verified in self.rows], dtype=torch.float64)
+
+
+@dataclass
+class Seen:
+    """What a proposal does: guesses and their laws, laws of the target behind them, new tokens of each row.
+
+    before: tokens of the text until then, the same of all rows.
+    """
+
+    guesses: list[Text]
+    guesses_NKV: Tensor
+    targets_NJV: Tensor
+    new: list[Text]
+    before: list[int]
+
+
+def proposal(rows: Sequence[Given], coupling: str) -> Seen:
+    """Return what the real tiers do with these uniforms behind the proposals of `BEFORE`."""
+    sequences = [TokenSequence(PROMPTS[0], WARPED, seed=1) for _ in rows]
+    batch = SequenceBatch(FEATURES, MODES["draft"], SETTING, coupling, sequences)
+    deque(prefill_batch(batch), maxlen=0)
+    for u in BEFORE:
+        step(batch, [([u] * GAMMA, [u] * (GAMMA + 1))] * len(rows))
+    before = [*sequences[0].tokens]
+    assert len(before) < len(BEFORE) * (GAMMA + 1), "some guess was rejected"
+    guessed, verified = (told(tier) for tier in batch.tiers)
+    step(batch, rows)
+    guesses = [tuple(tokens) for tokens in guessed[0].tokens_BK[:, :GAMMA].tolist()]
+    new = [tuple(sequence.tokens[len(before) :]) for sequence in sequences]
+    return Seen(guesses, guessed[0].probs_BKV, verified[0].probs_BKV, new, before)
+
+
+def told(tier: Any) -> list[Any]:
+    """The drafts that a tier returns from now on."""
+    drafts, propose = list[Any](), tier.propose
+    tier.propose = lambda *how: drafts.append(propose(*how)) or drafts[-1]
+    return drafts
+
+
+def step(batch: SequenceBatch, rows: Sequence[Given]) -> None:
+    lengths, bound = [len(PROMPTS[0])] * len(rows), batch.coupling(GivenNoise(rows))
+    batch.sampling = sampling([WARPED] * len(rows), lengths, V, bound)
+    batch.step()
+
+
+def inside(edges: Sequence[Interval], part: float = 0.5) -> list[float]:
+    """A uniform in each interval."""
+    return [low + part * (high - low) for low, high in edges]
+
+
+def guessing(coupling: str) -> tuple[dict[Text, list[float]], dict[Text, list[float]], dict[Text, list[Interval]]]:
+    """Laws of guesses and of the target behind all texts that can be guessed, and what draws each whole guess."""
+    guess_laws, laws_told = dict[Text, list[float]](), dict[Text, list[float]]()
+    drawn: dict[Text, list[Interval]] = {(): []}
+    for j in range(GAMMA + 1):
+        rows = [([*inside(edges), *[0.5] * GAMMA], [0.0] * (GAMMA + 1)) for edges in drawn.values()]
+        seen = proposal(rows, coupling)
+        laws_told |= dict(zip(drawn, seen.targets_NJV[:, j].tolist(), strict=True))
+        if j < GAMMA:
+            here = dict(zip(drawn, seen.guesses_NKV[:, j].tolist(), strict=True))
+            guess_laws |= here
+            drawn = {
+                (*text, v): [*drawn[text], edge]
+                for text, law in here.items() for v, edge in enumerate(draws(law)) if law[v]
+            }  # fmt: skip
+    return guess_laws, laws_told, drawn
+
+
+def deviation(coupling: str, cut: Cut) -> float:
+    """How far a proposal, continued by the target's law, is from that: the largest difference of a probability."""
+    q, p, drawn = guessing(coupling)
+    assert {v for law in q.values() for v, weight in enumerate(law) if weight} <= {*TOKENS.tolist()}
+    for part in (EDGE, 1 - EDGE):  # what is drawn has the law that is told
+        seen = proposal([(inside(edges, part), [0.0] * (GAMMA + 1)) for edges in drawn.values()], coupling)
+        assert seen.guesses == list(drawn)
+    listed = list(cells(p.__getitem__, lambda text: q.get(text, [0.0] * V), GAMMA, cut))
+    seen = proposal([(inside(drawn[cell.guess]), inside(cell.edges)) for cell in listed], coupling)
+    assert {len(text) - 1 for text in seen.new} == {*range(GAMMA + 1)}, "all numbers of guesses are accepted somewhere"
+    dense, found = target_laws(seen.before, GAMMA + 1), dict[Text, float]()
+    for text, cell in zip(seen.new, listed, strict=True):
+        for whole, weight in continued(dense.__getitem__, text, cell.weight, GAMMA + 1).items():
+            found[whole] = found.get(whole, 0.0) + weight
+    return distance(found, continued(dense.__getitem__, (), 1.0, GAMMA + 1))
+
+
+def target_laws(before: list[int], most: int) -> dict[Text, list[float]]:
+    """The target's law behind all texts of fewer than `most` tokens, by a dense pass."""
+    texts = [text for length in range(most) for text in product(range(V), repeat=length)]
+    ids_BT = torch.tensor([[*before, *text, *[0] * (most - len(text))] for text in texts])
+    laws_BTV = laws(ids_BT.repeat_interleave(len(PROMPTS), 0), WARPED, FEATURES.target)[:: len(PROMPTS)]
+    return {text: laws_BTV[n, len(before) + len(text)].tolist() for n, text in enumerate(texts)}
+
+
+each_coupling = pytest.mark.parametrize(("coupling", "cut"), [("rejection", one_by_one), ("block", as_a_block)])
+
+
+@each_coupling
+def test_proposal_over_feature_draft_has_target_law(coupling: str, cut: Cut) -> None:
+    assert deviation(coupling, cut) < ROUNDED
+
+
+@each_coupling
+def test_feature_draft_that_tells_another_law_is_detected(
+    coupling: str, cut: Cut, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its guesses are verified as if they came from a law that is a little flatter."""
+    propose = Tier.propose
+
+    def flatter(self: Any, *how: Any) -> Draft:
+        made: Draft = propose(self, *how)
+        if self.name == "draft":
+            made.probs_BKV.lerp_((made.probs_BKV > 0).double() / len(TOKENS), 0.1)
+        return made
+
+    monkeypatch.setattr(Tier, "propose", flatter)
+    with pytest.raises(AssertionError):
+        assert deviation(coupling, cut) < ROUNDED
