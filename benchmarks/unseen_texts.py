@@ -95,7 +95,7 @@ def cells_of(llm: LLM, texts: Sources, cells: Sequence[Cell], options: Namespace
 
 def forget(llm: LLM) -> None:
     """Empty the profile of a model."""
-    llm.runner.costs = CostModel(None, llm.runner.costs.passes.works, kernel_level(llm.target.device))
+    llm.runner.costs = CostModel(None, llm.runner.costs.passes.works, kernel_level(llm.target.decoder.device))
 
 
 def label(text: Text, cell: Cell, profile: str) -> str:

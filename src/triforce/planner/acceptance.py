@@ -36,18 +36,20 @@ class Sums:
     """Draft tokens accepted and rejected, by case. memory: proposals over which they fade; limit: tokens of a case."""
 
     def __init__(self, memory: float, limit: float = float("inf")) -> None:
-        self.of: dict[Case, np.ndarray] = {}
+        self.of: dict[Case, tuple[float, float]] = {}
         self._memory, self._limit = memory, limit
 
     def add(self, case: Case, accepted: float, rejected: float) -> None:
         """Count some draft tokens."""
-        sums = self.of.get(case, 0.0) + np.array([accepted, rejected], float)
-        self.of[case] = sums * min(1.0, self._limit / max(sums.sum(), 1.0))
+        before = self.of.get(case, (0.0, 0.0))
+        accepted, rejected = before[0] + accepted, before[1] + rejected
+        part = min(1.0, self._limit / max(accepted + rejected, 1.0))
+        self.of[case] = accepted * part, rejected * part
 
     def fade(self, proposals: int) -> None:
         """Let all cases fade by so many proposals."""
-        for sums in self.of.values():
-            sums *= (1 - 1 / self._memory) ** proposals
+        part = (1 - 1 / self._memory) ** proposals
+        self.of = {case: (accepted * part, rejected * part) for case, (accepted, rejected) in self.of.items()}
 
 
 class AcceptanceHistory(Sums):
@@ -97,23 +99,23 @@ class AcceptanceTracker:
         """
         mean, tokens = self._history.expected(self._case(tier, length, factor))
         usual, prior, here = 1 - mean, min(tokens, CONFIG.history_tokens), self._of_tier(tier)
-        expected = sum(sums.sum() * (1 - self._history.expected(case)[0]) for case, sums in here.items())
+        expected = sum(sum(sums) * (1 - self._history.expected(case)[0]) for case, sums in here.items())
         rejected, count = sum(sums[1] for sums in here.values()), prior + self.tokens(tier)
         found = 1 - usual * (rejected + prior * usual) / max(expected + prior * usual, 1e-9)
-        found = float(min(1.0, max(0.0, found)))
+        found = min(1.0, max(0.0, found))
         shrunk = (found * count + 0.5) / (count + 1)  # of none in few, some may still come
         few = 1 / (count + 1) + (factor != 1.0) / (tokens + 1)
-        return found, float((shrunk * (1 - shrunk) * few) ** 0.5)
+        return found, (shrunk * (1 - shrunk) * few) ** 0.5
 
     def tokens(self, tier: str) -> float:
         """Draft tokens of this text that count."""
-        return float(sum(sums.sum() for sums in self._of_tier(tier).values()))
+        return sum(sum(sums) for sums in self._of_tier(tier).values())
 
     def kind(self, lengths: Sequence[int]) -> tuple[int, int, int]:
         """The kind of texts of these lengths: rows, temperature and size. One plan is best for texts of a kind."""
         return len(lengths), self.temperature, max(lengths).bit_length()
 
-    def _of_tier(self, tier: str) -> dict[Case, np.ndarray]:
+    def _of_tier(self, tier: str) -> dict[Case, tuple[float, float]]:
         return {case: sums for case, sums in self._here.of.items() if case[0] == tier}
 
     def _case(self, tier: str, length: int, factor: float) -> Case:

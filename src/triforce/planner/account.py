@@ -21,17 +21,24 @@ class Account:
     won: float = 0.0  # seconds, negative where speculation lost
     tokens: float = 0.0  # of each row
     trust: float = 1.0  # part of what may be lost, after texts of the kind that lost
+    losses: int = 0  # plans that lost more than they might, since something was won
 
     def enter(self, tokens: float, seconds: float, plain: bool) -> None:
         """Enter proposals: tokens of each row, and whether they were plain decoding, which wins nothing."""
         self.tokens += tokens
         if not plain and self.plain:
             self.won += tokens * self.plain - seconds
+            self.losses *= self.won <= 0
 
     @property
     def headroom(self) -> float:
         """Seconds that may be lost."""
         return self.won + self.trust * CONFIG.allowed_loss * self.plain * (self.tokens + CONFIG.credit_tokens)
+
+    @property
+    def caution(self) -> float:
+        """Standard deviations below the mean at which a plan counts as no risk: each loss says that beliefs are off."""
+        return CONFIG.caution * (1 + self.losses)
 
     def next(self) -> Account:
         """The account of the next text of the kind: it may lose half as much where this one lost, down to an eighth."""

@@ -66,6 +66,7 @@ class PlanController:
         self.lengths: Sequence[int] = ()  # of the texts before the latest proposal
         self._unlearnt = NOTHING
         self._fresh, self._untold = False, 0.0  # whether a plan was just applied; seconds of its first proposal
+        self._rests = False  # whether nothing but plain decoding is done until something is due, by this clock alone
 
     @property
     def plain(self) -> float:
@@ -80,9 +81,13 @@ class PlanController:
 
     def steer(self, prefix: SequenceState, live_B: Bools, left: Callable[[], int] = lambda: ENDLESS) -> None:
         """Link the tiers for the next proposal. Most calls return at once. left: tokens that are to come, at most."""
+        full = self._unlearnt[-1] >= REMEMBERED
+        if self._rests and self._cadence.elapsed < self._cadence.due_at and not full:
+            self._proposals = self._plain_at = self._proposals + 1
+            return
         if self._proposals == 0:
             self._begin(prefix.lengths_B[live_B].tolist(), left())
-        if self._unlearnt[-1] >= REMEMBERED:
+        if full:
             self.conclude(prefix)
         due = self._cadence.elapsed >= self._cadence.due_at and self._proposals >= self._first_thought
         self._proposals += 1
@@ -91,7 +96,9 @@ class PlanController:
             self._think(prefix, live_B, left())
         if plain and self.choice.plan.plain:
             self._plain_at, self.top.cache.grain = self._proposals, 0
+            self._rests = self.ranks.count == 1
         else:
+            self._rests = False
             self._follow(prefix, live_B)
 
     def observe(self, lengths: Sequence[int], taken: int, seconds: float) -> None:
@@ -164,6 +171,7 @@ class PlanController:
         self._cadence.heard(hits, self._clock() - began)
         if cause := Cause.LOSS if self._alarmed else self._cadence.cause:
             self.conclude(prefix)
+            self.account.losses += cause is Cause.LOSS
             self.choice = replace(self.choose(prefix.lengths_B[live_B].tolist(), left), cause=cause)
             self._cadence.thought(self._clock() - began, self.choice.plan)
         self.choice = self.ranks.broadcast(self.choice)
@@ -172,7 +180,7 @@ class PlanController:
         """The plan from now on, for texts of these lengths of which at most `left` tokens are to come."""
         sparse = any(length > self.view.budget(length) for length in lengths)
         budgets: list[BudgetFactors] = budget_options(self.view, lengths) if sparse else [()]
-        self.estimates = self.beliefs.estimates(lengths, budgets)
+        self.estimates = self.beliefs.estimates(lengths, budgets, self.account.caution)
         self.account.plain = float(self.estimates.seconds_KW[FULL][0, 1])
         headroom = self.account.headroom
         self.found = candidates(self.estimates, "draft" in self.by_name, sparse, budgets, left, headroom)

@@ -59,7 +59,7 @@ class CostModel:
         layers, shift = {case: asdict(found) for case, found in self.layers.items()}, log(self.passes.speed)
         kinds = [(tier, kind, x) for tier, costs in self.passes.tiers.items() for kind, x in costs.seen.items()]
         passes = [(tier, *kind, x.count, x.keys, x.log + shift) for tier, kind, x in kinds]
-        shares = [(*case, *sums.tolist()) for case, sums in self.acceptance.of.items()]
+        shares = [(*case, *sums) for case, sums in self.acceptance.of.items()]
         saved = json.dumps({"passes": passes, "shares": shares, "layers": layers})
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ class CostModel:
         for tier, width, rows, size, count, keys, took in saved["passes"]:
             self.passes.of(tier).seen[width, rows, size] = Seen(min(count, OLD_PASSES), keys, took, own=False)
         for costs in self.passes.tiers.values():
-            costs.fit()
+            costs.changed(fit=True)
         for *case, accepted, rejected in saved["shares"]:
             self.acceptance.add(tuple(case), accepted, rejected)
         self.layers |= {case: Finding.read(found) for case, found in saved["layers"].items()}

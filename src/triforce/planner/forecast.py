@@ -25,8 +25,6 @@ FEW = 3  # passes of which the fastest one counts: what interrupts a pass makes 
 BUDGET_STEPS = 0.5, 1.0, 2.0  # times the usual budget that may be read
 MIN_SPARSITY = 2  # times as long as another budget than the usual one a context is, at least
 WIDEST = 33  # tokens of the widest pass of a plan
-BOUNDS_Z = np.array([-CONFIG.caution, 0.0, CONFIG.optimism])
-"""Standard deviations from the mean."""
 
 
 def budget_options(view: RetrievalView, lengths: Sequence[int]) -> list[BudgetFactors]:
@@ -82,12 +80,18 @@ class Beliefs:
                     rejected = max(0.0, proposed * self._accepted(tier) - accepted)
                 self.acceptance.add(name, (1 << bits) - 1, accepted, rejected, self.view.times.get(bits, 1.0))
 
-    def estimates(self, lengths: Sequence[int], budgets: Sequence[BudgetFactors] = ((),)) -> Estimates:
-        """Return what is believed of rows of these lengths, with each of these budgets of the retrieval tier."""
-        rows, keys_K, accepted_KZ = len(lengths), *self._retrieval(lengths, budgets)
+    def estimates(
+        self, lengths: Sequence[int], budgets: Sequence[BudgetFactors] = ((),), caution: float = CONFIG.caution
+    ) -> Estimates:
+        """Return what is believed of rows of these lengths, with each of these budgets of the retrieval tier.
+
+        caution: standard deviations that the lower bound of acceptance is below its mean.
+        """
+        bounds_Z = np.array([-caution, 0.0, CONFIG.optimism])
+        rows, keys_K, accepted_KZ = len(lengths), *self._retrieval(lengths, budgets, bounds_Z)
         keys = {FULL: [sum(lengths)], AMONG_MODELS: [sum(lengths)], "retrieval": keys_K, "draft": [0], "ngram": [0]}
         seconds_KW = {tier: self.costs.passes.table(tier, rows, each_K, WIDEST) for tier, each_K in keys.items()}
-        accepted = {tier: self._bounds(tier, max(lengths))[None] for tier in ("draft", "ngram")}
+        accepted = {tier: self._bounds(tier, max(lengths), bounds_Z)[None] for tier in ("draft", "ngram")}
         return Estimates(rows, seconds_KW, {**accepted, "retrieval": accepted_KZ}, self.hindsight.odds())
 
     def _keys(self, tier: str, lengths: Sequence[int]) -> int:
@@ -98,18 +102,20 @@ class Beliefs:
         """The part of what n-grams propose now that hindsight expects to be accepted."""
         return self.hindsight.odds().acceptance(int(ngrams.below is None), ngrams.gamma)
 
-    def _bounds(self, tier: str, length: int, factor: float = 1.0) -> np.ndarray:
+    def _bounds(self, tier: str, length: int, bounds_Z: np.ndarray, factor: float = 1.0) -> np.ndarray:
         mean, deviation = self.acceptance.of(tier, length, factor)
-        return np.clip(mean + BOUNDS_Z * deviation, 0, 1)
+        return np.clip(mean + bounds_Z * deviation, 0, 1)
 
-    def _retrieval(self, lengths: Sequence[int], budgets: Sequence[BudgetFactors]) -> tuple[list[int], np.ndarray]:
+    def _retrieval(
+        self, lengths: Sequence[int], budgets: Sequence[BudgetFactors], bounds_Z: np.ndarray
+    ) -> tuple[list[int], np.ndarray]:
         """Keys that all rows read, by budget, and the retrieval tier's acceptance."""
         bits = [length.bit_length() for length in lengths]
         means = {each: sum(n for n in lengths if n.bit_length() == each) // bits.count(each) for each in bits}
-        keys_K, accepted_KZ = [0] * len(budgets), np.zeros((len(budgets), len(BOUNDS_Z)))
+        keys_K, accepted_KZ = [0] * len(budgets), np.zeros((len(budgets), len(bounds_Z)))
         for k, factors in enumerate(map(dict, budgets)):
             for each, mean in means.items():
                 rows, factor = bits.count(each), factors.get(each, 1.0)
                 keys_K[k] += rows * self.view.keys(mean, budget=self.view.setting.budget.of(mean, factor))
-                accepted_KZ[k] += rows / len(lengths) * self._bounds("retrieval", mean, factor)
+                accepted_KZ[k] += rows / len(lengths) * self._bounds("retrieval", mean, bounds_Z, factor)
         return keys_K, accepted_KZ

@@ -3,7 +3,8 @@
 Bytes and operations are known (`TierWork`), so widths that were never run are foretold. Kinds of passes that did run
 say how far off that is; a shared factor, the machine's speed, says how fast it is now.
 
-Shape suffixes: N kinds of passes, M machines, W tokens of a row, K numbers of keys.
+Shape suffixes: N kinds of passes, M machines, W tokens of a row, K numbers of keys. Where keys are (K, 1), what has W
+has K before it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, log, log2
 from statistics import median
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,6 +29,8 @@ ENOUGH, LATEST = 2, 9  # passes that tell of the speed: of one observation at mo
 MOST_KINDS = 48  # of a tier
 KEY_SCALE = 64.0
 """Keys below which their number hardly matters."""
+SAME_KEYS = 64
+"""Steps of an octave within which numbers of keys count as the same in tables."""
 
 FULL, AMONG_MODELS = "full", "full among models"
 """The full tier alone or with n-grams, and between passes of other models, which leave the processor's caches full of
@@ -50,64 +54,81 @@ class Seen:
     doubtful: bool = False  # whether the latest ones were off
 
 
+class Known(NamedTuple):
+    """What passes of a tier showed, by kind: logarithms (base 2) of its width, rows and keys; how far off the machine
+    is, as a logarithm; and weights, which are 1 where many passes ran."""
+
+    octaves_3N: np.ndarray
+    off_N: np.ndarray
+    weight_N: np.ndarray
+
+    def distances(self, width_W: np.ndarray, rows: int, keys: Any) -> np.ndarray:
+        """Squared distances in octaves (W, N) of such passes to each kind that ran."""
+        width_N, rows_N, keys_N = self.octaves_3N
+        others = (log2(rows) - rows_N) ** 2 + (np.log2(KEY_SCALE + np.asarray(keys))[..., None] - keys_N) ** 2
+        far_WN: np.ndarray = (np.log2(width_W)[:, None] - width_N) ** 2 + others
+        return far_WN
+
+
 class TierCosts:
-    """Passes of one tier by kind, and the machine under which all kinds are off alike; seconds are those at speed 1."""
+    """Passes of one tier by kind, and the machine under which all kinds are off alike; seconds are those at speed 1.
+
+    What is known is made up when it is asked for: passes are added in between, many at a time.
+    """
 
     def __init__(self, work: TierWork, usual: tuple[float, ...]) -> None:
         self.work, self.seen = work, dict[Kind, Seen]()
         self.usual = self.machine = usual
+        self._known: Known | None = None
+        self._unfitted = False
 
     @property
     def count(self) -> float:
         """Passes that count."""
         return sum(each.count for each in self.seen.values())
 
-    def seconds(self, work: TierWork, width_W: np.ndarray, rows: int, keys: float) -> np.ndarray:
-        """The seconds to expect of passes of such work over so many tokens of each row: (W,)."""
-        expected_W = work.bytes(width_W, rows, keys, *self.machine)
-        if not self.seen:
-            return 1e-10 * np.asarray(expected_W)
-        width_N, rows_N, keys_N, log_N, weight_N = kinds_5N = self._kinds()
-        off_N = log_N - np.log(self.work.bytes(width_N, rows_N, keys_N, *self.machine))
-        far_WN = _distances(kinds_5N, width_W, rows, keys)
-        weight_WN = weight_N * np.exp2(-SHARPNESS * np.minimum(far_WN, FAR))
-        off_W = weight_WN @ off_N / weight_WN.sum(1)
-        unseen_W = np.minimum(1.0, far_WN.min(1))  # what is not known is thought well of, so that it is tried
-        found_W: np.ndarray = np.exp(off_W - CONFIG.unseen_gain * unseen_W) * expected_W
-        return found_W
+    def changed(self, fit: bool) -> None:
+        """Note that passes were added. fit: so little was known of their kind that the machine may be another one."""
+        self._known, self._unfitted = None, self._unfitted or fit
 
-    def nearness(self, width_W: np.ndarray, rows: int, keys: float) -> np.ndarray:
-        """Nearness of the nearest kind that ran (W,): 1 if it is the same, half of that at a distance of an octave."""
-        near_W: np.ndarray = np.exp2(-_distances(self._kinds(), width_W, rows, keys).min(1))
-        return near_W
+    def seconds(self, work: TierWork, width_W: np.ndarray, rows: int, keys: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Return the seconds to expect of passes of such work over so many tokens of each row: (W,).
+
+        And how near the nearest kind is that ran: 1 if it is the same, half of that at a distance of an octave.
+        """
+        if not self.seen:
+            return 1e-10 * np.asarray(work.bytes(width_W, rows, keys, *self.machine)), np.zeros(1)
+        known = self._made_up()
+        far_WN = known.distances(width_W, rows, keys)
+        weight_WN = known.weight_N * np.exp2(-SHARPNESS * np.minimum(far_WN, FAR))
+        off_W, nearest_W = weight_WN @ known.off_N / weight_WN.sum(-1), far_WN.min(-1)
+        off_W -= CONFIG.unseen_gain * np.minimum(1.0, nearest_W)  # what is not known is thought well of: it is tried
+        return np.exp(off_W) * work.bytes(width_W, rows, keys, *self.machine), np.exp2(-nearest_W)
 
     def is_near(self, width: int, rows: int, keys: float) -> bool:
         """Whether a kind like this one ran."""
-        return bool(self.seen) and float(_distances(self._kinds(), np.array([width]), rows, keys).min()) < NEAR
+        return bool(self.seen) and float(self._made_up().distances(np.array([width]), rows, keys).min()) < NEAR
 
-    def fit(self) -> None:
+    def _made_up(self) -> Known:
+        if self._known is None:
+            found = [(width, rows, x.keys, x.log, x.count / (1 + x.count)) for (width, rows, _), x in self.seen.items()]
+            width_N, rows_N, keys_N, log_N, weight_N = kinds_5N = np.array(found).T
+            if self._unfitted:
+                self._fit(kinds_5N)
+            off_N = log_N - np.log(self.work.bytes(width_N, rows_N, keys_N, *self.machine))
+            self._known = Known(np.log2((width_N, rows_N, KEY_SCALE + keys_N)), off_N, weight_N)
+        return self._known
+
+    def _fit(self, kinds_5N: np.ndarray) -> None:
         """Choose the machine anew: the one from which all kinds differ by the same factor, as nearly as can be."""
-        width_N, rows_N, keys_N, log_N, weight_N = self._kinds()
+        width_N, rows_N, keys_N, log_N, weight_N = kinds_5N
         off_MN = log_N - np.log(self.work.bytes(width_N, rows_N, keys_N, *MACHINES.T[..., None]))
         mean_M1 = off_MN @ weight_N[:, None] / weight_N.sum()
         other_M = np.any(np.not_equal(MACHINES, self.machine), 1)
         spread_M = (off_MN - mean_M1) ** 2 @ weight_N + 0.005 * other_M
         if len(np.unique(width_N * rows_N)) == 1:  # they say nothing of operations
             spread_M[MACHINES[:, 0] != self.usual[0]] = np.inf
-        self.machine = tuple(MACHINES[spread_M.argmin()].tolist())
-
-    def _kinds(self) -> np.ndarray:
-        """(5, N): width, rows, keys, logarithm of seconds, and weight of each kind."""
-        found = [(width, rows, x.keys, x.log, x.count / (1 + x.count)) for (width, rows, _), x in self.seen.items()]
-        return np.array(found).T
-
-
-def _distances(kinds_5N: np.ndarray, width_W: np.ndarray, rows: int, keys: float) -> np.ndarray:
-    """Squared distances in octaves (W, N) of such passes to each kind that ran."""
-    width_N, rows_N, keys_N, *_ = kinds_5N
-    others_N = np.log2(rows / rows_N) ** 2 + np.log2((KEY_SCALE + keys) / (KEY_SCALE + keys_N)) ** 2
-    far_WN: np.ndarray = np.log2(width_W[:, None] / width_N) ** 2 + others_N
-    return far_WN
+        self.machine, self._unfitted = tuple(MACHINES[spread_M.argmin()].tolist()), False
 
 
 class PassCosts:
@@ -154,8 +175,7 @@ class PassCosts:
         part = min(1.0, passes / found.count)
         found.log += part * late
         found.keys += part * (keys - found.keys)
-        if known < MANY:
-            costs.fit()
+        costs.changed(fit=known < MANY)
         told = {tier, AMONG_MODELS} if tier == FULL else {tier}  # by these costs
         for name in [name for name in self._tables if name in told or not self.tiers[name].seen]:
             del self._tables[name]
@@ -163,11 +183,10 @@ class PassCosts:
 
     def table(self, tier: str, rows: int, keys_K: Sequence[float], widest: int) -> np.ndarray:
         """The seconds to expect of passes of up to `widest` tokens of a row, of none first: (K, W)."""
-        about = (rows, widest, *keys_K)
+        about = (rows, widest, *(round(SAME_KEYS * log2(KEY_SCALE + keys)) for keys in keys_K))
         if tier not in self._tables or self._tables[tier][0] != about:
-            width_W, found_KW = np.arange(1.0, widest + 1), np.zeros((len(keys_K), widest + 1))
-            for k, keys in enumerate(keys_K):
-                found_KW[k, 1:] = self._seconds(tier, width_W, rows, keys)
+            found_KW = np.zeros((len(keys_K), widest + 1))
+            found_KW[:, 1:] = self._seconds(tier, np.arange(1.0, widest + 1), rows, np.array(keys_K)[:, None])
             self._tables[tier] = about, found_KW
         return self._tables[tier][1]
 
@@ -175,15 +194,15 @@ class PassCosts:
         """The seconds to expect of one pass."""
         return float(self._seconds(tier, np.array([float(width)]), rows, keys)[0])
 
-    def _seconds(self, tier: str, width_W: np.ndarray, rows: int, keys: float) -> np.ndarray:
+    def _seconds(self, tier: str, width_W: np.ndarray, rows: int, keys: Any) -> np.ndarray:
         """The same by width; of a tier that never ran, by the costs of the full one."""
-        own = self.of(tier)
-        if tier == AMONG_MODELS and own.seen and self.of(FULL).seen:
+        own, full = self.of(tier), self.of(FULL)
+        found_W, near_W = (own if own.seen else full).seconds(own.work, width_W, rows, keys)
+        if tier == AMONG_MODELS and own.seen and full.seen:
             # Behind short prompts they take longer, behind long ones they do not.
-            alone_W, among_W = (costs.seconds(own.work, width_W, rows, keys) for costs in (self.of(FULL), own))
-            found_W: np.ndarray = self.speed * alone_W * (among_W / alone_W) ** own.nearness(width_W, rows, keys)
-            return found_W
-        return self.speed * (own if own.seen else self.of(FULL)).seconds(own.work, width_W, rows, keys)
+            alone_W, _ = full.seconds(own.work, width_W, rows, keys)
+            found_W = alone_W * (found_W / alone_W) ** near_W
+        return self.speed * found_W
 
     def _change_speed(self, tier: str, late: float, passes: int) -> float:
         """Change the speed if the latest passes of all tiers say so; returns the logarithm of the factor.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +13,7 @@ from tests.helpers.planning.traces import ROLLED, TOKENS, Replay, Trace
 from tests.helpers.planning.worlds import OUTLIER, World
 from triforce.kvcache import Budget, RetrievalConfig
 from triforce.planner import CostModel, PlanController
+from triforce.planner.choose import Choice
 from triforce.ragged import ints
 from triforce.speculation import NgramProposer, SequenceState
 from triforce.speculation.counters import Counters
@@ -76,6 +77,7 @@ class Simulation:
         parts += [self._tier("retrieval", ReplayedView()), self._tier("full", full)]
         self.counters = {part.name: part.counters for part in parts}
         self.controller = PlanController(parts, costs, trace.temperature, clock=self._clock)
+        self.controller.choose = self._weighed(self.controller.choose)  # type: ignore[method-assign]
 
     def rate(self, tokens: int) -> float:
         """Tokens per second of all rows, until the first one has so many, had no pass been lucky or unlucky.
@@ -100,6 +102,15 @@ class Simulation:
 
     def _prefix(self) -> SequenceState:
         return SequenceState(np.zeros((len(self.live_B), 1), np.int64), self.prompt + ints(self.replay.positions))
+
+    def _weighed(self, choose: Callable[..., Choice]) -> Callable[..., Choice]:
+        """What weighs plans as this does, and takes its time."""
+
+        def weighed(*how: Any) -> Choice:
+            self.now += self.world.weighing
+            return choose(*how)
+
+        return weighed
 
     def _clock(self) -> float:
         self.now += self.world.thought

@@ -102,6 +102,7 @@ class World:
     widths: tuple[int, ...] = (1, 1, 1, 3, 7)
     keys: int = 1
     thought: float = 60e-6  # seconds between two looks at the clock while the planner thinks
+    weighing: float = 8e-4  # seconds to weigh plans, with what that empties of the caches
     long: bool = False  # contexts of 16K and more
     level: str = ""  # of the kernels
 
