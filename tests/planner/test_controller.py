@@ -15,6 +15,7 @@ from triforce.planner.account import Account
 from triforce.planner.choose import Candidate, Cause, Choice, State, best, candidates
 from triforce.planner.pass_costs import AMONG_MODELS
 from triforce.planner.planner_config import CONFIG
+from triforce.speculation.counters import REMEMBERED
 
 
 def test_controller_hierarchy_pays_when_full_pass_is_slow() -> None:
@@ -86,6 +87,43 @@ def test_controller_loss_is_thought_about_at_once() -> None:
     it.observe([100], 1, 1.0)  # a second for a token
     it.steer(batch.prefix, LIVE)
     assert it.plan == Plan() and asked.call_count == 1 and it.choice.cause is Cause.LOSS
+
+
+def test_losses_make_bounds_lower_until_something_is_won() -> None:
+    it, batch = steered(known(full=20e-3))
+
+    def least() -> float:
+        it.choose([100], 100)
+        return float(it.estimates.accepted_KZ["draft"][0, 0])  # type: ignore[union-attr]
+
+    before = least()
+    for won, losses in ((1.0, 0), (-1.0, 1)):  # a machine that was interrupted lost nothing
+        it.account.won = won
+        it.apply(DEEP, batch.prefix, LIVE)
+        it.observe([100], 1, 2.0)
+        it.steer(batch.prefix, LIVE)
+        assert it.choice.cause is Cause.LOSS and it.account.losses == losses
+    assert least() < before
+    it.account.won = 0.0
+    it.account.enter(tokens=100.0, seconds=1e-3, plain=False)
+    assert it.account.losses == 0 and least() == pytest.approx(before)
+    assert Account(1.0, losses=3).next().losses == 0
+
+
+def test_controller_that_rests_learns_and_wakes() -> None:
+    it, batch = steered(known(full=1e-4), steps=1)
+    assert it.plan == Plan() and it._rests
+    it._cadence.due_at = it._cadence.think_at = 1e9
+    concluded = Mock(wraps=it.conclude)
+    it.conclude = concluded  # type: ignore[method-assign]
+    for _ in range(REMEMBERED + 2):
+        it.observe([100], 1, 1e-4)
+        it.steer(batch.prefix, LIVE)
+    assert concluded.call_count == 1 and it._rests
+    it.choose = Mock(return_value=Choice(DEEP))  # type: ignore[method-assign]
+    it._cadence.due_at = it._cadence.think_at = it._cadence.elapsed
+    it.steer(batch.prefix, LIVE)
+    assert it.choice.plan == DEEP and not it._rests
 
 
 def test_controller_plain_decoding_is_retried_where_gain_is_small() -> None:

@@ -1,6 +1,6 @@
 """Cadence: when to look for n-grams in the text, and when to weigh plans. Each takes its part of the time.
 
-Behind short prompts a step takes a third of a millisecond, and weighing plans takes as long. While plain decoding is
+Behind short prompts a step takes a third of a millisecond, and weighing plans takes longer. While plain decoding is
 best, the text is only listened to, which takes little. Time that one text has left goes over to the next of its kind.
 """
 

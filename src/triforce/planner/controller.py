@@ -140,7 +140,7 @@ class PlanController:
             self.view.times = dict(plan.budget_factors)
         chosen = "retrieval" in plan.tiers and self.view.setting.budget.open
         self.plan, self.name, self.budget = plan, str(plan), self.view.budget if chosen else None
-        self._unlearnt, self._fresh = NOTHING, self._proposals > 1
+        self._unlearnt, self._fresh, self._rests = NOTHING, self._proposals > 1, False
         self._forget_passes()
 
     def _forget_passes(self) -> None:
@@ -171,7 +171,7 @@ class PlanController:
         self._cadence.heard(hits, self._clock() - began)
         if cause := Cause.LOSS if self._alarmed else self._cadence.cause:
             self.conclude(prefix)
-            self.account.losses += cause is Cause.LOSS
+            self.account.losses += cause is Cause.LOSS and self.account.headroom < 0
             self.choice = replace(self.choose(prefix.lengths_B[live_B].tolist(), left), cause=cause)
             self._cadence.thought(self._clock() - began, self.choice.plan)
         self.choice = self.ranks.broadcast(self.choice)

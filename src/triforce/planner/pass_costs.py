@@ -56,14 +56,15 @@ class Seen:
 
 class Known(NamedTuple):
     """What passes of a tier showed, by kind: logarithms (base 2) of its width, rows and keys; how far off the machine
-    is, as a logarithm; and weights, which are 1 where many passes ran."""
+    is, as a logarithm, where unions of experts had this spread; and weights, which are 1 where many passes ran."""
 
     octaves_3N: np.ndarray
     off_N: np.ndarray
     weight_N: np.ndarray
+    spread: float
 
     def distances(self, width_W: np.ndarray, rows: int, keys: Any) -> np.ndarray:
-        """Squared distances in octaves (W, N) of such passes to each kind that ran."""
+        """Squared distances in octaves of such passes to each kind that ran: (W, N), or (K, W, N) of keys (K, 1)."""
         width_N, rows_N, keys_N = self.octaves_3N
         others = (log2(rows) - rows_N) ** 2 + (np.log2(KEY_SCALE + np.asarray(keys))[..., None] - keys_N) ** 2
         far_WN: np.ndarray = (np.log2(width_W)[:, None] - width_N) ** 2 + others
@@ -73,7 +74,7 @@ class Known(NamedTuple):
 class TierCosts:
     """Passes of one tier by kind, and the machine under which all kinds are off alike; seconds are those at speed 1.
 
-    What is known is made up when it is asked for: passes are added in between, many at a time.
+    What is known is summed up when it is asked for: passes are added in between, many at a time.
     """
 
     def __init__(self, work: TierWork, usual: tuple[float, ...]) -> None:
@@ -92,13 +93,14 @@ class TierCosts:
         self._known, self._unfitted = None, self._unfitted or fit
 
     def seconds(self, work: TierWork, width_W: np.ndarray, rows: int, keys: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Return the seconds to expect of passes of such work over so many tokens of each row: (W,).
+        """Return the seconds to expect of passes of such work over so many tokens of each row: (W,), or (K, W) of keys
+        (K, 1).
 
         And how near the nearest kind is that ran: 1 if it is the same, half of that at a distance of an octave.
         """
         if not self.seen:
-            return 1e-10 * np.asarray(work.bytes(width_W, rows, keys, *self.machine)), np.zeros(1)
-        known = self._made_up()
+            return 1e-10 * np.asarray(work.bytes(width_W, rows, keys, *self.machine)), np.zeros(len(width_W))
+        known = self._summed_up()
         far_WN = known.distances(width_W, rows, keys)
         weight_WN = known.weight_N * np.exp2(-SHARPNESS * np.minimum(far_WN, FAR))
         off_W, nearest_W = weight_WN @ known.off_N / weight_WN.sum(-1), far_WN.min(-1)
@@ -107,16 +109,17 @@ class TierCosts:
 
     def is_near(self, width: int, rows: int, keys: float) -> bool:
         """Whether a kind like this one ran."""
-        return bool(self.seen) and float(self._made_up().distances(np.array([width]), rows, keys).min()) < NEAR
+        return bool(self.seen) and float(self._summed_up().distances(np.array([width]), rows, keys).min()) < NEAR
 
-    def _made_up(self) -> Known:
-        if self._known is None:
+    def _summed_up(self) -> Known:
+        spread = self.work.spread
+        if self._known is None or self._known.spread != spread:
             found = [(width, rows, x.keys, x.log, x.count / (1 + x.count)) for (width, rows, _), x in self.seen.items()]
             width_N, rows_N, keys_N, log_N, weight_N = kinds_5N = np.array(found).T
             if self._unfitted:
                 self._fit(kinds_5N)
             off_N = log_N - np.log(self.work.bytes(width_N, rows_N, keys_N, *self.machine))
-            self._known = Known(np.log2((width_N, rows_N, KEY_SCALE + keys_N)), off_N, weight_N)
+            self._known = Known(np.log2((width_N, rows_N, KEY_SCALE + keys_N)), off_N, weight_N, spread)
         return self._known
 
     def _fit(self, kinds_5N: np.ndarray) -> None:
@@ -183,7 +186,12 @@ class PassCosts:
 
     def table(self, tier: str, rows: int, keys_K: Sequence[float], widest: int) -> np.ndarray:
         """The seconds to expect of passes of up to `widest` tokens of a row, of none first: (K, W)."""
-        about = (rows, widest, *(round(SAME_KEYS * log2(KEY_SCALE + keys)) for keys in keys_K))
+        about = (
+            rows,
+            widest,
+            self.of(tier).work.spread,
+            *(round(SAME_KEYS * log2(KEY_SCALE + keys)) for keys in keys_K),
+        )
         if tier not in self._tables or self._tables[tier][0] != about:
             found_KW = np.zeros((len(keys_K), widest + 1))
             found_KW[:, 1:] = self._seconds(tier, np.arange(1.0, widest + 1), rows, np.array(keys_K)[:, None])

@@ -19,7 +19,7 @@ class PlannerConfig:
     first_steps: float = 4.0
     """Steps of plain decoding that it is taken for where no other one of the plan came behind it."""
     caution: float = 1.0
-    """Standard deviations below the mean at which a plan counts as no risk."""
+    """Standard deviations below the mean at which a plan counts as no risk; each loss in a text adds as many."""
 
     # Choice: see `planner.forecast`.
     optimism: float = 1.5

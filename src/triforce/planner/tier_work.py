@@ -85,6 +85,11 @@ class TierWork:
                            for weight, below in zip(weights, (False, lower), strict=True))  # fmt: skip
         return {"full": full, "retrieval": retrieval}
 
+    @property
+    def spread(self) -> float:
+        """That of the unions of experts, which passes teach: what `bytes` says changes with it. 0: no experts."""
+        return self.unions.spread if self.unions else 0.0
+
     def bytes(self, width: Any, rows: Any, keys: Any, balance: Any, overhead: Any, overlap: Any) -> Any:
         """Bytes whose reading would take as long as a pass, on such a machine (see `MACHINES`)."""
         once, repeats = (1.0, width) if self.sequential else (width, 1.0)

@@ -72,8 +72,10 @@ def profile(trace: Trace, world: World) -> CostModel:
             keys = keys_of(tier, [length] * world.rows, 1.0)
             seconds = world.before(tier, width, world.rows, keys) if world.before else 0.0
             costs.observe(tier, width, world.rows, keys, seconds * dice.lognormvariate(0, NOISE))
-    for seen in (seen for tier in costs.passes.tiers.values() for seen in tier.seen.values()):
-        seen.count, seen.own = min(seen.count, OLD_PASSES), False
+    for tier in costs.passes.tiers.values():
+        for seen in tier.seen.values():
+            seen.count, seen.own = min(seen.count, OLD_PASSES), False
+        tier.changed(fit=True)
     costs.confirmed = False
     return costs
 
