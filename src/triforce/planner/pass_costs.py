@@ -55,7 +55,7 @@ class Seen:
 
 
 class Known(NamedTuple):
-    """What passes of a tier showed, by kind: logarithms (base 2) of its width, rows and keys; how far off the machine
+    """Summary of a tier's passes, by kind: logarithms (base 2) of its width, rows and keys; how far off the machine
     is, as a logarithm, where unions of experts had this spread; and weights, which are 1 where many passes ran."""
 
     octaves_3N: np.ndarray

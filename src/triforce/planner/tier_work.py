@@ -87,7 +87,7 @@ class TierWork:
 
     @property
     def spread(self) -> float:
-        """That of the unions of experts, which passes teach: what `bytes` says changes with it. 0: no experts."""
+        """Spread of the unions of experts, which passes teach: what `bytes` says changes with it. 0: no experts."""
         return self.unions.spread if self.unions else 0.0
 
     def bytes(self, width: Any, rows: Any, keys: Any, balance: Any, overhead: Any, overlap: Any) -> Any:
