@@ -79,7 +79,7 @@ def test_winning_plan_is_found(simulated: SimulatedTiers) -> None:
 @pytest.mark.parametrize("simulated", LOSES.values(), ids=LOSES)
 def test_controller_without_fallback_is_detected(simulated: SimulatedTiers, monkeypatch: pytest.MonkeyPatch) -> None:
     def bold(self: PlanController, lengths: list[int], left: int) -> Choice:
-        found = candidates(self.beliefs.estimates(lengths), True, True, [()], left, float("inf"))
+        found = candidates(self.beliefs.estimates(lengths, self.account.caution), True, True, [()], left, float("inf"))
         fastest = max((each for each in found[1:] if each.plan.tiers[0] != "ngram"), key=lambda each: each.rate)
         return Choice(fastest.plan, fastest.rate, state=State.SPECULATING)
 

@@ -164,7 +164,7 @@ def test_unvaried_keys_cost_by_their_bytes() -> None:
         costs.observe("retrieval", width, 1, 64, 2 * MS)
         for keys in (100, 400):
             costs.observe("full", width, 1, keys, 3 * MS + keys * 0.01 * MS)
-    seen = it.beliefs.estimates([400], [(), ((9, 0.5),), ((9, 2.0),)])
+    seen = it.beliefs.estimates([400], CONFIG.caution, [(), ((9, 0.5),), ((9, 2.0),)])
     usual, few, many = seen.seconds_KW["retrieval"][:, 1]
     assert few < usual < many < 2.5 * usual
 
@@ -181,7 +181,7 @@ def test_unread_keys_cost_at_most_full_tier() -> None:
         return 1 * MS + (0.1 + 0.001 * keys) * tokens * MS
 
     def predicted() -> float:
-        seen = it.beliefs.estimates([size])
+        seen = it.beliefs.estimates([size], CONFIG.caution)
         return float(seen.seconds_KW["retrieval"][0, 1])
 
     for i in range(12):
@@ -202,7 +202,7 @@ def test_budget_arrays_equal_single_budgets() -> None:
     space = plan_space(True, True)
 
     def rates(budgets: list[BudgetFactors]) -> np.ndarray:
-        tokens_KZN, seconds_KZN = proposals(space, it.beliefs.estimates([400, 300, 150], budgets))
+        tokens_KZN, seconds_KZN = proposals(space, it.beliefs.estimates([400, 300, 150], CONFIG.caution, budgets))
         return tokens_KZN / seconds_KZN
 
     rates_KZN = rates(budgets)

@@ -28,7 +28,8 @@ class Account:
         self.tokens += tokens
         if not plain and self.plain:
             self.won += tokens * self.plain - seconds
-            self.losses *= self.won <= 0
+            if self.won > 0:
+                self.losses = 0
 
     @property
     def headroom(self) -> float:

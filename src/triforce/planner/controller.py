@@ -180,7 +180,7 @@ class PlanController:
         """The plan from now on, for texts of these lengths of which at most `left` tokens are to come."""
         sparse = any(length > self.view.budget(length) for length in lengths)
         budgets: list[BudgetFactors] = budget_options(self.view, lengths) if sparse else [()]
-        self.estimates = self.beliefs.estimates(lengths, budgets, self.account.caution)
+        self.estimates = self.beliefs.estimates(lengths, self.account.caution, budgets)
         self.account.plain = float(self.estimates.seconds_KW[FULL][0, 1])
         headroom = self.account.headroom
         self.found = candidates(self.estimates, "draft" in self.by_name, sparse, budgets, left, headroom)

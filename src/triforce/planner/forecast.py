@@ -80,9 +80,7 @@ class Beliefs:
                     rejected = max(0.0, proposed * self._accepted(tier) - accepted)
                 self.acceptance.add(name, (1 << bits) - 1, accepted, rejected, self.view.times.get(bits, 1.0))
 
-    def estimates(
-        self, lengths: Sequence[int], budgets: Sequence[BudgetFactors] = ((),), caution: float = CONFIG.caution
-    ) -> Estimates:
+    def estimates(self, lengths: Sequence[int], caution: float, budgets: Sequence[BudgetFactors] = ((),)) -> Estimates:
         """Return what is believed of rows of these lengths, with each of these budgets of the retrieval tier.
 
         caution: standard deviations that the lower bound of acceptance is below its mean.
