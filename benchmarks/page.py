@@ -179,6 +179,16 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Report], str]]] = {
         "python -m benchmarks.draft_acceptance smollm2 --texts FOLDER",
         _tables(draft_acceptance.tables),
     ),
+    "draft_speed": (
+        "Speed with the draft for smollm2",
+        "triforce bench compare smollm2 --engines triforce --texts FOLDER --modes ar,draft,auto",
+        _tables(on_file_tables.tables),
+    ),
+    "draft_speed_avx2": (
+        "Speed with that draft at the level AVX2",
+        "TRIFORCE_KERNELS=avx2 triforce bench compare smollm2 --engines triforce --texts FOLDER --modes ar,draft,auto",
+        _tables(on_file_tables.tables),
+    ),
     "plain_draft": (
         "A plain draft for smollm2",
         "python -m benchmarks.plain_draft smollm2 --train FOLDER --texts FOLDER",

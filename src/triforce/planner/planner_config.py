@@ -55,7 +55,7 @@ class PlannerConfig:
     """Seconds of decoding for a second of weighing plans; the caches that this empties come on top."""
     listen_ratio: float = 100.0
     """The same for a second of looking for n-grams."""
-    patience_step: float = 0.25
+    patience_step: float = 0.5
     """What is added to the patience by which both are multiplied, each time that plans are weighed."""
     most_patience: float = 4.0
     """The largest patience where plain decoding stays best; else it is 1: a text may change, and is looked at again."""
