@@ -19,7 +19,7 @@ from triforce.planner.choose import Choice
 WORLDS = {world.name: world for world in worlds()}
 EVERY = 3  # one of so many texts is for `make check`
 LENGTHS = 64, 256
-BOUNDS = {64: (0.94, 0.65), 256: (0.96, 0.82)}
+BOUNDS = {64: (0.94, 0.65), 256: (0.96, 0.83)}
 """By length: the least part of plain decoding's rate, and the mean part of the best fixed plan's, in each world.
 
 What the planner makes, with some room; it should make .97 and .95. To weigh plans takes .8 ms there: with .1 ms

@@ -21,7 +21,7 @@ class Account:
     won: float = 0.0  # seconds, negative where speculation lost
     tokens: float = 0.0  # of each row
     trust: float = 1.0  # part of what may be lost, after texts of the kind that lost
-    losses: int = 0  # times that more was lost than might be, since it was last positive
+    losses: int = 0  # times that more was lost than allowed, since `won` was last positive
 
     def enter(self, tokens: float, seconds: float, plain: bool) -> None:
         """Enter proposals: tokens of each row, and whether they were plain decoding, which wins nothing."""

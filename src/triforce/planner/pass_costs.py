@@ -186,12 +186,8 @@ class PassCosts:
 
     def table(self, tier: str, rows: int, keys_K: Sequence[float], widest: int) -> np.ndarray:
         """The seconds to expect of passes of up to `widest` tokens of a row, of none first: (K, W)."""
-        about = (
-            rows,
-            widest,
-            self.of(tier).work.spread,
-            *(round(SAME_KEYS * log2(KEY_SCALE + keys)) for keys in keys_K),
-        )
+        sizes_K = [round(SAME_KEYS * log2(KEY_SCALE + keys)) for keys in keys_K]
+        about = rows, widest, self.of(tier).work.spread, *sizes_K
         if tier not in self._tables or self._tables[tier][0] != about:
             found_KW = np.zeros((len(keys_K), widest + 1))
             found_KW[:, 1:] = self._seconds(tier, np.arange(1.0, widest + 1), rows, np.array(keys_K)[:, None])
