@@ -87,7 +87,9 @@ def opinionated(pair: Path, ranks: TPGroup) -> LLM:
     llm.runner.costs = CostModel()
     for step in range(40):
         for tier in ("full", "retrieval", "draft", "ngram"):
-            llm.runner.costs.observe(tier, 1 + step % 7, 1, 150, 1.0 if (tier == "full") == (ranks.rank == 0) else 1e-3)
+            llm.runner.costs.passes.observe(
+                tier, 1 + step % 7, 1, 150, 1.0 if (tier == "full") == (ranks.rank == 0) else 1e-3
+            )
     return llm
 
 

@@ -56,4 +56,4 @@ def test_first_text_teaches_pass_costs(deep: Path) -> None:
     llm.reset_prefix_cache()
     llm.runner.costs = CostModel()
     passes(llm, "auto", 80)
-    assert llm.runner.costs.passes.of("full").count and llm.runner.costs.confirmed
+    assert llm.runner.costs.passes.of("full").count and llm.runner.costs.passes.confirmed

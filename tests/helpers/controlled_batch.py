@@ -72,8 +72,8 @@ def known(full: float, retrieval: float = 1e-3, draft: float = 1e-4) -> CostMode
     costs = CostModel()
     for tokens in (1, 9) * 20:
         for tier, seconds in (("full", full), ("retrieval", retrieval), ("ngram", 5e-3)):
-            costs.observe(tier, tokens, 1, 100, seconds)
-        costs.observe("draft", tokens, 1, 0, tokens * draft)
+            costs.passes.observe(tier, tokens, 1, 100, seconds)
+        costs.passes.observe("draft", tokens, 1, 0, tokens * draft)
     return costs
 
 

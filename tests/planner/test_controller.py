@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -13,9 +14,9 @@ from tests.helpers.simulated_tiers import SimulatedTiers, estimates
 from triforce.planner import CostModel, Plan, PlanController
 from triforce.planner.account import Account
 from triforce.planner.choose import Candidate, Cause, Choice, State, best, candidates
+from triforce.planner.controller import TOGETHER
 from triforce.planner.pass_costs import AMONG_MODELS
 from triforce.planner.planner_config import CONFIG
-from triforce.speculation.counters import REMEMBERED
 
 
 def test_controller_hierarchy_pays_when_full_pass_is_slow() -> None:
@@ -47,6 +48,7 @@ def test_plan_is_chosen_by_score(scores: tuple[float, float], plan: Plan, state:
 def test_plan_better_by_upper_bound_alone_is_tried() -> None:
     found = best([PLAIN, Candidate(FLAT, rate=90.0, score=130.0)], Plan())
     assert found == Choice(FLAT, 90.0, 130.0, State.TRYING, PLAIN)
+    assert best([PLAIN, Candidate(FLAT, rate=110.0, score=112.0)], Plan()).state is State.PLAIN, "nothing was lost"
 
 
 def test_plans_that_may_not_be_risked_are_told_of_by_their_best() -> None:
@@ -110,20 +112,41 @@ def test_losses_make_bounds_lower_until_something_is_won() -> None:
     assert Account(1.0, losses=3).next().losses == 0
 
 
-def test_controller_that_rests_learns_and_wakes() -> None:
+def test_controller_of_plain_decoding_learns_and_wakes() -> None:
     it, batch = steered(known(full=1e-4), steps=1)
-    assert it.plan == Plan() and it._rests
+    assert it.plan == Plan()
     it._cadence.due_at = it._cadence.think_at = 1e9
     concluded = Mock(wraps=it.conclude)
     it.conclude = concluded  # type: ignore[method-assign]
-    for _ in range(REMEMBERED + 2):
+    for _ in range(TOGETHER + 2):
         it.observe([100], 1, 1e-4)
         it.steer(batch.prefix, LIVE)
-    assert concluded.call_count == 1 and it._rests
+    assert concluded.call_count == 1 and it.plan == Plan()
     it.choose = Mock(return_value=Choice(DEEP))  # type: ignore[method-assign]
     it._cadence.due_at = it._cadence.think_at = it._cadence.elapsed
     it.steer(batch.prefix, LIVE)
-    assert it.choice.plan == DEEP and not it._rests
+    assert it.choice.plan == DEEP
+
+
+def test_no_pass_is_forgotten_before_it_is_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft that is not fused makes as many passes in a proposal as both gammas say."""
+    it, batch = steered(known(full=20e-3), steps=1)
+    it.choice, it._cadence.due_at, drafts = Choice(Plan(DEEP.tiers, (8, 16))), 1e9, list[int]()
+    it.steer(batch.prefix, LIVE)
+    observe = it.costs.passes.observe
+
+    def counted(tier: str, *how: Any) -> float:
+        drafts.extend([how[-1]] if tier == "draft" else [])
+        return observe(tier, *how)
+
+    monkeypatch.setattr(it.costs.passes, "observe", counted)
+    for _ in range(41):  # of which the first one teaches no cost
+        for _ in range(8 * 16):
+            it.by_name["draft"].counters.record_passes(LIVE, 1e-6)
+        it.observe([100], 1, 1e-3)
+        it.steer(batch.prefix, LIVE)
+    it.conclude(batch.prefix)
+    assert it.plan == it.choice.plan and sum(drafts) == 40 * 8 * 16
 
 
 def test_controller_plain_decoding_is_retried_where_gain_is_small() -> None:

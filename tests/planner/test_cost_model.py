@@ -27,7 +27,7 @@ def learnt(path: Path | None = None) -> CostModel:
     dice, costs = random.Random(1), CostModel(path)
     for _ in range(400):
         tokens, keys = dice.choice((1, 2, 5, 9)), dice.choice((1000, 8000, 30_000))
-        costs.observe("full", tokens, 1, keys, true(tokens, keys) * dice.uniform(0.9, 1.1))
+        costs.passes.observe("full", tokens, 1, keys, true(tokens, keys) * dice.uniform(0.9, 1.1))
     return costs
 
 
@@ -39,18 +39,18 @@ def test_costs_predict_pass_seconds(tokens: int, keys: int) -> None:
 
 def test_costs_follow_slower_machine() -> None:
     costs = learnt()
-    costs.observe("full", 1, 1, 8000, 1.0)  # a hiccup
+    costs.passes.observe("full", 1, 1, 8000, 1.0)  # a hiccup
     assert costs.passes.seconds("full", 1, 1, 8000) < 1.5 * true(1, 8000)
     for _ in range(600):
-        costs.observe("full", 1, 1, 8000, 4 * true(1, 8000))
+        costs.passes.observe("full", 1, 1, 8000, 4 * true(1, 8000))
     assert costs.passes.seconds("full", 1, 1, 8000) == pytest.approx(4 * true(1, 8000), rel=0.3)
 
 
 def test_costs_of_unvaried_width_are_bounded() -> None:
     costs = CostModel()
     for _ in range(20):
-        costs.observe("draft", 1, 1, 0, 1e-4)
-        costs.observe("full", 1, 1, 500, 1e-3)
+        costs.passes.observe("draft", 1, 1, 0, 1e-4)
+        costs.passes.observe("full", 1, 1, 500, 1e-3)
     assert costs.passes.seconds("draft", 1, 1, 0) == pytest.approx(1e-4)
     assert 0.9e-4 <= costs.passes.seconds("draft", 4, 1, 0) <= 4.1e-4
     assert 0.9e-3 <= costs.passes.seconds("full", 4, 1, 500) <= 4e-3
@@ -61,7 +61,7 @@ def test_dear_passes_of_short_contexts_say_nothing_of_long_ones() -> None:
     """Among other models they were four times as dear behind 600 tokens, and so drafts were never tried again."""
     costs = learnt()
     for width in (2, 3, 4):
-        costs.observe(AMONG_MODELS, width, 1, 600, 4 * true(width, 600), 4)
+        costs.passes.observe(AMONG_MODELS, width, 1, 600, 4 * true(width, 600), 4)
     assert costs.passes.seconds(AMONG_MODELS, 4, 1, 600) == pytest.approx(4 * true(4, 600), rel=0.2)
     assert costs.passes.seconds(AMONG_MODELS, 8, 1, 30_000) == pytest.approx(true(8, 30_000), rel=0.2)
 
@@ -89,7 +89,7 @@ def test_costs_are_stored_and_restored(tmp_path: Path) -> None:
 
 def test_layer_costs_are_stored_and_restored(tmp_path: Path) -> None:
     costs = CostModel(tmp_path / "costs.json")
-    costs.layers |= {"15": Finding([1], [2]), "16": Finding(trial=3, without=(4, 5), searching=(6, 0))}
+    costs.layers |= {"15": Finding([1], [2]), "16": Finding(trial=3, without=[4, 5], searching=[6, 0])}
     costs.save()
     assert CostModel(costs.path).layers == costs.layers
 
@@ -100,7 +100,7 @@ def busy(costs: CostModel, times: float, tiers: tuple[str, ...], passes: int = 1
     for _ in range(passes):
         for tier in tiers:
             width = dice.choice((1, 3, 7))
-            costs.observe(tier, width, 1, 8000, times * true(width, 8000) * dice.uniform(0.95, 1.05))
+            costs.passes.observe(tier, width, 1, 8000, times * true(width, 8000) * dice.uniform(0.95, 1.05))
 
 
 @pytest.mark.parametrize("times", [0.4, 3.0])
@@ -119,10 +119,10 @@ def test_costs_of_new_contexts_keep_machine_speed() -> None:
     """Longer contexts than before may cost anything: what they cost is no reason to think the machine slower."""
     costs = CostModel()
     for _ in range(100):
-        costs.observe("full", 1, 1, 500, 1e-3)
-        costs.observe("retrieval", 1, 1, 500, 1e-3)
+        costs.passes.observe("full", 1, 1, 500, 1e-3)
+        costs.passes.observe("retrieval", 1, 1, 500, 1e-3)
     for _ in range(100):
-        costs.observe("full", 1, 1, 32_000, 20e-3)
+        costs.passes.observe("full", 1, 1, 32_000, 20e-3)
     assert costs.passes.seconds("retrieval", 1, 1, 500) == pytest.approx(1e-3, rel=0.1)
     assert costs.passes.seconds("full", 1, 1, 32_000) == pytest.approx(20e-3, rel=0.3)
 
@@ -138,7 +138,7 @@ def test_corrupt_cost_file_is_replaced(damage: str, tmp_path: Path) -> None:
     costs.path.write_text(text.get(damage, damage))
     found = CostModel(costs.path)
     assert not (found.layers or found.passes.tiers or found.acceptance.of)
-    found.observe("full", 1, 1, 1, 1.0)
+    found.passes.observe("full", 1, 1, 1, 1.0)
     assert found.passes.seconds("full", 1, 1, 1) == pytest.approx(1.0)
 
 
@@ -182,7 +182,7 @@ def test_unknown_widths_follow_two_bounds() -> None:
         return max(1e-3, 2.5e-4 * width)
 
     for width in (1, 2, 12) * 6:
-        costs.observe("full", width, 1, 0, bound(width))
+        costs.passes.observe("full", width, 1, 0, bound(width))
     for width in (3, 4, 8, 16):
         assert costs.passes.seconds("full", width, 1, 0) == pytest.approx(bound(width), rel=0.3)
 
@@ -191,7 +191,7 @@ def test_noise_of_single_tokens_does_not_forbid_wide_passes() -> None:
     """A profile of a model that wrote plain texts on a busy machine; one of the contexts was interrupted."""
     costs = CostModel(works={"full": TierWork(30, 9.7e7, 23_040, 0.72, 2.0, 3)})
     for keys, ms in ((532, 4.68), (628, 5.01), (2151, 6.31), (6097, 15.35), (7261, 9.4)):
-        costs.observe("full", 1, 1, keys, ms / 1000, passes=4)
+        costs.passes.observe("full", 1, 1, keys, ms / 1000, passes=4)
     assert costs.passes.seconds("full", 5, 1, 2048) < 2.5 * costs.passes.seconds("full", 1, 1, 2048)
 
 
@@ -200,8 +200,8 @@ def test_lower_tier_is_foretold_by_its_work() -> None:
     works = {name: TierWork(6, 1e7, 6e3) for name in ("full", "retrieval")}
     costs = CostModel(works=works)
     for _ in range(6):
-        costs.observe("full", 1, 1, 32_000, 10e-3)
-        costs.observe("full", 1, 1, 500, 1e-3)
+        costs.passes.observe("full", 1, 1, 32_000, 10e-3)
+        costs.passes.observe("full", 1, 1, 500, 1e-3)
     assert 0.5e-3 < costs.passes.seconds("retrieval", 1, 1, 2000) < 3e-3
 
 
@@ -209,10 +209,10 @@ def test_one_tier_alone_does_not_change_speed() -> None:
     """Where the draft alone takes longer, its costs were wrong: the machine is as fast as it was."""
     costs = learnt()
     for _ in range(20):
-        costs.observe("draft", 2, 1, 0, 1e-4)
+        costs.passes.observe("draft", 2, 1, 0, 1e-4)
     for _ in range(20):
-        costs.observe("draft", 2, 1, 0, 27e-4)
-        costs.observe("full", 2, 1, 8000, true(2, 8000))
+        costs.passes.observe("draft", 2, 1, 0, 27e-4)
+        costs.passes.observe("full", 2, 1, 8000, true(2, 8000))
     assert costs.passes.speed == 1.0
     assert costs.passes.seconds("draft", 2, 1, 0) == pytest.approx(27e-4, rel=0.2)
 
@@ -221,7 +221,7 @@ def test_many_kinds_of_passes_are_bounded() -> None:
     costs = CostModel()
     for keys in range(100, 200_000, 1000):
         for width in (1, 2, 3):
-            costs.observe("full", width, 1, keys, 1e-3)
+            costs.passes.observe("full", width, 1, keys, 1e-3)
     assert len(costs.passes.of("full").seen) == MOST_KINDS
 
 

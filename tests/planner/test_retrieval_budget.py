@@ -56,7 +56,7 @@ def informed(simulated: SimulatedTiers) -> CostModel:
     ]:
         simulated.times = times
         keys = OPEN.budget.of(400, times) if tier == "retrieval" else 400 * times
-        costs.observe(tier, width, 1, keys, simulated.seen(tier, width))
+        costs.passes.observe(tier, width, 1, keys, simulated.seen(tier, width))
     return costs
 
 
@@ -161,9 +161,9 @@ def test_unvaried_keys_cost_by_their_bytes() -> None:
     it, _ = both()
     it.beliefs.costs = costs = CostModel(works=dict.fromkeys(("full", "retrieval"), TierWork(1, 1e5, 1e4)))
     for width in (1, 3, 7) * 4:
-        costs.observe("retrieval", width, 1, 64, 2 * MS)
+        costs.passes.observe("retrieval", width, 1, 64, 2 * MS)
         for keys in (100, 400):
-            costs.observe("full", width, 1, keys, 3 * MS + keys * 0.01 * MS)
+            costs.passes.observe("full", width, 1, keys, 3 * MS + keys * 0.01 * MS)
     seen = it.beliefs.estimates([400], CONFIG.caution, [(), ((9, 0.5),), ((9, 2.0),)])
     usual, few, many = seen.seconds_KW["retrieval"][:, 1]
     assert few < usual < many < 2.5 * usual
@@ -185,14 +185,14 @@ def test_unread_keys_cost_at_most_full_tier() -> None:
         return float(seen.seconds_KW["retrieval"][0, 1])
 
     for i in range(12):
-        costs.observe("retrieval", 1 + i % 3, 1, few + i // 4, true(1 + i % 3, few) * (1 + 0.1 * (i // 4)))
-        costs.observe("full", 1 + i % 3, 1, few, true(1 + i % 3, few))
+        costs.passes.observe("retrieval", 1 + i % 3, 1, few + i // 4, true(1 + i % 3, few) * (1 + 0.1 * (i // 4)))
+        costs.passes.observe("full", 1 + i % 3, 1, few, true(1 + i % 3, few))
     for _ in range(60):
-        costs.observe("full", 1, 1, size, true(1, size))
+        costs.passes.observe("full", 1, 1, size, true(1, size))
     assert predicted() == pytest.approx(true(1, budget), rel=0.2)
     dear = 3 * true(1, budget)
     for _ in range(20):
-        costs.observe("retrieval", 1, 1, budget, dear * dice.uniform(0.9, 1.1))
+        costs.passes.observe("retrieval", 1, 1, budget, dear * dice.uniform(0.9, 1.1))
     assert predicted() == pytest.approx(dear, rel=0.2)  # now it is known, whatever the exact tier takes
 
 

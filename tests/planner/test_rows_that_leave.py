@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from tests.helpers.controlled_batch import DEEP, controlled, think_always
+from tests.helpers.controlled_batch import DEEP, PARAMS, controlled, think_always
 from triforce.engine.sequence_batch import SequenceBatch
 from triforce.planner import Plan, PlanController
 from triforce.planner.acceptance import AcceptanceTracker
 from triforce.planner.choose import Choice
+from triforce.planner.controller import NOTHING
 from triforce.ragged import ints
 from triforce.speculation.counters import Counters
 
@@ -80,6 +82,27 @@ def test_ngrams_of_rows_of_two_sizes_are_judged_together(monkeypatch: pytest.Mon
     it.by_name["ngram"].counters.record_verdict(*verdict)
     it.beliefs.learn_verdicts(Plan(("ngram", "full"), (8,)), ints([150, 900]), 1)
     assert found == [("ngram", 8, 0.0)]
+
+
+def test_account_and_acceptance_are_those_of_the_rows_that_are_there() -> None:
+    batch, seconds = controlled(rows=2), {1: 1e-3, 2: 3e-3}
+    it = batch.controller
+    assert it
+    for rows, took in seconds.items():
+        it.costs.passes.observe("full", 1, rows, 150 * rows, took, 8)
+    batch.sequences[0].params = replace(PARAMS, temperature=0.0)
+    batch.step()
+    it.account.plain = 3e-3
+    batch.keep([0])
+    assert it.account.plain == pytest.approx(1e-3, rel=0.2)
+    assert it.beliefs.acceptance.temperature == 0
+    batch.step()
+    batch.join(controlled(rows=1))
+    assert it.account.plain == pytest.approx(3e-3, rel=0.2) and it._unlearnt == NOTHING
+    assert (
+        it.beliefs.acceptance.temperature == AcceptanceTracker(it.costs.acceptance, PARAMS.temperature / 2).temperature
+    )
+    batch.keep([])
 
 
 def test_first_proposal_that_was_interrupted_is_no_debt() -> None:

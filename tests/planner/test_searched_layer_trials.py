@@ -117,6 +117,13 @@ def test_few_rejections_start_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any(played(it, {(): 0.998}, 100))
 
 
+def test_rows_that_observed_nothing_start_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those that were decoded plainly, swapped out, and came back to a batch of their own."""
+    findings: Findings = {}
+    assert not any(played(search(findings, [], monkeypatch), {(): 0.5}, 100))
+    assert [found.trial for found in findings.values()] == [None]
+
+
 def test_short_text_starts_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     it = search({}, [0.8, 0.1], monkeypatch)
     assert not any(played(it, {(): 0.7, (0,): 0.95}, 100, left=MIN_LEFT - 1))

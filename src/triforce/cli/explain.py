@@ -78,10 +78,10 @@ def _belief(tier: TierBelief) -> tuple[str, ...]:
 
 
 def _best(report: PlanReport) -> str:
-    """The best plan by what was known at the end, and what the account says."""
+    """The best plan by what was known when plans were weighed last, and what the account says."""
     best, plain = max(report.weighed, key=lambda each: each.rate), report.weighed[0]
     return (
-        f"By what was known at the end {best.plan} would make {best.rate:.1f} tokens/s, plain decoding "
+        f"When plans were weighed last, {best.plan} promised {best.rate:.1f} tokens/s, plain decoding "
         f"{plain.rate:.1f}; speculation won {report.won:.2f} s, and may risk {max(0.0, report.headroom):.3f} s."
     )
 

@@ -24,7 +24,7 @@ from triforce.engine.tier_builder import ModelSet, SharedKV, TierBuilder
 from triforce.interface.stats import TierStats
 from triforce.kvcache import FullView
 from triforce.kvcache.page_owners import NO_PAGES, PrefixPages
-from triforce.planner import CostModel, Findings, Plan, PlanController, SearchedLayers, report
+from triforce.planner import CostModel, Findings, PlanController, SearchedLayers, report
 from triforce.ragged import Bools, ints
 from triforce.speculation import Draft, Seeded, SequenceState, Tier
 
@@ -69,15 +69,13 @@ class SequenceBatch:
         if self.search:  # it goes by where attention went, whatever the policy does
             self.top.cache.observe(self.search.tier.cache.unit, self.top.cache.budget)
         self.tiers = unlinked(self.top) if costs else tiers(self.top)
-        temperature = sum(sequence.params.temperature for sequence in sequences) / len(sequences)
-        self.controller = PlanController(self.tiers, costs, temperature, ranks=ranks) if costs else None
+        self.controller = PlanController(self.tiers, costs, self._temperature, ranks=ranks) if costs else None
         self._keep_logits()
         ids_BS = np.zeros((len(sequences), max(capacities) + 1), dtype=np.int64)
         for b, sequence in enumerate(sequences):
             ids_BS[b, : len(sequence.prompt)] = sequence.prompt
         self.prefix = SequenceState(ids_BS, ints([len(sequence.prompt) for sequence in sequences]))
         self.decode_seconds = 0.0
-        self._plan_noted: Plan | None = None  # that all sequences have noted
 
     @torch.no_grad()
     def step(self) -> list[int]:
@@ -108,13 +106,14 @@ class SequenceBatch:
 
     def join(self, other: SequenceBatch) -> None:
         """Append the rows of another batch of the same mode, which is not to be used any more."""
+        if self.controller:
+            self.controller.conclude(self.prefix)
         for mine, theirs in zip(self.tiers, other.tiers, strict=True):
             mine.join(theirs)
         self.sequences += other.sequences
-        self._plan_noted = None
         self.prefix = self.prefix.join(other.prefix)
         self._make_sampler(torch.cat([self.noise.draws, other.noise.draws], 1))
-        self._keep_logits()
+        self._enter()
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keep these rows. Others give back what they hold, and their sequences learn what each tier did for them."""
@@ -130,7 +129,7 @@ class SequenceBatch:
         self.sequences = [self.sequences[b] for b in rows]
         self.prefix = self.prefix.select(rows)
         self._make_sampler(self.noise.draws[:, list(rows)])
-        self._keep_logits()
+        self._enter()
 
     def swap_out(self, sequence: TokenSequence) -> SwappedSequence:
         """Copy what the row of a sequence holds to host memory. The row itself leaves by `keep`."""
@@ -171,14 +170,17 @@ class SequenceBatch:
         """Choose tiers and searched layers for the next proposal. Returns the layer search, if it takes part."""
         if self.controller:
             self.controller.steer(self.prefix, live_B, self._left)
-            if self.controller.budget or self.controller.plan is not self._plan_noted:
-                self._plan_noted = self.controller.plan
-                for sequence in compress(self.sequences, live_B):
-                    sequence.note_plan(self.controller)
+            for sequence in compress(self.sequences, live_B):
+                sequence.note_plan(self.controller)
         searching = self.search if not self.controller or "retrieval" in self.controller.plan.tiers else None
         if searching:
             self.search_layers(searching, max(lengths), self._left())
         return searching
+
+    @property
+    def _temperature(self) -> float:
+        """The mean of all rows."""
+        return sum(sequence.params.temperature for sequence in self.sequences) / len(self.sequences)
 
     def _left(self) -> int:
         """Return how many tokens may come of the sequence that may have most."""
@@ -217,6 +219,12 @@ class SequenceBatch:
         params, lengths = [sequence.params for sequence in sequences], [len(one.prompt) for one in sequences]
         coupling, constraints = self.coupling(self.noise), [sequence.constraint for sequence in sequences]
         self.sampling = sampling(params, lengths, self.target.config.vocab_size, coupling, device, constraints)
+
+    def _enter(self) -> None:
+        """Go on with other rows than before."""
+        self._keep_logits()
+        if self.controller and self.sequences:
+            self.controller.enter(self.prefix.lengths_B.tolist(), self._temperature)
 
     def _keep_logits(self) -> None:
         """Keep the logits of the latest verification where log-probabilities were asked for."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from triforce.planner.plan import NgramOdds
+from triforce.planner.plan import NGRAM_GAMMAS, NgramOdds
 from triforce.planner.planner_config import CONFIG
 from triforce.speculation import NgramProposer, SequenceState
 from triforce.speculation.ngram import ALONE, BEFORE_A_DRAFT
@@ -20,7 +20,7 @@ from triforce.speculation.ngram import ALONE, BEFORE_A_DRAFT
 PRIOR_ACCEPTANCE = {"ngram": 0.9, "draft": 0.65, "retrieval": 0.9}
 TEMPERATURE_BOUNDS = (0.0, 0.5, 0.9, 1.1)  # between them, texts are about equally easy to predict
 
-MAX_GAMMA = 16  # tokens that n-grams propose in hindsight, at most
+MAX_GAMMA = max(NGRAM_GAMMAS)  # tokens that n-grams propose in hindsight
 KNOWN = 8  # tokens behind a place that are compared: where all are right, as many as were proposed are taken to be
 PLACE_DECAY = 0.94  # of what hindsight has seen before, per place
 PROMPT_PLACE = 0.25  # of the prompt's places, once the text has places of its own: it may go another way
@@ -32,10 +32,10 @@ Case = tuple[str, int, int, float]
 """Tier and temperature; of a retrieval tier also the bits of the context, and times the usual budget."""
 
 
-class Sums:
+class AcceptanceHistory:
     """Draft tokens accepted and rejected, by case. memory: proposals over which they fade; limit: tokens of a case."""
 
-    def __init__(self, memory: float, limit: float = float("inf")) -> None:
+    def __init__(self, memory: float = CONFIG.history_memory, limit: float = CONFIG.history_limit) -> None:
         self.of: dict[Case, tuple[float, float]] = {}
         self._memory, self._limit = memory, limit
 
@@ -50,13 +50,6 @@ class Sums:
         """Let all cases fade by so many proposals."""
         part = (1 - 1 / self._memory) ** proposals
         self.of = {case: (accepted * part, rejected * part) for case, (accepted, rejected) in self.of.items()}
-
-
-class AcceptanceHistory(Sums):
-    """Draft tokens of all texts; the latest ones count most."""
-
-    def __init__(self) -> None:
-        super().__init__(CONFIG.history_memory, CONFIG.history_limit)
 
     def expected(self, case: Case) -> tuple[float, float]:
         """Return the acceptance to expect in the mean of texts; and tokens behind it."""
@@ -78,8 +71,12 @@ class AcceptanceTracker:
     """Beliefs about acceptance in one batch, of this mean temperature."""
 
     def __init__(self, history: AcceptanceHistory, temperature: float) -> None:
-        self._history, self.temperature = history, sum(temperature > bound for bound in TEMPERATURE_BOUNDS)
-        self._here = Sums(CONFIG.text_memory)
+        self._history, self._here = history, AcceptanceHistory(CONFIG.text_memory, float("inf"))
+        self.enter(temperature)
+
+    def enter(self, temperature: float) -> None:
+        """Let what comes be of another mean temperature, as rows joined or left."""
+        self.temperature = sum(temperature > bound for bound in TEMPERATURE_BOUNDS)
 
     def add(self, tier: str, length: int, accepted: float, rejected: float, factor: float = 1.0) -> None:
         """Count a tier's draft tokens in texts of about this length, with so many times the usual budget."""
@@ -101,8 +98,7 @@ class AcceptanceTracker:
         usual, prior, here = 1 - mean, min(tokens, CONFIG.history_tokens), self._of_tier(tier)
         expected = sum(sum(sums) * (1 - self._history.expected(case)[0]) for case, sums in here.items())
         rejected, count = sum(sums[1] for sums in here.values()), prior + self.tokens(tier)
-        found = 1 - usual * (rejected + prior * usual) / max(expected + prior * usual, 1e-9)
-        found = min(1.0, max(0.0, found))
+        found = max(0.0, 1 - usual * (rejected + prior * usual) / max(expected + prior * usual, 1e-9))
         shrunk = (found * count + 0.5) / (count + 1)  # of none in few, some may still come
         few = 1 / (count + 1) + (factor != 1.0) / (tokens + 1)
         return found, (shrunk * (1 - shrunk) * few) ** 0.5

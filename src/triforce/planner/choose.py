@@ -20,10 +20,10 @@ class State(Enum):
     """Reasons for which a batch is decoded as it is."""
 
     FIRST = "plain decoding comes first, until another plan promises more"
-    PLAIN = "plain decoding promises most"
+    PLAIN = "no plan promises enough more than plain decoding"
     SPECULATING = "the plan promises most"
     TRYING = "the plan may be best, too little was seen of it"
-    GUARDED = "a plan promises more, but the text has lost what trials may lose"
+    GUARDED = "a plan promises more, but risks more than the text may lose"
     PROBING = "to see again what plain decoding costs"
 
 
@@ -95,7 +95,7 @@ def best(found: Sequence[Candidate], present: Plan) -> Choice:
     chosen = max(others, key=lambda each: each.score * kept.get(each.plan.tiers, 1.0))
     state = State.SPECULATING if chosen.rate > plain.rate else State.TRYING
     if max(each.score for each in others) < needed * plain.rate:
-        promised = any(each.rate > CONFIG.switch_gain * plain.rate for each in others)
-        chosen, state = plain, State.GUARDED if promised else State.PLAIN
+        guarded = any(not each.score and each.rate > needed * plain.rate for each in others)
+        chosen, state = plain, State.GUARDED if guarded else State.PLAIN
     rival = max((each for each in found if each is not chosen), key=lambda each: each.score)
     return Choice(chosen.plan, chosen.rate, chosen.score, state, rival)

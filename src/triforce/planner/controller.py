@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import prod
 from time import perf_counter
+from typing import Any
 
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.kvcache import FullView, RetrievalView
@@ -22,12 +24,13 @@ from triforce.planner.forecast import Beliefs, budget_options
 from triforce.planner.pass_costs import FULL
 from triforce.planner.plan import PLAIN, BudgetFactors, Estimates, Plan
 from triforce.planner.planner_config import CONFIG
-from triforce.planner.tiers import link
 from triforce.ragged import Bools
 from triforce.speculation import Proposer, SequenceState, Tier
 from triforce.speculation.counters import REMEMBERED
+from triforce.speculation.ngram import FAR
 
 ENDLESS = 10**6  # tokens to come, where nobody says how many
+TOGETHER = 256  # proposals that are learnt from together, at most
 NOTHING = 0.0, 0.0, 0  # tokens of a row, seconds and proposals that nothing was learnt from yet
 
 
@@ -64,9 +67,8 @@ class PlanController:
         self._proposals = self._first_thought = self._plain_at = 0
         self._kind = 0, 0, 0  # of the texts at their first proposal, see `AcceptanceTracker.kind`
         self.lengths: Sequence[int] = ()  # of the texts before the latest proposal
-        self._unlearnt = NOTHING
+        self._unlearnt, self._together = NOTHING, TOGETHER
         self._fresh, self._untold = False, 0.0  # whether a plan was just applied; seconds of its first proposal
-        self._rests = False  # whether nothing but plain decoding is done until something is due, by this clock alone
 
     @property
     def plain(self) -> float:
@@ -81,24 +83,17 @@ class PlanController:
 
     def steer(self, prefix: SequenceState, live_B: Bools, left: Callable[[], int] = lambda: ENDLESS) -> None:
         """Link the tiers for the next proposal. Most calls return at once. left: tokens that are to come, at most."""
-        full = self._unlearnt[-1] >= REMEMBERED
-        if self._rests and self._cadence.elapsed < self._cadence.due_at and not full:
-            self._proposals = self._plain_at = self._proposals + 1
-            return
         if self._proposals == 0:
             self._begin(prefix.lengths_B[live_B].tolist(), left())
-        if full:
+        if self._unlearnt[-1] >= self._together:
             self.conclude(prefix)
         due = self._cadence.elapsed >= self._cadence.due_at and self._proposals >= self._first_thought
         self._proposals += 1
-        plain = self.plan.plain and self.choice.plan.plain
         if self.ranks.broadcast(due or self._alarmed):
             self._think(prefix, live_B, left())
-        if plain and self.choice.plan.plain:
+        if self.plan.plain and self.choice.plan.plain:
             self._plain_at, self.top.cache.grain = self._proposals, 0
-            self._rests = self.ranks.count == 1
         else:
-            self._rests = False
             self._follow(prefix, live_B)
 
     def observe(self, lengths: Sequence[int], taken: int, seconds: float) -> None:
@@ -106,7 +101,8 @@ class PlanController:
         self._cadence.elapsed += seconds
         if self._fresh:  # caches are full of what another plan left there: it counts, and teaches no cost
             self._fresh, self._untold = False, seconds
-            self._forget_passes()
+            for tier in self.tiers:
+                tier.counters.new_passes()
         tokens, before, proposals = self._unlearnt
         self.lengths, self._unlearnt = lengths, (tokens + taken / len(lengths), before + seconds, proposals + 1)
 
@@ -134,18 +130,29 @@ class PlanController:
             self.costs.kinds[self._kind] = left, self.account, self._cadence
 
     def apply(self, plan: Plan, prefix: SequenceState, live_B: Bools) -> None:
-        """Link the tiers by a plan. Passes that are not learnt from by now are dropped."""
-        link(self.by_name, plan, self.plan, prefix, live_B)
+        """Put the tiers of a plan on top of each other. Proposals that are not learnt from by now are dropped.
+
+        A tier that the plan before left out is prefilled with the rows of which it has missed more than a few tokens.
+        """
+        below: Any = None
+        for name, gamma in zip(plan.tiers, (*plan.gammas, 1), strict=True):
+            tier: Any = self.by_name[name]
+            tier.gamma, tier.below = gamma, below
+            if name not in self.plan.tiers and isinstance(tier, Tier):
+                tier.catch_up(prefix, live_B & (prefix.lengths_B - tier.cache.lengths_B > FAR))
+            below = tier
         if "retrieval" in plan.tiers:
             self.view.times = dict(plan.budget_factors)
         chosen = "retrieval" in plan.tiers and self.view.setting.budget.open
         self.plan, self.name, self.budget = plan, str(plan), self.view.budget if chosen else None
-        self._unlearnt, self._fresh, self._rests = NOTHING, self._proposals > 1, False
-        self._forget_passes()
+        self._unlearnt, self._fresh = NOTHING, self._proposals > 1
+        self._together = min(TOGETHER, REMEMBERED // prod(plan.gammas))  # whose passes counters remember
 
-    def _forget_passes(self) -> None:
-        for tier in self.tiers:
-            tier.counters.new_passes()
+    def enter(self, lengths: Sequence[int], temperature: float) -> None:
+        """Note that rows joined or left: these lengths there are now. What they showed is to be concluded before."""
+        self.beliefs.acceptance.enter(temperature)
+        if self.account.plain:  # else what rows of another number take would be won or lost
+            self.account.plain = self.costs.passes.seconds(FULL, 1, len(lengths), sum(lengths))
 
     @property
     def _alarmed(self) -> bool:
@@ -161,7 +168,7 @@ class PlanController:
         if kept:
             self.choice, account, cadence = kept
             self.account, self._cadence = account.next(), cadence.next(account.won > 0, left * account.plain)
-        elif not self.costs.confirmed:
+        elif not self.costs.passes.confirmed:
             self._first_thought, self._cadence.due_at = CONFIG.first_proposals, CONFIG.first_seconds
 
     def _think(self, prefix: SequenceState, live_B: Bools, left: int) -> None:

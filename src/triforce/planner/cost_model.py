@@ -38,19 +38,12 @@ class CostModel:
     def __init__(self, path: Path | None = None, works: Mapping[str, TierWork] | None = None, level: str = "") -> None:
         self.path, self.passes = path, PassCosts(dict(works or {}), level)
         self.acceptance, self.layers = AcceptanceHistory(), dict[str, Finding]()
-        self.confirmed = False
-        """Whether this process has seen passes: those of the file may be another machine's, or a busy hour's."""
         self.kinds: dict[tuple[int, int, int], Any] = {}
         """What the latest text of a kind leaves to the next one: choice, account and cadence of its controller."""
         with suppress(OSError, ValueError):  # all of it can be learnt again
             digest, saved = path.read_text(encoding="utf-8").split("\n", 1) if path else ("", "")
             if digest == _digest(saved):  # else it is not what a process of ours wrote
                 self._read(json.loads(saved))
-
-    def observe(self, tier: str, width: int, rows: int, keys: float, seconds: float, passes: int = 1) -> float:
-        """Note passes that are alike, see `PassCosts.observe`."""
-        self.confirmed = True
-        return self.passes.observe(tier, width, rows, keys, seconds, passes)
 
     def save(self) -> None:
         """Write the file for the next process; a folder that cannot be written to is ignored."""
@@ -74,7 +67,7 @@ class CostModel:
             costs.changed(fit=True)
         for *case, accepted, rejected in saved["shares"]:
             self.acceptance.add(tuple(case), accepted, rejected)
-        self.layers |= {case: Finding.read(found) for case, found in saved["layers"].items()}
+        self.layers |= {case: Finding(**found) for case, found in saved["layers"].items()}
 
 
 def _digest(saved: str) -> str:

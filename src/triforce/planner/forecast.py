@@ -61,11 +61,15 @@ class Beliefs:
         for tier, width, rows, took in passes:
             alike.setdefault((tier, width, rows), []).append(took + between)
         among, usual = bool({*plan.tiers} - {FULL, "ngram"}), 0.0
+        keys_of = {
+            FULL: sum(lengths),
+            "retrieval": sum(map(self.view.keys, lengths)),
+        }  # a draft's are its own
         for (tier, width, rows), some in alike.items():
-            keys = rows * self._keys(tier, lengths) / len(lengths)
+            keys = rows * keys_of.get(tier, 0) / len(lengths)
             name = AMONG_MODELS if tier == FULL and among else tier
             took = median(some) if len(some) > FEW else min(some)
-            usual += len(some) * self.costs.observe(name, width, rows, keys, took, len(some))
+            usual += len(some) * self.costs.passes.observe(name, width, rows, keys, took, len(some))
         return usual
 
     def learn_verdicts(self, plan: Plan, lengths_B: Ints, proposals: int) -> None:
@@ -91,10 +95,6 @@ class Beliefs:
         seconds_KW = {tier: self.costs.passes.table(tier, rows, each_K, WIDEST) for tier, each_K in keys.items()}
         accepted = {tier: self._bounds(tier, max(lengths), bounds_Z)[None] for tier in ("draft", "ngram")}
         return Estimates(rows, seconds_KW, {**accepted, "retrieval": accepted_KZ}, self.hindsight.odds())
-
-    def _keys(self, tier: str, lengths: Sequence[int]) -> int:
-        """Keys that a pass reads, of all rows; the draft's window is part of what each of its passes reads."""
-        return sum(map(self.view.keys, lengths)) if tier == "retrieval" else sum(lengths) if tier == FULL else 0
 
     def _accepted(self, ngrams: NgramProposer) -> float:
         """The part of what n-grams propose now that hindsight expects to be accepted."""

@@ -23,7 +23,7 @@ from triforce.planner.tier_work import MACHINES, USUAL_WORKS, TierWork, usual_ma
 
 LEAST_SECONDS = 1e-7
 SHARPNESS, FAR = 16.0, 50.0  # how fast a kind's say fades with squared octaves, and where it fades no further
-NEAR = 0.3  # squared octaves to a kind that ran, within which passes tell of the speed
+NEAR = 0.8  # how near a kind that ran is, from which on passes tell of the speed: half an octave
 MANY = 4  # passes whose seconds are no accident
 ENOUGH, LATEST = 2, 9  # passes that tell of the speed: of one observation at most, and of all tiers
 MOST_KINDS = 48  # of a tier
@@ -63,13 +63,6 @@ class Known(NamedTuple):
     weight_N: np.ndarray
     spread: float
 
-    def distances(self, width_W: np.ndarray, rows: int, keys: Any) -> np.ndarray:
-        """Squared distances in octaves of such passes to each kind that ran: (W, N), or (K, W, N) of keys (K, 1)."""
-        width_N, rows_N, keys_N = self.octaves_3N
-        others = (log2(rows) - rows_N) ** 2 + (np.log2(KEY_SCALE + np.asarray(keys))[..., None] - keys_N) ** 2
-        far_WN: np.ndarray = (np.log2(width_W)[:, None] - width_N) ** 2 + others
-        return far_WN
-
 
 class TierCosts:
     """Passes of one tier by kind, and the machine under which all kinds are off alike; seconds are those at speed 1.
@@ -101,15 +94,13 @@ class TierCosts:
         if not self.seen:
             return 1e-10 * np.asarray(work.bytes(width_W, rows, keys, *self.machine)), np.zeros(len(width_W))
         known = self._summed_up()
-        far_WN = known.distances(width_W, rows, keys)
+        width_N, rows_N, keys_N = known.octaves_3N
+        others = (log2(rows) - rows_N) ** 2 + (np.log2(KEY_SCALE + np.asarray(keys))[..., None] - keys_N) ** 2
+        far_WN = (np.log2(width_W)[:, None] - width_N) ** 2 + others  # squared octaves; (K, W, N) of keys (K, 1)
         weight_WN = known.weight_N * np.exp2(-SHARPNESS * np.minimum(far_WN, FAR))
         off_W, nearest_W = weight_WN @ known.off_N / weight_WN.sum(-1), far_WN.min(-1)
         off_W -= CONFIG.unseen_gain * np.minimum(1.0, nearest_W)  # what is not known is thought well of: it is tried
         return np.exp(off_W) * work.bytes(width_W, rows, keys, *self.machine), np.exp2(-nearest_W)
-
-    def is_near(self, width: int, rows: int, keys: float) -> bool:
-        """Whether a kind like this one ran."""
-        return bool(self.seen) and float(self._summed_up().distances(np.array([width]), rows, keys).min()) < NEAR
 
     def _summed_up(self) -> Known:
         spread = self.work.spread
@@ -143,6 +134,11 @@ class PassCosts:
         self._late: deque[tuple[str, float]] = deque(maxlen=LATEST)  # of the latest passes that were well known
         self._tables: dict[str, tuple[tuple[float, ...], np.ndarray]] = {}
 
+    @property
+    def confirmed(self) -> bool:
+        """Whether this process has seen passes: those of a file may be another machine's, or a busy hour's."""
+        return any(kind.own for costs in self.tiers.values() for kind in costs.seen.values())
+
     def of(self, tier: str) -> TierCosts:
         """The costs of one tier."""
         if tier not in self.tiers:
@@ -158,7 +154,7 @@ class PassCosts:
         costs, kind = self.of(tier), (width, rows, round(2 * log2(1 + keys / rows / KEY_SCALE)))
         seconds, most = max(seconds, LEAST_SECONDS), log(CONFIG.outlier)
         found = costs.seen.get(kind)
-        near = found is not None or costs.is_near(width, rows, keys)
+        near = found is not None or costs.seconds(costs.work, np.array([float(width)]), rows, keys)[1][0] > NEAR
         if found is None:
             expected = self.seconds(tier, width, rows, keys) if costs.seen else seconds
             if len(costs.seen) >= MOST_KINDS:  # the least known one makes room
@@ -180,8 +176,7 @@ class PassCosts:
         found.keys += part * (keys - found.keys)
         costs.changed(fit=known < MANY)
         told = {tier, AMONG_MODELS} if tier == FULL else {tier}  # by these costs
-        for name in [name for name in self._tables if name in told or not self.tiers[name].seen]:
-            del self._tables[name]
+        self._tables = {name: x for name, x in self._tables.items() if name not in told and self.tiers[name].seen}
         return self.speed * exp(found.log)
 
     def table(self, tier: str, rows: int, keys_K: Sequence[float], widest: int) -> np.ndarray:

@@ -21,7 +21,7 @@ class PlannerConfig:
     caution: float = 1.0
     """Standard deviations below the mean at which a plan counts as no risk; each loss in a text adds as many."""
 
-    # Choice: see `planner.forecast`.
+    # Choice: see `planner.choose`, and of `optimism` `planner.forecast`.
     optimism: float = 1.5
     """Standard deviations above the mean by which plans are compared, so that what is seldom seen is tried."""
     optimism_tokens: float = 128.0
@@ -70,7 +70,7 @@ class PlannerConfig:
     first_seconds: float = 0.02
     """Seconds of plain decoding where this process has seen none: in the first ones processors and caches warm up."""
 
-    # Costs: see `planner.cost_model`.
+    # Costs: see `planner.pass_costs`.
     pass_memory: float = 64.0
     """Passes of a kind over which their cost forgets."""
     unseen_gain: float = 0.1

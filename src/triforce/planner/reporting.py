@@ -16,7 +16,9 @@ def report(it: PlanController) -> PlanReport | None:
     beliefs = []
     for name, seconds_KW in it.estimates.seconds_KW.items():
         tier, (narrow, wide) = name.split()[0], (1000 * seconds_KW[0, [1, WIDE]]).tolist()
-        mean, deviation = (None, 0.0) if tier == FULL else it.beliefs.acceptance.of(tier, max(it.lengths))
+        longest = max(it.lengths)
+        factor = it.beliefs.view.times.get(longest.bit_length(), 1.0) if tier == "retrieval" else 1.0
+        mean, deviation = (None, 0.0) if tier == FULL else it.beliefs.acceptance.of(tier, longest, factor)
         if tier in it.by_name:
             passes, tokens = it.costs.passes.of(name).count, it.beliefs.acceptance.tokens(tier)
             beliefs.append(TierBelief(name, (narrow, wide), passes, mean, deviation, tokens))

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from math import hypot
-from typing import Any
 
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.kvcache import RetrievalView
@@ -34,7 +33,7 @@ TOKENS_PER_PASS = 1.8  # of a tier with another one below it, roughly
 NUMBERS_PER_PASS = 8e6  # that could be read in the fixed time of a pass
 
 
-Verdicts = tuple[int, int]
+Verdicts = list[int]
 """Draft tokens of the retrieval tier that were accepted, and rejected."""
 
 
@@ -48,16 +47,8 @@ class Finding:
     layers: list[int] = field(default_factory=list)
     no_gain: list[int] = field(default_factory=list)
     trial: int | None = None
-    without: Verdicts = (0, 0)
-    searching: Verdicts = (0, 0)
-
-    @staticmethod
-    def read(saved: dict[str, Any]) -> Finding:
-        """A finding from the JSON of its `asdict`."""
-        found = Finding(**saved)
-        (a, b), (c, d) = found.without, found.searching
-        found.without, found.searching = (a, b), (c, d)
-        return found
+    without: Verdicts = field(default_factory=lambda: [0, 0])
+    searching: Verdicts = field(default_factory=lambda: [0, 0])
 
     def follow(self, other: Finding) -> None:
         """Become what another one is, for all who hold this one."""
@@ -66,7 +57,7 @@ class Finding:
 
     def begin(self, trial: int | None) -> None:
         """Judge anew, with this layer on trial, or none."""
-        self.trial, self.without, self.searching = trial, (0, 0), (0, 0)
+        self.trial, self.without, self.searching = trial, [0, 0], [0, 0]
 
 
 Findings = dict[str, Finding]
@@ -90,7 +81,7 @@ class SearchedLayers:
         self.tier, self.findings, self._ranks = tier, findings, ranks
         self._bits, self._found = 0, Finding()
         self._length = self._left = self._turns = 0
-        self._before, self._searching = (0, 0), False
+        self._before, self._searching = [0, 0], False
         self.trying = False
         """Whether one of the layers of this proposal is on trial."""
         self.changed = False
@@ -112,9 +103,8 @@ class SearchedLayers:
         reads_much = self._length < 2 * self.tier.cache.budget(self._length)
         if now == before or reads_much:  # or another tier drafted
             return
-        accepted, rejected = found.searching if self.trying else found.without
-        verdicts = accepted + now[0] - before[0], rejected + now[1] - before[1]
-        found.searching, found.without = (verdicts, found.without) if self.trying else (found.searching, verdicts)
+        seen = found.searching if self.trying else found.without
+        seen[:] = [count + later - earlier for count, later, earlier in zip(seen, now, before, strict=True)]
         self._turns, self.changed = self._turns + 1, self.changed or found.trial is not None
         if found.trial is not None:
             self._conclude(found, found.trial)
@@ -134,8 +124,6 @@ class SearchedLayers:
         # One object for all batches, as on rank 0: a batch that goes on behind another one has learnt what that did.
         self._found = self.findings.setdefault(self._case(bits), told)
         self._found.follow(told)
-        layers = self.tier.cache.full.pool.config.layers
-        self._found.layers = [layer for layer in self._found.layers if layer < layers]
         self._prefer()
 
     def _case(self, bits: int) -> str:
@@ -144,7 +132,7 @@ class SearchedLayers:
 
     def _verdicts(self) -> Verdicts:
         counters = self.tier.counters
-        return int(counters.accepted_B.sum()), int(counters.rejected_B.sum())
+        return [int(counters.accepted_B.sum()), int(counters.rejected_B.sum())]
 
     def _promising(self, found: Finding, rejection: float) -> int | None:
         """The layer that misses most attention, if it promises enough at this share of draft tokens rejected."""
@@ -157,7 +145,7 @@ class SearchedLayers:
         missed = self._ranks.broadcast(self._missed())
         tried = {*found.layers, *found.no_gain}  # and layers with a window see all of it anyway
         possible = [layer for layer, window in enumerate(config.windows) if not window and layer not in tried]
-        if not possible:
+        if not (possible and missed):
             return None
         layer = max(possible, key=missed.__getitem__)
         left_out = sum(missed[each] ** 2 for each in possible)
@@ -165,7 +153,7 @@ class SearchedLayers:
         return layer if self._gain(rejection, promised) >= PROMISED_GAIN and self._saves(rejection, promised) else None
 
     def _missed(self) -> list[float]:
-        """Share of attention, by layer, outside of the selections, in the mean of the rows that have some."""
+        """Share of attention, by layer, outside of the selections: the mean of rows that have some; [] if none has."""
         view = self.tier.cache
         some = [missed_L for b in range(len(view.selections)) if (missed_L := view.missed(b)) is not None]
         return [sum(each) / len(some) for each in zip(*some, strict=True)]
@@ -182,6 +170,7 @@ class SearchedLayers:
         if well or best < MIN_GAIN or last:
             (found.layers if well else found.no_gain).append(layer)
             found.begin(None)
+            self._prefer()
 
     def _gain(self, rejection: float, with_it: float) -> float:
         """The factor of tokens per number read, if one layer more is searched and rejections change to `with_it`."""

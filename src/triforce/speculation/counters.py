@@ -13,7 +13,7 @@ import numpy as np
 
 from triforce.ragged import Bools, Ints
 
-REMEMBERED = 256  # passes
+REMEMBERED = 4096  # passes
 
 
 class Counters:

@@ -71,12 +71,11 @@ def profile(trace: Trace, world: World) -> CostModel:
         for width, tier in ((width, tier) for width in 30 // len(world.widths) * world.widths for tier in tiers):
             keys = keys_of(tier, [length] * world.rows, 1.0)
             seconds = world.before(tier, width, world.rows, keys) if world.before else 0.0
-            costs.observe(tier, width, world.rows, keys, seconds * dice.lognormvariate(0, NOISE))
+            costs.passes.observe(tier, width, world.rows, keys, seconds * dice.lognormvariate(0, NOISE))
     for tier in costs.passes.tiers.values():
         for seen in tier.seen.values():
             seen.count, seen.own = min(seen.count, OLD_PASSES), False
         tier.changed(fit=True)
-    costs.confirmed = False
     return costs
 
 
