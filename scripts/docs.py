@@ -65,22 +65,22 @@ def gpu_kernels(data: dict[str, Any]) -> list[list[str]]:
 RESULTS = "benchmarks/results"
 CELLS = {
     "128k-b1-t0-books": "128K tokens, greedy",
-    "32k-b1-t0.6-books": "32K tokens, temperature 0.6",
-    "8k-b1-t1.2-books": "8K tokens, temperature 1.2",
-    "512-b1-t1.2-copy": "512 tokens, temperature 1.2",
+    "32k-b1-t0.6-books": "32K tokens, T = 0.6",
+    "8k-b1-t1.2-books": "8K tokens, T = 1.2",
+    "512-b1-t1.2-copy": "512 tokens, T = 1.2",
 }
 """Cells of `bench speed` that README shows, a losing one among them."""
 
 
 def numbers(root: Path) -> list[list[str]]:
     """README's rows, of recorded results: plain decoding (or what it is compared with), triforce, and their ratio."""
-    rows = [["what", "baseline", "triforce", "ratio", "command"]]
+    rows = [["what", "baseline", "with it", "ratio", "command"]]
     cells = {(row["cell"], row["mode"]): row for row in recorded(root, "speed")}
     for cell, said in CELLS.items():
         plain, auto = (cells[cell, mode] for mode in ("ar", "auto"))
         rates = [f"{row['tokens_per_second']:,.0f}" for row in (plain, auto)]
         rows.append([said, *rates, f"{auto['speedup']:.2f}", code(f"speed {cell}")])
-    rows[-1][3] += f" (`triforce` {cells[cell, 'triforce']['speedup']:.2f})"
+    rows[-1][3] += f" (mode `triforce` {cells[cell, 'triforce']['speedup']:.2f})"
     every = [row["speedup"] for row in cells.values() if row["mode"] == "auto"]
     rows.append([f"mean of {len(every)} cells", "", "", f"{sum(every) / len(every):.2f}", code("make bench")])
     others = [row for row in recorded(root, "compare") if row["context"] == 32768 and row.get("accepted")]
