@@ -88,7 +88,7 @@ def test_similar_plain_texts_are_seldom_planned(monkeypatch: pytest.MonkeyPatch)
 def test_kept_times_are_those_left_over() -> None:
     it = Cadence()
     it.elapsed = 1.0
-    it.heard(0, 0.01)
+    it.heard(0, 0.01, least=0.0)
     it.thought(0.1, Plan())
     it.elapsed = 1.5
     following = it.next(won=False, seconds=0.0)
@@ -103,7 +103,7 @@ def test_texts_that_seem_to_repeat_in_vain_are_asked_about_less() -> None:
     for _ in range(24):
         it = it.next(won=False, seconds=0.0)
         it.think_at = 1e9  # only n-grams call
-        it.heard(2 * CONFIG.heard_tokens, 1e-5)
+        it.heard(2 * CONFIG.heard_tokens, 1e-5, least=0.0)
         asked.append(it.cause is not None)
         if it.cause:
             assert it.cause is Cause.REPEATS
@@ -111,7 +111,7 @@ def test_texts_that_seem_to_repeat_in_vain_are_asked_about_less() -> None:
     assert asked[0] and 1 < sum(asked) <= 12 and not asked[-1]
     again = it.next(won=True, seconds=0.0)
     again.think_at = 1e9
-    again.heard(CONFIG.heard_tokens, 1e-5)
+    again.heard(CONFIG.heard_tokens, 1e-5, least=0.0)
     assert again.cause
 
 

@@ -29,10 +29,10 @@ class Cadence:
             return Cause.TIME
         return Cause.REPEATS if self._heard >= CONFIG.heard_tokens * max(1.0, self.patience) else None
 
-    def heard(self, hits: int, seconds: float) -> None:
-        """Note tokens that n-grams predicted; hearing of them took so many seconds."""
+    def heard(self, hits: int, seconds: float, least: float) -> None:
+        """Note tokens that n-grams predicted; hearing of them took so many seconds. least: until there is a place."""
         self._heard += hits
-        self.listen_at = self.elapsed + CONFIG.listen_ratio * seconds * max(1.0, self.patience)
+        self.listen_at = self.elapsed + max(least, CONFIG.listen_ratio * seconds * max(1.0, self.patience))
         self.due_at = min(self.listen_at, self.think_at)
 
     def thought(self, seconds: float, plan: Plan) -> None:

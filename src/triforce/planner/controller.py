@@ -27,7 +27,7 @@ from triforce.planner.planner_config import CONFIG
 from triforce.ragged import Bools
 from triforce.speculation import Proposer, SequenceState, Tier
 from triforce.speculation.counters import REMEMBERED
-from triforce.speculation.ngram import FAR
+from triforce.speculation.ngram import FAR, STRIDE
 
 ENDLESS = 10**6  # tokens to come, where nobody says how many
 TOGETHER = 256  # proposals that are learnt from together, at most
@@ -64,7 +64,7 @@ class PlanController:
         self.found: list[Candidate] = []
         """The latest estimates, and the best plan of each choice of tiers by them."""
         self._grain = self.top.cache.grain
-        self._proposals = self._first_thought = self._plain_at = 0
+        self._proposals = self._first_thought = self._plain_at = self._listened = 0
         self._kind = 0, 0, 0  # of the texts at their first proposal, see `AcceptanceTracker.kind`
         self.lengths: Sequence[int] = ()  # of the texts before the latest proposal
         self._unlearnt, self._together = NOTHING, TOGETHER
@@ -174,8 +174,9 @@ class PlanController:
     def _think(self, prefix: SequenceState, live_B: Bools, left: int) -> None:
         """Look for n-grams that repeat, and choose a plan if that is due."""
         began, rows = self._clock(), live_B.nonzero()[0].tolist()
-        hits = self.beliefs.hindsight.update(prefix, rows[self._proposals % len(rows)])
-        self._cadence.heard(hits, self._clock() - began)
+        self._listened += 1
+        hits = self.beliefs.hindsight.update(prefix, rows[self._listened % len(rows)])
+        self._cadence.heard(hits, self._clock() - began, STRIDE * self.account.plain / len(rows))
         if cause := Cause.LOSS if self._alarmed else self._cadence.cause:
             self.conclude(prefix)
             self.account.losses += cause is Cause.LOSS and self.account.headroom < 0

@@ -120,7 +120,7 @@ class TierCosts:
         mean_M1 = off_MN @ weight_N[:, None] / weight_N.sum()
         other_M = np.any(np.not_equal(MACHINES, self.machine), 1)
         spread_M = (off_MN - mean_M1) ** 2 @ weight_N + 0.005 * other_M
-        if len(np.unique(width_N * rows_N)) == 1:  # they say nothing of operations
+        if np.ptp(width_N * rows_N) == 0:  # they say nothing of operations
             spread_M[MACHINES[:, 0] != self.usual[0]] = np.inf
         self.machine, self._unfitted = tuple(MACHINES[spread_M.argmin()].tolist()), False
 
