@@ -5,7 +5,8 @@
 
 It judges the planner, which has constants, so take texts that none of them was chosen by. The texts take turns at the
 contexts, each at every temperature. A cell is measured twice: with a profile that is emptied before each turn, and with
-one that keeps what the turns before have learnt.
+one that keeps what the turns before have learnt. Plain decoding is measured once more as a control: what it makes of
+itself is chance.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import cycle
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from triforce.bench.batch_runner import Prompts
 from triforce.bench.cells import Cell
 from triforce.bench.prompts import Sources, prompts
 from triforce.bench.results_file import ResultsFile
-from triforce.bench.speed_tables import AUTO, LOST, speed_tables, verdict
+from triforce.bench.speed_tables import AUTO, CONTROL, LOST, speed_tables, verdict
 from triforce.cli.bench import parts, setup
 from triforce.cli.bench.report import about, machine, show
 from triforce.cli.bench.speed import HEAD, line
@@ -39,7 +40,7 @@ from triforce.planner import CostModel
 from triforce.planner.cost_model import kernel_level
 
 Row = dict[str, Any]
-MODES = ("ar", "retrieval", "triforce", "draft", "draft-ngram", "ngram", AUTO)
+MODES = ("ar", "retrieval", "triforce", "draft", "draft-ngram", "ngram", CONTROL, AUTO)
 PROFILES = ("empty", "learnt")
 FIXED = ("model", "contexts", "temperatures", "tokens", "repeats")
 """Settings that must be the same for a file of rows to be continued."""
@@ -53,7 +54,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--contexts", type=several(int), default=contexts, metavar="N,...", help="prompt tokens")
     add("--temperatures", type=several(float), default=temperatures, metavar="X,...", help="0 is greedy")
     add("--tokens", type=int, default=256, metavar="N", help=described("new tokens"))
-    add("--repeats", type=int, default=5, metavar="N", help=described("turns with each profile"))
+    add("--repeats", type=int, metavar="N", help="turns with each profile; else 7, or as many as take 30 seconds")
     quiet(parser)
     placement(parser, context=False)
     json_file(parser)
@@ -61,7 +62,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def measure(options: Namespace) -> None:
     """Print a line for each row as it is measured, and a table at the end. Raises TriforceError."""
-    if min(*options.contexts, options.tokens, options.repeats) < 1:
+    if min(*options.contexts, options.tokens, 1 if options.repeats is None else options.repeats) < 1:
         raise RequestError("--contexts, --tokens and --repeats must be at least 1")
     llm = setup.load(options)
     texts = setup.sources(llm, options.texts)
@@ -81,7 +82,7 @@ def measure(options: Namespace) -> None:
 
 def cells_of(llm: LLM, texts: Sources, cells: Sequence[Cell], options: Namespace, kept: Prompts) -> Iterator[list[Row]]:
     """Yield the rows of each cell of one text, with both profiles. Raises TriforceError."""
-    modes = [mode for mode in MODES if mode in llm.modes]
+    modes = [mode for mode in MODES if mode in (*llm.modes, CONTROL)]
     empty = speed.SpeedConfig(modes, tokens=options.tokens, repeats=options.repeats, prepare=partial(forget, llm))
     for cell in cells:
         (prompt,) = prompts(texts, cell.workload, cell.context, 1)
@@ -106,17 +107,18 @@ def label(text: Text, cell: Cell, profile: str) -> str:
 def tables(rows: Sequence[Row]) -> list[Table]:
     """Return how `auto` compares with plain decoding and with the best fixed mode, with each profile."""
     lines = []
-    for profile in PROFILES:
+    for profile, mode in product(PROFILES, (AUTO, CONTROL)):
         some = [row for row in rows if row["profile"] == profile]
-        found, speedups = verdict(some), [row["speedup"] for row in some if row["mode"] == AUTO]
-        below, lost = sum(each < LOST for each in speedups), len(found["lost"] or ())
-        means = f"{found['mean']:.2f}", f"{min(speedups):.2f}", str(below), str(lost), f"{found['of_best']:.2f}"
-        lines.append([profile, str(found["cells"]), *means])
+        found, speedups = verdict(some, mode), [row["speedup"] for row in some if row["mode"] == mode]
+        if speedups:
+            below, lost = sum(each < LOST for each in speedups), len(found["lost"] or ())
+            means = f"{found['mean']:.2f}", f"{min(speedups):.2f}", str(below), str(lost), f"{found['of_best']:.2f}"
+            lines.append([profile, mode, str(found["cells"]), *means])
     note = (
         f"Of plain decoding: the mean, the least, cells below {LOST}, and those that are with 95 % confidence. Of the "
-        "best fixed mode: the mean."
+        "best fixed mode: the mean. `ar again` is plain decoding beside itself, so chance."
     )
-    header = ["profile", "cells", "mean", "least", f"below {LOST}", "lost", "of the best"]
+    header = ["profile", "mode", "cells", "mean", "least", f"below {LOST}", "lost", "of the best"]
     return [Table("Mode auto on texts that nothing was chosen by", note, header, lines), speed_tables(rows)[-1]]
 
 

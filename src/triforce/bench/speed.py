@@ -16,6 +16,7 @@ from typing import Any
 from triforce.bench.batch_runner import Prompts, together
 from triforce.bench.cells import BATCHES, Cell
 from triforce.bench.prompts import Sources, prompts
+from triforce.bench.speed_tables import CONTROL, PLAIN
 from triforce.eval.repetition import repeated
 from triforce.eval.statistics import ONE_SIDED, student
 from triforce.interface.outputs import RequestOutput
@@ -24,7 +25,6 @@ from triforce.kvcache.prompt_file import SavedCache
 from triforce.llm import LLM
 
 Row = dict[str, Any]
-PLAIN = "ar"
 LEAST, USUAL = 3, 7
 """Turns at least, whatever the time, as fewer say nothing about their spread; and of a cell in which they are long."""
 
@@ -98,7 +98,7 @@ def _in_turns(
             ignore_eos=True,
         )
         for mode in list(runs)[:: 1 if turn % 2 == 0 else -1]:
-            runs[mode].append(together(llm, texts, params, mode, earlier))
+            runs[mode].append(together(llm, texts, params, PLAIN if mode == CONTROL else mode, earlier))
     return runs
 
 

@@ -10,7 +10,8 @@ from triforce.eval import Table
 from triforce.eval.tables import tokens
 
 Row = dict[str, Any]
-AUTO, PLAIN = "auto", "ar"
+AUTO, PLAIN, CONTROL = "auto", "ar", "ar again"
+"""CONTROL: plain decoding once more, which differs from itself by chance."""
 LOST = 0.97
 """A cell is lost where the 95 % upper bound of the speedup lies below this; one turn gives no bound."""
 
@@ -78,31 +79,31 @@ def speedup(row: Row | None) -> str:
     return "-" if row is None else f"{row['speedup']:.2f} ± {row['spread'] / 2:.2f}"
 
 
-def verdict(rows: Sequence[Row]) -> Row:
-    """Return where mode `auto` lost to plain decoding, and how near it comes to the best mode, over some `cells`.
+def verdict(rows: Sequence[Row], judged: str = AUTO) -> Row:
+    """Return where a mode lost to plain decoding, and how near it comes to the best other one, over some `cells`.
 
     These are `lost` (names of cells), `mean` (of speedups), `of_best` (of tokens/s over the best fixed mode's).
 
     The best fixed setting is the fastest of the other modes in that cell, chosen with hindsight. Values are None where
-    mode `auto` was not measured, or nothing else; `lost` is where no cell had more than one turn.
+    the mode was not measured, or nothing else; `lost` is where no cell had more than one turn.
     """
     cells = _by_cell(rows)
-    automatic = {name: modes for name, modes in cells.items() if AUTO in modes}
-    bounds = {name: bound for name, modes in automatic.items() if (bound := modes[AUTO]["upper"]) is not None}
-    shares = [share for modes in automatic.values() if (share := _of_best(modes)) is not None]
+    some = {name: modes for name, modes in cells.items() if judged in modes}
+    bounds = {name: bound for name, modes in some.items() if (bound := modes[judged]["upper"]) is not None}
+    shares = [share for modes in some.values() if (share := _of_best(modes, judged)) is not None]
     return {
         "cells": len(cells),
         "lost": sorted(name for name, bound in bounds.items() if bound < LOST) if bounds else None,
-        "mean": _mean([modes[AUTO]["speedup"] for modes in automatic.values()]),
+        "mean": _mean([modes[judged]["speedup"] for modes in some.values()]),
         "of_best": _mean(shares),
     }
 
 
-def _of_best(modes: dict[str, Row]) -> float | None:
-    """Return tokens/s of mode `auto` over those of the fastest row of its cell that is another mode's."""
-    rates = {mode: float(row["tokens_per_second"]) for mode, row in modes.items()}
-    auto = rates.pop(AUTO)
-    return auto / max(rates.values()) if rates else None
+def _of_best(modes: dict[str, Row], judged: str) -> float | None:
+    """Return tokens/s of a mode over those of the fastest row of its cell that is another one's."""
+    rates = {mode: float(row["tokens_per_second"]) for mode, row in modes.items() if mode not in (AUTO, CONTROL)}
+    rates.pop(judged, None)
+    return float(modes[judged]["tokens_per_second"]) / max(rates.values()) if rates else None
 
 
 def _mean(values: Sequence[float]) -> float | None:
