@@ -42,7 +42,7 @@ from triforce.planner.cost_model import kernel_level
 Row = dict[str, Any]
 MODES = ("ar", "retrieval", "triforce", "draft", "draft-ngram", "ngram", CONTROL, AUTO)
 PROFILES = ("empty", "learnt")
-FIXED = ("model", "contexts", "temperatures", "tokens", "repeats")
+FIXED = ("model", "modes", "contexts", "temperatures", "tokens", "repeats")
 """Settings that must be the same for a file of rows to be continued."""
 
 
@@ -66,7 +66,8 @@ def measure(options: Namespace) -> None:
         raise RequestError("--contexts, --tokens and --repeats must be at least 1")
     llm = setup.load(options)
     texts = setup.sources(llm, options.texts)
-    settings = {name: getattr(options, name) for name in FIXED} | {"model": llm.target.path.name}
+    settings = {name: getattr(options, name) for name in FIXED[2:]}
+    settings |= {"model": llm.target.path.name, "modes": list(MODES)}
     results = ResultsFile(options.json, about(options.command) | settings, FIXED)
     print(f"{machine()}\n{HEAD}")
     with tempfile.TemporaryDirectory() as folder:

@@ -157,7 +157,7 @@ def test_explain_shows_what_was_weighed(fake: type[FakeLLM], capsys: pytest.Capt
     assert main(["explain", "a prompt"]) == 0
     _, found = capsys.readouterr().out.split("== Weighed ==")
     told = " ".join(found.split())
-    assert f"{DEEP} promised 150.0 tokens/s, plain decoding 100.0" in told and "may risk 0.020 s" in told
+    assert f"{DEEP} would make 150.0 tokens/s, plain decoding 100.0" in told and "may risk 0.020 s" in told
     rows = [line for line in found.splitlines() if line.startswith((DEEP, "full", "draft 2"))]
     assert [row.split("  ")[0] for row in rows] == [DEEP, "full", "draft 2 > full"]
     assert rows[2].endswith("risks more than may be lost") and "0.70 ± 0.05" in found

@@ -20,12 +20,13 @@ WORLDS = {world.name: world for world in worlds()}
 EVERY = 3  # one of so many texts is for `make check`
 LENGTHS = 64, 256
 BOUNDS = {64: (0.94, 0.65), 256: (0.96, 0.83)}
-ROOM = {"busy": 0.03}  # of the latter: there the speed changes twice in a text of 256
 """By length: the least part of plain decoding's rate, and the mean part of the best fixed plan's, in each world.
 
 What the planner makes, with some room; it should make .97 and .95. To weigh plans takes .8 ms there: with .1 ms
 it made .97 of the best plan in the mean of 256 and 1,024 tokens.
 """
+ROOM = {"busy": 0.03}
+"""More room for the mean of 256 tokens, where the machine changes its speed three times in them."""
 
 
 def judged(world: World, lengths: tuple[int, ...] = LENGTHS, every: int = EVERY) -> list[Cell]:
@@ -38,7 +39,7 @@ def test_auto_loses_little_in_world(name: str) -> None:
     for cell in found:
         print(f"{cell.world:26} {cell.trace:36} {cell.length:5} {cell.plain:5.2f} {cell.best:5.2f}  {cell.plan}")
     for length, (least, part) in BOUNDS.items():
-        part -= ROOM.get(name, 0.0)
+        part -= ROOM.get(name, 0.0) * (length == 256)
         some = [cell for cell in found if cell.length == length]
         assert min(cell.plain for cell in some) >= least and mean(cell.best for cell in some) >= part
 

@@ -81,8 +81,8 @@ def _best(report: PlanReport) -> str:
     """The best plan by what was known when plans were weighed last, and what the account says."""
     best, plain = max(report.weighed, key=lambda each: each.rate), report.weighed[0]
     return (
-        f"When plans were weighed last, {best.plan} promised {best.rate:.1f} tokens/s, plain decoding "
-        f"{plain.rate:.1f}; speculation won {report.won:.2f} s, and may risk {max(0.0, report.headroom):.3f} s."
+        f"By what was known when plans were weighed last, {best.plan} would make {best.rate:.1f} tokens/s, plain "
+        f"decoding {plain.rate:.1f}; speculation won {report.won:.2f} s, may risk {max(0.0, report.headroom):.3f} s."
     )
 
 

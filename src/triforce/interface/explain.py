@@ -44,7 +44,7 @@ class Explanation:
     tiers: list[TierReport]
     timeline: list[PlanSegment]
     advice: list[str]
-    report: PlanReport | None = None  # what mode auto believed at the end
+    report: PlanReport | None = None  # what mode auto believed when it weighed plans last
 
 
 def explain(

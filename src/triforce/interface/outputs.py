@@ -44,7 +44,7 @@ class CompletionOutput:
     seed: int  # of the noise; drawn where none was given
     tiers: list[TierStats]  # from the lowest to the full one
     timeline: list[PlanSegment] = field(default_factory=list)  # plans of mode auto, one after the other
-    report: PlanReport | None = None  # what mode auto believed at the end
+    report: PlanReport | None = None  # what mode auto believed when it weighed plans last
 
     @property
     def plans(self) -> dict[str, int]:

@@ -35,7 +35,7 @@ Case = tuple[str, int, int, float]
 class AcceptanceHistory:
     """Draft tokens accepted and rejected, by case. memory: proposals over which they fade; limit: tokens of a case."""
 
-    def __init__(self, memory: float = CONFIG.history_memory, limit: float = CONFIG.history_limit) -> None:
+    def __init__(self, memory: float, limit: float) -> None:
         self.of: dict[Case, tuple[float, float]] = {}
         self._memory, self._limit = memory, limit
 

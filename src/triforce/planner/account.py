@@ -19,13 +19,13 @@ class Account:
 
     plain: float = 0.0
     won: float = 0.0  # seconds, negative where speculation lost
-    tokens: float = 0.0  # of each row
+    allowed: float = 0.0  # seconds that the text so far may lose
     trust: float = 1.0  # part of what may be lost, after texts of the kind that lost
     losses: int = 0  # times that more was lost than allowed, since `won` was last positive
 
     def enter(self, tokens: float, seconds: float, plain: bool) -> None:
         """Enter proposals: tokens of each row, and whether they were plain decoding, which wins nothing."""
-        self.tokens += tokens
+        self.allowed += CONFIG.allowed_loss * self.plain * tokens
         if not plain and self.plain:
             self.won += tokens * self.plain - seconds
             if self.won > 0:
@@ -34,7 +34,7 @@ class Account:
     @property
     def headroom(self) -> float:
         """Seconds that may be lost."""
-        return self.won + self.trust * CONFIG.allowed_loss * self.plain * (self.tokens + CONFIG.credit_tokens)
+        return self.won + self.trust * (self.allowed + CONFIG.allowed_loss * self.plain * CONFIG.credit_tokens)
 
     @property
     def caution(self) -> float:

@@ -20,10 +20,10 @@ class State(Enum):
     """Reasons for which a batch is decoded as it is."""
 
     FIRST = "plain decoding comes first, until another plan promises more"
-    PLAIN = "no plan promises enough more than plain decoding"
+    PLAIN = "no plan that may be risked promises enough more than plain decoding"
     SPECULATING = "the plan promises most"
     TRYING = "the plan may be best, too little was seen of it"
-    GUARDED = "a plan promises more, but risks more than the text may lose"
+    GUARDED = "plans promise more, but risk more than the text may lose"
     PROBING = "to see again what plain decoding costs"
 
 

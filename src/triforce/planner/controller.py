@@ -63,6 +63,8 @@ class PlanController:
         self.estimates: Estimates | None = None
         self.found: list[Candidate] = []
         """The latest estimates, and the best plan of each choice of tiers by them."""
+        self.times: dict[int, float] = {}
+        """Times the usual budget, by bits of a row's length, that these are of."""
         self._grain = self.top.cache.grain
         self._proposals = self._first_thought = self._plain_at = self._listened = 0
         self._kind = 0, 0, 0  # of the texts at their first proposal, see `AcceptanceTracker.kind`
@@ -146,13 +148,15 @@ class PlanController:
         chosen = "retrieval" in plan.tiers and self.view.setting.budget.open
         self.plan, self.name, self.budget = plan, str(plan), self.view.budget if chosen else None
         self._unlearnt, self._fresh = NOTHING, self._proposals > 1
-        self._together = min(TOGETHER, REMEMBERED // prod(plan.gammas))  # whose passes counters remember
+        drafted = prod(gamma for tier, gamma in zip(plan.tiers, plan.gammas, strict=False) if tier != "ngram")
+        self._together = min(TOGETHER, REMEMBERED // drafted)  # whose passes counters remember
 
     def enter(self, lengths: Sequence[int], temperature: float) -> None:
         """Note that rows joined or left: these lengths there are now. What they showed is to be concluded before."""
         self.beliefs.acceptance.enter(temperature)
-        if self.account.plain:  # else what rows of another number take would be won or lost
+        if before := self.account.plain:  # else what rows of another number take would be won or lost
             self.account.plain = self.costs.passes.seconds(FULL, 1, len(lengths), sum(lengths))
+            self.choice = replace(self.choice, rate=self.choice.rate * before / self.account.plain)
 
     @property
     def _alarmed(self) -> bool:
@@ -176,7 +180,8 @@ class PlanController:
         began, rows = self._clock(), live_B.nonzero()[0].tolist()
         self._listened += 1
         hits = self.beliefs.hindsight.update(prefix, rows[self._listened % len(rows)])
-        self._cadence.heard(hits, self._clock() - began, STRIDE * self.account.plain / len(rows))
+        rate = len(rows) * (self.choice.rate or self.plain)  # tokens per second of all rows
+        self._cadence.heard(hits, self._clock() - began, STRIDE / rate if rate else 0.0)
         if cause := Cause.LOSS if self._alarmed else self._cadence.cause:
             self.conclude(prefix)
             self.account.losses += cause is Cause.LOSS and self.account.headroom < 0
@@ -189,7 +194,7 @@ class PlanController:
         sparse = any(length > self.view.budget(length) for length in lengths)
         budgets: list[BudgetFactors] = budget_options(self.view, lengths) if sparse else [()]
         self.estimates = self.beliefs.estimates(lengths, self.account.caution, budgets)
-        self.account.plain = float(self.estimates.seconds_KW[FULL][0, 1])
+        self.account.plain, self.times = float(self.estimates.seconds_KW[FULL][0, 1]), dict(budgets[0])
         headroom = self.account.headroom
         self.found = candidates(self.estimates, "draft" in self.by_name, sparse, budgets, left, headroom)
         return best(self.found, self.choice.plan)

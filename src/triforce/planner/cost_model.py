@@ -21,6 +21,7 @@ import torch
 from triforce.backends import native_loader
 from triforce.planner.acceptance import AcceptanceHistory
 from triforce.planner.pass_costs import PassCosts, Seen
+from triforce.planner.planner_config import CONFIG
 from triforce.planner.searched_layers import Finding
 from triforce.planner.tier_work import TierWork
 from triforce.whole_file import whole_file
@@ -37,7 +38,8 @@ class CostModel:
 
     def __init__(self, path: Path | None = None, works: Mapping[str, TierWork] | None = None, level: str = "") -> None:
         self.path, self.passes = path, PassCosts(dict(works or {}), level)
-        self.acceptance, self.layers = AcceptanceHistory(), dict[str, Finding]()
+        self.acceptance = AcceptanceHistory(CONFIG.history_memory, CONFIG.history_limit)
+        self.layers: dict[str, Finding] = {}
         self.kinds: dict[tuple[int, int, int], Any] = {}
         """What the latest text of a kind leaves to the next one: choice, account and cadence of its controller."""
         with suppress(OSError, ValueError):  # all of it can be learnt again

@@ -17,7 +17,7 @@ def report(it: PlanController) -> PlanReport | None:
     for name, seconds_KW in it.estimates.seconds_KW.items():
         tier, (narrow, wide) = name.split()[0], (1000 * seconds_KW[0, [1, WIDE]]).tolist()
         longest = max(it.lengths)
-        factor = it.beliefs.view.times.get(longest.bit_length(), 1.0) if tier == "retrieval" else 1.0
+        factor = it.times.get(longest.bit_length(), 1.0) if tier == "retrieval" else 1.0
         mean, deviation = (None, 0.0) if tier == FULL else it.beliefs.acceptance.of(tier, longest, factor)
         if tier in it.by_name:
             passes, tokens = it.costs.passes.of(name).count, it.beliefs.acceptance.tokens(tier)
