@@ -61,10 +61,8 @@ class Beliefs:
         for tier, width, rows, took in passes:
             alike.setdefault((tier, width, rows), []).append(took + between)
         among, usual = bool({*plan.tiers} - {FULL, "ngram"}), 0.0
-        keys_of = {
-            FULL: sum(lengths),
-            "retrieval": sum(map(self.view.keys, lengths)),
-        }  # a draft's are its own
+        # Keys of all rows; a draft's window is part of what each of its passes reads.
+        keys_of = {FULL: sum(lengths), "retrieval": sum(map(self.view.keys, lengths))}
         for (tier, width, rows), some in alike.items():
             keys = rows * keys_of.get(tier, 0) / len(lengths)
             name = AMONG_MODELS if tier == FULL and among else tier
