@@ -66,9 +66,8 @@ def measure(options: Namespace) -> None:
         raise RequestError("--contexts, --tokens and --repeats must be at least 1")
     llm = setup.load(options)
     texts = setup.sources(llm, options.texts)
-    settings = {name: getattr(options, name) for name in FIXED[2:]}
-    settings |= {"model": llm.target.path.name, "modes": list(MODES)}
-    results = ResultsFile(options.json, about(options.command) | settings, FIXED)
+    settings = vars(options) | {"model": llm.target.path.name, "modes": list(MODES)}
+    results = ResultsFile(options.json, about(options.command) | {name: settings[name] for name in FIXED}, FIXED)
     print(f"{machine()}\n{HEAD}")
     with tempfile.TemporaryDirectory() as folder:
         kept = Prompts(llm, Path(folder), partial(Prefill, options.quiet))

@@ -11,7 +11,7 @@ from triforce.eval.tables import tokens
 
 Row = dict[str, Any]
 AUTO, PLAIN, CONTROL = "auto", "ar", "ar again"
-"""CONTROL: plain decoding once more, which differs from itself by chance."""
+"""Modes; the last one is plain decoding once more, a control: it differs from itself by chance."""
 LOST = 0.97
 """A cell is lost where the 95 % upper bound of the speedup lies below this; one turn gives no bound."""
 
