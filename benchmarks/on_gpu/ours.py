@@ -14,13 +14,11 @@ from typing import Any
 import torch
 
 from benchmarks.on_gpu.piece import Names, Piece, Row, Setup, speeds
-from triforce.backends.cuda import graphs
 from triforce.backends.decoder import Decoder
 from triforce.backends.kernel_api import pages_for
 from triforce.bench import shapes
-from triforce.bench.synthetic import Synthetic, fill, read
+from triforce.bench.synthetic import SyntheticDecoding, decode, fill, read, verified
 from triforce.bench.whole_passes import SparseView, one_pass
-from triforce.engine.sequence_batch import SequenceBatch
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import SharedKV
 from triforce.errors import CacheError, RequestError
@@ -35,6 +33,11 @@ the authors'. Ours are the shipped pair's at 16K and temperature 0.6, as measure
 six and .447 of two)."""
 
 TURNS = 3
+GUESSES = 6
+"""Tokens that are guessed for a verification, where nothing else is said."""
+
+PLAIN_STEPS = 8
+"""Steps of plain decoding that are counted with KV on the host: each takes as long as the KV on the bus."""
 
 
 def passes(setup: Setup, names: Names, context: int) -> Iterator[Piece]:
@@ -115,10 +118,10 @@ def _hosted_pass(setup: Setup, names: Names, context: int, width: int) -> Row:
     return {"seconds": took, "bytes": brought, "bus": bus, "fraction_of_limit": brought / bus / took, "speedup": None}
 
 
-def _offloading(setup: Setup, context: int) -> SpeculativeConfig:
+def _offloading(setup: Setup, context: int, speculative_tokens: int = GUESSES) -> SpeculativeConfig:
     """Return how to speculate with KV on the host."""
     offload = OffloadConfig.parse("host", setup.kv_memory, "auto")
-    return SpeculativeConfig(2, 6, retrieval=RetrievalConfig(_budget(context)), offload=offload)
+    return SpeculativeConfig(2, speculative_tokens, retrieval=RetrievalConfig(_budget(context)), offload=offload)
 
 
 def _budget(context: int) -> Budget:
@@ -145,59 +148,59 @@ def decodings(setup: Setup, names: Names, context: int, rows: int = 1) -> Iterat
         yield Piece(f"triforce, {rows} rows, {acceptance} acceptance", names[0], context, run, acceptance)
 
 
-def hosted_decodings(setup: Setup, names: Names, context: int) -> Iterator[Piece]:
-    """The same with KV on the host."""
+def hosted_decodings(setup: Setup, names: Names, context: int, speculative_tokens: int = GUESSES) -> Iterator[Piece]:
+    """The same with KV on the host, and so many tokens guessed for a verification."""
+    longer = f", {speculative_tokens} tokens" if speculative_tokens != GUESSES else ""
     for acceptance in RATES:
-        run = partial(_measure_hosted, setup, names, context, acceptance)
-        yield Piece(f"triforce, {acceptance} acceptance, offloaded", names[0], context, run, acceptance)
+        run = partial(_measure_hosted, setup, names, context, acceptance, speculative_tokens)
+        yield Piece(f"triforce, {acceptance} acceptance{longer}, offloaded", names[0], context, run, acceptance)
 
 
 def _measure(setup: Setup, names: Names, context: int, rows: int, acceptance: str) -> Row:
     """Seconds a token of each row; `fraction_of_limit`: of the memory's bandwidth, in plain decoding."""
     _require_room(setup, names[0], context, rows)
     models = setup.models(names, context)
-    setting = SpeculativeConfig(2, 6, retrieval=RetrievalConfig(_budget(context)))
-    runs: dict[str, list[float]] = {"ar": [], "triforce": []}
-    for _ in range(TURNS):
-        for mode, seconds in runs.items():
+    setting = SpeculativeConfig(2, GUESSES, retrieval=RetrievalConfig(_budget(context)))
+    runs: dict[str, list[SyntheticDecoding]] = {"ar": [], "triforce": []}
+    for turn in range(TURNS):
+        for mode, made in runs.items():
             batch = read(models, mode, setting, context, setup.tokens, rows)
-            seconds.append(timed(batch, RATES[acceptance] if mode == "triforce" else {}))
+            made.append(decode(batch, RATES[acceptance] if mode == "triforce" else {}, turn, setup.tokens))
             del batch  # its KV, before the next one's
             gc.collect()
-    found, least = speeds(*runs.values()), _bytes(models.target, rows * context) / setup.clock.bandwidth
+    found, least = _speeds(runs, rows), _bytes(models.target, rows * context) / setup.clock.bandwidth
     return found | {"fraction_of_limit": least / found["plain_seconds"]}
 
 
-def _measure_hosted(setup: Setup, names: Names, context: int, acceptance: str) -> Row:
+def _measure_hosted(setup: Setup, names: Names, context: int, acceptance: str, speculative_tokens: int) -> Row:
     """Seconds a token, all turns from one store; `fraction_of_limit`: of the bus, while TriForce verifies."""
     bus, models = setup.clock.bus, setup.models(names, context)
-    memory, rates = None, list[float]()
-    runs: dict[str, list[float]] = {"ar": [], "triforce": []}
-    for _ in range(TURNS):
-        for mode, seconds in runs.items():
-            batch = read(models, mode, _offloading(setup, context), context, setup.tokens, memory=memory)
+    setting, memory, rates = _offloading(setup, context, speculative_tokens), None, list[float]()
+    runs: dict[str, list[SyntheticDecoding]] = {"ar": [], "triforce": []}
+    for turn in range(TURNS):
+        for mode, made in runs.items():
+            tokens = setup.tokens if mode == "triforce" else min(setup.tokens, PLAIN_STEPS)
+            batch = read(models, mode, setting, context, tokens, memory=memory)
             memory = batch.top.cache
             assert isinstance(memory, FullView)
             kv = _require_offloaded(memory.pool)
             before = kv.bytes_read
-            seconds.append(timed(batch, RATES[acceptance] if mode == "triforce" else {}))
+            made.append(decode(batch, RATES[acceptance] if mode == "triforce" else {}, turn, tokens))
             if mode == "triforce":
                 rates.append((kv.bytes_read - before) / batch.stats(0)[-1].seconds)
             del batch
-    return speeds(*runs.values()) | {"fraction_of_limit": median(rates) / bus, "bus": bus}
+    return _speeds(runs) | {"fraction_of_limit": median(rates) / bus, "bus": bus}
 
 
-def timed(batch: SequenceBatch, kept: dict[str, float]) -> float:
-    """Seconds a token of each row, with so many guesses of each tier kept; of steps that captured no graph."""
-    batch.sampling = Synthetic(batch, kept)
-    steps: list[tuple[int, float, int]] = []
-    while not batch.done:
-        known, before = graphs.captured(), batch.decode_seconds
-        taken = sum(batch.step())
-        steps.append((graphs.captured() - known, batch.decode_seconds - before, taken))
-    steps = steps[1:] or steps  # the first compiles kernels
-    steps = [step for step in steps if not step[0]] or steps
-    return sum(seconds for _, seconds, _ in steps) * len(batch.sequences) / sum(taken for *_, taken in steps)
+def _speeds(runs: dict[str, list[SyntheticDecoding]], rows: int = 1) -> Row:
+    """Seconds a token of each row, and tokens a verification beside those to expect.
+
+    `expected_speedup` is what the speedup would be with as many tokens a verification as are to be expected.
+    """
+    plain, fast = ([turn.seconds * rows / turn.tokens for turn in turns] for turns in runs.values())
+    found, counts = speeds(plain, fast), verified(runs["triforce"])
+    luck = counts["tokens_per_verification"] / counts["expected_tokens_per_verification"]
+    return found | counts | {"expected_speedup": found["speedup"] / luck}
 
 
 def _require_room(setup: Setup, shape: str, context: int, rows: int) -> None:

@@ -7,21 +7,17 @@ guess is kept with a given probability. The texts mean nothing, so this lives in
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from triforce.backends.decoder import Decoder
+from triforce.backends.cuda import graphs
 from triforce.backends.kv_rows import rounded
-from triforce.bench import family_shapes, roofline, shapes
-from triforce.bench.model_work import ModelWork
-from triforce.bench.roofline import Roofline
-from triforce.bench.speed import Row, timing
+from triforce.bench.speed import Row
 from triforce.engine.modes import MODES
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
@@ -31,10 +27,8 @@ from triforce.engine.tier_builder import ModelSet
 from triforce.interface.sampling_params import SamplingParams
 from triforce.interface.stats import TierStats
 from triforce.kvcache import PAGE, FullView, PagePool
-from triforce.model.weights import Weights, nbytes
-from triforce.planner.cost_model import CostModel, kernel_level
-from triforce.planner.tier_work import TierWork
-from triforce.ragged import Bools, ints
+from triforce.planner.cost_model import CostModel
+from triforce.ragged import Bools, Ints, ints
 from triforce.speculation import Draft, SequenceState, Verification
 
 BLOCK = 4096
@@ -44,12 +38,16 @@ BLOCK = 4096
 class Synthetic:
     """A sampling whose guesses are kept with given probabilities: by whose they are, that of a tier or of none.
 
-    kept: shares of `retrieval` and of `draft`. What n-grams guess of random texts is never kept.
+    kept: shares of `retrieval` and of `draft`. What n-grams guess of random texts is never kept. seed: of the dice.
+    `expected` has the mean and the variance of the tokens that each verification of the full tier makes, all rows
+    together: a guess behind a rejected one is lost, so n guesses of probability p make 1 + p + ... + p^n tokens in the
+    mean.
     """
 
-    def __init__(self, batch: SequenceBatch, kept: Mapping[str, float]) -> None:
+    def __init__(self, batch: SequenceBatch, kept: Mapping[str, float], seed: int) -> None:
         self.real, self.rates = batch.sampling, [kept.get(tier.name, 0.0) for tier in batch.tiers]
-        self.dice = np.random.default_rng(1)
+        self.dice = np.random.default_rng(seed)
+        self.expected: list[tuple[float, float]] = []
 
     @property
     def coupling(self) -> Verification:
@@ -67,9 +65,11 @@ class Synthetic:
     def verify(self, guess: Draft, logits_BJV: Tensor, prefix: SequenceState, live_B: Bools, tier: int) -> Draft:
         step = self.real.verify(guess, logits_BJV, prefix, live_B, tier)
         B, K = guess.tokens_BK.shape
+        below = int(guess.origins_BK.max()) if K else 0  # that tier has drawn at least the last token that it proposes
+        if tier == len(self.rates) - 1:
+            self.expected.append(_expected(self.rates[below], guess.counts_B))
         if not K:
             return step
-        below = int(guess.origins_BK.max())  # that tier has drawn at least the last token of what it proposes
         fits_BK = self.dice.random((B, K)) < self.rates[below]
         fits_BK &= np.arange(K) < guess.counts_B[:, None]
         kept_B = fits_BK.cumprod(1).sum(1)
@@ -78,93 +78,79 @@ class Synthetic:
         return Draft(tokens_BJ, laws_BJV, np.full_like(tokens_BJ, tier), kept_B + 1)
 
 
-def rows(
-    shape: str,
-    contexts: Sequence[int],
-    kept: tuple[float, float],
-    setting: SpeculativeConfig,
-    tokens: int,
-    repeats: int,
-    kv_int8: bool = False,
-    layers: int | None = None,
-) -> Iterator[Row]:
-    """Plain decoding, and modes with and without a draft, if the shape has one.
+def _expected(rate: float, guesses_B: Ints) -> tuple[float, float]:
+    """Mean and variance of the tokens that a verification makes of so many guesses of each row."""
+    mean = variance = 0.0
+    for guesses in guesses_B.tolist():
+        powers = [rate**n for n in range(1, guesses + 1)]
+        kept = sum(powers)
+        mean += 1 + kept
+        variance += sum((2 * n - 1) * power for n, power in enumerate(powers, 1)) - kept**2
+    return mean, variance
 
-    kept: shares of guesses of the retrieval tier, and of the draft. kv_int8: of all rows but the first, which is plain
-    decoding over KV in bfloat16, and what speedups are over. layers: of the target; all of them if None.
+
+@dataclass(frozen=True)
+class SyntheticDecoding:
+    """Whole verifications of the full tier: their seconds, their tokens of all rows, and the tokens to expect of them.
+
+    Steps that captured a graph are left out, and so is the first one, whose seconds stand apart. tiers: statistics of
+    the first row, without its first step.
     """
-    longest = max(contexts) + 2 * tokens
-    config, weights = family_shapes.parts(shape, longest, kv_int8=kv_int8, layers=layers)
-    lower = Decoder(config, weights, setting.lower_bits) if setting.lower_bits else None
-    drafted, draft, works = f"{shape}-draft" in shapes.SHAPES, None, {"full": ModelWork(config, weights)}
-    if drafted:
-        parts = shapes.parts(f"{shape}-draft", longest, kv_int8=kv_int8)
-        draft, works["draft"] = Decoder(*parts, setting.lower_bits), ModelWork(*parts)
-    models = ModelSet(Decoder(config, weights), draft, lower)
-    shares = dict(zip(("retrieval", "draft"), kept, strict=True))
-    runs = [(mode, models) for mode in ("ar", "retrieval", *["triforce"] * drafted, "auto")]
-    if kv_int8:
-        runs.insert(0, ("ar", ModelSet(Decoder(replace(config, kv_int8=False), weights))))
-    for context in contexts:
-        seconds: list[list[float]] = [[] for _ in runs]
-        stats, costs = [list[TierStats]() for _ in runs], costs_of(models, weights, setting)
-        for _ in range(repeats):
-            for n, (mode, of_run) in enumerate(runs):
-                batch = read(of_run, mode, setting, context, tokens, costs=costs if mode == "auto" else None)
-                batch.sampling = Synthetic(batch, shares)
-                while not batch.done:
-                    batch.step()
-                seconds[n].append(batch.decode_seconds)
-                stats[n] = batch.stats(0)
-        roof = roofline.measure()
-        for (mode, of_run), times, tiers in zip(runs, seconds, stats, strict=True):
-            int8 = of_run.target.config.kv_int8
-            least = None if mode == "auto" else least_seconds(tiers, works, roof, context, int8, setting.lower_bits)
-            yield {
-                "mode": mode, "context": context, "batch": 1, "temperature": 0.6, "workload": "synthetic",
-                "kv_dtype": "int8" if int8 else "bfloat16", "layers": config.layers,
-                **timing(times, seconds[0], tokens),
-                "least_seconds": least, "prefill_tokens_per_second": None, "full_passes": tiers[-1].passes,
-                "acceptance": dict(shares) if mode != "ar" else {},
-            }  # fmt: skip
+
+    seconds: float
+    tokens: int
+    verifications: int
+    expected_tokens: float
+    deviation: float
+    first_seconds: float
+    tiers: list[TierStats]
+
+    @property
+    def luck(self) -> float:
+        """Tokens that were made beyond those expected, in standard deviations; 0 where nothing is left to chance."""
+        return (self.tokens - self.expected_tokens) / self.deviation if self.deviation else 0.0
 
 
-def least_seconds(
-    tiers: Sequence[TierStats],
-    works: Mapping[str, ModelWork],
-    roof: Roofline,
-    context: int,
-    int8: bool,
-    lower_bits: int = 0,
-) -> float:
-    """Seconds that the passes of a text take at least, those of a tier over as many tokens each as in the mean.
+def decode(batch: SequenceBatch, kept: Mapping[str, float], turn: int, tokens: int) -> SyntheticDecoding:
+    """Decode until at least so many tokens of each row are counted, and end behind a verification.
 
-    int8: whether the full tier's KV is. Sampling takes none.
+    batch: as `read` made it for as many tokens. kept: as for `Synthetic`, whose dice are those of the turn.
     """
-    full, least, proposed = works["full"], 0.0, 0
-    for tier in tiers:
-        work, keys = works.get(tier.name, full), min(tier.visible_tokens or context, context)
-        width = 1 + proposed / max(1, tier.passes)
-        if tier.name != "full" and lower_bits:
-            each = work.of_lower(width, keys, lower_bits)
-        else:
-            each = work.of(width, keys, replace(work.config, kv_int8=int8))
-        least, proposed = least + tier.passes * roof.least_seconds(each), tier.proposed
-    return least
+    batch.sampling = sampling = Synthetic(batch, kept, turn)
+    counted, made, seconds = list[int](), 0, 0.0
+    first_seconds, first_tiers = 0.0, list[TierStats]()
+    while made < tokens * len(batch.sequences) and not batch.done:
+        known, before, step = graphs.captured(), batch.decode_seconds, len(sampling.expected)
+        taken = sum(batch.step())
+        took, captures = batch.decode_seconds - before, graphs.captured() - known
+        if step == 0:
+            first_seconds, first_tiers = took, batch.stats(0)
+        elif not captures:
+            made, seconds = made + taken, seconds + took
+            counted.append(step)
+    expected = [sampling.expected[step] for step in counted]
+    mean, variance = (sum(each) for each in zip(*expected, strict=True))
+    tiers = [_behind(*both) for both in zip(first_tiers, batch.stats(0), strict=True)]
+    return SyntheticDecoding(seconds, made, len(counted), mean, variance**0.5, first_seconds, tiers)
 
 
-def costs_of(models: ModelSet, weights: Weights, setting: SpeculativeConfig) -> CostModel:
-    """Return what the planner knows before it has seen a pass of these models."""
-    target = models.target
-    matrices = [*weights.multiplied()]
-    size = sum(map(nbytes, matrices)) / sum(math.prod(matrix.shape) for matrix in matrices)
-    lower = setting.lower_bits / 8 if weights.has_numbers else 0
-    works = TierWork.of_target(
-        target.config, (size, lower or size), target.dtype.itemsize, setting.lower_bits > 0, target.unions
-    )
-    if models.draft:
-        works["draft"] = TierWork.of(models.draft.config, target.dtype.itemsize, target.dtype.itemsize, sequential=True)
-    return CostModel(None, works, kernel_level(target.device))
+def _behind(first: TierStats, last: TierStats) -> TierStats:
+    """Statistics of a tier from one time to a later one."""
+    counts = {
+        name: getattr(last, name) - getattr(first, name) for name in ("proposed", "accepted", "passes", "seconds")
+    }
+    return replace(last, **counts)
+
+
+def verified(turns: Sequence[SyntheticDecoding]) -> Row:
+    """Tokens a verification of several turns, those to expect, and how far apart chance puts them (one deviation)."""
+    count = sum(turn.verifications for turn in turns)
+    return {
+        "verifications": count,
+        "tokens_per_verification": sum(turn.tokens for turn in turns) / count,
+        "expected_tokens_per_verification": sum(turn.expected_tokens for turn in turns) / count,
+        "deviation": sum(turn.deviation**2 for turn in turns) ** 0.5 / count,
+    }
 
 
 def read(
@@ -179,9 +165,11 @@ def read(
 ) -> SequenceBatch:
     """A batch whose prompts of random tokens have been read, as far as its caches can tell: its KV is noise.
 
+    It has room for a first step, and then for verifications that make so many tokens and the rest of the last one.
     `memory`: that of an earlier such batch of one row, to be used again.
     """
-    params = SamplingParams(temperature=0.6, top_p=0.9, seed=1, max_tokens=tokens, ignore_eos=True)
+    most = tokens + 2 * setting.reach
+    params = SamplingParams(temperature=0.6, top_p=0.9, seed=1, max_tokens=most, ignore_eos=True)
     vocabulary = min(1000, models.target.config.vocab_size)
     prompt = torch.randint(vocabulary, (context,), generator=torch.Generator().manual_seed(2)).tolist()
     if memory:

@@ -137,7 +137,7 @@ def _require_sense(options: Namespace) -> None:
 
 
 def _synthetic(options: Namespace) -> int:
-    from triforce.bench import speed, synthetic
+    from triforce.bench import speed, synthetic_speed
     from triforce.bench.family_shapes import FAMILY_SHAPES
     from triforce.bench.shapes import SHAPES
     from triforce.engine.inputs import known
@@ -156,10 +156,10 @@ def _synthetic(options: Namespace) -> int:
     kept, int8, rows = tuple(options.synthetic), options.kv_dtype == "int8", []
     print(f"{machine()}\n{HEAD}")
     for shape in shapes:
-        for row in synthetic.rows(shape, contexts, kept, setting, options.tokens, repeats, int8, options.layers):
+        for row in synthetic_speed.rows(shape, contexts, kept, setting, options.tokens, repeats, int8, options.layers):
             rows.append({"shape": shape, "lower_tiers": options.lower_tiers} | row)
             best = f", {row['least_seconds'] / row['seconds']:.0%} of what can be" if row["least_seconds"] else ""
-            print(f"{line(row)}  {shape}, KV as {row['kv_dtype']}{best}", flush=True)
+            print(f"{line(row)}  {shape}, KV as {row['kv_dtype']}{best}; {counted(row)}", flush=True)
             write(options.json, about() | {"rows": rows})
     return 0
 
@@ -173,3 +173,9 @@ def line(row: Row) -> str:
         f"{(prefill and f'{prefill:,.0f}') or '-':>9} {row['tokens_per_second']:>9.1f} {row['speedup']:>8.2f} "
         f"{row['spread']:>7.2f} {row['full_passes'] / row['tokens']:>11.2f}  {shares}"
     )
+
+
+def counted(row: Row) -> str:
+    """Tokens a verification beside those to expect by the acceptance that was asked for."""
+    made, expected = row["tokens_per_verification"], row["expected_tokens_per_verification"]
+    return f"{made:.2f} tokens a verification, {expected:.2f} +- {row['deviation']:.2f} to expect"
