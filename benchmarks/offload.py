@@ -20,12 +20,13 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from time import perf_counter
 from typing import Any
 
 from benchmarks import study
 from triforce.backends.cpu.offload import NativeOffloadedKV
+from triforce.bench.speed import acceptance
 from triforce.cli.bench.setup import own_texts
 from triforce.cli.options import described, json_file, several
 from triforce.cli.sample_book import BOOK
@@ -41,10 +42,10 @@ ROUNDS = 3
 
 
 def generate(
-    llm: LLM, ids: list[int], tokens: int, mode: str, saved: Path, limit: float = 0.0
+    llm: LLM, ids: list[int], tokens: int, mode: str, saved: Path, seed: int, limit: float = 0.0
 ) -> tuple[RequestOutput, int]:
     """Return the answer, and the bytes that decoding read; `limit`: bytes a second that the store gives (0: all)."""
-    params = SamplingParams(temperature=0.6, top_p=0.9, seed=1, max_tokens=tokens, ignore_eos=True)
+    params = SamplingParams(temperature=0.6, top_p=0.9, seed=seed, max_tokens=tokens, ignore_eos=True)
     request = llm.request(ids, params, mode)
     texts, stores = llm.open(1, len(ids) + tokens), []
     memory = texts.core.store.pool.kv
@@ -84,9 +85,9 @@ def _read_through(name: str, size: int, block: int, threads: int) -> float:
 
 def streaming(ids: list[int], saved: Path, memory: str, tokens: int) -> Row:
     llm, files, streamed, seconds = LLM(kv_offload="file", kv_memory=memory), [], [], []
-    for _ in range(ROUNDS):  # in turns: a disk has its moods
+    for turn in range(ROUNDS):  # in turns: a disk has its moods
         files.append(sequential(_kv(llm, len(ids))))
-        output, read = generate(llm, ids, tokens, "ar", saved)
+        output, read = generate(llm, ids, tokens, "ar", saved, turn)
         streamed.append(read / output.decode_seconds)
         seconds.append(output.decode_seconds / tokens)
     return {
@@ -103,26 +104,30 @@ def _kv(llm: LLM, tokens: int) -> int:
 
 
 def bus(ids: list[int], saved: Path, options: Namespace, memory: int, kv_dtype: str, rate: float) -> Iterator[Row]:
-    """Plain decoding and TriForce in turns, from one store's limits; the speedup is taken turn by turn."""
+    """Plain decoding and TriForce in turns, from one store's limits; the speedup is taken turn by turn.
+
+    Each turn has a seed of its own, so that no single text decides; counts are those of the mean turn.
+    """
     gammas = {name: getattr(options, name) for name in ("draft_tokens", "speculative_tokens")}
     llm = LLM(kv_offload="host", kv_memory=memory, kv_dtype=kv_dtype, **gammas)
     runs: dict[str, list[tuple[RequestOutput, int]]] = {mode: [] for mode in ("ar", *options.modes)}
-    for _ in range(options.repeats):
+    for turn in range(options.repeats):
         for mode, outputs in runs.items():
-            outputs.append(generate(llm, ids, options.tokens, mode, saved, rate))
+            outputs.append(generate(llm, ids, options.tokens, mode, saved, turn, rate))
     plain = runs["ar"]
     for mode, outputs in runs.items():
-        first, read = outputs[0]
-        seconds = median(output.decode_seconds for output, _ in outputs)
+        texts, read = [output for output, _ in outputs], mean(read for _, read in outputs)
+        seconds = median(output.decode_seconds for output in texts)
         yield {
             "what": "bus", "mode": mode, "context": len(ids), "temperature": 0.6, "gb_per_second": rate / 1e9,
             "kv_dtype": llm.target.kv_dtype, "kv_bytes": _kv(llm, len(ids)), "kv_memory": memory, **gammas,
-            "tokens": options.tokens,
+            "tokens": options.tokens, "turns": len(texts),
             "seconds": seconds, "tokens_per_second": options.tokens / seconds,
             "speedup": median(p[0].decode_seconds / o[0].decode_seconds for p, o in zip(plain, outputs, strict=True)),
-            "full_passes": first.tiers[-1].passes, "bytes_read": read,
-            "acceptance": {tier.name: tier.acceptance for tier in first.tiers[:-1]},
-            "same_text_as_ar": first.outputs[0].token_ids == plain[0][0].outputs[0].token_ids,
+            **acceptance(texts), "bytes_read": read,
+            "same_text_as_ar": all(
+                p[0].outputs[0].token_ids == o.outputs[0].token_ids for p, o in zip(plain, texts, strict=True)
+            ),
         }  # fmt: skip
 
 

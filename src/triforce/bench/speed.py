@@ -130,7 +130,7 @@ def _row(
             [run.decode_seconds for run in mine], [run.decode_seconds for run in plain], mine[0].completion_tokens
         ),
         "prefill_tokens_per_second": prefill,
-        **_acceptance(mine),
+        **acceptance(mine),
         "repeated_8_grams": sum(map(repeated, made[0])) / len(made[0]),
         "same_text_as_ar": made == theirs,
     }
@@ -165,7 +165,7 @@ def upper(ratios: Sequence[float]) -> float | None:
     return exp(mean + student(count - 1, ONE_SIDED) * deviation / count**0.5)
 
 
-def _acceptance(runs: list[RequestOutput]) -> Row:
+def acceptance(runs: Sequence[RequestOutput]) -> Row:
     """Return shares of guesses kept over all turns, and passes of the full tier for one turn's texts."""
     kept: dict[str, list[int]] = {}
     for tier in (tier for run in runs for tier in run.tiers[:-1]):
