@@ -130,7 +130,7 @@ PAGES = {
     kernel_errors: "docs/results/kernels.md",
     gguf_types: "docs/design/backends.md",
     gpu_runs: "docs/gpu.md",
-    gpu_kernels: "docs/gpu.md",
+    gpu_kernels: "docs/contributing/gpu-kernels.md",
     docs_models.models: "docs/results/models.md",
 }
 """What makes each table, and its page; its file in docs/data/ has the same name."""
