@@ -1,6 +1,6 @@
 """Acceptance of n-gram lookup: by the length of a match, instead of the draft model and above it.
 
-    python -m benchmarks.lookup
+    python -m benchmarks.lookup --json benchmarks/results/lookup.json
 
 First the target's own texts, sampled after prompts from a book and from code: at each position the probability that the
 target gives to what followed the longest end of the text that occurred before, and the share of the draft's guesses
@@ -13,6 +13,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections import defaultdict
 from collections.abc import Iterator
+from statistics import mean
 
 import torch
 
@@ -21,7 +22,7 @@ from benchmarks.acceptance.teacher_forcing import Walk
 from benchmarks.acceptance.workloads import Span, Workload
 from triforce import LLM, SamplingParams
 from triforce.cli.bench.setup import own_texts
-from triforce.cli.options import coupling, described
+from triforce.cli.options import coupling, described, json_file
 from triforce.eval.agreement import overlap
 from triforce.eval.context import tokenizer_of
 from triforce.interface.outputs import RequestOutput
@@ -36,10 +37,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--context", type=int, default=4096, metavar="N", help=described("tokens of a prompt"))
     parser.add_argument("--tokens", type=int, default=256, metavar="N", help=described("new tokens"))
     coupling(parser)
+    json_file(parser)
 
 
 def measure(options: Namespace) -> None:
-    """Print both tables."""
+    """Print both tables, and write them."""
     llm = LLM(coupling=options.coupling)
     tried: dict[int, list[tuple[float, float]]] = defaultdict(list)
     passes: dict[tuple[float, str], list[tuple[int, int]]] = defaultdict(list)
@@ -51,14 +53,21 @@ def measure(options: Namespace) -> None:
                 passes[temperature, mode].append(kept_and_passes(output))
             for length, kept, drafted in by_length(llm, prompt, output.outputs[0].token_ids, params):
                 tried[length].append((kept, drafted))
-    print("| match | positions | lookup | draft |\n| --- | ---: | ---: | ---: |")
+    matches = []
     for length, pairs in sorted(tried.items()):
-        kept, drafted = (sum(column) / len(pairs) for column in zip(*pairs, strict=True))
-        print(f"| from {length} | {len(pairs)} | {kept:.3f} | {drafted:.3f} |")
+        of_lookup, of_draft = (mean(column) for column in zip(*pairs, strict=True))
+        matches.append({"match": length, "positions": len(pairs), "lookup": of_lookup, "draft": of_draft})
+    kept = [
+        {"temperature": temperature, "mode": mode, "kept": sum(a for a, _ in counts) / sum(n for _, n in counts)}
+        for (temperature, mode), counts in passes.items()
+    ]
+    print("| match | positions | lookup | draft |\n| --- | ---: | ---: | ---: |")
+    for row in matches:
+        print(f"| from {row['match']} | {row['positions']} | {row['lookup']:.3f} | {row['draft']:.3f} |")
     print("\n| temperature | mode | guesses kept per pass of the retrieval tier |\n| --- | --- | ---: |")
-    for (temperature, mode), counts in passes.items():
-        accepted, count = map(sum, zip(*counts, strict=True))
-        print(f"| {temperature} | {mode} | {accepted / count:.3f} |")
+    for row in kept:
+        print(f"| {row['temperature']} | {row['mode']} | {row['kept']:.3f} |")
+    study.write(options, {"context": options.context, "matches": matches, "rows": kept})
 
 
 def prompts(llm: LLM, context: int) -> Iterator[list[int]]:

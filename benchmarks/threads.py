@@ -1,28 +1,32 @@
 """What threads cost: a section without work, a pass with one and with all, and passes where others want the CPUs.
 
-    python -m benchmarks.threads
+    python -m benchmarks.threads --json benchmarks/results/threads.json
 
 Ratios are of medians of the same run; on a machine that does something else they say nothing.
 """
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import sys
-from collections.abc import Callable, Sequence
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
 from functools import partial
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 import torch
 
+from benchmarks import study
 from triforce.backends import native_loader
 from triforce.backends.kernel_api import pages_for
 from triforce.bench.synthetic import fill
 from triforce.bench.whole_passes import Model, one_pass
+from triforce.cli.options import described, json_file
+from triforce.errors import RequestError
 from triforce.kvcache import FullView, PagePool
 
 SHAPES = ("thin32", "30m")
@@ -51,7 +55,7 @@ def section(threads: int) -> float:
     return timed(alone, 0.2) - inline
 
 
-def measure(shape: str, threads: int, seconds: float, barrier: Barrier, times: Queue[float]) -> None:
+def run_passes(shape: str, threads: int, seconds: float, barrier: Barrier, times: Queue[float]) -> None:
     """Median seconds of a pass of one token, from when all processes are ready."""
     native_loader.use_threads(threads)
     torch.set_num_threads(1)
@@ -71,7 +75,9 @@ def passes(shape: str, threads: int, seconds: float, processes: int = 1) -> floa
     """The slowest median of so many processes at once."""
     context = multiprocessing.get_context("spawn")
     barrier, times = context.Barrier(processes), context.Queue()
-    each = [context.Process(target=measure, args=(shape, threads, seconds, barrier, times)) for _ in range(processes)]
+    each = [
+        context.Process(target=run_passes, args=(shape, threads, seconds, barrier, times)) for _ in range(processes)
+    ]
     for process in each:
         process.start()
     slowest: float = max(times.get() for _ in each)
@@ -80,23 +86,44 @@ def passes(shape: str, threads: int, seconds: float, processes: int = 1) -> floa
     return slowest
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.threads", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
-    seconds = parser.parse_args(arguments).seconds
-    if not native_loader.native:
-        sys.exit(f"there are no native kernels to measure: {native_loader.missing or native_loader.wanted}")
-    cpus = native_loader.usable_cpus()
-    print(f"{cpus} CPUs; a section without work: {1e6 * section(cpus):.2f} us")
-    for shape in SHAPES:
-        one, all_, more = (passes(shape, count, seconds) for count in (1, cpus, 2 * cpus))
-        two = passes(shape, cpus, seconds, processes=2)
-        serial = (all_ / one - 1 / cpus) / (1 - 1 / cpus) if cpus > 1 else 1.0
-        print(
-            f"{shape}: a pass {1e3 * one:.2f} ms with 1 thread, {1e3 * all_:.2f} with {cpus} (as if {serial:.0%} were "
-            f"serial); of that {more / all_:.2f} with {2 * cpus}, {two / all_:.2f} in each of two processes"
-        )
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--seconds", type=float, default=2.0, metavar="S", help=described("seconds of a measurement"))
+    json_file(parser)
 
+
+def measure(options: Namespace) -> None:
+    """Print a line for each shape. Raises RequestError without native kernels."""
+    if not native_loader.native:
+        raise RequestError(f"there are no native kernels to measure: {native_loader.missing or native_loader.wanted}")
+    cpus, rows = native_loader.usable_cpus(), list[dict[str, Any]]()
+    empty_section = section(cpus)
+    print(f"{cpus} CPUs; a section without work: {1e6 * empty_section:.2f} us")
+    for shape in SHAPES:
+        row = measured(shape, cpus, options.seconds)
+        rows.append(row)
+        print(
+            f"{shape}: a pass {1e3 * row['one_thread_seconds']:.2f} ms with 1 thread, {1e3 * row['seconds']:.2f} with "
+            f"{cpus} (as if {row['serial']:.0%} were serial); of that {row['twice_the_threads']:.2f} with {2 * cpus}, "
+            f"{row['two_processes']:.2f} in each of two processes"
+        )
+    study.write(options, {"threads": cpus, "section_seconds": empty_section, "context": CONTEXT, "rows": rows})
+
+
+def measured(shape: str, cpus: int, seconds: float) -> dict[str, Any]:
+    """Seconds of a pass with one thread and with all, and, over the latter, with twice as many and beside another."""
+    one, all_, more = (passes(shape, count, seconds) for count in (1, cpus, 2 * cpus))
+    two = passes(shape, cpus, seconds, processes=2)
+    return {
+        "shape": shape,
+        "one_thread_seconds": one,
+        "seconds": all_,
+        "serial": (all_ / one - 1 / cpus) / (1 - 1 / cpus) if cpus > 1 else 1.0,
+        "twice_the_threads": more / all_,
+        "two_processes": two / all_,
+    }
+
+
+main = study.command("threads", __doc__, add_arguments, measure)
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,30 +1,46 @@
-"""The table of regret: python -m tests.helpers.planning [WORD OF A WORLD'S NAME]. All traces, some minutes."""
+"""The table of regret: python -m tests.helpers.planning [WORD OF A WORLD'S NAME] [--json FILE]. Some minutes."""
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import Sequence
 from statistics import mean
+from typing import Any
 
 from tests.helpers.planning.regret import LENGTHS, Cell, cells
 from tests.helpers.planning.traces import traces
 from tests.helpers.planning.worlds import worlds
+from triforce.cli.bench.report import about, write
+from triforce.cli.options import json_file
+
+
+def rows(found: Sequence[Cell]) -> list[dict[str, Any]]:
+    """Of texts of each length: the least part of plain decoding, the mean and the least part of the best fixed plan.
+
+    The last one is of texts in which something pays.
+    """
+    made = []
+    for length in LENGTHS:
+        some = [cell for cell in found if cell.length == length]
+        best, paying = mean(cell.best for cell in some), [cell.best for cell in some if cell.pays]
+        row = {"tokens": length, "texts": len(some), "least_of_plain": min(cell.plain for cell in some)}
+        made.append(row | {"mean_of_best": best, "least_where_it_pays": min(paying, default=1.0)})
+    return made
 
 
 def summary(found: Sequence[Cell]) -> str:
-    """One line of a table for each length: the least part of plain decoding, the mean part of the best fixed plan."""
-    parts = []
-    for length in LENGTHS:
-        some = [cell for cell in found if cell.length == length]
-        paying = [cell.best for cell in some if cell.pays]
-        least, worst = min(cell.plain for cell in some), min(paying, default=1.0)
-        parts.append(f"{least:5.2f} {mean(cell.best for cell in some):5.2f} {worst:5.2f}")
-    return " | ".join(parts)
+    """The same in one line."""
+    names = "least_of_plain", "mean_of_best", "least_where_it_pays"
+    return " | ".join(" ".join(f"{row[name]:5.2f}" for name in names) for row in rows(found))
 
 
-def main(word: str) -> None:
+def main() -> None:
     """Print the table of each world, and of all together."""
-    found: list[Cell] = []
+    parser = argparse.ArgumentParser(prog="python -m tests.helpers.planning", description=__doc__)
+    parser.add_argument("word", nargs="?", default="", help="worlds with this in their names (default: all)")
+    json_file(parser)
+    options = parser.parse_args()
+    word, found = options.word, list[Cell]()
     if not (chosen := [world for world in worlds() if word in world.name]):
         raise SystemExit(f"no world has {word!r} in its name; there are {', '.join(world.name for world in worlds())}")
     print(f"{'by length: least/plain, mean/best, worst/best where it pays 1.3x':70} {'64':17} | {'256':17} | 1024")
@@ -37,7 +53,9 @@ def main(word: str) -> None:
             print(f"{world.name:25} {name:44} {rates}  {own[-1].plan}", flush=True)
         print(f"{world.name:70} {summary(some)}", flush=True)
     print(f"{'all':70} {summary(found)}")
+    command = f"{parser.prog} {word}".rstrip()
+    write(options.json, about(command) | {"worlds": [world.name for world in chosen], "rows": rows(found)})
 
 
 if __name__ == "__main__":
-    main(" ".join(sys.argv[1:]))
+    main()
