@@ -32,7 +32,8 @@ HEAD = """# Benchmarks
 
 Made by `python -m benchmarks.page` from the rows in `benchmarks/results`, do not edit. Speedups are ratios of one
 process, of turns that took place one after another; their spread is the range of the middle half of the turns. Absolute
-figures are those of one shared machine and good for little else. Losses are listed like gains."""
+figures are those of one shared machine and good for little else. Losses are listed like gains. Commits and benches
+behind the commands: [where a figure comes from](../contributing/measuring.md#where-a-figure-comes-from)."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -135,7 +136,7 @@ def _synthetic(rows: Sequence[Report]) -> list[Table]:
 
 
 def _source(report: Report) -> str:
-    return f"`{report['command']}`, on {report['machine']}."
+    return f"`{report['command']}`, on {report['machine']}.{study.origin(report)}"
 
 
 SECTIONS: dict[str, tuple[str, str, Callable[[Report], str]]] = {

@@ -1,4 +1,5 @@
-"""The command line of a study: arguments as `triforce` reads them, its exit codes, and the file of its figures."""
+"""The command line of a study: arguments as `triforce` reads them, its exit codes, the file of its figures, and where
+those come from."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from triforce.bench import provenance
 from triforce.cli import exit_code
 from triforce.cli.arguments import Parser
 from triforce.cli.bench import report
@@ -31,6 +33,7 @@ def command(name: str, about: str | None, add: Add, measure: Measure) -> Callabl
 
     def measured(options: argparse.Namespace) -> int:
         require_writable(getattr(options, "json", None))
+        provenance.commit()  # before anything is measured: others may commit meanwhile
         return measure(options) or 0
 
     return main
@@ -49,3 +52,15 @@ def parse(name: str, about: str | None, add: Add, arguments: Sequence[str] | Non
 def write(options: argparse.Namespace, figures: dict[str, Any]) -> None:
     """Write figures, and where they come from, to the file that --json names, if any."""
     report.write(options.json, report.about(options.command) | figures)
+
+
+def origin(report: dict[str, Any]) -> str:
+    """Return in a sentence which commit and bench figures are of, or what recorded them before that was written.
+
+    It goes behind another one, and is nothing where nothing is known.
+    """
+    names = [name for name in ("commit", "level", "bench", "recorded_in") if report.get(name) is not None]
+    words = [f"{name.replace('_', ' ')} {report[name]}".replace("bench old bench", "old bench") for name in names]
+    others = [row[name] for row in report.get("rows", ()) for name in ("commit", "recorded_in") if row.get(name)]
+    told = ", ".join([*words, *([f"some rows in {', '.join(dict.fromkeys(others))}"] if others else [])])
+    return told and f" {told[0].upper()}{told[1:]}."

@@ -1,7 +1,8 @@
 """Digests of the texts of every mode, coupling and dtype: python scripts/digests.py [TRIFORCE] > FILE.
 
-TRIFORCE is the command of the version to ask, this environment's by default. Two versions of one machine give equal
-files, or a change was no mere change of names. `auto` is left out where its texts depend on the clock.
+TRIFORCE is the command of the version to ask, this environment's by default; of which commit another one is, is not
+known. Two versions of one machine give equal digests, or a change was no mere change of names. `auto` is left out where
+its texts depend on the clock.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from hashlib import sha256
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
+
+from triforce.cli.bench.report import about
 
 COMMAND = sys.argv[1] if len(sys.argv) > 1 else str(Path(sys.executable).parent / "triforce")
 PROMPT = "".join((Path(__file__).parents[1] / "LICENSE").read_text().split("\n\n")) * 2
@@ -39,7 +42,7 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         prompt = Path(folder) / "prompt"
         prompt.write_text(PROMPT)
-        found = {}
+        found = about("python scripts/digests.py") | ({"commit": None} if len(sys.argv) > 1 else {})
         for mode, coupling, dtype, temperature in product(MODES, COUPLINGS, DTYPES, TEMPERATURES):
             if mode != "auto" or coupling == "seeded":
                 options = ["--coupling", coupling, "--dtype", dtype, "--temperature", temperature]

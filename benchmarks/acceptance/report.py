@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from benchmarks import study
 from benchmarks.acceptance.measure import SELECTIONS, Case, Row
 from triforce.eval import Table
 
@@ -78,7 +79,7 @@ Made from the rows in `benchmarks/results/acceptance.json`, do not edit:
 
     {report["command"]}
 
-Model: {report["model"]}. Machine: {report["machine"]}; {report["seconds"]:.0f} s.
+Model: {report["model"]}. Machine: {report["machine"]}; {report["seconds"]:.0f} s.{study.origin(report)}
 
 How much of what one view proposes the next one keeps, where the text is given (teacher forcing). Each verification
 scores {report["width"]} positions: the retrieval view scores them, then the exact view, whose attention the next

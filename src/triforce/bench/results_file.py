@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from triforce.bench.provenance import FIELDS
 from triforce.errors import RequestError
 from triforce.whole_file import whole_file
 
@@ -25,8 +26,9 @@ def dumps(report: dict[str, Any]) -> str:
 class ResultsFile:
     """`about` is what the rows have in common; `fixed` are those parts of it that must be as before to go on.
 
-    A report that has a value called `verdict` is whole, and is begun anew. Raises RequestError where the file has rows
-    of something else, or is none of ours.
+    Rows that were measured with another commit, machine or level than what follows say so themselves. A report that has
+    a value called `verdict` is whole, and is begun anew. Raises RequestError where the file has rows of something else,
+    or is none of ours.
     """
 
     def __init__(
@@ -50,7 +52,9 @@ class ResultsFile:
             raise RequestError(
                 f"{path} was measured otherwise ({', '.join(changed)}); name another file, or remove it to begin again"
             )
-        return list(rows)
+        source = {name: report.get(name) for name in FIELDS if report.get(name) != self.about.get(name)}
+        source |= {"recorded_in": report["recorded_in"]} if "recorded_in" in report else {}
+        return [row | source | row for row in rows]
 
     @property
     def cells(self) -> set[str]:

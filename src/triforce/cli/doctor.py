@@ -31,7 +31,7 @@ def run(options: Namespace) -> int:
     passed = True
     for n, check in enumerate([processor, *Checkup(device, own_texts()[BOOK]).checks()], 1):
         passed = _passes(n, check, report["checks"])
-        report |= about() if passed else {}
+        report |= about(device=device) if passed else {}
         write(options.out, report)
         if not passed:
             print(f"stopped there; report {options.out}, and what this says: {check.advice}")

@@ -54,7 +54,7 @@ def run(options: Namespace, model: GGUFModel, pythons: Mapping[str, str], work: 
         for row in measured:
             found.append(row)
             print(line(row), flush=True)
-        results.add([row for row in found if row not in results.rows])
+        results.add([row for row in found if not any(row.items() <= kept.items() for kept in results.rows)])
     found = results.rows
     write(options.json, head | {"summary": summary(found), "rows": found})
     show(tables(found))

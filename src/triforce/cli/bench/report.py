@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import platform
 import sys
 from collections.abc import Iterable
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from triforce.bench.provenance import machine, measured, provenance
+
 if TYPE_CHECKING:
-    from triforce.bench.roofline import Roofline
+    import torch
+
     from triforce.eval import Table
 
+__all__ = ["about", "machine", "measured", "show", "write"]
 
-def about(command: str | None = None) -> dict[str, Any]:
-    """Return `machine` and `command`, the source of figures; the command is that of this process if None."""
-    return {"machine": machine(), "command": command or "triforce " + " ".join(sys.argv[1:])}
+
+def about(command: str | None = None, device: torch.device | None = None) -> dict[str, Any]:
+    """Return the command of figures, that of this process if None, and what they were measured on and with."""
+    return {"command": command or "triforce " + " ".join(sys.argv[1:])} | provenance(device)
 
 
 def write(file: str | None, report: dict[str, Any]) -> None:
@@ -48,33 +51,3 @@ def _rich(table: Table) -> bool:
         made.add_row(*map(escape, row))
     Console().print(made)
     return True
-
-
-@cache
-def machine() -> str:
-    """Describe this machine: processor, cores, level of the kernels, torch, and what it reads and computes a second."""
-    import torch
-
-    from triforce.backends import native_loader
-
-    model = next((line.split(":")[1].strip() for line in _cpuinfo() if line.startswith("model name")), "")
-    level = native_loader.native.level() if native_loader.native else "torch"
-    return (
-        f"{model or platform.machine()}, {native_loader.usable_cpus()} cores, kernels {level}, "
-        f"torch {torch.__version__}, {measured()}"
-    )
-
-
-@cache
-def measured() -> Roofline:
-    """Return what this machine reads and computes a second, measured once."""
-    from triforce.bench import roofline
-
-    return roofline.measure()
-
-
-def _cpuinfo() -> list[str]:
-    try:
-        return Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return []

@@ -1,0 +1,165 @@
+"""Rules of a file of results: each row says where it comes from, and says of it what the history of the file does.
+
+(a) A row has machine, level, commit and version of the bench, by itself or by the head of its file. Rows from before
+this was a rule have the commit that recorded them, or the one that they were measured at, as the history has them.
+(b) The commit led to the one that recorded the row, and has the bench.
+(c) A measured number stands under one commit, in the file and in earlier versions of it. Where an earlier version was
+wrong, the row says so.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.helpers.recorded_files import History
+from triforce.bench.provenance import FIELDS
+
+LAST_WITHOUT = "3b483a83"
+"""The last commit before this was a rule."""
+
+LABELS = frozenset({*FIELDS, "command", "recorded_in", "mended", "corrected"})
+OLD = "old bench"
+DIGITS = 8
+"""Digits that two measurements do not share by chance."""
+
+VERSION_AT = "src/triforce/bench/provenance.py"
+MODULES = (
+    (r"\bbenchmarks\.(\w+)", ("benchmarks/{}.py", "benchmarks/{}/__main__.py")),
+    (r"\btriforce bench (\w+)", ("src/triforce/cli/bench/{}.py",)),
+    (r"\btriforce (\w+)", ("src/triforce/cli/{}.py",)),
+    (r"\bpython (scripts/\w+\.py)", ("{}",)),
+)
+"""Files of a command, by what is written of it."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of results, with what the head of its file says of it."""
+
+    labels: Mapping[str, Any]
+    content: str
+    measured: frozenset[float]
+    name: str
+
+    def stands(self, rows: list[Row]) -> list[Row]:
+        """Return rows with the same measured numbers, or where none was measured, with the same content."""
+        if self.measured:
+            return [row for row in rows if self.measured <= row.measured]
+        return [row for row in rows if self.content == row.content]
+
+
+def rows(report: Any, head: Mapping[str, Any] | None = None) -> list[Row]:
+    """Return the rows of a file: lists of them, below a head or not; a report without any is a row itself."""
+    if isinstance(report, list):
+        return [_row(row, head or {}) for row in report]
+    head, found = {**(head or {}), **_labels(report)}, list[Row]()
+    for value in report.values():
+        if _are_rows(value) or (isinstance(value, dict) and "rows" in value):
+            found += rows(value, head)
+    return found or [_row(report, {})]
+
+
+def _are_rows(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(each, dict) for each in value)
+
+
+def _labels(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name in LABELS}
+
+
+def _row(row: dict[str, Any], head: Mapping[str, Any]) -> Row:
+    content = json.dumps({name: value for name, value in row.items() if name not in LABELS}, sort_keys=True)
+    measured = frozenset() if row.get("what") == "computed" else frozenset(_measured(row, ""))
+    return Row({**head, **_labels(row)}, content, measured, str(row.get("what") or content[:80]))
+
+
+def _measured(value: Any, name: str) -> Iterator[float]:
+    """Yield seconds, and what is made a second, if they have all of their digits."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from _measured(each, f"{name} {key}")
+    elif isinstance(value, list):
+        for each in value:
+            yield from _measured(each, name)
+    elif isinstance(value, float) and "second" in name and "least" not in name and _digits(value) >= DIGITS:
+        yield value
+
+
+def _digits(value: float) -> int:
+    return len(re.sub(r"e.*|\D", "", repr(value)).strip("0"))
+
+
+@dataclass
+class RecordedFile:
+    """A file of results and its earlier versions by their commits, the first one first."""
+
+    report: Any
+    earlier: Mapping[str, Any]
+    history: History
+    _versions: dict[str, list[Row]] = field(init=False)
+    _places: dict[float, list[tuple[str, str]]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._versions = {commit: rows(report) for commit, report in self.earlier.items()}
+        self._places = {}
+        for version, found in (*self._versions.items(), ("", rows(self.report))):
+            for row in found:
+                for number in row.measured if row.labels.get("commit") else ():
+                    self._places.setdefault(number, []).append((version, row.labels["commit"]))
+
+    def faults(self) -> list[str]:
+        """Return what is wrong with each row, nothing if all is well."""
+        found = list[str]()
+        for row in rows(self.report):
+            told = "(a)", self._unlabelled(row)
+            told_of_commit = "(b)", self._impossible(row) if row.labels.get("commit") else ""
+            found += [f"{rule} {row.name}: {why}" for rule, why in (told, told_of_commit) if why]
+            if why := next(filter(None, (self._contradicted(row, number) for number in sorted(row.measured))), ""):
+                found.append(f"(c) {row.name}: {why}")
+        return found
+
+    def _unlabelled(self, row: Row) -> str:
+        before, recorded = self.history.before(LAST_WITHOUT), row.labels.get("recorded_in")
+        if recorded is not None:
+            stands = recorded in before and row.stands(self._versions.get(recorded, []))
+            return "" if stands else f"it does not stand in the file of {recorded}, or that is not from before the rule"
+        missing = [name for name in FIELDS if row.labels.get(name) is None]
+        if not missing and row.labels["bench"] != OLD:
+            return ""
+        old = [each for commit, found in self._versions.items() if commit in before for each in row.stands(found)]
+        if row.labels.get("commit") and row.labels["commit"] in {each.labels.get("commit") for each in old}:
+            return ""
+        return f"it has no {', '.join(missing)}" if missing else f"no {OLD} made it: it is not from before the rule"
+
+    def _impossible(self, row: Row) -> str:
+        label, bench = row.labels["commit"], row.labels.get("bench")
+        commit, command = label.removesuffix("+"), str(row.labels.get("command"))
+        recorder = next((commit for commit, found in self._versions.items() if row.stands(found)), self.history.head)
+        if commit not in self.history.before(recorder):
+            return f"{commit} did not lead to {recorder}, which recorded it"
+        modules = [
+            path.format(found[1]) for key, paths in MODULES if (found := re.search(key, command)) for path in paths
+        ]
+        if label != commit or (bench == OLD and not modules):
+            return ""
+        if all(self.history.text(commit, module) is None for module in modules):
+            return f"{commit} lacks the bench of `{command}`"
+        if isinstance(bench, int):
+            version = re.search(r"^VERSION\b.*= (\d+)$", self.history.text(commit, VERSION_AT) or "", re.MULTILINE)
+            if version is None or int(version[1]) != bench:
+                return f"{commit} lacks version {bench} of the benches"
+        return ""
+
+    def _contradicted(self, row: Row, number: float) -> str:
+        """Return under which other commit a number stands: the first one is right, and others are told of."""
+        places, label = self._places.get(number, []), row.labels.get("commit")
+        if places and places[0][1] != label:
+            return f"{number} stood first under {places[0][1]}, not {label}"
+        for version, other in places:
+            if version and other != label and f"{version} had it under {other}" not in row.labels.get("mended", ""):
+                return f"{number} stands under {other} in {version}"
+        return ""
