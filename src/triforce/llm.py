@@ -106,8 +106,9 @@ class LLM:
         self.sampling_defaults = self.target.files.sampling_defaults()
         """Values of `SamplingParams` that the model's makers advise."""
         self._eos = frozenset(self.tokenizer.eos_ids if self.tokenizer else self.target.files.eos_ids())
-        settings = [] if kv_offload == "none" else [kv_offload, str(kv_memory), str(kv_resident_layers)]
-        self.runner = RequestRunner(pair, self.speculation, self.coupling, pair.cost_model(lower_tiers, settings), disk)
+        profile = pair.profile(self.speculation)
+        self.break_even = profile.break_even  # tells from which context on speculation pays, by what is known by then
+        self.runner = RequestRunner(pair, self.speculation, self.coupling, pair.cost_model(profile), disk)
         ranks.barrier()
         compare(ranks, "models, settings or kernels", (*pair.facts, self.speculation, self.coupling, self.mode))
 
@@ -134,10 +135,8 @@ class LLM:
         """
         several = one_or_many(prompts)
         wanted = params_of_each(params, len(several))
-        requests = [
-            self.request(prompt, each or self.sampling_params(), mode)
-            for prompt, each in zip(several, wanted, strict=True)
-        ]
+        params = [each or self.sampling_params() for each in wanted]
+        requests = [self.request(prompt, each, mode) for prompt, each in zip(several, params, strict=True)]
         events = self.runner.run(requests, on_prefill, save_cache, load_cache)
         outputs = {request: event for request, event in events if isinstance(event, RequestOutput)}
         return [outputs[request] for request in requests]

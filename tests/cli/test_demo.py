@@ -64,8 +64,9 @@ def test_demo_asks_real_model_in_two_modes(found: type[Recorder], capsys: pytest
     assert [(params.temperature, params.ignore_eos) for *_, params in found.asked] == [(0, False)] * 2 + [
         (0.8, False)
     ] * 2
-    for told in ("135M parameters: often wrong", QUESTION, "10.0 tokens/s", "1.00 times as fast"):
+    for told in ("135M parameters: often wrong", QUESTION, "10.0 tokens/s", "1.00 times as fast\n"):
         assert told in out
+    assert "Speculation pays from 4,096 tokens on.\nIn all" in out
     assert out.count("texts       identical") == 2 and not err
 
 
@@ -83,6 +84,14 @@ def test_demo_says_what_is_loading(
 def test_demo_texts_that_differ_are_code_one(found: type[Recorder], capsys: pytest.CaptureFixture[str]) -> None:
     found.fast = "hallo"
     assert main(["demo"]) == 1 and capsys.readouterr().out.count("NOT IDENTICAL") == 2
+
+
+def test_demo_loop_is_told_beside_the_ratio(found: type[Recorder], capsys: pytest.CaptureFixture[str]) -> None:
+    """Whichever of the two texts it is in."""
+    found.fast = "the ship's name " * 8
+    assert main(["demo"]) == 1
+    told = "1.00 times as fast: the text repeats itself (87% of its 8-grams), so this ratio says little\n"
+    assert capsys.readouterr().out.count(told) == 2
 
 
 def test_demo_without_file_shows_pair(model: type[Recorder], capsys: pytest.CaptureFixture[str]) -> None:

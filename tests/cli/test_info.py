@@ -20,10 +20,12 @@ from triforce.checkpoint.hub import FINETUNE
 from triforce.cli import main
 from triforce.cli.bench import report
 from triforce.cli.bench.report import about
-from triforce.cli.info import balance_of, size
+from triforce.cli.info import size
+from triforce.cli.machine_rates import measure_balances
 from triforce.engine.model_loader import load
 from triforce.kvcache.feature_memory import FeatureMemory
 from triforce.kvcache.window_pages import most_pages
+from triforce.planner.machine_balance import balance_of
 from triforce.planner.tier_work import BALANCES
 
 
@@ -164,7 +166,8 @@ def test_info_says_from_where_on_speculation_should_pay(
 
     family, changes, here, said = SAID[name]
     getattr(transformers, f"{family}Config")(**SHAPE | changes).save_pretrained(tmp_path)
-    monkeypatch.setattr("triforce.cli.info.measured", lambda: here)
+    monkeypatch.setattr("triforce.cli.machine_rates.measured", lambda: here)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert main(["info", str(tmp_path), "--dtype", "bfloat16", "--device", "cpu"]) == 0
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert lines["speculation"].startswith(said)
@@ -173,15 +176,18 @@ def test_info_says_from_where_on_speculation_should_pay(
     assert "(measured here)" in lines["taken"] and " of KV at 16,384 tokens" in lines["a"]
 
 
-def test_balance_is_that_of_the_numbers_that_are_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_balance_is_that_of_the_numbers_that_are_multiplied(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Attention over int8 KV has scores of bytes, and weights of 16 bits."""
     config, cpu = LLAMA_8B, torch.device("cpu")
-    monkeypatch.setattr("triforce.cli.info.measured", lambda: HERE)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("triforce.cli.machine_rates.measured", lambda: HERE)
+    measure_balances()
     assert balance_of(False, config, torch.float32, cpu)[0] == pytest.approx((10, 10))
     assert balance_of(True, config, torch.bfloat16, cpu)[0] == pytest.approx((30, 20))
     assert balance_of(True, replace(config, kv_int8=True), torch.bfloat16, cpu)[0] == pytest.approx((30, 40))
     usual = [balance_of(False, config, torch.float16, torch.device(name)) for name in ("cpu", "cuda")]
-    monkeypatch.setattr("triforce.cli.info.measured", lambda: Roofline(1e10, {}))
+    monkeypatch.setattr("triforce.cli.machine_rates.measured", lambda: Roofline(1e10, {}))
+    measure_balances()
     usual.append(balance_of(False, config, torch.float32, cpu))
     assert {known for _, known in usual} == {"as usual, not measured"}
     assert usual[0] == usual[2] and usual[1][0].weights == BALANCES[-1]

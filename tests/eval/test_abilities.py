@@ -10,7 +10,7 @@ import torch
 from tests.helpers.recall_model import Recaller, noise, subject
 from triforce.eval import EvalConfig, Text, bits_per_byte, context_gain, copying, needles, plan, positions, repetition
 from triforce.eval.positions import buckets
-from triforce.eval.repetition import repeated
+from triforce.interface.repeated_grams import repeated
 from triforce.llm import LLM
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from triforce.interface.break_even_point import BreakEvenPoint
 from triforce.interface.outputs import CompletionOutput, Logprob, RequestOutput, TokenLogprobs
 from triforce.interface.sampling_params import SamplingParams
 from triforce.interface.stats import TierStats
@@ -65,6 +66,9 @@ class FakeLLM:
 
     def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
         return self.tokenizer.chat(messages)
+
+    def break_even(self) -> BreakEvenPoint:
+        return BreakEvenPoint(4096, "pays from 4,096 tokens on", "as this one says")
 
     def sampling_params(self, **given: Any) -> SamplingParams:
         return SamplingParams(**given)

@@ -100,5 +100,19 @@ def told(text: str, seconds: float = 1.0, seen: tuple[int, ...] = (), tier: str 
     return {"choices": [{"index": 0, "text": text, "trace": look, **many}]}
 
 
-def read(tokens: int) -> dict[str, Any]:
-    return {"choices": [], "usage": {"prompt_tokens": tokens}}
+def read(tokens: int, repeated: float = 0.0) -> dict[str, Any]:
+    return {"choices": [], "usage": {"prompt_tokens": tokens, "repeated_8_grams": [repeated]}}
+
+
+def card(page: Page, pays_from: int | None, pays: str) -> None:
+    """Have the server's model say from which context on speculation pays, and the page hear it."""
+
+    def changed(route: Any) -> None:
+        response = route.fetch()
+        found = response.json()
+        found["data"][0]["triforce"] |= {"pays_from": pays_from, "pays": pays}
+        route.fulfill(response=response, json=found)
+
+    page.route("**/v1/models", changed)
+    page.get_by_label("Key of this server").dispatch_event("change")
+    expect(page.locator("#pays")).to_have_text(pays)

@@ -21,6 +21,8 @@ from triforce.backends import native_loader
 from triforce.cli import main
 from triforce.distributed.group import TPGroup
 from triforce.engine.model_loader import load
+from triforce.engine.model_profile import ModelProfile
+from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.errors import CacheError, RequestError
 from triforce.kvcache import FullView, PagePool
 from triforce.llm import LLM
@@ -79,7 +81,11 @@ def test_gguf_float32_logits_equal_folder(pair: Pair) -> None:
 
 def test_weight_size_is_of_packed_file(pair: Pair) -> None:
     packed, numbers = (load(pair.target.gguf, device="cpu", dtype=dtype) for dtype in ("bfloat16", "float32"))
-    assert packed.weight_size == packed.files.weight_bytes / packed.config.parameters != numbers.weight_size == 4
+    of_packed, of_numbers = (
+        ModelProfile(each.files, each.config, each.decoder.dtype, each.decoder.device, SpeculativeConfig()).weight_size
+        for each in (packed, numbers)
+    )
+    assert of_packed == packed.files.weight_bytes / packed.config.parameters != of_numbers == 4
 
 
 def test_gguf_float32_text_equals_folder(pair: Pair) -> None:

@@ -40,7 +40,7 @@ def test_frontend_parses_like_model(llm: LLM) -> None:
     llm.generate("the cat", SamplingParams(max_tokens=2))
     sent = pickle.dumps(ReplicaFrontend.of(llm))
     frontend: ReplicaFrontend = pickle.loads(sent)
-    assert len(sent) < 1 << 17 and frontend.modes == llm.modes
+    assert len(sent) < 1 << 17 and frontend.modes == llm.modes and frontend.break_even() == llm.break_even()
     assert frontend.encode("naïve café — 東京 🙂") == llm.encode("naïve café — 東京 🙂")
     turns = [{"role": "user", "content": "a"}]
     assert llm.tokenizer and frontend.tokenizer.chat(turns) == llm.tokenizer.chat(turns)

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 
 from tests.helpers.asgi_client import SAMPLED, ask, events, good, refused
 from triforce.cli.demo import BEGIN, QUESTION
+from triforce.interface.repeated_grams import repeated
 from triforce.llm import LLM
 from triforce.server.app import create_app
 from triforce.server.engine_thread import Worker
@@ -57,10 +58,11 @@ def test_playground_has_long_sample(app: ASGIApp) -> None:
 
 
 def test_playground_asks_what_demo_asks(app: ASGIApp) -> None:
-    """A question that smollm2 answers: about a chapter, where the page's document then begins."""
+    """In one sentence, so that its answer ends: about a chapter, where the page's document then begins."""
     (question,) = re.findall(r'<input id="question".*?>', ask(app, "/").text)
     (asked,), (about,) = re.findall(r'value="(.*?)"', question), re.findall(r"data-about='(.*?)'", question)
-    assert (asked, about) == (QUESTION, BEGIN) and about in ask(app, "/sample.txt").text
+    assert asked == f"Answer in one sentence: {QUESTION[0].lower()}{QUESTION[1:]}"
+    assert about == BEGIN and about in ask(app, "/sample.txt").text
 
 
 def test_playground_advanced_controls_are_folded(app: ASGIApp) -> None:
@@ -177,6 +179,27 @@ def test_playground_trace_needs_request(app: ASGIApp) -> None:
     assert "needs stream" in refused(ask(app, "/v1/completions", {"prompt": "a", "trace": True}))
 
 
-def test_playground_model_reports_abilities(app: ASGIApp) -> None:
+def test_playground_model_reports_abilities(app: ASGIApp, llm: LLM) -> None:
     (card,) = good(ask(app, "/v1/models"))["data"]
     assert card["triforce"]["chats"] is True and "triforce" in card["triforce"]["modes"]
+    found = llm.break_even()
+    assert (card["triforce"]["pays_from"], card["triforce"]["pays"]) == (found.tokens, found.sentence)
+    assert good(ask(app, f"/v1/models/{card['id']}"))["triforce"] == card["triforce"]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_texts_with_tier_stats_tell_how_far_they_repeat(app: ASGIApp, llm: LLM, path: str) -> None:
+    """Themselves: that a text repeats its prompt is no loop."""
+    turns = [{"role": "user", "content": PROMPT}]
+    said, ids = {"prompt": PROMPT}, llm.encode(PROMPT)
+    if path != "/v1/completions":
+        said, ids = {"messages": turns}, llm.encode_chat(turns)
+    body = {**said, **SAMPLED, "n": 2, "max_tokens": 60, "top_k": 2, "tier_stats": True}
+    (made,) = llm.generate(
+        ids, llm.sampling_params(n=2, max_tokens=60, top_k=2, temperature=0.8, seed=5, ignore_eos=True)
+    )
+    shares = [round(repeated(each.token_ids), 4) for each in made.outputs]
+    assert good(ask(app, path, body))["usage"]["repeated_8_grams"] == shares
+    *_, last = events(ask(app, path, body | {"stream": True, "stream_options": USAGE}))
+    assert last["usage"]["repeated_8_grams"] == shares
+    assert "repeated_8_grams" not in good(ask(app, path, body | {"tier_stats": False}))["usage"]

@@ -17,9 +17,9 @@ from triforce.bench.batch_runner import Prompts, together
 from triforce.bench.cells import BATCHES, Cell
 from triforce.bench.prompts import Sources, prompts
 from triforce.bench.speed_tables import CONTROL, PLAIN
-from triforce.eval.repetition import repeated
 from triforce.eval.statistics import ONE_SIDED, student
 from triforce.interface.outputs import RequestOutput
+from triforce.interface.repeated_grams import repeated
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache.prompt_file import SavedCache
 from triforce.llm import LLM

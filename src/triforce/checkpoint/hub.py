@@ -75,6 +75,16 @@ def model_path(name_or_path: str | Path, *, weights: bool = True) -> Path:
     return find(KNOWN[name_or_path]) if name_or_path in KNOWN else _snapshot(name_or_path, weights)
 
 
+def path_here(name_or_path: str | Path) -> Path | None:
+    """Return where a model is that is here; None for one that would have to be fetched."""
+    if (path := Path(name_or_path)).exists():
+        return path
+    try:
+        return _fetched(str(name_or_path), here=True)
+    except Exception:  # the hub's client has an unrelated type for each cause
+        return None
+
+
 def _in_folder(folder: Path, quantisation: str) -> Path:
     """Return a GGUF file in a folder; the folder itself where none is, and none was asked for. Raises ModelError."""
     names = [file.name for file in folder.glob("*.gguf")]

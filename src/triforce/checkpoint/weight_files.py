@@ -43,6 +43,16 @@ def open_archives(folder: Path) -> dict[str, Archive]:
     )
 
 
+def stamp(path: Path) -> str:
+    """Return what tells the weights of a folder, or a file of them, from others before any is read.
+
+    It has the name of each file, its size and when it was changed. Nothing where there are none.
+    """
+    files = [path] if path.is_file() else [each for each in path.iterdir() if each.suffix in (".safetensors", ".bin")]
+    facts = [(each.name, each.stat()) for each in sorted(files) if each.exists()]
+    return " ".join(f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in facts)
+
+
 def _files(folder: Path, stem: str, suffix: str) -> list[Path]:
     single, index = folder / f"{stem}{suffix}", folder / f"{stem}{suffix}.index.json"
     if single.exists() or not index.exists():

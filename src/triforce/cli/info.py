@@ -8,15 +8,17 @@ from typing import NamedTuple
 
 import torch
 
-from triforce.backends.dispatch import keeps_packed, require_offload, suits_native
+from triforce.backends.dispatch import require_offload
 from triforce.backends.kernel_api import PAGE, pages_for
 from triforce.backends.kv_rows import kv_name
-from triforce.bench.model_work import coded_attention, type_of_products
 from triforce.checkpoint.feature_draft_file import read_feature_draft
 from triforce.checkpoint.hf_config import GENERATION, model_config
-from triforce.checkpoint.hub import FINETUNE, SHIPPED, draft_for
+from triforce.checkpoint.hub import FINETUNE, SHIPPED, draft_for, path_here
 from triforce.checkpoint.model_files import ModelFiles, open_model
-from triforce.cli.bench.report import machine, measured
+from triforce.cli.bench.report import machine
+from triforce.cli.machine_rates import measure_balances
+from triforce.engine.feature_loader import known_draft
+from triforce.engine.model_profile import ModelProfile
 from triforce.engine.precision import resolve_device, resolve_dtype, with_kv_dtype
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.kvcache import OffloadConfig
@@ -25,9 +27,6 @@ from triforce.kvcache.offload.sizing_cuda import CudaKVSizing, needs_of
 from triforce.kvcache.views.full import prefill_chunk
 from triforce.kvcache.window_pages import most_pages, pages_of_rows
 from triforce.model.config import ModelConfig
-from triforce.planner.break_even import ACCEPTANCE, Balance, BreakEven
-from triforce.planner.cost_model import kernel_level
-from triforce.planner.tier_work import BALANCES, usual_machine
 
 LENGTHS = (4_096, 16_384, 32_768, 131_072, 262_144, 1_048_576)
 
@@ -42,10 +41,11 @@ def run(options: Namespace) -> int:
     config = with_kv_dtype(config, options.kv_dtype, dtype)
     count = config.parameters
     weights, precision = count * dtype.itemsize, str(dtype).removeprefix("torch.")
-    packed = bool(files.weight_bytes) and keeps_packed(config, dtype, device)
-    if packed:
+    offload = OffloadConfig.parse(options.kv_offload, options.kv_memory, options.kv_resident_layers)
+    settings = SpeculativeConfig(lower_tiers=options.lower_tiers, offload=offload)
+    profile = profile_of(options.model, files, config, dtype, device, settings)
+    if packed := profile.packed:
         weights, precision = files.weight_bytes, files.packing
-    coded = packed and not files.has_numbers
     row, copies, copied = config.kv_bytes(dtype.itemsize), 0, 0.0
     if options.lower_tiers != "same":
         if files.has_numbers or not packed:
@@ -65,7 +65,7 @@ def run(options: Namespace) -> int:
         + _windows(config, kept)
         + (f"; {size(entries)} per token of its draft" if entries else ""),
         **{f"  {n:>9,} tokens": size(kept.of(n) * (row + copied) + n * entries) for n in lengths},
-        **reads(config, weights / count, row / config.kv_size, balance_of(coded, config, dtype, device)),
+        **reads(profile, row),
         "sampling": _sampling(files),
         "machine": machine(),
         "memory free": f"{size(free)} on {device}" if free else "unknown",
@@ -122,37 +122,29 @@ def _fits(kept: HeldTokens, room: float) -> str:
     return f"{'any number of' if fitting is None else f'{fitting:,}'} tokens beside the weights, of one text"
 
 
-def balance_of(coded: bool, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> tuple[Balance, str]:
-    """Return how many operations a byte a device does, and how that is known: measured, where kernels are native.
+def profile_of(
+    model: str | None,
+    files: ModelFiles,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    speculation: SpeculativeConfig,
+) -> ModelProfile:
+    """Return the profile that a run has with these settings and the draft that it chooses itself, if that is here."""
+    draft = known_draft(model or SHIPPED[0], files.path, speculation)
+    found = path_here(str(draft).removeprefix(FINETUNE)) if draft else None
+    return ModelProfile(files, config, dtype, device, speculation, [found] if found else [])
 
-    coded: products are those of weights of few bits, as they are. GPUs are not measured: they do most of all.
-    """
-    name = str(dtype).removeprefix("torch.")
-    attention = coded_attention(2) if config.kv_int8 else {name: 1}
-    if suits_native(config, dtype, device):
-        weights, kv = (measured().balance(each) for each in ({type_of_products(coded, name): 1}, attention))
-        if weights and kv:
-            return Balance(weights, kv), "measured here"
-    usual = usual_machine(kernel_level(device))[0] if device.type == "cpu" else BALANCES[-1]
-    return Balance(usual, usual), "as usual, not measured"
 
-
-def reads(config: ModelConfig, weight: float, number: float, balance: tuple[Balance, str]) -> dict[str, str]:
-    """Return what a token reads, and from where on speculation should pay, by bytes of a weight and of a KV number."""
-    (per_byte, known), seen = balance, config.context
-    budget = SpeculativeConfig().retrieval.budget.of(config.context)
-    weights, kv = weight * config.weights_read, number * config.kv_read(seen)
-    even = BreakEven(config, budget, weight, number, per_byte)
-    begins = even.pays_from()
-    if begins is None:
-        pays = f"should not pay without a draft model: {even.why_not()}"
-    else:
-        pays = f"should pay from {begins:,} tokens on, without a draft model"
+def reads(profile: ModelProfile, row: float) -> dict[str, str]:
+    """Return what a token reads, where each has `row` bytes of KV, and from where on speculation pays."""
+    measure_balances()
+    config, found = profile.config, profile.break_even()
+    weights, kv = profile.weight_size * config.weights_read, row / config.kv_size * config.kv_read(config.context)
     return {
-        "a token reads": f"{size(weights)} of weights, and {size(kv)} of KV at {seen:,} tokens",
-        "speculation": pays,
-        "  taken for that": f"{per_byte.weights:.0f} operations with weights while a byte is read, {per_byte.kv:.0f} "
-        f"of attention ({known}), {ACCEPTANCE:.0%} of draft tokens accepted",
+        "a token reads": f"{size(weights)} of weights, and {size(kv)} of KV at {config.context:,} tokens",
+        "speculation": found.verdict,
+        "  taken for that": found.basis,
     }
 
 

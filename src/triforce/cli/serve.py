@@ -7,10 +7,12 @@ from argparse import Namespace
 from collections.abc import Sequence
 from math import inf
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from triforce.checkpoint.hub import model_name
 from triforce.cli import replicas
+from triforce.cli.machine_rates import require_balances
 from triforce.disk_cache.folder import CacheFolder
 from triforce.distributed.group import TPGroup
 from triforce.errors import RequestError
@@ -55,6 +57,7 @@ def serve(options: Namespace, ranks: TPGroup) -> int:
     name = options.name or model_name(options.model)
     with http_server.listen(options.host, options.port) as sock:
         llm, engine = replicas.engine(options, ranks, limits, f"serve {sock.getsockname()[1]}")
+        Thread(target=require_balances, daemon=True).start()  # nobody has asked yet, so processors are idle
         logs.configure()
         hosts = [options.host, *options.allowed_host]
         reach: dict[str, Any] = {"keys": keys, "hosts": hosts, "origins": options.cors_origin}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -23,13 +22,14 @@ from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.checkpoint.weights import fingerprint, read_weights
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.engine.feature_loader import FeatureCheckpoint, known_draft, load_feature_draft
+from triforce.engine.model_profile import ModelProfile
 from triforce.engine.precision import resolve_device, resolve_dtype, with_kv_dtype
-from triforce.engine.speculative_config import LOWER_TIERS, SpeculativeConfig
+from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet
 from triforce.errors import ModelError, RequestError
 from triforce.model.config import ModelConfig
 from triforce.planner import CostModel
-from triforce.planner.cost_model import costs_path, kernel_level
+from triforce.planner.cost_model import kernel_level
 from triforce.planner.tier_work import TierWork
 
 
@@ -56,12 +56,6 @@ class Checkpoint:
     def path(self) -> Path:
         """The folder or the file that it was read from."""
         return self.files.path
-
-    @property
-    def weight_size(self) -> float:
-        """Bytes of one weight in the mean, as a GGUF file packs it where it stays so."""
-        kept = dispatch.keeps_packed(self.config, self.decoder.dtype, self.decoder.device)
-        return kept * self.files.weight_bytes / self.config.parameters or self.decoder.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -98,23 +92,24 @@ class ModelPair:
         config = [getattr(self.target.config, name) for name in names]
         return config, self.target.decoder.dtype, self.fingerprints[1:]
 
-    def cost_model(self, lower_tiers: str, offload: Sequence[str]) -> CostModel:
-        """Return what is known of passes of these models on this machine, with settings named by these words."""
-        decoder = self.target.decoder
-        count, rank = decoder.ranks.count, decoder.ranks.rank
-        names = [*self.fingerprints, lower_tiers, *([f"{count} ranks"] if count > 1 else []), *offload]
-        path = costs_path(names, decoder.device, decoder.dtype) if rank == 0 else None
-        number, bits = decoder.dtype.itemsize, LOWER_TIERS[lower_tiers]
-        own, weight = self.target.weight_size, bits / 8 if self.target.lower is not decoder else 0
-        weights = own, weight or own
-        works = TierWork.of_target(self.target.config, weights, number, bits > 0, decoder.unions)
+    def profile(self, speculation: SpeculativeConfig) -> ModelProfile:
+        """Return where is kept what passes of these models teach on this machine, with such settings."""
+        target, decoder = self.target, self.target.decoder
+        drafts = [each.path for each in (self.draft, self.features) if each]
+        where = decoder.dtype, decoder.device
+        return ModelProfile(target.files, target.config, *where, speculation, drafts, decoder.ranks.count)
+
+    def cost_model(self, profile: ModelProfile) -> CostModel:
+        """Return what is known of passes of these models, by their profile."""
+        decoder, number = self.target.decoder, profile.dtype.itemsize
+        works = profile.works(decoder.unions)
         if self.draft:
             works["draft"] = TierWork.of(self.draft.config, number, number, sequential=True)
         if self.features:
             features = self.features.draft
             size = features.weight_size
             works["draft"] = TierWork(1, size * features.weights_read, 0.0, size, number, sequential=True)
-        return CostModel(path, works, kernel_level(decoder.device))
+        return CostModel(profile.path if decoder.ranks.rank == 0 else None, works, kernel_level(decoder.device))
 
 
 def load_pair(

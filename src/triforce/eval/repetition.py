@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
@@ -11,9 +10,8 @@ from triforce.engine.request_runner import MOST_ROWS
 from triforce.eval.context import EvalContext, Text
 from triforce.eval.tables import Table, percent
 from triforce.eval.time_budget import ReadingForecast
+from triforce.interface.repeated_grams import GRAM, repeated
 from triforce.interface.sampling_params import SamplingParams
-
-GRAM = 8
 
 
 def measure(subject: EvalContext) -> dict[str, Any]:
@@ -39,16 +37,6 @@ def _starts(subject: EvalContext, length: int) -> list[tuple[Text, int]]:
     rng, texts = random.Random(subject.plan.seed), [text for text in subject.texts if len(text.ids_N) >= length]
     turns = [texts[n % len(texts)] for n in range(subject.plan.prompts)] if texts else []
     return [(text, rng.randint(0, len(text.ids_N) - length)) for text in turns]
-
-
-def repeated(ids: Sequence[int], prompt: Sequence[int] = ()) -> float:
-    """Return the share of 8-grams that stood before in the same text, or in its prompt."""
-    grams, before = _grams(ids), set(_grams(prompt))
-    return (len(grams) - len(set(grams) - before)) / max(1, len(grams))
-
-
-def _grams(ids: Sequence[int]) -> list[tuple[int, ...]]:
-    return [tuple(ids[n : n + GRAM]) for n in range(len(ids) - GRAM + 1)]
 
 
 def seconds(subject: EvalContext, forecast: ReadingForecast) -> float:

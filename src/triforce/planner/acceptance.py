@@ -60,6 +60,16 @@ class AcceptanceHistory:
             mean, tokens = self._mean(case, supposed, min(CONFIG.budget_tokens, tokens))
         return mean, tokens
 
+    def pooled(self, tier: str, bands: Sequence[int], prior: float) -> tuple[float, float]:
+        """Return a tier's acceptance in all texts of some bands of temperature, with the usual budget; and its tokens.
+
+        prior: the acceptance of some tokens that come on top.
+        """
+        seen = [sums for case, sums in self.of.items() if case[0] == tier and case[1] in bands and case[3] == 1.0]
+        accepted, rejected = (sum(each) for each in zip((0.0, 0.0), *seen, strict=True))
+        weight, tokens = CONFIG.prior_tokens, accepted + rejected
+        return (accepted + weight * prior) / (tokens + weight), tokens
+
     def _mean(self, case: Case, prior: float, weight: float) -> tuple[float, float]:
         """The acceptance in a case, where so many tokens of `prior` acceptance come on top; and all tokens."""
         accepted, rejected = self.of.get(case, (0.0, 0.0))

@@ -1,23 +1,25 @@
-"""The context from which on speculation should pay, by a roofline of passes (see `tier_work`): before any of them ran.
+"""The context from which on speculation pays: by what passes taught here, or by a roofline before any of them ran.
 
-Self-speculation alone: the model drafts through the retrieval budget, and verifies through all of its KV.
+The roofline (see `tier_work`) is of self-speculation alone: the model drafts through the retrieval budget, and verifies
+through all of its KV. What was learnt (see `learnt_speed`) is of all tiers that ran, a draft among them.
 
 Shape suffix: G guesses of a verification.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from triforce.interface.break_even_point import BreakEvenPoint
 from triforce.model.config import ModelConfig
 from triforce.model.expert_unions import ExpertUnions
+from triforce.planner.learnt_speed import ACCEPTANCE, LearntSpeed
 from triforce.planner.tier_work import TierWork, usual_machine
 
-ACCEPTANCE = 0.92
-"""Share of guesses through some thousand selected tokens that the whole context keeps, on long real texts."""
 GUESSES_G = np.arange(1, 9)
 """Those that are considered."""
 GAIN = 1.1
@@ -72,11 +74,7 @@ class BreakEven:
 
     def pays_from(self) -> int | None:
         """Return the context in tokens from which on it should pay; None: not within the model's positions."""
-        for length in range(self.budget, self.config.context + STEP, STEP):
-            length = min(length, self.config.context)
-            if self.speedup(length) >= GAIN:
-                return length
-        return None
+        return first_gain(self.speedup, self.budget, self.config.context)
 
     def why_not(self) -> str:
         """Return the reason that counts most where it does not pay: without which it would be fastest.
@@ -102,3 +100,32 @@ class BreakEven:
             told = f"a pass of {EXAMPLE_WIDTH} tokens reads {times:.1f} times the experts of one token"
             reasons[told] = replace(self, alike=True)
         return max(reasons, key=lambda told: reasons[told].speedup(config.context))
+
+
+def first_gain(speedup: Callable[[int], float], least: int, context: int) -> int | None:
+    """Return the first context, from `least` tokens to the model's, at which the speedup is enough; None: at none."""
+    lengths = (min(length, context) for length in range(least, context + STEP, STEP))
+    return next((length for length in lengths if speedup(length) >= GAIN), None)
+
+
+def break_even_point(even: BreakEven, known: str, learnt: LearntSpeed) -> BreakEvenPoint:
+    """Return from which context on speculation pays: by what was learnt, where that is enough, or else by `even`.
+
+    known: how the balance of `even` is known.
+    """
+    context, balance = even.config.context, even.balance
+    if learnt.known:
+        begins = first_gain(learnt.speedup, min(STEP, context), context)
+        if begins is None:
+            most = f"{learnt.speedup(context):.2f} times plain decoding at {context:,} tokens"
+            verdict = f"does not pay here: earlier texts promise {most}, and less than {GAIN:g} is not worth it"
+        else:
+            verdict = f"pays from {begins:,} tokens on, as earlier texts showed here"
+        return BreakEvenPoint(begins, verdict, learnt.basis, learnt=True)
+    begins = even.pays_from()
+    if begins is None:
+        verdict = f"should not pay without a draft model: {even.why_not()}"
+    else:
+        verdict = f"should pay from {begins:,} tokens on, without a draft model"
+    operations = f"{balance.weights:.0f} operations with weights while a byte is read, {balance.kv:.0f} of attention"
+    return BreakEvenPoint(begins, verdict, f"{operations} ({known}), {ACCEPTANCE:.0%} of draft tokens accepted")

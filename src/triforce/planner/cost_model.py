@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
@@ -89,18 +89,22 @@ def costs_path(models: list[str], device: torch.device, dtype: torch.dtype) -> P
     Its name has the device, the level of the kernels and the dtype; its digest these, the version, the machine, its
     threads and the models. None for a user without a home folder.
     """
-    native = native_loader.native if device.type == "cpu" else None
-    level, threads = kernel_level(device), native.threads() if native else torch.get_num_threads()
     kind = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    names = [kind, level, str(dtype).removeprefix("torch.")]
+    return machine_file("costs", models, [kind, kernel_level(device), str(dtype).removeprefix("torch.")], device)
+
+
+def machine_file(what: str, about: Sequence[str], names: Sequence[str], device: torch.device) -> Path | None:
+    """The path of a file of this version and machine with its threads, about some things; it is called by `names`."""
+    native = native_loader.native if device.type == "cpu" else None
+    threads = native.threads() if native else torch.get_num_threads()
     try:  # kernels of another version may be faster, and its file may have another form
         installed = version("triforce")
     except PackageNotFoundError:  # run from a folder
         installed = ""
-    about = [*models, *names, installed, platform.node(), platform.machine(), str(threads)]
-    key = hashlib.sha256("\n".join(about).encode()).hexdigest()[:16]
+    facts = [*about, *names, installed, platform.node(), platform.machine(), str(threads)]
+    key = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
     try:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     except RuntimeError:
         return None
-    return cache / "triforce" / f"costs-{re.sub(r'[^a-z0-9]+', '-', '-'.join(names).lower())}-{key}.json"
+    return cache / "triforce" / f"{what}-{re.sub(r'[^a-z0-9]+', '-', '-'.join(names).lower())}-{key}.json"

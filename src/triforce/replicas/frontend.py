@@ -10,6 +10,7 @@ from typing import Any
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.engine.inputs import Prompt, PromptSource, token_ids
 from triforce.errors import ModelError
+from triforce.interface.break_even_point import BreakEvenPoint
 from triforce.interface.grammar import Grammar
 from triforce.llm import LLM
 from triforce.model.config import ModelConfig
@@ -40,6 +41,8 @@ class ReplicaFrontend:
     tokenizer: Tokenizer
     modes: list[str]
     sampling_defaults: dict[str, Any]
+    point: BreakEvenPoint
+    """That of the replica when it was started."""
 
     @classmethod
     def of(cls, llm: LLM) -> ReplicaFrontend:
@@ -49,7 +52,7 @@ class ReplicaFrontend:
         rope = llm.target.config.rope
         # It travels to where there may be no such device, and without the tables that it has grown.
         config = replace(llm.target.config, rope=Rope(rope.inv_freq_RF.cpu(), rope.scale))
-        return cls(llm.target.path, config, llm.tokenizer, llm.modes, llm.sampling_defaults)
+        return cls(llm.target.path, config, llm.tokenizer, llm.modes, llm.sampling_defaults, llm.break_even())
 
     @property
     def target(self) -> PromptSource:
@@ -62,6 +65,10 @@ class ReplicaFrontend:
     def follow(self, grammar: Grammar) -> Constraint:
         """Return a constraint that keeps one text to a grammar. Raises RequestError if it cannot be compiled."""
         return self._grammars.follow(grammar)
+
+    def break_even(self) -> BreakEvenPoint:
+        """Return from which context on speculation pays."""
+        return self.point
 
     @cached_property
     def _grammars(self) -> GrammarCompiler:

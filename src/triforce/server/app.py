@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from time import time
@@ -111,13 +112,13 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
 @router.get("/v1/models")
 async def models(request: Request) -> JSONResponse:
     """List the one model there is."""
-    return JSONResponse({"object": "list", "data": [_card(_service(request))]})
+    return JSONResponse({"object": "list", "data": [await _card(_service(request))]})
 
 
 @router.get("/v1/models/{name:path}")
 async def model(name: str, request: Request) -> JSONResponse:
     """Describe a model."""
-    return JSONResponse(_card(_service(request, name)))
+    return JSONResponse(await _card(_service(request, name)))
 
 
 @router.post("/tokenize")
@@ -167,7 +168,9 @@ def _service(request: Request, model: str | None = None) -> Service:
     return service
 
 
-def _card(service: Service) -> dict[str, Any]:
+async def _card(service: Service) -> dict[str, Any]:
     about = {"id": service.name, "object": "model", "created": _STARTED, "owned_by": "triforce"}
+    found = await asyncio.to_thread(service.parser.llm.break_even)  # it reads a file, and weighs many contexts
     can = {"chats": service.parser.tokenizer.chats, "modes": service.parser.llm.modes}
+    can |= {"pays_from": found.tokens, "pays": found.sentence}
     return about | {"max_model_len": service.parser.context, "triforce": can}

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.engine.inputs import Prompt, PromptSource
 from triforce.engine.output_stream import OutputChunk
+from triforce.interface.break_even_point import BreakEvenPoint
 from triforce.interface.grammar import Grammar
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams
@@ -54,6 +55,8 @@ class ServedModel(Protocol):
     def encode(self, prompt: Prompt) -> list[int]: ...
 
     def follow(self, grammar: Grammar) -> Constraint: ...
+
+    def break_even(self) -> BreakEvenPoint: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import Any
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.engine.output_stream import OutputChunk
 from triforce.interface.outputs import Logprob, RequestOutput, TokenLogprobs
+from triforce.interface.repeated_grams import repeated
 from triforce.interface.stats import TierStats, total
 
 LEAST = -9999.0
@@ -55,13 +56,16 @@ def chat_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprobs]) -> dic
 def usage(
     outputs: Sequence[RequestOutput], tiers: bool, names: Sequence[str] = ("prompt", "completion")
 ) -> dict[str, Any]:
-    """Return tokens read and made, and counts of each tier, if wanted."""
+    """Return tokens read and made, and if wanted counts of each tier, and how far each text repeats itself."""
     read, made = sum(o.prompt_tokens for o in outputs), sum(o.completion_tokens for o in outputs)
     counts: dict[str, Any] = {f"{names[0]}_tokens": read, f"{names[1]}_tokens": made, "total_tokens": read + made}
     details = {"cached_tokens": sum(o.cached_tokens for o in outputs)}
     counts |= {f"{names[0]}_tokens_details": details}
-    stats = total(completion.tiers for output in outputs for completion in output.outputs)
-    return counts | ({"tiers": _tiers(stats), "reread": [o.reread for o in outputs]} if tiers else {})
+    if tiers:
+        made_of = [completion for output in outputs for completion in output.outputs]
+        counts |= {"tiers": _tiers(total(each.tiers for each in made_of)), "reread": [o.reread for o in outputs]}
+        counts["repeated_8_grams"] = [round(repeated(each.token_ids), 4) for each in made_of]
+    return counts
 
 
 def decoding_trace(piece: OutputChunk) -> dict[str, Any]:

@@ -13,13 +13,13 @@ from tests.helpers.server_process import KEY
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-from tests.helpers.playground_page import DOCUMENT, answer, compare, expect, headline, read, spans, told
+from tests.helpers.playground_page import DOCUMENT, answer, card, compare, expect, headline, read, spans, told
 
 
 def test_browser_first_view_has_sample_and_button(page: Page) -> None:
     page.reload()
     page.get_by_label("Key of this server").fill(KEY)
-    page.keyboard.press("Tab")
+    card(page, 4000, "Speculation pays from 4,000 tokens on.")
     document = page.get_by_label("Document", exact=True)
     expect(document).to_have_value(re.compile("THE DAILYGRAPH"))
     (length,) = page.locator("#lengths button[aria-pressed=true]").all_inner_texts()
@@ -68,10 +68,51 @@ def test_browser_headline_equals_measurement(
     page: Page, seconds: float, tokens: int, tier: str, said: str, why: str
 ) -> None:
     text = "twenty tokens of text"
+    card(page, 4000, "Speculation pays from 4,000 tokens on.")
     answer(page, [told(text, seconds, tier=tier), read(tokens)], [told(text, 2.0), read(tokens)])
     compare(page)
     headline(page, f"^{re.escape(said)}$")
     assert re.search(why, page.locator("#why").inner_text())
+    assert (page.locator("#headline").get_attribute("class") == "same") == (why == "^$")
+
+
+@pytest.mark.parametrize(
+    ("pays_from", "pays", "hint", "why"),
+    [
+        (600, "Speculation pays from 600 tokens on.", "which gains little", "Try a document of more than 600 tokens"),
+        (200, "Speculation pays from 200 tokens on.", "", "100 % of the tokens had been guessed right"),
+        (
+            None,
+            "Speculation should not pay: KV is small.",
+            "",
+            "Why not faster. Speculation should not pay: KV is small.$",
+        ),
+    ],
+)
+def test_browser_break_even_is_the_servers(page: Page, pays_from: int | None, pays: str, hint: str, why: str) -> None:
+    """How it works, the hint below the document, and why a text was no faster."""
+    card(page, pays_from, pays)
+    page.get_by_label("Document", exact=True).fill(DOCUMENT + "!")
+    expect(page.locator("#size")).to_contain_text(
+        f"tokens: a short text, {hint}" if hint else "tokens. The model takes"
+    )
+    text = "twenty tokens of text"
+    answer(page, [told(text, 2.0, tier="retrieval"), read(500)], [told(text, 2.0), read(500)])
+    compare(page)
+    headline(page, "^1.0 times as fast, the same text$")
+    assert re.search(why, page.locator("#why").inner_text())
+
+
+@pytest.mark.parametrize(("share", "loops"), [(0.09, False), (0.1, True), (0.38, True)])
+def test_browser_loop_is_not_celebrated(page: Page, share: float, loops: bool) -> None:
+    """However fast it came, with a gain that would stand in green."""
+    text = "twenty tokens of text"
+    answer(page, [told(text, 1.0, tier="ngram"), read(9000, share)], [told(text, 2.0), read(9000, share)])
+    compare(page)
+    headline(page, "^The same text, but it repeats itself$" if loops else "^2.0 times as fast, the same text$")
+    assert (page.locator("#headline").get_attribute("class") == "same") == (not loops)
+    said = page.locator("#why").inner_text()
+    assert (f"repeats itself ({100 * share:.0f} % of its 8-grams)" in said and "says little" in said) == loops
 
 
 def test_browser_difference_is_shown(page: Page) -> None:

@@ -22,7 +22,7 @@ from triforce.bench.compare.processes import EngineTrouble, Launcher, package
 from triforce.bench.compare.texts import Writer, choose
 from triforce.bench.prompts import Sources
 from triforce.errors import ModelError
-from triforce.eval.repetition import repeated
+from triforce.interface.repeated_grams import repeated
 from triforce.ragged import common_prefix
 
 Row = dict[str, Any]

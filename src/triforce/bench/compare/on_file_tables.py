@@ -8,9 +8,9 @@ from typing import Any
 
 from triforce.bench.compare.engines import ON_FILE, OURS
 from triforce.bench.compare.on_file import PLAIN
-from triforce.bench.compare.texts import MOST
 from triforce.eval import Table
 from triforce.eval.tables import percent, tokens
+from triforce.interface.repeated_grams import MOST
 
 Row = dict[str, Any]
 TITLES = {OURS: "triforce", **{name: engine.title for name, engine in ON_FILE.items()}}

@@ -14,8 +14,8 @@ from typing import Any
 from triforce.bench.compare.engines import ENGINES, INT8_KV, OURS, PLAIN, PLAIN_INT8_KV, Variant
 from triforce.bench.compare.processes import EngineTrouble, Launcher, package, speeds, task_of, turn_of
 from triforce.eval import Table
-from triforce.eval.repetition import repeated
 from triforce.eval.tables import percent, tokens
+from triforce.interface.repeated_grams import repeated
 from triforce.ragged import common_prefix
 
 Row = dict[str, Any]

@@ -1,6 +1,7 @@
 """Prompts for engines on a GGUF file: places in books, as they are or with a question behind them.
 
-Those are taken that all engines continue with little repetition: lookups live on it, and texts worth having do not.
+Those are taken that all engines continue with little repetition, of the text itself or of its prompt: lookups of all
+engines live on both.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from triforce.bench.compare.processes import EngineTrouble
 from triforce.bench.prompts import Sources
 from triforce.errors import RequestError
-from triforce.eval.repetition import repeated
+from triforce.interface.repeated_grams import MOST, repeated
 
 QUESTIONS = (
     "Who takes part in what is told here, and what does each of them want?",
@@ -21,9 +22,6 @@ QUESTIONS = (
 WORKLOADS = ("books", "questions")
 PLACES = 6
 """Places that are tried."""
-
-MOST = 0.10
-"""Share of 8-grams that may repeat, in the text itself or its prompt."""
 
 Writer = Callable[[list[int]], list[int]]
 """Makes the greedy text of a prompt. Raises EngineTrouble."""

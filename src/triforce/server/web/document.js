@@ -54,7 +54,7 @@ function measure(length = null) {
 async function tell(text) {
   let said;
   try {
-    const tokens = await count(text), hint = tokens < SHORT ? ": a short text, which gains little" : "";
+    const tokens = await count(text), hint = tokens < gains.from ? ": a short text, which gains little" : "";
     said = `${told(tokens)} tokens${hint}. The model takes ${told(context)}.`;
   } catch (error) { said = error.message; }
   if (text === $("document").value) $("size").textContent = said;

@@ -11,7 +11,9 @@ async function learn() {
     if (error.status === 401 && !$("key").value) return;  // the key is asked for
     throw error;
   }
-  const {chats, modes} = model.triforce;
+  const {chats, modes, pays, pays_from} = model.triforce;
+  gains = {from: pays_from, said: pays};
+  $("pays").textContent = pays;
   context = model.max_model_len;
   $("about").textContent = `serves ${model.id}, ${told(context)} tokens of context`;
   $("asking").hidden = !chats; $("continuing").hidden = chats;
@@ -44,6 +46,7 @@ async function write(mode, writing, step, said, show, look = () => {}) {
     }
     if (event.usage) writing.read = event.usage.prompt_tokens;
     if (event.usage?.tiers) writing.tiers = event.usage.tiers;
+    if (event.usage?.repeated_8_grams) [writing.repeated] = event.usage.repeated_8_grams;
     const [choice] = event.choices;
     if (!choice) continue;
     writing.add(choice);

@@ -43,7 +43,7 @@ class Painter {
 class Writing {
   constructor(id) {
     this.id = id; this.painter = new Painter($(id));
-    this.tokens = this.seconds = this.read = 0; this.inText = {}; this.tiers = [];
+    this.tokens = this.seconds = this.read = this.repeated = 0; this.inText = {}; this.tiers = [];
     $(id + "-speed").textContent = ""; $(id + "-bar").style.width = "0";
   }
   get text() { return this.painter.text; }

@@ -1,0 +1,23 @@
+"""Rates of this machine for the break-even of `info`, `demo` and `serve`: measured here, kept for all of them."""
+
+from __future__ import annotations
+
+from triforce.bench.model_work import coded_attention, type_of_products
+from triforce.bench.roofline import NUMBERS
+from triforce.cli.bench.report import measured
+from triforce.planner import machine_balance
+
+
+def measure_balances() -> None:
+    """Measure what operations this machine does while it reads a byte, and keep it."""
+    mixes = {name: {type_of_products(False, name): 1} for name in NUMBERS}
+    mixes |= {machine_balance.CODED_WEIGHTS: {type_of_products(True, ""): 1}}
+    mixes |= {machine_balance.CODED_KV: coded_attention(2)}
+    found = {name: measured().balance(mix) for name, mix in mixes.items()}
+    machine_balance.keep({name: value for name, value in found.items() if value})
+
+
+def require_balances() -> None:
+    """Do so where no process has done it before."""
+    if not machine_balance.measured():
+        measure_balances()

@@ -1,0 +1,72 @@
+"""Break-even by what earlier texts taught: it takes the place of arithmetic, and says so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.planner.test_break_even import LLAMA_8B, even
+from triforce.planner import CostModel
+from triforce.planner.break_even import GAIN, STEP, break_even_point
+from triforce.planner.learnt_speed import ENOUGH, LearntSpeed
+from triforce.planner.pass_costs import AMONG_MODELS
+from triforce.planner.tier_work import TierWork
+
+CONFIG = replace(LLAMA_8B, context=32_768)
+KNOWN = "measured here"
+
+
+def taught(weights: float, key: float, width: float = 0.0) -> CostModel:
+    """By passes that take so many seconds for the weights, for a key, and for each token more."""
+    costs = CostModel(works={name: TierWork.of(CONFIG, 2.0, 2.0) for name in ("full", "retrieval")})
+    for tokens in (1, 2, 4, 8) * 4:
+        for tier in ("full", AMONG_MODELS, "retrieval"):
+            for keys in (2048,) if tier == "retrieval" else (2048, 8192, 32_768):
+                costs.passes.observe(tier, tokens, 1, keys, weights + key * keys + width * (tokens - 1))
+    return costs
+
+
+def test_break_even_is_arithmetic_until_verifications_ran() -> None:
+    costs, roofline = CostModel(), even(CONFIG)
+    for _ in range(9):
+        costs.passes.observe("full", 1, 1, 4096, 1e-3)
+    found = break_even_point(roofline, KNOWN, LearntSpeed(costs, 2048))
+    assert (found.tokens, found.learnt) == (roofline.pays_from(), False)
+    assert found.sentence == f"Speculation should pay from {found.tokens:,} tokens on, without a draft model."
+    assert KNOWN in found.basis and "92% of draft tokens" in found.basis
+
+
+def test_break_even_with_learnt_passes_is_theirs() -> None:
+    """Where keys are dear it pays early, and where tokens are, not at all."""
+    found = [
+        break_even_point(even(CONFIG), KNOWN, LearntSpeed(taught(10e-3, *each), 2048))
+        for each in ((5e-6,), (1e-6,), (1e-7, 5e-3))
+    ]
+    early, late, never = [each.tokens for each in found]
+    assert early and late and STEP <= early < late and never is None
+    assert all(each.learnt and KNOWN not in each.basis and "kinds of passes" in each.basis for each in found)
+    assert found[0].sentence == f"Speculation pays from {early:,} tokens on, as earlier texts showed here."
+    assert found[2].verdict.startswith("does not pay here: earlier texts promise ")
+
+
+def test_break_even_with_learnt_acceptance_is_later_where_less_is_kept() -> None:
+    begins = []
+    for accepted in (0.99, 0.8, 0.3):
+        costs = taught(10e-3, 1e-6, 5e-4)
+        costs.acceptance.add(("retrieval", 2, 14, 1.0), 300 * accepted, 300 * (1 - accepted))
+        found = break_even_point(even(CONFIG), KNOWN, speed := LearntSpeed(costs, 2048))
+        assert f"{(300 * accepted + 8 * 0.92) / 308:.0%} of the retrieval tier's accepted" in found.basis
+        begins.append(found.tokens or 1 << 20)
+        assert not found.tokens or speed.speedup(found.tokens) >= GAIN > speed.speedup(found.tokens - STEP)
+    assert begins == sorted(begins) and begins[0] < begins[-1]
+
+
+@pytest.mark.parametrize("tokens", [ENOUGH - 1, ENOUGH + 1])
+def test_draft_counts_once_enough_of_its_tokens_were_verified(tokens: float) -> None:
+    costs = taught(10e-3, 1e-7)
+    for width in (1, 2, 4, 8) * 4:
+        costs.passes.observe("draft", width, 1, 0, 1e-4 * width)
+    costs.acceptance.add(("draft", 0, 0, 1.0), 0.8 * tokens, 0.2 * tokens)
+    found = break_even_point(even(CONFIG), KNOWN, LearntSpeed(costs, 2048))
+    assert (found.tokens == STEP) == (tokens > ENOUGH) == ("of the draft tier's accepted" in found.basis)
