@@ -7,7 +7,7 @@ WORKERS ?= 2
 # One thread a worker: two OpenMP pools on the same cores wait for each other most of the time.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 KERNELS := CMakeLists.txt $(wildcard csrc/*.?pp csrc/*/*.?pp)
-INPUTS := pyproject.toml constraints.txt scripts/install.sh $(KERNELS)
+INPUTS := pyproject.toml constraints.txt constraints-gpu.txt scripts/install.sh scripts/constraints.sh $(KERNELS)
 
 .PHONY: help install install-dev native sanitize demo test test-all mutants smollm2 soak check bench docs format release clean
 

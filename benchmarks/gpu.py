@@ -1,6 +1,10 @@
-"""The paper's figures on a GPU, each in pieces that can be run apart.
+"""The paper's figures on a GPU, each in pieces that can be run apart, and a lease of ten minutes, which comes first.
 
+    python -m benchmarks.gpu lease
     python -m benchmarks.gpu a --max-seconds 460
+
+The lease is what waits for a GPU, in order of worth (see `on_gpu/lease.py`): a file a part, `lease_<part>.json`. With
+--device cpu all of it is rehearsed in small, in minutes, and rows go to build/lease.
 
 Each figure is a file of rows, `benchmarks/results/gpu_<figure>.json`, written after every piece; what is there already
 is not measured again, so a figure that takes longer than a session is finished by running the same command once more.
@@ -20,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -30,16 +35,19 @@ from time import perf_counter
 import torch
 
 from benchmarks import study
-from benchmarks.on_gpu import others, ours
-from benchmarks.on_gpu.piece import Names, Piece, Row, Setup
-from triforce.cli.bench.report import machine
+from benchmarks.on_gpu import lease, others, ours
+from benchmarks.on_gpu.lease import LLAMA_2, LLAMA_3
+from benchmarks.on_gpu.piece import Names, Piece, Setup, capped
+from benchmarks.on_gpu.row_file import RowFile
+from triforce.bench.provenance import provenance
 from triforce.engine.precision import resolve_device
 from triforce.errors import RequestError
 
 RESULTS = Path(__file__).parent / "results"
-LLAMA_2 = ("llama-2-7b-128k", "llama-68m")
+REHEARSED = Path(__file__).parents[1] / "build" / "lease"
+"""Where rows of a CPU go."""
+LEASE = "lease"
 LLAMA_2_13B = ("llama-2-13b-128k", "llama-68m")
-LLAMA_3 = ("llama-3.1-8b", "llama-68m-128256")
 PAPER, THOUSAND = 122_880, 1024
 HOSTED = 32
 """Tokens of each decoding at most, with KV on the host: plainly, each takes as long as the whole KV on the bus."""
@@ -60,20 +68,7 @@ def under_the_papers_cards(setup: Setup) -> Iterator[Piece]:
     """24 GiB for 7B, 48 GiB for 13B."""
     for own, cap in ((LLAMA_2, 24), (LLAMA_2_13B, 48)):
         for piece in hosted(setup, own, PAPER):
-            yield replace(piece, what=f"{piece.what}, {cap} GiB", run=partial(_capped, setup, cap << 30, piece))
-
-
-def _capped(setup: Setup, cap: int, piece: Piece) -> Row:
-    """Measure as on a device of so many bytes."""
-    if not setup.on_gpu:
-        return piece.run()
-    torch.cuda.empty_cache()  # what is kept for later counts
-    total = torch.cuda.mem_get_info(setup.device)[1]
-    torch.cuda.set_per_process_memory_fraction(min(1.0, cap / total), setup.device)
-    try:
-        return piece.run()
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0, setup.device)
+            yield replace(piece, what=f"{piece.what}, {cap} GiB", run=partial(capped, setup, cap << 30, piece))
 
 
 def batches(setup: Setup) -> Iterator[Piece]:
@@ -104,11 +99,11 @@ def hosted(setup: Setup, own: Names, usual: int) -> Iterator[Piece]:
 
 def kernels_alone(setup: Setup) -> Iterator[Piece]:
     """Triton is imported when this is asked for: it is not everywhere."""
-    from benchmarks.on_gpu import kernels
+    from benchmarks.on_gpu import kernels, packed_products
 
     for own, context in ((LLAMA_2, PAPER), (LLAMA_3, 128 * THOUSAND)):
         yield from kernels.attentions(setup, setup.names(own)[0], (setup.contexts or [context])[0])
-    yield from kernels.products(setup, setup.names(LLAMA_3)[0])
+    yield from packed_products.products(setup, setup.names(LLAMA_3)[0])
     yield from kernels.draws(setup)
 
 
@@ -128,41 +123,53 @@ FIGURES: dict[str, Callable[[Setup], Iterator[Piece]]] = {
 }  # fmt: skip
 
 
-def measure(options: argparse.Namespace) -> None:
+def measure(options: argparse.Namespace) -> int | None:
     """Measure the pieces of a figure that are missing, while there is time. Raises TriforceError."""
     if options.device != "cpu" and not torch.cuda.is_available():
         raise RequestError("there is no CUDA device here; docs/gpu.md says what waits for one")
-    began, file = perf_counter(), options.out / f"gpu_{options.figure}.json"
-    rows: list[Row] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
-    device = resolve_device(options.device)
+    began, device, whole = perf_counter(), resolve_device(options.device), options.figure == LEASE
     setup = Setup(device, options.shape, options.draft, options.contexts, options.tokens, options.kv_memory)
-    where = torch.cuda.get_device_name(device) if setup.on_gpu else machine()
-    common = {"machine": where, "command": options.command}
-    known = {(row["what"], row["shape"], row["context"]) for row in rows}
+    options.out = _folder(options.out, setup)
+    if not setup.on_gpu:
+        os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton, which looks only then
+    common = {"command": options.command, **provenance(device)}
+    if options.max_seconds is None:
+        options.max_seconds = lease.SECONDS if whole else 460
+    if whole:
+        return lease.run(options, setup, common)
+    file = RowFile(options.out / f"gpu_{options.figure}.json")
     for piece in FIGURES[options.figure](setup):
-        if piece.key in known or options.only not in piece.what:
+        if file.find(piece) or options.only not in piece.what:
             continue
         if perf_counter() - began > options.max_seconds:
             print(f"not yet: {' '.join(map(str, piece.key))} and what follows; run this again", flush=True)
-            return
+            return None
         row = {"figure": options.figure, **piece.labels, **piece.run(), **common}
-        rows.append(row)
-        known.add(piece.key)
+        file.put(piece, row)
         print(json.dumps(row), flush=True)
-        file.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    return None
+
+
+def _folder(out: Path | None, setup: Setup) -> Path:
+    """Return the folder of the rows. Raises RequestError where those of a rehearsal would go among results."""
+    if setup.on_gpu:
+        return out or RESULTS
+    if out and out.resolve() == RESULTS.resolve():
+        raise RequestError(f"rows of a CPU are none of a GPU's figures; name another folder than {out} with --out")
+    return out or REHEARSED
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.formatter_class = __doc__, argparse.RawDescriptionHelpFormatter
-    parser.add_argument("figure", choices=sorted(FIGURES))
-    parser.add_argument("--max-seconds", type=float, default=460, help="begin no piece after so long")
+    parser.add_argument("figure", choices=[LEASE, *sorted(FIGURES)])
+    parser.add_argument("--max-seconds", type=float, help=f"begin no piece after so long (460; lease: {lease.SECONDS})")
     parser.add_argument("--only", default="", metavar="TEXT", help="pieces with this in what they are called")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the rows")
+    parser.add_argument("--out", type=Path, help="folder of the rows (benchmarks/results; build/lease with a CPU)")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--shape", help="instead of the figure's own (see triforce.bench.shapes)")
     parser.add_argument("--draft", help="the draft's shape, with --shape")
     parser.add_argument("--contexts", type=lambda text: [int(n) for n in text.split(",")], help="instead of its own")
-    parser.add_argument("--kv-memory", default="auto", help="KV that stays on the device in c and f")
+    parser.add_argument("--kv-memory", default="auto", help="KV that stays on the device in c, f and the lease")
     parser.add_argument("--tokens", type=int, default=128, help="new tokens of each decoding")
 
 

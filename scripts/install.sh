@@ -1,10 +1,11 @@
 #!/bin/sh
 # Makes .venv and installs triforce into it, torch first. Usage: scripts/install.sh [dev]; PYTHON names the interpreter.
+# With an NVIDIA driver it takes the pair of torch and Triton that ran on a GPU.
 set -eu
 cd "$(dirname "$0")/.."
 
 CPU_INDEX=https://download.pytorch.org/whl/cpu
-TORCH=$(grep '^torch==' constraints.txt)
+CONSTRAINTS=.venv/constraints.txt
 
 say() { printf '%s\n' "$*"; }
 die() {
@@ -42,6 +43,18 @@ has_nvidia_driver() {
     [ -e /proc/driver/nvidia/version ] || [ -e /dev/nvidiactl ] || command -v nvidia-smi >/dev/null 2>&1
 }
 
+# The versions to take, and the one of torch among them.
+choose_versions() {
+    if [ "$(uname -s)" = Linux ] && has_nvidia_driver; then
+        scripts/constraints.sh gpu >"$CONSTRAINTS"
+        GPU=,gpu
+    else
+        scripts/constraints.sh >"$CONSTRAINTS"
+        GPU=
+    fi
+    TORCH=$(grep '^torch==' "$CONSTRAINTS")
+}
+
 # PyTorch's CPU build, if pip can reach one; an index out of reach costs seconds.
 reach_cpu_build() {
     say "No NVIDIA driver here: looking for PyTorch's CPU build (200 MB in place of 3 GB)"
@@ -61,12 +74,12 @@ install_torch() {
     else
         say "Not within reach. Downloading $TORCH from the package index: about 3 GB, as it carries CUDA"
     fi
-    pip install -qq --constraint constraints.txt "$TORCH"
+    pip install -qq --constraint "$CONSTRAINTS" "$TORCH"
 }
 
 install_triforce() {
     say "Downloading what triforce needs beside torch, about $2 MB, and compiling its kernels: a minute or two"
-    pip install -qq --constraint constraints.txt --editable "$1"
+    pip install -qq --constraint "$CONSTRAINTS" --editable "$1"
     if ! ls src/triforce/backends/cpu/_native.*.so >/dev/null 2>&1; then
         say "The kernels did not compile; triforce works without them, several times slower. A C++ compiler is needed:" \
             "sudo apt install g++ (Debian, Ubuntu), sudo dnf install gcc-c++ (Fedora), xcode-select --install (macOS);" \
@@ -75,6 +88,7 @@ install_triforce() {
 }
 
 make_venv
+choose_versions
 install_torch
-if [ "${1:-}" = dev ]; then install_triforce '.[dev,serve]' 530; else install_triforce '.[serve]' 70; fi
+if [ "${1:-}" = dev ]; then install_triforce ".[dev,serve$GPU]" 530; else install_triforce ".[serve$GPU]" 70; fi
 say "Done: .venv/bin/triforce"

@@ -1,11 +1,11 @@
-"""Kernels for GPUs by themselves: attention by tiles of several kinds, products with packed weights, draws.
+"""Kernels for GPUs by themselves: attention by tiles of several kinds, and draws.
 
 In Triton's interpreter they run on a CPU, too, where their times say nothing. Shape suffixes as in kernel_api.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from unittest import mock
 
@@ -13,12 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.on_gpu.piece import Piece, Row, Setup
+from benchmarks.on_gpu.piece import Piece, Row, Setup, of_limit
 from triforce.backends.cuda.kv_pages import write_rows
-from triforce.backends.cuda.packed_weight import PackedWeight, packed
 from triforce.backends.cuda.sampler import TritonSampling
 from triforce.backends.cuda.splits import SHARED
-from triforce.backends.cuda.triton import attention, weight_tiles
+from triforce.backends.cuda.triton import attention
 from triforce.backends.cuda.triton.attention import DevicePageTable, Tile, attend, tile_of
 from triforce.backends.cuda.triton.sampler import SamplerInputs, by_race
 from triforce.backends.kernel_api import PAGE
@@ -33,10 +32,7 @@ WIDTHS = (1, 8, 16)
 TILES = ((64, 2, 3), (32, 2, 4), (32, 4, 4), (64, 4, 2), (64, 4, 3), (128, 4, 2), (64, 8, 3), (64, 8, 5))
 """Keys of a block, warps and stages."""
 SPLITS = (512, 1024, 2048)
-KINDS, TOKENS = ("Q4_0", "Q4_K", "Q6_K"), (1, 8)
 VOCABULARIES, COLUMNS = (32_000, 128_256), (1, 8)
-MATRICES = 8
-"""Of one product, in turns: more bytes than a cache holds."""
 
 
 def attentions(setup: Setup, shape: str, context: int) -> Iterator[Piece]:
@@ -50,10 +46,10 @@ def attentions(setup: Setup, shape: str, context: int) -> Iterator[Piece]:
         for tile, split in [(tile, SHARED) for tile in tiles] + [(own, split) for split in SPLITS if split != SHARED]:
             how = f"{tile.rows} x {tile.keys}, {tile.warps} warps, {tile.stages} stages, split {split}"
             what = f"attention, width {width}, {how}{', our own' * ((tile, split) == (own, SHARED))}"
-            yield Piece(what, shape, context, partial(_attention, setup, shape, context, width, tile, split))
+            yield Piece(what, shape, context, partial(attend_once, setup, shape, context, width, tile, split))
 
 
-def _attention(setup: Setup, shape: str, context: int, width: int, tile: Tile, split: int) -> Row:
+def attend_once(setup: Setup, shape: str, context: int, width: int, tile: Tile, split: int) -> Row:
     """One layer's: its keys and values are more than a cache holds."""
     s, pages = shapes.SHAPES[shape], context // PAGE
     made = partial(torch.randn, dtype=setup.clock.dtype, device=setup.device)
@@ -67,8 +63,8 @@ def _attention(setup: Setup, shape: str, context: int, width: int, tile: Tile, s
     seen = DevicePageTable(units, starts_B, counts_B, PAGE)
     with mock.patch.object(attention, "tile_of", lambda *_: tile):
         run = partial(attend, q_BTHD, keys_GSD, values_GSD, seen, True, None, split, together)
-        took = setup.clock.device_seconds(run, 10)
-    return _row(setup, took, keys_GSD.nbytes + values_GSD.nbytes)
+        took = setup.clock.device_seconds(run, 10 if setup.on_gpu else 1)
+    return of_limit(setup, took, keys_GSD.nbytes + values_GSD.nbytes)
 
 
 def _coded(memory_GSD: Tensor) -> Tensor:
@@ -77,35 +73,6 @@ def _coded(memory_GSD: Tensor) -> Tensor:
     coded_GSR = torch.zeros(G, S, D + SCALE_BYTES, dtype=torch.int8, device=memory_GSD.device)
     write_rows(coded_GSR, torch.arange(S, device=memory_GSD.device), rounded(memory_GSD))
     return coded_GSR
-
-
-def products(setup: Setup, shape: str) -> Iterator[Piece]:
-    """Products with weights of GGUF types, and with those of the clock's type."""
-    s = shapes.SHAPES[shape]
-    for outputs, inputs in ((s.hidden, s.hidden), (s.intermediate, s.hidden), (s.hidden, s.intermediate)):
-        for kind in (*(kind for kind in KINDS if inputs % shapes.CODED[kind][0] == 0), None):
-            for tokens in TOKENS:
-                name = f"product with {kind or 'numbers'}, {outputs} x {inputs}, {tokens} tokens"
-                run = partial(_product, setup, kind, outputs, inputs, tokens)
-                yield Piece(name, shape, tokens, run)
-
-
-def _product(setup: Setup, kind: str | None, outputs: int, inputs: int, tokens: int) -> Row:
-    x_NK = torch.randn(tokens, inputs, device=setup.device).to(setup.clock.dtype)
-    calls: list[Callable[[], Tensor]] = []
-    for _ in range(MATRICES):
-        if kind:
-            codes = shapes.random_codes(kind, outputs, inputs)
-            weight = packed(codes, setup.device)
-            assert isinstance(weight, PackedWeight), "kernels know its type"
-            planes = weight.blocks, weight.scales, weight.minima, weight.small
-            size = sum(plane.nbytes for plane in {plane.data_ptr(): plane for plane in planes}.values())
-            calls.append(partial(weight_tiles.times, x_NK, weight))
-        else:
-            dense_MK = torch.randn(outputs, inputs, device=setup.device).to(setup.clock.dtype)
-            size = dense_MK.nbytes
-            calls.append(partial(torch.nn.functional.linear, x_NK, dense_MK))
-    return _row(setup, setup.clock.device_seconds(lambda: [call() for call in calls], 10) / MATRICES, size)
 
 
 def draws(setup: Setup) -> Iterator[Piece]:
@@ -125,9 +92,4 @@ def _draw(setup: Setup, vocabulary: int, columns: int) -> Row:
     places_2B = torch.tensor([[100], [columns - 1]], device=setup.device)
     asked = SamplerInputs(logits_BJV, draws.settings_5B, places_2B)
     took = setup.clock.device_seconds(partial(by_race, asked, draws.seeds_B, draws.choices_B), 10)
-    return _row(setup, took, logits_BJV.nbytes)
-
-
-def _row(setup: Setup, took: float, moved: int) -> Row:
-    limit = moved / setup.clock.bandwidth / took
-    return {"seconds": took, "bytes": moved, "fraction_of_limit": limit, "speedup": None}
+    return of_limit(setup, took, logits_BJV.nbytes)

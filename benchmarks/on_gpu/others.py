@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 
 from benchmarks.on_gpu import ours
 from benchmarks.on_gpu.piece import Piece, Row, Setup, speeds
+from triforce.backends.cuda import graphs
 from triforce.bench import shapes
 from triforce.cli.bench.setup import own_texts
 from triforce.cli.sample_book import BOOK
@@ -121,14 +123,9 @@ def _real(setup: Setup, context: int, temperature: float) -> Row:
 
     The new tokens are the last ones of the context, which may be all that the pair has.
     """
-    llm = LLM(device=str(setup.device))
-    ids, most = tokenizer_of(llm).encode(own_texts()[BOOK]), llm.target.config.context
-    if context > min(len(ids), most):
-        raise RequestError(f"the book has {len(ids)} tokens, the pair {most} positions; --contexts must stay below")
-    texts, read = llm.open(1, context), ids[: context - setup.tokens]
-    turns = []
-    for seed in range(ours.TURNS):
-        params = SamplingParams(temperature, top_p=0.9, seed=seed, max_tokens=setup.tokens, ignore_eos=True)
+    llm, read = _opened(setup, context)
+    texts, turns = llm.open(1, context), []
+    for params in _params(setup, temperature, ours.TURNS):
         requests = [llm.request(read, params, mode) for mode in ("ar", "triforce") for _ in range(2)]
         outputs = []
         for request in requests:
@@ -141,3 +138,61 @@ def _real(setup: Setup, context: int, temperature: float) -> Row:
         "kept": {tier.name: tier.accepted / max(1, tier.proposed) for tier in turns[0][1].tiers[:-1]},
         "same_text_as_ar": all(a.outputs[0].token_ids == b.outputs[0].token_ids for a, b in turns),
     }  # fmt: skip
+
+
+def wall_clock(setup: Setup, context: int) -> Iterator[Piece]:
+    """The same pair by the clock on the wall, from submitting a text to its end; the first text stands apart."""
+    for mode in ("auto", "triforce"):
+        for temperature in (0.0, 0.6):
+            what = f"{mode}, temperature {temperature}, wall clock"
+            yield Piece(what, "shipped pair", context, partial(_wall_clock, setup, context, mode, temperature), "real")
+
+
+@dataclass(frozen=True, slots=True)
+class TimedText:
+    """Seconds of a text on the wall, the graphs that it captured, and its tokens."""
+
+    seconds: float
+    captures: int
+    token_ids: list[int]
+
+
+def _wall_clock(setup: Setup, context: int, mode: str, temperature: float) -> Row:
+    """Seconds a token of texts whose prompt has been read, plainly and in a mode, in turns.
+
+    The first text of each compiles kernels, and a text captures passes of shapes that are new.
+    """
+    llm, read = _opened(setup, context)
+    texts = llm.open(1, context)
+    texts_of: dict[str, list[TimedText]] = {"ar": [], mode: []}
+    for params in (SamplingParams(max_tokens=1), *_params(setup, temperature, 1 + ours.TURNS)):
+        for name, made in texts_of.items():
+            request, before, began = llm.request(read, params, name), graphs.captured(), perf_counter()
+            texts.submit([request])
+            output = texts.finish(request)
+            seconds = (perf_counter() - began) / params.max_tokens
+            made.append(TimedText(seconds, graphs.captured() - before, output.outputs[0].token_ids))
+    (_, plain_first, *plain), (_, first, *fast) = texts_of.values()  # the very first one reads the prompt
+    return speeds([text.seconds for text in plain], [text.seconds for text in fast]) | {
+        "fraction_of_limit": None, "first_seconds": first.seconds, "plain_first_seconds": plain_first.seconds,
+        "captures": [text.captures for text in texts_of[mode]],
+        "plain_captures": [text.captures for text in texts_of["ar"]],
+        "same_text_as_ar": [a.token_ids == b.token_ids for a, b in zip(plain, fast, strict=True)],
+    }  # fmt: skip
+
+
+def _opened(setup: Setup, context: int) -> tuple[LLM, list[int]]:
+    """Return the shipped pair, and a prompt that leaves room for the new tokens. Raises RequestError."""
+    llm = LLM(device=str(setup.device))
+    ids, most = tokenizer_of(llm).encode(own_texts()[BOOK]), llm.target.config.context
+    if context > min(len(ids), most):
+        raise RequestError(f"the book has {len(ids)} tokens, the pair {most} positions; --contexts must stay below")
+    return llm, ids[: context - setup.tokens]
+
+
+def _params(setup: Setup, temperature: float, texts: int) -> list[SamplingParams]:
+    """Return what each of so many texts is made with: seeds of their own."""
+    return [
+        SamplingParams(temperature, top_p=0.9, seed=seed, max_tokens=setup.tokens, ignore_eos=True)
+        for seed in range(texts)
+    ]

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from triforce.backends import native_loader
 from triforce.backends.decoder import Decoder
 from triforce.bench import shapes
 from triforce.bench.device_clock import DeviceClock
@@ -51,7 +52,7 @@ class Setup:
     kv_memory: str = "auto"
     """Of figures that keep KV on the host: what stays on the device."""
     kv_int8: bool = False
-    _models: dict[tuple[Names, int, bool], ModelSet] = field(default_factory=dict)
+    _models: dict[tuple[Names, int, bool, str], ModelSet] = field(default_factory=dict)
 
     @property
     def on_gpu(self) -> bool:
@@ -63,7 +64,7 @@ class Setup:
 
     def models(self, names: Names, context: int) -> ModelSet:
         """Of random weights; the latest ones only, as two would not fit beside their KV."""
-        key = names, context, self.kv_int8
+        key = names, context, self.kv_int8, native_loader.wanted
         if key not in self._models:
             self._models.clear()
             how = context + 1024, self.clock.dtype, self.device, self.kv_int8
@@ -88,3 +89,27 @@ def speeds(plain: Sequence[float], fast: Sequence[float]) -> Row:
         "seconds": median(fast), "plain_seconds": median(plain), "speedup": median(speedups),
         "spread": max(speedups) - min(speedups),
     }  # fmt: skip
+
+
+def of_limit(setup: Setup, took: float, moved: int) -> Row:
+    """Return the row of what must read so many bytes; `fraction_of_limit`: of the memory's bandwidth."""
+    limit = moved / setup.clock.bandwidth / took
+    return {"seconds": took, "bytes": moved, "fraction_of_limit": limit, "speedup": None}
+
+
+def capped(setup: Setup, cap: int, piece: Piece) -> Row:
+    """Measure a piece as on a device of so many bytes."""
+    if not setup.on_gpu:
+        return piece.run()
+    torch.cuda.empty_cache()  # what is kept for later counts
+    total = torch.cuda.mem_get_info(setup.device)[1]
+    torch.cuda.set_per_process_memory_fraction(min(1.0, cap / total), setup.device)
+    try:
+        return piece.run()
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, setup.device)
+
+
+def left_out(reason: str) -> Row:
+    """Return the row of what is not there to be measured."""
+    return {"seconds": None, "fraction_of_limit": None, "speedup": None, "left_out": reason}

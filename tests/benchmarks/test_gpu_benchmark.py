@@ -7,7 +7,9 @@ import json
 import shlex
 import sys
 import tomllib
+from collections.abc import Iterator
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,8 @@ import torch
 from benchmarks import gpu, study
 from benchmarks.gpu import FIGURES
 from benchmarks.on_gpu import ours
-from benchmarks.on_gpu.piece import Setup
+from benchmarks.on_gpu.lease import PARTS
+from benchmarks.on_gpu.piece import Piece, Setup
 from tests.helpers.tiny_checkpoint import tiny_pair
 from triforce.backends import native_loader
 from triforce.bench import shapes
@@ -175,6 +178,14 @@ def test_gpu_benchmark_paper_cards_match_paper() -> None:
     assert {piece.shape for piece in pieces} == {"llama-2-7b-128k", "llama-2-13b-128k"}
 
 
+def pieces_of(figure: str) -> Iterator[Piece]:
+    setup = Setup(torch.device("cpu"), None, None, None, 128)
+    if figure != gpu.LEASE:
+        return FIGURES[figure](setup)
+    return chain.from_iterable(part.pieces(setup) for part in PARTS)
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="there is no Triton")
 def test_gpu_run_list_commands_parse() -> None:
     """Those of docs/data/gpu_runs.toml are understood, and their pieces and tests are there."""
     runs = tomllib.loads((ROOT / "docs" / "data" / "gpu_runs.toml").read_text(encoding="utf-8"))["runs"]
@@ -183,15 +194,14 @@ def test_gpu_run_list_commands_parse() -> None:
     for module, *arguments in map(shlex.split, lines):
         if module == "benchmarks.gpu":
             options = study.parse("gpu", None, gpu.add_arguments, arguments)
-            pieces = FIGURES[options.figure](Setup(torch.device("cpu"), None, None, None, 128))
-            found = [piece.what for piece in pieces if options.only in piece.what]
+            found = [piece.what for piece in pieces_of(options.figure) if options.only in piece.what]
             assert found, arguments
             asked[options.figure] = asked.get(options.figure, []) + found
         elif module == "triforce":
             parse(arguments)
         elif module == "pytest":
             assert all((ROOT / path).exists() for path in arguments if path.startswith("tests/"))
-    assert set(asked) == set(FIGURES)
+    assert set(asked) == {gpu.LEASE, *FIGURES}
     measured = [what for what in asked["c"] if "48" not in what]
     assert sorted(measured) == sorted(f"{what}, 24 GiB" for what in HOSTED)
 

@@ -34,6 +34,8 @@ class ModelShape:
 
 
 SHAPES = {
+    "tiny": ModelShape(256, 512, 2, 4, 2, 320, 64, tied=False),
+    "tiny-draft": ModelShape(64, 96, 1, 2, 2, 320, 32),
     "30m": ModelShape(512, 1408, 8, 8, 8, 8192),
     "30m-draft": ModelShape(128, 344, 2, 2, 2, 8192),
     "thin32": ModelShape(256, 688, 32, 4, 4, 8192),
@@ -56,7 +58,7 @@ SHAPES = {
     "llama-68m": ModelShape(768, 3072, 2, 12, 12, 32_000, tied=False),
     "llama-68m-128256": ModelShape(768, 3072, 2, 12, 12, 128_256, tied=False),
 }
-"""`thin32` and `thin80` are as deep as models of 8 and 70 billion weights, and load at once.
+"""`thin32` and `thin80` are as deep as models of 8 and 70 billion weights, and load at once. `tiny` is for rehearsals.
 
 Drafts have some 4 % of their target's bytes. `30m` has the paper's kind of attention, a KV head for each query head:
 16 KiB of KV per token in bfloat16.

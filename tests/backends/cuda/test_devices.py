@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import gpu
-from benchmarks.on_gpu.piece import Piece
+from benchmarks.on_gpu.piece import Piece, capped
 from tests.helpers.cuda.prompts import ids
 from tests.helpers.cuda.stub import GIB, Machine, OnFirst, OnSecond, machine
 from triforce.backends.cuda.graphs import Graphs, Replay
@@ -90,11 +90,11 @@ def test_device_without_number_becomes_current_one(two: Machine) -> None:
 def test_gpu_benchmark_caps_memory_of_default_device(
     one: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def capped(setup: Any) -> Iterator[Piece]:
+    def under_a_card(setup: Any) -> Iterator[Piece]:
         piece = Piece("share", "small", 1, lambda: {"share": one.shares[0]})
-        yield replace(piece, run=partial(gpu._capped, setup, 24 * GIB, piece))
+        yield replace(piece, run=partial(capped, setup, 24 * GIB, piece))
 
-    monkeypatch.setitem(gpu.FIGURES, "c", capped)
+    monkeypatch.setitem(gpu.FIGURES, "c", under_a_card)
     assert gpu.main(["c", "--out", str(tmp_path)]) == 0
     (row,) = json.loads((tmp_path / "gpu_c.json").read_text())
     assert row["share"] == 24 / 80 and row["machine"] == "Made up 0" and one.shares == [1.0]

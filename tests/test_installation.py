@@ -1,0 +1,77 @@
+"""The versions that an installation takes, with an NVIDIA driver and without one."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[1]
+
+
+def pinned(*arguments: str) -> dict[str, str]:
+    """Versions that scripts/install.sh takes."""
+    done = subprocess.run(
+        [str(ROOT / "scripts" / "constraints.sh"), *arguments], capture_output=True, text=True, check=True
+    )
+    return dict(line.split("==") for line in done.stdout.splitlines() if "==" in line)
+
+
+@pytest.mark.parametrize(("where", "extras"), [((), ("dev", "serve")), (("gpu",), ("dev", "serve", "gpu"))], ids=str)
+def test_pinned_versions_are_those_that_extras_allow(where: tuple[str, ...], extras: tuple[str, ...]) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    versions = pinned(*where)
+    wanted = [*project["dependencies"], *(each for extra in extras for each in project["optional-dependencies"][extra])]
+    for requirement in map(Requirement, wanted):
+        if requirement.name in versions:
+            assert requirement.specifier.contains(versions[requirement.name]), requirement
+
+
+def test_gpu_versions_are_pair_that_was_measured() -> None:
+    """The extra names it, and nothing else is another one than on a CPU."""
+    versions, usual = pinned("gpu"), pinned()
+    extra = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"][
+        "gpu"
+    ]
+    found = {requirement.name: requirement.specifier for requirement in map(Requirement, extra)}
+    assert set(found) == {name for name in versions if versions[name] != usual[name]} == {"torch", "triton"}
+    assert all(specifier.contains(versions[name]) for name, specifier in found.items())
+    assert not any(specifier.contains(usual[name]) for name, specifier in found.items())
+    doctor = json.loads((ROOT / "benchmarks" / "results" / "gpu_doctor.json").read_text(encoding="utf-8"))
+    (device,) = [check["figures"] for check in doctor["checks"] if check["name"] == "device"]
+    measured = {name: device[name].partition("+")[0] for name in found}
+    assert all(specifier.contains(measured[name]) for name, specifier in found.items())
+
+
+DRY_INSTALL = """
+uname() { echo Linux; }
+make_venv() { mkdir -p .venv; }
+pip() { echo "pip $*"; }
+reach_cpu_build() { false; }
+has_nvidia_driver() { [ -n "${DRIVER:-}" ]; }
+ls() { true; }
+"""
+
+
+@pytest.mark.parametrize(("driver", "line"), [
+    ("", "pip install -qq --constraint .venv/constraints.txt torch==2.13.0"),
+    ("580", "pip install -qq --constraint .venv/constraints.txt torch==2.11.0"),
+])  # fmt: skip
+def test_install_takes_gpu_versions_with_driver(driver: str, line: str, tmp_path: Path) -> None:
+    """Nothing is installed here: what asks the machine, and pip, is put in the place of its own."""
+    (tmp_path / "scripts").mkdir()
+    for name in ("constraints.txt", "constraints-gpu.txt", "scripts/constraints.sh"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    script = (ROOT / "scripts" / "install.sh").read_text(encoding="utf-8")
+    head, called, tail = script.partition("\nmake_venv\n")
+    (tmp_path / "scripts" / "install.sh").write_text(head + DRY_INSTALL + called + tail, encoding="utf-8")
+    done = subprocess.run(["sh", "scripts/install.sh"], cwd=tmp_path, env=os.environ | {"DRIVER": driver},
+                          capture_output=True, text=True, check=True)  # fmt: skip
+    assert line in done.stdout.splitlines(), done.stdout
+    assert ("[serve,gpu]" in done.stdout) == bool(driver)
