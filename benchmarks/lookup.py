@@ -57,7 +57,7 @@ def measure(options: Namespace) -> None:
     for length, pairs in sorted(tried.items()):
         of_lookup, of_draft = (mean(column) for column in zip(*pairs, strict=True))
         matches.append({"match": length, "positions": len(pairs), "lookup": of_lookup, "draft": of_draft})
-    kept = [
+    of_modes = [
         {"temperature": temperature, "mode": mode, "kept": sum(a for a, _ in counts) / sum(n for _, n in counts)}
         for (temperature, mode), counts in passes.items()
     ]
@@ -65,9 +65,9 @@ def measure(options: Namespace) -> None:
     for row in matches:
         print(f"| from {row['match']} | {row['positions']} | {row['lookup']:.3f} | {row['draft']:.3f} |")
     print("\n| temperature | mode | guesses kept per pass of the retrieval tier |\n| --- | --- | ---: |")
-    for row in kept:
+    for row in of_modes:
         print(f"| {row['temperature']} | {row['mode']} | {row['kept']:.3f} |")
-    study.write(options, {"context": options.context, "matches": matches, "rows": kept})
+    study.write(options, {"context": options.context, "matches": matches, "rows": of_modes})
 
 
 def prompts(llm: LLM, context: int) -> Iterator[list[int]]:

@@ -11,12 +11,10 @@ import argparse
 import json
 import tomllib
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from scripts import docs_models, docs_pictures, docs_reference
 from scripts.docs_reference import code, filled, table
-from triforce.bench.compare.on_file_tables import TITLES
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -63,59 +61,30 @@ def gpu_kernels(data: dict[str, Any]) -> list[list[str]]:
 
 
 RESULTS = "benchmarks/results"
-CELLS = {
-    "128k-b1-t0-books": "128K tokens, greedy",
-    "32k-b1-t0.6-books": "32K tokens, T = 0.6",
-    "8k-b1-t1.2-books": "8K tokens, T = 1.2",
-    "512-b1-t1.2-copy": "512 tokens, T = 1.2",
-}
-"""Cells of `bench speed` that README shows, a losing one among them."""
+MODELS_SHOWN = {"smollm2": "`smollm2`", "pair": "shipped pair"}
+LEVELS_SHOWN = {"": "AVX512-BF16", "_avx2": "AVX2"}
+"""Files of `bench speed` that README shows: of each model, at each level of the kernels."""
+
+TEMPERATURE_SHOWN = 1.0
+"""Temperature of README's cells: below it, small models repeat themselves."""
 
 
 def numbers(root: Path) -> list[list[str]]:
-    """README's rows, of recorded results: plain decoding (or what it is compared with), triforce, and their ratio."""
-    rows = [["what", "baseline", "with it", "ratio", "command"]]
-    cells = {(row["cell"], row["mode"]): row for row in recorded(root, "speed")}
-    for cell, said in CELLS.items():
-        plain, auto = (cells[cell, mode] for mode in ("ar", "auto"))
-        rates = [f"{row['tokens_per_second']:,.0f}" for row in (plain, auto)]
-        rows.append([said, *rates, f"{auto['speedup']:.2f}", code(f"speed {cell}")])
-    rows[-1][3] += f" (mode `triforce` {cells[cell, 'triforce']['speedup']:.2f})"
-    every = [row["speedup"] for row in cells.values() if row["mode"] == "auto"]
-    rows.append([f"mean of {len(every)} cells", "", "", f"{sum(every) / len(every):.2f}", code("make bench")])
-    others = [row for row in recorded(root, "compare") if row["context"] == 32768 and row.get("accepted")]
-    best = max((row for row in others if row["engine"] != "triforce"), key=lambda row: row["tokens_per_second"])
-    ours = next(row for row in others if (row["engine"], row["variant"]) == ("triforce", "auto"))
-    both = [row["tokens_per_second"] for row in (best, ours)]
-    name = f"32K, best of {len({row['engine'] for row in others}) - 1} other engines"
-    rows.append([name, *(f"{x:.0f}" for x in both), f"{both[1] / both[0]:.2f}", code("triforce bench compare")])
-    bus = {
-        row["mode"]: row for row in recorded(root, "offload_cpu") if row["what"] == "bus" and row.get("kv") != "int8"
-    }
-    rates = [f"{bus[mode]['tokens_per_second']:.0f}" for mode in ("ar", "triforce")]
-    ratio = f"{bus['triforce']['speedup']:.2f}"
-    rows.append(["32K, KV read at 2 GB/s", *rates, ratio, code("py -m benchmarks.offload")])
-    asked = next(row for row in recorded(root, "documents_cpu") if row["context"] == 16384)
-    first, second = (median(asked[which]) for which in ("first", "second"))
-    times = f"{first:.1f} s", f"{second:.2f} s", f"{first / second:.0f}"
-    rows.append(["16K, 2nd question, first token", *times, code("py -m benchmarks.documents")])
-    return rows + on_one_file(root)
-
-
-def on_one_file(root: Path) -> list[list[str]]:
-    """README's rows on one GGUF file: its prompt, and sampled text of a book behind it, by the fastest other engine."""
-    report = json.loads((root / RESULTS / "compare_file.json").read_text(encoding="utf-8"))
-    cells = {
-        (row["what"], row["context"], row.get("workload"), row.get("temperature")): row for row in report["summary"]
-    }
-    prompt, text = cells["prefill", 7168, None, None], cells["decoding", 7168, "books", 0.6]
-    rows = []
-    for said, cell, ours in (("`smollm2`, 7K read", prompt, "ar"), ("T = 0.6 behind it", text, "auto")):
-        rates = cell["tokens_per_second"]
-        theirs = max((name for name in rates if name.split()[0] != "triforce"), key=rates.get)
-        shown = [f"{rates[name]:,.0f}" for name in (theirs, f"triforce {ours}")]
-        ratio, command = f"{cell['over'][ours][theirs]:.2f}", code("triforce bench compare smollm2 --draft none")
-        rows.append([f"{said}, {TITLES[theirs.split()[0]].split()[0]}", *shown, ratio, command])
+    """README's rows: plain decoding's tokens/s and those of `auto` over it, of a book and of code; what repeats."""
+    rows = [["kernels", "model", "tokens read", "plain, tokens/s", "book", "code", "8-grams that repeat"]]
+    for level, level_said in LEVELS_SHOWN.items():
+        for model, model_said in MODELS_SHOWN.items():
+            cells = {
+                (row["context"], row["workload"], row["mode"]): row
+                for row in recorded(root, f"{model}_speed{level}")
+                if row["temperature"] == TEMPERATURE_SHOWN
+            }
+            for context in sorted({context for context, *_ in cells}):
+                plain, *auto = (cells[context, *of] for of in (("books", "ar"), ("books", "auto"), ("code", "auto")))
+                ratios = [f"{row['speedup']:.2f}" for row in auto]
+                repeated = max(row["repeated_8_grams"] for row in auto)
+                rate = f"{plain['tokens_per_second']:,.0f}"
+                rows.append([level_said, model_said, f"{context:,}", rate, *ratios, f"{repeated:.0%}"])
     return rows
 
 

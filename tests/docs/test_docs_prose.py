@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import pytest
 
@@ -40,17 +41,51 @@ def test_readme_fits_one_screen() -> None:
     assert re.search(r"\d\.\d+ times", screen) and "    make demo" in screen
 
 
+def recorded(name: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())["rows"]
+    return rows
+
+
+def cell(name: str, context: int, workload: str) -> dict[str, Any]:
+    """A cell of README's table in mode auto."""
+    return next(
+        row
+        for row in recorded(name)
+        if (row["mode"], row["temperature"], row["context"], row["workload"]) == ("auto", 1.0, context, workload)
+    )
+
+
+def test_readme_first_screen_names_machine_model_and_context_of_its_figures() -> None:
+    said = " ".join("\n".join(README.splitlines()[:20]).split())
+    real, toy = (f"{cell(name, *of)['speedup']:.2f}" for name, of in (
+        ("smollm2_speed", (7168, "books")), ("pair_speed", (32768, "books"))))  # fmt: skip
+    narrow = [f"{cell(name, *of)['speedup']:.2f}" for name, of in (
+        ("smollm2_speed_avx2", (7168, "books")), ("pair_speed_avx2", (32768, "books")))]  # fmt: skip
+    assert "two AVX512-BF16 cores `smollm2`, a real model of 135M parameters" in said
+    assert f"**{real} times** the tokens per second behind 7K tokens" in said and f"{toy} times behind 32K" in said
+    assert f"with AVX2 {' and '.join(narrow)}" in said and "`triforce info MODEL`" in said
+
+
 def test_readme_repeats_recorded_figures() -> None:
-    rows = json.loads((ROOT / "benchmarks" / "results" / "speed.json").read_text(encoding="utf-8"))["rows"]
-    auto = [row for row in rows if row["mode"] == "auto"]
-    means = [mean(row["speedup"] for row in auto if row["context"] == context) for context in (32768, 131072)]
-    said = re.search(r"\*\*(\d\.\d+) times\*\* .* at 32K\s+tokens, and (\d\.\d+) times at 128K", README)
-    assert said and list(said.groups()) == [f"{each:.2f}" for each in means]
-    losing = {row["mode"]: row["speedup"] for row in rows if row["cell"] == "512-b1-t1.2-copy"}
-    shown = f"{losing['auto']:.2f} (mode `triforce` {losing['triforce']:.2f})"
-    assert shown in README, "a losing row is among those shown"
-    least = min(row["speedup"] for row in auto)
-    assert f"make {least:.2f} of plain decoding" in README, "and the one that loses most is told of"
+    """Its cells hardly repeat themselves, losing ones are among them, and those lost elsewhere are told of."""
+    shown = [
+        row
+        for name in ("smollm2_speed", "smollm2_speed_avx2", "pair_speed", "pair_speed_avx2")
+        for row in recorded(name)
+        if row["mode"] == "auto" and row["temperature"] == 1.0
+    ]
+    assert max(row["repeated_8_grams"] for row in shown) < 0.015, "at most 1 %"
+    assert min(row["speedup"] for row in shown) < 1
+    auto = [row for row in recorded("speed") if row["mode"] == "auto"]
+    own = [row["speedup"] for row in auto if row["repeated_8_grams"] <= 0.02]
+    said = " ".join(README.split())
+    assert f"{mean(row['speedup'] for row in auto):.2f} in the mean, but {mean(own):.2f} in the {len(own)}" in said
+    narrow = [row for row in json.loads((ROOT / "benchmarks/results/draft_speed_avx2.json").read_text())["summary"]]
+    least = min(row["over"]["auto"]["triforce ar"] for row in narrow if row["what"] == "decoding")
+    assert f"made {least:.2f} with AVX2 behind 7K, and the pair {min(row['speedup'] for row in auto):.2f}" in said
+    bus = next(r for r in recorded("offload_int8") if (r.get("mode"), r.get("kv_dtype")) == ("triforce", "bfloat16"))
+    assert f"KV read at 2 GB/s the pair makes {bus['speedup']:.2f} at 32K" in said
+    assert f"comes {recorded('documents_cpu')[0]['ratio']:.0f} times as soon" in said
 
 
 def test_pages_repeat_recorded_figures() -> None:

@@ -29,6 +29,7 @@ DIGITS = 8
 VERSION_AT = "src/triforce/bench/provenance.py"
 MODULES = (
     (r"\bbenchmarks\.(\w+)", ("benchmarks/{}.py", "benchmarks/{}/__main__.py")),
+    (r"\btests\.helpers\.(\w+)", ("tests/helpers/{}/__main__.py",)),
     (r"\btriforce bench (\w+)", ("src/triforce/cli/bench/{}.py",)),
     (r"\btriforce (\w+)", ("src/triforce/cli/{}.py",)),
     (r"\bpython (scripts/\w+\.py)", ("{}",)),
