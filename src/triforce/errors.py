@@ -31,3 +31,8 @@ def suggest(typed: str, names: Iterable[str]) -> str:
 
     nearest = get_close_matches(typed, list(names), 1)
     return f" (did you mean {nearest[0]}?)" if nearest else ""
+
+
+def printable(text: object) -> str:
+    """Return a name or a path to stand in a line: as it is, or with escapes and in quotes where it does not print."""
+    return str(text) if str(text).isprintable() else ascii(str(text))

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.cache_folders import present, store_in, write
-from triforce.disk_cache import folder as module
+from triforce.disk_cache import folder_checks as module
 from triforce.disk_cache import mounts
-from triforce.disk_cache.folder import SECRET, STATE, CacheFolder
+from triforce.disk_cache.folder import CacheFolder
+from triforce.disk_cache.folder_checks import SECRET, STATE
 from triforce.errors import CacheError
 
 

@@ -136,7 +136,7 @@ def test_clear_removes_manifest_and_keeps_folder_in_use(folder: Path, tmp_path: 
 
     store = EntryStore(CacheFolder(tmp_path / "cache"), 10_000)
     manifest.note(store.folder, WatchedFolder(folder, False, known(folder)))
-    assert store.held() == [] and store.clear() == (0, 0)
+    assert store.held() == [] and store.clear() == (0, 0, [])
     assert manifest.watched(store.folder) == []
     assert manifest.text_of(folder, tmp_path / "no cache") == joined(files_of(folder))
 

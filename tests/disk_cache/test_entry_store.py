@@ -19,7 +19,7 @@ import pytest
 
 from tests.helpers.cache_folders import made_entry, present, store_in, write, writer
 from triforce.disk_cache.entry_store import EntryStore, Use
-from triforce.disk_cache.folder import PARTIAL
+from triforce.disk_cache.folder_checks import PARTIAL
 
 
 def whole(store: EntryStore, text: int, name: str, index: int) -> bool:

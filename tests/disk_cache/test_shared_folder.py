@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.cache_folders import made_entry, present, store_in, writer
-from triforce.disk_cache.folder import PARTIAL
+from triforce.disk_cache.folder_checks import PARTIAL
 
 LIMIT = 400_000
 

@@ -18,7 +18,8 @@ from tests.helpers.tiny_llm import ask, ids, llm
 from triforce.backends import native_loader
 from triforce.disk_cache.entry import Entry
 from triforce.disk_cache.entry_store import EntryStore
-from triforce.disk_cache.folder import PARTIAL, CacheFolder
+from triforce.disk_cache.folder import CacheFolder
+from triforce.disk_cache.folder_checks import PARTIAL
 from triforce.errors import CacheError
 from triforce.kvcache import PAGE, disk_text
 from triforce.kvcache.disk_prefixes import SEGMENT

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from triforce.disk_cache.entry_store import EntryStore
 from triforce.disk_cache.eviction import Held
 from triforce.disk_cache.folder import CacheFolder
 from triforce.disk_cache.manifest import watched
+from triforce.errors import CacheError, printable
 
 SHOWN = 20
 """Prompts of a model that are listed."""
 FACTS = {"model", "profile", "kind", "after", "segment", "tokens"}
 """Facts that the header of an entry says."""
 DAMAGED = 1
-"""The exit code where entries were damaged."""
+"""The exit code where entries were damaged, or something is left that could not be removed or read."""
+
+Reached = TypeVar("Reached")
 
 
 def run(options: Namespace) -> int:
@@ -27,6 +31,17 @@ def run(options: Namespace) -> int:
     store = EntryStore(CacheFolder(Path(options.folder), network=True, create=False), sys.maxsize)
     commands: dict[str, Callable[[EntryStore], int]] = {"list": _list, "verify": _verify, "clear": _clear}
     return commands[options.cache](store)
+
+
+def _reached(call: Callable[[], Reached]) -> Reached:
+    """Return what a call that locks the folder returns. Raises CacheError where it cannot."""
+    try:
+        return call()
+    except OSError as error:
+        raise CacheError(f"{error}; try again") from error
+
+
+_NUMBER = re.compile("[0-9]{1,12}")
 
 
 class _Kept(NamedTuple):
@@ -41,7 +56,7 @@ class _Kept(NamedTuple):
 def _list(store: EntryStore) -> int:
     models: dict[tuple[str, str], list[_Kept]] = defaultdict(list)
     others = 0
-    for held in store.held():
+    for held in _reached(store.held):
         if kept := _kept(store, held):
             models[kept.facts["model"], kept.facts["profile"]].append(kept)
         else:
@@ -51,43 +66,53 @@ def _list(store: EntryStore) -> int:
         followed = {entry.facts["after"] for entry in segments}
         ends = sorted((entry for entry in segments if entry.name not in followed), key=lambda entry: -entry.place)
         size = _mib(sum(entry.bytes for entry in entries))
-        print(f"{model} ({profile}): {len(ends):,} prompts, {len(segments):,} segments, {size}")
+        print(f"{printable(model)} ({printable(profile)}): {len(ends):,} prompts, {len(segments):,} segments, {size}")
         for entry in ends[:SHOWN]:
             tokens = (int(entry.facts["segment"]) + 1) * int(entry.facts["tokens"])
-            print(f"  {entry.name[:8]} {tokens:>10,} tokens")
+            print(f"  {printable(entry.name[:8])} {tokens:>10,} tokens")
         if len(ends) > SHOWN:
             print(f"  and {len(ends) - SHOWN:,} that were used before these")
     for folder in watched(store.folder):
-        print(f"{folder.path} was read by triforce watch: {len(folder.files):,} files")
+        print(f"{printable(folder.path)} was read by triforce watch: {len(folder.files):,} files")
     if others:
         print(f"and {others:,} entries of token ids, which tell why a prompt is read again")
     if not models and not others:
-        print(f"nothing is kept in {store.folder.path}")
+        print(f"nothing is kept in {printable(store.folder.path)}")
     return 0
 
 
 def _verify(store: EntryStore) -> int:
-    checked = damaged = 0
-    for entry in store.held():
+    checked = damaged = left = 0
+    for entry in _reached(store.held):
         checked += 1
-        if fault := store.fault(entry.name):
+        try:
+            fault = store.fault(entry.name)
+            if fault:
+                store.folder.remove(entry.name)
+        except (OSError, MemoryError) as error:
+            left += 1
+            why = getattr(error, "strerror", "") or "there is not enough memory"
+            print(f"{printable(entry.name)} cannot be read or removed ({why}) and is left", file=sys.stderr)
+            continue
+        if fault:
             damaged += 1
-            store.folder.remove(entry.name)
-            print(f"{entry.name} was damaged ({fault}) and is removed", file=sys.stderr)
-    print(f"{checked:,} entries were checked, {damaged:,} of them were damaged")
-    return DAMAGED if damaged else 0
+            print(f"{printable(entry.name)} was damaged ({fault}) and is removed", file=sys.stderr)
+    print(f"{checked:,} entries were checked, {damaged:,} of them were damaged" + f", {left:,} are left" * (left > 0))
+    return DAMAGED if damaged or left else 0
 
 
 def _clear(store: EntryStore) -> int:
-    count, size = store.clear()
-    print(f"removed {count:,} entries, {_mib(size)}")
-    return 0
+    entries, size, left = _reached(store.clear)
+    for name in left:
+        print(f"{printable(name)} cannot be removed and is left", file=sys.stderr)
+    print(f"removed {entries:,} entries, {_mib(size)}" + f"; {len(left):,} are left" * bool(left))
+    return DAMAGED if left else 0
 
 
 def _kept(store: EntryStore, entry: Held) -> _Kept | None:
     """Return what an entry says of its KV; None where it has none."""
     facts = store.facts(entry.name)
-    if facts and facts.keys() >= FACTS and all(facts[name].isdecimal() for name in ("segment", "tokens")):
+    if facts and facts.keys() >= FACTS and all(_NUMBER.fullmatch(facts[name]) for name in ("segment", "tokens")):
         return _Kept(entry.name, facts, entry.bytes, entry.place)
     return None
 

@@ -19,6 +19,9 @@ DIGEST = 32
 LONGEST_HEADER = 1 << 20
 LENGTH = 8
 """Bytes before the header, which say how long it is."""
+MOST_DIMENSIONS = 8
+LARGEST = 1 << 48
+"""No dimension is larger, in a header that can be believed."""
 BYTES = {"I64": 8, "F32": 4, "BF16": 2, "F16": 2, "U8": 1, "I8": 1}
 """Of a number, by the name of its type."""
 
@@ -36,6 +39,23 @@ class Part(NamedTuple):
     kind: str
     shape: Sequence[int]
     data: memoryview
+
+
+class PartPlace(NamedTuple):
+    """The place of a tensor: the name of its type, its shape, and its bytes from `start` to `stop` of the file."""
+
+    kind: str
+    shape: list[int]
+    start: int
+    stop: int
+
+
+class Header(NamedTuple):
+    """Header of an entry: facts, places of its tensors without the checksum, and bytes of the whole file."""
+
+    facts: dict[str, str]
+    places: dict[str, PartPlace]
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +106,10 @@ def unpacked(content: bytearray) -> Entry:
     """Return the entry that `packed` made these bytes of; its tensors lie in them. Raises DamagedEntry."""
     whole = memoryview(content)
     _require_whole(whole)
-    facts, placed, start = header(whole)
-    try:
-        parts = {
-            name: Part(about["dtype"], about["shape"], whole[slice(*(start + at for at in about["data_offsets"]))])
-            for name, about in placed.items()
-            if name != CHECKSUM
-        }
-        if any(len(part.data) != BYTES[part.kind] * prod(part.shape) for part in parts.values()):
-            raise DamagedEntry("its tensors are not as large as it says")
-    except (KeyError, TypeError, ValueError) as error:
-        raise DamagedEntry("its header is not that of an entry") from error
+    facts, places, size = header(whole)
+    if size != len(whole):
+        raise DamagedEntry("its size is not that of its header")
+    parts = {name: Part(place.kind, place.shape, whole[place.start : place.stop]) for name, place in places.items()}
     return Entry(facts, parts)
 
 
@@ -107,8 +120,16 @@ def _require_whole(content: memoryview) -> None:
         raise DamagedEntry("its checksum does not hold")
 
 
-def header(beginning: memoryview) -> tuple[dict[str, str], dict[str, Any], int]:
-    """Return facts, places of tensors, and where these begin, from the first bytes of a file. Raises DamagedEntry."""
+def header_length(beginning: bytes) -> int:
+    """Return the bytes of the header, and of the length before it, by the first 8 bytes of a file.
+
+    They are bounded, whatever these bytes say.
+    """
+    return LENGTH + min(int.from_bytes(beginning[:LENGTH], "little"), LONGEST_HEADER)
+
+
+def header(beginning: memoryview) -> Header:
+    """Return what the header says, from the first bytes of a file. Raises DamagedEntry."""
     size = int.from_bytes(beginning[:LENGTH], "little")
     if not 0 < size <= min(len(beginning) - LENGTH, LONGEST_HEADER):
         raise DamagedEntry("its header is cut short")
@@ -117,6 +138,24 @@ def header(beginning: memoryview) -> tuple[dict[str, str], dict[str, Any], int]:
         facts = placed.pop("__metadata__")
         if facts.pop("format") != FORMAT:
             raise DamagedEntry("it is of another format")
+        places = _places(placed, LENGTH + size)
+        checksum = places.pop(CHECKSUM)
+        if not all(isinstance(fact, str) for fact in facts.values()) or checksum.shape != [DIGEST]:
+            raise DamagedEntry("its header is not that of an entry")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedEntry("its header is not that of an entry") from error
-    return facts, placed, LENGTH + size
+    return Header(facts, places, checksum.stop)
+
+
+def _places(placed: dict[str, Any], start: int) -> dict[str, PartPlace]:
+    """Return where tensors lie that follow one another from `start` on. Raises DamagedEntry, KeyError or TypeError."""
+    places, begin = {}, start
+    for name, about in placed.items():
+        kind, shape = about["dtype"], about["shape"]
+        if len(shape) > MOST_DIMENSIONS or not all(type(size) is int and 0 <= size <= LARGEST for size in shape):
+            raise DamagedEntry("its tensors have no shape")
+        places[name] = PartPlace(kind, shape, begin, begin + BYTES[kind] * prod(shape))
+        if about["data_offsets"] != [begin - start, places[name].stop - start]:
+            raise DamagedEntry("its tensors are not as large as it says")
+        begin = places[name].stop
+    return places

@@ -11,13 +11,15 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from io import FileIO
+from typing import NamedTuple
 
-from triforce.disk_cache.entry import LENGTH, LONGEST_HEADER, DamagedEntry, Entry, header, packed, unpacked
+from triforce.disk_cache.entry import LENGTH, DamagedEntry, Entry, header, header_length, packed, unpacked
 from triforce.disk_cache.eviction import ROOM, Held, order_of, place_of, to_drop
-from triforce.disk_cache.folder import LOG, MANIFEST, PARTIAL, CacheFolder, FolderState
+from triforce.disk_cache.folder import LOG, CacheFolder
+from triforce.disk_cache.folder_checks import MANIFEST, NAME_DIGITS, PARTIAL, SUFFIX
+from triforce.disk_cache.folder_state import MOST_ORDER, FolderState
 
-SUFFIX = ".kv"
-_NAME_DIGITS = 40
 _UNREADABLE = {errno.EACCES, errno.EIO, errno.EISDIR, errno.ELOOP, errno.EPERM}
 """Errors of an entry that nobody will be able to read."""
 
@@ -30,30 +32,44 @@ class Use:
     """0: none yet."""
 
 
+class Cleared(NamedTuple):
+    """Entries and bytes that were removed, and names of what could not be."""
+
+    entries: int
+    bytes: int
+    left: list[str]
+
+
 class EntryStore:
     """The entries of a folder, of at most so many bytes. Where there are more, some are given up."""
 
     def __init__(self, folder: CacheFolder, limit: int) -> None:
         self.folder, self.limit = folder, limit
         self._scanned = False
+        self._hopeless = set[str]()  # damaged entries that cannot be removed, and are told
 
     def name(self, *parts: bytes) -> str:
         """Return a name for these parts, an HMAC under the folder's secret: 40 hex digits and a suffix."""
         text = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
-        return hmac.digest(self.folder.secret, text, "sha256").hex()[:_NAME_DIGITS] + SUFFIX
+        return hmac.digest(self.folder.secret, text, "sha256").hex()[:NAME_DIGITS] + SUFFIX
 
     def read(self, name: str) -> Entry | None:
         """Return a whole entry, or None where there is none. One that is damaged is told in the log, and removed."""
+        if name in self._hopeless:
+            return None
         try:
             return self._whole(name)
         except FileNotFoundError:
             return None
         except DamagedEntry as error:
             LOG.warning("disk cache: entry %s is damaged (%s) and is removed; its tokens are read again", name, error)
-            with suppress(OSError):
+            try:
                 self.folder.remove(name)
-        except OSError as error:
-            LOG.warning("disk cache: entry %s cannot be read (%s); its tokens are read again", name, error)
+            except OSError:
+                self._hopeless.add(name)
+        except (OSError, MemoryError) as error:
+            why = str(error) or "there is not enough memory"
+            LOG.warning("disk cache: entry %s cannot be read (%s); its tokens are read again", name, why)
         return None
 
     def read_ahead(self, names: Iterable[str]) -> Iterator[Entry | None]:
@@ -79,11 +95,8 @@ class EntryStore:
 
     def facts(self, name: str) -> dict[str, str] | None:
         """Return the facts of an entry without a look at its tensors; None where it is gone, or none."""
-        with suppress(OSError, DamagedEntry):
-            descriptor = self.folder.open(name)
-            with open(descriptor, "rb", buffering=0) as file:
-                length = file.read(LENGTH)
-                return header(memoryview(length + file.read(min(int.from_bytes(length, "little"), LONGEST_HEADER))))[0]
+        with suppress(OSError, DamagedEntry), open(self.folder.open(name), "rb", buffering=0) as file:
+            return header(memoryview(_beginning(file))).facts
         return None
 
     def write(self, name: str, entry: Entry, use: Use, index: int, *, replace: bool = False) -> None:
@@ -112,8 +125,8 @@ class EntryStore:
                     _write_all(descriptor, piece)
                 self.folder.mark(partial, place_of(use.order, index, again=False))
                 os.fsync(descriptor)
-                with self.folder.locked():  # so that a scan finds it under one of its names
-                    self.folder.rename(partial, name)
+                with self.folder.locked(), suppress(FileNotFoundError):  # of a folder that was emptied meanwhile
+                    self.folder.rename(partial, name)  # under the lock, so that a scan finds it under one of its names
             except BaseException:
                 with suppress(OSError):
                     self.folder.remove(partial)
@@ -133,20 +146,33 @@ class EntryStore:
         with self.folder.locked():
             return self._scan()[0]
 
-    def clear(self) -> tuple[int, int]:
-        """Remove all entries and the manifest; return how many entries, and their bytes. Raises OSError."""
+    def clear(self) -> Cleared:
+        """Remove all entries and the manifest, and go on behind what cannot be removed. Raises OSError."""
         with self.folder.locked() as state:
-            self.folder.remove(MANIFEST)
-            entries, state.bytes = self._scan()
+            entries, coming = self._scan()
+            with suppress(OSError):
+                self.folder.remove(MANIFEST)
             self._drop(entries)
-        return len(entries), sum(entry.bytes for entry in entries)
+            left = [entry for entry in entries if self.folder.has(entry.name)]
+            size = sum(entry.bytes for entry in left)
+            state.bytes = coming + size
+        names = [entry.name for entry in left] + [MANIFEST] * self.folder.has(MANIFEST)
+        return Cleared(len(entries) - len(left), sum(entry.bytes for entry in entries) - size, names)
 
     def _whole(self, name: str) -> Entry:
-        """Return an entry. Raises DamagedEntry or OSError."""
+        """Return an entry. Memory is taken for what its header says, if the file is as large. Raises DamagedEntry or
+        OSError.
+        """
         try:
             with open(self.folder.open(name), "rb", buffering=0) as file:
-                content = bytearray(min(os.fstat(file.fileno()).st_size, self.limit))
-                if file.readinto(content) != len(content):
+                beginning = _beginning(file)
+                size = header(memoryview(beginning)).size
+                if size != os.fstat(file.fileno()).st_size:
+                    raise DamagedEntry("its size is not that of its header")
+                content = bytearray(size)
+                content[: len(beginning)] = beginning[:size]
+                rest = memoryview(content)[len(beginning) :]
+                if file.readinto(rest) != len(rest):
                     raise DamagedEntry("it is cut short")
         except OSError as error:
             if error.errno in _UNREADABLE:
@@ -165,13 +191,15 @@ class EntryStore:
         total = coming + sum(entry.bytes for entry in entries)
         dropped = to_drop(entries, self.limit * (1 - ROOM) - coming - size) if total + size > self.limit else []
         self._drop(dropped)
-        state.bytes = total - sum(entry.bytes for entry in dropped)
+        state.bytes = total - sum(entry.bytes for entry in dropped if not self.folder.has(entry.name))
         state.order = max([state.order, *(order_of(entry.place) for entry in entries)])
         self._scanned = True
 
     def _drop(self, entries: list[Held]) -> None:
+        """Remove entries, but those that cannot be removed."""
         for entry in entries:
-            self.folder.remove(entry.name)
+            with suppress(OSError):
+                self.folder.remove(entry.name)
 
     def _scan(self) -> tuple[list[Held], int]:
         """Return all entries, and the bytes of those that are being written; remove what dead writers have left.
@@ -181,7 +209,8 @@ class EntryStore:
         entries, coming = [], 0
         for name, facts in self.folder.files():
             if name.endswith(SUFFIX):
-                entries.append(Held(name, facts.st_size, facts.st_mtime_ns))
+                credible = 0 <= order_of(facts.st_mtime_ns) <= MOST_ORDER and facts.st_size <= self.limit
+                entries.append(Held(name, facts.st_size, facts.st_mtime_ns if credible else 0))  # else it goes first
             elif name.endswith(PARTIAL) and not self._remove_remainder(name):
                 coming += facts.st_size
         return entries, coming
@@ -208,3 +237,9 @@ def _write_all(descriptor: int, piece: bytes | memoryview) -> None:
     left = memoryview(piece)
     while left:
         left = left[os.write(descriptor, left) :]
+
+
+def _beginning(file: FileIO) -> bytes:
+    """Return the length of a header and the header. Raises OSError."""
+    length = file.read(LENGTH)
+    return length + file.read(header_length(length) - LENGTH)

@@ -7,75 +7,57 @@ in a checksum. `manifest` says which folders were read on purpose (see `disk_cac
 from __future__ import annotations
 
 import errno
-import fcntl
 import logging
 import os
 import secrets
 import stat
-import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from zlib import crc32
 
-from triforce.disk_cache.mounts import NETWORK, file_system
-from triforce.errors import CacheError
+from triforce.disk_cache.folder_checks import MANIFEST, PARTIAL, SECRET, STATE, SUFFIX, names_in, open_checked
+from triforce.disk_cache.folder_state import (
+    LOCK_SECONDS,
+    FolderState,
+    give_lock,
+    read_state,
+    sealed,
+    take_lock,
+    unsealed,
+    write_state,
+)
+from triforce.errors import CacheError, printable
 
-SECRET, STATE, MANIFEST, PARTIAL = "secret", "state", "manifest", ".partial"
 SECRET_BYTES = 32
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-_NUMBERS = struct.Struct("<QQ")
-_CHECKSUM = 4
 LOG = logging.getLogger("triforce.disk_cache")
-
-
-@dataclass(slots=True)
-class FolderState:
-    """Numbers that processes share, under the folder's lock. They are hints: a scan of the folder puts them right."""
-
-    order: int = 0
-    """The latest place in the order of use; 0: nothing is known. No clock is asked."""
-    bytes: int = 0
-    """Bytes of all entries, or more."""
 
 
 class CacheFolder:
     """An open folder, mode 0700, of the user who runs this process. Raises CacheError saying what is wrong with it.
 
     path: a new folder, an empty one, or one that was made here. network: take one on NFS, CIFS or FUSE, too. create:
-    else it must be one that was made here.
+    else it must be one that was made here. One that is deleted is made anew when it is locked next.
     """
 
     def __init__(self, path: Path, network: bool = False, *, create: bool = True) -> None:
         self.path = path
-        self._open_files: list[int] = []
+        self._network, self._create = network, create
         self._mutex = Lock()  # a lock on a file is the process's, and threads share it
+        self._patience = LOCK_SECONDS
+        self._folder = open_checked(path, network, create)
+        self._open_files = [self._folder]
         try:
-            if create:
-                with suppress(FileExistsError):
-                    path.mkdir(mode=0o700)
-            self._folder = os.open(path, _FOLDER)
-            self._open_files.append(self._folder)
-        except OSError as error:
-            raise CacheError(
-                f"{path} cannot be a disk cache ({error.strerror}); name a folder, not a link, in one that exists"
-            ) from error
-        try:
-            self._require_private(create)
-            self._require_local(network)
             self._state = self.open(STATE, os.O_RDWR | os.O_CREAT)
             self._open_files.append(self._state)
-            with self.locked():
-                self.secret = self._read_secret()
+            self.secret = self._kept_secret()
+            if not self.secret:
+                with self.locked():
+                    self.secret = self._made_secret()
         except OSError as error:
             self.close()
-            raise CacheError(f"{path} cannot be a disk cache ({error}); name another folder") from error
-        except CacheError:
-            self.close()
-            raise
+            raise CacheError(f"{printable(path)} cannot be a disk cache ({error}); name another folder") from error
 
     def close(self) -> None:
         """Close the folder. Nothing else may be called then."""
@@ -84,28 +66,56 @@ class CacheFolder:
 
     @contextmanager
     def locked(self) -> Iterator[FolderState]:
-        """Hold the folder against all other processes and threads; changes of the state are kept. Raises OSError."""
+        """Hold the folder against all other processes and threads; changes of the state are kept.
+
+        Raises OSError, which tells of a folder that was deleted, and of one that another process holds for too long.
+        """
         with self._mutex:
-            fcntl.flock(self._state, fcntl.LOCK_EX)
+            if not os.fstat(self._state).st_nlink:
+                self._renew()
+            self._take_lock()
             try:
-                held = _checked(os.pread(self._state, _NUMBERS.size + _CHECKSUM, 0))
-                state = FolderState(*_NUMBERS.unpack(held)) if len(held) == _NUMBERS.size else FolderState()
+                state = read_state(self._state)
                 yield state
-                os.pwrite(self._state, _sealed(_NUMBERS.pack(state.order, state.bytes)), 0)
+                write_state(self._state, state)
             finally:
-                fcntl.flock(self._state, fcntl.LOCK_UN)
+                give_lock(self._state)
+
+    def _take_lock(self) -> None:
+        """Lock the folder. Raises TimeoutError; who has waited in vain does not wait again until the lock is free."""
+        if not take_lock(self._state, self._patience):
+            self._patience = 0.0
+            raise TimeoutError(f"{printable(self.path)} is locked by another process for over {LOCK_SECONDS:g} s")
+        self._patience = LOCK_SECONDS
+
+    def _renew(self) -> None:
+        """Open the folder anew, as it was deleted or emptied; make it if need be. Raises OSError where that is told.
+
+        Descriptors keep their numbers, as other threads use them.
+        """
+        try:
+            state = self.open(STATE, os.O_RDWR | os.O_CREAT)
+        except FileNotFoundError:
+            try:
+                os.dup2(folder := open_checked(self.path, self._network, self._create), self._folder, inheritable=False)
+            except CacheError as error:
+                raise OSError(str(error)) from error
+            os.close(folder)
+            state = self.open(STATE, os.O_RDWR | os.O_CREAT)
+        os.dup2(state, self._state, inheritable=False)
+        os.close(state)
+        before = self.secret
+        self._take_lock()
+        try:
+            self.secret = self._kept_secret() or self._made_secret()
+        finally:
+            give_lock(self._state)
+        if self.secret != before:
+            raise OSError(f"{printable(self.path)} was deleted, and is made anew")
 
     def files(self) -> Iterator[tuple[str, os.stat_result]]:
         """Yield names and facts of all files but `secret`, `state` and `manifest`. Raises OSError."""
-        again = os.open(".", _FOLDER, dir_fd=self._folder)  # its own place in the list
-        try:
-            with os.scandir(again) as found:
-                for entry in found:
-                    if entry.name not in (SECRET, STATE, MANIFEST):
-                        with suppress(FileNotFoundError):
-                            yield entry.name, entry.stat(follow_symlinks=False)
-        finally:
-            os.close(again)
+        return (entry for entry in names_in(self._folder) if entry[0] not in (SECRET, STATE, MANIFEST))
 
     def has(self, name: str) -> bool:
         """Whether there is something of this name."""
@@ -120,10 +130,10 @@ class CacheFolder:
         os.close(descriptor)
         raise PermissionError(errno.EPERM, f"{name} is not a file of this user's alone")
 
-    def read(self, name: str) -> bytes:
-        """Return what a file holds. Raises OSError."""
+    def read(self, name: str, most: int) -> bytes:
+        """Return what a file holds; nothing of one that is larger than `most` bytes. Raises OSError."""
         with open(self.open(name), "rb") as file:
-            return file.read()
+            return file.read(most) if os.fstat(file.fileno()).st_size <= most else b""
 
     def replace(self, name: str, data: bytes) -> None:
         """Let a file hold this, whole or as it was before. The folder is locked. Raises OSError."""
@@ -157,50 +167,27 @@ class CacheFolder:
         with suppress(FileNotFoundError):
             os.utime(name, ns=(place, place), dir_fd=self._folder, follow_symlinks=False)
 
-    def _require_private(self, create: bool) -> None:
-        facts, ours = os.fstat(self._folder), self.has(SECRET)
-        if not (create or ours):
-            raise CacheError(f"{self.path} is not a disk cache; name the FOLDER of --disk-cache")
-        if facts.st_uid != os.geteuid():
-            raise CacheError(f"{self.path} is another user's folder; a disk cache holds prompts: name one of your own")
-        if facts.st_mode & 0o077:
-            advice = "chmod 700 it" if ours else "name a new folder"
-            raise CacheError(f"{self.path} is open to other users, and a disk cache holds prompts; {advice}")
-        if not ours and any(not name.endswith(PARTIAL) for name, _ in self.files()):
-            raise CacheError(f"{self.path} holds other files; name a new folder for the disk cache, or an empty one")
+    def _kept_secret(self) -> bytes:
+        """Return the secret, which nobody changes; nothing where there is none, or it is damaged. Raises OSError."""
+        if not self.has(SECRET):
+            return b""
+        secret = unsealed(self.read(SECRET, len(sealed(bytes(SECRET_BYTES)))))
+        return secret if len(secret) == SECRET_BYTES else b""
 
-    def _require_local(self, network: bool) -> None:
-        kind = file_system(self._folder)
-        if kind.startswith(NETWORK) and not network:
-            raise CacheError(
-                f"{self.path} lies on {kind}, whose locks and owners may not hold; name a folder on a local disk, or "
-                "add --disk-cache-network"
-            )
+    def _made_secret(self) -> bytes:
+        """Return the secret; make it, as there is none or it is damaged. The folder is locked. Raises OSError.
 
-    def _read_secret(self) -> bytes:
-        """Return the secret; make it where there is none. The folder is locked.
-
-        Under another secret nobody finds what is kept: entries that were made under a damaged one are removed.
+        Under another secret nobody finds what is kept: entries that were made under one that is lost are removed.
         """
-        there = self.has(SECRET)
-        secret = _checked(self.read(SECRET)) if there else b""
-        if len(secret) == SECRET_BYTES:
+        if secret := self._kept_secret():  # another process was first
             return secret
-        if there:
-            LOG.warning("disk cache: the secret in %s is damaged; what was kept under it is removed", self.path)
-            for name, _ in list(self.files()):
-                self.remove(name)
+        names = [name for name, _ in self.files()]
+        if self.has(SECRET) or any(name.endswith(SUFFIX) for name in names):
+            where = printable(self.path)
+            LOG.warning("disk cache: the secret in %s is damaged or gone; what was kept under it is removed", where)
+            for name in names:
+                with suppress(OSError):
+                    self.remove(name)
         secret = secrets.token_bytes(SECRET_BYTES)
-        self.replace(SECRET, _sealed(secret))
+        self.replace(SECRET, sealed(secret))
         return secret
-
-
-def _sealed(data: bytes) -> bytes:
-    """Return data with its checksum behind it."""
-    return data + crc32(data).to_bytes(_CHECKSUM, "little")
-
-
-def _checked(held: bytes) -> bytes:
-    """Return the data that was sealed; nothing where it is not as it was."""
-    data = held[:-_CHECKSUM]
-    return data if held == _sealed(data) else b""

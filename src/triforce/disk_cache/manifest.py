@@ -6,14 +6,19 @@ It lies in the cache's folder, so whoever may read the one may read the other. `
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from triforce.disk_cache.documents import Known, TextFile, files_of, joined
-from triforce.disk_cache.folder import MANIFEST, CacheFolder
+from triforce.disk_cache.folder import CacheFolder
+from triforce.disk_cache.folder_checks import MANIFEST
 from triforce.errors import CacheError
+
+MOST_BYTES = 64 << 20
+"""Of a manifest; a larger one is damaged."""
 
 
 class WatchedFolder(NamedTuple):
@@ -34,7 +39,8 @@ class Document(NamedTuple):
     @property
     def id(self) -> str:
         """A name for machines, which says nothing."""
-        return blake2b(f"{self.folder.path}\n{self.file}".encode(), digest_size=12).hexdigest()
+        told = f"{self.folder.path}\n{self.file}"
+        return blake2b(told.encode("utf-8", "surrogateescape"), digest_size=12).hexdigest()
 
     def text(self) -> str:
         """Return its text as it is now. Raises RequestError where there is none any more."""
@@ -54,7 +60,7 @@ def note(cache: CacheFolder, folder: WatchedFolder) -> None:
 def watched(cache: CacheFolder) -> list[WatchedFolder]:
     """Return the folders that were read. A manifest that is damaged has none: it is a hint."""
     try:
-        return [WatchedFolder(Path(told["path"]), told["each"] is True, _files(told)) for told in _read(cache)]
+        return [WatchedFolder(_path(told), told["each"] is True, _files(told)) for told in _read(cache)]
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return []
 
@@ -65,7 +71,7 @@ def documents(cache: CacheFolder) -> Iterator[Document]:
         if folder.each:
             yield from (Document(name, folder, name) for name, _ in folder.files)
         else:
-            yield Document(folder.path.name, folder, None)
+            yield Document(os.fsencode(folder.path.name).decode("utf-8", "replace"), folder, None)
 
 
 def text_of(folder: Path, cache: Path | None, network: bool = False) -> str:
@@ -89,9 +95,19 @@ def _told(folder: WatchedFolder) -> dict[str, Any]:
 
 
 def _read(cache: CacheFolder) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(cache.read(MANIFEST))
+    found: list[dict[str, Any]] = json.loads(cache.read(MANIFEST, MOST_BYTES))
     return found
 
 
+def _path(told: dict[str, Any]) -> Path:
+    """Return the path of a folder, which can be one. Raises ValueError."""
+    path: str = told["path"]
+    if b"\0" in os.fsencode(path):
+        raise ValueError("no path has a NUL")
+    return Path(path)
+
+
 def _files(told: dict[str, Any]) -> Known:
-    return [(str(name), str(digest)) for name, digest in told["files"]]
+    files = [(str(name), str(digest)) for name, digest in told["files"]]
+    "".join(name for name, _ in files).encode()  # such names are not read either
+    return files

@@ -20,7 +20,10 @@ Write = Callable[[], None]
 
 
 class WriteQueue:
-    """Calls what it is given, in order. A call that fails costs itself and what is queued, and one log line."""
+    """Calls what it is given, in order. A call that fails costs itself and what is queued, and one log line.
+
+    The same failure is told again once a call has succeeded since.
+    """
 
     def __init__(self, most_bytes: int = MOST_BYTES, rate: float = RATE) -> None:
         self._most, self._rate = most_bytes, rate
@@ -30,6 +33,7 @@ class WriteQueue:
         self._open = True
         self._thread: threading.Thread | None = None
         self.failures = 0
+        self._told: tuple[type[Exception], int | str] | None = None  # the failure of the latest calls
 
     def has_room(self, size: int) -> bool:
         """Whether a call that writes so many bytes would be taken: one, however large, always is."""
@@ -81,14 +85,22 @@ class WriteQueue:
             started = perf_counter()
             try:
                 write()
+                self._told = None
             except Exception as error:  # answers go on, whatever it is
-                dropped = 1 + self._drop_queued()
-                known = isinstance(error, OSError)
-                LOG.warning("disk cache: %d entries are not kept: %s", dropped, error, exc_info=not known)
+                self._tell(error, 1 + self._drop_queued())
             self._done(size)
             with self._changed:
                 pause = size / self._rate - (perf_counter() - started)
                 self._changed.wait_for(lambda: not self._open, max(pause, 0))
+
+    def _tell(self, error: Exception, dropped: int) -> None:
+        """Log a failure, unless it is that of the call before."""
+        code = error.errno if isinstance(error, OSError) else None
+        failure = type(error), code or str(error)  # texts of errors with a code name other files each time
+        if failure != self._told:
+            expected = isinstance(error, OSError)
+            LOG.warning("disk cache: %d entries are not kept: %s", dropped, error, exc_info=not expected)
+        self._told = failure
 
     def _done(self, size: int) -> None:
         with self._changed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
 
 import numpy as np
 import torch
@@ -56,6 +57,15 @@ def ids_of(entry: Entry) -> Ints | None:
     if part is None or part.kind != "I64" or len(part.shape) != 1:
         return None
     return np.frombuffer(part.data, dtype=np.int64)
+
+
+def seconds_of(entry: Entry) -> float:
+    """Return the seconds that a prefill took for a token of an entry; 0 where it does not say so."""
+    try:
+        seconds = float(entry.facts["seconds_per_token"])
+    except (KeyError, ValueError):
+        return 0.0
+    return seconds if isfinite(seconds) else 0.0
 
 
 def features_of(entry: Entry, features: FeatureMemory, tokens: int) -> FeatureSlots | None:

@@ -10,7 +10,7 @@ import numpy as np
 from triforce.backends.kernel_api import PAGE
 from triforce.disk_cache.entry import Entry
 from triforce.disk_cache.entry_store import Use
-from triforce.kvcache.disk_parts import features_of, ids_of, layers_of
+from triforce.kvcache.disk_parts import features_of, ids_of, layers_of, seconds_of
 from triforce.kvcache.disk_prefixes import SEGMENT, DiskPrefixes, Pages, WaitingSegment
 from triforce.kvcache.disk_windows import DiskWindows
 from triforce.kvcache.views.full import TAIL, FullView, write_layers
@@ -58,7 +58,7 @@ class DiskText:
                 full.lengths_B[b] = stop
             self._touch(index, names[index])
             index, spent = index + 1, spent + perf_counter() - began
-            worth += SEGMENT * float(entry.facts["seconds_per_token"])
+            worth += SEGMENT * seconds_of(entry)
             yield int(full.lengths_B[b])
         more = spent <= worth and disk.whole == SEGMENT and self._restore_rest(full, b, prompt[:most], index)
         whole = index * SEGMENT // disk.whole * disk.whole

@@ -1,0 +1,95 @@
+"""Checks of a folder that is to be a disk cache: the user's own, no link, closed to others, no other files, local."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from triforce.disk_cache.mounts import NETWORK, file_system
+from triforce.errors import CacheError, printable
+
+SECRET, STATE, MANIFEST, SUFFIX, PARTIAL = "secret", "state", "manifest", ".kv", ".partial"
+NAME_DIGITS = 40
+FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_OWN = re.compile(
+    rf"[0-9a-f]{{{NAME_DIGITS}}}{re.escape(SUFFIX)}|{SECRET}|{STATE}|{MANIFEST}|.*{re.escape(PARTIAL)}", re.S
+)
+"""Names of files that are made here."""
+
+
+def open_checked(path: Path, network: bool, create: bool) -> int:
+    """Return a descriptor of a folder that may be a disk cache. Raises CacheError saying what is wrong with it.
+
+    network: it may lie on NFS, CIFS or FUSE. create: it may be new or empty, and is made where there is none.
+    """
+    try:
+        if create:
+            with suppress(FileExistsError):
+                path.mkdir(mode=0o700)
+        descriptor = os.open(path, FOLDER_FLAGS)
+    except (OSError, ValueError) as error:  # of a name with a NUL in it
+        raise _refusal(path, getattr(error, "strerror", str(error))) from error
+    try:
+        _require_private(path, descriptor, create)
+        _require_local(path, descriptor, network)
+    except OSError as error:
+        os.close(descriptor)
+        raise _refusal(path, str(error.strerror)) from error
+    except CacheError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def require_usable(path: Path, network: bool) -> None:
+    """Raise CacheError where a folder cannot be a disk cache. Nothing is made."""
+    if os.path.lexists(path):
+        os.close(open_checked(path, network, create=True))
+    elif "\0" in str(path) or not path.parent.is_dir():
+        raise _refusal(path, "there is no such folder, and none that it would be in")
+    elif not os.access(path.parent, os.W_OK | os.X_OK):
+        raise _refusal(path, "it cannot be made there")
+
+
+def names_in(descriptor: int) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield names and facts of all that is in a folder. Raises OSError."""
+    again = os.open(".", FOLDER_FLAGS, dir_fd=descriptor)  # its own place in the list
+    try:
+        with os.scandir(again) as names:
+            for entry in names:
+                with suppress(FileNotFoundError):
+                    yield entry.name, entry.stat(follow_symlinks=False)
+    finally:
+        os.close(again)
+
+
+def _refusal(path: Path, why: str) -> CacheError:
+    return CacheError(
+        f"{printable(path)} cannot be a disk cache ({why}); name a folder, not a link, in one that exists"
+    )
+
+
+def _require_private(path: Path, descriptor: int, create: bool) -> None:
+    facts, names = os.fstat(descriptor), [name for name, _ in names_in(descriptor)]
+    shown, ours = printable(path), SECRET in names
+    if not (create or ours):
+        raise CacheError(f"{shown} is not a disk cache; name the FOLDER of --disk-cache")
+    if facts.st_uid != os.geteuid():
+        raise CacheError(f"{shown} is another user's folder; a disk cache holds prompts: name one of your own")
+    if facts.st_mode & 0o077:
+        advice = "chmod 700 it" if ours else "name a new folder"
+        raise CacheError(f"{shown} is open to other users, and a disk cache holds prompts; {advice}")
+    if not ours and not all(_OWN.fullmatch(name) for name in names):
+        raise CacheError(f"{shown} holds other files; name a new folder for the disk cache, or an empty one")
+
+
+def _require_local(path: Path, descriptor: int, network: bool) -> None:
+    kind = file_system(descriptor)
+    if kind.startswith(NETWORK) and not network:
+        raise CacheError(
+            f"{printable(path)} lies on {kind}, whose locks and owners may not hold; name a folder on a local disk, or "
+            "add --disk-cache-network"
+        )
