@@ -31,9 +31,9 @@ from triforce.cli.bench.setup import own_texts
 from triforce.cli.options import described, json_file, several
 from triforce.cli.sample_book import BOOK
 from triforce.eval.context import tokenizer_of
+from triforce.interface.byte_size import size_of
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams
-from triforce.kvcache.offload.sizing import size_of
 from triforce.llm import LLM
 
 Row = dict[str, Any]

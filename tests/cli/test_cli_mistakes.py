@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.command_line import exit_code
 from tests.helpers.fake_llm import FakeLLM
 from triforce.cli import main
 from triforce.errors import ModelError
@@ -34,10 +35,27 @@ OF_COMMANDS = {
     "a latency without end": (["serve", "--max-itl", "inf"], "--max-itl inf"),
     "a host that is no name": (["serve", "--host", f"{'a' * 64}.org", "--api-key-file", "KEYS"], "--host"),
     "a home that nobody has": (["info", "~nobody-of-that-name/model"], "no such home"),
-    "requests without a name": (["batch", ""], "no file of requests"),
+    "requests without a name": (["batch", ""], "an empty name"),
     "a folder of requests": (["batch", "/"], "no file of requests"),
     "layers without end": (["generate", "--searched-layers", "0-9999999999", "--prompt", "x"], "searched_layers"),
     "more candidates than tokens": (["generate", "--top-k", str(2**63), "--prompt", "x"], "top_k"),
+    "answers without a name": (["batch", "a/x.txt", "-o", ""], "an empty name"),
+    "a folder to watch without a name": (["watch", "", "--disk-cache", "cache"], "an empty name"),
+    "a disk cache without a name": (["generate", "x", "--disk-cache", ""], "an empty name"),
+    "a cache to list without a name": (["cache", "list", ""], "an empty name"),
+    "a disk cache with a NUL": (["serve", "--disk-cache", "a\0b"], "no folder"),
+    "a disk cache where all is": (["generate", "x", "--disk-cache", "/"], "/ "),
+    "a disk cache in no folder": (["serve", "--disk-cache", "no/cache"], "no/cache cannot be a disk cache"),
+    "a disk cache without end": (["serve", "--disk-cache", "c", "--disk-cache-size", "9" * 400], "disk_cache_size"),
+    "a disk cache beyond disks": (["serve", "--disk-cache", "c", "--disk-cache-size", "9e9TiB"], "disk_cache_size"),
+    "memory without end": (
+        ["generate", "--prompt", "x", "--kv-offload", "host", "--kv-memory", f"{'9' * 400}GiB"],
+        "kv_memory",
+    ),
+    "a saved prompt without a name": (["generate", "x", "--save-cache", ""], "an empty name"),
+    "figures without a name": (["doctor", "--out", ""], "an empty name"),
+    "minutes without end": (["bench", "speed", "--minutes", "1e308"], "(a year) at most"),
+    "minutes that are no number": (["bench", "speed", "--minutes", "nan"], "(a year) at most"),
     "texts of one name": (["eval", "--texts", "a/x.txt", "b/x.txt"], "one name"),
 }
 
@@ -53,16 +71,17 @@ def test_mistakes_of_commands_exit_2_with_one_message(
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "x.txt").write_text("a text")
     arguments, message = OF_COMMANDS[mistake]
-    assert main(arguments) == 2
+    assert exit_code(arguments) == 2
     err = capsys.readouterr().err
-    assert message in err and err.count("\n") == 1
+    assert err.startswith("triforce: error: ") and message in err and err.count("\n") == 1 and len(err) < 400
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["KEYS", "a", "b"], "nothing is written"
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 @pytest.mark.usefixtures("llm")
 def test_cli_mistakes_exit_2_with_one_message(mistake: str, capsys: pytest.CaptureFixture[str]) -> None:
     arguments, message = MISTAKES[mistake]
-    assert main(["generate", *arguments]) == 2
+    assert exit_code(["generate", *arguments]) == 2
     out, err = capsys.readouterr()
     assert not out
     assert err.startswith("triforce: error: ")

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tests.helpers.command_line import exit_code
 from tests.helpers.tiny_training import target_folder, text
 from triforce.checkpoint import feature_draft_writer
 from triforce.checkpoint.feature_draft_file import read_feature_draft
@@ -75,20 +76,26 @@ def test_interrupted_command_goes_on(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (["--minutes", "0"], "--minutes 0"),
+        (["--minutes", "0"], "--minutes: 0"),
         (["--minutes", "-1"], "more than 0"),
-        (["--minutes", "inf"], "an end"),
+        (["--minutes", "inf"], "(a year) at most"),
+        (["--minutes", "1e308"], "--minutes: 1e+308"),
+        (["-o", ""], "an empty name"),
+        (["-o", "a\0b"], "no folder"),
         (["--texts", "missing"], "missing"),
         (["-o", "/dev/null/draft"], "/dev/null/draft"),
         (["--device", "cuda"], "--device cuda"),
     ],
 )
 def test_mistakes_are_one_line(
-    change: list[str], said: str, target: Path, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*command(target, texts, tmp_path / "draft"), *change]) == 2
+    change: list[str], said: str, target: Path, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert exit_code([*command(target, texts, tmp_path / "draft"), *change]) == 2
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1
+    assert not list(tmp_path.glob("*")), "nothing is written"
 
 
 def test_text_of_one_byte_is_one_line(target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,7 +40,7 @@ def answer_all(options: Namespace, ranks: TPGroup) -> int:
         return replicas.follow(options, ranks, batch_file.LIMITS)
     source = Path(options.file)
     if not source.name:
-        raise RequestError(f"{options.file or 'the empty name'} is no file of requests; give one")
+        raise RequestError(f"{source} is no file of requests; give one")
     output = Path(options.output or source.with_suffix(".out.jsonl"))
     with _opened(source) as file:
         lines = sum(bool(line.strip()) for line in file)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
+from triforce.cli.argument_values import path
 from triforce.interface.sampling_params import BY_THE_MODEL, SamplingParams
 
 MODES = ("ar", "draft", "retrieval", "streaming", "triforce", "ngram", "draft-ngram", "auto")
@@ -27,7 +28,7 @@ def number(
     flag: str,
     text: str,
     default: float | None = None,
-    kind: type = int,
+    kind: Callable[[str], Any] = int,
     metavar: str = "N",
 ) -> None:
     """Add an option that takes one number; its help ends with the default, if there is one."""
@@ -36,7 +37,7 @@ def number(
 
 
 def json_file(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument("--json", metavar="FILE", help="write all figures to FILE")
+    parser.add_argument("--json", type=path, metavar="FILE", help="write all figures to FILE")
 
 
 def several(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
@@ -64,7 +65,8 @@ def prompt(parser: argparse.ArgumentParser, text: str) -> None:
     add = parser.add_argument
     add("prompt", nargs="?", metavar="PROMPT", help=text)
     add("-p", "--prompt", dest="named_prompt", metavar="PROMPT", help="the same, by name")
-    add("--prompt-file", metavar="FILE", help="read the prompt from a UTF-8 file, or a folder of them (-: stdin)")
+    text = "read the prompt from a UTF-8 file, or a folder of them (-: stdin)"
+    add("--prompt-file", type=path, metavar="FILE", help=text)
 
 
 def quiet(parser: argparse._ActionsContainer) -> None:
@@ -158,7 +160,7 @@ def disk_cache(parser: argparse.ArgumentParser, *, required: bool = False) -> No
     )
     add = group.add_argument
     text = "keep the KV of prompts and answers in FOLDER" + ("" if required else " (default: nothing is kept)")
-    add("--disk-cache", metavar="FOLDER", required=required, help=text)
+    add("--disk-cache", type=path, metavar="FOLDER", required=required, help=text)
     text = "what the folder may hold; what was not used for longest goes first"
     add("--disk-cache-size", default=DISK_CACHE_SIZE, metavar="SIZE", help=described(text))
     add("--disk-cache-network", action="store_true", help="take a FOLDER on NFS, CIFS or FUSE, too")
@@ -198,7 +200,7 @@ def sampling(parser: argparse.ArgumentParser, *, whole: bool = True) -> None:
     add("presence_penalty", float, "over the output; 0: off")
     add("frequency_penalty", float, "over the output; 0: off")
     option("--logit-bias", type=_bias, action="append", default=[], metavar="ID=BIAS", help="may be repeated")
-    option("--json-schema", metavar="FILE", help="the text is JSON that the schema in FILE describes")
+    option("--json-schema", type=path, metavar="FILE", help="the text is JSON that the schema in FILE describes")
     add("seed", int, "the same seed, the same text, but see --coupling (default: drawn and reported)")
     if whole:
         add("n", int, "continuations of the prompt")
@@ -212,7 +214,9 @@ def sampling(parser: argparse.ArgumentParser, *, whole: bool = True) -> None:
 
 
 def load_cache(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument("--load-cache", metavar="FILE", help="reuse what the KV cache in FILE has of the prompt")
+    parser.add_argument(
+        "--load-cache", type=path, metavar="FILE", help="reuse what the KV cache in FILE has of the prompt"
+    )
 
 
 def color(group: argparse._ArgumentGroup) -> None:

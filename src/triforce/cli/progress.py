@@ -6,13 +6,20 @@ import logging
 import os
 import sys
 from argparse import Namespace
+from pathlib import Path
 from typing import Any
 
+from triforce.disk_cache.folder_checks import require_usable
 from triforce.distributed import spawn
+from triforce.interface.byte_size import size_of
 
 
 def announce(options: Namespace) -> None:
-    """Report what is loading before torch is: that alone takes seconds. Other ranks leave it to the first."""
+    """Report what is loading before torch is: that alone takes seconds. Other ranks leave it to the first.
+
+    Raises TriforceError for a disk cache that cannot be used, before anything is said or written.
+    """
+    _require_disk_cache(options)
     _report_models(options)
     _report_disk_cache(options)
     if not hasattr(options, "model") or options.command == "info" or spawn.MEETING in os.environ:
@@ -21,9 +28,16 @@ def announce(options: Namespace) -> None:
         report_loading(options.model)
 
 
+def _require_disk_cache(options: Namespace) -> None:
+    if folder := getattr(options, "disk_cache", None):
+        size_of(options.disk_cache_size, "disk_cache_size")
+        require_usable(Path(folder), options.disk_cache_network)
+
+
 def _report_disk_cache(options: Namespace) -> None:
-    """Say that prompts are kept on disk, and where."""
-    if (folder := getattr(options, "disk_cache", None)) and spawn.MEETING not in os.environ and not silent(options):
+    """Say that prompts are kept on disk, and where. With several ranks they are not: that is refused."""
+    folder, ranks = getattr(options, "disk_cache", None), getattr(options, "tp", None) or 1
+    if folder and ranks == 1 and spawn.MEETING not in os.environ and not silent(options):
         kept = f"prompts and answers are kept in {folder}, up to {options.disk_cache_size}"
         print(f"{kept}; remove them with: triforce cache clear {folder}", file=sys.stderr, flush=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from math import inf
@@ -44,7 +45,7 @@ def serve(options: Namespace, ranks: TPGroup) -> int:
     limits = Limits(
         connections=connection_limit(options.max_connections),
         connections_per_address=options.max_connections_per_address,
-        body_bytes=int(options.max_body * 2**20),
+        body_bytes=int(min(options.max_body * 2**20, sys.maxsize)),
         seconds=options.timeout,
         waiting=options.max_queue,
         rows=options.max_num_seqs,

@@ -6,6 +6,7 @@ import argparse
 from functools import partial
 
 from triforce.cli import options
+from triforce.cli.argument_values import minutes, path
 from triforce.cli.bench.parts import bench
 
 
@@ -22,7 +23,7 @@ def _generate(parser: argparse.ArgumentParser) -> None:
     options.ranks(parser)
     options.sampling(parser)
     saved = parser.add_argument_group("saved prompts")
-    saved.add_argument("--save-cache", metavar="FILE", help="write the KV cache of the prompt to FILE")
+    saved.add_argument("--save-cache", type=path, metavar="FILE", help="write the KV cache of the prompt to FILE")
     options.load_cache(saved)
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print one JSON object instead of text and statistics")
@@ -41,7 +42,8 @@ def _explain(parser: argparse.ArgumentParser) -> None:
 
 def _chat(parser: argparse.ArgumentParser) -> None:
     options.model(parser, f"{options.MODEL}: a model that has a chat template")
-    parser.add_argument("--file", metavar="DOC", help="a UTF-8 document to talk about, or a folder of them")
+    text = "a UTF-8 document to talk about, or a folder of them"
+    parser.add_argument("--file", type=path, metavar="DOC", help=text)
     parser.add_argument("--system", metavar="TEXT", default="", help="what the model is to be, told before all else")
     options.engine(parser)
     options.disk_cache(parser)
@@ -72,7 +74,7 @@ def _serve(parser: argparse.ArgumentParser) -> None:
 def _security(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     text = "keys, one a line; more may be in TRIFORCE_API_KEYS, with commas between"
-    add("--api-key-file", metavar="FILE", help=text)
+    add("--api-key-file", type=path, metavar="FILE", help=text)
     text = "a name that clients reach this server by; addresses and localhost are allowed anyway; may be repeated"
     add("--allowed-host", action="append", default=[], metavar="NAME", help=text)
     text = "pages of this origin, such as https://example.org, may use the server (CORS); *: all; may be repeated"
@@ -100,11 +102,13 @@ def _limits(group: argparse._ArgumentGroup) -> None:
 
 
 def _batch(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", help="requests in OpenAI's batch format, one JSON object a line")
+    parser.add_argument(
+        "file", type=path, metavar="FILE", help="requests in OpenAI's batch format, one JSON object a line"
+    )
     options.model(parser)
     add = parser.add_argument
     text = "answers, one a line; what OUT has answered is not asked again, what it refused is"
-    add("-o", "--output", metavar="OUT", help=options.described(text, "FILE with .out.jsonl"))
+    add("-o", "--output", type=path, metavar="OUT", help=options.described(text, "FILE with .out.jsonl"))
     add("--name", help="what the requests call the model (default: as its hub or folder calls it)")
     options.quiet(parser)
     options.replicas(parser)
@@ -123,7 +127,8 @@ def _info(parser: argparse.ArgumentParser) -> None:
 def _doctor(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--gpu", action="store_true", help="check the GPU and its kernels, in place of the processor's")
-    add("--out", metavar="FILE", default="triforce-doctor.json", help=options.described("the figures, and any error"))
+    text = options.described("the figures, and any error")
+    add("--out", type=path, metavar="FILE", default="triforce-doctor.json", help=text)
 
 
 def _demo(parser: argparse.ArgumentParser) -> None:
@@ -142,7 +147,13 @@ def _eval(parser: argparse.ArgumentParser) -> None:
     options.model(parser)
     add = parser.add_argument
     options.draft(parser)
-    add("--texts", nargs="+", metavar="PATH", help="UTF-8 files or folders of them (default: the book of the demo)")
+    add(
+        "--texts",
+        type=path,
+        nargs="+",
+        metavar="PATH",
+        help="UTF-8 files or folders of them (default: the book of the demo)",
+    )
     add("--only", metavar="NAME,...", help="some measurements, such as needle,copy; a wrong name lists them all")
     text = (
         "readings so few and short that they take a minute once the model is loaded: its speed is measured first, "
@@ -158,11 +169,12 @@ def _eval(parser: argparse.ArgumentParser) -> None:
 def _train_draft(parser: argparse.ArgumentParser) -> None:
     options.model(parser, f"{options.MODEL}: the target; without one, that of the pair that comes with triforce")
     add = parser.add_argument
-    add("-o", "--output", metavar="DRAFT", required=True, help="the folder that the draft is written to")
+    text = "the folder that the draft is written to"
+    add("-o", "--output", type=path, metavar="DRAFT", required=True, help=text)
     text = "a UTF-8 text, or a folder of them, of the kind that is to be continued (default: the book of the demo)"
-    add("--texts", metavar="FOLDER", help=text)
+    add("--texts", type=path, metavar="FOLDER", help=text)
     text = "how long to train, in minutes that this process computes; others' do not count"
-    options.number(parser, "--minutes", text, 30, float)
+    options.number(parser, "--minutes", text, 30, minutes)
     add("--device", default="cpu", help="cpu, as no other device trains drafts yet (default: cpu)")
 
 
@@ -182,12 +194,13 @@ def _cache(parser: argparse.ArgumentParser) -> None:
         ("clear", "remove all entries; servers that use the folder go on"),
     ):
         part = what.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
-        part.add_argument("folder", metavar="FOLDER", help="what --disk-cache names")
+        part.add_argument("folder", type=path, metavar="FOLDER", help="what --disk-cache names")
 
 
 def _watch(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("folder", metavar="FOLDER", help="a folder of texts: of a repository all that git has or would add")
+    text = "a folder of texts: of a repository all that git has or would add"
+    add("folder", type=path, metavar="FOLDER", help=text)
     add("-m", "--model", metavar="MODEL", help=f"{options.MODEL}; without one, the pair that comes with triforce")
     options.offline(parser)
     text = "every file is a document of its own, such as a book; else all of them together are one"

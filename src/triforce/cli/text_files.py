@@ -23,8 +23,6 @@ def read_text(file: str) -> str:
 
 def read_document(file: str, options: Namespace) -> str:
     """The text in a file, on stdin for "-", or of a folder as it was read into the disk cache. Raises RequestError."""
-    if not file:
-        raise RequestError("a file is given by an empty name; name one, or a folder")
     if file == "-" or not Path(file).is_dir():
         return read_text(file)
     cache = getattr(options, "disk_cache", None)

@@ -26,10 +26,10 @@ from triforce.engine.sequence_group import OnPrefill
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import SharedKV
 from triforce.errors import CacheError, RequestError
+from triforce.interface.byte_size import size_of
 from triforce.interface.outputs import RequestOutput
 from triforce.kvcache import FullView, PagePool, prompt_file
 from triforce.kvcache.disk_prefixes import DiskPrefixes, KVProfile
-from triforce.kvcache.offload.sizing import size_of
 from triforce.planner import CostModel
 
 MOST_ROWS = 8
@@ -183,6 +183,8 @@ def open_disk_cache(folder: str | Path | None, size: str | int, network: bool, r
         return None
     if ranks.count > 1:
         raise RequestError("a disk cache is of one process; leave out --tp and torchrun, or --disk-cache")
+    if not str(folder):
+        raise RequestError("disk_cache is an empty name; name a folder, or leave it out")
     return DiskCache(folder, size_of(size, "disk_cache_size"), network)
 
 

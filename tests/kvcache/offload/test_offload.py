@@ -13,8 +13,8 @@ from tests.helpers.tiny_checkpoint import save, tiny_model
 from tests.helpers.tiny_llm import ask, ids
 from triforce.backends import native_loader
 from triforce.errors import CacheError, RequestError
+from triforce.interface.byte_size import size_of
 from triforce.interface.outputs import KVMemoryUsage, RequestOutput
-from triforce.kvcache.offload.sizing import size_of
 from triforce.llm import LLM
 
 pytestmark = pytest.mark.skipif(native_loader.native is None, reason="a store is for the native kernels")
@@ -219,12 +219,6 @@ def test_too_little_memory_reports_minimum(folder: Path, how: dict[str, Any], sa
 def test_contradictory_offload_settings_raise(folder: Path, how: dict[str, Any]) -> None:
     with pytest.raises(RequestError, match=r"kv_|--kv-offload"):
         LLM(folder / "target", None, **how)
-
-
-def test_byte_sizes_are_parsed() -> None:
-    assert [size_of(text) for text in ("512MiB", "2GiB", "1.5g", "100", "1MB", 7)] == [
-        512 << 20, 2 << 30, 3 << 29, 100, 10**6, 7
-    ]  # fmt: skip
 
 
 def test_memory_report_without_offload_counts_device_bytes(folder: Path) -> None:

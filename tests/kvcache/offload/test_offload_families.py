@@ -19,8 +19,8 @@ from tests.helpers.tiny_llm import ask, ids
 from triforce.backends import native_loader
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.errors import CacheError
+from triforce.interface.byte_size import size_of
 from triforce.kvcache import window_pages
-from triforce.kvcache.offload.sizing import size_of
 from triforce.llm import LLM
 
 pytestmark = pytest.mark.skipif(native_loader.native is None, reason="a store is for the native kernels")

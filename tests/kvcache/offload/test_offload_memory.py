@@ -13,7 +13,8 @@ import pytest
 from triforce.backends import native_loader
 from triforce.cli import main
 from triforce.errors import CacheError
-from triforce.kvcache.offload.sizing import KVSizing, OffloadConfig, size_of
+from triforce.interface.byte_size import size_of
+from triforce.kvcache.offload.sizing import KVSizing, OffloadConfig
 from triforce.kvcache.retrieval_config import Budget
 from triforce.llm import LLM
 

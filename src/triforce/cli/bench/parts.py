@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from triforce.cli import options
+from triforce.cli.argument_values import minutes, path
 
 _BUDGET = "tokens the retrieval tier sees (default: auto: 2048 or so)"
 _MODES = f"of {', '.join(options.MODES)}"
@@ -29,8 +30,9 @@ def _speed(parser: argparse.ArgumentParser) -> None:
     options.number(parser, "--tokens", "new tokens of each text", 128)
     text = "turns at most; at least 3 if there is no end (default: 7, or as many short ones as 30 seconds hold)"
     options.number(parser, "--repeats", text)
-    options.number(parser, "--minutes", "for all cells; each gets its share", 90, float, "X")
-    add("--caches", metavar="FOLDER", help="keep the KV of the prompts there for another time: 6 KiB a token")
+    options.number(parser, "--minutes", "for all cells; each gets its share", 90, minutes, "X")
+    text = "keep the KV of the prompts there for another time: 6 KiB a token"
+    add("--caches", type=path, metavar="FOLDER", help=text)
     options.speculation_lengths(parser)
     options.retrieval_budget(parser, _BUDGET)
     options.searched_layers(parser)
@@ -90,7 +92,8 @@ def _compare(parser: argparse.ArgumentParser) -> None:
     options.number(parser, "--timeout", "seconds that one run may take", 1800, float, "S")
     text = "interpreter to run an engine with, as openvino=/path/to/python; all=... is for the others; may be repeated"
     add("--python", action="append", default=[], metavar="ENGINE=PATH", help=text)
-    add("--work", metavar="FOLDER", help="keep converted checkpoints there (default: they are made anew each time)")
+    text = "keep converted checkpoints there (default: they are made anew each time)"
+    add("--work", type=path, metavar="FOLDER", help=text)
 
 
 def _start(parser: argparse.ArgumentParser) -> None:
@@ -100,7 +103,7 @@ def _start(parser: argparse.ArgumentParser) -> None:
     text = "instead of a model: random weights in as many layers as thin32 or thin80 says, or of another shape"
     add("--shape", metavar="NAME", help=text)
     _several(parser, "--modes", str, "MODE", _MODES, ["ar", "auto"])
-    add("--prompt-file", metavar="FILE", help="a UTF-8 text (default: two words, or the demo's book)")
+    add("--prompt-file", type=path, metavar="FILE", help="a UTF-8 text (default: two words, or the demo's book)")
     options.number(parser, "--prompt-tokens", "so many tokens of the text")
     options.load_cache(parser)
     options.number(parser, "--repeats", "processes of each kind", 5)
@@ -122,7 +125,7 @@ def _several(
 
 def texts(parser: argparse.ArgumentParser) -> None:
     text = "UTF-8 files, or folders of them (default: the demo's book, and the source of triforce)"
-    parser.add_argument("--texts", nargs="+", metavar="PATH", help=text)
+    parser.add_argument("--texts", type=path, nargs="+", metavar="PATH", help=text)
 
 
 PARTS = (

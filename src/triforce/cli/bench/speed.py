@@ -120,8 +120,8 @@ def _require_sense(options: Namespace) -> None:
     if min(contexts) < 2:
         raise RequestError(f"--contexts {min(contexts)}: give prompts of at least 2 tokens")
     repeats = 1 if options.repeats is None else options.repeats
-    if min(repeats, options.tokens, *(options.batches or [1])) < 1 or options.minutes <= 0:
-        raise RequestError("--repeats, --tokens and --batches must be at least 1, and --minutes above 0")
+    if min(repeats, options.tokens, *(options.batches or [1])) < 1:
+        raise RequestError("--repeats, --tokens and --batches must be at least 1")
     for name in ("shapes", "layers"):
         if getattr(options, name) and not options.synthetic:
             raise RequestError(f"--{name} is of random weights for --synthetic; give that as well, or leave it out")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
 from math import ceil, gcd
 from pathlib import Path
@@ -15,6 +14,7 @@ from triforce.backends.kernel_api import PAGE
 from triforce.backends.offload_layout import SECTOR
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.errors import CacheError, RequestError
+from triforce.interface.byte_size import size_of
 from triforce.kvcache.retrieval_config import Budget
 from triforce.model.config import ModelConfig
 
@@ -214,16 +214,6 @@ def free_memory() -> int:
         return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) * 1024
     except (OSError, StopIteration):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
-
-
-def size_of(text: str | int, what: str = "kv_memory") -> int:
-    """Return the bytes of `512MiB`, `2GiB` or a number. Raises RequestError that names `what` it is of."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B?|B)?", str(text).strip(), re.IGNORECASE)
-    if not match:
-        raise RequestError(f"{what} {text!r}: give a size such as 512MiB or 2GiB" + ", or auto" * (what == "kv_memory"))
-    unit = (match[2] or "B")[0].upper()
-    base = 1000 if (match[2] or "").upper().endswith("B") and "I" not in (match[2] or "").upper() else 1024
-    return int(float(match[1]) * base ** "BKMGT".index(unit))
 
 
 def describe(bytes_: float) -> str:

@@ -1,0 +1,22 @@
+"""Values of arguments that more than one command refuses in the same words."""
+
+from __future__ import annotations
+
+import argparse
+
+MOST_MINUTES = 365 * 24 * 60
+
+
+def path(text: str) -> str:
+    """Return the name of a file or a folder. Raises ArgumentTypeError for what can be none."""
+    if not text or "\0" in text:
+        raise argparse.ArgumentTypeError(f"{ascii(text) if text else 'an empty name'} names no file and no folder")
+    return text
+
+
+def minutes(text: str) -> float:
+    """Return how long something may take. Raises ValueError or ArgumentTypeError for what is no such time."""
+    number = float(text)
+    if not 0 < number <= MOST_MINUTES:
+        raise argparse.ArgumentTypeError(f"{number:g}: give more than 0, and {MOST_MINUTES:,} (a year) at most")
+    return number

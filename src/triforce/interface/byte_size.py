@@ -1,0 +1,26 @@
+"""Sizes in bytes, as users write them."""
+
+from __future__ import annotations
+
+import re
+
+from triforce.errors import RequestError
+
+MOST = (1 << 63) - 1
+"""No file and no memory is larger."""
+SHOWN = 40
+"""Characters of a mistake that are shown."""
+
+
+def size_of(text: str | int, what: str = "kv_memory") -> int:
+    """Return the bytes of `512MiB`, `2GiB` or a number. Raises RequestError that names `what` it is of."""
+    written = str(min(text, MOST + 1) if isinstance(text, int) else text).strip()
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B?|B)?", written, re.IGNORECASE | re.ASCII)
+    unit = ((match and match[2]) or "B").upper()
+    base = 1000 if unit.endswith("B") and "I" not in unit else 1024
+    size = float(match[1]) * base ** "BKMGT".index(unit[0]) if match else MOST + 1
+    if size > MOST:
+        shown = written if len(written) <= SHOWN else f"{written[:SHOWN]}..."
+        advice = "give a size such as 512MiB or 2GiB" + ", or auto" * (what == "kv_memory")
+        raise RequestError(f"{what} {shown!r}: {advice}")
+    return int(size)
