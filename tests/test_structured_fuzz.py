@@ -14,7 +14,7 @@ import pytest
 from tests.helpers.forked_case import Limits
 from tests.helpers.structured_fuzz import KINDS, run_cases, run_kind
 
-FEW, SOME = 8, 300
+FEW, SOME = 5, 300
 """Cases of each kind in `make check`, and in `make test-all`."""
 
 

@@ -79,9 +79,10 @@ def run_case(seed: int, folder: Path, open_case: Opener, limits: Limits) -> Outc
 
 
 def _own_bytes() -> int:
-    """Return the memory that this process holds, which a fork begins with; where that is not told, its most so far."""
+    """Return the memory that a fork begins with: what lies in files is not copied. Else the most there was so far."""
     try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+        resident, shared = (int(pages) for pages in Path("/proc/self/statm").read_text().split()[1:3])
+        return (resident - shared) * resource.getpagesize()
     except OSError:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
