@@ -37,13 +37,22 @@ def run_cases(
     known = _known(file, kind) if file else {}
     for number in range(seed, seed + count):
         if number not in known:
-            with tempfile.TemporaryDirectory(prefix="fuzz-", ignore_cleanup_errors=True) as folder:
-                make_case(Random(f"{kind} {number}"), Path(folder))
-                known[number] = run_case(number, Path(folder), open_case, limits or Limits())
+            known[number] = _outcome(kind, make_case, open_case, number, limits or Limits())
             if file:
                 with file.open("a") as lines:
                     lines.write(json.dumps(known[number]._asdict()) + "\n")
         yield known[number]
+
+
+def _outcome(kind: str, make_case: Maker, open_case: Opener, number: int, limits: Limits) -> Outcome:
+    """Make and run a case; once more where it took too long, as a machine may stall."""
+    for last in (False, True):
+        with tempfile.TemporaryDirectory(prefix="fuzz-", ignore_cleanup_errors=True) as folder:
+            make_case(Random(f"{kind} {number}"), Path(folder))
+            outcome = run_case(number, Path(folder), open_case, limits)
+        if last or outcome.seconds < limits.seconds:
+            break
+    return outcome
 
 
 def run_kind(kind: str, count: int, seed: int = 0, file: Path | None = None) -> Iterator[Outcome]:
