@@ -60,12 +60,14 @@ class HFFolder:
 
     def archives(self, *, packed: bool) -> Mapping[str, Archive]:
         """Each tensor name, and the file that holds it. packed: MXFP4 stays codes. Raises ModelError."""
-        archives = open_archives(self.path)
-        family = FAMILIES[self.config.model_type]
+        config, archives = self.config, open_archives(self.path)
+        family, experts = FAMILIES[config.model_type], config.architecture.experts
         if family.text:
             archives = text_part(archives)
-        archives = {name: each for name, each in archives.items() if not name.startswith(self.config.extra())}
-        return unstacked(archives, narrow=packed) if family.stacked_experts else archives
+        archives = {name: each for name, each in archives.items() if not name.startswith(config.extra())}
+        if not (family.stacked_experts and experts):
+            return archives
+        return unstacked(archives, config.num_hidden_layers, experts.count, narrow=packed)
 
     @property
     def weight_bytes(self) -> int:

@@ -15,10 +15,10 @@ from triforce.sandbox import TrialLimits, tried
 def require_pass(function: str, task: Any, sha256: str, readers: tuple[str, ...], limits: TrialLimits) -> None:
     """Call a function in a sandbox, unless it has passed with the same bytes before. Raises TrialError.
 
-    function, task, limits: as `sandbox.tried` takes them. sha256: hex digest of all that is read. readers: packages
-    that read it, whose other versions may fail where these do not.
+    function, task, limits: as `sandbox.tried` takes them. sha256: hex digest of all that is read; without one
+    nothing is remembered. readers: packages that read it, whose other versions may fail where these do not.
     """
-    mark = _mark(function, sha256, readers)
+    mark = _mark(function, sha256, readers) if sha256 else None
     if mark and mark.exists():
         return
     tried(function, task, limits)

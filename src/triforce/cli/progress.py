@@ -9,6 +9,7 @@ from argparse import Namespace
 from typing import Any
 
 from triforce.distributed import spawn
+from triforce.errors import escaped
 
 
 def announce(options: Namespace) -> None:
@@ -45,8 +46,18 @@ def _report_models(options: Namespace) -> None:
     if quiet:
         os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     log = logging.getLogger("triforce.models")
-    log.handlers, log.propagate = [logging.StreamHandler()], False
+    handler = logging.StreamHandler()
+    handler.setFormatter(EscapedFormatter())
+    log.handlers, log.propagate = [handler], False
     log.setLevel(logging.WARNING if quiet or spawn.MEETING in os.environ else logging.INFO)
+
+
+class EscapedFormatter(logging.Formatter):
+    """Records on one line that a terminal only shows: names of files are a stranger's."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of a record."""
+        return escaped(super().format(record))
 
 
 BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} tokens, {rate_fmt}, {remaining} left"
