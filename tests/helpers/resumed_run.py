@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,12 +17,13 @@ from triforce.backends import native_loader
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ["src", "csrc", "tests", "benchmarks", "scripts", "docs", "examples"]
+"""What tests read."""
 UNTESTED = {".pyc", ".so"}
 
 
-def digest() -> str:
-    """Of the files that tests read, of Python, torch and the kernels, whose instructions differ between machines."""
-    files = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix not in UNTESTED]
+def digest(folders: Sequence[str] = FOLDERS) -> str:
+    """Of the files in these folders, of Python, torch and the kernels, whose instructions differ between machines."""
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix not in UNTESTED]
     files += [path for path in ROOT.iterdir() if path.suffix in {".md", ".toml", ".txt"} or path.name == "Makefile"]
     known = hashlib.sha256(f"{sys.version} {native_loader.build()}".encode())
     for path in sorted(path for path in files if path.is_file()):

@@ -1,0 +1,108 @@
+"""Cases of each kind of file that strangers give, and what the fuzz itself notices."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tests.helpers.forked_case import Limits
+from tests.helpers.structured_fuzz import KINDS, run_cases, run_kind
+
+FEW, SOME = 8, 300
+"""Cases of each kind in `make check`, and in `make test-all`."""
+
+
+def faults(kind: str, count: int, seed: int = 0) -> list[str]:
+    """What is wrong with some cases of a kind, with their seeds."""
+    outcomes = run_kind(kind, count, seed)
+    return [f"seed {each.seed}: {each.fault}\n{each.said}" for each in outcomes if each.fault]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_few_cases_of_a_kind_end_in_one_line(kind: str) -> None:
+    assert not faults(kind, FEW)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_cases_of_a_kind_end_in_one_line(kind: str) -> None:
+    assert not faults(kind, SOME, seed=1000)
+
+
+def nothing(random: Random, folder: Path) -> None:
+    """Write no case."""
+
+
+def refuses(folder: Path) -> int:
+    print("triforce: error: no model; name one", file=sys.stderr)
+    return 2
+
+
+def refuses_at_length(folder: Path) -> int:
+    print("why:", file=sys.stderr)
+    return refuses(folder)
+
+
+def raises(folder: Path) -> int:
+    raise ValueError("nobody has caught this")
+
+
+def prints_escapes(folder: Path) -> int:
+    print("a model named \x1b[31m")
+    return 0
+
+
+def waits(folder: Path) -> int:
+    time.sleep(60)
+    return 0
+
+
+def leaves_a_process(folder: Path) -> int:
+    if not os.fork():
+        time.sleep(60)
+    return 0
+
+
+def takes_memory(folder: Path) -> int:
+    return len(bytearray(1 << 29)) and 0
+
+
+def is_killed(folder: Path) -> int:
+    os.kill(os.getpid(), 9)
+    return 0
+
+
+@pytest.mark.parametrize(
+    ("open_case", "said"),
+    [
+        (refuses, ""), (refuses_at_length, "not one line"), (raises, "Traceback"), (is_killed, "ended with -9"),
+        (prints_escapes, "not to be printed"), (waits, "not done"), (leaves_a_process, "not done"),
+        (takes_memory, "Traceback"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)  # fmt: skip
+def test_case_that_goes_wrong_has_a_fault(open_case: Callable[[Path], int], said: str) -> None:
+    (outcome,) = run_cases("test", nothing, open_case, 1, limits=Limits(seconds=1, bytes=1 << 26))
+    assert said in outcome.fault and bool(said) == bool(outcome.fault)
+
+
+def test_run_that_was_cut_off_goes_on(tmp_path: Path) -> None:
+    made, file = list[float](), tmp_path / "outcomes"
+
+    def make(random: Random, folder: Path) -> None:
+        made.append(random.random())
+
+    first = [next(outcomes) for outcomes in [run_cases("test", make, refuses, 4, file=file)] for _ in range(2)]
+    with file.open("a") as lines:
+        lines.write('{"seed": 2, "co')
+    outcomes = list(run_cases("test", make, refuses, 4, file=file))
+    assert outcomes[:2] == first and [outcome.seed for outcome in outcomes] == [0, 1, 2, 3]
+    assert len(made) == len(set(made)) == 4
+    assert len(list(run_cases("another", make, refuses, 4, file=file))) == 4 and len(made) == 8
