@@ -13,6 +13,7 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import astuple, dataclass
 from importlib import import_module
@@ -74,16 +75,21 @@ class Trial:
                 self.stop()
                 raise
             self.stop()
-        try:
-            passed, answer = json.loads(said)
-        except ValueError:
-            raise TrialLimitError(
-                f"it takes more than {self._limits.cpu_seconds} s or {self._limits.memory_bytes >> 20} MiB, "
-                "or ends the process that reads it"
-            ) from None
-        if not passed:
-            raise TrialError(answer)
-        return answer
+        return answer_in(said, self._limits)
+
+
+def answer_in(said: str, limits: TrialLimits) -> Any:
+    """Return the answer in what `attempt` has said. Raises TrialError."""
+    try:
+        passed, answer = json.loads(said)
+    except ValueError:
+        raise TrialLimitError(
+            f"it takes more than {limits.cpu_seconds} s or {limits.memory_bytes >> 20} MiB, or ends the process that "
+            "reads it"
+        ) from None
+    if not passed:
+        raise TrialError(answer)
+    return answer
 
 
 def tried(function: str, task: Any, limits: TrialLimits = TrialLimits()) -> Any:
@@ -103,23 +109,28 @@ def limit(limits: TrialLimits) -> None:
             resource.setrlimit(kind, (most, most))
 
 
+def attempt(function: Callable[[Any], Any], task: Any, limits: TrialLimits) -> str:
+    """Call a function within limits of this process; return whether it passed, and its answer, as JSON."""
+    limit(limits)
+    try:
+        said = json.dumps([True, function(task)])
+        if len(said) > LARGEST_ANSWER:
+            raise ValueError("its answer is too long")
+    except MemoryError:  # room for another answer is not certain
+        return ""
+    except BaseException as error:  # what libraries of other languages raise is no Exception
+        said = json.dumps([False, str(error)[:LARGEST_REASON] or type(error).__name__])
+    return said
+
+
 def main() -> None:
-    """Call the function that is named, with the task from stdin; print whether it passed, and its answer."""
+    """Call the function that is named, with the task from stdin; print what came of it."""
     answers = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.dup2(2, 1)  # libraries may print
     module, _, name = sys.argv[1].partition(":")
     sys.path.append(str(Path(__file__).parents[1]))
     function = getattr(import_module(module), name)
-    limit(TrialLimits(*json.loads(sys.argv[2])))
-    try:
-        said = json.dumps([True, function(json.load(sys.stdin))])
-        if len(said) > LARGEST_ANSWER:
-            raise ValueError("its answer is too long")
-    except MemoryError:  # room for another answer is not certain
-        os._exit(1)
-    except BaseException as error:  # what libraries of other languages raise is no Exception
-        said = json.dumps([False, str(error)[:LARGEST_REASON] or type(error).__name__])
-    answers.write(said)
+    answers.write(attempt(function, json.load(sys.stdin), TrialLimits(*json.loads(sys.argv[2]))))
     answers.flush()
     os._exit(0)  # what was read may take its time to go
 
