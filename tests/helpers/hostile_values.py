@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from random import Random
 from typing import Any
 
@@ -29,6 +30,15 @@ TEXTS = [
 OTHERS: list[Any] = [None, True, False, [], {}, [[]], [None], {"a": {"b": [1]}}, [1, 2], [0.5] * 8, ["a"], [1e30] * 8]
 
 
+DEEP = "@deep@"
+"""It stands for what is too deep to be made here, see `as_json`."""
+
+
+def as_json(value: Any) -> str:
+    """Return a value as JSON, NaN and infinities as Python's library writes them."""
+    return json.dumps(value).replace(f'"{DEEP}"', '[{"a":' * 50_000 + "1" + "}]" * 50_000)
+
+
 def hostile_value(random: Random) -> Any:
     """Return a number, a text, or something else, now and then deep or long."""
     match random.randrange(8):
@@ -37,7 +47,7 @@ def hostile_value(random: Random) -> Any:
         case 1:
             return copy.deepcopy(random.choice(OTHERS))
         case 2 if random.random() < 0.2:
-            return nested(random.choice([50, 900, 3000]))
+            return random.choice([nested(50), nested(800), DEEP])
         case 3 if random.random() < 0.2:
             return [random.choice(NUMBERS) for _ in range(random.choice([10, 10_000]))]
         case _:
@@ -45,6 +55,7 @@ def hostile_value(random: Random) -> Any:
 
 
 def nested(depth: int) -> Any:
+    """Return a value of such a depth."""
     value: Any = 1
     for level in range(depth):
         value = [value] if level % 2 else {"a": value}

@@ -7,6 +7,8 @@ import struct
 from pathlib import Path
 from typing import Any
 
+from tests.helpers.hostile_values import as_json
+
 Header = dict[str, Any]
 
 
@@ -19,5 +21,5 @@ def parts(file: Path) -> tuple[Header, bytes]:
 
 def write(file: Path, header: Header, data: bytes) -> None:
     """Write a file of these."""
-    text = json.dumps(header).encode()
+    text = as_json(header).encode()
     file.write_bytes(struct.pack("<Q", len(text)) + text + data)

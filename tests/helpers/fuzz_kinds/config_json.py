@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from tests.helpers.family_models import family_model
-from tests.helpers.hostile_values import spoiled
+from tests.helpers.hostile_values import as_json, spoiled
 from tests.helpers.tiny_checkpoint import save, tiny_tokenizer
 from triforce.cli import main
 
@@ -46,7 +46,7 @@ def make_case(random: Random, folder: Path) -> None:
     name = "config.json" if random.random() < 0.9 else "generation_config.json"
     file = folder / name
     values: dict[str, Any] = json.loads(file.read_text())
-    text = json.dumps(spoiled(random, values, FIELDS if name == "config.json" else ["temperature", "top_p", "top_k"]))
+    text = as_json(spoiled(random, values, FIELDS if name == "config.json" else ["temperature", "top_p", "top_k"]))
     if random.random() < 0.05:
         text = text[: random.randrange(len(text))]
     file.write_text(text)

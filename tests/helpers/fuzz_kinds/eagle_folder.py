@@ -16,7 +16,7 @@ from tests.helpers.eagle3_reference import random_checkpoint
 from tests.helpers.feature_pair import feature_pair
 from tests.helpers.fuzz_kinds.config_json import ASKED, generated
 from tests.helpers.fuzz_kinds.safetensors_header import spoil, spoil_bytes
-from tests.helpers.hostile_values import spoiled
+from tests.helpers.hostile_values import as_json, spoiled
 from tests.helpers.safetensors_bytes import parts, write
 
 FIELDS = [
@@ -44,7 +44,7 @@ def make_case(random: Random, folder: Path) -> None:
     weights, config = draft / "model.safetensors", draft / "config.json"
     match random.randrange(5):
         case 0 | 1:
-            config.write_text(json.dumps(spoiled(random, json.loads(config.read_text()), FIELDS)))
+            config.write_text(as_json(spoiled(random, json.loads(config.read_text()), FIELDS)))
         case 2:
             header, data = parts(weights)
             spoil(random, header, len(data))
