@@ -22,7 +22,8 @@ from triforce.checkpoint.stacked_experts import unstacked
 from triforce.checkpoint.text_part import text_part
 from triforce.checkpoint.tokenizer import Tokenizer, configured_eos_ids, same_tokenizer
 from triforce.checkpoint.tokenizer_files import has_tokenizer
-from triforce.checkpoint.weight_files import Archive, open_archives
+from triforce.checkpoint.weight_files import Archive, has_weights, open_archives
+from triforce.checkpoint.weights import require_tensors
 from triforce.model.config import ModelConfig
 from triforce.model.weights import PLAIN
 
@@ -146,6 +147,15 @@ class GGUFModel:
 
 
 ModelFiles = HFFolder | GGUFModel
+
+
+def require_sizes(files: ModelFiles) -> None:
+    """Raise ModelError unless the sizes of a config are those of its tensors; a folder without weights has none."""
+    hf = files.config
+    if not isinstance(files, HFFolder) or has_weights(files.path):
+        config = model_config(hf, vocab_size=hf.vocab_size, context=None, device=torch.device("cpu"))
+        names = FAMILIES[hf.model_type].names
+        require_tensors(files.path, files.archives(packed=False), config, hf.vocab_size, names)
 
 
 def open_model(name_or_path: str | Path, *, weights: bool = True) -> ModelFiles:

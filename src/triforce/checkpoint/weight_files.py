@@ -49,6 +49,15 @@ def open_archives(folder: Path) -> dict[str, Archive]:
     )
 
 
+def has_weights(folder: Path) -> bool:
+    """Whether a folder has weight files, or an index of them."""
+    return any(
+        (folder / f"{name}{index}").exists()
+        for name in ("model.safetensors", "pytorch_model.bin")
+        for index in ("", ".index.json")
+    )
+
+
 def require_shape(archives: Mapping[str, Archive], name: str, shape: tuple[int, ...]) -> None:
     """Raise ModelError unless a tensor has the shape that a config asks for."""
     if (found := archives[name].shape(name)) != shape:

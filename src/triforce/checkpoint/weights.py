@@ -98,10 +98,11 @@ def require_tensors(
     # Old checkpoints also store the rotation frequencies, which follow from the config.
     found = {name for name in archives if not name.endswith("rotary_emb.inv_freq")}
     experts, layers = config.architecture.experts, config.layers
-    if experts and (layers - config.architecture.dense_layers) * experts.count > len(found):
+    if max(layers, (layers - config.architecture.dense_layers) * (experts.count if experts else 0)) > len(found):
+        each = f" of {experts.count} experts each" if experts else ""
         raise ModelError(
-            f"{where}: the config asks for {experts.count} experts in each of {layers} layers, but the weights have "
-            f"{len(found)} tensors in all; config.json and the weights must belong together"
+            f"{where}: the config asks for {layers} layers{each}, but the weights have {len(found)} tensors in all; "
+            "config.json and the weights must belong together"
         )
     shapes = tensor_shapes(config, rows, names)
     if missing := sorted(shapes.keys() - found):

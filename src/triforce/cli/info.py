@@ -15,7 +15,7 @@ from triforce.bench.model_work import coded_attention, type_of_products
 from triforce.checkpoint.feature_draft_file import read_feature_draft
 from triforce.checkpoint.hf_config import GENERATION, model_config
 from triforce.checkpoint.hub import FINETUNE, SHIPPED, draft_for
-from triforce.checkpoint.model_files import ModelFiles, open_model
+from triforce.checkpoint.model_files import ModelFiles, open_model, require_sizes
 from triforce.cli.bench.report import machine, measured
 from triforce.engine.precision import resolve_device, resolve_dtype, with_kv_dtype
 from triforce.engine.speculative_config import SpeculativeConfig
@@ -35,6 +35,7 @@ LENGTHS = (4_096, 16_384, 32_768, 131_072, 262_144, 1_048_576)
 def run(options: Namespace) -> int:
     """Read the config; of a model on the hub, fetch nothing larger where it has a file of its own."""
     files = open_model(options.model or SHIPPED[0], weights=False)
+    require_sizes(files)
     hf = files.config
     device = resolve_device(options.device)
     config = model_config(hf, vocab_size=hf.vocab_size, context=options.context, device=torch.device("cpu"))

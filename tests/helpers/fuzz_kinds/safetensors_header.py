@@ -46,7 +46,7 @@ def spoil(random: Random, header: Header, size: int) -> None:
         case 2:
             about["dtype"] = random.choice(TYPES)
         case 3:
-            about["dtype"], about["shape"] = random.choice(TYPES[4:8]), [*about["shape"][:-1], about["shape"][-1] * 4]
+            about["dtype"], about["shape"] = random.choice(TYPES[4:8]), [*about["shape"], 4]
         case 4:
             about["shape"] = about["shape"][::-1] if random.random() < 0.3 else [1, *about["shape"]]
         case 5:
