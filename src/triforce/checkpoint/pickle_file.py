@@ -79,6 +79,8 @@ def read_state_dict(file: Path) -> dict[str, Tensor]:
         raise missing(file) from error
     except pickle.UnpicklingError as error:
         raise ModelError(f"{file} holds more than tensors and is not opened, as it could run code; {ADVICE}") from error
+    except MemoryError as error:
+        raise ModelError(f"{file} takes more memory than a file of its size may; {ADVICE}") from error
     except Exception as error:  # a damaged zip or pickle surfaces as nearly anything
         raise corrupt(file, error) from error
     if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
@@ -114,7 +116,7 @@ def corrupt(file: Path, error: Exception) -> ModelError:
 
 def reason_of(error: Exception) -> str:
     """Return the first line of what a library says."""
-    return str(error).strip().partition("\n")[0][:200]
+    return str(error).strip().partition("\n")[0][:200] or type(error).__name__
 
 
 def _digest(files: Sequence[Path]) -> str:
