@@ -43,7 +43,7 @@ class Pickle:
         return tuple(self._tensors[name].shape)
 
     def view(self, name: str) -> Tensor:
-        """Return a tensor as it lies in the mapped file."""
+        """Return a tensor, in its shape, as it lies in the mapped file."""
         return self._tensors[name].detach()
 
     glance = view

@@ -30,7 +30,7 @@ SUMMED = ("o_proj_CQ", "down_proj_CI", "o_bias_C", "down_bias_C")
 
 
 class FieldPlace(NamedTuple):
-    """Where a field of `Layer` lies in the files: a tensor there, its shape, and which part of it is the field's."""
+    """Place of a field of `Layer` in the files: a tensor there, its shape, and which part of it is the field's."""
 
     name: str
     whole: Shape

@@ -36,7 +36,7 @@ class PageOwners:
 
     @cached_property
     def owners(self) -> list[int]:
-        """How many need each page."""
+        """Count of those who need each page."""
         return [0] * (self.pages + 1)
 
     def find(self, wanted: int, after: int | None = None) -> list[int]:

@@ -17,7 +17,7 @@ from tests.helpers.hostile_values import as_json, spoiled
 from tests.helpers.tiny_checkpoint import save, tiny_tokenizer
 from triforce.cli import main
 
-FAMILIES = ["llama-biases", "mistral-window", "phi-4-mini", "gemma-3", "glm-4.5", "gpt-oss", "olmo-3", "qwen3-moe"]
+FAMILIES = ["llama-biases", "mistral-window", "phi-4-mini", "gemma-3", "glm-4.5", "gpt-oss"]
 FIELDS = [
     "head_dim", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
     "vocab_size", "max_position_embeddings", "sliding_window", "layer_types", "rope_theta", "rope_scaling",
