@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from unicodedata import category
 
-LONGEST = 2000
+LONGEST = 900
 """Characters of the longest message. Its end says what to do, so that the middle is left out of longer ones."""
 UNPRINTABLE = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 """Categories of characters that a terminal may obey, or not show."""
@@ -13,11 +13,14 @@ UNPRINTABLE = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 
 def escaped(text: str) -> str:
     """Return a text, of which strangers may have written a part, on one line that a terminal only shows."""
-    if len(text) > LONGEST:
-        text = f"{text[: LONGEST * 2 // 3]} ... {text[-LONGEST // 3 :]}"
+    text = _shortened(text)
     if text.isprintable():
         return text
-    return "".join(ascii(char)[1:-1] if category(char) in UNPRINTABLE else char for char in text)
+    return _shortened("".join(ascii(char)[1:-1] if category(char) in UNPRINTABLE else char for char in text))
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[: LONGEST * 2 // 3]} ... {text[-LONGEST // 3 :]}"
 
 
 class TriforceError(Exception):

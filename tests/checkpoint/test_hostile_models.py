@@ -112,6 +112,7 @@ def spoil_config(**changes: Any) -> Callable[[Path], None]:
 
 DRAFTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "head": (spoil_config(head_dim=MOST - 1), "head_dim = 2147483646"),
+    "odd head": (spoil_config(head_dim=17), "head_dim = 17 is not supported"),
     "choices": (spoil_config(draft_vocab_size=10**9), "draft_vocab_size = 1000000000"),
     "choices of as many": (spoil_config(draft_vocab_size=10**9, vocab_size=10**9), "proposes 1000000000 tokens"),
     "inner": (spoil_config(intermediate_size=MOST), "gate_proj.weight has shape"),
@@ -160,4 +161,5 @@ def test_error_text_is_one_printable_line() -> None:
     assert str(ModelError(f"tensor {ESCAPES}")) == r"tensor a\nb\x1b[2J\u202e\ud800"
     assert escaped("naïve 東京 🙂\u00a0") == "naïve 東京 🙂\u00a0"
     long = escaped("x" * 10**6 + "; download it again")
-    assert len(long) < 2100 and long.endswith("; download it again")
+    assert len(long) < 910 and long.endswith("; download it again")
+    assert len(escaped("\x1b" * 10**6)) < 910

@@ -133,6 +133,8 @@ def _config(fields: Fields, about: Fields, target: ModelConfig) -> FeatureDraftC
         fields.require(name, accepted)
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     head_dim = fields.whole("head_dim", max(hidden // heads, 1), most=MOST_CHANNELS)
+    if head_dim % 2:
+        raise fields.refusal("head_dim", ["even numbers"])
     vocab_size = fields.whole("vocab_size")
     _, theta, scaling = read_rope(fields, LLAMA, head_dim, fields.whole("max_position_embeddings", target.context))
     inv_freq_F, scale = scaling.frequencies(theta, head_dim, target.context)
