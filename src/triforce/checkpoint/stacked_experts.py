@@ -43,7 +43,8 @@ class StackedExperts:
         """Raises ModelError for a tensor of another number of experts, or where the scales of blocks are missing."""
         self._archives, self._experts, self._narrow = archives, experts, narrow
         stems = [f"model.layers.{layer}{EXPERTS}{part}" for layer in range(layers) for part in PARTS]
-        self.tensors = {f"{stem}{end}" for stem in stems for end in ("", BLOCKS, SCALES, BIAS)} & archives.keys()
+        known = (f"{stem}{end}" for stem in stems for end in ("", BIAS, BLOCKS, SCALES))
+        self.tensors = dict.fromkeys(name for name in known if name in archives)
         self._places: dict[str, Place] = {}
         for name in self.tensors:
             if not name.endswith(SCALES):
