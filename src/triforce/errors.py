@@ -3,10 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from unicodedata import category
+
+LONGEST = 900
+"""Characters of the longest message. Its end says what to do, so that the middle is left out of longer ones."""
+UNPRINTABLE = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+"""Categories of characters that a terminal may obey, or not show."""
+
+
+def escaped(text: str) -> str:
+    """Return a text, of which strangers may have written a part, on one line that a terminal only shows."""
+    text = _shortened(text)
+    if text.isprintable():
+        return text
+    return _shortened("".join(ascii(char)[1:-1] if category(char) in UNPRINTABLE else char for char in text))
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[: LONGEST * 2 // 3]} ... {text[-LONGEST // 3 :]}"
 
 
 class TriforceError(Exception):
-    """A user's mistake. The text says what is wrong and what to do about it."""
+    """A user's mistake. The text says what is wrong and what to do about it, on one line (see `escaped`)."""
+
+    def __str__(self) -> str:
+        return escaped(super().__str__())
 
 
 class ModelError(TriforceError):

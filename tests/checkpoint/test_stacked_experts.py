@@ -104,7 +104,7 @@ def test_mxfp4_folder_has_logits_of_its_numbers(tmp_path: Path) -> None:
 @pytest.mark.skipif(native_loader.native is None, reason="without native kernels")
 def test_mxfp4_stays_codes_in_native_kernels(tmp_path: Path) -> None:
     _, packed = mxfp4_folders(tmp_path)
-    archives = unstacked(open_archives(packed), narrow=True)
+    archives = unstacked(open_archives(packed), 4, 8, narrow=True)
     weight: Any = archives["model.layers.1.mlp.experts.3.up_proj.weight"].view(
         "model.layers.1.mlp.experts.3.up_proj.weight"
     )

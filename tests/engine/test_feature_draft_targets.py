@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tests.engine.test_feature_draft import features
 from tests.helpers.engine_scene import alone
+from tests.helpers.feature_pair import feature_pair
 from tests.helpers.tiny_checkpoint import edit
 from tests.helpers.tiny_llm import llm
 from triforce.backends import native_loader
@@ -42,6 +43,16 @@ def test_draft_serves_its_target_with_int8_kv(features: Path, tmp_path: Path) ->
     assert model.target.fingerprint != made_for
     plain, drafted = (alone(model, 40, 0.8, mode) for mode in ("ar", "draft"))
     assert [each.token_ids for each in drafted] == [each.token_ids for each in plain]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float16"])
+def test_hidden_size_that_native_passes_do_not_take_gives_plain_text(dtype: str, tmp_path: Path) -> None:
+    """The draft's passes are torch's then, beside whatever kernels the target has."""
+    folder = feature_pair(tmp_path, hidden_size=72, head_dim=16)
+    model = LLM(folder / "target", f"finetune:{folder / 'draft'}", dtype=dtype)
+    plain, drafted = (alone(model, 40, 0.8, mode) for mode in ("ar", "draft"))
+    assert [each.token_ids for each in drafted] == [each.token_ids for each in plain]
+    assert sum(tier.accepted for each in drafted for tier in each.tiers if tier.name == "draft")
 
 
 @pytest.mark.skipif(native_loader.native is None, reason="of the native passes")

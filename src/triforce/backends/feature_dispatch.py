@@ -29,13 +29,14 @@ def feature_passes(
     config: FeatureDraftConfig, weights: FeatureDraftWeights, target: Embedder, dtype: torch.dtype, device: Device
 ) -> FeaturePasses:
     """Passes of a feature draft for this target, by the fastest kernels that take it; weights of any type, anywhere."""
-    whole = config.hidden_size % 16 == 0 and config.sinks % PAGE == 0
-    if dispatch.suits_native(config, dtype, torch.device(device)) and whole:
+    if dispatch.suits_native(config, dtype, torch.device(device)):
         from triforce.backends.cpu.feature_passes import NativeFeaturePasses
         from triforce.backends.cpu.model import NativeEmbedding
 
         if isinstance(target, NativeEmbedding):
-            return NativeFeaturePasses(config, weights, target, dtype)
+            if config.hidden_size % 16 == 0 and config.sinks % PAGE == 0:
+                return NativeFeaturePasses(config, weights, target, dtype)
+            dtype = torch.float32  # of what native memories take and native embeddings give
     return TorchFeaturePasses(config, weights.to(dtype, device), target.embed)
 
 

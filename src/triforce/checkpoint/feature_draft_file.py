@@ -18,43 +18,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from triforce.checkpoint.feature_draft_tensors import read_draft_weights
 from triforce.checkpoint.hf_config import read_rope
 from triforce.checkpoint.hub import read_json
-from triforce.checkpoint.json_fields import Fields
+from triforce.checkpoint.json_fields import MOST_CHANNELS, Fields
 from triforce.checkpoint.model_families.llama import LLAMA
 from triforce.checkpoint.rope_scaling import Unscaled
-from triforce.checkpoint.weight_files import Archive, open_archives
 from triforce.errors import ModelError
 from triforce.model.config import ModelConfig
-from triforce.model.feature_draft import FeatureDraftConfig, FeatureDraftWeights, shapes
+from triforce.model.feature_draft import FeatureDraftConfig, FeatureDraftWeights
 from triforce.model.rope import Rope
-from triforce.model.weights import numbers
 
 FORMAT = 1
 THETA = 10_000.0
 """Of the rotations of a new draft: it sees a window, whatever its target's positions."""
 SINKS, WINDOW = 16, 496
 """Entries that a new draft sees, or one whose file does not say: those of a streaming draft."""
-LAYER = "midlayer."
-NAMES = {
-    "fc_CX": "fc.weight",
-    "embedding_norm_C": f"{LAYER}input_layernorm.weight",
-    "hidden_norm_C": f"{LAYER}hidden_norm.weight",
-    "q_proj_QE": f"{LAYER}self_attn.q_proj.weight",
-    "k_proj_PE": f"{LAYER}self_attn.k_proj.weight",
-    "v_proj_PE": f"{LAYER}self_attn.v_proj.weight",
-    "o_proj_CQ": f"{LAYER}self_attn.o_proj.weight",
-    "post_norm_C": f"{LAYER}post_attention_layernorm.weight",
-    "gate_proj_IC": f"{LAYER}mlp.gate_proj.weight",
-    "up_proj_IC": f"{LAYER}mlp.up_proj.weight",
-    "down_proj_CI": f"{LAYER}mlp.down_proj.weight",
-    "norm_C": "norm.weight",
-    "embedding_proj_CC": f"{LAYER}embedding_proj.weight",
-}
-"""The last one is of our own drafts."""
-FC_NORM, HEAD, OFFSETS, CHOSEN = "fc_norm.{}.weight", "lm_head.weight", "d2t", "t2d"
-IGNORED = ("embed_tokens.weight",)
-"""Published beside the rest at times; it is the target's."""
+MOST_SEEN = 1 << 20
+"""Entries that a draft is thought to see."""
 
 
 @dataclass(frozen=True)
@@ -134,13 +115,16 @@ def read_feature_draft(
     about.require("format", (FORMAT,))
     config = _config(Fields(raw, "config.json"), about, target)
     _require_fit(folder, config, target)
+    if config.choices > target.vocab_size:
+        raise ModelError(f"{folder} proposes {config.choices} tokens, but the target has {target.vocab_size}; it is a "
+                         "draft for another model")  # fmt: skip
     made_for = about.get("target")
     if made_for not in (None, fingerprint) and not finetune:
         raise ModelError(
             f"{folder} was trained on the hidden states of another model, or of this one in another dtype; make one "
             f"for this model with triforce train-draft, or if this is a finetune of that one, use finetune:{folder}"
         )
-    return FeatureDraftFile(config, _weights(folder, config), made_for, about.get("card"))
+    return FeatureDraftFile(config, read_draft_weights(folder, config), made_for, about.get("card"))
 
 
 def _config(fields: Fields, about: Fields, target: ModelConfig) -> FeatureDraftConfig:
@@ -148,7 +132,10 @@ def _config(fields: Fields, about: Fields, target: ModelConfig) -> FeatureDraftC
                            ("mlp_bias", (False,)), ("target_hidden_size", (target.hidden_size,))):  # fmt: skip
         fields.require(name, accepted)
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
-    head_dim, vocab_size = fields.whole("head_dim", max(hidden // heads, 1)), fields.whole("vocab_size")
+    head_dim = fields.whole("head_dim", max(hidden // heads, 1), most=MOST_CHANNELS)
+    if head_dim % 2:
+        raise fields.refusal("head_dim", ["even numbers"])
+    vocab_size = fields.whole("vocab_size")
     _, theta, scaling = read_rope(fields, LLAMA, head_dim, fields.whole("max_position_embeddings", target.context))
     inv_freq_F, scale = scaling.frequencies(theta, head_dim, target.context)
     return FeatureDraftConfig(
@@ -162,8 +149,8 @@ def _config(fields: Fields, about: Fields, target: ModelConfig) -> FeatureDraftC
         state_layers=_state_layers(fields, about, target.layers),
         choices=fields.whole("draft_vocab_size", vocab_size, most=vocab_size),
         rope=Rope(inv_freq_F, scale),
-        sinks=about.whole("sinks", SINKS),
-        window=about.whole("window", WINDOW),
+        sinks=about.whole("sinks", SINKS, most=MOST_SEEN),
+        window=about.whole("window", WINDOW, most=MOST_SEEN),
         fc_norm=fields.flag("fc_norm", False),
         norm_output=fields.flag("norm_output", False),
         norm_before_residual=fields.flag("norm_before_residual", False),
@@ -198,50 +185,6 @@ def _require_fit(folder: Path, config: FeatureDraftConfig, target: ModelConfig) 
     for what, (own, wanted) in pairs.items():
         if own != wanted:
             raise ModelError(f"{folder} is no draft for this model: its {what} is {own}, and the target's {wanted}")
-
-
-def _weights(folder: Path, config: FeatureDraftConfig) -> FeatureDraftWeights:
-    archives, wanted = open_archives(folder), shapes(config)
-    norms = wanted.pop("fc_norm_SC", None)
-    found = {field: _take(folder, archives, NAMES[field], shape) for field, shape in wanted.items()}
-    if norms:
-        each = [_take(folder, archives, FC_NORM.format(i), norms[1:]) for i in range(norms[0])]
-        found["fc_norm_SC"] = torch.stack(each)
-    extra = [HEAD] if HEAD in archives else []
-    if extra:
-        found["head_MC"] = _take(folder, archives, HEAD, (config.choices, config.hidden_size))
-    names = {*(NAMES[field] for field in wanted), *extra, OFFSETS, CHOSEN, *IGNORED}
-    names |= {FC_NORM.format(i) for i in range(norms[0] if norms else 0)}
-    if unknown := sorted(set(archives) - names):
-        raise ModelError(f"{folder}: tensor {unknown[0]} is not part of such a draft ({len(unknown)} unknown in all)")
-    return FeatureDraftWeights(**found, tokens_M=_tokens(folder, archives, config))
-
-
-def _take(folder: Path, archives: Mapping[str, Archive], name: str, shape: tuple[int, ...]) -> Tensor:
-    if name not in archives:
-        raise ModelError(f"{folder}: the weights lack the tensor {name}; copy the whole folder again")
-    tensor = numbers(archives[name].glance(name))
-    if tuple(tensor.shape) != shape:
-        raise ModelError(f"tensor {name} has shape {list(tensor.shape)}, but the config asks for {list(shape)}")
-    if not all(extreme.isfinite() for extreme in torch.aminmax(tensor)):
-        raise ModelError(f"tensor {name} holds NaN or Inf; copy {folder} again")
-    return tensor.float()
-
-
-def _tokens(folder: Path, archives: Mapping[str, Archive], config: FeatureDraftConfig) -> Tensor:
-    """Return the token of each row of the head, int64 (M): its number and the offset in d2t, which t2d must confirm."""
-    rows_M = torch.arange(config.choices)
-    if OFFSETS not in archives and config.choices == config.vocab_size:
-        return rows_M
-    offsets_M = numbers(archives[OFFSETS].glance(OFFSETS)) if OFFSETS in archives else rows_M[:0]
-    tokens_M = rows_M + offsets_M.long() if len(offsets_M) == len(rows_M) else offsets_M
-    ascending = len(tokens_M) == len(rows_M) and bool((tokens_M.diff() > 0).all())
-    fits = ascending and int(tokens_M[0]) >= 0 and int(tokens_M[-1]) < config.vocab_size
-    if fits and CHOSEN in archives:
-        fits = torch.equal(numbers(archives[CHOSEN].glance(CHOSEN)).nonzero().flatten(), tokens_M)
-    if not fits:
-        raise ModelError(f"{folder}: the table {OFFSETS} does not name {config.choices} tokens; copy the folder again")
-    return tokens_M
 
 
 def with_head(weights: FeatureDraftWeights, head_MC: Tensor) -> FeatureDraftWeights:

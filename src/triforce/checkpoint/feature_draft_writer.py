@@ -10,15 +10,8 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from triforce.checkpoint.feature_draft_file import (
-    CHOSEN,
-    FC_NORM,
-    FORMAT,
-    NAMES,
-    OFFSETS,
-    THETA,
-    FeatureDraftFile,
-)
+from triforce.checkpoint.feature_draft_file import FORMAT, THETA, FeatureDraftFile
+from triforce.checkpoint.feature_draft_tensors import CHOSEN, FC_NORM, NAMES, OFFSETS
 from triforce.errors import RequestError
 from triforce.whole_file import whole_file
 

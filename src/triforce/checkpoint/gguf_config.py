@@ -13,7 +13,7 @@ import numpy as np
 from triforce.checkpoint.gguf_file import GGUFFile
 from triforce.checkpoint.gguf_rope import read_gguf_scaling
 from triforce.checkpoint.hf_config import HFConfig, read_local_theta, read_window, with_windows
-from triforce.checkpoint.json_fields import MOST_LAYERS, Fields
+from triforce.checkpoint.json_fields import MOST_CHANNELS, MOST_LAYERS, Fields
 from triforce.checkpoint.model_families import FAMILIES
 from triforce.checkpoint.model_families.family import LAYER_TYPES
 from triforce.errors import ModelError
@@ -107,7 +107,7 @@ def read_gguf_config(file: GGUFFile) -> HFConfig:
             config.require(key, ACCEPTED.get(key, ()))
     hidden, heads = config.whole("embedding_length"), config.whole("attention.head_count")
     kv_heads = config.whole("attention.head_count_kv", heads)
-    head_dim = config.whole("attention.key_length", hidden // heads)
+    head_dim = config.whole("attention.key_length", hidden // heads, most=MOST_CHANNELS)
     if heads % kv_heads:
         raise config.refusal("attention.head_count_kv", [f"divisors of {heads}"])
     if head_dim % 2 or head_dim < 4:

@@ -14,6 +14,7 @@ from triforce.checkpoint import mxfp4
 from triforce.checkpoint.gguf_file import GGUFFile
 from triforce.checkpoint.gguf_names import BLOCK, ROUTER, hugging_face_names, row_order
 from triforce.checkpoint.hf_config import HFConfig
+from triforce.errors import ModelError
 from triforce.model.weights import PLAIN, Matrix, QuantizedWeight
 
 
@@ -26,18 +27,23 @@ class GGUFWeights:
         self._places: dict[str, tuple[str, int | None]] = {}
         for gguf, name in hugging_face_names(file, hf.model_type, hf.extra(BLOCK)).items():
             if "{}" in name:
-                self._places |= {name.format(n): (gguf, n) for n in range(file.tensors[gguf].shape[0])}
+                self._places |= {name.format(n): (gguf, n) for n in range(self._experts(gguf))}
             else:
                 self._places[name] = gguf, None
 
     def names(self) -> Iterable[str]:
         return self._places
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor."""
+        gguf, expert = self._places[name]
+        return self._file.tensors[gguf].shape[0 if expert is None else 1 :]
+
     def view(self, name: str) -> Matrix:
         """Return a tensor in its shape, its rows in the order of Hugging Face; a view of the file where they lie so."""
         (gguf, expert), hf = self._places[name], self._hf
         tensor = self._file.tensors[gguf]
-        shape = tensor.shape if expert is None else tensor.shape[1:]
+        shape = self.shape(name)
         order = row_order(hf.model_type, gguf, hf.num_attention_heads, hf.num_key_value_heads, hf.head_dim)
         with warnings.catch_warnings(action="ignore", category=UserWarning):  # nobody writes to it
             rows = torch.from_numpy(self._file.raw(gguf))
@@ -45,9 +51,10 @@ class GGUFWeights:
             rows = rows.view(tensor.shape[0], -1, rows.shape[1])[expert]
         stays = self.packed and len(shape) == 2 and not gguf.endswith(ROUTER)  # which is computed in float32
         if (dtype := PLAIN.get(tensor.type)) is not None and not stays:
-            numbers = _ordered(rows.flatten().view(dtype).view(shape), order)
+            plain = rows.flatten().view(dtype).view(shape)
+            numbers = plain if order is None else plain[order]
             return numbers.float() if self.packed and dtype == torch.float16 else numbers
-        rows = _ordered(rows, order)
+        rows = rows if order is None else rows[order]
         packed = self.packed and not gguf.endswith(ROUTER)
         if packed and tensor.type == "MXFP4":
             return of_mxfp4(rows)
@@ -57,16 +64,24 @@ class GGUFWeights:
 
     glance = view
 
+    def _experts(self, gguf: str) -> int:
+        """Return the number of experts in a tensor. Raises ModelError where the config says another, or no layer."""
+        shape, experts = self._file.tensors[gguf].shape, self._hf.architecture.experts
+        count, layer = experts.count if experts else 0, int(gguf.split(".")[1])
+        if layer >= self._hf.num_hidden_layers:
+            raise ModelError(
+                f"{self._file.path}: tensor {gguf} is of layer {layer}, but the config has "
+                f"{self._hf.num_hidden_layers}; download it again"
+            )
+        if shape[0] != count:
+            raise ModelError(f"tensor {gguf} has shape {list(shape)}, but the config asks for {count} experts")
+        return count
+
     def _numbers(self, kind: str, rows: Tensor) -> Tensor:
         from gguf import GGMLQuantizationType, quants  # 0.1 s, which only GGUF models pay for
 
         with np.errstate(all="ignore"):  # scales that are not finite are refused by who reads the numbers
             return torch.from_numpy(quants.dequantize(rows.numpy(), GGMLQuantizationType[kind]))
-
-
-def _ordered(rows: Tensor, order: Tensor | None) -> Tensor:
-    """Return rows in another order; as they are where it is one of more or fewer: whoever wants that shape refuses."""
-    return rows if order is None or len(order) != len(rows) else rows[order]
 
 
 def of_mxfp4(rows: Tensor) -> Matrix:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from triforce.checkpoint.hub import read_json
-from triforce.checkpoint.json_fields import MOST_LAYERS, Fields
+from triforce.checkpoint.json_fields import MOST_CHANNELS, MOST_LAYERS, Fields
 from triforce.checkpoint.model_families import FAMILIES
 from triforce.checkpoint.model_families.family import LAYER_TYPES, Family
 from triforce.checkpoint.rope_scaling import Scaling, Unscaled, read_scaling
@@ -89,7 +89,10 @@ def checked(raw: dict[str, Any]) -> HFConfig:
         if accepted is not None:
             config.require(field, accepted)
     hidden, heads = config.whole("hidden_size"), config.whole("num_attention_heads")
-    kv_heads, head_dim = config.whole("num_key_value_heads", heads), config.whole("head_dim", hidden // heads)
+    kv_heads, head_dim = (
+        config.whole("num_key_value_heads", heads),
+        config.whole("head_dim", hidden // heads, most=MOST_CHANNELS),
+    )
     if heads % kv_heads:
         raise config.refusal("num_key_value_heads", [f"divisors of {heads}"])
     if head_dim % 2 or head_dim < 4:

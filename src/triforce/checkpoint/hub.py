@@ -23,6 +23,9 @@ PICKLES = ("pytorch_model.bin", "pytorch_model-*.bin")
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?(:[\w.-]+)?")
 """A repository, and behind a colon the quantisation of a GGUF file in it."""
 
+LONGEST_JSON = 64 << 20
+"""Bytes of the longest JSON file that is read: indices of the largest models take some 10 MB."""
+
 _ASSETS = Path(__file__).parents[1] / "assets"
 SHIPPED = _ASSETS / "pair" / "target", _ASSETS / "pair" / "draft"
 """The target and the draft that come with the package."""
@@ -175,8 +178,10 @@ def _nearby(missing: Path) -> str:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises ModelError if it is missing, or holds anything else."""
+    """The object in a JSON file. Raises ModelError if it is missing, longer than `LONGEST_JSON`, or anything else."""
     try:
+        if file.stat().st_size > LONGEST_JSON:
+            raise ModelError(f"{file} is longer than {LONGEST_JSON >> 20} MiB, as no such file is; download it again")
         value = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ModelError(f"{file} is missing; give a complete Hugging Face model folder") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from reprlib import Repr
 from typing import Any
 
 from triforce.errors import ModelError
@@ -11,8 +12,13 @@ MOST = 2**31 - 1
 """Largest whole number that is taken for a size."""
 MOST_LAYERS = 10_000
 """Layers of a model that are thought possible."""
+MOST_CHANNELS = 1 << 16
+"""Size of a head that is thought possible."""
 LARGEST = 1e12
 """Largest number that is taken for a factor."""
+_SHORT = Repr()
+_SHORT.maxlevel, _SHORT.maxdict, _SHORT.maxlist = 3, 8, 8
+_SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 80
 
 
 class Fields:
@@ -82,8 +88,9 @@ class Fields:
     def refusal(self, name: str, accepted: Iterable[object], more: str = "") -> ModelError:
         """The error that names the field, its value and what would do."""
         choices = ", ".join(map(str, accepted)) or "none"
+        value = _SHORT.repr(self.get(name))
         return ModelError(
-            f"{self._where}: {self._prefix}{name} = {self.get(name)!r} is not supported (supported: {choices}){more}"
+            f"{self._where}: {self._prefix}{name} = {value} is not supported (supported: {choices}){more}"
         )
 
     def _or(self, name: str, default: Any) -> Any:

@@ -22,7 +22,8 @@ from triforce.checkpoint.stacked_experts import unstacked
 from triforce.checkpoint.text_part import text_part
 from triforce.checkpoint.tokenizer import Tokenizer, configured_eos_ids, same_tokenizer
 from triforce.checkpoint.tokenizer_files import has_tokenizer
-from triforce.checkpoint.weight_files import Archive, open_archives
+from triforce.checkpoint.weight_files import Archive, has_weights, open_archives
+from triforce.checkpoint.weights import require_tensors
 from triforce.model.config import ModelConfig
 from triforce.model.weights import PLAIN
 
@@ -60,12 +61,14 @@ class HFFolder:
 
     def archives(self, *, packed: bool) -> Mapping[str, Archive]:
         """Each tensor name, and the file that holds it. packed: MXFP4 stays codes. Raises ModelError."""
-        archives = open_archives(self.path)
-        family = FAMILIES[self.config.model_type]
+        config, archives = self.config, open_archives(self.path)
+        family, experts = FAMILIES[config.model_type], config.architecture.experts
         if family.text:
             archives = text_part(archives)
-        archives = {name: each for name, each in archives.items() if not name.startswith(self.config.extra())}
-        return unstacked(archives, narrow=packed) if family.stacked_experts else archives
+        archives = {name: each for name, each in archives.items() if not name.startswith(config.extra())}
+        if not (family.stacked_experts and experts):
+            return archives
+        return unstacked(archives, config.num_hidden_layers, experts.count, narrow=packed)
 
     @property
     def weight_bytes(self) -> int:
@@ -144,6 +147,15 @@ class GGUFModel:
 
 
 ModelFiles = HFFolder | GGUFModel
+
+
+def require_sizes(files: ModelFiles) -> None:
+    """Raise ModelError unless the sizes of a config are those of its tensors; a folder without weights has none."""
+    hf = files.config
+    if not isinstance(files, HFFolder) or has_weights(files.path):
+        config = model_config(hf, vocab_size=hf.vocab_size, context=None, device=torch.device("cpu"))
+        names = FAMILIES[hf.model_type].names
+        require_tensors(files.path, files.archives(packed=False), config, hf.vocab_size, names)
 
 
 def open_model(name_or_path: str | Path, *, weights: bool = True) -> ModelFiles:

@@ -13,12 +13,12 @@ from typing import NamedTuple
 import torch
 
 from triforce.checkpoint import mxfp4
-from triforce.checkpoint.weight_files import Archive
+from triforce.checkpoint.weight_files import Archive, require_shape
 from triforce.errors import ModelError
 from triforce.model.weights import Matrix, numbers
 
 EXPERTS = ".mlp.experts."
-BLOCKS, SCALES = "_blocks", "_scales"
+BLOCKS, SCALES, BIAS = "_blocks", "_scales", "_bias"
 PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 """Of each tensor the projections whose outputs take turns in it."""
 
@@ -29,8 +29,9 @@ class Place(NamedTuple):
     tensor: str
     expert: int
     outputs: slice
+    shape: tuple[int, ...]
+    """Of what is taken: (outputs, inputs), or of a bias (outputs)."""
     mxfp4: bool = False
-    bias: bool = False
 
 
 class StackedExperts:
@@ -38,29 +39,34 @@ class StackedExperts:
 
     packed = False
 
-    def __init__(self, archives: Mapping[str, Archive], *, narrow: bool) -> None:
-        self._archives, self._narrow = archives, narrow
+    def __init__(self, archives: Mapping[str, Archive], layers: int, experts: int, *, narrow: bool) -> None:
+        """Raises ModelError for a tensor of another number of experts, or where the scales of blocks are missing."""
+        self._archives, self._experts, self._narrow = archives, experts, narrow
+        stems = [f"model.layers.{layer}{EXPERTS}{part}" for layer in range(layers) for part in PARTS]
+        known = (f"{stem}{end}" for stem in stems for end in ("", BIAS, BLOCKS, SCALES))
+        self.tensors = dict.fromkeys(name for name in known if name in archives)
         self._places: dict[str, Place] = {}
-        for name in archives:
-            if EXPERTS in name and not name.endswith(SCALES):
+        for name in self.tensors:
+            if not name.endswith(SCALES):
                 self._places |= self._within(name)
 
     def names(self) -> list[str]:
         """Names of tensors as if each expert had its own."""
         return list(self._places)
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a projection or a bias."""
+        return self._places[name].shape
+
     def view(self, name: str) -> Matrix:
-        """Return a projection (outputs, inputs) or a bias. Raises ModelError where the scales of blocks are missing."""
+        """Return a projection (outputs, inputs) or a bias."""
         place = self._places[name]
         if not place.mxfp4:
             tensor = numbers(self._archives[place.tensor].view(place.tensor))[place.expert]
-            return (tensor if place.bias else tensor.T)[place.outputs]
-        of = f"{place.tensor}{SCALES}"
-        if of not in self._archives:
-            raise ModelError(f"the weights lack the tensor {of}; copy the whole folder again")
+            return (tensor if tensor.ndim == 1 else tensor.T)[place.outputs]
         blocks, scales = (
             numbers(self._archives[each].view(each))[place.expert][place.outputs]
-            for each in (f"{place.tensor}{BLOCKS}", of)
+            for each in (f"{place.tensor}{BLOCKS}", f"{place.tensor}{SCALES}")
         )
         codes_OB32 = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2)  # the lower nibble comes first
         return mxfp4.weight(codes_OB32, scales, narrow=self._narrow)
@@ -70,19 +76,37 @@ class StackedExperts:
     def _within(self, name: str) -> dict[str, Place]:
         """Return the places of what a tensor holds."""
         prefix, _, own = name.rpartition(".")
-        mxfp4, bias = own.endswith(BLOCKS), own.endswith("_bias")
-        stem, ending = own.removesuffix(BLOCKS).removesuffix("_bias"), "bias" if bias else "weight"
-        tensor = name.removesuffix(BLOCKS)
-        count, of = len(numbers(self._archives[name].view(name))), PARTS.get(stem, ())
-        return {
-            f"{prefix}.{expert}.{part}.{ending}": Place(tensor, expert, slice(turn, None, len(of)), mxfp4, bias)
-            for turn, part in enumerate(of)
-            for expert in range(count)
-        }
+        mxfp4, bias = own.endswith(BLOCKS), own.endswith(BIAS)
+        tensor, part = name.removesuffix(BLOCKS), own.removesuffix(BLOCKS).removesuffix(BIAS)
+        shape, of, ending = self._archives[name].shape(name), PARTS[part], "bias" if bias else "weight"
+        if len(shape) != (4 if mxfp4 else 2 if bias else 3) or shape[0] != self._experts:
+            raise ModelError(f"tensor {name} has shape {list(shape)}, but the config asks for {self._experts} experts")
+        if mxfp4:
+            self._require_scales(tensor, shape)
+        outputs, inputs = (shape[1], shape[2] * shape[3] * 2) if mxfp4 else (shape[-1], shape[-2])
+        found: dict[str, Place] = {}
+        for turn, projection in enumerate(of):
+            turns = slice(turn, None, len(of))
+            size = len(range(outputs)[turns])
+            place = Place(tensor, 0, turns, (size,) if bias else (size, inputs), mxfp4)
+            for expert in range(self._experts):
+                found[f"{prefix}.{expert}.{projection}.{ending}"] = place._replace(expert=expert)
+        return found
+
+    def _require_scales(self, tensor: str, shape: tuple[int, ...]) -> None:
+        """Raise ModelError unless the blocks of a tensor have 16 bytes and a scale each."""
+        blocks, scales = f"{tensor}{BLOCKS}", f"{tensor}{SCALES}"
+        if scales not in self._archives:
+            raise ModelError(f"the weights lack the tensor {scales}; copy the whole folder again")
+        require_shape(self._archives, scales, shape[:3])
+        require_shape(self._archives, blocks, (*shape[:3], 16))
+        for name in (blocks, scales):
+            if (dtype := numbers(self._archives[name].view(name)).dtype) != torch.uint8:
+                raise ModelError(f"tensor {name} is {dtype}, and MXFP4 is torch.uint8; copy the whole folder again")
 
 
-def unstacked(archives: Mapping[str, Archive], *, narrow: bool) -> dict[str, Archive]:
+def unstacked(archives: Mapping[str, Archive], layers: int, experts: int, *, narrow: bool) -> dict[str, Archive]:
     """Return archives by the names of tensors, with experts as if each had its own. Raises ModelError."""
-    experts = StackedExperts(archives, narrow=narrow)
-    others = {name: archive for name, archive in archives.items() if EXPERTS not in name}
-    return others | dict.fromkeys(experts.names(), experts)
+    stacked = StackedExperts(archives, layers, experts, narrow=narrow)
+    others = {name: archive for name, archive in archives.items() if name not in stacked.tensors}
+    return others | dict.fromkeys(stacked.names(), stacked)

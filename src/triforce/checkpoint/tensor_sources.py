@@ -6,12 +6,13 @@ Shape suffixes: V vocabulary, C hidden size, I MLP size, D head size, Q = query 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from triforce.checkpoint.model_families.family import DENSE, LLAMA_NAMES, SHARED
-from triforce.distributed.group import ALONE, TPGroup, span
+from triforce.distributed.group import TPGroup, span
 from triforce.model.architecture import Architecture, Experts
 from triforce.model.config import ModelConfig
 
@@ -28,12 +29,24 @@ SUMMED = ("o_proj_CQ", "down_proj_CI", "o_bias_C", "down_bias_C")
 """Fields of products whose parts ranks that are not exact add up."""
 
 
+class FieldPlace(NamedTuple):
+    """Place of a field of `Layer` in the files: a tensor there, its shape, and which part of it is the field's."""
+
+    name: str
+    whole: Shape
+    shape: Shape
+    first: int = 0
+    """The field begins behind so many rows, or columns,"""
+    axis: int = 0
+    """which this tells."""
+
+
 def tensor_shapes(config: ModelConfig, rows: int, names: Mapping[str, str] = LLAMA_NAMES) -> dict[str, Shape]:
-    """Every tensor that the files of such a model hold, by its name there."""
+    """Every tensor that the files of such a model hold, by its name there. Sizes of no config take memory."""
     C = config.hidden_size
-    layers = [layer_sources(config, names, layer, ALONE) for layer in range(config.layers)]
+    layers = [_places(config, names, layer) for layer in range(config.layers)]
     ends = {EMBEDDING: (rows, C), NORM: (C,)} | ({} if config.tied else {HEAD: (rows, C)})
-    return ends | {name: shape for layer in layers for name, shape, _ in layer.values()}
+    return ends | {place.name: place.whole for layer in layers for place in layer.values()}
 
 
 def layer_sources(config: ModelConfig, names: Mapping[str, str], layer: int, ranks: TPGroup) -> dict[str, Source]:
@@ -41,45 +54,47 @@ def layer_sources(config: ModelConfig, names: Mapping[str, str], layer: int, ran
 
     Fields of an expert have its number behind them.
     """
-    parts, found = config.architecture, dict[str, Source]()
+    order, found = rotation_order(config.architecture, config.head_dim), dict[str, Source]()
+    for field, (name, whole, shape, first, axis) in _places(config, names, layer).items():
+        cut = _cut(field.partition("/")[0], shape, ranks)
+        if order is not None and field[:6] in ("q_proj", "k_proj", "q_bias", "k_bias", "q_norm", "k_norm"):
+            heads_H1 = torch.arange(0, shape[0], config.head_dim)[:, None]
+            cut = ((first + heads_H1 + order).flatten()[cut[0]], *cut[1:])
+        elif whole != shape:
+            parts = [*cut, *[slice(None)] * (axis + 1 - len(cut))]
+            parts[axis] = _behind(first, shape[axis], parts[axis])
+            cut = parts[0], *(part for part in parts[1:] if isinstance(part, slice))
+        found[field] = name, whole, cut
+    return found
+
+
+def _places(config: ModelConfig, names: Mapping[str, str], layer: int) -> dict[str, FieldPlace]:
+    """Return where each field of a layer lies."""
+    parts, found = config.architecture, dict[str, FieldPlace]()
     experts = parts.experts if layer >= parts.dense_layers else None
-    shapes, order = _shapes(config, experts), rotation_order(parts, config.head_dim)
+    shapes = _shapes(config, experts)
     if experts:
         for field in EXPERT_FIELDS + (MLP_BIASES if experts.biases else ()):
             shape, name = shapes.pop(field), f"model.layers.{layer}.{names[field]}"
-            cut = _cut(field, shape, ranks)
-            found |= {f"{field}/{n}": (name.format(n), shape, cut) for n in range(experts.count)}
+            found |= {f"{field}/{n}": FieldPlace(name.format(n), shape, shape) for n in range(experts.count)}
             if experts.shared:
                 name = f"model.layers.{layer}.{names[SHARED + field]}"
-                found |= _shared(field, name, shape, cut, experts)
+                found |= _shared(field, name, shape, experts)
     elif parts.experts:
         names = {**names, **{field: names[DENSE + field] for field in EXPERT_FIELDS}}
     for field, shape in shapes.items():
         fused = [other for other in names if names[other] == names[field] and other in shapes]
         first = sum(shapes[other][0] for other in fused[: fused.index(field)])
         whole = (sum(shapes[other][0] for other in fused), *shape[1:])
-        cut = _cut(field, shape, ranks)
-        if order is not None and field[:6] in ("q_proj", "k_proj", "q_bias", "k_bias", "q_norm", "k_norm"):
-            heads_H1 = torch.arange(0, shape[0], config.head_dim)[:, None]
-            cut = ((first + heads_H1 + order).flatten()[cut[0]], *cut[1:])
-        elif first or whole != shape:
-            cut = (_behind(first, shape[0], cut[0]), *cut[1:])
-        found[field] = f"model.layers.{layer}.{names[field]}", whole, cut
+        found[field] = FieldPlace(f"model.layers.{layer}.{names[field]}", whole, shape, first)
     return found
 
 
-def _shared(field: str, name: str, shape: Shape, cut: Cut, experts: Experts) -> dict[str, Source]:
-    """Return the sources of a field of shared experts: one MLP holds them all, each has some of its inner numbers."""
-    (rows, *columns), (outputs, inputs), count = cut, shape, experts.shared
-    found: dict[str, Source] = {}
-    for n in range(count):
-        if field == "down_proj_CI":
-            behind = _behind(n * inputs, inputs, *columns or [slice(None)])
-            source: Source = name, (outputs, count * inputs), (rows, behind)
-        else:
-            source = name, (count * outputs, inputs), (_behind(n * outputs, outputs, rows), *columns)
-        found[f"{field}/{experts.count + n}"] = source
-    return found
+def _shared(field: str, name: str, shape: Shape, experts: Experts) -> dict[str, FieldPlace]:
+    """Return the places of a field of shared experts: one MLP holds them all, each has some of its inner numbers."""
+    axis, (outputs, inputs), count = int(field == "down_proj_CI"), shape, experts.shared
+    whole = (outputs, count * inputs) if axis else (count * outputs, inputs)
+    return {f"{field}/{experts.count + n}": FieldPlace(name, whole, shape, n * shape[axis], axis) for n in range(count)}
 
 
 def rotation_order(parts: Architecture, head_dim: int) -> Tensor | None:

@@ -18,6 +18,10 @@ class TextTensors:
     def __init__(self, archive: Archive) -> None:
         self._archive = archive
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor."""
+        return self._archive.shape(f"{PREFIX}{name}")
+
     def view(self, name: str) -> Matrix:
         """Return the tensor as it lies in the file, in its shape."""
         return self._archive.view(f"{PREFIX}{name}")

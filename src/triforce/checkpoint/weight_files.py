@@ -1,17 +1,16 @@
-"""The weight files of a folder, mapped into memory: safetensors, or pickles read by torch's weights-only loader."""
+"""The weight files of a folder, mapped into memory: safetensors, or pickles."""
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from triforce.checkpoint.hub import read_json
+from triforce.checkpoint.pickle_file import Pickle, corrupt, missing, reason_of, require_harmless
 from triforce.errors import ModelError
 from triforce.model.weights import Matrix
 
@@ -21,6 +20,9 @@ class Archive(Protocol):
 
     packed: bool
     """Whether its tensors keep their own types, for kernels that read them so."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor as the file tells it: nothing is read for that."""
 
     def view(self, name: str) -> Matrix:
         """The tensor, in its shape, as it lies in the mapped file: for as long as the model lives."""
@@ -34,10 +36,14 @@ def open_archives(folder: Path) -> dict[str, Archive]:
 
     Raises ModelError if there are none, or naming the file that is missing, corrupt or unsafe.
     """
-    for stem, suffix, kind in (("model", ".safetensors", Safetensors), ("pytorch_model", ".bin", Pickle)):
-        if files := _files(folder, stem, suffix):
-            archives = [kind(file) for file in files]
-            return {name: archive for archive in archives for name in archive.names()}
+    archives: Sequence[Safetensors | Pickle] = []
+    if files := _files(folder, "model", ".safetensors"):
+        archives = [Safetensors(file) for file in files]
+    elif files := _files(folder, "pytorch_model", ".bin"):
+        require_harmless(files)
+        archives = [Pickle(file) for file in files]
+    if files:
+        return {name: archive for archive in archives for name in archive.names()}
     raise ModelError(
         f"{folder} has no weights: expected model.safetensors or pytorch_model.bin, or shards with their .index.json"
     )
@@ -51,6 +57,21 @@ def stamp(path: Path) -> str:
     files = [path] if path.is_file() else [each for each in path.iterdir() if each.suffix in (".safetensors", ".bin")]
     facts = [(each.name, each.stat()) for each in sorted(files) if each.exists()]
     return " ".join(f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in facts)
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether a folder has weight files, or an index of them."""
+    return any(
+        (folder / f"{name}{index}").exists()
+        for name in ("model.safetensors", "pytorch_model.bin")
+        for index in ("", ".index.json")
+    )
+
+
+def require_shape(archives: Mapping[str, Archive], name: str, shape: tuple[int, ...]) -> None:
+    """Raise ModelError unless a tensor has the shape that a config asks for."""
+    if (found := archives[name].shape(name)) != shape:
+        raise ModelError(f"tensor {name} has shape {list(found)}, but the config asks for {list(shape)}")
 
 
 def _files(folder: Path, stem: str, suffix: str) -> list[Path]:
@@ -76,57 +97,27 @@ class Safetensors:
     def names(self) -> Iterable[str]:
         return list(self._shared.keys())
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._shared.get_slice(name).get_shape())
+
     def view(self, name: str) -> Tensor:
-        tensor: Tensor = self._shared.get_tensor(name)
-        return tensor
+        return self._tensor(self._shared, name)
 
     def glance(self, name: str) -> Tensor:
         with self._open() as fresh:  # pages read through the shared mapping would stay as long as any view of it
-            tensor: Tensor = fresh.get_tensor(name)
+            return self._tensor(fresh, name)
+
+    def _tensor(self, opened: Any, name: str) -> Tensor:
+        try:
+            tensor: Tensor = opened.get_tensor(name)
+        except (SafetensorError, TypeError, RuntimeError, ValueError) as error:  # a type or a size that torch has not
+            raise ModelError(f"{self._file}: tensor {name} cannot be read ({reason_of(error)})") from error
         return tensor
 
     def _open(self) -> Any:  # safetensors leaves its handle untyped
         try:
             return safe_open(self._file, framework="pt")
         except FileNotFoundError as error:
-            raise _missing(self._file) from error
+            raise missing(self._file) from error
         except (SafetensorError, OSError, ValueError) as error:
-            raise _corrupt(self._file, error) from error
-
-
-class Pickle:
-    """A pickled state dict. Nothing in it is run: torch's loader builds tensors and plain containers only."""
-
-    packed = False
-
-    def __init__(self, file: Path) -> None:
-        try:
-            self._tensors: dict[str, Tensor] = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-        except FileNotFoundError as error:
-            raise _missing(file) from error
-        except pickle.UnpicklingError as error:
-            raise ModelError(
-                f"{file} holds more than tensors and is not opened, as it could run code; "
-                "ask for a safetensors version of this model"
-            ) from error
-        except Exception as error:  # a damaged zip or pickle surfaces as nearly anything
-            raise _corrupt(file, error) from error
-        if not isinstance(self._tensors, dict) or not all(isinstance(t, Tensor) for t in self._tensors.values()):
-            raise ModelError(f"{file} is not a state dict of tensors; convert the model to safetensors")
-
-    def names(self) -> Iterable[str]:
-        return self._tensors
-
-    def view(self, name: str) -> Tensor:
-        return self._tensors[name].detach()
-
-    glance = view
-
-
-def _missing(file: Path) -> ModelError:
-    return ModelError(f"{file} is missing, though the index of shards names it; download it again")
-
-
-def _corrupt(file: Path, error: Exception) -> ModelError:
-    reason = str(error).strip().partition("\n")[0]
-    return ModelError(f"{file} is corrupt, truncated or a Git LFS pointer ({reason}); download it again")
+            raise corrupt(self._file, error) from error

@@ -17,8 +17,18 @@ import torch
 from torch import Tensor
 
 from triforce.checkpoint.model_families.family import LLAMA_NAMES
-from triforce.checkpoint.tensor_sources import EMBEDDING, EXPERT_FIELDS, HEAD, NORM, SUMMED, Cut, Shape, layer_sources
-from triforce.checkpoint.weight_files import Archive
+from triforce.checkpoint.tensor_sources import (
+    EMBEDDING,
+    EXPERT_FIELDS,
+    HEAD,
+    NORM,
+    SUMMED,
+    Cut,
+    Shape,
+    layer_sources,
+    tensor_shapes,
+)
+from triforce.checkpoint.weight_files import Archive, require_shape
 from triforce.distributed.group import ALONE, TPGroup, span
 from triforce.errors import ModelError
 from triforce.model.architecture import Architecture, Experts
@@ -51,26 +61,25 @@ def read_weights(
     part only (see `backends.tensor_parallel`). Raises ModelError naming the file or the tensor that is corrupt,
     missing, unknown, of another shape, or not finite.
     """
+    require_tensors(where, archives, config, rows, names)
     reader = _Reader(archives, device, dtype)
     blocks = [layer_sources(config, names, layer, ranks) for layer in range(config.layers)]
-    ends = {EMBEDDING, NORM} | (set() if config.tied else {HEAD})
-    reader.require_names(where, ends | {name for block in blocks for name, *_ in block.values()}, HEAD)
-    table = (rows, config.hidden_size), (span(config.vocab_size, ranks),)
-    embedding_VC = reader.take(EMBEDDING, *table)
+    table = (span(config.vocab_size, ranks),)
+    embedding_VC = reader.take(EMBEDDING, table)
     exact = replace(reader, dtype=torch.float32)
     parts: list[dict[str, Any]] = [
         {
-            field: (exact if field in UNROUNDED else reader).take(*source, _parts(field, source[1], config))
-            for field, source in block.items()
+            field: (exact if field in UNROUNDED else reader).take(name, cut, _parts(field, shape, config))
+            for field, (name, shape, cut) in block.items()
         }
         for block in blocks
     ]
-    head_VC = reader.take(HEAD, *table) if HEAD in reader.archives else embedding_VC
+    head_VC = reader.take(HEAD, table) if HEAD in reader.archives else embedding_VC
     if config.tied and head_VC is not embedding_VC and not _equal(head_VC, embedding_VC):
         raise ModelError(
             f"config.json: tie_word_embeddings = True, but {HEAD} differs from {EMBEDDING}: set it to false to use both"
         )
-    norm_C, offset = reader.take(NORM, (config.hidden_size,), (slice(None),)), config.architecture.norm_offset
+    norm_C, offset = reader.take(NORM, (slice(None),)), config.architecture.norm_offset
     for part in parts:
         part |= {field: _counted_from(offset, norm) for field, norm in part.items() if "norm" in field}
         part |= _left_to_others(part, ranks)
@@ -79,11 +88,40 @@ def read_weights(
     return Weights(embedding_VC, layers, norm_C, embedding_VC if config.tied else head_VC)
 
 
+def require_tensors(
+    where: Path, archives: Mapping[str, Archive], config: ModelConfig, rows: int, names: Mapping[str, str] = LLAMA_NAMES
+) -> None:
+    """Raise ModelError unless the tensors of the files are those of a config, by their names and shapes.
+
+    Nothing is made of the config's sizes before, so that they take no more memory than the files have.
+    """
+    # Old checkpoints also store the rotation frequencies, which follow from the config.
+    found = {name for name in archives if not name.endswith("rotary_emb.inv_freq")}
+    experts, layers = config.architecture.experts, config.layers
+    if max(layers, (layers - config.architecture.dense_layers) * (experts.count if experts else 0)) > len(found):
+        each = f" of {experts.count} experts each" if experts else ""
+        raise ModelError(
+            f"{where}: the config asks for {layers} layers{each}, but the weights have {len(found)} tensors in all; "
+            "config.json and the weights must belong together"
+        )
+    shapes = tensor_shapes(config, rows, names)
+    if missing := sorted(shapes.keys() - found):
+        tied = "; if the embedding is the head, set tie_word_embeddings" if missing == [HEAD] else ""
+        raise ModelError(f"{where}: the weights lack the tensor {missing[0]} ({len(missing)} missing in all){tied}")
+    if unknown := sorted(found - shapes.keys() - {HEAD}):
+        raise ModelError(
+            f"{where}: tensor {unknown[0]} is not part of such a model ({len(unknown)} unknown in all); "
+            "config.json and the weights must belong together"
+        )
+    for name, shape in (shapes | ({HEAD: shapes[EMBEDDING]} if HEAD in found else {})).items():
+        require_shape(archives, name, shape)
+
+
 def read_embedding(
-    archives: Mapping[str, Archive], config: ModelConfig, *, rows: int, device: torch.device, dtype: torch.dtype
+    archives: Mapping[str, Archive], config: ModelConfig, *, device: torch.device, dtype: torch.dtype
 ) -> Matrix:
-    """Return the embedding alone, of all tokens, whatever ranks share. Raises ModelError as `read_weights`."""
-    return _Reader(archives, device, dtype).take(EMBEDDING, (rows, config.hidden_size), (slice(config.vocab_size),))
+    """Return the embedding alone, of all tokens, whatever ranks share, of archives that `read_weights` has read."""
+    return _Reader(archives, device, dtype).take(EMBEDDING, (slice(config.vocab_size),))
 
 
 def _parts(field: str, shape: Shape, config: ModelConfig) -> int:
@@ -171,29 +209,13 @@ class _Reader:
     device: torch.device
     dtype: torch.dtype
 
-    def require_names(self, folder: Path, needed: set[str], optional: str) -> None:
-        # Old checkpoints also store the rotation frequencies, which follow from the config.
-        found = {name for name in self.archives if not name.endswith("rotary_emb.inv_freq")}
-        if missing := sorted(needed - found):
-            tied = "; if the embedding is the head, set tie_word_embeddings" if missing == [HEAD] else ""
-            raise ModelError(
-                f"{folder}: the weights lack the tensor {missing[0]} ({len(missing)} missing in all){tied}"
-            )
-        if unknown := sorted(found - needed - {optional}):
-            raise ModelError(
-                f"{folder}: tensor {unknown[0]} is not part of such a model ({len(unknown)} unknown in all); "
-                "config.json and the weights must belong together"
-            )
-
-    def take(self, name: str, shape: Shape, cut: Cut, parts: int = 1) -> Matrix:
-        """Return a part of a tensor, which has `shape` in its file. Raises ModelError.
+    def take(self, name: str, cut: Cut, parts: int = 1) -> Matrix:
+        """Return a part of a tensor. Raises ModelError.
 
         parts: experts that its inputs are parted among.
         """
         archive = self.archives[name]
         tensor = archive.view(name)
-        if tuple(tensor.shape) != shape:
-            raise ModelError(f"tensor {name} has shape {list(tensor.shape)}, but the config asks for {list(shape)}")
         if isinstance(tensor, QuantizedWeight):
             if (each := tensor.inputs // parts) % tensor.block:
                 raise ModelError(

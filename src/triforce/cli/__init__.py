@@ -14,7 +14,7 @@ from importlib import import_module
 
 from triforce.cli.parser import parse
 from triforce.cli.progress import announce
-from triforce.errors import RankError, TriforceError
+from triforce.errors import RankError, TriforceError, escaped
 
 MISTAKE = 2
 LOST = 3  # a rank that only says that another one is: `launch` looks for that one
@@ -57,7 +57,7 @@ def exit_code(command: Callable[[], int]) -> int:
         return PIPE_CLOSED
     except OSError as error:  # stdout on a full disk, say
         _drop_output()
-        print(f"triforce: error: {error}", file=sys.stderr)
+        print(f"triforce: error: {escaped(str(error))}", file=sys.stderr)
         return MISTAKE
 
 
@@ -75,7 +75,7 @@ def _speak_utf8() -> None:
 
 
 def _show_warning(message: Warning | str, *_: object) -> None:
-    print(f"triforce: warning: {message}", file=sys.stderr)
+    print(f"triforce: warning: {escaped(str(message))}", file=sys.stderr)
 
 
 def _drop_output() -> None:

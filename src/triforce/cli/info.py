@@ -14,7 +14,7 @@ from triforce.backends.kv_rows import kv_name
 from triforce.checkpoint.feature_draft_file import read_feature_draft
 from triforce.checkpoint.hf_config import GENERATION, model_config
 from triforce.checkpoint.hub import FINETUNE, SHIPPED, draft_for, path_here
-from triforce.checkpoint.model_files import ModelFiles, open_model
+from triforce.checkpoint.model_files import ModelFiles, open_model, require_sizes
 from triforce.cli.bench.report import machine
 from triforce.cli.machine_rates import measure_balances
 from triforce.engine.feature_loader import known_draft
@@ -34,6 +34,7 @@ LENGTHS = (4_096, 16_384, 32_768, 131_072, 262_144, 1_048_576)
 def run(options: Namespace) -> int:
     """Read the config; of a model on the hub, fetch nothing larger where it has a file of its own."""
     files = open_model(options.model or SHIPPED[0], weights=False)
+    require_sizes(files)
     hf = files.config
     device = resolve_device(options.device)
     config = model_config(hf, vocab_size=hf.vocab_size, context=options.context, device=torch.device("cpu"))

@@ -11,6 +11,7 @@ from typing import Any
 
 from triforce.disk_cache.folder_checks import require_usable
 from triforce.distributed import spawn
+from triforce.errors import escaped
 from triforce.interface.byte_size import size_of
 
 
@@ -59,8 +60,18 @@ def _report_models(options: Namespace) -> None:
     if quiet:
         os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     log = logging.getLogger("triforce.models")
-    log.handlers, log.propagate = [logging.StreamHandler()], False
+    handler = logging.StreamHandler()
+    handler.setFormatter(EscapedFormatter())
+    log.handlers, log.propagate = [handler], False
     log.setLevel(logging.WARNING if quiet or spawn.MEETING in os.environ else logging.INFO)
+
+
+class EscapedFormatter(logging.Formatter):
+    """Records on one line that a terminal only shows: names of files are a stranger's."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of a record."""
+        return escaped(super().format(record))
 
 
 BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} tokens, {rate_fmt}, {remaining} left"

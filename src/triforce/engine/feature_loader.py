@@ -67,10 +67,10 @@ def _whole_fingerprint(target: Target) -> str:
 
 def _whole_embedding(target: Target) -> Matrix | None:
     """Return the embedding of all tokens, where ranks share it: of mapped files only rows that are read take memory."""
-    decoder, rows = target.decoder, target.files.config.vocab_size
+    decoder = target.decoder
     if decoder.ranks.count == 1:
         return None
-    return read_embedding(_archives(target), decoder.config, rows=rows, device=decoder.device, dtype=decoder.dtype)
+    return read_embedding(_archives(target), decoder.config, device=decoder.device, dtype=decoder.dtype)
 
 
 def known_draft(model: str | Path, file: Path, speculation: SpeculativeConfig) -> str | Path | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 
@@ -27,8 +28,16 @@ class PageOwners:
 
     def __init__(self, pages: int) -> None:
         self.pages = pages
-        self.free = list(range(1, pages + 1))
-        self.owners = [0] * (pages + 1)
+
+    @cached_property
+    def free(self) -> list[int]:
+        """Pages that nobody owns. The list is made when somebody asks: a memory that has no room is refused before."""
+        return list(range(1, self.pages + 1))
+
+    @cached_property
+    def owners(self) -> list[int]:
+        """Count of those who need each page."""
+        return [0] * (self.pages + 1)
 
     def find(self, wanted: int, after: int | None = None) -> list[int]:
         """Return so many of the free pages: consecutive ones where there are such, behind page `after` if possible."""

@@ -10,7 +10,7 @@ from typing import Any
 from triforce.engine.output_stream import partial_match
 from triforce.errors import RequestError
 from triforce.interface.grammar import Grammar
-from triforce.structured_output.sandbox import schema_grammar
+from triforce.structured_output.guidance import schema_grammar
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}

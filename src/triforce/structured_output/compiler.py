@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
-import sys
 from collections import OrderedDict
 from threading import Lock
 from typing import Any
@@ -13,13 +10,12 @@ from typing import Any
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.errors import RequestError
 from triforce.interface.grammar import Grammar
-from triforce.structured_output import sandbox
+from triforce.sandbox import TrialError, TrialLimitError, tried
+from triforce.structured_output import guidance
 from triforce.structured_output.matcher import Matcher, NumberLimits
 
 REMEMBERED = 64
 """Compiled grammars that are kept: those used last."""
-TRIAL_SECONDS = 60
-"""Seconds to wait for a trial, which has a few seconds of CPU time but may get them late."""
 
 
 class GrammarCompiler:
@@ -56,10 +52,9 @@ class GrammarCompiler:
         if not self._tokenizer.eos_ids:
             raise RequestError("this model has no end-of-sequence token, so no text of a grammar could end")
         self._vocabulary = self._vocabulary or self._read_vocabulary()
-        if wrong := _trial(grammar):
-            raise _unusable(grammar, wrong)
+        _require_compiles(grammar)
         try:
-            return sandbox.compiled(self._vocabulary, grammar.kind, grammar.source)
+            return guidance.compiled(self._vocabulary, grammar.kind, grammar.source)
         except (ValueError, RecursionError) as error:
             raise _unusable(grammar, str(error)) from error
 
@@ -72,18 +67,18 @@ class GrammarCompiler:
             ) from error
         tokens, ends = self._tokenizer.all_bytes(), sorted(self._tokenizer.eos_ids)
         self._numbers = NumberLimits(tokens)
-        vocabulary: Any = sandbox.Vocabulary(tokens, sorted(self._tokenizer.special_ids), ends[0])
+        vocabulary: Any = guidance.Vocabulary(tokens, sorted(self._tokenizer.special_ids), ends[0])
         return LLTokenizer(vocabulary, n_vocab=len(tokens), eos_token=ends)
 
 
-def _trial(grammar: Grammar) -> str:
-    """Compile a grammar in another process. Returns what is wrong with it; empty if nothing is."""
-    command, task = [sys.executable, "-P", sandbox.__file__], json.dumps([grammar.kind, grammar.source])
+def _require_compiles(grammar: Grammar) -> None:
+    """Compile a grammar in another process. Raises RequestError saying what is wrong with it."""
     try:
-        done = subprocess.run(command, input=task, capture_output=True, text=True, timeout=TRIAL_SECONDS)
-    except subprocess.TimeoutExpired:
-        return "it is too complex"
-    return done.stdout.strip() if done.returncode == 0 else "it is too complex"
+        tried(f"{guidance.__name__}:trial", [grammar.kind, grammar.source])
+    except TrialLimitError:
+        raise _unusable(grammar, "it is too complex") from None
+    except TrialError as error:
+        raise _unusable(grammar, str(error)) from error
 
 
 def _unusable(grammar: Grammar, error: str) -> RequestError:

@@ -52,7 +52,7 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
         ),
     ),
     "shared experts are all the first one": (
-        "glm-4.5", f"{SOURCES}:_shared", ("_behind(n * inputs", "_behind(0 * inputs"),
+        "glm-4.5", f"{SOURCES}:_shared", ("n * shape[axis]", "0 * shape[axis]"),
     ),
     "pairs of a rotation half a head apart": (
         "glm-4-whole", f"{SOURCES}:rotation_order", (

@@ -85,20 +85,20 @@ GGUF: dict[str, Edit | Swap] = {
     "gguf: rows are unwoven by halves of heads": Swap(
         ORDER, lambda order: lambda family, name, H, G, D: order(family, name, 2 * H, 2 * G, D // 2),
     ),
-    "gguf: packed rows stay woven": Edit(VIEW, ("rows = _ordered(rows, order)", "pass")),
+    "gguf: packed rows stay woven": Edit(VIEW, ("rows = rows if order is None else rows[order]", "pass")),
     "gguf: vectors of packed weights are rounded": Edit(
         "triforce.checkpoint.weights:_Reader.take", ("tensor.dtype if archive.packed else self.dtype", "self.dtype"),
     ),
 }  # fmt: skip
 HEADER, FILE = "triforce.checkpoint.gguf_header:_Walk", "triforce.checkpoint.gguf_file:_Part"
-DAMAGE: dict[str, Edit] = {
+DAMAGE: dict[str, Edit | Swap] = {
     "gguf: counts are believed": Edit(f"{HEADER}.require", ("if count * size > self._end - self.at:", "if False:")),
     "gguf: a header may end anywhere": Edit(f"{HEADER}._take", ("if self.at + form.size > self._end:", "if False:")),
     "gguf: tensors may end behind the file": Edit(
         f"{FILE}._tensor", ("if start + tensor.size > len(self.data):", "if False:")
     ),
-    "gguf: rows are put in order whatever their number": Edit(
-        "triforce.checkpoint.gguf_weights:_ordered", ("len(order) != len(rows)", "False")
+    "gguf: tensors are taken whatever their shape": Swap(
+        "triforce.checkpoint.weights:require_shape", lambda plain: lambda *given: None
     ),
 }
 

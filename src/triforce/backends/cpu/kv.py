@@ -161,9 +161,13 @@ class NativeKV:
 
 
 def rotations(rope: Rope, batch: ForwardBatch, T: int) -> tuple[Tensor, Tensor]:
-    """The tables that a pass looks up: padding is rotated to 0, and a query meets the sinks from its window's end."""
-    lists = batch.views[0][1]
-    return rope.tables((0, lists.sinks + lists.window, *batch.positions), T)
+    """The tables that a pass looks up: padding is rotated to 0, and a query meets the sinks from its window's end.
+
+    It does so where the text is longer than that: windows may have any size.
+    """
+    lists, reach = batch.views[0][1], max(batch.positions) + T
+    end = lists.sinks + lists.window - 1
+    return rope.tables((0, *([end] if 0 < end < reach else []), *batch.positions), T)
 
 
 @contextmanager

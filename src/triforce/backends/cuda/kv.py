@@ -20,6 +20,7 @@ from triforce.backends.kernel_api import Device, ForwardBatch, KeysValues, Layer
 from triforce.backends.kv_rows import rotated_head, rotated_together, rounded_queries
 from triforce.backends.torch.kv import TorchKV, attend_lists
 from triforce.model.config import ModelConfig
+from triforce.model.rope import RESERVED
 
 AHEAD = 4096
 """Positions beyond the model's that the tables have at first: guesses may reach there."""
@@ -31,7 +32,7 @@ class TritonKV(TorchKV):
     ) -> None:
         super().__init__(config, pages, dtype, device, layers)
         self.device = self.keys_LGSD.device
-        self.tables_PF = self._rotations(config.context + AHEAD)
+        self.tables_PF = self._rotations(min(config.context, RESERVED) + AHEAD)
         self.together = rotated_together(config)
         self.version = 0
         """Counts how often something has moved that captured passes refer to."""

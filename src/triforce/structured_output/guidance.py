@@ -1,23 +1,17 @@
-"""Sandbox: grammars as llguidance takes them. Run as a program, it says whether a grammar can be compiled.
+"""Grammars as llguidance takes them.
 
-A grammar is a program of its sender: some overflow the stack of the compiler, some keep it busy for hours, and a
-thread cannot be stopped. So each is compiled first in a process that may die. This imports nothing of triforce,
-so that it starts at once.
+A grammar is a program of its sender: some overflow the stack of the compiler, some keep it busy for hours. So each is
+compiled first in a process that may die (see `triforce.sandbox`). This imports nothing of triforce, so that such a
+process starts at once.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import resource
-import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
-CPU_SECONDS = 2
-MEMORY_BYTES = 2 * 2**30
-STACK_BYTES = 2 * 2**20  # a quarter of what threads usually have: what passes here has room there
 PURE = '%llguidance {"no_forcing": true}\n'
 """Otherwise a text that can go on in one way only would have to be cut into tokens in one way only, too."""
 JSON_OPTIONS = {"whitespace_pattern": r" |\n {0,20}", "lenient": False}
@@ -81,23 +75,12 @@ def _as_lark(kind: str, source: str) -> str:
     return source
 
 
-def main() -> None:
-    """Read [kind, source] as JSON from stdin; print what is wrong with it, if anything is."""
+def trial(grammar: tuple[str, str]) -> None:
+    """Compile a grammar, its kind and its source, for letters. Raises ValueError or RecursionError for a wrong one."""
     from llguidance import LLTokenizer
 
-    for what, most in ((resource.RLIMIT_CPU, CPU_SECONDS), (resource.RLIMIT_STACK, STACK_BYTES),
-                       (resource.RLIMIT_AS, MEMORY_BYTES), (resource.RLIMIT_CORE, 0)):  # fmt: skip
-        with suppress(ValueError, OSError):  # not every system has each
-            resource.setrlimit(what, (most, most))
-    kind, source = json.load(sys.stdin)
     letters: Any = Vocabulary([*(bytes([i]) for i in range(256)), b"<end>"], [256], 256)
-    try:
-        matcher = compiled(LLTokenizer(letters, slices=[]), kind, source)
-        matcher.compute_bitmask()
-        print(matcher.get_error())
-    except (ValueError, RecursionError) as error:
-        print(error)
-
-
-if __name__ == "__main__":
-    main()
+    matcher = compiled(LLTokenizer(letters, slices=[]), *grammar)
+    matcher.compute_bitmask()
+    if matcher.is_error():
+        raise ValueError(matcher.get_error())

@@ -1,4 +1,4 @@
-"""GrammarCompiler that hurt are refused in bounded time, and the process that reads them lives on."""
+"""Grammars that hurt are refused in bounded time, and the process that reads them lives on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from triforce.errors import RequestError
 from triforce.interface.grammar import MOST_CHARACTERS, Grammar
 from triforce.llm import LLM
 from triforce.ragged import ints
-from triforce.structured_output import sandbox
+from triforce.sandbox import TrialLimits
+from triforce.structured_output import guidance
 from triforce.structured_output.compiler import GrammarCompiler
 
 
@@ -57,7 +58,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_sandbox_bad_grammars_are_refused(llm: LLM, name: str) -> None:
+def test_grammar_bad_grammars_are_refused(llm: LLM, name: str) -> None:
     grammar, reason = BAD[name]
     before = os.times()
     with pytest.raises(RequestError, match="cannot be used") as refusal:
@@ -65,10 +66,10 @@ def test_sandbox_bad_grammars_are_refused(llm: LLM, name: str) -> None:
     after = os.times()
     assert reason in str(refusal.value) and len(str(refusal.value)) < 500
     spent = [getattr(after, kind) - getattr(before, kind) for kind in ("user", "children_user")]
-    assert sum(spent) < sandbox.CPU_SECONDS + 2
+    assert sum(spent) < TrialLimits().cpu_seconds + 2
 
 
-def test_sandbox_long_schema_is_refused_at_once() -> None:
+def test_grammar_long_schema_is_refused_at_once() -> None:
     for make in (Grammar.regex, Grammar.lark, Grammar.json):
         with pytest.raises(RequestError, match="too long"):
             make("a" * (MOST_CHARACTERS + 1))
@@ -76,7 +77,7 @@ def test_sandbox_long_schema_is_refused_at_once() -> None:
         Grammar.regex("")
 
 
-def test_sandbox_deep_schema_is_refused() -> None:
+def test_grammar_deep_schema_is_refused() -> None:
     schema: dict[str, object] = {}
     for _ in range(100_000):
         schema = {"items": schema}
@@ -85,7 +86,7 @@ def test_sandbox_deep_schema_is_refused() -> None:
 
 
 @pytest.mark.parametrize("pattern", ["(a|b)*a(a|b){40}", "((a+)+)+[0-9]{500}", "(.{1,1000}b){1000}"])
-def test_sandbox_exponential_regex_is_bounded(llm: LLM, pattern: str) -> None:
+def test_grammar_exponential_regex_is_bounded(llm: LLM, pattern: str) -> None:
     """Backtracking would take for ever; a limit of the parser ends a text, and says so."""
     assert llm.tokenizer
     held, text = llm.follow(Grammar.regex(pattern)), []
@@ -98,7 +99,7 @@ def test_sandbox_exponential_regex_is_bounded(llm: LLM, pattern: str) -> None:
     assert time.process_time() - started < 5
 
 
-def test_sandbox_parser_limit_ends_text_and_reports(llm: LLM) -> None:
+def test_grammar_parser_limit_ends_text_and_reports(llm: LLM) -> None:
     assert llm.tokenizer
     held = llm.follow(Grammar.regex("((a{1,1000}){1,1000}){1,1000}"))
     a = llm.tokenizer.encode("a")
@@ -109,13 +110,13 @@ def test_sandbox_parser_limit_ends_text_and_reports(llm: LLM) -> None:
     assert held.failure and np.flatnonzero(allowed).tolist() == sorted(llm.tokenizer.eos_ids)
 
 
-def test_sandbox_grammar_is_compiled_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grammar_is_compiled_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     assert llm.tokenizer
     grammars, compiled = GrammarCompiler(llm.tokenizer), []
-    monkeypatch.setattr(sandbox, "compiled", lambda *asked: compiled.append(asked[1:]) or plain(*asked))
+    monkeypatch.setattr(guidance, "compiled", lambda *asked: compiled.append(asked[1:]) or plain(*asked))
     for pattern in ("ab?", "b", "ab?"):
         grammars.follow(Grammar.regex(pattern))
     assert compiled == [("regex", "ab?"), ("regex", "b")]
 
 
-plain = sandbox.compiled
+plain = guidance.compiled

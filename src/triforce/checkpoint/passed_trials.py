@@ -1,0 +1,45 @@
+"""Files that have passed a trial, by their bytes: they are not tried again. The cache folder of XDG remembers them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from triforce.sandbox import TrialLimits, tried
+
+
+def require_pass(function: str, task: Any, sha256: str, readers: tuple[str, ...], limits: TrialLimits) -> None:
+    """Call a function in a sandbox, unless it has passed with the same bytes before. Raises TrialError.
+
+    function, task, limits: as `sandbox.tried` takes them. sha256: hex digest of all that is read; without one
+    nothing is remembered. readers: packages that read it, whose other versions may fail where these do not.
+    """
+    mark = _mark(function, sha256, readers) if sha256 else None
+    if mark and mark.exists():
+        return
+    tried(function, task, limits)
+    if mark:
+        with suppress(OSError):  # a full or read-only disk: the next start tries again
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            mark.touch()
+
+
+def _mark(function: str, sha256: str, readers: tuple[str, ...]) -> Path | None:
+    """Return the file that is there when these bytes have passed; None for a user without a home folder."""
+    about = [function, sha256, *(f"{name} {_version(name)}" for name in ("triforce", *readers))]
+    try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:
+        return None
+    return cache / "triforce" / "passed" / hashlib.sha256("\n".join(about).encode()).hexdigest()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # run from a folder
+        return ""

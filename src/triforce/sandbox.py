@@ -1,0 +1,139 @@
+"""Sandbox: a stranger's input is tried in a process of its own, which has limits on time and memory, and may die.
+
+Some inputs overflow a stack, some keep a parser busy for hours, some take all memory or end the process that reads
+them; and a thread cannot be stopped. Run as a program, this module is such a process. It imports nothing of triforce
+but the module of the function that it calls, so that it starts as fast as that one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import astuple, dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+LARGEST_ANSWER = 1 << 20
+"""Characters of the longest answer that is handed on, as JSON."""
+LARGEST_REASON = 1 << 17
+"""Characters of a reason that are handed on."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrialLimits:
+    """TrialLimits of a trial, on top of what its imports take."""
+
+    cpu_seconds: int = 2
+    memory_bytes: int = 2 << 30
+    stack_bytes: int = 2 << 20
+    """A quarter of what threads usually have: what passes here has room there."""
+    wall_seconds: float = 60.0
+    """Its seconds of CPU time may come late."""
+
+
+class TrialError(Exception):
+    """Failure of what is tried. The text is the reason that its reader gives; it may have many lines."""
+
+
+class TrialLimitError(TrialError):
+    """Failure of what went beyond a limit, or ended its process."""
+
+
+class Trial:
+    """One trial, begun when it is made."""
+
+    def __init__(self, function: str, task: Any, limits: TrialLimits = TrialLimits()) -> None:
+        """Call a function in a process of its own with `task`, both ways as JSON.
+
+        function: `module:name`. What its module imports is loaded before the limits count. The function returns what
+        `result` returns, and raises whatever it likes: the text of that is the reason.
+        """
+        self._limits, self._task = limits, json.dumps(task)
+        command = [sys.executable, "-P", __file__, function, json.dumps(astuple(limits))]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
+
+    def stop(self) -> None:
+        """End the process. Whoever waits for its result gets TrialLimitError. May be called from another thread."""
+        self._process.kill()
+
+    def result(self) -> Any:
+        """Wait for the end, and return what the function returns. Raises TrialError."""
+        with self._process:
+            try:
+                said, _ = self._process.communicate(self._task, self._limits.wall_seconds)
+            except subprocess.TimeoutExpired:
+                said = ""
+            except BaseException:
+                self.stop()
+                raise
+            self.stop()
+        return answer_in(said, self._limits)
+
+
+def answer_in(said: str, limits: TrialLimits) -> Any:
+    """Return the answer in what `attempt` has said. Raises TrialError."""
+    try:
+        passed, answer = json.loads(said)
+    except ValueError:
+        raise TrialLimitError(
+            f"it takes more than {limits.cpu_seconds} s or {limits.memory_bytes >> 20} MiB, or ends the process that "
+            "reads it"
+        ) from None
+    if not passed:
+        raise TrialError(answer)
+    return answer
+
+
+def tried(function: str, task: Any, limits: TrialLimits = TrialLimits()) -> Any:
+    """Return what a function returns in a process of its own (see `Trial`). Raises TrialError."""
+    return Trial(function, task, limits).result()
+
+
+def limit(limits: TrialLimits) -> None:
+    """Set the limits of this process, on top of what it has used so far. Not every system has each."""
+    memory = limits.memory_bytes
+    with suppress(OSError):
+        memory += int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+    seconds = round(time.process_time()) + limits.cpu_seconds
+    for kind, most in ((resource.RLIMIT_CPU, seconds), (resource.RLIMIT_STACK, limits.stack_bytes),
+                       (resource.RLIMIT_AS, memory), (resource.RLIMIT_CORE, 0)):  # fmt: skip
+        with suppress(ValueError, OSError):
+            resource.setrlimit(kind, (most, most))
+
+
+def attempt(function: Callable[[Any], Any], task: Any, limits: TrialLimits) -> str:
+    """Call a function within limits of this process; return whether it passed, and its answer, as JSON."""
+    limit(limits)
+    try:
+        said = json.dumps([True, function(task)])
+        if len(said) > LARGEST_ANSWER:
+            raise ValueError("its answer is too long")
+    except MemoryError:  # room for another answer is not certain
+        return ""
+    except BaseException as error:  # what libraries of other languages raise is no Exception
+        said = json.dumps([False, str(error)[:LARGEST_REASON] or type(error).__name__])
+    return said
+
+
+def main() -> None:
+    """Call the function that is named, with the task from stdin; print what came of it."""
+    answers = os.fdopen(os.dup(1), "w", encoding="ascii")
+    os.dup2(2, 1)  # libraries may print
+    module, _, name = sys.argv[1].partition(":")
+    sys.path.append(str(Path(__file__).parents[1]))
+    function = getattr(import_module(module), name)
+    answers.write(attempt(function, json.load(sys.stdin), TrialLimits(*json.loads(sys.argv[2]))))
+    answers.flush()
+    os._exit(0)  # what was read may take its time to go
+
+
+if __name__ == "__main__":
+    main()

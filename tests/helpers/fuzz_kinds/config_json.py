@@ -1,0 +1,63 @@
+"""Cases of config.json: folders of several families whose configs, or generation configs, are spoiled."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from contextlib import redirect_stdout
+from functools import cache
+from io import StringIO
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from tests.helpers.family_models import family_model
+from tests.helpers.hostile_values import as_json, spoiled
+from tests.helpers.tiny_checkpoint import save, tiny_tokenizer
+from triforce.cli import main
+
+FAMILIES = ["llama-biases", "mistral-window", "phi-4-mini", "gemma-3", "glm-4.5", "gpt-oss"]
+FIELDS = [
+    "head_dim", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+    "vocab_size", "max_position_embeddings", "sliding_window", "layer_types", "rope_theta", "rope_scaling",
+    "rope_parameters", "partial_rotary_factor", "rms_norm_eps", "tie_word_embeddings", "model_type", "num_experts",
+    "num_local_experts", "num_experts_per_tok", "quantization_config", "auto_map", "eos_token_id", "text_config",
+    "num_nextn_predict_layers", "original_max_position_embeddings", "hidden_act", "factor", "rope_type", "type",
+]  # fmt: skip
+ASKED = ["-p", "the cat", "-n", "2", "--ignore-eos", "-q"]
+
+
+@cache
+def whole(family: str) -> Path:
+    """A folder that can be read."""
+    folder = Path(tempfile.mkdtemp(prefix="fuzz-whole-"))
+    tiny_tokenizer().save_pretrained(folder)
+    return save(family_model(family, num_hidden_layers=2, vocab_size=300), folder)
+
+
+def copied(family: str, folder: Path) -> Path:
+    """Copy such a folder into an empty one."""
+    return Path(shutil.copytree(whole(family), folder, dirs_exist_ok=True))
+
+
+def make_case(random: Random, folder: Path) -> None:
+    copied(random.choice(FAMILIES), folder)
+    name = "config.json" if random.random() < 0.9 else "generation_config.json"
+    file = folder / name
+    values: dict[str, Any] = json.loads(file.read_text())
+    text = as_json(spoiled(random, values, FIELDS if name == "config.json" else ["temperature", "top_p", "top_k"]))
+    if random.random() < 0.05:
+        text = text[: random.randrange(len(text))]
+    file.write_text(text)
+
+
+def open_case(folder: Path) -> int:
+    """Ask what is known of the model, and for a text, which may hold anything."""
+    return main(["info", str(folder)]) or generated([str(folder), "--draft", "none", *ASKED])
+
+
+def generated(arguments: list[str]) -> int:
+    """The exit code of `generate`."""
+    with redirect_stdout(StringIO()):
+        return main(["generate", *arguments])
