@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from random import Random
 
 import pytest
@@ -57,6 +58,27 @@ def test_ids_of_random_vocabularies_equal_slow_merging(seed: int) -> None:
     found = read(values)
     for _ in range(40):
         text = "".join(random.choices(["a", "b", "c", " ", "   ", "é"], k=random.randrange(1, 40)))
+        assert ids_of(found, text) == slowly(values, text), text
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_ids_without_pairs_that_never_meet_equal_slow_merging(seed: int) -> None:
+    """Vocabularies as training makes them, most scores in order, and single ones anywhere."""
+    random = Random(seed)
+    pieces = list("abcd▁")
+    while len(pieces) < 80:
+        piece = random.choice(pieces) + random.choice(pieces)
+        pieces += [piece] if piece not in pieces and len(piece) < 10 else []
+    scores = [-float(i) for i in range(len(pieces))]
+    for i in random.sample(range(len(pieces)), 0 if seed < 20 else 10):
+        scores[i] = -random.uniform(0, 80)
+    values = score_values(pieces, scores)
+    found = read(values)
+    merges = json.loads(found._core.to_str())["model"]["merges"]
+    cuts = [(piece[:at], piece[at:]) for piece in pieces for at in range(1, len(piece))]
+    assert 50 < len(merges) <= sum(left in pieces and right in pieces for left, right in cuts)
+    for _ in range(100):
+        text = "".join(random.choices(["a", "b", "c", "d", " "], k=random.randrange(1, 60)))
         assert ids_of(found, text) == slowly(values, text), text
 
 

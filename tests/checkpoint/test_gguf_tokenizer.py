@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 import pytest
+from tokenizers import normalizers
 
 from tests.helpers.gguf_files import SMOLLM2, Values, byte_level_values, score_values, write_gguf
 from tests.helpers.tiny_checkpoint import ours, tiny_tokenizer
@@ -18,6 +21,7 @@ from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.errors import ModelError
 
 TEXTS = ["the cat sat", " the  mat\n\n\tnaïve café — 東京 🙂", "x</s>the<s>", "", "\x00\x1d\u2003…", "HE'S 12345 don't"]
+QWEN = os.environ.get("TRIFORCE_QWEN2_5_CODER_0_5B")
 RECORDED = json.loads((Path(__file__).parents[1] / "data" / "gguf_smollm2_ids.json").read_text(encoding="utf-8"))
 
 
@@ -89,9 +93,40 @@ def test_texts_are_cut_as_their_name_says(name: str, wanted: str) -> None:
     assert "|".join(pieces(name, wanted.replace("|", ""))) == wanted
 
 
+COMPOSED = "각 việt naïve ＡＢ ﬁ 東京\u0301"
+"""Letters of marks, and compatible characters, which NFC leaves as they are."""
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen35"])
+def test_qwen_decomposed_texts_have_ids_of_composed_ones(name: str) -> None:
+    hf = tiny_tokenizer()
+    found, folder = read(byte_level_values(pre=name)), ours(hf)
+    hf.backend_tokenizer.normalizer = normalizers.NFC()
+    hf.backend_tokenizer.pre_tokenizer = pre_tokenizer(NAMES[name], ())
+    decomposed = normalize("NFD", COMPOSED)
+    assert decomposed != COMPOSED
+    assert ids_of(found, decomposed) == ids_of(found, COMPOSED) == folder.encode(decomposed)
+    assert tokenizer(found).decode(ids_of(found, decomposed)) == COMPOSED
+
+
+def test_other_families_decomposed_texts_stay_decomposed() -> None:
+    found, decomposed = read(byte_level_values(pre="llama3", add_bos_token=False)), normalize("NFD", COMPOSED)
+    assert tokenizer(found).decode(ids_of(found, decomposed)) == decomposed
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(QWEN is None, reason="TRIFORCE_QWEN2_5_CODER_0_5B names no GGUF file of Qwen2.5-Coder 0.5B")
+def test_real_qwen_decomposed_texts_have_ids_of_composed_ones() -> None:
+    assert QWEN
+    found = read_gguf_tokenizer(GGUFFile(Path(QWEN)).metadata, QWEN)
+    for text in ("한국어 문장은 여러 음절로 되어 있다. " * 50, "Tiếng Việt có nhiều dấu thanh. " * 50, COMPOSED):
+        assert ids_of(found, normalize("NFD", text)) == ids_of(found, text)
+    assert len(ids_of(found, normalize("NFD", "한국어 문장"))) < 8
+
+
 def test_names_of_one_kind_stand_once() -> None:
     assert {"llama3", "llama-bpe", "qwen2", "deepseek-r1-qwen", "smollm", "tekken", "gpt-2"} <= set(NAMES)
-    assert NAMES["llama3"] is NAMES["llama-bpe"] and NAMES["qwen2"] is NAMES["deepseek-r1-qwen"]
+    assert NAMES["llama3"] is NAMES["llama-bpe"] and NAMES["megrez"] is NAMES["deepseek-r1-qwen"]
 
 
 def test_whole_token_is_taken_without_merges() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
@@ -13,6 +14,7 @@ from tokenizers import decoders, models, normalizers
 
 from tests.helpers.tiny_checkpoint import edit, ours, tiny_tokenizer
 from triforce.checkpoint.tokenizer import Tokenizer
+from triforce.checkpoint.tokenizer_files import TokenizerFiles
 from triforce.errors import ModelError, RequestError
 
 TEMPLATE = (
@@ -63,6 +65,40 @@ def test_token_bytes_join_to_text(tokenizer: Tokenizer, text: str) -> None:
 
 def test_token_bytes_of_special_and_unknown_tokens() -> None:
     assert [BYTES.bytes_of(i) for i in (0, 1, 10_000)] == [b"<s>", b"</s>", b""]
+
+
+class CountedCore:
+    """A tokenizer of the library that counts how often its table of added tokens is built."""
+
+    def __init__(self, core: tokenizers.Tokenizer) -> None:
+        self._core, self.tables = core, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._core, name)
+
+    def get_added_tokens_decoder(self) -> Any:
+        self.tables += 1
+        return self._core.get_added_tokens_decoder()
+
+
+def test_table_of_added_tokens_is_built_once() -> None:
+    """Gemma 3 has 6,414 of them: a table takes 10 ms, and one token's alternatives asked for 20 tables."""
+    hf = tiny_tokenizer()
+    hf.add_tokens([f"<unused{i}>" for i in range(3000)])
+    core: Any = CountedCore(hf.backend_tokenizer)
+    tokenizer = Tokenizer(TokenizerFiles(core, {}, {}), frozenset())
+    assert core.tables == 0
+    texts = [tokenizer.bytes_of(i) for i in range(len(hf)) for _ in range(2)]
+    assert texts[-1] == b"<unused2999>" and tokenizer.all_bytes() == texts[::2]
+    assert tokenizer.special_ids == {0, 1} and core.tables == 1
+
+
+def test_highest_id_is_that_of_a_token_below_the_rows() -> None:
+    hf = tiny_tokenizer()
+    for rows, wanted in ((None, 297), (280, 280), (297, 297), (400, 297), (500_000, 297), (1 << 40, 297)):
+        assert ours(hf, rows=rows).vocab_size == wanted
+    with pytest.raises(ModelError, match="no token that the model has an embedding for"):
+        ours(hf, rows=0)
 
 
 def pieces(tokenizer: Tokenizer, ids: list[int], after: list[int] | tuple[()] = ()) -> list[str]:

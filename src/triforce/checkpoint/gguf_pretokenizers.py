@@ -51,6 +51,9 @@ class PreTokenizerKind:
     """Whether a piece that is a token is taken as it is, without merges."""
     bos: bool = False
     """Whether texts begin with the first token where the file does not say."""
+    composes: bool = False
+    """Whether a text is normalised (NFC) before it is cut, as the family's own tokenizer does. No file says so, and
+    llama.cpp does not."""
 
 
 KINDS: dict[PreTokenizerKind, tuple[str, ...]] = {
@@ -66,10 +69,11 @@ KINDS: dict[PreTokenizerKind, tuple[str, ...]] = {
     ),
     PreTokenizerKind((_LLAMA3,)): ("dbrx", "smaug-bpe", "chatglm-bpe"),
     PreTokenizerKind((_LLAMA3,), whole=True): ("glm4", "glm5"),
+    PreTokenizerKind((_QWEN2,), composes=True): ("qwen2",),
     PreTokenizerKind((_QWEN2,)): (
-        "qwen2", "deepseek-r1-qwen", "megrez", "stablelm2", "hunyuan", "kormo", "f2llmv2", "solar-open", "grok-2",
+        "deepseek-r1-qwen", "megrez", "stablelm2", "hunyuan", "kormo", "f2llmv2", "solar-open", "grok-2",
     ),
-    PreTokenizerKind((_QWEN35,)): ("qwen35",),
+    PreTokenizerKind((_QWEN35,), composes=True): ("qwen35",),
     PreTokenizerKind((_TEKKEN,), whole=True, bos=True): ("tekken",),
     PreTokenizerKind((_GPT4O,)): ("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"),
     PreTokenizerKind((r"\p{N}{1,3}", _CHINESE, _DEEPSEEK3)): ("deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"),

@@ -9,35 +9,57 @@ from __future__ import annotations
 
 from collections import defaultdict
 from graphlib import CycleError, TopologicalSorter
-from itertools import groupby, pairwise
+from itertools import pairwise
+
+import numpy as np
 
 from triforce.checkpoint.gguf_vocabulary import NORMAL, GGUFVocabulary
+from triforce.checkpoint.token_cuts import Scores, token_cuts
+from triforce.ragged import Ints
 
 Merge = tuple[str, str]
 LONGEST = 512
 """Characters of the longest token that is looked at for how it may have been merged."""
+MOST_CHARACTERS = 1 << 22
+"""Characters of all tokens. The largest vocabularies have a third of it."""
 MOST_TIED = 1024
 """Merges of one score that an order is looked for. Files that lost their scores have all of them in one."""
 
 
 def merges_by_score(vocabulary: GGUFVocabulary) -> list[Merge]:
-    """Each pair of tokens that make a token, in the order in which to merge. Raises ModelError if scores give none."""
-    ids, scores = vocabulary.ids, vocabulary.numbers("scores")
-    found: list[tuple[float, int, str, str]] = []
-    for text, i in ids.items():
-        if len(text) > LONGEST:
-            vocabulary.fail(f"token {i} of tokenizer.ggml.tokens has {len(text)} characters, more than {LONGEST}")
-        cuts = ((text[:cut], text[cut:]) for cut in range(1, len(text)))
-        found += [(-scores[i], -len(left), left, right) for left, right in cuts if left in ids and right in ids]
-    found.sort(key=lambda merge: merge[:2])
-    groups = groupby(found, key=lambda merge: merge[0])
-    return [pair for _, tied in groups for pair in _order(vocabulary, [(left, right) for *_, left, right in tied])]
+    """Each pair of tokens that make a token, in the order in which to merge. Raises ModelError if scores give none.
+
+    Pairs that no text comes by may be left out.
+    """
+    texts, score_T = list(vocabulary.ids), np.asarray(vocabulary.numbers("scores"), np.float64)
+    length_T = np.fromiter(map(len, texts), np.int64, len(texts))
+    if (length := int(length_T.max())) > LONGEST:
+        token = int(length_T.argmax())
+        vocabulary.fail(f"token {token} of tokenizer.ggml.tokens has {length} characters, more than {LONGEST}")
+    if (length := int(length_T.sum())) > MOST_CHARACTERS:
+        vocabulary.fail(f"tokenizer.ggml.tokens has {length} characters, more than {MOST_CHARACTERS}")
+    cuts = token_cuts(texts, score_T)
+    order = np.lexsort((-length_T[cuts.left_M], -score_T[cuts.text_M]))
+    text_M, left_M, right_M = (side_M[order] for side_M in cuts)
+    sides = (map(texts.__getitem__, side_M.tolist()) for side_M in (left_M, right_M))
+    pairs = list(zip(*sides, strict=True))
+    for begin, end in _tied(text_M, score_T[text_M]):
+        pairs[begin:end] = _order(vocabulary, pairs[begin:end])
+    return pairs
+
+
+def _tied(text_M: Ints, score_M: Scores) -> list[tuple[int, int]]:
+    """Return where merges of one score, which stand together, begin and end, if they make several texts."""
+    first_M = np.concatenate([[True], score_M[1:] != score_M[:-1]])[: len(text_M)]
+    begins = np.flatnonzero(first_M)
+    several_M = text_M != np.repeat(text_M[begins], np.diff([*begins, len(text_M)]))
+    groups = np.unique(np.searchsorted(begins, np.flatnonzero(several_M), "right") - 1)
+    ends = [*begins[1:].tolist(), len(text_M)]
+    return [(int(begins[group]), ends[group]) for group in groups.tolist()]
 
 
 def _order(vocabulary: GGUFVocabulary, tied: list[Merge]) -> list[Merge]:
     """Return merges of one score in their order; tokens that are found before a text is cut come last."""
-    if len({left + right for left, right in tied}) < 2:
-        return tied
     normal = [pair for pair in tied if vocabulary.kinds[vocabulary.ids["".join(pair)]] == NORMAL]
     try:
         if len(normal) > MOST_TIED:

@@ -84,6 +84,8 @@ def _byte_level(vocabulary: GGUFVocabulary) -> tuple[Core, bool]:
     merges: Any = [tuple(merge.split(" ", 1)) for merge in dict.fromkeys(vocabulary.texts("merges"))]
     core = Core(BPE(ids, merges, ignore_merges=kind.whole))
     core.pre_tokenizer, core.decoder = pre_tokenizer(kind, missing), decoders.ByteLevel()
+    if kind.composes:
+        core.normalizer = normalizers.NFC()
     return core, kind.bos
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,13 @@ from tokenizers.decoders import DecodeStream
 
 from triforce.checkpoint.hub import read_json
 from triforce.checkpoint.json_fields import Fields
+from triforce.checkpoint.token_bytes import TokenBytes
 from triforce.checkpoint.tokenizer_files import CORE, TokenizerFiles, read_tokenizer
 from triforce.errors import ModelError, RequestError
 
 CONTEXT = 16  # tokens of the preceding text that can change how the next one reads
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+LOOKED_AT = 1 << 16
+"""Rows of the embedding that are looked at for the last one with a token, before all tokens are."""
 
 
 def same_tokenizer(folder: Path, other: Path) -> bool:
@@ -35,12 +37,12 @@ class Tokenizer:
         # Some tokenizer.json come with both switched on, which would cut or pad every prompt.
         self._core.no_truncation()
         self._core.no_padding()
-        self._tokens = {i: token for token, i in self._core.get_vocab().items() if rows is None or i < rows}
-        self.vocab_size = max(self._tokens) + 1
+        self._rows, self._bytes = rows, TokenBytes(self._core)
+        self.vocab_size = self._last_id() + 1
         """Highest id + 1, added tokens included."""
         end = self._core.token_to_id(self._special.get("eos_token", ""))
-        self.eos_ids = frozenset(i for i in (*eos_ids, end) if i in self._tokens)
-        self._falls_back_to_bytes = self._core.token_to_id("<0x0A>") is not None
+        ends = (i for i in (*eos_ids, end) if i is not None and 0 <= i < self.vocab_size)
+        self.eos_ids = frozenset(i for i in ends if self._core.id_to_token(i) is not None)
 
     @classmethod
     def load(cls, path: Path, rows: int | None = None) -> Tokenizer:
@@ -59,7 +61,7 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids` without special tokens; what `stream` gives in pieces."""
-        if not self._falls_back_to_bytes:
+        if not self._bytes.falls_back:
             return str(self._core.decode(list(ids), skip_special_tokens=True))
         stream = self.stream()
         return "".join([stream.step(i) for i in ids]) + stream.flush()
@@ -70,16 +72,16 @@ class Tokenizer:
 
     def bytes_of(self, token_id: int) -> bytes:
         """Return the bytes that a token adds to a text, perhaps a part of a character; none for an unknown id."""
-        return token_bytes(self._core, [token_id])[0]
+        return self._bytes.of(token_id)
 
     def all_bytes(self) -> list[bytes]:
         """The same of every id below `vocab_size`."""
-        return token_bytes(self._core, range(self.vocab_size))
+        return [self._bytes.of(i) for i in range(self.vocab_size)]
 
     @property
     def special_ids(self) -> frozenset[int]:
         """Tokens that are marks and no text."""
-        return frozenset(i for i, token in self._core.get_added_tokens_decoder().items() if token.special)
+        return self._bytes.special_ids
 
     @property
     def chats(self) -> bool:
@@ -117,6 +119,22 @@ class Tokenizer:
         if name not in self.templates:
             raise RequestError(f"it has none called default, only {', '.join(self.templates)}")
         return self.templates[name]
+
+    @cached_property
+    def _tokens(self) -> dict[int, str]:
+        rows = self._rows
+        return {i: token for token, i in self._core.get_vocab().items() if rows is None or i < rows}
+
+    def _last_id(self) -> int:
+        """Return the highest id. Raises ModelError if there is none."""
+        if self._rows is not None:  # to list all tokens takes a while where there are many
+            top = min(self._rows, 1 << 32)
+            for i in range(top - 1, max(top - LOOKED_AT, 0) - 1, -1):
+                if self._core.id_to_token(i) is not None:
+                    return i
+        if not self._tokens:
+            raise ModelError("the tokenizer has no token that the model has an embedding for; download it again")
+        return max(self._tokens)
 
     def require_same_vocabulary(self, other: Tokenizer, names: tuple[str, str]) -> None:
         """Raise ModelError unless every id is the same token in both; `names` are those of this model and the other."""
@@ -178,29 +196,3 @@ class TextStream:
 
     def _text(self, ids: list[int]) -> str:
         return str(self._core.decode(ids, skip_special_tokens=True))
-
-
-def token_bytes(core: Core, ids: Iterable[int]) -> list[bytes]:
-    """The UTF-8 bytes that each token adds to a text: of an added or special one its name; none of an unknown id."""
-    added, falls_back_to_bytes = core.get_added_tokens_decoder(), core.token_to_id("<0x0A>") is not None
-    read = _sentencepiece if falls_back_to_bytes else _byte_level
-    return [str(added[i].content).encode() if i in added else read(core.id_to_token(i) or "") for i in ids]
-
-
-def _byte_level(token: str) -> bytes:
-    return bytes([_BYTES[c] for c in token]) if all(c in _BYTES for c in token) else token.encode()
-
-
-def _sentencepiece(token: str) -> bytes:
-    byte = _BYTE_TOKEN.fullmatch(token)
-    return bytes([int(byte[1], 16)]) if byte else token.replace("▁", " ").encode()
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """Byte-level BPE writes a printable byte of latin-1 as itself, and the others, in order, from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    rest = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(rest)}
-
-
-_BYTES = _byte_alphabet()
