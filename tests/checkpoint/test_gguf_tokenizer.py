@@ -93,7 +93,7 @@ def test_texts_are_cut_as_their_name_says(name: str, wanted: str) -> None:
     assert "|".join(pieces(name, wanted.replace("|", ""))) == wanted
 
 
-COMPOSED = "각 việt naïve ＡＢ ﬁ 東京\u0301"
+COMPOSED = "각 việt naïve \uff21\ufb01 東京\u0301"
 """Letters of marks, and compatible characters, which NFC leaves as they are."""
 
 
@@ -181,6 +181,7 @@ def test_templates_come_by_name() -> None:
         read(values | {"tokenizer.chat_template": 3})
 
 
+MANY = [f"{i:0500}" for i in range(4200)]
 BYTES, SCORES = byte_level_values(), score_values(["▁", "a"])
 INCONSISTENT: dict[str, tuple[Values, str]] = {
     "model": (changed(BYTES, model="bert"), r"tokenizer.ggml.model = 'bert' .*supported: gpt2, llama"),
@@ -204,6 +205,7 @@ INCONSISTENT: dict[str, tuple[Values, str]] = {
     "no scores": (changed(SCORES, scores=...), "tokenizer.ggml.scores is no list of"),
     "scores": (changed(SCORES, scores=np.zeros(3, np.float32)), "tokenizer.ggml.scores is no list of"),
     "no byte tokens": (changed(SCORES, tokens=["a"], token_type=...), "lacks the byte token <0x00>"),
+    "many": (score_values(["a", *MANY], kinds=dict.fromkeys(MANY, 3)), "tokens have [0-9,]+ characters, more than 2,097,152"),
     "long": (score_values(["x", "x" * 2000]), "has 2000 characters, more than 512"),
 }  # fmt: skip
 

@@ -37,6 +37,8 @@ DEFAULTS = {"bos_token": 1, "eos_token": 2, "unk_token": 0}
 """Special tokens of SentencePiece models whose metadata do not name them."""
 NEEDED = frozenset("ĊĠ").union(map(chr, range(0x21, 0x7F)))
 """Bytes of plain English, as byte-level BPE writes them. Some vocabularies lack bytes that their corpus had not."""
+MOST_ADDED = 1 << 21
+"""Characters of all tokens that are found before a text is cut, which take seconds and 100 bytes each to prepare for."""
 _BLANK = "▁"
 
 
@@ -106,11 +108,10 @@ def _by_scores(vocabulary: GGUFVocabulary) -> tuple[Core, bool]:
 def _added(vocabulary: GGUFVocabulary) -> list[AddedToken]:
     """Return tokens that are found in a text before it is cut; those that are special only where these are parsed."""
     kinds = zip(vocabulary.ids, vocabulary.kinds, strict=True)
-    return [
-        AddedToken(text, normalized=False, special=kind != USER_DEFINED)
-        for text, kind in kinds
-        if kind in (CONTROL, UNKNOWN, USER_DEFINED)
-    ]
+    found = [(text, kind) for text, kind in kinds if kind in (CONTROL, UNKNOWN, USER_DEFINED)]
+    if (length := sum(len(text) for text, _ in found)) > MOST_ADDED:
+        vocabulary.fail(f"control and user-defined tokens have {length:,} characters, more than {MOST_ADDED:,}")
+    return [AddedToken(text, normalized=False, special=kind != USER_DEFINED) for text, kind in found]
 
 
 def _special(vocabulary: GGUFVocabulary, defaults: Mapping[str, int]) -> dict[str, str]:

@@ -22,6 +22,7 @@ from triforce.checkpoint.stacked_experts import unstacked
 from triforce.checkpoint.text_part import text_part
 from triforce.checkpoint.tokenizer import Tokenizer, configured_eos_ids, same_tokenizer
 from triforce.checkpoint.tokenizer_files import has_tokenizer
+from triforce.checkpoint.tokenizer_trial import require_usable
 from triforce.checkpoint.weight_files import Archive, has_weights, open_archives
 from triforce.checkpoint.weights import require_tensors
 from triforce.model.config import ModelConfig
@@ -45,6 +46,7 @@ class HFFolder:
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer, without tokens that the model has no embedding for. Raises ModelError."""
+        require_usable(self.path)
         return Tokenizer.load(self.path, self.config.vocab_size)
 
     def shares_tokenizer(self, other: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Ways to cut tokens into two tokens, found by hashes of their characters: a vocabulary has more than a million of cuts.
+"""Ways to cut tokens into two tokens, found by hashes of their characters: vocabularies have millions.
 
 The hash of a text is the sum of the numbers of its characters, each times a power of `BASE`, modulo 2^64. Sums up to
 each character of all texts give the hash of any part.

@@ -18,6 +18,8 @@ from triforce.checkpoint.tokenizer_files import CORE, TokenizerFiles, read_token
 from triforce.errors import ModelError, RequestError
 
 CONTEXT = 16  # tokens of the preceding text that can change how the next one reads
+PANIC = "PanicException"
+"""The name of what errors of Rust raise, which is no Exception, and in no module that can be imported."""
 LOOKED_AT = 1 << 16
 """Rows of the embedding that are looked at for the last one with a token, before all tokens are."""
 
@@ -55,6 +57,11 @@ class Tokenizer:
             ids: list[int] = self._core.encode(text, add_special_tokens=add_special).ids
         except (UnicodeError, TypeError) as error:
             raise RequestError("the prompt is not valid UTF-8 text; convert the file to UTF-8") from error
+        except BaseException as error:
+            if not isinstance(error, Exception) and type(error).__name__ != PANIC:
+                raise
+            reason = " ".join(str(error).split())[:300]
+            raise RequestError(f"the model's tokenizer does not take this text ({reason}); change the text") from error
         if ids and (top := max(ids)) >= self.vocab_size:
             raise RequestError(f"the text holds token {top}, which this model has no embedding for; leave it out")
         return ids
