@@ -38,7 +38,7 @@ DEFAULTS = {"bos_token": 1, "eos_token": 2, "unk_token": 0}
 NEEDED = frozenset("ĊĠ").union(map(chr, range(0x21, 0x7F)))
 """Bytes of plain English, as byte-level BPE writes them. Some vocabularies lack bytes that their corpus had not."""
 MOST_ADDED = 1 << 21
-"""Characters of all tokens that are found before a text is cut, which take seconds and 100 bytes each to prepare for."""
+"""Characters of all tokens that are found before a text is cut, which take long and 100 bytes each to prepare for."""
 _BLANK = "▁"
 
 

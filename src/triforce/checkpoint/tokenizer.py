@@ -13,6 +13,7 @@ from tokenizers.decoders import DecodeStream
 
 from triforce.checkpoint.hub import read_json
 from triforce.checkpoint.json_fields import Fields
+from triforce.checkpoint.template_process import render_apart
 from triforce.checkpoint.token_bytes import TokenBytes
 from triforce.checkpoint.tokenizer_files import CORE, TokenizerFiles, read_tokenizer
 from triforce.errors import ModelError, RequestError
@@ -109,15 +110,11 @@ class Tokenizer:
         """
         if not self.templates:
             raise RequestError("this model has no chat template; use `triforce generate`")
-        from triforce.checkpoint.chat_template import render  # Jinja, which most runs do not need
-
         try:
             turns = [{name: value for name, value in message.items() if value is not None} for message in messages]
-            # A sandbox holds only for plain values: other objects have methods.
-            variables = json.loads(json.dumps({"messages": turns, "tools": tools or None}))
-            variables |= {"documents": None, "add_generation_prompt": True}
-            text = render(self._template_for(tools), {**self._special, **variables})
-        except Exception as error:  # a template is a program, and raises what it likes
+            variables = {"messages": turns, "tools": tools or None, "documents": None, "add_generation_prompt": True}
+            text = render_apart(self._template_for(tools), json.dumps({**self._special, **variables}))
+        except (RequestError, TypeError, ValueError, RecursionError) as error:
             raise RequestError(f"the model's chat template does not accept these messages: {error}") from error
         return self.encode(text, add_special=False)
 

@@ -1,0 +1,89 @@
+"""Chat templates of strangers, rendered in a process of their own: some loop for hours, some take all memory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from threading import Lock
+from typing import IO
+
+from triforce.checkpoint import template_worker
+from triforce.errors import RequestError
+
+KNOWN = frozenset({"872be49dbb638044ad01b60388f48d469ff2980e5f0dccdc22ec907db54d0788"})
+"""The sha256 of templates of known models, which are rendered here."""
+
+
+class TemplateProcess:
+    """The process, begun with the first template, and anew after one that it did not survive.
+
+    Methods may be called from any thread.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def render(self, template: str, variables: str) -> str:
+        """The text of a template; its variables are JSON. Raises RequestError saying why there is none."""
+        answer = self._answer(f"[{json.dumps(template)}, {variables}]\n".encode())
+        if not answer.endswith(b"\n"):
+            most = f"{template_worker.SECONDS} s or {template_worker.MEMORY_BYTES >> 20} MiB"
+            raise RequestError(f"it takes more than {most}, or ends the process that renders it")
+        made, text = json.loads(answer)
+        if not made:
+            raise RequestError(text)
+        return str(text)
+
+    def end(self) -> None:
+        """End the process, if there is one."""
+        process, self._process = self._process, None
+        if process:
+            process.kill()
+            process.communicate()
+
+    def _answer(self, request: bytes) -> bytes:
+        """Return the line that the process answers; a part of it where it has ended."""
+        answer = b""
+        with self._lock:
+            stdin, stdout = self._streams()
+            try:
+                stdin.write(request)
+                stdin.flush()
+                answer = stdout.readline()
+            except BrokenPipeError:
+                pass
+            finally:
+                if not answer.endswith(b"\n"):  # Ctrl-C, too: an answer that nobody has read would be the next one's
+                    self.end()
+        return answer
+
+    def _streams(self) -> tuple[IO[bytes], IO[bytes]]:
+        if self._process and self._process.poll() is not None:
+            self.end()
+        if not self._process:
+            command, pipe = [sys.executable, "-P", template_worker.__file__], subprocess.PIPE
+            self._process = subprocess.Popen(
+                command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, start_new_session=True
+            )
+        assert self._process.stdin and self._process.stdout
+        return self._process.stdin, self._process.stdout
+
+
+PROCESS = TemplateProcess()
+os.register_at_fork(after_in_child=PROCESS.__init__)  # type: ignore[misc]  # that of the parent answers the parent
+
+
+def render_apart(template: str, variables: str) -> str:
+    """The text of a template; its variables are JSON. Raises RequestError saying why there is none."""
+    if hashlib.sha256(template.encode("utf-8", "surrogatepass")).hexdigest() not in KNOWN:
+        return PROCESS.render(template, variables)
+    from triforce.checkpoint.chat_template import render  # Jinja, which most runs do not need
+
+    try:
+        return render(template, json.loads(variables))
+    except Exception as error:  # a template is a program, and raises what it likes
+        raise RequestError(str(error)) from error
