@@ -1,0 +1,58 @@
+"""The process that renders templates as a fork of this one: no case of a fuzz pays for an interpreter."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import IO, Any, NoReturn
+
+from triforce.checkpoint import template_worker
+from triforce.checkpoint.template_process import TemplateProcess
+
+
+class ForkedWorker:
+    """What `TemplateProcess` uses of `subprocess.Popen`."""
+
+    def __init__(self) -> None:
+        down, up = os.pipe(), os.pipe()
+        self.pid = os.fork()
+        if not self.pid:
+            _become_worker(down, up)
+        os.close(down[0])
+        os.close(up[1])
+        self.stdin: IO[bytes] = open(down[1], "wb")  # noqa: SIM115  closed below
+        self.stdout: IO[bytes] = open(up[0], "rb")  # noqa: SIM115
+
+    def poll(self) -> None:
+        """One that has ended is noticed by its answer."""
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+    def communicate(self) -> None:
+        os.waitpid(self.pid, 0)
+        self.stdout.close()
+
+
+class ForkedTemplates(TemplateProcess):
+    """Renders templates in a fork."""
+
+    def _streams(self) -> tuple[IO[bytes], IO[bytes]]:
+        if not self._process:
+            worker: Any = ForkedWorker()
+            self._process = worker
+            return worker.stdin, worker.stdout
+        return super()._streams()
+
+
+def _become_worker(down: tuple[int, int], up: tuple[int, int]) -> NoReturn:
+    silence = os.open(os.devnull, os.O_WRONLY)
+    for place, end in ((0, down[0]), (1, up[1]), (2, silence)):
+        os.dup2(end, place)
+    os.closerange(3, max(*down, *up, silence) + 1)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    try:
+        template_worker.main()
+    finally:
+        os._exit(0)
