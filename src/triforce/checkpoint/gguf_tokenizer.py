@@ -1,4 +1,4 @@
-"""The tokenizer of a GGUF file, built from its metadata. Token ids are those of llama.cpp.
+"""The tokenizer of a GGUF file, built from its metadata. Token ids are those of llama.cpp, of composed texts for Qwen.
 
 Two kinds are read: byte-level BPE ("gpt2") and BPE by scores, as SentencePiece makes it ("llama").
 """
