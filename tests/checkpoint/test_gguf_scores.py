@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import time
+from pathlib import Path
 from random import Random
 
 import pytest
 
 from tests.helpers.gguf_files import Values, score_values
 from tests.helpers.score_merges import encode_by_scores
+from triforce.checkpoint import gguf_scores
+from triforce.checkpoint.gguf_file import GGUFFile
 from triforce.checkpoint.gguf_tokenizer import read_gguf_tokenizer
 from triforce.checkpoint.tokenizer import Tokenizer
+from triforce.cli.bench.setup import own_texts
 from triforce.errors import ModelError
 
 PIECES = ["▁", "t", "h", "e", "a", "▁t", "he", "▁the", "▁▁", "▁▁▁▁", "th", "aa", "▁a", "é", "▁▁▁"]
@@ -98,3 +104,33 @@ def test_equal_scores_are_ordered_where_an_order_exists() -> None:
     assert ids_of(found, "abc")[-2:] == [tokens["ab"], tokens["c"]]  # the leftmost
     with pytest.raises(ModelError, match=r"scores has one score for '\w+' and others"):
         read(score_values([*pieces, "ca"], [0.0, 0.0, 0.0, -5.0, -5.0, -5.0]))
+
+
+def test_scores_that_many_tokens_share_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each group is small enough to be ordered, and all of them would take minutes."""
+    pieces = ["a", "b", "c", "ab", "bc", "cc", "ca"]
+    values = score_values(pieces, [0.0, 0.0, 0.0, -5.0, -5.0, -6.0, -6.0])
+    assert read(values)
+    monkeypatch.setattr(gguf_scores, "MOST_COMPARED", 7)
+    with pytest.raises(ModelError, match="too many tokens whose score others have"):
+        read(values)
+
+
+GEMMA = os.environ.get("TRIFORCE_GEMMA_3_270M")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(GEMMA is None, reason="TRIFORCE_GEMMA_3_270M names no GGUF file of Gemma 3 270M")
+def test_real_gemma_ids_equal_slow_merging_and_take_seconds_to_prepare() -> None:
+    """Its 262,144 tokens took 5 s and more; a second is meant, and other tests may hold the processor."""
+    assert GEMMA
+    values = GGUFFile(Path(GEMMA)).metadata
+    began = time.process_time()
+    found = read(dict(values))
+    assert time.process_time() - began < 10
+    ids = {token: i for i, token in enumerate(values["tokenizer.ggml.tokens"])}
+    scores = values["tokenizer.ggml.scores"].tolist()
+    texts = [*own_texts().values(), "한국어 문장은 여러 음절로 되어 있다. naïve 東京都 🙂 123"]
+    for text in texts:
+        text = " ".join(text[:20_000].split())  # runs of blanks are found before a text is cut
+        assert ids_of(found, text) == encode_by_scores(text.replace(" ", "▁"), ids, scores)

@@ -55,7 +55,7 @@ def test_other_hostile_template_is_refused_in_bounded_time_and_memory(name: str)
 
 def test_hostile_template_of_a_model_raises_request_error(tmp_path: Path) -> None:
     tiny_tokenizer(chat_template=HOSTILE["loops"]).save_pretrained(tmp_path)
-    with pytest.raises(RequestError, match="does not accept these messages: it takes more than 0.5 s or 512 MiB"):
+    with pytest.raises(RequestError, match=r"does not accept these messages: it takes more than 0\.5 s or 512 MiB"):
         Tokenizer.load(tmp_path).chat([{"role": "user", "content": "hat"}])
 
 

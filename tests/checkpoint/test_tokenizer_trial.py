@@ -13,6 +13,7 @@ from tests.helpers.tiny_checkpoint import save, tiny_model, tiny_tokenizer
 from triforce.checkpoint import passed_trials, tokenizer_trial
 from triforce.checkpoint.hub import SHIPPED
 from triforce.checkpoint.model_files import HFFolder
+from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.cli import main
 from triforce.errors import ModelError, RequestError
 
@@ -83,3 +84,11 @@ def test_text_that_ends_the_library_raises_request_error(model: Path, trials: li
     write_broken("words without the unknown", model)
     with pytest.raises(RequestError, match="tokenizer does not take this text"):
         HFFolder(model).tokenizer().encode("hat")
+
+
+def test_template_of_gigabytes_is_refused_unread(tmp_path: Path, trials: list[Any]) -> None:
+    tiny_tokenizer().save_pretrained(tmp_path)
+    with (tmp_path / "chat_template.jinja").open("wb") as file:
+        file.truncate(8 << 30)
+    with pytest.raises(ModelError, match="has 8,589,934,592 bytes, more than"):
+        Tokenizer.load(tmp_path)

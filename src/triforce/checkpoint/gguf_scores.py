@@ -22,6 +22,8 @@ LONGEST = 512
 """Characters of the longest token that is looked at for how it may have been merged."""
 MOST_CHARACTERS = 1 << 22
 """Characters of all tokens. The largest vocabularies have a third of it."""
+MOST_COMPARED = 1 << 24
+"""Pairs of merges of one score that are compared, of all scores."""
 MOST_TIED = 1024
 """Merges of one score that an order is looked for. Files that lost their scores have all of them in one."""
 
@@ -43,7 +45,10 @@ def merges_by_score(vocabulary: GGUFVocabulary) -> list[Merge]:
     text_M, left_M, right_M = (side_M[order] for side_M in cuts)
     sides = (map(texts.__getitem__, side_M.tolist()) for side_M in (left_M, right_M))
     pairs = list(zip(*sides, strict=True))
-    for begin, end in _tied(text_M, score_T[text_M]):
+    tied, normal_T = _tied(text_M, score_T[text_M]), np.asarray(vocabulary.kinds) == NORMAL
+    if sum(int(normal_T[text_M[begin:end]].sum()) ** 2 for begin, end in tied) > MOST_COMPARED:
+        vocabulary.fail("tokenizer.ggml.scores has too many tokens whose score others have, too: their order is lost")
+    for begin, end in tied:
         pairs[begin:end] = _order(vocabulary, pairs[begin:end])
     return pairs
 
@@ -52,10 +57,10 @@ def _tied(text_M: Ints, score_M: Scores) -> list[tuple[int, int]]:
     """Return where merges of one score, which stand together, begin and end, if they make several texts."""
     first_M = np.concatenate([[True], score_M[1:] != score_M[:-1]])[: len(text_M)]
     begins = np.flatnonzero(first_M)
-    several_M = text_M != np.repeat(text_M[begins], np.diff([*begins, len(text_M)]))
+    ends = np.append(begins, len(text_M))[1:]
+    several_M = text_M != np.repeat(text_M[begins], ends - begins)
     groups = np.unique(np.searchsorted(begins, np.flatnonzero(several_M), "right") - 1)
-    ends = [*begins[1:].tolist(), len(text_M)]
-    return [(int(begins[group]), ends[group]) for group in groups.tolist()]
+    return list(zip(begins[groups].tolist(), ends[groups].tolist(), strict=True))
 
 
 def _order(vocabulary: GGUFVocabulary, tied: list[Merge]) -> list[Merge]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -27,8 +28,8 @@ LOOKED_AT = 1 << 16
 
 def same_tokenizer(folder: Path, other: Path) -> bool:
     """Whether both have the same tokenizer.json: reading it twice takes as much memory again."""
-    files = [each / CORE for each in (folder, other)]
-    return all(file.exists() for file in files) and files[0].read_bytes() == files[1].read_bytes()
+    file, others = folder / CORE, other / CORE
+    return file.is_file() and others.is_file() and filecmp.cmp(file, others, shallow=False)
 
 
 class Tokenizer:

@@ -19,6 +19,8 @@ NAMES = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "c
 EXTRA = ("extra_special_tokens", "additional_special_tokens")
 """Fields with special tokens that have no name."""
 
+LONGEST_TEMPLATE = 1 << 22
+"""Bytes of the longest file with a chat template."""
 _END = "<|endoftext|>"
 USUAL = {
     "LlamaTokenizer": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
@@ -162,6 +164,8 @@ def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 def _text(file: Path) -> str:
     try:
+        if (size := file.stat().st_size) > LONGEST_TEMPLATE:
+            raise ModelError(f"{file} has {size:,} bytes, more than {LONGEST_TEMPLATE:,}; correct it")
         return file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise ModelError(f"{file} cannot be read as text ({error}); download it again") from error
