@@ -7,7 +7,6 @@ import json
 import os
 import resource
 import signal
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -90,15 +89,27 @@ def test_process_that_has_ended_is_begun_anew() -> None:
     process.end()
 
 
+class InterruptedAnswers:
+    """Ctrl-C while an answer is awaited."""
+
+    def __init__(self, answers: Any) -> None:
+        self._answers = answers
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._answers, name)
+
+    def readline(self) -> bytes:
+        raise KeyboardInterrupt
+
+
 def test_interrupted_wait_leaves_no_answer_behind() -> None:
     process = TemplateProcess()
     assert process.render("cat", "{}") == "cat"
-    main = threading.get_ident()
-    timer = threading.Timer(0.1, lambda: signal.pthread_kill(main, 2))
-    timer.start()
+    running: Any = process._process
+    running.stdout = InterruptedAnswers(running.stdout)
     with pytest.raises(KeyboardInterrupt):
-        process.render(HOSTILE["loops"], "{}")
-    assert process.render("hat", "{}") == "hat"
+        process.render("late", "{}")
+    assert running.returncode == -signal.SIGKILL and process.render("hat", "{}") == "hat"
     process.end()
 
 

@@ -120,6 +120,8 @@ def test_chat_without_template_names_completions(path: str) -> None:
         "{{ messages.append({'role': 'system', 'content': 'x'}) }}",
         "{% for i in range(10 ** 9) %}x{% endfor %}",
         "{{ raise_exception('not like this') }}",
+        "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}",
+        "{{ '%5000000000d'|format(1) }}",
     ],
 )
 def test_chat_template_stays_in_sandbox(pair: Path, template: str) -> None:
