@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from triforce.checkpoint.tokenizer_files import CORE, TokenizerFiles, read_token
 from triforce.errors import ModelError, RequestError
 
 CONTEXT = 16  # tokens of the preceding text that can change how the next one reads
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # threads of its own would be missed after a fork
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -50,7 +52,9 @@ class Tokenizer:
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         """Token ids, with the model's usual first token unless told otherwise. Raises RequestError."""
         try:
-            ids: list[int] = self._core.encode(text, add_special_tokens=add_special).ids
+            # Of a batch the library makes ids without the interpreter's lock, so that a long text stops nobody.
+            (encoding,) = self._core.encode_batch_fast([text], add_special_tokens=add_special)
+            ids: list[int] = encoding.ids
         except (UnicodeError, TypeError) as error:
             raise RequestError("the prompt is not valid UTF-8 text; convert the file to UTF-8") from error
         if ids and (top := max(ids)) >= self.vocab_size:
