@@ -8,6 +8,7 @@ so that it starts at once.
 from __future__ import annotations
 
 import json
+import os
 import re
 import resource
 import sys
@@ -18,6 +19,8 @@ from typing import Any
 CPU_SECONDS = 2
 MEMORY_BYTES = 2 * 2**30
 STACK_BYTES = 2 * 2**20  # a quarter of what threads usually have: what passes here has room there
+NICENESS = 10
+"""Texts that are being made go before trials."""
 PURE = '%llguidance {"no_forcing": true}\n'
 """Otherwise a text that can go on in one way only would have to be cut into tokens in one way only, too."""
 JSON_OPTIONS = {"whitespace_pattern": r" |\n {0,20}", "lenient": False}
@@ -89,6 +92,7 @@ def main() -> None:
                        (resource.RLIMIT_AS, MEMORY_BYTES), (resource.RLIMIT_CORE, 0)):  # fmt: skip
         with suppress(ValueError, OSError):  # not every system has each
             resource.setrlimit(what, (most, most))
+    os.nice(NICENESS)
     kind, source = json.load(sys.stdin)
     letters: Any = Vocabulary([*(bytes([i]) for i in range(256)), b"<end>"], [256], 256)
     try:
