@@ -13,7 +13,7 @@ import re
 import sys
 from typing import Any
 
-NICENESS = 10
+NICENESS = 5
 """Texts that are being made go first."""
 STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 """A string of JSON, or one that has no end: linear in its length."""

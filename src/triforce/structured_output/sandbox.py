@@ -19,7 +19,7 @@ from typing import Any
 CPU_SECONDS = 2
 MEMORY_BYTES = 2 * 2**30
 STACK_BYTES = 2 * 2**20  # a quarter of what threads usually have: what passes here has room there
-NICENESS = 10
+NICENESS = 5
 """Texts that are being made go before trials."""
 PURE = '%llguidance {"no_forcing": true}\n'
 """Otherwise a text that can go on in one way only would have to be cut into tokens in one way only, too."""
