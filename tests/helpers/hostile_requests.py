@@ -43,7 +43,7 @@ def long_text(before: str, after: str, size: int) -> bytes:
 
 HOSTILE = {
     "slow schemas": HostileRequest(
-        COMPLETIONS, lambda i, _: schema({"type": "integer", "multipleOf": 99_999_989 - 2 * i}), [400, 429], 30
+        COMPLETIONS, lambda i, _: schema({"type": "integer", "multipleOf": 99_999_989 - 2 * i}), [400, 429], 30, 600.0
     ),
     "slow schemas of clients that hang up": HostileRequest(
         COMPLETIONS, lambda i, _: schema({"type": "integer", "multipleOf": 89_999_989 - 2 * i}), [400, 429], 12, 1.0

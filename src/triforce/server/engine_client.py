@@ -6,7 +6,7 @@ An engine takes requests and hands out answers; how many it works on at a time, 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from triforce.checkpoint.tokenizer import Tokenizer
@@ -32,9 +32,13 @@ class PrefillProgress:
     queue_place: int = 0
     """Its place among the prompts that wait, 1 for the next one; 0 once its turn has come."""
 
+    def told(self) -> dict[str, int]:
+        """Return the fields that a client is sent: the place only where there is one."""
+        return {name: value for name, value in asdict(self).items() if value or name != "queue_place"}
+
 
 Event = OutputChunk | RequestOutput | PrefillProgress
-"""Pieces of the `n` texts as they are ready, and at the end the whole: what `LLM.stream` yields. Reading is before."""
+"""Pieces of the `n` texts as they are ready, and at the end the whole: what `LLM.stream` yields. Progress is before."""
 
 
 class ServedModel(Protocol):
