@@ -60,7 +60,7 @@ def broken() -> ApiError:
 
 
 def later(status: int, reason: str, code: str) -> ApiError:
-    """What may be served when it is sent again."""
+    """Return the refusal of a request that may be served when it is sent again."""
     text = f"{reason}; try again in {RETRY_SECONDS} seconds" if status == 429 else reason
     return ApiError(status, text, code=code, headers={"Retry-After": str(RETRY_SECONDS)})
 
