@@ -32,6 +32,7 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from scripts.soak_checks import KeptEntries, idle, within  # noqa: E402
+from scripts.soak_hostile import hostile  # noqa: E402
 
 TEMPLATE = "{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}"
 FLAT, MAX_ITL = 0.05, 0.2  # a share of the memory; seconds
@@ -74,7 +75,8 @@ class Soak:
 
     async def all(self) -> None:
         quick = [self.whole, self.stream, self.stream, self.leave, self.nonsense]
-        kinds: list[list[Kind]] = [quick] * QUICK + [[self.half_open], [self.trickle], [self.long], [self.listen]]
+        others: list[Kind] = [self.half_open, self.trickle, self.long, self.listen, hostile]
+        kinds: list[list[Kind]] = [quick] * QUICK + [[kind] for kind in others]
         async with httpx.AsyncClient(base_url=self.url, timeout=300) as web:
             await asyncio.gather(*(self.client(web, random.Random(i), some) for i, some in enumerate(kinds)))
 

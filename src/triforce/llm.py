@@ -20,12 +20,10 @@ from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_group import OnPrefill
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.errors import RequestError
-from triforce.interface.grammar import Grammar
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import PAGE, FullView, OffloadConfig, RetrievalConfig
-from triforce.sampling import Constraint
-from triforce.structured_output.compiler import GrammarCompiler
+from triforce.structured_output.compiler import CompiledGrammar, GrammarCompiler
 
 TURN = 256
 """Steps after which a text, of some hundred tokens or a thousand by then, makes room for those that wait."""
@@ -102,7 +100,7 @@ class LLM:
         pair = load_pair(model, draft, self.speculation, **where, context=context, ranks=ranks)
         self.target, self.draft, self.features, self.models = pair.target, pair.draft, pair.features, pair.decoders
         self.load_seconds, self.ranks, self.tokenizer = pair.load_seconds, ranks, self.target.tokenizer
-        self.grammars = GrammarCompiler(self.tokenizer) if self.tokenizer else None
+        self.grammars = GrammarCompiler(self.tokenizer)
         self.sampling_defaults = self.target.files.sampling_defaults()
         """Values of `SamplingParams` that the model's makers advise."""
         self._eos = frozenset(self.tokenizer.eos_ids if self.tokenizer else self.target.files.eos_ids())
@@ -204,12 +202,6 @@ class LLM:
         """Forget the prompts that `generate` and `stream` have read, and give back their memory."""
         self.runner.clear()
 
-    def follow(self, grammar: Grammar) -> Constraint:
-        """Return what holds one text to a grammar, which is compiled once. Raises RequestError if it cannot be."""
-        if self.grammars is None:
-            raise RequestError("a grammar needs a tokenizer, and this model has none")
-        return self.grammars.follow(grammar)
-
     def open(
         self,
         rows: int = MOST_ROWS,
@@ -230,20 +222,25 @@ class LLM:
         return self.runner.start(rows, pages, turn, max_itl)
 
     def request(
-        self, prompt: Prompt, params: SamplingParams, mode: str | None = None, scope: str | None = ""
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        mode: str | None = None,
+        scope: str | None = "",
+        compiled: CompiledGrammar | None = None,
     ) -> Request:
         """Return a request for `Engine.submit`. scope: whose it is; cached prompts are shared within a scope only.
 
-        With the scope None it neither starts from cached prompts nor leaves any. Raises RequestError.
+        With the scope None it neither starts from cached prompts nor leaves any. compiled: the grammar of `params`,
+        where that was compiled before. Raises RequestError.
         """
         ids, mode = self.encode(prompt), known("mode", mode or self.mode, MODES)
         if params.stop and self.tokenizer is None:
             raise RequestError("stop strings need a tokenizer; use stop_token_ids")
         seed = self.ranks.broadcast(secrets.randbits(32)) if params.seed is None else params.seed
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
-        grammar = params.grammar
-        sequences = [
-            TokenSequence(ids, params, seed, i, stop_ids, scope, self.follow(grammar) if grammar else None)
-            for i in range(params.n)
-        ]
+        if params.grammar:
+            compiled = compiled or self.grammars.compile(params.grammar)
+        held = [compiled.follow() if compiled else None for _ in range(params.n)]
+        sequences = [TokenSequence(ids, params, seed, i, stop_ids, scope, one) for i, one in enumerate(held)]
         return Request(ids, [OutputStream(sequence, self.tokenizer) for sequence in sequences], mode, self.coupling)

@@ -24,6 +24,8 @@ LARGEST_ANSWER = 1 << 20
 """Characters of the longest answer that is handed on, as JSON."""
 LARGEST_REASON = 1 << 17
 """Characters of a reason that are handed on."""
+NICENESS = 5
+"""Texts that are being made go before trials."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,7 @@ def limit(limits: TrialLimits) -> None:
                        (resource.RLIMIT_AS, memory), (resource.RLIMIT_CORE, 0)):  # fmt: skip
         with suppress(ValueError, OSError):
             resource.setrlimit(kind, (most, most))
+    os.nice(NICENESS)
 
 
 def attempt(function: Callable[[Any], Any], task: Any, limits: TrialLimits) -> str:

@@ -47,4 +47,4 @@ def test_frontend_parses_like_model(llm: LLM) -> None:
     with pytest.raises(RequestError, match="context of 2048"):
         frontend.encode([5] * 2048)
     with pytest.raises(RequestError):
-        frontend.follow(Grammar.json({"type": "no such type"}))
+        frontend.grammars.compile(Grammar.json({"type": "no such type"})).follow()

@@ -44,7 +44,7 @@ class Scripted:
     def kv_tokens(self) -> int:
         return sum(1 + one.made for one in self.requests if one.started)
 
-    def request(self, prompt: list[int], params: SamplingParams, mode: str | None, scope: str) -> Req:
+    def request(self, prompt: list[int], params: SamplingParams, mode: None, scope: str, compiled: None) -> Req:
         if prompt[0] == 13:
             raise RequestError("unlucky")
         return Req(prompt[0])

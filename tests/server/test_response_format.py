@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+from asyncio import gather, run
+from threading import current_thread
+from time import perf_counter
 from typing import Any
 
 import jsonschema
 import pytest
 from starlette.types import ASGIApp
 
-from tests.helpers.asgi_client import ask, events, good, refused
+from tests.helpers.asgi_client import ask, events, good, hang_up, refused
 from triforce.interface.grammar import Grammar
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 from triforce.server.request_base import UNSUPPORTED
+from triforce.structured_output import compiler, guidance
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 SAMPLED = {"temperature": 0.8, "seed": 5, "top_k": 12}
@@ -85,3 +89,30 @@ def test_bad_format_is_refused_before_queue(app: ASGIApp) -> None:
     ):
         assert "uniqueItems" in refused(ask(app, path, body))
     assert UNSUPPORTED["text"][1] in refused(ask(app, CHAT, {"messages": TALK, "text": {"format": FORMAT}}))
+
+
+def test_grammar_is_compiled_once_and_travels_with_request(app: ASGIApp, llm: LLM, monkeypatch: Any) -> None:
+    """The engine's thread compiles nothing, even where a grammar is no longer kept when its turn comes."""
+    threads = []
+    monkeypatch.setattr(compiler, "REMEMBERED", 0)
+    monkeypatch.setattr(sandbox, "compiled", lambda *asked: threads.append(current_thread().name) or plain(*asked))
+    body = {"prompt": "x", "max_tokens": 4, "n": 3, "response_format": {"type": "regex", "regex": "(the |cat ){9}b"}}
+    good(ask(app, COMPLETIONS, body))
+    assert len(threads) == 1 and "triforce-worker" not in threads[0]
+
+
+plain = guidance.compiled
+
+
+def test_grammar_trial_ends_with_its_client(app: ASGIApp) -> None:
+    """Otherwise it would take two seconds of a processor, and the next one's turn would come behind it."""
+    slow = {"type": "object", "properties": {"a": {"type": "integer", "multipleOf": 99_999_989}}}
+    form = {"type": "json_schema", "json_schema": {"schema": slow}}
+
+    async def leave() -> float:
+        asked = [hang_up(app, COMPLETIONS, {"prompt": "x", "response_format": form}, after=0) for _ in range(4)]
+        began = perf_counter()
+        await gather(*asked)
+        return perf_counter() - began
+
+    assert run(leave()) < 4

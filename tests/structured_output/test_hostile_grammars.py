@@ -62,7 +62,7 @@ def test_grammar_bad_grammars_are_refused(llm: LLM, name: str) -> None:
     grammar, reason = BAD[name]
     before = os.times()
     with pytest.raises(RequestError, match="cannot be used") as refusal:
-        llm.follow(grammar)
+        llm.grammars.compile(grammar).follow()
     after = os.times()
     assert reason in str(refusal.value) and len(str(refusal.value)) < 500
     spent = [getattr(after, kind) - getattr(before, kind) for kind in ("user", "children_user")]
@@ -89,7 +89,7 @@ def test_grammar_deep_schema_is_refused() -> None:
 def test_grammar_exponential_regex_is_bounded(llm: LLM, pattern: str) -> None:
     """Backtracking would take for ever; a limit of the parser ends a text, and says so."""
     assert llm.tokenizer
-    held, text = llm.follow(Grammar.regex(pattern)), []
+    held, text = llm.grammars.compile(Grammar.regex(pattern)).follow(), []
     letters = [llm.tokenizer.encode(letter)[0] for letter in "ab"]
     started = time.process_time()
     for _ in range(60):
@@ -101,7 +101,7 @@ def test_grammar_exponential_regex_is_bounded(llm: LLM, pattern: str) -> None:
 
 def test_grammar_parser_limit_ends_text_and_reports(llm: LLM) -> None:
     assert llm.tokenizer
-    held = llm.follow(Grammar.regex("((a{1,1000}){1,1000}){1,1000}"))
+    held = llm.grammars.compile(Grammar.regex("((a{1,1000}){1,1000}){1,1000}")).follow()
     a = llm.tokenizer.encode("a")
     for length in range(60):
         (allowed,) = held.allowed(ints(a * length), ints([]))
@@ -115,7 +115,7 @@ def test_grammar_is_compiled_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> 
     grammars, compiled = GrammarCompiler(llm.tokenizer), []
     monkeypatch.setattr(guidance, "compiled", lambda *asked: compiled.append(asked[1:]) or plain(*asked))
     for pattern in ("ab?", "b", "ab?"):
-        grammars.follow(Grammar.regex(pattern))
+        grammars.compile(Grammar.regex(pattern)).follow()
     assert compiled == [("regex", "ab?"), ("regex", "b")]
 
 

@@ -48,7 +48,7 @@ def digits(llm: LLM, held: Constraint, most: int = 200) -> str:
     ],
 )
 def test_json_number_ends_where_allowed(llm: LLM, grammar: Grammar, least: int, most: int) -> None:
-    written = digits(llm, llm.follow(grammar))
+    written = digits(llm, llm.grammars.compile(grammar).follow())
     assert least <= len(written.replace(" ", "")) <= most, written
     if grammar.kind == "json_schema":
         json.loads(written)
@@ -56,7 +56,7 @@ def test_json_number_ends_where_allowed(llm: LLM, grammar: Grammar, least: int, 
 
 def test_json_number_without_rule_continues(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matcher, "MOST_CHARACTERS", 10**9)
-    assert len(digits(llm, llm.follow(Grammar.json({"type": "integer"})))) == 200
+    assert len(digits(llm, llm.grammars.compile(Grammar.json({"type": "integer"})).follow())) == 200
 
 
 def test_json_number_mask_depends_on_text_only(llm: LLM) -> None:
@@ -65,12 +65,12 @@ def test_json_number_mask_depends_on_text_only(llm: LLM) -> None:
     grammar, rng = Grammar.json({"type": "array", "items": {"type": "integer"}}), random.Random(0)
     ids = {letter: llm.tokenizer.encode(letter)[0] for letter in "[]1234567890,-"}
     texts = [[ids[c] for c in "[" + ",".join("1" * rng.randrange(30, 50) for _ in range(3))] for _ in range(4)]
-    used, cut = llm.follow(grammar), 0
+    used, cut = llm.grammars.compile(grammar).follow(), 0
     for _ in range(40):
         text = rng.choice(texts)
         length, guesses = rng.randrange(len(text)), rng.randrange(6)
         asked = ints(text[:length]), ints([*text[length:], *rng.choice(texts)][:guesses])
-        fresh = llm.follow(grammar).allowed(*asked)
+        fresh = llm.grammars.compile(grammar).follow().allowed(*asked)
         assert (used.allowed(*asked) == fresh).all()
         cut += bool((~fresh[:, ids["1"]]).any())
     assert cut

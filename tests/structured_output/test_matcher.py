@@ -93,7 +93,7 @@ def walk(constraint: Constraint, ends: frozenset[int], rng: random.Random, most:
 def test_matcher_random_schemas_give_valid_texts(llm: LLM, schema: Schema, seed: int) -> None:
     assert llm.tokenizer
     try:
-        constraint = llm.follow(Grammar.json(schema))
+        constraint = llm.grammars.compile(Grammar.json(schema)).follow()
     except RequestError as error:
         assert "maxProperties" in str(error) or "Unsatisfiable" in str(error), (schema, error)
         return
@@ -112,20 +112,20 @@ def test_matcher_detours_leave_no_trace(llm: LLM, seed: int) -> None:
     assert llm.tokenizer
     grammar, rng = Grammar.json({"type": "array", "items": {"type": ["string", "integer"]}}), random.Random(seed)
     ends = llm.tokenizer.eos_ids
-    texts = [walk(llm.follow(grammar), ends, rng, 25) for _ in range(3)]
-    used = llm.follow(grammar)
+    texts = [walk(llm.grammars.compile(grammar).follow(), ends, rng, 25) for _ in range(3)]
+    used = llm.grammars.compile(grammar).follow()
     for _ in range(12):
         text = rng.choice(texts)
         cut, guesses = rng.randrange(len(text) + 1), rng.randrange(4)
         asked = ints(text[:cut]), ints([*text[cut:], *rng.choice(texts)][:guesses])
-        assert (used.allowed(*asked) == llm.follow(grammar).allowed(*asked)).all()
+        assert (used.allowed(*asked) == llm.grammars.compile(grammar).follow().allowed(*asked)).all()
 
 
 def test_matcher_after_end_allows_all(llm: LLM) -> None:
     assert llm.tokenizer
     end = min(llm.tokenizer.eos_ids)
     digits = [llm.tokenizer.encode(digit)[0] for digit in "12"]
-    held = llm.follow(Grammar.regex("12?"))
+    held = llm.grammars.compile(Grammar.regex("12?")).follow()
     allowed = held.allowed(ints([]), ints([digits[0], end, 5]))
     assert [np.flatnonzero(column).tolist() for column in allowed[:2]] == [
         digits[:1],
@@ -145,8 +145,8 @@ def test_matcher_special_tokens_are_masked_and_added_allowed() -> None:
     mark, call = (hf.convert_tokens_to_ids(name) for name in ("<|eot_id|>", "<tool_call>"))
     assert tokenizer.special_ids >= {mark, *tokenizer.eos_ids} and call not in tokenizer.special_ids
     grammars = GrammarCompiler(tokenizer)
-    free = grammars.follow(Grammar.regex("(?s:.*)"))
-    tagged = grammars.follow(Grammar.lark('start: "<tool_call>" /[0-9]+/'))
+    free = grammars.compile(Grammar.regex("(?s:.*)")).follow()
+    tagged = grammars.compile(Grammar.lark('start: "<tool_call>" /[0-9]+/')).follow()
     (allowed,) = free.allowed(ints([]), ints([]))
     assert allowed[call] and not allowed[mark] and all(allowed[end] for end in tokenizer.eos_ids)
     first, then = tagged.allowed(ints([]), ints([call]))

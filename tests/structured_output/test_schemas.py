@@ -82,13 +82,15 @@ def test_schema_suite_texts_equal_in_every_mode(shipped: LLM, plain: list[Comple
 
 def test_schema_keywords_are_all_covered(llm: LLM) -> None:
     for schema in WRITTEN:
-        llm.follow(Grammar.json(schema))
+        llm.grammars.compile(Grammar.json(schema)).follow()
 
 
 @pytest.mark.parametrize("keyword", REFUSED)
 def test_schema_unsupported_keyword_is_refused_by_name(llm: LLM, keyword: str) -> None:
     with pytest.raises(RequestError) as refusal:
-        llm.follow(Grammar.json({"type": "object", "properties": {"a": {keyword: REFUSED[keyword]}}}))
+        llm.grammars.compile(
+            Grammar.json({"type": "object", "properties": {"a": {keyword: REFUSED[keyword]}}})
+        ).follow()
     assert f'"{keyword}"' in str(refusal.value) and "change or simplify it" in str(refusal.value)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import filecmp
 import json
+import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +25,7 @@ PANIC = "PanicException"
 """The name of what errors of Rust raise, which is no Exception, and in no module that can be imported."""
 LOOKED_AT = 1 << 16
 """Rows of the embedding that are looked at for the last one with a token, before all tokens are."""
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # threads of its own would be missed after a fork
 
 
 def same_tokenizer(folder: Path, other: Path) -> bool:
@@ -56,7 +58,9 @@ class Tokenizer:
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         """Token ids, with the model's usual first token unless told otherwise. Raises RequestError."""
         try:
-            ids: list[int] = self._core.encode(text, add_special_tokens=add_special).ids
+            # Of a batch the library makes ids without the interpreter's lock, so that a long text stops nobody.
+            (encoding,) = self._core.encode_batch_fast([text], add_special_tokens=add_special)
+            ids: list[int] = encoding.ids
         except (UnicodeError, TypeError) as error:
             raise RequestError("the prompt is not valid UTF-8 text; convert the file to UTF-8") from error
         except BaseException as error:

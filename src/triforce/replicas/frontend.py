@@ -11,11 +11,9 @@ from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.engine.inputs import Prompt, PromptSource, token_ids
 from triforce.errors import ModelError
 from triforce.interface.break_even_point import BreakEvenPoint
-from triforce.interface.grammar import Grammar
 from triforce.llm import LLM
 from triforce.model.config import ModelConfig
 from triforce.model.rope import Rope
-from triforce.sampling import Constraint
 from triforce.server.engine_client import Event
 from triforce.structured_output.compiler import GrammarCompiler
 
@@ -62,14 +60,11 @@ class ReplicaFrontend:
         """Return token ids of a prompt, checked. Raises RequestError."""
         return token_ids(prompt, self)
 
-    def follow(self, grammar: Grammar) -> Constraint:
-        """Return a constraint that keeps one text to a grammar. Raises RequestError if it cannot be compiled."""
-        return self._grammars.follow(grammar)
-
     def break_even(self) -> BreakEvenPoint:
         """Return from which context on speculation pays."""
         return self.point
 
     @cached_property
-    def _grammars(self) -> GrammarCompiler:
+    def grammars(self) -> GrammarCompiler:
+        """Compiles grammars in tokens of the replicas' model."""
         return GrammarCompiler(self.tokenizer)

@@ -17,6 +17,7 @@ from triforce.replicas.frontend import ReplicaFrontend, ReplicaMessage
 from triforce.replicas.tp_workers import accompanied
 from triforce.server.engine_client import GenerationRequest, ReplicaLost, ShuttingDown
 from triforce.server.engine_thread import Worker
+from triforce.server.grammar_pool import GrammarPool
 from triforce.server.limits import Limits
 
 LOOPBACK = "127.0.0.1"
@@ -40,6 +41,7 @@ class Replica:
             llm = load(settings, limits, ranks, exact)
             self._frontend = ReplicaFrontend.of(llm)
             self._worker = Worker(llm, replace(limits, waiting=limits.rows))
+            self._grammars = GrammarPool(llm.grammars, limits.waiting + limits.rows)
         except TriforceError as error:
             self._frontend = error
 
@@ -56,6 +58,13 @@ class Replica:
         """Yield the messages of one request, which is cancelled when nobody reads them any more."""
         assert self._worker, "who asks has seen the frontend"
         yield self._message()
+        if grammar := generation.params.grammar:  # compiled ones stay in their process, which is the server's
+            try:
+                compiled = await self._grammars.compile(grammar, generation.scope or "")
+            except TriforceError as error:
+                yield self._message(error)
+                return
+            generation = replace(generation, compiled=compiled)
         (answer,) = self._worker.submit([generation])
         try:
             async with aclosing(aiter(answer)) as events:  # type: ignore[type-var]

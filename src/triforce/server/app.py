@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from time import time
 from typing import Any
 
@@ -15,7 +16,8 @@ from starlette.middleware.cors import CORSMiddleware
 from triforce import __version__
 from triforce.disk_cache.folder import CacheFolder
 from triforce.errors import ModelError
-from triforce.server import errors, playground
+from triforce.server import errors, playground, tokenization
+from triforce.server.body_parser import JsonRoute
 from triforce.server.chat import ChatWriter
 from triforce.server.completions import CompletionWriter
 from triforce.server.engine_client import EngineClient, ServedModel
@@ -30,7 +32,7 @@ from triforce.server.schemas import ChatBody, CompletionBody, DetokenizeBody, Re
 from triforce.server.security import ApiKeyAuth, BodyLimit, HostCheck
 from triforce.server.service import Service
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 _STARTED = int(time())
 
 
@@ -89,24 +91,26 @@ def create_app(
 async def completions(body: CompletionBody, request: Request) -> Response:
     """Continue one prompt or several."""
     service = _service(request, body.model)
-    generations = await service.parser.completion(body)
-    return await service.answer(request, generations, CompletionWriter(body, generations, service), body)
+    generations = await service.parsed(request, service.parser.completion, body)
+    write = partial(CompletionWriter, body, generations, service)
+    writer = await asyncio.to_thread(write) if body.echo else write()  # it has to decode what was sent as token ids
+    return await service.answer(request, generations, writer, body)
 
 
 @router.post("/v1/chat/completions")
 async def chat(body: ChatBody, request: Request) -> Response:
     """The next turn of a conversation, `n` times."""
     service = _service(request, body.model)
-    generation = await service.parser.chat(body)
-    return await service.answer(request, [generation], ChatWriter(body, service), body)
+    generations = await service.parsed(request, service.parser.chat, body)
+    return await service.answer(request, generations, ChatWriter(body, service), body)
 
 
 @router.post("/v1/responses")
 async def responses(body: ResponsesBody, request: Request) -> Response:
     """The answer to a conversation."""
     service = _service(request, body.model)
-    generation = await service.parser.response(body)
-    return await service.answer(request, [generation], ResponsesWriter(body, service), body)
+    generations = await service.parsed(request, service.parser.response, body)
+    return await service.answer(request, generations, ResponsesWriter(body, service), body)
 
 
 @router.get("/v1/models")
@@ -122,27 +126,17 @@ async def model(name: str, request: Request) -> JSONResponse:
 
 
 @router.post("/tokenize")
-async def tokenize(body: TokenizeBody, request: Request) -> JSONResponse:
+async def tokenize(body: TokenizeBody, request: Request) -> Response:
     """Return token ids of a text or a conversation, as a prompt has them. Raises ApiError."""
     service = _service(request, body.model)
-    if (body.prompt is None) == (body.messages is None):
-        raise ApiError(400, "send prompt or messages, one of them")
-    if body.messages is not None:
-        ids = await service.parser.conversation(body.messages)
-    else:
-        ids = await service.parser.tokens(body.prompt or "", special=body.add_special_tokens is not False)
-    answer: dict[str, Any] = {"count": len(ids), "max_model_len": service.parser.context, "tokens": ids}
-    if body.return_token_strs:
-        answer["token_strs"] = [service.parser.tokenizer.bytes_of(i).decode(errors="replace") for i in ids]
-    return JSONResponse(answer)
+    return await service.parsed(request, partial(tokenization.tokenize, service.parser), body)
 
 
 @router.post("/detokenize")
-async def detokenize(body: DetokenizeBody, request: Request) -> JSONResponse:
+async def detokenize(body: DetokenizeBody, request: Request) -> Response:
     """The text of token ids, without special tokens."""
     service = _service(request, body.model)
-    ids = await service.parser.ids(body.tokens) if body.tokens else []
-    return JSONResponse({"prompt": service.parser.tokenizer.decode(ids)})
+    return await service.parsed(request, partial(tokenization.detokenize, service.parser), body)
 
 
 @router.get("/health")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from time import time
 from typing import Any
 from uuid import uuid4
@@ -38,7 +37,7 @@ class ChatWriter:
 
     def reading(self, prompt: int, progress: PrefillProgress) -> Iterable[bytes]:
         nothing = {"index": 0, "delta": {}, "finish_reason": None}
-        yield self._chunk(nothing, prompt_progress=asdict(progress))
+        yield self._chunk(nothing, prompt_progress=progress.told())
 
     def piece(self, prompt: int, piece: OutputChunk) -> Iterable[bytes]:
         parsed = self._parsers[piece.index]

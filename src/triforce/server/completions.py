@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from time import time
 from typing import Any
 from uuid import uuid4
@@ -41,7 +41,7 @@ class CompletionWriter:
                 yield self._chunk(self._choice(prompt, index, echo, None))
 
     def reading(self, prompt: int, progress: PrefillProgress) -> Iterable[bytes]:
-        yield self._chunk(self._choice(prompt, 0, "", None), prompt_progress=asdict(progress))
+        yield self._chunk(self._choice(prompt, 0, "", None), prompt_progress=progress.told())
 
     def piece(self, prompt: int, piece: OutputChunk) -> Iterable[bytes]:
         if self._scored_only:

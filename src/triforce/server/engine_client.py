@@ -6,17 +6,16 @@ An engine takes requests and hands out answers; how many it works on at a time, 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.engine.inputs import Prompt, PromptSource
 from triforce.engine.output_stream import OutputChunk
 from triforce.interface.break_even_point import BreakEvenPoint
-from triforce.interface.grammar import Grammar
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams
-from triforce.sampling import Constraint
+from triforce.structured_output.compiler import CompiledGrammar, GrammarCompiler
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +30,16 @@ class PrefillProgress:
     """Tokens that are read, those of `cache` among them."""
     time_ms: int
     """Milliseconds since its turn came."""
+    queue_place: int = 0
+    """Its place among the prompts that wait, 1 for the next one; 0 once its turn has come."""
+
+    def told(self) -> dict[str, int]:
+        """Return the fields that a client is sent: the place only where there is one."""
+        return {name: value for name, value in asdict(self).items() if value or name != "queue_place"}
 
 
 Event = OutputChunk | RequestOutput | PrefillProgress
-"""Pieces of the `n` texts as they are ready, and at the end the whole: what `LLM.stream` yields. Reading is before."""
+"""Pieces of the `n` texts as they are ready, and at the end the whole: what `LLM.stream` yields. Progress is before."""
 
 
 class ServedModel(Protocol):
@@ -52,9 +57,10 @@ class ServedModel(Protocol):
     @property
     def sampling_defaults(self) -> dict[str, Any]: ...
 
-    def encode(self, prompt: Prompt) -> list[int]: ...
+    @property
+    def grammars(self) -> GrammarCompiler: ...
 
-    def follow(self, grammar: Grammar) -> Constraint: ...
+    def encode(self, prompt: Prompt) -> list[int]: ...
 
     def break_even(self) -> BreakEvenPoint: ...
 
@@ -64,6 +70,7 @@ class GenerationRequest:
     """A prompt to continue. mode: one of `MODES`, None for the engine's own.
 
     scope: the owner, for KV sharing; None: KV is shared with nobody. progress: it is told how far its prompt is read.
+    compiled: the grammar of `params`, which an engine need not compile then. It stays in its process.
     """
 
     prompt: list[int]
@@ -71,6 +78,10 @@ class GenerationRequest:
     mode: str | None = None
     scope: str | None = ""
     progress: bool = False
+    compiled: CompiledGrammar | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return GenerationRequest, (self.prompt, self.params, self.mode, self.scope, self.progress)
 
 
 @dataclass(frozen=True, slots=True)

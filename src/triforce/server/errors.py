@@ -59,6 +59,16 @@ def broken() -> ApiError:
     return ApiError(500, "something broke in the server; its log says what", code="internal")
 
 
+def later(status: int, reason: str, code: str) -> ApiError:
+    """Return the refusal of a request that may be served when it is sent again."""
+    text = f"{reason}; try again in {RETRY_SECONDS} seconds" if status == 429 else reason
+    return ApiError(status, text, code=code, headers={"Retry-After": str(RETRY_SECONDS)})
+
+
+def not_json(reason: str) -> ApiError:
+    return ApiError(400, f"the body is not JSON: {reason}")
+
+
 def refusal_for(error: Exception) -> ApiError | None:
     """Return the refusal for an error that is the client's or was foreseen; None for a fault of the server."""
     match error:
@@ -69,12 +79,11 @@ def refusal_for(error: Exception) -> ApiError | None:
         case TriforceError():  # a model that cannot be computed with, say
             return ApiError(500, str(error), code="model")
         case QueueFull():
-            text = f"the queue is full: {error.waiting} requests wait in it; try again in {RETRY_SECONDS} seconds"
-            return _later(429, text, code="queue_full")
+            return later(429, f"the queue is full: {error.waiting} requests wait in it", code="queue_full")
         case ShuttingDown():
-            return _later(503, "the server is stopping; send the request again when it is back", code="stopping")
+            return later(503, "the server is stopping; send the request again when it is back", code="stopping")
         case ReplicaLost():
-            return _later(503, "what was making this text is gone; send the request again", code="replica_lost")
+            return later(503, "what was making this text is gone; send the request again", code="replica_lost")
         case RequestValidationError():
             return _invalid(error)
         case HTTPException():
@@ -97,15 +106,21 @@ def _invalid(error: RequestValidationError) -> ApiError:
     errors = error.errors()
     kind, place, text = errors[0]["type"], [str(part) for part in errors[0]["loc"][1:]], errors[0]["msg"]
     if kind == "json_invalid":
-        return ApiError(400, f"the body is not JSON: {errors[0].get('ctx', {}).get('error', 'it cannot be read')}")
+        return not_json(errors[0].get("ctx", {}).get("error", "it cannot be read"))
     if kind == "unknown_field":
         return wrong(errors[0]["ctx"]["field"], text)
     if not place:
         return ApiError(400, "the body must be a JSON object, sent with Content-Type: application/json")
-    # What may be one of several things fails as each of them.
-    texts = dict.fromkeys(e["msg"] for e in errors if [str(part) for part in e["loc"][1:2]] == place[:1])
+    # What may be one of several things fails as each of them; of these, too many is what it was meant to be.
+    meant = [e for e in errors if [str(part) for part in e["loc"][1:2]] == place[:1]]
+    many = [e for e in meant if e["type"] == "too_long"]
+    texts = dict.fromkeys(_too_many(e) if many else e["msg"] for e in many or meant)
     field = ".".join(part for part in place if "[" not in part and part != "str")
     return wrong(field, f"{field}: {', or '.join(texts)}")
+
+
+def _too_many(error: dict[str, Any]) -> str:
+    return f"at most {error['ctx']['max_length']} are taken; send fewer"
 
 
 def _http(error: HTTPException) -> ApiError:
@@ -114,7 +129,3 @@ def _http(error: HTTPException) -> ApiError:
     if error.status_code == 405:
         return ApiError(405, "this address does not take this method; see /openapi.json", headers=error.headers)
     return ApiError(error.status_code, f"{error.detail}; send a JSON object", headers=error.headers)
-
-
-def _later(status: int, text: str, code: str) -> ApiError:
-    return ApiError(status, text, code=code, headers={"Retry-After": str(RETRY_SECONDS)})

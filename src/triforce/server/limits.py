@@ -17,6 +17,15 @@ ANSWER_TOKENS = 2048
 """New tokens of a chat's or a response's answer if the request does not say."""
 LEAST_KV = 65_536
 """Tokens of KV that there is room for by default, however short the model's context."""
+APART = 2**18
+"""Bytes of a body, and characters of a text, that are parsed and tokenized at once; longer ones take turns."""
+MOST_CONTAINERS, MOST_VALUES = 10_000, 500_000
+"""Objects and arrays, and values of any kind, in a body that is longer than that."""
+MOST_PROMPTS, MOST_MESSAGES, MOST_PARTS, MOST_CALLS = 64, 4096, 1024, 128
+"""Prompts of a request; messages, or items of input; parts of a message; calls of tools in one message."""
+MOST_STOPS, MOST_STOP_IDS, MOST_BIASES = 16, 1024, 1024
+MOST_ECHOED = 2**18
+"""Log-probabilities that an echo tells of its prompts and choices, alternatives among them."""
 CONNECTIONS = 1024
 """Connections open at a time by default, where the process may have so many descriptors."""
 
@@ -59,15 +68,15 @@ class Limits:
     """Sequences decoded at a time."""
     max_itl: float = MAX_ITL
     """Inter-token latency in seconds, up to which prompts are read between two steps of texts."""
-    prompts: int = 64
+    grammars: int = 32
+    """Grammars of one key that are compiled or wait for that."""
+    prompts: int = MOST_PROMPTS
     """Prompts of one request."""
     kv_tokens: int | None = None
     """Tokens of KV that there is room for, and so what one prompt's rows may need; None: see `room`."""
     n: int = 16
     logprobs: int = MOST_LOGPROBS
-    stops: int = 16
     stop_characters: int = 1000
-    biases: int = 1024
     characters_per_token: int = 32
     """A text longer than the context times this is refused before it is cut into tokens."""
 

@@ -10,8 +10,9 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from triforce.server.errors import wrong
+from triforce.server.limits import MOST_CALLS, MOST_MESSAGES, MOST_PARTS
 from triforce.server.request_base import Body
-from triforce.server.tools import CalledFunction, Name, ToolCall
+from triforce.server.tools import MOST_ARGUMENTS, CalledFunction, Name, ToolCall
 
 
 class TextPart(Body):
@@ -21,11 +22,14 @@ class TextPart(Body):
     logprobs: list[Any] | None = None
 
 
+Parts = Annotated[list[TextPart], Field(max_length=MOST_PARTS, fail_fast=True)]
+
+
 class Message(Body):
     """A turn of a conversation. Fields that our own answers have beside the text are accepted."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
+    content: str | Parts
     refusal: None = None
     annotations: list[Any] | None = None
     audio: None = None
@@ -37,8 +41,8 @@ class ChatMessage(Message):
     """A turn of a chat. Tool calls and their results are turns too."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]  # type: ignore[assignment]
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None  # type: ignore[assignment]
-    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
+    content: str | Parts | None = None  # type: ignore[assignment]
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MOST_CALLS, fail_fast=True)] | None = None
     tool_call_id: str | None = None
 
     @model_validator(mode="after")
@@ -52,7 +56,7 @@ class ChatMessage(Message):
         return self
 
 
-Messages = Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
+Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)]
 
 
 class ItemMeta(Body):
@@ -74,7 +78,7 @@ class CallItem(ItemMeta):
     type: Literal["function_call"]
     call_id: str
     name: Name
-    arguments: str = Field(description="A JSON object")
+    arguments: str = Field(description="A JSON object", max_length=MOST_ARGUMENTS)
 
 
 class ResultItem(ItemMeta):
@@ -82,7 +86,7 @@ class ResultItem(ItemMeta):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: str | Annotated[list[TextPart], Field(fail_fast=True)]
+    output: str | Parts
 
 
 def _kind(item: Any) -> Any:
@@ -99,6 +103,7 @@ InputItem = Annotated[
         custom_error_message="an item is a message, a function_call or a function_call_output",
     ),
 ]
+InputItems = Annotated[list[InputItem], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)]
 
 
 def turns(instructions: str | None, items: str | Sequence[Item | CallItem | ResultItem]) -> list[Message]:
@@ -126,6 +131,13 @@ def _call(said: list[Message], item: CallItem) -> None:
     if last:
         said.pop()
     said.append(ChatMessage(role="assistant", content=last.content if last else None, tool_calls=[call]))
+
+
+def characters(message: Message) -> int:
+    """Return the length of what a message says, and of the arguments of its calls."""
+    content = message.content or ""
+    said = len(content) if isinstance(content, str) else sum(len(part.text) for part in content)
+    return said + sum(len(call.function.arguments) for call in message.tool_calls or ())
 
 
 def plain(message: Message) -> dict[str, Any]:

@@ -7,11 +7,16 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
 
+from triforce.server.limits import MOST_BIASES, MOST_PROMPTS, MOST_STOP_IDS, MOST_STOPS
+
 MOST_SALT = 256
 """Characters."""
 Ids = Annotated[list[int], Field(fail_fast=True)]
-Texts = Annotated[list[str], Field(fail_fast=True)]
-Batches = Annotated[list[Ids], Field(fail_fast=True)]
+StopIds = Annotated[list[int], Field(max_length=MOST_STOP_IDS, fail_fast=True)]
+Stops = Annotated[list[str], Field(max_length=MOST_STOPS, fail_fast=True)]
+Biases = Annotated[dict[str, Any], Field(max_length=MOST_BIASES)]
+Texts = Annotated[list[str], Field(max_length=MOST_PROMPTS, fail_fast=True)]
+Batches = Annotated[list[Ids], Field(max_length=MOST_PROMPTS, fail_fast=True)]
 
 HARMLESS = {"user", "metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier"}
 """Fields that never change what is generated anywhere, with whatever value."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
 
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.engine.inputs import Prompt, known, one_or_many
@@ -14,38 +15,46 @@ from triforce.interface.sampling_params import SamplingParams
 from triforce.sampling.logits import check_bias
 from triforce.server.engine_client import GenerationRequest, ServedModel
 from triforce.server.errors import wrong
-from triforce.server.limits import ANSWER_TOKENS, COMPLETION_TOKENS, Limits
-from triforce.server.messages import Message, plain, turns
+from triforce.server.grammar_pool import GrammarPool
+from triforce.server.limits import ANSWER_TOKENS, APART, COMPLETION_TOKENS, Limits
+from triforce.server.messages import Message, characters, plain, turns
+from triforce.server.request_checks import biases, check_echo, check_fields
 from triforce.server.schemas import (
     ChatBody,
     CompletionBody,
     CompletionFields,
+    FlatResponseFormat,
+    ResponseFormat,
     ResponsesBody,
     SamplingFields,
     grammar_of,
 )
+from triforce.server.shared_slots import SharedSlots
 from triforce.server.tools import ToolChoice
 
+T = TypeVar("T")
+LARGE_PORTION = 1 / 2
+"""Of the processors, for bodies, texts and answers that are large."""
 _PASSED_ON = (
     *("temperature", "top_p", "seed", "top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos"),
     *("n", "stop", "presence_penalty", "frequency_penalty", "trace"),
 )
 
 
-@dataclass(frozen=True, slots=True)
 class RequestParser:
-    """Parses requests for one model."""
+    """Parses requests for one model, each with the key of its sender. Work on large ones is shared out among keys."""
 
-    llm: ServedModel
-    tokenizer: Tokenizer
-    limits: Limits
+    def __init__(self, llm: ServedModel, tokenizer: Tokenizer, limits: Limits) -> None:
+        self.llm, self.tokenizer, self.limits = llm, tokenizer, limits
+        self.large = SharedSlots("large requests", LARGE_PORTION, limits.waiting + limits.rows)
+        self._grammars = GrammarPool(llm.grammars, limits.grammars)
 
     @property
     def context(self) -> int:
         """Tokens of prompt and answer together, at most."""
         return self.llm.target.config.context
 
-    async def completion(self, body: CompletionBody) -> list[GenerationRequest]:
+    async def completion(self, body: CompletionBody, key: str) -> list[GenerationRequest]:
         """Return one request for each prompt. Raises ApiError or RequestError."""
         prompts = one_or_many(body.prompt)
         most = min(self.limits.prompts, self.limits.waiting + self.limits.rows)  # the first need not wait
@@ -53,17 +62,20 @@ class RequestParser:
             raise wrong("prompt", f"{len(prompts)} prompts; send at most {most} in one request")
         if body.echo and body.stream and body.logprobs is not None:
             raise wrong("stream", "an echo with logprobs cannot be streamed; leave out stream, echo or logprobs")
-        params = await self._params(
+        params = self._params(
             body,
-            grammar_of(body.response_format),
+            await _grammar(body.response_format),
             # A text of no new tokens is asked for to score the prompt; the token drawn after it is left out later.
             max_tokens=COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens or 1,
             logprobs=body.logprobs,
             prompt_logprobs=body.logprobs if body.echo else None,
         )
-        return [self._request(await self.ids(prompt), params, body) for prompt in prompts]
+        ids = [await self.ids(prompt, key) for prompt in prompts]
+        if body.echo:
+            check_echo(sum(map(len, ids)), sum(map(len, prompts)), params, self.limits)
+        return await self._requests(ids, params, body, key)
 
-    async def chat(self, body: ChatBody) -> GenerationRequest:
+    async def chat(self, body: ChatBody, key: str) -> list[GenerationRequest]:
         """Return the request for a conversation. Raises ApiError or RequestError."""
         if body.top_logprobs is not None and not body.logprobs:
             raise wrong("top_logprobs", "top_logprobs needs logprobs: true")
@@ -71,36 +83,36 @@ class RequestParser:
             raise wrong("max_tokens", "max_tokens is the old name of max_completion_tokens; send one of them")
         max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         tools = self.tools(body)
-        grammar = tools.forced if tools else grammar_of(body.response_format)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        params = await self._params(body, grammar, max_tokens=max_tokens, logprobs=logprobs)
-        return self._request(await self.conversation(body.messages, tools), params, body)
+        grammar = await _grammar(body.response_format, tools)
+        params = self._params(body, grammar, max_tokens=max_tokens, logprobs=logprobs)
+        return await self._requests([await self.conversation(body.messages, key, tools)], params, body, key)
 
-    async def response(self, body: ResponsesBody) -> GenerationRequest:
+    async def response(self, body: ResponsesBody, key: str) -> list[GenerationRequest]:
         """Return the request for instructions and input. Raises ApiError or RequestError."""
         tools = self.tools(body)
-        grammar = tools.forced if tools else grammar_of(body.text.format if body.text else None)
-        params = await self._params(body, grammar, max_tokens=body.max_output_tokens)
-        return self._request(
-            await self.conversation(turns(body.instructions, body.input), tools, "input"), params, body
+        params = self._params(
+            body, await _grammar(body.text.format if body.text else None, tools), max_tokens=body.max_output_tokens
         )
+        ids = await self.conversation(turns(body.instructions, body.input), key, tools, "input")
+        return await self._requests([ids], params, body, key)
 
     def tools(self, body: ChatBody | ResponsesBody) -> ToolChoice | None:
-        """Return the tools that the answer may call. Raises ApiError or RequestError."""
+        """Return the tools that the answer may call. Raises ApiError."""
         return body.choose_tools(self.tokenizer.template)
 
-    async def ids(self, prompt: Prompt) -> list[int]:
+    async def ids(self, prompt: Prompt, key: str) -> list[int]:
         """Return token ids of a text, or check those given. Raises RequestError."""
         self._bound(len(prompt) if isinstance(prompt, str) else 0)
-        return await asyncio.to_thread(self.llm.encode, prompt)  # a long text takes a while
+        return await self.apart(len(prompt), key, partial(self.llm.encode, prompt))
 
-    async def tokens(self, text: str, special: bool) -> list[int]:
+    async def tokens(self, text: str, special: bool, key: str) -> list[int]:
         """Return token ids of a text of any length that could be a prompt. Raises RequestError."""
         self._bound(len(text))
-        return await asyncio.to_thread(self.tokenizer.encode, text, special)
+        return await self.apart(len(text), key, partial(self.tokenizer.encode, text, special))
 
     async def conversation(
-        self, messages: Sequence[Message], tools: ToolChoice | None = None, field: str = "messages"
+        self, messages: Sequence[Message], key: str, tools: ToolChoice | None = None, field: str = "messages"
     ) -> list[int]:
         """Return token ids of a conversation in the model's chat template. Raises ApiError or RequestError.
 
@@ -108,16 +120,34 @@ class RequestParser:
         """
         if not self.tokenizer.chats:
             raise wrong(field, "this model has no chat template; send a text to /v1/completions instead")
-        plain_messages = [plain(message) for message in messages]
-        self._bound(sum(len(turn["content"]) for turn in plain_messages), field)
-        shown = tools.shown if tools else None
-        return await self.ids(await asyncio.to_thread(self.tokenizer.chat, plain_messages, shown))
+        length = sum(map(characters, messages))
+        self._bound(length, field)
+
+        def laid_out() -> list[int]:
+            ids = self.tokenizer.chat([plain(message) for message in messages], tools.shown if tools else None)
+            return self.llm.encode(ids)
+
+        return await self.apart(length, key, laid_out)
+
+    async def apart(self, size: int, key: str, work: Callable[[], T]) -> T:
+        """Return what `work` returns in a thread, where the event loop need not wait for it; large work has turns."""
+        return await (asyncio.to_thread(work) if size <= APART else self.large.run(key, work))
 
     def _bound(self, characters: int, field: str = "prompt") -> None:
         longest = self.context * self.limits.characters_per_token
         if characters > longest:
             raise wrong(field, f"the prompt has {characters} characters; the context of {self.context} tokens "
                         f"cannot hold more than {longest}. Shorten it")  # fmt: skip
+
+    async def _requests(
+        self, prompts: Sequence[list[int]], params: SamplingParams, body: SamplingFields, key: str
+    ) -> list[GenerationRequest]:
+        """Return a request for each prompt, once all may be queued. Raises ApiError or RequestError."""
+        requests = [self._request(ids, params, body) for ids in prompts]
+        if params.grammar is None:
+            return requests
+        compiled = await self._grammars.compile(params.grammar, key)
+        return [replace(request, compiled=compiled) for request in requests]
 
     def _request(self, ids: list[int], params: SamplingParams, body: SamplingFields) -> GenerationRequest:
         check_bias([params], self.llm.target.config.vocab_size)
@@ -130,7 +160,7 @@ class RequestParser:
         progress = isinstance(body, CompletionFields) and bool(body.stream and body.return_progress)
         return GenerationRequest(ids, params, mode, progress=progress)
 
-    async def _params(
+    def _params(
         self, body: SamplingFields, grammar: Grammar | None, *, max_tokens: int | None, **more: int | None
     ) -> SamplingParams:
         values: dict[str, Any] = {
@@ -138,36 +168,11 @@ class RequestParser:
         }
         values |= {"max_tokens": ANSWER_TOKENS if max_tokens is None else max_tokens} | more
         if isinstance(body, CompletionFields):
-            self._check(body, more.get("logprobs"))
-            values["logit_bias"] = _biases(body.logit_bias)
-        if grammar:
-            await asyncio.to_thread(self.llm.follow, grammar)  # what is wrong with it is said now
+            check_fields(body, more.get("logprobs"), self.limits)
+            values["logit_bias"] = biases(body.logit_bias)
         return SamplingParams(**(self.llm.sampling_defaults | values), grammar=grammar)
 
-    def _check(self, body: CompletionFields, logprobs: int | None) -> None:
-        limits = self.limits
-        stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
-        for name, value, most in (
-            ("n", body.n or 1, limits.n),
-            ("logprobs", logprobs or 0, limits.logprobs),
-            ("stop", len(stops), limits.stops),
-            ("logit_bias", len(body.logit_bias or {}), limits.biases),
-        ):
-            if value > most:
-                raise wrong(name, f"{name}: {value} are too many; this server takes at most {most}")
-        if any(len(stop) > limits.stop_characters for stop in stops):
-            raise wrong("stop", f"a stop string may have {limits.stop_characters} characters; shorten it")
-        if body.stream_options and not body.stream:
-            raise wrong("stream_options", "stream_options needs stream: true")
-        if body.trace and not body.stream:
-            raise wrong("trace", "trace needs stream: true")
 
-
-def _biases(biases: Mapping[str, Any] | None) -> dict[int, Any] | None:
-    """Convert keys to integers, which JSON does not have as keys. Raises ApiError."""
-    if biases is None:
-        return None
-    unknown = next((key for key in biases if not (key.isascii() and key.isdecimal() and len(key) < 19)), None)
-    if unknown is not None:
-        raise wrong("logit_bias", f"logit_bias names {unknown[:30]!r}, which is no token id; keys are integers")
-    return {int(key): value for key, value in biases.items()}
+async def _grammar(form: ResponseFormat | FlatResponseFormat | None, tools: ToolChoice | None = None) -> Grammar | None:
+    """Return what the answer is held to, if anything. Raises RequestError."""
+    return await asyncio.to_thread(tools.grammar if tools else partial(grammar_of, form)) if tools or form else None

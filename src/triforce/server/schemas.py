@@ -11,8 +11,8 @@ from pydantic import Field
 
 from triforce.interface.grammar import Grammar
 from triforce.server.limits import ANSWER_TOKENS, COMPLETION_TOKENS
-from triforce.server.messages import InputItem, Item, Messages
-from triforce.server.request_base import Batches, Body, CacheFields, Ids, Texts
+from triforce.server.messages import InputItems, Item, Messages
+from triforce.server.request_base import Batches, Biases, Body, CacheFields, Ids, StopIds, Stops, Texts
 from triforce.server.tools import MOST_TOOLS, FlatTool, OneFlatTool, OneTool, Tool, ToolChoice, choose_tools
 
 
@@ -107,7 +107,7 @@ class SamplingFields(CacheFields, ModelField):
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
-    stop_token_ids: Ids | None = None
+    stop_token_ids: StopIds | None = None
     ignore_eos: bool | None = None
     mode: str | None = Field(None, description="Which tiers: a value of --mode")
     tier_stats: bool | None = Field(None, description="Report what each tier did, and which proposed each token")
@@ -122,10 +122,10 @@ class CompletionFields(SamplingFields):
     """Fields that text and chat completions share."""
 
     n: int | None = None
-    stop: str | Texts | None = None
+    stop: str | Stops | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, Any] | None = Field(None, description="Token id to what is added to its logit")
+    logit_bias: Biases | None = Field(None, description="Token id to what is added to its logit")
     max_tokens: int | None = Field(None, description=f"Default: {COMPLETION_TOKENS}, in a chat {ANSWER_TOKENS}")
     response_format: ResponseFormat | None = None
     stream_options: StreamOptions | None = None
@@ -165,7 +165,7 @@ class ChatBody(CompletionFields):
 class ResponsesBody(SamplingFields):
     """POST /v1/responses, without anything kept between requests."""
 
-    input: str | Annotated[list[InputItem], Field(min_length=1, fail_fast=True)]
+    input: str | InputItems
     instructions: str | None = None
     text: TextOptions | None = None
     max_output_tokens: int | None = Field(None, description=f"Default: {ANSWER_TOKENS}")

@@ -10,27 +10,31 @@ import json
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter
 from typing import Any, Protocol, TypeVar
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
-from starlette.types import Receive, Scope, Send
 
 from triforce.engine.output_stream import OutputChunk
 from triforce.interface.outputs import RequestOutput
 from triforce.server import logs
+from triforce.server.disconnects import EventStream, unless_disconnected
 from triforce.server.engine_client import EngineClient, Event, GenerationRequest, GenerationStream, PrefillProgress
-from triforce.server.errors import ClientDisconnected, broken, refusal_for, took_too_long
+from triforce.server.errors import broken, refusal_for, took_too_long
 from triforce.server.limits import Limits
 from triforce.server.metrics import Metrics
 from triforce.server.request_parser import RequestParser
 from triforce.server.schemas import SamplingFields
 
+B = TypeVar("B")
 T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
 """The last event of completions and of chats."""
+AT_ONCE = 4096
+"""Tokens, and alternatives to them, that are written into an answer while others wait; more are written apart."""
 
 
 def frame(data: Mapping[str, Any], event: str | None = None) -> bytes:
@@ -40,50 +44,10 @@ def frame(data: Mapping[str, Any], event: str | None = None) -> bytes:
     return f"{name}data: {json.dumps(data, allow_nan=False)}\n\n".encode()
 
 
-async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of `work`. If the client hangs up first, cancel it and raise ClientDisconnected."""
-    working, disconnected = asyncio.ensure_future(work), asyncio.ensure_future(_until_disconnected(receive))
-    try:
-        await asyncio.wait((working, disconnected), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnected
-        return working.result()
-    finally:
-        disconnected.cancel()
-        working.cancel()
-        await asyncio.wait((working,))  # what it holds is given back before anybody goes on
-
-
-async def _until_disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-class EventStream(Response):
-    """Streams frames as they come, and closes the generator at the end, whoever ends it."""
-
-    media_type = "text/event-stream"
-
-    def __init__(
-        self, frames: AsyncGenerator[bytes, None], end: Callable[[], None], headers: Mapping[str, str]
-    ) -> None:
-        """`end` is called in any case: a generator that was never begun does not know that it is over."""
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers})
-        del self.headers["content-length"]
-        self._frames, self._end = frames, end
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await unless_disconnected(receive, self._send(send))
-        finally:
-            self._end()
-
-    async def _send(self, send: Send) -> None:
-        async with aclosing(self._frames) as frames:
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            async for data in frames:
-                await send({"type": "http.response.body", "body": data, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+def key_of(request: Request) -> str:
+    """Return the owner of a request: the digest of its key, if one was needed (see `security`)."""
+    key: str = getattr(request.state, "scope", "")
+    return key
 
 
 class ResponseWriter(Protocol):
@@ -115,11 +79,16 @@ class Service:
     metrics: Metrics
     limits: Limits
 
+    async def parsed(self, request: Request, parse: Callable[[B, str], Coroutine[Any, Any, T]], body: B) -> T:
+        """Return what `parse` makes of a body and its key. Raises ClientDisconnected, or what it raises."""
+        return await unless_disconnected(request.receive, parse(body, key_of(request)))
+
     async def answer(
         self, request: Request, generations: list[GenerationRequest], writer: ResponseWriter, body: SamplingFields
     ) -> Response:
         """Generate, and send as `body` wants. Raises ClientDisconnected, or what `errors.refusal_for` knows."""
-        scope = body.scope(getattr(request.state, "scope", ""))  # of the key, if one was needed (see security)
+        key = key_of(request)
+        scope = body.scope(key)
         answers = self.engine.submit([replace(generation, scope=scope) for generation in generations])
         report: dict[str, Any] = request.state.report
         report |= {"prompts": len(generations), "prompt_tokens": sum(len(each.prompt) for each in generations)}
@@ -135,6 +104,12 @@ class Service:
         finally:
             end()
         report |= _summary(outputs)
+        write = partial(self._written, writer, outputs, body)
+        if sum(map(_entries, generations, outputs)) <= AT_ONCE:
+            return write()
+        return await unless_disconnected(request.receive, self.parser.large.run(key, write))
+
+    def _written(self, writer: ResponseWriter, outputs: Sequence[RequestOutput], body: SamplingFields) -> Response:
         return JSONResponse(writer.whole(outputs), headers=body.headers)
 
     async def _collect(self, answers: Sequence[GenerationStream]) -> list[RequestOutput]:
@@ -183,6 +158,13 @@ class Service:
                     except TimeoutError:
                         raise took_too_long(self.limits.seconds) from None
                     yield prompt, event
+
+
+def _entries(generation: GenerationRequest, output: RequestOutput) -> int:
+    """Return how many tokens an answer tells of, alternatives among them."""
+    params = generation.params
+    read = 0 if params.prompt_logprobs is None else params.n * output.prompt_tokens
+    return (read + output.completion_tokens) * (1 + (params.logprobs or 0))
 
 
 def _summary(outputs: Sequence[RequestOutput]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -15,22 +15,27 @@ from triforce.server.request_base import Body
 from triforce.server.tool_call_parser import CallFormat, ToolCallParser, call_format
 
 MOST_TOOLS = 128
-MOST_LEVELS = 128
-"""Nesting of schemas: grammars take it, and it can be written back as JSON without fear."""
+MOST_LEVELS, MOST_PARTS_OF_SCHEMA = 128, 10_000
+"""Nesting of schemas: grammars take it, and it can be written back as JSON without fear. Values in one."""
+MOST_ARGUMENTS = 2**18
+"""Characters of the arguments of a call."""
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 
 def _shallow(schema: dict[str, Any]) -> dict[str, Any]:
-    level: list[Any] = [schema]
+    level, count = list[Any]([schema]), 0
     for _ in range(MOST_LEVELS):
-        level = [part for whole in level for part in _parts(whole)]
+        count += sum(len(whole) for whole in level)
+        if count > MOST_PARTS_OF_SCHEMA:
+            raise PydanticCustomError("too_large", "this schema has too many parts; simplify it")
+        level = [part for whole in level for part in _parts(whole) if isinstance(part, dict | list)]
         if not level:
             return schema
     raise PydanticCustomError("too_deep", "this schema is nested too deeply; simplify it")
 
 
-def _parts(whole: Any) -> Iterable[Any]:
-    return whole.values() if isinstance(whole, dict) else whole if isinstance(whole, list) else ()
+def _parts(whole: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return whole.values() if isinstance(whole, dict) else whole
 
 
 class Function(Body):
@@ -72,7 +77,7 @@ class OneFlatTool(FunctionName):
 
 class CalledFunction(Body):
     name: Name
-    arguments: str = Field(description="A JSON object")
+    arguments: str = Field(description="A JSON object", max_length=MOST_ARGUMENTS)
 
 
 class ToolCall(Body):
@@ -85,11 +90,17 @@ class ToolCall(Body):
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """Tools of a request. With `forced` the answer is calls and nothing else; without, the model is free to call."""
+    """Tools of a request. Without `forced` the model is free to call."""
 
     form: CallFormat
     tools: Sequence[Function]
-    forced: Grammar | None
+    forced: Mapping[str, dict[str, Any] | None] | None = None
+    """Parameters of the functions one of which must be called: the answer is calls and nothing else."""
+    several: bool = True
+
+    def grammar(self) -> Grammar | None:
+        """Return what holds the answer to calls, if anything does. Raises RequestError."""
+        return None if self.forced is None else self.form.grammar(self.forced, self.several)
 
     @property
     def shown(self) -> list[dict[str, Any]]:
@@ -113,7 +124,7 @@ def choose_tools(
     spoken: bool,
     output_format: str | None,
 ) -> ToolChoice | None:
-    """Return the tools that may be called; None if there are none. Raises ApiError or RequestError.
+    """Return the tools that may be called; None if there are none. Raises ApiError.
 
     several: whether an answer may have several calls. spoken: whether calls, or what they gave, are among the turns.
     output_format: the field that holds the answer to a format.
@@ -140,4 +151,4 @@ def choose_tools(
         if name not in parameters:
             raise wrong("tool_choice", f"tool_choice names {name[:64]!r}, which is not among the tools")
         parameters, several = {name: parameters[name]}, False
-    return ToolChoice(form, functions, None if choice == "auto" else form.grammar(parameters, several))
+    return ToolChoice(form, functions, None if choice == "auto" else parameters, several)

@@ -37,6 +37,8 @@ class TPMirror:
         self._requests: dict[int, Request] = {}
         self._numbers: dict[Request, int] = {}
         self._progress: dict[int, PrefillProgress] = {}  # that nobody was told of yet
+        self._places: dict[int, int] = {}
+        """Places in the queue that were told last, of requests that want their progress."""
 
     def apply(self, commands: StepCommands) -> list[tuple[int, Event | PrefillProgress | Request | None]]:
         """Carry out commands and make a step. Return by number: None for cancelled requests, requests, events.
@@ -53,6 +55,7 @@ class TPMirror:
                 self._requests[number], self._numbers[started] = started, number
             outcomes.append((number, started))
         events = self.texts.step()
+        self._note_places()
         outcomes += self._progress.items()
         self._progress.clear()
         for request, event in events:
@@ -72,12 +75,15 @@ class TPMirror:
         self._requests.clear()
         self._numbers.clear()
         self._progress.clear()
+        self._places.clear()
 
     def _start(self, number: int, generation: GenerationRequest) -> Request | Exception:
         """Queue a request, or return the error. A request that fails on one rank is started on none."""
         request, error = None, None
         try:
-            request = self.llm.request(generation.prompt, generation.params, generation.mode, generation.scope)
+            request = self.llm.request(
+                generation.prompt, generation.params, generation.mode, generation.scope, generation.compiled
+            )
         except Exception as reason:
             error = reason
         if not self.llm.ranks.all_true(error is None):
@@ -89,6 +95,8 @@ class TPMirror:
             self.texts.submit([request], on_prefill=partial(self._read, number) if generation.progress else None)
         except Exception as reason:
             return reason
+        if generation.progress:
+            self._places[number] = 0
         return request
 
     def _read(self, number: int, tokens: int, _: int) -> None:
@@ -99,7 +107,20 @@ class TPMirror:
         progress = PrefillProgress(total, request.groups[0].cached, processed, int(1000 * (perf_counter() - began)))
         self._progress[number] = progress
 
+    def _note_places(self) -> None:
+        """Note the places of requests that wait and want to know, where these are others than before."""
+        if not self._places:
+            return
+        places = {group: place for place, group in enumerate(self.texts.core.scheduler.waiting, 1)}
+        for number, told in self._places.items():
+            request = self._requests[number]
+            place = places.get(request.groups[0], 0)
+            if request.started is None and place != told:
+                self._places[number] = place
+                self._progress[number] = PrefillProgress(len(request.prompt), 0, 0, 0, place)
+
     def _forget(self, number: int) -> None:
+        self._places.pop(number, None)
         request = self._requests.pop(number, None)
         if request:
             del self._numbers[request]

@@ -10,7 +10,7 @@ from typing import Any
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.errors import RequestError
 from triforce.interface.grammar import Grammar
-from triforce.sandbox import TrialError, TrialLimitError, tried
+from triforce.sandbox import Trial, TrialError, TrialLimitError
 from triforce.structured_output import guidance
 from triforce.structured_output.matcher import Matcher, NumberLimits
 
@@ -18,67 +18,101 @@ REMEMBERED = 64
 """Compiled grammars that are kept: those used last."""
 
 
-class GrammarCompiler:
-    """Compiles grammars, one at a time, each once. Methods may be called from any thread."""
+class CompiledGrammar:
+    """A grammar in the tokens of one tokenizer. matcher: an LLMatcher at the beginning of a text, which stays there."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, matcher: Any, tokenizer: Tokenizer, numbers: NumberLimits | None) -> None:
+        self._matcher, self._tokenizer, self._numbers = matcher, tokenizer, numbers
+
+    def follow(self) -> Matcher:
+        """Return a constraint for one row, at the beginning of its text. It costs nothing."""
+        ends, size = self._tokenizer.eos_ids, self._tokenizer.vocab_size
+        return Matcher(self._matcher.deep_copy(), ends, size, self._numbers)
+
+
+class GrammarTrial:
+    """Compiles a grammar in a process of its own, which may die, or be given up from another thread."""
+
+    def __init__(self, grammar: Grammar) -> None:
+        self._task = grammar.kind, grammar.source
+        self._trial: Trial | None = None
+        self._cancelled = False
+
+    def run(self) -> str:
+        """Return what is wrong with the grammar; empty if nothing is. Called once."""
+        self._trial = Trial(f"{guidance.__name__}:trial", self._task)
+        if self._cancelled:
+            self._trial.stop()
+        try:
+            self._trial.result()
+        except TrialLimitError:
+            return "it is too complex"
+        except TrialError as error:
+            return str(error)
+        return ""
+
+    def cancel(self) -> None:
+        """Give it up: `run` returns at once, and says that something is wrong."""
+        self._cancelled = True
+        if self._trial:
+            self._trial.stop()
+
+
+class GrammarCompiler:
+    """Compiles grammars, and keeps those used last. Methods may be called from any thread."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
         self._vocabulary: Any = None
         self._numbers: NumberLimits | None = None
-        self._compiled: OrderedDict[Grammar, Any] = OrderedDict()
+        self._compiled: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
         self._table, self._compiling = Lock(), Lock()  # a text need not wait for another one's grammar
 
-    def follow(self, grammar: Grammar) -> Matcher:
-        """Return a constraint for one row, at the beginning of its text. Raises RequestError saying what is wrong."""
-        matcher = self._known(grammar)
-        if matcher is None:
-            with self._compiling:
-                matcher = self._known(grammar) or self._known(grammar, self._compile(grammar))
-        numbers = self._numbers if grammar.holds_json else None
-        return Matcher(matcher.deep_copy(), self._tokenizer.eos_ids, self._tokenizer.vocab_size, numbers)
-
-    def _known(self, grammar: Grammar, fresh: Any = None) -> Any:
-        """Return the matcher of a grammar, if it is known, or `fresh`, which is then kept."""
+    def known(self, grammar: Grammar) -> CompiledGrammar | None:
+        """Return a grammar that was compiled before, if it is still kept."""
         with self._table:
-            if fresh is not None:
-                self._compiled[grammar] = fresh
             if grammar in self._compiled:
                 self._compiled.move_to_end(grammar)
-            while len(self._compiled) > REMEMBERED:
-                self._compiled.popitem(last=False)
             return self._compiled.get(grammar)
 
-    def _compile(self, grammar: Grammar) -> Any:
+    def compile(self, grammar: Grammar, trial: GrammarTrial | None = None) -> CompiledGrammar:
+        """Return a grammar compiled, after a trial. Raises RequestError saying what is wrong."""
+        if compiled := self.known(grammar):
+            return compiled
+        if self._tokenizer is None:
+            raise RequestError("a grammar needs a tokenizer, and this model has none")
         if not self._tokenizer.eos_ids:
             raise RequestError("this model has no end-of-sequence token, so no text of a grammar could end")
-        self._vocabulary = self._vocabulary or self._read_vocabulary()
-        _require_compiles(grammar)
+        with self._compiling:
+            self._vocabulary = self._vocabulary or self._read_vocabulary(self._tokenizer)
+        if wrong := (trial or GrammarTrial(grammar)).run():
+            raise _unusable(grammar, wrong)
+        with self._compiling:
+            return self.known(grammar) or self._compile(grammar, self._tokenizer)
+
+    def _compile(self, grammar: Grammar, tokenizer: Tokenizer) -> CompiledGrammar:
         try:
-            return guidance.compiled(self._vocabulary, grammar.kind, grammar.source)
+            matcher = guidance.compiled(self._vocabulary, grammar.kind, grammar.source)
         except (ValueError, RecursionError) as error:
             raise _unusable(grammar, str(error)) from error
+        compiled = CompiledGrammar(matcher, tokenizer, self._numbers if grammar.holds_json else None)
+        with self._table:
+            self._compiled[grammar] = compiled
+            while len(self._compiled) > REMEMBERED:
+                self._compiled.popitem(last=False)
+        return compiled
 
-    def _read_vocabulary(self) -> Any:
+    def _read_vocabulary(self, tokenizer: Tokenizer) -> Any:
         try:
             from llguidance import LLTokenizer
         except ImportError as error:
             raise RequestError(
                 f"{error.name} is not installed, which follows grammars; get it with: pip install 'triforce[serve]'"
             ) from error
-        tokens, ends = self._tokenizer.all_bytes(), sorted(self._tokenizer.eos_ids)
+        tokens, ends = tokenizer.all_bytes(), sorted(tokenizer.eos_ids)
         self._numbers = NumberLimits(tokens)
-        vocabulary: Any = guidance.Vocabulary(tokens, sorted(self._tokenizer.special_ids), ends[0])
+        vocabulary: Any = guidance.Vocabulary(tokens, sorted(tokenizer.special_ids), ends[0])
         return LLTokenizer(vocabulary, n_vocab=len(tokens), eos_token=ends)
-
-
-def _require_compiles(grammar: Grammar) -> None:
-    """Compile a grammar in another process. Raises RequestError saying what is wrong with it."""
-    try:
-        tried(f"{guidance.__name__}:trial", [grammar.kind, grammar.source])
-    except TrialLimitError:
-        raise _unusable(grammar, "it is too complex") from None
-    except TrialError as error:
-        raise _unusable(grammar, str(error)) from error
 
 
 def _unusable(grammar: Grammar, error: str) -> RequestError:

@@ -1,0 +1,73 @@
+"""Bodies as JSON. Large ones are parsed by another process, which bounds what they may hold (see `json_reader`)."""
+
+from __future__ import annotations
+
+import marshal
+import sys
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import Response
+from fastapi.routing import APIRoute
+
+from triforce.child_process import ChildProcess
+from triforce.server import json_reader
+from triforce.server.disconnects import unless_disconnected
+from triforce.server.errors import ApiError, later, not_json
+from triforce.server.limits import APART, MOST_CONTAINERS, MOST_VALUES
+from triforce.server.service import Service, key_of
+
+SECONDS = 60
+"""Seconds that a parser may take, which is done in one where it has a processor."""
+
+
+class JsonRoute(APIRoute):
+    """A route whose endpoint gets a body that was parsed within the bounds."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handle_parsed(request: Request) -> Response:
+            body = await request.body()
+            if len(body) > APART and "json" in request.headers.get("content-type", ""):
+                request = _ParsedRequest(request, body, await _value(request, body))
+            return await handle(request)
+
+        return handle_parsed
+
+
+class _ParsedRequest(Request):
+    """A request whose body was parsed."""
+
+    def __init__(self, request: Request, body: bytes, value: Any) -> None:
+        super().__init__(request.scope, request.receive)
+        self._body, self._value = body, value
+
+    async def json(self) -> Any:
+        return self._value
+
+
+async def _value(request: Request, body: bytes) -> Any:
+    """Return what a body holds. Raises ApiError, or ClientDisconnected."""
+    service: Service = request.app.state.service
+    child = ChildProcess([sys.executable, "-I", "-S", json_reader.__file__, str(MOST_CONTAINERS), str(MOST_VALUES)])
+    work = partial(child.run, body, SECONDS)
+    reading = service.parser.large.run(key_of(request), work, child.end)
+    written = await unless_disconnected(request.receive, reading)
+    if written is None:
+        raise later(503, "the body could not be parsed in time; send it again", code="busy")
+    outcome, value = marshal.loads(written)
+    match outcome:
+        case "containers":
+            raise ApiError(400, f"the body holds {value:,} objects and arrays; at most {MOST_CONTAINERS:,} are taken, "
+                           "so send fewer messages, parts or prompts")  # fmt: skip
+        case "values":
+            raise ApiError(400, f"the body holds {value:,} values; at most {MOST_VALUES:,} are taken, "
+                           "so send texts in place of token ids, or fewer of them")  # fmt: skip
+        case "syntax":
+            raise not_json(value)
+        case "unreadable":
+            raise not_json("it is no text, nested too deeply, or has a number of too many digits")
+    return value

@@ -1,0 +1,47 @@
+"""A program that reads JSON apart from the server: its parser holds the interpreter's lock, and may make any number of
+objects. Called with the most objects and arrays, and the most values; it counts both before it makes any.
+
+It imports nothing of triforce, so that it starts at once.
+"""
+
+from __future__ import annotations
+
+import json
+import marshal
+import os
+import re
+import sys
+from typing import Any
+
+NICENESS = 5
+"""Texts that are being made go first."""
+STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
+"""A string of JSON, or one that has no end: linear in its length."""
+
+
+def parsed(body: bytes, most_containers: int, most_values: int) -> tuple[str, Any]:
+    """Return what came of it (`value`, `containers`, `values`, `syntax` or `unreadable`), and what belongs to that."""
+    try:
+        text = body.decode(json.detect_encoding(body))
+        bare = STRING.sub("", text)
+        containers = bare.count("[") + bare.count("{")
+        if containers > most_containers:
+            return "containers", containers
+        if (values := containers + bare.count(",")) > most_values:
+            return "values", values
+        return "value", json.loads(text)
+    except json.JSONDecodeError as error:
+        return "syntax", error.msg
+    except (ValueError, RecursionError):
+        return "unreadable", None
+
+
+def main() -> None:
+    """Read JSON from stdin, and write what `parsed` returns to stdout, by `marshal`."""
+    os.nice(NICENESS)
+    outcome = parsed(sys.stdin.buffer.read(), int(sys.argv[1]), int(sys.argv[2]))
+    sys.stdout.buffer.write(marshal.dumps(outcome))
+
+
+if __name__ == "__main__":
+    main()

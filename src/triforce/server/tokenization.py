@@ -1,0 +1,38 @@
+"""POST /tokenize and /detokenize: their answers are written apart, as they are as long as what was sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi.responses import JSONResponse, Response
+
+from triforce.server.errors import ApiError
+from triforce.server.limits import MOST_VALUES
+from triforce.server.request_parser import RequestParser
+from triforce.server.schemas import DetokenizeBody, TokenizeBody
+
+
+async def tokenize(parser: RequestParser, body: TokenizeBody, key: str) -> Response:
+    """Return the answer to a text or a conversation. Raises ApiError or RequestError."""
+    if (body.prompt is None) == (body.messages is None):
+        raise ApiError(400, "send prompt or messages, one of them")
+    if body.messages is not None:
+        ids = await parser.conversation(body.messages, key)
+    else:
+        ids = await parser.tokens(body.prompt or "", body.add_special_tokens is not False, key)
+    if len(ids) > MOST_VALUES:
+        raise ApiError(400, f"the text has {len(ids):,} tokens; at most {MOST_VALUES:,} are told, so send it in parts")
+
+    def written() -> Response:
+        answer: dict[str, Any] = {"count": len(ids), "max_model_len": parser.context, "tokens": ids}
+        if body.return_token_strs:
+            answer["token_strs"] = [parser.tokenizer.bytes_of(i).decode(errors="replace") for i in ids]
+        return JSONResponse(answer)
+
+    return await parser.apart(len(ids), key, written)
+
+
+async def detokenize(parser: RequestParser, body: DetokenizeBody, key: str) -> Response:
+    """Return the answer to token ids. Raises RequestError."""
+    ids = await parser.ids(body.tokens, key) if body.tokens else []
+    return await parser.apart(len(ids), key, lambda: JSONResponse({"prompt": parser.tokenizer.decode(ids)}))

@@ -1,0 +1,126 @@
+"""Requests whose work grows with what was sent: each would stop all others of a server that does it in their way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+COMPLETIONS, CHAT, TOKENIZE = "/v1/completions", "/v1/chat/completions", "/tokenize"
+MEBIBYTES = 15
+"""Of a body that a server takes by default, nearly all."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostileRequest:
+    """A kind of request: the body of the i-th, of about so many bytes where it is one that grows."""
+
+    path: str
+    body: Callable[[int, int], bytes]
+    statuses: Sequence[int]
+    """What it may be answered with."""
+    count: int = 1
+    """Requests at a time."""
+    patience: float = 120.0
+    """Seconds, after which it hangs up."""
+
+
+def schema(kind: dict[str, Any]) -> bytes:
+    form = {"type": "json_schema", "json_schema": {"schema": {"type": "object", "properties": {"a": kind}}}}
+    return json.dumps({"prompt": "the cat", "max_tokens": 2, "response_format": form}).encode()
+
+
+def repeated(before: str, piece: str, after: str, size: int) -> bytes:
+    """Return pieces with commas between, and something around them."""
+    count = max(1, size // (len(piece) + 1))
+    return (before + ",".join([piece] * count) + after).encode()
+
+
+def long_text(before: str, after: str, size: int) -> bytes:
+    return (before + 'the cat, [sat] {on} \\"the\\" mat. ' * (size // 36) + after).encode()
+
+
+HOSTILE = {
+    "slow schemas": HostileRequest(
+        COMPLETIONS, lambda i, _: schema({"type": "integer", "multipleOf": 99_999_989 - 2 * i}), [400, 429], 30, 600.0
+    ),
+    "slow schemas of clients that hang up": HostileRequest(
+        COMPLETIONS, lambda i, _: schema({"type": "integer", "multipleOf": 89_999_989 - 2 * i}), [400, 429], 12, 1.0
+    ),
+    "ordinary schemas": HostileRequest(
+        COMPLETIONS, lambda i, _: schema({"type": "string", "maxLength": 3 + i}), [200, 429], 110
+    ),
+    "many ids that stop": HostileRequest(
+        COMPLETIONS, lambda _, size: repeated('{"prompt": "a", "stop_token_ids": [', "77", "]}", size), [400]
+    ),
+    "many empty prompts": HostileRequest(
+        COMPLETIONS, lambda _, size: repeated('{"prompt": [', "[]", "]}", size), [400]
+    ),
+    "many parts": HostileRequest(
+        CHAT,
+        lambda _, size: repeated(
+            '{"messages": [{"role": "user", "content": [', '{"type": "text", "text": ""}', "]}]}", size
+        ),
+        [400],
+    ),
+    "many messages": HostileRequest(
+        CHAT, lambda _, size: repeated('{"messages": [', '{"role": "user", "content": ""}', "]}", size), [400]
+    ),
+    "many biases": HostileRequest(
+        COMPLETIONS,
+        lambda _, size: json.dumps({"prompt": "a", "logit_bias": {str(i): 1 for i in range(size // 14)}}).encode(),
+        [400],
+    ),
+    "many tools": HostileRequest(
+        CHAT,
+        lambda _, size: repeated(
+            '{"messages": [{"role": "user", "content": "a"}], "tools": [',
+            '{"type": "function", "function": {"name": "f"}}',
+            "]}",
+            size,
+        ),
+        [400],
+    ),
+    "escaped quotes without an end": HostileRequest(
+        COMPLETIONS, lambda _, size: b'{"prompt": "' + b'\\"' * (size // 2), [400]
+    ),
+    "a prompt beyond the context": HostileRequest(
+        COMPLETIONS, lambda _, size: long_text('{"prompt": "', '"}', size), [400], 2
+    ),
+    "a text beside the prompt": HostileRequest(
+        COMPLETIONS, lambda _, size: long_text('{"prompt": "a", "max_tokens": 2, "user": "', '"}', size), [200], 2
+    ),
+    "arguments that are no object": HostileRequest(
+        CHAT,
+        lambda _, size: (
+            b'{"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "'
+            + b"[[]," * (size // 4)
+            + b'"}}]}]}'
+        ),
+        [400],
+    ),
+    "a text as tokens": HostileRequest(
+        TOKENIZE, lambda _, size: long_text('{"return_token_strs": true, "prompt": "', '"}', min(size, 250_000)), [200]
+    ),
+    "an echo of many log-probabilities": HostileRequest(
+        COMPLETIONS,
+        lambda _, size: json.dumps(
+            {"prompt": ["the cat sat on the mat " * 700] * 4, "echo": True, "logprobs": 20, "max_tokens": 0}
+        ).encode(),
+        [400],
+    ),
+    "an answer of many alternatives": HostileRequest(
+        CHAT,
+        lambda _, size: json.dumps(
+            {
+                "messages": [{"role": "user", "content": "a"}],
+                "logprobs": True,
+                "top_logprobs": 20,
+                "n": 8,
+                "max_tokens": 150,
+            }
+        ).encode(),
+        [200],
+    ),
+}
