@@ -128,5 +128,5 @@ def test_template_of_known_model_is_rendered_here(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(template_process, "KNOWN", known)
     monkeypatch.setattr(template_process, "PROCESS", None)
     assert render_apart(template, MESSAGES) == chat_template.render(template, json.loads(MESSAGES)) == "1"
-    with pytest.raises(RequestError, match="^no$"):
+    with pytest.raises(RequestError, match=r"^no$"):
         render_apart(template, '{"messages": [], "name": 3}')

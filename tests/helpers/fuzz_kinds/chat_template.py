@@ -25,7 +25,8 @@ FILTERS = [
     "length", "string", "list", "trim", "tojson", "tojson(indent=N)", "center(N)", "indent(N)", "join(E)", "first",
     "replace('', E)", "wordwrap(N)", "urlize", "batch(N)", "slice(N)", "sort", "unique|list", "format(E)", "int", "abs",
     "map('string')|list", "select|list", "groupby('role')", "dictsort", "reverse", "xmlattr", "truncate(N)", "round(N)",
-    "attr('__class__')", "map(attribute='__class__')|list", "sum(start=E)", "random", "pprint", "filesizeformat", "batch(N, E)|list",
+    "attr('__class__')", "map(attribute='__class__')|list", "sum(start=E)", "random", "pprint", "filesizeformat",
+    "batch(N, E)|list",
 ]  # fmt: skip
 METHODS = ["upper()", "ljust(N)", "zfill(N)", "format(E)", "join(E)", "replace(E, E)", "expandtabs(N)", "split(E)",
            "items()", "append(E)", "__class__", "mro()", "encode()", "translate(E)"]  # fmt: skip

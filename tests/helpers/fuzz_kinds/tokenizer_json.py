@@ -1,4 +1,4 @@
-"""Cases of tokenizer.json: tokenizers of several kinds, spoiled anywhere, or as the library's authors did not expect."""
+"""Cases of tokenizer.json: tokenizers of several kinds, spoiled anywhere, or as its library does not expect."""
 
 from __future__ import annotations
 
