@@ -22,7 +22,7 @@ def run(options: Namespace) -> int:
 
 
 def serve(options: Namespace, ranks: TPGroup) -> int:
-    """Serve until SIGTERM or SIGINT; rank 0 listens. Raises RequestError before the model is loaded."""
+    """Serve until SIGTERM, SIGHUP or SIGINT; rank 0 listens. Raises RequestError before the model is loaded."""
     with replicas.extra():
         from triforce.server import http_server, logs, security
         from triforce.server.app import create_app
