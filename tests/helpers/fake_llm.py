@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from triforce.interface.outputs import CompletionOutput, Logprob, RequestOutput, TokenLogprobs
-from triforce.interface.sampling_params import SamplingParams
+from triforce.interface.sampling_params import SamplingParams, chat_defaults
 from triforce.interface.stats import TierStats
 
 
@@ -66,8 +66,11 @@ class FakeLLM:
     def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
         return self.tokenizer.chat(messages)
 
-    def sampling_params(self, **given: Any) -> SamplingParams:
-        return SamplingParams(**given)
+    sampling_defaults: Mapping[str, Any] = {}
+
+    def sampling_params(self, *, chat: bool = False, **given: Any) -> SamplingParams:
+        defaults = chat_defaults(self.sampling_defaults) if chat else self.sampling_defaults
+        return SamplingParams(**{**defaults, **given})
 
     def generate(self, prompt: str | list[int], params: SamplingParams, **settings: Any) -> list[RequestOutput]:
         text = prompt if isinstance(prompt, str) else "".join(map(chr, prompt))

@@ -13,9 +13,10 @@ from triforce.backends.kernel_api import PAGE, pages_for
 from triforce.backends.kv_rows import kv_name
 from triforce.bench.model_work import coded_attention, type_of_products
 from triforce.checkpoint.feature_draft_file import read_feature_draft
-from triforce.checkpoint.hf_config import GENERATION, model_config
+from triforce.checkpoint.hf_config import model_config
 from triforce.checkpoint.hub import FINETUNE, SHIPPED, draft_for
 from triforce.checkpoint.model_files import ModelFiles, open_model
+from triforce.cli import sampling_text
 from triforce.cli.bench.report import machine, measured
 from triforce.engine.precision import resolve_device, resolve_dtype, with_kv_dtype
 from triforce.engine.speculative_config import SpeculativeConfig
@@ -66,7 +67,7 @@ def run(options: Namespace) -> int:
         + (f"; {size(entries)} per token of its draft" if entries else ""),
         **{f"  {n:>9,} tokens": size(kept.of(n) * (row + copied) + n * entries) for n in lengths},
         **reads(config, weights / count, row / config.kv_size, balance_of(coded, config, dtype, device)),
-        "sampling": _sampling(files),
+        "sampling": sampling_text.defaults(files),
         "machine": machine(),
         "memory free": f"{size(free)} on {device}" if free else "unknown",
         "fits": _fits(kept, max(free - weights - copies, 0) // (row + copied + entries)) if free else "unknown",
@@ -154,12 +155,6 @@ def reads(config: ModelConfig, weight: float, number: float, balance: tuple[Bala
         "  taken for that": f"{per_byte.weights:.0f} operations with weights while a byte is read, {per_byte.kv:.0f} "
         f"of attention ({known}), {ACCEPTANCE:.0%} of draft tokens accepted",
     }
-
-
-def _sampling(files: ModelFiles) -> str:
-    """Return the sampling defaults of the model's makers."""
-    defaults = ", ".join(f"{name} {value:g}" for name, value in files.sampling_defaults().items())
-    return f"{defaults} by default ({GENERATION})" if defaults else "temperature 1 by default"
 
 
 def int8_weights(config: ModelConfig, packed_experts: int) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 from triforce.checkpoint.hub import model_name
 from triforce.cli import replicas
+from triforce.cli.sampling_text import of_chats
 from triforce.disk_cache.folder import CacheFolder
 from triforce.distributed.group import TPGroup
 from triforce.errors import RequestError
@@ -61,6 +62,8 @@ def serve(options: Namespace, ranks: TPGroup) -> int:
         app = create_app(llm, engine, name, limits=limits, watched=watched, **reach)
         url = http_server.url(sock)
         print(f"triforce serves {name} at {url}", flush=True)
+        if llm.tokenizer and llm.tokenizer.chats:
+            print(f"chats: {of_chats(llm.sampling_defaults)}", flush=True)
         logs.event("listening", url=url, model=name)
         try:
             http_server.serve(app, engine, sock, options.shutdown_timeout)

@@ -14,7 +14,7 @@ def _generate(parser: argparse.ArgumentParser) -> None:
     options.prompt(
         parser,
         "the text to continue; without one, and without --prompt-file, it is read from stdin. "
-        "A single argument with white space in it is the PROMPT, not a MODEL",
+        "A single argument is the MODEL if it has the shape of a path or of a name on the hub, else the PROMPT",
     )
     parser.add_argument("--chat", action="store_true", help="ask the prompt as in a chat, by the model's chat template")
     options.engine(parser)

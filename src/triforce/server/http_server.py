@@ -43,7 +43,7 @@ def url(sock: socket.socket) -> str:
 
 
 def serve(app: FastAPI, engine: EngineClient, sock: socket.socket, shutdown_timeout: float) -> None:
-    """Answer until SIGTERM, SIGHUP or SIGINT. Requests that run then have `shutdown_timeout` seconds to finish; none starts.
+    """Answer until SIGTERM, SIGHUP or SIGINT. Requests that run then have `shutdown_timeout` seconds; none starts.
 
     Raises what has ended the engine, if it was not that.
     """

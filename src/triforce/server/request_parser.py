@@ -10,7 +10,7 @@ from typing import Any
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.engine.inputs import Prompt, known, one_or_many
 from triforce.interface.grammar import Grammar
-from triforce.interface.sampling_params import SamplingParams
+from triforce.interface.sampling_params import SamplingParams, chat_defaults
 from triforce.sampling.logits import check_bias
 from triforce.server.engine_client import GenerationRequest, ServedModel
 from triforce.server.errors import wrong
@@ -142,7 +142,9 @@ class RequestParser:
             values["logit_bias"] = _biases(body.logit_bias)
         if grammar:
             await asyncio.to_thread(self.llm.follow, grammar)  # what is wrong with it is said now
-        return SamplingParams(**(self.llm.sampling_defaults | values), grammar=grammar)
+        named = self.llm.sampling_defaults
+        defaults = named if isinstance(body, CompletionBody) else chat_defaults(named)
+        return SamplingParams(**(defaults | values), grammar=grammar)
 
     def _check(self, body: CompletionFields, logprobs: int | None) -> None:
         limits = self.limits
