@@ -50,7 +50,7 @@ def llm(folder: Path) -> Iterator[LLM]:
 def test_closed_llm_calls_raise_one_line(call: str, llm: LLM) -> None:
     llm.close()
     llm.close()
-    with pytest.raises(RequestError, match="^this LLM is closed; make another LLM$"):
+    with pytest.raises(RequestError, match=r"^this LLM is closed; make another LLM$"):
         CALLS[call](llm)
 
 
@@ -78,7 +78,7 @@ def test_llm_closed_has_written_disk_cache(disk_pair: Path, cache: Path) -> None
 
 @pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_llm_copies_raise_type_error(way: Callable[[LLM], object], llm: LLM) -> None:
-    with pytest.raises(TypeError, match="make another LLM$"):
+    with pytest.raises(TypeError, match=r"make another LLM$"):
         way(llm)
 
 

@@ -12,7 +12,6 @@ from starlette.types import ASGIApp
 from tests.helpers.asgi_client import SAMPLED, ask, events, good, refused
 from triforce.checkpoint.hub import SHIPPED
 from triforce.interface.outputs import RequestOutput
-from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 from triforce.server.app import create_app
 from triforce.server.engine_thread import Worker
@@ -26,7 +25,7 @@ SETTINGS = {key: value for key, value in SAMPLED.items() if key != "max_tokens"}
 
 def wanted(llm: LLM, messages: list[dict[str, str]] = TOLD, **changes: Any) -> RequestOutput:
     assert llm.tokenizer
-    return llm.generate(llm.tokenizer.chat(messages), SamplingParams(**(SAMPLED | changes)))[0]
+    return llm.generate(llm.tokenizer.chat(messages), llm.sampling_params(chat=True, **(SAMPLED | changes)))[0]
 
 
 def test_chat_answer_equals_generate_after_template(app: ASGIApp, llm: LLM) -> None:

@@ -12,7 +12,6 @@ from starlette.types import ASGIApp
 
 from tests.helpers.asgi_client import ask, events, good, refused
 from triforce.interface.grammar import Grammar
-from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 from triforce.server.request_base import UNSUPPORTED
 
@@ -28,8 +27,9 @@ FORMAT = {"type": "json_schema", "json_schema": {"name": "cat", "schema": SCHEMA
 TALK = [{"role": "user", "content": "the cat?"}]
 
 
-def wanted(llm: LLM, grammar: Grammar, prompt: Any) -> str:
-    params = SamplingParams(temperature=0.8, seed=5, top_k=12, max_tokens=200, grammar=grammar)
+def wanted(llm: LLM, grammar: Grammar, prompt: Any, chat: bool = False) -> str:
+    given: dict[str, Any] = {"temperature": 0.8, "seed": 5, "top_k": 12, "max_tokens": 200}
+    params = llm.sampling_params(chat=chat, **given, grammar=grammar)
     return llm.generate(prompt, params, mode="ar")[0].outputs[0].text
 
 
@@ -43,7 +43,7 @@ def test_chat_keeps_to_json_schema(app: ASGIApp, llm: LLM) -> None:
     (choice,) = good(ask(app, CHAT, body))["choices"]
     jsonschema.validate(json.loads(choice["message"]["content"]), SCHEMA)
     assert choice["finish_reason"] == "stop"
-    assert choice["message"]["content"] == wanted(llm, Grammar.json(SCHEMA), chatted(llm))
+    assert choice["message"]["content"] == wanted(llm, Grammar.json(SCHEMA), chatted(llm), chat=True)
     streamed = events(ask(app, CHAT, body | {"stream": True}))
     deltas = [c["delta"].get("content", "") for chunk in streamed for c in chunk["choices"]]
     assert "".join(deltas) == choice["message"]["content"]
@@ -54,7 +54,7 @@ def test_responses_keep_to_json_schema(app: ASGIApp, llm: LLM) -> None:
     body = {"input": "the cat?", **SAMPLED, "max_output_tokens": 200, "text": {"format": form}}
     answer = good(ask(app, RESPONSES, body))
     assert answer["status"] == "completed" and answer["text"] == {"format": form}
-    assert answer["output"][0]["content"][0]["text"] == wanted(llm, Grammar.json(SCHEMA), chatted(llm))
+    assert answer["output"][0]["content"][0]["text"] == wanted(llm, Grammar.json(SCHEMA), chatted(llm), chat=True)
 
 
 @pytest.mark.parametrize("mode", ["ar", "triforce", "ngram"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from triforce.interface.sampling_params import BY_THE_MODEL, USUAL_IN_CHATS, SamplingParams, chat_defaults
+from triforce.interface.sampling_params import USUAL_IN_CHATS, SamplingParams, chat_defaults
 
 if TYPE_CHECKING:
     from triforce.checkpoint.model_files import ModelFiles
@@ -28,7 +28,7 @@ def of_chats(named: Mapping[str, Any], given: Mapping[str, Any] | None = None) -
     params = SamplingParams(**(chat_defaults(named) | dict(given or {})))
     if not params.temperature:
         return "sampling: greedy"
-    values = {name: getattr(params, name) for name in BY_THE_MODEL}
+    values = {name: getattr(params, name) for name in (*USUAL_IN_CHATS, "repetition_penalty")}
     told = {name: x for name, x in values.items() if name == "temperature" or x != getattr(NEUTRAL, name)}
     own = named.keys() & USUAL_IN_CHATS.keys()
     source = "those of the model's files" if own else "the usual ones, as the model's files name none"

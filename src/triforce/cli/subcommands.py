@@ -96,7 +96,7 @@ def _limits(group: argparse._ArgumentGroup) -> None:
     text = "inter-token latency in milliseconds, up to which a text waits while prompts of others are read"
     add("--max-itl", text, 200, float, "MS")
     add("--timeout", "seconds that a request may take, waiting included", 600, float, "S")
-    add("--shutdown-timeout", "seconds that requests may still run after SIGTERM", 30, float, "S")
+    add("--shutdown-timeout", "seconds that requests may still run after SIGTERM or SIGHUP", 30, float, "S")
 
 
 def _batch(parser: argparse.ArgumentParser) -> None:
