@@ -94,8 +94,7 @@ def test_llm_sampling_defaults_come_from_checkpoint(folder: Path, tmp_path: Path
     for file in (folder / "target").iterdir():
         (tmp_path / file.name).symlink_to(file)
     assert LLM(tmp_path, None).sampling_params() == SamplingParams()
-    usual = SamplingParams(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05, n=2)
-    assert LLM(tmp_path, None).sampling_params(chat=True, n=2) == usual
+    assert LLM(tmp_path, None).sampling_params(chat=True, n=2) == SamplingParams(0.8, 40, 0.95, 0.05, n=2)
     said = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.1, "do_sample": True, "min_p": None}
     settings = tmp_path / "generation_config.json"
     settings.unlink(missing_ok=True)

@@ -37,6 +37,11 @@ def test_chat_answer_equals_generate_after_template(app: ASGIApp, llm: LLM) -> N
     assert answer["usage"]["prompt_tokens"] == output.prompt_tokens
 
 
+def test_llm_chat_without_params_has_usual_sampling(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llm, "generate", lambda prompts, params, **how: params)
+    assert llm.chat(TOLD) == [llm.sampling_params(chat=True)] and llm.sampling_params(chat=True).top_k == 40
+
+
 def test_chat_content_parts_join_to_one_text(app: ASGIApp, llm: LLM) -> None:
     parts = [{"type": "text", "text": "the "}, {"type": "text", "text": "cat?"}]
     answer = good(ask(app, CHAT, {"messages": [TALK[0], {"role": "user", "content": parts}], **SAMPLED}))

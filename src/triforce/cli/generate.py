@@ -36,7 +36,7 @@ def generate(options: Namespace, ranks: TPGroup) -> int:
     llm = load(options, ranks if ranks.count > 1 else None)
     params = llm.sampling_params(chat=options.chat, **given)
     if options.chat and not (ranks.rank or options.quiet) and sys.stderr.isatty():
-        print(of_chats(llm.sampling_defaults, given), file=sys.stderr)
+        print(f"sampling: {of_chats(llm.sampling_defaults, given)}", file=sys.stderr)
     ids = llm.encode_chat([{"role": "user", "content": prompt}]) if options.chat else llm.encode(prompt)
     if ranks.rank:
         llm.generate(ids, params)

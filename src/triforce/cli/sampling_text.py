@@ -27,12 +27,12 @@ def of_chats(named: Mapping[str, Any], given: Mapping[str, Any] | None = None) -
     """Return how chats are sampled, given what a model's files name and what options do."""
     params = SamplingParams(**(chat_defaults(named) | dict(given or {})))
     if not params.temperature:
-        return "sampling: greedy"
+        return "greedy"
     values = {name: getattr(params, name) for name in (*USUAL_IN_CHATS, "repetition_penalty")}
     told = {name: x for name, x in values.items() if name == "temperature" or x != getattr(NEUTRAL, name)}
     own = named.keys() & USUAL_IN_CHATS.keys()
     source = "those of the model's files" if own else "the usual ones, as the model's files name none"
-    return f"sampling: {_listed(told)}; defaults are {source}"
+    return f"{_listed(told)}; defaults are {source}"
 
 
 def _listed(values: Mapping[str, Any]) -> str:

@@ -63,7 +63,7 @@ def serve(options: Namespace, ranks: TPGroup) -> int:
         url = http_server.url(sock)
         print(f"triforce serves {name} at {url}", flush=True)
         if llm.tokenizer and llm.tokenizer.chats:
-            print(f"chats: {of_chats(llm.sampling_defaults)}", flush=True)
+            print(f"sampling of chats: {of_chats(llm.sampling_defaults)}", flush=True)
         logs.event("listening", url=url, model=name)
         try:
             http_server.serve(app, engine, sock, options.shutdown_timeout)

@@ -90,6 +90,6 @@ def _banner(dialogue: Dialogue, sampling: str) -> str:
     document = f", a document of {length:,} characters" if length else ""
     return (
         f"triforce chat with {dialogue.model}: a context of {dialogue.context:,} tokens{document}\n"
-        f"{sampling}\n"
+        f"sampling: {sampling}\n"
         "/help lists the commands; Alt-Enter begins a new line; Ctrl-D or /exit leaves"
     )
