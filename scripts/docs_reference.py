@@ -80,7 +80,8 @@ def _class(kind: type, *, parameters: bool = False) -> str:
         parts.insert(
             1, "```text\n" + fill(f"{kind.__name__}({', '.join(given)})", 100, subsequent_indent="    ") + "\n```"
         )
-    for name, member in vars(kind).items():
+    members = {name: member for base in kind.__mro__[:-1] for name, member in vars(base).items()}
+    for name, member in members.items():
         if not name.startswith("_") and (callable(member) or isinstance(member, classmethod | staticmethod | property)):
             parts += _member(kind, name)
     return "\n\n".join(parts)

@@ -1,7 +1,50 @@
-"""`python -m triforce`: the same as the command `triforce`."""
+# PYTHON_ARGCOMPLETE_OK
+"""The command `triforce`, and `python -m triforce`. Ctrl-C is taken care of before anything else is imported."""
 
+import os
+import signal
 import sys
+from contextlib import suppress
+from types import FrameType
+from typing import NoReturn
 
-from triforce.cli import main
 
-sys.exit(main())
+def main() -> int:
+    """Run the command of this process; return its exit code. On Ctrl-C that is 130, from the first import on."""
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        from triforce.cli import main as run
+
+        return run()
+    except KeyboardInterrupt:  # before the command has begun, or after it
+        _leave(signal.SIGINT, None)
+    finally:
+        signal.signal(signal.SIGINT, _leave)
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt, or end at once: a second time, and inside an import, where it may be lost or renamed."""
+    if _imports(frame):
+        _leave(number, frame)
+    signal.signal(signal.SIGINT, _leave)
+    raise KeyboardInterrupt
+
+
+def _imports(frame: FrameType | None) -> bool:
+    """Whether a frame runs for an import: Python's own importer is among its callers."""
+    while frame:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    """End the process with the code that shells have for a signal."""
+    with suppress(OSError):
+        os.write(2, b"\n")
+    os._exit(128 + number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

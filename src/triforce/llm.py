@@ -11,7 +11,8 @@ from triforce.backends.kernel_api import pages_for
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.engine.engine import Engine, Request
 from triforce.engine.inputs import Message, Prompt, conversations, known, one_or_many, params_of_each, token_ids
-from triforce.engine.model_loader import load_pair, trim_heap
+from triforce.engine.llm_lifetime import LLMLifetime
+from triforce.engine.model_loader import load_pair
 from triforce.engine.modes import COUPLINGS, DRAFTED, MODES
 from triforce.engine.output_stream import OutputChunk, OutputStream
 from triforce.engine.request_runner import MOST_ROWS, RequestRunner, compare, open_disk_cache
@@ -21,7 +22,7 @@ from triforce.engine.sequence_group import OnPrefill
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.errors import RequestError
 from triforce.interface.outputs import RequestOutput
-from triforce.interface.sampling_params import SamplingParams
+from triforce.interface.sampling_params import SamplingParams, chat_defaults
 from triforce.kvcache import PAGE, FullView, OffloadConfig, RetrievalConfig
 from triforce.structured_output.compiler import CompiledGrammar, GrammarCompiler
 
@@ -29,7 +30,7 @@ TURN = 256
 """Steps after which a text, of some hundred tokens or a thousand by then, makes room for those that wait."""
 
 
-class LLM:
+class LLM(LLMLifetime):
     """A target model, perhaps a draft, and how to speculate.
 
     - model: a Hugging Face folder or hub name; None is the shipped pair.
@@ -88,6 +89,7 @@ class LLM:
         disk_cache_network: bool = False,
         ranks: TPGroup = ALONE,
     ) -> None:
+        super().__init__()
         retrieval = RetrievalConfig.parse(retrieval_budget, retrieval_chunk, retrieval_refresh, searched_layers)
         offload = OffloadConfig.parse(kv_offload, kv_memory, kv_resident_layers)
         self.speculation = SpeculativeConfig(
@@ -109,10 +111,6 @@ class LLM:
         self.runner = RequestRunner(pair, self.speculation, self.coupling, pair.cost_model(profile), disk)
         ranks.barrier()
         compare(ranks, "models, settings or kernels", (*pair.facts, self.speculation, self.coupling, self.mode))
-
-    def __del__(self) -> None:
-        self.__dict__.clear()
-        trim_heap()
 
     def generate(
         self,
@@ -149,11 +147,12 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation or several, each a list of `{"role": ..., "content": ...}`.
 
-        The model's chat template lays them out; the rest is as in `generate`. Returns an output for each conversation.
-        Raises TriforceError, or TypeError.
+        The model's chat template lays them out, and params None is `sampling_params(chat=True)`; the rest is as in
+        `generate`. Returns an output for each conversation. Raises TriforceError, or TypeError.
         """
         prompts = [self.encode_chat(each) for each in conversations(messages)]
-        return self.generate(prompts, params, mode=mode, on_prefill=on_prefill)
+        wanted = [each or self.sampling_params(chat=True) for each in params_of_each(params, len(prompts))]
+        return self.generate(prompts, wanted, mode=mode, on_prefill=on_prefill)
 
     def stream(
         self,
@@ -176,12 +175,13 @@ class LLM:
         for _, event in self.runner.run([request], on_prefill, save_cache, load_cache, memory):
             yield event
 
-    def sampling_params(self, **given: Any) -> SamplingParams:
-        """Return `SamplingParams` with these values, and of the others those of generation_config.json.
+    def sampling_params(self, *, chat: bool = False, **given: Any) -> SamplingParams:
+        """Return `SamplingParams` with these values, and of the others those that the model's files name.
 
-        Raises RequestError.
+        chat: where these name none, they are temperature 0.8, top_k 40, top_p 0.95, min_p 0.05. Raises RequestError.
         """
-        return SamplingParams(**(self.sampling_defaults | given))
+        defaults = chat_defaults(self.sampling_defaults) if chat else self.sampling_defaults
+        return SamplingParams(**(defaults | given))
 
     @property
     def modes(self) -> list[str]:

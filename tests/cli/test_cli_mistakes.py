@@ -26,6 +26,7 @@ MISTAKES = {
     "an empty prompt after a model": (["model", ""], "empty"),
     "an argument that is not UTF-8": (["a \udcff"], "UTF-8"),
     "a temperature below zero": (["a prompt", "--temperature", "-1"], "temperature"),
+    "a known model without a prompt": (["smollm2"], "'smollm2' was taken for the MODEL; as the prompt: -p smollm2"),
     "an empty name of a file": (["--prompt-file", ""], "empty name"),
 }
 OF_COMMANDS = {
@@ -56,6 +57,8 @@ OF_COMMANDS = {
     "figures without a name": (["doctor", "--out", ""], "an empty name"),
     "minutes without end": (["bench", "speed", "--minutes", "1e308"], "(a year) at most"),
     "minutes that are no number": (["bench", "speed", "--minutes", "nan"], "(a year) at most"),
+    "a model's name of 300 letters": (["info", "a" * 300], "is too long for a name"),
+    "a draft's name of 300 letters": (["generate", "--draft", "a" * 300, "-p", "x"], "is too long for a name"),
     "texts of one name": (["eval", "--texts", "a/x.txt", "b/x.txt"], "one name"),
 }
 
@@ -79,7 +82,8 @@ def test_mistakes_of_commands_exit_2_with_one_message(
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 @pytest.mark.usefixtures("llm")
-def test_cli_mistakes_exit_2_with_one_message(mistake: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cli_mistakes_exit_2_with_one_message(mistake: str, stdin: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    stdin(b"")
     arguments, message = MISTAKES[mistake]
     assert exit_code(["generate", *arguments]) == 2
     out, err = capsys.readouterr()

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.helpers.fake_llm import Characters, FakeLLM, Piece, answer
+from tests.helpers.tty import Tty
 from triforce.cli import main
 from triforce.cli.answer_output import Painter, report
 from triforce.cli.progress import Prefill
 from triforce.interface.outputs import RequestOutput
+from triforce.interface.sampling_params import SamplingParams
 
 JSON_KEYS = [
     "text",
@@ -57,6 +61,52 @@ def test_generate_chat_model_applies_template_on_request(
     assert main(["generate", "Who is it?"]) == 0 and "has a chat template: with --chat" in capsys.readouterr().err
     assert main(["generate", "Who is it?", "--chat"]) == 0 and "--chat" not in capsys.readouterr().err
     assert llm.called["prompt"] == "user: Who is it?"
+
+
+def test_generate_word_is_prompt_where_nothing_is_piped(
+    llm: type[FakeLLM], stdin: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a word that may be either; with a text on stdin it is the model."""
+    stdin(b"")
+    assert main(["generate", "word"]) == 0 and "'word' is taken for the PROMPT" in capsys.readouterr().err
+    assert (llm.made["model"], llm.called["prompt"]) == (None, "word")
+    stdin(b"a text")
+    assert main(["generate", "word"]) == 0 and "taken" not in capsys.readouterr().err
+    assert (llm.made["model"], llm.called["prompt"]) == ("word", "a text")
+
+
+USUAL = SamplingParams(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
+NONE = "defaults are the usual ones, as the model's files name none"
+CHATS: list[tuple[dict[str, float], str, SamplingParams, str]] = [
+    ({}, "--chat", USUAL, f"sampling: temperature 0.8, top_k 40, top_p 0.95, min_p 0.05; {NONE}"),
+    ({}, "--chat --top-k 5", replace(USUAL, top_k=5), f"top_k 5, top_p 0.95, min_p 0.05; {NONE}"),
+    ({}, "--chat --temperature 0", replace(USUAL, temperature=0.0), "sampling: greedy\n"),
+    (
+        {"top_p": 0.9},
+        "--chat",
+        SamplingParams(top_p=0.9),
+        "temperature 1, top_p 0.9; defaults are those of the model's",
+    ),
+    ({}, "--chat --quiet", USUAL, ""),
+    ({}, "", SamplingParams(), ""),
+]
+
+
+@pytest.mark.parametrize(("named", "given", "wanted", "said"), CHATS)
+def test_generate_chat_has_usual_sampling_where_files_name_none(
+    named: dict[str, float],
+    given: str,
+    wanted: SamplingParams,
+    said: str,
+    llm: type[FakeLLM],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is told on a terminal."""
+    monkeypatch.setattr(sys, "stderr", tty := Tty())
+    monkeypatch.setattr(llm, "sampling_defaults", named)
+    assert main(["generate", "-p", "Who is it?", *given.split()]) == 0
+    assert llm.called["params"] == wanted
+    assert said in tty.getvalue() and ("sampling: " in tty.getvalue()) == bool(said)
 
 
 def test_generate_arguments_reach_engine(llm: type[FakeLLM]) -> None:

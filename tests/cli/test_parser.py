@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -48,6 +49,76 @@ def test_parser_mistakes_are_one_helpful_line(line: str, told: str, capsys: pyte
 
 
 @pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("generate -hf user/repo x", "triforce chat user/repo"),
+        ("-hf user/repo", "triforce chat user/repo"),
+        ("chat smollm2 -t 4", "temperature is --temperature X, of generate, explain and chat, and threads are as many"),
+        ("serve -t4", "taskset -c 0-3"),
+        ("generate --threads 4 x", "taskset -c 0-3"),
+        ("chat smollm2 --temp=0.7", "--temperature X"),
+        ("serve -c 4096", "--context N"),
+        ("generate x --ctx-size=4096", "--context N"),
+        ("serve --max-model-len 4096", "--context N"),
+        ("run smollm2", "triforce chat MODEL"),
+        ("pull smollm2", "triforce chat MODEL"),
+        ("list", "triforce models list"),
+        ("ps", "/health"),
+    ],
+)
+def test_parser_habits_of_other_programs_name_the_right_thing(
+    line: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(line.split())
+    err = capsys.readouterr().err
+    assert end.value.code == 2 and told in err and err.count("\n") == 1 and "did you mean" not in err
+
+
+def test_parser_habits_leave_values_and_own_options_alone() -> None:
+    options = parse(["generate", "-m", "M", "--stop=-c", "--context", "9", "--", "-t"])
+    assert (options.stop, options.context, options.prompt) == (["-c"], 9, "-t")
+    assert parse(["bench", "compare", "--threads", "2"]).threads == 2
+
+
+@pytest.mark.parametrize(
+    ("argument", "model"),
+    [
+        ("a " * 300, False),
+        ("a" * 300, False),
+        ("\u4f60\u597d" * 100, False),
+        ("Hello,", False),
+        ("org/model", True),
+        ("org/model:Q4_K_M", True),
+        ("smollm2", True),
+        ("./model", True),
+        ("~/model", True),
+        ("a.gguf", True),
+        ("here", True),
+        ("two words", True),
+        ("other", None),
+    ],
+)
+def test_parser_single_argument_is_model_by_its_shape(
+    argument: str,
+    model: bool | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A word that is both is the prompt of somebody at a terminal, who is told so; piped text makes it the model."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    (tmp_path / "two words").mkdir()
+    for terminal in (True, False):
+        monkeypatch.setattr(sys, "stdin", Tty() if terminal else io.StringIO())
+        options, taken = parse(["generate", argument]), not terminal if model is None else model
+        assert (options.model, options.prompt) == ((argument, None) if taken else (None, argument))
+        said = "'other' is taken for the PROMPT; for a model of that name: -m other\n"
+        assert capsys.readouterr().err == (said if model is None and terminal else "")
+
+
+@pytest.mark.parametrize(
     ("line", "model", "prompt"),
     [
         ("generate -m M -p P", "M", "P"),
@@ -65,7 +136,7 @@ def test_parser_accepts_model_and_prompt_by_name(line: str, model: str | None, p
 
 
 def test_parser_short_options_are_accepted() -> None:
-    options = parse(["chat", "-m", "M", "-n", "5", "-t", "0.5", "-q"])
+    options = parse(["chat", "-m", "M", "-n", "5", "--temperature", "0.5", "-q"])
     assert (options.model, options.max_tokens, options.temperature, options.quiet) == ("M", 5, 0.5, True)
 
 

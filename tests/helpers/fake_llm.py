@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from triforce.interface.break_even_point import BreakEvenPoint
 from triforce.interface.outputs import CompletionOutput, Logprob, RequestOutput, TokenLogprobs
-from triforce.interface.sampling_params import SamplingParams
+from triforce.interface.sampling_params import SamplingParams, chat_defaults
 from triforce.interface.stats import TierStats
 
 
@@ -67,11 +67,14 @@ class FakeLLM:
     def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
         return self.tokenizer.chat(messages)
 
+    sampling_defaults: Mapping[str, Any] = {}
+
+    def sampling_params(self, *, chat: bool = False, **given: Any) -> SamplingParams:
+        defaults = chat_defaults(self.sampling_defaults) if chat else self.sampling_defaults
+        return SamplingParams(**{**defaults, **given})
+
     def break_even(self) -> BreakEvenPoint:
         return BreakEvenPoint(4096, "pays from 4,096 tokens on", "as this one says")
-
-    def sampling_params(self, **given: Any) -> SamplingParams:
-        return SamplingParams(**given)
 
     def generate(self, prompt: str | list[int], params: SamplingParams, **settings: Any) -> list[RequestOutput]:
         text = prompt if isinstance(prompt, str) else "".join(map(chr, prompt))

@@ -94,13 +94,15 @@ def test_llm_sampling_defaults_come_from_checkpoint(folder: Path, tmp_path: Path
     for file in (folder / "target").iterdir():
         (tmp_path / file.name).symlink_to(file)
     assert LLM(tmp_path, None).sampling_params() == SamplingParams()
+    assert LLM(tmp_path, None).sampling_params(chat=True, n=2) == SamplingParams(0.8, 40, 0.95, 0.05, n=2)
     said = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.1, "do_sample": True, "min_p": None}
     settings = tmp_path / "generation_config.json"
     settings.unlink(missing_ok=True)
     settings.write_text(json.dumps(said))
     llm = LLM(tmp_path, None)
     wanted = SamplingParams(temperature=0.6, top_p=0.9, top_k=20, repetition_penalty=1.1)
-    assert llm.sampling_params() == wanted and llm.sampling_params(top_k=0) == replace(wanted, top_k=0)
+    assert llm.sampling_params() == llm.sampling_params(chat=True) == wanted
+    assert llm.sampling_params(top_k=0) == replace(wanted, top_k=0)
     seeded = replace(wanted, seed=3, max_tokens=20)
     assert tokens(llm, PROMPT, llm.sampling_params(seed=3, max_tokens=20)) == tokens(llm, PROMPT, seeded)
     settings.write_text(json.dumps({"temperature": -1}))
@@ -243,6 +245,6 @@ def test_llm_freed_weights_return_memory(folder: Path, monkeypatch: pytest.Monke
     made = LLM(folder / "target", folder / "draft")
     tokens(made, PROMPT, params())
     weights, left = weakref.ref(made.target.decoder), list[object]()
-    monkeypatch.setattr("triforce.llm.trim_heap", lambda: left.append(weights()))
+    monkeypatch.setattr("triforce.engine.llm_lifetime.trim_heap", lambda: left.append(weights()))
     del made
     assert left == [None]

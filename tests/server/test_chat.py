@@ -12,7 +12,6 @@ from starlette.types import ASGIApp
 from tests.helpers.asgi_client import SAMPLED, ask, events, good, refused
 from triforce.checkpoint.hub import SHIPPED
 from triforce.interface.outputs import RequestOutput
-from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 from triforce.server.app import create_app
 from triforce.server.engine_thread import Worker
@@ -26,7 +25,7 @@ SETTINGS = {key: value for key, value in SAMPLED.items() if key != "max_tokens"}
 
 def wanted(llm: LLM, messages: list[dict[str, str]] = TOLD, **changes: Any) -> RequestOutput:
     assert llm.tokenizer
-    return llm.generate(llm.tokenizer.chat(messages), SamplingParams(**(SAMPLED | changes)))[0]
+    return llm.generate(llm.tokenizer.chat(messages), llm.sampling_params(chat=True, **(SAMPLED | changes)))[0]
 
 
 def test_chat_answer_equals_generate_after_template(app: ASGIApp, llm: LLM) -> None:
@@ -36,6 +35,11 @@ def test_chat_answer_equals_generate_after_template(app: ASGIApp, llm: LLM) -> N
     assert choice["message"] == {"role": "assistant", "content": output.outputs[0].text, "refusal": None}
     assert choice["finish_reason"] == "length" and answer["object"] == "chat.completion"
     assert answer["usage"]["prompt_tokens"] == output.prompt_tokens
+
+
+def test_llm_chat_without_params_has_usual_sampling(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llm, "generate", lambda prompts, params, **how: params)
+    assert llm.chat(TOLD) == [llm.sampling_params(chat=True)] and llm.sampling_params(chat=True).top_k == 40
 
 
 def test_chat_content_parts_join_to_one_text(app: ASGIApp, llm: LLM) -> None:

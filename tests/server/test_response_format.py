@@ -15,7 +15,6 @@ from starlette.types import ASGIApp
 
 from tests.helpers.asgi_client import ask, events, good, hang_up, refused
 from triforce.interface.grammar import Grammar
-from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 from triforce.server.request_base import UNSUPPORTED
 from triforce.structured_output import compiler, guidance
@@ -32,8 +31,9 @@ FORMAT = {"type": "json_schema", "json_schema": {"name": "cat", "schema": SCHEMA
 TALK = [{"role": "user", "content": "the cat?"}]
 
 
-def wanted(llm: LLM, grammar: Grammar, prompt: Any) -> str:
-    params = SamplingParams(temperature=0.8, seed=5, top_k=12, max_tokens=200, grammar=grammar)
+def wanted(llm: LLM, grammar: Grammar, prompt: Any, chat: bool = False) -> str:
+    given: dict[str, Any] = {"temperature": 0.8, "seed": 5, "top_k": 12, "max_tokens": 200}
+    params = llm.sampling_params(chat=chat, **given, grammar=grammar)
     return llm.generate(prompt, params, mode="ar")[0].outputs[0].text
 
 
@@ -47,7 +47,7 @@ def test_chat_keeps_to_json_schema(app: ASGIApp, llm: LLM) -> None:
     (choice,) = good(ask(app, CHAT, body))["choices"]
     jsonschema.validate(json.loads(choice["message"]["content"]), SCHEMA)
     assert choice["finish_reason"] == "stop"
-    assert choice["message"]["content"] == wanted(llm, Grammar.json(SCHEMA), chatted(llm))
+    assert choice["message"]["content"] == wanted(llm, Grammar.json(SCHEMA), chatted(llm), chat=True)
     streamed = events(ask(app, CHAT, body | {"stream": True}))
     deltas = [c["delta"].get("content", "") for chunk in streamed for c in chunk["choices"]]
     assert "".join(deltas) == choice["message"]["content"]
@@ -58,7 +58,7 @@ def test_responses_keep_to_json_schema(app: ASGIApp, llm: LLM) -> None:
     body = {"input": "the cat?", **SAMPLED, "max_output_tokens": 200, "text": {"format": form}}
     answer = good(ask(app, RESPONSES, body))
     assert answer["status"] == "completed" and answer["text"] == {"format": form}
-    assert answer["output"][0]["content"][0]["text"] == wanted(llm, Grammar.json(SCHEMA), chatted(llm))
+    assert answer["output"][0]["content"][0]["text"] == wanted(llm, Grammar.json(SCHEMA), chatted(llm), chat=True)
 
 
 @pytest.mark.parametrize("mode", ["ar", "triforce", "ngram"])
@@ -95,7 +95,7 @@ def test_grammar_is_compiled_once_and_travels_with_request(app: ASGIApp, llm: LL
     """The engine's thread compiles nothing, even where a grammar is no longer kept when its turn comes."""
     threads = []
     monkeypatch.setattr(compiler, "REMEMBERED", 0)
-    monkeypatch.setattr(sandbox, "compiled", lambda *asked: threads.append(current_thread().name) or plain(*asked))
+    monkeypatch.setattr(guidance, "compiled", lambda *asked: threads.append(current_thread().name) or plain(*asked))
     body = {"prompt": "x", "max_tokens": 4, "n": 3, "response_format": {"type": "regex", "regex": "(the |cat ){9}b"}}
     good(ask(app, COMPLETIONS, body))
     assert len(threads) == 1 and "triforce-worker" not in threads[0]

@@ -172,16 +172,21 @@ def test_shipped_examples_run(url: str, example: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("grace", "tokens", "ends"), [("200", 100, '"finish_reason": "length"'), ("0.2", 2000, '"code": "stopping"')]
+    ("told", "grace", "tokens", "ends"),
+    [
+        (signal.SIGTERM, "200", 100, '"finish_reason": "length"'),
+        (signal.SIGHUP, "200", 100, '"finish_reason": "length"'),
+        (signal.SIGTERM, "0.2", 2000, '"code": "stopping"'),
+    ],
 )
-def test_sigterm_drains_or_reports(pair: Path, grace: str, tokens: int, ends: str) -> None:
+def test_signal_drains_or_reports(pair: Path, told: signal.Signals, grace: str, tokens: int, ends: str) -> None:
     body = {"prompt": PROMPT, "max_tokens": tokens, "ignore_eos": True, "stream": True, "seed": 5}
     headers = {"authorization": f"Bearer {KEY}"}
     with served(pair, "--shutdown-timeout", grace) as (process, url):
         with httpx.stream("POST", f"{url}/v1/completions", json=body, headers=headers, timeout=60) as response:
             lines = response.iter_lines()
             first = next(lines)
-            process.send_signal(signal.SIGTERM)
+            process.send_signal(told)
             rest = list(lines)
         assert any(ends in line for line in rest[-6:]), rest[-6:]
         assert process.wait(timeout=60) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -230,9 +231,14 @@ def with_windows(config: Fields, family: Family) -> Architecture:
 def sampling_defaults(folder: Path) -> dict[str, Any]:
     """Return the fields of `SamplingParams` that the file of a model's folder sets, as vLLM does. Raises ModelError."""
     values = read_json(folder / GENERATION) if (folder / GENERATION).exists() else {}
-    found = {name: values[name] for name in BY_THE_MODEL if values.get(name) is not None}
+    return checked_sampling({name: values.get(name) for name in BY_THE_MODEL}, folder / GENERATION)
+
+
+def checked_sampling(values: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """Return those of the fields of `SamplingParams` that a file sets. Raises ModelError naming the wrong one."""
+    given = {name: value for name, value in values.items() if value is not None}
     try:
-        SamplingParams(**found)
+        SamplingParams(**given)
     except RequestError as error:
-        raise ModelError(f"{folder / GENERATION}: {error}; mend it, or leave the field out") from error
-    return found
+        raise ModelError(f"{file}: {error}; mend it, or leave the field out") from error
+    return given

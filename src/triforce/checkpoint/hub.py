@@ -6,6 +6,7 @@ import glob
 import json
 import os
 import re
+from errno import ENAMETOOLONG
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,15 @@ def model_path(name_or_path: str | Path, *, weights: bool = True) -> Path:
     config is nowhere else. Raises ModelError.
     """
     path = user_path(name_or_path)
+    try:
+        path.stat()
+    except OSError as error:
+        if error.errno == ENAMETOOLONG:
+            raise ModelError(f"{str(path)[:60]!r} ... is too long for a name; give a model's folder, a GGUF file or a "
+                             "Hugging Face name such as org/model") from error  # fmt: skip
+    except ValueError:
+        raise ModelError(f"{str(path)!r} is no name of a file; give a model's folder, a GGUF file or a Hugging Face "
+                         "name such as org/model") from None  # fmt: skip
     if path.is_dir():
         return path if (path / "config.json").exists() else _in_folder(path, "")
     if path.is_file():
@@ -98,7 +108,7 @@ def model_name(model: str | Path | None) -> str:
     """A model is called what its hub or its folder calls it; where the folder lies is nobody's business."""
     if model is None:
         return "triforce"
-    return Path(model).resolve().name if Path(model).exists() else str(model)
+    return Path(model).resolve().name if os.path.exists(model) else str(model)
 
 
 def draft_for(target: str | Path, file: Path) -> str | Path | None:

@@ -15,7 +15,14 @@ from triforce.checkpoint.gguf_file import GGUFFile, GGUFTensor
 from triforce.checkpoint.gguf_names import BLOCK
 from triforce.checkpoint.gguf_tokenizer import read_gguf_tokenizer
 from triforce.checkpoint.gguf_weights import GGUFWeights
-from triforce.checkpoint.hf_config import HFConfig, model_config, read_config, sampling_defaults
+from triforce.checkpoint.hf_config import (
+    GENERATION,
+    HFConfig,
+    checked_sampling,
+    model_config,
+    read_config,
+    sampling_defaults,
+)
 from triforce.checkpoint.hub import model_path
 from triforce.checkpoint.model_families import FAMILIES
 from triforce.checkpoint.stacked_experts import unstacked
@@ -28,6 +35,15 @@ from triforce.checkpoint.weights import require_tensors
 from triforce.model.config import ModelConfig
 from triforce.model.weights import PLAIN
 
+SAMPLING = {
+    "temperature": "general.sampling.temp",
+    "top_k": "general.sampling.top_k",
+    "top_p": "general.sampling.top_p",
+    "min_p": "general.sampling.min_p",
+    "repetition_penalty": "general.sampling.penalty_repeat",
+}
+"""By field of `SamplingParams`: its key in the metadata of a GGUF file."""
+
 
 class HFFolder:
     """A folder of Hugging Face's kind."""
@@ -39,6 +55,9 @@ class HFFolder:
     def config(self) -> HFConfig:
         """The checked config. Raises ModelError."""
         return read_config(self.path)
+
+    sampling_source = GENERATION
+    """Where its makers name values of sampling."""
 
     @property
     def has_tokenizer(self) -> bool:
@@ -107,7 +126,7 @@ class GGUFModel:
         """The checked config. Raises ModelError."""
         return read_gguf_config(self._file)
 
-    has_tokenizer = True
+    has_tokenizer, sampling_source = True, "its metadata"
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer. Raises ModelError."""
@@ -121,7 +140,9 @@ class GGUFModel:
         return self.tokenizer().eos_ids
 
     def sampling_defaults(self) -> dict[str, Any]:
-        return {}
+        """Values of `SamplingParams` that its metadata name. Raises ModelError."""
+        given = self._file.metadata
+        return checked_sampling({name: given.get(key) for name, key in SAMPLING.items()}, self.path)
 
     def archives(self, *, packed: bool) -> Mapping[str, Archive]:
         """Each tensor name, and the file that holds it. packed: weights keep their types. Raises ModelError."""

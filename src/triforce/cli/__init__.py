@@ -1,4 +1,3 @@
-# PYTHON_ARGCOMPLETE_OK
 """The command `triforce`. The module of a command, and torch with it, is imported once the arguments have been read."""
 
 from __future__ import annotations
@@ -7,7 +6,6 @@ import io
 import os
 import sys
 import warnings
-from argparse import Namespace
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
@@ -24,12 +22,12 @@ PIPE_CLOSED = 141  # 128 + SIGPIPE
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code. A mistake of the user is one message on stderr and code 2."""
+    return exit_code(partial(_run, argv))
+
+
+def _run(argv: Sequence[str] | None) -> int:
     options = parse(argv)
     options.arguments = list(sys.argv[1:] if argv is None else argv)
-    return exit_code(partial(_run, options))
-
-
-def _run(options: Namespace) -> int:
     if getattr(options, "offline", False):
         os.environ["HF_HUB_OFFLINE"] = "1"  # the hub's client reads it when it is imported, and so do other processes
     announce(options)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any, NoReturn
 
+from triforce.cli import habits
 from triforce.errors import suggest
 
 
@@ -15,6 +18,16 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **how: Any) -> None:
         super().__init__(**how, allow_abbrev=False)
         self.set_defaults(leaf=self)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse as argparse does, but for options of other programs, which are told what they are called here."""
+        given = sys.argv[1:] if args is None else list(args)
+        options = self._option_string_actions
+        # What stands behind a command is looked at by its own parser.
+        own = takewhile(lambda argument: argument.startswith("-"), given) if self._subparsers else given
+        if found := habits.option_advice(own, options):
+            self.error(f"{found[0]} is not an option of {self.prog}: {found[1]}")
+        return super().parse_known_args(given, namespace)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"triforce: error: {message}; see {self.prog} --help\n")
@@ -32,5 +45,7 @@ class Parser(argparse.ArgumentParser):
         """Check choices as argparse does, in our words: its own suggestions come with Python 3.14."""
         if action.choices is not None and value not in action.choices:
             names = [str(choice) for choice in action.choices]
+            if action.metavar == "COMMAND" and value in habits.COMMANDS:
+                raise argparse.ArgumentError(None, f"{value!r} is not a command of triforce: {habits.COMMANDS[value]}")
             near = suggest(str(value), names)
             raise argparse.ArgumentError(action, f"{value!r} is not known{near}; choose from {', '.join(names)}")

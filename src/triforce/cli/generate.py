@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Iterable
@@ -13,7 +14,9 @@ from typing import Any
 from triforce.cli import tensor_parallel
 from triforce.cli.answer_output import Painter, legend, report, show
 from triforce.cli.engine_arguments import load, sampling
+from triforce.cli.model_or_prompt import is_word, names_model, tell_prompt
 from triforce.cli.progress import Prefill
+from triforce.cli.sampling_text import of_chats
 from triforce.cli.text_files import read_document
 from triforce.distributed.group import TPGroup
 from triforce.errors import RequestError
@@ -31,7 +34,9 @@ def generate(options: Namespace, ranks: TPGroup) -> int:
     read: Any = None if ranks.rank else (sampling(options), *model_and_prompt(options))
     given, options.model, prompt = ranks.broadcast(read)
     llm = load(options, ranks if ranks.count > 1 else None)
-    params = llm.sampling_params(**given)
+    params = llm.sampling_params(chat=options.chat, **given)
+    if options.chat and not (ranks.rank or options.quiet) and sys.stderr.isatty():
+        print(f"sampling: {of_chats(llm.sampling_defaults, given)}", file=sys.stderr)
     ids = llm.encode_chat([{"role": "user", "content": prompt}]) if options.chat else llm.encode(prompt)
     if ranks.rank:
         llm.generate(ids, params)
@@ -69,17 +74,24 @@ def model_and_prompt(options: Namespace) -> tuple[str | None, str]:
         raise RequestError("a PROMPT and --prompt-file are given; leave one of them out")
     if prompt is None:
         if options.prompt_file is None and sys.stdin.isatty():
-            raise RequestError("there is no prompt; give it as an argument, with --prompt-file, or on stdin")
+            there = f"there is no prompt; give it as an argument, with --prompt-file, or on stdin{_taken(model)}"
+            raise RequestError(there)
         prompt = read_document("-" if options.prompt_file is None else options.prompt_file, options)
+        if not prompt and options.prompt_file is None and model and is_word(model) and not names_model(model):
+            tell_prompt(model)
+            model, prompt = None, model
     if not prompt:
-        mistaken = f" ({model!r} was taken for the model: MODEL comes before PROMPT)" if model else ""
-        remark = mistaken if options.prompt is None else ""
+        remark = _taken(model) if options.prompt is None else ""
         raise RequestError(f"the prompt is empty; give at least one character{remark}")
     try:
         prompt.encode()
     except UnicodeEncodeError as error:  # how Python shows bytes of an argument that are not UTF-8
         raise RequestError("the prompt is not UTF-8 text; convert it, or use --prompt-file") from error
     return model, prompt
+
+
+def _taken(model: str | None) -> str:
+    return f" ({model!r} was taken for the MODEL; as the prompt: -p {shlex.quote(model)})" if model else ""
 
 
 def as_json(output: RequestOutput, params: SamplingParams, ranks: int = 1) -> dict[str, Any]:

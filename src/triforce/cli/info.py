@@ -12,9 +12,10 @@ from triforce.backends.dispatch import require_offload
 from triforce.backends.kernel_api import PAGE, pages_for
 from triforce.backends.kv_rows import kv_name
 from triforce.checkpoint.feature_draft_file import read_feature_draft
-from triforce.checkpoint.hf_config import GENERATION, model_config
+from triforce.checkpoint.hf_config import model_config
 from triforce.checkpoint.hub import FINETUNE, SHIPPED, draft_for, path_here
 from triforce.checkpoint.model_files import ModelFiles, open_model, require_sizes
+from triforce.cli import sampling_text
 from triforce.cli.bench.report import machine
 from triforce.cli.machine_rates import measure_balances
 from triforce.engine.feature_loader import known_draft
@@ -67,7 +68,7 @@ def run(options: Namespace) -> int:
         + (f"; {size(entries)} per token of its draft" if entries else ""),
         **{f"  {n:>9,} tokens": size(kept.of(n) * (row + copied) + n * entries) for n in lengths},
         **reads(profile, row),
-        "sampling": _sampling(files),
+        "sampling": sampling_text.defaults(files),
         "machine": machine(),
         "memory free": f"{size(free)} on {device}" if free else "unknown",
         "fits": _fits(kept, max(free - weights - copies, 0) // (row + copied + entries)) if free else "unknown",
@@ -147,12 +148,6 @@ def reads(profile: ModelProfile, row: float) -> dict[str, str]:
         "speculation": found.verdict,
         "  taken for that": found.basis,
     }
-
-
-def _sampling(files: ModelFiles) -> str:
-    """Return the sampling defaults of the model's makers."""
-    defaults = ", ".join(f"{name} {value:g}" for name, value in files.sampling_defaults().items())
-    return f"{defaults} by default ({GENERATION})" if defaults else "temperature 1 by default"
 
 
 def int8_weights(config: ModelConfig, packed_experts: int) -> int:

@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 from triforce.cli.argument_values import path
-from triforce.interface.sampling_params import BY_THE_MODEL, SamplingParams
+from triforce.interface.sampling_params import BY_THE_MODEL, USUAL_IN_CHATS, SamplingParams
 
 MODES = ("ar", "draft", "retrieval", "streaming", "triforce", "ngram", "draft-ngram", "auto")
 POLICIES = ("observed", "mean_key", "quest")
@@ -188,11 +188,12 @@ def sampling(parser: argparse.ArgumentParser, *, whole: bool = True) -> None:
     def add(name: str, kind: type, text: str, *short: str) -> None:
         default = DEFAULTS[name]
         if name in BY_THE_MODEL:
-            default = f"as the model's generation_config.json has it, or {default:g}"
+            chats = f", in chats {USUAL_IN_CHATS[name]:g}" if name in USUAL_IN_CHATS else ""
+            default = f"as the model's files have it, or {default:g}{chats}"
         metavar = "X" if kind is float else "N"
         option(*short, f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=described(text, default))
 
-    add("temperature", float, "0 is greedy", "-t")
+    add("temperature", float, "0 is greedy")
     add("top_k", int, "keep the K most probable tokens; 0: off")
     add("top_p", float, "keep the most probable tokens up to this mass; 1: off")
     add("min_p", float, "drop what is less probable than this share of the best; 0: off")

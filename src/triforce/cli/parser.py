@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 from triforce import __version__
 from triforce.cli.arguments import Parser
+from triforce.cli.model_or_prompt import reads_as_prompt
 from triforce.cli.subcommands import COMMANDS
 
 CANNOT_CHAT = (
@@ -66,7 +66,7 @@ def _take_named(options: argparse.Namespace, leaf: Parser) -> None:
     """-m and -p in the places of MODEL and PROMPT. With -m, or if it reads so, a single argument is the PROMPT."""
     model, prompt = (vars(options).pop(f"named_{slot}", None) for slot in ("model", "prompt"))
     alone = getattr(options, "prompt", "") is None and prompt is None
-    if model is None and alone and options.model is not None and _reads_as_prompt(options.model):
+    if model is None and alone and options.model is not None and reads_as_prompt(options):
         options.model, options.prompt = None, options.model
     elif model is not None and options.model is not None:
         if getattr(options, "prompt", "") is not None:
@@ -77,7 +77,3 @@ def _take_named(options: argparse.Namespace, leaf: Parser) -> None:
     for slot, named in (("model", model), ("prompt", prompt)):
         if named is not None:
             setattr(options, slot, named)
-
-
-def _reads_as_prompt(argument: str) -> bool:
-    return not argument or (len(argument.split()) > 1 and not Path(argument).is_dir())

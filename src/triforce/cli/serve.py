@@ -14,6 +14,7 @@ from typing import Any
 from triforce.checkpoint.hub import model_name
 from triforce.cli import replicas
 from triforce.cli.machine_rates import require_balances
+from triforce.cli.sampling_text import of_chats
 from triforce.disk_cache.folder import CacheFolder
 from triforce.distributed.group import TPGroup
 from triforce.errors import RequestError
@@ -25,7 +26,7 @@ def run(options: Namespace) -> int:
 
 
 def serve(options: Namespace, ranks: TPGroup) -> int:
-    """Serve until SIGTERM or SIGINT; rank 0 listens. Raises RequestError before the model is loaded."""
+    """Serve until SIGTERM, SIGHUP or SIGINT; rank 0 listens. Raises RequestError before the model is loaded."""
     with replicas.extra():
         from triforce.server import http_server, logs, security
         from triforce.server.app import create_app
@@ -65,6 +66,8 @@ def serve(options: Namespace, ranks: TPGroup) -> int:
         app = create_app(llm, engine, name, limits=limits, watched=watched, **reach)
         url = http_server.url(sock)
         print(f"triforce serves {name} at {url}", flush=True)
+        if llm.tokenizer and llm.tokenizer.chats:
+            print(f"sampling of chats: {of_chats(llm.sampling_defaults)}", flush=True)
         logs.event("listening", url=url, model=name)
         try:
             http_server.serve(app, engine, sock, options.shutdown_timeout)

@@ -15,7 +15,7 @@ def _generate(parser: argparse.ArgumentParser) -> None:
     options.prompt(
         parser,
         "the text to continue; without one, and without --prompt-file, it is read from stdin. "
-        "A single argument with white space in it is the PROMPT, not a MODEL",
+        "A single argument is the MODEL if it has the shape of a path or of a name on the hub, else the PROMPT",
     )
     parser.add_argument("--chat", action="store_true", help="ask the prompt as in a chat, by the model's chat template")
     options.engine(parser)
@@ -98,7 +98,7 @@ def _limits(group: argparse._ArgumentGroup) -> None:
     text = "inter-token latency in milliseconds, up to which a text waits while prompts of others are read"
     add("--max-itl", text, 200, float, "MS")
     add("--timeout", "seconds that a request may take, waiting included", 600, float, "S")
-    add("--shutdown-timeout", "seconds that requests may still run after SIGTERM", 30, float, "S")
+    add("--shutdown-timeout", "seconds that requests may still run after SIGTERM or SIGHUP", 30, float, "S")
 
 
 def _batch(parser: argparse.ArgumentParser) -> None:

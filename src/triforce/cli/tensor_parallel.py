@@ -46,7 +46,7 @@ def run(options: Namespace, command: Command, *, graceful: bool = False) -> int:
         if options.tp not in (None, started):
             raise RequestError(f"--tp is {options.tp}, but {started} processes were started; leave out --tp")
         if graceful and os.environ["RANK"] != "0":
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
                 signal.signal(number, signal.SIG_IGN)
         return _as_rank(options, command, started)
     if count > 1:
@@ -124,7 +124,7 @@ def _start(
     rank: int, count: int, arguments: Sequence[str], folder: Path, lifeline: int, detached: bool
 ) -> subprocess.Popen[bytes]:
     """Rank 0 has our streams; what the others say goes to a file each. `detached`: Ctrl-C is for us alone."""
-    run = "from triforce.cli import main; sys.exit(main(sys.argv[1:]))"
+    run = "from triforce.__main__ import main; sys.exit(main())"
     options: dict[str, Any] = {"start_new_session": detached}
     with (folder / f"rank-{rank}").open("wb") as said:
         if rank:
@@ -162,7 +162,10 @@ def _end(code: int | None) -> str:
 
 @contextmanager
 def _signals_forwarded(ranks: Sequence[subprocess.Popen[bytes]] | None) -> Iterator[None]:
-    """SIGTERM ends the ranks, too; but if `ranks` are given, the first is sent it, and SIGINT, once it has started."""
+    """SIGTERM and SIGHUP end the ranks, too; but if `ranks` are given, the first is sent them, and SIGINT.
+
+    A SIGHUP that is ignored, as `nohup` has it, stays so.
+    """
 
     def handle(number: int, frame: object) -> None:
         if not ranks:
@@ -170,6 +173,8 @@ def _signals_forwarded(ranks: Sequence[subprocess.Popen[bytes]] | None) -> Itera
         ranks[0].send_signal(number)
 
     numbers = [signal.SIGTERM] if ranks is None else [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
     before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield

@@ -50,6 +50,8 @@ class RequestRunner:
         self._models, self._speculation, self._coupling, self.costs = pair.decoders, speculation, coupling, costs
         self._pair, self.disk, self._ranks = pair, disk, pair.target.decoder.ranks
         self._idle: Engine | None = None
+        self.over = ""
+        """Why no request runs any more; empty while they do."""
 
     def varied(self, speculation: SpeculativeConfig, coupling: str) -> RequestRunner:
         """Return a runner of the same models that speculates otherwise."""
@@ -87,6 +89,8 @@ class RequestRunner:
             engine.submit(requests, memory, saved, on_prefill, on_read)
             try:
                 while engine.busy:
+                    if self.over:
+                        raise RequestError(self.over)
                     self._ranks.broadcast(None)  # rank 0 may have waited for the reader of its text
                     for request, event in engine.step():
                         if isinstance(event, Exception):
@@ -96,7 +100,7 @@ class RequestRunner:
                 for request in requests:
                     engine.cancel(request)
                 until = perf_counter() + PATIENCE
-                engine.core.write_behind(lambda: perf_counter() > until)
+                engine.core.write_behind(lambda: bool(self.over) or perf_counter() > until)
 
     def _disk_prefixes(self, store: SharedKV) -> DiskPrefixes | None:
         if self.disk is None:
@@ -105,6 +109,19 @@ class RequestRunner:
         drafter = f"{draft.fingerprint} {self._speculation.lower_tiers}" if draft else ""
         profile = KVProfile(self._pair.name, self._pair.cached_by, drafter, self._kernels(store.pool))
         return DiskPrefixes(self.disk, profile, store.pool, store.whole)
+
+    def close(self, reason: str) -> None:
+        """Give back all memory, and write what is queued for the disk; requests that run end with the reason."""
+        self.over = reason
+        self.clear()
+        if self.disk:
+            self.disk.close()
+
+    def abandon(self, reason: str) -> None:
+        """End requests with the reason, and leave all else to the process that was forked."""
+        self.over = reason
+        if self.disk:
+            self.disk.close.detach()
 
     def clear(self) -> None:
         """Give back the memory of the kept engine, and forget what it has read."""

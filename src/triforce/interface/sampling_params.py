@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
+from typing import Any
 
 from triforce.errors import RequestError
 from triforce.interface.grammar import Grammar
@@ -17,7 +18,15 @@ MOST_LOGPROBS = 20
 MOST_CHOICES = 128
 
 BY_THE_MODEL = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""Parameters that the makers of a model may set in its generation_config.json."""
+"""Parameters that the makers of a model may set in its files."""
+
+USUAL_IN_CHATS = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+"""Defaults of chats with models whose files name none of these."""
+
+
+def chat_defaults(named: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the defaults of a chat, given the parameters that a model's files name."""
+    return dict(named) if named.keys() & USUAL_IN_CHATS.keys() else USUAL_IN_CHATS | dict(named)
 
 
 @dataclass(frozen=True, slots=True)

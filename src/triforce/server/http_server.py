@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import monotonic
 from types import FrameType
 from typing import Any, cast
@@ -39,7 +43,7 @@ def url(sock: socket.socket) -> str:
 
 
 def serve(app: FastAPI, engine: EngineClient, sock: socket.socket, shutdown_timeout: float) -> None:
-    """Answer until SIGTERM or SIGINT. Requests that run then have `shutdown_timeout` seconds to finish; none starts.
+    """Answer until SIGTERM, SIGHUP or SIGINT. Requests that run then have `shutdown_timeout` seconds; none starts.
 
     Raises what has ended the engine, if it was not that.
     """
@@ -99,6 +103,20 @@ class Server(uvicorn.Server):
         if self._accepting.done():
             self._accepting.result()  # raises what has ended it
         return await super().on_tick(counter) or self._engine.failure is not None
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Stop on SIGHUP, too: a terminal that closes, or a service manager. Where it is ignored, it stays so."""
+        with super().capture_signals():
+            before = signal.getsignal(signal.SIGHUP)
+            taken = before is not signal.SIG_IGN and threading.current_thread() is threading.main_thread()
+            if taken:
+                signal.signal(signal.SIGHUP, self.handle_exit)
+            try:
+                yield
+            finally:
+                if taken:
+                    signal.signal(signal.SIGHUP, before)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called as a signal handler, between any two instructions."""

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.engine.inputs import Prompt, known, one_or_many
 from triforce.interface.grammar import Grammar
-from triforce.interface.sampling_params import SamplingParams
+from triforce.interface.sampling_params import SamplingParams, chat_defaults
 from triforce.sampling.logits import check_bias
 from triforce.server.engine_client import GenerationRequest, ServedModel
 from triforce.server.errors import wrong
@@ -170,7 +170,9 @@ class RequestParser:
         if isinstance(body, CompletionFields):
             check_fields(body, more.get("logprobs"), self.limits)
             values["logit_bias"] = biases(body.logit_bias)
-        return SamplingParams(**(self.llm.sampling_defaults | values), grammar=grammar)
+        named = self.llm.sampling_defaults
+        defaults = named if isinstance(body, CompletionBody) else chat_defaults(named)
+        return SamplingParams(**(defaults | values), grammar=grammar)
 
 
 async def _grammar(form: ResponseFormat | FlatResponseFormat | None, tools: ToolChoice | None = None) -> Grammar | None:

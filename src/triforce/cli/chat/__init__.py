@@ -15,6 +15,7 @@ from triforce.cli.chat.commands import Leave, question, run_command
 from triforce.cli.chat.conversation import Conversation
 from triforce.cli.chat.dialogue import Dialogue, remark
 from triforce.cli.engine_arguments import load, sampling
+from triforce.cli.sampling_text import of_chats
 from triforce.cli.text_files import decode_text, read_document
 from triforce.distributed.group import TPGroup
 from triforce.errors import ModelError, RankError, RequestError, TriforceError
@@ -32,7 +33,7 @@ def chat(options: Namespace, ranks: TPGroup) -> int:
         read = sampling(options), "" if options.file is None else read_document(options.file, options)
     given, document = ranks.broadcast(read)
     llm = load(options, ranks if ranks.count > 1 else None)
-    params = llm.sampling_params(**given)
+    params = llm.sampling_params(chat=True, **given)
     if llm.tokenizer is None:
         raise ModelError("this model has no tokenizer; chat needs one with a chat template")
     from triforce.session import Session
@@ -44,18 +45,19 @@ def chat(options: Namespace, ranks: TPGroup) -> int:
     dialogue = Dialogue(session, llm.tokenizer, params, Conversation(options.system, document), options)
     dialogue.require(dialogue.conversation)
     attended = sys.stdin.isatty() and (sys.stdout.isatty() or sys.stderr.isatty())
-    code = _attend(dialogue, options.quiet) if attended else _read(dialogue)
+    said = "" if options.quiet else _banner(dialogue, of_chats(llm.sampling_defaults, given))
+    code = _attend(dialogue, said) if attended else _read(dialogue)
     ranks.broadcast(None)
     return code
 
 
-def _attend(dialogue: Dialogue, quiet: bool) -> int:
-    """Run with somebody at a terminal: mistakes are told, and remedies offered."""
+def _attend(dialogue: Dialogue, banner: str) -> int:
+    """Run with somebody at a terminal: mistakes are told, and remedies offered. banner: said first, if anything."""
     from triforce.cli.chat import terminal
 
     dialogue.agrees = terminal.agrees
-    if not quiet:
-        remark(_banner(dialogue))
+    if banner:
+        remark(banner)
     with dialogue.interrupts:
         for text in terminal.questions():
             try:
@@ -83,10 +85,11 @@ def _read(dialogue: Dialogue) -> int:
     return code
 
 
-def _banner(dialogue: Dialogue) -> str:
+def _banner(dialogue: Dialogue, sampling: str) -> str:
     length = len(dialogue.conversation.document)
     document = f", a document of {length:,} characters" if length else ""
     return (
         f"triforce chat with {dialogue.model}: a context of {dialogue.context:,} tokens{document}\n"
+        f"sampling: {sampling}\n"
         "/help lists the commands; Alt-Enter begins a new line; Ctrl-D or /exit leaves"
     )

@@ -1,0 +1,73 @@
+"""Advice for people who come from llama.cpp, Ollama or vLLM: what an option or a command is called here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Iterable
+
+THREADS = (
+    "threads are as many as the processors that the process may use, such as four of them with "
+    "`taskset -c 0-3 triforce ...` or a container's limit"
+)
+
+_HABITS: tuple[tuple[str, str, str], ...] = (
+    ("-t", "", f"temperature is --temperature X, of generate, explain and chat, and {THREADS}"),
+    ("--threads -tb --threads-batch --n-threads --num-threads", "", THREADS),
+    ("--temp", "", "temperature is --temperature X, of generate, explain and chat"),
+    (
+        "-c --ctx-size --n-ctx --num-ctx --max-model-len --context-length",
+        "--context",
+        "--context N, in tokens",
+    ),
+    ("-hf -hfr --hf --hf-repo", "", "a model of the hub is the MODEL itself, such as: triforce chat user/repo"),
+    ("--n-predict --predict --num-predict --max-new-tokens", "--max-tokens", "--max-tokens N, or -n N"),
+    ("--repeat-penalty", "--repetition-penalty", "--repetition-penalty X"),
+    ("-s", "--seed", "--seed N"),
+    ("-f", "--prompt-file", "--prompt-file FILE"),
+    ("-sys --system-prompt", "--system", "--system TEXT"),
+    ("-md --model-draft --draft-model --speculative-model", "--draft", "--draft MODEL"),
+    (
+        "-ctk -ctv --cache-type-k --cache-type-v --kv-cache-dtype",
+        "--kv-dtype",
+        "--kv-dtype int8 halves both",
+    ),
+    ("-ngl --gpu-layers --n-gpu-layers", "--device", "--device cuda has all layers on the GPU"),
+    ("-tp --tensor-parallel-size", "--tp", "--tp N"),
+    ("-np --parallel", "--max-num-seqs", "--max-num-seqs N texts are made at a time"),
+    ("-a --alias --served-model-name", "--name", "--name NAME"),
+    (
+        "--api-key",
+        "--api-key-file",
+        "--api-key-file FILE, or TRIFORCE_API_KEYS: all see a command line",
+    ),
+)
+"""Options, the option of a command that makes the advice fit (if any is needed), and the advice."""
+
+ADVICE = {option: (ours, told) for options, ours, told in _HABITS for option in options.split()}
+
+LIST = "triforce models list shows what was fetched by a name of ours, and `hf cache ls` what came from the hub"
+COMMANDS = {
+    "run": "triforce chat MODEL talks with a model, and triforce generate MODEL PROMPT continues a text",
+    "pull": "a model is fetched when it is first named: triforce chat MODEL, or triforce info MODEL",
+    "list": LIST,
+    "ls": LIST,
+    "rm": "triforce models remove NAME removes what was fetched by a name of ours",
+    "ps": "no model stays loaded behind a command; what a server does is at its address, under /health and /metrics",
+    "stop": "no model stays loaded behind a command; Ctrl-C or SIGTERM ends a server",
+    "show": "triforce info MODEL says what a model is",
+    "help": "triforce --help lists the commands, and triforce COMMAND --help its options",
+}
+"""Commands of others, and what there is in their place."""
+
+
+def option_advice(arguments: Iterable[str], options: Container[str]) -> tuple[str, str] | None:
+    """Return the first of the arguments that is an option of other programs, and the advice, if `options` fit it."""
+    for argument in arguments:
+        if argument == "--":
+            return None
+        name = argument.partition("=")[0]
+        name = name[:2] if re.fullmatch(r"-[a-z][\d.]+", name) else name
+        ours, told = ADVICE.get(name, ("", ""))
+        if told and name not in options and (not ours or ours in options):
+            return name, told
+    return None

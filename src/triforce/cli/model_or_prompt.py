@@ -1,0 +1,65 @@
+"""A single argument of a command that takes MODEL and PROMPT: which of the two it is. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import Namespace
+
+from triforce.distributed import spawn
+
+PATHS = ("/", "./", "../", "~")
+LONGEST = 96  # characters of a name on the hub
+
+
+def reads_as_prompt(options: Namespace) -> bool:
+    """Whether the MODEL of the options, which stands alone, is the PROMPT. One that may be both is told of.
+
+    A model has the shape of a path or of a name on the hub, is known by name, or is a file or a folder that exists.
+    """
+    argument: str = options.model
+    if names_model(argument):
+        return False
+    if not is_word(argument):
+        return True
+    # Without a prompt of another place, a word can be nothing else.
+    if options.prompt_file is not None or sys.stdin is None or not sys.stdin.isatty():
+        return False
+    if not quiet(options):
+        tell_prompt(argument)
+    return True
+
+
+def names_model(argument: str) -> bool:
+    """Whether an argument has the shape of a path or of a repository's name, is known, or exists."""
+    if not argument or os.path.exists(os.path.expanduser(argument)):
+        return bool(argument)
+    if any(map(str.isspace, argument)):
+        return False
+    return argument.startswith(PATHS) or argument.endswith(".gguf") or _is_hub_name(argument)
+
+
+def is_word(argument: str) -> bool:
+    """Whether an argument may be a model's name as well as a text: a word without a slash."""
+    from triforce.checkpoint.hub import HUB_NAME
+
+    return len(argument) <= LONGEST and "/" not in argument and HUB_NAME.fullmatch(argument) is not None
+
+
+def tell_prompt(word: str) -> None:
+    """Say that a word was taken for the prompt."""
+    print(f"{word!r} is taken for the PROMPT; for a model of that name: -m {word}", file=sys.stderr, flush=True)
+
+
+def quiet(options: Namespace) -> bool:
+    """Whether nothing is to be told: it is asked for, or another process tells it."""
+    return getattr(options, "quiet", False) or spawn.MEETING in os.environ
+
+
+def _is_hub_name(argument: str) -> bool:
+    """Whether an argument is a name of ours, or of a repository: its owner, a slash and its own name."""
+    from triforce.checkpoint.hub import HUB_NAME
+    from triforce.checkpoint.known_models import KNOWN
+
+    short = max(map(len, argument.split("/"))) <= LONGEST
+    return argument in KNOWN or (short and "/" in argument and HUB_NAME.fullmatch(argument) is not None)
