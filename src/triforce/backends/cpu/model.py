@@ -28,10 +28,10 @@ from triforce.sampling.logits import non_finite_logits
 
 L = TypeVar("L")
 ROWS = 4096  # of a table that are packed at a time
-PART = 3e10
-"""Operations of a call that makes a part of a prompt's pass, about: a tenth of a second or two of two cores."""
+PART = 6e10
+"""Operations of a call that makes a part of a prompt's pass, about: .06 to .4 seconds of two cores."""
 
-LEAST_TOKENS = 64
+LEAST_TOKENS = 128
 """Tokens of such a call at least: with fewer, weights that are read again take more time than they save."""
 
 Draws = tuple[_native.Sampler, "_native.Noise | Tensor", Tensor]
@@ -219,9 +219,8 @@ def part_of_pass(config: ModelConfig, start: int, width: int) -> tuple[int, int]
     """Return layers and tokens of one call of a pass over tokens [start, start + width) of a row."""
     weights = config.weights_read / config.layers
     token = 2 * weights + 4 * config.heads * config.head_dim * (start + width)
-    layers = max(1, min(config.layers, int(PART / (token * width))))
-    if token * width <= 2 * PART:
-        return layers, width
+    if token * width <= 1.5 * PART:
+        return max(1, min(config.layers, int(PART / (token * width)))), width
     return 1, max(LEAST_TOKENS, int(PART / token) // PAGE * PAGE)
 
 
