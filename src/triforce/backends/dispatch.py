@@ -165,16 +165,13 @@ def parts_of_pass(
 
     Yields behind each part how many tokens its share of the work is worth. On a GPU the whole pass is one part.
     """
-    nothing, by_layer = torch.empty(1, 0, dtype=torch.long), batch.views[0][1].units.device.type == "cpu"
+    nothing = torch.empty(1, 0, dtype=torch.long)
     if native_loader.native:
-        from triforce.backends.cpu.kv import NativeKV
-        from triforce.backends.cpu.model import NativeModel
+        from triforce.backends.cpu import prompt_parts
 
-        if isinstance(model, NativeModel):
-            if type(kv) is NativeKV:
-                return (yield from model.parts(kv, ids_1T, batch))
-            by_layer = False  # what is offloaded is read ahead in a pass of one call
-    if by_layer:
+        if steps := prompt_parts.steps(model, kv, ids_1T, batch):
+            return (yield from steps)
+    if batch.views[0][1].units.device.type == "cpu":
         return (yield from layer_steps(model, ids_1T, kv, batch, nothing))
     return model.forward(ids_1T, kv, batch, nothing)
 

@@ -7,9 +7,8 @@ Shape suffixes as in kernel_api.py; Q = H * D, I MLP size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from triforce.backends.cpu import _native
 from triforce.backends.cpu.kv import NativeKV, offload_errors, rotations
-from triforce.backends.kernel_api import PAGE, ForwardBatch, ForwardOutput, KVBackend
+from triforce.backends.kernel_api import ForwardBatch, ForwardOutput, KVBackend
 from triforce.backends.torch.model import forward_layerwise
 from triforce.errors import ModelError
 from triforce.model.config import ModelConfig
@@ -28,12 +27,6 @@ from triforce.sampling.logits import non_finite_logits
 
 L = TypeVar("L")
 ROWS = 4096  # of a table that are packed at a time
-PART = 6e10
-"""Operations of a call that makes a part of a prompt's pass, about: .06 to .4 seconds of two cores."""
-
-LEAST_TOKENS = 128
-"""Tokens of such a call at least: with fewer, weights that are read again take more time than they save."""
-
 Draws = tuple[_native.Sampler, "_native.Noise | Tensor", Tensor]
 
 
@@ -141,58 +134,6 @@ class NativeModel(EmbeddingAndHead):
         )  # fmt: skip
         return ForwardOutput(logits_BJV, queries_LBTHD, mass_LBGU, states_SBTC, touched)
 
-    def parts(self, kv: NativeKV, ids_1T: Tensor, batch: ForwardBatch) -> Generator[int, None, ForwardOutput]:
-        """Make a pass over many tokens of one row, none of them scored, in calls of at most some `PART` operations.
-
-        A call takes several layers, or some of the tokens through one layer. Each token has the bits that it has in a
-        pass of one call. Yields behind each call how many tokens its share of the work is worth.
-        """
-        (_, T), config = ids_1T.shape, self.config
-        x_1TC, states_S1TC = torch.empty(1, T, config.hidden_size), None
-        if batch.states:
-            states_S1TC = torch.empty(len(batch.states), 1, T, config.hidden_size)
-        touched = list[tuple[float, int]]()
-        layers, tokens = part_of_pass(config, batch.positions[0], T)
-        for layer in range(0, config.layers, layers):
-            stop = min(layer + layers, config.layers)
-            for first in range(0, T, tokens):
-                part = slice(first, min(first + tokens, T))
-                experts = self._forward_part(kv, ids_1T, batch, (layer, stop), part, x_1TC, states_S1TC)
-                touched += [(experts, stop - layer)] * (experts > 0 and first == 0)
-                yield (layer * T + part.stop * (stop - layer)) // config.layers
-        mean = sum(experts * count for experts, count in touched) / max(1, sum(count for _, count in touched))
-        return ForwardOutput(torch.empty(1, 0, config.vocab_size), None, None, states_S1TC, mean)
-
-    def _forward_part(
-        self,
-        kv: NativeKV,
-        ids_1T: Tensor,
-        batch: ForwardBatch,
-        layers: tuple[int, int],
-        part: slice,
-        x_1TC: Tensor,
-        states_S1TC: Tensor | None,
-    ) -> float:
-        """Take tokens `part` of a row through layers [first, stop), in place. Returns the experts touched, as a pass.
-
-        States behind these layers go to `states_S1TC`.
-        """
-        first, width = part.start, part.stop - part.start
-        here = replace(batch, positions=[batch.positions[0] + first])
-        views = [(count, replace(lists, starts=[lists.starts[0] + first])) for count, lists in batch.views]
-        kept = [i for i, behind in enumerate(batch.states) if layers[0] < behind <= layers[1]]
-        states_K1TC = torch.empty(len(kept), 1, width, self.config.hidden_size) if kept else None
-        cos, sin = rotations(self.config.rope, here, width)
-        experts = self.decoder.forward(
-            memory=kv.native_pages, ids=ids_1T[:, part].contiguous(), positions=here.positions, counts=[width],
-            cos=cos, sin=sin, views=[kv.native_view(*view) for view in views], at=torch.empty(1, 0, dtype=torch.long),
-            logits=torch.empty(1, 0, self.config.vocab_size), x=x_1TC[:, part], first_layer=layers[0],
-            last_layer=layers[1], exact=batch.exact, state_layers=[batch.states[i] for i in kept], states=states_K1TC,
-        )  # fmt: skip
-        if states_S1TC is not None and states_K1TC is not None:
-            states_S1TC[kept, :, part] = states_K1TC
-        return experts
-
     def fused_draft(
         self, kv: NativeKV, batch: ForwardBatch, texts: tuple[Ints, Ints, Bools], draws: Draws, tokens_BK: Ints
     ) -> Tensor:
@@ -213,15 +154,6 @@ class NativeModel(EmbeddingAndHead):
         if unlawful:
             raise non_finite_logits(unlawful[0], 0, unlawful[1])
         return laws.transpose(0, 1)
-
-
-def part_of_pass(config: ModelConfig, start: int, width: int) -> tuple[int, int]:
-    """Return layers and tokens of one call of a pass over tokens [start, start + width) of a row."""
-    weights = config.weights_read / config.layers
-    token = 2 * weights + 4 * config.heads * config.head_dim * (start + width)
-    if token * width <= 1.5 * PART:
-        return max(1, min(config.layers, int(PART / (token * width)))), width
-    return 1, max(LEAST_TOKENS, int(PART / token) // PAGE * PAGE)
 
 
 class NativeLayer:
