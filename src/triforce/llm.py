@@ -15,8 +15,8 @@ from triforce.engine.llm_lifetime import LLMLifetime
 from triforce.engine.model_loader import load_pair
 from triforce.engine.modes import COUPLINGS, DRAFTED, MODES
 from triforce.engine.output_stream import OutputChunk, OutputStream
+from triforce.engine.prefill_pacer import MAX_ITL
 from triforce.engine.request_runner import MOST_ROWS, RequestRunner, compare, open_disk_cache
-from triforce.engine.scheduler import MAX_ITL
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_group import OnPrefill
 from triforce.engine.speculative_config import SpeculativeConfig

@@ -39,7 +39,15 @@ def ints(values: list[int]) -> Ints:
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """Return how many tokens two texts have in common at their start."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    a, b = list(a), list(b)
+    same, most = 0, min(len(a), len(b))
+    while same < most:  # slices are compared at once, and halved where they differ
+        middle = (same + most + 1) // 2
+        if a[same:middle] == b[same:middle]:
+            same = middle
+        else:
+            most = middle - 1
+    return same
 
 
 @cache

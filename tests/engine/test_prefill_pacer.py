@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from triforce.distributed.group import ALONE
-from triforce.engine import scheduler
-from triforce.engine.scheduler import LEAST, UNKNOWN, PrefillPacer
+from triforce.engine import prefill_pacer
+from triforce.engine.prefill_pacer import LEAST, UNKNOWN, PrefillPacer
 
 
 class Machine:
@@ -21,8 +21,9 @@ class Machine:
     def read(self, pacer: PrefillPacer, tokens: int, tier: str = "full") -> int:
         """Make one pass over as many of these as are granted."""
         granted = pacer.grant(tier, tokens)
-        self.now += self.fixed + self.each * granted
-        pacer.passed()
+        took = self.fixed + self.each * granted
+        self.now += took
+        pacer.passed(tier, granted, took)
         return granted
 
     def turn(self, pacer: PrefillPacer, tokens: int, step: float) -> tuple[list[int], float]:
@@ -41,7 +42,7 @@ class Machine:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Machine:
     made = Machine(*request.param)
-    monkeypatch.setattr(scheduler, "perf_counter", made)
+    monkeypatch.setattr(prefill_pacer, "perf_counter", made)
     return made
 
 

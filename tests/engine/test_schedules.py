@@ -96,7 +96,7 @@ class Schedules(RuleBasedStateMachine):
     @invariant()
     def pages_have_the_owners_they_should(self) -> None:
         it = self.texts.core
-        batches = [*it.batches.values(), *([it.prefilling.batch] if it.prefilling else [])]
+        batches = [*it.batches.values(), *(task.batch for task in it.prefilling.values())]
         held = [page for batch in batches for table in batch.top.cache.pool.tables for page in table]
         held += it.prefixes.pages.values()
         assert it.store.pool.free_pages == it.store.pages - len(set(held))

@@ -7,7 +7,7 @@ Shape suffixes: B rows, T tokens fed, J scored columns, V vocabulary, S layers w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from typing import Protocol, cast
 
@@ -81,9 +81,7 @@ class Decoder:
             batch = replace(cache.begin(counts_B, ids_BT.shape[1]), states=layers)
             output = self.model.forward(ids_BT, cache.kv, batch, at_BJ)
             cache.observed(batch, output)
-        width = min(SAMPLED, ids_BT.numel())
-        if self.unions and output.touched and counts_B[0] >= width:  # of one text, without padding
-            self.unions.observe(width, output.touched)
+        self._note_experts(ids_BT, counts_B, output)
         return batch, output
 
     @torch.no_grad()
@@ -94,6 +92,32 @@ class Decoder:
 
     @torch.no_grad()
     def read(self, ids_1T: Tensor, counts_1: Ints, cache: View) -> Iterator[int]:
+        """Feed many tokens of one row, unscored, in a pass that may be left between its parts.
+
+        Yields behind each part how many tokens its share of the work is worth.
+        """
+        yield from self.observe_parts(ids_1T, counts_1, cache, ())
+
+    @torch.no_grad()
+    def observe_parts(
+        self, ids_1T: Tensor, counts_1: Ints, cache: View, layers: tuple[int, ...]
+    ) -> Generator[int, None, tuple[ForwardBatch, ForwardOutput]]:
+        """Make that pass; return what `observe` does, without logits."""
+        with current(self.device):
+            batch = replace(cache.begin(counts_1, ids_1T.shape[1]), states=layers)
+        output = yield from dispatch.parts_of_pass(self.model, cache.kv, ids_1T, batch)
+        cache.observed(batch, output)
+        self._note_experts(ids_1T, counts_1, output)
+        return batch, output
+
+    def _note_experts(self, ids_BT: Tensor, counts_B: Ints, output: ForwardOutput) -> None:
+        """Learn from the first tokens of a pass how many experts they touch together."""
+        width = min(SAMPLED, ids_BT.numel())
+        if self.unions and output.touched and counts_B[0] >= width:  # of one text, without padding
+            self.unions.observe(width, output.touched)
+
+    @torch.no_grad()
+    def read_by_layer(self, ids_1T: Tensor, counts_1: Ints, cache: View) -> Iterator[int]:
         """Feed many tokens of one row whose KV is offloaded, unscored, layer by layer: K and V leave memory once.
 
         Yields after each step how many tokens its share of the work is worth. Raises CacheError.

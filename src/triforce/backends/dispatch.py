@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from functools import cache, partial
 
 import torch
@@ -11,11 +11,19 @@ from torch import Tensor
 
 from triforce.backends import native_loader
 from triforce.backends.current_device import current
-from triforce.backends.kernel_api import PAGE, Device, KVBackend, ModelBackend, OffloadedKVBackend
+from triforce.backends.kernel_api import (
+    PAGE,
+    Device,
+    ForwardBatch,
+    ForwardOutput,
+    KVBackend,
+    ModelBackend,
+    OffloadedKVBackend,
+)
 from triforce.backends.offload_layout import OffloadLayout
 from triforce.backends.tensor_parallel import ShardedModel
 from triforce.backends.torch.kv import TorchKV
-from triforce.backends.torch.model import TorchModel, forward_layerwise
+from triforce.backends.torch.model import TorchModel, forward_layerwise, layer_steps
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.errors import RequestError
 from triforce.model.config import ModelConfig
@@ -148,6 +156,24 @@ def fused_draft_with(model: ModelBackend, kv: KVBackend, width: int) -> FusedDra
 
         return fused_draft.of(model, kv, width)
     return None
+
+
+def parts_of_pass(
+    model: ModelBackend, kv: KVBackend, ids_1T: Tensor, batch: ForwardBatch
+) -> Generator[int, None, ForwardOutput]:
+    """Make a pass over many tokens of one row, none of them scored, that may be left between its parts.
+
+    Yields behind each part how many tokens its share of the work is worth. On a GPU the whole pass is one part.
+    """
+    nothing = torch.empty(1, 0, dtype=torch.long)
+    if native_loader.native:
+        from triforce.backends.cpu import prompt_parts
+
+        if steps := prompt_parts.steps(model, kv, ids_1T, batch):
+            return (yield from steps)
+    if batch.views[0][1].units.device.type == "cpu":
+        return (yield from layer_steps(model, ids_1T, kv, batch, nothing))
+    return model.forward(ids_1T, kv, batch, nothing)
 
 
 def best(scores_GN: Tensor, candidates: range, picks: int) -> Tensor:

@@ -10,6 +10,7 @@ token, X = S * C, M tokens that can be proposed.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Protocol
 
@@ -90,3 +91,11 @@ class NotingDecoder:
         with current(self.decoder.device):
             self.draft.note(self.memory, batch, ids_BT, output.states_SBTC)
         return output.logits_BJV
+
+    def read(self, ids_1T: Tensor, counts_1: Ints, cache: View) -> Iterator[int]:
+        """Do what `Decoder.read` does."""
+        layers = self.draft.config.state_layers
+        batch, output = yield from self.decoder.observe_parts(ids_1T, counts_1, cache, layers)
+        assert output.states_SBTC is not None
+        with current(self.decoder.device):
+            self.draft.note(self.memory, batch, ids_1T, output.states_SBTC)

@@ -1,18 +1,19 @@
 """EngineCore: prefills groups, decodes sequences together, lets them leave. It knows tokens, not text.
 
-Sequences of a mode are one batch, and all batches have their KV in one store. The `Scheduler` decides which group is
-prefilled next, and which is swapped out; a `PrefillPacer`, how many tokens of a prompt are read between two steps.
+Sequences of a mode are one batch, and all batches have their KV in one store. The `Scheduler` decides which prompt is
+read next, and which group is swapped out; a `PrefillPacer`, how many tokens of prompts are read between two steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import NamedTuple
 
+from triforce.backends.kernel_api import PAGE
 from triforce.engine.modes import MODES
+from triforce.engine.prefill_pacer import LEAST, LEAST_ON_GPU, MAX_ITL, PacedPrompt, PrefillPacer, PrefillTask
 from triforce.engine.prefix_sharing import share_prefixes
-from triforce.engine.scheduler import LEAST, LEAST_ON_GPU, MAX_ITL, PrefillPacer, Scheduler
+from triforce.engine.scheduler import Scheduler
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
 from triforce.engine.sequence_group import SequenceGroup, Status
@@ -22,14 +23,6 @@ from triforce.kvcache.disk_prefixes import DiskPrefixes
 from triforce.kvcache.page_owners import PrefixPages
 from triforce.kvcache.prefix_cache import PrefixCache
 from triforce.planner import CostModel
-
-
-class PrefillTask(NamedTuple):
-    """A group on its way to its first tokens. passes: yields tokens seen, and tokens in all, after each pass."""
-
-    group: SequenceGroup
-    batch: SequenceBatch
-    passes: Iterator[tuple[int, int]]
 
 
 class EngineCore:
@@ -57,7 +50,7 @@ class EngineCore:
         self.scheduler = Scheduler(store, self.prefixes, turn)
         self.batches: dict[str, SequenceBatch] = {}
         """Running sequences by mode; none is empty."""
-        self.prefilling: PrefillTask | None = None
+        self.prefilling: dict[SequenceGroup, PrefillTask] = {}
 
     def submit(self, groups: Sequence[SequenceGroup]) -> None:
         """Let groups wait for their turns. Raises CacheError, and takes none, if the turn of one would never come."""
@@ -66,14 +59,13 @@ class EngineCore:
     def cancel(self, group: SequenceGroup) -> None:
         """Stop a group, and give back what it holds; what it has seen stays, unless it failed. Harmless at its end."""
         if group.status is Status.PREFILLING:
-            assert self.prefilling
+            batch = self.prefilling.pop(group).batch
             if not group.error:
-                share_prefixes(self.prefilling.batch, group.sequences[:1], self.store, self.prefixes)
-            self.prefilling.batch.keep([])
-            self.prefilling = None
+                share_prefixes(batch, group.sequences[:1], self.store, self.prefixes)
+            batch.keep([])
         elif group.status is Status.RUNNING:
-            if not group.error and (batch := self.batches.get(group.mode)):
-                share_prefixes(batch, group.unfinished, self.store, self.prefixes)
+            if not group.error and (running := self.batches.get(group.mode)):
+                share_prefixes(running, group.unfinished, self.store, self.prefixes)
             self._drop(group.mode, group.sequences)
         self.scheduler.remove(group)
 
@@ -101,8 +93,8 @@ class EngineCore:
     @property
     def kv_tokens(self) -> int:
         """Tokens whose K and V are held for rows."""
-        batches = [*self.batches.values(), *([self.prefilling.batch] if self.prefilling else [])]
-        return sum(int(batch.top.cache.lengths_B.sum()) for batch in batches)
+        reading = (task.batch for task in self.prefilling.values())
+        return sum(int(batch.top.cache.lengths_B.sum()) for batch in [*self.batches.values(), *reading])
 
     def step(self) -> list[tuple[TokenSequence, int]]:
         """Read some of the prompts, then make one proposal for each row. Returns how many tokens each sequence took.
@@ -112,7 +104,7 @@ class EngineCore:
         """
         self._pacer.begin(running=bool(self.batches))
         while self._admit():
-            self._prefill_once()
+            self._prefill_once(self.prefilling[self.scheduler.next_to_read()])
             if not self._pacer.more():
                 break
         if self.scheduler.turn is not None and not self._admit() and (group := self.scheduler.to_swap_out()):
@@ -130,14 +122,14 @@ class EngineCore:
                 self._leave(mode, [sequence])
 
     def _admit(self) -> bool:
-        """Begin with the next group, if it fits and no other is being prefilled. Returns whether there is one now."""
-        while self.prefilling is None and (admitted := self.scheduler.admit()):
+        """Begin with groups that the scheduler admits. Returns whether there are prompts to read."""
+        while admitted := self.scheduler.admit():
             self._begin(*admitted)
             self.store.pool.disown(*admitted[1])
-        return self.prefilling is not None
+        return bool(self.prefilling)
 
     def _begin(self, group: SequenceGroup, prefix: PrefixPages) -> None:
-        """Make the batch of a group, on all ranks or on none. prefix: of its prompt."""
+        """Make the batch of a group, on all ranks or on none."""
         group.started, group.steps = group.started or perf_counter(), 0
         batch = None
         try:
@@ -147,8 +139,9 @@ class EngineCore:
         except Exception as error:
             group.fail(error)
         if self._target.ranks.all_true(batch is not None) and batch:
-            self.prefilling = PrefillTask(group, batch, group.prefill(batch, self._pacer.grant, self.disk))
-            group.status = Status.PREFILLING
+            pace = PacedPrompt(self._pacer)
+            self.prefilling[group] = PrefillTask(group, batch, pace, group.prefill(batch, pace.grant, self.disk))
+            group.status, group.left = Status.PREFILLING, max(0, group.prompt_tokens - len(prefix.pages) * PAGE)
             return
         self.scheduler.remove(group)
         if batch:
@@ -164,16 +157,16 @@ class EngineCore:
         how = store.models, MODES[group.mode], store.speculation, self._coupling
         return SequenceBatch(*how, group.unfinished, group.memory, costs, findings, store, prefix)
 
-    def _prefill_once(self) -> None:
-        """Make one pass over the prompts of the group that is being prefilled."""
-        assert self.prefilling
-        (group, batch, passes), read = self.prefilling, False
+    def _prefill_once(self, task: PrefillTask) -> None:
+        """Read a part of the prompts of a group."""
+        (group, batch, pace, passes), read, started = task, False, perf_counter()
         try:
             progress = next(passes, None)
-            self._pacer.passed()
+            pace.took(perf_counter() - started)
             disk, seen = group.sequences[0].disk, int(batch.top.cache.lengths_B[0])
-            if (regained := group.regained(seen)) or (disk and disk.lacks(seen)):
-                share_prefixes(batch, group.sequences[:1], self.store, self.prefixes, midway=not regained)
+            group.tokens_read, group.left = seen, progress[1] - progress[0] if progress else 0
+            if (kept := group.regained(seen)) or (disk and disk.lacks(seen)) or self.scheduler.awaited(group):
+                share_prefixes(batch, group.sequences[:1], self.store, self.prefixes, midway=not kept)
             read = True
             if progress and group.on_prefill:
                 group.on_prefill(*progress)
@@ -184,7 +177,9 @@ class EngineCore:
             group.fail(error)
             return self.cancel(group)
         if not progress:
-            self.prefilling, group.swapped, group.status = None, None, Status.RUNNING
+            pace.end()
+            del self.prefilling[group]
+            group.swapped, group.status = None, Status.RUNNING
             share_prefixes(batch, group.sequences[:1], self.store, self.prefixes)
             if group.mode in self.batches:
                 self.batches[group.mode].join(batch)

@@ -21,7 +21,7 @@ from triforce.engine.engine import Engine, Request
 from triforce.engine.engine_core import EngineCore
 from triforce.engine.model_loader import ModelPair
 from triforce.engine.output_stream import OutputChunk
-from triforce.engine.scheduler import MAX_ITL
+from triforce.engine.prefill_pacer import MAX_ITL
 from triforce.engine.sequence_group import OnPrefill
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import SharedKV

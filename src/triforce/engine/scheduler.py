@@ -1,32 +1,25 @@
-"""Scheduler: which group is prefilled next, which is swapped out for those that wait. It and the pacer run no model.
+"""Scheduler: which group is prefilled next, which is swapped out for those that wait. It runs no model.
 
-First come, first served: a group is admitted once there are rows and pages of KV for all that it may become, and none
-is overtaken. Where turns are limited, a group that has had its turn is swapped out, and waits again behind the others.
-
-`PrefillPacer`: how many prompt tokens are read between two steps of running texts, by the time there is. Chunked
-prefill beside decoding is that of Agrawal et al. 2024 (Sarathi-Serve, arXiv 2403.02310). A chunk is sized by a bound on
-the inter-token latency (ITL) here, whatever the model's speed.
+A group is admitted once there are rows and pages of KV for all that it may become: the first to come, and where there
+is room for several, any with a shorter prompt than is left of those that are being read. Of these the one with the
+fewest tokens left is read next, but each `OLDEST`-th time the first to come, so that none starves. Where turns are
+limited, a group that has had its turn is swapped out, and waits again behind the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from time import perf_counter
 
-from triforce.backends.kernel_api import pages_for
-from triforce.distributed.group import TPGroup
+from triforce.backends.kernel_api import PAGE, pages_for
 from triforce.engine.sequence_group import SequenceGroup, Status
 from triforce.engine.tier_builder import SharedKV
 from triforce.errors import CacheError
 from triforce.kvcache.page_owners import PrefixPages
 from triforce.kvcache.prefix_cache import PrefixCache
+from triforce.kvcache.views.full import prefill_chunk
 
-MAX_ITL = 0.2
-"""Seconds."""
-UNKNOWN = 64
-"""Tokens of the first pass of a tier, whose speed is not known yet."""
-LEAST, LEAST_ON_GPU = 16, 128
-"""Tokens of a pass at least, which its size is a multiple of: fewer cost no less, and on a GPU would be captured."""
+OLDEST = 4
+"""Of so many parts of prompts one is of the prompt that came first."""
 
 
 class Scheduler:
@@ -40,11 +33,17 @@ class Scheduler:
     def __init__(self, store: SharedKV, prefixes: PrefixCache, turn: int | None) -> None:
         self._store, self._prefixes, self.turn = store, prefixes, turn
         self.groups: list[SequenceGroup] = []
+        self._parts_read = 0
 
     @property
     def running(self) -> list[SequenceGroup]:
         """Groups whose texts grow with each step."""
         return [group for group in self.groups if group.status is Status.RUNNING]
+
+    @property
+    def prefilling(self) -> list[SequenceGroup]:
+        """Groups whose prompts are being read, in the order in which they came."""
+        return [group for group in self.groups if group.status is Status.PREFILLING]
 
     @property
     def waiting(self) -> list[SequenceGroup]:
@@ -75,27 +74,67 @@ class Scheduler:
         group.status = Status.SWAPPED
 
     def admit(self) -> tuple[SequenceGroup, PrefixPages] | None:
-        """Return the group to be prefilled next, and pages that it can begin with; None if it does not fit yet.
+        """Return a group to be prefilled, and pages that it can begin with; None if none fits or would be read yet.
 
         The caller owns those pages, so that they stay, until it disowns them.
         """
-        if not (waiting := self.waiting):
-            return None
-        group, pool = waiting[0], self._store.pool
-        prefix, group.lost = group.cached_pages(self._prefixes)
-        pool.own(*prefix)  # so that they are not evicted to make room
-        rows = sum(len(each.unfinished) for each in [*self.running, group])
-        fits = rows <= self._store.rows and self._windows_fit(group)
-        if fits and self._prefixes.make_room(self.pages(group) - len(prefix.pages)):
-            return group, prefix
-        pool.disown(*prefix)
+        prefilling, oldest, passed_by = self.prefilling, self._oldest_unread(), list[SequenceGroup]()
+        for group in self.waiting:
+            prefix, lost = group.cached_pages(self._prefixes)
+            cached = len(prefix.pages) * PAGE
+            longer = group is not oldest and group.prompt_tokens - cached >= min(each.left for each in prefilling)
+            if longer or any(self._is_read_for(group, cached, each) for each in prefilling):
+                passed_by.append(group)
+                continue
+            group.lost = lost
+            return (group, prefix) if self._fits(group, prefix, passed_by) else None
         return None
 
-    def _windows_fit(self, group: SequenceGroup) -> bool:
-        """Whether layers with a window have pages left for a group, if these are pages of their own."""
-        if group.memory or (windows := self._store.pool.windows) is None:
+    def _oldest_unread(self) -> SequenceGroup | None:
+        """Return the first to come of the groups whose prompts are not read."""
+        return next((group for group in self.groups if group.status is not Status.RUNNING), None)
+
+    def _is_read_for(self, group: SequenceGroup, cached: int, other: SequenceGroup) -> bool:
+        """Whether `other` is about to read tokens that a group begins with: a pass or more beyond those cached."""
+        chunk = prefill_chunk(self._store.models.target.device)
+        return not group.swapped and other.shares(group) - cached >= chunk
+
+    def _fits(self, group: SequenceGroup, prefix: PrefixPages, passed_by: Sequence[SequenceGroup]) -> bool:
+        """Make room for a group, if those that it passes by would have theirs beside it: so nobody waits for others.
+
+        Pages of its prefix are owned from then on, unless there is no room.
+        """
+        pool, groups = self._store.pool, [group, *passed_by]
+        pool.own(*prefix)  # so that they are not evicted to make room
+        rows = sum(len(each.unfinished) for each in [*self.running, *self.prefilling, *groups])
+        fits = rows <= self._store.rows and self._windows_fit(groups)
+        own = self.pages(group) - len(prefix.pages)
+        fits = fits and own + sum(map(self.pages, passed_by)) <= self._prefixes.room
+        if fits and self._prefixes.make_room(own):
             return True
-        pages = sum(map(windows.room, self._capacities(group)))
+        pool.disown(*prefix)
+        return False
+
+    def next_to_read(self) -> SequenceGroup:
+        """Return the group whose prompt is read next, of those that are prefilled."""
+        prefilling = self.prefilling
+        self._parts_read += 1
+        if self._parts_read % OLDEST == 0:
+            return prefilling[0]
+        return min(prefilling, key=lambda group: group.left)
+
+    def awaited(self, group: SequenceGroup) -> bool:
+        """Whether a group that waits begins with tokens that a group has read."""
+        whole = self._store.whole
+        seen = group.tokens_read // whole * whole
+        return any(whole <= group.shares(each) // whole * whole <= seen for each in self.waiting if not each.swapped)
+
+    def _windows_fit(self, groups: Sequence[SequenceGroup]) -> bool:
+        """Whether layers with a window have pages left for some groups, if these are pages of their own."""
+        if (windows := self._store.pool.windows) is None:
+            return True
+        own = [group for group in groups if not group.memory]
+        pages = sum(windows.room(capacity) for group in own for capacity in self._capacities(group))
         return windows.store.promised + pages <= windows.store.pages
 
     def to_swap_out(self) -> SequenceGroup | None:
@@ -119,50 +158,3 @@ class Scheduler:
         """Tokens of KV that each text of a group may come to."""
         context, reach = self._store.models.target.config.context, self._store.speculation.reach
         return [one.capacity(context, reach) for one in group.unfinished]
-
-
-class PrefillPacer:
-    """Grants passes of prefill their sizes, by the time that tokens took so far. Rank 0 measures for all.
-
-    max_itl: seconds that may pass between two steps. least: tokens of a pass at least. strict: sizes of passes may not
-    depend on the clock.
-    """
-
-    def __init__(self, max_itl: float, ranks: TPGroup, least: int = LEAST, *, strict: bool = False) -> None:
-        self._max_itl, self._ranks, self._least, self._strict = max_itl, ranks, least, strict
-        self._rates: dict[str, float] = {}
-        """Seconds that a token took in the latest pass of each tier."""
-        self._step = 0.0
-        self._texts_wait, self._until = False, 0.0
-        self._granted: tuple[str, int, float] | None = None
-
-    def begin(self, running: bool) -> None:
-        """Start to count the time between two steps. running: texts wait for their next step meanwhile."""
-        self._texts_wait = running and not self._strict
-        self._until = perf_counter() + self._max_itl - self._step
-        self._granted = None  # a pass that broke took no time that tells anything
-
-    def grant(self, tier: str, tokens: int) -> int:
-        """Grant a pass of `tier` all tokens; where texts wait, as many as there is time for (a `speculation.Grant`)."""
-        if self._texts_wait:
-            now, rate = perf_counter(), self._rates.get(tier)
-            affordable = UNKNOWN if rate is None else int((self._until - now) / rate)
-            whole = max(self._least, affordable // self._least * self._least)
-            tokens = self._ranks.broadcast(min(tokens, whole))
-        self._granted = tier, tokens, perf_counter()
-        return tokens
-
-    def passed(self) -> None:
-        """Note that the pass that was granted, if there was one, is over."""
-        if self._granted:
-            tier, tokens, since = self._granted
-            self._rates[tier] = (perf_counter() - since) / tokens
-            self._granted = None
-
-    def more(self) -> bool:
-        """Whether there is time for another pass before the next step."""
-        return self._ranks.broadcast(perf_counter() < self._until)
-
-    def stepped(self, seconds: float) -> None:
-        """Note how long a step of all texts took."""
-        self._step = seconds

@@ -23,6 +23,7 @@ from triforce.kvcache.disk_prefixes import DiskPrefixes
 from triforce.kvcache.disk_text import DiskText
 from triforce.kvcache.prefix_cache import Found, PrefixCache
 from triforce.kvcache.prompt_file import SavedCache
+from triforce.ragged import common_prefix
 from triforce.speculation import Grant, Proposer, Tier, grant_all
 
 OnPrefill = Callable[[int, int], None]
@@ -62,6 +63,10 @@ class SequenceGroup:
     """Tokens of the prompt that were read before, for another text."""
     lost: int = 0
     """Tokens that were, too, but for windows that are gone: behind these others will begin, so they are kept there."""
+    tokens_read: int = 0
+    """Tokens of its first prompt that were read, or found, so far."""
+    left: int = 0
+    """Tokens of all its prompts that are left to be read, once the reading began."""
     swapped: list[SwappedSequence] | None = None
     """KV and state of its unfinished sequences, while others have their room."""
     error: Exception | None = None
@@ -71,6 +76,18 @@ class SequenceGroup:
     def unfinished(self) -> list[TokenSequence]:
         """Sequences that are not finished."""
         return [sequence for sequence in self.sequences if sequence.finish is None]
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of its prompts that are to be read: those of a prompt that another one has are copied."""
+        return len(self.sequences[0].prompt) - 1 if not self.swapped else 0
+
+    def shares(self, other: SequenceGroup) -> int:
+        """Return how many tokens the prompts of both begin with, where one may have the KV of the other."""
+        mine, its = self.sequences[0], other.sequences[0]
+        if mine.scope is None or mine.scope != its.scope or self.memory or other.memory:
+            return 0
+        return common_prefix(mine.prompt, its.prompt)
 
     def fail(self, error: Exception) -> None:
         """Note why it ended before its time. Where memory ran out, the note says what would need less."""

@@ -157,9 +157,10 @@ class TierBuilder:
 
     def exact(self, full: FullView, below: Proposer | None = None) -> Tier[FullView]:
         """Make the full tier: the target through all of its KV."""
-        target = self.models.target
-        read = target.read if full.pool.by_layer else None
-        return Tier("full", self._noting(target, full), full, below=below, read=read)
+        target, by_layer = self.models.target, full.pool.by_layer
+        model = self._noting(target, full)
+        read = target.read_by_layer if by_layer else model.read
+        return Tier("full", model, full, below=below, read=read, whole_prompt=by_layer)
 
     def middle(
         self, full: FullView, policy: Callable[[], Policy], name: str, below: Proposer | None = None
@@ -190,7 +191,8 @@ class TierBuilder:
         view, draft = self.store.streaming.more(len(self.capacities)), self.models.draft
         assert draft is not None, "the store has seen to it"
         kernels = partial(dispatch.fused_draft_with, draft.model, view.kv)
-        return Tier("draft", draft, view, self.speculation.draft_tokens, fused_draft=partial(fused_draft, kernels))
+        several = partial(fused_draft, kernels)
+        return Tier("draft", draft, view, self.speculation.draft_tokens, fused_draft=several, read=draft.read)
 
 
 def fused_draft(

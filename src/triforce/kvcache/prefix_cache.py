@@ -105,10 +105,18 @@ class PrefixCache:
 
         return pages
 
+    @property
+    def room(self) -> int:
+        """Pages that are free, or that no row needs."""
+        return self._pool.free_pages + len(self._idle())
+
+    def _idle(self) -> list[bytes]:
+        """Keys of pages that no row needs, the oldest first."""
+        return [key for key, page in self.pages.items() if self._pool.store.owners[page] == 1]
+
     def make_room(self, pages: int) -> bool:
         """See that so many pages are free, if that can be had."""
-        pool = self._pool
-        idle = [key for key, page in self.pages.items() if pool.store.owners[page] == 1]
+        pool, idle = self._pool, self._idle()
         missing = pages - pool.free_pages
         if missing > len(idle):
             return False

@@ -6,8 +6,8 @@ import resource
 import sys
 from dataclasses import dataclass
 
+from triforce.engine.prefill_pacer import MAX_ITL
 from triforce.engine.request_runner import MOST_ROWS
-from triforce.engine.scheduler import MAX_ITL
 from triforce.errors import RequestError
 from triforce.interface.sampling_params import MOST_LOGPROBS
 

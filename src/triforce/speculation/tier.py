@@ -46,7 +46,8 @@ class Tier(Generic[C]):
 
     The tier below only makes this cheaper: its draft tokens are verified in one pass. A tier stops once it has `gamma`
     tokens: a stopping time, which leaves their distribution as it is. level: 0 for the lowest tier; it names the tier
-    in the noise and in `Draft.origins_BK`. fused_draft, read: faster ways to draft and to prefill, where there are any.
+    in the noise and in `Draft.origins_BK`. fused_draft: a faster way to draft, if there is one. read: a way to
+    prefill that may be left between parts of a pass. whole_prompt: it reads a prompt in one pass, which is not granted.
     """
 
     def __init__(
@@ -59,12 +60,13 @@ class Tier(Generic[C]):
         *,
         fused_draft: FusedDraft[C] | None = None,
         read: Read[C] | None = None,
+        whole_prompt: bool = False,
     ) -> None:
         self.name, self.model, self.cache = name, model, cache
         self.gamma, self.below = gamma, below
         self.level: int = below.level + 1 if below else 0
         self.counters = Counters(len(cache.lengths_B))
-        self.fused_draft, self.read = fused_draft, read
+        self.fused_draft, self.read, self.whole_prompt = fused_draft, read, whole_prompt
         self.keeps_logits = False
         self.logits_BJV: Tensor | None = None
         """Raw logits of the latest verification, if they are kept."""
@@ -153,10 +155,10 @@ class Tier(Generic[C]):
         *,
         grant: Grant = grant_all,
     ) -> Iterator[int]:
-        """Feed row b until it has seen `length` tokens. Yields how many it has seen after each pass.
+        """Feed row b until it has seen `length` tokens. Yields how many it has seen after each pass, or part of one.
 
-        hook: gets the logits of the prompt. grant: how many tokens a pass may have; it is not asked where KV is
-        offloaded, as passes are short there.
+        hook: gets the logits of the prompt. grant: how many tokens a pass may have; it is not asked where all of a
+        prompt is read in one pass.
         """
         cache = self.cache.row(b)
         while True:
@@ -164,7 +166,7 @@ class Tier(Generic[C]):
             if start >= stop:
                 return
             stop = min(stop, start + SCORED) if hook else stop
-            if not self.read:
+            if not self.whole_prompt:
                 stop = start + grant(self.name, stop - start)
             ids_1T, count_1 = torch.from_numpy(prefix.ids_BS[b : b + 1, start:stop]), ints([stop - start])
             at_1J = torch.arange(stop - start if hook else 0)[None]

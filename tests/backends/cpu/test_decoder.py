@@ -14,10 +14,12 @@ from torch import Tensor
 from tests.helpers.paged_kv import PAGE, native
 from triforce.backends.kernel_api import ForwardBatch, PageTable
 from triforce.backends.torch.model import forward_layerwise
+from triforce.bench import shapes
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
 from tests.helpers.random_model import D, G, L, V, random_model
+from triforce.backends.cpu import prompt_parts
 from triforce.backends.cpu.kv import NativeKV
 from triforce.backends.cpu.model import NativeModel
 
@@ -126,3 +128,45 @@ def test_decoder_bad_arguments_raise(change: dict[str, object], dtype: torch.dty
     for ids_BT, at_BJ in ((torch.full((2, 5), V), None), (torch.full((2, 5), -1), None), (IDS_BT, IDS_BT + 1)):
         with pytest.raises(ValueError):
             model.forward(ids_BT, memory, FULL, at_BJ)
+
+
+LONG = ForwardBatch([37], [(L, PageTable(some_pages(1, 20), [37], [200]))], states=(1, 2))
+SLIDING = ForwardBatch([300], [(L, PageTable(some_pages(1, 18), [60], [200], sinks=16, window=21))])
+
+
+@pytest.mark.parametrize(("layers", "tokens"), [(L, 200), (2, 200), (1, 64), (1, 200)])
+@pytest.mark.parametrize("this", [LONG, SLIDING], ids=["full", "window"])
+def test_pass_in_parts_equals_one_call(
+    this: ForwardBatch, layers: int, tokens: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parts take some layers, or some tokens through a layer, and leave the same KV and states."""
+    monkeypatch.setattr(prompt_parts, "part_of_pass", lambda *given: (layers, tokens))
+    ids_1T = torch.randint(V, (1, 200), generator=torch.Generator().manual_seed(2))
+    (model, memory), (other, own) = parts(dtype), parts(dtype)
+    wanted = model.forward(ids_1T, memory, this, torch.empty(1, 0, dtype=torch.long))
+    steps, worth = prompt_parts.parts(other, own, ids_1T, this), list[int]()
+    while True:
+        try:
+            worth.append(next(steps))
+        except StopIteration as end:
+            output = end.value
+            break
+    assert worth == sorted(worth) and worth[-1] == 200 and len(worth) == -(-L // layers) * -(-200 // tokens)
+    if this.states:
+        assert torch.equal(output.states_SBTC, wanted.states_SBTC)
+    slots_N = torch.arange(PAGE, (PAGES + 1) * PAGE)
+    for layer in range(L):
+        for one, both in zip(memory.read(layer, slots_N), own.read(layer, slots_N), strict=True):
+            assert torch.equal(one, both)
+
+
+def test_part_of_pass_is_bounded_by_its_operations() -> None:
+    """A small model's pass is one call, a larger one's some layers, a huge one's some tokens through a layer."""
+    small, middle, large = (
+        shapes.parts(name, 64, device="meta")[0] for name in ("30m", "llama-3.2-1b", "llama-3.1-8b")
+    )
+    assert prompt_parts.part_of_pass(small, 0, 512) == (small.layers, 512)
+    assert prompt_parts.part_of_pass(middle, 0, 512) == (1, 512)
+    assert prompt_parts.part_of_pass(large, 0, 512) == (1, 128)
+    layers, tokens = prompt_parts.part_of_pass(middle, 60_000, 512)
+    assert layers == 1 and 128 <= tokens < 512 and tokens % PAGE == 0

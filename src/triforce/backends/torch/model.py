@@ -5,7 +5,7 @@ Shape suffixes as in kernel_api.py; I MLP size, Q = H * D, P = G * D.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from functools import partial
 
 import torch
@@ -161,8 +161,25 @@ def forward_layerwise(
     model: ModelBackend, ids_BT: Tensor, kv: KVBackend, batch: ForwardBatch, at_BJ: Tensor | None
 ) -> ForwardOutput:
     """Do what `ModelBackend.forward` says, for any model that has layers and any KV memory."""
+    return whole(layer_steps(model, ids_BT, kv, batch, at_BJ))
+
+
+def layer_steps(
+    model: ModelBackend, ids_BT: Tensor, kv: KVBackend, batch: ForwardBatch, at_BJ: Tensor | None
+) -> Generator[int, None, ForwardOutput]:
+    """Make the same pass, and yield behind each layer how many tokens its share of the work is worth."""
     attention = kv.layer_attention(batch, ids_BT.shape[1])
-    return forward_layers(model, ids_BT, at_BJ, attention, batch.observe, batch.return_mass, batch.states)
+    return (yield from _layers(model, ids_BT, at_BJ, attention, batch.observe, batch.return_mass, batch.states))
+
+
+def whole(steps: Generator[int, None, ForwardOutput]) -> ForwardOutput:
+    """Take all steps of a pass, and return its output."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            output: ForwardOutput = end.value
+            return output
 
 
 def forward_layers(
@@ -178,6 +195,18 @@ def forward_layers(
 
     Of the residual stream what it is behind so many layers as each of `states` says.
     """
+    return whole(_layers(model, ids_BT, at_BJ, attention, observe, return_mass, states))
+
+
+def _layers(
+    model: ModelBackend,
+    ids_BT: Tensor,
+    at_BJ: Tensor | None,
+    attention: LayerAttention,
+    observe: bool,
+    return_mass: bool,
+    states: Sequence[int],
+) -> Generator[int, None, ForwardOutput]:
     (B, T), queries, masses, kept = ids_BT.shape, list[Tensor](), list[Tensor](), dict[int, Tensor]()
     x_NC, scored, touched = model.embed(ids_BT.flatten()), at_BJ is None or at_BJ.shape[1] > 0, list[int]()
     for index, block in enumerate(model.blocks):
@@ -189,6 +218,7 @@ def forward_layers(
             touched.append(block.finish(x_NC, attn_out_BTHD.flatten(0, 1).flatten(1)))
         if index + 1 in states:
             kept[index + 1] = x_NC.view(B, T, -1).clone()
+        yield B * T * (index + 1) // len(model.blocks)
     if at_BJ is not None:
         T = at_BJ.shape[1]
         at_BJ1 = at_BJ[..., None].to(x_NC.device)

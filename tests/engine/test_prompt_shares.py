@@ -1,0 +1,70 @@
+"""Prompts of several requests are read by turns: short ones first, and none starves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.helpers.engine_scene import ROWS, TOKENS, alone, check_empty, check_same, request
+from tests.helpers.tiny_llm import ask, ids, llm
+from triforce.engine.engine import Request
+from triforce.engine.sequence_group import Status
+from triforce.interface.outputs import RequestOutput
+
+
+def test_short_prompt_is_read_beside_long_one(folder: Path) -> None:
+    """It is admitted while the long one is read, gets three parts of four, and both texts are those of each alone."""
+    model = llm(folder)
+    texts = model.open(ROWS, 1400)
+    long, short = request(model, 501, "ar"), request(model, 150, "ar")
+    texts.submit([long])
+    texts.step()
+    assert list(texts.core.prefilling) == long.groups
+    texts.submit([short])
+    order = list[Request]()
+    while texts.busy:
+        for one, event in texts.step():
+            assert not isinstance(event, Exception), event
+            if one not in order:
+                order.append(one)
+                left = [group.left for group in texts.core.prefilling]
+            if isinstance(event, RequestOutput):
+                check_same(event.outputs, alone(model, len(one.prompt), mode="ar"))
+        if order == [short]:
+            assert left and left[0] > 100, "the long prompt was not read before"
+    assert order == [short, long]
+    check_empty(texts)
+
+
+def test_long_prompt_does_not_starve_behind_short_ones(folder: Path) -> None:
+    """Short ones come again and again: a part of four is the long one's."""
+    model = llm(folder)
+    texts = model.open(ROWS, 1400)
+    long = request(model, 501, "ar", max_tokens=2)
+    texts.submit([long])
+    texts.step()
+    asked = 0
+    while long.groups[0].status is not Status.RUNNING:
+        if not any(group.left for group in texts.core.scheduler.groups if group is not long.groups[0]):
+            asked += 1
+            texts.submit([request(model, 190 + asked % 2, "ar", scope=str(asked), max_tokens=1)])
+        texts.step()
+        assert asked < 60
+    assert asked > 3
+    texts.close()
+
+
+def test_prompt_waits_for_its_beginning_that_another_one_reads(folder: Path) -> None:
+    """It is not read twice: the shorter one begins behind what both have in common, before the other one's end."""
+    model = llm(folder)
+    texts = model.open(ROWS, 1400)
+    long = request(model, 501, "ar")
+    short = model.request([*long.prompt[:200], *ids(60, seed=5)], ask(max_tokens=TOKENS), "ar", "")
+    for one in (long, short):
+        texts.submit([one])
+    outputs = list[RequestOutput]()
+    while texts.busy:
+        outputs += [event for _, event in texts.step() if isinstance(event, RequestOutput)]
+        if short.groups[0].started and long.groups[0] in texts.core.prefilling:
+            assert long.groups[0].tokens_read >= 192
+    assert {len(output.prompt_token_ids): output.cached_tokens for output in outputs} == {501: 0, 260: 192}
+    check_empty(texts)
