@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import shutil
 import tempfile
@@ -28,10 +29,17 @@ FIELDS = [
 ASKED = ["-p", "the cat", "-n", "2", "--ignore-eos", "-q"]
 
 
+def lasting_folder() -> Path:
+    """A folder that goes with this process; forks end without a look at it."""
+    folder = Path(tempfile.mkdtemp(prefix="fuzz-whole-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
 @cache
 def whole(family: str) -> Path:
     """A folder that can be read."""
-    folder = Path(tempfile.mkdtemp(prefix="fuzz-whole-"))
+    folder = lasting_folder()
     tiny_tokenizer().save_pretrained(folder)
     return save(family_model(family, num_hidden_layers=2, vocab_size=300), folder)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -14,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.helpers.eagle3_reference import random_checkpoint
 from tests.helpers.feature_pair import feature_pair
-from tests.helpers.fuzz_kinds.config_json import ASKED, generated
+from tests.helpers.fuzz_kinds.config_json import ASKED, generated, lasting_folder
 from tests.helpers.fuzz_kinds.safetensors_header import spoil, spoil_bytes
 from tests.helpers.hostile_values import as_json, spoiled
 from tests.helpers.safetensors_bytes import parts, write
@@ -31,7 +30,7 @@ TYPES = [torch.float8_e4m3fn, torch.complex64, torch.bool, torch.int64, torch.fl
 @cache
 def whole() -> Path:
     """A folder with a target of eight layers, a draft of ours and a published one for it."""
-    folder = feature_pair(Path(tempfile.mkdtemp(prefix="fuzz-whole-")), num_hidden_layers=8)
+    folder = feature_pair(lasting_folder(), num_hidden_layers=8)
     (folder / "published").mkdir()
     tensors, config = random_checkpoint(vocab_size=300)
     save_file(tensors, folder / "published" / "model.safetensors")
