@@ -103,8 +103,7 @@ class LLM(LLMLifetime):
         self.target, self.draft, self.features, self.models = pair.target, pair.draft, pair.features, pair.decoders
         self.load_seconds, self.ranks, self.tokenizer = pair.load_seconds, ranks, self.target.tokenizer
         self.grammars = GrammarCompiler(self.tokenizer)
-        self.sampling_defaults = self.target.files.sampling_defaults()
-        """Values of `SamplingParams` that the model's makers advise."""
+        self.sampling_defaults = self.target.files.sampling_defaults()  # those that the model's makers advise
         self._eos = frozenset(self.tokenizer.eos_ids if self.tokenizer else self.target.files.eos_ids())
         profile = pair.profile(self.speculation)
         self.break_even = profile.break_even  # tells from which context on speculation pays, by what is known by then

@@ -64,8 +64,7 @@ def serve(options: Namespace, ranks: TPGroup) -> int:
         hosts = [options.host, *options.allowed_host]
         reach: dict[str, Any] = {"keys": keys, "hosts": hosts, "origins": options.cors_origin}
         app = create_app(llm, engine, name, limits=limits, watched=watched, **reach)
-        url = http_server.url(sock)
-        print(f"triforce serves {name} at {url}", flush=True)
+        print(f"triforce serves {name} at {(url := http_server.url(sock))}", flush=True)
         if llm.tokenizer and llm.tokenizer.chats:
             print(f"sampling of chats: {of_chats(llm.sampling_defaults)}", flush=True)
         logs.event("listening", url=url, model=name)
