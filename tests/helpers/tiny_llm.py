@@ -63,13 +63,19 @@ def ids(length: int, seed: int = 0) -> list[int]:
 def counted(model: Decoder) -> Iterator[list[int]]:
     """The number of tokens of each pass through `model`."""
     passes: list[int] = []
-    plain = Decoder.__call__
+    plain, plain_parts = Decoder.__call__, Decoder.observe_parts
 
     def call(self: Decoder, ids_BT: Tensor, *rest: Any, **more: Any) -> Tensor:
         if self is model:
             passes.append(ids_BT.numel())
         return plain(self, ids_BT, *rest, **more)
 
+    def observe_parts(self: Decoder, ids_1T: Tensor, *rest: Any) -> Any:
+        if self is model:
+            passes.append(ids_1T.numel())
+        return plain_parts(self, ids_1T, *rest)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Decoder, "__call__", call)
+        patch.setattr(Decoder, "observe_parts", observe_parts)
         yield passes

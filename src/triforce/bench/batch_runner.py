@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,8 @@ def together(
 
 def varied(llm: LLM, coupling: str | None = None, **speculation: Any) -> LLM:
     """The same models under another coupling, or another way to speculate (fields of `SpeculativeConfig`)."""
-    other = copy(llm)
+    other = object.__new__(type(llm))  # a copy of an LLM is refused, as two would share what one of them closes
+    vars(other).update(vars(llm))
     other.coupling, other.speculation = coupling or llm.coupling, replace(llm.speculation, **speculation)
     other.runner = llm.runner.varied(other.speculation, other.coupling)
     return other

@@ -173,9 +173,10 @@ class Tier(Generic[C]):
             started = perf_counter()
             if self.read and not hook and stop - start > SCORED:
                 for seen in self.read(ids_1T, count_1, cache):
-                    self.counters.prefill_seconds_B[b] += perf_counter() - started
-                    yield start + seen
-                    started = perf_counter()
+                    if start + seen < stop:  # the rest of the pass follows its last part at once
+                        self.counters.prefill_seconds_B[b] += perf_counter() - started
+                        yield start + seen
+                        started = perf_counter()
             else:
                 logits_1JV = self.model(ids_1T, count_1, cache, at_1J)
             cache.advance(count_1)

@@ -76,7 +76,7 @@ class Side:
             start, stop = span
             count_1 = ints([stop - start])
             if self.pool.offloaded and stop - start > READ:
-                list(self.decoder.read(torch.tensor([ids[start:stop]]), count_1, view))
+                list(self.decoder.read_by_layer(torch.tensor([ids[start:stop]]), count_1, view))
             else:
                 last_11 = torch.tensor([[stop - start - 1]])
                 logits_1JV = self.decoder(torch.tensor([ids[start:stop]]), count_1, view, last_11)

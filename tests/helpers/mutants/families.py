@@ -170,7 +170,7 @@ UNION_FAULTS: dict[str, tuple[str, tuple[str, str]]] = {
         "triforce.backends.torch.experts:choose", ("torch.cat([ids[:, :chosen], shared], 1)", "ids[:, :chosen]"),
     ),
     "layers without experts count in the mean": (
-        "triforce.backends.torch.model:forward_layers", ("sum(each > 0 for each in touched)", "len(touched)"),
+        "triforce.backends.torch.model:_layers", ("sum(each > 0 for each in touched)", "len(touched)"),
     ),
     "shared experts are not priced": ("triforce.model.expert_unions:experts_touched", ("experts.shared + ", "")),
     "unions are not learnt": ("triforce.model.expert_unions:ExpertUnions.observe", ("if width > 1", "if width < 1")),
