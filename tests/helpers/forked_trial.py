@@ -11,7 +11,6 @@ from typing import Any
 
 from triforce.sandbox import TrialLimits, answer_in, attempt
 
-
 SECONDS = 20.0
 """Seconds of a trial by the clock: a fork may wait for a lock that another thread held, and is then made again."""
 
