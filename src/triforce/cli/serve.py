@@ -59,7 +59,7 @@ def serve(options: Namespace, ranks: TPGroup) -> int:
     name = options.name or model_name(options.model)
     with http_server.listen(options.host, options.port) as sock:
         llm, engine = replicas.engine(options, ranks, limits, f"serve {sock.getsockname()[1]}")
-        Thread(target=require_balances, daemon=True).start()  # nobody has asked yet, so processors are idle
+        Thread(target=require_balances).start()  # nobody has asked yet, so processors are idle
         logs.configure()
         hosts = [options.host, *options.allowed_host]
         reach: dict[str, Any] = {"keys": keys, "hosts": hosts, "origins": options.cors_origin}
