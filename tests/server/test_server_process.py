@@ -171,6 +171,15 @@ def test_shipped_examples_run(url: str, example: str) -> None:
     assert "retrieval" in done.stdout
 
 
+@pytest.fixture
+def signals_taken() -> Iterator[None]:
+    """Signals that this process ignores, as under `nohup`, are not ignored by those that it starts."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("signals_taken")
 @pytest.mark.parametrize(
     ("told", "grace", "tokens", "ends"),
     [
