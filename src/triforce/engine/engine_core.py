@@ -164,8 +164,10 @@ class EngineCore:
             progress = next(passes, None)
             pace.took(perf_counter() - started)
             disk, seen = group.sequences[0].disk, int(batch.top.cache.lengths_B[0])
-            group.tokens_read, group.left = seen, progress[1] - progress[0] if progress else 0
-            if (kept := group.regained(seen)) or (disk and disk.lacks(seen)) or self.scheduler.awaited(group):
+            more, group.tokens_read = seen > group.tokens_read, seen
+            group.left = progress[1] - progress[0] if progress else 0
+            awaited = more and self.scheduler.awaited(group)
+            if (kept := group.regained(seen)) or (disk and disk.lacks(seen)) or awaited:
                 share_prefixes(batch, group.sequences[:1], self.store, self.prefixes, midway=not kept)
             read = True
             if progress and group.on_prefill:

@@ -18,7 +18,7 @@ from triforce.disk_cache.entry_store import Use
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch, SwappedSequence
 from triforce.errors import CacheError
-from triforce.kvcache import FullView, StreamingView
+from triforce.kvcache import PAGE, FullView, StreamingView
 from triforce.kvcache.disk_prefixes import DiskPrefixes
 from triforce.kvcache.disk_text import DiskText
 from triforce.kvcache.prefix_cache import Found, PrefixCache
@@ -83,9 +83,14 @@ class SequenceGroup:
         return len(self.sequences[0].prompt) - 1 if not self.swapped else 0
 
     def shares(self, other: SequenceGroup) -> int:
-        """Return how many tokens the prompts of both begin with, where one may have the KV of the other."""
+        """Return how many tokens the prompts of both begin with, where one may have the KV of the other; 0 in a page.
+
+        It is asked of each prompt that waits whenever a part of one was read: most differ in their first page.
+        """
         mine, its = self.sequences[0], other.sequences[0]
         if mine.scope is None or mine.scope != its.scope or self.memory or other.memory:
+            return 0
+        if mine.prompt[:PAGE] != its.prompt[:PAGE]:
             return 0
         return common_prefix(mine.prompt, its.prompt)
 
