@@ -96,8 +96,8 @@ def test_paths_that_are_not_bitwise_say_distribution(
     disk_pair: Path, cache: Path, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An answer whose prompt was read before, wherever its KV was kept."""
+    model, file = llm(disk_pair), cache.with_name("kv")  # made with kernels, as other tests use it, too
     monkeypatch.setattr(native_loader, "native", None)
-    model, file = llm(disk_pair), cache.with_name("kv")
     if where == "on disk":
         read, restored = (answer(started(disk_pair, cache), PROMPT, "ar") for _ in range(2))
     elif where == "in memory":
