@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from triforce.errors import RequestError
+from triforce.interface.closed_objects import closed_objects
 
 MOST_CHARACTERS = 65_536
 _KINDS = ("json_schema", "regex", "lark")
@@ -40,18 +41,22 @@ class Grammar:
         return self.kind == "json_schema" or (self.kind == "lark" and "%json" in self.source)
 
     @classmethod
-    def json(cls, schema: Mapping[str, Any] | bool | str | None = None) -> Self:
+    def json(cls, schema: Mapping[str, Any] | bool | str | None = None, *, additional_properties: bool = False) -> Self:
         """Return the grammar of a JSON schema, given as an object or as JSON text; without one, of any JSON object.
+
+        additional_properties: whether an object schema that lists properties and is silent about others takes any
+        others, as the standard has it. Else it takes those listed only, as if it had `additionalProperties: false`;
+        objects of compositions (`anyOf`, `allOf`, ...) stay open, and so do objects without listed properties.
 
         Properties come in the order in which the schema lists them. A number of 40 characters ends as soon as it may,
         and white space is indentation at most, as some models would go on for ever. Raises RequestError.
         """
-        if isinstance(schema, str):
-            return cls("json_schema", schema)
         try:
-            return cls("json_schema", json.dumps({"type": "object"} if schema is None else schema))
+            text = schema if isinstance(schema, str) else json.dumps({"type": "object"} if schema is None else schema)
         except (TypeError, ValueError, RecursionError) as error:
             raise RequestError(f"the schema cannot be written as JSON ({error}); simplify it") from error
+        grammar = cls("json_schema", text)
+        return grammar if additional_properties else cls("json_schema", _closed(text))
 
     @classmethod
     def regex(cls, pattern: str) -> Self:
@@ -62,3 +67,13 @@ class Grammar:
     def lark(cls, grammar: str) -> Self:
         """Return a context-free grammar of texts that its rule `start` derives. Raises RequestError."""
         return cls("lark", grammar)
+
+
+def _closed(text: str) -> str:
+    """Return a JSON schema with its objects closed; one that is no JSON object, or is nested too deeply, as it is."""
+    try:
+        schema = json.loads(text)
+        closed = closed_objects(schema) if isinstance(schema, dict) else schema
+        return text if closed == schema else json.dumps(closed)
+    except (ValueError, RecursionError):
+        return text

@@ -19,15 +19,13 @@ from triforce.server.grammar_pool import GrammarPool
 from triforce.server.limits import ANSWER_TOKENS, APART, COMPLETION_TOKENS, Limits
 from triforce.server.messages import Message, characters, plain, turns
 from triforce.server.request_checks import biases, check_echo, check_fields
+from triforce.server.response_formats import FlatResponseFormat, ResponseFormat, grammar_of
 from triforce.server.schemas import (
     ChatBody,
     CompletionBody,
     CompletionFields,
-    FlatResponseFormat,
-    ResponseFormat,
     ResponsesBody,
     SamplingFields,
-    grammar_of,
 )
 from triforce.server.shared_slots import SharedSlots
 from triforce.server.tools import ToolChoice

@@ -5,90 +5,21 @@ Numbers are only typed here: `triforce.interface.sampling_params.SamplingParams`
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from triforce.interface.grammar import Grammar
 from triforce.server.limits import ANSWER_TOKENS, COMPLETION_TOKENS
 from triforce.server.messages import InputItems, Item, Messages
 from triforce.server.request_base import Batches, Biases, Body, CacheFields, Ids, StopIds, Stops, Texts
+from triforce.server.response_formats import FlatResponseFormat, ResponseFormat
 from triforce.server.tools import MOST_TOOLS, FlatTool, OneFlatTool, OneTool, Tool, ToolChoice, choose_tools
-
-
-class TextFormat(Body):
-    """Anything."""
-
-    type: Literal["text"]
-
-
-class JsonFormat(Body):
-    """Any JSON object."""
-
-    type: Literal["json_object"]
-
-
-class JsonSchemaSpec(Body):
-    """A JSON schema. It is always kept to, whatever `strict` says."""
-
-    name: str | None = None
-    description: str | None = None
-    strict: bool | None = None
-    json_schema: dict[str, Any] | bool | None = Field(None, alias="schema")
-
-
-class SchemaFormat(Body):
-    """JSON that a schema describes, as chats have it."""
-
-    type: Literal["json_schema"]
-    json_schema: JsonSchemaSpec
-
-
-class FlatSchemaFormat(JsonSchemaSpec):
-    """The same as responses have it."""
-
-    type: Literal["json_schema"]
-
-
-class GrammarFormat(Body):
-    """A text that a grammar in llguidance's dialect of Lark derives."""
-
-    type: Literal["grammar"]
-    lark: str = Field(alias="grammar")
-
-
-class RegexFormat(Body):
-    """A text that a regular expression matches as a whole: an extension of triforce's."""
-
-    type: Literal["regex"]
-    regex: str
-
-
-_BY_TYPE = Field(discriminator="type")
-ResponseFormat = Annotated[TextFormat | JsonFormat | SchemaFormat | GrammarFormat | RegexFormat, _BY_TYPE]
-FlatResponseFormat = Annotated[TextFormat | JsonFormat | FlatSchemaFormat | GrammarFormat | RegexFormat, _BY_TYPE]
 
 
 class TextOptions(Body):
     """`text` of responses."""
 
     format: FlatResponseFormat | None = None
-
-
-def grammar_of(form: ResponseFormat | FlatResponseFormat | None) -> Grammar | None:
-    """Return the grammar of a format, or None for no constraint. Raises RequestError."""
-    match form:
-        case JsonFormat():
-            return Grammar.json()
-        case SchemaFormat():
-            return Grammar.json(form.json_schema.json_schema)
-        case FlatSchemaFormat():
-            return Grammar.json(form.json_schema)
-        case GrammarFormat():
-            return Grammar.lark(form.lark)
-        case RegexFormat():
-            return Grammar.regex(form.regex)
-    return None
 
 
 class ModelField(Body):

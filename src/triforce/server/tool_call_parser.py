@@ -9,6 +9,7 @@ from typing import Any
 
 from triforce.engine.output_stream import partial_match
 from triforce.errors import RequestError
+from triforce.interface.closed_objects import closed_objects
 from triforce.interface.grammar import Grammar
 from triforce.structured_output.guidance import schema_grammar
 
@@ -52,7 +53,7 @@ class CallFormat:
             before = f'{opening}"name": "{name}", "{self.arguments}": '
             rules.append(f"call_{i}: {json.dumps(before)} arguments_{i} {json.dumps(closing)}")
             try:
-                rules.append(f"arguments_{i}: {schema_grammar(parameters or NOTHING)}")
+                rules.append(f"arguments_{i}: {schema_grammar(closed_objects(parameters or NOTHING))}")
             except RecursionError as error:
                 raise RequestError(f"the parameters of {name} are nested too deeply; simplify them") from error
             except ValueError as error:

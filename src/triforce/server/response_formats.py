@@ -1,0 +1,88 @@
+"""Formats that an answer may be held to: `response_format` of completions and chats, `text.format` of responses."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from triforce.interface.grammar import Grammar
+from triforce.server.request_base import Body
+
+
+class TextFormat(Body):
+    """Anything."""
+
+    type: Literal["text"]
+
+
+class JsonFormat(Body):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class JsonSchemaSpec(Body):
+    """A JSON schema. It is always kept to, whatever `strict` says.
+
+    `additional_properties: true` is an extension: an object schema that lists properties and is silent about others
+    takes any others, as the standard has it. Otherwise it takes those listed only.
+    """
+
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+    json_schema: dict[str, Any] | bool | None = Field(None, alias="schema")
+    additional_properties: bool | None = None
+
+
+class SchemaFormat(Body):
+    """JSON that a schema describes, as chats have it."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchemaSpec
+
+
+class FlatSchemaFormat(JsonSchemaSpec):
+    """The same as responses have it."""
+
+    type: Literal["json_schema"]
+
+
+class GrammarFormat(Body):
+    """A text that a grammar in llguidance's dialect of Lark derives."""
+
+    type: Literal["grammar"]
+    lark: str = Field(alias="grammar")
+
+
+class RegexFormat(Body):
+    """A text that a regular expression matches as a whole: an extension of triforce's."""
+
+    type: Literal["regex"]
+    regex: str
+
+
+_BY_TYPE = Field(discriminator="type")
+ResponseFormat = Annotated[TextFormat | JsonFormat | SchemaFormat | GrammarFormat | RegexFormat, _BY_TYPE]
+FlatResponseFormat = Annotated[TextFormat | JsonFormat | FlatSchemaFormat | GrammarFormat | RegexFormat, _BY_TYPE]
+
+
+def grammar_of(form: ResponseFormat | FlatResponseFormat | None) -> Grammar | None:
+    """Return the grammar of a format, or None for no constraint. Raises RequestError."""
+    match form:
+        case JsonFormat():
+            return Grammar.json()
+        case SchemaFormat():
+            return _schema_grammar(form.json_schema)
+        case FlatSchemaFormat():
+            return _schema_grammar(form)
+        case GrammarFormat():
+            return Grammar.lark(form.lark)
+        case RegexFormat():
+            return Grammar.regex(form.regex)
+    return None
+
+
+def _schema_grammar(spec: JsonSchemaSpec) -> Grammar:
+    return Grammar.json(spec.json_schema, additional_properties=bool(spec.additional_properties))
