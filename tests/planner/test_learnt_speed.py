@@ -46,8 +46,8 @@ def test_break_even_with_learnt_passes_is_theirs() -> None:
     early, late, never = [each.tokens for each in found]
     assert early and late and STEP <= early < late and never is None
     assert all(each.learnt and KNOWN not in each.basis and "kinds of passes" in each.basis for each in found)
-    assert found[0].sentence == f"Speculation pays from {early:,} tokens on, as earlier texts showed here."
-    assert found[2].verdict.startswith("does not pay here: earlier texts promise ")
+    assert found[0].sentence == f"Speculation pays from {early:,} tokens on, as passes of earlier texts predict."
+    assert found[2].verdict.startswith("does not pay here: passes of earlier texts predict ")
 
 
 def test_break_even_with_learnt_acceptance_is_later_where_less_is_kept() -> None:

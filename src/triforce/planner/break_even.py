@@ -118,9 +118,11 @@ def break_even_point(even: BreakEven, known: str, learnt: LearntSpeed) -> BreakE
         begins = first_gain(learnt.speedup, min(STEP, context), context)
         if begins is None:
             most = f"{learnt.speedup(context):.2f} times plain decoding at {context:,} tokens"
-            verdict = f"does not pay here: earlier texts promise {most}, and less than {GAIN:g} is not worth it"
+            verdict = (
+                f"does not pay here: passes of earlier texts predict {most}, and less than {GAIN:g} is not worth it"
+            )
         else:
-            verdict = f"pays from {begins:,} tokens on, as earlier texts showed here"
+            verdict = f"pays from {begins:,} tokens on, as passes of earlier texts predict"
         return BreakEvenPoint(begins, verdict, learnt.basis, learnt=True)
     begins = even.pays_from()
     if begins is None:

@@ -57,4 +57,5 @@ class LearntSpeed:
         shares = [f"{share:.0%} of the {tier} tier's accepted" for tier, share in self._seen.items()]
         if "retrieval" not in self._seen:
             shares.append(f"{ACCEPTANCE:.0%} of the retrieval tier's supposed to be")
-        return f"{kinds} kinds of passes of earlier texts on this machine, and of draft tokens {', '.join(shares)}"
+        passes = f"{kinds} kinds of passes of earlier texts on this machine, with whatever else ran meanwhile"
+        return f"{passes}, and of draft tokens {', '.join(shares)}"
