@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from triforce.cli.chat.conversation import Conversation
 from triforce.cli.engine_arguments import load
-from triforce.cli.progress import Prefill, silent
+from triforce.cli.progress import Prefill, Tokenization, silent
 from triforce.disk_cache import manifest
 from triforce.disk_cache.documents import Stamp, TextFile, files_of, joined, stamps
 from triforce.disk_cache.folder import LOG
@@ -170,7 +170,8 @@ class Watcher:
 
     def _ids(self, text: str) -> list[int]:
         """Return how every question about a text begins, by the model's chat template; without one, the text."""
-        if not self._tokenizer.chats:
-            return self._llm.encode(text)
-        one, other = (self._tokenizer.chat(Conversation(document=text).messages(word)) for word in ("What", "Is"))
+        with Tokenization(self._silent):
+            if not self._tokenizer.chats:
+                return self._llm.encode(text)
+            one, other = (self._tokenizer.chat(Conversation(document=text).messages(word)) for word in ("What", "Is"))
         return one[: common_prefix(one, other)]
