@@ -2,64 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.helpers import watched_folder
 from tests.helpers.asgi_client import ask
 from tests.helpers.tty import Tty
-from triforce.cli import main, watch
-from triforce.cli.watch import Watcher
+from tests.helpers.watched_folder import STABLE, WORDS, asked, kept, models, watch_once, write
+from triforce.cli import main
 from triforce.disk_cache.folder import CacheFolder
-from triforce.disk_cache.manifest import watched
-from triforce.errors import RequestError
-from triforce.kvcache import disk_text
 from triforce.kvcache.disk_prefixes import SEGMENT
 from triforce.llm import LLM
 
-STABLE, WORDS = "It was the season of light, it was the season of darkness. " * 14, "the spring of hope "
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of two texts; reading from a disk cache takes no time, and nobody is given way to."""
-    monkeypatch.setattr(disk_text, "perf_counter", lambda: 0.0)
-    monkeypatch.setattr(os, "nice", lambda _: 0)
-    (tmp_path / "texts").mkdir()
-    write(tmp_path / "texts" / "stable.txt", STABLE, 1)
-    write(tmp_path / "texts" / "new.txt", WORDS * 30, 2)
-    return tmp_path / "texts"
-
-
-def write(path: Path, text: str, second: int) -> None:
-    path.write_text(text)
-    os.utime(path, (second, second))
-
-
-def models(pair: Path) -> list[str]:
-    return ["-m", str(pair / "target"), "--draft", str(pair / "draft"), "--retrieval-budget", "64", "--mode", "ar"]
-
-
-def watch_once(pair: Path, folder: Path, cache: Path, *more: str) -> int:
-    return main(["watch", str(folder), *models(pair), "--disk-cache", str(cache), "--once", *more])
-
-
-def asked(pair: Path, file: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    """What `generate` tells of a document that was read."""
-    command = ["generate", *models(pair), "--chat", "--prompt-file", str(file), "--disk-cache", str(cache)]
-    assert main([*command, "-n", "2", "--ignore-eos", "--json"]) == 0
-    told: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return told
-
-
-def kept(told: dict[str, Any]) -> bool:
-    """Whether all that could be kept of a prompt was read before."""
-    return bool(told["cached_tokens"] >= (told["prompt_tokens"] - 40) // SEGMENT * SEGMENT > 0)
+folder = watched_folder.folder  # a fixture
 
 
 def test_folder_that_was_watched_is_asked_about_at_once(
@@ -133,64 +91,6 @@ def test_watch_needs_a_disk_cache(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["watch", "."])
     assert end.value.code == 2 and "--disk-cache" in capsys.readouterr().err
-
-
-@pytest.fixture
-def watcher(pair: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watcher]:
-    monkeypatch.setattr(watch, "POLL_SECONDS", 0.0)
-    llm = LLM(pair / "target", None, mode="ar", retrieval_budget="64", disk_cache=folder.with_name("cache"))
-    yield Watcher(llm, folder, each=False, silent=True)
-
-
-def test_change_in_the_middle_begins_anew(
-    watcher: Watcher, folder: Path, pair: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The prompt that is read when a file changes is given up, and the document as it is then is read."""
-    reports, report = list[tuple[int, int]](), watch.Prefill.__call__
-
-    def changing(self: watch.Prefill, done: int, total: int) -> None:
-        reports.append((done, total))
-        if len(reports) == 1:
-            write(folder / "new.txt", WORDS * 40, 3)
-        report(self, done, total)
-
-    monkeypatch.setattr(watch.Prefill, "__call__", changing)
-    watcher.read()
-    assert len({total for _, total in reports}) == 2, "two texts were begun"
-    monkeypatch.undo()
-    monkeypatch.setattr(disk_text, "perf_counter", lambda: 0.0)
-    assert watcher._llm.runner.disk and watcher._llm.runner.disk.queue.flush()
-    assert kept(asked(pair, folder, folder.with_name("cache"), capsys))
-
-
-def test_watcher_waits_until_folder_is_still(watcher: Watcher, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    watcher.read()
-    slept: list[float] = []
-
-    def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        if len(slept) in (2, 3):
-            write(folder / "new.txt", WORDS * len(slept), len(slept))
-
-    monkeypatch.setattr(watch.time, "sleep", sleep)
-    watcher.wait()
-    watcher.read()
-    (found,) = watched(CacheFolder(folder.with_name("cache")))
-    assert len(slept) >= 4 and [name for name, _ in found.files] == ["stable.txt", "new.txt"]
-
-
-def test_watcher_outlives_a_folder_that_is_away(
-    watcher: Watcher, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    away = folder.with_name("away")
-    watcher.read()
-    folder.rename(away)
-    watcher.wait()
-    with pytest.raises(RequestError, match="no folder"):
-        watcher.read()
-    monkeypatch.setattr(watch.time, "sleep", lambda _: away.rename(folder) if away.exists() else None)
-    watcher.wait()
-    watcher.read()
 
 
 def test_page_offers_what_was_watched(pair: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,11 +64,27 @@ def test_cache_command_tells_of_a_lock(cache: Path, command: str, capsys: pytest
 
 
 @pytest.mark.usefixtures("impatient")
-def test_new_folder_that_another_holds_is_refused(cache: Path) -> None:
-    store_in(cache)
+@pytest.mark.parametrize("secret", [None, b"damaged"], ids=["new", "damaged"])
+def test_folder_without_a_secret_that_another_holds_costs_one_line(
+    cache: Path, secret: bytes | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one with a secret does. It is used once it is free, under the secret of who was first."""
+    store_in(cache).folder.close()
     (cache / "secret").unlink()
-    with locked_by_another(cache), pytest.raises(CacheError, match="is locked by another process"):
-        CacheFolder(cache)
+    if secret:
+        (cache / "secret").write_bytes(secret)
+        (cache / "secret").chmod(0o600)
+    with locked_by_another(cache):
+        disk = DiskCache(cache, 1 << 20)
+        assert not any(offered(disk, 1)) and not any(offered(disk, 2))
+        assert len(caplog.records) == 1 and f"{cache} is locked by another process" in caplog.text
+        if secret:
+            with pytest.raises(CacheError, match="is locked by another process"):
+                CacheFolder(cache, create=False)
+    other = store_in(cache)
+    assert not any(offered(disk, 3)) and "was locked when it was opened, and is used from now on" in caplog.text
+    assert all(offered(disk, 4)) and disk.store.folder.secret == other.folder.secret
+    disk.close()
 
 
 def offered(disk: DiskCache, text: int) -> list[bool]:

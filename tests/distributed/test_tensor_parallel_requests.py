@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,12 @@ from tests.helpers.mirrored_worker import (
 from tests.helpers.thread_ranks import together
 from triforce.distributed.group import ALONE
 from triforce.engine.output_stream import OutputChunk
+from triforce.interface.grammar import Grammar
 from triforce.llm import LLM
 from triforce.server.engine_client import GenerationRequest
 from triforce.server.engine_thread import Worker
 from triforce.server.tp_mirror import TPMirror
+from triforce.structured_output.compiler import CompiledGrammar
 
 
 def busy(stop: str) -> Scene:
@@ -80,3 +83,39 @@ def test_drawn_seed_is_shared_by_ranks(pair: Path) -> None:
     ask = GenerationRequest(prompt(1), params(seed=None, temperature=1.2), "triforce")
     output, again = together(2, lambda ranks: play(pair, ranks, lambda worker: results(worker, ask, ask)))[0]
     assert output.outputs[0].seed != again.outputs[0].seed and texts(output) != texts(again)
+
+
+def test_texts_go_on_while_another_rank_compiles_a_grammar(pair: Path, mirrors: list[TPMirror]) -> None:
+    """The grammar is ready on the first rank. Of two requests that wait for the second rank one is given up."""
+    begun, may_go_on = threading.Event(), threading.Event()
+
+    def slow(llm: LLM) -> None:
+        compile_tried = llm.grammars.compile_tried
+
+        def compile_later(grammar: Grammar) -> CompiledGrammar:
+            begun.set()
+            assert may_go_on.wait(30)
+            return compile_tried(grammar)
+
+        if llm.ranks.rank:
+            llm.grammars.compile_tried = compile_later  # type: ignore[method-assign]
+
+    async def scene(worker: Worker) -> Any:
+        compiled = worker.mirror.llm.grammars.compile(SCHEMA)
+        held_to_it = params(grammar=SCHEMA, ignore_eos=False, max_tokens=80)
+        ask = GenerationRequest(prompt(5, 30), held_to_it, "triforce", compiled=compiled)
+        (running,) = worker.submit([GenerationRequest(prompt(1), params(max_tokens=300), "ar")])
+        pieces = aiter(running)
+        await anext(pieces)
+        left, waiting = worker.submit([ask, ask])
+        assert await asyncio.to_thread(begun.wait, 30)
+        left.cancel()
+        for _ in range(40):
+            assert isinstance(await anext(pieces), OutputChunk)
+        may_go_on.set()
+        running.cancel()
+        return await result(waiting)
+
+    output, _ = together(2, lambda ranks: play(pair, ranks, scene, slow))
+    assert json.loads(output.outputs[0].text)["a"] in ("the cat", "a hat")
+    assert [held(each) for each in mirrors] == [0, 0]

@@ -8,12 +8,14 @@ the left one of two merges that can meet comes first.
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 
 import numpy as np
 
 from triforce.checkpoint.gguf_vocabulary import NORMAL, GGUFVocabulary
+from triforce.checkpoint.kept_merges import Merges, kept_merges
 from triforce.checkpoint.token_cuts import Scores, token_cuts
 from triforce.ragged import Ints
 
@@ -40,17 +42,26 @@ def merges_by_score(vocabulary: GGUFVocabulary) -> list[Merge]:
         vocabulary.fail(f"token {token} of tokenizer.ggml.tokens has {length} characters, more than {LONGEST}")
     if (length := int(length_T.sum())) > MOST_CHARACTERS:
         vocabulary.fail(f"tokenizer.ggml.tokens has {length} characters, more than {MOST_CHARACTERS}")
+    find = partial(_merges, vocabulary, texts, score_T, length_T)
+    merges_M2 = kept_merges(texts, score_T, vocabulary.kinds, find)
+    text_T = np.array(texts, dtype=np.object_)
+    return list(zip(*text_T[merges_M2.T].tolist(), strict=True))
+
+
+def _merges(vocabulary: GGUFVocabulary, texts: list[str], score_T: Scores, length_T: Ints) -> Merges:
+    """Return the ids of the two tokens of each merge in their order, (M, 2). Raises ModelError if scores give none."""
     cuts = token_cuts(texts, score_T)
     order = np.lexsort((-length_T[cuts.left_M], -score_T[cuts.text_M]))
     text_M, left_M, right_M = (side_M[order] for side_M in cuts)
-    sides = (map(texts.__getitem__, side_M.tolist()) for side_M in (left_M, right_M))
-    pairs = list(zip(*sides, strict=True))
+    merges_M2 = np.stack([left_M, right_M], 1).astype(np.int32)
     tied, normal_T = _tied(text_M, score_T[text_M]), np.asarray(vocabulary.kinds) == NORMAL
     if sum(int(normal_T[text_M[begin:end]].sum()) ** 2 for begin, end in tied) > MOST_COMPARED:
         vocabulary.fail("tokenizer.ggml.scores has too many tokens whose score others have, too: their order is lost")
     for begin, end in tied:
-        pairs[begin:end] = _order(vocabulary, pairs[begin:end])
-    return pairs
+        pairs = [(texts[left], texts[right]) for left, right in merges_M2[begin:end].tolist()]
+        ordered = _order(vocabulary, pairs)
+        merges_M2[begin:end] = [(vocabulary.ids[left], vocabulary.ids[right]) for left, right in ordered]
+    return merges_M2
 
 
 def _tied(text_M: Ints, score_M: Scores) -> list[tuple[int, int]]:

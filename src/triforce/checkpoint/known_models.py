@@ -18,6 +18,7 @@ from triforce.checkpoint.gguf_choice import LOG
 from triforce.checkpoint.model_sources import SOURCES, Fetched, KnownModel, SourceError, WrongBytes, offline
 from triforce.errors import ModelError, suggest
 from triforce.interface.user_paths import user_path
+from triforce.user_cache import user_cache
 
 SMOLLM2 = KnownModel(
     name="smollm2",
@@ -41,10 +42,10 @@ class UnavailableModel(ModelError):
 
 def models_folder() -> Path:
     """Return where models are kept, in the cache folder of XDG. Raises UnavailableModel where nobody has a home."""
-    try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "triforce" / "models"
-    except RuntimeError as error:
-        raise UnavailableModel("there is no home folder to keep models in; set XDG_CACHE_HOME to a folder") from error
+    cache = user_cache()
+    if cache is None:
+        raise UnavailableModel("there is no home folder to keep models in; set XDG_CACHE_HOME to a folder")
+    return cache / "models"
 
 
 def find(model: KnownModel) -> Path:

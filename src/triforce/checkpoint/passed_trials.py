@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from triforce.sandbox import TrialLimits, tried
+from triforce.user_cache import user_cache
 
 
 def require_pass(function: str, task: Any, sha256: str, readers: tuple[str, ...], limits: TrialLimits) -> None:
@@ -31,11 +31,8 @@ def require_pass(function: str, task: Any, sha256: str, readers: tuple[str, ...]
 def _mark(function: str, sha256: str, readers: tuple[str, ...]) -> Path | None:
     """Return the file that is there when these bytes have passed; None for a user without a home folder."""
     about = [function, sha256, *(f"{name} {_version(name)}" for name in ("triforce", *readers))]
-    try:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    except RuntimeError:
-        return None
-    return cache / "triforce" / "passed" / hashlib.sha256("\n".join(about).encode()).hexdigest()
+    cache = user_cache()
+    return cache / "passed" / hashlib.sha256("\n".join(about).encode()).hexdigest() if cache else None
 
 
 def _version(package: str) -> str:

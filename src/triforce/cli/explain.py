@@ -10,7 +10,7 @@ from textwrap import fill
 
 from triforce.cli.engine_arguments import load, sampling
 from triforce.cli.generate import model_and_prompt
-from triforce.cli.progress import Prefill
+from triforce.cli.progress import Prefill, Tokenization
 from triforce.eval.tables import Table, percent
 from triforce.interface.explain import Explanation
 from triforce.interface.stats import PlanReport, TierBelief
@@ -24,8 +24,10 @@ def run(options: Namespace) -> int:
     options.model, prompt = model_and_prompt(options)
     llm = load(options)
     params = llm.sampling_params(**given)
+    with Tokenization():
+        ids = llm.encode(prompt)
     with Prefill() as progress:
-        (output,) = llm.generate(prompt, params, load_cache=options.load_cache, on_prefill=progress)
+        (output,) = llm.generate(ids, params, load_cache=options.load_cache, on_prefill=progress)
     explanation = output.explain()
     if options.json:
         print(json.dumps(asdict(explanation), ensure_ascii=False, allow_nan=False))

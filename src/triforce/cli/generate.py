@@ -15,7 +15,7 @@ from triforce.cli import tensor_parallel
 from triforce.cli.answer_output import Painter, legend, report, show
 from triforce.cli.engine_arguments import load, sampling
 from triforce.cli.model_or_prompt import is_word, names_model, tell_prompt
-from triforce.cli.progress import Prefill
+from triforce.cli.progress import Prefill, Tokenization
 from triforce.cli.sampling_text import of_chats
 from triforce.cli.text_files import read_document
 from triforce.distributed.group import TPGroup
@@ -37,7 +37,8 @@ def generate(options: Namespace, ranks: TPGroup) -> int:
     params = llm.sampling_params(chat=options.chat, **given)
     if options.chat and not (ranks.rank or options.quiet) and sys.stderr.isatty():
         print(f"sampling: {of_chats(llm.sampling_defaults, given)}", file=sys.stderr)
-    ids = llm.encode_chat([{"role": "user", "content": prompt}]) if options.chat else llm.encode(prompt)
+    with Tokenization(options.quiet or ranks.rank > 0):
+        ids = llm.encode_chat([{"role": "user", "content": prompt}]) if options.chat else llm.encode(prompt)
     if ranks.rank:
         llm.generate(ids, params)
         return 0

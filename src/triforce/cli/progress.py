@@ -7,6 +7,8 @@ import os
 import sys
 from argparse import Namespace
 from pathlib import Path
+from threading import Event, Thread
+from time import monotonic
 from typing import Any
 
 from triforce.disk_cache.folder_checks import require_usable
@@ -72,6 +74,35 @@ class EscapedFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the line of a record."""
         return escaped(super().format(record))
+
+
+TELL_SECONDS = 1.0
+"""Between two lines on a text that is being cut into tokens. One that takes less is told nothing of."""
+
+
+class Tokenization:
+    """Tells each second on a terminal for how long a text has been cut into tokens, while it is entered."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self._over = Event()
+        self._thread = None if quiet or not sys.stderr.isatty() else Thread(target=self._tell, daemon=True)
+
+    def __enter__(self) -> None:
+        if self._thread:
+            self._thread.start()
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        if self._thread:
+            self._thread.join()
+
+    def _tell(self) -> None:
+        began, line = monotonic(), ""
+        while not self._over.wait(TELL_SECONDS):
+            line = f"cutting the text into tokens: {monotonic() - began:.0f} s"
+            print(f"\r{line}", end="", file=sys.stderr, flush=True)
+        if line:
+            print(f"\r{' ' * len(line)}\r", end="", file=sys.stderr, flush=True)
 
 
 BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} tokens, {rate_fmt}, {remaining} left"

@@ -10,13 +10,14 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from triforce.cli.chat.conversation import Conversation
 from triforce.cli.engine_arguments import load
-from triforce.cli.progress import Prefill, silent
+from triforce.cli.progress import Prefill, Tokenization, silent
 from triforce.disk_cache import manifest
 from triforce.disk_cache.documents import Stamp, TextFile, files_of, joined, stamps
 from triforce.disk_cache.folder import LOG
@@ -67,7 +68,7 @@ class Watcher:
         assert llm.runner.disk, "there is an option that must be given"
         self._llm, self._tokenizer, self._cache = llm, llm.tokenizer, llm.runner.disk.store.folder
         self._folder, self._each, self._silent = folder, each, silent
-        self._stamps = self._now()
+        self._stamps, self._secret = self._now(), self._cache.secret
         self._done: set[tuple[str, ...]] = set()  # digests of the files of documents that are read
         self._look = 0.0  # when to look at the folder again
 
@@ -92,10 +93,21 @@ class Watcher:
                 self._settle()
 
     def wait(self) -> None:
-        """Return once the folder has changed, and changes no more."""
-        while self._now() == self._stamps:
+        """Return once the folder has changed, and changes no more, or the disk cache was deleted and is made anew."""
+        while self._now() == self._stamps and not self._lost():
             time.sleep(POLL_SECONDS)
         self._settle()
+
+    def _lost(self) -> bool:
+        """Whether the disk cache was deleted. It is made anew, if that is possible, and nothing counts as read."""
+        with suppress(OSError):
+            self._cache.renew()
+        if self._cache.secret == self._secret:
+            return False
+        self._secret = self._cache.secret
+        self._done.clear()
+        self.tell("the disk cache was deleted and is made anew; all is read again")
+        return True
 
     def _now(self) -> dict[str, Stamp]:
         """Return the files of the folder; none while it is away."""
@@ -158,7 +170,8 @@ class Watcher:
 
     def _ids(self, text: str) -> list[int]:
         """Return how every question about a text begins, by the model's chat template; without one, the text."""
-        if not self._tokenizer.chats:
-            return self._llm.encode(text)
-        one, other = (self._tokenizer.chat(Conversation(document=text).messages(word)) for word in ("What", "Is"))
+        with Tokenization(self._silent):
+            if not self._tokenizer.chats:
+                return self._llm.encode(text)
+            one, other = (self._tokenizer.chat(Conversation(document=text).messages(word)) for word in ("What", "Is"))
         return one[: common_prefix(one, other)]

@@ -38,7 +38,8 @@ class CacheFolder:
     """An open folder, mode 0700, of the user who runs this process. Raises CacheError saying what is wrong with it.
 
     path: a new folder, an empty one, or one that was made here. network: take one on NFS, CIFS or FUSE, too. create:
-    else it must be one that was made here. One that is deleted is made anew when it is locked next.
+    else it must be one that was made here. One that is deleted is made anew when it is locked next. A new one that
+    another process holds for too long has nothing in it until it is free.
     """
 
     def __init__(self, path: Path, network: bool = False, *, create: bool = True) -> None:
@@ -46,15 +47,14 @@ class CacheFolder:
         self._network, self._create = network, create
         self._mutex = Lock()  # a lock on a file is the process's, and threads share it
         self._patience = LOCK_SECONDS
+        self._provisional = False  # whether the secret is one that nobody keeps
         self._folder = open_checked(path, network, create)
         self._open_files = [self._folder]
         try:
             self._state = self.open(STATE, os.O_RDWR | os.O_CREAT)
             self._open_files.append(self._state)
             self.secret = self._kept_secret()
-            if not self.secret:
-                with self.locked():
-                    self.secret = self._made_secret()
+            self.secret = self.secret or self._first_secret()
         except OSError as error:
             self.close()
             raise CacheError(f"{printable(path)} cannot be a disk cache ({error}); name another folder") from error
@@ -71,10 +71,15 @@ class CacheFolder:
         Raises OSError, which tells of a folder that was deleted, and of one that another process holds for too long.
         """
         with self._mutex:
-            if not os.fstat(self._state).st_nlink:
-                self._renew()
+            before = self.secret
+            self._renew()
+            if self.secret != before:
+                raise OSError(f"{printable(self.path)} was deleted, and is made anew")
             self._take_lock()
             try:
+                if self._provisional:
+                    self.secret, self._provisional = self._made_secret(), False
+                    raise OSError(f"{printable(self.path)} was locked when it was opened, and is used from now on")
                 state = read_state(self._state)
                 yield state
                 write_state(self._state, state)
@@ -88,11 +93,18 @@ class CacheFolder:
             raise TimeoutError(f"{printable(self.path)} is locked by another process for over {LOCK_SECONDS:g} s")
         self._patience = LOCK_SECONDS
 
+    def renew(self) -> None:
+        """Make the folder anew if it was deleted or emptied: its secret is another one then. Raises OSError."""
+        with self._mutex:
+            self._renew()
+
     def _renew(self) -> None:
-        """Open the folder anew, as it was deleted or emptied; make it if need be. Raises OSError where that is told.
+        """Open the folder anew where it was deleted or emptied; make it if need be. Raises OSError.
 
         Descriptors keep their numbers, as other threads use them.
         """
+        if os.fstat(self._state).st_nlink:
+            return
         try:
             state = self.open(STATE, os.O_RDWR | os.O_CREAT)
         except FileNotFoundError:
@@ -104,14 +116,11 @@ class CacheFolder:
             state = self.open(STATE, os.O_RDWR | os.O_CREAT)
         os.dup2(state, self._state, inheritable=False)
         os.close(state)
-        before = self.secret
         self._take_lock()
         try:
-            self.secret = self._kept_secret() or self._made_secret()
+            self.secret, self._provisional = self._made_secret(), False
         finally:
             give_lock(self._state)
-        if self.secret != before:
-            raise OSError(f"{printable(self.path)} was deleted, and is made anew")
 
     def files(self) -> Iterator[tuple[str, os.stat_result]]:
         """Yield names and facts of all files but `secret`, `state` and `manifest`. Raises OSError."""
@@ -173,6 +182,20 @@ class CacheFolder:
             return b""
         secret = unsealed(self.read(SECRET, len(sealed(bytes(SECRET_BYTES)))))
         return secret if len(secret) == SECRET_BYTES else b""
+
+    def _first_secret(self) -> bytes:
+        """Return the secret of a folder that has none yet, or a provisional one while another process holds it.
+
+        Raises OSError.
+        """
+        try:
+            with self.locked():
+                return self._made_secret()
+        except TimeoutError:  # answers go on; the next write tells of it
+            if not self._create:
+                raise
+        self._provisional = True
+        return secrets.token_bytes(SECRET_BYTES)
 
     def _made_secret(self) -> bytes:
         """Return the secret; make it, as there is none or it is damaged. The folder is locked. Raises OSError.

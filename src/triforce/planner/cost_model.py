@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 import re
 from collections.abc import Mapping, Sequence
@@ -24,6 +23,7 @@ from triforce.planner.pass_costs import PassCosts, Seen
 from triforce.planner.planner_config import CONFIG
 from triforce.planner.searched_layers import Finding
 from triforce.planner.tier_work import TierWork
+from triforce.user_cache import user_cache
 from triforce.whole_file import whole_file
 
 FORM = 2  # of what the file holds; one of another form is not read
@@ -103,8 +103,5 @@ def machine_file(what: str, about: Sequence[str], names: Sequence[str], device: 
         installed = ""
     facts = [*about, *names, installed, platform.node(), platform.machine(), str(threads)]
     key = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
-    try:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    except RuntimeError:
-        return None
-    return cache / "triforce" / f"{what}-{re.sub(r'[^a-z0-9]+', '-', '-'.join(names).lower())}-{key}.json"
+    cache = user_cache()
+    return cache / f"{what}-{re.sub(r'[^a-z0-9]+', '-', '-'.join(names).lower())}-{key}.json" if cache else None

@@ -70,7 +70,8 @@ class GenerationRequest:
     """A prompt to continue. mode: one of `MODES`, None for the engine's own.
 
     scope: the owner, for KV sharing; None: KV is shared with nobody. progress: it is told how far its prompt is read.
-    compiled: the grammar of `params`, which an engine need not compile then. It stays in its process.
+    compiled: the grammar of `params`, which an engine need not compile then. It stays in its process. tried: that
+    grammar has been compiled somewhere.
     """
 
     prompt: list[int]
@@ -79,9 +80,11 @@ class GenerationRequest:
     scope: str | None = ""
     progress: bool = False
     compiled: CompiledGrammar | None = None
+    tried: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return GenerationRequest, (self.prompt, self.params, self.mode, self.scope, self.progress)
+        tried = self.tried or self.compiled is not None
+        return GenerationRequest, (self.prompt, self.params, self.mode, self.scope, self.progress, None, tried)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,8 @@ class _Answer:
     def __init__(self, generation: GenerationRequest, number: int) -> None:
         self.generation, self.number = generation, number
         self.cancelled = False
+        self.sent = False
+        """Whether the engine was told of it."""
         self.request: Request | None = None
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[Event | BaseException] = asyncio.Queue()
@@ -141,7 +143,9 @@ class Worker:
 
     def _turn(self, answers: list[_Answer]) -> None:
         cancelled = [answer.number for answer in answers if answer.cancelled]
-        fresh = [answer for answer in answers if not (answer.request or answer.number in cancelled)]
+        fresh = [answer for answer in answers if not (answer.sent or answer.number in cancelled)]
+        for answer in fresh:
+            answer.sent = True
         commands = StepCommands(cancelled, [(answer.number, answer.generation) for answer in fresh])
         try:
             for number, event in self.mirror.apply(self._ranks.broadcast(commands)):

@@ -12,11 +12,14 @@ from functools import partial
 from time import perf_counter
 
 from triforce.engine.engine import Event, Request
-from triforce.errors import RequestError
 from triforce.interface.outputs import RequestOutput
 from triforce.llm import LLM
 from triforce.server.engine_client import GenerationRequest, PrefillProgress
+from triforce.server.grammar_queue import GrammarQueue, failed_elsewhere
 from triforce.server.limits import Limits
+
+IDLE_SECONDS = 0.05
+"""Seconds that ranks without a text wait for a grammar before they hear of other requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,7 @@ class TPMirror:
     def __init__(self, llm: LLM, limits: Limits) -> None:
         self.llm = llm
         self.texts = llm.open(limits.rows, limits.room(llm.target.config.context), max_itl=limits.max_itl)
+        self._grammars = GrammarQueue(llm)
         self._requests: dict[int, Request] = {}
         self._numbers: dict[Request, int] = {}
         self._progress: dict[int, PrefillProgress] = {}  # that nobody was told of yet
@@ -50,10 +54,12 @@ class TPMirror:
             self._forget(number)
             outcomes.append((number, None))
         for number, generation in commands.new:
-            started = self._start(number, generation)
-            if not isinstance(started, Exception):
-                self._requests[number], self._numbers[started] = started, number
-            outcomes.append((number, started))
+            if generation.params.grammar:
+                self._grammars.put(number, generation)
+            else:
+                outcomes.append((number, self._start(number, generation)))
+        for number, compiled in self._grammars.take(0 if self._requests else IDLE_SECONDS):
+            outcomes.append((number, compiled if isinstance(compiled, Exception) else self._start(number, compiled)))
         events = self.texts.step()
         self._note_places()
         outcomes += self._progress.items()
@@ -87,9 +93,7 @@ class TPMirror:
         except Exception as reason:
             error = reason
         if not self.llm.ranks.all_true(error is None):
-            return error or RequestError(
-                "one of the processes that share the model cannot serve this; try again, or start with --tp 1"
-            )
+            return error or failed_elsewhere()
         assert request
         try:
             self.texts.submit([request], on_prefill=partial(self._read, number) if generation.progress else None)
@@ -97,6 +101,7 @@ class TPMirror:
             return reason
         if generation.progress:
             self._places[number] = 0
+        self._requests[number], self._numbers[request] = request, number
         return request
 
     def _read(self, number: int, tokens: int, _: int) -> None:
@@ -120,6 +125,7 @@ class TPMirror:
                 self._progress[number] = PrefillProgress(len(request.prompt), 0, 0, 0, place)
 
     def _forget(self, number: int) -> None:
+        self._grammars.cancel(number)
         self._places.pop(number, None)
         request = self._requests.pop(number, None)
         if request:

@@ -79,16 +79,29 @@ class GrammarCompiler:
         """Return a grammar compiled, after a trial. Raises RequestError saying what is wrong."""
         if compiled := self.known(grammar):
             return compiled
+        self.prepare()
+        if wrong := (trial or GrammarTrial(grammar)).run():
+            raise _unusable(grammar, wrong)
+        return self.compile_tried(grammar)
+
+    def compile_tried(self, grammar: Grammar) -> CompiledGrammar:
+        """Return a grammar compiled that has passed a trial, perhaps in another process. Raises RequestError."""
+        tokenizer = self.prepare()
+        with self._compiling:
+            return self.known(grammar) or self._compile(grammar, tokenizer)
+
+    def prepare(self) -> Tokenizer:
+        """Read the vocabulary for all grammars, and return the tokenizer. Raises RequestError where none can be used.
+
+        That takes 1 s for 262,144 tokens, and holds the interpreter's lock.
+        """
         if self._tokenizer is None:
             raise RequestError("a grammar needs a tokenizer, and this model has none")
         if not self._tokenizer.eos_ids:
             raise RequestError("this model has no end-of-sequence token, so no text of a grammar could end")
         with self._compiling:
             self._vocabulary = self._vocabulary or self._read_vocabulary(self._tokenizer)
-        if wrong := (trial or GrammarTrial(grammar)).run():
-            raise _unusable(grammar, wrong)
-        with self._compiling:
-            return self.known(grammar) or self._compile(grammar, self._tokenizer)
+        return self._tokenizer
 
     def _compile(self, grammar: Grammar, tokenizer: Tokenizer) -> CompiledGrammar:
         try:

@@ -11,7 +11,7 @@ from triforce.checkpoint.hub import model_name
 from triforce.cli.answer_output import Painter, legend, passes_per_token, read_before, show
 from triforce.cli.chat.answer import Interrupts, answer
 from triforce.cli.chat.conversation import Conversation, Turn
-from triforce.cli.progress import Prefill
+from triforce.cli.progress import Prefill, Tokenization
 from triforce.errors import RequestError
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams
@@ -51,13 +51,13 @@ class Dialogue:
 
     def require(self, conversation: Conversation) -> None:
         """Raise RequestError unless the model's template can lay it out and something can be asked about it."""
-        needed = len(self.tokenizer.chat(Conversation(conversation.system, conversation.document).messages("?")))
+        needed = len(self._laid_out(Conversation(conversation.system, conversation.document), "?"))
         if needed >= self.context:
             raise RequestError(
                 f"the document and the system message are {needed:,} tokens, and the context is {self.context:,}; "
                 "give less, or a model with a longer context"
             )
-        self.tokenizer.chat(conversation.messages("?"))
+        self._laid_out(conversation, "?")
 
     def ask(self, question: str) -> None:
         """Take one turn. Raises RequestError for a question that cannot be asked, and changes nothing then."""
@@ -93,10 +93,10 @@ class Dialogue:
     def _fitted(self, question: str) -> list[int]:
         """Token ids that fit; what the oldest turns are dropped for is agreed. Raises RequestError."""
         room = min(self.params.max_tokens, self.context // ROOM)
-        laid_out = [self.tokenizer.chat(self.conversation.messages(question))]
+        laid_out = [self._laid_out(self.conversation, question)]
         count = len(self.conversation.turns)
         while len(laid_out[-1]) + room > self.context and len(laid_out) <= count:
-            laid_out.append(self.tokenizer.chat(self.conversation.messages(question, after=len(laid_out))))
+            laid_out.append(self._laid_out(self.conversation, question, after=len(laid_out)))
         whole, dropped = laid_out[0], len(laid_out) - 1
         needs = f"this takes {len(whole):,} tokens and {room:,} for the answer, and the context is {self.context:,}"
         if dropped and len(laid_out[-1]) < self.context and self._may_drop(needs, dropped):
@@ -105,6 +105,11 @@ class Dialogue:
             advice = "/reset forgets all turns" if count else "ask less at a time, or give a shorter document"
             raise RequestError(f"{needs}; nothing was asked: {advice}")
         return whole
+
+    def _laid_out(self, conversation: Conversation, question: str, after: int = 0) -> list[int]:
+        """Return token ids of a conversation without its first turns, and of a question. Raises RequestError."""
+        with Tokenization(self._quiet):
+            return self.tokenizer.chat(conversation.messages(question, after=after))
 
     def _may_drop(self, needs: str, count: int) -> bool:
         """Forget the oldest turns, if that is agreed to."""

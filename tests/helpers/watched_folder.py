@@ -1,0 +1,53 @@
+"""A folder of two texts that `triforce watch` reads into a disk cache, and what is kept of it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from triforce.cli import main
+from triforce.kvcache import disk_text
+from triforce.kvcache.disk_prefixes import SEGMENT
+
+STABLE, WORDS = "It was the season of light, it was the season of darkness. " * 14, "the spring of hope "
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of two texts; reading from a disk cache takes no time, and nobody is given way to."""
+    monkeypatch.setattr(disk_text, "perf_counter", lambda: 0.0)
+    monkeypatch.setattr(os, "nice", lambda _: 0)
+    (tmp_path / "texts").mkdir()
+    write(tmp_path / "texts" / "stable.txt", STABLE, 1)
+    write(tmp_path / "texts" / "new.txt", WORDS * 30, 2)
+    return tmp_path / "texts"
+
+
+def write(path: Path, text: str, second: int) -> None:
+    path.write_text(text)
+    os.utime(path, (second, second))
+
+
+def models(pair: Path) -> list[str]:
+    return ["-m", str(pair / "target"), "--draft", str(pair / "draft"), "--retrieval-budget", "64", "--mode", "ar"]
+
+
+def watch_once(pair: Path, folder: Path, cache: Path, *more: str) -> int:
+    return main(["watch", str(folder), *models(pair), "--disk-cache", str(cache), "--once", *more])
+
+
+def asked(pair: Path, file: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """What `generate` tells of a document that was read."""
+    command = ["generate", *models(pair), "--chat", "--prompt-file", str(file), "--disk-cache", str(cache)]
+    assert main([*command, "-n", "2", "--ignore-eos", "--json"]) == 0
+    told: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return told
+
+
+def kept(told: dict[str, Any]) -> bool:
+    """Whether all that could be kept of a prompt was read before."""
+    return bool(told["cached_tokens"] >= (told["prompt_tokens"] - 40) // SEGMENT * SEGMENT > 0)
