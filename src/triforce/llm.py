@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,10 @@ from triforce.engine.request_runner import MOST_ROWS, RequestRunner, compare, op
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_group import OnPrefill
 from triforce.engine.speculative_config import SpeculativeConfig
+from triforce.engine.text_fingerprint import text_fingerprint
 from triforce.errors import RequestError
 from triforce.interface.outputs import RequestOutput
-from triforce.interface.sampling_params import SamplingParams, chat_defaults
+from triforce.interface.sampling_params import SamplingParams, chat_defaults, drawn_seed
 from triforce.kvcache import PAGE, FullView, OffloadConfig, RetrievalConfig
 from triforce.structured_output.compiler import CompiledGrammar, GrammarCompiler
 
@@ -92,19 +92,18 @@ class LLM(LLMLifetime):
         super().__init__()
         retrieval = RetrievalConfig.parse(retrieval_budget, retrieval_chunk, retrieval_refresh, searched_layers)
         offload = OffloadConfig.parse(kv_offload, kv_memory, kv_resident_layers)
-        self.speculation = SpeculativeConfig(
-            *(draft_tokens, speculative_tokens, retrieval_policy, retrieval),
-            lower_tiers=lower_tiers, strict=strict, offload=offload,
-        )  # fmt: skip
+        given = draft_tokens, speculative_tokens, retrieval_policy, retrieval
+        self.speculation = SpeculativeConfig(*given, lower_tiers=lower_tiers, strict=strict, offload=offload)
         self.coupling, self.mode = known("coupling", coupling, COUPLINGS), known("mode", mode, MODES)
         disk = open_disk_cache(disk_cache, disk_cache_size, disk_cache_network, ranks)
         where = {"device": device, "dtype": dtype, "kv_dtype": kv_dtype}
         pair = load_pair(model, draft, self.speculation, **where, context=context, ranks=ranks)
         self.target, self.draft, self.features, self.models = pair.target, pair.draft, pair.features, pair.decoders
         self.load_seconds, self.ranks, self.tokenizer = pair.load_seconds, ranks, self.target.tokenizer
-        self.grammars = GrammarCompiler(self.tokenizer)
         self.sampling_defaults = self.target.files.sampling_defaults()  # those that the model's makers advise
         self._eos = frozenset(self.tokenizer.eos_ids if self.tokenizer else self.target.files.eos_ids())
+        self.grammars = GrammarCompiler(self.tokenizer)
+        self.fingerprint = text_fingerprint(pair, self.speculation, self.coupling, self.mode)
         profile = pair.profile(self.speculation)
         self.break_even = profile.break_even  # tells from which context on speculation pays, by what is known by then
         self.runner = RequestRunner(pair, self.speculation, self.coupling, pair.cost_model(profile), disk)
@@ -236,7 +235,7 @@ class LLM(LLMLifetime):
         ids, mode = self.encode(prompt), known("mode", mode or self.mode, MODES)
         if params.stop and self.tokenizer is None:
             raise RequestError("stop strings need a tokenizer; use stop_token_ids")
-        seed = self.ranks.broadcast(secrets.randbits(32)) if params.seed is None else params.seed
+        seed = self.ranks.broadcast(drawn_seed()) if params.seed is None else params.seed
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
         if params.grammar:
             compiled = compiled or self.grammars.compile(params.grammar)

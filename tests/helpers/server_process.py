@@ -19,9 +19,16 @@ KEY = "a-key-of-many-letters"
 
 @contextmanager
 def served(pair: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A server process, and its address."""
+    """A server process of a target and a draft, and its address."""
     models = (str(pair / "target"), "--draft", str(pair / "draft"), "--retrieval-budget", "64")
-    command = [sys.executable, "-m", "triforce", "serve", *models, "--port", "0", *arguments]
+    with serving(*models, *arguments) as both:
+        yield both
+
+
+@contextmanager
+def serving(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server process with these arguments, and its address."""
+    command = [sys.executable, "-m", "triforce", "serve", "--port", "0", *arguments]
     path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"TRIFORCE_API_KEYS": KEY, "PYTHONPATH": path}
     # Its log goes to a file: a pipe that nobody empties would stop it after some hundred requests.
@@ -31,7 +38,7 @@ def served(pair: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str],
         assert process.stdout
         line = process.stdout.readline()
         try:
-            assert line.startswith("triforce serves target at http://"), read.read()
+            assert line.startswith("triforce serves "), read.read()
             yield process, line.split()[-1]
         finally:
             process.kill()

@@ -15,7 +15,8 @@ from triforce.llm import LLM
 from triforce.server.app import create_app
 from triforce.server.engine_thread import Worker
 from triforce.server.limits import Limits
-from triforce.server.security import HostCheck, require_origins
+from triforce.server.origins import require_origins
+from triforce.server.security import HostCheck
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ def test_tools_deep_parameters_break_nothing(app: ASGIApp, depth: int, choice: s
         ({"tools": [TOOLS[1]] * 129}, "at most 128"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
         ({"response_format": {"type": "json_object"}}, "one of them"),
-        ({"tools": [TOOLS[1], {"type": "web_search"}]}, "tools.1"),
+        ({"tools": [TOOLS[1], {"type": "Web Search"}]}, "tools.1"),
         ({"tool_choice": "required", "tools": [
             {"type": "function", "function": {"name": "f", "parameters": {"uniqueItems": True}}}
         ]}, "uniqueItems"),

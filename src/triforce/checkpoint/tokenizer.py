@@ -107,17 +107,22 @@ class Tokenizer:
         return "\n".join(self.templates.values())
 
     def chat(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        thinking: bool | None = None,
     ) -> list[int]:
         """Token ids of a conversation that awaits its answer, `{"role": ..., "content": ...}` each, with tools.
 
-        Raises RequestError.
+        thinking: what a template that knows `enable_thinking` is told; None: nothing. Raises RequestError.
         """
         if not self.templates:
             raise RequestError("this model has no chat template; use `triforce generate`")
         try:
             turns = [{name: value for name, value in message.items() if value is not None} for message in messages]
             variables = {"messages": turns, "tools": tools or None, "documents": None, "add_generation_prompt": True}
+            if thinking is not None:
+                variables["enable_thinking"] = thinking
             text = render_apart(self._template_for(tools), json.dumps({**self._special, **variables}))
         except (RequestError, TypeError, ValueError, RecursionError) as error:
             raise RequestError(f"the model's chat template does not accept these messages: {error}") from error

@@ -202,7 +202,7 @@ def sampling(parser: argparse.ArgumentParser, *, whole: bool = True) -> None:
     add("frequency_penalty", float, "over the output; 0: off")
     option("--logit-bias", type=_bias, action="append", default=[], metavar="ID=BIAS", help="may be repeated")
     option("--json-schema", type=path, metavar="FILE", help="the text is JSON that the schema in FILE describes")
-    add("seed", int, "the same seed, the same text, but see --coupling (default: drawn and reported)")
+    add("seed", int, "the same seed, the same text, but see --coupling (default, and -1: drawn and reported)")
     if whole:
         add("n", int, "continuations of the prompt")
     add("max_tokens", int, "new tokens at most", "-n")

@@ -28,13 +28,13 @@ def run(options: Namespace) -> int:
 def serve(options: Namespace, ranks: TPGroup) -> int:
     """Serve until SIGTERM, SIGHUP or SIGINT; rank 0 listens. Raises RequestError before the model is loaded."""
     with replicas.extra():
-        from triforce.server import http_server, logs, security
+        from triforce.server import http_server, logs, origins, security
         from triforce.server.app import create_app
         from triforce.server.limits import Limits, connection_limit
 
     keys = security.read_keys(options.api_key_file)
     security.require_key_beyond_loopback(options.host, keys)
-    security.require_origins(options.cors_origin)
+    origins.require_origins(options.cors_origin)
     if not 0 <= options.port < 1 << 16:
         raise RequestError(f"port is {options.port}; give a number from 1 to 65535, or 0 for any free one")
     for name in ("max_body", "timeout", "max_itl", "shutdown_timeout"):

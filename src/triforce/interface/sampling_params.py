@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -22,6 +23,11 @@ BY_THE_MODEL = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 USUAL_IN_CHATS = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 """Defaults of chats with models whose files name none of these."""
+
+
+def drawn_seed() -> int:
+    """Return a seed for a text whose request names none."""
+    return secrets.randbits(32)
 
 
 def chat_defaults(named: Mapping[str, Any]) -> dict[str, Any]:
@@ -46,7 +52,7 @@ class SamplingParams:
     presence_penalty: float = 0.0  # over the output; 0 is off
     frequency_penalty: float = 0.0  # over the output; 0 is off
     logit_bias: Mapping[int, float] | None = None  # token id to what is added to its logit
-    seed: int | None = None  # None: one is drawn, and reported
+    seed: int | None = None  # None, and -1: one is drawn, and reported
     n: int = 1  # completions
     max_tokens: int = 256  # new tokens at most
     stop: Sequence[str] = ()  # texts before which the output ends; one string is accepted too
@@ -58,7 +64,7 @@ class SamplingParams:
     trace: bool = False  # report where decoding stands with each piece of a stream
 
     def __post_init__(self) -> None:
-        """Check and normalise: numbers to int and float, `stop` and `stop_token_ids` to tuples, top_k -1 to 0."""
+        """Check and normalise: numbers to int and float, stops to tuples, top_k -1 to 0, seed -1 to None."""
         for name, (allowed, holds) in _REALS.items():
             object.__setattr__(self, name, _real(name, getattr(self, name), allowed, holds))
         for name, (allowed, fits, optional) in _INTEGERS.items():
@@ -71,15 +77,17 @@ class SamplingParams:
             raise _refusal("grammar", "a Grammar, such as Grammar.json(schema), or None", self.grammar)
         if self.grammar and self.ignore_eos:
             raise RequestError("ignore_eos goes on after the end of a text, and a grammar says where that is; "
-                               "leave out one of them")  # fmt: skip
+                               "leave out one of them", "ignore_eos")  # fmt: skip
         object.__setattr__(self, "top_k", max(self.top_k, 0))
+        object.__setattr__(self, "seed", None if self.seed == -1 else self.seed)
         object.__setattr__(self, "stop", _stop(self.stop))
         object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
 
 
 def _refusal(name: str, allowed: str, value: object) -> RequestError:
-    return RequestError(f"{name} must be {allowed}, not {value!r}")
+    param = name.partition("[")[0].rpartition(" ")[2]  # of a part, what it is a part of
+    return RequestError(f"{name} must be {allowed}, not {value!r}", param)
 
 
 def _real(name: str, value: object, allowed: str, holds: Callable[[float], bool]) -> float:
@@ -140,7 +148,7 @@ _INTEGERS: dict[str, tuple[str, Callable[[int], bool], bool]] = {  # the last: N
     "top_k": ("an integer from 1 to 2**31 - 1, or 0 or -1 (off)", lambda i: -1 <= i < 2**31, False),
     "n": (f"an integer from 1 to {MOST_CHOICES}", lambda i: 1 <= i <= MOST_CHOICES, False),
     "max_tokens": ("an integer, at least 1", lambda i: i >= 1, False),
-    "seed": ("an integer from 0 to 2**64 - 1, or None", lambda i: 0 <= i < 2**64, True),
+    "seed": ("an integer from 0 to 2**64 - 1, or None or -1 (drawn)", lambda i: -1 <= i < 2**64, True),
     "logprobs": (f"an integer from 0 to {MOST_LOGPROBS}, or None", lambda i: 0 <= i <= MOST_LOGPROBS, True),
     "prompt_logprobs": (f"an integer from 0 to {MOST_LOGPROBS}, or None", lambda i: 0 <= i <= MOST_LOGPROBS, True),
 }

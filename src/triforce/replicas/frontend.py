@@ -41,6 +41,7 @@ class ReplicaFrontend:
     sampling_defaults: dict[str, Any]
     point: BreakEvenPoint
     """That of the replica when it was started."""
+    fingerprint: str
 
     @classmethod
     def of(cls, llm: LLM) -> ReplicaFrontend:
@@ -50,7 +51,8 @@ class ReplicaFrontend:
         rope = llm.target.config.rope
         # It travels to where there may be no such device, and without the tables that it has grown.
         config = replace(llm.target.config, rope=Rope(rope.inv_freq_RF.cpu(), rope.scale))
-        return cls(llm.target.path, config, llm.tokenizer, llm.modes, llm.sampling_defaults, llm.break_even())
+        about = llm.modes, llm.sampling_defaults, llm.break_even(), llm.fingerprint
+        return cls(llm.target.path, config, llm.tokenizer, *about)
 
     @property
     def target(self) -> PromptSource:

@@ -6,17 +6,20 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from hashlib import blake2b
 from time import time
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
+from fastapi.routing import APIRoute
 from starlette.middleware.cors import CORSMiddleware
 
 from triforce import __version__
 from triforce.disk_cache.folder import CacheFolder
 from triforce.errors import ModelError
-from triforce.server import errors, playground, tokenization
+from triforce.server import addresses, errors, playground, tokenization
+from triforce.server.addresses import HeadAsGet
 from triforce.server.body_parser import JsonRoute
 from triforce.server.chat import ChatWriter
 from triforce.server.completions import CompletionWriter
@@ -25,6 +28,7 @@ from triforce.server.errors import ApiError
 from triforce.server.limits import Limits
 from triforce.server.logs import AccessLog
 from triforce.server.metrics import CONTENT_TYPE, Metrics
+from triforce.server.origins import PreflightAdvice
 from triforce.server.request_base import HEADER
 from triforce.server.request_parser import RequestParser
 from triforce.server.responses import ResponsesWriter
@@ -69,12 +73,20 @@ def create_app(
         docs_url=None,  # these pages load scripts from foreign hosts
         redoc_url=None,
     )
-    app.state.service = Service(name, RequestParser(llm, llm.tokenizer, limits), engine, Metrics(engine, name), limits)
+    parser, metrics = RequestParser(llm, llm.tokenizer, limits), Metrics(engine, name)
+    app.state.service = Service(name, system_fingerprint(llm), parser, engine, metrics, limits)
     app.state.watched = watched
     app.include_router(router)
     app.include_router(playground.router)
     errors.install(app)
-    # The last one added is asked first.
+    paths = [route.path for route in router.routes if isinstance(route, APIRoute)]
+    addresses.install(app, [path for path in paths if "{" not in path])
+    _guard(app, limits, keys, hosts, origins)
+    return app
+
+
+def _guard(app: FastAPI, limits: Limits, keys: Sequence[str], hosts: Sequence[str], origins: Sequence[str]) -> None:
+    """Add the layers around the routes. The last one added is asked first."""
     app.add_middleware(BodyLimit, limits=limits)
     app.add_middleware(ApiKeyAuth, keys=keys)
     if origins:  # before keys, as browsers ask without one whether they may
@@ -82,9 +94,10 @@ def create_app(
         app.add_middleware(
             CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=exposed
         )
+    app.add_middleware(PreflightAdvice, origins=origins)
+    app.add_middleware(HeadAsGet)
     app.add_middleware(HostCheck, names=hosts)
     app.add_middleware(AccessLog)
-    return app
 
 
 @router.post("/v1/completions")
@@ -102,7 +115,7 @@ async def chat(body: ChatBody, request: Request) -> Response:
     """The next turn of a conversation, `n` times."""
     service = _service(request, body.model)
     generations = await service.parsed(request, service.parser.chat, body)
-    return await service.answer(request, generations, ChatWriter(body, service), body)
+    return await service.answer(request, generations, ChatWriter(body, generations, service), body)
 
 
 @router.post("/v1/responses")
@@ -110,7 +123,7 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
     """The answer to a conversation."""
     service = _service(request, body.model)
     generations = await service.parsed(request, service.parser.response, body)
-    return await service.answer(request, generations, ResponsesWriter(body, service), body)
+    return await service.answer(request, generations, ResponsesWriter(body, generations, service), body)
 
 
 @router.get("/v1/models")
@@ -122,6 +135,8 @@ async def models(request: Request) -> JSONResponse:
 @router.get("/v1/models/{name:path}")
 async def model(name: str, request: Request) -> JSONResponse:
     """Describe a model."""
+    if not name:  # /v1/models/
+        return await models(request)
     return JSONResponse(await _card(_service(request, name)))
 
 
@@ -151,6 +166,11 @@ async def health(request: Request) -> JSONResponse:
 async def metrics(request: Request) -> Response:
     """Return Prometheus metrics."""
     return Response(_service(request).metrics.text(), media_type=CONTENT_TYPE)
+
+
+def system_fingerprint(llm: ServedModel) -> str:
+    """Return a digest of what changes the text of a seed: the version, and what the model says of itself."""
+    return f"fp_{blake2b(f'{__version__} {llm.fingerprint}'.encode(), digest_size=8).hexdigest()}"
 
 
 def _service(request: Request, model: str | None = None) -> Service:

@@ -16,6 +16,7 @@ from triforce.child_process import ChildProcess
 from triforce.server import json_reader
 from triforce.server.disconnects import unless_disconnected
 from triforce.server.errors import ApiError, later, not_json
+from triforce.server.json_reader import parsed
 from triforce.server.limits import APART, MOST_CONTAINERS, MOST_VALUES
 from triforce.server.service import Service, key_of
 
@@ -31,8 +32,11 @@ class JsonRoute(APIRoute):
 
         async def handle_parsed(request: Request) -> Response:
             body = await request.body()
-            if len(body) > APART and "json" in request.headers.get("content-type", ""):
-                request = _ParsedRequest(request, body, await _value(request, body))
+            if body and "json" in request.headers.get("content-type", ""):
+                if (coding := request.headers.get("content-encoding", "identity")) != "identity":
+                    raise _coded(ascii(coding[:20])[1:-1])
+                outcome = await _parsed_apart(request, body) if len(body) > APART else parsed(body, APART, APART)
+                request = _ParsedRequest(request, body, _value(*outcome))
             return await handle(request)
 
         return handle_parsed
@@ -49,8 +53,8 @@ class _ParsedRequest(Request):
         return self._value
 
 
-async def _value(request: Request, body: bytes) -> Any:
-    """Return what a body holds. Raises ApiError, or ClientDisconnected."""
+async def _parsed_apart(request: Request, body: bytes) -> tuple[str, Any]:
+    """Return what another process made of a body. Raises ApiError, or ClientDisconnected."""
     service: Service = request.app.state.service
     child = ChildProcess([sys.executable, "-I", "-S", json_reader.__file__, str(MOST_CONTAINERS), str(MOST_VALUES)])
     work = partial(child.run, body, SECONDS)
@@ -58,8 +62,18 @@ async def _value(request: Request, body: bytes) -> Any:
     written = await unless_disconnected(request.receive, reading)
     if written is None:
         raise later(503, "the body could not be parsed in time; send it again", code="busy")
-    outcome, value = marshal.loads(written)
+    outcome: tuple[str, Any] = marshal.loads(written)
+    return outcome
+
+
+def _value(outcome: str, value: Any) -> Any:
+    """Return what a body holds. Raises ApiError."""
     match outcome:
+        case "compressed":
+            raise _coded("gzip or zstd")
+        case "encoding":
+            raise not_json(f"byte {value:,} of it, counted from 0, is not UTF-8; encode it so (Latin-1 is another "
+                           "encoding)")  # fmt: skip
         case "containers":
             raise ApiError(400, f"the body holds {value:,} objects and arrays; at most {MOST_CONTAINERS:,} are taken, "
                            "so send fewer messages, parts or prompts")  # fmt: skip
@@ -71,3 +85,9 @@ async def _value(request: Request, body: bytes) -> Any:
         case "unreadable":
             raise not_json("it is no text, nested too deeply, or has a number of too many digits")
     return value
+
+
+def _coded(coding: str) -> ApiError:
+    """Return the refusal of a body that is compressed."""
+    text = f"the body is compressed ({coding}), and is not unpacked here; send it as it is, without Content-Encoding"
+    return ApiError(415, text, headers={"Accept-Encoding": "identity"})

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from triforce.engine.output_stream import OutputChunk
 from triforce.interface.outputs import CompletionOutput, RequestOutput, TokenLogprobs
-from triforce.server.engine_client import PrefillProgress
+from triforce.server.engine_client import GenerationRequest, PrefillProgress
 from triforce.server.schemas import ChatBody
 from triforce.server.service import DONE, Service, frame
 from triforce.server.tool_call_parser import Call
@@ -20,12 +20,14 @@ from triforce.server.usage import chat_logprobs, decoding_trace, usage
 class ChatWriter:
     """Writes whole messages, or the increments of them."""
 
-    def __init__(self, body: ChatBody, service: Service) -> None:
+    def __init__(self, body: ChatBody, generations: Sequence[GenerationRequest], service: Service) -> None:
         self._n, self._tokenizer, self._tiers = body.n or 1, service.parser.tokenizer, bool(body.tier_stats)
         self._with_usage = bool(body.stream_options and body.stream_options.include_usage)
         self._tools = service.parser.tools(body)
         self._parsers = [_AnswerParser(self._tools) for _ in range(self._n)]  # by choice
         self._head = {"id": f"chatcmpl-{uuid4().hex}", "created": int(time()), "model": service.name}
+        self._head["system_fingerprint"] = service.fingerprint
+        self._seed = {"seed": generations[0].params.seed}
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         choices = [self._choice(new) for output in outputs for new in output.outputs]
@@ -48,7 +50,7 @@ class ChatWriter:
             yield self._chunk({"index": piece.index, "delta": {"tool_calls": [call]}, "finish_reason": None})
         if piece.finish_reason:
             finish = parsed.finish(piece.finish_reason)
-            yield self._chunk({"index": piece.index, "delta": {}, "finish_reason": finish})
+            yield self._chunk({"index": piece.index, "delta": {}, "finish_reason": finish} | self._seed)
 
     def closing(self, outputs: Sequence[RequestOutput]) -> Iterable[bytes]:
         if self._with_usage:
@@ -63,7 +65,7 @@ class ChatWriter:
             listed = [{key: call[key] for key in ("id", "type", "function")} for call in calls]
             message |= {"content": text or None, "tool_calls": listed}
         choice = {"index": new.index, "message": message, "finish_reason": parsed.finish(new.finish_reason)}
-        return choice | self._report(new.logprobs, new.origins)
+        return choice | self._seed | self._report(new.logprobs, new.origins)
 
     def _report(self, entries: Sequence[TokenLogprobs] | None, origins: Sequence[str]) -> dict[str, Any]:
         """Return the log-probabilities and tiers of some tokens, where the request wants them."""

@@ -23,7 +23,7 @@ class CompletionWriter:
     def __init__(self, body: CompletionBody, generations: Sequence[GenerationRequest], service: Service) -> None:
         self._generations, self._n, self._tokenizer = generations, body.n or 1, service.parser.tokenizer
         self._head = {"id": f"cmpl-{uuid4().hex}", "object": "text_completion", "created": int(time())}
-        self._head |= {"model": service.name}
+        self._head |= {"model": service.name, "system_fingerprint": service.fingerprint}
         self._tiers, self._scored_only = bool(body.tier_stats), body.max_tokens == 0
         self._with_usage = bool(body.stream_options and body.stream_options.include_usage)
         prompts = one_or_many(body.prompt) if body.echo else []
@@ -67,7 +67,8 @@ class CompletionWriter:
             yield choice | self._report(choice["index"], unread, [*read, *new.token_ids], entries, new.origins)
 
     def _choice(self, prompt: int, index: int, text: str, finish: str | None) -> dict[str, Any]:
-        return {"index": prompt * self._n + index, "text": text, "logprobs": None, "finish_reason": finish}
+        choice = {"index": prompt * self._n + index, "text": text, "logprobs": None, "finish_reason": finish}
+        return choice | ({"seed": self._generations[prompt].params.seed} if finish else {})
 
     def _report(
         self,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -14,6 +15,8 @@ from triforce.errors import RequestError, TriforceError
 from triforce.server.engine_client import QueueFull, ReplicaLost, ShuttingDown
 
 RETRY_SECONDS = 5
+SAID_OF_ONE = {"no_function", "part", "unknown_field"}
+"""Kinds of errors in a body that say what to do, whatever else it might have been."""
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -65,6 +68,15 @@ def later(status: int, reason: str, code: str) -> ApiError:
     return ApiError(status, text, code=code, headers={"Retry-After": str(RETRY_SECONDS)})
 
 
+@contextmanager
+def about(field: str) -> Iterator[None]:
+    """Name the field of a request in a RequestError that is raised within, as an ApiError."""
+    try:
+        yield
+    except RequestError as error:
+        raise wrong(error.param or field, str(error)) from error
+
+
 def not_json(reason: str) -> ApiError:
     return ApiError(400, f"the body is not JSON: {reason}")
 
@@ -75,7 +87,7 @@ def refusal_for(error: Exception) -> ApiError | None:
         case ApiError():
             return error
         case RequestError():
-            return ApiError(400, str(error))
+            return ApiError(400, str(error), param=error.param)
         case TriforceError():  # a model that cannot be computed with, say
             return ApiError(500, str(error), code="model")
         case QueueFull():
@@ -104,19 +116,24 @@ def install(app: FastAPI) -> None:
 def _invalid(error: RequestValidationError) -> ApiError:
     """The first thing that does not fit the schema. What was sent is not repeated."""
     errors = error.errors()
-    kind, place, text = errors[0]["type"], [str(part) for part in errors[0]["loc"][1:]], errors[0]["msg"]
-    if kind == "json_invalid":
+    place = _place(errors[0])
+    if errors[0]["type"] == "json_invalid":
         return not_json(errors[0].get("ctx", {}).get("error", "it cannot be read"))
-    if kind == "unknown_field":
-        return wrong(errors[0]["ctx"]["field"], text)
+    # What may be one of several things fails as each of them. What is said of one is told; too many is what was meant.
+    meant = [e for e in errors if _place(e)[:1] == place[:1]]
+    said = next((e for e in meant if e["type"] in SAID_OF_ONE), None)
+    if said and (field := said.get("ctx", {}).get("field")):
+        return wrong(field, said["msg"])
     if not place:
         return ApiError(400, "the body must be a JSON object, sent with Content-Type: application/json")
-    # What may be one of several things fails as each of them; of these, too many is what it was meant to be.
-    meant = [e for e in errors if [str(part) for part in e["loc"][1:2]] == place[:1]]
     many = [e for e in meant if e["type"] == "too_long"]
-    texts = dict.fromkeys(_too_many(e) if many else e["msg"] for e in many or meant)
-    field = ".".join(part for part in place if "[" not in part and part != "str")
+    texts = dict.fromkeys(_too_many(e) if many else e["msg"] for e in many or ([said] if said else meant))
+    field = ".".join(part for part in _place(said or errors[0]) if "[" not in part and part != "str")
     return wrong(field, f"{field}: {', or '.join(texts)}")
+
+
+def _place(error: dict[str, Any]) -> list[str]:
+    return [str(part) for part in error["loc"][1:]]
 
 
 def _too_many(error: dict[str, Any]) -> str:
@@ -124,8 +141,4 @@ def _too_many(error: dict[str, Any]) -> str:
 
 
 def _http(error: HTTPException) -> ApiError:
-    if error.status_code == 404:
-        return ApiError(404, "there is nothing at this address; /openapi.json lists what there is")
-    if error.status_code == 405:
-        return ApiError(405, "this address does not take this method; see /openapi.json", headers=error.headers)
     return ApiError(error.status_code, f"{error.detail}; send a JSON object", headers=error.headers)

@@ -18,11 +18,22 @@ NICENESS = 5
 STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 """A string of JSON, or one that has no end: linear in its length."""
 
+COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
+"""Beginnings of what gzip and zstd make."""
+
 
 def parsed(body: bytes, most_containers: int, most_values: int) -> tuple[str, Any]:
-    """Return what came of it (`value`, `containers`, `values`, `syntax` or `unreadable`), and what belongs to that."""
+    """Return what came of it (`value`, or a reason why there is none), and what belongs to that.
+
+    Reasons: `compressed`, `encoding`, `containers`, `values`, `syntax`, `unreadable`.
+    """
+    if body.startswith(COMPRESSED):
+        return "compressed", None
     try:
         text = body.decode(json.detect_encoding(body))
+    except UnicodeDecodeError as error:
+        return "encoding", error.start
+    try:
         bare = STRING.sub("", text)
         containers = bare.count("[") + bare.count("{")
         if containers > most_containers:

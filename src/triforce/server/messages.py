@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, ModelWrapValidatorHandler, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from triforce.server.errors import wrong
@@ -20,6 +20,15 @@ class TextPart(Body):
     text: str
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _be_text(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        kind = data.get("type") if isinstance(data, dict) else None
+        if isinstance(kind, str) and kind not in ("text", "input_text", "output_text"):
+            shown = {"kind": ascii(kind[:60])}
+            raise PydanticCustomError("part", "only text parts are read here, and this is {kind}; leave it out", shown)
+        return handler(data)
 
 
 Parts = Annotated[list[TextPart], Field(max_length=MOST_PARTS, fail_fast=True)]

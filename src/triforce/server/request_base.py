@@ -18,7 +18,15 @@ Biases = Annotated[dict[str, Any], Field(max_length=MOST_BIASES)]
 Texts = Annotated[list[str], Field(max_length=MOST_PROMPTS, fail_fast=True)]
 Batches = Annotated[list[Ids], Field(max_length=MOST_PROMPTS, fail_fast=True)]
 
-HARMLESS = {"user", "metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier"}
+HARMLESS = {
+    "user",
+    "keep_alive",
+    "metadata",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "safety_identifier",
+    "service_tier",
+}
 """Fields that never change what is generated anywhere, with whatever value."""
 IGNORED = {"include", "prediction", "reasoning", "reasoning_effort", "store", "verbosity"}
 """Fields that clients always send, and whose wishes no model here can be told; the answer names them in `HEADER`."""
@@ -28,27 +36,35 @@ NOTHING: tuple[object, ...] = (None, False, [], {})
 _LATER = "is not supported yet; leave it out"
 _TOOLS = "functions are called through tools and tool_choice of chats and responses; leave it out"
 UNSUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {
+    "add_generation_prompt": ((None, True), "a conversation always awaits its answer here; leave it out"),
     "audio": ((None,), "this is a text model; leave it out"),
     "background": ((None, False), "nothing is kept here; leave it out"),
     "best_of": ((None, 1), "leave it out; n gives that many choices"),
+    "cache_prompt": ((None, True), "is called cache here; send cache: false"),
     "conversation": ((None,), "nothing is kept here; send the whole conversation as input"),
     "function_call": ((None, "none", "auto"), _TOOLS),
     "functions": ((None, []), _TOOLS),
+    "max_completion_tokens": ((None,), "is called max_tokens here, and in responses max_output_tokens"),
+    "max_output_tokens": ((None,), "is called max_tokens here, and in chats max_completion_tokens"),
+    "max_tokens": ((None,), "is called max_output_tokens here"),
     "max_tool_calls": ((None,), _TOOLS),
     "modalities": ((None, ["text"]), "this is a text model; leave it out"),
     "parallel_tool_calls": ((None, True, False), _TOOLS),
     "previous_response_id": ((None,), "nothing is kept here; send the whole conversation as input"),
     "prompt": ((None,), "prompts are not kept here; send their text"),
     "response_format": ((None, {"type": "text"}), "is called text.format here"),
+    "skip_special_tokens": ((None, True), "marks of the model are never part of a text here; leave it out"),
+    "structured_outputs": ((None, {}), "is called response_format here, and in responses text.format"),
     "suffix": ((None, ""), "nothing can be inserted before a suffix; leave it out"),
     "text": ((None, {}, {"format": {"type": "text"}}), "is called response_format here"),
+    "thinking": ((None, {"type": "disabled"}), "texts are continued as they are; chats and responses take it"),
     "tool_choice": ((None, "none", "auto"), _TOOLS),
     "tools": ((None, []), _TOOLS),
     "top_logprobs": ((None, 0), _LATER),
     "truncation": ((None, "disabled"), "prompts are not cut here; shorten it yourself and leave this out"),
     "web_search_options": ((None,), _TOOLS),
 }
-"""Fields of OpenAI's that are served with these values only, and what to do instead of others."""
+"""Fields of OpenAI's and of other servers that are served with these values only, and what to do instead of others."""
 
 
 class Body(BaseModel):

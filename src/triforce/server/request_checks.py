@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from triforce.errors import RequestError
+from triforce.interface.grammar import Grammar
 from triforce.interface.sampling_params import SamplingParams
 from triforce.server.errors import wrong
 from triforce.server.limits import MOST_ECHOED, Limits
+from triforce.server.sampling_fields import SamplingFields
 from triforce.server.schemas import CompletionFields
 
 
@@ -16,7 +19,7 @@ def check_fields(body: CompletionFields, logprobs: int | None, limits: Limits) -
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
     for name, value, most in (
         ("n", body.n or 1, limits.n),
-        ("logprobs", logprobs or 0, limits.logprobs),
+        (body.sent_as.get("logprobs", "logprobs"), logprobs or 0, limits.logprobs),
     ):
         if value > most:
             raise wrong(name, f"{name}: {value} are too many; this server takes at most {most}")
@@ -26,6 +29,16 @@ def check_fields(body: CompletionFields, logprobs: int | None, limits: Limits) -
         raise wrong("stream_options", "stream_options needs stream: true")
     if body.trace and not body.stream:
         raise wrong("trace", "trace needs stream: true")
+
+
+def checked_params(body: SamplingFields, values: Mapping[str, Any], grammar: Grammar | None) -> SamplingParams:
+    """Return the parameters of a request. Raises ApiError, which names the field of the body that was sent."""
+    try:
+        return SamplingParams(**values, grammar=grammar)
+    except RequestError as error:
+        name = error.param or "grammar"
+        field = body.sent_as.get(name, name)
+        raise wrong(field, str(error).replace(name, field, 1)) from error
 
 
 def check_echo(tokens: int, characters: int, params: SamplingParams, limits: Limits) -> None:

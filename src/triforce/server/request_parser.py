@@ -11,21 +11,21 @@ from typing import Any, TypeVar
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.engine.inputs import Prompt, known, one_or_many
 from triforce.interface.grammar import Grammar
-from triforce.interface.sampling_params import SamplingParams, chat_defaults
+from triforce.interface.sampling_params import SamplingParams, chat_defaults, drawn_seed
 from triforce.sampling.logits import check_bias
 from triforce.server.engine_client import GenerationRequest, ServedModel
-from triforce.server.errors import wrong
+from triforce.server.errors import about, wrong
 from triforce.server.grammar_pool import GrammarPool
 from triforce.server.limits import ANSWER_TOKENS, APART, COMPLETION_TOKENS, Limits
 from triforce.server.messages import Message, characters, plain, turns
-from triforce.server.request_checks import biases, check_echo, check_fields
+from triforce.server.request_checks import biases, check_echo, check_fields, checked_params
 from triforce.server.response_formats import FlatResponseFormat, ResponseFormat, grammar_of
+from triforce.server.sampling_fields import SamplingFields, Thinking
 from triforce.server.schemas import (
     ChatBody,
     CompletionBody,
     CompletionFields,
     ResponsesBody,
-    SamplingFields,
 )
 from triforce.server.shared_slots import SharedSlots
 from triforce.server.tools import ToolChoice
@@ -53,7 +53,7 @@ class RequestParser:
         return self.llm.target.config.context
 
     async def completion(self, body: CompletionBody, key: str) -> list[GenerationRequest]:
-        """Return one request for each prompt. Raises ApiError or RequestError."""
+        """Return one request for each prompt. Raises ApiError."""
         prompts = one_or_many(body.prompt)
         most = min(self.limits.prompts, self.limits.waiting + self.limits.rows)  # the first need not wait
         if len(prompts) > most:
@@ -62,7 +62,7 @@ class RequestParser:
             raise wrong("stream", "an echo with logprobs cannot be streamed; leave out stream, echo or logprobs")
         params = self._params(
             body,
-            await _grammar(body.response_format),
+            await _grammar(body, body.response_format),
             # A text of no new tokens is asked for to score the prompt; the token drawn after it is left out later.
             max_tokens=COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens or 1,
             logprobs=body.logprobs,
@@ -74,45 +74,51 @@ class RequestParser:
         return await self._requests(ids, params, body, key)
 
     async def chat(self, body: ChatBody, key: str) -> list[GenerationRequest]:
-        """Return the request for a conversation. Raises ApiError or RequestError."""
+        """Return the request for a conversation. Raises ApiError."""
         if body.top_logprobs is not None and not body.logprobs:
             raise wrong("top_logprobs", "top_logprobs needs logprobs: true")
-        if None not in (body.max_tokens, body.max_completion_tokens):
-            raise wrong("max_tokens", "max_tokens is the old name of max_completion_tokens; send one of them")
         max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         tools = self.tools(body)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        grammar = await _grammar(body.response_format, tools)
+        grammar = await _grammar(body, body.response_format, tools)
         params = self._params(body, grammar, max_tokens=max_tokens, logprobs=logprobs)
-        return await self._requests([await self.conversation(body.messages, key, tools)], params, body, key)
+        ids = await self.conversation(body.messages, key, tools, body.thinking)
+        return await self._requests([ids], params, body, key)
 
     async def response(self, body: ResponsesBody, key: str) -> list[GenerationRequest]:
-        """Return the request for instructions and input. Raises ApiError or RequestError."""
+        """Return the request for instructions and input. Raises ApiError."""
         tools = self.tools(body)
-        params = self._params(
-            body, await _grammar(body.text.format if body.text else None, tools), max_tokens=body.max_output_tokens
-        )
-        ids = await self.conversation(turns(body.instructions, body.input), key, tools, "input")
+        grammar = await _grammar(body, body.text.format if body.text else None, tools)
+        params = self._params(body, grammar, max_tokens=body.max_output_tokens)
+        said = turns(body.instructions, body.input)
+        ids = await self.conversation(said, key, tools, body.thinking, "input")
         return await self._requests([ids], params, body, key)
 
     def tools(self, body: ChatBody | ResponsesBody) -> ToolChoice | None:
         """Return the tools that the answer may call. Raises ApiError."""
         return body.choose_tools(self.tokenizer.template)
 
-    async def ids(self, prompt: Prompt, key: str) -> list[int]:
-        """Return token ids of a text, or check those given. Raises RequestError."""
+    async def ids(self, prompt: Prompt, key: str, field: str = "prompt") -> list[int]:
+        """Return token ids of a text, or check those given, which are a field of the request. Raises ApiError."""
         self._bound(len(prompt) if isinstance(prompt, str) else 0)
-        return await self.apart(len(prompt), key, partial(self.llm.encode, prompt))
+        with about(field):
+            return await self.apart(len(prompt), key, partial(self.llm.encode, prompt))
 
     async def tokens(self, text: str, special: bool, key: str) -> list[int]:
-        """Return token ids of a text of any length that could be a prompt. Raises RequestError."""
+        """Return token ids of a text of any length that could be a prompt. Raises ApiError."""
         self._bound(len(text))
-        return await self.apart(len(text), key, partial(self.tokenizer.encode, text, special))
+        with about("prompt"):
+            return await self.apart(len(text), key, partial(self.tokenizer.encode, text, special))
 
     async def conversation(
-        self, messages: Sequence[Message], key: str, tools: ToolChoice | None = None, field: str = "messages"
+        self,
+        messages: Sequence[Message],
+        key: str,
+        tools: ToolChoice | None = None,
+        thinking: Thinking | None = None,
+        field: str = "messages",
     ) -> list[int]:
-        """Return token ids of a conversation in the model's chat template. Raises ApiError or RequestError.
+        """Return token ids of a conversation in the model's chat template. Raises ApiError.
 
         field: of the request, which it stands in.
         """
@@ -120,12 +126,16 @@ class RequestParser:
             raise wrong(field, "this model has no chat template; send a text to /v1/completions instead")
         length = sum(map(characters, messages))
         self._bound(length, field)
+        thinks = None if thinking is None else thinking.type == "enabled"
+        if thinks and "enable_thinking" not in self.tokenizer.template:
+            raise wrong("thinking", "this model's chat template has no thinking to turn on; leave it out")
 
         def laid_out() -> list[int]:
-            ids = self.tokenizer.chat([plain(message) for message in messages], tools.shown if tools else None)
-            return self.llm.encode(ids)
+            said = [plain(message) for message in messages]
+            return self.llm.encode(self.tokenizer.chat(said, tools.shown if tools else None, thinks))
 
-        return await self.apart(length, key, laid_out)
+        with about(field):
+            return await self.apart(length, key, laid_out)
 
     async def apart(self, size: int, key: str, work: Callable[[], T]) -> T:
         """Return what `work` returns in a thread, where the event loop need not wait for it; large work has turns."""
@@ -140,23 +150,27 @@ class RequestParser:
     async def _requests(
         self, prompts: Sequence[list[int]], params: SamplingParams, body: SamplingFields, key: str
     ) -> list[GenerationRequest]:
-        """Return a request for each prompt, once all may be queued. Raises ApiError or RequestError."""
+        """Return a request for each prompt, once all may be queued. Raises ApiError."""
         requests = [self._request(ids, params, body) for ids in prompts]
         if params.grammar is None:
             return requests
-        compiled = await self._grammars.compile(params.grammar, key)
+        with about(body.output_format or "tools"):
+            compiled = await self._grammars.compile(params.grammar, key)
         return [replace(request, compiled=compiled) for request in requests]
 
     def _request(self, ids: list[int], params: SamplingParams, body: SamplingFields) -> GenerationRequest:
-        check_bias([params], self.llm.target.config.vocab_size)
+        with about("logit_bias"):
+            check_bias([params], self.llm.target.config.vocab_size)
         rows, room = min(params.n, self.limits.rows), min(params.max_tokens, self.context - len(ids))
         most = self.limits.room(self.context)
         if rows * (len(ids) + room) > most:
             raise wrong("n", f"{rows} texts of {len(ids)} + {room} tokens need room for more than the {most} tokens "
                         "that this server has; lower n or max_tokens")  # fmt: skip
-        mode = None if body.mode is None else known("mode", body.mode, self.llm.modes)
+        with about("mode"):
+            mode = None if body.mode is None else known("mode", body.mode, self.llm.modes)
         progress = isinstance(body, CompletionFields) and bool(body.stream and body.return_progress)
-        return GenerationRequest(ids, params, mode, progress=progress)
+        seeded = params if params.seed is not None else replace(params, seed=drawn_seed())  # the answer tells it
+        return GenerationRequest(ids, seeded, mode, progress=progress)
 
     def _params(
         self, body: SamplingFields, grammar: Grammar | None, *, max_tokens: int | None, **more: int | None
@@ -170,9 +184,12 @@ class RequestParser:
             values["logit_bias"] = biases(body.logit_bias)
         named = self.llm.sampling_defaults
         defaults = named if isinstance(body, CompletionBody) else chat_defaults(named)
-        return SamplingParams(**(defaults | values), grammar=grammar)
+        return checked_params(body, defaults | values, grammar)
 
 
-async def _grammar(form: ResponseFormat | FlatResponseFormat | None, tools: ToolChoice | None = None) -> Grammar | None:
-    """Return what the answer is held to, if anything. Raises RequestError."""
-    return await asyncio.to_thread(tools.grammar if tools else partial(grammar_of, form)) if tools or form else None
+async def _grammar(
+    body: SamplingFields, form: ResponseFormat | FlatResponseFormat | None, tools: ToolChoice | None = None
+) -> Grammar | None:
+    """Return what the answer is held to, if anything. Raises ApiError."""
+    with about(body.output_format or "tools"):
+        return await asyncio.to_thread(tools.grammar if tools else partial(grammar_of, form)) if tools or form else None

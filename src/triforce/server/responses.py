@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from triforce.engine.output_stream import OutputChunk
 from triforce.interface.outputs import RequestOutput
-from triforce.server.engine_client import PrefillProgress
+from triforce.server.engine_client import GenerationRequest, PrefillProgress
 from triforce.server.schemas import ResponsesBody
 from triforce.server.service import Service, frame
 from triforce.server.tool_call_parser import Call, ToolCallParser
@@ -23,7 +23,7 @@ ItemEvent = tuple[str, dict[str, Any]]
 class ResponsesWriter:
     """Messages and calls. A stream tells of each part when it begins, grows and is done."""
 
-    def __init__(self, body: ResponsesBody, service: Service) -> None:
+    def __init__(self, body: ResponsesBody, generations: Sequence[GenerationRequest], service: Service) -> None:
         self._tiers, self._sent = bool(body.tier_stats), 0
         self._items = Items(parser_of(service.parser.tools(body)))
         self._origins: list[str] = []  # of tokens whose text was not told of yet
@@ -34,6 +34,7 @@ class ResponsesWriter:
             **{"metadata": {}, "store": False, "temperature": body.temperature, "top_p": body.top_p},
             **{"previous_response_id": None, "truncation": "disabled"},
             **{"text": {"format": form.model_dump(by_alias=True, exclude_none=True) if form else {"type": "text"}}},
+            **{"seed": generations[0].params.seed, "system_fingerprint": service.fingerprint},
             **_tools(body),
         }
 

@@ -5,48 +5,23 @@ Numbers are only typed here: `triforce.interface.sampling_params.SamplingParams`
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from triforce.server.limits import ANSWER_TOKENS, COMPLETION_TOKENS
 from triforce.server.messages import InputItems, Item, Messages
-from triforce.server.request_base import Batches, Biases, Body, CacheFields, Ids, StopIds, Stops, Texts
+from triforce.server.request_base import Batches, Biases, Body, Ids, Stops, Texts
 from triforce.server.response_formats import FlatResponseFormat, ResponseFormat
-from triforce.server.tools import MOST_TOOLS, FlatTool, OneFlatTool, OneTool, Tool, ToolChoice, choose_tools
+from triforce.server.sampling_fields import ModelField, SamplingFields, StreamOptions, ThinkingField
+from triforce.server.tools import MOST_TOOLS, FlatTool, OneFlatTool, OneTool, Tool, ToolChoice, ToolFields, choose_tools
 
 
 class TextOptions(Body):
     """`text` of responses."""
 
     format: FlatResponseFormat | None = None
-
-
-class ModelField(Body):
-    """A request to a model: the one that is served, if named at all."""
-
-    model: str | None = None
-
-
-class SamplingFields(CacheFields, ModelField):
-    """Sampling parameters. Fields after `stream` are extensions of triforce's."""
-
-    temperature: float | None = None
-    top_p: float | None = None
-    seed: int | None = None
-    stream: bool | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    stop_token_ids: StopIds | None = None
-    ignore_eos: bool | None = None
-    mode: str | None = Field(None, description="Which tiers: a value of --mode")
-    tier_stats: bool | None = Field(None, description="Report what each tier did, and which proposed each token")
-
-
-class StreamOptions(Body):
-    include_usage: bool | None = None
-    include_obfuscation: Literal[False] | None = None
 
 
 class CompletionFields(SamplingFields):
@@ -63,6 +38,10 @@ class CompletionFields(SamplingFields):
     trace: bool | None = Field(None, description="Stream how far it has come, and how long each token is (triforce's)")
     return_progress: bool | None = Field(None, description="Stream how far the prompt is read (llama.cpp's)")
 
+    @property
+    def output_format(self) -> str | None:
+        return "response_format" if self.response_format and self.response_format.type != "text" else None
+
 
 class CompletionBody(CompletionFields):
     """POST /v1/completions."""
@@ -71,51 +50,64 @@ class CompletionBody(CompletionFields):
     echo: bool | None = None
     logprobs: int | None = Field(None, description="Alternatives listed at each token; with echo, of the prompt too")
 
+    @property
+    def sent_as(self) -> Mapping[str, str]:
+        return {"prompt_logprobs": "logprobs"}
 
-class ChatBody(CompletionFields):
+
+class ChatBody(ToolFields, ThinkingField, CompletionFields):
     """POST /v1/chat/completions."""
 
     messages: Messages
-    max_completion_tokens: int | None = Field(None, description=f"Default: {ANSWER_TOKENS}")
+    max_completion_tokens: int | None = Field(None, description="The new name of max_tokens, which it stands above")
     logprobs: bool | None = Field(None, description="Whether log-probabilities of new tokens are told")
     top_logprobs: int | None = Field(None, description="Alternatives listed at each of them")
     tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | OneTool | None = None
     parallel_tool_calls: bool | None = None
 
+    @property
+    def sent_as(self) -> Mapping[str, str]:
+        limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+        return {"max_tokens": limit, "logprobs": "top_logprobs"}
+
     def choose_tools(self, template: str) -> ToolChoice | None:
         """Return the tools that the answer may call. Raises ApiError or RequestError."""
         choice = self.tool_choice.function if isinstance(self.tool_choice, OneTool) else self.tool_choice
         spoken = any(message.tool_calls or message.role == "tool" for message in self.messages)
-        output_format = "response_format" if self.response_format and self.response_format.type != "text" else None
         functions = [tool.function for tool in self.tools or ()]
-        several = self.parallel_tool_calls is not False
-        return choose_tools(template, functions, choice, several=several, spoken=spoken, output_format=output_format)
+        several, form = self.parallel_tool_calls is not False, self.output_format
+        return choose_tools(template, functions, choice, several=several, spoken=spoken, output_format=form)
 
 
-class ResponsesBody(SamplingFields):
+class ResponsesBody(ToolFields, ThinkingField, SamplingFields):
     """POST /v1/responses, without anything kept between requests."""
 
     input: str | InputItems
     instructions: str | None = None
     text: TextOptions | None = None
     max_output_tokens: int | None = Field(None, description=f"Default: {ANSWER_TOKENS}")
+    stream_options: StreamOptions | None = None
     tools: Annotated[list[FlatTool], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | OneFlatTool | None = None
     parallel_tool_calls: bool | None = None
 
+    @property
+    def sent_as(self) -> Mapping[str, str]:
+        return {"max_tokens": "max_output_tokens"}
+
+    @property
+    def output_format(self) -> str | None:
+        return "text" if self.text and self.text.format and self.text.format.type != "text" else None
+
     def choose_tools(self, template: str) -> ToolChoice | None:
         """Return the tools that the answer may call. Raises ApiError or RequestError."""
         spoken = not isinstance(self.input, str) and not all(isinstance(item, Item) for item in self.input)
-        form = self.text.format if self.text else None
-        output_format = "text" if form and form.type != "text" else None
-        several, choice = self.parallel_tool_calls is not False, self.tool_choice
-        return choose_tools(
-            template, self.tools or [], choice, several=several, spoken=spoken, output_format=output_format
-        )
+        several, choice, form = self.parallel_tool_calls is not False, self.tool_choice, self.output_format
+        return choose_tools(template, self.tools or [], choice, several=several, spoken=spoken, output_format=form)
 
 
-class TokenizeBody(ModelField):
+class TokenizeBody(ThinkingField, ModelField):
     """POST /tokenize: a text or a conversation."""
 
     prompt: str | None = None

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import hmac
 import os
-import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
@@ -21,7 +20,6 @@ from triforce.server.limits import Limits
 
 KEYS_VARIABLE = "TRIFORCE_API_KEYS"
 _SHORTEST_KEY = 16
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
 OPEN = ("/health", "/")
 """Paths that need no key: one says whether there is a server, the other is a page that says no more."""
 OPEN_BYTES = 1024
@@ -53,15 +51,6 @@ def require_key_beyond_loopback(host: str, keys: Sequence[str]) -> None:
             f"{host} is open to other machines, so a key is needed: set {KEYS_VARIABLE} or give --api-key-file, "
             "or leave out --host to serve this machine only"
         )
-
-
-def require_origins(origins: Iterable[str]) -> None:
-    """Raise RequestError unless each is the origin of pages, or `*` for all."""
-    for origin in origins:
-        if origin != "*" and not _ORIGIN.fullmatch(origin):
-            raise RequestError(
-                f"{origin!r} is no origin; give --cors-origin a scheme and a host, such as https://example.org, or *"
-            )
 
 
 def is_address(name: str) -> bool:
@@ -105,7 +94,8 @@ class ApiKeyAuth:
         if scope["type"] == "http" and scope["path"] not in OPEN and self._digests:
             given = self._given(scope)
             if given is None:
-                text = "a key is needed: send it as 'Authorization: Bearer KEY'"
+                text = "this key is not known here" if _bearer(scope) else "a key is needed"
+                text += "; send one that the server was started with, as 'Authorization: Bearer KEY'"
                 refusal = ApiError(401, text, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
                 return await refusal.response()(scope, receive, send)
             scope.setdefault("state", {})["scope"] = given.hex()  # KV is shared among requests of one key only
@@ -113,11 +103,11 @@ class ApiKeyAuth:
 
     def _given(self, scope: Scope) -> bytes | None:
         """The digest of the key, if it is one of ours."""
-        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-        given = _digest(key.strip().encode("latin-1"))
+        key = _bearer(scope)
+        given = _digest(key)
         # Every key is compared, each in constant time: how long it takes says nothing about them.
         matches = [hmac.compare_digest(given, digest) for digest in self._digests]
-        return given if scheme.lower() == "bearer" and any(matches) else None
+        return given if key and any(matches) else None
 
 
 class BodyLimit:
@@ -189,6 +179,12 @@ async def _answer_early(response: ASGIApp, scope: Scope, coming: _Coming, send: 
             while coming.more:
                 await coming()
     await send({"type": "http.response.body"})
+
+
+def _bearer(scope: Scope) -> bytes:
+    """Return the key that a request brings, or nothing."""
+    scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+    return key.strip().encode("latin-1") if scheme.lower() == "bearer" else b""
 
 
 def _digest(key: bytes) -> bytes:

@@ -26,7 +26,7 @@ from triforce.server.errors import broken, refusal_for, took_too_long
 from triforce.server.limits import Limits
 from triforce.server.metrics import Metrics
 from triforce.server.request_parser import RequestParser
-from triforce.server.schemas import SamplingFields
+from triforce.server.sampling_fields import SamplingFields
 
 B = TypeVar("B")
 T = TypeVar("T")
@@ -71,9 +71,10 @@ class ResponseWriter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """Shared state of the endpoints. `name` is the served model's."""
+    """Shared state of the endpoints. `name` is the served model's; `fingerprint` tells what changes texts."""
 
     name: str
+    fingerprint: str
     parser: RequestParser
     engine: EngineClient
     metrics: Metrics

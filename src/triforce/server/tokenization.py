@@ -13,11 +13,11 @@ from triforce.server.schemas import DetokenizeBody, TokenizeBody
 
 
 async def tokenize(parser: RequestParser, body: TokenizeBody, key: str) -> Response:
-    """Return the answer to a text or a conversation. Raises ApiError or RequestError."""
+    """Return the answer to a text or a conversation. Raises ApiError."""
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "send prompt or messages, one of them")
     if body.messages is not None:
-        ids = await parser.conversation(body.messages, key)
+        ids = await parser.conversation(body.messages, key, thinking=body.thinking)
     else:
         ids = await parser.tokens(body.prompt or "", body.add_special_tokens is not False, key)
     if len(ids) > MOST_VALUES:
@@ -33,6 +33,6 @@ async def tokenize(parser: RequestParser, body: TokenizeBody, key: str) -> Respo
 
 
 async def detokenize(parser: RequestParser, body: DetokenizeBody, key: str) -> Response:
-    """Return the answer to token ids. Raises RequestError."""
-    ids = await parser.ids(body.tokens, key) if body.tokens else []
+    """Return the answer to token ids. Raises ApiError."""
+    ids = await parser.ids(body.tokens, key, "tokens") if body.tokens else []
     return await parser.apart(len(ids), key, lambda: JSONResponse({"prompt": parser.tokenizer.decode(ids)}))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, ModelWrapValidatorHandler, model_validator
 from pydantic_core import PydanticCustomError
 
 from triforce.interface.grammar import Grammar
@@ -19,6 +20,7 @@ MOST_LEVELS, MOST_PARTS_OF_SCHEMA = 128, 10_000
 """Nesting of schemas: grammars take it, and it can be written back as JSON without fear. Values in one."""
 MOST_ARGUMENTS = 2**18
 """Characters of the arguments of a call."""
+_KIND = re.compile(r"[a-z][a-z0-9_]{0,63}")
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 
@@ -73,6 +75,38 @@ class OneFlatTool(FunctionName):
     """The same as responses have it."""
 
     type: Literal["function"]
+
+
+class ToolFields(Body):
+    """Tools of a request. What is no function, such as a search of the web, is skipped and named as ignored."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _skip_what_is_no_function(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        tools = data.get("tools") if isinstance(data, dict) else None
+        if not isinstance(tools, list) or len(tools) > MOST_TOOLS:
+            return handler(data)
+        if asked := _other_kind(data.get("tool_choice")):
+            raise _no_function("tool_choice", f"{asked} is no function, and only functions are called here")
+        skipped = {kind for tool in tools if (kind := _other_kind(tool))}
+        kept = [tool for tool in tools if not _other_kind(tool)]
+        if skipped and not kept:
+            raise _no_function(
+                "tools", "none of them is a function, and only functions are called here; leave them out"
+            )
+        body = handler(data | {"tools": kept} if skipped else data)
+        body._ignored = sorted([*body._ignored, *(f"tools.{kind}" for kind in skipped)])
+        return body
+
+
+def _other_kind(tool: Any) -> str | None:
+    """Return the type of a tool that is no function, if it has one that can stand in a header."""
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    return kind if isinstance(kind, str) and kind != "function" and _KIND.fullmatch(kind) else None
+
+
+def _no_function(field: str, text: str) -> PydanticCustomError:
+    return PydanticCustomError("no_function", "{field}: {text}", {"field": field, "text": text})
 
 
 class CalledFunction(Body):

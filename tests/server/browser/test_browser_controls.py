@@ -95,7 +95,7 @@ def test_browser_refusal_is_shown(page: Page) -> None:
     page.unroute("**/v1/completions")
     page.get_by_label("Key of this server").fill("another-key-that-is-wrong")
     page.keyboard.press("Tab")
-    expect(page.get_by_role("alert")).to_contain_text("a key is needed")
+    expect(page.get_by_role("alert")).to_contain_text("this key is not known")
     assert page.locator("#keyed").is_visible() and not page.locator("#result").is_visible()
 
 

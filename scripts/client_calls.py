@@ -1,0 +1,198 @@
+"""Calls of one client library to a running server: python client_calls.py CLIENT CALL URL MODEL KEY.
+
+It is run by the interpreter of `clients.py`, in whose environment the libraries are. Each client is made as its own
+documentation has it, with its defaults; only texts are kept short. What does not come raises, and the exit code tells.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from inspect import getsource
+from pathlib import Path
+from typing import Any
+
+KEY = sys.argv[-1]
+ASKED = "Name a fruit and say how many letters its name has."
+WEATHER = "What is the weather in Paris?"
+SHORT: dict[str, Any] = {"temperature": 0, "max_tokens": 32}
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 20}, "letters": {"type": "integer"}},
+    "required": ["name", "letters"],
+    "additionalProperties": False,
+}
+
+
+def fruit() -> Any:
+    """Return a class of pydantic's for answers that are held to a format."""
+    from pydantic import BaseModel, Field
+
+    class Fruit(BaseModel):
+        name: str = Field(max_length=20)
+        letters: int
+
+    return Fruit
+
+
+def get_weather(city: str) -> str:
+    """Return the weather in a city."""
+    return f"sunny in {city}"
+
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": get_weather.__doc__,
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+
+
+def turns(text: str = ASKED) -> list[Any]:
+    return [{"role": "user", "content": text}]
+
+
+def joined(pieces: Iterable[str | None]) -> str:
+    """Return a text that came in several pieces. Raises ValueError where it came in one."""
+    some = [piece for piece in pieces if piece]
+    if len(some) < 2:
+        raise ValueError(f"a stream of {len(some)} pieces")
+    return "".join(some)
+
+
+def openai(call: str, url: str, model: str) -> Any:
+    from openai import OpenAI
+
+    client = OpenAI(base_url=url, api_key=KEY)
+    chats, common = client.chat.completions, {"model": model, "messages": turns(), **SHORT}
+    if call == "plain":
+        answer = client.responses.create(model=model, input=ASKED, temperature=0, max_output_tokens=32).output_text
+        assert answer == chats.create(**common).choices[0].message.content
+        return answer
+    if call == "streamed":
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        *chunks, last = chats.create(**common, **options)
+        assert last.usage.completion_tokens
+        return joined(chunk.choices[0].delta.content for chunk in chunks)
+    if call == "structured":
+        responses = client.responses.parse(model=model, input=ASKED, text_format=fruit(), temperature=0)
+        return responses.output_parsed and chats.parse(**common, response_format=fruit()).choices[0].message.parsed
+    return chats.create(**common | {"messages": turns(WEATHER)}, tools=[TOOL]).choices[0].message.tool_calls
+
+
+def langchain(call: str, url: str, model: str) -> Any:
+    from langchain_openai import ChatOpenAI
+
+    chat = ChatOpenAI(base_url=url, api_key=KEY, model=model, **SHORT)
+    if call == "plain":
+        return chat.invoke(ASKED).content
+    if call == "streamed":
+        return joined(piece.content for piece in chat.stream(ASKED))
+    if call == "structured":
+        return chat.with_structured_output(fruit()).invoke(ASKED)
+    return chat.bind_tools([get_weather]).invoke(WEATHER).tool_calls
+
+
+def litellm(call: str, url: str, model: str) -> Any:
+    from litellm import completion
+
+    common = {"model": f"openai/{model}", "api_base": url, "api_key": KEY, "messages": turns(), **SHORT}
+    if call == "plain":
+        return completion(**common).choices[0].message.content
+    if call == "streamed":
+        return joined(chunk.choices[0].delta.content for chunk in completion(**common, stream=True))
+    if call == "structured":
+        return fruit().model_validate_json(completion(**common, response_format=fruit()).choices[0].message.content)
+    return completion(**common | {"messages": turns(WEATHER)}, tools=[TOOL]).choices[0].message.tool_calls
+
+
+def llama_index(call: str, url: str, model: str) -> Any:
+    from llama_index.core.llms import ChatMessage
+    from llama_index.core.tools import FunctionTool
+    from llama_index.llms.openai_like import OpenAILike
+
+    made: dict[str, Any] = {"model": model, "api_base": url, "api_key": KEY, "is_chat_model": True, **SHORT}
+    said = [ChatMessage(role="user", content=ASKED)]
+    if call == "plain":
+        return OpenAILike(**made).chat(said).message.content
+    if call == "streamed":
+        return joined(piece.delta for piece in OpenAILike(**made).stream_chat(said))
+    if call == "structured":
+        held = OpenAILike(**made, should_use_structured_outputs=True).as_structured_llm(fruit())
+        return held.chat(said).raw
+    asking = OpenAILike(**made, is_function_calling_model=True)
+    answer = asking.chat_with_tools([FunctionTool.from_defaults(get_weather)], user_msg=WEATHER)
+    return asking.get_tool_calls_from_response(answer)
+
+
+def instructor(call: str, url: str, model: str) -> Any:
+    from instructor import Mode, Partial, from_openai
+    from openai import OpenAI
+
+    client = from_openai(OpenAI(base_url=url, api_key=KEY), mode=Mode.TOOLS if call == "tools" else Mode.JSON_SCHEMA)
+    common = {"model": model, "messages": turns(), **SHORT}
+    if call == "plain":
+        return client.chat.completions.create(**common, response_model=None).choices[0].message.content
+    if call == "streamed":
+        *_, last = client.chat.completions.create(**common, response_model=Partial[fruit()], stream=True)
+        return last.name and last.letters is not None
+    return client.chat.completions.create(**common, response_model=fruit(), max_retries=0)
+
+
+def outlines(call: str, url: str, model: str) -> Any:
+    from openai import OpenAI
+    from outlines import from_openai
+
+    client = from_openai(OpenAI(base_url=url, api_key=KEY), model)
+    if call == "plain":
+        return client(ASKED, **SHORT)
+    if call == "streamed":
+        return joined(client.stream(ASKED, **SHORT))
+    return fruit().model_validate_json(client(ASKED, fruit(), **SHORT))
+
+
+def llm(call: str, url: str, model: str) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        can = "supports_schema: true\n  supports_tools: true\n"
+        entry = f"- model_id: local\n  model_name: {model}\n  api_base: {url}\n  api_key_name: local\n  {can}"
+        (Path(folder) / "extra-openai-models.yaml").write_text(entry)
+        (Path(folder) / "keys.json").write_text(json.dumps({"local": KEY}))
+        more = {
+            "plain": ["--no-stream"],
+            "streamed": [],
+            "structured": ["--schema", json.dumps(SCHEMA)],
+            "tools": ["--functions", getsource(get_weather), "--tools-debug"],
+        }[call]
+        asked = WEATHER if call == "tools" else ASKED
+        limits = ["-o", "max_tokens", "32", "-o", "temperature", "0"]
+        command = [str(Path(sys.executable).with_name("llm")), "prompt", "-m", "local", *limits, *more, asked]
+        done = subprocess.run(
+            command, env=os.environ | {"LLM_USER_PATH": folder}, capture_output=True, text=True, timeout=300
+        )
+    if done.returncode:
+        raise ValueError(done.stderr)
+    if call == "tools":
+        return "get_weather" in done.stderr
+    return fruit().model_validate_json(done.stdout) if call == "structured" else done.stdout.strip()
+
+
+CLIENTS = {client.__name__: client for client in (openai, langchain, litellm, llama_index, instructor, outlines, llm)}
+"""Each takes a call, the URL with /v1 and the model's name, and returns what must not be empty."""
+
+
+def main(client: str, call: str, url: str, model: str) -> None:
+    """Make a call, and print what came. Raises what the client raises, or ValueError where nothing came."""
+    answer = CLIENTS[client](call, f"{url}/v1", model)
+    if not answer:
+        raise ValueError(f"{answer!r} came")
+    print(repr(answer)[:300])
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:-1])

@@ -1,0 +1,92 @@
+"""Tries other people's client libraries on a running server, with their defaults: python scripts/clients.py URL [KEY].
+
+The libraries are installed into an environment of their own, build/clients; those that do not install are skipped.
+`EXPECTED_TO_FAIL` lists calls that do not work yet. Exit code 1: another call failed, or one of these did not.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import httpx
+
+ROOT = Path(__file__).parents[1]
+PLACE = ROOT / "build" / "clients"
+PACKAGES = {
+    "openai": ["openai"],
+    "langchain": ["langchain-openai"],
+    "litellm": ["litellm", "mcp"],  # without it no call with tools goes out
+    "llama_index": ["llama-index-llms-openai-like"],
+    "instructor": ["instructor"],
+    "outlines": ["outlines", "openai"],
+    "llm": ["llm"],
+}
+CALLS = ("plain", "streamed", "structured", "tools")
+CASES = [(client, call) for client in PACKAGES for call in CALLS if (client, call) != ("outlines", "tools")]
+"""Outlines has no tools with this kind of server."""
+EXPECTED_TO_FAIL = {
+    "smollm2": {case for case in CASES if case[1] == "tools"},
+    "qwen": {case for case in CASES if case[1] == "tools"},
+}
+"""By model: what asks by tools needs more of the server than there is."""
+SECONDS = 300.0
+"""Time for one call."""
+
+
+def installed() -> dict[str, str]:
+    """Install the libraries once, and return the reason for each client that cannot be had."""
+    marker, python = PLACE / "installed.json", PLACE / "bin" / "python"
+    if marker.exists():
+        found: dict[str, str] = json.loads(marker.read_text())
+        return found
+    venv.create(PLACE, with_pip=True)
+    everything = sorted({package for packages in PACKAGES.values() for package in packages})
+    missing = {}
+    if _installation(python, everything):  # one that does not install is no reason to go without the others
+        missing = {client: reason for client, wanted in PACKAGES.items() if (reason := _installation(python, wanted))}
+    marker.write_text(json.dumps(missing))
+    return missing
+
+
+def _installation(python: Path, packages: list[str]) -> str:
+    """Install packages, and return why that is not possible, or nothing."""
+    command = [str(python), "-m", "pip", "install", "--quiet", *packages]
+    done = subprocess.run(command, capture_output=True, text=True)
+    lines = done.stderr.strip().splitlines() or ["pip failed"]
+    return f"{' '.join(packages)} cannot be installed: {lines[-1]}" if done.returncode else ""
+
+
+def attempt(client: str, call: str, url: str, model: str, key: str) -> str:
+    """Return why a call failed, or nothing."""
+    program = Path(__file__).with_name("client_calls.py")
+    command = [str(PLACE / "bin" / "python"), str(program), client, call, url, model, key]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        return f"not done within {SECONDS:g} seconds"
+    lines = done.stderr.strip().splitlines() or ["it failed without a word"]
+    return lines[-1] if done.returncode else ""
+
+
+def main(url: str, key: str = "sk-no-key-required") -> int:
+    """Try every call of every client, and print what came of it."""
+    headers = {"authorization": f"Bearer {key}"}
+    model = httpx.get(f"{url}/v1/models", headers=headers).raise_for_status().json()["data"][0]["id"]
+    failing = EXPECTED_TO_FAIL["qwen" if "qwen" in model.lower() else "smollm2"]
+    missing, surprises = installed(), 0
+    for client, call in CASES:
+        if client in missing:
+            print(f"{client:12} {call:11} skipped: {missing[client]}")
+            continue
+        failure, expected = attempt(client, call, url, model, key), (client, call) in failing
+        surprises += bool(failure) != expected
+        print(f"{client:12} {call:11} {'expected to fail: ' * expected}{failure or 'ok'}", flush=True)
+    return min(surprises, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

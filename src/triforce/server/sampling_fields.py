@@ -1,0 +1,59 @@
+"""Fields that bodies of several endpoints share. Null is the default of every field."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import Field
+
+from triforce.server.request_base import Body, CacheFields, StopIds
+
+
+class ModelField(Body):
+    """A request to a model: the one that is served, if named at all."""
+
+    model: str | None = None
+
+
+class SamplingFields(CacheFields, ModelField):
+    """Sampling parameters. Fields after `stream` are extensions of triforce's."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    stream: bool | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    stop_token_ids: StopIds | None = None
+    ignore_eos: bool | None = None
+    mode: str | None = Field(None, description="Which tiers: a value of --mode")
+    tier_stats: bool | None = Field(None, description="Report what each tier did, and which proposed each token")
+
+    @property
+    def sent_as(self) -> Mapping[str, str]:
+        """Fields by the parameters of `SamplingParams` that they become, where names differ."""
+        return {}
+
+    @property
+    def output_format(self) -> str | None:
+        """The field that holds the answer to a format, if one does."""
+        return None
+
+
+class StreamOptions(Body):
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+class Thinking(Body):
+    """Whether the model thinks before it answers, where its chat template can tell it (`enable_thinking`)."""
+
+    type: Literal["enabled", "disabled"]
+
+
+class ThinkingField(Body):
+    """A request whose turns a chat template lays out."""
+
+    thinking: Thinking | None = None
