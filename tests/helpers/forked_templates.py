@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from contextlib import suppress
 from typing import IO, Any, NoReturn
 
 from triforce.checkpoint import template_worker
@@ -33,6 +34,8 @@ class ForkedWorker:
     def communicate(self) -> None:
         os.waitpid(self.pid, 0)
         self.stdout.close()
+        with suppress(BrokenPipeError):  # of a request that it has not read
+            self.stdin.close()
 
 
 class ForkedTemplates(TemplateProcess):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from contextlib import suppress
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ def _mark(function: str, sha256: str, readers: tuple[str, ...]) -> Path | None:
     return cache / "triforce" / "passed" / hashlib.sha256("\n".join(about).encode()).hexdigest()
 
 
+@cache
 def _version(package: str) -> str:
     try:
         return version(package)
