@@ -89,6 +89,7 @@ def write_case(template: str, folder: Path) -> None:
     (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
 
 
+TEMPLATES = ForkedTemplates()
 WHOLES = [partial(write_case, LAYOUT)]
 
 
@@ -109,12 +110,9 @@ def make_case(random: Random, folder: Path) -> None:
 def open_case(folder: Path) -> int:
     """Lay out two conversations."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(template_process, "PROCESS", ForkedTemplates())
+        patch.setattr(template_process, "PROCESS", TEMPLATES)
         patch.setattr(template_worker, "SECONDS", 0.1)
-        try:
-            return exit_code(partial(_chat, Tokenizer.load(folder)))
-        finally:
-            template_process.PROCESS.end()
+        return exit_code(partial(_chat, Tokenizer.load(folder)))
 
 
 def _chat(tokenizer: Tokenizer) -> int:

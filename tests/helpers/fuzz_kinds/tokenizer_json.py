@@ -12,11 +12,11 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from tests.helpers.broken_tokenizers import BREAKS
-from tests.helpers.forked_trial import forked
 from tests.helpers.fuzz_kinds.config_json import ASKED, copied, generated
 from tests.helpers.fuzz_kinds.config_json import whole as whole_model
 from tests.helpers.hostile_values import as_json, hostile_value, spoiled
-from triforce.checkpoint import passed_trials
+from tests.helpers.trial_server import TrialServer
+from triforce.checkpoint import passed_trials, tokenizer_trial
 
 FIELDS = [
     "vocab", "merges", "unk_token", "unk_id", "dropout", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk",
@@ -101,8 +101,13 @@ def children(place: Any) -> list[Any]:
     return list(place.values()) if isinstance(place, dict) else list(place)
 
 
+@cache
+def server() -> TrialServer:
+    return TrialServer(tokenizer_trial.__name__)
+
+
 def open_case(folder: Path) -> int:
     """Ask for a text."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(passed_trials, "tried", forked)
+        patch.setattr(passed_trials, "tried", server().tried)
         return generated([str(folder), "--draft", "none", "--mode", "ar", *ASKED])
