@@ -82,7 +82,8 @@ def spoil_tensors(random: Random, file: Path) -> None:
         case 3:
             tensors[name] = torch.full_like(tensor, random.choice([0, 1]))
         case 4:
-            tensors[name] = tensor.flatten()[torch.randperm(tensor.numel())].view(tensor.shape).clone()
+            order = random.sample(range(tensor.numel()), tensor.numel())
+            tensors[name] = tensor.flatten()[order].view(tensor.shape).clone()
         case 5:
             tensors[random.choice([f"{name}\n\x1b[2J", "head", "fc_norm.7.weight"])] = tensors.pop(name)
     save_file(tensors, file)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pickle
+import sys
 import zipfile
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -59,6 +61,15 @@ def begin(folder: Path) -> Path:
 WHOLES: list[Callable[[Path], object]] = [lambda folder: torch.save(tensors(), begin(folder))]
 
 
+@contextmanager
+def deep_pickles() -> Iterator[None]:
+    """Let values be pickled that go as deep as those of `hostile_value`."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(20_000)
+    yield
+    sys.setrecursionlimit(before)
+
+
 def make_case(random: Random, folder: Path) -> None:
     file = begin(folder)
     state: dict[Any, Any] = dict(tensors())
@@ -70,7 +81,8 @@ def make_case(random: Random, folder: Path) -> None:
             state[name] = strange_tensors(random, state[name])
         case 3:
             state = random.choice([OrderedDict(state), [*state.values()], {"state_dict": state}, set(state), 7])  # type: ignore[assignment]
-    torch.save(state, file, _use_new_zipfile_serialization=random.random() > 0.03)
+    with deep_pickles():
+        torch.save(state, file, _use_new_zipfile_serialization=random.random() > 0.03)
     match random.randrange(4):
         case 0:
             spoil_program(random, file)
@@ -95,7 +107,8 @@ def spoil_program(random: Random, file: Path) -> None:
         case 2:
             program = bytearray(random.choice(demanding()))
         case 3:
-            program = bytearray(pickle.dumps(hostile_value(random), protocol=2))
+            with deep_pickles():
+                program = bytearray(pickle.dumps(hostile_value(random), protocol=2))
     members[place] = bytes(program)
     deflated = zipfile.ZIP_DEFLATED if random.random() < 0.3 else zipfile.ZIP_STORED
     with zipfile.ZipFile(file, "w", deflated) as archive:
