@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 from contextlib import suppress
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from triforce.installed import version_of
 from triforce.sandbox import TrialLimits, tried
 
 
@@ -31,17 +30,9 @@ def require_pass(function: str, task: Any, sha256: str, readers: tuple[str, ...]
 
 def _mark(function: str, sha256: str, readers: tuple[str, ...]) -> Path | None:
     """Return the file that is there when these bytes have passed; None for a user without a home folder."""
-    about = [function, sha256, *(f"{name} {_version(name)}" for name in ("triforce", *readers))]
+    about = [function, sha256, *(f"{name} {version_of(name)}" for name in ("triforce", *readers))]
     try:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     except RuntimeError:
         return None
     return cache / "triforce" / "passed" / hashlib.sha256("\n".join(about).encode()).hexdigest()
-
-
-@cache
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:  # run from a folder
-        return ""
