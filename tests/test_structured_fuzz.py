@@ -93,6 +93,24 @@ def test_case_that_goes_wrong_has_a_fault(open_case: Callable[[Path], int], said
     assert said in outcome.fault and bool(said) == bool(outcome.fault)
 
 
+def test_cases_share_a_process_until_one_has_a_fault(tmp_path: Path) -> None:
+    """What the first of them holds on to is not counted for the others."""
+    processes, held = tmp_path / "processes", list[bytearray]()
+
+    def open_case(folder: Path) -> int:
+        with processes.open("a") as lines:
+            lines.write(f"{os.getpid()}\n")
+        if not held:
+            held.append(bytearray(os.urandom(1 << 25)))
+        return 70 if len(processes.read_text().split()) == 3 else 0
+
+    outcomes = list(FuzzRun("test", nothing, open_case, Limits(bytes=1 << 27)).cases(4))
+    assert [bool(outcome.fault) for outcome in outcomes] == [False, False, True, False]
+    first, second, third, last = processes.read_text().split()
+    assert first == second == third != last
+    assert outcomes[0].bytes > 1 << 25 > outcomes[1].bytes
+
+
 def test_run_that_was_cut_off_goes_on(tmp_path: Path) -> None:
     made, file = list[float](), tmp_path / "outcomes"
 

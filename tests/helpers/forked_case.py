@@ -14,13 +14,17 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic
 from typing import NoReturn
 
+import pytest
+import torch
+
 from tests.helpers.case_outcome import BROKEN, Limits, Outcome, fault
+from triforce.backends import native_loader
 
 MOST_SAID = 1 << 16
 """Bytes of each stream that are looked at."""
@@ -176,11 +180,26 @@ def _peak() -> int:
 def compute_alone() -> None:
     """Let this process compute on one thread: pools of threads do not survive a fork."""
     os.environ["OMP_NUM_THREADS"] = os.environ["RAYON_NUM_THREADS"] = "1"
-    if torch := sys.modules.get("torch"):
-        torch.set_num_threads(1)
-    loader = sys.modules.get("triforce.backends.native_loader")
-    if loader and loader.native:
-        loader.native.set_threads(1)
+    torch.set_num_threads(1)
+    if native_loader.native:
+        native_loader.native.set_threads(1)
+
+
+@contextmanager
+def computing_alone() -> Iterator[None]:
+    """Do so for a while."""
+    threads, native = torch.get_num_threads(), native_loader.native
+    native_threads = native.threads() if native else 0
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("OMP_NUM_THREADS", "RAYON_NUM_THREADS"):
+            patch.setenv(name, "1")
+        compute_alone()
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+            if native:
+                native.set_threads(native_threads)
 
 
 def _bound_memory(limits: Limits) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 from random import Random
 
 from tests.helpers.case_outcome import Limits, Outcome
-from tests.helpers.forked_case import CaseProcess, Opener, compute_alone
+from tests.helpers.forked_case import CaseProcess, Opener, computing_alone
 from tests.helpers.resumed_run import digest
 
 KINDS = sorted(file.stem for file in (Path(__file__).parent / "fuzz_kinds").glob("*.py"))
@@ -81,19 +81,21 @@ class FuzzRun:
 def run_kind(kind: str, count: int, seed: int = 0, file: Path | None = None) -> Iterator[Outcome]:
     """Yield the outcomes of `count` cases of a kind by its name; its module may name other `LIMITS`."""
     module = import_module(f"tests.helpers.fuzz_kinds.{kind}")
+    run = FuzzRun(kind, module.make_case, module.open_case, getattr(module, "LIMITS", None))
     open_wholes(module.WHOLES, module.open_case)
-    yield from FuzzRun(kind, module.make_case, module.open_case, getattr(module, "LIMITS", None)).cases(
-        count, seed, file
-    )
+    try:
+        yield from run.cases(count, seed, file)
+    finally:
+        gc.unfreeze()
 
 
 def open_wholes(wholes: Sequence[Callable[[Path], object]], open_case: Opener) -> None:
     """Open cases that have no fault in this process. What stays of them is no garbage that each fork looks through."""
-    compute_alone()
-    for make_whole in wholes:
-        with tempfile.TemporaryDirectory(prefix="fuzz-") as folder, redirect_stdout(StringIO()):
-            make_whole(Path(folder))
-            assert open_case(Path(folder)) == 0
+    with computing_alone():
+        for make_whole in wholes:
+            with tempfile.TemporaryDirectory(prefix="fuzz-") as folder, redirect_stdout(StringIO()):
+                make_whole(Path(folder))
+                assert open_case(Path(folder)) == 0
     gc.collect()
     gc.freeze()
 
