@@ -11,8 +11,8 @@ from random import Random
 
 import pytest
 
-from tests.helpers.forked_case import Limits
-from tests.helpers.structured_fuzz import KINDS, run_cases, run_kind
+from tests.helpers.case_outcome import Limits
+from tests.helpers.structured_fuzz import KINDS, FuzzRun, run_kind
 
 FEW, SOME = 5, 300
 """Cases of each kind in `make check`, and in `make test-all`."""
@@ -83,14 +83,32 @@ def is_killed(folder: Path) -> int:
     ("open_case", "said"),
     [
         (refuses, ""), (refuses_at_length, "not one line"), (raises, "Traceback"), (is_killed, "ended with -9"),
-        (prints_escapes, "not to be printed"), (waits, "not done"), (leaves_a_process, "not done"),
+        (prints_escapes, "not to be printed"), (waits, "not done"), (leaves_a_process, "left a process"),
         (takes_memory, "Traceback"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )  # fmt: skip
 def test_case_that_goes_wrong_has_a_fault(open_case: Callable[[Path], int], said: str) -> None:
-    (outcome,) = run_cases("test", nothing, open_case, 1, limits=Limits(seconds=1, bytes=1 << 26))
+    (outcome,) = FuzzRun("test", nothing, open_case, Limits(seconds=1, bytes=1 << 26)).cases(1)
     assert said in outcome.fault and bool(said) == bool(outcome.fault)
+
+
+def test_cases_share_a_process_until_one_has_a_fault(tmp_path: Path) -> None:
+    """What the first of them holds on to is not counted for the others."""
+    processes, held = tmp_path / "processes", list[bytearray]()
+
+    def open_case(folder: Path) -> int:
+        with processes.open("a") as lines:
+            lines.write(f"{os.getpid()}\n")
+        if not held:
+            held.append(bytearray(os.urandom(1 << 25)))
+        return 70 if len(processes.read_text().split()) == 3 else 0
+
+    outcomes = list(FuzzRun("test", nothing, open_case, Limits(bytes=1 << 27)).cases(4))
+    assert [bool(outcome.fault) for outcome in outcomes] == [False, False, True, False]
+    first, second, third, last = processes.read_text().split()
+    assert first == second == third != last
+    assert outcomes[0].bytes > 1 << 25 > outcomes[1].bytes
 
 
 def test_run_that_was_cut_off_goes_on(tmp_path: Path) -> None:
@@ -99,10 +117,10 @@ def test_run_that_was_cut_off_goes_on(tmp_path: Path) -> None:
     def make(random: Random, folder: Path) -> None:
         made.append(random.random())
 
-    first = [next(outcomes) for outcomes in [run_cases("test", make, refuses, 4, file=file)] for _ in range(2)]
+    first = [next(outcomes) for outcomes in [FuzzRun("test", make, refuses).cases(4, file=file)] for _ in range(2)]
     with file.open("a") as lines:
         lines.write('{"seed": 2, "co')
-    outcomes = list(run_cases("test", make, refuses, 4, file=file))
+    outcomes = list(FuzzRun("test", make, refuses).cases(4, file=file))
     assert outcomes[:2] == first and [outcome.seed for outcome in outcomes] == [0, 1, 2, 3]
     assert len(made) == len(set(made)) == 4
-    assert len(list(run_cases("another", make, refuses, 4, file=file))) == 4 and len(made) == 8
+    assert len(list(FuzzRun("another", make, refuses).cases(4, file=file))) == 4 and len(made) == 8

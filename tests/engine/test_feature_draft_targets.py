@@ -55,6 +55,17 @@ def test_hidden_size_that_native_passes_do_not_take_gives_plain_text(dtype: str,
     assert sum(tier.accepted for each in drafted for tier in each.tiers if tier.name == "draft")
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_sinks_that_fill_no_page_give_plain_text(dtype: str, features: Path, tmp_path: Path) -> None:
+    """The draft's passes and its entries are torch's then, beside whatever kernels the target has."""
+    folder = copytree(features / "draft", tmp_path / "draft")
+    about = json.loads((folder / "config.json").read_text())["triforce"]
+    edit(folder / "config.json", triforce=about | {"sinks": 15, "target": None})
+    model = LLM(features / "target", folder, dtype=dtype)
+    plain, drafted = (alone(model, 40, 0.8, mode) for mode in ("ar", "draft"))
+    assert [each.token_ids for each in drafted] == [each.token_ids for each in plain]
+
+
 @pytest.mark.skipif(native_loader.native is None, reason="of the native passes")
 def test_rotations_of_all_noted_positions_are_made(features: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of rows far apart, and of what lies between them: tables are filled by blocks as positions are asked for."""

@@ -1,10 +1,11 @@
-"""One case of a fuzz in a forked process, with limits on time and memory: what it said, took, and whether that will do.
+"""Cases of a fuzz in a forked process, one by one, with limits on time and memory.
 
-The process is a copy of its parent, so that no case pays for an interpreter, and none finds what another has left.
+The process is a copy of its parent, so that no case pays for an interpreter or for what the parent has imported.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import resource
@@ -13,148 +14,196 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic
-from typing import IO, NamedTuple, NoReturn
+from typing import NoReturn
 
-BROKEN = 70
-"""The exit code of a case that raised what nobody has caught."""
+import pytest
+import torch
+
+from tests.helpers.case_outcome import BROKEN, Limits, Outcome, fault
+from triforce.backends import native_loader
+
 MOST_SAID = 1 << 16
 """Bytes of each stream that are looked at."""
-SIGNS = ("Traceback", "panicked at", "Exception ignored", "terminate called")
-"""What is never said of a stranger's file."""
 
 Opener = Callable[[Path], int]
 """Opens the case in a folder as users do; returns an exit code, 0 or 2. Assertions of its own may fail."""
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounds of a case: seconds by the clock, bytes beyond those of the parent, and characters of the one line."""
+class CaseProcess:
+    """A fork of this process that opens cases, until one of them has a fault."""
 
-    seconds: float = 10.0
-    bytes: int = 1 << 30
-    line: int = 1000
+    def __init__(self, open_case: Opener, limits: Limits) -> None:
+        self._limits, pipes = limits, [os.pipe() for _ in range(4)]
+        sys.stdout.flush()
+        sys.stderr.flush()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 and later: of parents with threads
+            self._child = os.fork()
+        (tasks, self._tasks), *answers = pipes
+        if not self._child:
+            for end in (self._tasks, *(reading for reading, _ in answers)):
+                os.close(end)
+            _serve(open_case, limits, tasks, [writing for _, writing in answers])
+        for end in (tasks, *(writing for _, writing in answers)):
+            os.close(end)
+        self._reading = [reading for reading, _ in answers]
+        for end in self._reading:
+            os.set_blocking(end, False)
+        self.opened, self.ended = 0, False
 
+    def open(self, seed: int, folder: Path) -> Outcome:
+        """Open a case. What has a fault ends this process, and whatever that leaves running is killed."""
+        began = monotonic()
+        self.opened += 1
+        os.write(self._tasks, f"{folder}\n".encode())
+        (answer, out, err), in_time = self._listen(began + self._limits.seconds)
+        if answer.endswith("\n"):
+            code, used, left = json.loads(answer)
+            wrong = "it has left a process" if left else fault(code, out, err, used, self._limits)
+        else:
+            code, used = self.end(), 0
+            wrong = f"it ended with {code}" if in_time else f"it was not done after {self._limits.seconds:g} s"
+        if wrong:
+            self.end()
+        return Outcome(seed, code, wrong, err[-4000:], round(monotonic() - began, 3), used)
 
-class Outcome(NamedTuple):
-    """What came of a case. fault: what is wrong with that; "" where nothing is. said: the end of stderr."""
+    def _listen(self, deadline: float) -> tuple[list[str], bool]:
+        """Return what comes out of the pipes until there is an answer, and whether that was before the deadline."""
+        held = {end: b"" for end in self._reading}
+        answers, closed = self._reading[0], False
+        with selectors.DefaultSelector() as selector:
+            for end in self._reading:
+                selector.register(end, selectors.EVENT_READ)
+            while not (closed or held[answers].endswith(b"\n")) and (left := deadline - monotonic()) > 0:
+                for end in [key.fd for key, _ in selector.select(left)]:
+                    piece = os.read(end, MOST_SAID)
+                    held[end] = (held[end] + piece)[-MOST_SAID:]
+                    closed |= end == answers and not piece
+        in_time = closed or held[answers].endswith(b"\n")
+        for end in self._reading[1:]:  # all that was said before the answer
+            while piece := _available(end):
+                held[end] = (held[end] + piece)[-MOST_SAID:]
+        return [data.decode("utf-8", "replace") for data in held.values()], in_time
 
-    seed: int
-    code: int
-    fault: str
-    said: str
-    seconds: float
-    bytes: int
+    def end(self) -> int:
+        """End the process and what it has begun; return its exit code: 0, or that of what ended it before."""
+        if self.ended:
+            return 0
+        self.ended = True
+        for end in (self._tasks, *self._reading):
+            os.close(end)
+        try:
+            os.killpg(self._child, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            os.kill(self._child, signal.SIGKILL)
+        return os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
 
 
 def run_case(seed: int, folder: Path, open_case: Opener, limits: Limits) -> Outcome:
-    """Open a case in a forked process. Whatever that process leaves running is killed."""
-    held, began = _own_bytes(), monotonic()
-    reading = [os.pipe(), os.pipe()]
-    sys.stdout.flush()
-    sys.stderr.flush()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 and later: of parents with threads
-        child = os.fork()
-    if not child:
-        _become_case(folder, open_case, limits, [end for _, end in reading])
-    for _, end in reading:
-        os.close(end)
-    streams = [open(end, "rb", buffering=0) for end, _ in reading]  # noqa: SIM115  closed below
-    out, err, in_time = _listen(streams, began + limits.seconds)
-    if not in_time:
-        os.kill(child, signal.SIGKILL)
-    _, status, usage = os.wait4(child, 0)
-    _end_group(child)
-    for stream in streams:
-        stream.close()
-    used = max(usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024) - held, 0)
-    code, seconds = os.waitstatus_to_exitcode(status), monotonic() - began
-    fault = "" if in_time else f"it was not done after {limits.seconds:g} s"
-    fault = fault or f"it took {used >> 20} MiB" * (used > limits.bytes) or _fault(code, out, err, limits)
-    return Outcome(seed, code, fault, err[-4000:], round(seconds, 3), used)
-
-
-def _own_bytes() -> int:
-    """Return the memory that a fork begins with: what lies in files is not copied. Else the most there was so far."""
+    """Open a case in a process of its own."""
+    process = CaseProcess(open_case, limits)
     try:
-        resident, shared = (int(pages) for pages in Path("/proc/self/statm").read_text().split()[1:3])
-        return (resident - shared) * resource.getpagesize()
-    except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return process.open(seed, folder)
+    finally:
+        process.end()
 
 
-def _listen(streams: list[IO[bytes]], deadline: float) -> tuple[str, str, bool]:
-    """Return what comes out of two pipes until both are closed, and whether that was before the deadline."""
-    held = {stream: b"" for stream in streams}
-    with selectors.DefaultSelector() as selector:
-        for stream in streams:
-            selector.register(stream, selectors.EVENT_READ)
-        while selector.get_map() and monotonic() < deadline:
-            for key, _ in selector.select(max(deadline - monotonic(), 0)):
-                piece = os.read(key.fd, MOST_SAID)
-                held[key.fileobj] = (held[key.fileobj] + piece)[-MOST_SAID:]  # type: ignore[index]
-                if not piece:
-                    selector.unregister(key.fileobj)
-        in_time = not selector.get_map()
-    out, err = (data.decode("utf-8", "replace") for data in held.values())
-    return out, err, in_time
-
-
-def _end_group(group: int) -> None:
+def _available(end: int) -> bytes:
     try:
-        os.killpg(group, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        return
+        return os.read(end, MOST_SAID)
+    except BlockingIOError:
+        return b""
 
 
-def _fault(code: int, out: str, err: str, limits: Limits) -> str:
-    """Return what is wrong with an end: more than one line for a refusal, escapes, a traceback, another exit code."""
-    if sign := next((sign for sign in SIGNS if sign in out + err), ""):
-        return f"it said {sign!r}"
-    if code not in (0, 2):
-        return f"it ended with {code}"
-    if not all(character.isprintable() or character == "\n" for character in out + err):
-        return "it printed what is not to be printed"
-    one = err.startswith("triforce: error: ") and err.count("\n") == 1 and len(err) <= limits.line
-    return "" if code == 0 or one else "its refusal is not one line"
-
-
-def _become_case(folder: Path, open_case: Opener, limits: Limits, ends: list[int]) -> NoReturn:
-    """Be the process of a case, and end with its exit code."""
-    code = BROKEN
+def _serve(open_case: Opener, limits: Limits, tasks: int, ends: list[int]) -> NoReturn:
+    """Be the process: open the cases whose folders come in lines, and answer exit code, bytes, and what is left."""
     try:
         os.setsid()
-        for place, end in zip((0, 1, 2), [os.open(os.devnull, os.O_RDONLY), *ends], strict=True):
+        answers = os.fdopen(ends[0], "w", encoding="ascii")
+        for place, end in zip((0, 1, 2), [os.open(os.devnull, os.O_RDONLY), *ends[1:]], strict=True):
             os.dup2(end, place)
             os.close(end)
         sys.stdin = open(0, closefd=False)  # noqa: SIM115
         sys.stdout, sys.stderr = (open(place, "w", encoding="utf-8", closefd=False) for place in (1, 2))  # noqa: SIM115
         for handler in list(logging.getLogger().handlers):  # those of tests: what is logged goes to stderr
             logging.getLogger().removeHandler(handler)
-        _limit(limits)
+        compute_alone()
+        with os.fdopen(tasks, encoding="utf-8") as folders:
+            for folder in folders:
+                answers.write(json.dumps(_opened(open_case, Path(folder[:-1]), limits)) + "\n")
+                answers.flush()
+    finally:
+        os._exit(0)
+
+
+def _opened(open_case: Opener, folder: Path, limits: Limits) -> tuple[int, int, bool]:
+    """Return exit code, bytes at most beyond those before, and whether a process is left."""
+    _bound_memory(limits)
+    own, trials = _forget_peak(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    try:
         code = open_case(folder)
     except BaseException as error:  # Rust's panics are no Exception
         code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else BROKEN
         if code == BROKEN:
             traceback.print_exc()
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        os._exit(code)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    most, most_of_trials = _peak(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    if most_of_trials > trials:
+        most = max(most, most_of_trials * _UNIT)
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return code, max(most - own, 0), False
+    return code, max(most - own, 0), True
 
 
-def _limit(limits: Limits) -> None:
-    """Bound the memory of this process, and let it compute on one thread: pools of threads do not survive a fork."""
+_UNIT = 1 if sys.platform == "darwin" else 1024
+"""Bytes that the system counts resident memory in."""
+
+
+def _forget_peak() -> int:
+    """Return the bytes that are resident, and let the peak begin there. Else return the most there was so far."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+    return _peak()
+
+
+def _peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _UNIT
+
+
+def compute_alone() -> None:
+    """Let this process compute on one thread: pools of threads do not survive a fork."""
     os.environ["OMP_NUM_THREADS"] = os.environ["RAYON_NUM_THREADS"] = "1"
-    if torch := sys.modules.get("torch"):
-        torch.set_num_threads(1)
-    loader = sys.modules.get("triforce.backends.native_loader")
-    if loader and loader.native:
-        loader.native.set_threads(1)
+    torch.set_num_threads(1)
+    if native_loader.native:
+        native_loader.native.set_threads(1)
+
+
+@contextmanager
+def computing_alone() -> Iterator[None]:
+    """Do so for a while."""
+    threads, native = torch.get_num_threads(), native_loader.native
+    native_threads = native.threads() if native else 0
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("OMP_NUM_THREADS", "RAYON_NUM_THREADS"):
+            patch.setenv(name, "1")
+        compute_alone()
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+            if native:
+                native.set_threads(native_threads)
+
+
+def _bound_memory(limits: Limits) -> None:
+    """Bound the memory of this process to what it holds, and those bytes."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[5])  # data and stacks
     except OSError:

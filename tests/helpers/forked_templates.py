@@ -1,12 +1,16 @@
-"""The process that renders templates as a fork of this one: no case of a fuzz pays for an interpreter."""
+"""The process that renders templates as a fork of this one: no case of a fuzz pays for an interpreter.
+
+It is no child of its user, whose other children are looked for behind each case.
+"""
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
+from contextlib import suppress
 from typing import IO, Any, NoReturn
 
+from triforce import sandbox
 from triforce.checkpoint import template_worker
 from triforce.checkpoint.template_process import TemplateProcess
 
@@ -16,9 +20,12 @@ class ForkedWorker:
 
     def __init__(self) -> None:
         down, up = os.pipe(), os.pipe()
-        self.pid = os.fork()
-        if not self.pid:
-            _become_worker(down, up)
+        child = os.fork()
+        if not child:
+            if not os.fork():
+                _become_worker(down, up)
+            os._exit(0)
+        os.waitpid(child, 0)
         os.close(down[0])
         os.close(up[1])
         self.stdin: IO[bytes] = open(down[1], "wb")  # noqa: SIM115  closed below
@@ -28,15 +35,20 @@ class ForkedWorker:
         """One that has ended is noticed by its answer."""
 
     def kill(self) -> None:
-        os.kill(self.pid, signal.SIGKILL)
+        """It ends by its timer, or where it has nothing to read."""
 
     def communicate(self) -> None:
-        os.waitpid(self.pid, 0)
         self.stdout.close()
+        with suppress(BrokenPipeError):  # of a request that it has not read
+            self.stdin.close()
 
 
 class ForkedTemplates(TemplateProcess):
-    """Renders templates in a fork."""
+    """Renders templates in a fork, which goes on from case to case."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        os.register_at_fork(after_in_child=super().__init__)
 
     def _streams(self) -> tuple[IO[bytes], IO[bytes]]:
         if not self._process:
@@ -47,6 +59,7 @@ class ForkedTemplates(TemplateProcess):
 
 
 def _become_worker(down: tuple[int, int], up: tuple[int, int]) -> NoReturn:
+    sandbox.NICENESS = 0  # a fuzz has nothing else to do
     silence = os.open(os.devnull, os.O_WRONLY)
     for place, end in ((0, down[0]), (1, up[1]), (2, silence)):
         os.dup2(end, place)

@@ -9,6 +9,7 @@ from importlib import import_module
 from select import select
 from typing import Any
 
+from triforce import sandbox
 from triforce.sandbox import TrialLimits, answer_in, attempt
 
 SECONDS = 20.0
@@ -19,8 +20,12 @@ def forked(function: str, task: Any, limits: TrialLimits) -> Any:
     """Return what a function returns in a fork within limits. Raises TrialError."""
     module, _, name = function.partition(":")
     called = getattr(import_module(module), name)
-    said = next((said for _ in range(3) if (said := _said(called, task, limits)) is not None), "")
-    return answer_in(said, limits)
+    return answer_in(said_in_fork(called, task, limits), limits)
+
+
+def said_in_fork(called: Callable[[Any], Any], task: Any, limits: TrialLimits) -> str:
+    """Return what a fork says of a function, nothing if it dies or stands still."""
+    return next((said for _ in range(3) if (said := _said(called, task, limits)) is not None), "")
 
 
 def _said(called: Callable[[Any], Any], task: Any, limits: TrialLimits) -> str | None:
@@ -29,6 +34,7 @@ def _said(called: Callable[[Any], Any], task: Any, limits: TrialLimits) -> str |
     child = os.fork()
     if not child:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        sandbox.NICENESS = 0  # a fuzz has nothing else to do
         os.write(writing, attempt(called, task, limits).encode())
         os._exit(0)
     os.close(writing)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.helpers.forked_case import Limits, run_case
+from tests.helpers.case_outcome import Limits
+from tests.helpers.forked_case import run_case
 
 LIMITS = Limits(seconds=10, bytes=128 << 20)
 

@@ -1,65 +1,103 @@
-"""Structured fuzz: cases of one kind by their seeds, each in a forked process. A run that was cut off goes on.
+"""Structured fuzz: cases of one kind by their seeds, opened in forked processes. A run that was cut off goes on.
 
 `python -m tests.helpers.structured_fuzz KIND [--count N] [--first SEED] [--file FILE]`. A kind is a module of
 tests/helpers/fuzz_kinds with two functions: `make_case(random, folder)` writes a case into an empty folder, and
-`open_case(folder)` opens it as users do and returns an exit code, 0 or 2 (see `forked_case`). FILE has an outcome a
-line.
+`open_case(folder)` opens it as users do and returns an exit code, 0 or 2 (see `forked_case`). Its `WHOLES` write cases
+that have no fault: they are opened in this process first, so that forks find imported what they need. FILE has an
+outcome a line.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
+import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stdout
 from importlib import import_module
+from io import StringIO
 from pathlib import Path
 from random import Random
 
-from tests.helpers.forked_case import Limits, Opener, Outcome, run_case
+from tests.helpers.case_outcome import Limits, Outcome
+from tests.helpers.forked_case import CaseProcess, Opener, computing_alone
 from tests.helpers.resumed_run import digest
 
 KINDS = sorted(file.stem for file in (Path(__file__).parent / "fuzz_kinds").glob("*.py"))
+TOGETHER = 25
+"""Cases that a process opens one by one: a fork of what has imported torch takes longer than most of them."""
 
 Maker = Callable[[Random, Path], None]
 """Writes a case into an empty folder: the same one for the same random numbers."""
 
 
-def run_cases(
-    kind: str, make_case: Maker, open_case: Opener, count: int, seed: int = 0, limits: Limits | None = None,
-    file: Path | None = None,
-) -> Iterator[Outcome]:  # fmt: skip
-    """Yield the outcomes of `count` cases from `seed` on, each as it is known.
+class FuzzRun:
+    """Cases of one kind, made and opened one by one."""
 
-    file: has the outcomes of an earlier run of this kind and this code; those cases are not run again.
-    """
-    known = _known(file, kind) if file else {}
-    for number in range(seed, seed + count):
-        if number not in known:
-            known[number] = _outcome(kind, make_case, open_case, number, limits or Limits())
-            if file:
-                with file.open("a") as lines:
-                    lines.write(json.dumps(known[number]._asdict()) + "\n")
-        yield known[number]
+    def __init__(self, kind: str, make_case: Maker, open_case: Opener, limits: Limits | None = None) -> None:
+        self.kind, self._make_case, self._open_case = kind, make_case, open_case
+        self._limits = limits or Limits()
+        self._process: CaseProcess | None = None
 
+    def cases(self, count: int, seed: int = 0, file: Path | None = None) -> Iterator[Outcome]:
+        """Yield the outcomes of `count` cases from `seed` on, each as it is known.
 
-def _outcome(kind: str, make_case: Maker, open_case: Opener, number: int, limits: Limits) -> Outcome:
-    """Make and run a case; once more where it took too long, as a machine may stall."""
-    for last in (False, True):
-        with tempfile.TemporaryDirectory(prefix="fuzz-", ignore_cleanup_errors=True) as folder:
-            make_case(Random(f"{kind} {number}"), Path(folder))
-            outcome = run_case(number, Path(folder), open_case, limits)
-        if last or outcome.seconds < limits.seconds:
-            break
-    return outcome
+        file: has the outcomes of an earlier run of this kind and this code; those cases are not run again.
+        """
+        known = _known(file, self.kind) if file else {}
+        try:
+            for number in range(seed, seed + count):
+                if number not in known:
+                    known[number] = self._outcome(number)
+                    if file:
+                        with file.open("a") as lines:
+                            lines.write(json.dumps(known[number]._asdict()) + "\n")
+                yield known[number]
+        finally:
+            if self._process:
+                self._process.end()
+
+    def _outcome(self, number: int) -> Outcome:
+        """Make and open a case; once more where it took too long, as a machine may stall."""
+        for last in (False, True):
+            with tempfile.TemporaryDirectory(prefix="fuzz-", ignore_cleanup_errors=True) as folder:
+                self._make_case(Random(f"{self.kind} {number}"), Path(folder))
+                outcome = self._next_process().open(number, Path(folder))
+            if last or outcome.seconds < self._limits.seconds:
+                break
+        return outcome
+
+    def _next_process(self) -> CaseProcess:
+        if self._process and self._process.opened >= TOGETHER:
+            self._process.end()
+        if not self._process or self._process.ended:
+            self._process = CaseProcess(self._open_case, self._limits)
+        return self._process
 
 
 def run_kind(kind: str, count: int, seed: int = 0, file: Path | None = None) -> Iterator[Outcome]:
     """Yield the outcomes of `count` cases of a kind by its name; its module may name other `LIMITS`."""
     module = import_module(f"tests.helpers.fuzz_kinds.{kind}")
-    limits = getattr(module, "LIMITS", None)
-    return run_cases(kind, module.make_case, module.open_case, count, seed, limits, file)
+    run = FuzzRun(kind, module.make_case, module.open_case, getattr(module, "LIMITS", None))
+    open_wholes(module.WHOLES, module.open_case)
+    try:
+        yield from run.cases(count, seed, file)
+    finally:
+        gc.unfreeze()
+
+
+def open_wholes(wholes: Sequence[Callable[[Path], object]], open_case: Opener) -> None:
+    """Open cases that have no fault in this process. What stays of them is no garbage that each fork looks through."""
+    with computing_alone():
+        for make_whole in wholes:
+            with tempfile.TemporaryDirectory(prefix="fuzz-") as folder, redirect_stdout(StringIO()):
+                make_whole(Path(folder))
+                assert open_case(Path(folder)) == 0
+    gc.collect()
+    gc.freeze()
 
 
 def _known(file: Path, kind: str) -> dict[int, Outcome]:
@@ -98,4 +136,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with tempfile.TemporaryDirectory(prefix="fuzz-cache-") as own_cache:  # files that pass a trial are noted there
+        os.environ["XDG_CACHE_HOME"] = own_cache
+        sys.exit(main())

@@ -162,7 +162,7 @@ def test_missing_home_stores_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_cost_file_is_keyed_by_version_dtype_and_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     before = path_of("a")
     assert "-bfloat16-" in str(before) and "-float32-" in str(path_of("a", dtype=torch.float32))
-    monkeypatch.setattr(cost_model, "version", lambda name: "another")
+    monkeypatch.setattr(cost_model, "version_of", lambda name: "another")
     other = path_of("a")
     assert other != before
     monkeypatch.setattr(cost_model.native_loader, "native", None)

@@ -143,7 +143,7 @@ class KVBackend(Protocol):
         """Attention of rotated queries alone: the mixed values (B, T, H, D)."""
 
     def write(self, layer: int, slots_N: Tensor, k_GND: Tensor, v_GND: Tensor) -> None:
-        """Write rotated k and v to slots."""
+        """Write rotated k and v to slots, rounded to the type that is kept."""
 
     def read(self, layer: int, slots_N: Tensor) -> KeysValues:
         """K and V of slots, each (G, N, D)."""

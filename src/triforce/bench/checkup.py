@@ -10,7 +10,6 @@ import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from triforce.backends.token_sampler import make_noise, sampling
 from triforce.bench.device_clock import DeviceClock
 from triforce.checkpoint.hub import SHIPPED
 from triforce.engine.model_loader import load
+from triforce.installed import version_of
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import FullView, PagePool
@@ -87,7 +87,7 @@ class Checkup:
         about = {
             "gpu": name, "capability": ".".join(map(str, capability)), "driver": _driver(),
             "cuda": torch.version.cuda or torch.version.hip or "unknown", "torch": torch.__version__,
-            "triton": _version("triton"),
+            "triton": version_of("triton") or "not installed",
         }  # fmt: skip
         native_loader.suits_triton("triton", self.device)  # raises where it is not installed
         others = ", ".join(f"{what} {value}" for what, value in about.items() if what != "gpu")
@@ -211,10 +211,3 @@ def _driver() -> str:
     asked = [smi, "--query-gpu=driver_version", "--format=csv,noheader"]
     said = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=30).stdout.split()
     return said[0] if said else "unknown"
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from triforce.installed import version_of
 from triforce.sandbox import TrialLimits, tried
 from triforce.user_cache import user_cache
 
@@ -30,13 +30,6 @@ def require_pass(function: str, task: Any, sha256: str, readers: tuple[str, ...]
 
 def _mark(function: str, sha256: str, readers: tuple[str, ...]) -> Path | None:
     """Return the file that is there when these bytes have passed; None for a user without a home folder."""
-    about = [function, sha256, *(f"{name} {_version(name)}" for name in ("triforce", *readers))]
+    about = [function, sha256, *(f"{name} {version_of(name)}" for name in ("triforce", *readers))]
     cache = user_cache()
     return cache / "passed" / hashlib.sha256("\n".join(about).encode()).hexdigest() if cache else None
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:  # run from a folder
-        return ""

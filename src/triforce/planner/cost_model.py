@@ -9,7 +9,6 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from math import log
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from zlib import crc32
 import torch
 
 from triforce.backends import native_loader
+from triforce.installed import version_of
 from triforce.planner.acceptance import AcceptanceHistory
 from triforce.planner.pass_costs import PassCosts, Seen
 from triforce.planner.planner_config import CONFIG
@@ -97,10 +97,7 @@ def machine_file(what: str, about: Sequence[str], names: Sequence[str], device: 
     """The path of a file of this version and machine with its threads, about some things; it is called by `names`."""
     native = native_loader.native if device.type == "cpu" else None
     threads = native.threads() if native else torch.get_num_threads()
-    try:  # kernels of another version may be faster, and its file may have another form
-        installed = version("triforce")
-    except PackageNotFoundError:  # run from a folder
-        installed = ""
+    installed = version_of("triforce")  # kernels of another one may be faster, and its file may have another form
     facts = [*about, *names, installed, platform.node(), platform.machine(), str(threads)]
     key = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
     cache = user_cache()

@@ -9,13 +9,14 @@ import os
 import struct
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from tests.helpers.cache_folders import made_entry, store_in, write
-from triforce.cli import main
+from tests.helpers.fuzz_kinds.config_json import commanded
 from triforce.disk_cache import manifest
 from triforce.disk_cache.folder_checks import SUFFIX
 from triforce.disk_cache.folder_state import sealed
@@ -46,13 +47,27 @@ Change = Callable[[Random, Path], None]
 """Changes a file, or puts something else in its place."""
 
 
-def make_case(random: Random, folder: Path) -> None:
+def write_cache(random: Random, folder: Path) -> Path:
+    """Write a cache with entries of two texts and of a folder that is watched."""
     cache = folder / "cache"
     store = store_in(cache)
     for text in range(2):
         write(store, text, random.randrange(1, 3), random.choice((1, 100, 5000)))
     manifest.note(store.folder, WatchedFolder(folder, random.random() < 0.5, [("a.txt", "0" * 32)]))
     store.folder.close()
+    return cache
+
+
+def write_whole(asked: str, folder: Path) -> None:
+    write_cache(Random(0), folder)
+    (folder / "asked").write_text(asked)
+
+
+WHOLES = [partial(write_whole, asked) for asked in COMMANDS[:4]]
+
+
+def make_case(random: Random, folder: Path) -> None:
+    cache = write_cache(random, folder)
     for _ in range(random.choice((1, 1, 2, 5))):
         random.choice(CHANGES)(random, cache / random.choice(sorted(os.listdir(cache))))
     (folder / "asked").write_text(random.choice(COMMANDS))
@@ -62,9 +77,9 @@ def open_case(folder: Path) -> int:
     cache, asked = folder / "cache", (folder / "asked").read_text()
     if asked == "use":
         return used(cache)
-    code = main(["cache", asked, str(cache)])
+    code = commanded(["cache", asked, str(cache)])
     if asked != "list" and code == 1:  # told, line by line
-        assert main(["cache", asked, str(cache)]) in (0, 1)
+        assert commanded(["cache", asked, str(cache)]) in (0, 1)
         return 0
     return code
 

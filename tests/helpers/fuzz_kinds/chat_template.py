@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
-from functools import partial
+import shutil
+from functools import cache, partial
 from pathlib import Path
 from random import Random
 
+import pytest
+
+from tests.helpers.forked_folder import made_apart
 from tests.helpers.forked_templates import ForkedTemplates
 from tests.helpers.hostile_templates import HOSTILE
 from tests.helpers.tiny_checkpoint import tiny_tokenizer
-from triforce.checkpoint import template_process
+from triforce.checkpoint import template_process, template_worker
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.cli import exit_code
 
@@ -75,6 +79,20 @@ def statement(random: Random, depth: int = 0) -> str:
     return random.choice(forms)
 
 
+@cache
+def tokenizer_files() -> Path:
+    return made_apart(lambda folder: tiny_tokenizer().save_pretrained(folder))
+
+
+def write_case(template: str, folder: Path) -> None:
+    shutil.copytree(tokenizer_files(), folder, dirs_exist_ok=True)
+    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+
+
+TEMPLATES = ForkedTemplates()
+WHOLES = [partial(write_case, LAYOUT)]
+
+
 def make_case(random: Random, folder: Path) -> None:
     match random.randrange(6):
         case 0:
@@ -86,14 +104,15 @@ def make_case(random: Random, folder: Path) -> None:
                 template = template[:at] + random.choice(["", template[at:end] * 2, statement(random)]) + template[end:]
         case _:
             template = "".join(statement(random) for _ in range(random.randrange(1, 6)))
-    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
-    tiny_tokenizer().save_pretrained(folder)
+    write_case(template, folder)
 
 
 def open_case(folder: Path) -> int:
     """Lay out two conversations."""
-    template_process.PROCESS = ForkedTemplates()
-    return exit_code(partial(_chat, Tokenizer.load(folder)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(template_process, "PROCESS", TEMPLATES)
+        patch.setattr(template_worker, "SECONDS", 0.1)
+        return exit_code(partial(_chat, Tokenizer.load(folder)))
 
 
 def _chat(tokenizer: Tokenizer) -> int:

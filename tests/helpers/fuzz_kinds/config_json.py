@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 import shutil
-import tempfile
 from contextlib import redirect_stdout
-from functools import cache
+from functools import cache, partial
 from io import StringIO
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import pytest
+
 from tests.helpers.family_models import family_model
+from tests.helpers.forked_folder import made_apart
 from tests.helpers.hostile_values import as_json, spoiled
 from tests.helpers.tiny_checkpoint import save, tiny_tokenizer
-from triforce.cli import main
+from triforce.cli import main, parser
 
 FAMILIES = ["llama-biases", "mistral-window", "phi-4-mini", "gemma-3", "glm-4.5", "gpt-oss"]
 FIELDS = [
@@ -27,26 +28,26 @@ FIELDS = [
     "num_nextn_predict_layers", "original_max_position_embeddings", "hidden_act", "factor", "rope_type", "type",
 ]  # fmt: skip
 ASKED = ["-p", "the cat", "-n", "2", "--ignore-eos", "-q"]
-
-
-def lasting_folder() -> Path:
-    """A folder that goes with this process; forks end without a look at it."""
-    folder = Path(tempfile.mkdtemp(prefix="fuzz-whole-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
+PARSER = cache(parser.build_parser)
 
 
 @cache
 def whole(family: str) -> Path:
     """A folder that can be read."""
-    folder = lasting_folder()
-    tiny_tokenizer().save_pretrained(folder)
-    return save(family_model(family, num_hidden_layers=2, vocab_size=300), folder)
+
+    def make(folder: Path) -> None:
+        tiny_tokenizer().save_pretrained(folder)
+        save(family_model(family, num_hidden_layers=2, vocab_size=300), folder)
+
+    return made_apart(make)
 
 
 def copied(family: str, folder: Path) -> Path:
     """Copy such a folder into an empty one."""
     return Path(shutil.copytree(whole(family), folder, dirs_exist_ok=True))
+
+
+WHOLES = [partial(copied, family) for family in FAMILIES]
 
 
 def make_case(random: Random, folder: Path) -> None:
@@ -62,10 +63,17 @@ def make_case(random: Random, folder: Path) -> None:
 
 def open_case(folder: Path) -> int:
     """Ask what is known of the model, and for a text, which may hold anything."""
-    return main(["info", str(folder)]) or generated([str(folder), "--draft", "none", *ASKED])
+    return commanded(["info", str(folder)]) or generated([str(folder), "--draft", "none", *ASKED])
 
 
 def generated(arguments: list[str]) -> int:
     """The exit code of `generate`."""
     with redirect_stdout(StringIO()):
-        return main(["generate", *arguments])
+        return commanded(["generate", *arguments])
+
+
+def commanded(arguments: list[str]) -> int:
+    """The exit code of a command; all of them share a parser, whose making takes longer than many a refusal."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parser, "build_parser", PARSER)
+        return main(arguments)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from random import Random
 
@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from tests.helpers.eagle3_reference import random_checkpoint
 from tests.helpers.feature_pair import feature_pair
-from tests.helpers.fuzz_kinds.config_json import ASKED, generated, lasting_folder
+from tests.helpers.forked_folder import made_apart
+from tests.helpers.fuzz_kinds.config_json import ASKED, generated
 from tests.helpers.fuzz_kinds.safetensors_header import spoil, spoil_bytes
 from tests.helpers.hostile_values import as_json, spoiled
 from tests.helpers.safetensors_bytes import parts, write
@@ -30,16 +31,28 @@ TYPES = [torch.float8_e4m3fn, torch.complex64, torch.bool, torch.int64, torch.fl
 @cache
 def whole() -> Path:
     """A folder with a target of eight layers, a draft of ours and a published one for it."""
-    folder = feature_pair(lasting_folder(), num_hidden_layers=8)
-    (folder / "published").mkdir()
-    tensors, config = random_checkpoint(vocab_size=300)
-    save_file(tensors, folder / "published" / "model.safetensors")
-    (folder / "published" / "config.json").write_text(json.dumps(config))
-    return folder
+
+    def make(folder: Path) -> None:
+        feature_pair(folder, num_hidden_layers=8)
+        (folder / "published").mkdir()
+        tensors, config = random_checkpoint(vocab_size=300)
+        save_file(tensors, folder / "published" / "model.safetensors")
+        (folder / "published" / "config.json").write_text(json.dumps(config))
+
+    return made_apart(make)
+
+
+def copied(name: str, folder: Path) -> Path:
+    """Copy one of the drafts into an empty folder."""
+    return Path(shutil.copytree(whole() / name, folder / "draft"))
+
+
+DRAFTS = ["draft", "published"]
+WHOLES = [partial(copied, name) for name in DRAFTS]
 
 
 def make_case(random: Random, folder: Path) -> None:
-    draft = Path(shutil.copytree(whole() / random.choice(["draft", "published"]), folder / "draft"))
+    draft = copied(random.choice(DRAFTS), folder)
     weights, config = draft / "model.safetensors", draft / "config.json"
     match random.randrange(5):
         case 0 | 1:
@@ -69,7 +82,8 @@ def spoil_tensors(random: Random, file: Path) -> None:
         case 3:
             tensors[name] = torch.full_like(tensor, random.choice([0, 1]))
         case 4:
-            tensors[name] = tensor.flatten()[torch.randperm(tensor.numel())].view(tensor.shape).clone()
+            order = random.sample(range(tensor.numel()), tensor.numel())
+            tensors[name] = tensor.flatten()[order].view(tensor.shape).clone()
         case 5:
             tensors[random.choice([f"{name}\n\x1b[2J", "head", "fc_norm.7.weight"])] = tensors.pop(name)
     save_file(tensors, file)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pickle
+import sys
 import zipfile
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -48,12 +50,30 @@ def strange_tensors(random: Random, tensor: torch.Tensor) -> Any:
     return random.choice(makers)()
 
 
-def make_case(random: Random, folder: Path) -> None:
+def begin(folder: Path) -> Path:
+    """Write all but weights, and return the file for those."""
     for file in whole("llama-biases").iterdir():
         if file.suffix != ".safetensors":
             (folder / file.name).write_bytes(file.read_bytes())
+    return folder / "pytorch_model.bin"
+
+
+WHOLES: list[Callable[[Path], object]] = [lambda folder: torch.save(tensors(), begin(folder))]
+
+
+@contextmanager
+def deep_pickles() -> Iterator[None]:
+    """Let values be pickled that go as deep as those of `hostile_value`."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(20_000)
+    yield
+    sys.setrecursionlimit(before)
+
+
+def make_case(random: Random, folder: Path) -> None:
+    file = begin(folder)
     state: dict[Any, Any] = dict(tensors())
-    name, file = random.choice(list(state)), folder / "pytorch_model.bin"
+    name = random.choice(list(state))
     match random.randrange(7):
         case 0:
             state[random.choice(KEYS)] = state.pop(name) if random.random() < 0.5 else state[name]
@@ -61,7 +81,8 @@ def make_case(random: Random, folder: Path) -> None:
             state[name] = strange_tensors(random, state[name])
         case 3:
             state = random.choice([OrderedDict(state), [*state.values()], {"state_dict": state}, set(state), 7])  # type: ignore[assignment]
-    torch.save(state, file, _use_new_zipfile_serialization=random.random() > 0.03)
+    with deep_pickles():
+        torch.save(state, file, _use_new_zipfile_serialization=random.random() > 0.03)
     match random.randrange(4):
         case 0:
             spoil_program(random, file)
@@ -84,9 +105,10 @@ def spoil_program(random: Random, file: Path) -> None:
         case 1:
             del program[random.randrange(len(program)) :]
         case 2:
-            program = bytearray(demanding(random))
+            program = bytearray(random.choice(demanding()))
         case 3:
-            program = bytearray(pickle.dumps(hostile_value(random), protocol=2))
+            with deep_pickles():
+                program = bytearray(pickle.dumps(hostile_value(random), protocol=2))
     members[place] = bytes(program)
     deflated = zipfile.ZIP_DEFLATED if random.random() < 0.3 else zipfile.ZIP_STORED
     with zipfile.ZipFile(file, "w", deflated) as archive:
@@ -94,9 +116,10 @@ def spoil_program(random: Random, file: Path) -> None:
             archive.writestr(name, data)
 
 
-def demanding(random: Random) -> bytes:
-    """A pickle that would have its reader take memory or time, or go deep."""
-    return random.choice([
+@cache
+def demanding() -> list[bytes]:
+    """Pickles that would have their reader take memory or time, or go deep."""
+    return [
         b"\x80\x02c__builtin__\nbytearray\n\x8a\x05\x00\x00\x00\x00\x10\x85R.",
         b"\x80\x02c__builtin__\nbytearray\n\x8a\x04\x00\x00\x00\x70\x85R.",
         b"\x80\x02" + b"(" * 1_000_000 + b"t" * 1_000_000 + b".",
@@ -107,7 +130,7 @@ def demanding(random: Random) -> bytes:
         b"\x80\x02ccollections\nCounter\n(X\x01\x00\x00\x00a" + b"2" * 200_000 + b"l\x85R.",
         b"\x80\x02}(" + b"".join(b"J" + i.to_bytes(4, "little") + b"N" for i in range(200_000)) + b"u.",
         b"a" * 20_000_000,
-    ])  # fmt: skip
+    ]  # fmt: skip
 
 
 def spoil_bytes(random: Random, file: Path) -> None:

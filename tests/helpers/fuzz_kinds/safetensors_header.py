@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -15,6 +16,8 @@ NAMES = [
     "", "\n", "\x1b]0;owned\x07", "\u202e", "a" * 100_000, "model.layers.99999.mlp.up_proj.weight", "__metadata__",
     "model.layers.0.mlp.experts.gate_up_proj", "model.layers.1.mlp.experts.down_proj_blocks", "language_model.x",
 ]  # fmt: skip
+
+WHOLES = [partial(copied, family) for family in FAMILIES]
 
 
 def make_case(random: Random, folder: Path) -> None:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from tests.helpers.broken_tokenizers import BREAKS
-from tests.helpers.forked_trial import forked
 from tests.helpers.fuzz_kinds.config_json import ASKED, copied, generated
+from tests.helpers.fuzz_kinds.config_json import whole as whole_model
 from tests.helpers.hostile_values import as_json, hostile_value, spoiled
-from tests.helpers.tiny_checkpoint import tiny_tokenizer
-from triforce.checkpoint import passed_trials
+from tests.helpers.trial_server import TrialServer
+from triforce.checkpoint import passed_trials, tokenizer_trial
 
 FIELDS = [
     "vocab", "merges", "unk_token", "unk_id", "dropout", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk",
@@ -43,7 +44,15 @@ def whole() -> list[str]:
     for core in (bpe, words, unigram, plain):
         core.add_special_tokens(["<s>", "</s>"])
     bpe.post_processor = processors.TemplateProcessing("<s> $A", "<s> $A $B", [("<s>", 1)])
-    return [core.to_str() for core in (tiny_tokenizer().backend_tokenizer, bpe, words, unigram, plain)]
+    files = [core.to_str() for core in (bpe, words, unigram, plain)]
+    return [(whole_model("llama-biases") / "tokenizer.json").read_text(), *files]
+
+
+def write_whole(kind: int, folder: Path) -> None:
+    (copied("llama-biases", folder) / "tokenizer.json").write_text(whole()[kind])
+
+
+WHOLES = [partial(write_whole, kind) for kind in range(5)]
 
 
 def make_case(random: Random, folder: Path) -> None:
@@ -92,7 +101,13 @@ def children(place: Any) -> list[Any]:
     return list(place.values()) if isinstance(place, dict) else list(place)
 
 
+@cache
+def server() -> TrialServer:
+    return TrialServer(tokenizer_trial.__name__)
+
+
 def open_case(folder: Path) -> int:
     """Ask for a text."""
-    passed_trials.tried = forked
-    return generated([str(folder), "--draft", "none", "--mode", "ar", *ASKED])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(passed_trials, "tried", server().tried)
+        return generated([str(folder), "--draft", "none", "--mode", "ar", *ASKED])

@@ -78,8 +78,8 @@ class TorchKV:
 
     def write(self, layer: int, slots_N: Tensor, k_GND: Tensor, v_GND: Tensor) -> None:
         keys_GSD, values_GSD = self._kv_L[layer]
-        keys_GSD.index_copy_(1, slots_N, k_GND)
-        values_GSD.index_copy_(1, slots_N, v_GND)
+        keys_GSD.index_copy_(1, slots_N, k_GND.to(keys_GSD.dtype))
+        values_GSD.index_copy_(1, slots_N, v_GND.to(values_GSD.dtype))
 
     def read(self, layer: int, slots_N: Tensor) -> KeysValues:
         keys_GSD, values_GSD = self._kv_L[layer]

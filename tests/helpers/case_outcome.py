@@ -1,0 +1,45 @@
+"""What came of one case of a fuzz, and whether that will do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+BROKEN = 70
+"""The exit code of a case that raised what nothing has caught."""
+SIGNS = ("Traceback", "panicked at", "Exception ignored", "terminate called")
+"""What is never said of a stranger's file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of a case: seconds by the clock, bytes beyond those before it, and characters of the one line."""
+
+    seconds: float = 10.0
+    bytes: int = 1 << 30
+    line: int = 1000
+
+
+class Outcome(NamedTuple):
+    """What came of a case. fault: what is wrong with that; "" where nothing is. said: the end of stderr."""
+
+    seed: int
+    code: int
+    fault: str
+    said: str
+    seconds: float
+    bytes: int
+
+
+def fault(code: int, out: str, err: str, used: int, limits: Limits) -> str:
+    """Return what is wrong: memory, a traceback, another exit code, escapes, more than one line for a refusal."""
+    if used > limits.bytes:
+        return f"it took {used >> 20} MiB"
+    if sign := next((sign for sign in SIGNS if sign in out + err), ""):
+        return f"it said {sign!r}"
+    if code not in (0, 2):
+        return f"it ended with {code}"
+    if not all(character.isprintable() or character == "\n" for character in out + err):
+        return "it printed what is not to be printed"
+    one = err.startswith("triforce: error: ") and err.count("\n") == 1 and len(err) <= limits.line
+    return "" if code == 0 or one else "its refusal is not one line"

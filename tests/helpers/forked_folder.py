@@ -1,0 +1,30 @@
+"""Folders that are written in a fork of this process: what that has to import is not copied for each case of a fuzz."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.helpers.forked_case import compute_alone
+
+
+def made_apart(make: Callable[[Path], object]) -> Path:
+    """Return a folder that such a call has written. It goes with this process; forks end without a look at it."""
+    folder = Path(tempfile.mkdtemp(prefix="fuzz-whole-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    child = os.fork()
+    if not child:
+        try:
+            compute_alone()
+            make(folder)
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    return folder
