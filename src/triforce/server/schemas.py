@@ -6,7 +6,7 @@ Numbers are only typed here: `triforce.interface.sampling_params.SamplingParams`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -27,6 +27,7 @@ class TextFormat(Body):
 class JsonFormat(Body):
     """Any JSON object."""
 
+    called: ClassVar[Mapping[str, str]] = {"schema": "type json_schema takes it, as json_schema.schema"}
     type: Literal["json_object"]
 
 
@@ -115,6 +116,7 @@ class CompletionFields(SamplingFields):
 class CompletionBody(CompletionFields):
     """POST /v1/completions."""
 
+    called: ClassVar[Mapping[str, str]] = {"messages": "/v1/chat/completions takes it; send prompt here"}
     prompt: str | Ids | Texts | Batches
     echo: bool | None = None
     logprobs: int | None = Field(None, description="Alternatives listed at each token; with echo, of the prompt too")
@@ -127,6 +129,7 @@ class CompletionBody(CompletionFields):
 class ChatBody(ToolFields, ThinkingField, CompletionFields):
     """POST /v1/chat/completions."""
 
+    called: ClassVar[Mapping[str, str]] = dict.fromkeys(("input", "prompt"), "send messages here")
     messages: Messages
     max_completion_tokens: int | None = Field(None, description="The new name of max_tokens, which it stands above")
     logprobs: bool | None = Field(None, description="Whether log-probabilities of new tokens are told")
@@ -152,6 +155,7 @@ class ChatBody(ToolFields, ThinkingField, CompletionFields):
 class ResponsesBody(ToolFields, ThinkingField, SamplingFields):
     """POST /v1/responses, without anything kept between requests."""
 
+    called: ClassVar[Mapping[str, str]] = {"messages": "is called input here"}
     input: str | InputItems
     instructions: str | None = None
     text: TextOptions | None = None
@@ -179,6 +183,7 @@ class ResponsesBody(ToolFields, ThinkingField, SamplingFields):
 class TokenizeBody(ThinkingField, ModelField):
     """POST /tokenize: a text or a conversation."""
 
+    called: ClassVar[Mapping[str, str]] = dict.fromkeys(("content", "input", "text"), "is called prompt here")
     prompt: str | None = None
     messages: Messages | None = None
     add_special_tokens: bool | None = None
