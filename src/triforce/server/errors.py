@@ -127,13 +127,16 @@ def _invalid(error: RequestValidationError) -> ApiError:
         return wrong(field, said["msg"])
     if not place:
         return ApiError(400, "the body must be a JSON object, sent with Content-Type: application/json")
-    farthest = max(len(_place(e)) for e in meant)
     meant = [said] if said else [e for e in meant if e["type"] == "too_long"] or meant
-    deepest = [e for e in meant if len(_place(e)) == farthest]
-    if len({tuple(_place(e)) for e in deepest}) == 1:
-        meant = deepest
-    field = _field(error.body, _place(meant[0]))
-    return wrong(field, f"{field}: {', or '.join(dict.fromkeys(map(_text, meant)))}")
+    field = _field(error.body, _place(max(meant, key=_reach)))
+    texts = dict.fromkeys(_text(e) for e in meant if _field(error.body, _place(e)) == field)
+    return wrong(field, f"{field}: {', or '.join(texts)}")
+
+
+def _reach(error: dict[str, Any]) -> tuple[int, list[int]]:
+    """Return how far a body was understood before this error: how deep, and up to which items."""
+    place = _place(error)
+    return len(place), [int(part) for part in place if part.isdecimal()]
 
 
 def _place(error: dict[str, Any]) -> list[str]:
