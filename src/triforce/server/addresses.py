@@ -16,9 +16,11 @@ ELSEWHERE = {
     "audio": "audio is not made or read here",
     "batches": "files of requests are answered by `triforce batch`",
     "embeddings": "embeddings are not made here",
+    "api": "Ollama's own interface is not here, and OpenAI's is at /v1",
     "files": "no files are kept here; `triforce batch` answers a file of requests",
     "fine_tuning": "no models are trained here",
     "images": "pictures are not made here",
+    "messages": "Anthropic's interface is not here; /v1/chat/completions takes conversations",
     "moderations": "texts are not judged here",
     "rerank": "texts are not ranked here",
     "score": "texts are not ranked here",
@@ -45,22 +47,22 @@ def install(app: FastAPI, addresses: Sequence[str]) -> None:
 
 def _absence(path: str, addresses: Iterable[str]) -> str:
     """Return what is so where nothing is at `path`."""
-    parts = path.strip("/").split("/")
+    parts, meant = path.strip("/").split("/"), _meant(path, addresses)
     reason = next((text for part in parts if (text := ELSEWHERE.get(part))), None)
-    if reason:
+    if reason and not meant:
         return f"{reason}; /openapi.json lists what there is"
     if parts == ["v1"]:
         return "this is the base of other addresses, such as /v1/models; /openapi.json lists them"
-    return f"there is nothing at this address{_meant(path, addresses)}; /openapi.json lists what there is"
+    nearest = f" (did you mean {meant}?)" if meant else suggest(path[:_LONGEST], addresses)
+    return f"there is nothing at this address{nearest}; /openapi.json lists what there is"
 
 
 def _meant(path: str, addresses: Iterable[str]) -> str:
-    """Return the address that was meant, in brackets: one with its base left out, or behind another base."""
+    """Return the address that this is but for its base, which may be left out, or another one; or nothing."""
     bare = f"/{path.strip('/')}"[:_LONGEST]
     behind = [address for address in addresses if address.endswith(bare)]
     within = [address for address in addresses if bare.endswith(address)]
-    nearest = min(behind, key=len, default="") or max(within, key=len, default="")
-    return f" (did you mean {nearest}?)" if nearest else suggest(bare, addresses)
+    return min(behind, key=len, default="") or max(within, key=len, default="")
 
 
 class HeadAsGet:

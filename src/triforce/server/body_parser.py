@@ -33,7 +33,7 @@ class JsonRoute(APIRoute):
         async def handle_parsed(request: Request) -> Response:
             body = await request.body()
             if body and "json" in request.headers.get("content-type", ""):
-                if (coding := request.headers.get("content-encoding", "identity")) != "identity":
+                if (coding := request.headers.get("content-encoding", "")) not in ("", "identity"):
                     raise _coded(ascii(coding[:20])[1:-1])
                 outcome = await _parsed_apart(request, body) if len(body) > APART else parsed(body, APART, APART)
                 request = _ParsedRequest(request, body, _value(*outcome))

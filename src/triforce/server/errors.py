@@ -119,25 +119,56 @@ def _invalid(error: RequestValidationError) -> ApiError:
     place = _place(errors[0])
     if errors[0]["type"] == "json_invalid":
         return not_json(errors[0].get("ctx", {}).get("error", "it cannot be read"))
-    # What may be one of several things fails as each of them. What is said of one is told; too many is what was meant.
+    # What may be one of several things fails as each of them. What is said of one is told, too many is what was meant,
+    # and so is what was understood farthest.
     meant = [e for e in errors if _place(e)[:1] == place[:1]]
     said = next((e for e in meant if e["type"] in SAID_OF_ONE), None)
     if said and (field := said.get("ctx", {}).get("field")):
         return wrong(field, said["msg"])
     if not place:
         return ApiError(400, "the body must be a JSON object, sent with Content-Type: application/json")
-    many = [e for e in meant if e["type"] == "too_long"]
-    texts = dict.fromkeys(_too_many(e) if many else e["msg"] for e in many or ([said] if said else meant))
-    field = ".".join(part for part in _place(said or errors[0]) if "[" not in part and part != "str")
+    meant = [said] if said else [e for e in meant if e["type"] == "too_long"] or meant
+    field = _field(error.body, _place(max(meant, key=_reach)))
+    texts = dict.fromkeys(_text(e) for e in meant if _field(error.body, _place(e)) == field)
     return wrong(field, f"{field}: {', or '.join(texts)}")
+
+
+def _reach(error: dict[str, Any]) -> tuple[int, list[int]]:
+    """Return how far a body was understood before this error: how deep, and up to which items."""
+    place = _place(error)
+    return len(place), [int(part) for part in place if part.isdecimal()]
 
 
 def _place(error: dict[str, Any]) -> list[str]:
     return [str(part) for part in error["loc"][1:]]
 
 
-def _too_many(error: dict[str, Any]) -> str:
-    return f"at most {error['ctx']['max_length']} are taken; send fewer"
+def _field(body: Any, place: list[str]) -> str:
+    """Return a place in words of the body: without the types that were tried, and tags of what was chosen by one."""
+    parts = []
+    for n, part in enumerate(place, 1):
+        inside = body.get(part) if isinstance(body, dict) else None
+        if isinstance(body, list) and part.isdecimal() and int(part) < len(body):
+            inside = body[int(part)]
+        if inside is not None or (n == len(place) and "[" not in part and part != "str"):
+            parts.append(part)
+            body = inside
+    return ".".join(parts)
+
+
+def _text(error: dict[str, Any]) -> str:
+    """Return what an error of the schema says, without words of Python."""
+    about = error.get("ctx", {})
+    match error["type"]:
+        case "too_long":
+            return f"at most {about['max_length']} are taken; send fewer"
+        case "model_attributes_type" | "model_type" | "dict_type":
+            return "Input should be an object"
+        case "union_tag_invalid":
+            return f"type must be one of {about['expected_tags']}"
+        case "union_tag_not_found":
+            return "it must be an object with a type"
+    return str(error["msg"])
 
 
 def _http(error: HTTPException) -> ApiError:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
 
+from triforce.errors import suggest
 from triforce.server.limits import MOST_BIASES, MOST_PROMPTS, MOST_STOP_IDS, MOST_STOPS
 
 MOST_SALT = 256
@@ -66,11 +68,24 @@ UNSUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {
 }
 """Fields of OpenAI's and of other servers that are served with these values only, and what to do instead of others."""
 
+_FORM = "the form of an answer is sent as response_format here, and in responses as text.format"
+_BESIDE = "send its fields beside the others"
+CALLED: dict[str, str] = {
+    **dict.fromkeys(("n_predict", "num_predict", "max_new_tokens"), "is called max_tokens here"),
+    **dict.fromkeys(("format", "grammar", "json_schema"), _FORM),
+    **dict.fromkeys(("guided_choice", "guided_grammar", "guided_json", "guided_regex"), _FORM),
+    **dict.fromkeys(("extra_body", "options"), _BESIDE),
+    "repeat_penalty": "is called repetition_penalty here",
+}
+"""Advice on fields of other servers that have another name here."""
+
 
 class Body(BaseModel):
     """A JSON object whose every field means something."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
+    called: ClassVar[Mapping[str, str]] = {}
+    """Advice on fields that belong elsewhere or have another name here, in a body of this kind."""
 
     _ignored: list[str] = PrivateAttr(default_factory=list)
 
@@ -86,8 +101,9 @@ class Body(BaseModel):
             return handler(data)
         known = {field.alias or name for name, field in cls.model_fields.items()}
         for name in data.keys() - known - HARMLESS - IGNORED:
-            neutral, advice = UNSUPPORTED.get(name, ((), "there is no such field here; leave it out"))
+            neutral, advice = UNSUPPORTED.get(name, ((), ""))
             if data[name] not in neutral:
+                advice = cls.called.get(name) or advice or CALLED.get(name) or _unknown(name, known)
                 shown = {"field": ascii(name[:60])[1:-1], "advice": advice}
                 raise PydanticCustomError("unknown_field", "{field}: {advice}", shown)
         body = handler({name: value for name, value in data.items() if name in known})
@@ -108,3 +124,7 @@ class CacheFields(Body):
         if self.cache is False:
             return None
         return f"{key}\n{self.cache_salt}" if self.cache_salt else key
+
+
+def _unknown(name: str, known: Iterable[str]) -> str:
+    return f"there is no such field here{suggest(name[:MOST_SALT], known)}; leave it out"

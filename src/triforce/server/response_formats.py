@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -19,6 +20,7 @@ class TextFormat(Body):
 class JsonFormat(Body):
     """Any JSON object."""
 
+    called: ClassVar[Mapping[str, str]] = {"schema": "type json_schema takes it, as json_schema.schema"}
     type: Literal["json_object"]
 
 

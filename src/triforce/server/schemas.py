@@ -6,7 +6,7 @@ Numbers are only typed here: `triforce.interface.sampling_params.SamplingParams`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -46,6 +46,7 @@ class CompletionFields(SamplingFields):
 class CompletionBody(CompletionFields):
     """POST /v1/completions."""
 
+    called: ClassVar[Mapping[str, str]] = {"messages": "/v1/chat/completions takes it; send prompt here"}
     prompt: str | Ids | Texts | Batches
     echo: bool | None = None
     logprobs: int | None = Field(None, description="Alternatives listed at each token; with echo, of the prompt too")
@@ -58,6 +59,7 @@ class CompletionBody(CompletionFields):
 class ChatBody(ToolFields, ThinkingField, CompletionFields):
     """POST /v1/chat/completions."""
 
+    called: ClassVar[Mapping[str, str]] = dict.fromkeys(("input", "prompt"), "send messages here")
     messages: Messages
     max_completion_tokens: int | None = Field(None, description="The new name of max_tokens, which it stands above")
     logprobs: bool | None = Field(None, description="Whether log-probabilities of new tokens are told")
@@ -83,6 +85,7 @@ class ChatBody(ToolFields, ThinkingField, CompletionFields):
 class ResponsesBody(ToolFields, ThinkingField, SamplingFields):
     """POST /v1/responses, without anything kept between requests."""
 
+    called: ClassVar[Mapping[str, str]] = {"messages": "is called input here"}
     input: str | InputItems
     instructions: str | None = None
     text: TextOptions | None = None
@@ -110,6 +113,7 @@ class ResponsesBody(ToolFields, ThinkingField, SamplingFields):
 class TokenizeBody(ThinkingField, ModelField):
     """POST /tokenize: a text or a conversation."""
 
+    called: ClassVar[Mapping[str, str]] = dict.fromkeys(("content", "input", "text"), "is called prompt here")
     prompt: str | None = None
     messages: Messages | None = None
     add_special_tokens: bool | None = None
