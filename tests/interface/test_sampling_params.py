@@ -22,7 +22,7 @@ REFUSED: list[tuple[str, list[Any]]] = [
     ("frequency_penalty", [math.nan, 1e10]),
     ("n", [0, -1, 1.5, True]),
     ("max_tokens", [0, -1, None, "16", True]),
-    ("seed", [-1, 2**64, 0.0, True]),
+    ("seed", [-2, 2**64, 0.0, True]),
     ("stop", ["", ["a", ""], [1], 5, None]),
     ("stop_token_ids", [[-1], [1.0], [True], "12", 3]),
     ("ignore_eos", [1, None, "yes"]),
@@ -72,6 +72,7 @@ def test_sampling_params_are_normalised() -> None:
     bias[4] = 2
     assert (params.temperature, params.top_k, params.stop, params.stop_token_ids) == (0.0, 0, ("end",), (1,))
     assert params.logit_bias == {3: 1.0} and type(params.temperature) is float
+    assert SamplingParams(seed=-1).seed is None
 
 
 def test_sampling_params_are_frozen() -> None:

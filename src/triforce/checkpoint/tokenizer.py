@@ -114,7 +114,9 @@ class Tokenizer:
         Raises RequestError.
         """
         if not self.templates:
-            raise RequestError("this model has no chat template; use `triforce generate`")
+            raise RequestError(
+                "this model has no chat template; continue a text without one, or use a model that has one"
+            )
         try:
             turns = [{name: value for name, value in message.items() if value is not None} for message in messages]
             variables = {"messages": turns, "tools": tools or None, "documents": None, "add_generation_prompt": True}
