@@ -46,6 +46,10 @@ class CacheError(TriforceError):
     """A saved KV cache that cannot be read, written or used with this model."""
 
 
+class CacheWarning(RuntimeWarning):
+    """A KV cache that was to be saved is not, and the text goes on. Of the command line it is an error: exit code 2."""
+
+
 class RankError(TriforceError):
     """Processes that share a model have lost one of them, or do not agree."""
 

@@ -8,19 +8,20 @@ from typing import Any
 
 from triforce.backends.kernel_api import pages_for
 from triforce.distributed.group import ALONE, TPGroup
+from triforce.engine import inputs
+from triforce.engine.disk_cache_settings import DiskCacheSettings
 from triforce.engine.engine import Engine, Request
-from triforce.engine.inputs import Message, Prompt, conversations, known, one_or_many, params_of_each, token_ids
+from triforce.engine.inputs import Message, Prompt, conversations, known, one_or_many, params_of_each
 from triforce.engine.llm_lifetime import LLMLifetime
 from triforce.engine.model_loader import load_pair
 from triforce.engine.modes import COUPLINGS, DRAFTED, MODES
 from triforce.engine.output_stream import OutputChunk, OutputStream
-from triforce.engine.prefill_pacer import MAX_ITL
-from triforce.engine.request_runner import MOST_ROWS, RequestRunner, compare, open_disk_cache
+from triforce.engine.request_runner import RequestRunner, compare
+from triforce.engine.scheduling_limits import MAX_ITL, MOST_ROWS
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_group import OnPrefill
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.text_fingerprint import text_fingerprint
-from triforce.errors import RequestError
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams, chat_defaults, drawn_seed
 from triforce.kvcache import PAGE, FullView, OffloadConfig, RetrievalConfig
@@ -95,7 +96,7 @@ class LLM(LLMLifetime):
         given = draft_tokens, speculative_tokens, retrieval_policy, retrieval
         self.speculation = SpeculativeConfig(*given, lower_tiers=lower_tiers, strict=strict, offload=offload)
         self.coupling, self.mode = known("coupling", coupling, COUPLINGS), known("mode", mode, MODES)
-        disk = open_disk_cache(disk_cache, disk_cache_size, disk_cache_network, ranks)
+        disk = DiskCacheSettings.parse(disk_cache, disk_cache_size, disk_cache_network, ranks)
         where = {"device": device, "dtype": dtype, "kv_dtype": kv_dtype}
         pair = load_pair(model, draft, self.speculation, **where, context=context, ranks=ranks)
         self.target, self.draft, self.features, self.models = pair.target, pair.draft, pair.features, pair.decoders
@@ -106,7 +107,7 @@ class LLM(LLMLifetime):
         self.fingerprint = text_fingerprint(pair, self.speculation, self.coupling, self.mode)
         profile = pair.profile(self.speculation)
         self.break_even = profile.break_even  # tells from which context on speculation pays, by what is known by then
-        self.runner = RequestRunner(pair, self.speculation, self.coupling, pair.cost_model(profile), disk)
+        self.runner = RequestRunner(pair, self.speculation, self.coupling, pair.cost_model(profile), disk.open())
         ranks.barrier()
         compare(ranks, "models, settings or kernels", (*pair.facts, self.speculation, self.coupling, self.mode))
 
@@ -188,13 +189,11 @@ class LLM(LLMLifetime):
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return the token ids of a prompt, checked. Raises RequestError."""
-        return token_ids(prompt, self.target)
+        return inputs.token_ids(prompt, self.target)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Return the token ids of a conversation that awaits its answer. Raises RequestError."""
-        if self.tokenizer is None:
-            raise RequestError("this model has no tokenizer, and so no chat template; give token ids to generate")
-        return self.tokenizer.chat(messages)
+        return inputs.chat_ids(messages, self.target)
 
     def reset_prefix_cache(self) -> None:
         """Forget the prompts that `generate` and `stream` have read, and give back their memory."""
@@ -233,8 +232,7 @@ class LLM(LLMLifetime):
         where that was compiled before. Raises RequestError.
         """
         ids, mode = self.encode(prompt), known("mode", mode or self.mode, MODES)
-        if params.stop and self.tokenizer is None:
-            raise RequestError("stop strings need a tokenizer; use stop_token_ids")
+        inputs.require_stops(params, self.target)
         seed = self.ranks.broadcast(drawn_seed()) if params.seed is None else params.seed
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
         if params.grammar:

@@ -137,7 +137,7 @@ def test_command_without_mistake_succeeds(here: Path, capfd: pytest.CaptureFixtu
 
 
 @pytest.mark.filterwarnings("always::RuntimeWarning")
-def test_failed_save_keeps_earlier_file_and_text(
+def test_failed_save_keeps_earlier_file_and_text_and_exits_2(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = saved(here)
@@ -159,7 +159,7 @@ def test_failed_save_keeps_earlier_file_and_text(
         str(file),
     ]
     capsys.readouterr()
-    assert main(command) == 0
+    assert main(command) == 2
     out, err = capsys.readouterr()
-    assert out.strip() and "triforce: warning: cannot write the KV cache" in err and "Traceback" not in err
+    assert out.strip() and "triforce: error: cannot write the KV cache" in err and "Traceback" not in err
     assert file.read_bytes() == before and [f.name for f in here.iterdir() if f.is_file()] == ["prompt.kv"]

@@ -59,7 +59,7 @@ def test_generate_chat_model_applies_template_on_request(
     assert main(["generate", "Who is it?"]) == 0 and "--chat" not in capsys.readouterr().err
     monkeypatch.setattr(Characters, "chats", True)
     assert main(["generate", "Who is it?"]) == 0 and "has a chat template: with --chat" in capsys.readouterr().err
-    assert main(["generate", "Who is it?", "--chat"]) == 0 and "--chat" not in capsys.readouterr().err
+    assert main(["generate", "M", "Who is it?", "--chat"]) == 0 and "--chat" not in capsys.readouterr().err
     assert llm.called["prompt"] == "user: Who is it?"
 
 
@@ -104,7 +104,8 @@ def test_generate_chat_has_usual_sampling_where_files_name_none(
     """It is told on a terminal."""
     monkeypatch.setattr(sys, "stderr", tty := Tty())
     monkeypatch.setattr(llm, "sampling_defaults", named)
-    assert main(["generate", "-p", "Who is it?", *given.split()]) == 0
+    monkeypatch.setattr(Characters, "chats", True)
+    assert main(["generate", "M", "-p", "Who is it?", *given.split()]) == 0
     assert llm.called["params"] == wanted
     assert said in tty.getvalue() and ("sampling: " in tty.getvalue()) == bool(said)
 

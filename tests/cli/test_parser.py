@@ -6,9 +6,9 @@ import io
 import os
 import subprocess
 import sys
-import types
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -106,7 +106,7 @@ def test_parser_single_argument_is_model_by_its_shape(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A word that is both is the prompt of somebody at a terminal, who is told so; piped text makes it the model."""
+    """A word that is both is the prompt on a terminal; piped text makes it the model."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here").mkdir()
     (tmp_path / "two words").mkdir()
@@ -114,8 +114,7 @@ def test_parser_single_argument_is_model_by_its_shape(
         monkeypatch.setattr(sys, "stdin", Tty() if terminal else io.StringIO())
         options, taken = parse(["generate", argument]), not terminal if model is None else model
         assert (options.model, options.prompt) == ((argument, None) if taken else (None, argument))
-        said = "'other' is taken for the PROMPT; for a model of that name: -m other\n"
-        assert capsys.readouterr().err == (said if model is None and terminal else "")
+        assert not capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -160,28 +159,49 @@ def test_quiet_prints_text_only(capsys: pytest.CaptureFixture[str]) -> None:
     assert "h" in out and not err
 
 
+WORD = "'word' is taken for the PROMPT; for a model of that name: -m word\n"
+PAIR = "loading the pair that comes with triforce ...\n"
+
+
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("line", "told"),
     [
-        (["generate", "some/model", "x"], "loading some/model ...\n"),
-        (["generate", "two words"], "loading the pair that comes with triforce ...\n"),
-        (["demo"], ""),
-        (["info", "some/model"], ""),
-        (["generate", "some/model", "x", "--quiet"], ""),
+        ("generate some/model x", "loading some/model ...\n"),
+        ("generate word", WORD + PAIR),
+        ("explain word", WORD + PAIR),
+        ("generate word -q", ""),
+        ("generate some/model x -q", ""),
+        ("generate some/model x --temperature -1", ""),
+        ("generate word --chat", ""),
+        ("generate some/model", ""),
+        ("generate some/model --prompt-file no.such.file", ""),
+        ("chat some/model --file no.such.file", ""),
+        ("chat some/model", "loading some/model ...\n"),
+        ("batch no.such.file", ""),
+        ("serve some/model --max-connections 0", ""),
+        ("serve some/model --tp 0", ""),
+        ("watch no.such.folder --disk-cache cache", ""),
+        ("generate some/model x --disk-cache cache --temperature -1", ""),
     ],
 )
-def test_loading_is_reported_before_imports(arguments: list[str], told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loading_is_told_once_arguments_are_checked(
+    line: str, told: str, llm: type[FakeLLM], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """On a terminal, and before the model is loaded."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stdin", Tty())
     monkeypatch.setattr(sys, "stderr", tty := Tty())
     said: list[str] = []
-    module = types.ModuleType("command")
 
-    def run(options: Namespace) -> int:
+    def load(self: FakeLLM, model: str | None, **settings: Any) -> None:
         said.append(tty.getvalue())
-        return 0
+        raise ModelError("that is enough")
 
-    module.run = run  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, f"triforce.cli.{arguments[0]}", module)
-    assert main(arguments) == 0 and said == [told]
+    monkeypatch.setattr(llm, "__init__", load)
+    assert main(line.split()) == 2
+    before, mistake = tty.getvalue().rsplit("triforce: error: ", 1)
+    assert before == told and said == ([told] if "that is enough" in mistake else [])
+    assert not list(tmp_path.iterdir()), "nothing is written"
 
 
 def test_choice_of_gguf_file_is_printed_unless_quiet(capsys: pytest.CaptureFixture[str]) -> None:

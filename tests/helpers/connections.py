@@ -17,6 +17,7 @@ from triforce.server import http_server
 from triforce.server.disconnects import EventStream
 from triforce.server.engine_client import EngineLoad
 from triforce.server.limits import Limits
+from triforce.server.listening import listen
 from triforce.server.logs import AccessLog
 from triforce.server.metrics import Metrics
 
@@ -79,7 +80,7 @@ class Scene:
     @asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
         self.opened: list[asyncio.StreamWriter] = []
-        with http_server.listen("127.0.0.1", 0) as sock:
+        with listen("127.0.0.1", 0) as sock:
             self.address = sock.getsockname()
             serving = asyncio.create_task(self.server.serve([sock]))
             await self.until(lambda: self.server.started)

@@ -72,6 +72,7 @@ def test_sampling_params_are_normalised() -> None:
     bias[4] = 2
     assert (params.temperature, params.top_k, params.stop, params.stop_token_ids) == (0.0, 0, ("end",), (1,))
     assert params.logit_bias == {3: 1.0} and type(params.temperature) is float
+    assert SamplingParams(seed=-1).seed is None
 
 
 def test_sampling_params_seed_of_minus_one_is_drawn() -> None:

@@ -13,8 +13,8 @@ from tests.helpers.guarded_app import KEY, OTHER, PATH
 from triforce.cli import main
 from triforce.errors import RequestError
 from triforce.server import security
+from triforce.server.access import KEYS_VARIABLE, read_keys, require_key_beyond_loopback
 from triforce.server.engine_thread import Worker
-from triforce.server.security import KEYS_VARIABLE, read_keys, require_key_beyond_loopback
 
 
 def test_api_key_needed_on_every_route_but_health(guarded: ASGIApp) -> None:
@@ -60,14 +60,17 @@ def test_api_keys_from_file_and_environment(tmp_path: Path, monkeypatch: pytest.
         read_keys(str(tmp_path / "nowhere"))
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org"])
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5"])
 def test_public_address_without_key_does_not_start(
     host: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(KEYS_VARIABLE, raising=False)
     assert main(["serve", "--host", host, "--port", "0"]) == 2
     assert "--api-key-file" in capsys.readouterr().err
-    require_key_beyond_loopback(host, [KEY])
+    for name in (host, "example.org"):
+        require_key_beyond_loopback(name, [KEY])
+        with pytest.raises(RequestError, match="--api-key-file"):
+            require_key_beyond_loopback(name, [])
 
 
 def test_loopback_address_needs_no_key() -> None:

@@ -113,7 +113,7 @@ def test_connection_limit_leaves_descriptors(monkeypatch: pytest.MonkeyPatch) ->
         connection_limit(None) == connection_limit(192) == 192
         and Limits(connections=192).connections_of_one_address == 96
     )
-    with pytest.raises(RequestError, match="give --max-connections 192"):
+    with pytest.raises(RequestError, match="give 192 at most"):
         connection_limit(193)
     for much in (65536, resource.RLIM_INFINITY):
         monkeypatch.setattr(resource, "getrlimit", lambda _, much=much: (much, much))
@@ -123,7 +123,7 @@ def test_connection_limit_leaves_descriptors(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("name", ["--max-connections", "--max-connections-per-address"])
 def test_connection_limit_of_zero_exits_2(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "nowhere", name, "0"]) == 2
-    assert "not positive" in capsys.readouterr().err
+    assert f"{name} 0: give 1 or more" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

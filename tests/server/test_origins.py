@@ -12,10 +12,10 @@ from tests.helpers.asgi_client import ask
 from tests.helpers.guarded_app import KEY, echo, send_to
 from triforce.errors import RequestError
 from triforce.llm import LLM
+from triforce.server.access import require_origins
 from triforce.server.app import create_app
 from triforce.server.engine_thread import Worker
 from triforce.server.limits import Limits
-from triforce.server.origins import require_origins
 from triforce.server.security import HostCheck
 
 

@@ -149,6 +149,7 @@ def model_config(hf: HFConfig, *, vocab_size: int, context: int | None, device: 
         context=context,
         rope=Rope(inv_freq_RF.to(device), scale),
         architecture=parts,
+        positions=hf.positions,
     )
 
 

@@ -117,7 +117,9 @@ class Tokenizer:
         thinking: what a template that knows `enable_thinking` is told; None: nothing. Raises RequestError.
         """
         if not self.templates:
-            raise RequestError("this model has no chat template; use `triforce generate`")
+            raise RequestError(
+                "this model has no chat template; continue a text without one, or use a model that has one"
+            )
         try:
             turns = [{name: value for name, value in message.items() if value is not None} for message in messages]
             variables = {"messages": turns, "tools": tools or None, "documents": None, "add_generation_prompt": True}

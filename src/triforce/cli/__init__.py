@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 
 from triforce.cli.parser import parse
 from triforce.cli.progress import announce
-from triforce.errors import RankError, TriforceError, escaped
+from triforce.cli.streams import OutputError, prepare, require_stdout
+from triforce.errors import CacheWarning, RankError, RequestError, TriforceError, escaped
 
 MISTAKE = 2
 LOST = 3  # a rank that only says that another one is: `launch` looks for that one
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 PIPE_CLOSED = 141  # 128 + SIGPIPE
+WITHOUT_OUTPUT = ("batch", "watch")
+"""Commands that may write nothing to stdout."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,6 +33,9 @@ def _run(argv: Sequence[str] | None) -> int:
     options.arguments = list(sys.argv[1:] if argv is None else argv)
     if getattr(options, "offline", False):
         os.environ["HF_HUB_OFFLINE"] = "1"  # the hub's client reads it when it is imported, and so do other processes
+    _require_folder()
+    if options.command not in WITHOUT_OUTPUT:
+        require_stdout()
     announce(options)
     code: int = import_module(f"triforce.cli.{options.command.replace('-', '_')}").run(options)
     return code
@@ -37,13 +43,31 @@ def _run(argv: Sequence[str] | None) -> int:
 
 def exit_code(command: Callable[[], int]) -> int:
     """Run `command`; return its exit code, or that of what it raised, after a message on stderr."""
+    prepare()
+    with warnings.catch_warnings():
+        told = _Warnings()
+        warnings.showwarning = told  # type: ignore[assignment]
+        return _code(lambda: _flushed(command)) or told.code
+
+
+def _flushed(command: Callable[[], int]) -> int:
+    """Run `command`, and write what it has printed, also where it ends by SystemExit, as the help does."""
     try:
-        _speak_utf8()
-        with warnings.catch_warnings():
-            warnings.showwarning = _show_warning  # type: ignore[assignment]
-            code = command()
+        code = command()
+    except SystemExit:
         sys.stdout.flush()
-        return code
+        raise
+    except BaseException:
+        with suppress(OSError, OutputError):  # what has ended the command is told
+            sys.stdout.flush()
+        raise
+    sys.stdout.flush()
+    return code
+
+
+def _code(command: Callable[[], int]) -> int:
+    try:
+        return command()
     except TriforceError as error:
         print(f"triforce: error: {error}", file=sys.stderr)
         return LOST if isinstance(error, RankError) else MISTAKE
@@ -51,31 +75,27 @@ def exit_code(command: Callable[[], int]) -> int:
         print(file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        _drop_output()
         return PIPE_CLOSED
-    except OSError as error:  # stdout on a full disk, say
-        _drop_output()
+    except OSError as error:
         print(f"triforce: error: {escaped(str(error))}", file=sys.stderr)
         return MISTAKE
 
 
-def _speak_utf8() -> None:
-    """Models write any character, and a locale without it must not end the text with an error.
+class _Warnings:
+    """Shows warnings on a line each. code: the exit code that they are good for."""
 
-    A stream that the shell has closed is replaced by nothing to read, and nowhere to write.
-    """
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  it stays open as long as the process
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(encoding="utf-8", errors="replace")
+    def __init__(self) -> None:
+        self.code = 0
 
-
-def _show_warning(message: Warning | str, *_: object) -> None:
-    print(f"triforce: warning: {escaped(str(message))}", file=sys.stderr)
+    def __call__(self, message: Warning | str, category: type[Warning], *_: object) -> None:
+        lost = issubclass(category, CacheWarning)
+        self.code = MISTAKE if lost else self.code
+        print(f"triforce: {'error' if lost else 'warning'}: {escaped(str(message))}", file=sys.stderr)
 
 
-def _drop_output() -> None:
-    """The reader of stdout is gone; without this the interpreter would complain once more when it flushes at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _require_folder() -> None:
+    """Raise RequestError where the current folder was deleted: libraries that are loaded later end the process then."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise RequestError("the current folder does not exist any more; change to one that does, with cd") from error

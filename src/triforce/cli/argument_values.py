@@ -7,8 +7,19 @@ import argparse
 MOST_MINUTES = 365 * 24 * 60
 
 
+STANDARD = "-"
+"""Name that stands for stdin where a text is read, and for stdout where answers are written."""
+
+
 def path(text: str) -> str:
-    """Return the name of a file or a folder. Raises ArgumentTypeError for what can be none."""
+    """Return the name of a file or a folder. Raises ArgumentTypeError for what can be none, `-` among it."""
+    if text == STANDARD:
+        raise argparse.ArgumentTypeError("'-' is stdin or stdout, and this takes a name; ./- names a file called -")
+    return path_or_standard(text)
+
+
+def path_or_standard(text: str) -> str:
+    """Return the name of a file, or `-`. Raises ArgumentTypeError for what can be none."""
     if not text or "\0" in text:
         raise argparse.ArgumentTypeError(f"{ascii(text) if text else 'an empty name'} names no file and no folder")
     return text

@@ -10,16 +10,19 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from tqdm import tqdm
 
+from triforce.backends.torch_import import import_torch
 from triforce.checkpoint.hub import model_name
 from triforce.cli import replicas
-from triforce.cli.text_files import require_writable
+from triforce.cli.argument_values import STANDARD
+from triforce.cli.streams import require_stdout
+from triforce.cli.text_files import open_lines, require_writable
 from triforce.distributed.group import TPGroup
 from triforce.errors import RequestError
+from triforce.server.batch_output import Answers, Tally
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from triforce.server.batch_file import Answers
     from triforce.server.engine_client import EngineClient
 
 REFUSED = 1
@@ -32,34 +35,53 @@ def run(options: Namespace) -> int:
 
 
 def answer_all(options: Namespace, ranks: TPGroup) -> int:
-    """Answer what is not answered yet. Raises RequestError for files, before the model is loaded."""
-    with replicas.extra():
-        from triforce.server import batch_file
-
+    """Answer what is not answered yet. Raises RequestError for files, before the model is loaded or a file written."""
     if ranks.rank:
+        with replicas.extra():
+            from triforce.server import batch_file
+
         return replicas.follow(options, ranks, batch_file.LIMITS)
-    source = Path(options.file)
-    if not source.name:
-        raise RequestError(f"{source} is no file of requests; give one")
-    output = Path(options.output or source.with_suffix(".out.jsonl"))
-    with _opened(source) as file:
+    output = _output(options)
+    with open_lines(options.file) as file:
         lines = sum(bool(line.strip()) for line in file)
         file.seek(0)
-        if output.exists() and output.samefile(source):
-            raise RequestError(f"{output} is the input; name another file with -o")
-        require_writable(str(output))
-        name = options.name or model_name(options.model)
+        if not lines:
+            named = "stdin" if options.file == STANDARD else options.file
+            raise RequestError(f"{named} holds no requests; give a JSONL file, one request a line")
         hidden = options.quiet or None  # None: on terminals only
         bar = tqdm(desc="batch", total=lines, unit=" requests", leave=False, disable=hidden, file=sys.stderr)
-        with bar, batch_file.Answers(output, bar.update) as answers:
+        with bar:
+            answers = Answers(output, bar.update)
+            name = options.name or model_name(options.model)
             if replicas.wanted(options):
-                replicas.answer(options, name, file, answers)
+                with answers:
+                    replicas.answer(options, name, file, answers)
             else:
                 _answer(options, ranks, name, file, answers)
-    tally = answers.tally
+    return _told(options, answers.tally, output)
+
+
+def _output(options: Namespace) -> Path | None:
+    """The file that answers go to; None is stdout. Raises RequestError."""
+    source = Path(options.file)
+    if not source.name and options.file != STANDARD:
+        raise RequestError(f"{source} is no file of requests; give one")
+    named = options.output or (STANDARD if options.file == STANDARD else str(source.with_suffix(".out.jsonl")))
+    if named == STANDARD:
+        require_stdout()
+        return None
+    output = Path(named)
+    if output.exists() and source.exists() and output.samefile(source):
+        raise RequestError(f"{output} is the input; name another file with -o")
+    require_writable(named)
+    return output
+
+
+def _told(options: Namespace, tally: Tally, output: Path | None) -> int:
+    """Tell what became of the lines, and return the exit code."""
     if not options.quiet:
-        counts = f"{tally.answered} answered, {tally.refused} refused, {tally.skipped} there already: {output}"
-        print(counts, file=sys.stderr)
+        counts = f"{tally.answered} answered, {tally.refused} refused, {tally.skipped} there already"
+        print(f"{counts}: {output or 'on stdout'}", file=sys.stderr)
     if not tally.refused:
         return 0
     (reason, times), *others = tally.reasons.most_common(2)
@@ -70,6 +92,7 @@ def answer_all(options: Namespace, ranks: TPGroup) -> int:
 
 def _answer(options: Namespace, ranks: TPGroup, name: str, source: BinaryIO, answers: Answers) -> None:
     """Answer with an engine of this process and the other ranks. Raises TriforceError."""
+    import_torch()
     with replicas.extra():
         from triforce.server import batch_file
         from triforce.server.app import create_app
@@ -79,7 +102,8 @@ def _answer(options: Namespace, ranks: TPGroup, name: str, source: BinaryIO, ans
     async def run() -> None:
         try:
             app = _unless_broken(create_app(llm, engine, name, limits=batch_file.LIMITS), engine)
-            await batch_file.run(app, source, answers)
+            with answers:
+                await batch_file.run(app, source, answers)
         finally:
             await engine.close()
 
@@ -95,10 +119,3 @@ def _unless_broken(app: ASGIApp, engine: EngineClient) -> ASGIApp:
             raise engine.failure
 
     return checked
-
-
-def _opened(source: Path) -> BinaryIO:
-    try:
-        return source.open("rb")
-    except OSError as error:
-        raise RequestError(f"{source} cannot be read ({error.strerror}); give a JSONL file of requests") from error

@@ -20,7 +20,7 @@ from triforce.cli.sample_book import TITLE, sample_book
 from triforce.errors import RequestError
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.repeated_grams import MOST, repeated
-from triforce.interface.sampling_params import SamplingParams
+from triforce.interface.sampling_params import DRAWN, SamplingParams, drawn_seed
 
 if TYPE_CHECKING:
     from triforce.checkpoint.tokenizer import Tokenizer
@@ -47,7 +47,8 @@ class Task:
 def run(options: Namespace) -> int:
     """Each text once by plain decoding and once with tiers; the long prompt is read once."""
     began = perf_counter()
-    common = {"seed": options.seed, "max_tokens": options.max_tokens}
+    seed = drawn_seed() if options.seed == DRAWN else options.seed  # one for both texts
+    common = {"seed": seed, "max_tokens": options.max_tokens}
     params = [SamplingParams(temperature=each, **common) for each in (0, TEMPERATURE)]
     model = _real_model() if options.prompt_tokens is None else None
     report_loading(model and SMOLLM2.name)

@@ -17,12 +17,14 @@ from triforce.bench.checkup import Check, Checkup
 from triforce.cli.bench.report import about, machine, write
 from triforce.cli.bench.setup import own_texts
 from triforce.cli.sample_book import BOOK
+from triforce.cli.text_files import require_writable
 from triforce.engine.precision import resolve_device
 from triforce.errors import RequestError
 
 
 def run(options: Namespace) -> int:
     """Run the checks, and write the file however they end. Raises RequestError without a GPU that is asked for."""
+    require_writable(options.out)
     if options.gpu and not torch.cuda.is_available():
         raise RequestError(f"there is no GPU to check: {_why_none()}; without --gpu the processor is checked")
     device = resolve_device("cuda" if options.gpu else "cpu")

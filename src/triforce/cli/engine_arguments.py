@@ -6,10 +6,10 @@ from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
 from triforce.backends.torch_import import import_torch
-from triforce.cli.options import DEFAULTS, DISK_CACHE_SIZE, draft_named
+from triforce.cli.options import DEFAULTS, draft_named
+from triforce.cli.progress import loading
 from triforce.cli.text_files import read_text
 from triforce.distributed.group import TPGroup
-from triforce.errors import RequestError
 from triforce.interface.grammar import Grammar
 from triforce.interface.sampling_params import SamplingParams
 
@@ -27,27 +27,18 @@ SPECULATION = (
 
 def load(options: Namespace, ranks: TPGroup | None = None) -> LLM:
     """Return the engine that the arguments describe; `ranks` share it."""
-    import_torch()
-    from triforce.llm import LLM
+    with loading(options):
+        import_torch()
+        from triforce.llm import LLM
 
-    return LLM(**settings(options) | ({"ranks": ranks} if ranks else {}))
+        return LLM(**settings(options) | ({"ranks": ranks} if ranks else {}))
 
 
 def settings(options: Namespace) -> dict[str, Any]:
     """Return the keyword arguments of LLM."""
     given = {name: getattr(options, name) for name in PLACEMENT + SPECULATION}
-    return {"model": options.model, "draft": draft_named(options)} | given | _disk_cache(options)
-
-
-def _disk_cache(options: Namespace) -> dict[str, Any]:
-    """The keyword arguments of LLM for a disk cache, if one is wanted. Raises RequestError."""
-    given = {name: getattr(options, name) for name in DISK_CACHE if hasattr(options, name)}
-    if given.get("disk_cache"):
-        return given
-    if given.get("disk_cache_network") or given.get("disk_cache_size", DISK_CACHE_SIZE) != DISK_CACHE_SIZE:
-        raise RequestError("--disk-cache-size and --disk-cache-network are of a disk cache; name its folder with "
-                           "--disk-cache")  # fmt: skip
-    return {}
+    kept = {name: getattr(options, name) for name in DISK_CACHE} if getattr(options, "disk_cache", None) else {}
+    return {"model": options.model, "draft": draft_named(options)} | given | kept
 
 
 def sampling(options: Namespace) -> dict[str, Any]:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from triforce import __version__
 from triforce.cli.options import NO_DRAFT, draft_named
+from triforce.cli.progress import loading
 from triforce.cli.sample_book import book_file
-from triforce.cli.text_files import read_texts, require_writable
+from triforce.cli.text_files import read_texts, require_writable, write_text
 from triforce.errors import RequestError
 
 if TYPE_CHECKING:
@@ -73,14 +74,15 @@ def _subject(options: Namespace) -> EvalContext:
         raise RequestError(f"--max-context {options.max_context}: give at least 128 tokens")
     texts = read_texts(options.texts or [str(book_file())])
     draft = draft_named(options)
-    llm = LLM(options.model, draft, device=options.device, dtype=options.dtype, kv_dtype=options.kv_dtype)
+    with loading(options):
+        llm = LLM(options.model, draft, device=options.device, dtype=options.dtype, kv_dtype=options.kv_dtype)
     numbers = plan(llm.target.config.context, options.max_context)
     return EvalContext(llm, tokenize(llm, texts), numbers, options.quiet)
 
 
 def _write(options: Namespace, everything: dict[str, Any]) -> None:
     if options.json:
-        Path(options.json).write_text(json.dumps(everything, indent=2) + "\n", encoding="utf-8")
+        write_text(options.json, json.dumps(everything, indent=2) + "\n")
 
 
 def _beside(options: Namespace, model: str, plan: EvalConfig, results: dict[str, Any]) -> dict[str, Any]:

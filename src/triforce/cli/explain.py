@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from textwrap import fill
 
+from triforce.cli.asked_prompt import asked_of
 from triforce.cli.engine_arguments import load, sampling
-from triforce.cli.generate import model_and_prompt
 from triforce.cli.progress import Prefill, Tokenization
 from triforce.eval.tables import Table, percent
 from triforce.interface.explain import Explanation
@@ -21,17 +21,20 @@ LINES = 24  # of a timeline that are printed: its beginning and its end
 def run(options: Namespace) -> int:
     """Generate as `generate` does, and print statistics instead of the text."""
     given = sampling(options)
-    options.model, prompt = model_and_prompt(options)
+    asked = asked_of(options)
+    asked.tell(options)
+    options.model, prompt = asked.model, asked.prompt
     llm = load(options)
     params = llm.sampling_params(**given)
     with Tokenization():
         ids = llm.encode(prompt)
     with Prefill() as progress:
         (output,) = llm.generate(ids, params, load_cache=options.load_cache, on_prefill=progress)
-    explanation = output.explain()
+    explanation, seed = output.explain(), output.outputs[0].seed
     if options.json:
-        print(json.dumps(asdict(explanation), ensure_ascii=False, allow_nan=False))
+        print(json.dumps({"seed": seed} | asdict(explanation), ensure_ascii=False, allow_nan=False))
         return 0
+    print(f"seed {seed}\n")
     for table in tables(explanation):
         print(f"{table.plain()}\n")
     advice = [f"{line}." for line in explanation.advice] or ["nothing that was measured says what would be faster."]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Iterable
@@ -13,11 +12,11 @@ from typing import Any
 
 from triforce.cli import tensor_parallel
 from triforce.cli.answer_output import Painter, legend, report, show
+from triforce.cli.asked_prompt import asked_of
 from triforce.cli.engine_arguments import load, sampling
-from triforce.cli.model_or_prompt import is_word, names_model, tell_prompt
+from triforce.cli.parser import CANNOT_CHAT, CHATS
 from triforce.cli.progress import Prefill, Tokenization
 from triforce.cli.sampling_text import of_chats
-from triforce.cli.text_files import read_document
 from triforce.distributed.group import TPGroup
 from triforce.errors import RequestError
 from triforce.interface.outputs import CompletionOutput, Logprob, RequestOutput, TokenLogprobs
@@ -30,10 +29,12 @@ def run(options: Namespace) -> int:
 
 
 def generate(options: Namespace, ranks: TPGroup) -> int:
-    """Generate. Mistakes in prompt and parameters are found before a model is loaded. Rank 0 reads and prints."""
-    read: Any = None if ranks.rank else (sampling(options), *model_and_prompt(options))
+    """Generate; rank 0 reads and prints. Raises RequestError, for prompt and parameters before a model is loaded."""
+    read: Any = None if ranks.rank else _checked(options)
     given, options.model, prompt = ranks.broadcast(read)
     llm = load(options, ranks if ranks.count > 1 else None)
+    if options.chat and not (llm.tokenizer and llm.tokenizer.chats):
+        raise RequestError("this model has no chat template; leave out --chat, or give a model that has one")
     params = llm.sampling_params(chat=options.chat, **given)
     if options.chat and not (ranks.rank or options.quiet) and sys.stderr.isatty():
         print(f"sampling: {of_chats(llm.sampling_defaults, given)}", file=sys.stderr)
@@ -68,31 +69,16 @@ def generate(options: Namespace, ranks: TPGroup) -> int:
     return 0
 
 
-def model_and_prompt(options: Namespace) -> tuple[str | None, str]:
-    """The model named, if any, and the prompt from the argument, the file or stdin. Raises RequestError."""
-    model, prompt = options.model, options.prompt
-    if prompt is not None and options.prompt_file is not None:
-        raise RequestError("a PROMPT and --prompt-file are given; leave one of them out")
-    if prompt is None:
-        if options.prompt_file is None and sys.stdin.isatty():
-            there = f"there is no prompt; give it as an argument, with --prompt-file, or on stdin{_taken(model)}"
-            raise RequestError(there)
-        prompt = read_document("-" if options.prompt_file is None else options.prompt_file, options)
-        if not prompt and options.prompt_file is None and model and is_word(model) and not names_model(model):
-            tell_prompt(model)
-            model, prompt = None, model
-    if not prompt:
-        remark = _taken(model) if options.prompt is None else ""
-        raise RequestError(f"the prompt is empty; give at least one character{remark}")
-    try:
-        prompt.encode()
-    except UnicodeEncodeError as error:  # how Python shows bytes of an argument that are not UTF-8
-        raise RequestError("the prompt is not UTF-8 text; convert it, or use --prompt-file") from error
-    return model, prompt
-
-
-def _taken(model: str | None) -> str:
-    return f" ({model!r} was taken for the MODEL; as the prompt: -p {shlex.quote(model)})" if model else ""
+def _checked(options: Namespace) -> tuple[dict[str, Any], str | None, str]:
+    """Return sampling parameters, the model and the prompt. Raises RequestError, also for what would do nothing."""
+    for name in ("logprobs", "prompt_logprobs"):
+        if getattr(options, name) is not None and not options.json:
+            raise RequestError(f"--{name.replace('_', '-')} is listed in the JSON; add --json, or leave it out")
+    given, asked = sampling(options), asked_of(options)
+    if options.chat and asked.model is None:
+        raise RequestError(f"{CANNOT_CHAT}; leave out --chat, or {CHATS}")
+    asked.tell(options)
+    return given, asked.model, asked.prompt
 
 
 def as_json(output: RequestOutput, params: SamplingParams, ranks: int = 1) -> dict[str, Any]:

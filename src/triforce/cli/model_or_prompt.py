@@ -6,14 +6,12 @@ import os
 import sys
 from argparse import Namespace
 
-from triforce.distributed import spawn
-
 PATHS = ("/", "./", "../", "~")
 LONGEST = 96  # characters of a name on the hub
 
 
 def reads_as_prompt(options: Namespace) -> bool:
-    """Whether the MODEL of the options, which stands alone, is the PROMPT. One that may be both is told of.
+    """Whether the MODEL of the options, which stands alone, is the PROMPT.
 
     A model has the shape of a path or of a name on the hub, is known by name, or is a file or a folder that exists.
     """
@@ -23,11 +21,7 @@ def reads_as_prompt(options: Namespace) -> bool:
     if not is_word(argument):
         return True
     # Without a prompt of another place, a word can be nothing else.
-    if options.prompt_file is not None or sys.stdin is None or not sys.stdin.isatty():
-        return False
-    if not quiet(options):
-        tell_prompt(argument)
-    return True
+    return options.prompt_file is None and sys.stdin is not None and sys.stdin.isatty()
 
 
 def names_model(argument: str) -> bool:
@@ -44,16 +38,6 @@ def is_word(argument: str) -> bool:
     from triforce.checkpoint.hub import HUB_NAME
 
     return len(argument) <= LONGEST and "/" not in argument and HUB_NAME.fullmatch(argument) is not None
-
-
-def tell_prompt(word: str) -> None:
-    """Say that a word was taken for the prompt."""
-    print(f"{word!r} is taken for the PROMPT; for a model of that name: -m {word}", file=sys.stderr, flush=True)
-
-
-def quiet(options: Namespace) -> bool:
-    """Whether nothing is to be told: it is asked for, or another process tells it."""
-    return getattr(options, "quiet", False) or spawn.MEETING in os.environ
 
 
 def _is_hub_name(argument: str) -> bool:

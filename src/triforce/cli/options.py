@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
-from triforce.cli.argument_values import path
+from triforce.cli.argument_values import path, path_or_standard
 from triforce.interface.sampling_params import BY_THE_MODEL, USUAL_IN_CHATS, SamplingParams
 
 MODES = ("ar", "draft", "retrieval", "streaming", "triforce", "ngram", "draft-ngram", "auto")
@@ -65,8 +65,8 @@ def prompt(parser: argparse.ArgumentParser, text: str) -> None:
     add = parser.add_argument
     add("prompt", nargs="?", metavar="PROMPT", help=text)
     add("-p", "--prompt", dest="named_prompt", metavar="PROMPT", help="the same, by name")
-    text = "read the prompt from a UTF-8 file, or a folder of them (-: stdin)"
-    add("--prompt-file", type=path, metavar="FILE", help=text)
+    text = "read the prompt from a file, UTF-8 or with a byte order mark, or a folder of them (-: stdin)"
+    add("--prompt-file", type=path_or_standard, metavar="FILE", help=text)
 
 
 def quiet(parser: argparse._ActionsContainer) -> None:
@@ -180,8 +180,8 @@ def ranks(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--tp-all-reduce", action="store_true", help=text)
 
 
-def sampling(parser: argparse.ArgumentParser, *, whole: bool = True) -> None:
-    """`whole`: for texts that are read when they are done, too: several of them, and probabilities."""
+def sampling(parser: argparse.ArgumentParser, *, several: bool = True, listed: bool = True) -> None:
+    """several: there may be more than one text. listed: there is JSON in which probabilities are listed."""
     group = parser.add_argument_group("sampling")
     option = group.add_argument
 
@@ -202,14 +202,14 @@ def sampling(parser: argparse.ArgumentParser, *, whole: bool = True) -> None:
     add("frequency_penalty", float, "over the output; 0: off")
     option("--logit-bias", type=_bias, action="append", default=[], metavar="ID=BIAS", help="may be repeated")
     option("--json-schema", type=path, metavar="FILE", help="the text is JSON that the schema in FILE describes")
-    add("seed", int, "the same seed, the same text, but see --coupling (default, and -1: drawn and reported)")
-    if whole:
+    add("seed", int, "the same seed, the same text, but see --coupling; -1: one is drawn and told (default: -1)")
+    if several:
         add("n", int, "continuations of the prompt")
     add("max_tokens", int, "new tokens at most", "-n")
     option("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated")
     option("--stop-token-id", type=int, action="append", default=[], metavar="ID", help="may be repeated")
     option("--ignore-eos", action="store_true", help="go on after the end-of-sequence token")
-    if whole:
+    if listed:
         add("logprobs", int, "list this many alternatives at each new token, in the JSON")
         add("prompt_logprobs", int, "the same at each prompt token")
 

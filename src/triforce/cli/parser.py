@@ -7,13 +7,14 @@ import os
 from collections.abc import Sequence
 
 from triforce import __version__
-from triforce.cli.arguments import Parser
+from triforce.cli.arguments import Parser, is_option
 from triforce.cli.model_or_prompt import reads_as_prompt
 from triforce.cli.subcommands import COMMANDS
 
-CANNOT_CHAT = (
-    "the pair that comes with triforce cannot chat, as it has no chat template; give a MODEL that has one: smollm2, "
-    "which is small (98 MB are fetched once), or the folder, GGUF file or hub name of an instruct model"
+CANNOT_CHAT = "the pair that comes with triforce cannot chat, as it has no chat template"
+CHATS = (
+    "give a MODEL that has one: smollm2, which is small (98 MB are fetched once), or the folder, GGUF file or hub name "
+    "of an instruct model"
 )
 
 
@@ -45,7 +46,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.print_help()
         parser.exit()
     if options.command == "chat" and options.model is None:
-        leaf.error(CANNOT_CHAT)
+        leaf.error(f"{CANNOT_CHAT}; {CHATS}")
     return options
 
 
@@ -54,7 +55,7 @@ def read(parser: Parser, argv: Sequence[str] | None) -> tuple[argparse.Namespace
     options, rest = parser.parse_known_args(argv)
     leaf: Parser = vars(options).pop("leaf")
     for slot in ("model", "prompt"):
-        if rest and not rest[0].startswith("-") and getattr(options, slot, "") is None:
+        if rest and not is_option(rest[0]) and getattr(options, slot, "") is None:
             setattr(options, slot, rest.pop(0))
     if rest:
         leaf.refuse(rest)
@@ -64,10 +65,11 @@ def read(parser: Parser, argv: Sequence[str] | None) -> tuple[argparse.Namespace
 
 def _take_named(options: argparse.Namespace, leaf: Parser) -> None:
     """-m and -p in the places of MODEL and PROMPT. With -m, or if it reads so, a single argument is the PROMPT."""
+    options.alone = False
     model, prompt = (vars(options).pop(f"named_{slot}", None) for slot in ("model", "prompt"))
     alone = getattr(options, "prompt", "") is None and prompt is None
     if model is None and alone and options.model is not None and reads_as_prompt(options):
-        options.model, options.prompt = None, options.model
+        options.model, options.prompt, options.alone = None, options.model, True
     elif model is not None and options.model is not None:
         if getattr(options, "prompt", "") is not None:
             leaf.error(f"there are two models, {options.model!r} and -m {model!r}; leave one out")

@@ -6,41 +6,48 @@ import logging
 import os
 import sys
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
 from time import monotonic
 from typing import Any
 
+from triforce.cli.options import DISK_CACHE_SIZE
 from triforce.disk_cache.folder_checks import require_usable
 from triforce.distributed import spawn
-from triforce.errors import escaped
+from triforce.errors import RequestError, escaped
 from triforce.interface.byte_size import size_of
 
 
 def announce(options: Namespace) -> None:
-    """Report what is loading before torch is: that alone takes seconds. Other ranks leave it to the first.
-
-    Raises TriforceError for a disk cache that cannot be used, before anything is said or written.
-    """
+    """Set up what is told of models. Raises TriforceError for a disk cache that cannot be used."""
     _require_disk_cache(options)
     _report_models(options)
-    _report_disk_cache(options)
-    if not hasattr(options, "model") or options.command == "info" or spawn.MEETING in os.environ:
-        return
-    if not getattr(options, "quiet", False):
-        report_loading(options.model)
 
 
 def _require_disk_cache(options: Namespace) -> None:
-    if folder := getattr(options, "disk_cache", None):
-        size_of(options.disk_cache_size, "disk_cache_size")
+    folder, size = (getattr(options, name, None) for name in ("disk_cache", "disk_cache_size"))
+    if folder:
+        size_of(str(size), "disk_cache_size")
         require_usable(Path(folder), options.disk_cache_network)
+    elif size is not None and (size != DISK_CACHE_SIZE or options.disk_cache_network):
+        raise RequestError("--disk-cache-size and --disk-cache-network are of a disk cache; name its folder with "
+                           "--disk-cache")  # fmt: skip
 
 
-def _report_disk_cache(options: Namespace) -> None:
-    """Say that prompts are kept on disk, and where. With several ranks they are not: that is refused."""
-    folder, ranks = getattr(options, "disk_cache", None), getattr(options, "tp", None) or 1
-    if folder and ranks == 1 and spawn.MEETING not in os.environ and not silent(options):
+@contextmanager
+def loading(options: Namespace) -> Iterator[None]:
+    """Tell that a model is loaded, once all arguments were checked; and behind that where prompts are kept on disk.
+
+    Other ranks leave it to the first. Torch is imported in here: that alone takes seconds.
+    """
+    told = not (getattr(options, "quiet", False) or spawn.MEETING in os.environ)
+    if told:
+        report_loading(options.model)
+    yield
+    folder = getattr(options, "disk_cache", None)
+    if folder and spawn.MEETING not in os.environ and not silent(options):
         kept = f"prompts and answers are kept in {folder}, up to {options.disk_cache_size}"
         print(f"{kept}; remove them with: triforce cache clear {folder}", file=sys.stderr, flush=True)
 

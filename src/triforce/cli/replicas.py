@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from triforce.cli import tensor_parallel
 from triforce.cli.engine_arguments import load, settings
+from triforce.cli.progress import loading
 from triforce.cli.tensor_parallel import Command
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.errors import RequestError
 
 if TYPE_CHECKING:
-    from triforce.server.batch_file import Answers
+    from triforce.server.batch_output import Answers
     from triforce.server.engine_client import EngineClient, ServedModel
     from triforce.server.limits import Limits
 
@@ -64,7 +65,7 @@ def engine(options: Namespace, ranks: TPGroup, limits: Limits, purpose: str) -> 
         from triforce.replicas.cluster import replicated
 
     name = f"triforce {socket.gethostname()} {purpose}"
-    with _progress(count) as progress:
+    with loading(options), _progress(count) as progress:
         return replicated(_settings(options), limits, count, options.ray_address, name, progress, *_shared(options))
 
 
@@ -81,7 +82,10 @@ def answer(options: Namespace, name: str, source: BinaryIO, answers: Answers) ->
     with _importing(options):
         from triforce.replicas import ray_data
 
-    ray_data.answer(_settings(options), name, wanted(options), options.ray_address, source, answers, *_shared(options))
+    with loading(options):
+        ray_data.answer(
+            _settings(options), name, wanted(options), options.ray_address, source, answers, *_shared(options)
+        )
 
 
 def _shared(options: Namespace) -> tuple[int, bool]:

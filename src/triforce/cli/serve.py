@@ -6,18 +6,33 @@ import asyncio
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
+from contextlib import ExitStack
 from math import inf
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
+from triforce.backends.torch_import import import_torch
 from triforce.checkpoint.hub import model_name
 from triforce.cli import replicas
-from triforce.cli.machine_rates import require_balances
 from triforce.cli.sampling_text import of_chats
 from triforce.disk_cache.folder import CacheFolder
 from triforce.distributed.group import TPGroup
 from triforce.errors import RequestError
+from triforce.server.access import read_keys, require_key_beyond_loopback, require_origins
+from triforce.server.limits import Limits, connection_limit
+from triforce.server.listening import listen, resolve, url
+
+LEAST = {
+    "max_connections": 1,
+    "max_connections_per_address": 1,
+    "max_num_seqs": 1,
+    "max_kv_tokens": 1,
+    "max_queue": 0,
+}
+"""Options that take whole numbers, and the least that each may be."""
+FINITE = ("max_body", "timeout", "max_itl", "shutdown_timeout")
+"""Options that take a number above 0; no time at all is one only for requests that still run at the end."""
 
 
 def run(options: Namespace) -> int:
@@ -27,23 +42,64 @@ def run(options: Namespace) -> int:
 
 def serve(options: Namespace, ranks: TPGroup) -> int:
     """Serve until SIGTERM, SIGHUP or SIGINT; rank 0 listens. Raises RequestError before the model is loaded."""
-    with replicas.extra():
-        from triforce.server import http_server, logs, origins, security
-        from triforce.server.app import create_app
-        from triforce.server.limits import Limits, connection_limit
+    keys = _checked_keys(options)
+    with ExitStack() as stack:
+        sock = None if ranks.rank else stack.enter_context(listen(options.host, options.port))
+        import_torch()
+        with replicas.extra():
+            from triforce.server import http_server, logs
+            from triforce.server.app import create_app
+        limits = _limits(options)
+        watched = _watched(options)
+        if sock is None:
+            return replicas.follow(options, ranks, limits)
+        name = options.name or model_name(options.model)
+        llm, engine = replicas.engine(options, ranks, limits, f"serve {sock.getsockname()[1]}")
+        Thread(target=_require_balances).start()  # nobody has asked yet, so processors are idle
+        logs.configure()
+        hosts = [options.host, *options.allowed_host]
+        reach: dict[str, Any] = {"keys": keys, "hosts": hosts, "origins": options.cors_origin}
+        app = create_app(llm, engine, name, limits=limits, watched=watched, **reach)
+        print(f"triforce serves {name} at {(address := url(sock))}", flush=True)
+        if llm.tokenizer and llm.tokenizer.chats:
+            print(f"sampling of chats: {of_chats(llm.sampling_defaults)}", flush=True)
+        logs.event("listening", url=address, model=name)
+        try:
+            http_server.serve(app, engine, sock, options.shutdown_timeout)
+        finally:
+            if ranks.count > 1:  # a second signal leaves no time for it, and the others are to be told
+                asyncio.run(engine.close())
+    return 0
 
-    keys = security.read_keys(options.api_key_file)
-    security.require_key_beyond_loopback(options.host, keys)
-    origins.require_origins(options.cors_origin)
-    if not 0 <= options.port < 1 << 16:
-        raise RequestError(f"port is {options.port}; give a number from 1 to 65535, or 0 for any free one")
-    for name in ("max_body", "timeout", "max_itl", "shutdown_timeout"):
-        if not 0 <= getattr(options, name) < inf:
-            given = f"--{name.replace('_', '-')} {getattr(options, name):g}"
-            raise RequestError(
-                f"{given}: give a finite number that is not negative; a large one is as good as no limit"
-            )
-    limits = Limits(
+
+def _require_balances() -> None:
+    from triforce.cli.machine_rates import require_balances
+
+    require_balances()
+
+
+def _checked_keys(options: Namespace) -> list[str]:
+    """Return API keys, once all that needs no model is known to be right. Raises RequestError."""
+    for name, least in LEAST.items():
+        value = getattr(options, name)
+        if value is not None and value < least:
+            raise RequestError(f"--{name.replace('_', '-')} {value}: give {least} or more")
+    for name in FINITE:
+        value = getattr(options, name)
+        if not 0 <= value < inf or (value == 0 and name != "shutdown_timeout"):
+            advice = "give a finite number above 0; a large one is as good as no limit"
+            raise RequestError(f"--{name.replace('_', '-')} {value:g}: {advice}")
+    connection_limit(options.max_connections)
+    resolve(options.host, options.port)
+    keys = read_keys(options.api_key_file)
+    require_key_beyond_loopback(options.host, keys)
+    require_origins(options.cors_origin)
+    _require_watched(options, keys)
+    return keys
+
+
+def _limits(options: Namespace) -> Limits:
+    return Limits(
         connections=connection_limit(options.max_connections),
         connections_per_address=options.max_connections_per_address,
         body_bytes=int(min(options.max_body * 2**20, sys.maxsize)),
@@ -53,34 +109,15 @@ def serve(options: Namespace, ranks: TPGroup) -> int:
         kv_tokens=options.max_kv_tokens,
         max_itl=options.max_itl / 1000,
     )
-    watched = _watched(options, keys)
-    if ranks.rank:
-        return replicas.follow(options, ranks, limits)
-    name = options.name or model_name(options.model)
-    with http_server.listen(options.host, options.port) as sock:
-        llm, engine = replicas.engine(options, ranks, limits, f"serve {sock.getsockname()[1]}")
-        Thread(target=require_balances).start()  # nobody has asked yet, so processors are idle
-        logs.configure()
-        hosts = [options.host, *options.allowed_host]
-        reach: dict[str, Any] = {"keys": keys, "hosts": hosts, "origins": options.cors_origin}
-        app = create_app(llm, engine, name, limits=limits, watched=watched, **reach)
-        print(f"triforce serves {name} at {(url := http_server.url(sock))}", flush=True)
-        if llm.tokenizer and llm.tokenizer.chats:
-            print(f"sampling of chats: {of_chats(llm.sampling_defaults)}", flush=True)
-        logs.event("listening", url=url, model=name)
-        try:
-            http_server.serve(app, engine, sock, options.shutdown_timeout)
-        finally:
-            if ranks.count > 1:  # a second signal leaves no time for it, and the others are to be told
-                asyncio.run(engine.close())
-    return 0
 
 
-def _watched(options: Namespace, keys: Sequence[str]) -> CacheFolder | None:
-    """The folder whose documents the page offers, if any. Raises RequestError, or CacheError."""
-    if not options.show_watched:
-        return None
-    if not options.disk_cache or keys:
+def _require_watched(options: Namespace, keys: Sequence[str]) -> None:
+    """Raise RequestError where documents are to be offered, and there is no disk cache, or the server has keys."""
+    if options.show_watched and (not options.disk_cache or keys):
         raise RequestError("--show-watched is of a disk cache and of a server without keys, as documents are read for "
                            "requests without; add --disk-cache, or leave it out")  # fmt: skip
-    return CacheFolder(Path(options.disk_cache), options.disk_cache_network)
+
+
+def _watched(options: Namespace) -> CacheFolder | None:
+    """The folder whose documents the page offers, if any. Raises CacheError."""
+    return CacheFolder(Path(options.disk_cache), options.disk_cache_network) if options.show_watched else None

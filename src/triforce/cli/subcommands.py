@@ -6,7 +6,7 @@ import argparse
 from functools import partial
 
 from triforce.cli import options
-from triforce.cli.argument_values import minutes, path
+from triforce.cli.argument_values import minutes, path, path_or_standard
 from triforce.cli.bench.parts import bench
 
 
@@ -35,20 +35,20 @@ def _explain(parser: argparse.ArgumentParser) -> None:
     options.model(parser)
     options.prompt(parser, "as of generate")
     options.engine(parser)
-    options.sampling(parser)
+    options.sampling(parser, listed=False)
     options.load_cache(parser.add_argument_group("saved prompts"))
     parser.add_argument_group("output").add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def _chat(parser: argparse.ArgumentParser) -> None:
     options.model(parser, f"{options.MODEL}: a model that has a chat template")
-    text = "a UTF-8 document to talk about, or a folder of them"
+    text = "a text to talk about, or a folder of them"
     parser.add_argument("--file", type=path, metavar="DOC", help=text)
     parser.add_argument("--system", metavar="TEXT", default="", help="what the model is to be, told before all else")
     options.engine(parser)
     options.disk_cache(parser)
     options.ranks(parser)
-    options.sampling(parser, whole=False)
+    options.sampling(parser, several=False, listed=False)
     output = parser.add_argument_group("output")
     options.quiet(output)
     options.color(output)
@@ -102,13 +102,13 @@ def _limits(group: argparse._ArgumentGroup) -> None:
 
 
 def _batch(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "file", type=path, metavar="FILE", help="requests in OpenAI's batch format, one JSON object a line"
-    )
+    text = "requests in OpenAI's batch format, one JSON object a line (-: stdin)"
+    parser.add_argument("file", type=path_or_standard, metavar="FILE", help=text)
     options.model(parser)
     add = parser.add_argument
-    text = "answers, one a line; what OUT has answered is not asked again, what it refused is"
-    add("-o", "--output", type=path, metavar="OUT", help=options.described(text, "FILE with .out.jsonl"))
+    text = "answers, one a line (-: stdout); what OUT has answered is not asked again, what it refused is"
+    usual = "FILE with .out.jsonl; stdout for stdin"
+    add("-o", "--output", type=path_or_standard, metavar="OUT", help=options.described(text, usual))
     add("--name", help="what the requests call the model (default: as its hub or folder calls it)")
     options.quiet(parser)
     options.replicas(parser)
@@ -147,13 +147,8 @@ def _eval(parser: argparse.ArgumentParser) -> None:
     options.model(parser)
     add = parser.add_argument
     options.draft(parser)
-    add(
-        "--texts",
-        type=path,
-        nargs="+",
-        metavar="PATH",
-        help="UTF-8 files or folders of them (default: the book of the demo)",
-    )
+    text = "texts, or folders of them (default: the book of the demo)"
+    add("--texts", type=path_or_standard, nargs="+", metavar="PATH", help=text)
     add("--only", metavar="NAME,...", help="some measurements, such as needle,copy; a wrong name lists them all")
     text = (
         "readings so few and short that they take a minute once the model is loaded: its speed is measured first, "
@@ -171,7 +166,7 @@ def _train_draft(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     text = "the folder that the draft is written to"
     add("-o", "--output", type=path, metavar="DRAFT", required=True, help=text)
-    text = "a UTF-8 text, or a folder of them, of the kind that is to be continued (default: the book of the demo)"
+    text = "a text, or a folder of them, of the kind that is to be continued (default: the book of the demo)"
     add("--texts", type=path, metavar="FOLDER", help=text)
     text = "how long to train, in minutes that this process computes; others' do not count"
     options.number(parser, "--minutes", text, 30, minutes)

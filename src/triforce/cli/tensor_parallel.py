@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from triforce.backends.torch_import import import_torch
 from triforce.cli import LOST, MISTAKE
 from triforce.distributed import spawn
 from triforce.distributed.group import ALONE, TPGroup
@@ -51,7 +50,6 @@ def run(options: Namespace, command: Command, *, graceful: bool = False) -> int:
         return _as_rank(options, command, started)
     if count > 1:
         return launch(count, options.arguments, graceful=graceful)
-    import_torch()
     return command(options, ALONE)
 
 

@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import BinaryIO
 
+from triforce.cli.argument_values import STANDARD
 from triforce.disk_cache.manifest import text_of
 from triforce.errors import RequestError
+from triforce.text_encoding import NotTextError, decode, kind, marked
+
+MOST_BYTES = 1 << 30
+"""Of a text: no model has a context for as much."""
 
 
 def read_text(file: str) -> str:
-    """The text in a file, or on stdin for "-", byte for byte. Raises RequestError."""
+    """The text in a file, or on stdin for "-", in UTF-8 or as its mark says. Raises RequestError."""
+    if file == STANDARD:
+        return decode_text(_bounded(sys.stdin.buffer, "stdin"), "stdin")
     try:
-        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        with open(file, "rb") as opened:
+            data = _bounded(opened, file)
     except OSError as error:
-        raise RequestError(f"{file} cannot be read ({error.strerror}); give a text file") from error
-    return decode_text(data, "stdin" if file == "-" else file)
+        raise unreadable(file, error) from error
+    return decode_text(data, file)
 
 
 def read_document(file: str, options: Namespace) -> str:
     """The text in a file, on stdin for "-", or of a folder as it was read into the disk cache. Raises RequestError."""
-    if file == "-" or not Path(file).is_dir():
+    if file == STANDARD or not Path(file).is_dir():
         return read_text(file)
     cache = getattr(options, "disk_cache", None)
     return text_of(Path(file), Path(cache) if cache else None, getattr(options, "disk_cache_network", False))
@@ -37,6 +48,8 @@ def read_texts(paths: Sequence[str]) -> dict[str, str]:
         raise RequestError("two texts have one name, by which they are told apart; rename one of them")
     if not texts:
         raise RequestError(f"there is no file in {', '.join(paths)}; give --texts some UTF-8 texts")
+    if not any(texts.values()):
+        raise RequestError(f"{', '.join(texts)}: nothing is in there; give --texts some UTF-8 texts")
     return texts
 
 
@@ -47,15 +60,62 @@ def _files(path: Path) -> list[Path]:
     return sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
 
 
-def decode_text(data: bytes, source: str) -> str:
-    """UTF-8 bytes as text. Raises RequestError saying where `source` is something else."""
+def stdin_lines() -> Iterator[bytes]:
+    """Yield the lines of stdin as they come; text with a byte order mark is read whole. Raises RequestError."""
+    first = sys.stdin.buffer.readline()
+    yield from _lines(first, sys.stdin.buffer, "stdin")
+
+
+def open_lines(file: str) -> BinaryIO:
+    """Return the lines of a file, or of stdin for "-", in UTF-8 and from their beginning. Raises RequestError."""
+    if file == STANDARD:
+        return io.BytesIO(decode_text(_bounded(sys.stdin.buffer, "stdin"), "stdin").encode())
     try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
+        with ExitStack() as closing:
+            opened = closing.enter_context(open(file, "rb"))
+            first = opened.readline()
+            if known := kind(first):
+                raise RequestError(f"{file} {known}")
+            if marked(first) or not opened.seekable():
+                return io.BytesIO(b"".join(_lines(first, opened, file)))
+            opened.seek(0)
+            closing.pop_all()
+            return opened
+    except OSError as error:
+        raise unreadable(file, error, "give a JSONL file of requests") from error
+
+
+def _lines(first: bytes, rest: BinaryIO, source: str) -> Iterator[bytes]:
+    """Yield lines of UTF-8 text, of which the first was read. Raises RequestError."""
+    if marked(first):
+        yield from decode_text(first + _bounded(rest, source), source).encode().splitlines(keepends=True)
+        return
+    while first:
+        yield first
+        first = rest.readline()
+
+
+def decode_text(data: bytes, source: str) -> str:
+    """Bytes as text. Raises RequestError saying what `source` is instead."""
+    try:
+        return decode(data)
+    except NotTextError as error:
+        raise RequestError(f"{source} {error}") from error
+
+
+def unreadable(file: str, error: OSError, advice: str = "give a text file") -> RequestError:
+    """Return the error of a file that cannot be read."""
+    return RequestError(f"{file} cannot be read ({error.strerror}); {advice}")
+
+
+def _bounded(opened: BinaryIO, source: str) -> bytes:
+    """Read all of a file, if it is a text by its size. Raises RequestError."""
+    data = opened.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
         raise RequestError(
-            f"{source} is not UTF-8 text (byte 0x{data[error.start]:02x} at offset {error.start}); "
-            "convert it first, for example with iconv -t UTF-8"
-        ) from error
+            f"{source} is larger than {MOST_BYTES >> 20:,} MiB, which no model's context holds; give less"
+        )
+    return data
 
 
 def require_writable(file: str | None) -> None:
@@ -63,3 +123,18 @@ def require_writable(file: str | None) -> None:
     path = Path(file).absolute() if file else None
     if path and (path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK)):
         raise RequestError(f"{file} cannot be written; name a file in a folder that exists")
+
+
+def write_text(file: str, text: str) -> None:
+    """Write a text to a file. Raises RequestError."""
+    try:
+        Path(file).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise unwritable(file, error) from error
+
+
+def unwritable(file: str, error: OSError) -> RequestError:
+    """Return the error of a file that cannot be written."""
+    return RequestError(
+        f"{file} cannot be written ({error.strerror}); name a file on a disk with room, in a folder of yours"
+    )

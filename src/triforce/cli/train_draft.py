@@ -6,17 +6,24 @@ import os
 import sys
 import time
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from errno import EACCES
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from triforce.backends.torch_import import import_torch
+from triforce.cli.progress import loading
 from triforce.cli.sample_book import book_file
 from triforce.cli.text_files import read_texts
 from triforce.errors import RequestError
+from triforce.whole_file import PARTIAL
 
 if TYPE_CHECKING:
     from triforce.training.trainer import Trainer
     from triforce.training.training_state import TrainingState
+
+DRAFT_FILES = ("config.json", "model.safetensors")
 
 
 def run(options: Namespace) -> int:
@@ -34,7 +41,7 @@ def run(options: Namespace) -> int:
     except KeyboardInterrupt as error:
         raise RequestError("stopped before the first update; the same command begins anew") from error
     try:
-        with Bar(options.minutes * 60) as bar:
+        with _made(folder), Bar(options.minutes * 60) as bar:
             trainer.run(options.minutes * 60, bar)
         print(_finish(trainer, folder))
     except KeyboardInterrupt as error:
@@ -44,18 +51,41 @@ def run(options: Namespace) -> int:
 
 
 def _require_folder(folder: Path) -> None:
-    """Make the folder. Raises RequestError where a draft is that is finished, or where none can be written."""
+    """Raise RequestError where a finished draft or files of others are, or where none can be written."""
     from triforce.training.training_state import FILE
 
-    if (folder / "config.json").exists() and not (folder / FILE).exists():
+    try:
+        held = {file.name for file in folder.iterdir()} if folder.exists() else set()
+        place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        if not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
+            raise PermissionError(EACCES, os.strerror(EACCES))
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    if "config.json" in held and FILE not in held:
         raise RequestError(f"{folder} holds a model or a finished draft; name another folder with --output")
+    others = {name for name in held - {FILE, *DRAFT_FILES} if not name.endswith(PARTIAL)}
+    if others if FILE in held else held:
+        raise RequestError(f"{folder} holds other files; name a new folder with --output, or an empty one")
+
+
+@contextmanager
+def _made(folder: Path) -> Iterator[None]:
+    """Make a folder. It goes again if nothing was written to it. Raises RequestError where it cannot be made."""
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f"{FILE}.partial"
-        probe.write_bytes(b"")
-        probe.unlink()
     except OSError as error:
-        raise RequestError(f"{folder} cannot be written ({error.strerror}); name another folder") from error
+        raise _unwritable(folder, error) from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # the first that is not empty
+            for path in new:
+                path.rmdir()
+
+
+def _unwritable(folder: Path, error: OSError) -> RequestError:
+    return RequestError(f"{folder} cannot be written ({error.strerror}); name another folder")
 
 
 def _trainer(options: Namespace, texts: dict[str, str], folder: Path) -> Trainer:
@@ -70,7 +100,8 @@ def _trainer(options: Namespace, texts: dict[str, str], folder: Path) -> Trainer
     from triforce.training.trainer import Trainer
     from triforce.training.training_config import TrainingConfig
 
-    llm = LLM(options.model, None, device="cpu", mode="ar")
+    with loading(options):
+        llm = LLM(options.model, None, device="cpu", mode="ar")
     threads = min(threads, native_loader.usable_cpus())
     if native_loader.native is not None:
         native_loader.native.set_threads(threads)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from triforce.errors import RequestError
+from triforce.text_encoding import NotTextError, decode
 
 MOST_BYTES = 16 << 20
 """Of a file; a larger one is left out."""
@@ -92,7 +93,7 @@ def _read(folder: Path, name: str) -> TextFile | None:
     try:
         with open(os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             data = file.read(MOST_BYTES)
-        text = data.decode("utf-8")
-    except (OSError, UnicodeDecodeError):
+        text = decode(data)
+    except (OSError, NotTextError):
         return None
     return None if "\0" in text else TextFile(name, blake2b(data, digest_size=16).hexdigest(), text)

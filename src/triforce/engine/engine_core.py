@@ -11,9 +11,10 @@ from time import perf_counter
 
 from triforce.backends.kernel_api import PAGE
 from triforce.engine.modes import MODES
-from triforce.engine.prefill_pacer import LEAST, LEAST_ON_GPU, MAX_ITL, PacedPrompt, PrefillPacer, PrefillTask
+from triforce.engine.prefill_pacer import LEAST, LEAST_ON_GPU, PacedPrompt, PrefillPacer, PrefillTask
 from triforce.engine.prefix_sharing import share_prefixes
 from triforce.engine.scheduler import Scheduler
+from triforce.engine.scheduling_limits import MAX_ITL
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
 from triforce.engine.sequence_group import SequenceGroup, Status

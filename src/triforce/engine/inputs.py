@@ -97,12 +97,49 @@ def token_ids(prompt: Prompt, target: PromptSource) -> list[int]:
     wrong = next((i for i in ids if not (isinstance(i, Integral) and 0 <= int(i) < target.config.vocab_size)), None)
     if wrong is not None:
         raise RequestError(f"token id {wrong!r} is not in the vocabulary of {target.config.vocab_size} tokens")
-    if len(ids) >= (context := target.config.context):
-        raise RequestError(
-            f"the prompt has at least {len(ids)} tokens; with room for an answer the context of {context} holds "
-            f"{context - 1}. Shorten it, or use a model with a longer context"
-        )
+    if len(ids) >= target.config.context:
+        raise too_long(len(ids), target.config)
     return [int(i) for i in ids]
+
+
+def too_long(tokens: int, config: ModelConfig) -> RequestError:
+    """Return the error of a prompt of at least so many tokens, which the context has no room for."""
+    return RequestError(
+        f"the prompt has at least {tokens} tokens; with room for an answer the context of {config.context} holds "
+        f"{config.context - 1}. Shorten it, or {more_context(config)}"
+    )
+
+
+def more_context(config: ModelConfig) -> str:
+    """Return how to have room for longer texts."""
+    if config.context < config.positions:
+        return f"raise --context, up to {config.positions}"
+    return "use a model with a longer context"
+
+
+def chat_ids(messages: Sequence[Message], target: PromptSource) -> list[int]:
+    """Return the token ids of a conversation that awaits its answer. Raises RequestError."""
+    if target.tokenizer is None:
+        raise RequestError("this model has no tokenizer, and so no chat template; give token ids to generate")
+    for message in messages:
+        if isinstance(text := message.get("content"), str):
+            require_size(text, target.tokenizer, target.config)
+    return target.tokenizer.chat(messages)
+
+
+def require_size(text: str, tokenizer: Tokenizer, config: ModelConfig) -> None:
+    """Raise RequestError for a text whose beginning is too long already, before all of it is laid out and tokenized."""
+    if len(text) > PLENTY * config.context and len(ids := _ids(text, tokenizer, config.context)) >= config.context:
+        raise too_long(len(ids), config)
+
+
+def require_stops(params: SamplingParams, target: PromptSource) -> None:
+    """Raise RequestError for what a text is to end at and cannot."""
+    if params.stop and target.tokenizer is None:
+        raise RequestError("stop strings need a tokenizer; use stop_token_ids")
+    size = target.config.vocab_size
+    if unknown := [token for token in params.stop_token_ids if token >= size]:
+        raise RequestError(f"stop_token_ids names token {unknown[0]}, but the vocabulary ends at {size - 1}")
 
 
 def _ids(text: str, tokenizer: Tokenizer, context: int) -> list[int]:

@@ -14,8 +14,6 @@ from triforce.distributed.group import TPGroup
 from triforce.engine.sequence_batch import SequenceBatch
 from triforce.engine.sequence_group import SequenceGroup
 
-MAX_ITL = 0.2
-"""Seconds."""
 UNKNOWN = 64
 """Tokens of the first pass of a tier, whose speed is not known yet."""
 LEAST, LEAST_ON_GPU = 16, 128

@@ -21,19 +21,16 @@ from triforce.engine.engine import Engine, Request
 from triforce.engine.engine_core import EngineCore
 from triforce.engine.model_loader import ModelPair
 from triforce.engine.output_stream import OutputChunk
-from triforce.engine.prefill_pacer import MAX_ITL
+from triforce.engine.scheduling_limits import MAX_ITL, MOST_ROWS
 from triforce.engine.sequence_group import OnPrefill
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import SharedKV
-from triforce.errors import CacheError, RequestError
-from triforce.interface.byte_size import size_of
+from triforce.errors import CacheError, CacheWarning, RequestError
 from triforce.interface.outputs import RequestOutput
 from triforce.kvcache import FullView, PagePool, prompt_file
 from triforce.kvcache.disk_prefixes import DiskPrefixes, KVProfile
 from triforce.planner import CostModel
 
-MOST_ROWS = 8
-"""Rows that one call decodes together; others wait until one of these is done."""
 SPARE = 64, 1 / 16
 """Pages beyond those asked for, at least, and as a share of them: the next question about a document may be longer."""
 
@@ -189,20 +186,9 @@ class RequestRunner:
             try:
                 prompt_file.save(path, fingerprint, full, 0, prompt)
             except CacheError as error:
-                warn(str(error), RuntimeWarning, stacklevel=2)
+                warn(str(error), CacheWarning, stacklevel=2)
 
         return save
-
-
-def open_disk_cache(folder: str | Path | None, size: str | int, network: bool, ranks: TPGroup) -> DiskCache | None:
-    """Return a disk cache in a folder, of at most so many bytes, or None without one. Raises TriforceError."""
-    if folder is None:
-        return None
-    if ranks.count > 1:
-        raise RequestError("a disk cache is of one process; leave out --tp and torchrun, or --disk-cache")
-    if not str(folder):
-        raise RequestError("disk_cache is an empty name; name a folder, or leave it out")
-    return DiskCache(folder, size_of(size, "disk_cache_size"), network)
 
 
 def compare(ranks: TPGroup, what: str, facts: object) -> None:

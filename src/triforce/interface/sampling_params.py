@@ -18,6 +18,9 @@ MOST_LOGPROBS = 20
 
 MOST_CHOICES = 128
 
+DRAWN = -1
+"""A seed that asks for one to be drawn."""
+
 BY_THE_MODEL = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """Parameters that the makers of a model may set in its files."""
 
@@ -52,7 +55,7 @@ class SamplingParams:
     presence_penalty: float = 0.0  # over the output; 0 is off
     frequency_penalty: float = 0.0  # over the output; 0 is off
     logit_bias: Mapping[int, float] | None = None  # token id to what is added to its logit
-    seed: int | None = None  # None, and -1: one is drawn, and reported
+    seed: int | None = None  # None, or -1: one is drawn, and reported
     n: int = 1  # completions
     max_tokens: int = 256  # new tokens at most
     stop: Sequence[str] = ()  # texts before which the output ends; one string is accepted too
@@ -64,7 +67,7 @@ class SamplingParams:
     trace: bool = False  # report where decoding stands with each piece of a stream
 
     def __post_init__(self) -> None:
-        """Check and normalise: numbers to int and float, stops to tuples, top_k -1 to 0, seed -1 to None."""
+        """Check and normalise: numbers to int and float, `stop` and `stop_token_ids` to tuples, -1 to 0 or None."""
         for name, (allowed, holds) in _REALS.items():
             object.__setattr__(self, name, _real(name, getattr(self, name), allowed, holds))
         for name, (allowed, fits, optional) in _INTEGERS.items():
@@ -79,7 +82,7 @@ class SamplingParams:
             raise RequestError("ignore_eos goes on after the end of a text, and a grammar says where that is; "
                                "leave out one of them", "ignore_eos")  # fmt: skip
         object.__setattr__(self, "top_k", max(self.top_k, 0))
-        object.__setattr__(self, "seed", None if self.seed == -1 else self.seed)
+        object.__setattr__(self, "seed", None if self.seed == DRAWN else self.seed)
         object.__setattr__(self, "stop", _stop(self.stop))
         object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
@@ -148,7 +151,7 @@ _INTEGERS: dict[str, tuple[str, Callable[[int], bool], bool]] = {  # the last: N
     "top_k": ("an integer from 1 to 2**31 - 1, or 0 or -1 (off)", lambda i: -1 <= i < 2**31, False),
     "n": (f"an integer from 1 to {MOST_CHOICES}", lambda i: 1 <= i <= MOST_CHOICES, False),
     "max_tokens": ("an integer, at least 1", lambda i: i >= 1, False),
-    "seed": ("an integer from 0 to 2**64 - 1, or None or -1 (drawn)", lambda i: -1 <= i < 2**64, True),
+    "seed": ("an integer from 0 to 2**64 - 1, or -1 or None (one is drawn)", lambda i: DRAWN <= i < 2**64, True),
     "logprobs": (f"an integer from 0 to {MOST_LOGPROBS}, or None", lambda i: 0 <= i <= MOST_LOGPROBS, True),
     "prompt_logprobs": (f"an integer from 0 to {MOST_LOGPROBS}, or None", lambda i: 0 <= i <= MOST_LOGPROBS, True),
 }

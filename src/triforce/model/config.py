@@ -39,6 +39,8 @@ class ModelConfig:
     """Keys and values are rounded to int8 once, with a scale for each token and head: another model."""
     hadamard: bool = True
     """Of int8 KV: heads are rotated by Hadamard matrices before they are rounded (see `kv_rows.rotated_head`)."""
+    positions: int = 0
+    """Positions that the model was made for, of which `context` uses some; 0: they are not known."""
     attention_sink_logits_LH: Tensor | None = field(default=None, compare=False, repr=False)
     """The weights that attention needs, as it needs the rotation: see `Architecture.attention_sink_logits`; float32."""
 

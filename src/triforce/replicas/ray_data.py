@@ -19,7 +19,9 @@ from triforce.errors import RequestError, TriforceError
 from triforce.replicas.cluster import ClusterPlan, connect, planned
 from triforce.replicas.replica import load
 from triforce.server.app import create_app
-from triforce.server.batch_file import LIMITS, Answers, BatchLine, post
+from triforce.server.batch_file import LIMITS, post
+from triforce.server.batch_lines import BatchLine
+from triforce.server.batch_output import Answers
 from triforce.server.engine_thread import Worker
 
 RETRIES = 1

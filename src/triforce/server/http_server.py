@@ -15,7 +15,6 @@ from typing import Any, cast
 import uvicorn
 from fastapi import FastAPI
 
-from triforce.errors import RequestError
 from triforce.server import logs
 from triforce.server.connections import Connection, Connections, accept
 from triforce.server.engine_client import EngineClient
@@ -25,21 +24,6 @@ _SLACK = 5
 """Seconds beyond the shutdown timeout in which answers that were ended reach their clients."""
 TWICE = 0.5
 """Seconds in which two signals are one: a service manager may tell a process and who started it, which passes it on."""
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A socket of this address; port 0 is any free one. Raises RequestError."""
-    try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(address[:2], family=family)
-    except (OSError, OverflowError, UnicodeError) as error:
-        raise RequestError(f"{host}:{port} cannot be listened on ({error}); choose another --port or --host") from error
-
-
-def url(sock: socket.socket) -> str:
-    """Return the URL of a socket."""
-    host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def serve(app: FastAPI, engine: EngineClient, sock: socket.socket, shutdown_timeout: float) -> None:

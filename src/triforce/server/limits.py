@@ -6,8 +6,7 @@ import resource
 import sys
 from dataclasses import dataclass
 
-from triforce.engine.prefill_pacer import MAX_ITL
-from triforce.engine.request_runner import MOST_ROWS
+from triforce.engine.scheduling_limits import MAX_ITL, MOST_ROWS
 from triforce.errors import RequestError
 from triforce.interface.sampling_params import MOST_LOGPROBS
 
@@ -40,8 +39,10 @@ def connection_limit(wanted: int | None) -> int:
     if wanted is None:
         return min(CONNECTIONS, most)
     if wanted > most:
-        raise RequestError(f"{wanted} connections need more file descriptors than this process may have, which is "
-                           f"{descriptors}; raise that (ulimit -n), or give --max-connections {most}")  # fmt: skip
+        raise RequestError(
+            f"--max-connections {wanted} needs more file descriptors than this process may have: {descriptors}; "
+            f"raise that (ulimit -n), or give {most} at most"
+        )
     return wanted
 
 
@@ -90,7 +91,9 @@ class Limits:
 
     def __post_init__(self) -> None:
         """Raise RequestError for a bound that nothing fits in."""
-        given = (n for n in (self.kv_tokens, self.connections_per_address) if n is not None)
-        positive = self.body_bytes, self.seconds, self.max_itl, self.rows, self.connections, *given
-        if not (min(positive) > 0 and self.waiting >= 0):
-            raise RequestError("a limit of the server is not positive; see triforce serve --help")
+        positive = ("kv_tokens", "connections_per_address", "body_bytes", "seconds", "max_itl", "rows", "connections")
+        values = {name: getattr(self, name) for name in positive} | {"waiting": self.waiting + 1}
+        if wrong := [name for name, value in values.items() if value is not None and not value > 0]:
+            raise RequestError(
+                f"the limit {wrong[0]} of the server is {getattr(self, wrong[0])}; give a positive number"
+            )

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from triforce.errors import RequestError
 from triforce.server.errors import ApiError
 
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
 _LONGEST = 100
 """Characters of an origin that are told back."""
-
-
-def require_origins(origins: Iterable[str]) -> None:
-    """Raise RequestError unless each is the origin of pages, or `*` for all."""
-    for origin in origins:
-        if origin != "*" and not _ORIGIN.fullmatch(origin):
-            raise RequestError(
-                f"{origin!r} is no origin; give --cors-origin a scheme and a host, such as https://example.org, or *"
-            )
 
 
 class PreflightAdvice:

@@ -1,64 +1,26 @@
-"""Access to a server: checks before it starts, and three ASGI layers, of host names, API keys and body sizes."""
+"""Access to a server: three ASGI layers, of host names, API keys and body sizes. `access` checks its settings."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import hmac
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
-from ipaddress import ip_address
-from pathlib import Path
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from triforce.errors import RequestError
+from triforce.server.access import is_address
 from triforce.server.errors import ApiError
 from triforce.server.limits import Limits
 
-KEYS_VARIABLE = "TRIFORCE_API_KEYS"
-_SHORTEST_KEY = 16
 OPEN = ("/health", "/")
 """Paths that need no key: one says whether there is a server, the other is a page that says no more."""
 OPEN_BYTES = 1024
 """Largest body on an open path, as little should be kept in memory for clients without a key."""
 LINGER = 2.0
 """Seconds for which a refused body may go on."""
-
-
-def read_keys(file: str | None) -> list[str]:
-    """Return keys from a file, one a line, and from the environment, with commas between. Raises RequestError."""
-    try:
-        lines = Path(file).read_text(encoding="utf-8").splitlines() if file else []
-    except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"the key file {file} cannot be read; give a text file with one key a line") from error
-    keys = [key.strip() for key in [*lines, *os.environ.get(KEYS_VARIABLE, "").split(",")] if key.strip()]
-    if file and not keys:
-        raise RequestError(f"the key file {file} has no key in it; write one a line")
-    if any(len(key) < _SHORTEST_KEY or not key.isascii() for key in keys):
-        raise RequestError(f"a key is shorter than {_SHORTEST_KEY} characters or not ASCII; "
-                           "make one with: python -c 'import secrets; print(secrets.token_urlsafe())'")  # fmt: skip
-    return keys
-
-
-def require_key_beyond_loopback(host: str, keys: Sequence[str]) -> None:
-    """Raise RequestError if other machines could use the server without a key."""
-    loopback = host == "localhost" or (is_address(host) and ip_address(host).is_loopback)
-    if not keys and not loopback:
-        raise RequestError(
-            f"{host} is open to other machines, so a key is needed: set {KEYS_VARIABLE} or give --api-key-file, "
-            "or leave out --host to serve this machine only"
-        )
-
-
-def is_address(name: str) -> bool:
-    try:
-        ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 class HostCheck:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from triforce.bench.provenance import machine, measured, provenance
+from triforce.cli.text_files import write_text
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +27,7 @@ def write(file: str | None, report: dict[str, Any]) -> None:
     if file:
         from triforce.bench.results_file import dumps
 
-        Path(file).write_text(dumps(report), encoding="utf-8")
+        write_text(file, dumps(report))
 
 
 def show(tables: Iterable[Table]) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from triforce.backends.torch_import import import_torch
 from triforce.cli.engine_arguments import SPECULATION
 from triforce.cli.options import draft_named
+from triforce.cli.progress import loading
 from triforce.cli.sample_book import BOOK, sample_book
 from triforce.cli.text_files import read_texts
 from triforce.errors import RequestError
@@ -26,14 +27,15 @@ OWN_CODE = "triforce.py"
 
 def load(options: Namespace) -> LLM:
     """Return the engine that the arguments describe; what is not given has its default."""
-    import_torch()
-    from triforce.llm import LLM
-
     draft = draft_named(options)
     given = {
         name: getattr(options, name, None) for name in ("device", "dtype", "kv_dtype", *SPECULATION) if name != "mode"
     }
-    return LLM(options.model, draft, **{name: value for name, value in given.items() if value is not None})
+    with loading(options):
+        import_torch()
+        from triforce.llm import LLM
+
+        return LLM(options.model, draft, **{name: value for name, value in given.items() if value is not None})
 
 
 def modes(llm: LLM, given: Sequence[str] | None, usual: Iterable[str]) -> list[str]:

@@ -16,7 +16,7 @@ from triforce.cli.chat.conversation import Conversation
 from triforce.cli.chat.dialogue import Dialogue, remark
 from triforce.cli.engine_arguments import load, sampling
 from triforce.cli.sampling_text import of_chats
-from triforce.cli.text_files import decode_text, read_document
+from triforce.cli.text_files import decode_text, read_document, stdin_lines
 from triforce.distributed.group import TPGroup
 from triforce.errors import ModelError, RankError, RequestError, TriforceError
 
@@ -30,7 +30,7 @@ def chat(options: Namespace, ranks: TPGroup) -> int:
     """Run one session, whose turns share a KV cache. Rank 0 reads, decides and prints. Raises ModelError."""
     read: Any = None
     if not ranks.rank:
-        read = sampling(options), "" if options.file is None else read_document(options.file, options)
+        read = sampling(options), _document(options)
     given, document = ranks.broadcast(read)
     llm = load(options, ranks if ranks.count > 1 else None)
     params = llm.sampling_params(chat=True, **given)
@@ -49,6 +49,15 @@ def chat(options: Namespace, ranks: TPGroup) -> int:
     code = _attend(dialogue, said) if attended else _read(dialogue)
     ranks.broadcast(None)
     return code
+
+
+def _document(options: Namespace) -> str:
+    """The text to talk about; empty without one. Raises RequestError, for a file without text too."""
+    if options.file is None:
+        return ""
+    if not (document := read_document(options.file, options)):
+        raise RequestError(f"{options.file} is empty; give a document with text in it, or leave out --file")
+    return document
 
 
 def _attend(dialogue: Dialogue, banner: str) -> int:
@@ -75,7 +84,7 @@ def _attend(dialogue: Dialogue, banner: str) -> int:
 def _read(dialogue: Dialogue) -> int:
     """Each line of stdin that says something is one question. Code 2 if one of them could not be asked."""
     code = 0
-    for line in iter(sys.stdin.buffer.readline, b""):
+    for line in stdin_lines():
         try:
             if text := decode_text(line, "stdin").strip():
                 dialogue.ask(text)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from triforce.errors import RequestError
+from triforce.text_encoding import decode
 from triforce.whole_file import whole_file
 
 MARK = "triforce_chat"
@@ -55,7 +56,7 @@ class Conversation:
 def load(file: Path, advice: str = "give a file that /save wrote") -> Conversation:
     """The conversation in a file. Raises RequestError if it holds anything else."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(decode(file.read_bytes()))
     except OSError as error:
         raise RequestError(f"{file} cannot be read ({error.strerror}); {advice}") from error
     except (ValueError, RecursionError):

@@ -51,11 +51,16 @@ class Dialogue:
 
     def require(self, conversation: Conversation) -> None:
         """Raise RequestError unless the model's template can lay it out and something can be asked about it."""
+        from triforce.engine.inputs import more_context, require_size
+
+        config = self.session.llm.target.config
+        for text in (conversation.system, conversation.document):
+            require_size(text, self.tokenizer, config)
         needed = len(self._laid_out(Conversation(conversation.system, conversation.document), "?"))
         if needed >= self.context:
             raise RequestError(
                 f"the document and the system message are {needed:,} tokens, and the context is {self.context:,}; "
-                "give less, or a model with a longer context"
+                f"give less, or {more_context(config)}"
             )
         self._laid_out(conversation, "?")
 
@@ -132,7 +137,7 @@ def _statistics(output: RequestOutput, color: bool) -> str:
     line = (
         f"[prompt {output.prompt_tokens:,} tokens{read_before(output)} in {output.prefill_seconds:.2f} s; "
         f"{output.completion_tokens:,} new, {output.tokens_per_second:.1f} tokens/s, "
-        f"{passes_per_token(output):.2f} full passes per token]"
+        f"{passes_per_token(output):.2f} full passes per token; seed {output.outputs[0].seed}]"
     )
     return f"{line} {legend(output.outputs[0].tiers)}" if color else line
 

@@ -1,0 +1,36 @@
+"""Settings of a disk cache: checked before a model is loaded, and used once it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from triforce.disk_cache.folder_checks import require_usable
+from triforce.disk_cache.write_behind import DiskCache
+from triforce.distributed.group import TPGroup
+from triforce.errors import RequestError
+from triforce.interface.byte_size import size_of
+
+
+class DiskCacheSettings(NamedTuple):
+    """Place and size of a disk cache, once they are known to be right; without a folder there is none."""
+
+    folder: Path | None = None
+    size: int = 0
+    network: bool = False
+
+    @staticmethod
+    def parse(folder: str | Path | None, size: str | int, network: bool, ranks: TPGroup) -> DiskCacheSettings:
+        """Check a folder and its size in bytes; nothing is made. Raises RequestError, or CacheError."""
+        if folder is None:
+            return DiskCacheSettings()
+        if ranks.count > 1:
+            raise RequestError("a disk cache is of one process; leave out --tp and torchrun, or --disk-cache")
+        if not str(folder):
+            raise RequestError("disk_cache is an empty name; name a folder, or leave it out")
+        require_usable(Path(folder), network)
+        return DiskCacheSettings(Path(folder), size_of(size, "disk_cache_size"), network)
+
+    def open(self) -> DiskCache | None:
+        """Return the cache, in a folder that is made where there is none. Raises CacheError."""
+        return None if self.folder is None else DiskCache(self.folder, self.size, self.network)
