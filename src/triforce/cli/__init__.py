@@ -12,7 +12,7 @@ from importlib import import_module
 
 from triforce.cli.parser import parse
 from triforce.cli.progress import announce
-from triforce.errors import RankError, TriforceError, escaped
+from triforce.errors import RankError, TriforceError, as_option, escaped, wording
 
 MISTAKE = 2
 LOST = 3  # a rank that only says that another one is: `launch` looks for that one
@@ -41,11 +41,12 @@ def exit_code(command: Callable[[], int]) -> int:
         _speak_utf8()
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning  # type: ignore[assignment]
-            code = command()
+            with wording(as_option):
+                code = command()
         sys.stdout.flush()
         return code
     except TriforceError as error:
-        print(f"triforce: error: {error}", file=sys.stderr)
+        print(f"triforce: error: {error.worded(as_option)}", file=sys.stderr)
         return LOST if isinstance(error, RankError) else MISTAKE
     except KeyboardInterrupt:
         print(file=sys.stderr)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from triforce.checkpoint.tokenizer import Tokenizer
-from triforce.errors import RequestError, suggest
+from triforce.errors import RequestError, placed, suggest
+from triforce.interface.messages import Message
 from triforce.interface.sampling_params import SamplingParams
 from triforce.model.config import ModelConfig
 
@@ -32,15 +34,27 @@ class PromptSource(Protocol):
     def tokenizer(self) -> Tokenizer | None: ...
 
 
-Message = Mapping[str, Any]
-"""One turn of a conversation: role and content."""
-
-
 def one_or_many(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Return a list of prompts, whether one or several are given. Raises TypeError for anything else."""
-    given: Any = _plain(prompts)
-    several = not isinstance(given, str) and len(given) > 0 and not isinstance(given[0], Integral | float)
-    return [_plain(one) for one in given] if several else [given]
+    """Return a list of prompts, whether one or several are given, or none. Raises TypeError for anything else."""
+    given: Any = _plain(prompts, "a prompt")
+    if isinstance(given, str) or (len(given) > 0 and isinstance(given[0], Integral | float)):
+        return [given]
+    return [_plain(one, f"prompts[{i}]") for i, one in enumerate(given)]
+
+
+def one_prompt(caller: str, prompt: Prompt) -> Prompt:
+    """Return a prompt. Raises TypeError where several are given, or something else."""
+    given: Any = _plain(prompt, "a prompt")
+    if not isinstance(given, str) and any(isinstance(part, str) or _is_list(part) for part in given[:1]):
+        raise TypeError(f"{caller} takes one prompt; call it for each of these, or pass all of them to generate")
+    return cast(Prompt, given)
+
+
+@contextmanager
+def one_of(things: str, place: int, count: int) -> Iterator[None]:
+    """Have a TriforceError say which of several things it is about."""
+    with placed(f"{things}[{place}]") if count > 1 else nullcontext():
+        yield
 
 
 def params_of_each(
@@ -61,9 +75,9 @@ def params_of_each(
 
 
 def conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
-    """Return a list of conversations, whether one or several are given. Raises TypeError for anything else."""
-    given: list[Any] = [messages] if _is_conversation(messages) else list(messages) if _is_list(messages) else []
-    if not given or not all(map(_is_conversation, given)):
+    """Return a list of conversations, whether one or several are given, or none. Raises TypeError for anything else."""
+    given: list[Any] = [messages] if _is_conversation(messages) or not _is_list(messages) else list(messages)
+    if not all(map(_is_conversation, given)):
         raise TypeError('messages are a list such as [{"role": "user", "content": "Hello"}], or a list of such lists')
     return given
 
@@ -76,11 +90,16 @@ def _is_conversation(value: Any) -> bool:
     return _is_list(value) and len(value) > 0 and all(isinstance(message, Mapping) for message in value)
 
 
-def _plain(prompt: Any) -> Prompt:
+def _plain(prompt: Any, place: str) -> Prompt:
     """Return a text as it is, and a sequence, array or tensor as a list. Raises TypeError for anything else."""
     given: Prompt = prompt.tolist() if hasattr(prompt, "tolist") else prompt
-    if not isinstance(given, str) and not _is_list(given):
-        raise TypeError(f"a prompt is a {type(prompt).__name__}; pass a text, a list of token ids, or a list of those")
+    if isinstance(given, str):
+        return given
+    turns = given if _is_list(given) and len(given) else [given]
+    if all(isinstance(turn, Mapping) and "role" in turn for turn in turns):
+        raise TypeError(f"{place} is a conversation; pass it to chat")
+    if not _is_list(given):
+        raise TypeError(f"{place} is a {type(prompt).__name__}; pass a text, a list of token ids, or a list of those")
     return given
 
 
@@ -94,15 +113,20 @@ def token_ids(prompt: Prompt, target: PromptSource) -> list[int]:
         ids = list(prompt)
     if not ids:
         raise RequestError("the prompt is empty; give at least one token of text")
-    wrong = next((i for i in ids if not (isinstance(i, Integral) and 0 <= int(i) < target.config.vocab_size)), None)
-    if wrong is not None:
-        raise RequestError(f"token id {wrong!r} is not in the vocabulary of {target.config.vocab_size} tokens")
+    require_ids(ids, target.config.vocab_size)
     if len(ids) >= (context := target.config.context):
         raise RequestError(
             f"the prompt has at least {len(ids)} tokens; with room for an answer the context of {context} holds "
             f"{context - 1}. Shorten it, or use a model with a longer context"
         )
     return [int(i) for i in ids]
+
+
+def require_ids(ids: Iterable[Any], vocab_size: int) -> None:
+    """Raise RequestError for a token id that a model does not have."""
+    wrong = next((i for i in ids if not (isinstance(i, Integral) and 0 <= int(i) < vocab_size)), None)
+    if wrong is not None:
+        raise RequestError(f"token id {wrong!r} is not in the vocabulary of {vocab_size} tokens")
 
 
 def _ids(text: str, tokenizer: Tokenizer, context: int) -> list[int]:

@@ -68,6 +68,8 @@ class ModelPair:
     load_seconds: float
     name: str
     """What people call the target."""
+    draft_name: str | None
+    """What they call the draft."""
 
     @property
     def decoders(self) -> ModelSet:
@@ -147,7 +149,8 @@ def load_pair(
                 f"{names[0]} has {target.config.vocab_size} tokens and {names[1]} {drafter.config.vocab_size}; "
                 "use a draft model with the target's own tokenizer"
             )
-    return ModelPair(target, drafter, features, seconds, name)
+    draft_name = None if draft is None else model_name(draft)
+    return ModelPair(target, drafter, features, seconds, name, draft_name)
 
 
 def load(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -40,8 +40,8 @@ class Grammar:
         return self.kind == "json_schema" or (self.kind == "lark" and "%json" in self.source)
 
     @classmethod
-    def json(cls, schema: Mapping[str, Any] | bool | str | None = None) -> Self:
-        """Return the grammar of a JSON schema, given as an object or as JSON text; without one, of any JSON object.
+    def json(cls, schema: Any = None) -> Self:
+        """Return the grammar of a JSON schema: an object, JSON text, or a pydantic model; None is any JSON object.
 
         Properties come in the order in which the schema lists them. A number of 40 characters ends as soon as it may,
         and white space is indentation at most, as some models would go on for ever. Raises RequestError.
@@ -49,9 +49,16 @@ class Grammar:
         if isinstance(schema, str):
             return cls("json_schema", schema)
         try:
-            return cls("json_schema", json.dumps({"type": "object"} if schema is None else schema))
+            return cls("json_schema", json.dumps(_schema(schema)))
         except (TypeError, ValueError, RecursionError) as error:
             raise RequestError(f"the schema cannot be written as JSON ({error}); simplify it") from error
+
+    @classmethod
+    def choices(cls, texts: Sequence[str]) -> Self:
+        """Return the grammar of a text that is one of these. Raises RequestError where they are not texts."""
+        if isinstance(texts, str) or not texts or not all(isinstance(text, str) and text for text in texts):
+            raise RequestError(f'choices are a list of texts, such as ["yes", "no"], not {texts!r}')
+        return cls("lark", "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts))
 
     @classmethod
     def regex(cls, pattern: str) -> Self:
@@ -62,3 +69,11 @@ class Grammar:
     def lark(cls, grammar: str) -> Self:
         """Return a context-free grammar of texts that its rule `start` derives. Raises RequestError."""
         return cls("lark", grammar)
+
+
+def _schema(given: Any) -> Any:
+    """Return a schema as `json.dumps` takes it. A model or a type adapter of pydantic makes its own."""
+    if given is None:
+        return {"type": "object"}
+    make = getattr(given, "model_json_schema", None) or getattr(given, "json_schema", None)
+    return make() if callable(make) else given

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from typing import Any
 
@@ -31,7 +31,7 @@ def chat_defaults(named: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Parameters of sampling one request. Raises RequestError for values out of range.
+    """Parameters of sampling one request; None is the default of each. Raises RequestError for values out of range.
 
     Logits are processed in this order: repetition penalty (as in transformers: over prompt and output), presence and
     frequency penalties (as OpenAI's: over the output), logit bias, temperature, min-p, top-k, top-p. Neutral ones
@@ -45,8 +45,8 @@ class SamplingParams:
     repetition_penalty: float = 1.0  # over prompt and output; 1 is off
     presence_penalty: float = 0.0  # over the output; 0 is off
     frequency_penalty: float = 0.0  # over the output; 0 is off
-    logit_bias: Mapping[int, float] | None = None  # token id to what is added to its logit
-    seed: int | None = None  # None: one is drawn, and reported
+    logit_bias: Mapping[int, float] | None = field(default=None, hash=False)  # token id to what is added to its logit
+    seed: int | None = None  # None or -1: one is drawn, and the output tells it
     n: int = 1  # completions
     max_tokens: int = 256  # new tokens at most
     stop: Sequence[str] = ()  # texts before which the output ends; one string is accepted too
@@ -58,7 +58,13 @@ class SamplingParams:
     trace: bool = False  # report where decoding stands with each piece of a stream
 
     def __post_init__(self) -> None:
-        """Check and normalise: numbers to int and float, `stop` and `stop_token_ids` to tuples, top_k -1 to 0."""
+        """Check and normalise: None to the default, numbers to int and float, `stop` and `stop_token_ids` to tuples.
+
+        The words of other engines for nothing, top_k -1 and seed -1, become 0 and None.
+        """
+        for parameter in fields(self):
+            if getattr(self, parameter.name) is None:
+                object.__setattr__(self, parameter.name, parameter.default)
         for name, (allowed, holds) in _REALS.items():
             object.__setattr__(self, name, _real(name, getattr(self, name), allowed, holds))
         for name, (allowed, fits, optional) in _INTEGERS.items():
@@ -73,6 +79,7 @@ class SamplingParams:
             raise RequestError("ignore_eos goes on after the end of a text, and a grammar says where that is; "
                                "leave out one of them")  # fmt: skip
         object.__setattr__(self, "top_k", max(self.top_k, 0))
+        object.__setattr__(self, "seed", None if self.seed == -1 else self.seed)
         object.__setattr__(self, "stop", _stop(self.stop))
         object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
@@ -140,7 +147,7 @@ _INTEGERS: dict[str, tuple[str, Callable[[int], bool], bool]] = {  # the last: N
     "top_k": ("an integer from 1 to 2**31 - 1, or 0 or -1 (off)", lambda i: -1 <= i < 2**31, False),
     "n": (f"an integer from 1 to {MOST_CHOICES}", lambda i: 1 <= i <= MOST_CHOICES, False),
     "max_tokens": ("an integer, at least 1", lambda i: i >= 1, False),
-    "seed": ("an integer from 0 to 2**64 - 1, or None", lambda i: 0 <= i < 2**64, True),
+    "seed": ("an integer from 0 to 2**64 - 1, or None or -1 (drawn)", lambda i: -1 <= i < 2**64, True),
     "logprobs": (f"an integer from 0 to {MOST_LOGPROBS}, or None", lambda i: 0 <= i <= MOST_LOGPROBS, True),
     "prompt_logprobs": (f"an integer from 0 to {MOST_LOGPROBS}, or None", lambda i: 0 <= i <= MOST_LOGPROBS, True),
 }

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from ast import literal_eval
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -10,10 +13,13 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from triforce.errors import RequestError, TriforceError
+from triforce.errors import RequestError, TriforceError, as_option
+from triforce.interface.sampling_params import SamplingParams
 from triforce.server.engine_client import QueueFull, ReplicaLost, ShuttingDown
 
 RETRY_SECONDS = 5
+FIELDS = {field.name for field in fields(SamplingParams)} | {"messages", "mode", "prompt", "tools"}
+"""Arguments in Python that are fields of requests. The others are options of the server."""
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -69,15 +75,23 @@ def not_json(reason: str) -> ApiError:
     return ApiError(400, f"the body is not JSON: {reason}")
 
 
+def as_field(name: str, value: str | None) -> str:
+    """Return an argument as a client has it, or as the one who started the server has."""
+    if name in FIELDS:
+        return name if value is None else f"{name}: {json.dumps(literal_eval(value))}"
+    return f"the server's {as_option(name, value)}"
+
+
 def refusal_for(error: Exception) -> ApiError | None:
     """Return the refusal for an error that is the client's or was foreseen; None for a fault of the server."""
     match error:
         case ApiError():
             return error
         case RequestError():
-            return ApiError(400, str(error))
+            named = next((name for name in error.arguments if name in FIELDS), None)
+            return ApiError(400, error.worded(as_field), param=named)
         case TriforceError():  # a model that cannot be computed with, say
-            return ApiError(500, str(error), code="model")
+            return ApiError(500, error.worded(as_field), code="model")
         case QueueFull():
             return later(429, f"the queue is full: {error.waiting} requests wait in it", code="queue_full")
         case ShuttingDown():

@@ -10,14 +10,15 @@ from typing import Any, TypeVar
 
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.engine.inputs import Prompt, known, one_or_many
+from triforce.errors import RequestError
 from triforce.interface.grammar import Grammar
 from triforce.interface.sampling_params import SamplingParams, chat_defaults
 from triforce.sampling.logits import check_bias
 from triforce.server.engine_client import GenerationRequest, ServedModel
-from triforce.server.errors import wrong
+from triforce.server.errors import as_field, wrong
 from triforce.server.grammar_pool import GrammarPool
 from triforce.server.limits import ANSWER_TOKENS, APART, COMPLETION_TOKENS, Limits
-from triforce.server.messages import Message, characters, plain, turns
+from triforce.server.message_bodies import Message, characters, plain, turns
 from triforce.server.request_checks import biases, check_echo, check_fields
 from triforce.server.schemas import (
     ChatBody,
@@ -57,6 +58,8 @@ class RequestParser:
     async def completion(self, body: CompletionBody, key: str) -> list[GenerationRequest]:
         """Return one request for each prompt. Raises ApiError or RequestError."""
         prompts = one_or_many(body.prompt)
+        if not prompts:
+            raise wrong("prompt", "the prompt is empty; give at least one token of text")
         most = min(self.limits.prompts, self.limits.waiting + self.limits.rows)  # the first need not wait
         if len(prompts) > most:
             raise wrong("prompt", f"{len(prompts)} prompts; send at most {most} in one request")
@@ -124,7 +127,10 @@ class RequestParser:
         self._bound(length, field)
 
         def laid_out() -> list[int]:
-            ids = self.tokenizer.chat([plain(message) for message in messages], tools.shown if tools else None)
+            try:
+                ids = self.tokenizer.chat([plain(message) for message in messages], tools.shown if tools else None)
+            except RequestError as error:
+                raise wrong(field, error.worded(as_field)) from error
             return self.llm.encode(ids)
 
         return await self.apart(length, key, laid_out)

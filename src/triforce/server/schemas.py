@@ -11,7 +11,7 @@ from pydantic import Field
 
 from triforce.interface.grammar import Grammar
 from triforce.server.limits import ANSWER_TOKENS, COMPLETION_TOKENS
-from triforce.server.messages import InputItems, Item, Messages
+from triforce.server.message_bodies import InputItems, Item, Messages
 from triforce.server.request_base import Batches, Biases, Body, CacheFields, Ids, StopIds, Stops, Texts
 from triforce.server.tools import MOST_TOOLS, FlatTool, OneFlatTool, OneTool, Tool, ToolChoice, choose_tools
 
