@@ -21,7 +21,7 @@ from triforce.engine.request_runner import MOST_ROWS, RequestRunner, compare, op
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_group import OnPrefill
 from triforce.engine.speculative_config import SpeculativeConfig
-from triforce.errors import RequestError
+from triforce.errors import RequestError, argument
 from triforce.interface.messages import Message
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams
@@ -98,7 +98,8 @@ class LLM(LLMInputs):
             *(draft_tokens, speculative_tokens, retrieval_policy, retrieval),
             lower_tiers=lower_tiers, strict=strict, offload=offload,
         )  # fmt: skip
-        self.coupling, self.mode = known("coupling", coupling, COUPLINGS), known("mode", mode, MODES)
+        self.coupling = known(argument("coupling"), coupling, COUPLINGS)
+        self.mode = known(argument("mode"), mode, MODES)
         disk = open_disk_cache(disk_cache, disk_cache_size, disk_cache_network, ranks)
         where: dict[str, Any] = {"device": device, "dtype": dtype, "kv_dtype": kv_dtype, "context": context}
         pair = load_pair(model, draft, self.speculation, **where, ranks=ranks)
@@ -106,7 +107,6 @@ class LLM(LLMInputs):
         self.names, self.load_seconds, self.ranks = (pair.name, pair.draft_name), pair.load_seconds, ranks
         self.tokenizer, self.grammars = self.target.tokenizer, GrammarCompiler(self.target.tokenizer)
         self.sampling_defaults = self.target.files.sampling_defaults()  # those that the model's makers advise
-        self._eos = frozenset(self.tokenizer.eos_ids if self.tokenizer else self.target.files.eos_ids())
         profile = pair.profile(self.speculation)
         self.break_even = profile.break_even  # tells from which context on speculation pays, by what is known by then
         self.runner = RequestRunner(pair, self.speculation, self.coupling, pair.cost_model(profile), disk)
@@ -233,11 +233,11 @@ class LLM(LLMInputs):
         With the scope None it neither starts from cached prompts nor leaves any. compiled: the grammar of `params`,
         where that was compiled before. Raises RequestError.
         """
-        ids, mode = self.encode(prompt), known("mode", mode or self.mode, MODES)
+        ids, mode = self.encode(prompt), known(argument("mode"), mode or self.mode, MODES)
         if params.stop and self.tokenizer is None:
             raise RequestError("stop strings need a tokenizer; use stop_token_ids")
         seed = self.ranks.broadcast(secrets.randbits(32)) if params.seed is None else params.seed
-        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
+        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.end_ids)
         if params.grammar:
             compiled = compiled or self.grammars.compile(params.grammar)
         held = [compiled.follow() if compiled else None for _ in range(params.n)]

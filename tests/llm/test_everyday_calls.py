@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
+import torch
 from pydantic import BaseModel, TypeAdapter
 
 import triforce
@@ -38,12 +40,18 @@ def kept_by_json(value: Any) -> bool:
 
 
 @pytest.mark.parametrize("row", CALLS, ids=lambda row: row["call"][:80])
-def test_everyday_call_has_its_answer(llm: LLM, row: dict[str, Any]) -> None:
+def test_everyday_call_has_its_answer(pair: Path, llm: LLM, row: dict[str, Any]) -> None:
     names = {name: getattr(triforce, name) for name in triforce.__all__}
     names |= {"json": json, "Answer": Answer, "TypeAdapter": TypeAdapter, "llm": llm, "call": CALL, "scored": SCORED}
-    names |= {"text_of": text_of, "logprobs_of": logprobs_of, "kept_by_json": kept_by_json}
+    names |= {
+        "numpy": numpy,
+        "torch": torch,
+        "text_of": text_of,
+        "logprobs_of": logprobs_of,
+        "kept_by_json": kept_by_json,
+    }
     names |= {"hello": {"role": "user", "content": "hello"}, "drawn": SamplingParams(seed=-1, max_tokens=6)}
-    names |= {"short": SamplingParams(seed=5, max_tokens=6, ignore_eos=True)}
+    names |= {"short": SamplingParams(seed=5, max_tokens=6, ignore_eos=True), "target": pair / "target"}
     if "gives" in row:
         assert eval(row["call"], names) == row["gives"]
         return

@@ -191,7 +191,7 @@ def test_llm_save_cache_replaces_files_only(llm: LLM, tmp_path: Path) -> None:
 
 
 def test_llm_missing_cache_is_reported(llm: LLM) -> None:
-    with pytest.raises(CacheError, match=r"GiB.*--context"):
+    with pytest.raises(CacheError, match=r"GiB.*context"):
         PagePool(llm.target.config, 1, 2**40, torch.float32)
 
 

@@ -68,7 +68,7 @@ def params_of_each(
     for one in wanted:
         if not (one is None or isinstance(one, SamplingParams)):
             given = "SamplingParams(max_tokens=3), say"
-            raise TypeError(f"params is a {type(one).__name__}; pass {given}, a list of them, or None")
+            raise TypeError(f"params is of type {type(one).__name__}; pass {given}, a list of them, or None")
     if len(wanted) != count:
         raise RequestError(f"{count} prompts but {len(wanted)} sampling parameters; give one for each, or just one")
     return wanted
@@ -99,7 +99,9 @@ def _plain(prompt: Any, place: str) -> Prompt:
     if all(isinstance(turn, Mapping) and "role" in turn for turn in turns):
         raise TypeError(f"{place} is a conversation; pass it to chat")
     if not _is_list(given):
-        raise TypeError(f"{place} is a {type(prompt).__name__}; pass a text, a list of token ids, or a list of those")
+        raise TypeError(
+            f"{place} is of type {type(prompt).__name__}; pass a text, a list of token ids, or a list of those"
+        )
     return given
 
 
@@ -113,20 +115,25 @@ def token_ids(prompt: Prompt, target: PromptSource) -> list[int]:
         ids = list(prompt)
     if not ids:
         raise RequestError("the prompt is empty; give at least one token of text")
-    require_ids(ids, target.config.vocab_size)
+    ids = checked_ids(ids, target.config.vocab_size)
     if len(ids) >= (context := target.config.context):
         raise RequestError(
             f"the prompt has at least {len(ids)} tokens; with room for an answer the context of {context} holds "
             f"{context - 1}. Shorten it, or use a model with a longer context"
         )
-    return [int(i) for i in ids]
+    return ids
 
 
-def require_ids(ids: Iterable[Any], vocab_size: int) -> None:
-    """Raise RequestError for a token id that a model does not have."""
-    wrong = next((i for i in ids if not (isinstance(i, Integral) and 0 <= int(i) < vocab_size)), None)
-    if wrong is not None:
-        raise RequestError(f"token id {wrong!r} is not in the vocabulary of {vocab_size} tokens")
+def checked_ids(ids: Any, vocab_size: int) -> list[int]:
+    """Return token ids, one or many, as a list. Raises RequestError for one that is no token's, or TypeError."""
+    given = ids.tolist() if hasattr(ids, "tolist") else ids
+    given = [given] if isinstance(given, Integral) else given
+    if not _is_list(given):
+        raise TypeError(f"token ids are of type {type(ids).__name__}; pass a list of integers")
+    for i in given:
+        if not (isinstance(i, Integral) and not isinstance(i, bool) and 0 <= int(i) < vocab_size):
+            raise RequestError(f"token id {i!r} is not in the vocabulary of {vocab_size} tokens")
+    return [int(i) for i in given]
 
 
 def _ids(text: str, tokenizer: Tokenizer, context: int) -> list[int]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from triforce.checkpoint.tokenizer import Tokenizer
-from triforce.engine.inputs import Prompt, one_prompt, require_ids, token_ids
+from triforce.engine.inputs import Prompt, checked_ids, one_prompt, token_ids
 from triforce.engine.llm_lifetime import LLMLifetime
 from triforce.engine.model_loader import Checkpoint
 from triforce.engine.modes import DRAFTED, MODES
@@ -37,6 +38,11 @@ class LLMInputs(LLMLifetime):
         """Names of the modes that these models can run."""
         return [mode for mode in MODES if self.models.drafts or mode not in DRAFTED]
 
+    @cached_property
+    def end_ids(self) -> frozenset[int]:
+        """End-of-sequence tokens of the model."""
+        return frozenset(self.tokenizer.eos_ids if self.tokenizer else self.target.files.eos_ids())
+
     def encode(self, prompt: Prompt) -> list[int]:
         """Return the token ids of a prompt, checked. Raises RequestError."""
         return token_ids(one_prompt("encode", prompt), self.target)
@@ -51,9 +57,8 @@ class LLMInputs(LLMLifetime):
             raise RequestError(f"this model's chat template has no tools; leave out {argument('tools')} and tool_calls")
         return ids
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids, without special tokens. Raises RequestError."""
+    def decode(self, ids: int | Sequence[int]) -> str:
+        """Return the text of token ids, or of one, without special tokens. Raises RequestError, or TypeError."""
         if self.tokenizer is None:
             raise RequestError("this model has no tokenizer; its outputs are token ids")
-        require_ids(ids, self.target.config.vocab_size)
-        return self.tokenizer.decode([int(i) for i in ids])
+        return self.tokenizer.decode(checked_ids(ids, self.target.config.vocab_size))

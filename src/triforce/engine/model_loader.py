@@ -26,7 +26,7 @@ from triforce.engine.model_profile import ModelProfile
 from triforce.engine.precision import resolve_device, resolve_dtype, with_kv_dtype
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet
-from triforce.errors import ModelError, RequestError
+from triforce.errors import ModelError, RequestError, argument
 from triforce.model.config import ModelConfig
 from triforce.planner import CostModel
 from triforce.planner.cost_model import kernel_level
@@ -132,7 +132,7 @@ def load_pair(
     target = read(model, context=context, ranks=ranks)
     layers = target.config.layers
     if unknown := sorted(layer for layer in speculation.retrieval.searched_layers or () if layer >= layers):
-        raise RequestError(f"searched_layers names layer {unknown[0]}; the model's are 0 to {layers - 1}")
+        raise RequestError(f"{argument('searched_layers')} names layer {unknown[0]}; the model's are 0 to {layers - 1}")
     draft = known_draft(model, target.files.path, speculation) if draft == "auto" else draft
     drafter: Checkpoint | None = None
     features: FeatureCheckpoint | None = None

@@ -25,7 +25,7 @@ from triforce.engine.prefill_pacer import MAX_ITL
 from triforce.engine.sequence_group import OnPrefill
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import SharedKV
-from triforce.errors import CacheError, RequestError
+from triforce.errors import CacheError, RequestError, argument
 from triforce.interface.byte_size import size_of
 from triforce.interface.outputs import RequestOutput
 from triforce.kvcache import FullView, PagePool, prompt_file
@@ -78,7 +78,9 @@ class RequestRunner:
         generator cancels all requests. Raises TriforceError, and whatever `on_prefill` raises.
         """
         if self._ranks.count > 1 and (save or load):
-            raise RequestError("a saved KV cache is of one process; leave out --tp and torchrun, or the file")
+            raise RequestError(
+                f"a saved KV cache is of one process; leave out {argument('ranks')} and torchrun, or the file"
+            )
         facts = [(r.prompt, r.mode, r.sequences[0].params, r.sequences[0].seed) for r in requests]
         compare(self._ranks, "requests", facts)
         context, reach = self._models.target.config.context, self._speculation.reach
@@ -199,9 +201,11 @@ def open_disk_cache(folder: str | Path | None, size: str | int, network: bool, r
     if folder is None:
         return None
     if ranks.count > 1:
-        raise RequestError("a disk cache is of one process; leave out --tp and torchrun, or --disk-cache")
+        raise RequestError(
+            f"a disk cache is of one process; leave out {argument('ranks')} and torchrun, or {argument('disk_cache')}"
+        )
     if not str(folder):
-        raise RequestError("disk_cache is an empty name; name a folder, or leave it out")
+        raise RequestError(f"{argument('disk_cache')} is an empty name; name a folder, or leave it out")
     return DiskCache(folder, size_of(size, "disk_cache_size"), network)
 
 

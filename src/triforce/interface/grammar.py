@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_origin
 
 from triforce.errors import RequestError
 
@@ -72,8 +73,12 @@ class Grammar:
 
 
 def _schema(given: Any) -> Any:
-    """Return a schema as `json.dumps` takes it. A model or a type adapter of pydantic makes its own."""
+    """Return a schema as `json.dumps` takes it. Models and type adapters of pydantic make their own."""
     if given is None:
         return {"type": "object"}
+    if get_origin(given) and "pydantic" in sys.modules:  # list[Model], say
+        from pydantic import TypeAdapter
+
+        given = TypeAdapter(given)
     make = getattr(given, "model_json_schema", None) or getattr(given, "json_schema", None)
     return make() if callable(make) else given

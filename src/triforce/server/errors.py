@@ -79,7 +79,7 @@ def as_field(name: str, value: str | None) -> str:
     """Return an argument as a client has it, or as the one who started the server has."""
     if name in FIELDS:
         return name if value is None else f"{name}: {json.dumps(literal_eval(value))}"
-    return f"the server's {as_option(name, value)}"
+    return f"{as_option(name, value)} of the server"
 
 
 def refusal_for(error: Exception) -> ApiError | None:

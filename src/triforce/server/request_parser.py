@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.engine.inputs import Prompt, known, one_or_many
-from triforce.errors import RequestError
+from triforce.errors import RequestError, argument
 from triforce.interface.grammar import Grammar
 from triforce.interface.sampling_params import SamplingParams, chat_defaults
 from triforce.sampling.logits import check_bias
@@ -162,7 +162,7 @@ class RequestParser:
         if rows * (len(ids) + room) > most:
             raise wrong("n", f"{rows} texts of {len(ids)} + {room} tokens need room for more than the {most} tokens "
                         "that this server has; lower n or max_tokens")  # fmt: skip
-        mode = None if body.mode is None else known("mode", body.mode, self.llm.modes)
+        mode = None if body.mode is None else known(argument("mode"), body.mode, self.llm.modes)
         progress = isinstance(body, CompletionFields) and bool(body.stream and body.return_progress)
         return GenerationRequest(ids, params, mode, progress=progress)
 
