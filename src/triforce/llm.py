@@ -80,7 +80,7 @@ class LLM(LLMInputs):
         retrieval_chunk: int = PAGE,
         retrieval_policy: str = "observed",
         retrieval_refresh: str | int = 1,
-        searched_layers: str = "auto",
+        searched_layers: str | Sequence[int] = "auto",
         lower_tiers: str = "same",
         kv_offload: str = "none",
         kv_memory: str | int = "auto",

@@ -147,5 +147,5 @@ def known(what: str, name: str, table: Iterable[str]) -> str:
     """Return `name`, if it is in the table. Raises RequestError listing what is."""
     if name not in table:
         names = list(table)
-        raise RequestError(f"{what} {name!r} is not known{suggest(name, names)}; choose from {', '.join(names)}")
+        raise RequestError(f"{what} {name!r} is not known{suggest(str(name), names)}; choose from {', '.join(names)}")
     return name

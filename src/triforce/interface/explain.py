@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from triforce.errors import argument, worded
+from triforce.interface.json_values import json_value
 from triforce.interface.stats import PlanReport, PlanSegment, TierStats, plans
 
 PLAIN = "full"
@@ -46,6 +48,10 @@ class Explanation:
     timeline: list[PlanSegment]
     advice: list[str]
     report: PlanReport | None = None  # what mode auto believed when it weighed plans last
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON keeps them."""
+        return dict(json_value(self))
 
 
 def explain(

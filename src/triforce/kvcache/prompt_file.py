@@ -114,7 +114,8 @@ class SavedCache:
                 )
             self.ids: list[int] = self._file.get_tensor("ids").tolist()
         except OSError as error:
-            raise CacheError(f"cannot read the KV cache {path} ({error})") from error
+            made = f"name a file that {argument('save_cache')} has written"
+            raise CacheError(f"cannot read the KV cache {path} ({error}); {made}") from error
         except SafetensorError as error:
             raise CacheError(
                 f"{path} is damaged or no saved KV cache ({error}); make it anew with {argument('save_cache')}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
@@ -30,7 +31,7 @@ class Budget:
                 budget = Budget(share=float(text[:-1]) / 100)
             else:
                 budget = Budget(tokens=int(text))
-        except ValueError:
+        except (ValueError, TypeError):
             budget = Budget()
         if not (budget.tokens >= 2 * PAGE or 0 < budget.share <= 1):
             raise RequestError(
@@ -60,7 +61,9 @@ class RetrievalConfig:
     searched_layers: frozenset[int] | None = frozenset()
 
     @staticmethod
-    def parse(budget: str | int, chunk: int, refresh: str | int, searched_layers: str) -> RetrievalConfig:
+    def parse(
+        budget: str | int, chunk: int, refresh: str | int, searched_layers: str | Sequence[int]
+    ) -> RetrievalConfig:
         """Parse `refresh` (a number or `auto`), `searched_layers` (`auto`, `none`, `0,14-16`). Raises RequestError."""
         if not (refresh == "auto" or str(refresh).isdecimal()):
             advice = "give a number of verifications, 0 for once, or auto"
@@ -76,9 +79,10 @@ MOST_LAYERS = 1 << 16
 """More than a model has."""
 
 
-def _layers(text: str) -> frozenset[int] | None:
-    if text == "auto":
+def _layers(given: str | Sequence[int]) -> frozenset[int] | None:
+    if given == "auto":
         return None
+    text = ",".join(map(str, given)) if isinstance(given, list | tuple) else str(given)
     try:
         ends = [[int(end) for end in part.split("-")] for part in text.split(",") if text != "none"]
     except ValueError:
