@@ -14,13 +14,10 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from triforce import LLM, RequestOutput, SamplingParams, errors
+import triforce
+from triforce import LLM, SamplingParams, errors
 from triforce.cli.parser import build_parser
-from triforce.interface.grammar import Grammar
-from triforce.interface.outputs import CompletionOutput, KVMemoryUsage
-from triforce.interface.stats import PlanSegment, TierStats
 from triforce.server import schemas
-from triforce.session import Session
 
 BODIES = {
     "/v1/completions": schemas.CompletionBody,
@@ -66,10 +63,10 @@ def _flags(action: argparse.Action) -> str:
 
 
 def python() -> str:
-    """Return the classes that callers meet, as sections."""
-    parts = [_class(LLM, parameters=True), _fields(SamplingParams), _class(Grammar), _fields(RequestOutput)]
-    parts += [_fields(each) for each in (CompletionOutput, TierStats, PlanSegment, KVMemoryUsage)]
-    return "\n\n".join([*parts, _class(Session)])
+    """Return the classes that `triforce` exports, as sections. Errors have a page of their own."""
+    kinds = [getattr(triforce, name) for name in triforce._HOMES]
+    shown = [kind for kind in kinds if not issubclass(kind, errors.TriforceError)]
+    return "\n\n".join(_class(kind, parameters=kind is LLM) for kind in shown)
 
 
 def _class(kind: type, *, parameters: bool = False) -> str:
@@ -80,11 +77,18 @@ def _class(kind: type, *, parameters: bool = False) -> str:
         parts.insert(
             1, "```text\n" + fill(f"{kind.__name__}({', '.join(given)})", 100, subsequent_indent="    ") + "\n```"
         )
-    members = {name: member for base in kind.__mro__[:-1] for name, member in vars(base).items()}
+    if known := _fields(kind):
+        parts.append(_field_table(kind, known))
+    members = {name: member for base in kind.__mro__ for name, member in vars(base).items() if _is_ours(base)}
     for name, member in members.items():
-        if not name.startswith("_") and (callable(member) or isinstance(member, classmethod | staticmethod | property)):
+        method = callable(member) or isinstance(member, classmethod | staticmethod | property)
+        if method and not name.startswith("_") and name not in known:
             parts += _member(kind, name)
     return "\n\n".join(parts)
+
+
+def _is_ours(kind: type) -> bool:
+    return kind.__module__.startswith("triforce.")
 
 
 def _value(default: object) -> str:
@@ -117,20 +121,22 @@ def _row(names: str, meaning: str) -> list[str]:
     return [", ".join(map(code, names.split(", "))), cell(meaning)]
 
 
-def _fields(kind: type) -> str:
-    """Return a dataclass as a table: its comments and docstrings say what fields mean."""
-    assert is_dataclass(kind)
+def _fields(kind: type) -> dict[str, tuple[Any, Any]]:
+    """Return the fields of a dataclass or a named tuple: the type of each, and its default."""
+    if is_dataclass(kind):
+        return {field.name: (field.type, field.default) for field in fields(kind)}
+    names: tuple[str, ...] = getattr(kind, "_fields", ())
+    return {name: (kind.__annotations__[name], kind._field_defaults.get(name, MISSING)) for name in names}
+
+
+def _field_table(kind: type, known: dict[str, tuple[Any, Any]]) -> str:
+    """Return fields as a table: their comments and docstrings say what they mean."""
     notes, rows = _notes(kind), [["field", "type", "default", "meaning"]]
-    for field in fields(kind):
-        default = "" if field.default is MISSING else code(repr(field.default))
-        kind_ = field.type.__name__ if type(field.type) is type else str(field.type)
-        rows.append([code(field.name), code(cell(_plain(kind_))), default, cell(notes.get(field.name, ""))])
-    parts = [f"## {kind.__name__}", *_said(kind, ("field", "meaning")), table(rows)]
-    known = {field.name for field in fields(kind)}
-    for name, member in vars(kind).items():
-        if not name.startswith("_") and name not in known and (callable(member) or isinstance(member, property)):
-            parts += _member(kind, name)
-    return "\n\n".join(parts)
+    for name, (type_, default) in known.items():
+        shown = "" if default is MISSING else code(repr(default))
+        kind_ = type_.__name__ if type(type_) is type else getattr(type_, "__forward_arg__", str(type_))
+        rows.append([code(name), code(cell(_plain(kind_))), shown, cell(notes.get(name, ""))])
+    return table(rows)
 
 
 def _notes(kind: type) -> dict[str, str]:

@@ -6,22 +6,70 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from triforce.engine.output_stream import OutputChunk
+    from triforce.errors import CacheError, ModelError, RankError, RequestError, TriforceError
+    from triforce.interface.explain import Explanation, TierReport
     from triforce.interface.grammar import Grammar
-    from triforce.interface.outputs import RequestOutput
+    from triforce.interface.outputs import (
+        CompletionOutput,
+        DecodingSnapshot,
+        Interruption,
+        KVMemoryUsage,
+        Logprob,
+        RequestOutput,
+        TokenLogprobs,
+    )
     from triforce.interface.sampling_params import SamplingParams
+    from triforce.interface.stats import PlanReport, PlanSegment, TierBelief, TierStats, WeighedPlan
     from triforce.llm import LLM
+    from triforce.session import Session
 
 __version__ = "0.1.0"
 
 # Loaded when first used: torch takes a second to import, and `triforce --help` needs none of it.
-_HOMES = {
-    "Grammar": "triforce.interface.grammar",
-    "LLM": "triforce.llm",
-    "RequestOutput": "triforce.interface.outputs",
-    "SamplingParams": "triforce.interface.sampling_params",
+_NAMES = {
+    "triforce.llm": ["LLM"],
+    "triforce.session": ["Session"],
+    "triforce.interface.sampling_params": ["SamplingParams"],
+    "triforce.interface.grammar": ["Grammar"],
+    "triforce.engine.output_stream": ["OutputChunk"],
+    "triforce.interface.outputs": [
+        *("RequestOutput", "CompletionOutput", "Logprob", "TokenLogprobs", "KVMemoryUsage", "DecodingSnapshot"),
+        "Interruption",
+    ],
+    "triforce.interface.stats": ["TierStats", "PlanSegment", "PlanReport", "TierBelief", "WeighedPlan"],
+    "triforce.interface.explain": ["Explanation", "TierReport"],
+    "triforce.errors": ["TriforceError", "ModelError", "RequestError", "CacheError", "RankError"],
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
-__all__ = ["LLM", "Grammar", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "CacheError",
+    "CompletionOutput",
+    "DecodingSnapshot",
+    "Explanation",
+    "Grammar",
+    "Interruption",
+    "KVMemoryUsage",
+    "Logprob",
+    "ModelError",
+    "OutputChunk",
+    "PlanReport",
+    "PlanSegment",
+    "RankError",
+    "RequestError",
+    "RequestOutput",
+    "SamplingParams",
+    "Session",
+    "TierBelief",
+    "TierReport",
+    "TierStats",
+    "TokenLogprobs",
+    "TriforceError",
+    "WeighedPlan",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> object:

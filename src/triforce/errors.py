@@ -1,14 +1,62 @@
-"""Mistakes that a user can put right. The command line prints the text of any of these and exits with code 2."""
+"""Mistakes that a user can put right. The command line prints the text of any of these and exits with code 2.
+
+An error is raised once, and names an argument by `argument`; the door that its user came through says how the user
+writes that: `context=64` in Python, `--context 64` on the command line.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from unicodedata import category
 
 LONGEST = 900
 """Characters of the longest message. Its end says what to do, so that the middle is left out of longer ones."""
 UNPRINTABLE = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 """Categories of characters that a terminal may obey, or not show."""
+Wording = Callable[[str, str | None], str]
+"""How users write an argument, given its name in Python, and perhaps the `repr` of a value."""
+OPTIONS = {"grammar": "--json-schema", "ranks": "--tp", "stop_token_ids": "--stop-token-id"}
+"""Options whose names are not those of the arguments."""
+_ARGUMENT = re.compile("\x02(\\w+)(?:=([^\x03]*))?\x03")
+
+
+def argument(name: str, *value: object) -> str:
+    """Return an argument of `LLM`, its methods or `SamplingParams`, perhaps with a value, to stand in an error."""
+    return f"\x02{name}{''.join(f'={one!r}' for one in value)}\x03"
+
+
+def as_keyword(name: str, value: str | None) -> str:
+    """Return an argument as Python has it."""
+    return name if value is None else f"{name}={value}"
+
+
+def as_option(name: str, value: str | None) -> str:
+    """Return an argument as the command line has it."""
+    flag = OPTIONS.get(name) or f"--{name.replace('_', '-')}"
+    shown = {None: "", "True": "", "None": " none"}
+    return flag + shown.get(value, f" {value}".replace("'", ""))
+
+
+_wording: Wording = as_keyword
+
+
+@contextmanager
+def wording(words: Wording) -> Iterator[None]:
+    """Have arguments in texts of errors written in these words, in the whole process."""
+    global _wording
+    before, _wording = _wording, words
+    try:
+        yield
+    finally:
+        _wording = before
+
+
+def worded(text: str, words: Wording | None = None) -> str:
+    """Return a text with its arguments in these words; None are those of the process."""
+    words = words or _wording
+    return _ARGUMENT.sub(lambda match: words(match[1], match[2]), text)
 
 
 def escaped(text: str) -> str:
@@ -27,7 +75,16 @@ class TriforceError(Exception):
     """A user's mistake. The text says what is wrong and what to do about it, on one line (see `escaped`)."""
 
     def __str__(self) -> str:
-        return escaped(super().__str__())
+        return self.worded()
+
+    def worded(self, words: Wording | None = None) -> str:
+        """Return the text with its arguments in these words; None are those of the process."""
+        return escaped(worded(super().__str__(), words))
+
+    @property
+    def arguments(self) -> list[str]:
+        """Names of the arguments in the text."""
+        return [match[1] for match in _ARGUMENT.finditer(super().__str__())]
 
 
 class ModelError(TriforceError):
@@ -52,6 +109,16 @@ class CacheWarning(RuntimeWarning):
 
 class RankError(TriforceError):
     """Processes that share a model have lost one of them, or do not agree."""
+
+
+@contextmanager
+def placed(place: str) -> Iterator[None]:
+    """Have a TriforceError begin with its place among several things."""
+    try:
+        yield
+    except TriforceError as error:
+        error.args = (f"{place}: {error.args[0]}",)
+        raise
 
 
 def suggest(typed: str, names: Iterable[str]) -> str:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from triforce.backends.kernel_api import pages_for
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.engine import inputs
+from triforce.engine.collected_outputs import collected
 from triforce.engine.disk_cache_settings import DiskCacheSettings
 from triforce.engine.engine import Engine, Request
-from triforce.engine.inputs import Message, Prompt, conversations, known, one_or_many, params_of_each
-from triforce.engine.llm_lifetime import LLMLifetime
+from triforce.engine.inputs import Prompt, conversations, known, one_of, one_or_many, one_prompt, params_of_each
+from triforce.engine.llm_inputs import LLMInputs
 from triforce.engine.model_loader import load_pair
-from triforce.engine.modes import COUPLINGS, DRAFTED, MODES
+from triforce.engine.modes import COUPLINGS, MODES
 from triforce.engine.output_stream import OutputChunk, OutputStream
 from triforce.engine.request_runner import RequestRunner, compare
 from triforce.engine.scheduling_limits import MAX_ITL, MOST_ROWS
@@ -22,8 +23,10 @@ from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_group import OnPrefill
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.text_fingerprint import text_fingerprint
+from triforce.errors import argument
+from triforce.interface.messages import Message
 from triforce.interface.outputs import RequestOutput
-from triforce.interface.sampling_params import SamplingParams, chat_defaults, drawn_seed
+from triforce.interface.sampling_params import SamplingParams, drawn_seed
 from triforce.kvcache import PAGE, FullView, OffloadConfig, RetrievalConfig
 from triforce.structured_output.compiler import CompiledGrammar, GrammarCompiler
 
@@ -31,7 +34,7 @@ TURN = 256
 """Steps after which a text, of some hundred tokens or a thousand by then, makes room for those that wait."""
 
 
-class LLM(LLMLifetime):
+class LLM(LLMInputs):
     """A target model, perhaps a draft, and how to speculate.
 
     - model: a Hugging Face folder or hub name; None is the shipped pair.
@@ -79,7 +82,7 @@ class LLM(LLMLifetime):
         retrieval_chunk: int = PAGE,
         retrieval_policy: str = "observed",
         retrieval_refresh: str | int = 1,
-        searched_layers: str = "auto",
+        searched_layers: str | Sequence[int] = "auto",
         lower_tiers: str = "same",
         kv_offload: str = "none",
         kv_memory: str | int = "auto",
@@ -95,21 +98,28 @@ class LLM(LLMLifetime):
         offload = OffloadConfig.parse(kv_offload, kv_memory, kv_resident_layers)
         given = draft_tokens, speculative_tokens, retrieval_policy, retrieval
         self.speculation = SpeculativeConfig(*given, lower_tiers=lower_tiers, strict=strict, offload=offload)
-        self.coupling, self.mode = known("coupling", coupling, COUPLINGS), known("mode", mode, MODES)
+        self.coupling = known(argument("coupling"), coupling, COUPLINGS)
+        self.mode = known(argument("mode"), mode, MODES)
         disk = DiskCacheSettings.parse(disk_cache, disk_cache_size, disk_cache_network, ranks)
-        where = {"device": device, "dtype": dtype, "kv_dtype": kv_dtype}
-        pair = load_pair(model, draft, self.speculation, **where, context=context, ranks=ranks)
+        where: dict[str, Any] = {"device": device, "dtype": dtype, "kv_dtype": kv_dtype, "context": context}
+        pair = load_pair(model, draft, self.speculation, **where, ranks=ranks)
         self.target, self.draft, self.features, self.models = pair.target, pair.draft, pair.features, pair.decoders
-        self.load_seconds, self.ranks, self.tokenizer = pair.load_seconds, ranks, self.target.tokenizer
+        self.names, self.load_seconds, self.ranks = (pair.name, pair.draft_name), pair.load_seconds, ranks
+        self.tokenizer, self.grammars = self.target.tokenizer, GrammarCompiler(self.target.tokenizer)
         self.sampling_defaults = self.target.files.sampling_defaults()  # those that the model's makers advise
-        self._eos = frozenset(self.tokenizer.eos_ids if self.tokenizer else self.target.files.eos_ids())
-        self.grammars = GrammarCompiler(self.tokenizer)
         self.fingerprint = text_fingerprint(pair, self.speculation, self.coupling, self.mode)
         profile = pair.profile(self.speculation)
         self.break_even = profile.break_even  # tells from which context on speculation pays, by what is known by then
         self.runner = RequestRunner(pair, self.speculation, self.coupling, pair.cost_model(profile), disk.open())
         ranks.barrier()
         compare(ranks, "models, settings or kernels", (*pair.facts, self.speculation, self.coupling, self.mode))
+
+    def __repr__(self) -> str:
+        if self._over:
+            return f"<{self._over}>"
+        (model, draft), device = self.names, str(self.target.decoder.device)
+        context = self.target.config.context
+        return f"LLM({model=}, {draft=}, mode={self.mode!r}, {device=}, {context=})"
 
     def generate(
         self,
@@ -120,38 +130,51 @@ class LLM(LLMLifetime):
         save_cache: str | Path | None = None,
         load_cache: str | Path | None = None,
         on_prefill: OnPrefill | None = None,
+        use_tqdm: bool | None = None,
     ) -> list[RequestOutput]:
         """Continue one prompt or several (text or token ids), each with its own parameters or all with the same ones.
 
         params: None is `sampling_params()`, as the model's makers advise. save_cache: a file for the KV of the first
         prompt. load_cache: such a file, which every prompt starts from as far as they begin alike. on_prefill: called
-        with the prompt tokens read so far, and their total. Beginnings that prompts share with those of the last call
-        are not read again. Returns an output for each prompt. Raises TriforceError, or TypeError.
+        with the prompt tokens read so far, and their total. use_tqdm: whether a bar counts the prompts; None: where
+        there are several, on a terminal or in a notebook. Beginnings that prompts share with those of the last call
+        are not read again. Returns an output for each prompt. Raises TriforceError, TypeError, or Interruption, which
+        has the outputs that are done.
         """
         several = one_or_many(prompts)
         wanted = params_of_each(params, len(several))
         params = [each or self.sampling_params() for each in wanted]
-        requests = [self.request(prompt, each, mode) for prompt, each in zip(several, params, strict=True)]
-        events = self.runner.run(requests, on_prefill, save_cache, load_cache)
-        outputs = {request: event for request, event in events if isinstance(event, RequestOutput)}
-        return [outputs[request] for request in requests]
+        requests = []
+        for i, (prompt, each) in enumerate(zip(several, params, strict=True)):
+            with one_of("prompts", i, len(several)):
+                requests.append(self.request(prompt, each, mode))
+        if not requests:
+            return []
+        return collected(requests, self.runner.run(requests, on_prefill, save_cache, load_cache), use_tqdm)
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         mode: str | None = None,
         on_prefill: OnPrefill | None = None,
+        use_tqdm: bool | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or several, each a list of `{"role": ..., "content": ...}`.
 
-        The model's chat template lays them out, and params None is `sampling_params(chat=True)`; the rest is as in
-        `generate`. Returns an output for each conversation. Raises TriforceError, or TypeError.
+        They are read as the server reads them: content may be parts of text, turns may have `tool_calls` or be those of
+        a tool. The model's chat template lays them out, with the tools that it may call, and params None is
+        `sampling_params(chat=True)`; the rest is as in `generate`. Returns an output for each conversation. Raises
+        TriforceError, TypeError, or Interruption.
         """
-        prompts = [self.encode_chat(each) for each in conversations(messages)]
+        prompts, several = list[list[int]](), conversations(messages)
+        for i, conversation in enumerate(several):
+            with one_of("conversations", i, len(several)):
+                prompts.append(self.encode_chat(conversation, tools))
         wanted = [each or self.sampling_params(chat=True) for each in params_of_each(params, len(prompts))]
-        return self.generate(prompts, wanted, mode=mode, on_prefill=on_prefill)
+        return self.generate(prompts, wanted, mode=mode, on_prefill=on_prefill, use_tqdm=use_tqdm)
 
     def stream(
         self,
@@ -166,34 +189,14 @@ class LLM(LLMLifetime):
     ) -> Generator[OutputChunk | RequestOutput, None, None]:
         """Continue one prompt. Yields pieces of text as they are ready, and at last the whole output.
 
+        `"".join(map(str, llm.stream(prompt)))` is the text: the `str` of a piece is its text, that of the output empty.
         memory: a view of the target's KV to go on with (see `session`), for n = 1. Closing the generator, or an error
         from `on_prefill`, ends the text at once and frees its KV. Raises TriforceError, or TypeError.
         """
         (wanted,) = params_of_each([params], 1)
-        request = self.request(prompt, wanted or self.sampling_params(), mode)
+        request = self.request(one_prompt("stream", prompt), wanted or self.sampling_params(), mode)
         for _, event in self.runner.run([request], on_prefill, save_cache, load_cache, memory):
             yield event
-
-    def sampling_params(self, *, chat: bool = False, **given: Any) -> SamplingParams:
-        """Return `SamplingParams` with these values, and of the others those that the model's files name.
-
-        chat: where these name none, they are temperature 0.8, top_k 40, top_p 0.95, min_p 0.05. Raises RequestError.
-        """
-        defaults = chat_defaults(self.sampling_defaults) if chat else self.sampling_defaults
-        return SamplingParams(**(defaults | given))
-
-    @property
-    def modes(self) -> list[str]:
-        """Names of the modes that these models can run."""
-        return [mode for mode in MODES if self.models.drafts or mode not in DRAFTED]
-
-    def encode(self, prompt: Prompt) -> list[int]:
-        """Return the token ids of a prompt, checked. Raises RequestError."""
-        return inputs.token_ids(prompt, self.target)
-
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """Return the token ids of a conversation that awaits its answer. Raises RequestError."""
-        return inputs.chat_ids(messages, self.target)
 
     def reset_prefix_cache(self) -> None:
         """Forget the prompts that `generate` and `stream` have read, and give back their memory."""
@@ -231,12 +234,13 @@ class LLM(LLMLifetime):
         With the scope None it neither starts from cached prompts nor leaves any. compiled: the grammar of `params`,
         where that was compiled before. Raises RequestError.
         """
-        ids, mode = self.encode(prompt), known("mode", mode or self.mode, MODES)
+        ids, mode = self.encode(prompt), known(argument("mode"), mode or self.mode, MODES)
         inputs.require_stops(params, self.target)
         seed = self.ranks.broadcast(drawn_seed()) if params.seed is None else params.seed
-        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
+        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.end_ids)
         if params.grammar:
             compiled = compiled or self.grammars.compile(params.grammar)
         held = [compiled.follow() if compiled else None for _ in range(params.n)]
         sequences = [TokenSequence(ids, params, seed, i, stop_ids, scope, one) for i, one in enumerate(held)]
-        return Request(ids, [OutputStream(sequence, self.tokenizer) for sequence in sequences], mode, self.coupling)
+        streams = [OutputStream(sequence, self.tokenizer) for sequence in sequences]
+        return Request(ids, streams, mode, self.coupling, text=prompt if isinstance(prompt, str) else None)

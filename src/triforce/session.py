@@ -36,13 +36,22 @@ class Session:
         self._seen: list[int] = []
         self._mark = WindowMark(pool)
 
+    def __repr__(self) -> str:
+        return f"Session({self.llm!r})"
+
     def ask(
-        self, conversation: str | Sequence[int], params: SamplingParams, on_prefill: OnPrefill | None = None
+        self,
+        conversation: str | Sequence[int],
+        params: SamplingParams | None = None,
+        on_prefill: OnPrefill | None = None,
     ) -> Generator[OutputChunk | RequestOutput, None, None]:
         """Continue the whole conversation so far. Yields what `LLM.stream` does; n must be 1. One answer at a time.
 
+        params: None is `LLM.sampling_params()`.
+
         After an answer that was given up half-way the session is in order for the next one. Raises TriforceError.
         """
+        params = params or self.llm.sampling_params()
         if params.n != 1:
             raise RequestError(f"a session gives one answer at a time, not n = {params.n}; use LLM.generate")
         ids = self.llm.encode(conversation)

@@ -103,7 +103,7 @@ TALKS: list[list[dict[str, Any]]] = [
     [
         {"role": "system", "content": " be brief "},
         {"role": "user", "content": "東京?"},
-        {"role": "assistant", "content": None, "tool_calls": CALL},
+        {"role": "assistant", "content": "", "tool_calls": CALL},
         {"role": "tool", "content": "12", "tool_call_id": "a"},
         {"role": "assistant", "content": "it is 12", "tool_calls": None},
         {"role": "user", "content": "thanks"},
@@ -208,4 +208,4 @@ def test_template_sandbox_blocks_escapes(tmp_path: Path, template: str) -> None:
 def test_template_errors_are_plain(tmp_path: Path) -> None:
     byte_level(tmp_path, chat_template="{{ messages[0].content.read() }}")
     with pytest.raises(RequestError, match="not JSON serializable"):
-        Tokenizer.load(tmp_path).chat([{"role": "user", "content": AddedToken("x")}])
+        Tokenizer.load(tmp_path).chat([{"role": "user", "content": "x", "name": AddedToken("x")}])

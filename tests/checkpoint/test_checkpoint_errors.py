@@ -96,13 +96,17 @@ def test_config_qwen_windows_are_of_upper_layers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("context", [129, 0, -1])
 def test_context_beyond_model_raises(folder: Path, context: int) -> None:
-    refuses(folder, f"context = {context}, but this model has 128 positions: use --context 128", context=context)
+    refuses(
+        folder,
+        f"context={context} cannot be had: this model has 128 positions; use context=128 or less",
+        context=context,
+    )
 
 
 def test_device_or_dtype_unknown_raises(folder: Path) -> None:
-    refuses(folder, "device 'abacus' cannot be used here; use --device cpu", device="abacus")
-    refuses(folder, "dtype 'int3' is not supported; use one of auto, float32", dtype="int3")
-    refuses(folder, "dtype 'torch.int64' is not supported", dtype=torch.int64)
+    refuses(folder, "device='abacus' cannot be used here; use device='cpu'", device="abacus")
+    refuses(folder, "dtype='int3' is not supported; use one of auto, float32", dtype="int3")
+    refuses(folder, "dtype='torch.int64' is not supported", dtype=torch.int64)
 
 
 def change(folder: Path, name: str, make: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
@@ -126,7 +130,7 @@ def test_tensors_missing_or_misshapen_raise(folder: Path) -> None:
     change(folder, Q, lambda t: poison(t, -torch.inf))
     refuses(folder, f"tensor {Q} holds NaN or Inf")
     change(folder, Q, lambda t: poison(t, 1e6))
-    refuses(folder, f"tensor {Q} holds NaN or Inf in torch.float16.*change --dtype", dtype="float16")
+    refuses(folder, f"tensor {Q} holds NaN or Inf in torch.float16.*change dtype", dtype="float16")
     change(folder, Q, lambda t: t[:-1].clone())
     refuses(folder, rf"tensor {Q} has shape \[63, 64\], but the config asks for \[64, 64\]")
     change(folder, Q, lambda t: torch.ones(64, 64, dtype=torch.int8))

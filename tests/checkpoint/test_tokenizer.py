@@ -207,7 +207,7 @@ def test_chat_template_encodes_turns() -> None:
     tokenizer = ours(tiny_tokenizer(chat_template=TEMPLATE))
     messages = [{"role": "user", "content": "hat"}]
     assert tokenizer.chat(messages) == tokenizer.encode("<s>user: hat</s>bot:", add_special=False)
-    with pytest.raises(RequestError, match="has no chat template; use `triforce generate`"):
+    with pytest.raises(RequestError, match="has no chat template; give a text to generate"):
         BYTES.chat(messages)
     picky = ours(tiny_tokenizer(chat_template="{{ raise_exception('only users') }}"))
     with pytest.raises(RequestError, match="only users"):

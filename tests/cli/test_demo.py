@@ -115,7 +115,7 @@ def test_demo_mistake_is_refused_before_anything_is_fetched(
 ) -> None:
     monkeypatch.setattr("triforce.cli.demo.find", lambda _: pytest.fail("it was looked for"))
     assert main(["demo", "--max-tokens", "0"]) == 2 and not model.asked
-    assert capsys.readouterr().err == "triforce: error: max_tokens must be an integer, at least 1, not 0\n"
+    assert capsys.readouterr().err == "triforce: error: --max-tokens must be an integer, at least 1, not 0\n"
 
 
 @pytest.mark.usefixtures("model")

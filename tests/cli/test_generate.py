@@ -152,7 +152,9 @@ def test_generate_json_of_several_has_logprobs(capsys: pytest.CaptureFixture[str
     assert list(result) == [*JSON_KEYS, "choices", "logprobs"]
     assert [choice["index"] for choice in result["choices"]] == [0, 1]
     assert result["completion_tokens"] == 10
-    assert result["logprobs"] == [{"token_id": 1, "logprob": -0.5, "top": [{"token_id": 2, "logprob": None}]}]
+    assert result["logprobs"] == [
+        {"token_id": 1, "logprob": -0.5, "text": "h", "top": [{"token_id": 2, "logprob": None, "text": "j"}]}
+    ]
 
 
 @pytest.mark.usefixtures("llm")

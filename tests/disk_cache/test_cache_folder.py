@@ -104,7 +104,7 @@ def test_foreign_owner_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("kind", ["nfs4", "cifs", "smb3", "fuse.sshfs", "fuseblk"])
 def test_network_file_system_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setattr(module, "file_system", lambda descriptor: kind)
-    with pytest.raises(CacheError, match=f"{kind}.*--disk-cache-network"):
+    with pytest.raises(CacheError, match=f"{kind}.*disk_cache_network=True"):
         CacheFolder(tmp_path / "cache")
     CacheFolder(tmp_path / "cache", network=True).close()
 

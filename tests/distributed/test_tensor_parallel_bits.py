@@ -140,5 +140,5 @@ def test_rank_holds_only_its_shard(folder: Path) -> None:
 
 @pytest.mark.parametrize("count", [5, 7])
 def test_heads_not_divisible_by_ranks_raise(folder: Path, count: int) -> None:
-    with pytest.raises(RequestError, match=r"KV heads cannot be shared evenly by . processes; use --tp 1 or 2"):
+    with pytest.raises(RequestError, match=r"KV heads cannot be shared evenly by . processes; use ranks 1 or 2"):
         together(count, lambda ranks: load(folder, device="cpu", ranks=ranks))

@@ -135,5 +135,5 @@ def test_ranks_know_what_target_a_draft_was_trained_for(features: Path, tmp_path
 
 
 def test_offloaded_kv_of_drafting_ranks_is_refused(features: Path) -> None:
-    with pytest.raises(RequestError, match="reads hidden states, which cannot be had with --kv-offload"):
+    with pytest.raises(RequestError, match="reads hidden states, which cannot be had with kv_offload='"):
         together(2, lambda ranks: texts(features, ranks, "draft", kv_offload="host"))

@@ -186,7 +186,7 @@ def test_out_of_memory_prefill_fails_alone(folder: Path, monkeypatch: pytest.Mon
     ended = dict[Request, Any]()
     while texts.busy:
         ended |= {one: event for one, event in texts.step() if isinstance(event, RequestOutput | Exception)}
-    assert isinstance(ended[large], CacheError) and "--kv-offload host" in str(ended[large])
+    assert isinstance(ended[large], CacheError) and "kv_offload='host'" in str(ended[large])
     check_same(ended[small].outputs, wanted)
     check_empty(texts)
 

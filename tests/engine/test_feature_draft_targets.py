@@ -29,7 +29,7 @@ torch.set_num_threads(1)
 
 @pytest.mark.parametrize("kind", ["file", "host"])
 def test_offloaded_kv_is_refused_by_name(kind: str, features: Path) -> None:
-    with pytest.raises(RequestError, match="draft reads hidden states, which cannot be had with --kv-offload"):
+    with pytest.raises(RequestError, match="draft reads hidden states, which cannot be had with kv_offload='"):
         LLM(features / "target", features / "draft", kv_offload=kind)
 
 

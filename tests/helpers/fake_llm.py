@@ -81,7 +81,11 @@ class FakeLLM:
         type(self).called = {"prompt": text, "params": params} | settings
         if self.fault:
             raise self.fault
-        logprobs = [TokenLogprobs(Logprob(1, -0.5), (Logprob(2, -math.inf),))] if params.logprobs is not None else None
+        logprobs = (
+            [TokenLogprobs(Logprob(1, -0.5, "h"), (Logprob(2, -math.inf, "j"),))]
+            if params.logprobs is not None
+            else None
+        )
         return [answer("héllo", params.n, logprobs=logprobs)]
 
     def stream(self, prompt: list[int], params: SamplingParams, **settings: Any) -> Iterator[Piece | RequestOutput]:

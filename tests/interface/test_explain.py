@@ -50,7 +50,7 @@ ADVICE = {
     "guesses that do not pay": (dict(mode="auto", timeline=stretches(60, 2)), "plain decoding is best"),
     "a mode that loses": (dict(seconds=(0.5, 2.0)), "slower than plain decoding, which would give 200 tokens/s"),
     "a narrow budget": (dict(tiers=[DRAFT, NARROW, FULL]), "a larger budget would have more accepted"),
-    "a low gamma": (dict(tiers=[DRAFT, CERTAIN, FULL]), "a larger --speculative-tokens"),
+    "a low gamma": (dict(tiers=[DRAFT, CERTAIN, FULL]), "a larger speculative_tokens"),
     "a poor draft": (dict(tiers=[POOR_DRAFT, RETRIEVAL, FULL]), "25% is accepted"),
     "a loop": (dict(tiers=[COPIES, RETRIEVAL, FULL]), "repeats itself: 180 tokens"),
     "a long prompt, a short answer": (dict(seconds=(30.0, 0.3)), "99% of the time went into reading"),
@@ -73,7 +73,7 @@ def chose(*budgets: int) -> list[str]:
 def test_explain_weighed_budget_is_not_advised() -> None:
     assert chose(2048) == chose(2048, 1024) == chose(2048, 4096, 2048) == []
     (line,) = chose(2048, 4096)
-    assert "--retrieval-budget 8192" in line and "4,096 is the most" in line
+    assert "retrieval_budget 8192" in line and "4,096 is the most" in line
 
 
 @pytest.mark.parametrize(("given", "words"), ADVICE.values(), ids=ADVICE)

@@ -71,7 +71,7 @@ def test_llm_prompts_as_text_lists_arrays_and_tensors(llm: LLM) -> None:
     assert len(llm.generate(["the cat", "the hat"], [params(), None])) == 2
 
 
-@pytest.mark.parametrize("prompt", ["", [], [1, 2, 300], [-1], [1.5], [1] * 512])
+@pytest.mark.parametrize("prompt", ["", [[]], [1, 2, 300], [-1], [1.5], [1] * 512])
 def test_llm_bad_prompts_raise(llm: LLM, prompt: object) -> None:
     with pytest.raises(RequestError):
         llm.generate(prompt, params())  # type: ignore[arg-type]
@@ -191,7 +191,7 @@ def test_llm_save_cache_replaces_files_only(llm: LLM, tmp_path: Path) -> None:
 
 
 def test_llm_missing_cache_is_reported(llm: LLM) -> None:
-    with pytest.raises(CacheError, match=r"GiB.*--context"):
+    with pytest.raises(CacheError, match=r"GiB.*context"):
         PagePool(llm.target.config, 1, 2**40, torch.float32)
 
 

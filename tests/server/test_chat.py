@@ -11,6 +11,7 @@ from starlette.types import ASGIApp
 
 from tests.helpers.asgi_client import SAMPLED, ask, events, good, refused
 from triforce.checkpoint.hub import SHIPPED
+from triforce.errors import RequestError
 from triforce.interface.outputs import RequestOutput
 from triforce.llm import LLM
 from triforce.server.app import create_app
@@ -139,3 +140,30 @@ def test_chat_usage_reports_cached_tokens(app: ASGIApp) -> None:
     first, second = (good(ask(app, CHAT, body))["usage"] for _ in range(2))
     assert first["prompt_tokens_details"] == {"cached_tokens": 0}
     assert 0 < second["prompt_tokens_details"]["cached_tokens"] < second["prompt_tokens"]
+
+
+CALL = {"id": "a", "type": "function", "function": {"name": "depth", "arguments": "{}"}}
+ODD_TURNS: list[dict[str, Any]] = [
+    {"role": "user", "content": [{"type": "text", "text": "the "}, {"type": "text", "text": "cat"}]},
+    {"role": "developer", "content": "be brief"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "content": "30 cm", "tool_call_id": "a"},
+    {"role": "wizard", "content": "the cat"},
+    {"role": "user", "content": [{"type": "input_image", "image_url": "x"}]},
+    {"role": "user", "content": [{"type": "text", "text": "x", "cache_control": {}}]},
+    {"role": "user", "content": "x", "tool_calls": [CALL]},
+    {"role": "user", "content": "x", "tool_call_id": "a"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL | {"function": {"name": "f", "arguments": "[]"}}]},
+]
+
+
+@pytest.mark.parametrize("turn", ODD_TURNS, ids=str)
+def test_messages_are_read_alike_by_library_and_server(app: ASGIApp, llm: LLM, turn: dict[str, Any]) -> None:
+    assert llm.tokenizer
+    answer = ask(app, "/tokenize", {"messages": [TALK[1], turn]})
+    try:
+        ids = llm.tokenizer.chat([TALK[1], turn])
+    except RequestError as error:
+        assert refused(answer) == str(error) and answer.json()["error"]["param"] == "messages"
+    else:
+        assert good(answer)["tokens"] == ids

@@ -23,6 +23,7 @@ GOOD: dict[str, dict[str, Any]] = {
 }
 SHORT = {COMPLETIONS: "max_tokens", CHAT: "max_completion_tokens", RESPONSES: "max_output_tokens"}
 JSON = {"content-type": "application/json"}
+PICTURE = {"type": "image_url", "image_url": {}}
 
 
 @pytest.mark.parametrize(
@@ -79,10 +80,13 @@ def test_bad_completions_are_400(app: ASGIApp, changes: dict[str, Any], says: st
     [
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "tool_call_id"),
-        ({"messages": [{"role": "nobody", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "nobody", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "required"),
         ({"messages": [{"role": "user", "content": "x" * 70_000}]}, "Shorten"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages.0.content"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages[0].content[0] is 'image_url'",
+        ),
         ({"messages": [{"role": "user", "content": "x", "name": "y"}]}, "no such field"),
         ({"tools": [{"type": "function"}]}, "tools.0.function"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "chat template has no calls"),

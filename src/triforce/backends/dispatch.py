@@ -25,7 +25,7 @@ from triforce.backends.tensor_parallel import ShardedModel
 from triforce.backends.torch.kv import TorchKV
 from triforce.backends.torch.model import TorchModel, forward_layerwise, layer_steps
 from triforce.distributed.group import ALONE, TPGroup
-from triforce.errors import RequestError
+from triforce.errors import RequestError, argument
 from triforce.model.config import ModelConfig
 from triforce.model.feature_draft import FeatureDraftConfig
 from triforce.model.weights import Weights
@@ -107,15 +107,16 @@ def memory(
 
 def require_offload(config: ModelConfig, dtype: torch.dtype, device: Device, kind: str) -> None:
     """Raises RequestError where no kernels read KV from a store of this kind, `host` or `file`."""
+    host, none = argument("kv_offload", "host"), argument("kv_offload", "none")
     if layered(config, dtype, device):
         if kind == "file":
-            raise RequestError("a GPU reads KV from the host's memory, not from a file; use --kv-offload host")
+            raise RequestError(f"a GPU reads KV from the host's memory, not from a file; use {host}")
     elif torch.device(device).type != "cpu" and not config.architecture.plain:
-        raise RequestError("KV of this family cannot be offloaded on a GPU yet; use --kv-offload none")
+        raise RequestError(f"KV of this family cannot be offloaded on a GPU yet; use {none}")
     elif torch.device(device).type != "cpu":
-        raise RequestError("KV offload on a GPU needs Triton; pip install 'triforce[gpu]', or use --kv-offload none")
+        raise RequestError(f"KV offload on a GPU needs Triton; pip install 'triforce[gpu]', or use {none}")
     elif not suits_native(config, dtype, torch.device(device)):
-        raise RequestError(f"KV offload needs native kernels, but {_why_not_native()}; use --kv-offload none")
+        raise RequestError(f"KV offload needs native kernels, but {_why_not_native()}; use {none}")
 
 
 def layered(config: ModelConfig, dtype: torch.dtype, device: Device) -> bool:
@@ -211,7 +212,7 @@ def _by_triton(part: ModelBackend | KVBackend) -> bool:
 
 def _no_int8() -> RequestError:
     return RequestError(
-        f"int8 or int4 lower tiers need native kernels, but {_why_not_native()}; use --lower-tiers same"
+        f"int8 or int4 lower tiers need native kernels, but {_why_not_native()}; use {argument('lower_tiers', 'same')}"
     )
 
 

@@ -24,7 +24,7 @@ from triforce.checkpoint.hub import read_json
 from triforce.checkpoint.json_fields import MOST_CHANNELS, Fields
 from triforce.checkpoint.model_families.llama import LLAMA
 from triforce.checkpoint.rope_scaling import Unscaled
-from triforce.errors import ModelError
+from triforce.errors import ModelError, argument
 from triforce.model.config import ModelConfig
 from triforce.model.feature_draft import FeatureDraftConfig, FeatureDraftWeights
 from triforce.model.rope import Rope
@@ -110,7 +110,7 @@ def read_feature_draft(
     raw = read_json(folder / "config.json")
     if not is_feature_draft(folder):
         raise ModelError(f"{folder} holds no draft that reads hidden states (EAGLE-3): its config.json has no "
-                         "draft_vocab_size; a model of its own goes on with --draft")  # fmt: skip
+                         f"draft_vocab_size; a model of its own goes on with {argument('draft')}")  # fmt: skip
     about = Fields(raw, "config.json").within("triforce")
     about.require("format", (FORMAT,))
     config = _config(Fields(raw, "config.json"), about, target)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from triforce.checkpoint.json_fields import MOST_CHANNELS, MOST_LAYERS, Fields
 from triforce.checkpoint.model_families import FAMILIES
 from triforce.checkpoint.model_families.family import LAYER_TYPES, Family
 from triforce.checkpoint.rope_scaling import Scaling, Unscaled, read_scaling
-from triforce.errors import ModelError, RequestError
+from triforce.errors import ModelError, RequestError, argument, as_keyword
 from triforce.interface.sampling_params import BY_THE_MODEL, SamplingParams
 from triforce.model.architecture import LLAMA, Architecture
 from triforce.model.config import ModelConfig
@@ -129,12 +130,14 @@ def model_config(hf: HFConfig, *, vocab_size: int, context: int | None, device: 
     with length in transformers: no cache of rotated keys can follow that. Raises ModelError if it is too large.
     """
     context, parts = hf.max_position_embeddings if context is None else context, hf.architecture
+    if not (isinstance(context, Integral) and 0 < context <= hf.positions):
+        most = argument("context", hf.positions)
+        raise ModelError(
+            f"{argument('context', context)} cannot be had: this model has {hf.positions} positions; use {most} or less"
+        )
+    context = int(context)
     if (hf.sliding_window or context) >= context:
         parts = replace(parts, kinds=parts.rotations_only)
-    if not 0 < context <= hf.positions:
-        raise ModelError(
-            f"context = {context}, but this model has {hf.positions} positions: use --context {hf.positions}"
-        )
     inv_freq_RF, scale = _rotations(hf, parts, context)
     return ModelConfig(
         vocab_size=vocab_size,
@@ -241,5 +244,5 @@ def checked_sampling(values: Mapping[str, Any], file: Path) -> dict[str, Any]:
     try:
         SamplingParams(**given)
     except RequestError as error:
-        raise ModelError(f"{file}: {error}; mend it, or leave the field out") from error
+        raise ModelError(f"{file}: {error.worded(as_keyword)}; mend it, or leave the field out") from error
     return given

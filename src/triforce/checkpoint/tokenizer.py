@@ -19,6 +19,7 @@ from triforce.checkpoint.template_process import render_apart
 from triforce.checkpoint.token_bytes import TokenBytes
 from triforce.checkpoint.tokenizer_files import CORE, TokenizerFiles, read_tokenizer
 from triforce.errors import ModelError, RequestError
+from triforce.interface.messages import Message, read_messages, read_tools
 
 CONTEXT = 16  # tokens of the preceding text that can change how the next one reads
 PANIC = "PanicException"
@@ -108,24 +109,22 @@ class Tokenizer:
 
     def chat(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None = None,
         thinking: bool | None = None,
     ) -> list[int]:
-        """Token ids of a conversation that awaits its answer, `{"role": ..., "content": ...}` each, with tools.
+        """Token ids of a conversation that awaits its answer (see `interface.messages`), with tools it may call.
 
         thinking: what a template that knows `enable_thinking` is told; None: nothing. Raises RequestError.
         """
         if not self.templates:
-            raise RequestError(
-                "this model has no chat template; continue a text without one, or use a model that has one"
-            )
+            raise RequestError("this model has no chat template; give a text to generate, or use a model that has one")
+        turns, shown = read_messages(messages), read_tools(tools or ())
         try:
-            turns = [{name: value for name, value in message.items() if value is not None} for message in messages]
-            variables = {"messages": turns, "tools": tools or None, "documents": None, "add_generation_prompt": True}
+            variables = {"messages": turns, "tools": shown or None, "documents": None, "add_generation_prompt": True}
             if thinking is not None:
                 variables["enable_thinking"] = thinking
-            text = render_apart(self._template_for(tools), json.dumps({**self._special, **variables}))
+            text = render_apart(self._template_for(shown), json.dumps({**self._special, **variables}))
         except (RequestError, TypeError, ValueError, RecursionError) as error:
             raise RequestError(f"the model's chat template does not accept these messages: {error}") from error
         return self.encode(text, add_special=False)

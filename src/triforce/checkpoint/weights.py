@@ -30,7 +30,7 @@ from triforce.checkpoint.tensor_sources import (
 )
 from triforce.checkpoint.weight_files import Archive, require_shape
 from triforce.distributed.group import ALONE, TPGroup, span
-from triforce.errors import ModelError
+from triforce.errors import ModelError, argument
 from triforce.model.architecture import Architecture, Experts
 from triforce.model.config import ModelConfig
 from triforce.model.weights import Layer, Matrix, Mlp, QuantizedWeight, Weights, numbers
@@ -231,5 +231,7 @@ class _Reader:
         tensor = tensor[cut] if fits else numbers(archive.glance(name))[cut].to(self.device, dtype)
         # The extremes tell NaN and Inf in one read, without a temporary and without the overflow that a sum may have.
         if not all(extreme.isfinite() for extreme in torch.aminmax(tensor)):
-            raise ModelError(f"tensor {name} holds NaN or Inf in {dtype}; download it again or change --dtype")
+            raise ModelError(
+                f"tensor {name} holds NaN or Inf in {dtype}; download it again or change {argument('dtype')}"
+            )
         return tensor.contiguous()

@@ -13,7 +13,7 @@ from importlib import import_module
 from triforce.cli.parser import parse
 from triforce.cli.progress import announce
 from triforce.cli.streams import OutputError, prepare, require_stdout
-from triforce.errors import CacheWarning, RankError, RequestError, TriforceError, escaped
+from triforce.errors import CacheWarning, RankError, RequestError, TriforceError, as_option, escaped, wording
 
 MISTAKE = 2
 LOST = 3  # a rank that only says that another one is: `launch` looks for that one
@@ -53,7 +53,8 @@ def exit_code(command: Callable[[], int]) -> int:
 def _flushed(command: Callable[[], int]) -> int:
     """Run `command`, and write what it has printed, also where it ends by SystemExit, as the help does."""
     try:
-        code = command()
+        with wording(as_option):
+            code = command()
     except SystemExit:
         sys.stdout.flush()
         raise
@@ -69,7 +70,7 @@ def _code(command: Callable[[], int]) -> int:
     try:
         return command()
     except TriforceError as error:
-        print(f"triforce: error: {error}", file=sys.stderr)
+        print(f"triforce: error: {error.worded(as_option)}", file=sys.stderr)
         return LOST if isinstance(error, RankError) else MISTAKE
     except KeyboardInterrupt:
         print(file=sys.stderr)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from argparse import Namespace
 from collections.abc import Iterable
@@ -19,7 +18,8 @@ from triforce.cli.progress import Prefill, Tokenization
 from triforce.cli.sampling_text import of_chats
 from triforce.distributed.group import TPGroup
 from triforce.errors import RequestError
-from triforce.interface.outputs import CompletionOutput, Logprob, RequestOutput, TokenLogprobs
+from triforce.interface.json_values import json_value
+from triforce.interface.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from triforce.interface.sampling_params import SamplingParams
 
 
@@ -119,9 +119,4 @@ def _fields(source: object, *names: str) -> dict[str, Any]:
 
 
 def _logprobs(tokens: Iterable[TokenLogprobs | None]) -> list[dict[str, Any] | None]:
-    return [token and _logprob(token.chosen) | {"top": [_logprob(other) for other in token.top]} for token in tokens]
-
-
-def _logprob(token: Logprob) -> dict[str, Any]:
-    # JSON has no infinity: null is the logarithm of a probability of zero.
-    return {"token_id": token.token_id, "logprob": token.logprob if math.isfinite(token.logprob) else None}
+    return [token and json_value(token.chosen) | {"top": json_value(token.top)} for token in tokens]

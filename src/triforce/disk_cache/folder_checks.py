@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from triforce.disk_cache.mounts import NETWORK, file_system
-from triforce.errors import CacheError, printable
+from triforce.errors import CacheError, argument, printable
 
 SECRET, STATE, MANIFEST, SUFFIX, PARTIAL = "secret", "state", "manifest", ".kv", ".partial"
 NAME_DIGITS = 40
@@ -76,7 +76,7 @@ def _require_private(path: Path, descriptor: int, create: bool) -> None:
     facts, names = os.fstat(descriptor), [name for name, _ in names_in(descriptor)]
     shown, ours = printable(path), SECRET in names
     if not (create or ours):
-        raise CacheError(f"{shown} is not a disk cache; name the FOLDER of --disk-cache")
+        raise CacheError(f"{shown} is not a disk cache; name the FOLDER of {argument('disk_cache')}")
     if facts.st_uid != os.geteuid():
         raise CacheError(f"{shown} is another user's folder; a disk cache holds prompts: name one of your own")
     if facts.st_mode & 0o077:
@@ -91,5 +91,5 @@ def _require_local(path: Path, descriptor: int, network: bool) -> None:
     if kind.startswith(NETWORK) and not network:
         raise CacheError(
             f"{printable(path)} lies on {kind}, whose locks and owners may not hold; name a folder on a local disk, or "
-            "add --disk-cache-network"
+            f"add {argument('disk_cache_network', True)}"
         )

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from triforce.disk_cache.folder_checks import require_usable
 from triforce.disk_cache.write_behind import DiskCache
 from triforce.distributed.group import TPGroup
-from triforce.errors import RequestError
+from triforce.errors import RequestError, argument
 from triforce.interface.byte_size import size_of
 
 
@@ -25,9 +25,12 @@ class DiskCacheSettings(NamedTuple):
         if folder is None:
             return DiskCacheSettings()
         if ranks.count > 1:
-            raise RequestError("a disk cache is of one process; leave out --tp and torchrun, or --disk-cache")
+            raise RequestError(
+                f"a disk cache is of one process; leave out {argument('ranks')} and torchrun, or "
+                f"{argument('disk_cache')}"
+            )
         if not str(folder):
-            raise RequestError("disk_cache is an empty name; name a folder, or leave it out")
+            raise RequestError(f"{argument('disk_cache')} is an empty name; name a folder, or leave it out")
         require_usable(Path(folder), network)
         return DiskCacheSettings(Path(folder), size_of(size, "disk_cache_size"), network)
 

@@ -35,6 +35,8 @@ class Request:
     """Its sequences: as many together as there are rows."""
     reread: str = ""
     """Why no more of its prompt had been read before."""
+    text: str | None = None
+    """Prompt as it was given, where that was a text."""
 
     @property
     def sequences(self) -> list[TokenSequence]:
@@ -58,10 +60,11 @@ class Request:
 
     def output(self) -> RequestOutput:
         """Return the whole answer of a request that is done."""
-        first = self.sequences[0]
+        first, stream = self.sequences[0], self.streams[0]
+        scored = [entry and stream.with_texts(entry) for entry in first.prompt_logprobs]
         return RequestOutput(
             prompt_token_ids=self.prompt,
-            prompt_logprobs=first.prompt_logprobs if first.params.prompt_logprobs is not None else None,
+            prompt_logprobs=scored if first.params.prompt_logprobs is not None else None,
             outputs=[stream.output() for stream in self.streams],
             mode=self.mode,
             coupling=self.coupling,
@@ -72,6 +75,7 @@ class Request:
             kv_dtype=self.kv_dtype,
             cached_tokens=self.groups[0].cached,
             reread=self.reread,
+            prompt=self.text,
         )
 
 

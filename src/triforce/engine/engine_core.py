@@ -19,7 +19,7 @@ from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
 from triforce.engine.sequence_group import SequenceGroup, Status
 from triforce.engine.tier_builder import SharedKV
-from triforce.errors import CacheError, RankError
+from triforce.errors import CacheError, RankError, argument
 from triforce.kvcache.disk_prefixes import DiskPrefixes
 from triforce.kvcache.page_owners import PrefixPages
 from triforce.kvcache.prefix_cache import PrefixCache
@@ -148,7 +148,8 @@ class EngineCore:
         if batch:
             batch.keep([])
             group.error = CacheError(
-                "one of the processes that share the model has no room for its KV; see --kv-offload and --max-num-seqs"
+                f"one of the processes that share the model has no room for its KV; see {argument('kv_offload')} and "
+                "--max-num-seqs"
             )
 
     def _batch(self, group: SequenceGroup, prefix: PrefixPages) -> SequenceBatch:

@@ -19,7 +19,7 @@ from triforce.checkpoint.model_files import ModelFiles
 from triforce.checkpoint.weight_files import Archive
 from triforce.checkpoint.weights import fingerprint, of_weights, read_embedding, read_weights
 from triforce.engine.speculative_config import SpeculativeConfig
-from triforce.errors import ModelError, RequestError
+from triforce.errors import ModelError, RequestError, argument
 from triforce.model.weights import Matrix
 
 
@@ -97,8 +97,9 @@ def load_feature_draft(
         return None
     if speculation.offload.kind != "none":
         raise RequestError(
-            f"{path.name} reads hidden states, which cannot be had with --kv-offload {speculation.offload.kind} yet; "
-            "use --kv-offload none, or another --draft"
+            f"{path.name} reads hidden states, which cannot be had with "
+            f"{argument('kv_offload', speculation.offload.kind)} yet; use {argument('kv_offload', 'none')}, or another "
+            f"{argument('draft')}"
         )
     named = target_named(path) is not None and not finetune
     identity = of_weights(_whole_fingerprint(checkpoint)) if named else ""

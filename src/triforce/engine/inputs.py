@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from triforce.checkpoint.tokenizer import Tokenizer
-from triforce.errors import RequestError, suggest
+from triforce.errors import RequestError, argument, placed, suggest
+from triforce.interface.messages import Message
 from triforce.interface.sampling_params import SamplingParams
 from triforce.model.config import ModelConfig
 
@@ -32,15 +34,27 @@ class PromptSource(Protocol):
     def tokenizer(self) -> Tokenizer | None: ...
 
 
-Message = Mapping[str, Any]
-"""One turn of a conversation: role and content."""
-
-
 def one_or_many(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Return a list of prompts, whether one or several are given. Raises TypeError for anything else."""
-    given: Any = _plain(prompts)
-    several = not isinstance(given, str) and len(given) > 0 and not isinstance(given[0], Integral | float)
-    return [_plain(one) for one in given] if several else [given]
+    """Return a list of prompts, whether one or several are given, or none. Raises TypeError for anything else."""
+    given: Any = _plain(prompts, "a prompt")
+    if isinstance(given, str) or (len(given) > 0 and isinstance(given[0], Integral | float)):
+        return [given]
+    return [_plain(one, f"prompts[{i}]") for i, one in enumerate(given)]
+
+
+def one_prompt(caller: str, prompt: Prompt) -> Prompt:
+    """Return a prompt. Raises TypeError where several are given, or something else."""
+    given: Any = _plain(prompt, "a prompt")
+    if not isinstance(given, str) and any(isinstance(part, str) or _is_list(part) for part in given[:1]):
+        raise TypeError(f"{caller} takes one prompt; call it for each of these, or pass all of them to generate")
+    return cast(Prompt, given)
+
+
+@contextmanager
+def one_of(things: str, place: int, count: int) -> Iterator[None]:
+    """Have a TriforceError say which of several things it is about."""
+    with placed(f"{things}[{place}]") if count > 1 else nullcontext():
+        yield
 
 
 def params_of_each(
@@ -54,16 +68,16 @@ def params_of_each(
     for one in wanted:
         if not (one is None or isinstance(one, SamplingParams)):
             given = "SamplingParams(max_tokens=3), say"
-            raise TypeError(f"params is a {type(one).__name__}; pass {given}, a list of them, or None")
+            raise TypeError(f"params is of type {type(one).__name__}; pass {given}, a list of them, or None")
     if len(wanted) != count:
         raise RequestError(f"{count} prompts but {len(wanted)} sampling parameters; give one for each, or just one")
     return wanted
 
 
 def conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
-    """Return a list of conversations, whether one or several are given. Raises TypeError for anything else."""
-    given: list[Any] = [messages] if _is_conversation(messages) else list(messages) if _is_list(messages) else []
-    if not given or not all(map(_is_conversation, given)):
+    """Return a list of conversations, whether one or several are given, or none. Raises TypeError for anything else."""
+    given: list[Any] = [messages] if _is_conversation(messages) or not _is_list(messages) else list(messages)
+    if not all(map(_is_conversation, given)):
         raise TypeError('messages are a list such as [{"role": "user", "content": "Hello"}], or a list of such lists')
     return given
 
@@ -76,11 +90,18 @@ def _is_conversation(value: Any) -> bool:
     return _is_list(value) and len(value) > 0 and all(isinstance(message, Mapping) for message in value)
 
 
-def _plain(prompt: Any) -> Prompt:
+def _plain(prompt: Any, place: str) -> Prompt:
     """Return a text as it is, and a sequence, array or tensor as a list. Raises TypeError for anything else."""
     given: Prompt = prompt.tolist() if hasattr(prompt, "tolist") else prompt
-    if not isinstance(given, str) and not _is_list(given):
-        raise TypeError(f"a prompt is a {type(prompt).__name__}; pass a text, a list of token ids, or a list of those")
+    if isinstance(given, str):
+        return given
+    turns = given if _is_list(given) and len(given) else [given]
+    if all(isinstance(turn, Mapping) and "role" in turn for turn in turns):
+        raise TypeError(f"{place} is a conversation; pass it to chat")
+    if not _is_list(given):
+        raise TypeError(
+            f"{place} is of type {type(prompt).__name__}; pass a text, a list of token ids, or a list of those"
+        )
     return given
 
 
@@ -94,12 +115,22 @@ def token_ids(prompt: Prompt, target: PromptSource) -> list[int]:
         ids = list(prompt)
     if not ids:
         raise RequestError("the prompt is empty; give at least one token of text")
-    wrong = next((i for i in ids if not (isinstance(i, Integral) and 0 <= int(i) < target.config.vocab_size)), None)
-    if wrong is not None:
-        raise RequestError(f"token id {wrong!r} is not in the vocabulary of {target.config.vocab_size} tokens")
+    ids = checked_ids(ids, target.config.vocab_size)
     if len(ids) >= target.config.context:
         raise too_long(len(ids), target.config)
-    return [int(i) for i in ids]
+    return ids
+
+
+def checked_ids(ids: Any, vocab_size: int) -> list[int]:
+    """Return token ids, one or many, as a list. Raises RequestError for one that is no token's, or TypeError."""
+    given = ids.tolist() if hasattr(ids, "tolist") else ids
+    given = [given] if isinstance(given, Integral) else given
+    if not _is_list(given):
+        raise TypeError(f"token ids are of type {type(ids).__name__}; pass a list of integers")
+    for i in given:
+        if not (isinstance(i, Integral) and not isinstance(i, bool) and 0 <= int(i) < vocab_size):
+            raise RequestError(f"token id {i!r} is not in the vocabulary of {vocab_size} tokens")
+    return [int(i) for i in given]
 
 
 def too_long(tokens: int, config: ModelConfig) -> RequestError:
@@ -113,7 +144,7 @@ def too_long(tokens: int, config: ModelConfig) -> RequestError:
 def more_context(config: ModelConfig) -> str:
     """Return how to have room for longer texts."""
     if config.context < config.positions:
-        return f"raise --context, up to {config.positions}"
+        return f"raise {argument('context')}, up to {config.positions}"
     return "use a model with a longer context"
 
 
@@ -153,5 +184,5 @@ def known(what: str, name: str, table: Iterable[str]) -> str:
     """Return `name`, if it is in the table. Raises RequestError listing what is."""
     if name not in table:
         names = list(table)
-        raise RequestError(f"{what} {name!r} is not known{suggest(name, names)}; choose from {', '.join(names)}")
+        raise RequestError(f"{what} {name!r} is not known{suggest(str(name), names)}; choose from {', '.join(names)}")
     return name

@@ -26,7 +26,7 @@ from triforce.engine.model_profile import ModelProfile
 from triforce.engine.precision import resolve_device, resolve_dtype, with_kv_dtype
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet
-from triforce.errors import ModelError, RequestError
+from triforce.errors import ModelError, RequestError, argument
 from triforce.model.config import ModelConfig
 from triforce.planner import CostModel
 from triforce.planner.cost_model import kernel_level
@@ -68,6 +68,8 @@ class ModelPair:
     load_seconds: float
     name: str
     """What people call the target."""
+    draft_name: str | None
+    """What they call the draft."""
 
     @property
     def decoders(self) -> ModelSet:
@@ -130,7 +132,7 @@ def load_pair(
     target = read(model, context=context, ranks=ranks)
     layers = target.config.layers
     if unknown := sorted(layer for layer in speculation.retrieval.searched_layers or () if layer >= layers):
-        raise RequestError(f"searched_layers names layer {unknown[0]}; the model's are 0 to {layers - 1}")
+        raise RequestError(f"{argument('searched_layers')} names layer {unknown[0]}; the model's are 0 to {layers - 1}")
     draft = known_draft(model, target.files.path, speculation) if draft == "auto" else draft
     drafter: Checkpoint | None = None
     features: FeatureCheckpoint | None = None
@@ -147,7 +149,8 @@ def load_pair(
                 f"{names[0]} has {target.config.vocab_size} tokens and {names[1]} {drafter.config.vocab_size}; "
                 "use a draft model with the target's own tokenizer"
             )
-    return ModelPair(target, drafter, features, seconds, name)
+    draft_name = None if draft is None else model_name(draft)
+    return ModelPair(target, drafter, features, seconds, name, draft_name)
 
 
 def load(

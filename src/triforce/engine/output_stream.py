@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.engine.sequence import TokenSequence
 from triforce.errors import RequestError
-from triforce.interface.outputs import CompletionOutput, DecodingSnapshot, TokenLogprobs
+from triforce.interface.json_values import json_value
+from triforce.interface.outputs import CompletionOutput, DecodingSnapshot, Logprob, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +30,20 @@ class OutputChunk:
     trace: DecodingSnapshot | None = None
     """State of the decoding, if that was asked for."""
 
+    def __str__(self) -> str:
+        """Return the text, so that `"".join(map(str, stream))` is all of it."""
+        return self.text
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON keeps them; None is the logarithm of a probability of zero."""
+        return dict(json_value(self))
+
 
 class OutputStream:
     """Follows one sequence of an engine. Without a tokenizer there are tokens but no text."""
 
     def __init__(self, sequence: TokenSequence, tokenizer: Tokenizer | None) -> None:
-        self.sequence = sequence
+        self.sequence, self._tokenizer, self._logprobs = sequence, tokenizer, list[TokenLogprobs]()
         self._stream = tokenizer.stream(after=sequence.prompt) if tokenizer else None
         self._text = StopStringBuffer(sequence.params.stop)
 
@@ -61,10 +70,23 @@ class OutputStream:
             rest = self._stream.flush()
             characters[-1] += len(rest)
             shown += self._text.add(rest) + self._text.flush()
-        logprobs = sequence.logprobs[-read:] if sequence.params.logprobs is not None else None
+        logprobs = None
+        if sequence.params.logprobs is not None:
+            logprobs = [self.with_texts(entry) for entry in sequence.logprobs[-read:]]
+            self._logprobs += logprobs
         return OutputChunk(
             shown, fresh[:read], origins[:read], sequence.choice, sequence.finish, logprobs, characters, sequence.trace
         )
+
+    def with_texts(self, entry: TokenLogprobs) -> TokenLogprobs:
+        """Return log-probabilities with the texts of their tokens, where there is a tokenizer."""
+        if (tokenizer := self._tokenizer) is None:
+            return entry
+
+        def read(token: Logprob) -> Logprob:
+            return token._replace(text=tokenizer.bytes_of(token.token_id).decode(errors="replace"))
+
+        return TokenLogprobs(read(entry.chosen), tuple(map(read, entry.top)))
 
     def output(self) -> CompletionOutput:
         """Return the whole completion of a finished sequence."""
@@ -74,7 +96,7 @@ class OutputStream:
             self._text.text,
             sequence.tokens,
             sequence.finish or "length",
-            sequence.logprobs if sequence.params.logprobs is not None else None,
+            self._logprobs if sequence.params.logprobs is not None else None,
             sequence.origins,
             sequence.seed,
             sequence.tiers,

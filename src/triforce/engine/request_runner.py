@@ -25,7 +25,7 @@ from triforce.engine.scheduling_limits import MAX_ITL, MOST_ROWS
 from triforce.engine.sequence_group import OnPrefill
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import SharedKV
-from triforce.errors import CacheError, CacheWarning, RequestError
+from triforce.errors import CacheError, CacheWarning, RequestError, argument
 from triforce.interface.outputs import RequestOutput
 from triforce.kvcache import FullView, PagePool, prompt_file
 from triforce.kvcache.disk_prefixes import DiskPrefixes, KVProfile
@@ -75,7 +75,9 @@ class RequestRunner:
         generator cancels all requests. Raises TriforceError, and whatever `on_prefill` raises.
         """
         if self._ranks.count > 1 and (save or load):
-            raise RequestError("a saved KV cache is of one process; leave out --tp and torchrun, or the file")
+            raise RequestError(
+                f"a saved KV cache is of one process; leave out {argument('ranks')} and torchrun, or the file"
+            )
         facts = [(r.prompt, r.mode, r.sequences[0].params, r.sequences[0].seed) for r in requests]
         compare(self._ranks, "requests", facts)
         context, reach = self._models.target.config.context, self._speculation.reach

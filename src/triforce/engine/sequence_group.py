@@ -17,7 +17,7 @@ import torch
 from triforce.disk_cache.entry_store import Use
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch, SwappedSequence
-from triforce.errors import CacheError
+from triforce.errors import CacheError, argument
 from triforce.kvcache import PAGE, FullView, StreamingView
 from triforce.kvcache.disk_prefixes import DiskPrefixes
 from triforce.kvcache.disk_text import DiskText
@@ -100,8 +100,8 @@ class SequenceGroup:
             clear_frames(error.__traceback__)  # what the pass had made, which others need
             torch.cuda.empty_cache()
             error = CacheError(
-                "the device ran out of memory in this pass; use --kv-offload host, a smaller --kv-memory or --context, "
-                "or fewer texts at a time"
+                f"the device ran out of memory in this pass; use {argument('kv_offload', 'host')}, a smaller "
+                f"{argument('kv_memory')} or {argument('context')}, or fewer texts at a time"
             )
         self.error = error
 

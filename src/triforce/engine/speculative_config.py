@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from triforce.errors import RequestError
+from triforce.errors import RequestError, argument
 from triforce.kvcache import PAGE, OffloadConfig, RetrievalConfig
 from triforce.kvcache.selection import POLICIES
 
@@ -41,24 +41,28 @@ class SpeculativeConfig:
     def __post_init__(self) -> None:
         if self.retrieval_policy not in POLICIES:
             raise RequestError(
-                f"retrieval_policy {self.retrieval_policy!r} is not known; choose from {', '.join(POLICIES)}."
+                f"{argument('retrieval_policy')} {self.retrieval_policy!r} is not known; choose from "
+                f"{', '.join(POLICIES)}."
             )
         for name in ("draft_tokens", "speculative_tokens"):
             if not (isinstance(getattr(self, name), int) and 1 <= getattr(self, name) <= 32):
-                raise RequestError(f"{name} is {getattr(self, name)}; give 1 to 32 tokens.")
+                raise RequestError(f"{argument(name)} is {getattr(self, name)}; give 1 to 32 tokens.")
         if self.lower_tiers not in LOWER_TIERS:
-            raise RequestError(f"lower_tiers {self.lower_tiers!r} is not known; choose from {', '.join(LOWER_TIERS)}.")
+            known = ", ".join(LOWER_TIERS)
+            raise RequestError(f"{argument('lower_tiers')} {self.lower_tiers!r} is not known; choose from {known}.")
         if self.lower_bits and self.retrieval.chunk % PAGE:
             raise RequestError(
-                f"retrieval_chunk is {self.retrieval.chunk}; int8 KV is of whole pages: give a multiple of {PAGE}."
+                f"{argument('retrieval_chunk')} is {self.retrieval.chunk}; int8 KV is of whole pages: give a multiple "
+                f"of {PAGE}."
             )
 
         if self.offload.kind != "none" and (self.lower_bits or self.retrieval.chunk % PAGE):
-            chunk = f"--retrieval-chunk {self.retrieval.chunk}"
-            given = f"--lower-tiers {self.lower_tiers}" if self.lower_bits else chunk
+            chunk = argument("retrieval_chunk", self.retrieval.chunk)
+            given = argument("lower_tiers", self.lower_tiers) if self.lower_bits else chunk
             raise RequestError(
-                f"{given} and --kv-offload {self.offload.kind} cannot be had together; use --lower-tiers same, a "
-                f"--retrieval-chunk that is a multiple of {PAGE}, or --kv-offload none"
+                f"{given} and {argument('kv_offload', self.offload.kind)} cannot be had together; use "
+                f"{argument('lower_tiers', 'same')}, a {argument('retrieval_chunk')} that is a multiple of {PAGE}, or "
+                f"{argument('kv_offload', 'none')}"
             )
 
     @property

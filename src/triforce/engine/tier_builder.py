@@ -18,7 +18,7 @@ from triforce.backends.feature_draft import FeatureDraft, NotingDecoder
 from triforce.backends.kernel_api import pages_for
 from triforce.backends.offload_layout import OffloadLayout
 from triforce.engine.speculative_config import SpeculativeConfig
-from triforce.errors import RequestError
+from triforce.errors import RequestError, argument
 from triforce.kvcache import PAGE, FeatureMemory, FeatureView, FullView, PagePool, RetrievalView, StreamingView
 from triforce.kvcache.offload import store
 from triforce.kvcache.offload.sizing_cuda import needs_of
@@ -112,7 +112,10 @@ class SharedKV:
         """The draft's view, of no row yet. Raises RequestError without a draft model."""
         draft, speculation = self.models.draft, self.speculation
         if draft is None:
-            raise RequestError("This mode needs a draft model: name one with --draft, or use --mode retrieval.")
+            raise RequestError(
+                f"This mode needs a draft model: name one with {argument('draft')}, or use "
+                f"{argument('mode', 'retrieval')}."
+            )
         window = min(speculation.window, draft.config.context - speculation.sinks)
         slack = max(128, 2 * speculation.reach)
         view = StreamingView(draft.config, self.rows, speculation.sinks, window, slack, draft.dtype, draft.device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from triforce.errors import RequestError
+from triforce.errors import RequestError, argument
 
 MOST = (1 << 63) - 1
 """No file and no memory is larger."""
@@ -22,5 +22,5 @@ def size_of(text: str | int, what: str = "kv_memory") -> int:
     if size > MOST:
         shown = written if len(written) <= SHOWN else f"{written[:SHOWN]}..."
         advice = "give a size such as 512MiB or 2GiB" + ", or auto" * (what == "kv_memory")
-        raise RequestError(f"{what} {shown!r}: {advice}")
+        raise RequestError(f"{argument(what)} {shown!r}: {advice}")
     return int(size)

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from triforce.errors import argument, worded
+from triforce.interface.json_values import json_value
 from triforce.interface.stats import PlanReport, PlanSegment, TierStats, plans
 
 PLAIN = "full"
@@ -46,6 +49,10 @@ class Explanation:
     advice: list[str]
     report: PlanReport | None = None  # what mode auto believed when it weighed plans last
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON keeps them."""
+        return dict(json_value(self))
+
 
 def explain(
     mode: str,
@@ -76,7 +83,8 @@ def explain(
     )
     by_name = {tier.name: tier for tier in tiers}
     plainly = list(_on_plain_decoding(ours, by_name))
-    ours.advice.extend([*(plainly or _on_drafts(ours, by_name)), *_on_the_rest(ours, by_name, seconds)])
+    advice = [*(plainly or _on_drafts(ours, by_name)), *_on_the_rest(ours, by_name, seconds)]
+    ours.advice.extend(map(worded, advice))
     return ours
 
 
@@ -118,8 +126,8 @@ def _on_plain_decoding(ours: Explanation, by_name: Mapping[str, TierStats]) -> I
             )
     if ours.mode not in ("ar", "auto") and ours.plain and ours.plain >= CLEAR * ours.tokens_per_second:
         yield (
-            f"this mode is slower than plain decoding, which would give {ours.plain:.0f} tokens/s or more: use --mode "
-            "auto, which goes back to plain decoding where draft tokens do not pay"
+            f"this mode is slower than plain decoding, which would give {ours.plain:.0f} tokens/s or more: use "
+            f"{argument('mode', 'auto')}, which goes back to plain decoding where draft tokens do not pay"
         )
 
 
@@ -134,19 +142,19 @@ def _on_drafts(ours: Explanation, by_name: Mapping[str, TierStats]) -> Iterator[
             yield (
                 f"a larger budget would have more accepted: the retrieval tier sees {tier.visible_tokens:,} of "
                 f"{ours.prompt_tokens:,} tokens, and {accepted:.0%} of what it proposes is accepted "
-                f"(--retrieval-budget{most})"
+                f"({argument('retrieval_budget')}{most})"
             )
     tier = list(by_name.values())[-2] if len(by_name) > 1 and ours.mode not in ("auto", "draft") else None
     if tier and sum(tier.histogram) >= ENOUGH / 2 and (tier.acceptance or 0.0) >= ALL:
         yield (
-            f"{tier.acceptance:.0%} of what the {tier.name} tier gathers is accepted: a larger --speculative-tokens "
-            "would save passes of the full tier; --mode auto finds it"
+            f"{tier.acceptance:.0%} of what the {tier.name} tier gathers is accepted: a larger "
+            f"{argument('speculative_tokens')} would save passes of the full tier; {argument('mode', 'auto')} finds it"
         )
     tier = by_name.get("draft")
     if tier and tier.proposed >= ENOUGH and (accepted := tier.accepted / tier.proposed) < POOR:
         yield (
-            f"the draft model drafts poorly here, {accepted:.0%} is accepted: another --draft, or a lower temperature, "
-            "would help more than another budget"
+            f"the draft model drafts poorly here, {accepted:.0%} is accepted: another {argument('draft')}, or a lower "
+            "temperature, would help more than another budget"
         )
 
 
@@ -160,6 +168,6 @@ def _on_the_rest(ours: Explanation, by_name: Mapping[str, TierStats], seconds: t
         )
     if prefill >= 1 and prefill >= 4 * decoding:
         yield (
-            f"{prefill / (prefill + decoding):.0%} of the time went into reading the prompt: --save-cache and "
-            "--load-cache keep what was read, and so does a server"
+            f"{prefill / (prefill + decoding):.0%} of the time went into reading the prompt: {argument('save_cache')} "
+            f"and {argument('load_cache')} keep what was read, and so does a server"
         )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_origin
 
 from triforce.errors import RequestError
 from triforce.interface.closed_objects import closed_objects
@@ -41,8 +42,8 @@ class Grammar:
         return self.kind == "json_schema" or (self.kind == "lark" and "%json" in self.source)
 
     @classmethod
-    def json(cls, schema: Mapping[str, Any] | bool | str | None = None, *, additional_properties: bool = False) -> Self:
-        """Return the grammar of a JSON schema, given as an object or as JSON text; without one, of any JSON object.
+    def json(cls, schema: Any = None, *, additional_properties: bool = False) -> Self:
+        """Return the grammar of a JSON schema: an object, JSON text, or a pydantic model; None is any JSON object.
 
         additional_properties: whether an object schema that lists properties and is silent about others takes any
         others, as the standard has it. Else it takes those listed only, as if it had `additionalProperties: false`;
@@ -52,11 +53,18 @@ class Grammar:
         and white space is indentation at most, as some models would go on for ever. Raises RequestError.
         """
         try:
-            text = schema if isinstance(schema, str) else json.dumps({"type": "object"} if schema is None else schema)
+            text = schema if isinstance(schema, str) else json.dumps(_schema(schema))
         except (TypeError, ValueError, RecursionError) as error:
             raise RequestError(f"the schema cannot be written as JSON ({error}); simplify it") from error
         grammar = cls("json_schema", text)
         return grammar if additional_properties else cls("json_schema", _closed(text))
+
+    @classmethod
+    def choices(cls, texts: Sequence[str]) -> Self:
+        """Return the grammar of a text that is one of these. Raises RequestError where they are not texts."""
+        if isinstance(texts, str) or not texts or not all(isinstance(text, str) and text for text in texts):
+            raise RequestError(f'choices are a list of texts, such as ["yes", "no"], not {texts!r}')
+        return cls("lark", "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts))
 
     @classmethod
     def regex(cls, pattern: str) -> Self:
@@ -77,3 +85,15 @@ def _closed(text: str) -> str:
         return text if closed == schema else json.dumps(closed)
     except (ValueError, RecursionError):
         return text
+
+
+def _schema(given: Any) -> Any:
+    """Return a schema as `json.dumps` takes it. Models and type adapters of pydantic make their own."""
+    if given is None:
+        return {"type": "object"}
+    if get_origin(given) and "pydantic" in sys.modules:  # list[Model], say
+        from pydantic import TypeAdapter
+
+        given = TypeAdapter(given)
+    make = getattr(given, "model_json_schema", None) or getattr(given, "json_schema", None)
+    return make() if callable(make) else given

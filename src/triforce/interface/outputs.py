@@ -1,9 +1,12 @@
 """Outputs of the engine, without torch."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from triforce.interface.explain import Explanation, explain
+from triforce.interface.json_values import json_value
 from triforce.interface.stats import PlanReport, PlanSegment, TierStats, plans, total
 
 
@@ -12,6 +15,8 @@ class Logprob(NamedTuple):
 
     token_id: int
     logprob: float
+    text: str = ""
+    """Text of the token by itself, where there is a tokenizer. A part of a character reads as U+FFFD."""
 
 
 class TokenLogprobs(NamedTuple):
@@ -51,6 +56,10 @@ class CompletionOutput:
         """Plans of mode auto, and for how many proposals of the full tier each was used."""
         return plans(self.timeline)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON keeps them; None is the logarithm of a probability of zero."""
+        return dict(json_value(self))
+
 
 @dataclass(frozen=True, slots=True)
 class KVMemoryUsage:
@@ -79,6 +88,12 @@ class RequestOutput:
     """Tokens of the prompt that had been read before."""
     reread: str = ""
     """Why no more of them had; nothing where hardly any were read."""
+    prompt: str | None = None
+    """Prompt as it was given; None where that was token ids or a chat."""
+
+    def __str__(self) -> str:
+        """Return no text: what a stream ends with adds none to its pieces."""
+        return ""
 
     @property
     def prompt_tokens(self) -> int:
@@ -100,6 +115,10 @@ class RequestOutput:
         """New tokens, of all outputs together, per second of decoding; 0 if no time was measured."""
         return self.completion_tokens / self.decode_seconds if self.decode_seconds > 0 else 0.0
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON keeps them, outputs and all; None is the logarithm of a probability of zero."""
+        return dict(json_value(self))
+
     def explain(self) -> Explanation:
         """Explain the speed: what each tier cost and gave, what was chosen when, and what might be better."""
         return explain(
@@ -111,3 +130,15 @@ class RequestOutput:
             (self.prefill_seconds, self.decode_seconds),
             self.outputs[0].report,
         )
+
+
+class Interruption(KeyboardInterrupt):
+    """An interrupt of `LLM.generate` or `LLM.chat`, which keeps what is done.
+
+    outputs: one for each prompt; None where it is not done. In a notebook they are `sys.last_value.outputs`.
+    """
+
+    def __init__(self, outputs: list[RequestOutput | None]) -> None:
+        done = sum(output is not None for output in outputs)
+        super().__init__(f"{done} of {len(outputs)} prompts are done; the outputs of this exception are theirs")
+        self.outputs = outputs

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from typing import Any
 
-from triforce.errors import RequestError
+from triforce.errors import RequestError, argument
 from triforce.interface.grammar import Grammar
 
 LARGEST = 1e9  # of a bias or penalty: bounded, so that float64 scores stay finite whatever is added up
@@ -40,7 +40,7 @@ def chat_defaults(named: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Parameters of sampling one request. Raises RequestError for values out of range.
+    """Parameters of sampling one request; None is the default of each. Raises RequestError for values out of range.
 
     Logits are processed in this order: repetition penalty (as in transformers: over prompt and output), presence and
     frequency penalties (as OpenAI's: over the output), logit bias, temperature, min-p, top-k, top-p. Neutral ones
@@ -54,7 +54,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0  # over prompt and output; 1 is off
     presence_penalty: float = 0.0  # over the output; 0 is off
     frequency_penalty: float = 0.0  # over the output; 0 is off
-    logit_bias: Mapping[int, float] | None = None  # token id to what is added to its logit
+    logit_bias: Mapping[int, float] | None = field(default=None, hash=False)  # token id to what is added to its logit
     seed: int | None = None  # None, or -1: one is drawn, and reported
     n: int = 1  # completions
     max_tokens: int = 256  # new tokens at most
@@ -67,20 +67,28 @@ class SamplingParams:
     trace: bool = False  # report where decoding stands with each piece of a stream
 
     def __post_init__(self) -> None:
-        """Check and normalise: numbers to int and float, `stop` and `stop_token_ids` to tuples, -1 to 0 or None."""
+        """Check and normalise: None to the default, numbers to int and float, `stop` and `stop_token_ids` to tuples.
+
+        The words of other engines for nothing, top_k -1 and seed -1, become 0 and None.
+        """
+        for parameter in fields(self):
+            if getattr(self, parameter.name) is None:
+                object.__setattr__(self, parameter.name, parameter.default)
         for name, (allowed, holds) in _REALS.items():
-            object.__setattr__(self, name, _real(name, getattr(self, name), allowed, holds))
+            object.__setattr__(self, name, _real(argument(name), getattr(self, name), allowed, holds))
         for name, (allowed, fits, optional) in _INTEGERS.items():
             if not (optional and getattr(self, name) is None):
-                object.__setattr__(self, name, _integer(name, getattr(self, name), allowed, fits))
+                object.__setattr__(self, name, _integer(argument(name), getattr(self, name), allowed, fits))
         for name in ("ignore_eos", "trace"):
             if not isinstance(getattr(self, name), bool):
-                raise _refusal(name, "True or False", getattr(self, name))
+                raise _refusal(argument(name), "True or False", getattr(self, name))
         if not (self.grammar is None or isinstance(self.grammar, Grammar)):
-            raise _refusal("grammar", "a Grammar, such as Grammar.json(schema), or None", self.grammar)
+            raise _refusal(argument("grammar"), "a Grammar, such as Grammar.json(schema), or None", self.grammar)
         if self.grammar and self.ignore_eos:
-            raise RequestError("ignore_eos goes on after the end of a text, and a grammar says where that is; "
-                               "leave out one of them", "ignore_eos")  # fmt: skip
+            raise RequestError(
+                f"{argument('ignore_eos')} goes on after the end of a text, and {argument('grammar')} says where that "
+                "is; leave out one of them"
+            )
         object.__setattr__(self, "top_k", max(self.top_k, 0))
         object.__setattr__(self, "seed", None if self.seed == DRAWN else self.seed)
         object.__setattr__(self, "stop", _stop(self.stop))
@@ -115,25 +123,26 @@ def _integer(name: str, value: object, allowed: str, fits: Callable[[int], bool]
 def _stop(stop: object) -> tuple[str, ...]:
     given = (stop,) if isinstance(stop, str) else stop
     if not isinstance(given, Sequence) or not all(isinstance(text, str) and text for text in given):
-        raise _refusal("stop", "a non-empty string, or a list of them", stop)
+        raise _refusal(argument("stop"), "a non-empty string, or a list of them", stop)
     return tuple(given)
 
 
 def _token_ids(ids: object) -> tuple[int, ...]:
-    allowed = "a list of token ids (integers, at least 0)"
+    name, allowed = argument("stop_token_ids"), "a list of token ids (integers, at least 0)"
     if not isinstance(ids, Sequence) or isinstance(ids, str | bytes):
-        raise _refusal("stop_token_ids", allowed, ids)
-    return tuple(_integer("stop_token_ids", token, allowed, lambda i: i >= 0) for token in ids)
+        raise _refusal(name, allowed, ids)
+    return tuple(_integer(name, token, allowed, lambda i: i >= 0) for token in ids)
 
 
 def _bias(bias: object) -> dict[int, float] | None:
     if bias is None:
         return None
+    name = argument("logit_bias")
     if not isinstance(bias, Mapping):
-        raise _refusal("logit_bias", "a mapping from token ids to numbers, or None", bias)
-    ids = (_integer("a token id in logit_bias", token, "an integer, at least 0", lambda i: i >= 0) for token in bias)
+        raise _refusal(name, "a mapping from token ids to numbers, or None", bias)
+    ids = (_integer(f"a token id in {name}", token, "an integer, at least 0", lambda i: i >= 0) for token in bias)
     return {
-        i: _real(f"logit_bias[{i}]", x, "from -1e9 to 1e9", lambda x: abs(x) <= LARGEST)
+        i: _real(f"{name}[{i}]", x, "from -1e9 to 1e9", lambda x: abs(x) <= LARGEST)
         for i, x in zip(ids, bias.values(), strict=True)
     }
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from triforce.backends.kernel_api import PAGE, pages_for
 from triforce.backends.native_loader import VARIABLE
 from triforce.disk_cache.entry import DIGEST, FORMAT, beginning, sealed
-from triforce.errors import CacheError
+from triforce.errors import CacheError, argument
 from triforce.kvcache.disk_parts import KINDS
 from triforce.kvcache.feature_memory import FEATURES, FeatureSlots
 from triforce.kvcache.pool import PagePool
@@ -93,26 +93,32 @@ class SavedCache:
             self._file = _open(path, framework="pt")
             about = self._file.metadata() or {}
             if (about.get("format"), about.get("kind")) != (FORMAT, KIND):
-                raise CacheError(f"{path} is no prompt that this triforce saved; make one with --save-cache")
+                raise CacheError(
+                    f"{path} is no prompt that this triforce saved; make one with {argument('save_cache')}"
+                )
             if about.get("fingerprint") != maker.model:
                 raise CacheError(
                     f"{path} was saved with another model, dtype, type of KV, context setting or draft of hidden "
-                    "states (none: --draft none); load it with the same ones, or make a new one with --save-cache"
+                    f"states (none: {argument('draft', None)}); load it with the same ones, or make a new one with "
+                    f"{argument('save_cache')}"
                 )
             if about.get("kernels") != maker.kernels:
                 raise CacheError(
                     f"{path} was computed by other kernels ({about.get('kernels', 'unnamed')}; here {maker.kernels}), "
-                    f"whose bits differ; load it with the same ones ({VARIABLE} names them) and the same chunk, "
-                    "or make a new one with --save-cache"
+                    f"whose bits differ; load it with the same ones ({VARIABLE} names them) and the same chunk, or "
+                    f"make a new one with {argument('save_cache')}"
                 )
             if not _is_whole(path):
-                raise CacheError(f"{path} is damaged: its checksum does not hold; make it anew with --save-cache")
+                raise CacheError(
+                    f"{path} is damaged: its checksum does not hold; make it anew with {argument('save_cache')}"
+                )
             self.ids: list[int] = self._file.get_tensor("ids").tolist()
         except OSError as error:
-            raise CacheError(f"cannot read the KV cache {path} ({error})") from error
+            made = f"name a file that {argument('save_cache')} has written"
+            raise CacheError(f"cannot read the KV cache {path} ({error}); {made}") from error
         except SafetensorError as error:
             raise CacheError(
-                f"{path} is damaged or no saved KV cache ({error}); make it anew with --save-cache"
+                f"{path} is damaged or no saved KV cache ({error}); make it anew with {argument('save_cache')}"
             ) from error
 
     def restore(self, full: FullView, b: int, prompt: list[int]) -> int:

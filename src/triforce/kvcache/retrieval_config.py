@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
 from triforce.backends.kernel_api import PAGE, pages_for
-from triforce.errors import RequestError
+from triforce.errors import RequestError, argument
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +31,12 @@ class Budget:
                 budget = Budget(share=float(text[:-1]) / 100)
             else:
                 budget = Budget(tokens=int(text))
-        except ValueError:
+        except (ValueError, TypeError):
             budget = Budget()
         if not (budget.tokens >= 2 * PAGE or 0 < budget.share <= 1):
             raise RequestError(
-                f"retrieval_budget {text!r}: give auto, at least {2 * PAGE} tokens, such as 2048, or a share such as 3%"
+                f"{argument('retrieval_budget')} {text!r}: give auto, at least {2 * PAGE} tokens, such as 2048, or a "
+                "share such as 3%"
             )
         return budget
 
@@ -59,12 +61,15 @@ class RetrievalConfig:
     searched_layers: frozenset[int] | None = frozenset()
 
     @staticmethod
-    def parse(budget: str | int, chunk: int, refresh: str | int, searched_layers: str) -> RetrievalConfig:
+    def parse(
+        budget: str | int, chunk: int, refresh: str | int, searched_layers: str | Sequence[int]
+    ) -> RetrievalConfig:
         """Parse `refresh` (a number or `auto`), `searched_layers` (`auto`, `none`, `0,14-16`). Raises RequestError."""
         if not (refresh == "auto" or str(refresh).isdecimal()):
-            raise RequestError(f"retrieval_refresh {refresh!r}: give a number of verifications, 0 for once, or auto")
-        if chunk < 1:
-            raise RequestError(f"retrieval_chunk is {chunk}; give at least 1")
+            advice = "give a number of verifications, 0 for once, or auto"
+            raise RequestError(f"{argument('retrieval_refresh')} {refresh!r}: {advice}")
+        if not (isinstance(chunk, int) and chunk >= 1):
+            raise RequestError(f"{argument('retrieval_chunk')} is {chunk!r}; give at least 1")
         return RetrievalConfig(
             Budget.parse(budget), chunk, None if refresh == "auto" else int(refresh), _layers(searched_layers)
         )
@@ -74,13 +79,14 @@ MOST_LAYERS = 1 << 16
 """More than a model has."""
 
 
-def _layers(text: str) -> frozenset[int] | None:
-    if text == "auto":
+def _layers(given: str | Sequence[int]) -> frozenset[int] | None:
+    if given == "auto":
         return None
+    text = ",".join(map(str, given)) if isinstance(given, list | tuple) else str(given)
     try:
         ends = [[int(end) for end in part.split("-")] for part in text.split(",") if text != "none"]
     except ValueError:
         ends = [[]]
     if not all(len(part) in (1, 2) and part[0] <= part[-1] < MOST_LAYERS for part in ends):
-        raise RequestError(f"searched_layers {text!r}: give auto, none, or layers such as 0,1 or 0-1")
+        raise RequestError(f"{argument('searched_layers')} {text!r}: give auto, none, or layers such as 0,1 or 0-1")
     return frozenset(layer for part in ends for layer in range(part[0], part[-1] + 1))

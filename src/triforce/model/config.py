@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from triforce.errors import RequestError
+from triforce.errors import RequestError, argument
 from triforce.model.architecture import LLAMA, Architecture
 from triforce.model.rope import Rope
 
@@ -132,7 +132,8 @@ class ModelConfig:
         if self.kv_heads % ranks:
             fit = [str(n) for n in range(1, self.kv_heads + 1) if self.kv_heads % n == 0]
             raise RequestError(
-                f"{self.kv_heads} KV heads cannot be shared evenly by {ranks} processes; use --tp {' or '.join(fit)}"
+                f"{self.kv_heads} KV heads cannot be shared evenly by {ranks} processes; use {argument('ranks')} "
+                f"{' or '.join(fit)}"
             )
         return replace(self, heads=self.heads // ranks, kv_heads=self.kv_heads // ranks, ranks=ranks)
 

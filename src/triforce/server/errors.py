@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from ast import literal_eval
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -11,12 +14,15 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from triforce.errors import RequestError, TriforceError
+from triforce.errors import RequestError, TriforceError, as_option
+from triforce.interface.sampling_params import SamplingParams
 from triforce.server.engine_client import QueueFull, ReplicaLost, ShuttingDown
 
 RETRY_SECONDS = 5
 SAID_OF_ONE = {"no_function", "part", "unknown_field"}
 """Kinds of errors in a body that say what to do, whatever else it might have been."""
+FIELDS = {field.name for field in fields(SamplingParams)} | {"messages", "mode", "prompt", "tools"}
+"""Arguments in Python that are fields of requests. The others are options of the server."""
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -48,7 +54,7 @@ class ClientDisconnected(Exception):
     """The client is gone; nobody reads the answer."""
 
 
-def wrong(param: str, message: str) -> ApiError:
+def wrong(param: str | None, message: str) -> ApiError:
     """A field that cannot be served as it is."""
     return ApiError(400, message, param=param)
 
@@ -74,11 +80,23 @@ def about(field: str) -> Iterator[None]:
     try:
         yield
     except RequestError as error:
-        raise wrong(error.param or field, str(error)) from error
+        raise wrong(field_of(error) or field, error.worded(as_field)) from error
+
+
+def field_of(error: RequestError) -> str | None:
+    """Return the first field of a request that an error names, if any."""
+    return next((name for name in error.arguments if name in FIELDS), None)
 
 
 def not_json(reason: str) -> ApiError:
     return ApiError(400, f"the body is not JSON: {reason}")
+
+
+def as_field(name: str, value: str | None) -> str:
+    """Return an argument as a client has it, or as the one who started the server has."""
+    if name in FIELDS:
+        return name if value is None else f"{name}: {json.dumps(literal_eval(value))}"
+    return f"{as_option(name, value)} of the server"
 
 
 def refusal_for(error: Exception) -> ApiError | None:
@@ -87,9 +105,9 @@ def refusal_for(error: Exception) -> ApiError | None:
         case ApiError():
             return error
         case RequestError():
-            return ApiError(400, str(error), param=error.param)
+            return wrong(field_of(error), error.worded(as_field))
         case TriforceError():  # a model that cannot be computed with, say
-            return ApiError(500, str(error), code="model")
+            return ApiError(500, error.worded(as_field), code="model")
         case QueueFull():
             return later(429, f"the queue is full: {error.waiting} requests wait in it", code="queue_full")
         case ShuttingDown():

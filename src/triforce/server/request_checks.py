@@ -8,7 +8,7 @@ from typing import Any
 from triforce.errors import RequestError
 from triforce.interface.grammar import Grammar
 from triforce.interface.sampling_params import SamplingParams
-from triforce.server.errors import wrong
+from triforce.server.errors import as_field, wrong
 from triforce.server.limits import MOST_ECHOED, Limits
 from triforce.server.sampling_fields import SamplingFields
 from triforce.server.schemas import CompletionFields
@@ -36,9 +36,9 @@ def checked_params(body: SamplingFields, values: Mapping[str, Any], grammar: Gra
     try:
         return SamplingParams(**values, grammar=grammar)
     except RequestError as error:
-        name = error.param or "grammar"
-        field = body.sent_as.get(name, name)
-        raise wrong(field, str(error).replace(name, field, 1)) from error
+        fields = {name: body.sent_as.get(name, name) for name in error.arguments}
+        text = error.worded(lambda name, value: as_field(name, value).replace(name, fields[name], 1))
+        raise wrong(next(iter(fields.values()), "grammar"), text) from error
 
 
 def check_echo(tokens: int, characters: int, params: SamplingParams, limits: Limits) -> None:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.engine.inputs import Prompt, known, one_or_many
+from triforce.errors import argument
 from triforce.interface.grammar import Grammar
 from triforce.interface.sampling_params import SamplingParams, chat_defaults, drawn_seed
 from triforce.sampling.logits import check_bias
@@ -17,7 +18,7 @@ from triforce.server.engine_client import GenerationRequest, ServedModel
 from triforce.server.errors import about, wrong
 from triforce.server.grammar_pool import GrammarPool
 from triforce.server.limits import ANSWER_TOKENS, APART, COMPLETION_TOKENS, Limits
-from triforce.server.messages import Message, characters, plain, turns
+from triforce.server.message_bodies import Message, characters, plain, turns
 from triforce.server.request_checks import biases, check_echo, check_fields, checked_params
 from triforce.server.response_formats import FlatResponseFormat, ResponseFormat, grammar_of
 from triforce.server.sampling_fields import SamplingFields, Thinking
@@ -55,6 +56,8 @@ class RequestParser:
     async def completion(self, body: CompletionBody, key: str) -> list[GenerationRequest]:
         """Return one request for each prompt. Raises ApiError."""
         prompts = one_or_many(body.prompt)
+        if not prompts:
+            raise wrong("prompt", "the prompt is empty; give at least one token of text")
         most = min(self.limits.prompts, self.limits.waiting + self.limits.rows)  # the first need not wait
         if len(prompts) > most:
             raise wrong("prompt", f"{len(prompts)} prompts; send at most {most} in one request")
@@ -167,7 +170,7 @@ class RequestParser:
             raise wrong("n", f"{rows} texts of {len(ids)} + {room} tokens need room for more than the {most} tokens "
                         "that this server has; lower n or max_tokens")  # fmt: skip
         with about("mode"):
-            mode = None if body.mode is None else known("mode", body.mode, self.llm.modes)
+            mode = None if body.mode is None else known(argument("mode"), body.mode, self.llm.modes)
         progress = isinstance(body, CompletionFields) and bool(body.stream and body.return_progress)
         seeded = params if params.seed is not None else replace(params, seed=drawn_seed())  # the answer tells it
         return GenerationRequest(ids, seeded, mode, progress=progress)

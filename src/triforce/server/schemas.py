@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from triforce.server.limits import ANSWER_TOKENS, COMPLETION_TOKENS
-from triforce.server.messages import InputItems, Item, Messages
+from triforce.server.message_bodies import InputItems, Item, Messages
 from triforce.server.request_base import Batches, Biases, Body, Ids, Stops, Texts
 from triforce.server.response_formats import FlatResponseFormat, ResponseFormat
 from triforce.server.sampling_fields import ModelField, SamplingFields, StreamOptions, ThinkingField

@@ -122,7 +122,7 @@ def test_page_copies_equal_source() -> None:
 
 
 def test_offload_to_file_on_cuda_raises(folder: Path, by_name: None) -> None:
-    with pytest.raises(RequestError, match="use --kv-offload host"):
+    with pytest.raises(RequestError, match="use kv_offload='host'"):
         answers(folder, "ar", [ids(70)], 0.0, kv_offload="file", kv_memory="300KiB")
 
 
@@ -135,14 +135,14 @@ def test_offload_without_triton_raises(needs: CudaKVSizing, monkeypatch: pytest.
 
 def test_offload_of_a_family_on_cuda_raises(needs: CudaKVSizing) -> None:
     capped = replace(needs.config, architecture=replace(needs.config.architecture, score_cap=30.0))
-    with pytest.raises(RequestError, match="KV of this family cannot be offloaded on a GPU yet; use --kv-offload none"):
+    with pytest.raises(RequestError, match="KV of this family cannot be offloaded on a GPU yet; use kv_offload='none'"):
         dispatch.require_offload(capped, torch.bfloat16, "cuda", "host")
 
 
 def test_offload_too_little_memory_reports_minimum(folder: Path, by_name: None) -> None:
     with pytest.raises(CacheError, match=r"give [0-9]+[KM]iB or more"):
         answers(folder, "ar", [ids(70)], 0.0, **host("20KiB", 0))
-    with pytest.raises(CacheError, match="smaller --kv-resident-layers"):
+    with pytest.raises(CacheError, match="smaller kv_resident_layers"):
         answers(folder, "ar", [ids(300)], 0.0, **host("300KiB", 1))
 
 
@@ -179,7 +179,7 @@ def test_offload_too_large_is_predicted_before_loading(needs: CudaKVSizing, monk
     fits = float(str(error.value).split("; give ")[1].split("GiB")[0])
     assert needs.split(OffloadConfig("host", 1), int((fits - 0.05) * GIB))
     free(monkeypatch, 5)
-    with pytest.raises(CacheError, match=r"at least .* smaller --context"):
+    with pytest.raises(CacheError, match=r"at least .* smaller context"):
         needs.split(OffloadConfig("host"), int(needs.share * needs.free))
 
 
@@ -189,7 +189,7 @@ def test_resident_kv_too_large_is_predicted_before_loading(
     free(monkeypatch, 70)
     needs.require_all()
     free(monkeypatch, 40)
-    with pytest.raises(CacheError, match=r"for (\d+) tokens in all; use --kv-offload host") as error:
+    with pytest.raises(CacheError, match=r"for (\d+) tokens in all; use kv_offload='host'") as error:
         needs.require_all()
     pages = int(str(error.value).split(" for ")[1].split()[0]) // 16
     assert replace(needs, pages=pages - 300).require_all() is None  # fewer tokens have fewer activations

@@ -110,5 +110,5 @@ def test_host_memory_is_shared_by_ranks(folder: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(sizing_cuda, "free_on", lambda device: GIB)
     monkeypatch.setattr(store, "free_memory", lambda: int(1.5 * two.stored(0)))
     offload = OffloadConfig("host", memory=2 * two.least, layers=0)
-    with pytest.raises(CacheError, match="a larger --kv-memory"):
+    with pytest.raises(CacheError, match="a larger kv_memory"):
         together(2, lambda ranks: store.room(offload, two, ranks))

@@ -156,5 +156,5 @@ def test_gguf_text_by_triton_is_that_of_plain_decoding(
 def test_lower_tiers_of_few_bits_are_refused_by_name(tmp_path: Path, by_name: None) -> None:
     written = write_model(tmp_path, "Q4_0", num_hidden_layers=1)
     for bits in ("int8", "int4"):
-        with pytest.raises(RequestError, match=r"int8 or int4 lower tiers need native kernels.*--lower-tiers same"):
+        with pytest.raises(RequestError, match=r"int8 or int4 lower tiers need native kernels.*lower_tiers='same'"):
             LLM(written.gguf, lower_tiers=bits).generate([ids(9)], SamplingParams(max_tokens=1), mode="retrieval")

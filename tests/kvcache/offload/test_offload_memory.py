@@ -68,7 +68,7 @@ def test_reported_minimum_memory_suffices(needs: KVSizing) -> None:
         needs.split(OffloadConfig("file"), 1 << 20)
     enough = str(error.value).split("give ")[1].split(" ")[0]
     needs.split(OffloadConfig("file"), size_of(enough))
-    with pytest.raises(CacheError, match="more, or a smaller --kv-resident-layers") as error:
+    with pytest.raises(CacheError, match="more, or a smaller kv_resident_layers") as error:
         needs.split(OffloadConfig("file", layers=3), 64 << 20)
     more = size_of(str(error.value).split("give ")[1].split(" ")[0])
     needs.split(OffloadConfig("file", layers=3), (64 << 20) + more)

@@ -16,7 +16,7 @@ from torch import Tensor
 from triforce.backends.kernel_api import PAGE, Device, ForwardBatch, KeysValues, LayerAttention, PageTable, Rotation
 from triforce.backends.kv_rows import kv_dtype, numbers, rotated_head, rounded, rounded_queries
 from triforce.backends.torch.attention import attend, attend_causal
-from triforce.errors import CacheError
+from triforce.errors import CacheError, argument
 from triforce.model.config import ModelConfig
 from triforce.model.rope import rotate
 from triforce.ragged import columns, ints
@@ -216,7 +216,7 @@ def allocate(shape: tuple[int, ...], dtype: torch.dtype, device: Device) -> Tens
         return torch.empty(shape, dtype=dtype, device=device)
     except RuntimeError as error:  # torch has no narrower one for a CPU
         raise CacheError(
-            f"the KV cache needs {2 * prod(shape) * dtype.itemsize / 2**30:.1f} GiB, more than there is. "
-            "Use a smaller max_tokens, a shorter prompt, fewer rows at once, --context, --kv-offload host, or --dtype "
-            "bfloat16"
+            f"the KV cache needs {2 * prod(shape) * dtype.itemsize / 2**30:.1f} GiB, more than there is. Use a smaller "
+            f"max_tokens, a shorter prompt, fewer rows at once, {argument('context')}, "
+            f"{argument('kv_offload', 'host')}, or {argument('dtype', 'bfloat16')}"
         ) from error

@@ -13,7 +13,7 @@ import torch
 from triforce.backends.kernel_api import PAGE
 from triforce.backends.offload_layout import SECTOR
 from triforce.distributed.group import ALONE, TPGroup
-from triforce.errors import CacheError, RequestError
+from triforce.errors import CacheError, RequestError, argument
 from triforce.interface.byte_size import size_of
 from triforce.kvcache.retrieval_config import Budget
 from triforce.model.config import ModelConfig
@@ -43,13 +43,14 @@ class OffloadConfig:
     def parse(kind: str, memory: str | int, layers: str | int) -> OffloadConfig:
         """Parse `memory` (bytes, like `512MiB`, or `auto`) and `layers` (a number or `auto`). Raises RequestError."""
         if kind not in KINDS:
-            raise RequestError(f"kv_offload {kind!r} is not known; choose from {', '.join(KINDS)}")
+            raise RequestError(f"{argument('kv_offload', kind)} is not known; choose from {', '.join(KINDS)}")
         if not (layers == "auto" or str(layers).isdecimal()):
-            raise RequestError(f"kv_resident_layers {layers!r}: give a number of layers, or auto")
+            raise RequestError(f"{argument('kv_resident_layers')} {layers!r}: give a number of layers, or auto")
         bytes_ = None if memory == "auto" else size_of(memory)
         if kind == "none" and not (bytes_ is None and layers == "auto"):
             raise RequestError(
-                "kv_memory and kv_resident_layers are of offloaded KV; say where to with --kv-offload host or file"
+                f"{argument('kv_memory')} and {argument('kv_resident_layers')} are of offloaded KV; say where to with "
+                f"{argument('kv_offload', 'host')} or file"
             )
         return OffloadConfig(kind, bytes_, None if layers == "auto" else int(layers))
 
@@ -175,15 +176,16 @@ class KVSizing:
         if memory < self.least:
             what, fewer = ("one text", "") if self.rows == 1 else (f"{self.rows} texts at a time", ", or fewer texts")
             raise CacheError(
-                f"--kv-memory {self._of_all(memory)} is too little for {what} of this context and --retrieval-budget; "
-                f"give {self._of_all(self.least)} or more, or a smaller --retrieval-budget{fewer}"
+                f"{argument('kv_memory', self._of_all(memory))} is too little for {what} of this context and "
+                f"{argument('retrieval_budget')}; give {self._of_all(self.least)} or more, or a smaller "
+                f"{argument('retrieval_budget')}{fewer}"
             )
 
     def too_many_whole(self, layers: int, missing: int) -> CacheError:
         """Return the error to raise where so many frames are missing for so many whole layers."""
         return CacheError(
-            f"{layers} whole layers of KV do not fit into --kv-memory; give "
-            f"{self._of_all(missing * self.page_bytes)} more, or a smaller --kv-resident-layers"
+            f"{layers} whole layers of KV do not fit into {argument('kv_memory')}; give "
+            f"{self._of_all(missing * self.page_bytes)} more, or a smaller {argument('kv_resident_layers')}"
         )
 
     def _of_all(self, mine: int) -> str:

@@ -9,7 +9,7 @@ import torch
 from triforce.backends import dispatch
 from triforce.backends.cuda.workspace import workspace
 from triforce.backends.kernel_api import PAGE
-from triforce.errors import CacheError
+from triforce.errors import CacheError, argument
 from triforce.kvcache.offload.sizing import KVSizing, OffloadConfig, describe
 from triforce.kvcache.retrieval_config import Budget
 from triforce.model.config import ModelConfig
@@ -122,8 +122,8 @@ class CudaKVSizing(KVSizing):
             tokens = free // (self.heads * self.page_bytes) * PAGE
             raise CacheError(
                 f"the KV cache needs {describe(self.bytes)} on {self.device}, and {describe(free)} are free beside "
-                f"weights and a prompt's activations, for {tokens} tokens in all; use --kv-offload host, a smaller "
-                "--context or max_tokens, or fewer texts"
+                f"weights and a prompt's activations, for {tokens} tokens in all; use "
+                f"{argument('kv_offload', 'host')}, a smaller {argument('context')} or max_tokens, or fewer texts"
             )
 
     def _require_free(self, memory: int) -> None:
@@ -133,15 +133,15 @@ class CudaKVSizing(KVSizing):
         if self.least > free:
             raise CacheError(
                 f"offloaded KV needs at least {describe(self.least)} on {self.device}, and {describe(free)} are free "
-                "beside weights and a prompt's activations; use a smaller --context, a smaller --retrieval-budget, "
-                "or fewer texts"
+                f"beside weights and a prompt's activations; use a smaller {argument('context')}, a smaller "
+                f"{argument('retrieval_budget')}, or fewer texts"
             )
         every = self.config.ranks
         where = self.device if every == 1 else f"{every} devices"
         asked, fits = describe(every * memory), describe(every * free)
         raise CacheError(
-            f"--kv-memory {asked} is more than the {fits} that are free on {where} beside weights and a prompt's "
-            f"activations; give {fits} or less, or a smaller --context"
+            f"{argument('kv_memory', asked)} is more than the {fits} that are free on {where} beside weights and a "
+            f"prompt's activations; give {fits} or less, or a smaller {argument('context')}"
         )
 
 

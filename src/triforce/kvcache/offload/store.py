@@ -13,7 +13,7 @@ from torch import Tensor
 from triforce.backends.current_device import current
 from triforce.backends.offload_layout import SECTOR, OffloadLayout, PageStore
 from triforce.distributed.group import ALONE, TPGroup
-from triforce.errors import CacheError
+from triforce.errors import CacheError, argument
 from triforce.kvcache.offload.sizing import KVSizing, OffloadConfig, describe, free_memory, memory_for, round_up
 
 
@@ -28,7 +28,10 @@ def room(offload: OffloadConfig, needs: KVSizing, ranks: TPGroup = ALONE) -> Off
     else:
         size = needs.stored(layers)
         if needs.reader and ranks.count * size > ranks.broadcast(free_memory()):
-            raise _too_much(ranks.count * size, "a larger --kv-memory, a smaller --context, or fewer texts at a time")
+            raise _too_much(
+                ranks.count * size,
+                f"a larger {argument('kv_memory')}, a smaller {argument('context')}, or fewer texts at a time",
+            )
         store = HostStore(size, needs.reader)
     return OffloadLayout(store, needs.page_bytes, frames, buffers, needs.buffer_frames, layers, needs.moving)
 
@@ -73,7 +76,7 @@ class HostStore:
         try:
             self.memory = torch.empty(size, dtype=torch.uint8)
         except RuntimeError as error:
-            raise _too_much(size, "--kv-offload file") from error
+            raise _too_much(size, argument("kv_offload", "file")) from error
         if reader and size:
             unpin = finalize(self, _unpin, _pin(self.memory, reader), reader)
             unpin.atexit = False  # the end of a process unpins by itself
@@ -95,7 +98,7 @@ def _pin(memory: Tensor, reader: torch.device) -> int:
     if code:
         raise CacheError(
             f"{describe(memory.numel())} of memory cannot be pinned for the KV cache (CUDA error {code}); use a "
-            "smaller --context, or fewer texts at a time"
+            f"smaller {argument('context')}, or fewer texts at a time"
         )
     return address
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from triforce.backends.kernel_api import PAGE
-from triforce.errors import CacheError
+from triforce.errors import CacheError, argument
 
 
 class WriteSlots:
@@ -67,7 +67,9 @@ class WriteSlots:
             return []
         others = [page for page in self._lru if page not in set(pages)]
         if len(others) < wanted:
-            raise CacheError("too many texts are being written at once for --kv-memory; give more, or fewer texts")
+            raise CacheError(
+                f"too many texts are being written at once for {argument('kv_memory')}; give more, or fewer texts"
+            )
         return sorted(others, key=self._fresh.__contains__)[:wanted]
 
     def write(self, pages: Sequence[int]) -> list[int]:

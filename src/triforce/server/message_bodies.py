@@ -1,44 +1,28 @@
-"""Turns of a conversation: as chats and responses have them, and as chat templates take them."""
+"""Turns of a conversation as chats and responses send them. `interface.messages` reads what they mean."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, ModelWrapValidatorHandler, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from triforce.server.errors import wrong
+from triforce.interface.messages import ROLES, TEXTS
 from triforce.server.limits import MOST_CALLS, MOST_MESSAGES, MOST_PARTS
 from triforce.server.request_base import Body
 from triforce.server.tools import MOST_ARGUMENTS, CalledFunction, Name, ToolCall
 
-
-class TextPart(Body):
-    type: Literal["text", "input_text", "output_text"]
-    text: str
-    annotations: list[Any] | None = None
-    logprobs: list[Any] | None = None
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _be_text(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        kind = data.get("type") if isinstance(data, dict) else None
-        if isinstance(kind, str) and kind not in ("text", "input_text", "output_text"):
-            shown = {"kind": ascii(kind[:60])}
-            raise PydanticCustomError("part", "only text parts are read here, and this is {kind}; leave it out", shown)
-        return handler(data)
-
-
-Parts = Annotated[list[TextPart], Field(max_length=MOST_PARTS, fail_fast=True)]
+Part = dict[str, Any]
+"""A part of what a turn says. Those of a text are read."""
+Parts = Annotated[list[Part], Field(max_length=MOST_PARTS, fail_fast=True)]
 
 
 class Message(Body):
     """A turn of a conversation. Fields that our own answers have beside the text are accepted."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | Parts
+    role: str = Field(description=", ".join(ROLES))
+    content: str | Parts = Field(description=f"parts are `{{type, text}}`, of type {', '.join(TEXTS)}")
     refusal: None = None
     annotations: list[Any] | None = None
     audio: None = None
@@ -49,19 +33,14 @@ class Message(Body):
 class ChatMessage(Message):
     """A turn of a chat. Tool calls and their results are turns too."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]  # type: ignore[assignment]
     content: str | Parts | None = None  # type: ignore[assignment]
     tool_calls: Annotated[list[ToolCall], Field(max_length=MOST_CALLS, fail_fast=True)] | None = None
     tool_call_id: str | None = None
 
     @model_validator(mode="after")
-    def _say_something(self) -> Self:
-        if self.content is None and not self.tool_calls:
-            raise PydanticCustomError("no_content", "content is required where there are no tool_calls")
-        if self.tool_calls and self.role != "assistant":
-            raise PydanticCustomError("calls", "tool_calls are the assistant's")
-        if (self.role == "tool") != (self.tool_call_id is not None):
-            raise PydanticCustomError("tool", "role tool and tool_call_id belong together")
+    def _name_the_call(self) -> Self:
+        if self.role == "tool" and self.tool_call_id is None:
+            raise PydanticCustomError("tool", "role tool needs the tool_call_id of the call that it answers")
         return self
 
 
@@ -78,6 +57,7 @@ class ItemMeta(Body):
 class Item(Message, ItemMeta):
     """A turn of a conversation, as /v1/responses has it."""
 
+    role: Literal["system", "developer", "user", "assistant"]
     type: Literal["message"] | None = None
 
 
@@ -145,28 +125,10 @@ def _call(said: list[Message], item: CallItem) -> None:
 def characters(message: Message) -> int:
     """Return the length of what a message says, and of the arguments of its calls."""
     content = message.content or ""
-    said = len(content) if isinstance(content, str) else sum(len(part.text) for part in content)
+    said = len(content) if isinstance(content, str) else sum(len(str(part.get("text", ""))) for part in content)
     return said + sum(len(call.function.arguments) for call in message.tool_calls or ())
 
 
 def plain(message: Message) -> dict[str, Any]:
-    """Return a message as chat templates take it: developer as system, parts joined, arguments parsed."""
-    content = message.content or ""
-    text = content if isinstance(content, str) else "".join(part.text for part in content)
-    turn: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": text}
-    if isinstance(message, ChatMessage) and message.tool_calls:
-        called = [call.function for call in message.tool_calls]
-        functions = [{"name": function.name, "arguments": _arguments(function.arguments)} for function in called]
-        turn["tool_calls"] = [{"type": "function", "function": function} for function in functions]
-    if isinstance(message, ChatMessage) and message.tool_call_id is not None:
-        turn["tool_call_id"] = message.tool_call_id
-    return turn
-
-
-def _arguments(text: str) -> dict[str, Any]:
-    try:
-        if isinstance(arguments := json.loads(text), dict):
-            return arguments
-    except (ValueError, RecursionError):
-        pass
-    raise wrong("messages", "the arguments of a call are no JSON object; send them as they came")
+    """Return a message as `interface.messages` reads it."""
+    return message.model_dump(include={"role", "content", "tool_calls", "tool_call_id"})

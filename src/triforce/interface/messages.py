@@ -1,0 +1,115 @@
+"""Messages: turns of a conversation as people send them, read into what chat templates take.
+
+Library, server, batch and chat read them here, all by way of `Tokenizer.chat`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from triforce.errors import RequestError, argument, suggest
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+TEXTS = ("text", "input_text", "output_text")
+"""Types of parts of a turn that are texts."""
+BESIDE_TEXT = {"type", "text", "annotations", "logprobs"}
+"""Fields of such a part: our own answers have the last two."""
+
+Message = Mapping[str, Any]
+"""One turn: a role, and its content, which is a text or a list of parts, or calls of tools."""
+
+
+def read_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Return turns as chat templates take them. Raises RequestError that says which one cannot be read.
+
+    A developer is the system, parts are joined, content is a text, and arguments of calls are objects. Fields that are
+    not known here are a template's affair.
+    """
+    return [_turn(message, f"{argument('messages')}[{i}]") for i, message in enumerate(messages)]
+
+
+def read_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return tools as chat templates take them: `{"type": "function", "function": {"name": ..., ...}}` each.
+
+    Raises RequestError that says which one cannot be read.
+    """
+    return [_tool(tool, f"{argument('tools')}[{i}]") for i, tool in enumerate(tools)]
+
+
+def _turn(message: Any, place: str) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise RequestError(f'{place} is no message; a message is {{"role": "user", "content": "Hello"}}, say')
+    fields = {name: value for name, value in message.items() if value is not None}
+    role, content, calls = fields.get("role"), fields.get("content"), fields.get("tool_calls") or []
+    if role not in ROLES:
+        near = suggest(str(role), ROLES)
+        raise RequestError(f"{place}.role: {role!r} is not known{near}; choose from {', '.join(ROLES)}")
+    if calls and role != "assistant":
+        raise RequestError(f"{place}.tool_calls: calls are the assistant's; leave them out of a turn of the {role}")
+    if "tool_call_id" in fields and role != "tool":
+        raise RequestError(f"{place}.tool_call_id: it belongs to role tool; leave it out of a turn of the {role}")
+    if content is None and not calls:
+        raise RequestError(f"{place}.content is required: a text, or None beside tool_calls")
+    fields |= {"role": "system" if role == "developer" else role, "content": _text(content or "", f"{place}.content")}
+    fields.pop("tool_calls", None)
+    return fields | ({"tool_calls": _calls(calls, f"{place}.tool_calls")} if calls else {})
+
+
+def _text(content: Any, place: str) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list | tuple):
+        raise RequestError(f"{place} is a {type(content).__name__}; it must be a text, or a list of parts of text")
+    return "".join(_part(part, f"{place}[{i}]") for i, part in enumerate(content))
+
+
+def _part(part: Any, place: str) -> str:
+    kind = part.get("type") if isinstance(part, Mapping) else part
+    if not isinstance(part, Mapping) or kind not in TEXTS:
+        raise RequestError(f'{place} is {kind!r:.60}; only parts of text are read: {{"type": "text", "text": ...}}')
+    if not isinstance(part.get("text"), str):
+        raise RequestError(f"{place}.text must be a text")
+    if unknown := part.keys() - BESIDE_TEXT:
+        raise RequestError(f"{place}: {min(map(str, unknown))!r:.60} is not read beside a text; leave it out")
+    return str(part["text"])
+
+
+def _calls(calls: Any, place: str) -> list[dict[str, Any]]:
+    if not isinstance(calls, list | tuple):
+        raise RequestError(f"{place} is a {type(calls).__name__}; it must be a list of calls")
+    return [_call(call, f"{place}[{i}]") for i, call in enumerate(calls)]
+
+
+def _call(call: Any, place: str) -> dict[str, Any]:
+    function = _function(call, place)
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        arguments = _parsed(arguments)
+    if not isinstance(arguments, Mapping):
+        raise RequestError(f"{place}: the arguments of a call are no JSON object; send them as they came")
+    return {**call, "type": "function", "function": {"name": function["name"], "arguments": dict(arguments)}}
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _tool(tool: Any, place: str) -> dict[str, Any]:
+    function = _function(tool, place)
+    if not isinstance(function.get("parameters", {}), Mapping):
+        raise RequestError(f"{place}: the parameters of {function['name']} are no JSON schema; give an object")
+    return {**tool, "type": "function", "function": dict(function)}
+
+
+def _function(holder: Any, place: str) -> Mapping[str, Any]:
+    """Return the function of a tool or a call."""
+    function = holder.get("function") if isinstance(holder, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        shape = '{"type": "function", "function": {"name": ..., ...}}'
+        raise RequestError(f"{place} names no function; write it as {shape}")
+    return function
