@@ -30,6 +30,7 @@ NATIVE = pytest.mark.skipif(native_loader.native is None, reason="the native ker
 FILES: dict[str, tuple[Any, ...]] = {
     "llama, Q4_0": ("Q4_0",),
     "llama, like Q4_K_M": ("Q4_K", MIXED),
+    "llama, norms of few bits": ("Q4_0", {"output_norm": "Q8_0", "attn_norm": "Q4_1", "ffn_norm": "BF16"}),
     "llama, numbers, tied": ("F16", {"attn_v": "BF16", "ffn_down": "F32"}, "llama", True),
     "qwen2, Q5_1, tied": ("Q5_1", {"token_embd": "Q8_0"}, "qwen2", True),
     "qwen3, Q5_0": ("Q5_0", {"attn_q": "Q4_1"}, "qwen3"),

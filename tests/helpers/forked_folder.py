@@ -1,10 +1,14 @@
-"""Folders that are written in a fork of this process: what that has to import is not copied for each case of a fuzz."""
+"""Folders that are written in a fork of this process: what that has to import is not copied for each case of a fuzz.
+
+Where transformers' models have been imported already, they are written here.
+"""
 
 from __future__ import annotations
 
 import atexit
 import os
 import shutil
+import sys
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -17,6 +21,9 @@ def made_apart(make: Callable[[Path], object]) -> Path:
     """Return a folder that such a call has written. It goes with this process; forks end without a look at it."""
     folder = Path(tempfile.mkdtemp(prefix="fuzz-whole-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    if "transformers.modeling_utils" in sys.modules:
+        make(folder)
+        return folder
     child = os.fork()
     if not child:
         try:

@@ -42,7 +42,7 @@ class Written(NamedTuple):
 def write_model(
     folder: Path, kind: str, others: Mapping[str, str] | None = None, family: str = "llama", **sizes: Any
 ) -> Written:
-    """Write a model whose matrices have a type, but for those that `others` names, such as attn_v."""
+    """Write a model whose matrices have a type, but for parts that `others` names, such as attn_v or ffn_norm."""
     model = tiny_model(CLASSES[family], **(SIZES | sizes))
     names = {theirs: ours for theirs, ours in ENDS.items()}
     for i in range(model.config.num_hidden_layers):
@@ -50,7 +50,7 @@ def write_model(
     tensors, numbers = {}, model.state_dict()
     for seed, (name, array) in enumerate(tensors_of(model, family).items()):
         part = name.split(".")[-2]
-        tensors[name] = packed(array, (others or {}).get(part, kind) if array.ndim == 2 else "F32", seed)
+        tensors[name] = packed(array, (others or {}).get(part, kind if array.ndim == 2 else "F32"), seed)
         plain = torch.from_numpy(numbers_of(*tensors[name]).reshape(array.shape))
         numbers[names[name]].copy_(unwoven(plain) if family == "llama" and part in PERMUTED else plain)
     folder.mkdir(parents=True, exist_ok=True)

@@ -49,13 +49,13 @@ class GGUFWeights:
             rows = torch.from_numpy(self._file.raw(gguf))
         if expert is not None:
             rows = rows.view(tensor.shape[0], -1, rows.shape[1])[expert]
-        stays = self.packed and len(shape) == 2 and not gguf.endswith(ROUTER)  # which is computed in float32
-        if (dtype := PLAIN.get(tensor.type)) is not None and not stays:
-            plain = rows.flatten().view(dtype).view(shape)
-            numbers = plain if order is None else plain[order]
+        matrix, dtype = len(shape) == 2, PLAIN.get(tensor.type)
+        packed = self.packed and matrix and not gguf.endswith(ROUTER)  # which is computed in float32, as vectors are
+        if not packed and (dtype is not None or not matrix):
+            plain = self._numbers(tensor.type, rows) if dtype is None else rows.flatten().view(dtype)
+            numbers = plain.view(shape) if order is None else plain.view(shape)[order]
             return numbers.float() if self.packed and dtype == torch.float16 else numbers
         rows = rows if order is None else rows[order]
-        packed = self.packed and not gguf.endswith(ROUTER)
         if packed and tensor.type == "MXFP4":
             return of_mxfp4(rows)
         if packed:
