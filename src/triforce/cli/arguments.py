@@ -109,6 +109,11 @@ class Parser(argparse.ArgumentParser):
         """Return how a command that has a prompt takes a text that begins with a dash; nothing for other commands."""
         return f"; as the prompt it is --prompt={argument}" if "--prompt" in self._option_string_actions else ""
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print help or a mistake. argparse would drop what cannot be written, and say nothing."""
+        if message:
+            (file or sys.stderr).write(message)
+
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"triforce: error: {message}; see {self.prog} --help\n")
 

@@ -8,6 +8,7 @@ import sys
 from argparse import Namespace
 from typing import NamedTuple
 
+from triforce.cli.argument_values import STANDARD
 from triforce.cli.model_or_prompt import is_word, names_model
 from triforce.cli.text_files import read_document
 from triforce.distributed import spawn
@@ -30,6 +31,8 @@ class AskedPrompt(NamedTuple):
 
 def asked_of(options: Namespace) -> AskedPrompt:
     """Return the prompt of the argument, the file or stdin, and the model. Raises RequestError."""
+    if options.prompt == STANDARD and options.prompt_file is None:
+        options.prompt, options.prompt_file = None, STANDARD
     if options.prompt is not None and options.prompt_file is not None:
         raise RequestError("a PROMPT and --prompt-file are given; leave one of them out")
     if options.prompt is not None:
@@ -44,12 +47,12 @@ def asked_of(options: Namespace) -> AskedPrompt:
     if options.prompt_file is None and sys.stdin.isatty():
         advice = "give it as an argument, with --prompt-file, or on stdin"
         raise RequestError(f"there is no prompt; {advice}{_taken(options.model)}")
-    prompt = read_document("-" if options.prompt_file is None else options.prompt_file, options)
+    prompt = read_document(STANDARD if options.prompt_file is None else options.prompt_file, options)
     if prompt:
         return AskedPrompt(options.model, prompt)
     if options.prompt_file is None and options.model and is_word(options.model) and not names_model(options.model):
         return AskedPrompt(None, options.model, options.model)
-    source = "the prompt" if options.prompt_file is None else f"the prompt in {options.prompt_file}"
+    source = "the prompt" if options.prompt_file in (None, STANDARD) else f"the prompt in {options.prompt_file}"
     raise RequestError(f"{source} is empty; give at least one character{_taken(options.model)}")
 
 

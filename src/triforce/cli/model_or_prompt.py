@@ -6,6 +6,8 @@ import os
 import sys
 from argparse import Namespace
 
+from triforce.cli.argument_values import STANDARD
+
 PATHS = ("/", "./", "../", "~")
 LONGEST = 96  # characters of a name on the hub
 
@@ -16,6 +18,8 @@ def reads_as_prompt(options: Namespace) -> bool:
     A model has the shape of a path or of a name on the hub, is known by name, or is a file or a folder that exists.
     """
     argument: str = options.model
+    if argument == STANDARD:
+        return True
     if names_model(argument):
         return False
     if not is_word(argument):

@@ -45,8 +45,8 @@ class EarlierAnswers(NamedTuple):
 
 
 def earlier_answers(output: Path) -> EarlierAnswers:
-    """Read an output. Raises RequestError for a file that is no output of a batch."""
-    if not output.exists():
+    """Read an output that is a file; devices have no end. Raises RequestError for a file that is no such output."""
+    if not output.is_file():
         return EarlierAnswers(set(), [], False)
     try:
         content = output.read_bytes()
