@@ -14,6 +14,8 @@ from triforce.backends.torch_import import import_torch
 from triforce.checkpoint.hub import model_name
 from triforce.cli import replicas
 from triforce.cli.argument_values import STANDARD
+from triforce.cli.engine_arguments import PLACEMENT
+from triforce.cli.progress import report_loading
 from triforce.cli.streams import require_stdout
 from triforce.cli.text_files import open_lines, require_writable
 from triforce.distributed.group import TPGroup
@@ -51,7 +53,11 @@ def answer_all(options: Namespace, ranks: TPGroup) -> int:
         hidden = options.quiet or None  # None: on terminals only
         bar = tqdm(desc="batch", total=lines, unit=" requests", leave=False, disable=hidden, file=sys.stderr)
         with bar:
-            answers = Answers(output, bar.update)
+            answers = Answers(output, _model_identity(options), bar.update)
+            undigested = answers.compare(file, options.again)
+            file.seek(0)
+            if undigested and not options.quiet:
+                print(f"{undigested} answers in {output} do not say what they are of, and are kept", file=sys.stderr)
             name = options.name or model_name(options.model)
             if replicas.wanted(options):
                 with answers:
@@ -61,6 +67,19 @@ def answer_all(options: Namespace, ranks: TPGroup) -> int:
     return _told(options, answers.tally, output)
 
 
+def _model_identity(options: Namespace) -> str:
+    """Return the identity of what changes texts beside the requests. Raises TriforceError."""
+    import_torch()
+    from triforce.engine.text_fingerprint import model_fingerprint
+
+    placement = {name: getattr(options, name) for name in PLACEMENT}
+    if replicas.wanted(options) and options.model and not Path(options.model).exists():
+        return f"{options.model} {placement} {options.coupling}"  # it may be on other machines only
+    if not options.quiet:
+        report_loading(options.model)
+    return model_fingerprint(options.model, coupling=options.coupling, **placement)
+
+
 def _output(options: Namespace) -> Path | None:
     """The file that answers go to; None is stdout. Raises RequestError."""
     source = Path(options.file)
@@ -68,6 +87,8 @@ def _output(options: Namespace) -> Path | None:
         raise RequestError(f"{source} is no file of requests; give one")
     named = options.output or (STANDARD if options.file == STANDARD else str(source.with_suffix(".out.jsonl")))
     if named == STANDARD:
+        if options.again:
+            raise RequestError("--again is of a file of answers, and these go to stdout; leave it out, or name a file")
         require_stdout()
         return None
     output = Path(named)

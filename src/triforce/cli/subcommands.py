@@ -109,6 +109,8 @@ def _batch(parser: argparse.ArgumentParser) -> None:
     text = "answers, one a line (-: stdout); what OUT has answered is not asked again, what it refused is"
     usual = "FILE with .out.jsonl; stdout for stdin"
     add("-o", "--output", type=path_or_standard, metavar="OUT", help=options.described(text, usual))
+    text = "answer anew, in place, what OUT has of other requests, of another model or of other settings"
+    add("--again", action="store_true", help=text)
     add("--name", help="what the requests call the model (default: as its hub or folder calls it)")
     options.quiet(parser)
     options.replicas(parser)

@@ -14,16 +14,14 @@ import torch
 from triforce.backends import dispatch
 from triforce.backends.decoder import Decoder
 from triforce.backends.kv_rows import kv_name
-from triforce.checkpoint.hf_config import model_config
 from triforce.checkpoint.hub import SHIPPED, model_name
-from triforce.checkpoint.model_families import FAMILIES
-from triforce.checkpoint.model_files import ModelFiles, open_model
+from triforce.checkpoint.model_files import ModelFiles
 from triforce.checkpoint.tokenizer import Tokenizer
-from triforce.checkpoint.weights import fingerprint, read_weights
+from triforce.checkpoint.weights import fingerprint
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.engine.feature_loader import FeatureCheckpoint, known_draft, load_feature_draft
 from triforce.engine.model_profile import ModelProfile
-from triforce.engine.precision import resolve_device, resolve_dtype, with_kv_dtype
+from triforce.engine.model_source import located
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet
 from triforce.errors import ModelError, RequestError, argument
@@ -172,30 +170,20 @@ def load(
     it is the same: that of a draft's target. Raises ModelError, or RequestError for bits, for heads that cannot be
     shared, or for what a family cannot do yet, with advice.
     """
-    device = resolve_device(device)
-    files = open_model(name_or_path)
-    hf = files.config
-    tokenizer = _tokenizer(files, beside)
-    vocab_size = tokenizer.vocab_size if tokenizer else hf.vocab_size
-    config = model_config(hf, vocab_size=vocab_size, context=context, device=device)
-    precision = resolve_dtype(dtype, device, config)
-    config = with_kv_dtype(config, kv_dtype, precision)
-    own = config.shared(ranks.count)
+    known = (beside.path, beside.tokenizer) if beside else None
+    source = located(name_or_path, device=device, dtype=dtype, kv_dtype=kv_dtype, context=context, beside=known)
+    config = source.config.shared(ranks.count)
     if beside:
-        _require_no_windows(config, files.path)
-    dispatch.claim_threads(config, precision, device)
-    archives = files.archives(packed=dispatch.keeps_packed(config, precision, device))
-    weights = read_weights(
-        files.path, archives, config, rows=hf.vocab_size, device=device, dtype=precision, ranks=ranks,
-        names=FAMILIES[hf.model_type].names,
-    )  # fmt: skip
-    own = replace(own, attention_sink_logits_LH=weights.attention_sink_logits_LH)
-    identity = fingerprint(own, weights)
+        _require_no_windows(source.config, source.files.path)
+    dispatch.claim_threads(source.config, source.precision, source.device)
+    weights = source.weights(source.device, ranks)
+    config = replace(config, attention_sink_logits_LH=weights.attention_sink_logits_LH)
+    identity = fingerprint(config, weights)
     trim_heap()  # of what sums took, before the weights are packed into memory of their own
-    decoder = Decoder(own, weights, ranks=ranks)
+    decoder = Decoder(config, weights, ranks=ranks)
     # Weights of few bits are as they are in lower tiers, too: a second model of them would be the same.
-    lower = Decoder(own, weights, bits, ranks) if bits and weights.has_numbers else decoder
-    return Checkpoint(files, own, decoder, lower, tokenizer, identity)
+    lower = Decoder(config, weights, bits, ranks) if bits and weights.has_numbers else decoder
+    return Checkpoint(source.files, config, decoder, lower, source.tokenizer, identity)
 
 
 def _require_no_windows(config: ModelConfig, path: Path) -> None:
@@ -206,13 +194,6 @@ def _require_no_windows(config: ModelConfig, path: Path) -> None:
             f"{path}: {layers} of {config.layers} layers have a window of {window:,} tokens, and such a model cannot "
             "draft yet; use another draft model"
         )
-
-
-def _tokenizer(files: ModelFiles, beside: Checkpoint | None) -> Tokenizer | None:
-    known = beside.tokenizer if beside and files.shares_tokenizer(beside.path) else None
-    if known and known.vocab_size <= files.config.vocab_size:
-        return known
-    return files.tokenizer() if files.has_tokenizer else None
 
 
 def trim_heap() -> None:

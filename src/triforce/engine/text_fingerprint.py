@@ -1,11 +1,18 @@
-"""A digest of what changes the text of a seed. It says nothing of where files lie, and tells no setting."""
+"""Digests of what changes the text of a seed. They say nothing of where files lie, and tell no setting."""
 
 from __future__ import annotations
 
 from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import torch
 
 from triforce.backends import native_loader
-from triforce.engine.model_loader import ModelPair
+from triforce.checkpoint.hub import SHIPPED
+from triforce.checkpoint.weights import fingerprint
+from triforce.engine.model_loader import Checkpoint, ModelPair
+from triforce.engine.model_source import ModelSource, located
 from triforce.engine.speculative_config import SpeculativeConfig
 
 
@@ -14,12 +21,31 @@ def text_fingerprint(pair: ModelPair, speculation: SpeculativeConfig, coupling: 
 
     Under the other couplings texts depend on the mode and the drafts, too.
     """
-    target, tokenizer = pair.target, pair.target.tokenizer
-    # The fingerprint of the weights, as caches have it, tells their type and that of the KV.
-    weights = target.fingerprint, native_loader.build(), target.decoder.device.type, speculation.strict
-    chats = sorted(tokenizer.templates.items()) if tokenizer else ()
-    advised = sorted(target.files.sampling_defaults().items())
-    facts: list[object] = [weights, target.config.context, coupling, chats, advised]
+    target = pair.target
+    facts = [*_facts(target, target.fingerprint, coupling), native_loader.build(), target.decoder.device.type]
+    facts.append(speculation.strict)
     if coupling != "seeded":
         facts += [mode, speculation, pair.fingerprints]
+    return _digest(facts)
+
+
+def model_fingerprint(model: str | Path | None, *, coupling: str, **placement: Any) -> str:
+    """Return a hex digest of what makes texts of the same requests others, whatever machine and mode make them.
+
+    It reads the weights, and builds no model. placement: `device`, `dtype`, `kv_dtype` and `context` of `LLM`. Raises
+    ModelError or RequestError.
+    """
+    source = located(SHIPPED[0] if model is None else model, **placement)
+    weights = fingerprint(source.config, source.weights(torch.device("cpu")))
+    return _digest(_facts(source, weights, coupling))
+
+
+def _facts(target: Checkpoint | ModelSource, weights: str, coupling: str) -> list[object]:
+    """Return the facts of a target. weights: their fingerprint, as caches have it; it tells types of weights and KV."""
+    chats = sorted(target.tokenizer.templates.items()) if target.tokenizer else ()
+    advised = sorted(target.files.sampling_defaults().items())
+    return [weights, target.config.context, coupling, chats, advised]
+
+
+def _digest(facts: list[object]) -> str:
     return blake2b(repr(facts).encode(), digest_size=16).hexdigest()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import BinaryIO
 
 PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
@@ -22,6 +23,11 @@ class BatchLine:
     body: bytes = b""
     error: str | None = None
     code: str = "invalid_line"
+
+    def digest(self, model: str) -> str | None:
+        """Return a hex digest of the request and of the model's identity; None for a line in error."""
+        request = "\n".join([model, self.url, ""]).encode() + self.body
+        return None if self.error is not None else blake2b(request, digest_size=16).hexdigest()
 
 
 def batch_lines(file: BinaryIO) -> Iterator[BatchLine]:

@@ -35,33 +35,42 @@ class Tally:
         return self.reasons.total()
 
 
-class EarlierAnswers(NamedTuple):
-    """Contents of an output: the names of the lines that it has answered, the answers, and whether it holds more."""
+class EarlierAnswer(NamedTuple):
+    """A line of an output that answers a line of the input. digest: see `BatchLine.digest`; None: it has none."""
 
-    names: set[Name]
-    lines: list[bytes]
+    line: bytes
+    digest: str | None
+
+
+class EarlierAnswers(NamedTuple):
+    """Contents of an output: the answers by the names of their lines, and whether it holds more."""
+
+    answers: dict[Name, EarlierAnswer]
     more: bool
-    """Refusals, or a torn last line."""
+    """Refusals, answers that later ones take the place of, or a torn last line."""
 
 
 def earlier_answers(output: Path) -> EarlierAnswers:
-    """Read an output that is a file; devices have no end. Raises RequestError for a file that is no such output."""
+    """Read an output that is a file; devices have no end. Raises RequestError for a file that is no such output.
+
+    Of several answers to one line the last one counts, in the place of the first.
+    """
     if not output.is_file():
-        return EarlierAnswers(set(), [], False)
+        return EarlierAnswers({}, False)
     try:
         content = output.read_bytes()
     except OSError as error:
         raise _unwritable(output, error) from error
     complete, _, torn = content.rpartition(b"\n")
+    lines = complete.splitlines()
     try:
-        lines = {line: _answered(json.loads(line)) for line in complete.splitlines()}
+        named = {name: answer for name, answer in (_answer(line) for line in lines)}
     except (ValueError, TypeError, KeyError, RecursionError):
-        lines, torn = {}, b"not ours"
+        named, torn = {}, b"not ours"
     if not torn.startswith(_BEGINNING[: len(torn)]):
         raise RequestError(f"{output} holds something else than answers of a batch; name another file with -o")
-    kept = [line for line, name in lines.items() if name is not None]
-    names = {name for name in lines.values() if name is not None}
-    return EarlierAnswers(names, kept, bool(torn) or len(kept) < len(lines))
+    answers = {name: answer for name, answer in named.items() if answer}
+    return EarlierAnswers(answers, bool(torn) or len(answers) < len(lines))
 
 
 def _unwritable(output: Path, error: OSError) -> RequestError:
@@ -69,10 +78,12 @@ def _unwritable(output: Path, error: OSError) -> RequestError:
     return RequestError(f"{output} cannot be written ({error.strerror}); {advice}")
 
 
-def _answered(answer: Any) -> Name | None:
-    """Return the name of the line that this answers; None for a refusal."""
+def _answer(line: bytes) -> tuple[Name, EarlierAnswer | None]:
+    """Return the name of the line that an answer is of, and the answer; None for a refusal."""
+    answer = json.loads(line)
     name: Name = answer["custom_id"] or answer["error"]["line"]
-    return name if answer["response"] and _good(answer["response"]) else None
+    is_good = answer["response"] and _good(answer["response"])
+    return name, EarlierAnswer(line, answer.get("digest")) if is_good else None
 
 
 def _good(response: Response) -> bool:
@@ -82,37 +93,58 @@ def _good(response: Response) -> bool:
 class Answers(AbstractContextManager["Answers"]):
     """An output: what it has not answered is asked, and each answer is added to it at once, while it is entered."""
 
-    def __init__(self, path: Path | None, on_line: Callable[[], object]) -> None:
+    def __init__(self, path: Path | None, model: str, on_line: Callable[[], object]) -> None:
         """Read a file, or take stdout for None. `on_line` is called once for each line of the input.
 
-        Raises RequestError as `earlier_answers` does. Nothing is written before it is entered.
+        model: identity of all that changes texts beside a request. Raises RequestError as `earlier_answers` does.
+        Nothing is written before it is entered.
         """
         self.tally = Tally()
-        self._path, self._on_line = path, on_line
-        self._earlier = earlier_answers(path) if path else EarlierAnswers(set(), [], False)
+        self._path, self._model, self._on_line = path, model, on_line
+        self._earlier = earlier_answers(path) if path else EarlierAnswers({}, False)
+        self._stale: set[Name] = set()
         self._file: TextIO = sys.stdout
+
+    def compare(self, source: BinaryIO, again: bool) -> int:
+        """Compare the answers with the lines of the input; return how many answers have no digest, and are kept.
+
+        again: those that are of other requests, or of another model, are answered anew. Else raises RequestError.
+        """
+        undigested = 0
+        for line in batch_lines(source):
+            if (answer := self._earlier.answers.get(line.name)) and line.error is None:
+                undigested += answer.digest is None
+                if answer.digest not in (None, line.digest(self._model)):
+                    self._stale.add(line.name)
+        if self._stale and not again:
+            count = f"{len(self._stale)} of the {len(self._earlier.answers)} answers in {self._path}"
+            raise RequestError(f"{count} are of other requests, of another model or of other settings; answer them "
+                               "anew with --again, or name another file with -o")  # fmt: skip
+        return undigested
 
     def __enter__(self) -> Answers:
         """Open the file, and drop refusals and a torn last line from it. Raises RequestError."""
         if self._path:
             try:
                 if self._earlier.more:
-                    with whole_file(self._path) as partial:
-                        partial.write_bytes(b"".join(line + b"\n" for line in self._earlier.lines))
+                    _write(self._path, self._earlier)
                 self._file = self._path.open("a", encoding="utf-8")
             except OSError as error:
                 raise _unwritable(self._path, error) from error
         return self
 
     def __exit__(self, *error: object) -> None:
+        """Close the file. New answers in place of earlier ones move to the places of these."""
         if self._path:
             with suppress(OSError):  # each answer was written at once, or that has failed
                 self._file.close()
+                if self._stale:
+                    _write(self._path, earlier_answers(self._path))
 
     def missing(self, source: BinaryIO) -> Iterator[BatchLine]:
-        """Yield the lines that have no answer yet, and count the others."""
+        """Yield the lines that have no answer yet, or a stale one, and count the others."""
         for line in batch_lines(source):
-            if line.name not in self._earlier.names:
+            if line.name not in self._earlier.answers or line.name in self._stale:
                 yield line
             else:
                 self.tally.skipped += 1
@@ -124,7 +156,7 @@ class Answers(AbstractContextManager["Answers"]):
         if line.error is not None:
             error = {"code": line.code, "message": line.error} | ({} if named else {"line": line.name})
         head = {"id": f"batch_req_{uuid4().hex}", "custom_id": line.name if named else None}
-        answer = head | {"response": response, "error": error}
+        answer = head | {"response": response, "error": error, "digest": line.digest(self._model)}
         try:
             self._file.write(json.dumps(answer, allow_nan=False) + "\n")
             self._file.flush()
@@ -137,3 +169,9 @@ class Answers(AbstractContextManager["Answers"]):
         else:
             self.tally.answered += 1
         self._on_line()
+
+
+def _write(path: Path, contents: EarlierAnswers) -> None:
+    """Replace a file by its answers. Raises OSError."""
+    with whole_file(path) as partial:
+        partial.write_bytes(b"".join(answer.line + b"\n" for answer in contents.answers.values()))
