@@ -48,12 +48,18 @@ class CostModel:
                 self._read(json.loads(saved))
 
     def save(self) -> None:
-        """Write the file for the next process; a folder that cannot be written to is ignored."""
+        """Write the file for the next process; a folder that cannot be written to is ignored.
+
+        Where this process found the machine slower, kinds of passes that it did not run stay as they were read: what is
+        thought to take long is not tried, and so is not corrected.
+        """
         if self.path is None:
             return
         layers, shift = {case: asdict(found) for case, found in self.layers.items()}, log(self.passes.speed)
         kinds = [(tier, kind, x) for tier, costs in self.passes.tiers.items() for kind, x in costs.seen.items()]
-        passes = [(tier, *kind, x.count, x.keys, x.log + shift) for tier, kind, x in kinds]
+        passes = [
+            (tier, *kind, x.count, x.keys, x.log + (shift if x.own else min(shift, 0))) for tier, kind, x in kinds
+        ]
         shares = [(*case, *sums) for case, sums in self.acceptance.of.items()]
         saved = json.dumps({"passes": passes, "shares": shares, "layers": layers})
         with suppress(OSError):
