@@ -77,6 +77,9 @@ class TriforceError(Exception):
     def __str__(self) -> str:
         return self.worded()
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
+
     def worded(self, words: Wording | None = None) -> str:
         """Return the text with its arguments in these words; None are those of the process."""
         return escaped(worded(super().__str__(), words))

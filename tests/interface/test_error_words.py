@@ -57,6 +57,7 @@ def test_options_in_errors_are_those_of_commands() -> None:
 def test_arguments_are_worded_at_each_door(marked: str, keyword: str, option: str, field: str) -> None:
     error = RequestError(f"use {marked}, say")
     assert str(error) == f"use {keyword}, say" and worded(marked) == keyword
+    assert repr(error) == f"RequestError({str(error)!r})"
     assert error.worded(as_option) == f"use {option}, say"
     assert error.worded(as_field) == f"use {field}, say"
     with wording(as_option):

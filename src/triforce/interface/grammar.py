@@ -64,7 +64,8 @@ class Grammar:
         """Return the grammar of a text that is one of these. Raises RequestError where they are not texts."""
         if isinstance(texts, str) or not texts or not all(isinstance(text, str) and text for text in texts):
             raise RequestError(f'choices are a list of texts, such as ["yes", "no"], not {texts!r}')
-        return cls("lark", "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts))
+        listed = " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
+        return cls("lark", f"start: TEXT\nTEXT: {listed}")  # one terminal: rules may have 2,000 alternatives
 
     @classmethod
     def regex(cls, pattern: str) -> Self:
