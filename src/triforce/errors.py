@@ -95,11 +95,7 @@ class ModelError(TriforceError):
 
 
 class RequestError(TriforceError):
-    """A prompt or a sampling parameter that cannot be served. `param` is the name of the parameter, where it is one."""
-
-    def __init__(self, text: str, param: str | None = None) -> None:
-        super().__init__(text)
-        self.param = param
+    """A prompt or a sampling parameter that cannot be served."""
 
 
 class CacheError(TriforceError):

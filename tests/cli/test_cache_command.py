@@ -77,7 +77,7 @@ def test_disk_cache_mistakes_are_one_line(
 @pytest.mark.parametrize("size", ["much", "-1", "auto"])
 def test_disk_cache_size_must_be_one(pair: Path, tmp_path: Path, size: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert generate(pair, tmp_path / "cache", f"--disk-cache-size={size}") == 2
-    assert "disk_cache_size" in capsys.readouterr().err
+    assert "--disk-cache-size" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("what", ["list", "verify", "clear"])

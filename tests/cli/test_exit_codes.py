@@ -163,7 +163,7 @@ def test_closed_stdin_is_an_empty_one(name: str, run: Run) -> None:
 @pytest.mark.parametrize("name", TO_FILES)
 def test_full_disk_is_2_and_names_the_file(name: str, run: Run) -> None:
     line, file = TO_FILES[name]
-    code, _, err = run(line, largest=600 if name == "eval" else 100)
+    code, _, err = run(line, largest=600 if name == "eval" else 250)
     assert code == 2 and file in err and err.count("triforce: error: ") == 1, (code, err)
     assert "Traceback" not in err
 

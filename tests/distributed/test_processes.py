@@ -172,7 +172,7 @@ def test_mistake_is_reported_by_one_rank(pair: Path) -> None:
     with python("-m", "triforce", *command(pair, "--tp", "3")) as process:
         said, errors = process.communicate(timeout=240)
     assert process.returncode == 2 and not said
-    assert errors.count("2 KV heads cannot be shared evenly by 3 processes; use ranks 1 or 2") == 1
+    assert errors.count("2 KV heads cannot be shared evenly by 3 processes; use --tp 1 or 2") == 1
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,8 @@ def write_model(
     tensors, numbers = {}, model.state_dict()
     for seed, (name, array) in enumerate(tensors_of(model, family).items()):
         part = name.split(".")[-2]
-        tensors[name] = packed(array, (others or {}).get(part, kind if array.ndim == 2 else "F32"), seed)
+        usual = kind if array.ndim == 2 else "F32"
+        tensors[name] = packed(array, usual if name.endswith(".bias") else (others or {}).get(part, usual), seed)
         plain = torch.from_numpy(numbers_of(*tensors[name]).reshape(array.shape))
         numbers[names[name]].copy_(unwoven(plain) if family == "llama" and part in PERMUTED else plain)
     folder.mkdir(parents=True, exist_ok=True)

@@ -115,19 +115,6 @@ def test_costs_from_busy_machine_are_corrected(times: float, tmp_path: Path) -> 
         assert later.passes.seconds(tier, 3, 1, 8000) == pytest.approx(true(3, 8000), rel=0.2)
 
 
-def test_stall_does_not_end_speculation_of_later_processes(tmp_path: Path) -> None:
-    """Passes of the full tier that were stopped for a second say nothing of other tiers, which did not run then."""
-    costs = learnt(tmp_path / "costs.json")
-    costs.save()
-    before = costs.passes.seconds("draft", 2, 1, 0)
-    stalled = CostModel(costs.path)
-    for _ in range(5):
-        stalled.passes.observe("full", 2, 1, 8000, 100 * true(2, 8000))
-    assert stalled.passes.speed > 10  # by what it has seen itself
-    stalled.save()
-    assert CostModel(costs.path).passes.seconds("draft", 2, 1, 0) == pytest.approx(before, rel=0.1)
-
-
 def test_costs_of_new_contexts_keep_machine_speed() -> None:
     """Longer contexts than before may cost anything: what they cost is no reason to think the machine slower."""
     costs = CostModel()

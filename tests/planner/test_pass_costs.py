@@ -1,12 +1,15 @@
-"""Tables of pass costs: those of each number of keys, and of what routers turn out to choose."""
+"""Tables of pass costs: those of each number of keys, of what routers turn out to choose, and of what is kept."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from triforce.model.architecture import Experts
 from triforce.model.expert_unions import ExpertUnions
+from triforce.planner.cost_model import CostModel
 from triforce.planner.pass_costs import PassCosts
 from triforce.planner.tier_work import TierWork
 
@@ -33,3 +36,18 @@ def test_kind_that_ran_costs_the_same_when_routers_turn_out_otherwise() -> None:
     assert unions.spread < 0.5
     assert costs.seconds("full", 8, 1, 1000) == pytest.approx(before, rel=1e-3)
     assert costs.table("full", 1, [1000], 8)[0, 8] == pytest.approx(before, rel=1e-3)
+
+
+def test_stall_of_one_tier_is_not_kept_for_the_others(tmp_path: Path) -> None:
+    """Passes of the full tier that were stopped for a second say nothing of tiers that did not run then."""
+    costs = CostModel(tmp_path / "costs.json")
+    for _ in range(20):
+        costs.passes.observe("full", 1, 1, 8000, 0.01)
+        costs.passes.observe("draft", 2, 1, 0, 0.002)
+    costs.save()
+    stalled = CostModel(costs.path)
+    for _ in range(5):
+        stalled.passes.observe("full", 1, 1, 8000, 1.0)
+    assert stalled.passes.speed > 10
+    stalled.save()
+    assert CostModel(costs.path).passes.seconds("draft", 2, 1, 0) == pytest.approx(0.002, rel=0.1)

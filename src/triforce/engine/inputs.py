@@ -148,14 +148,18 @@ def more_context(config: ModelConfig) -> str:
     return "use a model with a longer context"
 
 
-def chat_ids(messages: Sequence[Message], target: PromptSource) -> list[int]:
+def chat_ids(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, target: PromptSource) -> list[int]:
     """Return the token ids of a conversation that awaits its answer. Raises RequestError."""
     if target.tokenizer is None:
         raise RequestError("this model has no tokenizer, and so no chat template; give token ids to generate")
     for message in messages:
-        if isinstance(text := message.get("content"), str):
+        if isinstance(message, Mapping) and isinstance(text := message.get("content"), str):
             require_size(text, target.tokenizer, target.config)
-    return target.tokenizer.chat(messages)
+    ids = target.tokenizer.chat(messages, tools)
+    named = tools or any(message.get("tool_calls") for message in messages)
+    if named and "tool" not in target.tokenizer.template:  # which said nothing of them
+        raise RequestError(f"this model's chat template has no tools; leave out {argument('tools')} and tool_calls")
+    return ids
 
 
 def require_size(text: str, tokenizer: Tokenizer, config: ModelConfig) -> None:

@@ -7,12 +7,12 @@ from functools import cached_property
 from typing import Any
 
 from triforce.checkpoint.tokenizer import Tokenizer
-from triforce.engine.inputs import Prompt, checked_ids, one_prompt, token_ids
+from triforce.engine.inputs import Prompt, chat_ids, checked_ids, one_prompt, token_ids
 from triforce.engine.llm_lifetime import LLMLifetime
 from triforce.engine.model_loader import Checkpoint
 from triforce.engine.modes import DRAFTED, MODES
 from triforce.engine.tier_builder import ModelSet
-from triforce.errors import RequestError, argument
+from triforce.errors import RequestError
 from triforce.interface.messages import Message
 from triforce.interface.sampling_params import SamplingParams, chat_defaults
 
@@ -49,13 +49,7 @@ class LLMInputs(LLMLifetime):
 
     def encode_chat(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> list[int]:
         """Return the token ids of a conversation that awaits its answer. Raises RequestError."""
-        if self.tokenizer is None:
-            raise RequestError("this model has no tokenizer, and so no chat template; give token ids to generate")
-        ids = self.tokenizer.chat(messages, tools)
-        named = tools or any(message.get("tool_calls") for message in messages)
-        if named and "tool" not in self.tokenizer.template:  # which said nothing of them
-            raise RequestError(f"this model's chat template has no tools; leave out {argument('tools')} and tool_calls")
-        return ids
+        return chat_ids(messages, tools, self.target)
 
     def decode(self, ids: int | Sequence[int]) -> str:
         """Return the text of token ids, or of one, without special tokens. Raises RequestError, or TypeError."""

@@ -68,7 +68,7 @@ def _text(content: Any, place: str) -> str:
 def _part(part: Any, place: str) -> str:
     kind = part.get("type") if isinstance(part, Mapping) else part
     if not isinstance(part, Mapping) or kind not in TEXTS:
-        raise RequestError(f'{place} is {kind!r:.60}; only parts of text are read: {{"type": "text", "text": ...}}')
+        raise RequestError(f'{place} is {kind!r:.60}; only text parts are read: {{"type": "text", "text": ...}}')
     if not isinstance(part.get("text"), str):
         raise RequestError(f"{place}.text must be a text")
     if unknown := part.keys() - BESIDE_TEXT:

@@ -97,8 +97,7 @@ class SamplingParams:
 
 
 def _refusal(name: str, allowed: str, value: object) -> RequestError:
-    param = name.partition("[")[0].rpartition(" ")[2]  # of a part, what it is a part of
-    return RequestError(f"{name} must be {allowed}, not {value!r}", param)
+    return RequestError(f"{name} must be {allowed}, not {value!r}")
 
 
 def _real(name: str, value: object, allowed: str, holds: Callable[[float], bool]) -> float:

@@ -75,12 +75,17 @@ def later(status: int, reason: str, code: str) -> ApiError:
 
 
 @contextmanager
-def about(field: str) -> Iterator[None]:
-    """Name the field of a request in a RequestError that is raised within, as an ApiError."""
+def about(field: str, argument: str | None = None) -> Iterator[None]:
+    """Name the field of a request in a RequestError that is raised within, as an ApiError.
+
+    argument: what the field is called in Python.
+    """
     try:
         yield
     except RequestError as error:
-        raise wrong(field_of(error) or field, error.worded(as_field)) from error
+        named = field_of(error)
+        text = error.worded(lambda name, value: field if name == argument else as_field(name, value))
+        raise wrong(field if named in (None, argument) else named, text) from error
 
 
 def field_of(error: RequestError) -> str | None:
