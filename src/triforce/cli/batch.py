@@ -17,7 +17,7 @@ from triforce.cli.argument_values import STANDARD
 from triforce.cli.engine_arguments import PLACEMENT
 from triforce.cli.progress import report_loading
 from triforce.cli.streams import require_stdout
-from triforce.cli.text_files import open_lines, require_writable
+from triforce.cli.text_files import count_lines, open_lines, require_writable
 from triforce.distributed.group import TPGroup
 from triforce.errors import RequestError
 from triforce.server.batch_output import Answers, Tally
@@ -45,10 +45,10 @@ def answer_all(options: Namespace, ranks: TPGroup) -> int:
         return replicas.follow(options, ranks, batch_file.LIMITS)
     output = _output(options)
     with open_lines(options.file) as file:
-        lines = sum(bool(line.strip()) for line in file)
+        named = "stdin" if options.file == STANDARD else options.file
+        lines = count_lines(file, named)
         file.seek(0)
         if not lines:
-            named = "stdin" if options.file == STANDARD else options.file
             raise RequestError(f"{named} holds no requests; give a JSONL file, one request a line")
         hidden = options.quiet or None  # None: on terminals only
         bar = tqdm(desc="batch", total=lines, unit=" requests", leave=False, disable=hidden, file=sys.stderr)
