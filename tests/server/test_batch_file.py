@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +15,7 @@ import pytest
 from starlette.types import ASGIApp
 
 from tests.helpers.asgi_client import SAMPLED, ask, good
+from tests.helpers.batch_files import answers, arguments, line
 from triforce.backends import native_loader
 from triforce.cli import main
 from triforce.interface.sampling_params import SamplingParams
@@ -31,15 +30,6 @@ BODIES = {
 Run = Callable[..., int]
 
 
-def line(name: str, url: str, body: dict[str, Any], method: str = "POST") -> str:
-    return json.dumps({"custom_id": name, "method": method, "url": url, "body": body}) + "\n"
-
-
-def arguments(pair: Path, source: Path, output: Path, *more: str) -> list[str]:
-    models = [str(pair / "target"), "--draft", str(pair / "draft"), "--retrieval-budget", "64"]
-    return ["batch", str(source), *models, "-o", str(output), *more]
-
-
 @pytest.fixture
 def run(pair: Path, tmp_path: Path) -> Run:
     """Writes lines into in.jsonl, has them answered in out.jsonl, and gives the exit code."""
@@ -49,10 +39,6 @@ def run(pair: Path, tmp_path: Path) -> Run:
         return main(arguments(pair, tmp_path / "in.jsonl", tmp_path / "out.jsonl"))
 
     return go
-
-
-def answers(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(answer) for answer in (folder / "out.jsonl").read_text().splitlines()]
 
 
 def told(body: dict[str, Any]) -> Any:
@@ -136,7 +122,7 @@ def test_batch_refused_lines_name_reason_and_are_retried(
     assert run(GOOD, "[5]\n", *lines) == 1
     told = capsys.readouterr().err
     assert "1 answered, 4 refused, 0 there already" in told
-    assert "The commonest reason, 3 times: model 'gpt' is not served here" in told
+    assert "3 lines for the commonest reason, the first: 0: model 'gpt' is not served here" in told
     (first,) = (answer for answer in answers(tmp_path) if answer["custom_id"] == "good")
     assert run(GOOD, *(line(str(i), "/v1/completions", body) for i in range(3))) == 0
     assert "3 answered, 0 refused, 1 there already" in capsys.readouterr().err
@@ -185,92 +171,3 @@ def test_batch_unusable_files_are_reported(
     (tmp_path / "in").write_text(GOOD)
     assert main(arguments(pair, tmp_path / source, tmp_path / output)) == 2
     assert (tmp_path / "in").read_text() == GOOD and "triforce: error: " in capsys.readouterr().err
-
-
-def batch(folder: Path, pair: Path, lines: list[str], *more: str) -> int:
-    """The exit code of a batch of lines."""
-    (folder / "in.jsonl").write_text("".join(lines))
-    return main(arguments(pair, folder / "in.jsonl", folder / "out.jsonl", *more))
-
-
-def short(name: str, prompt: str) -> str:
-    return line(name, "/v1/completions", {"prompt": prompt, "temperature": 0, "max_tokens": 4})
-
-
-@pytest.mark.parametrize("change", ["request", "context", "coupling", "KV type", "model"])
-def test_batch_answers_of_something_else_are_not_taken(
-    pair: Path, tmp_path: Path, change: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lines = [short("a", "the cat"), short("b", "the hat"), short("c", "the mat")]
-    assert batch(tmp_path, pair, lines) == 0
-    before = answers(tmp_path)
-    more: list[str] = {"context": ["--context", "64"], "coupling": ["--coupling", "block"]}.get(change, [])
-    if change == "request":
-        lines[1] = short("b", "the dog")
-    elif change == "KV type":
-        if native_loader.native is None:
-            pytest.skip("the native kernels were not built")
-        more = ["--kv-dtype", "int8"]
-    elif change == "model":
-        pair = other_model(pair, tmp_path)
-    written = (tmp_path / "out.jsonl").read_bytes()
-    capsys.readouterr()
-    assert batch(tmp_path, pair, lines, *more) == 2
-    assert (tmp_path / "out.jsonl").read_bytes() == written
-    count = 1 if change == "request" else 3
-    told = capsys.readouterr().err
-    assert f"{count} of the 3 answers in" in told and "--again" in told
-    assert batch(tmp_path, pair, lines, "--again", *more) == 0
-    after = answers(tmp_path)
-    assert [answer["custom_id"] for answer in after] == [answer["custom_id"] for answer in before]
-    kept = {new["custom_id"] for new, old in zip(after, before, strict=True) if new == old}
-    assert kept == ({"a", "c"} if count == 1 else set())
-    assert f"{count} answered, 0 refused, {3 - count} there already" in capsys.readouterr().err
-    assert batch(tmp_path, pair, lines, *more) == 0
-    assert answers(tmp_path) == after
-
-
-def other_model(pair: Path, folder: Path) -> Path:
-    """A pair whose target has other weights."""
-    other = Path(shutil.copytree(pair, folder / "other"))
-    file = other / "target" / "model.safetensors"
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
-    return other
-
-
-def test_batch_mode_and_limits_make_no_other_answers(pair: Path, tmp_path: Path) -> None:
-    assert batch(tmp_path, pair, [short("a", "the cat")]) == 0
-    assert batch(tmp_path, pair, [short("a", "the cat"), short("b", "the hat")], "--mode", "ar") == 0
-    assert len(answers(tmp_path)) == 2
-
-
-def test_batch_answers_without_digest_are_kept_and_told_of(
-    pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert batch(tmp_path, pair, [short("a", "the cat")]) == 0
-    (answer,) = answers(tmp_path)
-    del answer["digest"]
-    (tmp_path / "out.jsonl").write_text(json.dumps(answer) + "\n")
-    capsys.readouterr()
-    assert batch(tmp_path, pair, [short("a", "the dog")]) == 0
-    assert "1 answers in" in capsys.readouterr().err and answers(tmp_path) == [answer]
-
-
-def test_batch_killed_while_answering_again_keeps_the_later_answer(pair: Path, tmp_path: Path) -> None:
-    """A new answer stands behind the earlier one until the run ends."""
-    assert batch(tmp_path, pair, [short("a", "the cat"), short("b", "the hat")]) == 0
-    earlier = (tmp_path / "out.jsonl").read_bytes()
-    assert batch(tmp_path, pair, [short("a", "the dog"), short("b", "the hat")], "--again") == 0
-    ended = (tmp_path / "out.jsonl").read_bytes()
-    (new,) = set(ended.splitlines(keepends=True)) - set(earlier.splitlines(keepends=True))
-    (tmp_path / "out.jsonl").write_bytes(earlier + new)
-    assert batch(tmp_path, pair, [short("a", "the dog"), short("b", "the hat")]) == 0
-    assert (tmp_path / "out.jsonl").read_bytes() == ended
-
-
-def test_batch_again_needs_a_file(pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "in.jsonl").write_text(short("a", "the cat"))
-    assert main(arguments(pair, tmp_path / "in.jsonl", Path("-"), "--again")) == 2
-    assert "--again is of a file of answers" in capsys.readouterr().err

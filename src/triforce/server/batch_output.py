@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TextIO
 from uuid import uuid4
 
 from triforce.errors import RequestError
 from triforce.server.batch_lines import BatchLine, Name, batch_lines
+from triforce.server.batch_tally import Tally
 from triforce.user_files import read_line
 from triforce.whole_file import whole_file
 
@@ -22,20 +21,6 @@ _BEGINNING = b'{"id": "batch_req_'
 ANOTHER = "name another file with -o"
 
 Response = dict[str, Any]
-
-
-@dataclass(slots=True)
-class Tally:
-    """Lines by what became of them."""
-
-    answered: int = 0
-    skipped: int = 0
-    reasons: Counter[str] = field(default_factory=Counter)
-    """Reasons for refusals, with counts."""
-
-    @property
-    def refused(self) -> int:
-        return self.reasons.total()
 
 
 class EarlierAnswer(NamedTuple):
@@ -172,8 +157,10 @@ class Answers(AbstractContextManager["Answers"]):
             if self._path is None:
                 raise
             raise _unwritable(self._path, failure) from failure
-        if response is None or not _good(response):
-            self.tally.reasons[str(response["body"]["error"]["message"] if response else line.error)] += 1
+        if response is None:
+            self.tally.refuse(str(line.error))
+        elif not _good(response):
+            self.tally.refuse(str(response["body"]["error"]["message"]), str(line.name))
         else:
             self.tally.answered += 1
         self._on_line()

@@ -1,0 +1,102 @@
+"""`triforce batch` again: answers of other requests, models or settings are not taken for those that are asked for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.batch_files import answers, arguments, line
+from triforce.backends import native_loader
+from triforce.cli import main
+
+
+def batch(folder: Path, pair: Path, lines: list[str], *more: str) -> int:
+    """The exit code of a batch of lines."""
+    (folder / "in.jsonl").write_text("".join(lines))
+    return main(arguments(pair, folder / "in.jsonl", folder / "out.jsonl", *more))
+
+
+def short(name: str, prompt: str) -> str:
+    return line(name, "/v1/completions", {"prompt": prompt, "temperature": 0, "max_tokens": 4})
+
+
+@pytest.mark.parametrize("change", ["request", "context", "coupling", "KV type", "model"])
+def test_batch_answers_of_something_else_are_not_taken(
+    pair: Path, tmp_path: Path, change: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [short("a", "the cat"), short("b", "the hat"), short("c", "the mat")]
+    assert batch(tmp_path, pair, lines) == 0
+    before = answers(tmp_path)
+    more: list[str] = {"context": ["--context", "64"], "coupling": ["--coupling", "block"]}.get(change, [])
+    if change == "request":
+        lines[1] = short("b", "the dog")
+    elif change == "KV type":
+        if native_loader.native is None:
+            pytest.skip("the native kernels were not built")
+        more = ["--kv-dtype", "int8"]
+    elif change == "model":
+        pair = other_model(pair, tmp_path)
+    written = (tmp_path / "out.jsonl").read_bytes()
+    capsys.readouterr()
+    assert batch(tmp_path, pair, lines, *more) == 2
+    assert (tmp_path / "out.jsonl").read_bytes() == written
+    count = 1 if change == "request" else 3
+    told = capsys.readouterr().err
+    assert f"{count} of the 3 answers in" in told and "--again" in told
+    assert batch(tmp_path, pair, lines, "--again", *more) == 0
+    after = answers(tmp_path)
+    assert [answer["custom_id"] for answer in after] == [answer["custom_id"] for answer in before]
+    kept = {new["custom_id"] for new, old in zip(after, before, strict=True) if new == old}
+    assert kept == ({"a", "c"} if count == 1 else set())
+    assert f"{count} answered, 0 refused, {3 - count} there already" in capsys.readouterr().err
+    assert batch(tmp_path, pair, lines, *more) == 0
+    assert answers(tmp_path) == after
+
+
+def other_model(pair: Path, folder: Path) -> Path:
+    """A pair whose target has other weights."""
+    other = Path(shutil.copytree(pair, folder / "other"))
+    file = other / "target" / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    return other
+
+
+def test_batch_mode_and_limits_make_no_other_answers(pair: Path, tmp_path: Path) -> None:
+    assert batch(tmp_path, pair, [short("a", "the cat")]) == 0
+    assert batch(tmp_path, pair, [short("a", "the cat"), short("b", "the hat")], "--mode", "ar") == 0
+    assert len(answers(tmp_path)) == 2
+
+
+def test_batch_answers_without_digest_are_kept_and_told_of(
+    pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert batch(tmp_path, pair, [short("a", "the cat")]) == 0
+    (answer,) = answers(tmp_path)
+    del answer["digest"]
+    (tmp_path / "out.jsonl").write_text(json.dumps(answer) + "\n")
+    capsys.readouterr()
+    assert batch(tmp_path, pair, [short("a", "the dog")]) == 0
+    assert "1 answers in" in capsys.readouterr().err and answers(tmp_path) == [answer]
+
+
+def test_batch_killed_while_answering_again_keeps_the_later_answer(pair: Path, tmp_path: Path) -> None:
+    """A new answer stands behind the earlier one until the run ends."""
+    assert batch(tmp_path, pair, [short("a", "the cat"), short("b", "the hat")]) == 0
+    earlier = (tmp_path / "out.jsonl").read_bytes()
+    assert batch(tmp_path, pair, [short("a", "the dog"), short("b", "the hat")], "--again") == 0
+    ended = (tmp_path / "out.jsonl").read_bytes()
+    (new,) = set(ended.splitlines(keepends=True)) - set(earlier.splitlines(keepends=True))
+    (tmp_path / "out.jsonl").write_bytes(earlier + new)
+    assert batch(tmp_path, pair, [short("a", "the dog"), short("b", "the hat")]) == 0
+    assert (tmp_path / "out.jsonl").read_bytes() == ended
+
+
+def test_batch_again_needs_a_file(pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "in.jsonl").write_text(short("a", "the cat"))
+    assert main(arguments(pair, tmp_path / "in.jsonl", Path("-"), "--again")) == 2
+    assert "--again is of a file of answers" in capsys.readouterr().err
