@@ -1,4 +1,4 @@
-"""What became of the lines of a batch."""
+"""Tally: the lines of a batch by what became of them."""
 
 from __future__ import annotations
 
