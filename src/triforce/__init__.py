@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False  # as type checkers know it: typing takes longer to import than all else before Ctrl-C is heard
 if TYPE_CHECKING:
     from triforce.engine.output_stream import OutputChunk
     from triforce.errors import CacheError, ModelError, RankError, RequestError, TriforceError

@@ -1,12 +1,16 @@
 # PYTHON_ARGCOMPLETE_OK
 """The command `triforce`, and `python -m triforce`. Ctrl-C is taken care of before anything else is imported."""
 
+from __future__ import annotations
+
 import os
 import signal
 import sys
-from contextlib import suppress
-from types import FrameType
-from typing import NoReturn
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # no import that Python has not made itself, as Ctrl-C would end it with a traceback
+    from types import FrameType
+    from typing import NoReturn
 
 
 def main() -> int:
@@ -41,9 +45,10 @@ def _imports(frame: FrameType | None) -> bool:
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
     """End the process with the code that shells have for a signal."""
-    with suppress(OSError):
+    try:
         os.write(2, b"\n")
-    os._exit(128 + number)
+    finally:  # stderr may be closed
+        os._exit(128 + number)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from triforce.bench.batch_runner import Prompts, together
 from triforce.bench.cells import Cell
 from triforce.bench.prompts import Sources, prompts
 from triforce.bench.roofline import Roofline, Work
-from triforce.bench.speed_tables import verdict
+from triforce.bench.speed_tables import speedup, verdict
 from triforce.cli import main
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
@@ -240,3 +240,8 @@ def test_speed_mistakes_exit_2(arguments: list[str], message: str, capsys: pytes
     assert main(["bench", *arguments]) == 2
     error = capsys.readouterr().err
     assert message in error and "Traceback" not in error
+
+
+def test_one_turn_is_shown_without_a_spread() -> None:
+    row = {"speedup": 0.87, "spread": 0.0, "turns": 1}
+    assert speedup(row) == "0.87" and speedup(row | {"turns": 2}) == "0.87 ± 0.00"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.fake_llm import FakeLLM
+from triforce.cli import engine_arguments
 
 
 @pytest.fixture
@@ -19,6 +20,7 @@ def llm(monkeypatch: pytest.MonkeyPatch) -> type[FakeLLM]:
     fake = type("LLM", (FakeLLM,), {})
     module.LLM = fake  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "triforce.llm", module)
+    monkeypatch.setattr(engine_arguments, "_try_template", lambda model, asked: None)
     return fake
 
 

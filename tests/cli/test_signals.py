@@ -48,6 +48,13 @@ def test_sigint_at_any_moment_exits_130_without_traceback(moment: str, tmp_path:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "\n")
 
 
+def test_little_is_imported_before_sigint_is_heard() -> None:
+    """Python's own traceback is what Ctrl-C gives until then."""
+    code = "import sys, triforce.__main__; print(*{'typing', 'contextlib', 'argparse', 're'} & {*sys.modules})"
+    command = [sys.executable, "-S", "-c", code]
+    assert subprocess.run(command, env=ENVIRONMENT, capture_output=True, check=True).stdout == b"\n"
+
+
 def test_sigint_ignored_by_parent_ends_command(tmp_path: Path) -> None:
     """As of `triforce serve &` in a script, where shells have it ignored."""
     (tmp_path / "moment.py").write_text(SELF + MOMENTS["work"])

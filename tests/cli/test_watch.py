@@ -59,6 +59,14 @@ def test_books_are_documents_of_their_own(pair: Path, folder: Path, capsys: pyte
     assert f"{folder} was read by triforce watch: 2 files" in capsys.readouterr().out
 
 
+def test_folder_is_found_whole_behind_its_files_one_by_one(
+    pair: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache = folder.with_name("cache")
+    assert watch_once(pair, folder, cache, "--each") == watch_once(pair, folder, cache) == 0
+    assert kept(asked(pair, folder, cache, capsys))
+
+
 def test_folder_that_does_not_fit_is_one_line(pair: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cache = folder.with_name("cache")
     assert watch_once(pair, folder, cache, "--context", "128") == 2

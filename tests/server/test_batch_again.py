@@ -1,4 +1,4 @@
-"""`triforce batch` again, after requests, model or settings changed: earlier answers are not taken for new ones."""
+"""`triforce batch` again: answers of other requests, models or settings are not taken for those that are asked for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.test_batch_file import answers, arguments, line
+from tests.helpers.batch_files import answers, arguments, line
 from triforce.backends import native_loader
 from triforce.cli import main
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -16,6 +15,7 @@ import pytest
 from starlette.types import ASGIApp
 
 from tests.helpers.asgi_client import SAMPLED, ask, good
+from tests.helpers.batch_files import answers, arguments, line
 from triforce.backends import native_loader
 from triforce.cli import main
 from triforce.interface.sampling_params import SamplingParams
@@ -30,15 +30,6 @@ BODIES = {
 Run = Callable[..., int]
 
 
-def line(name: str, url: str, body: dict[str, Any], method: str = "POST") -> str:
-    return json.dumps({"custom_id": name, "method": method, "url": url, "body": body}) + "\n"
-
-
-def arguments(pair: Path, source: Path, output: Path, *more: str) -> list[str]:
-    models = [str(pair / "target"), "--draft", str(pair / "draft"), "--retrieval-budget", "64"]
-    return ["batch", str(source), *models, "-o", str(output), *more]
-
-
 @pytest.fixture
 def run(pair: Path, tmp_path: Path) -> Run:
     """Writes lines into in.jsonl, has them answered in out.jsonl, and gives the exit code."""
@@ -48,10 +39,6 @@ def run(pair: Path, tmp_path: Path) -> Run:
         return main(arguments(pair, tmp_path / "in.jsonl", tmp_path / "out.jsonl"))
 
     return go
-
-
-def answers(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(answer) for answer in (folder / "out.jsonl").read_text().splitlines()]
 
 
 def told(body: dict[str, Any]) -> Any:
@@ -135,7 +122,7 @@ def test_batch_refused_lines_name_reason_and_are_retried(
     assert run(GOOD, "[5]\n", *lines) == 1
     told = capsys.readouterr().err
     assert "1 answered, 4 refused, 0 there already" in told
-    assert "The commonest reason, 3 times: model 'gpt' is not served here" in told
+    assert "3 lines for the commonest reason, the first: 0: model 'gpt' is not served here" in told
     (first,) = (answer for answer in answers(tmp_path) if answer["custom_id"] == "good")
     assert run(GOOD, *(line(str(i), "/v1/completions", body) for i in range(3))) == 0
     assert "3 answered, 0 refused, 1 there already" in capsys.readouterr().err

@@ -84,6 +84,7 @@ def test_interrupted_command_goes_on(
         (["-o", "a\0b"], "no folder"),
         (["--texts", "missing"], "missing"),
         (["-o", "/dev/null/draft"], "/dev/null/draft"),
+        (["-o", "missing/draft"], "missing/draft cannot be written (No such file or directory); name another folder"),
         (["--device", "cuda"], "--device cuda"),
     ],
 )

@@ -179,3 +179,13 @@ def test_card_has_each_kind_of_text(target: Path, tmp_path: Path) -> None:
                     for temperature in ("0", "0.8")]  # fmt: skip
     assert all(0 <= share <= 1 for row in card["acceptance"] for share in row["kept"])
     assert len(table(card).plain().splitlines()) >= 8
+
+
+def test_card_leaves_out_long_texts_that_take_too_much_time(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = trainer(target, tmp_path)
+    made.run(3)
+    ticks = iter(range(10, 1_000_000, 10))
+    monkeypatch.setattr(made, "clock", lambda: next(ticks))
+    assert {row["context"] for row in measure(made)["acceptance"]} == {32}

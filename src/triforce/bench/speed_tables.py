@@ -75,8 +75,10 @@ def _by_cell(rows: Sequence[Row]) -> dict[str, dict[str, Row]]:
 
 
 def speedup(row: Row | None) -> str:
-    """Return a speedup with half its spread; a dash where there is none."""
-    return "-" if row is None else f"{row['speedup']:.2f} ± {row['spread'] / 2:.2f}"
+    """Return a speedup with half its spread, which one turn does not have; a dash where there is no speedup."""
+    if row is None:
+        return "-"
+    return f"{row['speedup']:.2f}" + (f" ± {row['spread'] / 2:.2f}" if row["turns"] > 1 else "")
 
 
 def verdict(rows: Sequence[Row], judged: str = AUTO) -> Row:

@@ -52,8 +52,9 @@ def asked_of(options: Namespace) -> AskedPrompt:
         return AskedPrompt(options.model, prompt)
     if options.prompt_file is None and options.model and is_word(options.model) and not names_model(options.model):
         return AskedPrompt(None, options.model, options.model)
-    source = "the prompt" if options.prompt_file in (None, STANDARD) else f"the prompt in {options.prompt_file}"
-    raise RequestError(f"{source} is empty; give at least one character{_taken(options.model)}")
+    if options.prompt_file not in (None, STANDARD):
+        raise RequestError(f"the prompt in {options.prompt_file} is empty; give at least one character")
+    raise RequestError(f"the prompt is empty; give at least one character{_taken(options.model)}")
 
 
 def _taken(model: str | None) -> str:

@@ -17,10 +17,11 @@ from triforce.cli.argument_values import STANDARD
 from triforce.cli.engine_arguments import PLACEMENT
 from triforce.cli.progress import report_loading
 from triforce.cli.streams import require_stdout
-from triforce.cli.text_files import open_lines, require_writable
+from triforce.cli.text_files import count_lines, open_lines, require_writable
 from triforce.distributed.group import TPGroup
-from triforce.errors import RequestError
-from triforce.server.batch_output import Answers, Tally
+from triforce.errors import RequestError, escaped, printable
+from triforce.server.batch_output import Answers
+from triforce.server.batch_tally import Tally
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -45,10 +46,10 @@ def answer_all(options: Namespace, ranks: TPGroup) -> int:
         return replicas.follow(options, ranks, batch_file.LIMITS)
     output = _output(options)
     with open_lines(options.file) as file:
-        lines = sum(bool(line.strip()) for line in file)
+        named = "stdin" if options.file == STANDARD else options.file
+        lines = count_lines(file, named)
         file.seek(0)
         if not lines:
-            named = "stdin" if options.file == STANDARD else options.file
             raise RequestError(f"{named} holds no requests; give a JSONL file, one request a line")
         hidden = options.quiet or None  # None: on terminals only
         bar = tqdm(desc="batch", total=lines, unit=" requests", leave=False, disable=hidden, file=sys.stderr)
@@ -57,7 +58,10 @@ def answer_all(options: Namespace, ranks: TPGroup) -> int:
             undigested = answers.compare(file, options.again)
             file.seek(0)
             if undigested and not options.quiet:
-                print(f"{undigested} answers in {output} do not say what they are of, and are kept", file=sys.stderr)
+                print(
+                    f"{undigested} answers in {printable(output)} do not say what they are of, and are kept",
+                    file=sys.stderr,
+                )
             name = options.name or model_name(options.model)
             if replicas.wanted(options):
                 with answers:
@@ -102,12 +106,12 @@ def _told(options: Namespace, tally: Tally, output: Path | None) -> int:
     """Tell what became of the lines, and return the exit code."""
     if not options.quiet:
         counts = f"{tally.answered} answered, {tally.refused} refused, {tally.skipped} there already"
-        print(f"{counts}: {output or 'on stdout'}", file=sys.stderr)
+        print(f"{counts}: {printable(output or 'on stdout')}", file=sys.stderr)
     if not tally.refused:
         return 0
-    (reason, times), *others = tally.reasons.most_common(2)
-    which = f"The commonest reason, {times} times" if others else "The reason"
-    print(f"{which}: {reason}\nWhat was refused is asked again when the command is run again.", file=sys.stderr)
+    print(
+        f"{escaped(tally.commonest())}\nWhat was refused is asked again when the command is run again.", file=sys.stderr
+    )
     return REFUSED
 
 

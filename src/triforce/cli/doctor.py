@@ -19,7 +19,7 @@ from triforce.cli.bench.setup import own_texts
 from triforce.cli.sample_book import BOOK
 from triforce.cli.text_files import require_writable
 from triforce.engine.precision import resolve_device
-from triforce.errors import RequestError
+from triforce.errors import RequestError, printable
 
 
 def run(options: Namespace) -> int:
@@ -36,9 +36,9 @@ def run(options: Namespace) -> int:
         report |= about(device=device) if passed else {}
         write(options.out, report)
         if not passed:
-            print(f"stopped there; report {options.out}, and what this says: {check.advice}")
+            print(f"stopped there; report {printable(options.out)}, and what this says: {check.advice}")
             break
-    print(f"figures: {options.out}")
+    print(f"figures: {printable(options.out)}")
     return 0 if passed else 1
 
 

@@ -25,13 +25,27 @@ SPECULATION = (
 )  # fmt: skip
 
 
-def load(options: Namespace, ranks: TPGroup | None = None) -> LLM:
-    """Return the engine that the arguments describe; `ranks` share it."""
+def load(options: Namespace, ranks: TPGroup | None = None, asked: list[dict[str, str]] | None = None) -> LLM:
+    """Return the engine that the arguments describe; `ranks` share it. asked: messages that its template is to take.
+
+    Raises ModelError or RequestError; for the template before weights are read.
+    """
     with loading(options):
         import_torch()
+        if asked:
+            _try_template(options.model, asked)
         from triforce.llm import LLM
 
         return LLM(**settings(options) | ({"ranks": ranks} if ranks else {}))
+
+
+def _try_template(model: str, asked: list[dict[str, str]]) -> None:
+    """Raise RequestError for a model whose chat template is broken or hostile."""
+    from triforce.checkpoint.model_files import open_model
+
+    files = open_model(model)
+    if files.has_tokenizer and (tokenizer := files.tokenizer()).chats:
+        tokenizer.chat(asked)
 
 
 def settings(options: Namespace) -> dict[str, Any]:

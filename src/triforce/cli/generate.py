@@ -32,7 +32,8 @@ def generate(options: Namespace, ranks: TPGroup) -> int:
     """Generate; rank 0 reads and prints. Raises RequestError, for prompt and parameters before a model is loaded."""
     read: Any = None if ranks.rank else _checked(options)
     given, options.model, prompt = ranks.broadcast(read)
-    llm = load(options, ranks if ranks.count > 1 else None)
+    asked = [{"role": "user", "content": "?"}] if options.chat else None
+    llm = load(options, ranks if ranks.count > 1 else None, asked)
     if options.chat and not (llm.tokenizer and llm.tokenizer.chats):
         raise RequestError("this model has no chat template; leave out --chat, or give a model that has one")
     params = llm.sampling_params(chat=options.chat, **given)

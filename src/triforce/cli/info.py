@@ -22,6 +22,7 @@ from triforce.engine.feature_loader import known_draft
 from triforce.engine.model_profile import ModelProfile
 from triforce.engine.precision import resolve_device, resolve_dtype, with_kv_dtype
 from triforce.engine.speculative_config import SpeculativeConfig
+from triforce.errors import printable
 from triforce.kvcache import OffloadConfig
 from triforce.kvcache.offload.sizing import free_memory, memory_for
 from triforce.kvcache.offload.sizing_cuda import CudaKVSizing, needs_of
@@ -75,7 +76,7 @@ def run(options: Namespace) -> int:
         **offloaded(config, dtype, device, weights + copies, options),
     }
     for name, value in lines.items():
-        print(f"{name:<18} {value if isinstance(value, str) else size(value)}")
+        print(f"{name:<18} {printable(value if isinstance(value, str) else size(value))}")
     return 0
 
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 from argparse import Namespace
 
 from triforce.checkpoint.known_models import kept_models, models_folder, remove
+from triforce.errors import printable
 
 
 def run(options: Namespace) -> int:
     """List the models that are kept, or remove one."""
     if options.models == "remove":
-        print(f"removed {remove(options.name)}")
+        print(f"removed {printable(remove(options.name))}")
         return 0
     kept = kept_models()
     for model, file in kept:
-        print(f"{model.name:<12} {file.stat().st_size / 1e6:>6,.0f} MB  {model.licence:<12} {file}")
+        print(f"{model.name:<12} {file.stat().st_size / 1e6:>6,.0f} MB  {model.licence:<12} {printable(file)}")
     if not kept:
-        print(f"nothing is kept in {models_folder()}")
+        print(f"nothing is kept in {printable(models_folder())}")
     return 0

@@ -16,7 +16,7 @@ from typing import Any
 from triforce.cli.options import DISK_CACHE_SIZE
 from triforce.disk_cache.folder_checks import require_usable
 from triforce.distributed import spawn
-from triforce.errors import RequestError, escaped
+from triforce.errors import RequestError, escaped, printable
 from triforce.interface.byte_size import size_of
 
 
@@ -48,8 +48,8 @@ def loading(options: Namespace) -> Iterator[None]:
     yield
     folder = getattr(options, "disk_cache", None)
     if folder and spawn.MEETING not in os.environ and not silent(options):
-        kept = f"prompts and answers are kept in {folder}, up to {options.disk_cache_size}"
-        print(f"{kept}; remove them with: triforce cache clear {folder}", file=sys.stderr, flush=True)
+        kept = f"prompts and answers are kept in {printable(folder)}, up to {options.disk_cache_size}"
+        print(f"{kept}; remove them with: triforce cache clear {printable(folder)}", file=sys.stderr, flush=True)
 
 
 def silent(options: Namespace) -> bool:
@@ -60,7 +60,7 @@ def silent(options: Namespace) -> bool:
 def report_loading(model: str | None) -> None:
     """Say on a terminal that a model is being loaded; None is the shipped pair."""
     if sys.stderr.isatty():
-        print(f"loading {model or 'the pair that comes with triforce'} ...", file=sys.stderr, flush=True)
+        print(f"loading {printable(model or 'the pair that comes with triforce')} ...", file=sys.stderr, flush=True)
 
 
 def _report_models(options: Namespace) -> None:

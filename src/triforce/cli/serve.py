@@ -18,7 +18,7 @@ from triforce.cli import replicas
 from triforce.cli.sampling_text import of_chats
 from triforce.disk_cache.folder import CacheFolder
 from triforce.distributed.group import TPGroup
-from triforce.errors import RequestError
+from triforce.errors import RequestError, printable
 from triforce.server.access import read_keys, require_key_beyond_loopback, require_origins
 from triforce.server.limits import Limits, connection_limit
 from triforce.server.listening import listen, resolve, url
@@ -60,7 +60,7 @@ def serve(options: Namespace, ranks: TPGroup) -> int:
         hosts = [options.host, *options.allowed_host]
         reach: dict[str, Any] = {"keys": keys, "hosts": hosts, "origins": options.cors_origin}
         app = create_app(llm, engine, name, limits=limits, watched=watched, **reach)
-        print(f"triforce serves {name} at {(address := url(sock))}", flush=True)
+        print(f"triforce serves {printable(name)} at {(address := url(sock))}", flush=True)
         if llm.tokenizer and llm.tokenizer.chats:
             print(f"sampling of chats: {of_chats(llm.sampling_defaults)}", flush=True)
         logs.event("listening", url=address, model=name)

@@ -170,7 +170,7 @@ def _train_draft(parser: argparse.ArgumentParser) -> None:
     add("-o", "--output", type=path, metavar="DRAFT", required=True, help=text)
     text = "a text, or a folder of them, of the kind that is to be continued (default: the book of the demo)"
     add("--texts", type=path, metavar="FOLDER", help=text)
-    text = "how long to train, in minutes that this process computes; others' do not count"
+    text = "how long to train, in minutes by the clock; loading the model and the figures at the end come on top"
     options.number(parser, "--minutes", text, 30, minutes)
     add("--device", default="cpu", help="cpu, as no other device trains drafts yet (default: cpu)")
 
@@ -196,7 +196,7 @@ def _cache(parser: argparse.ArgumentParser) -> None:
 
 def _watch(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    text = "a folder of texts: of a repository all that git has or would add"
+    text = "a folder of texts: of a repository all that git has or would add; laid out as a chat without --system is"
     add("folder", type=path, metavar="FOLDER", help=text)
     add("-m", "--model", metavar="MODEL", help=f"{options.MODEL}; without one, the pair that comes with triforce")
     options.offline(parser)

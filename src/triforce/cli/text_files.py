@@ -15,21 +15,16 @@ from triforce.cli.argument_values import STANDARD
 from triforce.disk_cache.manifest import text_of
 from triforce.errors import RequestError
 from triforce.text_encoding import NotTextError, decode, kind, marked
+from triforce.user_files import open_file, read_all, read_file, read_line, unreadable
 
-MOST_BYTES = 1 << 30
-"""Of a text: no model has a context for as much."""
+REQUESTS = "give a JSONL file of requests"
 
 
 def read_text(file: str) -> str:
     """The text in a file, or on stdin for "-", in UTF-8 or as its mark says. Raises RequestError."""
     if file == STANDARD:
-        return decode_text(_bounded(sys.stdin.buffer, "stdin"), "stdin")
-    try:
-        with open(file, "rb") as opened:
-            data = _bounded(opened, file)
-    except OSError as error:
-        raise unreadable(file, error) from error
-    return decode_text(data, file)
+        return decode_text(read_all(sys.stdin.buffer, "stdin"), "stdin")
+    return decode_text(read_file(file), file)
 
 
 def read_document(file: str, options: Namespace) -> str:
@@ -62,18 +57,18 @@ def _files(path: Path) -> list[Path]:
 
 def stdin_lines() -> Iterator[bytes]:
     """Yield the lines of stdin as they come; text with a byte order mark is read whole. Raises RequestError."""
-    first = sys.stdin.buffer.readline()
+    first = read_line(sys.stdin.buffer, "stdin")
     yield from _lines(first, sys.stdin.buffer, "stdin")
 
 
 def open_lines(file: str) -> BinaryIO:
     """Return the lines of a file, or of stdin for "-", in UTF-8 and from their beginning. Raises RequestError."""
     if file == STANDARD:
-        return io.BytesIO(decode_text(_bounded(sys.stdin.buffer, "stdin"), "stdin").encode())
+        return io.BytesIO(decode_text(read_all(sys.stdin.buffer, "stdin", "name a file instead"), "stdin").encode())
     try:
         with ExitStack() as closing:
-            opened = closing.enter_context(open(file, "rb"))
-            first = opened.readline()
+            opened = closing.enter_context(open_file(file, REQUESTS))
+            first = read_line(opened, file)
             if known := kind(first):
                 raise RequestError(f"{file} {known}")
             if marked(first) or not opened.seekable():
@@ -82,17 +77,22 @@ def open_lines(file: str) -> BinaryIO:
             closing.pop_all()
             return opened
     except OSError as error:
-        raise unreadable(file, error, "give a JSONL file of requests") from error
+        raise unreadable(file, error, REQUESTS) from error
+
+
+def count_lines(opened: BinaryIO, source: str) -> int:
+    """Return how many of the lines that follow say something. Raises RequestError for one that is too large."""
+    return sum(bool(line.strip()) for line in iter(lambda: read_line(opened, source), b""))
 
 
 def _lines(first: bytes, rest: BinaryIO, source: str) -> Iterator[bytes]:
     """Yield lines of UTF-8 text, of which the first was read. Raises RequestError."""
     if marked(first):
-        yield from decode_text(first + _bounded(rest, source), source).encode().splitlines(keepends=True)
+        yield from decode_text(first + read_all(rest, source), source).encode().splitlines(keepends=True)
         return
     while first:
         yield first
-        first = rest.readline()
+        first = read_line(rest, source)
 
 
 def decode_text(data: bytes, source: str) -> str:
@@ -101,21 +101,6 @@ def decode_text(data: bytes, source: str) -> str:
         return decode(data)
     except NotTextError as error:
         raise RequestError(f"{source} {error}") from error
-
-
-def unreadable(file: str, error: OSError, advice: str = "give a text file") -> RequestError:
-    """Return the error of a file that cannot be read."""
-    return RequestError(f"{file} cannot be read ({error.strerror}); {advice}")
-
-
-def _bounded(opened: BinaryIO, source: str) -> bytes:
-    """Read all of a file, if it is a text by its size. Raises RequestError."""
-    data = opened.read(MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
-        raise RequestError(
-            f"{source} is larger than {MOST_BYTES >> 20:,} MiB, which no model's context holds; give less"
-        )
-    return data
 
 
 def require_writable(file: str | None) -> None:

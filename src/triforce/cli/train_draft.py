@@ -8,11 +8,13 @@ import time
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from errno import EACCES
+from errno import EACCES, ENOENT
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from triforce.backends.torch_import import import_torch
+from triforce.cli import MISTAKE
+from triforce.cli.interrupts import heard
 from triforce.cli.progress import loading
 from triforce.cli.sample_book import book_file
 from triforce.cli.text_files import read_texts
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from triforce.training.training_state import TrainingState
 
 DRAFT_FILES = ("config.json", "model.safetensors")
+NOTHING_LOST = "stopped before the first update; the same command begins anew"
 
 
 def run(options: Namespace) -> int:
@@ -37,17 +40,31 @@ def run(options: Namespace) -> int:
     texts = read_texts([options.texts or str(book_file())])
     _require_folder(folder)
     try:
-        trainer = _trainer(options, texts, folder)
+        with heard(_leave):
+            trainer = _trainer(options, texts, folder)
     except KeyboardInterrupt as error:
-        raise RequestError("stopped before the first update; the same command begins anew") from error
+        raise RequestError(NOTHING_LOST) from error
     try:
-        with _made(folder), Bar(options.minutes * 60) as bar:
+        with heard(_tell_of_end), _made(folder), Bar(options.minutes * 60) as bar:
             trainer.run(options.minutes * 60, bar)
-        print(_finish(trainer, folder))
+            figures = _finish(trainer, folder)
+        print(figures)
     except KeyboardInterrupt as error:
         done = f"after {trainer.state.seconds / 60:.1f} of {options.minutes:g} minutes"
         raise RequestError(f"stopped {done}; the same command goes on from there") from error
     return 0
+
+
+def _leave() -> None:
+    """End the process in the middle of a pass, as there is nothing to keep."""
+    print(f"triforce: error: {NOTHING_LOST}", file=sys.stderr, flush=True)
+    os._exit(MISTAKE)
+
+
+def _tell_of_end() -> None:
+    """Tell why the process goes on for a while."""
+    told = "stopping behind this pass; Ctrl-C again stops at once, and loses what was learned since the last episode"
+    print(told, file=sys.stderr, flush=True)
 
 
 def _require_folder(folder: Path) -> None:
@@ -56,7 +73,9 @@ def _require_folder(folder: Path) -> None:
 
     try:
         held = {file.name for file in folder.iterdir()} if folder.exists() else set()
-        place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        place = folder if folder.exists() else folder.absolute().parent
+        if not place.exists():
+            raise FileNotFoundError(ENOENT, os.strerror(ENOENT))
         if not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
             raise PermissionError(EACCES, os.strerror(EACCES))
     except OSError as error:
@@ -71,25 +90,25 @@ def _require_folder(folder: Path) -> None:
 @contextmanager
 def _made(folder: Path) -> Iterator[None]:
     """Make a folder. It goes again if nothing was written to it. Raises RequestError where it cannot be made."""
-    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    new = not folder.exists()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)
     except OSError as error:
         raise _unwritable(folder, error) from error
     try:
         yield
     finally:
-        with suppress(OSError):  # the first that is not empty
-            for path in new:
-                path.rmdir()
+        with suppress(OSError):  # it is not empty
+            if new:
+                folder.rmdir()
 
 
 def _unwritable(folder: Path, error: OSError) -> RequestError:
-    return RequestError(f"{folder} cannot be written ({error.strerror}); name another folder")
+    return RequestError(f"{folder} cannot be written ({error.strerror}); name another folder, in one that exists")
 
 
 def _trainer(options: Namespace, texts: dict[str, str], folder: Path) -> Trainer:
-    # Threads that spin for others count as this process's time; where cores are shared, more than their work does.
+    # Threads that spin for others take the cores from them, where these are shared.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     import_torch()
     import torch
@@ -106,10 +125,7 @@ def _trainer(options: Namespace, texts: dict[str, str], folder: Path) -> Trainer
     if native_loader.native is not None:
         native_loader.native.set_threads(threads)
     narrow = native_loader.native is not None and native_loader.native.level() == "avx512bf16"
-    began, clock = time.process_time(), time.process_time
-    return Trainer(
-        llm, texts, folder, TrainingConfig(), clock=lambda: (clock() - began) / threads, threads=threads, narrow=narrow
-    )
+    return Trainer(llm, texts, folder, TrainingConfig(), clock=time.monotonic, threads=threads, narrow=narrow)
 
 
 def _finish(trainer: Trainer, folder: Path) -> str:

@@ -22,7 +22,7 @@ from triforce.disk_cache import manifest
 from triforce.disk_cache.documents import Stamp, TextFile, files_of, joined, stamps
 from triforce.disk_cache.folder import LOG
 from triforce.disk_cache.manifest import WatchedFolder
-from triforce.errors import ModelError, RequestError
+from triforce.errors import ModelError, RequestError, escaped
 from triforce.interface.outputs import RequestOutput
 from triforce.ragged import common_prefix
 
@@ -73,9 +73,9 @@ class Watcher:
         self._look = 0.0  # when to look at the folder again
 
     def tell(self, line: str) -> None:
-        """Say something to whoever is at a terminal."""
+        """Say something on a terminal, on one line that it only shows: names of files are a stranger's."""
         if not self._silent:
-            print(line, file=sys.stderr, flush=True)
+            print(escaped(line), file=sys.stderr, flush=True)
 
     def read(self) -> None:
         """Read what was not read yet, and begin anew where the folder changes meanwhile. Raises RequestError."""

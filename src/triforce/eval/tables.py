@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from textwrap import fill
 
+from triforce.errors import printable
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -18,10 +20,10 @@ class Table:
 
     def plain(self) -> str:
         """Aligned columns: the first to the left, numbers to the right."""
-        lines = [self.header, *self.rows]
+        lines = [[printable(cell) for cell in line] for line in (self.header, *self.rows)]
         widths = [max(len(line[column]) for line in lines) for column in range(len(self.header))]
         aligned = ["  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines]
-        return "\n".join([f"== {self.title} ==", *aligned, fill(self.note, 100)])
+        return "\n".join([f"== {printable(self.title)} ==", *aligned, fill(self.note, 100)])
 
     def markdown(self) -> str:
         """A heading, the table and the note."""

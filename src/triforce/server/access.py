@@ -6,12 +6,13 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from ipaddress import ip_address
-from pathlib import Path
 
 from triforce.errors import RequestError
 from triforce.text_encoding import NotTextError, decode
+from triforce.user_files import read_file
 
 KEYS_VARIABLE = "TRIFORCE_API_KEYS"
+KEY_FILE = "give a text file with one key a line"
 _SHORTEST_KEY = 16
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
 
@@ -19,9 +20,9 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
 def read_keys(file: str | None) -> list[str]:
     """Return keys from a file, one a line, and from the environment, with commas between. Raises RequestError."""
     try:
-        lines = decode(Path(file).read_bytes()).splitlines() if file else []
-    except (OSError, NotTextError) as error:
-        raise RequestError(f"the key file {file} cannot be read; give a text file with one key a line") from error
+        lines = decode(read_file(file, KEY_FILE)).splitlines() if file else []
+    except NotTextError as error:
+        raise RequestError(f"{file} {error}") from error
     keys = [key.strip() for key in [*lines, *os.environ.get(KEYS_VARIABLE, "").split(",")] if key.strip()]
     if file and not keys:
         raise RequestError(f"the key file {file} has no key in it; write one a line")

@@ -45,9 +45,9 @@ def batch_lines(file: BinaryIO) -> Iterator[BatchLine]:
 
 def _parsed(number: int, text: bytes) -> BatchLine:
     try:
-        request = json.loads(text)
+        request = json.loads(text.rstrip())
     except (ValueError, RecursionError) as error:
-        return BatchLine(number, error=f"line {number} is not JSON: {error}")
+        return BatchLine(number, error=f"line {number} is not JSON: {_told(error)}")
     name = request.get("custom_id") if isinstance(request, dict) else None
     if not isinstance(name, str) or not name:
         return BatchLine(number, error=f"line {number} is no JSON object with a custom_id, which is a text")
@@ -57,3 +57,8 @@ def _parsed(number: int, text: bytes) -> BatchLine:
     if not isinstance(body, dict) or body.get("stream"):
         return BatchLine(name, error=f"line {number}: body must be a JSON object, without stream")
     return BatchLine(name, url, json.dumps(body).encode())
+
+
+def _told(error: Exception) -> str:
+    """Return why a text is not JSON. Its parser counts lines in it, of which there is one."""
+    return f"{error.msg}, at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)

@@ -4,35 +4,23 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TextIO
 from uuid import uuid4
 
 from triforce.errors import RequestError
 from triforce.server.batch_lines import BatchLine, Name, batch_lines
+from triforce.server.batch_tally import Tally
+from triforce.user_files import read_line
 from triforce.whole_file import whole_file
 
 _BEGINNING = b'{"id": "batch_req_'
 
+ANOTHER = "name another file with -o"
+
 Response = dict[str, Any]
-
-
-@dataclass(slots=True)
-class Tally:
-    """Lines by what became of them."""
-
-    answered: int = 0
-    skipped: int = 0
-    reasons: Counter[str] = field(default_factory=Counter)
-    """Reasons for refusals, with counts."""
-
-    @property
-    def refused(self) -> int:
-        return self.reasons.total()
 
 
 class EarlierAnswer(NamedTuple):
@@ -57,24 +45,29 @@ def earlier_answers(output: Path) -> EarlierAnswers:
     """
     if not output.is_file():
         return EarlierAnswers({}, False)
+    named: dict[Name, EarlierAnswer | None] = {}
+    lines, torn = 0, b""
     try:
-        content = output.read_bytes()
+        with output.open("rb") as file:
+            while line := read_line(file, str(output), ANOTHER):
+                if not line.endswith(b"\n"):
+                    torn = line
+                    break
+                lines += 1
+                name, answer = _answer(line.rstrip())
+                named[name] = answer
     except OSError as error:
         raise _unwritable(output, error) from error
-    complete, _, torn = content.rpartition(b"\n")
-    lines = complete.splitlines()
-    try:
-        named = {name: answer for name, answer in (_answer(line) for line in lines)}
     except (ValueError, TypeError, KeyError, RecursionError):
-        named, torn = {}, b"not ours"
+        torn = b"not ours"
     if not torn.startswith(_BEGINNING[: len(torn)]):
-        raise RequestError(f"{output} holds something else than answers of a batch; name another file with -o")
+        raise RequestError(f"{output} holds something else than answers of a batch; {ANOTHER}")
     answers = {name: answer for name, answer in named.items() if answer}
-    return EarlierAnswers(answers, bool(torn) or len(answers) < len(lines))
+    return EarlierAnswers(answers, bool(torn) or len(answers) < lines)
 
 
 def _unwritable(output: Path, error: OSError) -> RequestError:
-    advice = "make room or name another file with -o, and run the command again: what is answered stays"
+    advice = f"make room or {ANOTHER}, and run the command again: what is answered stays"
     return RequestError(f"{output} cannot be written ({error.strerror}); {advice}")
 
 
@@ -164,8 +157,10 @@ class Answers(AbstractContextManager["Answers"]):
             if self._path is None:
                 raise
             raise _unwritable(self._path, failure) from failure
-        if response is None or not _good(response):
-            self.tally.reasons[str(response["body"]["error"]["message"] if response else line.error)] += 1
+        if response is None:
+            self.tally.refuse(str(line.error))
+        elif not _good(response):
+            self.tally.refuse(str(response["body"]["error"]["message"]), str(line.name))
         else:
             self.tally.answered += 1
         self._on_line()

@@ -30,7 +30,7 @@ from triforce.training.training_config import TrainingConfig
 from triforce.training.training_state import TrainingState
 
 Clock = Callable[[], float]
-"""Seconds that this process has computed."""
+"""Seconds that have passed, from any moment on."""
 Report = Callable[[TrainingState], None]
 """Told the state after each update."""
 

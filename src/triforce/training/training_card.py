@@ -13,11 +13,17 @@ from triforce.eval.tables import Table, percent, tokens
 from triforce.training.heldout import SAMPLED, Subject, at_length
 from triforce.training.trainer import Trainer, torch_threads
 
+MEASURED = 0.5
+"""Share of the time of a training that the figures of long texts may take; else they are left out."""
+
 
 def measure(trainer: Trainer) -> dict[str, Any]:
     """Return the figures of a draft, from held-out texts that it was not trained on."""
-    config, subject, rows = trainer.config, trainer.subject, []
+    config, subject, rows, began = trainer.config, trainer.subject, [], trainer.clock()
     for kind, context in _kinds(trainer):
+        taken = (trainer.clock() - began) * context / config.width  # by what the shortest have taken
+        if context > config.width and taken > trainer.state.seconds * MEASURED:
+            continue
         dice = torch.Generator().manual_seed(config.seed)
         for temperature, kept in _shares(trainer, subject, kind, context, dice).items():
             rows.append({"kind": kind, "context": context, "temperature": temperature, "kept": kept})

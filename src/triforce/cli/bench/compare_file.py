@@ -25,7 +25,7 @@ from triforce.cli.bench.setup import make_folder, sources_of
 from triforce.cli.options import draft_named
 from triforce.engine.inputs import known
 from triforce.engine.modes import DRAFTED, MODES
-from triforce.errors import RequestError
+from triforce.errors import RequestError, printable
 
 CONTEXTS = (512, 2048, 7168)
 TOKENS = 128
@@ -45,7 +45,7 @@ def run(options: Namespace, model: GGUFModel, pythons: Mapping[str, str], work: 
     results = ResultsFile(options.json, head | _settings(options, plan), FIXED, "summary")
     done = {row["context"] for row in results.rows if "context" in row}
     plan = replace(plan, contexts=[context for context in plan.contexts if context not in done])
-    print(f"{model.path.name} on {machine()}")
+    print(f"{printable(model.path.name)} on {machine()}")
     own = work / model.path.stem
     make_folder("--work", own)
     start = {"pythons": pythons, "threads": threads, "timeout": options.timeout, "work": own}

@@ -171,8 +171,12 @@ def line(row: Row) -> str:
     return (
         f"{row['mode']:<10} {row['context']:>8,} {row['batch']:>5} {row['temperature']:>4} {row['workload']:<9} "
         f"{(prefill and f'{prefill:,.0f}') or '-':>9} {row['tokens_per_second']:>9.1f} {row['speedup']:>8.2f} "
-        f"{row['spread']:>7.2f} {row['full_passes'] / row['tokens']:>11.2f}  {shares}"
+        f"{_spread(row):>7} {row['full_passes'] / row['tokens']:>11.2f}  {shares}"
     )
+
+
+def _spread(row: Row) -> str:
+    return f"{row['spread']:.2f}" if row["turns"] > 1 else "-"
 
 
 def counted(row: Row) -> str:

@@ -18,7 +18,7 @@ from triforce.cli.engine_arguments import load, sampling
 from triforce.cli.sampling_text import of_chats
 from triforce.cli.text_files import decode_text, read_document, stdin_lines
 from triforce.distributed.group import TPGroup
-from triforce.errors import ModelError, RankError, RequestError, TriforceError
+from triforce.errors import ModelError, RankError, RequestError, TriforceError, printable
 
 
 def run(options: Namespace) -> int:
@@ -32,7 +32,7 @@ def chat(options: Namespace, ranks: TPGroup) -> int:
     if not ranks.rank:
         read = sampling(options), _document(options)
     given, document = ranks.broadcast(read)
-    llm = load(options, ranks if ranks.count > 1 else None)
+    llm = load(options, ranks if ranks.count > 1 else None, Conversation(options.system).messages("?"))
     params = llm.sampling_params(chat=True, **given)
     if llm.tokenizer is None:
         raise ModelError("this model has no tokenizer; chat needs one with a chat template")
@@ -55,7 +55,7 @@ def _document(options: Namespace) -> str:
     """The text to talk about; empty without one. Raises RequestError, for a file without text too."""
     if options.file is None:
         return ""
-    if not (document := read_document(options.file, options)):
+    if not (document := read_document(options.file, options)).strip():
         raise RequestError(f"{options.file} is empty; give a document with text in it, or leave out --file")
     return document
 
@@ -98,7 +98,7 @@ def _banner(dialogue: Dialogue, sampling: str) -> str:
     length = len(dialogue.conversation.document)
     document = f", a document of {length:,} characters" if length else ""
     return (
-        f"triforce chat with {dialogue.model}: a context of {dialogue.context:,} tokens{document}\n"
+        f"triforce chat with {printable(dialogue.model)}: a context of {dialogue.context:,} tokens{document}\n"
         f"sampling: {sampling}\n"
         "/help lists the commands; Alt-Enter begins a new line; Ctrl-D or /exit leaves"
     )

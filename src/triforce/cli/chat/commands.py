@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from triforce.cli.chat import conversation
 from triforce.cli.chat.dialogue import Dialogue, remark, turns
-from triforce.errors import RequestError, suggest
+from triforce.errors import RequestError, printable, suggest
 from triforce.interface.user_paths import user_path
 
 
@@ -75,14 +75,14 @@ def _system(dialogue: Dialogue, text: str) -> None:
 
 def _save(dialogue: Dialogue, file: str) -> None:
     dialogue.conversation.save(user_path(file), dialogue.model)
-    remark(f"[saved to {file}: {_counts(dialogue)}]")
+    remark(f"[saved to {printable(file)}: {_counts(dialogue)}]")
 
 
 def _load(dialogue: Dialogue, file: str) -> None:
     found = conversation.load(user_path(file))
     dialogue.require(found)
     dialogue.conversation = found
-    remark(f"[loaded from {file}, in the place of what was here: {_counts(dialogue)}]")
+    remark(f"[loaded from {printable(file)}, in the place of what was here: {_counts(dialogue)}]")
 
 
 def _counts(dialogue: Dialogue) -> str:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from triforce.errors import RequestError
 from triforce.text_encoding import decode
+from triforce.user_files import read_file
 from triforce.whole_file import whole_file
 
 MARK = "triforce_chat"
@@ -56,9 +57,7 @@ class Conversation:
 def load(file: Path, advice: str = "give a file that /save wrote") -> Conversation:
     """The conversation in a file. Raises RequestError if it holds anything else."""
     try:
-        found = json.loads(decode(file.read_bytes()))
-    except OSError as error:
-        raise RequestError(f"{file} cannot be read ({error.strerror}); {advice}") from error
+        found = json.loads(decode(read_file(file, advice, pipes=False)))
     except (ValueError, RecursionError):
         found = None
     if not (isinstance(found, dict) and found.get(MARK) == VERSION and _whole(found)):
