@@ -14,7 +14,7 @@ from typing import Any
 from triforce.checkpoint.gguf_choice import choose_gguf
 from triforce.checkpoint.known_models import KNOWN, SMOLLM2, find
 from triforce.checkpoint.model_sources import CONNECT, first_line, offline
-from triforce.errors import ModelError, suggest
+from triforce.errors import ModelError, nearest
 from triforce.interface.user_paths import user_path
 
 # No *.py: code from a repository is never run. No other *.safetensors: some repositories hold the weights twice.
@@ -184,7 +184,8 @@ def _nearby(missing: Path) -> str:
     """Return a suggestion of a folder beside a missing one; an empty text if none is near."""
     parent = missing.parent
     readable = parent.is_dir() and os.access(parent, os.R_OK)
-    return suggest(str(missing), [str(each) for each in parent.iterdir() if each.is_dir()] if readable else [])
+    near = nearest(missing.name, [file.name for file in parent.iterdir() if file.is_dir()]) if readable else None
+    return f" (did you mean {parent / near}?)" if near else ""
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from triforce.checkpoint.hub import model_name
 from triforce.cli import replicas
 from triforce.cli.argument_values import STANDARD
 from triforce.cli.engine_arguments import PLACEMENT
+from triforce.cli.model_or_prompt import names_model
 from triforce.cli.progress import report_loading
 from triforce.cli.streams import require_stdout
 from triforce.cli.text_files import open_lines, require_writable
@@ -43,6 +44,7 @@ def answer_all(options: Namespace, ranks: TPGroup) -> int:
             from triforce.server import batch_file
 
         return replicas.follow(options, ranks, batch_file.LIMITS)
+    _require_order(options)
     output = _output(options)
     with open_lines(options.file) as file:
         lines = sum(bool(line.strip()) for line in file)
@@ -78,6 +80,14 @@ def _model_identity(options: Namespace) -> str:
     if not options.quiet:
         report_loading(options.model)
     return model_fingerprint(options.model, coupling=options.coupling, **placement)
+
+
+def _require_order(options: Namespace) -> None:
+    """Raise RequestError where the MODEL stands before the FILE."""
+    first, second = options.file, options.model
+    model_first = names_model(first) and (first.endswith(".gguf") or not Path(first).is_file())
+    if model_first and second and Path(second).is_file() and not second.endswith(".gguf"):
+        raise RequestError(f"FILE comes first, and MODEL behind it: triforce batch {second} {first}")
 
 
 def _output(options: Namespace) -> Path | None:
