@@ -118,16 +118,6 @@ def test_parser_without_arguments_prints_help(capsys: pytest.CaptureFixture[str]
     assert end.value.code == 0 and out.startswith("usage: triforce") and not err
 
 
-@pytest.mark.parametrize(("command", "part"), [("models", "remove"), ("cache", "verify"), ("bench", "lossless")])
-def test_parser_command_with_commands_alone_lists_them(
-    command: str, part: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as end:
-        main([command])
-    out, err = capsys.readouterr()
-    assert end.value.code == 0 and out.startswith(f"usage: triforce {command}") and part in out and not err
-
-
 def test_parser_misspelt_folder_gets_suggestion(tmp_path: Path) -> None:
     (tmp_path / "smollm2").mkdir()
     with pytest.raises(ModelError, match=r"smolm2 \(did you mean .*/smollm2\?\); give"):

@@ -14,6 +14,7 @@ from triforce.backends.torch_import import import_torch
 from triforce.checkpoint.hub import model_name
 from triforce.cli import replicas
 from triforce.cli.argument_values import STANDARD
+from triforce.cli.counts import counted
 from triforce.cli.engine_arguments import PLACEMENT
 from triforce.cli.model_or_prompt import names_model
 from triforce.cli.progress import report_loading
@@ -59,7 +60,12 @@ def answer_all(options: Namespace, ranks: TPGroup) -> int:
             undigested = answers.compare(file, options.again)
             file.seek(0)
             if undigested and not options.quiet:
-                print(f"{undigested} answers in {output} do not say what they are of, and are kept", file=sys.stderr)
+                kept = (
+                    "does not say what it is of, and is kept"
+                    if undigested == 1
+                    else "do not say what they are of, and are kept"
+                )
+                print(f"{counted(undigested, 'answer')} in {output} {kept}", file=sys.stderr)
             name = options.name or model_name(options.model)
             if replicas.wanted(options):
                 with answers:
@@ -116,7 +122,7 @@ def _told(options: Namespace, tally: Tally, output: Path | None) -> int:
     if not tally.refused:
         return 0
     (reason, times), *others = tally.reasons.most_common(2)
-    which = f"The commonest reason, {times} times" if others else "The reason"
+    which = f"The commonest reason, {counted(times, 'time')}" if others else "The reason"
     print(f"{which}: {reason}\nWhat was refused is asked again when the command is run again.", file=sys.stderr)
     return REFUSED
 

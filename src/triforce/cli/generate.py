@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from triforce.cli import tensor_parallel
-from triforce.cli.answer_output import Painter, legend, report, show
+from triforce.cli.answer_output import Painter, cut_json, legend, report, show
 from triforce.cli.asked_prompt import asked_of
 from triforce.cli.engine_arguments import load, sampling
 from triforce.cli.parser import CANNOT_CHAT, CHATS
@@ -55,11 +55,12 @@ def generate(options: Namespace, ranks: TPGroup) -> int:
     assert output is not None, "a stream ends with the whole answer"
     if options.json:
         print(json.dumps(as_json(output, params, ranks.count), ensure_ascii=False, allow_nan=False))
-        return 0
-    if params.n > 1:  # one after the other, and uncoloured: as streams they would mix
+    elif params.n > 1:  # one after the other, and uncoloured: as streams they would mix
         for completion in output.outputs:
             print(f"[{completion.index + 1} of {params.n}]\n{completion.text}")
-    if options.quiet:
+    if cut := cut_json(output, params):
+        print(cut, file=sys.stderr)
+    if options.quiet or options.json:
         return 0
     if options.color:
         print(legend(output.outputs[0].tiers), file=sys.stderr)

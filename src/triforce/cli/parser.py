@@ -34,7 +34,7 @@ def build_parser() -> Parser:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The arguments, those that options separate too: `generate MODEL --seed 1 PROMPT` is more than argparse takes.
 
-    A command that has commands, alone, asks for its help.
+    Nothing at all asks for help.
     """
     parser = build_parser()
     if "_ARGCOMPLETE" in os.environ:  # a shell asks what may follow
@@ -42,9 +42,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
         argcomplete.autocomplete(parser)
     options, leaf = read(parser, argv)
+    if options.command is None:
+        parser.print_help()
+        parser.exit()
     if leaf.commands:
-        leaf.print_help()
-        leaf.exit()
+        leaf.error(f"{leaf.prog} does nothing alone; put one of these behind it: {', '.join(leaf.commands)}")
     if options.command == "chat" and options.model is None:
         leaf.error(f"{CANNOT_CHAT}; {CHATS}")
     return options
