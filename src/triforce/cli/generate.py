@@ -16,6 +16,7 @@ from triforce.cli.engine_arguments import load, sampling
 from triforce.cli.parser import CANNOT_CHAT, CHATS
 from triforce.cli.progress import Prefill, Tokenization
 from triforce.cli.sampling_text import of_chats
+from triforce.cli.text_files import require_writable
 from triforce.distributed.group import TPGroup
 from triforce.errors import RequestError
 from triforce.interface.json_values import json_value
@@ -78,6 +79,7 @@ def _checked(options: Namespace) -> tuple[dict[str, Any], str | None, str]:
     given, asked = sampling(options), asked_of(options)
     if options.chat and asked.model is None:
         raise RequestError(f"{CANNOT_CHAT}; leave out --chat, or {CHATS}")
+    require_writable(options.save_cache)
     asked.tell(options)
     return given, asked.model, asked.prompt
 
