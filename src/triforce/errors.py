@@ -13,6 +13,8 @@ from unicodedata import category
 
 LONGEST = 900
 """Characters of the longest message. Its end says what to do, so that the middle is left out of longer ones."""
+SIMILARITY = 0.75
+"""Least similarity of names that are taken for one another: one letter in four may be another."""
 UNPRINTABLE = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 """Categories of characters that a terminal may obey, or not show."""
 Wording = Callable[[str, str | None], str]
@@ -120,12 +122,19 @@ def placed(place: str) -> Iterator[None]:
         raise
 
 
-def suggest(typed: str, names: Iterable[str]) -> str:
-    """Return the nearest name in brackets, to stand behind what was typed; nothing where none is near."""
+def nearest(typed: str, names: Iterable[str]) -> str | None:
+    """Return the name that was probably meant; None where none is near. Dashes before names do not count."""
     from difflib import get_close_matches  # only mistakes need it
 
-    nearest = get_close_matches(typed, list(names), 1)
-    return f" (did you mean {nearest[0]}?)" if nearest else ""
+    by_word = {name.lstrip("-"): name for name in names}
+    words = get_close_matches(typed.lstrip("-"), by_word, 1, SIMILARITY)
+    return by_word[words[0]] if words else None
+
+
+def suggest(typed: str, names: Iterable[str]) -> str:
+    """Return the nearest name in brackets, to stand behind what was typed; nothing where none is near."""
+    name = nearest(typed, names)
+    return f" (did you mean {name}?)" if name else ""
 
 
 def printable(text: object) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.fake_hub import ended, fake_hub, started
+from tests.helpers.fake_hub import UNREACHABLE, ended, fake_hub, started
 from triforce.checkpoint.gguf_choice import LOG, choose_gguf
 from triforce.checkpoint.hub import FINETUNE, draft_for, model_path
 from triforce.checkpoint.known_models import KNOWN
@@ -121,6 +121,41 @@ def test_hub_offline_takes_kept_files_alone(tmp_path: Path) -> None:
         assert resolve("user/else:Q8_0", tmp_path, hub.url, HF_HUB_OFFLINE="1")[0] == 1
         assert not hub.asked
     assert resolve("user/repo:Q8_0", tmp_path)[1] == kept  # a hub that cannot be reached
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("smolm2", "there is no model 'smolm2' (did you mean smollm2?); a name on the hub is org/model"),
+        ("smollm2:135m", "(did you mean smollm2?)"),
+        ("qwen2.5-coder:0.5b", "there is no model 'qwen2.5-coder:0.5b'; a name on the hub is org/model, with :Q4_K_M"),
+    ],
+)
+def test_name_of_no_repository_is_told_before_hub_is_asked(name: str, told: str, tmp_path: Path) -> None:
+    with fake_hub({}) as hub:
+        code, _, said = resolve(name, tmp_path, hub.url)
+        assert code == 1 and told in said and not hub.asked
+
+
+@pytest.mark.parametrize(
+    ("name", "environment", "told"),
+    [
+        ("llama3.2", {}, ("it cannot be reached: Connection refused", "; a name on the hub is org/model")),
+        ("org/model", {}, ("it cannot be reached: Connection refused",)),
+        ("org/model", {"HF_HUB_OFFLINE": "1"}, ("nothing is fetched offline (--offline, HF_HUB_OFFLINE)",)),
+    ],
+)
+def test_hub_out_of_reach_is_told_in_words_of_ours(
+    name: str, environment: dict[str, str], told: tuple[str, ...], tmp_path: Path
+) -> None:
+    code, _, said = resolve(name, tmp_path, UNREACHABLE, **environment)
+    assert code == 1 and all(text in said for text in told) and "Errno" not in said and "local_files_only" not in said
+
+
+def test_missing_repository_is_told(tmp_path: Path) -> None:
+    with fake_hub({}) as hub:
+        said = resolve("org/model", tmp_path, hub.url)[2]
+    assert "(the hub has no such repository, or a private one)" in said
 
 
 @pytest.mark.parametrize("name", KNOWN)

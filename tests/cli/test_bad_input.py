@@ -102,7 +102,7 @@ CASES: dict[str, tuple[Spoil, str]] = {
     "empty prompt": (empty, "empty"),
     "invalid UTF-8": (not_utf8, "UTF-8"),
     "negative temperature": (lambda here: ["--temperature", "-0.5"], "temperature"),
-    "unwritable cache path": (lambda here: ["--save-cache", str(here / "no" / "such" / "folder")], "cannot write"),
+    "unwritable cache path": (lambda here: ["--save-cache", str(here / "no" / "such" / "folder")], "cannot be written"),
     "missing saved cache": (lambda here: ["--load-cache", str(here / "nothing.kv")], "nothing.kv"),
     "saved cache with a flipped byte": (flipped, "checksum"),
     "saved cache of another model": (of_another_model, "another model"),

@@ -38,8 +38,8 @@ def test_second_process_starts_from_disk_and_says_so(
 def test_cache_list_shows_models_and_prompts_without_text(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cache", "list", str(cache)]) == 0
     head, prompt, other = capsys.readouterr().out.splitlines()
-    assert head.startswith("target (") and "1 prompts" in head
-    assert prompt.endswith(" tokens") and "1 entries of token ids" in other
+    assert head.startswith("target (") and "1 prompt, " in head
+    assert prompt.endswith(" tokens") and "1 entry of token ids" in other
 
 
 def test_cache_verify_removes_what_is_damaged(pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -49,7 +49,7 @@ def test_cache_verify_removes_what_is_damaged(pair: Path, tmp_path: Path, capsys
     file.write_bytes(file.read_bytes()[:-1])
     assert main(["cache", "verify", str(tmp_path / "cache")]) == 1
     said = capsys.readouterr()
-    assert "1 of them were damaged" in said.out and file.name in said.err and not file.exists()
+    assert "1 of them was damaged" in said.out and file.name in said.err and not file.exists()
     assert main(["cache", "verify", str(tmp_path / "cache")]) == 0
     assert main(["cache", "clear", str(tmp_path / "cache")]) == 0
     assert not list((tmp_path / "cache").glob("*.kv"))

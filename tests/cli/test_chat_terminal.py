@@ -39,6 +39,7 @@ def test_chat_commands_all_answer(pair: Path, tmp_path: Path) -> None:
     with attended("chat", *settings(pair, "--system", "be brief")) as chat:
         first = chat.prompt()
         assert first.index("loading ") < first.index("triforce chat with target: a context of 32,768 tokens")
+        assert "answers of 6 tokens at most (--max-tokens)" in first
         assert "/help" in first and "Ctrl-D or /exit leaves" in first
         shown = chat.ask("the cat")
         assert "tokens/s" in shown and "[cut at --max-tokens 6]" in shown
@@ -47,6 +48,12 @@ def test_chat_commands_all_answer(pair: Path, tmp_path: Path) -> None:
         assert "[the system message: be brief]" in chat.ask("/system")
         assert "the system message is set" in chat.ask("/system be long")
         assert "/rest is not a command (did you mean /reset?)" in chat.ask("/rest")
+        assert "/regen is not a command; see /help" in chat.ask("/regen")
+        assert "triforce chat MODEL --temperature" in chat.ask("/set temperature 1")
+        assert "Alt-Enter" in chat.ask("/?")
+        assert "Ctrl-D or /exit leaves" in chat.ask("exit")
+        chat.ask("/clear")
+        chat.ask("the cat")
         assert "/reset takes nothing" in chat.ask("/reset all")
         assert "/save needs more: /save FILE" in chat.ask("/save")
         chat.ask("//etc")
@@ -64,7 +71,9 @@ def test_chat_commands_all_answer(pair: Path, tmp_path: Path) -> None:
         chat.ask("the hat")
         chat.save(after)
         assert load(after).turns[:2] == said.turns and load(after).turns[2].answer == fresh(pair, after, 6)
-        chat.type("/exit" + ENTER)
+        chat.ask("/reset")
+        assert "kept: 0 turns, a system message]" in chat.ask(f"/save {kept}")
+        chat.type("/bye" + ENTER)
         assert chat.end() == 0
 
 

@@ -26,7 +26,8 @@ MISTAKES = {
     "an empty prompt after a model": (["model", ""], "empty"),
     "an argument that is not UTF-8": (["a \udcff"], "UTF-8"),
     "a temperature below zero": (["a prompt", "--temperature", "-1"], "temperature"),
-    "a known model without a prompt": (["smollm2"], "'smollm2' was taken for the MODEL; as the prompt: -p smollm2"),
+    "a known model without a prompt": (["smollm2"], "the prompt is empty; give at least one character\n"),
+    "a text like a model": (["and/or"], "('and/or' was taken for the MODEL; as the prompt: -p and/or)\n"),
     "an empty name of a file": (["--prompt-file", ""], "empty name"),
 }
 OF_COMMANDS = {
@@ -37,6 +38,8 @@ OF_COMMANDS = {
     "a host that is no name": (["serve", "--host", f"{'a' * 64}.org", "--api-key-file", "KEYS"], "--host"),
     "a home that nobody has": (["info", "~nobody-of-that-name/model"], "no such home"),
     "requests without a name": (["batch", ""], "an empty name"),
+    "a model before the requests": (["batch", "smollm2", "a/x.txt"], "FILE comes first, and MODEL behind it: "),
+    "a file of a model before the requests": (["batch", "no.gguf", "a/x.txt"], "triforce batch a/x.txt no.gguf\n"),
     "a folder of requests": (["batch", "/"], "no file of requests"),
     "layers without end": (["generate", "--searched-layers", "0-9999999999", "--prompt", "x"], "--searched-layers"),
     "more candidates than tokens": (["generate", "--top-k", str(2**63), "--prompt", "x"], "--top-k"),

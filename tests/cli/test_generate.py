@@ -205,3 +205,33 @@ def test_generate_reports_seed_that_depends_on_clock(mode: str, coupling: str, t
         RequestOutput(output.prompt_token_ids, None, output.outputs, mode, coupling, "distribution", 1.0, 1.0)
     )
     assert ("the text of a seed depends on the clock" in said) == told
+
+
+SCHEMA = '{"type": "object"}'
+
+
+@pytest.mark.parametrize("quiet", [[], ["--quiet"]])
+def test_cut_json_is_told(quiet: list[str], llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
+    """The answer of this engine ends for its length; a text without a grammar may end anywhere."""
+    assert main(["generate", "a prompt", *quiet, "--json-schema", SCHEMA, "--max-tokens", "5"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "h\u00e9llo\n" and err.startswith("the JSON is cut at --max-tokens 5; give more\n")
+    assert main(["generate", "a prompt", *quiet, "--json-schema", SCHEMA, "--max-tokens", "6"]) == 0
+    assert "the JSON is cut, as the context is full" in capsys.readouterr().err
+    assert main(["generate", "a prompt", *quiet, "--max-tokens", "5"]) == 0
+    assert "cut" not in capsys.readouterr().err
+
+
+def test_json_schema_is_file_or_argument(
+    llm: type[FakeLLM], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, other = tmp_path / "schema.json", tmp_path / "other.txt"
+    file.write_text(SCHEMA)
+    other.write_text("hello")
+    for schema in (SCHEMA, f" {SCHEMA}", str(file)):
+        assert main(["generate", "a prompt", "--json-schema", schema]) == 0
+        assert json.loads(llm.called["params"].grammar.source) == json.loads(SCHEMA)
+    capsys.readouterr()
+    for schema, named in ((str(other), str(other)), ("{", "the schema of --json-schema")):
+        assert main(["generate", "a prompt", "--json-schema", schema]) == 2
+        assert capsys.readouterr().err.startswith(f"triforce: error: {named} is not JSON (")

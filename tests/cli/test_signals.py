@@ -1,15 +1,21 @@
-"""Ctrl-C from the first import on, as the process of a command has it."""
+"""Ctrl-C from the first import on, as the process of a command has it; twice, as a server has it."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
+
+from tests.helpers.server_process import KEY, served
+from triforce.server.http_server import TWICE
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT / "src")}
@@ -76,3 +82,21 @@ def test_sigint_in_first_second_exits_130(arguments: list[str]) -> None:
         _, err = process.communicate(timeout=60)
         assert process.returncode in (0, 130) and "Traceback" not in err, (delay, err)
         delay *= 1.2
+
+
+def test_second_signal_ends_at_once_and_quietly(pair: Path) -> None:
+    """With an answer on its way. The log says once that the server stops."""
+    body = {"prompt": "the cat", "max_tokens": 20_000, "ignore_eos": True, "stream": True}
+    with served(pair, "--shutdown-timeout", "500") as (process, url):
+        how: dict[str, Any] = {"json": body, "headers": {"authorization": f"Bearer {KEY}"}, "timeout": 60}
+        with httpx.stream("POST", f"{url}/v1/completions", **how) as response:
+            lines = response.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGINT)
+            time.sleep(2 * TWICE)
+            process.send_signal(signal.SIGINT)
+            assert '"code": "stopping"' in "".join(list(lines)[-3:])
+        assert process.wait(timeout=60) == 0
+        assert process.stderr
+        log = [json.loads(line) for line in process.stderr.read().splitlines()]
+        assert [line["event"] for line in log] == ["listening", "stopping", "request"]

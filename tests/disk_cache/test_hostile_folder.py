@@ -51,7 +51,7 @@ def test_verify_refuses_entry_of_gigabytes(cache: Path, capsys: pytest.CaptureFi
     os.truncate(cache / names[1], LARGE)
     assert main(["cache", "verify", str(cache)]) == 1
     said = capsys.readouterr()
-    assert said.out == "3 entries were checked, 1 of them were damaged\n" and said.err.count("\n") == 1
+    assert said.out == "3 entries were checked, 1 of them was damaged\n" and said.err.count("\n") == 1
     assert main(["cache", "verify", str(cache)]) == 0
 
 
@@ -115,12 +115,12 @@ def test_verify_and_clear_go_on_behind_what_they_cannot_remove(
     (cache / "manifest").mkdir()
     assert main(["cache", "verify", str(cache)]) == 1
     said = capsys.readouterr()
-    assert said.out == "5 entries were checked, 1 of them were damaged, 3 are left\n"
+    assert said.out == "5 entries were checked, 1 of them was damaged; 3 are left\n"
     assert said.err.count("\n") == 4 and said.err.isascii() and "\x1b" not in said.err
     assert store.read(names[0]) is None and store.read(names[0]) is None and len(caplog.records) == 1
     assert main(["cache", "clear", str(cache)]) == 1
     said = capsys.readouterr()
-    assert said.out == "removed 1 entries, 0 MiB; 4 are left\n" and said.err.count("is left\n") == 4
+    assert said.out == "removed 1 entry, 0 MiB; 4 are left\n" and said.err.count("is left\n") == 4
     assert not (cache / names[2]).exists()
     for name in (*names[:2], "manifest", "\x1b[31m\n.kv"):
         shutil.rmtree(cache / name)

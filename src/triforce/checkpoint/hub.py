@@ -13,8 +13,8 @@ from typing import Any
 
 from triforce.checkpoint.gguf_choice import choose_gguf
 from triforce.checkpoint.known_models import KNOWN, SMOLLM2, find
-from triforce.checkpoint.model_sources import CONNECT, first_line, offline
-from triforce.errors import ModelError, suggest
+from triforce.checkpoint.model_sources import CONNECT, hub_reason, offline
+from triforce.errors import ModelError, nearest
 from triforce.interface.user_paths import user_path
 
 # No *.py: code from a repository is never run. No other *.safetensors: some repositories hold the weights twice.
@@ -23,6 +23,7 @@ SAFETENSORS = ("model.safetensors", "model-*.safetensors")
 PICKLES = ("pytorch_model.bin", "pytorch_model-*.bin")
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?(:[\w.-]+)?")
 """A repository, and behind a colon the quantisation of a GGUF file in it."""
+WANTED = "a name on the hub is org/model, with :Q4_K_M or the like behind it for one of several GGUF files"
 
 LONGEST_JSON = 64 << 20
 """Bytes of the longest JSON file that is read: indices of the largest models take some 10 MB."""
@@ -85,7 +86,10 @@ def model_path(name_or_path: str | Path, *, weights: bool = True) -> Path:
             f"there is no {kind} {path}{_nearby(path)}; give a model's folder, a GGUF file or a Hugging Face name such "
             "as org/model"
         )
-    return find(KNOWN[name_or_path]) if name_or_path in KNOWN else _snapshot(name_or_path, weights)
+    if name_or_path in KNOWN:
+        return find(KNOWN[name_or_path])
+    _require_hub_name(name_or_path)
+    return _snapshot(name_or_path, weights)
 
 
 def path_here(name_or_path: str | Path) -> Path | None:
@@ -128,6 +132,14 @@ def draft_for(target: str | Path, file: Path) -> str | Path | None:
     return sibling if folder.resolve().name in drafts and sibling.is_dir() else None
 
 
+def _require_hub_name(name: str) -> None:
+    """Raise ModelError for a name that is like one of ours, or a tag of Ollama: before the hub is asked."""
+    word, colon, _ = name.partition(":")
+    near = nearest(word, KNOWN)
+    if "/" not in name and (near or colon):
+        raise ModelError(f"there is no model {name!r}{f' (did you mean {near}?)' if near else ''}; {WANTED}")
+
+
 def _snapshot(name: str, weights: bool) -> Path:
     repository, _, quantisation = name.partition(":")
     try:
@@ -144,11 +156,20 @@ def _snapshot(name: str, weights: bool) -> Path:
     except ModelError:
         raise
     except Exception as error:  # offline, missing, gated, a bad name, a full disk: each has its own unrelated type
-        raise ModelError(
-            f"{name!r} is not a folder here{_nearby(Path(name))} and could not be fetched from the Hugging Face hub "
-            f"({first_line(error)}); "
-            "check the name and the connection, and run `hf auth login` first if the model is gated"
-        ) from error
+        raise ModelError(f"{name!r} is not a folder here{_nearby(Path(name))}{_unfetched(name, error)}") from error
+
+
+def _unfetched(name: str, error: Exception) -> str:
+    """Return why a model is not here from the hub, and what to do, to stand behind what it is not."""
+    shape = "" if "/" in name else f"; {WANTED}"
+    if offline():
+        return (
+            " and not among the models that were fetched from the Hugging Face hub, and nothing is fetched offline "
+            f"(--offline, HF_HUB_OFFLINE); run this once with a connection{shape}"
+        )
+    why = hub_reason(error)
+    advice = "check the name and the connection, and run `hf auth login` first if the model is gated"
+    return f" and could not be fetched from the Hugging Face hub ({why}); {advice}{shape}"
 
 
 def _listed(repository: str) -> list[str]:
@@ -163,7 +184,7 @@ def _listed(repository: str) -> list[str]:
         try:
             folder = _fetched(repository, here=True)
         except Exception:
-            raise error from None
+            raise error from error.__cause__
     else:
         folder = _fetched(repository, here=True)
     return [file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()]
@@ -184,7 +205,8 @@ def _nearby(missing: Path) -> str:
     """Return a suggestion of a folder beside a missing one; an empty text if none is near."""
     parent = missing.parent
     readable = parent.is_dir() and os.access(parent, os.R_OK)
-    return suggest(str(missing), [str(each) for each in parent.iterdir() if each.is_dir()] if readable else [])
+    near = nearest(missing.name, [file.name for file in parent.iterdir() if file.is_dir()]) if readable else None
+    return f" (did you mean {parent / near}?)" if near else ""
 
 
 def read_json(file: Path) -> dict[str, Any]:

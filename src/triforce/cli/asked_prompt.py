@@ -9,7 +9,7 @@ from argparse import Namespace
 from typing import NamedTuple
 
 from triforce.cli.argument_values import STANDARD
-from triforce.cli.model_or_prompt import is_word, names_model
+from triforce.cli.model_or_prompt import is_model, is_word, names_model
 from triforce.cli.text_files import read_document
 from triforce.distributed import spawn
 from triforce.errors import RequestError
@@ -58,4 +58,7 @@ def asked_of(options: Namespace) -> AskedPrompt:
 
 
 def _taken(model: str | None) -> str:
-    return f" ({model!r} was taken for the MODEL; as the prompt: -p {shlex.quote(model)})" if model else ""
+    """Return a remark on a MODEL that may have been meant as the prompt."""
+    if not model or is_model(model):
+        return ""
+    return f" ({model!r} was taken for the MODEL; as the prompt: -p {shlex.quote(model)})"

@@ -14,7 +14,9 @@ from triforce.backends.torch_import import import_torch
 from triforce.checkpoint.hub import model_name
 from triforce.cli import replicas
 from triforce.cli.argument_values import STANDARD
+from triforce.cli.counts import counted
 from triforce.cli.engine_arguments import PLACEMENT
+from triforce.cli.model_or_prompt import names_model
 from triforce.cli.progress import report_loading
 from triforce.cli.streams import require_stdout
 from triforce.cli.text_files import count_lines, open_lines, require_writable
@@ -44,6 +46,7 @@ def answer_all(options: Namespace, ranks: TPGroup) -> int:
             from triforce.server import batch_file
 
         return replicas.follow(options, ranks, batch_file.LIMITS)
+    _require_order(options)
     output = _output(options)
     with open_lines(options.file) as file:
         named = "stdin" if options.file == STANDARD else options.file
@@ -58,10 +61,10 @@ def answer_all(options: Namespace, ranks: TPGroup) -> int:
             undigested = answers.compare(file, options.again)
             file.seek(0)
             if undigested and not options.quiet:
-                print(
-                    f"{undigested} answers in {printable(output)} do not say what they are of, and are kept",
-                    file=sys.stderr,
-                )
+                told = "does not say what it is of, and is kept"
+                if undigested > 1:
+                    told = "do not say what they are of, and are kept"
+                print(f"{counted(undigested, 'answer')} in {printable(output)} {told}", file=sys.stderr)
             name = options.name or model_name(options.model)
             if replicas.wanted(options):
                 with answers:
@@ -82,6 +85,14 @@ def _model_identity(options: Namespace) -> str:
     if not options.quiet:
         report_loading(options.model)
     return model_fingerprint(options.model, coupling=options.coupling, **placement)
+
+
+def _require_order(options: Namespace) -> None:
+    """Raise RequestError where the MODEL stands before the FILE."""
+    first, second = options.file, options.model
+    model_first = names_model(first) and (first.endswith(".gguf") or not Path(first).is_file())
+    if model_first and second and Path(second).is_file() and not second.endswith(".gguf"):
+        raise RequestError(f"FILE comes first, and MODEL behind it: triforce batch {second} {first}")
 
 
 def _output(options: Namespace) -> Path | None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from triforce.cli.counts import counted
 from triforce.disk_cache.entry_store import EntryStore
 from triforce.disk_cache.eviction import Held
 from triforce.disk_cache.folder import CacheFolder
@@ -65,17 +66,17 @@ def _list(store: EntryStore) -> int:
         segments = [entry for entry in entries if entry.facts["kind"] == "kv"]
         followed = {entry.facts["after"] for entry in segments}
         ends = sorted((entry for entry in segments if entry.name not in followed), key=lambda entry: -entry.place)
-        size = _mib(sum(entry.bytes for entry in entries))
-        print(f"{printable(model)} ({printable(profile)}): {len(ends):,} prompts, {len(segments):,} segments, {size}")
+        counts = f"{counted(len(ends), 'prompt')}, {counted(len(segments), 'segment')}"
+        print(f"{printable(model)} ({printable(profile)}): {counts}, {_mib(sum(entry.bytes for entry in entries))}")
         for entry in ends[:SHOWN]:
             tokens = (int(entry.facts["segment"]) + 1) * int(entry.facts["tokens"])
             print(f"  {printable(entry.name[:8])} {tokens:>10,} tokens")
         if len(ends) > SHOWN:
             print(f"  and {len(ends) - SHOWN:,} that were used before these")
     for folder in watched(store.folder):
-        print(f"{printable(folder.path)} was read by triforce watch: {len(folder.files):,} files")
+        print(f"{printable(folder.path)} was read by triforce watch: {counted(len(folder.files), 'file')}")
     if others:
-        print(f"and {others:,} entries of token ids, which tell why a prompt is read again")
+        print(f"and {_entries(others)} of token ids, to tell why a prompt is read again")
     if not models and not others:
         print(f"nothing is kept in {printable(store.folder.path)}")
     return 0
@@ -97,7 +98,8 @@ def _verify(store: EntryStore) -> int:
         if fault:
             damaged += 1
             print(f"{printable(entry.name)} was damaged ({fault}) and is removed", file=sys.stderr)
-    print(f"{checked:,} entries were checked, {damaged:,} of them were damaged" + f", {left:,} are left" * (left > 0))
+    damage = f"{damaged:,} of them {'was' if damaged == 1 else 'were'} damaged"
+    print(f"{_entries(checked)} {'was' if checked == 1 else 'were'} checked, {damage}{_left(left)}")
     return DAMAGED if damaged or left else 0
 
 
@@ -105,7 +107,7 @@ def _clear(store: EntryStore) -> int:
     entries, size, left = _reached(store.clear)
     for name in left:
         print(f"{printable(name)} cannot be removed and is left", file=sys.stderr)
-    print(f"removed {entries:,} entries, {_mib(size)}" + f"; {len(left):,} are left" * bool(left))
+    print(f"removed {_entries(entries)}, {_mib(size)}{_left(len(left))}")
     return DAMAGED if left else 0
 
 
@@ -115,6 +117,15 @@ def _kept(store: EntryStore, entry: Held) -> _Kept | None:
     if facts and facts.keys() >= FACTS and all(_NUMBER.fullmatch(facts[name]) for name in ("segment", "tokens")):
         return _Kept(entry.name, facts, entry.bytes, entry.place)
     return None
+
+
+def _entries(count: int) -> str:
+    return counted(count, "entry", "entries")
+
+
+def _left(count: int) -> str:
+    """Return how many entries are left, to stand at the end of a line; nothing where none is."""
+    return f"; {count:,} {'is' if count == 1 else 'are'} left" if count else ""
 
 
 def _mib(size: int) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from triforce.checkpoint.known_models import SMOLLM2, UnavailableModel, find
 from triforce.cli.answer_output import Painter, legend, passes_per_token, show
 from triforce.cli.chat.conversation import Conversation
+from triforce.cli.counts import counted
 from triforce.cli.machine_rates import require_balances
 from triforce.cli.progress import Prefill, report_loading
 from triforce.cli.sample_book import TITLE, sample_book
@@ -138,6 +139,5 @@ def _continue(llm: LLM, prompt: list[int], params: SamplingParams, mode: str) ->
 
 
 def _speed(output: RequestOutput) -> str:
-    return (
-        f"{output.completion_tokens} tokens in {output.decode_seconds:.2f} s: {output.tokens_per_second:.1f} tokens/s"
-    )
+    made = counted(output.completion_tokens, "token")
+    return f"{made} in {output.decode_seconds:.2f} s: {output.tokens_per_second:.1f} tokens/s"

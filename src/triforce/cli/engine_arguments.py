@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from triforce.cli.options import DEFAULTS, draft_named
 from triforce.cli.progress import loading
 from triforce.cli.text_files import read_text
 from triforce.distributed.group import TPGroup
+from triforce.errors import RequestError
 from triforce.interface.grammar import Grammar
 from triforce.interface.sampling_params import SamplingParams
 
@@ -62,7 +64,22 @@ def sampling(options: Namespace) -> dict[str, Any]:
     """
     values = {name: value for name in DEFAULTS if (value := getattr(options, name, None)) is not None}
     if options.json_schema:
-        values["grammar"] = Grammar.json(read_text(options.json_schema))
+        values["grammar"] = Grammar.json(_schema(options.json_schema))
     values |= {"logit_bias": dict(options.logit_bias) or None, "stop_token_ids": options.stop_token_id}
     SamplingParams(**values)
     return values
+
+
+def _schema(argument: str) -> str:
+    """Return the text of a JSON schema: the argument itself, or what is in the file of that name. Raises RequestError.
+
+    What begins with a brace is a schema.
+    """
+    inline = argument.lstrip().startswith("{")
+    text = argument if inline else read_text(argument)
+    try:
+        json.loads(text)
+    except ValueError as error:
+        source = "the schema of --json-schema" if inline else argument
+        raise RequestError(f"{source} is not JSON ({error}); give a JSON schema, or a file that holds one") from error
+    return text

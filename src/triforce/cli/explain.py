@@ -9,6 +9,7 @@ from dataclasses import asdict
 from textwrap import fill
 
 from triforce.cli.asked_prompt import asked_of
+from triforce.cli.counts import counted
 from triforce.cli.engine_arguments import load, sampling
 from triforce.cli.progress import Prefill, Tokenization
 from triforce.eval.tables import Table, percent
@@ -117,8 +118,8 @@ def _timeline(explanation: Explanation) -> Iterator[tuple[str, ...]]:
 
 def _speed(explanation: Explanation) -> str:
     remarks = [
-        f"Prompt {explanation.prompt_tokens:,} tokens, new {explanation.new_tokens:,}, mode {explanation.mode}: "
-        f"{explanation.tokens_per_second:.1f} tokens/s"
+        f"Prompt {counted(explanation.prompt_tokens, 'token')}, new {explanation.new_tokens:,}, "
+        f"mode {explanation.mode}: {explanation.tokens_per_second:.1f} tokens/s"
     ]
     if explanation.predicted:
         remarks.append(f"predicted were {explanation.predicted:.1f}")

@@ -10,12 +10,13 @@ from dataclasses import asdict
 from typing import Any
 
 from triforce.cli import tensor_parallel
-from triforce.cli.answer_output import Painter, legend, report, show
+from triforce.cli.answer_output import Painter, cut_json, legend, report, show
 from triforce.cli.asked_prompt import asked_of
 from triforce.cli.engine_arguments import load, sampling
 from triforce.cli.parser import CANNOT_CHAT, CHATS
 from triforce.cli.progress import Prefill, Tokenization
 from triforce.cli.sampling_text import of_chats
+from triforce.cli.text_files import require_writable
 from triforce.distributed.group import TPGroup
 from triforce.errors import RequestError
 from triforce.interface.json_values import json_value
@@ -56,11 +57,12 @@ def generate(options: Namespace, ranks: TPGroup) -> int:
     assert output is not None, "a stream ends with the whole answer"
     if options.json:
         print(json.dumps(as_json(output, params, ranks.count), ensure_ascii=False, allow_nan=False))
-        return 0
-    if params.n > 1:  # one after the other, and uncoloured: as streams they would mix
+    elif params.n > 1:  # one after the other, and uncoloured: as streams they would mix
         for completion in output.outputs:
             print(f"[{completion.index + 1} of {params.n}]\n{completion.text}")
-    if options.quiet:
+    if cut := cut_json(output, params):
+        print(cut, file=sys.stderr)
+    if options.quiet or options.json:
         return 0
     if options.color:
         print(legend(output.outputs[0].tiers), file=sys.stderr)
@@ -78,6 +80,7 @@ def _checked(options: Namespace) -> tuple[dict[str, Any], str | None, str]:
     given, asked = sampling(options), asked_of(options)
     if options.chat and asked.model is None:
         raise RequestError(f"{CANNOT_CHAT}; leave out --chat, or {CHATS}")
+    require_writable(options.save_cache)
     asked.tell(options)
     return given, asked.model, asked.prompt
 

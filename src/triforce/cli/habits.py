@@ -40,6 +40,42 @@ _HABITS: tuple[tuple[str, str, str], ...] = (
         "--api-key-file",
         "--api-key-file FILE, or TRIFORCE_API_KEYS: all see a command line",
     ),
+    ("--speculative-config", "--draft", "--draft MODEL names a draft, and --mode which tiers there are"),
+    ("--num-speculative-tokens", "--draft-tokens", "--draft-tokens N, of a --draft MODEL"),
+    ("--draft-max --draft-n --spec-draft-n-max", "--draft-tokens", "--draft-tokens N"),
+    ("--swap-space --cpu-offload-gb", "--kv-offload", "--kv-offload host keeps KV in the machine's memory"),
+    (
+        "--gpu-memory-utilization --gpu-memory-fraction",
+        "",
+        "room for KV is --max-kv-tokens N of serve; elsewhere what the context needs, and --kv-memory SIZE of it with "
+        "--kv-offload",
+    ),
+    (
+        "--max-num-batched-tokens --ubatch-size -ub --batch-size",
+        "",
+        "prompts are read in pieces of a size that is chosen for the machine; --max-itl MS of serve says for how long "
+        "others may wait",
+    ),
+    ("--enable-prefix-caching --enable-chunked-prefill", "", "it is always on; leave it out"),
+    ("--jinja --flash-attn -fa", "", "it is always so; leave it out"),
+    ("--trust-remote-code", "", "code of a model's files is never run; leave it out"),
+    ("--enforce-eager", "", "there is nothing to switch off: texts are the same with graphs of a GPU; leave it out"),
+    (
+        "--quantization",
+        "",
+        "a model's files say how it is quantised; name a GGUF file, or user/repo:Q4_K_M, as the MODEL",
+    ),
+    ("--tokenizer --tokenizer-mode", "", "the tokenizer is that of the model's own files; leave it out"),
+    (
+        "--chat-template --chat-template-file",
+        "",
+        "the template is that of the model's files; another goes into the model's folder as chat_template.jinja",
+    ),
+    (
+        "--ssl-keyfile --ssl-certfile --ssl-key-file --ssl-cert-file",
+        "",
+        "there is no TLS here; put a proxy that has it in front of triforce serve",
+    ),
 )
 """Options, the option of a command that makes the advice fit (if any is needed), and the advice."""
 

@@ -37,6 +37,13 @@ def names_model(argument: str) -> bool:
     return argument.startswith(PATHS) or argument.endswith(".gguf") or _is_hub_name(argument)
 
 
+def is_model(argument: str) -> bool:
+    """Whether an argument can be nothing but a model: a GGUF file by its name, a name of ours, or what exists."""
+    from triforce.checkpoint.known_models import KNOWN
+
+    return argument.endswith(".gguf") or argument in KNOWN or os.path.exists(os.path.expanduser(argument))
+
+
 def is_word(argument: str) -> bool:
     """Whether an argument may be a model's name as well as a text: a word without a slash."""
     from triforce.checkpoint.hub import HUB_NAME

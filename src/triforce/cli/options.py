@@ -20,6 +20,8 @@ KV_DTYPES = ("auto", "bfloat16", "int8")
 NO_DRAFT = "none"
 DISK_CACHE_SIZE = "20GiB"
 MODEL = "a Hugging Face folder or name, a GGUF file, user/repo:Q4_K_M on the hub, or smollm2"
+CHAT_TOKENS = 2048
+"""New tokens of an answer in a chat at most."""
 DEFAULTS = {field.name: field.default for field in fields(SamplingParams)}
 
 
@@ -181,7 +183,7 @@ def ranks(parser: argparse.ArgumentParser) -> None:
 
 
 def sampling(parser: argparse.ArgumentParser, *, several: bool = True, listed: bool = True) -> None:
-    """several: there may be more than one text. listed: there is JSON in which probabilities are listed."""
+    """several: there may be more than one text, else an answer of a chat. listed: probabilities are listed in JSON."""
     group = parser.add_argument_group("sampling")
     option = group.add_argument
 
@@ -201,11 +203,15 @@ def sampling(parser: argparse.ArgumentParser, *, several: bool = True, listed: b
     add("presence_penalty", float, "over the output; 0: off")
     add("frequency_penalty", float, "over the output; 0: off")
     option("--logit-bias", type=_bias, action="append", default=[], metavar="ID=BIAS", help="may be repeated")
-    option("--json-schema", type=path, metavar="FILE", help="the text is JSON that the schema in FILE describes")
+    text = "the text is JSON that a JSON schema describes: that in a file, or SCHEMA itself if it begins with {"
+    option("--json-schema", type=path, metavar="SCHEMA", help=text)
     add("seed", int, "the same seed, the same text, but see --coupling; -1: one is drawn and told (default: -1)")
     if several:
         add("n", int, "continuations of the prompt")
-    add("max_tokens", int, "new tokens at most", "-n")
+        add("max_tokens", int, "new tokens at most", "-n")
+    else:
+        text = described("new tokens of an answer at most, where the context has room for them")
+        option("-n", "--max-tokens", type=int, metavar="N", default=CHAT_TOKENS, help=text)
     option("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated")
     option("--stop-token-id", type=int, action="append", default=[], metavar="ID", help="may be repeated")
     option("--ignore-eos", action="store_true", help="go on after the end-of-sequence token")

@@ -34,7 +34,7 @@ def build_parser() -> Parser:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The arguments, those that options separate too: `generate MODEL --seed 1 PROMPT` is more than argparse takes.
 
-    Nothing at all asks for help, as with other commands that have commands.
+    Nothing at all asks for help.
     """
     parser = build_parser()
     if "_ARGCOMPLETE" in os.environ:  # a shell asks what may follow
@@ -45,6 +45,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if options.command is None:
         parser.print_help()
         parser.exit()
+    if leaf.commands:
+        leaf.error(f"{leaf.prog} does nothing alone; put one of these behind it: {', '.join(leaf.commands)}")
     if options.command == "chat" and options.model is None:
         leaf.error(f"{CANNOT_CHAT}; {CHATS}")
     return options
@@ -58,7 +60,7 @@ def read(parser: Parser, argv: Sequence[str] | None) -> tuple[argparse.Namespace
         if rest and not is_option(rest[0]) and getattr(options, slot, "") is None:
             setattr(options, slot, rest.pop(0))
     if rest:
-        leaf.refuse(rest)
+        leaf.refuse(rest, parser)
     _take_named(options, leaf)
     return options, leaf
 

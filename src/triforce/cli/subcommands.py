@@ -176,7 +176,7 @@ def _train_draft(parser: argparse.ArgumentParser) -> None:
 
 
 def _models(parser: argparse.ArgumentParser) -> None:
-    what = parser.add_subparsers(dest="models", required=True, metavar="list|remove")
+    what = parser.add_subparsers(dest="models", metavar="list|remove")
     for name, summary in (("list", "what is kept: names, sizes, licences, files"), ("remove", "remove a model")):
         part = what.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
         if name == "remove":
@@ -184,7 +184,7 @@ def _models(parser: argparse.ArgumentParser) -> None:
 
 
 def _cache(parser: argparse.ArgumentParser) -> None:
-    what = parser.add_subparsers(dest="cache", required=True, metavar="list|verify|clear")
+    what = parser.add_subparsers(dest="cache", metavar="list|verify|clear")
     for name, summary in (
         ("list", "models and profiles whose KV is kept, and of how many prompts"),
         ("verify", "check every entry, and remove what is damaged"),

@@ -9,6 +9,7 @@ that a cache larger than half the memory can be saved.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import tempfile
 from collections.abc import Iterator
@@ -49,9 +50,12 @@ class CacheFingerprint(NamedTuple):
 def reserve(path: Path, size: int) -> IO[bytes]:
     """Hold room for `size` bytes at `path`, from before a long prefill until this is closed. Raises CacheError."""
     path = path.resolve()
+    if not path.parent.is_dir():
+        raise CacheError(f"cannot write the KV cache to {path}: there is no folder {path.parent}; make it, or name a "
+                         "file in another")  # fmt: skip
+    if path.exists() and not path.is_file():
+        raise CacheError(f"cannot write the KV cache to {path}: it is no file; name one")
     try:
-        if path.exists() and not path.is_file():
-            raise OSError("it exists and is no file")
         with ExitStack() as failed:
             file = failed.enter_context(tempfile.TemporaryFile(dir=path.parent))
             if hasattr(os, "posix_fallocate"):  # not on every system
@@ -60,8 +64,8 @@ def reserve(path: Path, size: int) -> IO[bytes]:
         return file
     except OSError as error:
         raise CacheError(
-            f"cannot write the KV cache to {path} ({error}); name a file in a folder you may write, on a disk with "
-            f"{size / 2**20:,.0f} MiB to spare"
+            f"cannot write the KV cache to {path} ({error.strerror or error}); name a file in a folder you may write, "
+            f"on a disk with {math.ceil(size / 2**20):,} MiB to spare"
         ) from error
 
 
@@ -81,7 +85,7 @@ def save(path: Path, maker: CacheFingerprint, full: FullView, b: int, prompt: li
             _write(file, header, _tensors(full, b, ids))
     except OSError as error:
         raise CacheError(
-            f"cannot write the KV cache to {path} ({error}); free some space or name another file"
+            f"cannot write the KV cache to {path} ({error.strerror or error}); free some space or name another file"
         ) from error
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from functools import partial
 from hashlib import blake2b
 from time import time
@@ -51,7 +50,7 @@ def create_app(
     origins: Sequence[str] = (),
     watched: CacheFolder | None = None,
 ) -> FastAPI:
-    """Serve `llm` as `name`, its texts made by `engine`, which is closed with the application.
+    """Serve `llm` as `name`, its texts made by `engine`.
 
     keys: of those who may ask (none: everybody). hosts: names that a Host header may have. origins: of pages whose
     scripts may ask (CORS). watched: a disk cache whose documents the page offers. Raises ModelError: no tokenizer.
@@ -60,15 +59,9 @@ def create_app(
         raise ModelError("this model has no tokenizer, and a server of text needs one; put it into the model's folder")
     limits = limits or Limits()
 
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        yield
-        await engine.close()
-
     app = FastAPI(
         title="triforce",
         version=__version__,
-        lifespan=lifespan,
         responses={"4XX": {"description": "An error in OpenAI's shape; its message says what to do"}},
         docs_url=None,  # these pages load scripts from foreign hosts
         redoc_url=None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from triforce.server.service import Service
 
 _SLACK = 5
 """Seconds beyond the shutdown timeout in which answers that were ended reach their clients."""
+AGAIN = "requests that run are answered first; press Ctrl-C again to end at once"
 TWICE = 0.5
 """Seconds in which two signals are one: a service manager may tell a process and who started it, which passes it on."""
 
@@ -45,7 +47,7 @@ class Server(uvicorn.Server):
             loop="asyncio",
             http="h11",
             ws="none",
-            lifespan="on",
+            lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
@@ -79,6 +81,8 @@ class Server(uvicorn.Server):
         self._accepting.cancel()
         await asyncio.wait([self._accepting])  # before the socket is closed
         await super().shutdown(sockets)
+        if not self.force_exit:
+            await self._engine.close()
 
     async def on_tick(self, counter: int) -> bool:
         """Return whether to stop. Called ten times a second."""
@@ -112,6 +116,11 @@ class Server(uvicorn.Server):
         self._loop.call_soon_threadsafe(self._wind_down)
 
     def _wind_down(self) -> None:
+        if self.force_exit:
+            self._engine.stop()
+            return
         logs.event("stopping", shutdown_timeout=self._shutdown_timeout)
+        if sys.stderr.isatty():
+            print(AGAIN, file=sys.stderr, flush=True)
         self._engine.drain()
-        self._loop.call_later(0 if self.force_exit else self._shutdown_timeout, self._engine.stop)
+        self._loop.call_later(self._shutdown_timeout, self._engine.stop)

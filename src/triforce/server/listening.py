@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 from typing import Any
 
@@ -29,7 +31,11 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server(address, family=family)
     except OSError as error:
-        raise RequestError(f"{host}:{port} cannot be listened on ({error}); choose another --port or --host") from error
+        if error.errno == errno.EADDRINUSE:
+            raise RequestError(f"{host}:{port} is taken by another program, perhaps another triforce serve; end that, "
+                               "or choose another --port, such as 0 for any free one") from error  # fmt: skip
+        why = os.strerror(error.errno) if error.errno else str(error)
+        raise RequestError(f"{host}:{port} cannot be listened on ({why}); choose another --port or --host") from error
 
 
 def url(sock: socket.socket) -> str:

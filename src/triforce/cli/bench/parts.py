@@ -13,7 +13,7 @@ _MODES = f"of {', '.join(options.MODES)}"
 
 
 def bench(parser: argparse.ArgumentParser) -> None:
-    what = parser.add_subparsers(dest="bench", required=True, metavar="|".join(name for name, _, _ in PARTS))
+    what = parser.add_subparsers(dest="bench", metavar="|".join(name for name, _, _ in PARTS))
     for name, summary, add in PARTS:
         part = what.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
         add(part)

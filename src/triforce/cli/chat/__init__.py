@@ -14,6 +14,7 @@ from triforce.cli.chat.answer import follow
 from triforce.cli.chat.commands import Leave, question, run_command
 from triforce.cli.chat.conversation import Conversation
 from triforce.cli.chat.dialogue import Dialogue, remark
+from triforce.cli.counts import counted
 from triforce.cli.engine_arguments import load, sampling
 from triforce.cli.sampling_text import of_chats
 from triforce.cli.text_files import decode_text, read_document, stdin_lines
@@ -70,6 +71,8 @@ def _attend(dialogue: Dialogue, banner: str) -> int:
     with dialogue.interrupts:
         for text in terminal.questions():
             try:
+                if text in terminal.WORDS_TO_LEAVE:
+                    remark(terminal.LEAVE)
                 if not run_command(dialogue, text):
                     dialogue.ask(question(text))
             except Leave:
@@ -96,9 +99,10 @@ def _read(dialogue: Dialogue) -> int:
 
 def _banner(dialogue: Dialogue, sampling: str) -> str:
     length = len(dialogue.conversation.document)
-    document = f", a document of {length:,} characters" if length else ""
+    document = f", a document of {counted(length, 'character')}" if length else ""
     return (
         f"triforce chat with {printable(dialogue.model)}: a context of {dialogue.context:,} tokens{document}\n"
+        f"answers of {min(dialogue.params.max_tokens, dialogue.context):,} tokens at most (--max-tokens); "
         f"sampling: {sampling}\n"
         "/help lists the commands; Alt-Enter begins a new line; Ctrl-D or /exit leaves"
     )

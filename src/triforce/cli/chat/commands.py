@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from triforce.cli.chat import conversation
-from triforce.cli.chat.dialogue import Dialogue, remark, turns
+from triforce.cli.chat.dialogue import Dialogue, remark
+from triforce.cli.counts import counted
 from triforce.errors import RequestError, printable, suggest
 from triforce.interface.user_paths import user_path
 
@@ -31,7 +32,10 @@ def run_command(dialogue: Dialogue, line: str) -> bool:
     """
     if not line.startswith("/") or line.startswith("//") or "\n" in line:
         return False
-    name, _, rest = line.partition(" ")
+    typed, _, rest = line.partition(" ")
+    name = SAME.get(typed, typed)
+    if name in ELSEWHERE:
+        raise RequestError(f"{name} is not a command: {ELSEWHERE[name]}; see /help")
     if name not in COMMANDS:
         raise RequestError(f"{name} is not a command{suggest(name, COMMANDS)}; see /help, or ask it as /{name}")
     command, given = COMMANDS[name], rest.strip()
@@ -87,20 +91,29 @@ def _load(dialogue: Dialogue, file: str) -> None:
 
 def _counts(dialogue: Dialogue) -> str:
     said = dialogue.conversation
-    return (
-        f"{turns(len(said.turns))}, a document of {len(said.document):,} characters, "
-        f"{'a' if said.system else 'no'} system message"
-    )
+    document = f", a document of {counted(len(said.document), 'character')}" if said.document else ""
+    return f"{counted(len(said.turns), 'turn')}{document}{', a system message' if said.system else ''}"
 
 
 COMMANDS = {
-    "/help": Command("", "this list", _help),
-    "/exit": Command("", "leave, as Ctrl-D does", _exit),
-    "/reset": Command("", "forget all turns; the document and the system message stay", _reset),
+    "/help": Command("", "this list; so does /?", _help),
+    "/exit": Command("", "leave, as Ctrl-D does; so do /bye, /quit and /q", _exit),
+    "/reset": Command("", "forget all turns, as /clear does; the document and the system message stay", _reset),
     "/system": Command("[TEXT]", "tell the model what it is to be, or show what it was told", _system),
     "/save": Command("FILE", "write the conversation to a file, document and all", _save),
     "/load": Command("FILE", "go on with a conversation from such a file", _load),
 }
+
+SAME = {"/?": "/help", "/bye": "/exit", "/quit": "/exit", "/q": "/exit", "/clear": "/reset"}
+"""Words of other chats, and the command that does the same."""
+
+ELSEWHERE = {
+    "/set": "what an answer is sampled with is said where the chat begins, such as: triforce chat MODEL --temperature "
+    "0.5; /system TEXT sets the system message",
+    "/show": "what a model is says: triforce info MODEL",
+    "/model": "a chat is with one model; for another: triforce chat MODEL",
+}
+"""Words of other chats for what is done elsewhere."""
 
 KEYS = """\
 //...           ask what begins with a slash; several lines are a question anyway

@@ -11,6 +11,7 @@ from triforce.checkpoint.hub import model_name
 from triforce.cli.answer_output import Painter, legend, passes_per_token, read_before, show
 from triforce.cli.chat.answer import Interrupts, answer
 from triforce.cli.chat.conversation import Conversation, Turn
+from triforce.cli.counts import counted
 from triforce.cli.progress import Prefill, Tokenization
 from triforce.errors import RequestError
 from triforce.interface.outputs import RequestOutput
@@ -119,23 +120,21 @@ class Dialogue:
     def _may_drop(self, needs: str, count: int) -> bool:
         """Forget the oldest turns, if that is agreed to."""
         said = self.conversation.turns
-        if not (self.agrees and self.agrees(f"{needs}. Drop the oldest {turns(count)} of {len(said)}? [y/n] ")):
+        if not (
+            self.agrees and self.agrees(f"{needs}. Drop the oldest {counted(count, 'turn')} of {len(said)}? [y/n] ")
+        ):
             return False
         first = " ".join(said[0].question.split())
         short = first if len(first) <= SHOWN else f"{first[:SHOWN]} ..."
-        remark(f'[dropped {turns(count)}, from "{short}" on; {turns(len(said) - count)} and all else stay]')
+        left = counted(len(said) - count, "turn")
+        remark(f'[dropped {counted(count, "turn")}, from "{short}" on; {left} and all else stay]')
         del said[:count]
         return True
 
 
-def turns(count: int) -> str:
-    """Return a number of turns in words."""
-    return f"{count} turn" if count == 1 else f"{count} turns"
-
-
 def _statistics(output: RequestOutput, color: bool) -> str:
     line = (
-        f"[prompt {output.prompt_tokens:,} tokens{read_before(output)} in {output.prefill_seconds:.2f} s; "
+        f"[prompt {counted(output.prompt_tokens, 'token')}{read_before(output)} in {output.prefill_seconds:.2f} s; "
         f"{output.completion_tokens:,} new, {output.tokens_per_second:.1f} tokens/s, "
         f"{passes_per_token(output):.2f} full passes per token; seed {output.outputs[0].seed}]"
     )

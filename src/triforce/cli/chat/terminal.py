@@ -15,6 +15,8 @@ from prompt_toolkit.output import create_output
 from triforce.cli.chat.dialogue import remark
 
 LEAVE = "[Ctrl-D or /exit leaves the chat]"
+WORDS_TO_LEAVE = ("exit", "quit", "bye", "exit()", "quit()")
+"""Questions before which LEAVE is said: other programs end on them, and here they are asked."""
 
 
 def questions() -> Iterator[str]:
