@@ -92,11 +92,12 @@ class ModelError(TriforceError):
 
 
 class RequestError(TriforceError):
-    """A prompt or a sampling parameter that cannot be served. `param` is the name of the parameter, where it is one."""
+    """A prompt or a sampling parameter that cannot be served."""
 
-    def __init__(self, text: str, param: str | None = None) -> None:
-        super().__init__(text)
-        self.param = param
+    @property
+    def param(self) -> str | None:
+        """Name of the parameter, where it is one."""
+        return next(iter(self.arguments), None)
 
 
 class CacheError(TriforceError):

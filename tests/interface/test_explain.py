@@ -126,7 +126,10 @@ class FakeLLM:
     def sampling_params(self, **given: Any) -> SamplingParams:
         return SamplingParams(**given)
 
-    def generate(self, prompt: str, params: object, **settings: Any) -> list[RequestOutput]:
+    def encode(self, prompt: str) -> list[int]:
+        return [1] * len(prompt)
+
+    def generate(self, prompt: list[int], params: object, **settings: Any) -> list[RequestOutput]:
         return [self.answer]
 
 

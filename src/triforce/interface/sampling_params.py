@@ -11,6 +11,7 @@ from typing import Any
 
 from triforce.errors import RequestError, argument
 from triforce.interface.grammar import Grammar
+from triforce.interface.keyword_advice import advised
 
 LARGEST = 1e9  # of a bias or penalty: bounded, so that float64 scores stay finite whatever is added up
 
@@ -38,6 +39,7 @@ def chat_defaults(named: Mapping[str, Any]) -> dict[str, Any]:
     return dict(named) if named.keys() & USUAL_IN_CHATS.keys() else USUAL_IN_CHATS | dict(named)
 
 
+@advised
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Parameters of sampling one request; None is the default of each. Raises RequestError for values out of range.
@@ -97,8 +99,7 @@ class SamplingParams:
 
 
 def _refusal(name: str, allowed: str, value: object) -> RequestError:
-    param = name.partition("[")[0].rpartition(" ")[2]  # of a part, what it is a part of
-    return RequestError(f"{name} must be {allowed}, not {value!r}", param)
+    return RequestError(f"{name} must be {allowed}, not {value!r}")
 
 
 def _real(name: str, value: object, allowed: str, holds: Callable[[float], bool]) -> float:
