@@ -92,12 +92,16 @@ class ModelError(TriforceError):
 
 
 class RequestError(TriforceError):
-    """A prompt or a sampling parameter that cannot be served."""
+    """A prompt or a sampling parameter that cannot be served. `param` is the name of the parameter, where it is one."""
 
     @property
     def param(self) -> str | None:
         """Name of the parameter, where it is one."""
         return next(iter(self.arguments), None)
+
+
+class ContextLengthError(RequestError):
+    """A prompt that the context of the model has no room for. It is never cut."""
 
 
 class CacheError(TriforceError):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from triforce.checkpoint.tokenizer import Tokenizer
-from triforce.errors import RequestError, argument, placed, suggest
+from triforce.errors import ContextLengthError, RequestError, argument, placed, suggest
 from triforce.interface.messages import Message
 from triforce.interface.sampling_params import SamplingParams
 from triforce.model.config import ModelConfig
@@ -133,9 +133,9 @@ def checked_ids(ids: Any, vocab_size: int) -> list[int]:
     return [int(i) for i in given]
 
 
-def too_long(tokens: int, config: ModelConfig) -> RequestError:
+def too_long(tokens: int, config: ModelConfig) -> ContextLengthError:
     """Return the error of a prompt of at least so many tokens, which the context has no room for."""
-    return RequestError(
+    return ContextLengthError(
         f"the prompt has at least {tokens} tokens; with room for an answer the context of {config.context} holds "
         f"{config.context - 1}. Shorten it, or {more_context(config)}"
     )

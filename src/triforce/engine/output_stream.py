@@ -87,7 +87,7 @@ class OutputStream:
             return entry
 
         def read(token: Logprob) -> Logprob:
-            return token._replace(text=tokenizer.bytes_of(token.token_id).decode(errors="replace"))
+            return token._replace(text=tokenizer.text_of(token.token_id))
 
         return TokenLogprobs(read(entry.chosen), tuple(map(read, entry.top)))
 

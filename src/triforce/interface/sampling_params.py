@@ -59,7 +59,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = field(default=None, hash=False)  # token id to what is added to its logit
     seed: int | None = None  # None, or -1: one is drawn, and reported
     n: int = 1  # completions
-    max_tokens: int = 256  # new tokens at most
+    max_tokens: int = 256  # new tokens at most; fewer where the context ends before, with finish_reason "length"
     stop: Sequence[str] = ()  # texts before which the output ends; one string is accepted too
     stop_token_ids: Sequence[int] = ()  # beside the model's own end-of-sequence tokens
     ignore_eos: bool = False  # go on after an end-of-sequence token
