@@ -32,7 +32,7 @@ def test_second_process_starts_from_disk_and_says_so(
     assert generate(pair, cache, "--json", "--disk-cache-size", "1GiB") == 0
     said = capsys.readouterr()
     assert json.loads(said.out)["cached_tokens"] >= 512 and json.loads(said.out)["reread"] == ""
-    assert f"prompts and answers are kept in {cache}, up to 1GiB" in said.err
+    assert f"prompts and answers from 512 tokens on are kept in {cache}, up to 1GiB" in said.err
 
 
 def test_cache_list_shows_models_and_prompts_without_text(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,7 +77,7 @@ def test_disk_cache_mistakes_are_one_line(
 @pytest.mark.parametrize("size", ["much", "-1", "auto"])
 def test_disk_cache_size_must_be_one(pair: Path, tmp_path: Path, size: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert generate(pair, tmp_path / "cache", f"--disk-cache-size={size}") == 2
-    assert "disk_cache_size" in capsys.readouterr().err
+    assert "--disk-cache-size" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("what", ["list", "verify", "clear"])

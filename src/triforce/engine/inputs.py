@@ -167,10 +167,12 @@ def require_size(text: str, tokenizer: Tokenizer, config: ModelConfig) -> None:
 def require_stops(params: SamplingParams, target: PromptSource) -> None:
     """Raise RequestError for what a text is to end at and cannot."""
     if params.stop and target.tokenizer is None:
-        raise RequestError("stop strings need a tokenizer; use stop_token_ids")
+        raise RequestError(f"stop strings need a tokenizer; use {argument('stop_token_ids')}")
     size = target.config.vocab_size
     if unknown := [token for token in params.stop_token_ids if token >= size]:
-        raise RequestError(f"stop_token_ids names token {unknown[0]}, but the vocabulary ends at {size - 1}")
+        raise RequestError(
+            f"{argument('stop_token_ids')} names token {unknown[0]}, but the vocabulary ends at {size - 1}"
+        )
 
 
 def _ids(text: str, tokenizer: Tokenizer, context: int) -> list[int]:
