@@ -7,7 +7,7 @@ from importlib import import_module
 TYPE_CHECKING = False  # as type checkers know it: typing takes longer to import than all else before Ctrl-C is heard
 if TYPE_CHECKING:
     from triforce.engine.output_stream import OutputChunk
-    from triforce.errors import CacheError, ModelError, RankError, RequestError, TriforceError
+    from triforce.errors import CacheError, ContextLengthError, ModelError, RankError, RequestError, TriforceError
     from triforce.interface.explain import Explanation, TierReport
     from triforce.interface.grammar import Grammar
     from triforce.interface.outputs import (
@@ -39,7 +39,7 @@ _NAMES = {
     ],
     "triforce.interface.stats": ["TierStats", "PlanSegment", "PlanReport", "TierBelief", "WeighedPlan"],
     "triforce.interface.explain": ["Explanation", "TierReport"],
-    "triforce.errors": ["TriforceError", "ModelError", "RequestError", "CacheError", "RankError"],
+    "triforce.errors": ["TriforceError", "ModelError", "RequestError", "ContextLengthError", "CacheError", "RankError"],
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
@@ -47,6 +47,7 @@ __all__ = [
     "LLM",
     "CacheError",
     "CompletionOutput",
+    "ContextLengthError",
     "DecodingSnapshot",
     "Explanation",
     "Grammar",

@@ -19,7 +19,7 @@ UNPRINTABLE = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 """Categories of characters that a terminal may obey, or not show."""
 Wording = Callable[[str, str | None], str]
 """How users write an argument, given its name in Python, and perhaps the `repr` of a value."""
-OPTIONS = {"grammar": "--json-schema", "ranks": "--tp", "stop_token_ids": "--stop-token-id"}
+OPTIONS = {"grammar": "--json-schema, --regex or --choice", "ranks": "--tp", "stop_token_ids": "--stop-token-id"}
 """Options whose names are not those of the arguments."""
 _ARGUMENT = re.compile("\x02(\\w+)(?:=([^\x03]*))?\x03")
 
@@ -98,6 +98,10 @@ class ModelError(TriforceError):
 
 class RequestError(TriforceError):
     """A prompt or a sampling parameter that cannot be served."""
+
+
+class ContextLengthError(RequestError):
+    """A prompt that the context of the model has no room for. It is never cut."""
 
 
 class CacheError(TriforceError):

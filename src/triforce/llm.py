@@ -24,6 +24,7 @@ from triforce.engine.sequence_group import OnPrefill
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.text_fingerprint import text_fingerprint
 from triforce.errors import argument
+from triforce.interface.keyword_advice import advised
 from triforce.interface.messages import Message
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams, drawn_seed
@@ -34,6 +35,7 @@ TURN = 256
 """Steps after which a text, of some hundred tokens or a thousand by then, makes room for those that wait."""
 
 
+@advised
 class LLM(LLMInputs):
     """A target model, perhaps a draft, and how to speculate.
 
@@ -165,9 +167,11 @@ class LLM(LLMInputs):
         """Answer one conversation or several, each a list of `{"role": ..., "content": ...}`.
 
         They are read as the server reads them: content may be parts of text, turns may have `tool_calls` or be those of
-        a tool. The model's chat template lays them out, with the tools that it may call, and params None is
-        `sampling_params(chat=True)`; the rest is as in `generate`. Returns an output for each conversation. Raises
-        TriforceError, TypeError, or Interruption.
+        a tool. The model's chat template lays them out, with the tools that it may call. params: None is
+        `sampling_params(chat=True)`. For other values beside its defaults call `llm.chat(messages,
+        llm.sampling_params(chat=True, max_tokens=40))`: `SamplingParams(max_tokens=40)` samples all tokens at
+        temperature 1. The rest is as in `generate`. Returns an output for each conversation. Raises TriforceError,
+        TypeError, or Interruption.
         """
         prompts, several = list[list[int]](), conversations(messages)
         for i, conversation in enumerate(several):

@@ -10,6 +10,7 @@ from triforce.engine.output_stream import OutputChunk
 from triforce.engine.sequence_group import OnPrefill
 from triforce.engine.tier_builder import SharedKV
 from triforce.errors import RequestError
+from triforce.interface.keyword_advice import advised
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import FullView
@@ -19,6 +20,7 @@ from triforce.llm import LLM
 from triforce.ragged import common_prefix, ints
 
 
+@advised
 class Session:
     """One row of target KV, as long as the model's context. Each turn gives the whole text, and its new end is read.
 

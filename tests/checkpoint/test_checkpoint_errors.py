@@ -126,11 +126,11 @@ Q = "model.layers.1.self_attn.q_proj.weight"
 
 def test_tensors_missing_or_misshapen_raise(folder: Path) -> None:
     change(folder, Q, lambda t: poison(t, torch.nan))
-    refuses(folder, f"tensor {Q} holds NaN or Inf")
+    refuses(folder, f"{folder} is damaged: tensor {Q} holds NaN or Inf; download it again")
     change(folder, Q, lambda t: poison(t, -torch.inf))
     refuses(folder, f"tensor {Q} holds NaN or Inf")
     change(folder, Q, lambda t: poison(t, 1e6))
-    refuses(folder, f"tensor {Q} holds NaN or Inf in torch.float16.*change dtype", dtype="float16")
+    refuses(folder, f"{folder}: tensor {Q} has numbers beyond torch.float16; change dtype", dtype="float16")
     change(folder, Q, lambda t: t[:-1].clone())
     refuses(folder, rf"tensor {Q} has shape \[63, 64\], but the config asks for \[64, 64\]")
     change(folder, Q, lambda t: torch.ones(64, 64, dtype=torch.int8))
@@ -209,6 +209,8 @@ def test_checkpoint_folder_missing_raises(tmp_path: Path, folder: Path) -> None:
     refuses("nowhere.gguf", "there is no file")
     refuses("nowhere/model.gguf", "there is no file")
     refuses(folder / "config.json", "is no GGUF file; give one, or the folder")
+    (folder / "empty.gguf").touch()
+    refuses(folder / "empty.gguf", "empty.gguf is empty; download it again")
     (folder / "model.gguf").write_bytes(b"GGUF\x03\0\0\0")
     refuses(folder / "model.gguf", "is broken: it ends after 8 bytes; download it again")
     (tmp_path / "empty").mkdir()

@@ -147,6 +147,8 @@ def test_names_that_no_message_can_show_raise(tmp_path: Path, key: str) -> None:
 
 def test_missing_or_cut_file_raises(tmp_path: Path) -> None:
     refuses(tmp_path / "none.gguf", "none.gguf cannot be read")
+    (tmp_path / "empty.gguf").touch()
+    refuses(tmp_path / "empty.gguf", "empty.gguf is empty; download it again")
     refuses(tmp_path, "cannot be read")
     data = write_gguf(tmp_path / "x.gguf", VALUES, SMALL).read_bytes()
     for length in (0, 3, 10, 30, len(data) // 2, len(data) - 65):

@@ -149,7 +149,7 @@ def test_gguf_nonfinite_scale_exits_2(tmp_path: Path, name: str, kind: str, caps
         assert main(["generate", str(file), "some text", "--dtype", dtype]) == 2
         error = capsys.readouterr().err
         assert error.startswith("triforce: error: ") and error.count("\n") == 1
-        assert f"{told} holds NaN or Inf" in error
+        assert f"{told} holds NaN or Inf" in error and str(file) in error and error.endswith("download it again\n")
 
 
 @pytest.mark.parametrize(

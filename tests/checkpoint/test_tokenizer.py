@@ -214,6 +214,13 @@ def test_chat_template_encodes_turns() -> None:
         picky.chat(messages)
 
 
+@pytest.mark.parametrize("tokenizer", [BYTES, FALLBACK], ids=["bytes", "fallback"])
+def test_text_of_token_tells_bytes_apart(tokenizer: Tokenizer) -> None:
+    parts = [i for i in tokenizer.encode("\U0001f600") if tokenizer.text_of(i).startswith("<0x")]
+    assert "".join(map(tokenizer.text_of, parts)) == "<0xF0><0x9F><0x98><0x80>"
+    assert [tokenizer.text_of(i) for i in tokenizer.encode("A")][-1] in ("A", " A")
+
+
 def test_vocabularies_are_compared_by_token() -> None:
     BYTES.require_same_vocabulary(ours(tiny_tokenizer()), ("target", "draft"))
     with pytest.raises(ModelError, match=r"big and small do not share.*token 290 is '.+' in the first and None"):

@@ -32,7 +32,7 @@ def test_second_process_starts_from_disk_and_says_so(
     assert generate(pair, cache, "--json", "--disk-cache-size", "1GiB") == 0
     said = capsys.readouterr()
     assert json.loads(said.out)["cached_tokens"] >= 512 and json.loads(said.out)["reread"] == ""
-    assert f"prompts and answers are kept in {cache}, up to 1GiB" in said.err
+    assert f"prompts and answers from 512 tokens on are kept in {cache}, up to 1GiB" in said.err
 
 
 def test_cache_list_shows_models_and_prompts_without_text(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:

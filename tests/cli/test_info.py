@@ -47,7 +47,7 @@ def test_info_works_without_weights(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert lines["parameters"] == f"{weights / 1e6:.1f} million: {size(2 * weights)} as bfloat16"
         assert lines["KV"] == f"cache           {2 * 2 * 2 * 16 * 2} bytes per token as bfloat16"
         assert lines["8,192"].split() == ["tokens", "2", "MiB"]
-        assert "tokens beside the weights" in lines["fits"]
+        assert "tokens beside the weights" in lines["fits"] and lines["fits"].endswith("of one text 8,192 at most")
         assert main(["info", str(tmp_path), "--dtype", "bfloat16", "--lower-tiers", "int8"]) == 0
         lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
         matrices = [weight for weight in model.parameters() if weight.ndim == 2]
@@ -123,7 +123,7 @@ def test_info_counts_windows_once_they_are_full(
     for tokens in (4_096, 65_536):
         held = layer * (full * tokens + (4 - full) * most)
         assert lines[f"{tokens:,}"].split(maxsplit=1)[1] == size(held)
-    assert lines["fits"].endswith("of one text") and lines["fits"].startswith("any number") == (full == 0)
+    assert lines["fits"].startswith("65,536 tokens of one text") and "the whole context" in lines["fits"]
 
 
 def test_info_and_benchmarks_name_level_and_roofline(capsys: pytest.CaptureFixture[str]) -> None:

@@ -127,7 +127,7 @@ class FakeLLM:
         return SamplingParams(**given)
 
     def encode(self, prompt: str) -> list[int]:
-        return [1]
+        return [1] * len(prompt)
 
     def generate(self, prompt: list[int], params: object, **settings: Any) -> list[RequestOutput]:
         return [self.answer]

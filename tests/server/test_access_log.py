@@ -30,6 +30,7 @@ def test_access_log_is_json_without_user_text(llm: LLM, monkeypatch: pytest.Monk
     logs.LOG.setLevel(logging.INFO)
     response = ask(app, PATH + "?q=secret", {"prompt": "the secret cat", **SAMPLED, "user": "secret"})
     made = good(response)["choices"][0]["text"]
+    good(ask(app, PATH, {"prompt": "the cat", "max_tokens": 0, "echo": True, "logprobs": 0}))
     ask(app, "/secret", {"prompt": "secret"})
     ask(app, PATH, {"prompt": "secret", "secret": "secret"})
     ask(
@@ -45,6 +46,8 @@ def test_access_log_is_json_without_user_text(llm: LLM, monkeypatch: pytest.Monk
     first = next(line for line in lines if line["event"] == "request")
     assert first["request"] == response.headers["x-request-id"] and first["route"] == PATH
     assert first["status"] == 200 and first["new_tokens"] == 24 and first["prompt_tokens"] > 0
+    scored = [line for line in lines if line["event"] == "request"][1]
+    assert scored["new_tokens"] == 0 and scored["prompt_tokens"] > 0, "a prompt that is only scored"
     broken = next(line for line in lines if line["level"] == "error")
     assert broken["error"] == "KeyError" and broken["trace"]
     asyncio.run(engine.close())

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp
 
 from tests.helpers.asgi_client import SAMPLED, ask, events, good, refused
 from triforce.checkpoint.hub import SHIPPED
+from triforce.checkpoint.token_bytes import NAMED_BYTES
 from triforce.errors import RequestError
 from triforce.interface.outputs import RequestOutput
 from triforce.llm import LLM
@@ -75,7 +76,7 @@ def test_chat_logprobs_name_tokens_and_bytes(app: ASGIApp, llm: LLM) -> None:
     entries = wanted(llm, logprobs=0).outputs[0].logprobs or []
     assert [token["logprob"] for token in choice["logprobs"]["content"]] == [e.chosen.logprob for e in entries]
     for token in choice["logprobs"]["content"]:
-        assert bytes(token["bytes"]).decode(errors="replace") == token["token"]
+        assert bytes(token["bytes"]).decode(errors=NAMED_BYTES) == token["token"]
 
 
 def test_responses_store_nothing(app: ASGIApp, llm: LLM) -> None:

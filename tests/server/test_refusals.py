@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -134,6 +135,25 @@ def test_neutral_values_are_accepted(app: ASGIApp, field: str) -> None:
 )
 def test_malformed_bodies_are_400(app: ASGIApp, path: str, content: bytes) -> None:
     refused(ask(app, path, content=content, headers=JSON))
+
+
+@pytest.mark.parametrize("size", [3_000, 200_000], ids=["tokens", "characters"])
+@pytest.mark.parametrize(
+    ("path", "field", "body"),
+    [
+        ("/v1/completions", "prompt", lambda text: text),
+        ("/v1/completions", "prompt", lambda text: ["the cat", text]),
+        ("/v1/completions", "prompt", lambda text: [5] * len(text)),
+        ("/v1/chat/completions", "messages", lambda text: [{"role": "user", "content": text}]),
+        ("/v1/responses", "input", lambda text: text),
+    ],
+)
+def test_prompt_beyond_the_context_has_openai_code(
+    app: ASGIApp, path: str, field: str, body: Callable[[str], Any], size: int
+) -> None:
+    response = ask(app, path, {field: body("x " * size)})
+    assert "context of 2048" in refused(response)
+    assert (response.json()["error"]["code"], response.json()["error"]["param"]) == ("context_length_exceeded", field)
 
 
 def test_non_json_content_types_are_400(app: ASGIApp) -> None:

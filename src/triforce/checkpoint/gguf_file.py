@@ -98,9 +98,11 @@ class _Part:
     def __init__(self, file: Path) -> None:
         self.file = file
         try:
+            if not file.stat().st_size:
+                raise ModelError(f"{file} is empty; download it again")
             with file.open("rb") as opened:
                 self.data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:  # ValueError: it is empty
+        except OSError as error:
             raise ModelError(f"{file} cannot be read ({error}); download it again") from error
         self.header: GGUFHeader = read_header(self.data, file)
 

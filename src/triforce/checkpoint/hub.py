@@ -75,6 +75,8 @@ def model_path(name_or_path: str | Path, *, weights: bool = True) -> Path:
         with path.open("rb") as file:
             if file.read(4) == b"GGUF":
                 return path
+        if not path.stat().st_size:
+            raise ModelError(f"{path} is empty; download it again")
         raise ModelError(f"{path} is no GGUF file; give one, or the folder that holds config.json and the weights")
     folder, _, quantisation = str(path).rpartition(":")
     if folder and quantisation and Path(folder).is_dir():

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from functools import cached_property
 
 from tokenizers import Tokenizer as Core
 
+NAMED_BYTES = "triforce.named_bytes"
+"""Name of how errors of decoding are handled: a byte of no character is written as SentencePiece names it, `<0xF0>`."""
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -39,6 +42,15 @@ class TokenBytes:
         added = self._core.get_added_tokens_decoder()
         special_ids = frozenset(i for i, token in added.items() if token.special)
         return {i: str(token.content).encode() for i, token in added.items()}, special_ids
+
+
+def _named_bytes(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeDecodeError):
+        raise error
+    return "".join(f"<0x{byte:02X}>" for byte in error.object[error.start : error.end]), error.end
+
+
+codecs.register_error(NAMED_BYTES, _named_bytes)
 
 
 def _byte_level(token: str) -> bytes:

@@ -16,7 +16,7 @@ from tokenizers.decoders import DecodeStream
 from triforce.checkpoint.hub import read_json
 from triforce.checkpoint.json_fields import Fields
 from triforce.checkpoint.template_process import render_apart
-from triforce.checkpoint.token_bytes import TokenBytes
+from triforce.checkpoint.token_bytes import NAMED_BYTES, TokenBytes
 from triforce.checkpoint.tokenizer_files import CORE, TokenizerFiles, read_tokenizer
 from triforce.errors import ModelError, RequestError
 from triforce.interface.messages import Message, read_messages, read_tools
@@ -87,6 +87,10 @@ class Tokenizer:
     def bytes_of(self, token_id: int) -> bytes:
         """Return the bytes that a token adds to a text, perhaps a part of a character; none for an unknown id."""
         return self._bytes.of(token_id)
+
+    def text_of(self, token_id: int) -> str:
+        """Return a token as a text by itself; bytes that are no whole character are written as `<0xF0>`."""
+        return self._bytes.of(token_id).decode(errors=NAMED_BYTES)
 
     def all_bytes(self) -> list[bytes]:
         """The same of every id below `vocab_size`."""

@@ -62,7 +62,7 @@ def read_weights(
     missing, unknown, of another shape, or not finite.
     """
     require_tensors(where, archives, config, rows, names)
-    reader = _Reader(archives, device, dtype)
+    reader = _Reader(where, archives, device, dtype)
     blocks = [layer_sources(config, names, layer, ranks) for layer in range(config.layers)]
     table = (span(config.vocab_size, ranks),)
     embedding_VC = reader.take(EMBEDDING, table)
@@ -118,10 +118,10 @@ def require_tensors(
 
 
 def read_embedding(
-    archives: Mapping[str, Archive], config: ModelConfig, *, device: torch.device, dtype: torch.dtype
+    where: Path, archives: Mapping[str, Archive], config: ModelConfig, *, device: torch.device, dtype: torch.dtype
 ) -> Matrix:
     """Return the embedding alone, of all tokens, whatever ranks share, of archives that `read_weights` has read."""
-    return _Reader(archives, device, dtype).take(EMBEDDING, (slice(config.vocab_size),))
+    return _Reader(where, archives, device, dtype).take(EMBEDDING, (slice(config.vocab_size),))
 
 
 def _parts(field: str, shape: Shape, config: ModelConfig) -> int:
@@ -205,6 +205,7 @@ def of_weights(fingerprint: str) -> str:
 class _Reader:
     """Checked tensors out of the archives, on a device, in a dtype."""
 
+    where: Path
     archives: Mapping[str, Archive]
     device: torch.device
     dtype: torch.dtype
@@ -231,7 +232,11 @@ class _Reader:
         tensor = tensor[cut] if fits else numbers(archive.glance(name))[cut].to(self.device, dtype)
         # The extremes tell NaN and Inf in one read, without a temporary and without the overflow that a sum may have.
         if not all(extreme.isfinite() for extreme in torch.aminmax(tensor)):
-            raise ModelError(
-                f"tensor {name} holds NaN or Inf in {dtype}; download it again or change {argument('dtype')}"
-            )
+            raise self._not_finite(name, dtype)
         return tensor.contiguous()
+
+    def _not_finite(self, name: str, dtype: torch.dtype) -> ModelError:
+        """Return the error of a tensor that is damaged, or of numbers that a narrower dtype has no room for."""
+        if all(extreme.isfinite() for extreme in torch.aminmax(numbers(self.archives[name].glance(name)))):
+            return ModelError(f"{self.where}: tensor {name} has numbers beyond {dtype}; change {argument('dtype')}")
+        return ModelError(f"{self.where} is damaged: tensor {name} holds NaN or Inf; download it again")

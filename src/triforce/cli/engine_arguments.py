@@ -65,6 +65,10 @@ def sampling(options: Namespace) -> dict[str, Any]:
     values = {name: value for name in DEFAULTS if (value := getattr(options, name, None)) is not None}
     if options.json_schema:
         values["grammar"] = Grammar.json(_schema(options.json_schema))
+    elif options.regex is not None:
+        values["grammar"] = Grammar.regex(options.regex)
+    elif options.choice:
+        values["grammar"] = Grammar.choices(options.choice)
     values |= {"logit_bias": dict(options.logit_bias) or None, "stop_token_ids": options.stop_token_id}
     SamplingParams(**values)
     return values

@@ -23,6 +23,7 @@ _HABITS: tuple[tuple[str, str, str], ...] = (
     ("--n-predict --predict --num-predict --max-new-tokens", "--max-tokens", "--max-tokens N, or -n N"),
     ("--repeat-penalty", "--repetition-penalty", "--repetition-penalty X"),
     ("-s", "--seed", "--seed N"),
+    ("--grammar --grammar-file", "--regex", "a form is --json-schema FILE, --regex PATTERN or --choice TEXT"),
     ("-f", "--prompt-file", "--prompt-file FILE"),
     ("-sys --system-prompt", "--system", "--system TEXT"),
     ("-md --model-draft --draft-model --speculative-model", "--draft", "--draft MODEL"),

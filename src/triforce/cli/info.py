@@ -72,7 +72,7 @@ def run(options: Namespace) -> int:
         "sampling": sampling_text.defaults(files),
         "machine": machine(),
         "memory free": f"{size(free)} on {device}" if free else "unknown",
-        "fits": _fits(kept, max(free - weights - copies, 0) // (row + copied + entries)) if free else "unknown",
+        "fits": _fits(kept, max(free - weights - copies, 0) // (row + copied + entries), config) if free else "unknown",
         **offloaded(config, dtype, device, weights + copies, options),
     }
     for name, value in lines.items():
@@ -118,11 +118,14 @@ def _windows(config: ModelConfig, kept: HeldTokens) -> str:
     return f"; {layers} of {config.layers} layers keep at most {kept.most:,} tokens of a text" if layers else ""
 
 
-def _fits(kept: HeldTokens, room: float) -> str:
+def _fits(kept: HeldTokens, room: float, config: ModelConfig) -> str:
+    """Say what memory has room for. A text has no more tokens than the context, however many would fit."""
     if kept.full == kept.layers:
-        return f"{int(room):,} tokens beside the weights, of all texts together"
+        return f"{int(room):,} tokens beside the weights, of all texts together; of one text {config.context:,} at most"
     fitting = kept.fitting(room)
-    return f"{'any number of' if fitting is None else f'{fitting:,}'} tokens beside the weights, of one text"
+    if fitting is None or fitting >= config.context:
+        return f"{config.context:,} tokens of one text beside the weights, which is the whole context, and more texts"
+    return f"{fitting:,} tokens of one text beside the weights, of a context of {config.context:,}"
 
 
 def profile_of(

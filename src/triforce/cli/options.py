@@ -203,8 +203,11 @@ def sampling(parser: argparse.ArgumentParser, *, several: bool = True, listed: b
     add("presence_penalty", float, "over the output; 0: off")
     add("frequency_penalty", float, "over the output; 0: off")
     option("--logit-bias", type=_bias, action="append", default=[], metavar="ID=BIAS", help="may be repeated")
+    form = group.add_mutually_exclusive_group().add_argument
     text = "the text is JSON that a JSON schema describes: that in a file, or SCHEMA itself if it begins with {"
-    option("--json-schema", type=path, metavar="SCHEMA", help=text)
+    form("--json-schema", type=path, metavar="SCHEMA", help=text)
+    form("--regex", metavar="PATTERN", help="the whole text matches this regular expression, without look-around")
+    form("--choice", action="append", metavar="TEXT", help="the text is this one, or another choice; may be repeated")
     add("seed", int, "the same seed, the same text, but see --coupling; -1: one is drawn and told (default: -1)")
     if several:
         add("n", int, "continuations of the prompt")

@@ -48,7 +48,10 @@ def loading(options: Namespace) -> Iterator[None]:
     yield
     folder = getattr(options, "disk_cache", None)
     if folder and spawn.MEETING not in os.environ and not silent(options):
-        kept = f"prompts and answers are kept in {printable(folder)}, up to {options.disk_cache_size}"
+        from triforce.kvcache.disk_text import LEAST
+
+        kept = f"prompts and answers from {LEAST} tokens on are kept in {printable(folder)}"
+        kept += f", up to {options.disk_cache_size}"
         print(f"{kept}; remove them with: triforce cache clear {printable(folder)}", file=sys.stderr, flush=True)
 
 

@@ -70,7 +70,8 @@ def _whole_embedding(target: Target) -> Matrix | None:
     decoder = target.decoder
     if decoder.ranks.count == 1:
         return None
-    return read_embedding(_archives(target), decoder.config, device=decoder.device, dtype=decoder.dtype)
+    path = target.files.path
+    return read_embedding(path, _archives(target), decoder.config, device=decoder.device, dtype=decoder.dtype)
 
 
 def known_draft(model: str | Path, file: Path, speculation: SpeculativeConfig) -> str | Path | None:

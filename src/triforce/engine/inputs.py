@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from triforce.checkpoint.tokenizer import Tokenizer
-from triforce.errors import RequestError, argument, placed, suggest
+from triforce.errors import ContextLengthError, RequestError, argument, placed, suggest
 from triforce.interface.messages import Message
 from triforce.interface.sampling_params import SamplingParams
 from triforce.model.config import ModelConfig
@@ -133,9 +133,9 @@ def checked_ids(ids: Any, vocab_size: int) -> list[int]:
     return [int(i) for i in given]
 
 
-def too_long(tokens: int, config: ModelConfig) -> RequestError:
+def too_long(tokens: int, config: ModelConfig) -> ContextLengthError:
     """Return the error of a prompt of at least so many tokens, which the context has no room for."""
-    return RequestError(
+    return ContextLengthError(
         f"the prompt has at least {tokens} tokens; with room for an answer the context of {config.context} holds "
         f"{config.context - 1}. Shorten it, or {more_context(config)}"
     )
@@ -171,10 +171,12 @@ def require_size(text: str, tokenizer: Tokenizer, config: ModelConfig) -> None:
 def require_stops(params: SamplingParams, target: PromptSource) -> None:
     """Raise RequestError for what a text is to end at and cannot."""
     if params.stop and target.tokenizer is None:
-        raise RequestError("stop strings need a tokenizer; use stop_token_ids")
+        raise RequestError(f"stop strings need a tokenizer; use {argument('stop_token_ids')}")
     size = target.config.vocab_size
     if unknown := [token for token in params.stop_token_ids if token >= size]:
-        raise RequestError(f"stop_token_ids names token {unknown[0]}, but the vocabulary ends at {size - 1}")
+        raise RequestError(
+            f"{argument('stop_token_ids')} names token {unknown[0]}, but the vocabulary ends at {size - 1}"
+        )
 
 
 def _ids(text: str, tokenizer: Tokenizer, context: int) -> list[int]:

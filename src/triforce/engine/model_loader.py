@@ -24,7 +24,7 @@ from triforce.engine.model_profile import ModelProfile
 from triforce.engine.model_source import located
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet
-from triforce.errors import ModelError, RequestError, argument
+from triforce.errors import ModelError, RequestError, argument, placed
 from triforce.model.config import ModelConfig
 from triforce.planner import CostModel
 from triforce.planner.cost_model import kernel_level
@@ -180,9 +180,10 @@ def load(
     config = replace(config, attention_sink_logits_LH=weights.attention_sink_logits_LH)
     identity = fingerprint(config, weights)
     trim_heap()  # of what sums took, before the weights are packed into memory of their own
-    decoder = Decoder(config, weights, ranks=ranks)
-    # Weights of few bits are as they are in lower tiers, too: a second model of them would be the same.
-    lower = Decoder(config, weights, bits, ranks) if bits and weights.has_numbers else decoder
+    with placed(str(source.files.path)):
+        decoder = Decoder(config, weights, ranks=ranks)
+        # Weights of few bits are as they are in lower tiers, too: a second model of them would be the same.
+        lower = Decoder(config, weights, bits, ranks) if bits and weights.has_numbers else decoder
     return Checkpoint(source.files, config, decoder, lower, source.tokenizer, identity)
 
 

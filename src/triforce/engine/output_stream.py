@@ -15,7 +15,10 @@ from triforce.interface.outputs import CompletionOutput, DecodingSnapshot, Logpr
 
 @dataclass(frozen=True, slots=True)
 class OutputChunk:
-    """Text that is ready to show, and the tokens that came with it, with the names of the tiers that proposed them."""
+    """Text that is ready to show, and the tokens that came with it, with the names of the tiers that proposed them.
+
+    A text is shown as it grows by `for piece in llm.stream(prompt): print(piece, end="", flush=True)`.
+    """
 
     text: str
     token_ids: list[int]
@@ -84,7 +87,7 @@ class OutputStream:
             return entry
 
         def read(token: Logprob) -> Logprob:
-            return token._replace(text=tokenizer.bytes_of(token.token_id).decode(errors="replace"))
+            return token._replace(text=tokenizer.text_of(token.token_id))
 
         return TokenLogprobs(read(entry.chosen), tuple(map(read, entry.top)))
 

@@ -16,7 +16,7 @@ class Logprob(NamedTuple):
     token_id: int
     logprob: float
     text: str = ""
-    """Text of the token by itself, where there is a tokenizer. A part of a character reads as U+FFFD."""
+    """Text of the token by itself, where there is a tokenizer. Bytes that are no whole character read as `<0xF0>`."""
 
 
 class TokenLogprobs(NamedTuple):

@@ -11,6 +11,7 @@ from typing import Any
 
 from triforce.errors import RequestError, argument
 from triforce.interface.grammar import Grammar
+from triforce.interface.keyword_advice import advised
 
 LARGEST = 1e9  # of a bias or penalty: bounded, so that float64 scores stay finite whatever is added up
 
@@ -38,6 +39,7 @@ def chat_defaults(named: Mapping[str, Any]) -> dict[str, Any]:
     return dict(named) if named.keys() & USUAL_IN_CHATS.keys() else USUAL_IN_CHATS | dict(named)
 
 
+@advised
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Parameters of sampling one request; None is the default of each. Raises RequestError for values out of range.
@@ -57,7 +59,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = field(default=None, hash=False)  # token id to what is added to its logit
     seed: int | None = None  # None, or -1: one is drawn, and reported
     n: int = 1  # completions
-    max_tokens: int = 256  # new tokens at most
+    max_tokens: int = 256  # new tokens at most; fewer where the context ends before, with finish_reason "length"
     stop: Sequence[str] = ()  # texts before which the output ends; one string is accepted too
     stop_token_ids: Sequence[int] = ()  # beside the model's own end-of-sequence tokens
     ignore_eos: bool = False  # go on after an end-of-sequence token

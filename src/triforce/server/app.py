@@ -147,12 +147,19 @@ async def detokenize(body: DetokenizeBody, request: Request) -> Response:
     return await service.parsed(request, partial(tokenization.detokenize, service.parser), body)
 
 
+@router.get("/ping")
 @router.get("/health")
 async def health(request: Request) -> JSONResponse:
     """Answer 200 as long as texts can be made. Raises ApiError."""
     if not _service(request).engine.alive:
         raise ApiError(503, "the engine has stopped; start the server again")
     return JSONResponse({"status": "ok"})
+
+
+@router.get("/version")
+async def version() -> JSONResponse:
+    """Return the version of triforce."""
+    return JSONResponse({"version": __version__})
 
 
 @router.get("/metrics")

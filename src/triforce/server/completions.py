@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from time import time
 from typing import Any
 from uuid import uuid4
@@ -24,14 +23,13 @@ class CompletionWriter:
         self._generations, self._n, self._tokenizer = generations, body.n or 1, service.parser.tokenizer
         self._head = {"id": f"cmpl-{uuid4().hex}", "object": "text_completion", "created": int(time())}
         self._head |= {"model": service.name, "system_fingerprint": service.fingerprint}
-        self._tiers, self._scored_only = bool(body.tier_stats), body.max_tokens == 0
+        self._tiers = bool(body.tier_stats)
         self._with_usage = bool(body.stream_options and body.stream_options.include_usage)
         prompts = one_or_many(body.prompt) if body.echo else []
         self._echoes = [p if isinstance(p, str) else self._tokenizer.decode(list(p)) for p in prompts]
         self._logprobs: dict[int, TextLogprobs] = {}  # by choice, as far as it has come
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-        outputs = self._wanted(outputs)
         choices = [choice for prompt, output in enumerate(outputs) for choice in self._choices(prompt, output)]
         return self._head | {"choices": choices, "usage": usage(outputs, self._tiers)}
 
@@ -44,8 +42,6 @@ class CompletionWriter:
         yield self._chunk(self._choice(prompt, 0, "", None), prompt_progress=progress.told())
 
     def piece(self, prompt: int, piece: OutputChunk) -> Iterable[bytes]:
-        if self._scored_only:
-            piece = replace(piece, text="", token_ids=[], origins=[], logprobs=piece.logprobs and [], trace=None)
         choice = self._choice(prompt, piece.index, piece.text, piece.finish_reason)
         choice |= self._report(
             choice["index"], self._generations[prompt].prompt, piece.token_ids, piece.logprobs, piece.origins
@@ -54,7 +50,7 @@ class CompletionWriter:
 
     def closing(self, outputs: Sequence[RequestOutput]) -> Iterable[bytes]:
         if self._with_usage:
-            yield frame(self._head | {"choices": [], "usage": usage(self._wanted(outputs), self._tiers)})
+            yield frame(self._head | {"choices": [], "usage": usage(outputs, self._tiers)})
         yield DONE
 
     def _choices(self, prompt: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
@@ -88,13 +84,3 @@ class CompletionWriter:
 
     def _chunk(self, choice: dict[str, Any], **more: Any) -> bytes:
         return frame(self._head | {"choices": [choice]} | ({"usage": None} if self._with_usage else {}) | more)
-
-    def _wanted(self, outputs: Sequence[RequestOutput]) -> list[RequestOutput]:
-        """Drop the one token that was drawn only because the engine draws at least one."""
-        return [_scored(output) for output in outputs] if self._scored_only else list(outputs)
-
-
-def _scored(output: RequestOutput) -> RequestOutput:
-    """Return the prompt with its scores, and no text."""
-    nothing = dict[str, Any](text="", token_ids=[], origins=[], finish_reason="length")
-    return replace(output, outputs=[replace(c, logprobs=c.logprobs and [], **nothing) for c in output.outputs])

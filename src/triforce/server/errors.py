@@ -14,15 +14,16 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from triforce.errors import RequestError, TriforceError, as_option
+from triforce.errors import ContextLengthError, RequestError, TriforceError, as_option
 from triforce.interface.sampling_params import SamplingParams
 from triforce.server.engine_client import QueueFull, ReplicaLost, ShuttingDown
 
 RETRY_SECONDS = 5
 SAID_OF_ONE = {"no_function", "part", "unknown_field"}
 """Kinds of errors in a body that say what to do, whatever else it might have been."""
-FIELDS = {field.name for field in fields(SamplingParams)} | {"messages", "mode", "prompt", "tools"}
+FIELDS = {field.name for field in fields(SamplingParams)} | {"input", "messages", "mode", "prompt", "tools"}
 """Arguments in Python that are fields of requests. The others are options of the server."""
+TOO_LONG = "context_length_exceeded"  # OpenAI's code of a prompt that the context has no room for
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -54,9 +55,17 @@ class ClientDisconnected(Exception):
     """The client is gone; nobody reads the answer."""
 
 
-def wrong(param: str | None, message: str) -> ApiError:
+def wrong(param: str | None, message: str, code: str | None = None) -> ApiError:
     """A field that cannot be served as it is."""
-    return ApiError(400, message, param=param)
+    return ApiError(400, message, param=param, code=code)
+
+
+def _asked(error: RequestError, field: str | None = None) -> ApiError:
+    """Return the refusal of what a request asks for. It names the first field in the error, or else this one."""
+    calls = {"messages": field} if field == "input" else {}  # as responses have it
+    param = next((calls.get(name, name) for name in error.arguments if name in FIELDS), field)
+    text = error.worded(lambda name, value: as_field(calls.get(name, name), value))
+    return wrong(param, text, TOO_LONG if isinstance(error, ContextLengthError) else None)
 
 
 def took_too_long(seconds: float) -> ApiError:
@@ -75,22 +84,12 @@ def later(status: int, reason: str, code: str) -> ApiError:
 
 
 @contextmanager
-def about(field: str, argument: str | None = None) -> Iterator[None]:
-    """Name the field of a request in a RequestError that is raised within, as an ApiError.
-
-    argument: what the field is called in Python.
-    """
+def about(field: str) -> Iterator[None]:
+    """Name the field of a request in a RequestError that is raised within, as an ApiError."""
     try:
         yield
     except RequestError as error:
-        named = field_of(error)
-        text = error.worded(lambda name, value: field if name == argument else as_field(name, value))
-        raise wrong(field if named in (None, argument) else named, text) from error
-
-
-def field_of(error: RequestError) -> str | None:
-    """Return the first field of a request that an error names, if any."""
-    return next((name for name in error.arguments if name in FIELDS), None)
+        raise _asked(error, field) from error
 
 
 def not_json(reason: str) -> ApiError:
@@ -110,7 +109,7 @@ def refusal_for(error: Exception) -> ApiError | None:
         case ApiError():
             return error
         case RequestError():
-            return wrong(field_of(error), error.worded(as_field))
+            return _asked(error)
         case TriforceError():  # a model that cannot be computed with, say
             return ApiError(500, error.worded(as_field), code="model")
         case QueueFull():
@@ -185,6 +184,8 @@ def _text(error: dict[str, Any]) -> str:
     match error["type"]:
         case "too_long":
             return f"at most {about['max_length']} are taken; send fewer"
+        case "too_short":
+            return f"it is too short; send at least {about['min_length']}"
         case "model_attributes_type" | "model_type" | "dict_type":
             return "Input should be an object"
         case "union_tag_invalid":

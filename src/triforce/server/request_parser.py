@@ -15,19 +15,14 @@ from triforce.interface.grammar import Grammar
 from triforce.interface.sampling_params import SamplingParams, chat_defaults, drawn_seed
 from triforce.sampling.logits import check_bias
 from triforce.server.engine_client import GenerationRequest, ServedModel
-from triforce.server.errors import about, wrong
+from triforce.server.errors import TOO_LONG, about, wrong
 from triforce.server.grammar_pool import GrammarPool
 from triforce.server.limits import ANSWER_TOKENS, APART, COMPLETION_TOKENS, Limits
 from triforce.server.message_bodies import Message, characters, plain, turns
 from triforce.server.request_checks import biases, check_echo, check_fields, checked_params
 from triforce.server.response_formats import FlatResponseFormat, ResponseFormat, grammar_of
 from triforce.server.sampling_fields import SamplingFields, Thinking
-from triforce.server.schemas import (
-    ChatBody,
-    CompletionBody,
-    CompletionFields,
-    ResponsesBody,
-)
+from triforce.server.schemas import ChatBody, CompletionBody, CompletionFields, ResponsesBody
 from triforce.server.shared_slots import SharedSlots
 from triforce.server.tools import ToolChoice
 
@@ -137,7 +132,7 @@ class RequestParser:
             said = [plain(message) for message in messages]
             return self.llm.encode(self.tokenizer.chat(said, tools.shown if tools else None, thinks))
 
-        with about(field, "messages"):
+        with about(field):
             return await self.apart(length, key, laid_out)
 
     async def apart(self, size: int, key: str, work: Callable[[], T]) -> T:
@@ -147,8 +142,8 @@ class RequestParser:
     def _bound(self, characters: int, field: str = "prompt") -> None:
         longest = self.context * self.limits.characters_per_token
         if characters > longest:
-            raise wrong(field, f"the prompt has {characters} characters; the context of {self.context} tokens "
-                        f"cannot hold more than {longest}. Shorten it")  # fmt: skip
+            text = f"the prompt has {characters} characters; a context of {self.context} tokens holds {longest} at most"
+            raise wrong(field, f"{text}. Shorten it", TOO_LONG)
 
     async def _requests(
         self, prompts: Sequence[list[int]], params: SamplingParams, body: SamplingFields, key: str

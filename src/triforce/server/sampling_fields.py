@@ -37,6 +37,11 @@ class SamplingFields(CacheFields, ModelField):
         return {}
 
     @property
+    def scored_only(self) -> bool:
+        """Whether the prompt is to be scored, and no text made."""
+        return False
+
+    @property
     def output_format(self) -> str | None:
         """The field that holds the answer to a format, if one does."""
         return None

@@ -17,6 +17,9 @@ from triforce.server.response_formats import FlatResponseFormat, ResponseFormat
 from triforce.server.sampling_fields import ModelField, SamplingFields, StreamOptions, ThinkingField
 from triforce.server.tools import MOST_TOOLS, FlatTool, OneFlatTool, OneTool, Tool, ToolChoice, ToolFields, choose_tools
 
+CUT = "A text ends with the context, whatever is asked for: finish_reason length"
+"""Of the field that bounds an answer."""
+
 
 class TextOptions(Body):
     """`text` of responses."""
@@ -32,7 +35,7 @@ class CompletionFields(SamplingFields):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: Biases | None = Field(None, description="Token id to what is added to its logit")
-    max_tokens: int | None = Field(None, description=f"Default: {COMPLETION_TOKENS}, in a chat {ANSWER_TOKENS}")
+    max_tokens: int | None = Field(None, description=f"Default: {COMPLETION_TOKENS}, in a chat {ANSWER_TOKENS}. {CUT}")
     response_format: ResponseFormat | None = None
     stream_options: StreamOptions | None = None
     trace: bool | None = Field(None, description="Stream how far it has come, and how long each token is (triforce's)")
@@ -54,6 +57,10 @@ class CompletionBody(CompletionFields):
     @property
     def sent_as(self) -> Mapping[str, str]:
         return {"prompt_logprobs": "logprobs"}
+
+    @property
+    def scored_only(self) -> bool:
+        return self.max_tokens == 0
 
 
 class ChatBody(ToolFields, ThinkingField, CompletionFields):
@@ -89,7 +96,7 @@ class ResponsesBody(ToolFields, ThinkingField, SamplingFields):
     input: str | InputItems
     instructions: str | None = None
     text: TextOptions | None = None
-    max_output_tokens: int | None = Field(None, description=f"Default: {ANSWER_TOKENS}")
+    max_output_tokens: int | None = Field(None, description=f"Default: {ANSWER_TOKENS}. {CUT}")
     stream_options: StreamOptions | None = None
     tools: Annotated[list[FlatTool], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | OneFlatTool | None = None

@@ -15,8 +15,8 @@ from triforce.server.access import is_address
 from triforce.server.errors import ApiError
 from triforce.server.limits import Limits
 
-OPEN = ("/health", "/")
-"""Paths that need no key: one says whether there is a server, the other is a page that says no more."""
+OPEN = ("/health", "/ping", "/")
+"""Paths that need no key: two say whether there is a server, the third is a page that says no more."""
 OPEN_BYTES = 1024
 """Largest body on an open path, as little should be kept in memory for clients without a key."""
 LINGER = 2.0

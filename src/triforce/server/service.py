@@ -27,6 +27,7 @@ from triforce.server.limits import Limits
 from triforce.server.metrics import Metrics
 from triforce.server.request_parser import RequestParser
 from triforce.server.sampling_fields import SamplingFields
+from triforce.server.usage import without_text
 
 B = TypeVar("B")
 T = TypeVar("T")
@@ -94,14 +95,16 @@ class Service:
         report: dict[str, Any] = request.state.report
         report |= {"prompts": len(generations), "prompt_tokens": sum(len(each.prompt) for each in generations)}
 
+        events = self._events(answers, body.scored_only)
+
         def end() -> None:
             for answer in answers:
                 answer.cancel()
 
         if body.stream:
-            return EventStream(self._frames(answers, writer, report), end, body.headers)
+            return EventStream(self._frames(events, writer, report), end, body.headers)
         try:
-            outputs = await unless_disconnected(request.receive, self._collect(answers))
+            outputs = await unless_disconnected(request.receive, _collect(events))
         finally:
             end()
         report |= _summary(outputs)
@@ -113,19 +116,15 @@ class Service:
     def _written(self, writer: ResponseWriter, outputs: Sequence[RequestOutput], body: SamplingFields) -> Response:
         return JSONResponse(writer.whole(outputs), headers=body.headers)
 
-    async def _collect(self, answers: Sequence[GenerationStream]) -> list[RequestOutput]:
-        async with aclosing(self._events(answers)) as events:
-            return [event async for _, event in events if isinstance(event, RequestOutput)]
-
     async def _frames(
-        self, answers: Sequence[GenerationStream], writer: ResponseWriter, report: dict[str, Any]
+        self, events: AsyncGenerator[tuple[int, Event], None], writer: ResponseWriter, report: dict[str, Any]
     ) -> AsyncGenerator[bytes, None]:
         """Yield the whole stream. After the headers an error can only be its last frame."""
         outputs = []
         try:
             for data in writer.opening():
                 yield data
-            async with aclosing(self._events(answers)) as events:
+            async with aclosing(events):
                 async for prompt, event in events:
                     if isinstance(event, RequestOutput):
                         outputs.append(event)
@@ -145,7 +144,9 @@ class Service:
             report["refused"] = (refusal or broken()).status
             yield frame((refusal or broken()).body())
 
-    async def _events(self, answers: Sequence[GenerationStream]) -> AsyncGenerator[tuple[int, Event], None]:
+    async def _events(
+        self, answers: Sequence[GenerationStream], scored_only: bool
+    ) -> AsyncGenerator[tuple[int, Event], None]:
         """Yield the events of all answers, prompt by prompt. Raises ApiError when they take too long."""
         deadline, started = asyncio.get_running_loop().time() + self.limits.seconds, perf_counter()
         for prompt, answer in enumerate(answers):
@@ -158,7 +159,12 @@ class Service:
                         break
                     except TimeoutError:
                         raise took_too_long(self.limits.seconds) from None
-                    yield prompt, event
+                    yield prompt, without_text(event) if scored_only else event
+
+
+async def _collect(events: AsyncGenerator[tuple[int, Event], None]) -> list[RequestOutput]:
+    async with aclosing(events):
+        return [event async for _, event in events if isinstance(event, RequestOutput)]
 
 
 def _entries(generation: GenerationRequest, output: RequestOutput) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi.responses import JSONResponse, Response
 
-from triforce.server.errors import ApiError
+from triforce.server.errors import wrong
 from triforce.server.limits import MOST_VALUES
 from triforce.server.request_parser import RequestParser
 from triforce.server.schemas import DetokenizeBody, TokenizeBody
@@ -15,18 +15,19 @@ from triforce.server.schemas import DetokenizeBody, TokenizeBody
 async def tokenize(parser: RequestParser, body: TokenizeBody, key: str) -> Response:
     """Return the answer to a text or a conversation. Raises ApiError."""
     if (body.prompt is None) == (body.messages is None):
-        raise ApiError(400, "send prompt or messages, one of them")
+        raise wrong("prompt", "send prompt or messages, one of them")
+    field = "prompt" if body.messages is None else "messages"
     if body.messages is not None:
         ids = await parser.conversation(body.messages, key, thinking=body.thinking)
     else:
         ids = await parser.tokens(body.prompt or "", body.add_special_tokens is not False, key)
     if len(ids) > MOST_VALUES:
-        raise ApiError(400, f"the text has {len(ids):,} tokens; at most {MOST_VALUES:,} are told, so send it in parts")
+        raise wrong(field, f"the text has {len(ids):,} tokens; at most {MOST_VALUES:,} are told, so send it in parts")
 
     def written() -> Response:
         answer: dict[str, Any] = {"count": len(ids), "max_model_len": parser.context, "tokens": ids}
         if body.return_token_strs:
-            answer["token_strs"] = [parser.tokenizer.bytes_of(i).decode(errors="replace") for i in ids]
+            answer["token_strs"] = [parser.tokenizer.text_of(i) for i in ids]
         return JSONResponse(answer)
 
     return await parser.apart(len(ids), key, written)

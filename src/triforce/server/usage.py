@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from triforce.checkpoint.tokenizer import Tokenizer
@@ -10,6 +11,7 @@ from triforce.engine.output_stream import OutputChunk
 from triforce.interface.outputs import Logprob, RequestOutput, TokenLogprobs
 from triforce.interface.repeated_grams import repeated
 from triforce.interface.stats import TierStats, total
+from triforce.server.engine_client import Event
 
 LEAST = -9999.0
 """JSON has no infinity: the logarithm of a probability of zero."""
@@ -29,7 +31,7 @@ class TextLogprobs:
             offsets.append(self._offset)
             self._offset += len(self._stream.step(token_id))
         return {
-            "tokens": [_text(self._tokenizer, token_id) for token_id in ids],
+            "tokens": [self._tokenizer.text_of(token_id) for token_id in ids],
             "token_logprobs": [entry and _finite(entry.chosen.logprob) for entry in entries],
             "top_logprobs": [entry and self._alternatives(entry) for entry in entries],
             "text_offset": offsets,
@@ -38,7 +40,7 @@ class TextLogprobs:
     def _alternatives(self, entry: TokenLogprobs) -> dict[str, float]:
         found: dict[str, float] = {}
         for other in (*entry.top, entry.chosen):  # best first: of tokens that read alike the best is listed
-            found.setdefault(_text(self._tokenizer, other.token_id), _finite(other.logprob))
+            found.setdefault(self._tokenizer.text_of(other.token_id), _finite(other.logprob))
         return found
 
 
@@ -46,8 +48,8 @@ def chat_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprobs]) -> dic
     """Return `logprobs` of a chat choice."""
 
     def one(token: Logprob) -> dict[str, Any]:
-        written = tokenizer.bytes_of(token.token_id)
-        return {"token": written.decode(errors="replace"), "logprob": _finite(token.logprob), "bytes": list(written)}
+        text, written = tokenizer.text_of(token.token_id), tokenizer.bytes_of(token.token_id)
+        return {"token": text, "logprob": _finite(token.logprob), "bytes": list(written)}
 
     content = [one(entry.chosen) | {"top_logprobs": [one(other) for other in entry.top]} for entry in entries]
     return {"content": content, "refusal": None}
@@ -68,6 +70,19 @@ def usage(
     return counts
 
 
+def without_text(event: Event) -> Event:
+    """Drop the one token of an answer that was drawn only because the engine draws at least one."""
+    nothing = dict[str, Any](text="", token_ids=[], origins=[])
+    if isinstance(event, OutputChunk):
+        finish = event.finish_reason and "length"
+        return replace(event, **nothing, finish_reason=finish, logprobs=event.logprobs and [], trace=None)
+    if isinstance(event, RequestOutput):
+        nothing["finish_reason"] = "length"
+        made = [replace(made, **nothing, logprobs=made.logprobs and []) for made in event.outputs]
+        return replace(event, outputs=made)
+    return event
+
+
 def decoding_trace(piece: OutputChunk) -> dict[str, Any]:
     """Return the state of the decoding of a text, where the request wants a trace."""
     look = piece.trace
@@ -79,10 +94,6 @@ def decoding_trace(piece: OutputChunk) -> dict[str, Any]:
 
 def _tiers(stats: Sequence[TierStats]) -> list[dict[str, Any]]:
     return [{key: getattr(tier, key) for key in ("name", "proposed", "accepted", "passes")} for tier in stats]
-
-
-def _text(tokenizer: Tokenizer, token_id: int) -> str:
-    return tokenizer.bytes_of(token_id).decode(errors="replace")
 
 
 def _finite(logprob: float) -> float:

@@ -91,7 +91,7 @@ def test_scales_that_are_no_numbers_are_refused(kind: str) -> None:
     assert isinstance(head_VC, PackedWeight) and head_VC.shape == (M, 256) and len(head_VC) == M
     at = 208 if kind == "Q6_K" else 0
     blocks[7, at : at + 2] = torch.tensor([torch.nan]).half().view(torch.uint8)
-    with pytest.raises(ModelError, match=f"type {kind} has a scale that is NaN or Inf; use another file"):
+    with pytest.raises(ModelError, match=f"type {kind} has a scale that is NaN or Inf; download the file"):
         on_device(given)
 
 

@@ -82,7 +82,7 @@ def packing(part: str, *weights: Matrix | None) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise ModelError(f"{part}: {error}; use another file of this model") from error
+        raise ModelError(f"{part}: {error}; the file is damaged: download it again") from error
     for weight in weights:
         if isinstance(weight, QuantizedWeight):
             weight.release()

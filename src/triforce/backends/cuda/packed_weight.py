@@ -87,7 +87,7 @@ def on_device(weights: Weights) -> Weights:
 def _checked(weight: Tensor | PackedWeight, kind: str) -> Tensor | PackedWeight:
     for plane in (weight.scales, weight.minima) if isinstance(weight, PackedWeight) else ():
         if plane.dtype == torch.float16 and not bool(plane.isfinite().all()):
-            raise ModelError(f"a matrix of type {kind} has a scale that is NaN or Inf; use another file of this model")
+            raise ModelError(f"a matrix of type {kind} has a scale that is NaN or Inf; download the file again")
     return weight
 
 

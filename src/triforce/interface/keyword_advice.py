@@ -1,0 +1,93 @@
+"""Advice on keywords that a call does not take: what they are called here, for people who come from other engines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from functools import wraps
+from inspect import Parameter, isfunction, signature
+from typing import Any, TypeVar
+
+from triforce.errors import suggest
+
+T = TypeVar("T")
+
+_GRAMMAR = "grammar=Grammar.json(schema), Grammar.choices(texts) or Grammar.regex(pattern)"
+_ROWS: tuple[tuple[str, str, str], ...] = (
+    ("n_ctx num_ctx ctx_size max_model_len max_seq_len context_length", "context", ""),
+    ("model_path model_name model_id repo_id pretrained_model_name_or_path", "model", ""),
+    ("draft_model speculative_model assistant_model", "draft", ""),
+    ("num_speculative_tokens num_draft_tokens", "speculative_tokens", ""),
+    ("torch_dtype", "dtype", ""),
+    ("kv_cache_dtype cache_type_k cache_type_v type_k type_v", "kv_dtype", ""),
+    ("device_map n_gpu_layers gpu_layers", "device", 'device="cuda" has all layers on the GPU'),
+    ("tensor_parallel_size", "ranks", "several processes share a model by ranks, or with triforce serve --tp N"),
+    ("swap_space cpu_offload_gb", "kv_offload", 'kv_offload="host" or "file" moves KV out of memory'),
+    ("gpu_memory_utilization", "kv_memory", 'KV takes memory as it grows; kv_offload="host" with kv_memory bounds it'),
+    ("n_threads num_threads", "", "threads are as many as processors that the process may use, as taskset sets them"),
+    ("trust_remote_code", "", "no code of a model is run; leave it out"),
+    ("enable_prefix_caching", "", "beginnings that prompts share are always read once; leave it out"),
+    ("temp", "temperature", ""),
+    ("do_sample", "temperature", "temperature=0 is greedy, and any other value samples"),
+    ("max_new_tokens max_completion_tokens n_predict num_predict max_length", "max_tokens", ""),
+    ("repeat_penalty", "repetition_penalty", ""),
+    ("num_return_sequences", "n", ""),
+    ("best_of", "n", "n gives that many completions, and none is left out"),
+    ("stop_strings stop_sequences stop_words", "stop", ""),
+    ("eos_token_id", "stop_token_ids", ""),
+    ("random_seed", "seed", ""),
+    ("min_tokens", "ignore_eos", "leave it out; with ignore_eos=True a text goes on up to max_tokens"),
+    ("structured_outputs guided_decoding response_format json_schema", "grammar", _GRAMMAR),
+    ("guided_json guided_regex guided_choice guided_grammar regex", "grammar", _GRAMMAR),
+    ("sampling_params generation_config", "params", ""),
+    ("prompt prompts inputs text prompt_token_ids", "prompts", ""),
+    ("prompt prompts inputs text prompt_token_ids", "prompt", ""),
+    ("conversations prompt prompts", "messages", ""),
+)
+"""Keywords of other engines, what is called so here, and what to do where another name is not all."""
+
+_OWNERS: dict[str, str] = {}
+"""Classes by the keywords that make one."""
+
+
+def advised(kind: type[T]) -> type[T]:
+    """Have calls of a class and of its methods raise a TypeError that says what an unknown keyword is called here.
+
+    A method that takes any keyword is left as it is.
+    """
+    for name, function in list(vars(kind).items()):
+        if isfunction(function) and (name == "__init__" or not name.startswith("_")):
+            setattr(kind, name, _advised(function, kind.__name__ if name == "__init__" else f"{kind.__name__}.{name}"))
+    for keyword in signature(kind).parameters:
+        _OWNERS.setdefault(keyword, kind.__name__)
+    return kind
+
+
+def _advised(function: Callable[..., Any], called: str) -> Callable[..., Any]:
+    parameters = signature(function).parameters
+    if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return function
+
+    @wraps(function)
+    def call(*args: Any, **keywords: Any) -> Any:
+        if unknown := next((name for name in keywords if name not in parameters), None):
+            raise TypeError(f"{called}() got an unexpected keyword argument '{unknown}'{_advice(unknown, parameters)}")
+        return function(*args, **keywords)
+
+    return call
+
+
+def _advice(unknown: str, known: Collection[str]) -> str:
+    """Return what to do about a keyword, to stand behind its name; nothing where nothing is known of it."""
+    rows = [(ours, told) for names, ours, told in _ROWS if unknown in names.split()] or [(unknown, "")]
+    for ours, told in rows:
+        if ours in known:
+            return f": {told or f'it is called {ours} here'}"
+    ours, told = rows[0]
+    match _OWNERS.get(ours):
+        case "SamplingParams" if "params" in known:
+            chat = "chat=True, " if "messages" in known else ""
+            return f": it is one of params, such as params=llm.sampling_params({chat}{ours}=...)"
+        case str(owner):
+            taken = f"{owner} takes it" if ours == unknown else f"{owner} takes it, as {ours}"
+            return f": {told or taken}"
+    return f": {told}" if told else suggest(unknown, known)
