@@ -81,7 +81,7 @@ def test_batch_answers_without_digest_are_kept_and_told_of(
     (tmp_path / "out.jsonl").write_text(json.dumps(answer) + "\n")
     capsys.readouterr()
     assert batch(tmp_path, pair, [short("a", "the dog")]) == 0
-    assert "1 answers in" in capsys.readouterr().err and answers(tmp_path) == [answer]
+    assert "1 answer in" in capsys.readouterr().err and answers(tmp_path) == [answer]
 
 
 def test_batch_killed_while_answering_again_keeps_the_later_answer(pair: Path, tmp_path: Path) -> None:
