@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -13,7 +14,7 @@ from triforce.model.architecture import Architecture, Experts, LayerKind
 from triforce.model.config import ModelConfig
 from triforce.model.expert_unions import experts_touched
 from triforce.model.rope import Rope
-from triforce.planner.break_even import GAIN, STEP, UNBOUND, Balance, BreakEven
+from triforce.planner.break_even import GAIN, STEP, UNBOUND, Balance, BreakEven, contexts
 from triforce.planner.tier_work import LEAST_BYTES, TierWork, usual_machine
 
 LLAMA_8B = ModelConfig(
@@ -141,3 +142,13 @@ def test_work_of_a_pass_has_the_experts_that_some_token_chooses(parts: Architect
         assert read(width) == pytest.approx(2 * (mixture.weights_read + more), rel=1e-6)
     assert read(2, rows=4) == pytest.approx(read(8), rel=1e-6)
     assert read(4, sequential=True) == pytest.approx(4 * read(1), rel=1e-6)
+
+
+def test_contexts_without_end_are_few() -> None:
+    """A config may name any number of positions; each context takes a part of a millisecond."""
+    assert list(contexts(4096, 10_000)) == [4096, 5120, 6144, 7168, 8192, 9216, 10_000]
+    assert list(contexts(STEP, 131_072)) == list(range(STEP, 131_073, STEP))
+    assert list(contexts(4096, 100)) == [100]
+    many = list(contexts(4096, (1 << 31) - 2))
+    assert len(many) < 2000 and many[-1] == (1 << 31) - 2
+    assert all(after <= before * 1.25 for before, after in pairwise(many))

@@ -8,7 +8,7 @@ Shape suffix: G guesses of a verification.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -24,8 +24,8 @@ GUESSES_G = np.arange(1, 9)
 """Those that are considered."""
 GAIN = 1.1
 """Speculation pays where it should make so many times the tokens."""
-STEP = 1024
-"""Contexts are looked at in steps of so many tokens."""
+STEP, PARTS = 1024, 128
+"""Contexts are looked at in steps of so many tokens, or of one of so many parts of a context, where that is more."""
 EXAMPLE_WIDTH = 4
 """Tokens of the pass by whose experts it is told that these stand against speculation."""
 
@@ -104,8 +104,15 @@ class BreakEven:
 
 def first_gain(speedup: Callable[[int], float], least: int, context: int) -> int | None:
     """Return the first context, from `least` tokens to the model's, at which the speedup is enough; None: at none."""
-    lengths = (min(length, context) for length in range(least, context + STEP, STEP))
-    return next((length for length in lengths if speedup(length) >= GAIN), None)
+    return next((length for length in contexts(least, context) if speedup(length) >= GAIN), None)
+
+
+def contexts(least: int, context: int) -> Iterator[int]:
+    """Yield the contexts that are looked at, of which the model's is the last."""
+    while least < context:
+        yield least
+        least += max(STEP, least // PARTS)
+    yield context
 
 
 def break_even_point(even: BreakEven, known: str, learnt: LearntSpeed) -> BreakEvenPoint:

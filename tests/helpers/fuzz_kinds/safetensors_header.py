@@ -37,6 +37,8 @@ def spoil(random: Random, header: Header, size: int) -> None:
     about = header.get(name)
     if not isinstance(about, dict) or "data_offsets" not in about:
         return
+    shape = about.get("shape")
+    shape = shape if isinstance(shape, list) else []  # it may have been spoiled before
     match random.randrange(9):
         case 0:
             header[random.choice(NAMES) or f"{name}\n\x1b[2J"] = header.pop(name)
@@ -49,9 +51,9 @@ def spoil(random: Random, header: Header, size: int) -> None:
         case 2:
             about["dtype"] = random.choice(TYPES)
         case 3:
-            about["dtype"], about["shape"] = random.choice(TYPES[4:8]), [*about["shape"], 4]
+            about["dtype"], about["shape"] = random.choice(TYPES[4:8]), [*shape, 4]
         case 4:
-            about["shape"] = about["shape"][::-1] if random.random() < 0.3 else [1, *about["shape"]]
+            about["shape"] = shape[::-1] if random.random() < 0.3 else [1, *shape]
         case 5:
             about["shape"] = [random.choice(NUMBERS) for _ in range(random.choice([0, 1, 2, 3, 70]))]
         case 6:
