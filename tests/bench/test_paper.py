@@ -104,7 +104,7 @@ def test_speed_page_names_lost_cells(tmp_path: Path) -> None:
     for context, upper in ((512, 0.9), (1024, 1.2)):
         cell = {"cell": f"{context}-cell", "context": context, "batch": 1, "temperature": 0.0, "workload": "books"}
         for mode, speedup in (("ar", 1.0), ("auto", upper - 0.05)):
-            timed = {"speedup": speedup, "spread": 0.1, "upper": upper, "tokens_per_second": 100 * speedup}
+            timed = {"speedup": speedup, "spread": 0.1, "upper": upper, "tokens_per_second": 100 * speedup, "turns": 3}
             rows.append({**cell, "mode": mode, **timed, "prefill_tokens_per_second": 5000.0})
     report = {"machine": "this", "command": "triforce bench speed", "rows": rows}
     (results / "speed.json").write_text(json.dumps(report))

@@ -31,13 +31,16 @@ class Scene:
 
     def __init__(self, **limits: Any) -> None:
         self.release, self.held, self.app = asyncio.Event(), 0, FastAPI()
-        engine: Any = SimpleNamespace(load=lambda: EngineLoad(0, 0, 0), failure=None)
+        engine: Any = SimpleNamespace(load=lambda: EngineLoad(0, 0, 0), failure=None, close=self.close)
         self.metrics = Metrics(engine, "tiny")
         self.app.state.service = SimpleNamespace(limits=Limits(**limits), metrics=self.metrics)
         self.app.add_middleware(AccessLog)
         for route in (self.quick, self.large, self.wait, self.endless):
             self.app.get(f"/{route.__name__}")(route)
         self.server = http_server.Server(self.app, engine, shutdown_timeout=1)
+
+    async def close(self) -> None:
+        """Close the engine, which there is none of."""
 
     async def quick(self) -> str:
         return "done"

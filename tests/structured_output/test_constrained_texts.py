@@ -112,4 +112,4 @@ def test_generate_command_accepts_schema(llm: LLM, tmp_path: Path, capsys: pytes
     assert json.loads(capsys.readouterr().out) in ("the cat", 5)
     (tmp_path / "schema.json").write_text("{")
     assert main([*asked, "--json-schema", str(tmp_path / "schema.json")]) == 2
-    assert "cannot be used" in capsys.readouterr().err
+    assert "schema.json is not JSON" in capsys.readouterr().err

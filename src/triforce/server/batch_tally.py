@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 
-_VALUE = re.compile(r"""'[^']*'|"[^"]*"|\d[\d.,]*""")
+_VALUE = re.compile(r"""'[^']*'|"[^"]*"|-?\d[\d.,]*""")
 """What differs between reasons of one kind: names, and numbers such as those of lines."""
 
 
