@@ -39,6 +39,7 @@ FLAT, MAX_ITL = 0.05, 0.2  # a share of the memory; seconds
 QUICK, DOCUMENTS, CONTEXT, DISK = 12, 6, 8192, 8 << 20
 HALF_OPEN = 40  # connections at a time
 HEADERS = b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Padding: a\r\nX-More: b\r\nConnection: close\r\n\r\n"
+WARMING = {"messages": [{"role": "user", "content": "the cat"}], "max_tokens": 2}  # its process keeps pipes open
 Kind = Callable[[httpx.AsyncClient, random.Random], Awaitable[int]]
 
 
@@ -223,13 +224,12 @@ def main() -> int:
         assert server.stdout
         try:
             url, begun = server.stdout.readline().split()[-1], time.monotonic()
-            process = psutil.Process(server.pid)
+            httpx.post(f"{url}/v1/chat/completions", json=WARMING, timeout=60)
             within(60, lambda: idle(url))
             time.sleep(1)  # for the connection that asked
-            before = process.num_fds()
+            before = (process := psutil.Process(server.pid)).num_fds()
             modes = ["ar", "retrieval", "auto"] if sys.argv[2:] else ["ar", "triforce", "draft-ngram"]
             soak = Soak(url, begun + 60 * minutes, modes)
-
             entries = KeptEntries(Path(folder, "cache"), DISK)
 
             async def both() -> list[tuple[float, int]]:
