@@ -19,7 +19,7 @@ LONG = 'a, [b] {c} \\ "d" ' * (APART // 16)
 
 
 def outcome(body: bytes | str, containers: int = 1000, values: int = 1000) -> tuple[str, Any]:
-    return json_reader.parsed(body.encode() if isinstance(body, str) else body, containers, values)
+    return json_reader.parsed(body.encode() if isinstance(body, str) else body, (containers, values))
 
 
 def test_reader_values_equal_those_of_json() -> None:

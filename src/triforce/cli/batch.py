@@ -128,7 +128,6 @@ def _told(options: Namespace, tally: Tally, output: Path | None) -> int:
 
 def _answer(options: Namespace, ranks: TPGroup, name: str, source: BinaryIO, answers: Answers) -> None:
     """Answer with an engine of this process and the other ranks. Raises TriforceError."""
-    import_torch()
     with replicas.extra():
         from triforce.server import batch_file
         from triforce.server.app import create_app

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from argparse import Namespace
 from collections.abc import Iterator
-from dataclasses import asdict
 from textwrap import fill
 
 from triforce.cli.asked_prompt import asked_of
@@ -33,7 +32,7 @@ def run(options: Namespace) -> int:
         (output,) = llm.generate(ids, params, load_cache=options.load_cache, on_prefill=progress)
     explanation, seed = output.explain(), output.outputs[0].seed
     if options.json:
-        print(json.dumps({"seed": seed} | asdict(explanation), ensure_ascii=False, allow_nan=False))
+        print(json.dumps({"seed": seed} | explanation.to_dict(), ensure_ascii=False, allow_nan=False))
         return 0
     print(f"seed {seed}\n")
     for table in tables(explanation):

@@ -104,7 +104,7 @@ class Answers(AbstractContextManager["Answers"]):
         again: those that are of other requests, or of another model, are answered anew. Else raises RequestError.
         """
         undigested = 0
-        for line in batch_lines(source):
+        for line in batch_lines(source) if self._earlier.answers else ():
             if (answer := self._earlier.answers.get(line.name)) and line.error is None:
                 undigested += answer.digest is None
                 if answer.digest not in (None, line.digest(self._model)):

@@ -35,7 +35,7 @@ class JsonRoute(APIRoute):
             if body and "json" in request.headers.get("content-type", ""):
                 if (coding := request.headers.get("content-encoding", "")) not in ("", "identity"):
                     raise _coded(ascii(coding[:20])[1:-1])
-                outcome = await _parsed_apart(request, body) if len(body) > APART else parsed(body, APART, APART)
+                outcome = await _parsed_apart(request, body) if len(body) > APART else parsed(body)
                 request = _ParsedRequest(request, body, _value(*outcome))
             return await handle(request)
 

@@ -19,7 +19,7 @@ from triforce.interface.sampling_params import SamplingParams
 from triforce.server.engine_client import QueueFull, ReplicaLost, ShuttingDown
 
 RETRY_SECONDS = 5
-SAID_OF_ONE = {"no_function", "part", "unknown_field"}
+SAID_OF_ONE = {"no_function", "unknown_field"}
 """Kinds of errors in a body that say what to do, whatever else it might have been."""
 FIELDS = {field.name for field in fields(SamplingParams)} | {"input", "messages", "mode", "prompt", "tools"}
 """Arguments in Python that are fields of requests. The others are options of the server."""

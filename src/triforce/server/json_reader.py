@@ -22,10 +22,11 @@ COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
 """Beginnings of what gzip and zstd make."""
 
 
-def parsed(body: bytes, most_containers: int, most_values: int) -> tuple[str, Any]:
+def parsed(body: bytes, limits: tuple[int, int] | None = None) -> tuple[str, Any]:
     """Return what came of it (`value`, or a reason why there is none), and what belongs to that.
 
-    Reasons: `compressed`, `encoding`, `containers`, `values`, `syntax`, `unreadable`.
+    limits: the most objects and arrays, and the most values; None counts neither. Reasons: `compressed`, `encoding`,
+    `containers`, `values`, `syntax`, `unreadable`.
     """
     if body.startswith(COMPRESSED):
         return "compressed", None
@@ -34,23 +35,27 @@ def parsed(body: bytes, most_containers: int, most_values: int) -> tuple[str, An
     except UnicodeDecodeError as error:
         return "encoding", error.start
     try:
-        bare = STRING.sub("", text)
-        containers = bare.count("[") + bare.count("{")
-        if containers > most_containers:
-            return "containers", containers
-        if (values := containers + bare.count(",")) > most_values:
-            return "values", values
-        return "value", json.loads(text)
+        return (limits and _excess(text, *limits)) or ("value", json.loads(text))
     except json.JSONDecodeError as error:
         return "syntax", error.msg
     except (ValueError, RecursionError):
         return "unreadable", None
 
 
+def _excess(text: str, most_containers: int, most_values: int) -> tuple[str, int] | None:
+    """Return which limit a text is beyond, and by which count; None for a text within both."""
+    bare = STRING.sub("", text)
+    containers = bare.count("[") + bare.count("{")
+    if containers > most_containers:
+        return "containers", containers
+    values = containers + bare.count(",")
+    return ("values", values) if values > most_values else None
+
+
 def main() -> None:
     """Read JSON from stdin, and write what `parsed` returns to stdout, by `marshal`."""
     os.nice(NICENESS)
-    outcome = parsed(sys.stdin.buffer.read(), int(sys.argv[1]), int(sys.argv[2]))
+    outcome = parsed(sys.stdin.buffer.read(), (int(sys.argv[1]), int(sys.argv[2])))
     sys.stdout.buffer.write(marshal.dumps(outcome))
 
 

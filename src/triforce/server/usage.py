@@ -40,7 +40,7 @@ class TextLogprobs:
     def _alternatives(self, entry: TokenLogprobs) -> dict[str, float]:
         found: dict[str, float] = {}
         for other in (*entry.top, entry.chosen):  # best first: of tokens that read alike the best is listed
-            found.setdefault(self._tokenizer.text_of(other.token_id), _finite(other.logprob))
+            found.setdefault(other.text, _finite(other.logprob))
         return found
 
 
@@ -48,8 +48,11 @@ def chat_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprobs]) -> dic
     """Return `logprobs` of a chat choice."""
 
     def one(token: Logprob) -> dict[str, Any]:
-        text, written = tokenizer.text_of(token.token_id), tokenizer.bytes_of(token.token_id)
-        return {"token": text, "logprob": _finite(token.logprob), "bytes": list(written)}
+        return {
+            "token": token.text,
+            "logprob": _finite(token.logprob),
+            "bytes": list(tokenizer.bytes_of(token.token_id)),
+        }
 
     content = [one(entry.chosen) | {"top_logprobs": [one(other) for other in entry.top]} for entry in entries]
     return {"content": content, "refusal": None}
