@@ -7,7 +7,15 @@ from importlib import import_module
 TYPE_CHECKING = False  # as type checkers know it: typing takes longer to import than all else before Ctrl-C is heard
 if TYPE_CHECKING:
     from triforce.engine.output_stream import OutputChunk
-    from triforce.errors import CacheError, ContextLengthError, ModelError, RankError, RequestError, TriforceError
+    from triforce.errors import (
+        CacheError,
+        CacheWarning,
+        ContextLengthError,
+        ModelError,
+        RankError,
+        RequestError,
+        TriforceError,
+    )
     from triforce.interface.explain import Explanation, TierReport
     from triforce.interface.grammar import Grammar
     from triforce.interface.outputs import (
@@ -39,13 +47,17 @@ _NAMES = {
     ],
     "triforce.interface.stats": ["TierStats", "PlanSegment", "PlanReport", "TierBelief", "WeighedPlan"],
     "triforce.interface.explain": ["Explanation", "TierReport"],
-    "triforce.errors": ["TriforceError", "ModelError", "RequestError", "ContextLengthError", "CacheError", "RankError"],
+    "triforce.errors": [
+        *("TriforceError", "ModelError", "RequestError", "ContextLengthError", "CacheError", "CacheWarning"),
+        "RankError",
+    ],
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
     "LLM",
     "CacheError",
+    "CacheWarning",
     "CompletionOutput",
     "ContextLengthError",
     "DecodingSnapshot",

@@ -61,9 +61,9 @@ def answer_all(options: Namespace, ranks: TPGroup) -> int:
             undigested = answers.compare(file, options.again)
             file.seek(0)
             if undigested and not options.quiet:
-                told = "does not say what it is of, and is kept"
+                told = "has no digest, and is kept"
                 if undigested > 1:
-                    told = "do not say what they are of, and are kept"
+                    told = "have no digest, and are kept"
                 print(f"{counted(undigested, 'answer')} in {printable(output)} {told}", file=sys.stderr)
             name = options.name or model_name(options.model)
             if replicas.wanted(options):

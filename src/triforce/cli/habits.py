@@ -23,7 +23,11 @@ _HABITS: tuple[tuple[str, str, str], ...] = (
     ("--n-predict --predict --num-predict --max-new-tokens", "--max-tokens", "--max-tokens N, or -n N"),
     ("--repeat-penalty", "--repetition-penalty", "--repetition-penalty X"),
     ("-s", "--seed", "--seed N"),
-    ("--grammar --grammar-file", "--regex", "a form is --json-schema FILE, --regex PATTERN or --choice TEXT"),
+    (
+        "--grammar --grammar-file",
+        "--regex",
+        "the text is held to a form by --json-schema SCHEMA, --regex PATTERN or --choice TEXT",
+    ),
     ("-f", "--prompt-file", "--prompt-file FILE"),
     ("-sys --system-prompt", "--system", "--system TEXT"),
     ("-md --model-draft --draft-model --speculative-model", "--draft", "--draft MODEL"),
@@ -60,7 +64,7 @@ _HABITS: tuple[tuple[str, str, str], ...] = (
     ("--enable-prefix-caching --enable-chunked-prefill", "", "it is always on; leave it out"),
     ("--jinja --flash-attn -fa", "", "it is always so; leave it out"),
     ("--trust-remote-code", "", "code of a model's files is never run; leave it out"),
-    ("--enforce-eager", "", "there is nothing to switch off: texts are the same with graphs of a GPU; leave it out"),
+    ("--enforce-eager", "", "CUDA graphs do not change the text; leave it out"),
     (
         "--quantization",
         "",

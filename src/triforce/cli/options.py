@@ -207,7 +207,7 @@ def sampling(parser: argparse.ArgumentParser, *, several: bool = True, listed: b
     text = "the text is JSON that a JSON schema describes: that in a file, or SCHEMA itself if it begins with {"
     form("--json-schema", type=path, metavar="SCHEMA", help=text)
     form("--regex", metavar="PATTERN", help="the whole text matches this regular expression, without look-around")
-    form("--choice", action="append", metavar="TEXT", help="the text is this one, or another choice; may be repeated")
+    form("--choice", action="append", metavar="TEXT", help="the text is exactly TEXT; repeat it to allow several")
     add("seed", int, "the same seed, the same text, but see --coupling; -1: one is drawn and told (default: -1)")
     if several:
         add("n", int, "continuations of the prompt")

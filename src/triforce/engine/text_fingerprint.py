@@ -1,4 +1,4 @@
-"""Digests of what changes the text of a seed. They say nothing of where files lie, and tell no setting."""
+"""Digests of what changes the text of a seed. A digest depends on no path, and does not reveal a setting."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ async def metrics(request: Request) -> Response:
 
 
 def system_fingerprint(llm: ServedModel) -> str:
-    """Return a digest of what changes the text of a seed: the version, and what the model says of itself."""
+    """Return a digest of triforce's version and of `llm.fingerprint`, which change the text of a seed."""
     return f"fp_{blake2b(f'{__version__} {llm.fingerprint}'.encode(), digest_size=8).hexdigest()}"
 
 

@@ -68,7 +68,7 @@ class ChatBody(ToolFields, ThinkingField, CompletionFields):
 
     called: ClassVar[Mapping[str, str]] = dict.fromkeys(("input", "prompt"), "send messages here")
     messages: Messages
-    max_completion_tokens: int | None = Field(None, description="The new name of max_tokens, which it stands above")
+    max_completion_tokens: int | None = Field(None, description="Newer name of max_tokens; it wins where both are sent")
     logprobs: bool | None = Field(None, description="Whether log-probabilities of new tokens are told")
     top_logprobs: int | None = Field(None, description="Alternatives listed at each of them")
     tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = None
