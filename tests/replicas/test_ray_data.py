@@ -45,7 +45,7 @@ def answer(cluster: Any, pair: Path, tmp_path: Path) -> Answer:
             "retrieval_budget": 64,
             "device": "cpu",
         }
-        with Answers(tmp_path / "out.jsonl", lambda: None) as answers:
+        with Answers(tmp_path / "out.jsonl", "model", lambda: None) as answers:
             ray_data.answer(settings, "tiny", 2, cluster.address, BytesIO(asked.encode()), answers)
         made = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
         assert sorted(int(a["custom_id"]) for a in made) == list(range(LINES)), "each line once"

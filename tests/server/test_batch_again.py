@@ -100,3 +100,10 @@ def test_batch_again_needs_a_file(pair: Path, tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "in.jsonl").write_text(short("a", "the cat"))
     assert main(arguments(pair, tmp_path / "in.jsonl", Path("-"), "--again")) == 2
     assert "--again is of a file of answers" in capsys.readouterr().err
+
+
+def test_batch_that_is_answered_loads_no_model(pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert batch(tmp_path, pair, [short("a", "the cat")]) == 0
+    monkeypatch.setattr("triforce.cli.batch.load", None)
+    assert batch(tmp_path, pair, [short("a", "the cat")]) == 0
+    assert len(answers(tmp_path)) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -15,14 +16,13 @@ from triforce.checkpoint.hub import model_name
 from triforce.cli import replicas
 from triforce.cli.argument_values import STANDARD
 from triforce.cli.counts import counted
-from triforce.cli.engine_arguments import PLACEMENT
+from triforce.cli.engine_arguments import PLACEMENT, load
 from triforce.cli.model_or_prompt import names_model
-from triforce.cli.progress import report_loading
 from triforce.cli.streams import require_stdout
 from triforce.cli.text_files import count_lines, open_lines, require_writable
 from triforce.distributed.group import TPGroup
 from triforce.errors import RequestError, escaped, printable
-from triforce.server.batch_output import Answers
+from triforce.server.batch_output import Answers, Comparison, compare, earlier_answers
 from triforce.server.batch_tally import Tally
 
 if TYPE_CHECKING:
@@ -56,22 +56,43 @@ def answer_all(options: Namespace, ranks: TPGroup) -> int:
             raise RequestError(f"{named} holds no requests; give a JSONL file, one request a line")
         hidden = options.quiet or None  # None: on terminals only
         bar = tqdm(desc="batch", total=lines, unit=" requests", leave=False, disable=hidden, file=sys.stderr)
+        earlier = earlier_answers(output)
+        # Where there is nothing to compare, the model that is loaded tells its identity.
+        early = bool(earlier.digests) or ranks.count > 1 or bool(replicas.wanted(options))
+        identity = _model_identity(options) if early else ""
+        comparison = compare(earlier, file, identity)
+        file.seek(0)
+        _require_same(options, comparison, len(earlier.digests), output)
+        name = options.name or model_name(options.model)
+
+        def answers(model: str) -> Answers:
+            return Answers(output, model, bar.update, earlier, comparison.stale)
+
         with bar:
-            answers = Answers(output, _model_identity(options), bar.update)
-            undigested = answers.compare(file, options.again)
-            file.seek(0)
-            if undigested and not options.quiet:
-                told = "has no digest, and is kept"
-                if undigested > 1:
-                    told = "have no digest, and are kept"
-                print(f"{counted(undigested, 'answer')} in {printable(output)} {told}", file=sys.stderr)
-            name = options.name or model_name(options.model)
-            if replicas.wanted(options):
-                with answers:
-                    replicas.answer(options, name, file, answers)
+            if not (comparison.stale or comparison.unanswered_count):
+                with answers(identity):  # which drops what is no answer
+                    tally = Tally(skipped=lines)
+            elif replicas.wanted(options):
+                with answers(identity) as opened:
+                    replicas.answer(options, name, file, opened)
+                tally = opened.tally
             else:
-                _answer(options, ranks, name, file, answers)
-    return _told(options, answers.tally, output)
+                tally = _answer(options, ranks, name, file, identity, answers)
+    return _told(options, tally, output)
+
+
+def _require_same(options: Namespace, comparison: Comparison, count: int, output: Path | None) -> None:
+    """Raise RequestError for stale answers that are not to be replaced; tell of those without a digest."""
+    if comparison.stale and not options.again:
+        stale = f"{len(comparison.stale)} of the {count} answers in {output}"
+        raise RequestError(f"{stale} are of other requests, of another model or of other settings; answer them anew "
+                           "with --again, or name another file with -o")  # fmt: skip
+    if comparison.undigested_count and not options.quiet:
+        digest_note = "has no digest, and is kept"
+        if comparison.undigested_count > 1:
+            digest_note = "have no digest, and are kept"
+        counts = counted(comparison.undigested_count, "answer")
+        print(f"{counts} in {printable(output)} {digest_note}", file=sys.stderr)
 
 
 def _model_identity(options: Namespace) -> str:
@@ -82,8 +103,6 @@ def _model_identity(options: Namespace) -> str:
     placement = {name: getattr(options, name) for name in PLACEMENT}
     if replicas.wanted(options) and options.model and not Path(options.model).exists():
         return f"{options.model} {placement} {options.coupling}"  # it may be on other machines only
-    if not options.quiet:
-        report_loading(options.model)
     return model_fingerprint(options.model, coupling=options.coupling, **placement)
 
 
@@ -126,23 +145,33 @@ def _told(options: Namespace, tally: Tally, output: Path | None) -> int:
     return REFUSED
 
 
-def _answer(options: Namespace, ranks: TPGroup, name: str, source: BinaryIO, answers: Answers) -> None:
-    """Answer with an engine of this process and the other ranks. Raises TriforceError."""
+def _answer(
+    options: Namespace, ranks: TPGroup, name: str, source: BinaryIO, identity: str, answers: Callable[[str], Answers]
+) -> Tally:
+    """Answer with an engine of this process and the other ranks; return the tally. Raises TriforceError.
+
+    identity: that of the model, or nothing where the one that is loaded tells it. answers: makes the output for it.
+    """
     with replicas.extra():
+        from triforce.engine.text_fingerprint import loaded_fingerprint
         from triforce.server import batch_file
         from triforce.server.app import create_app
+        from triforce.server.engine_thread import Worker
 
-    llm, engine = replicas.engine(options, ranks, batch_file.LIMITS, "batch")
+    llm = load(options, ranks if ranks.count > 1 else None)
+    engine = Worker(llm, batch_file.LIMITS)
+    output = answers(identity or loaded_fingerprint(llm.target, options.coupling))
 
     async def run() -> None:
         try:
             app = _unless_broken(create_app(llm, engine, name, limits=batch_file.LIMITS), engine)
-            with answers:
-                await batch_file.run(app, source, answers)
+            with output:
+                await batch_file.run(app, source, output)
         finally:
             await engine.close()
 
     asyncio.run(run())
+    return output.tally
 
 
 def _unless_broken(app: ASGIApp, engine: EngineClient) -> ASGIApp:

@@ -40,6 +40,11 @@ def model_fingerprint(model: str | Path | None, *, coupling: str, **placement: A
     return _digest(_facts(source, weights, coupling))
 
 
+def loaded_fingerprint(target: Checkpoint, coupling: str) -> str:
+    """Return `model_fingerprint` of a target that one process has loaded."""
+    return _digest(_facts(target, target.fingerprint, coupling))
+
+
 def _facts(target: Checkpoint | ModelSource, weights: str, coupling: str) -> list[object]:
     """Return the facts of a target. weights: their fingerprint, as caches have it; it tells types of weights and KV."""
     chats = sorted(target.tokenizer.templates.items()) if target.tokenizer else ()

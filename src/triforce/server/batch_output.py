@@ -23,47 +23,69 @@ ANOTHER = "name another file with -o"
 Response = dict[str, Any]
 
 
-class EarlierAnswer(NamedTuple):
-    """A line of an output that answers a line of the input. digest: see `BatchLine.digest`; None: it has none."""
-
-    line: bytes
-    digest: str | None
-
-
 class EarlierAnswers(NamedTuple):
-    """Contents of an output: the answers by the names of their lines, and whether it holds more."""
+    """Digests of the answers in an output (see `BatchLine.digest`; None: it has none), by the names of their lines."""
 
-    answers: dict[Name, EarlierAnswer]
-    more: bool
-    """Refusals, answers that later ones take the place of, or a torn last line."""
+    digests: dict[Name, str | None]
+    needs_rewrite: bool
+    """Whether it also holds refusals, answers that later ones take the place of, or a torn last line."""
 
 
-def earlier_answers(output: Path) -> EarlierAnswers:
-    """Read an output that is a file; devices have no end. Raises RequestError for a file that is no such output.
+class Comparison(NamedTuple):
+    """Lines of an input beside the answers of an output."""
 
-    Of several answers to one line the last one counts, in the place of the first.
+    stale: frozenset[Name]
+    """Names of lines whose answers are of another request, of another model or of other settings."""
+    undigested_count: int
+    """Answers that have no digest, and are kept."""
+    unanswered_count: int
+    """Lines that have no answer."""
+
+
+def earlier_answers(output: Path | None) -> EarlierAnswers:
+    """Read an output that is a file; devices have no end. Raises RequestError for a file that is no such output."""
+    lines, needs_rewrite = _lines(output) if output and output.is_file() else ({}, False)
+    return EarlierAnswers({name: json.loads(line).get("digest") for name, line in lines.items()}, needs_rewrite)
+
+
+def compare(earlier: EarlierAnswers, source: BinaryIO, model: str) -> Comparison:
+    """Compare the lines of an input with the answers of an output. model: see `Answers`."""
+    stale, undigested_count, unanswered_count = set[Name](), 0, 0
+    for line in batch_lines(source):
+        if line.name not in earlier.digests:
+            unanswered_count += 1
+        elif line.error is None:
+            digest = earlier.digests[line.name]
+            undigested_count += digest is None
+            if digest not in (None, line.digest(model)):
+                stale.add(line.name)
+    return Comparison(frozenset(stale), undigested_count, unanswered_count)
+
+
+def _lines(output: Path) -> tuple[dict[Name, bytes], bool]:
+    """Return the lines of an output that answer, by the names of what they answer, and whether it holds more.
+
+    Of several answers to one line the last one counts, in the place of the first. Raises RequestError.
     """
-    if not output.is_file():
-        return EarlierAnswers({}, False)
-    named: dict[Name, EarlierAnswer | None] = {}
-    lines, torn = 0, b""
+    answers: dict[Name, bytes | None] = {}
+    count, torn = 0, b""
     try:
         with output.open("rb") as file:
             while line := read_line(file, str(output), ANOTHER):
                 if not line.endswith(b"\n"):
                     torn = line
                     break
-                lines += 1
-                name, answer = _answer(line.rstrip())
-                named[name] = answer
+                count += 1
+                name, is_answer = _answer(line)
+                answers[name] = line if is_answer else None
     except OSError as error:
         raise _unwritable(output, error) from error
     except (ValueError, TypeError, KeyError, RecursionError):
         torn = b"not ours"
     if not torn.startswith(_BEGINNING[: len(torn)]):
         raise RequestError(f"{output} holds something else than answers of a batch; {ANOTHER}")
-    answers = {name: answer for name, answer in named.items() if answer}
-    return EarlierAnswers(answers, bool(torn) or len(answers) < lines)
+    lines = {name: line for name, line in answers.items() if line}
+    return lines, bool(torn) or len(lines) < count
 
 
 def _unwritable(output: Path, error: OSError) -> RequestError:
@@ -71,12 +93,11 @@ def _unwritable(output: Path, error: OSError) -> RequestError:
     return RequestError(f"{output} cannot be written ({error.strerror}); {advice}")
 
 
-def _answer(line: bytes) -> tuple[Name, EarlierAnswer | None]:
-    """Return the name of the line that an answer is of, and the answer; None for a refusal."""
+def _answer(line: bytes) -> tuple[Name, bool]:
+    """Return the name of the line that an output's line is of, and whether it answers that, and is no refusal."""
     answer = json.loads(line)
     name: Name = answer["custom_id"] or answer["error"]["line"]
-    is_good = answer["response"] and _good(answer["response"])
-    return name, EarlierAnswer(line, answer.get("digest")) if is_good else None
+    return name, bool(answer["response"] and _good(answer["response"]))
 
 
 def _good(response: Response) -> bool:
@@ -86,41 +107,30 @@ def _good(response: Response) -> bool:
 class Answers(AbstractContextManager["Answers"]):
     """An output: what it has not answered is asked, and each answer is added to it at once, while it is entered."""
 
-    def __init__(self, path: Path | None, model: str, on_line: Callable[[], object]) -> None:
-        """Read a file, or take stdout for None. `on_line` is called once for each line of the input.
+    def __init__(
+        self,
+        path: Path | None,
+        model: str,
+        on_line: Callable[[], object],
+        earlier: EarlierAnswers | None = None,
+        stale: frozenset[Name] = frozenset(),
+    ) -> None:
+        """Write to a file, or to stdout for None. Nothing is written before it is entered.
 
-        model: identity of all that changes texts beside a request. Raises RequestError as `earlier_answers` does.
-        Nothing is written before it is entered.
+        model: identity of all that changes texts beside a request. on_line: called once for each line of the input.
+        earlier: the answers that the file has. stale: names of those among them that are answered anew.
         """
         self.tally = Tally()
         self._path, self._model, self._on_line = path, model, on_line
-        self._earlier = earlier_answers(path) if path else EarlierAnswers({}, False)
-        self._stale: set[Name] = set()
+        self._earlier, self._stale = earlier or EarlierAnswers({}, False), stale
         self._file: TextIO = sys.stdout
-
-    def compare(self, source: BinaryIO, again: bool) -> int:
-        """Compare the answers with the lines of the input; return how many answers have no digest, and are kept.
-
-        again: those that are of other requests, or of another model, are answered anew. Else raises RequestError.
-        """
-        undigested = 0
-        for line in batch_lines(source) if self._earlier.answers else ():
-            if (answer := self._earlier.answers.get(line.name)) and line.error is None:
-                undigested += answer.digest is None
-                if answer.digest not in (None, line.digest(self._model)):
-                    self._stale.add(line.name)
-        if self._stale and not again:
-            count = f"{len(self._stale)} of the {len(self._earlier.answers)} answers in {self._path}"
-            raise RequestError(f"{count} are of other requests, of another model or of other settings; answer them "
-                               "anew with --again, or name another file with -o")  # fmt: skip
-        return undigested
 
     def __enter__(self) -> Answers:
         """Open the file, and drop refusals and a torn last line from it. Raises RequestError."""
         if self._path:
             try:
-                if self._earlier.more:
-                    _write(self._path, self._earlier)
+                if self._earlier.needs_rewrite:
+                    _rewrite(self._path)
                 self._file = self._path.open("a", encoding="utf-8")
             except OSError as error:
                 raise _unwritable(self._path, error) from error
@@ -132,12 +142,12 @@ class Answers(AbstractContextManager["Answers"]):
             with suppress(OSError):  # each answer was written at once, or that has failed
                 self._file.close()
                 if self._stale:
-                    _write(self._path, earlier_answers(self._path))
+                    _rewrite(self._path)
 
     def missing(self, source: BinaryIO) -> Iterator[BatchLine]:
         """Yield the lines that have no answer yet, or a stale one, and count the others."""
         for line in batch_lines(source):
-            if line.name not in self._earlier.answers or line.name in self._stale:
+            if line.name not in self._earlier.digests or line.name in self._stale:
                 yield line
             else:
                 self.tally.skipped += 1
@@ -166,7 +176,8 @@ class Answers(AbstractContextManager["Answers"]):
         self._on_line()
 
 
-def _write(path: Path, contents: EarlierAnswers) -> None:
-    """Replace a file by its answers. Raises OSError."""
+def _rewrite(path: Path) -> None:
+    """Leave the answers in a file, each once, and nothing else. Raises OSError."""
+    lines, _ = _lines(path)
     with whole_file(path) as partial:
-        partial.write_bytes(b"".join(answer.line + b"\n" for answer in contents.answers.values()))
+        partial.write_bytes(b"".join(lines.values()))
