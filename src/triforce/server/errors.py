@@ -16,12 +16,13 @@ from starlette.exceptions import HTTPException
 
 from triforce.errors import ContextLengthError, RequestError, TriforceError, as_option
 from triforce.interface.sampling_params import SamplingParams
+from triforce.server.body_errors import field_of, place_of, reach_of, text_of
 from triforce.server.engine_client import QueueFull, ReplicaLost, ShuttingDown
 
 RETRY_SECONDS = 5
 SAID_OF_ONE = {"no_function", "unknown_field"}
 """Kinds of errors in a body that say what to do, whatever else it might have been."""
-FIELDS = {field.name for field in fields(SamplingParams)} | {"input", "messages", "mode", "prompt", "tools"}
+FIELDS = {field.name for field in fields(SamplingParams)} | {"messages", "mode", "prompt", "tools"}
 """Arguments in Python that are fields of requests. The others are options of the server."""
 TOO_LONG = "context_length_exceeded"  # OpenAI's code of a prompt that the context has no room for
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -60,12 +61,18 @@ def wrong(param: str | None, message: str, code: str | None = None) -> ApiError:
     return ApiError(400, message, param=param, code=code)
 
 
-def _asked(error: RequestError, field: str | None = None) -> ApiError:
-    """Return the refusal of what a request asks for. It names the first field in the error, or else this one."""
-    calls = {"messages": field} if field == "input" else {}  # as responses have it
-    param = next((calls.get(name, name) for name in error.arguments if name in FIELDS), field)
-    text = error.worded(lambda name, value: as_field(calls.get(name, name), value))
-    return wrong(param, text, TOO_LONG if isinstance(error, ContextLengthError) else None)
+def _asked(error: RequestError, field: str | None = None, fields: Mapping[str, str] | None = None) -> ApiError:
+    """Return the 400 of a RequestError. `param` is the first request field that it names, else `field`.
+
+    fields: what the body calls arguments that have another name there.
+    """
+    names = fields or {}
+
+    def field_text(name: str, value: str | None) -> str:
+        return _as_sent(names[name], value) if name in names else as_field(name, value)
+
+    param = next((names.get(name, name) for name in error.arguments if name in FIELDS), field)
+    return wrong(param, error.worded(field_text), TOO_LONG if isinstance(error, ContextLengthError) else None)
 
 
 def took_too_long(seconds: float) -> ApiError:
@@ -84,12 +91,12 @@ def later(status: int, reason: str, code: str) -> ApiError:
 
 
 @contextmanager
-def about(field: str) -> Iterator[None]:
-    """Name the field of a request in a RequestError that is raised within, as an ApiError."""
+def about(field: str, fields: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Name the field of a request in a RequestError that is raised within, as an ApiError; see `_asked`."""
     try:
         yield
     except RequestError as error:
-        raise _asked(error, field) from error
+        raise _asked(error, field, fields) from error
 
 
 def not_json(reason: str) -> ApiError:
@@ -98,9 +105,11 @@ def not_json(reason: str) -> ApiError:
 
 def as_field(name: str, value: str | None) -> str:
     """Return an argument as a client has it, or as the one who started the server has."""
-    if name in FIELDS:
-        return name if value is None else f"{name}: {json.dumps(literal_eval(value))}"
-    return f"{as_option(name, value)} of the server"
+    return _as_sent(name, value) if name in FIELDS else f"{as_option(name, value)} of the server"
+
+
+def _as_sent(field: str, value: str | None) -> str:
+    return field if value is None else f"{field}: {json.dumps(literal_eval(value))}"
 
 
 def refusal_for(error: Exception) -> ApiError | None:
@@ -138,61 +147,21 @@ def install(app: FastAPI) -> None:
 def _invalid(error: RequestValidationError) -> ApiError:
     """The first thing that does not fit the schema. What was sent is not repeated."""
     errors = error.errors()
-    place = _place(errors[0])
+    place = place_of(errors[0])
     if errors[0]["type"] == "json_invalid":
         return not_json(errors[0].get("ctx", {}).get("error", "it cannot be read"))
     # What may be one of several things fails as each of them. What is said of one is told, too many is what was meant,
     # and so is what was understood farthest.
-    meant = [e for e in errors if _place(e)[:1] == place[:1]]
+    meant = [e for e in errors if place_of(e)[:1] == place[:1]]
     said = next((e for e in meant if e["type"] in SAID_OF_ONE), None)
     if said and (field := said.get("ctx", {}).get("field")):
         return wrong(field, said["msg"])
     if not place:
         return ApiError(400, "the body must be a JSON object, sent with Content-Type: application/json")
     meant = [said] if said else [e for e in meant if e["type"] == "too_long"] or meant
-    field = _field(error.body, _place(max(meant, key=_reach)))
-    texts = dict.fromkeys(_text(e) for e in meant if _field(error.body, _place(e)) == field)
+    field = field_of(error.body, place_of(max(meant, key=reach_of)))
+    texts = dict.fromkeys(text_of(e) for e in meant if field_of(error.body, place_of(e)) == field)
     return wrong(field, f"{field}: {', or '.join(texts)}")
-
-
-def _reach(error: dict[str, Any]) -> tuple[int, list[int]]:
-    """Return how far a body was understood before this error: how deep, and up to which items."""
-    place = _place(error)
-    return len(place), [int(part) for part in place if part.isdecimal()]
-
-
-def _place(error: dict[str, Any]) -> list[str]:
-    return [str(part) for part in error["loc"][1:]]
-
-
-def _field(body: Any, place: list[str]) -> str:
-    """Return a place in words of the body: without the types that were tried, and tags of what was chosen by one."""
-    parts = []
-    for n, part in enumerate(place, 1):
-        inside = body.get(part) if isinstance(body, dict) else None
-        if isinstance(body, list) and part.isdecimal() and int(part) < len(body):
-            inside = body[int(part)]
-        if inside is not None or (n == len(place) and "[" not in part and part != "str"):
-            parts.append(part)
-            body = inside
-    return ".".join(parts)
-
-
-def _text(error: dict[str, Any]) -> str:
-    """Return what an error of the schema says, without words of Python."""
-    about = error.get("ctx", {})
-    match error["type"]:
-        case "too_long":
-            return f"at most {about['max_length']} are taken; send fewer"
-        case "too_short":
-            return f"it is too short; send at least {about['min_length']}"
-        case "model_attributes_type" | "model_type" | "dict_type":
-            return "Input should be an object"
-        case "union_tag_invalid":
-            return f"type must be one of {about['expected_tags']}"
-        case "union_tag_not_found":
-            return "it must be an object with a type"
-    return str(error["msg"])
 
 
 def _http(error: HTTPException) -> ApiError:

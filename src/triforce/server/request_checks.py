@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from triforce.errors import RequestError
 from triforce.interface.grammar import Grammar
 from triforce.interface.sampling_params import SamplingParams
-from triforce.server.errors import as_field, wrong
+from triforce.server.errors import about, wrong
 from triforce.server.limits import MOST_ECHOED, Limits
 from triforce.server.sampling_fields import SamplingFields
 from triforce.server.schemas import CompletionFields
@@ -33,12 +32,8 @@ def check_fields(body: CompletionFields, logprobs: int | None, limits: Limits) -
 
 def checked_params(body: SamplingFields, values: Mapping[str, Any], grammar: Grammar | None) -> SamplingParams:
     """Return the parameters of a request. Raises ApiError, which names the field of the body that was sent."""
-    try:
+    with about("grammar", body.sent_as):
         return SamplingParams(**values, grammar=grammar)
-    except RequestError as error:
-        fields = {name: body.sent_as.get(name, name) for name in error.arguments}
-        text = error.worded(lambda name, value: as_field(name, value).replace(name, fields[name], 1))
-        raise wrong(next(iter(fields.values()), "grammar"), text) from error
 
 
 def check_echo(tokens: int, characters: int, params: SamplingParams, limits: Limits) -> None:

@@ -132,7 +132,7 @@ class RequestParser:
             said = [plain(message) for message in messages]
             return self.llm.encode(self.tokenizer.chat(said, tools.shown if tools else None, thinks))
 
-        with about(field):
+        with about(field, {"messages": field}):
             return await self.apart(length, key, laid_out)
 
     async def apart(self, size: int, key: str, work: Callable[[], T]) -> T:
