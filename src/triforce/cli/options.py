@@ -43,8 +43,13 @@ def json_file(parser: argparse._ActionsContainer) -> None:
 
 
 def several(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    """Return a reader of values with commas between them. It raises ArgumentTypeError for what is none."""
+
     def values(text: str) -> list[Any]:
-        return [kind(part) for part in text.split(",")]
+        try:
+            return [kind(part) for part in text.split(",")]
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r}: give values with commas between them, as 1,2") from None
 
     return values
 
