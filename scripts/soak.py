@@ -6,7 +6,7 @@ Exit code 1 where the memory of the server at the end is not what it was at firs
 clients hang on, kept KV that nobody needs, had more in its disk cache than it may at any time, or gave none of it up in
 a sixth of the time, did not close what it had opened, or let a stream wait for more than twice `--max-itl` between two
 tokens while a long prompt was read. `missed` names which of these did not hold. `gap_seconds` is the longest such time,
-and that of times when none was.
+and that of times when none was; a process of its own measures them (see `soak_listener`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -44,27 +43,18 @@ Kind = Callable[[httpx.AsyncClient, random.Random], Awaitable[int]]
 
 
 class Gaps:
-    """The longest times between two tokens of a stream, apart for those in which a long prompt was waited for."""
+    """The longest times between two tokens of a stream, apart for those in which a long prompt was waited for.
 
-    def __init__(self) -> None:
+    gaps: ends of each. readings: beginning and end of each time that a long prompt was waited for.
+    """
+
+    def __init__(self, gaps: Sequence[Sequence[float]], readings: Sequence[tuple[float, float]]) -> None:
         self.while_reading = self.otherwise = 0.0
-        self._reading, self._read_until = 0, 0.0
-
-    @contextmanager
-    def reading(self) -> Any:
-        """A long prompt is read while this is open."""
-        self._reading += 1
-        try:
-            yield
-        finally:
-            self._reading -= 1
-            self._read_until = time.monotonic()
-
-    def between(self, before: float, now: float) -> None:
-        if self._reading or self._read_until > before:
-            self.while_reading = max(self.while_reading, now - before)
-        else:
-            self.otherwise = max(self.otherwise, now - before)
+        for before, now in gaps:
+            if any(start <= now and before <= end for start, end in readings):
+                self.while_reading = max(self.while_reading, now - before)
+            else:
+                self.otherwise = max(self.otherwise, now - before)
 
 
 class Soak:
@@ -72,11 +62,12 @@ class Soak:
 
     def __init__(self, url: str, until: float, modes: Sequence[str]) -> None:
         self.url, self.until, self.modes = url, until, modes
-        self.answers, self.gaps = Counter[str](), Gaps()
+        self.answers = Counter[str]()
+        self.readings: list[tuple[float, float]] = []
 
     async def all(self) -> None:
         quick = [self.whole, self.stream, self.stream, self.leave, self.nonsense]
-        others: list[Kind] = [self.half_open, self.trickle, self.long, self.listen, hostile]
+        others: list[Kind] = [self.half_open, self.trickle, self.long, hostile]
         kinds: list[list[Kind]] = [quick] * QUICK + [[kind] for kind in others]
         async with httpx.AsyncClient(base_url=self.url, timeout=300) as web:
             await asyncio.gather(*(self.client(web, random.Random(i), some) for i, some in enumerate(kinds)))
@@ -144,22 +135,11 @@ class Soak:
         """A prompt that shares nothing, and takes most of the context."""
         prompt = chance.choices(range(5, 250), k=CONTEXT - 1000)
         asked = {"prompt": prompt, "max_tokens": 4, "ignore_eos": True}
-        with self.gaps.reading():
-            status = (await web.post("/v1/completions", json=asked)).status_code
+        began = time.monotonic()
+        status = (await web.post("/v1/completions", json=asked)).status_code
+        self.readings.append((began, time.monotonic()))
         await asyncio.sleep(chance.uniform(0, 2))
         return status
-
-    async def listen(self, web: httpx.AsyncClient, chance: random.Random) -> int:
-        """One running stream after the other; they are too short to have to make room for others."""
-        asked = {"prompt": "the cat", "max_tokens": 200, "ignore_eos": True, "stream": True, "mode": "ar"}
-        before = None
-        async with web.stream("POST", "/v1/completions", json=asked | {"seed": chance.randrange(99)}) as answer:
-            async for line in answer.aiter_lines():
-                if line.startswith("data: {"):
-                    now = time.monotonic()
-                    self.gaps.between(before or now, now)
-                    before = now
-            return answer.status_code
 
     def body(self, chance: random.Random) -> dict[str, object]:
         """A question on one of a few documents, or a text under a schema."""
@@ -170,6 +150,20 @@ class Soak:
         }  # fmt: skip
         schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["the", 5]}}}
         return asked | ({"response_format": schema} if chance.random() < 0.1 else {})
+
+
+class Listener:
+    """A process that reads one running stream after the other until the time is over (see `soak_listener`)."""
+
+    def __init__(self, url: str, seconds: float) -> None:
+        command = [sys.executable, str(ROOT / "scripts" / "soak_listener.py"), url, str(seconds)]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    def heard(self) -> dict[str, Any]:
+        """Return what it prints at its end."""
+        told, _ = self._process.communicate(timeout=300)
+        heard: dict[str, Any] = json.loads(told)
+        return heard
 
 
 async def watch(soak: Soak, server: psutil.Process, kept: KeptEntries, begun: float) -> list[tuple[float, int]]:
@@ -183,19 +177,27 @@ async def watch(soak: Soak, server: psutil.Process, kept: KeptEntries, begun: fl
 
 
 def verdict(
-    seen: list[tuple[float, int]], soak: Soak, kept: KeptEntries, gave_back: bool, opened: tuple[int, int]
+    seen: list[tuple[float, int]],
+    soak: Soak,
+    heard: dict[str, Any],
+    kept: KeptEntries,
+    gave_back: bool,
+    opened: tuple[int, int],
 ) -> dict[str, object]:
-    """What is printed. The first sixth of the time is for caches to fill."""
+    """What is printed. The first sixth of the time is for caches to fill. heard: what the listener has printed."""
+    soak.answers.update({f"listen {status}": count for status, count in heard["answers"].items()})
+    longest = Gaps(heard["gaps"], soak.readings)
     first = [rss for share, rss in seen if 1 / 6 <= share < 1 / 3]
     last = [rss for share, rss in seen if share >= 5 / 6]
     growth = sum(last) / len(last) / (sum(first) / len(first)) - 1
     broken = sum(count for name, count in soak.answers.items() if name.split()[1] >= "500")
     holds = {
-        "memory": abs(growth) <= FLAT, "gaps": soak.gaps.while_reading <= 2 * MAX_ITL, "answers": not broken,
+        "memory": abs(growth) <= FLAT, "gaps": longest.while_reading <= 2 * MAX_ITL, "answers": not broken,
         "kv": gave_back, "disk": kept.held, "descriptors": opened[1] <= opened[0],
     }  # fmt: skip
     missed = [name for name, holding in holds.items() if not holding]
-    gaps = {"while_reading": round(soak.gaps.while_reading, 3), "otherwise": round(soak.gaps.otherwise, 3)}
+    gaps = {"while_reading": longest.while_reading, "otherwise": longest.otherwise, "listener_stall": heard["stall"]}
+    gaps = {name: round(seconds, 3) for name, seconds in gaps.items()}
     mib = [round(rss / 2**20) for _, rss in seen[:: max(1, len(seen) // 12)]]
     return {"held": not missed, "missed": missed, "requests": soak.answers.total(), "broken": broken,
             "kv_given_back": gave_back, "descriptors": opened, "gap_seconds": gaps,
@@ -235,10 +237,12 @@ def main() -> int:
             async def both() -> list[tuple[float, int]]:
                 return (await asyncio.gather(watch(soak, process, entries, begun), soak.all()))[0]
 
-            seen, gave_back = asyncio.run(both()), within(60, lambda: idle(url))
+            listener = Listener(url, 60 * minutes)
+            seen, heard = asyncio.run(both()), listener.heard()
+            gave_back = within(60, lambda: idle(url))
             within(30, lambda: process.num_fds() <= before)
             entries.look(1.0)
-            result = verdict(seen, soak, entries, gave_back, (before, process.num_fds()))
+            result = verdict(seen, soak, heard, entries, gave_back, (before, process.num_fds()))
         finally:
             server.terminate()
             server.wait()

@@ -1,0 +1,68 @@
+"""The listener of a soak: python scripts/soak_listener.py URL SECONDS. Prints a line of JSON.
+
+It reads one running stream after the other, in a process that does nothing else: a client that shares its event loop
+with others measures their work, too. `gaps` are the longest times between two tokens, each as its two ends by the
+monotonic clock, which all processes of a machine share. `stall` is the longest time by which this process slept longer
+than it had asked for: no gap is known more closely.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import time
+from collections import Counter
+from heapq import nlargest
+from itertools import pairwise
+from threading import Thread
+
+import httpx
+
+KEPT = 1000
+"""Gaps that are printed: more than prompts are read in a soak, so that the longest of each kind is among them."""
+NAP = 0.01  # seconds
+Gap = tuple[float, float]
+
+
+class Stalls(Thread):
+    """Sleeps again and again. longest: seconds by which it woke up late."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.longest = 0.0
+
+    def run(self) -> None:
+        while True:
+            began = time.monotonic()
+            time.sleep(NAP)
+            self.longest = max(self.longest, time.monotonic() - began - NAP)
+
+
+def listen(web: httpx.Client, seed: int) -> tuple[int, list[Gap]]:
+    """Read one stream. Returns its status and the gaps between its tokens.
+
+    Its tokens are too few to make room for others.
+    """
+    asked = {"prompt": "the cat", "max_tokens": 200, "ignore_eos": True, "stream": True, "mode": "ar", "seed": seed}
+    with web.stream("POST", "/v1/completions", json=asked) as answer:
+        times = [time.monotonic() for line in answer.iter_lines() if line.startswith("data: {")]
+    return answer.status_code, list(pairwise(times))
+
+
+def main() -> None:
+    url, until = sys.argv[1], time.monotonic() + float(sys.argv[2])
+    answers, gaps, chance, stalls = Counter[int](), list[Gap](), random.Random(16), Stalls()
+    stalls.start()
+    with httpx.Client(base_url=url, timeout=300) as web:
+        while time.monotonic() < until:
+            status, new = listen(web, chance.randrange(99))
+            answers[status] += 1
+            gaps = nlargest(KEPT, gaps + new, key=lambda gap: gap[1] - gap[0])
+            if status == 429:
+                time.sleep(0.2)
+    print(json.dumps({"answers": answers, "gaps": gaps, "stall": stalls.longest}))
+
+
+if __name__ == "__main__":
+    main()
