@@ -30,7 +30,7 @@ import psutil
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from scripts.soak_checks import KeptEntries, idle, within  # noqa: E402
+from scripts.soak_checks import Gaps, KeptEntries, idle, within  # noqa: E402
 from scripts.soak_hostile import hostile  # noqa: E402
 
 TEMPLATE = "{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}"
@@ -40,21 +40,6 @@ HALF_OPEN = 40  # connections at a time
 HEADERS = b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Padding: a\r\nX-More: b\r\nConnection: close\r\n\r\n"
 WARMING = {"messages": [{"role": "user", "content": "the cat"}], "max_tokens": 2}  # its process keeps pipes open
 Kind = Callable[[httpx.AsyncClient, random.Random], Awaitable[int]]
-
-
-class Gaps:
-    """The longest times between two tokens of a stream, apart for those in which a long prompt was waited for.
-
-    gaps: ends of each. readings: beginning and end of each time that a long prompt was waited for.
-    """
-
-    def __init__(self, gaps: Sequence[Sequence[float]], readings: Sequence[tuple[float, float]]) -> None:
-        self.while_reading = self.otherwise = 0.0
-        for before, now in gaps:
-            if any(start <= now and before <= end for start, end in readings):
-                self.while_reading = max(self.while_reading, now - before)
-            else:
-                self.otherwise = max(self.otherwise, now - before)
 
 
 class Soak:

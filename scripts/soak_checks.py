@@ -1,9 +1,9 @@
-"""What a soak looks at: whether the server is idle, and what its disk cache holds all the while."""
+"""What a soak looks at: the gaps of a stream, whether the server is idle, and what its disk cache holds all the while."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import httpx
@@ -13,6 +13,21 @@ from triforce.disk_cache.folder import CacheFolder
 
 PARTS = 6
 """Parts of the time, in each of which entries must go."""
+
+
+class Gaps:
+    """The longest times between two tokens of a stream, apart for those in which a long prompt was waited for.
+
+    gaps: ends of each. readings: beginning and end of each time that a long prompt was waited for.
+    """
+
+    def __init__(self, gaps: Sequence[Sequence[float]], readings: Sequence[tuple[float, float]]) -> None:
+        self.while_reading = self.otherwise = 0.0
+        for before, now in gaps:
+            if any(start <= now and before <= end for start, end in readings):
+                self.while_reading = max(self.while_reading, now - before)
+            else:
+                self.otherwise = max(self.otherwise, now - before)
 
 
 class KeptEntries:
