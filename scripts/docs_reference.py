@@ -15,7 +15,7 @@ from textwrap import fill
 from typing import Any
 
 import triforce
-from triforce import LLM, SamplingParams, errors
+from triforce import LLM, SamplingParams, Session, errors
 from triforce.cli.parser import build_parser
 from triforce.server import schemas
 
@@ -66,14 +66,14 @@ def python() -> str:
     """Return the classes that `triforce` exports, as sections. Errors have a page of their own."""
     kinds = [getattr(triforce, name) for name in triforce._HOMES]
     shown = [kind for kind in kinds if not issubclass(kind, errors.TriforceError)]
-    return "\n\n".join(_class(kind, parameters=kind is LLM) for kind in shown)
+    return "\n\n".join(_class(kind, parameters=kind in (LLM, Session)) for kind in shown)
 
 
 def _class(kind: type, *, parameters: bool = False) -> str:
     parts = [f"## {kind.__name__}", *_said(kind, ("parameter", "meaning"))]
     if parameters:
-        signature = inspect.signature(kind.__init__)
-        given = [f"{name}={_value(p.default)}" for name, p in signature.parameters.items() if p.default is not p.empty]
+        parameters_of = inspect.signature(kind).parameters.items()
+        given = [name if p.default is p.empty else f"{name}={_value(p.default)}" for name, p in parameters_of]
         parts.insert(
             1, "```text\n" + fill(f"{kind.__name__}({', '.join(given)})", 100, subsequent_indent="    ") + "\n```"
         )

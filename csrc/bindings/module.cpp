@@ -72,6 +72,7 @@ int64_t compute(const std::string& numbers, int64_t rounds) {
 }  // namespace
 
 NB_MODULE(_native, m) {
+    nb::set_leak_warnings(false);  // a daemon thread that a program's end cuts off never gives back what it holds
     m.doc() = "CPU kernels of triforce. A row's result depends on that row alone, bit for bit.";
     m.def("levels", &usable_levels, "Instruction-set levels that this CPU can run, slowest first.");
     m.def("level", &level_name, "The level in use.");

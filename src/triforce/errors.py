@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from numbers import Integral
 from unicodedata import category
 
 LONGEST = 900
@@ -116,13 +117,26 @@ class RankError(TriforceError):
     """Processes that share a model have lost one of them, or do not agree."""
 
 
+def require_bool(name: str, value: object) -> None:
+    """Raise RequestError unless an argument is True or False: words such as "no" would count as True."""
+    if not isinstance(value, bool):
+        raise RequestError(f"{argument(name)} must be True or False, not {value!r}")
+
+
+def require_integer(name: str, value: object, least: int, most: int | None = None) -> None:
+    """Raise RequestError unless an argument is an integer that is at least, and perhaps at most, so large."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or not least <= int(value) <= (most or int(value)):
+        allowed = f"from {least} to {most}" if most else f"of at least {least}"
+        raise RequestError(f"{argument(name)} must be an integer {allowed}, not {value!r}")
+
+
 @contextmanager
 def placed(place: str) -> Iterator[None]:
-    """Have a TriforceError begin with its place among several things."""
+    """Have a TriforceError, or a TypeError, begin with its place among several things."""
     try:
         yield
-    except TriforceError as error:
-        error.args = (f"{place}: {error.args[0]}",)
+    except (TriforceError, TypeError) as error:
+        error.args = (f"{place}: {error.args[0] if error.args else ''}",)
         raise
 
 

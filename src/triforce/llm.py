@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from triforce.backends.kernel_api import pages_for
-from triforce.distributed.group import ALONE, TPGroup
+from triforce.distributed.group import TPGroup, required_group
 from triforce.engine import inputs
 from triforce.engine.collected_outputs import collected
 from triforce.engine.disk_cache_settings import DiskCacheSettings
 from triforce.engine.engine import Engine, Request
-from triforce.engine.inputs import Prompt, conversations, known, one_of, one_or_many, one_prompt, params_of_each
+from triforce.engine.inputs import Prompt, conversations, known, one_of, one_or_many, params_of_each
 from triforce.engine.llm_inputs import LLMInputs
 from triforce.engine.model_loader import load_pair
 from triforce.engine.modes import COUPLINGS, MODES
@@ -40,7 +40,7 @@ class LLM(LLMInputs):
     """A target model, perhaps a draft, and how to speculate.
 
     - model: a Hugging Face folder or hub name; None is the shipped pair.
-    - draft: the same; "auto" is the one that is known to fit, None is none.
+    - draft: the same; "auto" is the one that is known to fit, None or "none" is none.
     - device, context: "auto" is cuda where present; positions in tokens (None: what the model was made for).
     - dtype, kv_dtype: of weights, and of keys and values: "int8" halves them, and is another model. "auto": as fits.
     - mode: one of `MODES`; `auto` chooses among the tiers there are as it goes.
@@ -64,7 +64,7 @@ class LLM(LLMInputs):
       processes to start from. Its files reveal them. disk_cache_network: it may lie on a network's file system.
     - ranks: processes that share the target (see `distributed`); each makes the same calls and gets the same answers.
 
-    Raises ModelError, RequestError, CacheError or RankError.
+    Raises ModelError, RequestError, CacheError, RankError or TypeError.
     """
 
     def __init__(
@@ -93,9 +93,10 @@ class LLM(LLMInputs):
         disk_cache: str | Path | None = None,
         disk_cache_size: str | int = "20GiB",
         disk_cache_network: bool = False,
-        ranks: TPGroup = ALONE,
+        ranks: TPGroup | None = None,
     ) -> None:
         super().__init__()
+        ranks = required_group(ranks)
         retrieval = RetrievalConfig.parse(retrieval_budget, retrieval_chunk, retrieval_refresh, searched_layers)
         offload = OffloadConfig.parse(kv_offload, kv_memory, kv_resident_layers)
         given = draft_tokens, speculative_tokens, retrieval_policy, retrieval
@@ -145,9 +146,8 @@ class LLM(LLMInputs):
         """
         several = one_or_many(prompts)
         wanted = params_of_each(params, len(several))
-        params = [each or self.sampling_params() for each in wanted]
         requests = []
-        for i, (prompt, each) in enumerate(zip(several, params, strict=True)):
+        for i, (prompt, each) in enumerate(zip(several, wanted, strict=True)):
             with one_of("prompts", i, len(several)):
                 requests.append(self.request(prompt, each, mode))
         if not requests:
@@ -194,11 +194,10 @@ class LLM(LLMInputs):
         """Continue one prompt. Yields pieces of text as they are ready, and at last the whole output.
 
         `"".join(map(str, llm.stream(prompt)))` is the text: the `str` of a piece is its text, that of the output empty.
-        memory: a view of the target's KV to go on with (see `session`), for n = 1. Closing the generator, or an error
-        from `on_prefill`, ends the text at once and frees its KV. Raises TriforceError, or TypeError.
+        memory: a view of the target's KV to go on with, as a `Session` has, for n = 1. Closing the generator, or an
+        error from `on_prefill`, ends the text at once and frees its KV. Raises TriforceError, or TypeError.
         """
-        (wanted,) = params_of_each([params], 1)
-        request = self.request(one_prompt("stream", prompt), wanted or self.sampling_params(), mode)
+        request = self.request(inputs.one_prompt("stream", prompt), params, mode)
         for _, event in self.runner.run([request], on_prefill, save_cache, load_cache, memory):
             yield event
 
@@ -228,7 +227,7 @@ class LLM(LLMInputs):
     def request(
         self,
         prompt: Prompt,
-        params: SamplingParams,
+        params: SamplingParams | None,
         mode: str | None = None,
         scope: str | None = "",
         compiled: CompiledGrammar | None = None,
@@ -236,10 +235,11 @@ class LLM(LLMInputs):
         """Return a request for `Engine.submit`. scope: whose it is; cached prompts are shared within a scope only.
 
         With the scope None it neither starts from cached prompts nor leaves any. compiled: the grammar of `params`,
-        where that was compiled before. Raises RequestError.
+        where that was compiled before. Raises RequestError, or TypeError.
         """
-        ids, mode = self.encode(prompt), known(argument("mode"), mode or self.mode, MODES)
-        inputs.require_stops(params, self.target)
+        params = inputs.params_of_one(params) or self.sampling_params()
+        ids, mode = self.encode(inputs.one_prompt("request", prompt)), known(argument("mode"), mode or self.mode, MODES)
+        inputs.require_servable(params, self.target)
         seed = self.ranks.broadcast(drawn_seed()) if params.seed is None else params.seed
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.end_ids)
         if params.grammar:

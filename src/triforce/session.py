@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import closing
+from threading import Lock
 
 from triforce.backends.kernel_api import pages_for
+from triforce.engine.inputs import one_prompt, params_of_one
 from triforce.engine.output_stream import OutputChunk
 from triforce.engine.sequence_group import OnPrefill
 from triforce.engine.tier_builder import SharedKV
@@ -29,6 +31,8 @@ class Session:
     """
 
     def __init__(self, llm: LLM) -> None:
+        if not isinstance(llm, LLM):
+            raise TypeError(f"llm is of type {type(llm).__name__}; pass the LLM that is to answer: Session(LLM(...))")
         self.llm = llm
         target = llm.models.target
         capacity = target.config.context + llm.speculation.reach
@@ -37,6 +41,7 @@ class Session:
         self._memory = FullView(pool)
         self._seen: list[int] = []
         self._mark = WindowMark(pool)
+        self._answering = Lock()
 
     def __repr__(self) -> str:
         return f"Session({self.llm!r})"
@@ -47,16 +52,29 @@ class Session:
         params: SamplingParams | None = None,
         on_prefill: OnPrefill | None = None,
     ) -> Generator[OutputChunk | RequestOutput, None, None]:
-        """Continue the whole conversation so far. Yields what `LLM.stream` does; n must be 1. One answer at a time.
+        """Continue the whole conversation so far: a text, or token ids, such as `llm.encode_chat(messages)`.
 
-        params: None is `LLM.sampling_params()`.
-
-        After an answer that was given up half-way the session is in order for the next one. Raises TriforceError.
+        Yields what `LLM.stream` does; n must be 1. params: None is `LLM.sampling_params()`. One answer at a time: the
+        one before is read to its end, or closed, or dropped, and then the session is in order for the next one. Raises
+        TriforceError, or TypeError.
         """
-        params = params or self.llm.sampling_params()
+        params = params_of_one(params) or self.llm.sampling_params()
         if params.n != 1:
             raise RequestError(f"a session gives one answer at a time, not n = {params.n}; use LLM.generate")
-        ids = self.llm.encode(conversation)
+        ids = self.llm.encode(one_prompt("ask", conversation))
+        if not self._answering.acquire(blocking=False):
+            raise RequestError(
+                "this session is giving another answer; read that one to its end or close it, or make another Session"
+            )
+        try:
+            output = yield from self._answer(ids, params, on_prefill)
+        finally:
+            self._answering.release()
+        yield output
+
+    def _answer(
+        self, ids: list[int], params: SamplingParams, on_prefill: OnPrefill | None
+    ) -> Generator[OutputChunk, None, RequestOutput]:
         reusable = max(0, len(ids) - 1 - TAIL) if params.prompt_logprobs is None else 0  # these score every position
         # The pool may hold tokens past the end of the last answer: those that were verified but cut off.
         kept = min(common_prefix(self._seen, ids), reusable, int(self._memory.lengths_B[0]))
@@ -65,8 +83,10 @@ class Session:
         self._seen = list(ids)
         with closing(self.llm.stream(ids, params, on_prefill=on_prefill, memory=self._memory)) as pieces:
             for piece in pieces:
-                if isinstance(piece, OutputChunk):
-                    if len(self._seen) == len(ids):
-                        self._mark.take(0)
-                    self._seen += piece.token_ids
+                if isinstance(piece, RequestOutput):
+                    return piece
+                if len(self._seen) == len(ids):
+                    self._mark.take(0)
+                self._seen += piece.token_ids
                 yield piece
+        raise AssertionError("a stream ends with its output")

@@ -1,7 +1,10 @@
 """What a request may ask for, and what the answer's nouns count."""
 
+import ast
+import inspect
 import math
 import pickle
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -103,3 +106,13 @@ def test_outputs_count_tokens_and_tiers() -> None:
     assert (answer.prompt_tokens, answer.completion_tokens, answer.tokens_per_second) == (2, 6, 12.0)
     instant = RequestOutput([1], None, [], "ar", "seeded", "bitwise", 0.0, 0.0)
     assert instant.tokens_per_second == 0.0
+
+
+def test_type_hints_of_sampling_params_are_of_its_fields() -> None:
+    """What checkers see: each field with its default, or None."""
+    tree = ast.parse(inspect.getsource(inspect.getmodule(SamplingParams) or ast))
+    (seen,) = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "__init__")
+    arguments = seen.args.args[1:]
+    assert [argument.arg for argument in arguments] == [field.name for field in fields(SamplingParams)]
+    assert [ast.literal_eval(default) for default in seen.args.defaults] == [f.default for f in fields(SamplingParams)]
+    assert all(ast.unparse(a.annotation).endswith("| None") for a in arguments if a.annotation)

@@ -87,6 +87,24 @@ def test_llm_misspelt_attribute_raises_attribute_error(llm: LLM) -> None:
         llm.generat  # type: ignore[attr-defined]  # noqa: B018
 
 
+def test_closed_llm_has_no_attribute_that_it_never_had(llm: LLM) -> None:
+    llm.close()
+    assert not hasattr(llm, "generat") and getattr(llm, "words", None) is None
+    for name in ("tokenizer", "runner"):
+        with pytest.raises(RequestError, match="closed"):
+            getattr(llm, name)
+
+
+def test_llm_files_in_home_folder_are_found(llm: LLM, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of saved prompts, the disk cache and models."""
+    monkeypatch.setenv("HOME", str(folder))
+    llm.generate(PROMPT, SHORT, save_cache="~/saved.kv")
+    assert (folder / "saved.kv").is_file()
+    assert llm.generate(PROMPT, SHORT, load_cache=Path("~/saved.kv"))
+    with LLM("~/target", "~/draft", disk_cache="~/kept"):
+        assert (folder / "kept").is_dir()
+
+
 def test_llm_forked_while_generating_raises_in_child(folder: Path, tmp_path: Path) -> None:
     """And an LLM that the child makes itself makes the same text; the one of the parent goes on."""
     llm = LLM(folder / "target", None, disk_cache=tmp_path / "cache")

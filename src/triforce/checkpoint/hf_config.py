@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from triforce.checkpoint.json_fields import MOST_CHANNELS, MOST_LAYERS, Fields
 from triforce.checkpoint.model_families import FAMILIES
 from triforce.checkpoint.model_families.family import LAYER_TYPES, Family
 from triforce.checkpoint.rope_scaling import Scaling, Unscaled, read_scaling
-from triforce.errors import ModelError, RequestError, argument, as_keyword
+from triforce.errors import ModelError, RequestError, argument, as_keyword, require_integer
 from triforce.interface.sampling_params import BY_THE_MODEL, SamplingParams
 from triforce.model.architecture import LLAMA, Architecture
 from triforce.model.config import ModelConfig
@@ -130,7 +129,8 @@ def model_config(hf: HFConfig, *, vocab_size: int, context: int | None, device: 
     with length in transformers: no cache of rotated keys can follow that. Raises ModelError if it is too large.
     """
     context, parts = hf.max_position_embeddings if context is None else context, hf.architecture
-    if not (isinstance(context, Integral) and 0 < context <= hf.positions):
+    require_integer("context", context, 1)
+    if context > hf.positions:
         most = argument("context", hf.positions)
         raise ModelError(
             f"{argument('context', context)} cannot be had: this model has {hf.positions} positions; use {most} or less"

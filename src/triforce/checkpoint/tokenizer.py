@@ -63,7 +63,11 @@ class Tokenizer:
             (encoding,) = self._core.encode_batch_fast([text], add_special_tokens=add_special)
             ids: list[int] = encoding.ids
         except (UnicodeError, TypeError) as error:
-            raise RequestError("the prompt is not valid UTF-8 text; convert the file to UTF-8") from error
+            half = next((char for char in text if "\ud800" <= char <= "\udfff"), "")
+            raise RequestError(
+                f"the prompt is not valid UTF-8 text: {half!r} is half of a character; leave it out, or read the text "
+                "anew in its own encoding"
+            ) from error
         except BaseException as error:
             if not isinstance(error, Exception) and type(error).__name__ != PANIC:
                 raise

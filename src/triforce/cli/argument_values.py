@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from triforce.interface.user_paths import user_path
+
 MOST_MINUTES = 365 * 24 * 60
 
 
@@ -22,7 +24,8 @@ def path_or_standard(text: str) -> str:
     """Return the name of a file, or `-`. Raises ArgumentTypeError for what can be none."""
     if not text or "\0" in text:
         raise argparse.ArgumentTypeError(f"{ascii(text) if text else 'an empty name'} names no file and no folder")
-    return text
+    # A shell leaves the ~ of --option=~/name as it is.
+    return str(user_path(text)) if text == "~" or text.startswith("~/") else text
 
 
 def minutes(text: str) -> float:

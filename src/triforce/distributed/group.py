@@ -62,6 +62,16 @@ class TPGroup:
 ALONE = TPGroup()
 
 
+def required_group(ranks: object) -> TPGroup:
+    """Return ranks that share a model; None is the only one of its own. Raises TypeError for what is no group."""
+    if ranks is None or isinstance(ranks, TPGroup):
+        return ranks or ALONE
+    raise TypeError(
+        f"ranks is of type {type(ranks).__name__}; pass the group that triforce.distributed.spawn.join gives each "
+        "process, or use --tp N on the command line"
+    )
+
+
 def span(size: int, ranks: TPGroup) -> slice:
     """Return which of `size` outputs are this rank's; the parts differ by one at most."""
     return slice(*(size * r // ranks.count for r in (ranks.rank, ranks.rank + 1)))

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from triforce.engine.engine import Event, Request
+from triforce.errors import require_bool
 from triforce.interface.outputs import Interruption, RequestOutput
 
 
@@ -15,6 +16,8 @@ def collected(
     """Return the output of each request, in their order. Raises Interruption, which has those that are done."""
     from tqdm import tqdm
 
+    if use_tqdm is not None:
+        require_bool("use_tqdm", use_tqdm)
     outputs: dict[Request, RequestOutput] = {}
     shown = len(requests) > 1 and _is_watched() if use_tqdm is None else use_tqdm
     with tqdm(desc="generate", total=len(requests), unit=" prompts", disable=not shown, file=sys.stderr) as bar:

@@ -8,8 +8,11 @@ from typing import NamedTuple
 from triforce.disk_cache.folder_checks import require_usable
 from triforce.disk_cache.write_behind import DiskCache
 from triforce.distributed.group import TPGroup
-from triforce.errors import RequestError, argument
+from triforce.errors import RequestError, argument, require_bool
 from triforce.interface.byte_size import size_of
+from triforce.interface.user_paths import named_path
+
+USUAL_SIZE = "20GiB"
 
 
 class DiskCacheSettings(NamedTuple):
@@ -21,18 +24,23 @@ class DiskCacheSettings(NamedTuple):
 
     @staticmethod
     def parse(folder: str | Path | None, size: str | int, network: bool, ranks: TPGroup) -> DiskCacheSettings:
-        """Check a folder and its size in bytes; nothing is made. Raises RequestError, or CacheError."""
-        if folder is None:
+        """Check a folder and its size in bytes; nothing is made. Raises RequestError, CacheError, or TypeError."""
+        path, bytes_ = named_path("disk_cache", folder), size_of(size, "disk_cache_size")
+        require_bool("disk_cache_network", network)
+        if path is None:
+            if network or bytes_ != size_of(USUAL_SIZE):
+                raise RequestError(
+                    f"{argument('disk_cache_size')} and {argument('disk_cache_network')} are of a disk cache; name its "
+                    f"folder with {argument('disk_cache')}"
+                )
             return DiskCacheSettings()
         if ranks.count > 1:
             raise RequestError(
                 f"a disk cache is of one process; leave out {argument('ranks')} and torchrun, or "
                 f"{argument('disk_cache')}"
             )
-        if not str(folder):
-            raise RequestError(f"{argument('disk_cache')} is an empty name; name a folder, or leave it out")
-        require_usable(Path(folder), network)
-        return DiskCacheSettings(Path(folder), size_of(size, "disk_cache_size"), network)
+        require_usable(path, network)
+        return DiskCacheSettings(path, bytes_, network)
 
     def open(self) -> DiskCache | None:
         """Return the cache, in a folder that is made where there is none. Raises CacheError."""

@@ -8,6 +8,7 @@ from functools import partial
 
 from triforce.engine.engine_core import EngineCore
 from triforce.engine.output_stream import OutputChunk, OutputStream
+from triforce.engine.program_end import native_work
 from triforce.engine.reading_history import ReadingHistory
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_group import OnPrefill, SequenceGroup
@@ -107,8 +108,10 @@ class Engine:
             parts = [texts[first : first + rows] for first in range(0, len(texts), rows)]
             request.groups = [SequenceGroup(part, request.mode) for part in parts]
         groups = [group for request in requests for group in request.groups]
-        for group, report in zip(groups, _reports(groups, on_prefill), strict=True):
-            group.memory, group.saved, group.on_prefill = memory, saved, report
+        for group in groups:
+            group.memory, group.saved = memory, saved
+        for request, report in zip(requests, _reports(requests, on_prefill), strict=True):
+            request.groups[0].on_prefill = report  # whose texts start from one prompt
         groups[0].on_read = on_read
         self.core.submit(groups)
         for request in requests:
@@ -124,6 +127,7 @@ class Engine:
             for sequence in request.sequences:
                 del self._streams[sequence]
 
+    @native_work()
     def step(self) -> list[tuple[Request, Event]]:
         """Make all texts a little longer. Returns what came of each request: last its output, or an error."""
         events: list[tuple[Request, Event]] = []
@@ -171,15 +175,18 @@ class Engine:
         self.core.close()
 
 
-def _reports(groups: Sequence[SequenceGroup], on_prefill: OnPrefill | None) -> list[OnPrefill | None]:
-    """Return for each group a callback that hands `on_prefill` the progress of all groups together."""
+def _reports(requests: Sequence[Request], on_prefill: OnPrefill | None) -> list[OnPrefill | None]:
+    """Return for each request a callback that hands `on_prefill` the progress of all requests together.
+
+    Each prompt counts once, however many texts go on from it: those behind the first copy what it has read.
+    """
     if on_prefill is None:
-        return [None] * len(groups)
-    total = sum(len(sequence.prompt) - 1 for group in groups for sequence in group.sequences)
-    seen = [0] * len(groups)
+        return [None] * len(requests)
+    sizes = [len(request.prompt) - 1 for request in requests]
+    seen = [0] * len(requests)
 
     def report(i: int, tokens: int, _: int) -> None:
-        seen[i] = tokens
-        on_prefill(sum(seen), total)
+        seen[i] = min(tokens, sizes[i])
+        on_prefill(sum(seen), sum(sizes))
 
-    return [partial(report, i) for i in range(len(groups))]
+    return [partial(report, i) for i in range(len(requests))]

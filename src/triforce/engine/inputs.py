@@ -6,13 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.errors import ContextLengthError, RequestError, argument, placed, suggest
 from triforce.interface.messages import Message
 from triforce.interface.sampling_params import SamplingParams
 from triforce.model.config import ModelConfig
+from triforce.sampling.logits import check_bias
 
 PLENTY = 16
 """Characters for each token of the context: of a longer text the beginning may show that it is too long."""
@@ -34,20 +35,39 @@ class PromptSource(Protocol):
     def tokenizer(self) -> Tokenizer | None: ...
 
 
+CONVERSATION = {
+    "generate": "pass it to chat",
+    "stream": "pass llm.encode_chat(messages)",
+    "ask": "pass llm.encode_chat(messages)",
+    "request": "pass llm.encode_chat(messages)",
+    "encode": "pass it to encode_chat",
+}
+"""What to do with a conversation where a prompt is asked for, by the method that was called."""
+
+
 def one_or_many(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """Return a list of prompts, whether one or several are given, or none. Raises TypeError for anything else."""
-    given: Any = _plain(prompts, "a prompt")
+    given: Any = _plain(prompts, "a prompt", CONVERSATION["generate"])
     if isinstance(given, str) or (len(given) > 0 and isinstance(given[0], Integral | float)):
         return [given]
-    return [_plain(one, f"prompts[{i}]") for i, one in enumerate(given)]
+    several = [_plain(one, f"prompts[{i}]", CONVERSATION["generate"]) for i, one in enumerate(given)]
+    for i, one in enumerate(several):
+        if _holds_several(one):
+            raise TypeError(f"prompts[{i}] is a list of prompts; pass a text, or a list of token ids")
+    return several
 
 
 def one_prompt(caller: str, prompt: Prompt) -> Prompt:
     """Return a prompt. Raises TypeError where several are given, or something else."""
-    given: Any = _plain(prompt, "a prompt")
-    if not isinstance(given, str) and any(isinstance(part, str) or _is_list(part) for part in given[:1]):
-        raise TypeError(f"{caller} takes one prompt; call it for each of these, or pass all of them to generate")
-    return cast(Prompt, given)
+    given = _plain(prompt, "a prompt", CONVERSATION[caller])
+    if _holds_several(given):
+        advice = "call it for each of these, or pass all of them to generate"
+        raise TypeError(f"{caller} takes one prompt; {'join these to one text' if caller == 'ask' else advice}")
+    return given
+
+
+def _holds_several(given: Any) -> bool:
+    return not isinstance(given, str) and any(isinstance(part, str) or _is_list(part) for part in given[:1])
 
 
 @contextmanager
@@ -64,40 +84,60 @@ def params_of_each(
 
     Raises TypeError for anything else, and RequestError for another number of them.
     """
-    wanted = list(params) if isinstance(params, Sequence) else [params] * count
-    for one in wanted:
-        if not (one is None or isinstance(one, SamplingParams)):
-            given = "SamplingParams(max_tokens=3), say"
-            raise TypeError(f"params is of type {type(one).__name__}; pass {given}, a list of them, or None")
+    if not isinstance(params, Sequence) or isinstance(params, str | bytes):
+        return [params_of_one(params, " or a list of them,")] * count
+    wanted = [params_of_one(one, place=f"params[{i}]") for i, one in enumerate(params)]
     if len(wanted) != count:
-        raise RequestError(f"{count} prompts but {len(wanted)} sampling parameters; give one for each, or just one")
+        raise RequestError(
+            f"{count} prompts but {len(wanted)} sampling parameters; give one for each, or one that is not in a list"
+        )
     return wanted
+
+
+def params_of_one(params: Any, lists: str = "", place: str = "params") -> SamplingParams | None:
+    """Return the parameters of one prompt. Raises TypeError for anything else. lists: what to say of these."""
+    if params is None or isinstance(params, SamplingParams):
+        return params
+    advice = f"pass one SamplingParams, say SamplingParams(max_tokens=3),{lists} or None"
+    raise TypeError(f"{place} is of type {type(params).__name__}; {advice}")
 
 
 def conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
     """Return a list of conversations, whether one or several are given, or none. Raises TypeError for anything else."""
     given: list[Any] = [messages] if _is_conversation(messages) or not _is_list(messages) else list(messages)
-    if not all(map(_is_conversation, given)):
-        raise TypeError('messages are a list such as [{"role": "user", "content": "Hello"}], or a list of such lists')
+    wrong = next((i for i, one in enumerate(given) if not _is_conversation(one)), None)
+    if wrong is not None:
+        place = f"conversations[{wrong}]: " if any(map(_is_conversation, given)) else ""
+        raise TypeError(
+            f'{place}messages are a list such as [{{"role": "user", "content": "Hello"}}], or a list of such lists'
+        )
     return given
 
 
 def _is_list(value: object) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)
+
+
+def _listed(value: Any) -> Any:
+    """Return an array or a tensor as a list, and all else as it is."""
+    return value.tolist() if hasattr(value, "tolist") and not isinstance(value, memoryview) else value
 
 
 def _is_conversation(value: Any) -> bool:
     return _is_list(value) and len(value) > 0 and all(isinstance(message, Mapping) for message in value)
 
 
-def _plain(prompt: Any, place: str) -> Prompt:
-    """Return a text as it is, and a sequence, array or tensor as a list. Raises TypeError for anything else."""
-    given: Prompt = prompt.tolist() if hasattr(prompt, "tolist") else prompt
+def _plain(prompt: Any, place: str, advice: str) -> Prompt:
+    """Return a text as it is, and a sequence, array or tensor as a list. Raises TypeError for anything else.
+
+    advice: what to do with a conversation.
+    """
+    given: Prompt = _listed(prompt)
     if isinstance(given, str):
         return given
     turns = given if _is_list(given) and len(given) else [given]
     if all(isinstance(turn, Mapping) and "role" in turn for turn in turns):
-        raise TypeError(f"{place} is a conversation; pass it to chat")
+        raise TypeError(f"{place} is a conversation; {advice}")
     if not _is_list(given):
         raise TypeError(
             f"{place} is of type {type(prompt).__name__}; pass a text, a list of token ids, or a list of those"
@@ -123,12 +163,14 @@ def token_ids(prompt: Prompt, target: PromptSource) -> list[int]:
 
 def checked_ids(ids: Any, vocab_size: int) -> list[int]:
     """Return token ids, one or many, as a list. Raises RequestError for one that is no token's, or TypeError."""
-    given = ids.tolist() if hasattr(ids, "tolist") else ids
+    given = _listed(ids)
     given = [given] if isinstance(given, Integral) else given
     if not _is_list(given):
         raise TypeError(f"token ids are of type {type(ids).__name__}; pass a list of integers")
     for i in given:
-        if not (isinstance(i, Integral) and not isinstance(i, bool) and 0 <= int(i) < vocab_size):
+        if not isinstance(i, Integral) or isinstance(i, bool):
+            raise TypeError(f"token id {i!r} is of type {type(i).__name__}; pass integers")
+        if not 0 <= int(i) < vocab_size:
             raise RequestError(f"token id {i!r} is not in the vocabulary of {vocab_size} tokens")
     return [int(i) for i in given]
 
@@ -168,8 +210,8 @@ def require_size(text: str, tokenizer: Tokenizer, config: ModelConfig) -> None:
         raise too_long(len(ids), config)
 
 
-def require_stops(params: SamplingParams, target: PromptSource) -> None:
-    """Raise RequestError for what a text is to end at and cannot."""
+def require_servable(params: SamplingParams, target: PromptSource) -> None:
+    """Raise RequestError for what a text is to end at and cannot, and for a bias of a token that there is not."""
     if params.stop and target.tokenizer is None:
         raise RequestError(f"stop strings need a tokenizer; use {argument('stop_token_ids')}")
     size = target.config.vocab_size
@@ -177,6 +219,7 @@ def require_stops(params: SamplingParams, target: PromptSource) -> None:
         raise RequestError(
             f"{argument('stop_token_ids')} names token {unknown[0]}, but the vocabulary ends at {size - 1}"
         )
+    check_bias([params], size)
 
 
 def _ids(text: str, tokenizer: Tokenizer, context: int) -> list[int]:

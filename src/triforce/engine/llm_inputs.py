@@ -12,7 +12,7 @@ from triforce.engine.llm_lifetime import LLMLifetime
 from triforce.engine.model_loader import Checkpoint
 from triforce.engine.modes import DRAFTED, MODES
 from triforce.engine.tier_builder import ModelSet
-from triforce.errors import RequestError
+from triforce.errors import RequestError, require_bool
 from triforce.interface.messages import Message
 from triforce.interface.sampling_params import SamplingParams, chat_defaults
 
@@ -30,6 +30,7 @@ class LLMInputs(LLMLifetime):
 
         chat: where these name none, they are temperature 0.8, top_k 40, top_p 0.95, min_p 0.05. Raises RequestError.
         """
+        require_bool("chat", chat)
         defaults = chat_defaults(self.sampling_defaults) if chat else self.sampling_defaults
         return SamplingParams(**(defaults | {name: value for name, value in given.items() if value is not None}))
 

@@ -19,7 +19,7 @@ FORKED = (
 
 
 class LLMLifetime:
-    """The life of an LLM. Behind its end every attribute but `close` raises RequestError."""
+    """The life of an LLM. Behind its end every attribute that it had but `close` raises RequestError."""
 
     runner: RequestRunner
 
@@ -36,7 +36,7 @@ class LLMLifetime:
         Texts that are being streamed end with RequestError, as all later calls do. `with LLM(...) as llm:` closes at
         its end.
         """
-        runner = self.__dict__.pop("runner", None)
+        runner = self.__dict__.get("runner")
         self._end(CLOSED)
         if runner:
             runner.close(CLOSED)
@@ -58,7 +58,7 @@ class LLMLifetime:
     if not TYPE_CHECKING:  # a checker would take every misspelt name for an attribute
 
         def __getattr__(self, name: str) -> NoReturn:
-            if self._over:
+            if name in self.__dict__.get("_lost", ()):
                 raise RequestError(self._over)
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
@@ -69,9 +69,10 @@ class LLMLifetime:
         return reason
 
     def _end(self, reason: str) -> None:
-        reason = self._over or reason
-        self.__dict__.clear()
-        self.__dict__["_reason"] = reason
+        if not self._over:
+            lost = frozenset(self.__dict__)
+            self.__dict__.clear()
+            self.__dict__.update(_reason=reason, _lost=lost)
 
 
 _LIVING: WeakSet[LLMLifetime] = WeakSet()

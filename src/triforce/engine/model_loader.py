@@ -22,9 +22,11 @@ from triforce.distributed.group import ALONE, TPGroup
 from triforce.engine.feature_loader import FeatureCheckpoint, known_draft, load_feature_draft
 from triforce.engine.model_profile import ModelProfile
 from triforce.engine.model_source import located
+from triforce.engine.program_end import native_work
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet
 from triforce.errors import ModelError, RequestError, argument, placed
+from triforce.interface.user_paths import require_name
 from triforce.model.config import ModelConfig
 from triforce.planner import CostModel
 from triforce.planner.cost_model import kernel_level
@@ -112,6 +114,7 @@ class ModelPair:
         return CostModel(profile.path if decoder.ranks.rank == 0 else None, works, kernel_level(decoder.device))
 
 
+@native_work()
 def load_pair(
     model: str | Path | None,
     draft: str | Path | None,
@@ -124,6 +127,9 @@ def load_pair(
     ranks: TPGroup,
 ) -> ModelPair:
     """Read a target and a draft for such speculation; see `LLM`. Raises ModelError or RequestError."""
+    require_name("model", model)
+    require_name("draft", draft)
+    draft = None if draft == "none" else draft
     name, model = model_name(model), SHIPPED[0] if model is None else model
     began = perf_counter()
     read = partial(load, device=device, dtype=dtype, kv_dtype=kv_dtype, bits=speculation.lower_bits)

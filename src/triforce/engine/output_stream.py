@@ -9,10 +9,12 @@ from typing import Any, Literal
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.engine.sequence import TokenSequence
 from triforce.errors import RequestError
+from triforce.interface.frozen_fields import fields_frozen
 from triforce.interface.json_values import json_value
 from triforce.interface.outputs import CompletionOutput, DecodingSnapshot, Logprob, TokenLogprobs
 
 
+@fields_frozen
 @dataclass(frozen=True, slots=True)
 class OutputChunk:
     """Text that is ready to show, and the tokens that came with it, with the names of the tiers that proposed them.

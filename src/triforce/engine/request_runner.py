@@ -5,7 +5,7 @@ The engine of one call is kept for the next one, so that a prompt which was read
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from time import perf_counter
@@ -21,12 +21,14 @@ from triforce.engine.engine import Engine, Request
 from triforce.engine.engine_core import EngineCore
 from triforce.engine.model_loader import ModelPair
 from triforce.engine.output_stream import OutputChunk
+from triforce.engine.program_end import EndingGenerator
 from triforce.engine.scheduling_limits import MAX_ITL, MOST_ROWS
 from triforce.engine.sequence_group import OnPrefill
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import SharedKV
 from triforce.errors import CacheError, CacheWarning, RequestError, argument
 from triforce.interface.outputs import RequestOutput
+from triforce.interface.user_paths import named_path
 from triforce.kvcache import FullView, PagePool, prompt_file
 from triforce.kvcache.disk_prefixes import DiskPrefixes, KVProfile
 from triforce.planner import CostModel
@@ -72,8 +74,19 @@ class RequestRunner:
         """Run requests on one engine, and yield what comes of each: chunks of text, and at last its output.
 
         save, load: files for the KV of the first prompt, and of an earlier one (see `kvcache.prompt_file`). Closing the
-        generator cancels all requests. Raises TriforceError, and whatever `on_prefill` raises.
+        iterator, or dropping it, cancels all requests. Raises TriforceError, and whatever `on_prefill` raises.
         """
+        files = named_path("save_cache", save), named_path("load_cache", load)
+        return EndingGenerator(self._run(requests, on_prefill, *files, memory))
+
+    def _run(
+        self,
+        requests: Sequence[Request],
+        on_prefill: OnPrefill | None,
+        save: Path | None,
+        load: Path | None,
+        memory: FullView | None,
+    ) -> Generator[tuple[Request, OutputChunk | RequestOutput], None, None]:
         if self._ranks.count > 1 and (save or load):
             raise RequestError(
                 f"a saved KV cache is of one process; leave out {argument('ranks')} and torchrun, or the file"
@@ -160,14 +173,14 @@ class RequestRunner:
             return self.start(rows, pages)
 
     def prompt_files(
-        self, save: str | Path | None, load: str | Path | None, pool: PagePool, prompt: list[int]
+        self, save: Path | None, load: Path | None, pool: PagePool, prompt: list[int]
     ) -> tuple[prompt_file.SavedCache | None, Callable[[FullView], None] | None]:
         """Return a saved prompt to start from, and a function that saves one; None for those not asked for."""
         if load is None and save is None:
             return None, None
         fingerprint = self.cache_fingerprint(pool)
-        saved = None if load is None else prompt_file.SavedCache(Path(load), fingerprint)
-        return saved, None if save is None else self._saver(Path(save), fingerprint, pool, prompt)
+        saved = None if load is None else prompt_file.SavedCache(load, fingerprint)
+        return saved, None if save is None else self._saver(save, fingerprint, pool, prompt)
 
     def cache_fingerprint(self, pool: PagePool) -> prompt_file.CacheFingerprint:
         """Return the identity of what computes the pages of a pool."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from triforce.errors import RequestError, argument
+from triforce.errors import RequestError, argument, require_bool, require_integer
 from triforce.kvcache import PAGE, OffloadConfig, RetrievalConfig
 from triforce.kvcache.selection import POLICIES
 
@@ -45,8 +45,8 @@ class SpeculativeConfig:
                 f"{', '.join(POLICIES)}."
             )
         for name in ("draft_tokens", "speculative_tokens"):
-            if not (isinstance(getattr(self, name), int) and 1 <= getattr(self, name) <= 32):
-                raise RequestError(f"{argument(name)} is {getattr(self, name)}; give 1 to 32 tokens.")
+            require_integer(name, getattr(self, name), 1, 32)
+        require_bool("strict", self.strict)
         if self.lower_tiers not in LOWER_TIERS:
             known = ", ".join(LOWER_TIERS)
             raise RequestError(f"{argument('lower_tiers')} {self.lower_tiers!r} is not known; choose from {known}.")

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from triforce.interface.frozen_fields import fields_frozen
 
+
+@fields_frozen
 @dataclass(frozen=True, slots=True)
 class BreakEvenPoint:
     """The context in tokens from which on speculation pays; None where it does not.

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from triforce.errors import argument, worded
+from triforce.interface.frozen_fields import fields_frozen
 from triforce.interface.json_values import json_value
 from triforce.interface.stats import PlanReport, PlanSegment, TierStats, plans
 
@@ -21,6 +22,7 @@ POOR, GOOD, ALL = 0.4, 0.8, 0.9  # shares of guesses kept
 CLEAR = 1.1  # times as fast: less is noise
 
 
+@fields_frozen
 @dataclass(frozen=True, slots=True)
 class TierReport:
     """A tier: its passes, milliseconds of one, its share of the decoding time, and how its draft tokens fared."""
@@ -34,6 +36,7 @@ class TierReport:
     visible_tokens: int | None
 
 
+@fields_frozen
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """Explanation of all texts of a request together; the timeline is that of the first."""

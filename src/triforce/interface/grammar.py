@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sized
 from dataclasses import dataclass
 from typing import Any, Literal, Self, get_origin
 
-from triforce.errors import RequestError
+from triforce.errors import RequestError, require_bool
 from triforce.interface.closed_objects import closed_objects
+from triforce.interface.frozen_fields import fields_frozen
 
 MOST_CHARACTERS = 65_536
 _KINDS = ("json_schema", "regex", "lark")
 
 
+@fields_frozen
 @dataclass(frozen=True, slots=True)
 class Grammar:
     """A grammar that the whole of a text matches, from the first new token to the end-of-sequence token.
@@ -52,6 +54,7 @@ class Grammar:
         Properties come in the order in which the schema lists them. A number of 40 characters ends as soon as it may,
         and white space is indentation at most, as some models would go on for ever. Raises RequestError.
         """
+        require_bool("additional_properties", additional_properties)
         try:
             text = schema if isinstance(schema, str) else json.dumps(_schema(schema))
         except (TypeError, ValueError, RecursionError) as error:
@@ -60,11 +63,13 @@ class Grammar:
         return grammar if additional_properties else cls("json_schema", _closed(text))
 
     @classmethod
-    def choices(cls, texts: Sequence[str]) -> Self:
+    def choices(cls, texts: Iterable[str]) -> Self:
         """Return the grammar of a text that is one of these. Raises RequestError where they are not texts."""
-        if isinstance(texts, str) or not texts or not all(isinstance(text, str) and text for text in texts):
-            raise RequestError(f'choices are a list of texts, such as ["yes", "no"], not {texts!r}')
-        listed = " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
+        given = [] if isinstance(texts, str) or not isinstance(texts, Iterable) else list(texts)
+        if not given or not all(isinstance(text, str) and text for text in given):
+            shown = texts if isinstance(texts, Sized) or not isinstance(texts, Iterable) else given
+            raise RequestError(f'choices are a list of texts, such as ["yes", "no"], not {shown!r}')
+        listed = " | ".join(json.dumps(text, ensure_ascii=False) for text in given)
         return cls("lark", f"start: TEXT\nTEXT: {listed}")  # one terminal: rules may have 2,000 alternatives
 
     @classmethod

@@ -28,7 +28,8 @@ _ROWS: tuple[tuple[str, str, str], ...] = (
     ("enable_prefix_caching", "", "beginnings that prompts share are always read once; leave it out"),
     ("temp", "temperature", ""),
     ("do_sample", "temperature", "temperature=0 is greedy, and any other value samples"),
-    ("max_new_tokens max_completion_tokens n_predict num_predict max_length", "max_tokens", ""),
+    ("max_new_tokens max_completion_tokens n_predict num_predict", "max_tokens", ""),
+    ("max_length", "max_tokens", "max_tokens counts new tokens alone, without the prompt"),
     ("repeat_penalty", "repetition_penalty", ""),
     ("num_return_sequences", "n", ""),
     ("best_of", "n", "n gives that many completions, and none is left out"),
@@ -39,9 +40,16 @@ _ROWS: tuple[tuple[str, str, str], ...] = (
     ("structured_outputs guided_decoding response_format json_schema", "grammar", _GRAMMAR),
     ("guided_json guided_regex guided_choice guided_grammar regex", "grammar", _GRAMMAR),
     ("sampling_params generation_config", "params", ""),
-    ("prompt prompts inputs text prompt_token_ids", "prompts", ""),
-    ("prompt prompts inputs text prompt_token_ids", "prompt", ""),
+    ("messages", "conversation", "pass conversation=llm.encode_chat(messages)"),
+    ("messages", "prompt", "pass prompt=llm.encode_chat(messages)"),
+    ("messages", "prompts", "LLM.chat takes it"),
+    ("prompt prompts inputs input_ids text prompt_token_ids", "prompts", ""),
+    ("prompt prompts inputs input_ids text prompt_token_ids", "prompt", ""),
+    ("prompt prompts inputs input_ids text prompt_token_ids", "conversation", ""),
     ("conversations prompt prompts", "messages", ""),
+    ("stream streamer", "", "llm.stream(prompt) yields the text as it grows, of a chat with llm.encode_chat(messages)"),
+    ("add_generation_prompt", "", "the template always ends where the answer begins; leave it out"),
+    ("pad_token_id", "", "prompts are not padded; leave it out"),
 )
 """Keywords of other engines, what is called so here, and what to do where another name is not all."""
 
@@ -54,9 +62,14 @@ def advised(kind: type[T]) -> type[T]:
 
     A method that takes any keyword is left as it is.
     """
-    for name, function in list(vars(kind).items()):
-        if isfunction(function) and (name == "__init__" or not name.startswith("_")):
-            setattr(kind, name, _advised(function, kind.__name__ if name == "__init__" else f"{kind.__name__}.{name}"))
+    methods = {
+        name: member for base in reversed(kind.__mro__) for name, member in vars(base).items() if isfunction(member)
+    }
+    for name, function in methods.items():
+        if name == "__init__" or not name.startswith("_"):
+            called = kind.__name__ if name == "__init__" else f"{kind.__name__}.{name}"
+            function.__qualname__ = called  # Python's own errors name it so, those of bases' methods, too
+            setattr(kind, name, _advised(function, called))
     for keyword in signature(kind).parameters:
         _OWNERS.setdefault(keyword, kind.__name__)
     return kind
@@ -86,7 +99,8 @@ def _advice(unknown: str, known: Collection[str]) -> str:
     match _OWNERS.get(ours):
         case "SamplingParams" if "params" in known:
             chat = "chat=True, " if "messages" in known else ""
-            return f": it is one of params, such as params=llm.sampling_params({chat}{ours}=...)"
+            more = f"; {told}" if told else ""
+            return f": it is one of params, such as params=llm.sampling_params({chat}{ours}=...){more}"
         case str(owner):
             taken = f"{owner} takes it" if ours == unknown else f"{owner} takes it, as {ours}"
             return f": {told or taken}"

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from triforce.interface.explain import Explanation, explain
+from triforce.interface.frozen_fields import fields_frozen
 from triforce.interface.json_values import json_value
 from triforce.interface.stats import PlanReport, PlanSegment, TierStats, plans, total
 
@@ -26,6 +27,7 @@ class TokenLogprobs(NamedTuple):
     top: tuple[Logprob, ...] = ()
 
 
+@fields_frozen
 @dataclass(frozen=True, slots=True)
 class DecodingSnapshot:
     """State of the decoding of one text."""
@@ -36,6 +38,7 @@ class DecodingSnapshot:
     tiers: list[TierStats]  # so far, from the lowest to the full one
 
 
+@fields_frozen
 @dataclass(frozen=True, slots=True)
 class CompletionOutput:
     """One of the `n` continuations."""
@@ -61,6 +64,7 @@ class CompletionOutput:
         return dict(json_value(self))
 
 
+@fields_frozen
 @dataclass(frozen=True, slots=True)
 class KVMemoryUsage:
     """Bytes of KV on the device that computes, in other memory, and in a file."""
@@ -70,9 +74,13 @@ class KVMemoryUsage:
     file_bytes: int = 0  # offloaded to a file
 
 
+@fields_frozen
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """The outputs of one prompt. Times are in seconds."""
+    """The outputs of one prompt. Times are in seconds.
+
+    Its `str` is empty, as what a stream ends with adds no text to its pieces: the text is `outputs[0].text`.
+    """
 
     prompt_token_ids: list[int]  # as the prompt was read
     prompt_logprobs: list[TokenLogprobs | None] | None  # one per prompt token; the first is None

@@ -7,9 +7,10 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from triforce.errors import RequestError, argument
+from triforce.interface.frozen_fields import fields_frozen
 from triforce.interface.grammar import Grammar
 from triforce.interface.keyword_advice import advised
 
@@ -40,6 +41,7 @@ def chat_defaults(named: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @advised
+@fields_frozen
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Parameters of sampling one request; None is the default of each. Raises RequestError for values out of range.
@@ -67,6 +69,30 @@ class SamplingParams:
     prompt_logprobs: int | None = None  # the same at each prompt token
     grammar: Grammar | None = None  # what the text must look like; logits are masked by it before the other steps
     trace: bool = False  # report where decoding stands with each piece of a stream
+
+    if TYPE_CHECKING:  # what fields are set to may be None; what they hold then is their default
+
+        def __init__(
+            self,
+            temperature: float | None = 1.0,
+            top_k: int | None = 0,
+            top_p: float | None = 1.0,
+            min_p: float | None = 0.0,
+            repetition_penalty: float | None = 1.0,
+            presence_penalty: float | None = 0.0,
+            frequency_penalty: float | None = 0.0,
+            logit_bias: Mapping[int, float] | None = None,
+            seed: int | None = None,
+            n: int | None = 1,
+            max_tokens: int | None = 256,
+            stop: str | Sequence[str] | None = (),
+            stop_token_ids: Sequence[int] | None = (),
+            ignore_eos: bool | None = False,
+            logprobs: int | None = None,
+            prompt_logprobs: int | None = None,
+            grammar: Grammar | None = None,
+            trace: bool | None = False,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         """Check and normalise: None to the default, numbers to int and float, `stop` and `stop_token_ids` to tuples.

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
+from triforce.interface.frozen_fields import fields_frozen
+
 
 @dataclass(slots=True)
 class TierStats:
@@ -44,6 +46,7 @@ class PlanSegment:
     cause: str = ""  # what plans were weighed for
 
 
+@fields_frozen
 @dataclass(frozen=True, slots=True)
 class TierBelief:
     """Belief of mode auto about a tier: milliseconds of a pass over one token and over eight, and acceptance."""
@@ -56,6 +59,7 @@ class TierBelief:
     tokens: float  # draft tokens of this text that it was learnt from
 
 
+@fields_frozen
 @dataclass(frozen=True, slots=True)
 class WeighedPlan:
     """A plan that mode auto weighed: the best one of its tiers, in tokens per second of a text."""
@@ -65,6 +69,7 @@ class WeighedPlan:
     score: float  # with what may be hoped for, by which plans are chosen; 0 where it risks more than may be lost
 
 
+@fields_frozen
 @dataclass(frozen=True, slots=True)
 class PlanReport:
     """Report of what mode auto believed when it last weighed plans in a text. weighed: plain decoding first."""

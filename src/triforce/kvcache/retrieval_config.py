@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from triforce.backends.kernel_api import PAGE, pages_for
-from triforce.errors import RequestError, argument
+from triforce.errors import RequestError, argument, require_integer
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +68,7 @@ class RetrievalConfig:
         if not (refresh == "auto" or str(refresh).isdecimal()):
             advice = "give a number of verifications, 0 for once, or auto"
             raise RequestError(f"{argument('retrieval_refresh')} {refresh!r}: {advice}")
-        if not (isinstance(chunk, int) and chunk >= 1):
-            raise RequestError(f"{argument('retrieval_chunk')} is {chunk!r}; give at least 1")
+        require_integer("retrieval_chunk", chunk, 1)
         return RetrievalConfig(
             Budget.parse(budget), chunk, None if refresh == "auto" else int(refresh), _layers(searched_layers)
         )

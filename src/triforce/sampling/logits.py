@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triforce.errors import ModelError, RequestError
+from triforce.errors import ModelError, RequestError, argument
 from triforce.interface.sampling_params import SamplingParams
 from triforce.ragged import Bools, Ints
 
@@ -183,11 +183,11 @@ def _bias(params: _Params, vocab_size: int, device: _Device) -> tuple[Tensor, Te
     )
 
 
-def check_bias(params: _Params, vocab_size: int) -> None:
-    """Raise RequestError if a bias names a token outside the vocabulary."""
-    for p in params:
-        if unknown := [token for token in p.logit_bias or {} if token >= vocab_size]:
-            raise RequestError(f"logit_bias names token {unknown[0]}, but the vocabulary ends at {vocab_size - 1}")
+def check_bias(params: _Params, size: int) -> None:
+    """Raise RequestError if a bias names a token outside the vocabulary, which has so many."""
+    unknown = next((token for p in params for token in p.logit_bias or {} if token >= size), None)
+    if unknown is not None:
+        raise RequestError(f"{argument('logit_bias')} names token {unknown}, but the vocabulary ends at {size - 1}")
 
 
 def _min_p(scores_RJV: Tensor, share_R11: Tensor) -> Tensor:

@@ -140,7 +140,7 @@ def test_windows_alone_leave_nothing_to_offload(home: Path) -> None:
 
 
 def test_too_little_memory_counts_windows(home: Path) -> None:
-    with pytest.raises(CacheError, match="kv_memory='1MiB' is too little for one text"):
+    with pytest.raises(CacheError, match="kv_memory is 1MiB, too little for one text"):
         answer(llm(home, "gemma-3", "file", memory="1MiB"))
 
 

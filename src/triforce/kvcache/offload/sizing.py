@@ -176,7 +176,7 @@ class KVSizing:
         if memory < self.least:
             what, fewer = ("one text", "") if self.rows == 1 else (f"{self.rows} texts at a time", ", or fewer texts")
             raise CacheError(
-                f"{argument('kv_memory', self._of_all(memory))} is too little for {what} of this context and "
+                f"{argument('kv_memory')} is {self._of_all(memory)}, too little for {what} of this context and "
                 f"{argument('retrieval_budget')}; give {self._of_all(self.least)} or more, or a smaller "
                 f"{argument('retrieval_budget')}{fewer}"
             )

@@ -140,7 +140,7 @@ class CudaKVSizing(KVSizing):
         where = self.device if every == 1 else f"{every} devices"
         asked, fits = describe(every * memory), describe(every * free)
         raise CacheError(
-            f"{argument('kv_memory', asked)} is more than the {fits} that are free on {where} beside weights and a "
+            f"{argument('kv_memory')} is {asked}, more than the {fits} that are free on {where} beside weights and a "
             f"prompt's activations; give {fits} or less, or a smaller {argument('context')}"
         )
 

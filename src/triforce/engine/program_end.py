@@ -1,0 +1,79 @@
+"""The end of the program: native work ends between two steps, before the interpreter takes torch apart.
+
+A text that a suspended generator is in would else give its KV back while modules are cleared, where torch aborts the
+process at a view of a tensor. A daemon thread that comes back from native code then would be ended within it, which
+aborts the process, too.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
+from threading import Condition
+from typing import Any, TypeVar
+from weakref import WeakSet
+
+T = TypeVar("T")
+
+LONGEST_STEP = 60.0
+"""Seconds that the end of the program waits for native work of daemon threads."""
+
+
+class _Work:
+    """Native work of this process: whether any may begin, and how much is being done."""
+
+    def __init__(self) -> None:
+        self.changed, self.ended, self.count = Condition(), False, 0
+
+
+_WORK = _Work()
+_RUNS: WeakSet[EndingGenerator[Any]] = WeakSet()
+
+
+@contextmanager
+def native_work() -> Iterator[None]:
+    """Have the end of the program wait for what is done here, or in a function that this decorates.
+
+    Raises SystemExit where the program has ended: that ends a thread without a word.
+    """
+    with _WORK.changed:
+        if _WORK.ended:
+            raise SystemExit
+        _WORK.count += 1
+    try:
+        yield
+    finally:
+        with _WORK.changed:
+            _WORK.count -= 1
+            _WORK.changed.notify_all()
+
+
+class EndingGenerator(Iterator[T]):
+    """A generator each of whose steps is native work. Where it is suspended the end of the program closes it."""
+
+    def __init__(self, steps: Generator[T, None, None]) -> None:
+        self.steps = steps
+        _RUNS.add(self)
+
+    def __next__(self) -> T:
+        with native_work():
+            return next(self.steps)
+
+    def __del__(self) -> None:
+        with suppress(SystemExit), native_work():
+            self.steps.close()
+
+
+def _end() -> None:
+    with _WORK.changed:
+        _WORK.ended = True
+        _WORK.changed.wait_for(lambda: _WORK.count <= 0, LONGEST_STEP)
+    for run in list(_RUNS):
+        with suppress(ValueError):  # its thread is in a step still
+            run.steps.close()
+
+
+atexit.register(_end)
+os.register_at_fork(after_in_child=_WORK.__init__)  # type: ignore[misc]  # threads of the parent are not here

@@ -1,0 +1,56 @@
+"""One answer of a session at a time: a second one beside it is refused, and behind it is right."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.tiny_llm import ask, ids, llm
+from triforce.engine.output_stream import OutputChunk
+from triforce.errors import RequestError
+from triforce.interface.outputs import RequestOutput
+from triforce.llm import LLM
+from triforce.session import Session
+
+
+def text_of(parts: list[OutputChunk | RequestOutput]) -> list[int]:
+    return [token for part in parts if isinstance(part, OutputChunk) for token in part.token_ids]
+
+
+def fresh(model: LLM, conversation: list[int]) -> list[int]:
+    return model.generate(conversation, ask(), mode="ar")[0].outputs[0].token_ids
+
+
+def test_session_second_answer_beside_first_raises(pair: Path) -> None:
+    """Whether it begins in another thread or in this one; the first goes on, and the next turn is right."""
+    model = llm(pair)
+    session, conversation = Session(model), ids(60)
+    first = session.ask(conversation, ask())
+    parts = [next(first)]
+    with pytest.raises(RequestError, match="read that one to its end or close it"):
+        next(session.ask(ids(40, seed=1), ask()))
+    with ThreadPoolExecutor(1) as threads, pytest.raises(RequestError, match="is giving another answer"):
+        threads.submit(lambda: next(session.ask(ids(40, seed=1), ask()))).result()
+    parts += first
+    assert text_of(parts) == fresh(model, conversation)
+    assert text_of(list(session.ask(ids(40, seed=1), ask()))) == fresh(model, ids(40, seed=1))
+
+
+@pytest.mark.parametrize("ended", ["closed", "dropped", "read to its output", "never begun"])
+def test_session_answers_in_turn_are_given(pair: Path, ended: str) -> None:
+    model = llm(pair)
+    session = Session(model)
+    first = session.ask(ids(60), ask())
+    if ended == "read to its output":
+        while not isinstance(next(first), RequestOutput):
+            pass
+    elif ended != "never begun":
+        next(first)
+    if ended == "closed":
+        first.close()
+    if ended == "dropped":
+        del first
+    later = list(session.ask(ids(75, seed=2), ask()))
+    assert text_of(later) == fresh(model, ids(75, seed=2))
