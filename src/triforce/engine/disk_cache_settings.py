@@ -9,7 +9,7 @@ from triforce.disk_cache.folder_checks import require_usable
 from triforce.disk_cache.write_behind import DiskCache
 from triforce.distributed.group import TPGroup
 from triforce.errors import RequestError, argument
-from triforce.interface.byte_size import size_of
+from triforce.interface.byte_size import cache_size_of
 
 
 class DiskCacheSettings(NamedTuple):
@@ -32,7 +32,7 @@ class DiskCacheSettings(NamedTuple):
         if not str(folder):
             raise RequestError(f"{argument('disk_cache')} is an empty name; name a folder, or leave it out")
         require_usable(Path(folder), network)
-        return DiskCacheSettings(Path(folder), size_of(size, "disk_cache_size"), network)
+        return DiskCacheSettings(Path(folder), cache_size_of(size), network)
 
     def open(self) -> DiskCache | None:
         """Return the cache, in a folder that is made where there is none. Raises CacheError."""
