@@ -83,9 +83,7 @@ def test_prompt_begins_with_whole_segments_of_longer_one(
     assert output.outputs[0].token_ids == answer(llm(disk_pair), PROMPT[:length]).outputs[0].token_ids
 
 
-def test_first_writing_of_memory_is_no_slow_disk(
-    disk_pair: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_first_writing_of_memory_is_no_slow_disk(disk_pair: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first tokens that are written map memory: a prefill pays that, too."""
     answer(started(disk_pair, cache), PROMPT, "ar")
     clock, copy = [0.0], disk_text._copy

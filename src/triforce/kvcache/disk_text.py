@@ -44,8 +44,8 @@ class DiskText:
     def restore(self, full: FullView, b: int, prompt: Tokens) -> Iterator[int]:
         """Let row b of an exact view see more of a prompt, as far as segments of it are found. Yields how much.
 
-        Its last tokens are left to be fed, as a selection goes by them. It ends early where the disk is waited for longer
-        than a prefill took when the segments were made. Copying does not count: a prefill writes the same memory.
+        Its last tokens are left to be fed, as a selection goes by them. It ends early where the disk is waited for
+        longer than a prefill took when the segments were made. Copies do not count: a prefill writes that memory, too.
         """
         disk, most, index = self._disk, max(len(prompt) - 1 - TAIL, 0), int(full.lengths_B[b]) // SEGMENT
         names, waited, worth = self._named(prompt[: most // disk.whole * disk.whole]), 0.0, GRACE
