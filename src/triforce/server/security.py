@@ -40,7 +40,8 @@ class HostCheck:
             return await self.app(scope, receive, send)
         text = "the Host header names another server; start this one with --allowed-host NAME"
         if len(hosts) != 1:
-            text = f"the request has {len(hosts) or 'no'} Host headers; send one, which names this server"
+            counted = f"{len(hosts)} Host headers" if hosts else "no Host header"
+            text = f"the request has {counted}; send one, which names this server"
         await ApiError(400, text).response()(scope, receive, send)
 
     def _known(self, hosts: list[str]) -> bool:
