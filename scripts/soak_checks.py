@@ -1,4 +1,4 @@
-"""What a soak looks at: the gaps of a stream, whether the server is idle, and what its disk cache holds all the while."""
+"""Looks of a soak: at gaps of a stream, whether the server is idle, and what its disk cache holds all the while."""
 
 from __future__ import annotations
 

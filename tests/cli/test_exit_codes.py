@@ -133,6 +133,16 @@ def test_output_that_cannot_be_delivered_is_2_and_named(name: str, fault: str, r
     assert ("it is closed" if fault == "closed" else "No space left on device") in err
 
 
+def test_server_that_cannot_tell_its_address_ends_in_order(pair: Path) -> None:
+    """Its engine is closed: else native memory is reported as leaked when the interpreter ends."""
+    command = [sys.executable, "-m", "triforce", "serve", str(pair / "target"), "--draft", "none", "--port", "0"]
+    environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}", "OMP_NUM_THREADS": "1"}
+    with open("/dev/full", "w") as full:
+        came = subprocess.run(command, env=environment, stdout=full, stderr=subprocess.PIPE, text=True)
+    told = [line for line in came.stderr.splitlines() if not line.startswith("loading ")]
+    assert came.returncode == 2 and len(told) == 1 and "stdout cannot be written" in told[0], came.stderr
+
+
 @pytest.mark.parametrize("name", LINES)
 def test_reader_that_went_away_is_141_and_silent(name: str, run: Run) -> None:
     code, _, err = run(LINES[name], name, broken={"stdout": "unread"})

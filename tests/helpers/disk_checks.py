@@ -124,6 +124,7 @@ def slowness(folder: Path, cache: Path) -> None:
     with patch.object(disk_text, "perf_counter", lambda: float(next(ticks))), patch.object(disk_text, "GRACE", 0.0):
         output = answer(started(folder, cache), PROMPT, "ar")
     assert output.cached_tokens == SEGMENT, "the first one told"
+    assert output.reread == f"behind its first {SEGMENT} tokens the disk is slower than reading again"
     assert output.outputs[0].token_ids == answer(llm(folder), PROMPT, "ar").outputs[0].token_ids
 
 

@@ -31,7 +31,9 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-def send_to(app: ASGIApp, chunks: tuple[bytes, ...] = (b"",), wait: float = 0, headers: Any = ()) -> tuple[int, bytes]:
+def send_to(
+    app: ASGIApp, chunks: tuple[bytes, ...] = (b"",), wait: float = 0, headers: Any = (), path: str = "/"
+) -> tuple[int, bytes]:
     got: list[Message] = []
     unread = [{"type": "http.request", "body": c, "more_body": i < len(chunks)} for i, c in enumerate(chunks, 1)]
 
@@ -42,5 +44,5 @@ def send_to(app: ASGIApp, chunks: tuple[bytes, ...] = (b"",), wait: float = 0, h
     async def send(message: Message) -> None:
         got.append(message)
 
-    asyncio.run(app({"type": "http", "path": "/", "headers": headers}, receive, send))
+    asyncio.run(app({"type": "http", "path": path, "headers": headers}, receive, send))
     return got[0]["status"], got[1]["body"]

@@ -11,6 +11,7 @@ import torch
 from tests.helpers.disk_llm import HOW, PROMPT, SEGMENTS, WHOLE, answer, check_restored, started, written
 from tests.helpers.tiny_llm import MODES, ask, counted, ids, llm
 from triforce.interface.outputs import RequestOutput
+from triforce.kvcache import disk_text
 from triforce.kvcache.disk_prefixes import SEGMENT
 from triforce.kvcache.views.full import TAIL
 from triforce.llm import LLM
@@ -80,6 +81,21 @@ def test_prompt_begins_with_whole_segments_of_longer_one(
     output = answer(started(disk_pair, cache), PROMPT[:length])
     assert output.cached_tokens == cached
     assert output.outputs[0].token_ids == answer(llm(disk_pair), PROMPT[:length]).outputs[0].token_ids
+
+
+def test_first_writing_of_memory_is_no_slow_disk(disk_pair: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first tokens that are written map memory: a prefill pays that, too."""
+    answer(started(disk_pair, cache), PROMPT, "ar")
+    clock, copy = [0.0], disk_text._copy
+
+    def copy_for_long(*given: Any) -> bool:
+        clock[0] += 1000.0
+        return copy(*given)
+
+    monkeypatch.setattr(disk_text, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(disk_text, "_copy", copy_for_long)
+    output = answer(started(disk_pair, cache), PROMPT, "ar")
+    assert (output.cached_tokens, output.reread) == (WHOLE, "")
 
 
 def test_reason_for_reading_again_survives_a_restart(disk_pair: Path, cache: Path) -> None:

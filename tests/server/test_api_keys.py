@@ -46,6 +46,22 @@ def test_api_keys_compared_in_constant_time(guarded: ASGIApp, monkeypatch: pytes
     assert lengths == [(32, 32)] * 4  # digests: not even the length of a key tells
 
 
+def test_lines_of_a_key_file_are_comments_and_named_in_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(KEYS_VARIABLE, raising=False)
+    file = tmp_path / "keys"
+    file.write_text(f"# a comment of the team\n{KEY}\n  # another one, indented\n")
+    assert read_keys(str(file)) == [KEY]
+    file.write_text(f"# keys\n{KEY}\nshort\n")
+    with pytest.raises(RequestError, match=f"^line 3 of {file} is no key"):
+        read_keys(str(file))
+    file.write_text("# a comment and nothing else\n")
+    with pytest.raises(RequestError, match="has no key in it"):
+        read_keys(str(file))
+    monkeypatch.setenv(KEYS_VARIABLE, f"{KEY},short")
+    with pytest.raises(RequestError, match=f"^key 2 of {KEYS_VARIABLE} is no key"):
+        read_keys(None)
+
+
 def test_api_keys_from_file_and_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "keys"
     file.write_text(f"{KEY}\n\n")

@@ -12,7 +12,7 @@ from tests.helpers.asgi_client import ask
 from tests.helpers.guarded_app import KEY, echo, send_to
 from triforce.errors import RequestError
 from triforce.llm import LLM
-from triforce.server.access import require_origins
+from triforce.server.access import require_hosts, require_origins
 from triforce.server.app import create_app
 from triforce.server.engine_thread import Worker
 from triforce.server.limits import Limits
@@ -63,9 +63,24 @@ def test_cors_bad_origins_raise(origin: str) -> None:
         require_origins([origin])
 
 
+@pytest.mark.parametrize("name", ["*", "http://a.b", "c.d:8414", "*.g.h", "", "a b", "a.b/c", "a..b", "-a", "[::1]"])
+def test_allowed_host_that_never_matches_raises(name: str) -> None:
+    require_hosts(["gpu.example.org", "gpu.example.org.", "my_host", "10.1.2.3", "::1", "a"])
+    with pytest.raises(RequestError, match="is no name of a host; give --allowed-host"):
+        require_hosts([name])
+
+
 def test_request_without_exactly_one_host_is_400() -> None:
-    for hosts in ([], [b"localhost", b"localhost"]):
-        assert send_to(HostCheck(echo, []), headers=[(b"host", host) for host in hosts])[0] == 400
+    for hosts, said in (([], b"no Host header;"), ([b"localhost", b"localhost"], b"2 Host headers")):
+        status, body = send_to(HostCheck(echo, []), headers=[(b"host", host) for host in hosts])
+        assert status == 400 and said in body
+
+
+def test_health_is_told_without_a_host_header_alone() -> None:
+    """Balancers check by HTTP/1.0, which has none; a page in a browser always sends one."""
+    for path in ("/health", "/ping"):
+        assert send_to(HostCheck(echo, []), path=path)[0] == 200
+        assert send_to(HostCheck(echo, []), path=path, headers=[(b"host", b"evil.example.org")])[0] == 400
 
 
 def test_cors_other_sites_read_nothing(app: ASGIApp) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
+import pytest
 from starlette.types import ASGIApp
 
-from tests.helpers.asgi_client import ask, hang_up, refused
+from tests.helpers.asgi_client import ask, good, hang_up, refused
 from tests.helpers.guarded_app import KEY, PATH, echo, send_to
 from triforce.llm import LLM
 from triforce.server import security
@@ -14,6 +16,8 @@ from triforce.server.app import create_app
 from triforce.server.engine_thread import Worker
 from triforce.server.limits import Limits
 from triforce.server.security import BodyLimit
+
+CHAT, HELLO = "/v1/chat/completions", [{"role": "user", "content": "the cat"}]
 
 
 def test_body_limit_holds_for_announced_and_chunked() -> None:
@@ -44,6 +48,22 @@ def test_request_kv_limit_is_enforced(llm: LLM) -> None:
     app = create_app(llm, Worker(llm, limits), "tiny", limits=limits)
     assert "lower n or max_tokens" in refused(ask(app, PATH, {"prompt": [5] * 10, "max_tokens": 41, "n": 2}))
     assert ask(app, PATH, {"prompt": [5] * 10, "max_tokens": 40, "n": 2}).status_code == 200
+    for prompt, more, said, param in (
+        (100, {"max_tokens": 1}, "the prompt of 100 tokens", "prompt"),
+        (60, {"max_tokens": 41}, "lower max_tokens to 40", "max_tokens"),
+        (60, {"max_tokens": 4, "n": 2}, "lower n", "n"),
+    ):
+        answer = ask(app, PATH, {"prompt": [5] * prompt, **more})
+        assert said in refused(answer) and answer.json()["error"]["param"] == param
+    asyncio.run(app.state.service.engine.close())
+
+
+@pytest.mark.parametrize(("path", "body"), [(PATH, {"prompt": [5] * 93}), (CHAT, {"messages": HELLO})])
+def test_limit_that_was_not_sent_is_what_there_is_room_for(llm: LLM, path: str, body: dict[str, Any]) -> None:
+    limits = Limits(kv_tokens=100)
+    app = create_app(llm, Worker(llm, limits), "tiny", limits=limits)
+    answer = good(ask(app, path, body | {"ignore_eos": True}))
+    assert answer["usage"]["total_tokens"] == 100 and answer["choices"][0]["finish_reason"] == "length"
     asyncio.run(app.state.service.engine.close())
 
 

@@ -132,7 +132,7 @@ def test_response_calls_and_outputs_become_turns(app: ASGIApp) -> None:
     [
         ({"tool_choice": {"type": "function", "name": "bark"}}, "'bark'"),
         ({"tools": [*FLAT, FLAT[0]]}, "one name"),
-        ({"tools": TOOLS}, "function: there is no such field"),
+        ({"tools": TOOLS}, "function: its fields stand beside type here"),
         ({"tools": [{"type": "web_search"}]}, "none of them is a function"),
         ({"tools": [], "tool_choice": "required"}, "needs tools"),
         ({"text": {"format": {"type": "json_object"}}}, "held to text"),

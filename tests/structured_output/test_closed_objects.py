@@ -13,7 +13,7 @@ from triforce.errors import RequestError
 from triforce.interface.closed_objects import closed_objects
 from triforce.interface.grammar import Grammar
 from triforce.llm import LLM
-from triforce.server.tool_call_parser import CallFormat
+from triforce.server.tool_call_parser import NOTHING, CallFormat
 from triforce.structured_output import guidance
 
 NUMBER: Schema = {"type": "integer"}
@@ -30,7 +30,6 @@ NODE: Schema = {
 }  # fmt: skip
 """As pydantic writes a model that holds itself."""
 OPEN: dict[str, Schema] = {
-    "no listed property": {"type": "object", "properties": {}},
     "no properties": {"type": "object"},
     "it says itself": LISTING | {"additionalProperties": True},
     "it describes others": LISTING | {"additionalProperties": NUMBER},
@@ -69,6 +68,7 @@ def test_object_stays_open_for(reason: str) -> None:
 
 def test_listing_object_is_closed_at_any_depth() -> None:
     assert closed_objects(LISTING) == CLOSED
+    assert closed_objects({"type": "object", "properties": {}}) == NOTHING
     assert closed_objects({"items": {"properties": {"b": LISTING}}}) == {
         "items": {"properties": {"b": CLOSED}, "additionalProperties": False}
     }
@@ -111,8 +111,9 @@ def test_text_of_a_closed_object_has_no_other_property(llm: LLM) -> None:
         assert takes(llm, grammar, {"a": 1}) and takes(llm, grammar, {"a": 1, "b": 2}) == additional
 
 
-def test_arguments_of_calls_are_closed() -> None:
-    grammar = CallFormat("arguments", tagged=False).grammar({"f": LISTING}, several=False)
+@pytest.mark.parametrize("parameters", [LISTING, {"type": "object", "properties": {}}, None])
+def test_arguments_of_calls_are_closed(parameters: Schema | None) -> None:
+    grammar = CallFormat("arguments", tagged=False).grammar({"f": parameters}, several=False)
     assert '"additionalProperties": false' in grammar.source
 
 

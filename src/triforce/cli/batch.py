@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, BinaryIO
 from tqdm import tqdm
 
 from triforce.backends.torch_import import import_torch
-from triforce.checkpoint.hub import model_name
 from triforce.cli import replicas
 from triforce.cli.argument_values import STANDARD
 from triforce.cli.counts import counted
-from triforce.cli.engine_arguments import PLACEMENT, load
+from triforce.cli.engine_arguments import PLACEMENT, load, served_name
 from triforce.cli.model_or_prompt import names_model
 from triforce.cli.streams import require_stdout
 from triforce.cli.text_files import count_lines, open_lines, require_writable
@@ -47,6 +46,7 @@ def answer_all(options: Namespace, ranks: TPGroup) -> int:
 
         return replicas.follow(options, ranks, batch_file.LIMITS)
     _require_order(options)
+    name = served_name(options)
     output = _output(options)
     with open_lines(options.file) as file:
         named = "stdin" if options.file == STANDARD else options.file
@@ -63,7 +63,6 @@ def answer_all(options: Namespace, ranks: TPGroup) -> int:
         comparison = compare(earlier, file, identity)
         file.seek(0)
         _require_same(options, comparison, len(earlier.digests), output)
-        name = options.name or model_name(options.model)
 
         def answers(model: str) -> Answers:
             return Answers(output, model, bar.update, earlier, comparison.stale)

@@ -7,6 +7,7 @@ from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
 from triforce.backends.torch_import import import_torch
+from triforce.checkpoint.hub import model_name
 from triforce.cli.options import DEFAULTS, draft_named
 from triforce.cli.progress import loading
 from triforce.cli.text_files import read_text
@@ -55,6 +56,13 @@ def settings(options: Namespace) -> dict[str, Any]:
     given = {name: getattr(options, name) for name in PLACEMENT + SPECULATION}
     kept = {name: getattr(options, name) for name in DISK_CACHE} if getattr(options, "disk_cache", None) else {}
     return {"model": options.model, "draft": draft_named(options)} | given | kept
+
+
+def served_name(options: Namespace) -> str:
+    """Return what clients call the model. Raises RequestError for an empty name."""
+    if options.name is not None and not options.name.strip():
+        raise RequestError("--name is empty; give a name, or leave it out")
+    return options.name or model_name(options.model)
 
 
 def sampling(options: Namespace) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from triforce.cli.options import DISK_CACHE_SIZE
 from triforce.disk_cache.folder_checks import require_usable
 from triforce.distributed import spawn
 from triforce.errors import RequestError, escaped, printable
-from triforce.interface.byte_size import size_of
+from triforce.interface.byte_size import cache_size_of
 
 
 def announce(options: Namespace) -> None:
@@ -29,7 +29,7 @@ def announce(options: Namespace) -> None:
 def _require_disk_cache(options: Namespace) -> None:
     folder, size = (getattr(options, name, None) for name in ("disk_cache", "disk_cache_size"))
     if folder:
-        size_of(str(size), "disk_cache_size")
+        cache_size_of(str(size))
         require_usable(Path(folder), options.disk_cache_network)
     elif size is not None and (size != DISK_CACHE_SIZE or options.disk_cache_network):
         raise RequestError("--disk-cache-size and --disk-cache-network are of a disk cache; name its folder with "

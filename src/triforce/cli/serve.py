@@ -13,13 +13,13 @@ from threading import Thread
 from typing import Any
 
 from triforce.backends.torch_import import import_torch
-from triforce.checkpoint.hub import model_name
 from triforce.cli import replicas
+from triforce.cli.engine_arguments import served_name
 from triforce.cli.sampling_text import of_chats
 from triforce.disk_cache.folder import CacheFolder
 from triforce.distributed.group import TPGroup
-from triforce.errors import RequestError, printable
-from triforce.server.access import read_keys, require_key_beyond_loopback, require_origins
+from triforce.errors import RequestError, TriforceError, printable
+from triforce.server.access import read_keys, require_hosts, require_key_beyond_loopback, require_origins
 from triforce.server.limits import Limits, connection_limit
 from triforce.server.listening import listen, resolve, url
 
@@ -27,7 +27,7 @@ LEAST = {
     "max_connections": 1,
     "max_connections_per_address": 1,
     "max_num_seqs": 1,
-    "max_kv_tokens": 1,
+    "max_kv_tokens": 16,
     "max_queue": 0,
 }
 """Options that take whole numbers, and the least that each may be."""
@@ -43,6 +43,7 @@ def run(options: Namespace) -> int:
 def serve(options: Namespace, ranks: TPGroup) -> int:
     """Serve until SIGTERM, SIGHUP or SIGINT; rank 0 listens. Raises RequestError before the model is loaded."""
     keys = _checked_keys(options)
+    name = served_name(options)
     with ExitStack() as stack:
         sock = None if ranks.rank else stack.enter_context(listen(options.host, options.port))
         import_torch()
@@ -53,17 +54,20 @@ def serve(options: Namespace, ranks: TPGroup) -> int:
         watched = _watched(options)
         if sock is None:
             return replicas.follow(options, ranks, limits)
-        name = options.name or model_name(options.model)
         llm, engine = replicas.engine(options, ranks, limits, f"serve {sock.getsockname()[1]}")
         Thread(target=_require_balances).start()  # nobody has asked yet, so processors are idle
         logs.configure()
         hosts = [options.host, *options.allowed_host]
         reach: dict[str, Any] = {"keys": keys, "hosts": hosts, "origins": options.cors_origin}
         app = create_app(llm, engine, name, limits=limits, watched=watched, **reach)
-        print(f"triforce serves {printable(name)} at {(address := url(sock))}", flush=True)
-        if llm.tokenizer and llm.tokenizer.chats:
-            print(f"sampling of chats: {of_chats(llm.sampling_defaults)}", flush=True)
-        logs.event("listening", url=address, model=name)
+        try:
+            print(f"triforce serves {printable(name)} at {url(sock)}", flush=True)
+            if llm.tokenizer and llm.tokenizer.chats:
+                print(f"sampling of chats: {of_chats(llm.sampling_defaults)}", flush=True)
+        except (OSError, TriforceError):
+            asyncio.run(engine.close())  # else its thread holds the model while the interpreter ends
+            raise
+        logs.event("listening", url=url(sock), model=name)
         try:
             http_server.serve(app, engine, sock, options.shutdown_timeout)
         finally:
@@ -94,6 +98,7 @@ def _checked_keys(options: Namespace) -> list[str]:
     keys = read_keys(options.api_key_file)
     require_key_beyond_loopback(options.host, keys)
     require_origins(options.cors_origin)
+    require_hosts(options.allowed_host)
     _require_watched(options, keys)
     return keys
 

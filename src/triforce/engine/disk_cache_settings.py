@@ -9,7 +9,7 @@ from triforce.disk_cache.folder_checks import require_usable
 from triforce.disk_cache.write_behind import DiskCache
 from triforce.distributed.group import TPGroup
 from triforce.errors import RequestError, argument, require_bool
-from triforce.interface.byte_size import size_of
+from triforce.interface.byte_size import cache_size_of, size_of
 from triforce.interface.user_paths import named_path
 
 USUAL_SIZE = "20GiB"
@@ -25,7 +25,7 @@ class DiskCacheSettings(NamedTuple):
     @staticmethod
     def parse(folder: str | Path | None, size: str | int, network: bool, ranks: TPGroup) -> DiskCacheSettings:
         """Check a folder and its size in bytes; nothing is made. Raises RequestError, CacheError, or TypeError."""
-        path, bytes_ = named_path("disk_cache", folder), size_of(size, "disk_cache_size")
+        path, bytes_ = named_path("disk_cache", folder), cache_size_of(size)
         require_bool("disk_cache_network", network)
         if path is None:
             if network or bytes_ != size_of(USUAL_SIZE):

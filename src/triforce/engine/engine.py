@@ -150,7 +150,8 @@ class Engine:
         """Note why the prompt of a request was read, where its text is shared and its KV not its owner's."""
         first, group = request.sequences[0], request.groups[0]
         if first.scope is not None and group.memory is None and not request.error:
-            request.reread = self._history.why(first.scope, request.prompt, group.cached)
+            slow = first.disk is not None and first.disk.given_up
+            request.reread = self._history.why(first.scope, request.prompt, group.cached, slow_disk=slow)
             self._history.note(first.scope, [*request.prompt, *first.tokens])
 
     def finish(self, request: Request) -> RequestOutput:

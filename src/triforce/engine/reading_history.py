@@ -39,10 +39,15 @@ class ReadingHistory:
             self._texts.popitem(last=False)
         return self._texts[scope]
 
-    def why(self, scope: str, prompt: Sequence[int], cached: int) -> str:
-        """Return why no more than `cached` tokens of a prompt were read before; "" where a segment at most was read."""
+    def why(self, scope: str, prompt: Sequence[int], cached: int, *, slow_disk: bool = False) -> str:
+        """Return why no more than `cached` tokens of a prompt were read before; "" where a segment at most was read.
+
+        slow_disk: more of it is kept on disk, which was given up.
+        """
         if len(prompt) - cached <= SEGMENT + TAIL:
             return ""
+        if slow_disk:
+            return f"behind its first {cached:,} tokens the disk is slower than reading again"
         ids = ints(list(prompt))
         common = max((_common(ids, text) for text in self._latest(scope)), default=0)
         if common > cached + SEGMENT:

@@ -8,6 +8,8 @@ from triforce.errors import RequestError, argument
 
 MOST = (1 << 63) - 1
 """No file and no memory is larger."""
+LEAST_CACHE = 1 << 20
+"""Bytes of a disk cache, as a segment of a model takes about as many."""
 SHOWN = 40
 """Characters of a mistake that are shown."""
 
@@ -24,3 +26,14 @@ def size_of(text: str | int, what: str = "kv_memory") -> int:
         advice = "give a size such as 512MiB or 2GiB" + ", or auto" * (what == "kv_memory")
         raise RequestError(f"{argument(what)} {shown!r}: {advice}")
     return int(size)
+
+
+def cache_size_of(size: str | int) -> int:
+    """Return the bytes that a disk cache may have. Raises RequestError for what is no size, or holds no text."""
+    limit = size_of(size, "disk_cache_size")
+    if limit < LEAST_CACHE:
+        raise RequestError(
+            f"{argument('disk_cache_size', size)} holds no text; give 64MiB or more, or leave out "
+            f"{argument('disk_cache')}"
+        )
+    return limit

@@ -127,7 +127,7 @@ def _resolved(root: JSONSchema, reference: Any) -> Any:
 def _lists_all(part: JSONSchema) -> bool:
     """Return whether the properties that a schema lists are all that its objects need."""
     listed = part.get("properties")
-    if not isinstance(listed, dict) or not listed or OTHER_PROPERTIES & part.keys():
+    if not isinstance(listed, dict) or OTHER_PROPERTIES & part.keys():
         return False
     required, least = part.get("required", []), part.get("minProperties", 0)
     enough = isinstance(least, int | float) and least <= len(listed)

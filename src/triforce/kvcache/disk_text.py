@@ -22,7 +22,7 @@ LEAST = 512
 MANY = 16
 """Segments of a prompt that are kept together while it is read; the rest once it is read or given up."""
 GRACE = 0.25
-"""Seconds of reading from disk that are not compared with anything: nobody would notice the difference."""
+"""Seconds of waiting for the disk that are not compared with anything: nobody would notice the difference."""
 
 Tokens = Sequence[int] | Ints
 
@@ -38,29 +38,32 @@ class DiskText:
         self._drafts: list[WaitingSegment] = []
         self.cost = 0.0
         """Seconds that the prefill of its prompt took for a token."""
+        self.given_up = False
+        """Whether reading ended before what is kept did, as a prefill is faster."""
 
     def restore(self, full: FullView, b: int, prompt: Tokens) -> Iterator[int]:
         """Let row b of an exact view see more of a prompt, as far as segments of it are found. Yields how much.
 
-        Its last tokens are left to be fed, as a selection goes by them. It ends early where reading takes longer than a
-        prefill did when the segments were made.
+        Its last tokens are left to be fed, as a selection goes by them. It ends early where the disk is waited for
+        longer than a prefill took when the segments were made. Copies do not count: a prefill writes that memory, too.
         """
         disk, most, index = self._disk, max(len(prompt) - 1 - TAIL, 0), int(full.lengths_B[b]) // SEGMENT
-        names, spent, worth = self._named(prompt[: most // disk.whole * disk.whole]), 0.0, GRACE
+        names, waited, worth = self._named(prompt[: most // disk.whole * disk.whole]), 0.0, GRACE
         names = names[: self._windows.reach(names)]
         entries = disk.store.read_ahead(names[index:])
-        while spent <= worth:
+        while not self.given_up:
             began = perf_counter()
             entry, stop = next(entries, None), (index + 1) * SEGMENT
+            waited += perf_counter() - began
             if entry is None or not _copy(entry, SEGMENT, full, b, (index * SEGMENT, stop)):
                 break
             if stop % disk.whole == 0 and not disk.pool.windows:
                 full.lengths_B[b] = stop
             self._touch(index, names[index])
-            index, spent = index + 1, spent + perf_counter() - began
-            worth += SEGMENT * seconds_of(entry)
+            index, worth = index + 1, worth + SEGMENT * seconds_of(entry)
+            self.given_up = waited > worth
             yield int(full.lengths_B[b])
-        more = spent <= worth and disk.whole == SEGMENT and self._restore_rest(full, b, prompt[:most], index)
+        more = not self.given_up and disk.whole == SEGMENT and self._restore_rest(full, b, prompt[:most], index)
         whole = index * SEGMENT // disk.whole * disk.whole
         if more or self._windows.restore(full, b, names, whole):
             yield int(full.lengths_B[b])

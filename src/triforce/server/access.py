@@ -14,22 +14,29 @@ from triforce.user_files import read_file
 KEYS_VARIABLE = "TRIFORCE_API_KEYS"
 KEY_FILE = "give a text file with one key a line"
 _SHORTEST_KEY = 16
+_HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?)*\.?")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
 
 
 def read_keys(file: str | None) -> list[str]:
-    """Return keys from a file, one a line, and from the environment, with commas between. Raises RequestError."""
+    """Return keys from a file, one a line, and from the environment, with commas between. Raises RequestError.
+
+    Lines that begin with # are comments.
+    """
     try:
         lines = decode(read_file(file, KEY_FILE)).splitlines() if file else []
     except NotTextError as error:
         raise RequestError(f"{file} {error}") from error
-    keys = [key.strip() for key in [*lines, *os.environ.get(KEYS_VARIABLE, "").split(",")] if key.strip()]
-    if file and not keys:
+    found = [(f"line {n} of {file}", line.strip()) for n, line in enumerate(lines, 1) if line.strip()[:1] != "#"]
+    if file and not any(key for _, key in found):
         raise RequestError(f"the key file {file} has no key in it; write one a line")
-    if any(len(key) < _SHORTEST_KEY or not key.isascii() for key in keys):
-        raise RequestError(f"a key is shorter than {_SHORTEST_KEY} characters or not ASCII; "
-                           "make one with: python -c 'import secrets; print(secrets.token_urlsafe())'")  # fmt: skip
-    return keys
+    listed = os.environ.get(KEYS_VARIABLE, "").split(",")
+    found += [(f"key {n} of {KEYS_VARIABLE}", key.strip()) for n, key in enumerate(listed, 1)]
+    for place, key in found:
+        if key and (len(key) < _SHORTEST_KEY or not key.isascii()):
+            raise RequestError(f"{place} is no key, as it is shorter than {_SHORTEST_KEY} characters or not ASCII; "
+                               "make one with: python -c 'import secrets; print(secrets.token_urlsafe())'")  # fmt: skip
+    return [key for _, key in found if key]
 
 
 def require_key_beyond_loopback(host: str, keys: Sequence[str]) -> None:
@@ -40,6 +47,16 @@ def require_key_beyond_loopback(host: str, keys: Sequence[str]) -> None:
             f"{host} is open to other machines, so a key is needed: set {KEYS_VARIABLE} or give --api-key-file, "
             "or leave out --host to serve this machine only"
         )
+
+
+def require_hosts(names: Iterable[str]) -> None:
+    """Raise RequestError unless each is a name that a Host header may have."""
+    for name in names:
+        if not _HOST.fullmatch(name) and not is_address(name):
+            raise RequestError(
+                f"{name!r} is no name of a host; give --allowed-host one without scheme, port and *, such as "
+                "gpu.example.org, once for each"
+            )
 
 
 def require_origins(origins: Iterable[str]) -> None:

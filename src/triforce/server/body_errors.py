@@ -16,17 +16,33 @@ def place_of(error: dict[str, Any]) -> list[str]:
     return [str(part) for part in error["loc"][1:]]
 
 
-def field_of(body: Any, place: list[str]) -> str:
-    """Return a place in words of the body: without the types that were tried, and tags of what was chosen by one."""
-    parts = []
+def field_of(body: Any, error: dict[str, Any]) -> str:
+    """Return the place of an error in words of the body: without types that were tried, and tags of what was chosen."""
+    parts, tags, place = list[str](), set[int](), place_of(error)
     for n, part in enumerate(place, 1):
-        inside = body.get(part) if isinstance(body, dict) else None
-        if isinstance(body, list) and part.isdecimal() and int(part) < len(body):
-            inside = body[int(part)]
-        if inside is not None or (n == len(place) and "[" not in part and part != "str"):
+        if len(parts) not in tags and _chosen_by_type(parts):
+            tags.add(len(parts))
+        elif isinstance(body, dict) and part in body:
             parts.append(part)
-            body = inside
+            body = body[part]
+        elif isinstance(body, list) and part.isdecimal() and int(part) < len(body):
+            parts.append(part)
+            body = body[int(part)]
+        elif n == len(place) and error["type"] == "missing":
+            parts.append(part)
     return ".".join(parts)
+
+
+def is_null(body: Any, field: str) -> bool:
+    """Return whether a body has null at this place."""
+    for part in field.split("."):
+        body = body[int(part)] if isinstance(body, list) else body.get(part, "")
+    return body is None
+
+
+def _chosen_by_type(parts: list[str]) -> bool:
+    """Return whether what is here is one of several objects, so that the place goes on with its type."""
+    return parts in (["response_format"], ["text", "format"]) or (parts[:1] == ["input"] and len(parts) == 2)
 
 
 def text_of(error: dict[str, Any]) -> str:

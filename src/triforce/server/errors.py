@@ -16,12 +16,12 @@ from starlette.exceptions import HTTPException
 
 from triforce.errors import ContextLengthError, RequestError, TriforceError, as_option
 from triforce.interface.sampling_params import SamplingParams
-from triforce.server.body_errors import field_of, place_of, reach_of, text_of
+from triforce.server.body_errors import field_of, is_null, place_of, reach_of, text_of
 from triforce.server.engine_client import QueueFull, ReplicaLost, ShuttingDown
 
 RETRY_SECONDS = 5
-SAID_OF_ONE = {"no_function", "unknown_field"}
-"""Kinds of errors in a body that say what to do, whatever else it might have been."""
+UNKNOWN = "unknown_field"
+"""The kind of errors in a body that say what to do, whatever else it might have been."""
 FIELDS = {field.name for field in fields(SamplingParams)} | {"messages", "mode", "prompt", "tools"}
 """Arguments in Python that are fields of requests. The others are options of the server."""
 TOO_LONG = "context_length_exceeded"  # OpenAI's code of a prompt that the context has no room for
@@ -153,14 +153,17 @@ def _invalid(error: RequestValidationError) -> ApiError:
     # What may be one of several things fails as each of them. What is said of one is told, too many is what was meant,
     # and so is what was understood farthest.
     meant = [e for e in errors if place_of(e)[:1] == place[:1]]
-    said = next((e for e in meant if e["type"] in SAID_OF_ONE), None)
-    if said and (field := said.get("ctx", {}).get("field")):
-        return wrong(field, said["msg"])
+    said = next((e for e in meant if e["type"] == UNKNOWN), None)
+    if said:
+        field = ".".join(filter(None, (field_of(error.body, said), said["ctx"]["field"])))
+        return wrong(field, f"{field}: {said['ctx']['advice']}")
     if not place:
         return ApiError(400, "the body must be a JSON object, sent with Content-Type: application/json")
-    meant = [said] if said else [e for e in meant if e["type"] == "too_long"] or meant
-    field = field_of(error.body, place_of(max(meant, key=reach_of)))
-    texts = dict.fromkeys(text_of(e) for e in meant if field_of(error.body, place_of(e)) == field)
+    meant = [e for e in meant if e["type"] == "too_long"] or meant
+    field = field_of(error.body, farthest := max(meant, key=reach_of))
+    if farthest["type"] != "missing" and is_null(error.body, field):
+        return wrong(field, f"{field}: it is required, and null says nothing; send a value")
+    texts = dict.fromkeys(text_of(e) for e in meant if field_of(error.body, e) == field)
     return wrong(field, f"{field}: {', or '.join(texts)}")
 
 

@@ -37,7 +37,7 @@ def parsed(body: bytes, limits: tuple[int, int] | None = None) -> tuple[str, Any
     try:
         return (limits and _excess(text, *limits)) or ("value", json.loads(text))
     except json.JSONDecodeError as error:
-        return "syntax", error.msg
+        return "syntax", f"{error.msg.removesuffix(' at')}, at line {error.lineno}, column {error.colno}"
     except (ValueError, RecursionError):
         return "unreadable", None
 

@@ -14,7 +14,7 @@ _LONGEST = 100
 
 
 class PreflightAdvice:
-    """Tells a browser that asks for a page of another origin which option of the server would let that page in."""
+    """Tells a browser that asks for a page of another origin what would let that page in."""
 
     def __init__(self, app: ASGIApp, origins: Collection[str]) -> None:
         self.app, self.origins = app, origins
@@ -26,5 +26,10 @@ class PreflightAdvice:
             if "access-control-request-method" in headers and not {"*", origin} & set(self.origins):
                 shown = ascii(origin[:_LONGEST])[1:-1]
                 text = f"pages of {shown} may not ask this server; start it with --cors-origin {shown} to let them"
+                if origin == "null":
+                    text = (
+                        "a page that was opened from a file has no origin (null) that could be let in; serve it, from "
+                        "http://localhost:3000, say, and start this server with that --cors-origin"
+                    )
                 return await ApiError(403, text).response()(scope, receive, send)
         await self.app(scope, receive, send)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
@@ -33,38 +33,42 @@ HARMLESS = {
 IGNORED = {"include", "prediction", "reasoning", "reasoning_effort", "store", "verbosity"}
 """Fields that clients always send, and whose wishes no model here can be told; the answer names them in `HEADER`."""
 HEADER = "X-Triforce-Ignored"
-NOTHING: tuple[object, ...] = (None, False, [], {})
+NOTHING: tuple[object, ...] = ([], {})
 
-_LATER = "is not supported yet; leave it out"
+NO_LOGPROBS = "log-probabilities are told in chats and texts only; leave it out"
+_CONTINUED = "texts are continued as they are; chats and responses take it"
 _TOOLS = "functions are called through tools and tool_choice of chats and responses; leave it out"
 UNSUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {
-    "add_generation_prompt": ((None, True), "a conversation always awaits its answer here; leave it out"),
-    "audio": ((None,), "this is a text model; leave it out"),
-    "background": ((None, False), "nothing is kept here; leave it out"),
-    "best_of": ((None, 1), "leave it out; n gives that many choices"),
-    "cache_prompt": ((None, True), "is called cache here; send cache: false"),
-    "conversation": ((None,), "nothing is kept here; send the whole conversation as input"),
-    "function_call": ((None, "none", "auto"), _TOOLS),
-    "functions": ((None, []), _TOOLS),
-    "max_completion_tokens": ((None,), "is called max_tokens here, and in responses max_output_tokens"),
-    "max_output_tokens": ((None,), "is called max_tokens here, and in chats max_completion_tokens"),
-    "max_tokens": ((None,), "is called max_output_tokens here"),
-    "max_tool_calls": ((None,), _TOOLS),
-    "modalities": ((None, ["text"]), "this is a text model; leave it out"),
-    "parallel_tool_calls": ((None, True, False), _TOOLS),
-    "previous_response_id": ((None,), "nothing is kept here; send the whole conversation as input"),
-    "prompt": ((None,), "prompts are not kept here; send their text"),
-    "response_format": ((None, {"type": "text"}), "is called text.format here"),
-    "skip_special_tokens": ((None, True), "marks of the model are never part of a text here; leave it out"),
-    "structured_outputs": ((None, {}), "is called response_format here, and in responses text.format"),
-    "suffix": ((None, ""), "nothing can be inserted before a suffix; leave it out"),
-    "text": ((None, {}, {"format": {"type": "text"}}), "is called response_format here"),
-    "thinking": ((None, {"type": "disabled"}), "texts are continued as they are; chats and responses take it"),
-    "tool_choice": ((None, "none", "auto"), _TOOLS),
-    "tools": ((None, []), _TOOLS),
-    "top_logprobs": ((None, 0), _LATER),
-    "truncation": ((None, "disabled"), "prompts are not cut here; shorten it yourself and leave this out"),
-    "web_search_options": ((None,), _TOOLS),
+    "add_generation_prompt": ((True,), "a conversation always awaits its answer here; leave it out"),
+    "audio": ((), "this is a text model; leave it out"),
+    "background": ((False,), "nothing is kept here; leave it out"),
+    "best_of": ((1,), "leave it out; n gives that many choices"),
+    "cache_prompt": ((True,), "is called cache here; send cache: false"),
+    "chat_template_kwargs": (({}, {"enable_thinking": False}), _CONTINUED),
+    "conversation": ((), "nothing is kept here; send the whole conversation as input"),
+    "function_call": (("none", "auto"), _TOOLS),
+    "functions": (([],), _TOOLS),
+    "max_completion_tokens": ((), "is called max_tokens here, and in responses max_output_tokens"),
+    "max_output_tokens": ((), "is called max_tokens here, and in chats max_completion_tokens"),
+    "max_tokens": ((), "is called max_output_tokens here"),
+    "max_tool_calls": ((), "functions are called by you, and you may stop when you like; leave it out"),
+    "min_tokens": ((0,), "leave it out; with ignore_eos: true a text goes on up to its limit"),
+    "modalities": ((["text"],), "this is a text model; leave it out"),
+    "parallel_tool_calls": ((True, False), _TOOLS),
+    "previous_response_id": ((), "nothing is kept here; send the whole conversation as input"),
+    "prompt": ((), "prompts are not kept here; send their text"),
+    "reasoning_format": (("none",), "what a model thinks is a part of its text here; leave it out"),
+    "response_format": (({"type": "text"},), "is called text.format here"),
+    "skip_special_tokens": ((True,), "marks of the model are never part of a text here; leave it out"),
+    "structured_outputs": (({},), "is called response_format here, and in responses text.format"),
+    "suffix": (("",), "nothing can be inserted before a suffix; leave it out"),
+    "text": (({}, {"format": {"type": "text"}}), "is called response_format here"),
+    "thinking": (({"type": "disabled"},), _CONTINUED),
+    "tool_choice": (("none", "auto"), _TOOLS),
+    "tools": (([],), _TOOLS),
+    "top_logprobs": ((0,), NO_LOGPROBS),
+    "truncation": (("disabled",), "prompts are not cut here; shorten it yourself and leave this out"),
+    "web_search_options": ((), "nothing is searched here; leave it out"),
 }
 """Fields of OpenAI's and of other servers that are served with these values only, and what to do instead of others."""
 
@@ -81,34 +85,61 @@ CALLED: dict[str, str] = {
 
 
 class Body(BaseModel):
-    """A JSON object whose every field means something."""
+    """A JSON object whose every field means something. A null says nothing, whatever its field."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
     called: ClassVar[Mapping[str, str]] = {}
     """Advice on fields that belong elsewhere or have another name here, in a body of this kind."""
+    replayed: ClassVar[Collection[str]] = ()
+    """Fields that clients add to what they were answered, and send with it. They are left out, and named."""
+    is_request: ClassVar[bool] = False
+    """Whether it is a whole body, which other servers' fields may stand in."""
 
     _ignored: list[str] = PrivateAttr(default_factory=list)
 
     @property
+    def ignored(self) -> list[str]:
+        """Names of the fields that were left out, here and within."""
+        within = [f"{name}.{field}" for name, part in self._parts() for field in part.ignored]
+        return sorted({*self._ignored, *within})
+
+    @property
     def headers(self) -> dict[str, str]:
         """Response headers that name the ignored fields."""
-        return {HEADER: ", ".join(self._ignored)} if self._ignored else {}
+        return {HEADER: ", ".join(names)} if (names := self.ignored) else {}
+
+    def _parts(self) -> Iterator[tuple[str, Body]]:
+        for name, value in self:
+            for part in value if isinstance(value, list) else (value,):
+                if isinstance(part, Body):
+                    yield name, part
 
     @model_validator(mode="wrap")
     @classmethod
     def _refuse_what_would_change_the_answer(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         if not isinstance(data, dict):
             return handler(data)
-        known = {field.alias or name for name, field in cls.model_fields.items()}
-        for name in data.keys() - known - HARMLESS - IGNORED:
-            neutral, advice = UNSUPPORTED.get(name, ((), ""))
+        required = {field.alias or name: field.is_required() for name, field in cls.model_fields.items()}
+        others = {name for name in data.keys() - required.keys() if data[name] is not None}
+        named = {*cls.replayed, *(IGNORED if cls.is_request else ())}
+        for name in sorted(others - named - (HARMLESS if cls.is_request else set())):
+            neutral, advice = UNSUPPORTED.get(name, ((), "")) if cls.is_request else ((), "")
             if data[name] not in neutral:
-                advice = cls.called.get(name) or advice or CALLED.get(name) or _unknown(name, known)
-                shown = {"field": ascii(name[:60])[1:-1], "advice": advice}
-                raise PydanticCustomError("unknown_field", "{field}: {advice}", shown)
-        body = handler({name: value for name, value in data.items() if name in known})
-        body._ignored = sorted(name for name in IGNORED & data.keys() - known if data[name] not in NOTHING)
+                advice = cls.called.get(name) or advice or (cls.is_request and CALLED.get(name)) or ""
+                raise unknown_field(name, advice or _unknown(name, required))
+        said = {name: data[name] for name in data.keys() & required if data[name] is not None or required[name]}
+        body = handler(said)
+        body._ignored = [
+            *body._ignored,
+            *(name for name in others & named if data[name] is not False and data[name] not in NOTHING),
+        ]
         return body
+
+
+def unknown_field(name: str, advice: str) -> PydanticCustomError:
+    """Return the refusal of a field of the body, or of the part of it, that is validated."""
+    shown = {"field": ascii(name[:60])[1:-1], "advice": advice}
+    return PydanticCustomError("unknown_field", "{field}: {advice}", shown)
 
 
 class CacheFields(Body):

@@ -9,8 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from triforce.checkpoint.tokenizer import Tokenizer
-from triforce.engine.inputs import Prompt, known, one_or_many
-from triforce.errors import argument
+from triforce.engine.inputs import Prompt, one_or_many
 from triforce.interface.grammar import Grammar
 from triforce.interface.sampling_params import SamplingParams, chat_defaults, drawn_seed
 from triforce.sampling.logits import check_bias
@@ -19,9 +18,17 @@ from triforce.server.errors import TOO_LONG, about, wrong
 from triforce.server.grammar_pool import GrammarPool
 from triforce.server.limits import ANSWER_TOKENS, APART, COMPLETION_TOKENS, Limits
 from triforce.server.message_bodies import Message, characters, plain, turns
-from triforce.server.request_checks import biases, check_echo, check_fields, checked_params
+from triforce.server.request_checks import (
+    biases,
+    check_echo,
+    check_fields,
+    check_limit,
+    checked_params,
+    held_to_room,
+    mode_of,
+)
 from triforce.server.response_formats import FlatResponseFormat, ResponseFormat, grammar_of
-from triforce.server.sampling_fields import SamplingFields, Thinking
+from triforce.server.sampling_fields import SamplingFields
 from triforce.server.schemas import ChatBody, CompletionBody, CompletionFields, ResponsesBody
 from triforce.server.shared_slots import SharedSlots
 from triforce.server.tools import ToolChoice
@@ -80,7 +87,7 @@ class RequestParser:
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         grammar = await _grammar(body, body.response_format, tools)
         params = self._params(body, grammar, max_tokens=max_tokens, logprobs=logprobs)
-        ids = await self.conversation(body.messages, key, tools, body.thinking)
+        ids = await self.conversation(body.messages, key, tools, body.thinks)
         return await self._requests([ids], params, body, key)
 
     async def response(self, body: ResponsesBody, key: str) -> list[GenerationRequest]:
@@ -89,7 +96,7 @@ class RequestParser:
         grammar = await _grammar(body, body.text.format if body.text else None, tools)
         params = self._params(body, grammar, max_tokens=body.max_output_tokens)
         said = turns(body.instructions, body.input)
-        ids = await self.conversation(said, key, tools, body.thinking, "input")
+        ids = await self.conversation(said, key, tools, body.thinks, "input")
         return await self._requests([ids], params, body, key)
 
     def tools(self, body: ChatBody | ResponsesBody) -> ToolChoice | None:
@@ -113,20 +120,20 @@ class RequestParser:
         messages: Sequence[Message],
         key: str,
         tools: ToolChoice | None = None,
-        thinking: Thinking | None = None,
+        thinking: tuple[str, bool | None] = ("thinking", None),
         field: str = "messages",
     ) -> list[int]:
         """Return token ids of a conversation in the model's chat template. Raises ApiError.
 
-        field: of the request, which it stands in.
+        thinking: the field that says whether the model thinks, and what it says. field: of the conversation.
         """
         if not self.tokenizer.chats:
             raise wrong(field, "this model has no chat template; send a text to /v1/completions instead")
         length = sum(map(characters, messages))
         self._bound(length, field)
-        thinks = None if thinking is None else thinking.type == "enabled"
+        named, thinks = thinking
         if thinks and "enable_thinking" not in self.tokenizer.template:
-            raise wrong("thinking", "this model's chat template has no thinking to turn on; leave it out")
+            raise wrong(named, "this model's chat template has no thinking to turn on; leave it out")
 
         def laid_out() -> list[int]:
             said = [plain(message) for message in messages]
@@ -159,13 +166,9 @@ class RequestParser:
     def _request(self, ids: list[int], params: SamplingParams, body: SamplingFields) -> GenerationRequest:
         with about("logit_bias"):
             check_bias([params], self.llm.target.config.vocab_size)
-        rows, room = min(params.n, self.limits.rows), min(params.max_tokens, self.context - len(ids))
-        most = self.limits.room(self.context)
-        if rows * (len(ids) + room) > most:
-            raise wrong("n", f"{rows} texts of {len(ids)} + {room} tokens need room for more than the {most} tokens "
-                        "that this server has; lower n or max_tokens")  # fmt: skip
+        params = held_to_room(params, body, len(ids), self.context, self.limits)
         with about("mode"):
-            mode = None if body.mode is None else known(argument("mode"), body.mode, self.llm.modes)
+            mode = None if body.mode is None else mode_of(body.mode, self.llm.modes)
         progress = isinstance(body, CompletionFields) and bool(body.stream and body.return_progress)
         seeded = params if params.seed is not None else replace(params, seed=drawn_seed())  # the answer tells it
         return GenerationRequest(ids, seeded, mode, progress=progress)
@@ -176,6 +179,7 @@ class RequestParser:
         values: dict[str, Any] = {
             name: value for name in _PASSED_ON if (value := getattr(body, name, None)) is not None
         }
+        check_limit(body, max_tokens, self.context)
         values |= {"max_tokens": ANSWER_TOKENS if max_tokens is None else max_tokens} | more
         if isinstance(body, CompletionFields):
             check_fields(body, more.get("logprobs"), self.limits)

@@ -24,6 +24,15 @@ class JsonFormat(Body):
     type: Literal["json_object"]
 
 
+_NAMED = '{"type": "json_schema", "name": ..., "schema": {...}}'
+_NESTED = '{"type": "json_schema", "json_schema": {"name": ..., "schema": {...}}}'
+_WORDS = (
+    *("$defs", "$ref", "$schema", "additionalProperties", "allOf", "anyOf", "const", "definitions", "enum", "items"),
+    *("oneOf", "properties", "required", "title", "type"),
+)
+"""Words of JSON schemas, which stand beside the schema where it was not put into its place."""
+
+
 class JsonSchemaSpec(Body):
     """A JSON schema. It is always kept to, whatever `strict` says.
 
@@ -31,6 +40,7 @@ class JsonSchemaSpec(Body):
     takes any others, as the standard has it. Otherwise it takes those listed only.
     """
 
+    called: ClassVar[Mapping[str, str]] = dict.fromkeys(_WORDS, f"a JSON schema stands in schema here: {_NESTED}")
     name: str | None = None
     description: str | None = None
     strict: bool | None = None
@@ -41,6 +51,9 @@ class JsonSchemaSpec(Body):
 class SchemaFormat(Body):
     """JSON that a schema describes, as chats have it."""
 
+    called: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("description", "name", "schema", "strict", *_WORDS), f"it stands in json_schema here: {_NESTED}"
+    )
     type: Literal["json_schema"]
     json_schema: JsonSchemaSpec
 
@@ -48,6 +61,10 @@ class SchemaFormat(Body):
 class FlatSchemaFormat(JsonSchemaSpec):
     """The same as responses have it."""
 
+    called: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(_WORDS, f"a JSON schema stands in schema here: {_NAMED}"),
+        "json_schema": f"its fields stand beside type here: {_NAMED}",
+    }
     type: Literal["json_schema"]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -13,12 +13,15 @@ from triforce.server.request_base import Body, CacheFields, StopIds
 class ModelField(Body):
     """A request to a model: the one that is served, if named at all."""
 
+    is_request: ClassVar[bool] = True
     model: str | None = None
 
 
 class SamplingFields(CacheFields, ModelField):
     """Sampling parameters. Fields after `stream` are extensions of triforce's."""
 
+    prompt_field: ClassVar[str] = "prompt"
+    """The field that holds the prompt."""
     temperature: float | None = None
     top_p: float | None = None
     seed: int | None = None
@@ -58,7 +61,22 @@ class Thinking(Body):
     type: Literal["enabled", "disabled"]
 
 
+class TemplateKeywords(Body):
+    """Keywords of a chat template, as other servers take them: `enable_thinking`, which is `thinking` here."""
+
+    enable_thinking: bool | None = None
+
+
 class ThinkingField(Body):
     """A request whose turns a chat template lays out."""
 
     thinking: Thinking | None = None
+    chat_template_kwargs: TemplateKeywords | None = None
+
+    @property
+    def thinks(self) -> tuple[str, bool | None]:
+        """Return the field that says whether the model thinks, and what it says."""
+        if self.thinking is not None:
+            return "thinking", self.thinking.type == "enabled"
+        told = self.chat_template_kwargs
+        return "chat_template_kwargs", told.enable_thinking if told else None

@@ -6,24 +6,29 @@ Numbers are only typed here: `triforce.interface.sampling_params.SamplingParams`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, ModelWrapValidatorHandler, model_validator
 
 from triforce.server.limits import ANSWER_TOKENS, COMPLETION_TOKENS
 from triforce.server.message_bodies import InputItems, Item, Messages
-from triforce.server.request_base import Batches, Biases, Body, Ids, Stops, Texts
+from triforce.server.request_base import NO_LOGPROBS, Batches, Biases, Body, Ids, Stops, Texts, unknown_field
 from triforce.server.response_formats import FlatResponseFormat, ResponseFormat
 from triforce.server.sampling_fields import ModelField, SamplingFields, StreamOptions, ThinkingField
 from triforce.server.tools import MOST_TOOLS, FlatTool, OneFlatTool, OneTool, Tool, ToolChoice, ToolFields, choose_tools
 
 CUT = "A text ends with the context, whatever is asked for: finish_reason length"
 """Of the field that bounds an answer."""
+LOGPROBS = "message.output_text.logprobs"
+"""What `include` of responses calls log-probabilities."""
 
 
 class TextOptions(Body):
     """`text` of responses."""
 
+    called: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("grammar", "json_schema", "name", "regex", "schema", "strict", "type"), "it stands in format here"
+    )
     format: FlatResponseFormat | None = None
 
 
@@ -67,6 +72,7 @@ class ChatBody(ToolFields, ThinkingField, CompletionFields):
     """POST /v1/chat/completions."""
 
     called: ClassVar[Mapping[str, str]] = dict.fromkeys(("input", "prompt"), "send messages here")
+    prompt_field: ClassVar[str] = "messages"
     messages: Messages
     max_completion_tokens: int | None = Field(None, description="Newer name of max_tokens; it wins where both are sent")
     logprobs: bool | None = Field(None, description="Whether log-probabilities of new tokens are told")
@@ -93,6 +99,7 @@ class ResponsesBody(ToolFields, ThinkingField, SamplingFields):
     """POST /v1/responses, without anything kept between requests."""
 
     called: ClassVar[Mapping[str, str]] = {"messages": "is called input here"}
+    prompt_field: ClassVar[str] = "input"
     input: str | InputItems
     instructions: str | None = None
     text: TextOptions | None = None
@@ -101,6 +108,14 @@ class ResponsesBody(ToolFields, ThinkingField, SamplingFields):
     tools: Annotated[list[FlatTool], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | OneFlatTool | None = None
     parallel_tool_calls: bool | None = None
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _refuse_log_probabilities(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        included = data.get("include") if isinstance(data, dict) else None
+        if isinstance(included, list) and LOGPROBS in included:
+            raise unknown_field("include", f"{LOGPROBS}: {NO_LOGPROBS}")
+        return handler(data)
 
     @property
     def sent_as(self) -> Mapping[str, str]:
@@ -130,4 +145,5 @@ class TokenizeBody(ThinkingField, ModelField):
 class DetokenizeBody(ModelField):
     """POST /detokenize."""
 
+    called: ClassVar[Mapping[str, str]] = dict.fromkeys(("ids", "prompt", "token_ids"), "is called tokens here")
     tokens: Ids

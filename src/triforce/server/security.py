@@ -15,7 +15,9 @@ from triforce.server.access import is_address
 from triforce.server.errors import ApiError
 from triforce.server.limits import Limits
 
-OPEN = ("/health", "/ping", "/")
+LIVENESS = ("/health", "/ping")
+"""Paths that say whether there is a server: to balancers that send no Host header, too, as every browser does."""
+OPEN = (*LIVENESS, "/")
 """Paths that need no key: two say whether there is a server, the third is a page that says no more."""
 OPEN_BYTES = 1024
 """Largest body on an open path, as little should be kept in memory for clients without a key."""
@@ -33,10 +35,14 @@ class HostCheck:
         self.app, self.names = app, {"localhost", *(name.lower().rstrip(".") for name in names)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not self._known(Headers(scope=scope).getlist("host")):
-            refusal = ApiError(400, "the Host header names another server; start this one with --allowed-host NAME")
-            return await refusal.response()(scope, receive, send)
-        await self.app(scope, receive, send)
+        hosts = Headers(scope=scope).getlist("host") if scope["type"] == "http" else []
+        if scope["type"] != "http" or self._known(hosts) or (not hosts and scope["path"] in LIVENESS):
+            return await self.app(scope, receive, send)
+        text = "the Host header names another server; start this one with --allowed-host NAME"
+        if len(hosts) != 1:
+            counted = f"{len(hosts)} Host headers" if hosts else "no Host header"
+            text = f"the request has {counted}; send one, which names this server"
+        await ApiError(400, text).response()(scope, receive, send)
 
     def _known(self, hosts: list[str]) -> bool:
         if len(hosts) != 1:

@@ -18,7 +18,7 @@ async def tokenize(parser: RequestParser, body: TokenizeBody, key: str) -> Respo
         raise wrong("prompt", "send prompt or messages, one of them")
     field = "prompt" if body.messages is None else "messages"
     if body.messages is not None:
-        ids = await parser.conversation(body.messages, key, thinking=body.thinking)
+        ids = await parser.conversation(body.messages, key, thinking=body.thinks)
     else:
         ids = await parser.tokens(body.prompt or "", body.add_special_tokens is not False, key)
     if len(ids) > MOST_VALUES:

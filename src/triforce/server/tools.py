@@ -5,22 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, ModelWrapValidatorHandler, model_validator
 from pydantic_core import PydanticCustomError
 
 from triforce.interface.grammar import Grammar
 from triforce.server.errors import wrong
-from triforce.server.request_base import Body
+from triforce.server.request_base import Body, unknown_field
 from triforce.server.tool_call_parser import CallFormat, ToolCallParser, call_format
 
 MOST_TOOLS = 128
 MOST_LEVELS, MOST_PARTS_OF_SCHEMA = 128, 10_000
 """Nesting of schemas: grammars take it, and it can be written back as JSON without fear. Values in one."""
-MOST_ARGUMENTS = 2**18
-"""Characters of the arguments of a call."""
 _KIND = re.compile(r"[a-z][a-z0-9_]{0,63}")
+_INSIDE = 'it stands in function here: {"type": "function", "function": {"name": ..., "parameters": {...}}}'
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 
@@ -43,6 +42,9 @@ def _parts(whole: dict[str, Any] | list[Any]) -> Iterable[Any]:
 class Function(Body):
     """`parameters` is a JSON schema; it is always kept to, whatever `strict` says."""
 
+    called: ClassVar[Mapping[str, str]] = {
+        "function": 'its fields stand beside type here: {"type": "function", "name": ..., "parameters": {...}}'
+    }
     name: Name
     description: str | None = None
     parameters: Annotated[dict[str, Any], AfterValidator(_shallow)] | None = None
@@ -50,6 +52,7 @@ class Function(Body):
 
 
 class Tool(Body):
+    called: ClassVar[Mapping[str, str]] = dict.fromkeys(("description", "name", "parameters", "strict"), _INSIDE)
     type: Literal["function"]
     function: Function
 
@@ -61,12 +64,18 @@ class FlatTool(Function):
 
 
 class FunctionName(Body):
+    called: ClassVar[Mapping[str, str]] = {
+        "function": 'its name stands beside type here: {"type": "function", "name": ...}'
+    }
     name: str
 
 
 class OneTool(Body):
     """The one to call."""
 
+    called: ClassVar[Mapping[str, str]] = {
+        "name": 'it stands in function here: {"type": "function", "function": {"name": ...}}'
+    }
     type: Literal["function"]
     function: FunctionName
 
@@ -87,15 +96,14 @@ class ToolFields(Body):
         if not isinstance(tools, list) or len(tools) > MOST_TOOLS:
             return handler(data)
         if asked := _other_kind(data.get("tool_choice")):
-            raise _no_function("tool_choice", f"{asked} is no function, and only functions are called here")
+            raise unknown_field("tool_choice", f"{asked} is no function, and only functions are called here")
         skipped = {kind for tool in tools if (kind := _other_kind(tool))}
         kept = [tool for tool in tools if not _other_kind(tool)]
         if skipped and not kept:
-            raise _no_function(
-                "tools", "none of them is a function, and only functions are called here; leave them out"
-            )
+            none = "none of them is a function, and only functions are called here; leave them out"
+            raise unknown_field("tools", none)
         body = handler(data | {"tools": kept} if skipped else data)
-        body._ignored = sorted([*body._ignored, *(f"tools.{kind}" for kind in skipped)])
+        body._ignored = [*body._ignored, *(f"tools.{kind}" for kind in skipped)]
         return body
 
 
@@ -103,23 +111,6 @@ def _other_kind(tool: Any) -> str | None:
     """Return the type of a tool that is no function, if it has one that can stand in a header."""
     kind = tool.get("type") if isinstance(tool, dict) else None
     return kind if isinstance(kind, str) and kind != "function" and _KIND.fullmatch(kind) else None
-
-
-def _no_function(field: str, text: str) -> PydanticCustomError:
-    return PydanticCustomError("no_function", "{field}: {text}", {"field": field, "text": text})
-
-
-class CalledFunction(Body):
-    name: Name
-    arguments: str = Field(description="A JSON object", max_length=MOST_ARGUMENTS)
-
-
-class ToolCall(Body):
-    """A call that was made earlier."""
-
-    id: str
-    type: Literal["function"] = "function"
-    function: CalledFunction
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ JSON_OPTIONS = {"whitespace_pattern": r" |\n {0,20}", "lenient": False}
 """JSON may be indented, but no text is lost in white space; a keyword that is not understood is refused."""
 
 LARGEST = 2**63 - 1
+ONE_OF = "oneOf is kept to only where its alternatives cannot overlap, by their types; write anyOf"
 
 
 class Vocabulary:
@@ -42,8 +43,15 @@ def compiled(tokenizer: Any, kind: str, source: str) -> Any:
     written = LLMatcher.grammar_from_lark(PURE + _as_lark(kind, source))
     matcher = LLMatcher(tokenizer, written, log_level=0, limits=limits)
     if matcher.is_error():
-        raise ValueError(re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", matcher.get_error()))
+        raise ValueError(_in_words(matcher.get_error()))
     return matcher
+
+
+def _in_words(error: str) -> str:
+    """Return an error of llguidance in terms of what was sent: its lines are counted without that of `PURE`."""
+    error = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", error)
+    error = re.sub(r"^(\d+)\((\d+)\): ", lambda place: f"line {int(place[1]) - 1}, column {place[2]}: ", error)
+    return re.sub(r"^oneOf constraints are not supported\.[^\n]*", ONE_OF, error)
 
 
 def schema_grammar(schema: Any) -> str:

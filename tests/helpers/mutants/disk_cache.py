@@ -17,7 +17,7 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
         "scopes", f"{PREFIXES}._latest_name", ("self.root(scope)", 'self.root("")'),
     ),
     "names without kernels": ("kernels", f"{PREFIXES}.root", ("self._profile.kernels, ", "")),
-    "reading that never ends": ("slowness", f"{TEXT}.restore", ("while spent <= worth:", "while True:")),
+    "reading that never ends": ("slowness", f"{TEXT}.restore", ("while not self.given_up:", "while True:")),
     "entries are written under their names": (
         "kills", f"{STORE}.write", ('f"{name}.{secrets.token_hex(8)}{PARTIAL}"', "name"),
     ),
