@@ -134,7 +134,6 @@ def model_config(hf: HFConfig, *, vocab_size: int, context: int | None, device: 
         most = argument("context", hf.positions)
         raise ModelError(
             f"{argument('context', context)} cannot be had: this model has {hf.positions} positions; use {most} or less"
-            f"{', and 1 at least' if isinstance(context, Integral) else ''}"
         )
     context = int(context)
     if (hf.sliding_window or context) >= context:
