@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from argparse import Namespace
 from collections.abc import Callable
@@ -125,10 +126,10 @@ def _output(options: Namespace) -> Path | None:
             raise RequestError("--again is of a file of answers, and these go to stdout; leave it out, or name a file")
         require_stdout()
         return None
+    require_writable(named, "-o")
     output = Path(named)
-    if output.exists() and source.exists() and output.samefile(source):
+    if output.exists() and os.path.exists(source) and output.samefile(source):
         raise RequestError(f"{output} is the input; name another file with -o")
-    require_writable(named)
     return output
 
 

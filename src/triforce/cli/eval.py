@@ -30,7 +30,7 @@ def run(options: Namespace) -> int:
 
     only = MEASUREMENTS if options.only is None else options.only.split(",")
     names = [known("measurement", name.strip(), MEASUREMENTS) for name in only]
-    require_writable(options.json)
+    require_writable(options.json, "--json")
     texts = _texts(options)
     subject = _subject(options, texts)
     whole, loaded = subject.plan, perf_counter()

@@ -80,7 +80,7 @@ def _checked(options: Namespace) -> tuple[dict[str, Any], str | None, str]:
     given, asked = sampling(options), asked_of(options)
     if options.chat and asked.model is None:
         raise RequestError(f"{CANNOT_CHAT}; leave out --chat, or {CHATS}")
-    require_writable(options.save_cache)
+    require_writable(options.save_cache, "--save-cache")
     asked.tell(options)
     return given, asked.model, asked.prompt
 

@@ -18,6 +18,7 @@ from triforce.disk_cache.manifest import text_of
 from triforce.errors import RequestError, escaped
 from triforce.text_encoding import NotTextError, decode, kind, marked
 from triforce.user_files import open_file, read_all, read_file, read_line, unreadable
+from triforce.whole_file import why_unwritable
 
 REQUESTS = "give a JSONL file of requests"
 
@@ -129,11 +130,24 @@ def decode_text(data: bytes, source: str) -> str:
         raise RequestError(f"{source} {error}") from error
 
 
-def require_writable(file: str | None) -> None:
-    """Raise RequestError if figures cannot be written to `file`: before the minutes of measuring, not after them."""
-    path = Path(file).absolute() if file else None
-    if path and (path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK)):
-        raise RequestError(f"{file} cannot be written; name a file in a folder that exists")
+def require_writable(file: str | None, option: str) -> None:
+    """Raise RequestError if a file that an option names cannot be written: before minutes of work, not after them."""
+    if not file:
+        return
+    path, why, advice = Path(file), "", "name another file"
+    try:
+        if os.path.isdir(path):
+            why, advice = "it is a folder", f"name a file, such as {path / 'output'},"
+        elif path.exists():
+            why = why_unwritable(path)
+        elif not path.parent.is_dir():
+            why, advice = f"there is no folder {path.parent}", "name a file in a folder that exists"
+        else:
+            why, advice = why_unwritable(path.parent), "name a file in a folder of yours"
+    except OSError as error:  # of a folder on the way
+        why = str(error.strerror)
+    if why:
+        raise RequestError(f"{file} cannot be written ({why}); {advice} with {option}")
 
 
 def write_text(file: str, text: str) -> None:

@@ -104,7 +104,9 @@ def _made(folder: Path) -> Iterator[None]:
 
 
 def _unwritable(folder: Path, error: OSError) -> RequestError:
-    return RequestError(f"{folder} cannot be written ({error.strerror}); name another folder, in one that exists")
+    return RequestError(
+        f"{folder} cannot be written ({error.strerror}); name another folder with --output, in one of yours that exists"
+    )
 
 
 def _trainer(options: Namespace, texts: dict[str, str], folder: Path) -> Trainer:
