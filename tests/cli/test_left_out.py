@@ -78,9 +78,7 @@ def test_folder_that_cannot_be_reached_is_said_to_be_denied(folder: Path, monkey
         stamps(folder)
 
 
-def test_each_reason_stands_behind_its_names_and_the_rest_is_counted(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reasons_stand_behind_names_and_others_are_counted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents, "MOST_BYTES", 1 << 20)
     for n in range(5):
         (folder / f"{n}.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\xff")
@@ -104,7 +102,7 @@ def test_folders_that_git_cannot_read_are_told(folder: Path, monkeypatch: pytest
     assert told(folder) == "sub (Permission denied)"
 
 
-def test_what_is_gone_is_not_said_to_be_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vanished_file_is_not_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents, "_names", lambda *_: iter(["a.txt", "gone.txt"]))
     assert told(folder) == ""
 

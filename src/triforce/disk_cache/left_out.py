@@ -1,4 +1,4 @@
-"""What a folder that is read as text holds and is not read, and why: for whoever named the folder."""
+"""LeftOut: what a folder that is read as text holds and is not read, and why, for whoever named the folder."""
 
 from __future__ import annotations
 

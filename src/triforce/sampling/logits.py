@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triforce.errors import ModelError, RequestError
+from triforce.errors import ModelError, RequestError, argument
 from triforce.interface.sampling_params import SamplingParams
 from triforce.ragged import Bools, Ints
 
@@ -187,7 +187,9 @@ def check_bias(params: _Params, vocab_size: int) -> None:
     """Raise RequestError if a bias names a token outside the vocabulary."""
     for p in params:
         if unknown := [token for token in p.logit_bias or {} if token >= vocab_size]:
-            raise RequestError(f"logit_bias names token {unknown[0]}, but the vocabulary ends at {vocab_size - 1}")
+            raise RequestError(
+                f"{argument('logit_bias')} names token {unknown[0]}, but the vocabulary ends at {vocab_size - 1}"
+            )
 
 
 def _min_p(scores_RJV: Tensor, share_R11: Tensor) -> Tensor:
