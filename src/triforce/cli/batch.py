@@ -140,9 +140,12 @@ def _told(options: Namespace, tally: Tally, output: Path | None) -> int:
         print(f"{counts}: {printable(output or 'on stdout')}", file=sys.stderr)
     if not tally.refused:
         return 0
-    print(
-        f"{escaped(tally.commonest())}\nWhat was refused is asked again when the command is run again.", file=sys.stderr
-    )
+    again = "What was refused is asked again when the command is run again."
+    if output is None:
+        again = (
+            "Nothing is kept of answers on stdout: the command asks all again, and with -o OUT what was refused alone."
+        )
+    print(f"{escaped(tally.commonest())}\n{again}", file=sys.stderr)
     return REFUSED
 
 
