@@ -81,7 +81,7 @@ BAD = {
     "[" * 50_000: "not JSON",
     "[5]": "custom_id",
     '{"custom_id": 5}': "custom_id",
-    "\udcff\udcfe": "begins as UTF-16",
+    "\udcff\udcfe": "not JSON",
     '{"custom_id": "caf\udce9"}': "iconv -f LATIN1 -t UTF-8",
     line("a", "/v1/embeddings", {}): "url one of",
     line("b", "/v1/completions", {}, "GET"): "method",
