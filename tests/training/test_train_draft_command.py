@@ -15,7 +15,7 @@ from tests.helpers.command_line import exit_code
 from tests.helpers.tiny_training import target_folder, text
 from triforce.checkpoint import feature_draft_writer
 from triforce.checkpoint.feature_draft_file import read_feature_draft
-from triforce.cli import main
+from triforce.cli import main, train_draft
 from triforce.engine.model_loader import load
 from triforce.training.trainer import Trainer
 from triforce.training.training_state import FILE
@@ -148,3 +148,10 @@ def test_command_stopped_before_updates_or_card_goes_on(
         assert main(command(target, texts, tmp_path)) == 130
     assert "goes on from there" in capsys.readouterr().err
     assert main(command(target, texts, tmp_path)) == 0 and "Acceptance of the draft" in capsys.readouterr().out
+
+
+def test_interrupt_within_pass_exits_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    codes = list[int]()
+    monkeypatch.setattr(os, "_exit", codes.append)
+    train_draft._leave()
+    assert codes == [130] and "before the first update" in capsys.readouterr().err

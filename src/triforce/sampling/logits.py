@@ -185,11 +185,9 @@ def _bias(params: _Params, vocab_size: int, device: _Device) -> tuple[Tensor, Te
 
 def check_bias(params: _Params, vocab_size: int) -> None:
     """Raise RequestError if a bias names a token outside the vocabulary."""
-    for p in params:
-        if unknown := [token for token in p.logit_bias or {} if token >= vocab_size]:
-            raise RequestError(
-                f"{argument('logit_bias')} names token {unknown[0]}, but the vocabulary ends at {vocab_size - 1}"
-            )
+    if unknown := [token for p in params for token in p.logit_bias or {} if token >= vocab_size]:
+        name, last = argument("logit_bias"), vocab_size - 1
+        raise RequestError(f"{name} names token {unknown[0]}, but the vocabulary ends at {last}")
 
 
 def _min_p(scores_RJV: Tensor, share_R11: Tensor) -> Tensor:
