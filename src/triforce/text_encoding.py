@@ -45,8 +45,17 @@ CONTROLS = frozenset(range(32)) - set(b"\t\n\v\f\r\x1b")
 """Bytes that no text in an 8-bit encoding has."""
 
 
+CONVERT = "convert it: "
+"""Before the command that converts a text, which ends a message."""
+
+
 class NotTextError(ValueError):
     """Bytes that are no text, or none in an encoding that is read. The message goes behind the name of the file."""
+
+    @property
+    def conversion(self) -> str:
+        """The command that converts the text; nothing where none is known to."""
+        return str(self).partition(CONVERT)[2]
 
 
 def decode(data: bytes) -> str:
@@ -78,7 +87,7 @@ def _told(data: bytes, mark: bytes, encoding: str, error: UnicodeDecodeError) ->
         return f"is not UTF-8 text ({place}): it ends within a character; end it behind a whole one"
     if CONTROLS & set(data[:LOOKED_AT]):
         return f"is not UTF-8 text ({place}) but holds binary data; give a text file"
-    return f"is not UTF-8 text ({place}); if it is in the usual encoding of Western Europe, convert it: {_advice(data)}"
+    return f"is not UTF-8 text ({place}); if it is in the usual encoding of Western Europe, {CONVERT}{_advice(data)}"
 
 
 def _advice(data: bytes) -> str:
@@ -103,5 +112,5 @@ def _unmarked(data: bytes) -> str:
     beginning = data[:LOOKED_AT]
     for encoding, high, low in (("UTF-16LE", 1, 0), ("UTF-16BE", 0, 1)):
         if not any(byte == 0 for byte in beginning[low::2]) and beginning[high::2].count(0) * 4 > len(beginning):
-            return f"is {encoding} without a byte order mark; convert it: iconv -f {encoding} -t UTF-8"
+            return f"is {encoding} without a byte order mark; {CONVERT}iconv -f {encoding} -t UTF-8"
     return ""

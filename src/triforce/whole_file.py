@@ -25,3 +25,13 @@ def whole_file(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):  # whatever went wrong, Ctrl-C included; after success there is none
             partial.unlink()
+
+
+def why_unwritable(path: Path) -> str:
+    """Return why nothing new can be made in a folder, or a file cannot be written; nothing where it can be."""
+    folder = path.is_dir()
+    if os.access(path, os.W_OK | (os.X_OK if folder else 0)):
+        return ""
+    if os.statvfs(path).f_flag & os.ST_RDONLY:
+        return "the file system is read-only"
+    return f"permission denied in the folder {path}" if folder else "permission denied"

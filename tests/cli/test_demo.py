@@ -119,11 +119,12 @@ def test_demo_mistake_is_refused_before_anything_is_fetched(
 
 
 @pytest.mark.usefixtures("model")
-@pytest.mark.parametrize("tokens", ["0", "1", "1000000000"])
+@pytest.mark.parametrize("tokens", ["0", "1", "131072", "1000000000"])
 def test_demo_prompt_length_is_refused_in_one_line(tokens: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--prompt-tokens", tokens]) == 2
     assert capsys.readouterr().err.splitlines() == [
-        f"triforce: error: --prompt-tokens {tokens}: the book has 833,664 tokens; give 2 to 833664"
+        f"triforce: error: --prompt-tokens {tokens}: the book has 833,664 tokens, and the context 131,072; "
+        "give 2 to 131071"
     ]
 
 

@@ -210,18 +210,6 @@ def test_generate_reports_seed_that_depends_on_clock(mode: str, coupling: str, t
 SCHEMA = '{"type": "object"}'
 
 
-@pytest.mark.parametrize("quiet", [[], ["--quiet"]])
-def test_cut_json_is_told(quiet: list[str], llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
-    """The answer of this engine ends for its length; a text without a grammar may end anywhere."""
-    assert main(["generate", "a prompt", *quiet, "--json-schema", SCHEMA, "--max-tokens", "5"]) == 0
-    out, err = capsys.readouterr()
-    assert out == "h\u00e9llo\n" and err.startswith("the JSON is cut at --max-tokens 5; give more\n")
-    assert main(["generate", "a prompt", *quiet, "--json-schema", SCHEMA, "--max-tokens", "6"]) == 0
-    assert "the JSON is cut, as the context is full" in capsys.readouterr().err
-    assert main(["generate", "a prompt", *quiet, "--max-tokens", "5"]) == 0
-    assert "cut" not in capsys.readouterr().err
-
-
 def test_json_schema_is_file_or_argument(
     llm: type[FakeLLM], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

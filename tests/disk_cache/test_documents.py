@@ -12,6 +12,7 @@ import pytest
 from triforce.disk_cache import documents, manifest
 from triforce.disk_cache.documents import files_of, joined, stamps
 from triforce.disk_cache.folder import CacheFolder
+from triforce.disk_cache.left_out import LeftOut
 from triforce.disk_cache.manifest import WatchedFolder
 from triforce.errors import RequestError
 
@@ -146,6 +147,6 @@ def test_links_on_the_way_to_a_file_are_not_followed(folder: Path, monkeypatch: 
     written(folder.parent, "elsewhere/secret.txt", "secret")
     (folder / "linked").symlink_to(folder.parent / "elsewhere")
     (folder / "link.txt").symlink_to(folder.parent / "elsewhere" / "secret.txt")
-    monkeypatch.setattr(documents, "_names", lambda _: iter(["a.txt", "linked/secret.txt", "link.txt"]))
+    monkeypatch.setattr(documents, "_names", lambda *_: iter(["a.txt", "linked/secret.txt", "link.txt"]))
     assert list(stamps(folder)) == ["a.txt"]
-    assert documents._read(folder, "link.txt") is None
+    assert documents._read(folder, "link.txt", LeftOut()) is None

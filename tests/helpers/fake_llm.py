@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 from triforce.interface.break_even_point import BreakEvenPoint
@@ -50,13 +51,24 @@ def answer(text: str, n: int = 1, **changes: Any) -> RequestOutput:
     return RequestOutput([1, 2], None, outputs, "triforce", "seeded", "bitwise", 1.0, 0.5)
 
 
+class NoGrammars:
+    """Grammars of which no text is all that they describe."""
+
+    def compile(self, grammar: object) -> NoGrammars:
+        return self
+
+    def accepts(self, ids: object) -> bool:
+        return False
+
+
 class FakeLLM:
     """Says "héllo", as two passes would."""
 
     made: dict[str, Any]
     called: dict[str, Any]
     fault: Exception | None = None
-    tokenizer = Characters()
+    tokenizer, grammars = Characters(), NoGrammars()
+    target = SimpleNamespace(config=SimpleNamespace(context=131_072))
 
     def __init__(self, model: str | None, **settings: Any) -> None:
         type(self).made = {"model": model} | settings

@@ -82,6 +82,7 @@ BAD = {
     "[5]": "custom_id",
     '{"custom_id": 5}': "custom_id",
     "\udcff\udcfe": "not JSON",
+    '{"custom_id": "caf\udce9"}': "iconv -f LATIN1 -t UTF-8",
     line("a", "/v1/embeddings", {}): "url one of",
     line("b", "/v1/completions", {}, "GET"): "method",
     line("c", "/v1/completions", {"prompt": "x", "stream": True}): "without stream",
@@ -103,7 +104,7 @@ def test_batch_bad_lines_stop_nothing(pair: Path, tmp_path: Path, capsys: pytest
         found = answers(tmp_path)
         assert len(found) == 3 + len(BAD)
     assert source.read_bytes() == before
-    assert "0 answered, 12 refused, 1 there already" in capsys.readouterr().err
+    assert "0 answered, 13 refused, 1 there already" in capsys.readouterr().err
     named = {answer["custom_id"]: answer for answer in found}
     assert named["good"]["response"]["status_code"] == 200
     assert [named[name]["response"]["status_code"] for name in ("unserved", "nameless")] == [400, 404]

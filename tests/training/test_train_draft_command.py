@@ -15,7 +15,7 @@ from tests.helpers.command_line import exit_code
 from tests.helpers.tiny_training import target_folder, text
 from triforce.checkpoint import feature_draft_writer
 from triforce.checkpoint.feature_draft_file import read_feature_draft
-from triforce.cli import main
+from triforce.cli import main, train_draft
 from triforce.engine.model_loader import load
 from triforce.training.trainer import Trainer
 from triforce.training.training_state import FILE
@@ -66,7 +66,7 @@ def test_interrupted_command_goes_on(
 
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "_update", update)
-        assert main(command(target, texts, tmp_path, 60)) == 2
+        assert main(command(target, texts, tmp_path, 60)) == 130
     said = capsys.readouterr().err
     assert said.startswith("triforce: error: stopped after") and said.count("\n") == 1
     assert (tmp_path / FILE).exists()
@@ -141,10 +141,17 @@ def test_command_stopped_before_updates_or_card_goes_on(
 
     with monkeypatch.context() as patch:
         patch.setattr("triforce.training.trainer.add_induction", interrupted)
-        assert main(command(target, texts, tmp_path)) == 2
+        assert main(command(target, texts, tmp_path)) == 130
     assert "before the first update" in capsys.readouterr().err
     with monkeypatch.context() as patch:
         patch.setattr("triforce.training.training_card.measure", interrupted)
-        assert main(command(target, texts, tmp_path)) == 2
+        assert main(command(target, texts, tmp_path)) == 130
     assert "goes on from there" in capsys.readouterr().err
     assert main(command(target, texts, tmp_path)) == 0 and "Acceptance of the draft" in capsys.readouterr().out
+
+
+def test_interrupt_within_pass_exits_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    codes = list[int]()
+    monkeypatch.setattr(os, "_exit", codes.append)
+    train_draft._leave()
+    assert codes == [130] and "before the first update" in capsys.readouterr().err

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triforce.checkpoint.gguf_header import GGUFHeader, TensorInfo, read_header
+from triforce.checkpoint.unreadable_file import unreadable
 from triforce.errors import ModelError
 
 READABLE = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4")
@@ -103,7 +104,7 @@ class _Part:
             with file.open("rb") as opened:
                 self.data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:
-            raise ModelError(f"{file} cannot be read ({error}); download it again") from error
+            raise unreadable(file, error) from error
         self.header: GGUFHeader = read_header(self.data, file)
 
     def tensors(self, part: int) -> Iterator[GGUFTensor]:

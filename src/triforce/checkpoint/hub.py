@@ -13,7 +13,8 @@ from typing import Any
 
 from triforce.checkpoint.gguf_choice import choose_gguf
 from triforce.checkpoint.known_models import KNOWN, SMOLLM2, find
-from triforce.checkpoint.model_sources import CONNECT, hub_reason, offline
+from triforce.checkpoint.model_sources import CONNECT, hub_reason, offline, require_no_address
+from triforce.checkpoint.unreadable_file import unreadable
 from triforce.errors import ModelError, nearest
 from triforce.interface.user_paths import user_path
 
@@ -53,12 +54,24 @@ _DRAFTS = {
 }
 
 
+class UnknownModel(ModelError):
+    """A name that no model has, here or on the hub, as far as that can be asked."""
+
+
 def model_path(name_or_path: str | Path, *, weights: bool = True) -> Path:
     """Return where a model is: a folder or a GGUF file, of a Hugging Face repository as it is kept here.
 
     A quantisation may stand behind a colon. weights: whether they are needed; without, they are fetched only where a
     config is nowhere else. Raises ModelError.
     """
+    try:
+        return _located(name_or_path, weights)
+    except PermissionError as error:
+        raise unreadable(error.filename or str(name_or_path), error) from error
+
+
+def _located(name_or_path: str | Path, weights: bool) -> Path:
+    """Return where a model is. Raises ModelError, and PermissionError."""
     path = user_path(name_or_path)
     try:
         path.stat()
@@ -83,6 +96,7 @@ def model_path(name_or_path: str | Path, *, weights: bool = True) -> Path:
         return _in_folder(Path(folder), quantisation)
     is_file = path.suffix == ".gguf"  # and no name on the hub
     if is_file or isinstance(name_or_path, Path) or not HUB_NAME.fullmatch(name_or_path):
+        require_no_address(str(name_or_path), WANTED)
         kind = "file" if is_file else "folder"
         raise ModelError(
             f"there is no {kind} {path}{_nearby(path)}; give a model's folder, a GGUF file or a Hugging Face name such "
@@ -139,7 +153,7 @@ def _require_hub_name(name: str) -> None:
     word, colon, _ = name.partition(":")
     near = nearest(word, KNOWN)
     if "/" not in name and (near or colon):
-        raise ModelError(f"there is no model {name!r}{f' (did you mean {near}?)' if near else ''}; {WANTED}")
+        raise UnknownModel(f"there is no model {name!r}{f' (did you mean {near}?)' if near else ''}; {WANTED}")
 
 
 def _snapshot(name: str, weights: bool) -> Path:
@@ -158,7 +172,7 @@ def _snapshot(name: str, weights: bool) -> Path:
     except ModelError:
         raise
     except Exception as error:  # offline, missing, gated, a bad name, a full disk: each has its own unrelated type
-        raise ModelError(f"{name!r} is not a folder here{_nearby(Path(name))}{_unfetched(name, error)}") from error
+        raise UnknownModel(f"{name!r} is not a folder here{_nearby(Path(name))}{_unfetched(name, error)}") from error
 
 
 def _unfetched(name: str, error: Exception) -> str:
@@ -219,7 +233,9 @@ def read_json(file: Path) -> dict[str, Any]:
         value = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ModelError(f"{file} is missing; give a complete Hugging Face model folder") from error
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise unreadable(file, error) from error
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{file} cannot be read as JSON ({error}); download it again") from error
     if not isinstance(value, dict):
         raise ModelError(f"{file} does not hold a JSON object; download it again")

@@ -70,7 +70,9 @@ def find(model: KnownModel) -> Path:
                 return kept
             failed = _fetch(model, kept)
     except OSError as error:
-        raise UnavailableModel(f"{model.name} cannot be kept in {kept.parent} ({error}); {advice}") from error
+        raise UnavailableModel(
+            f"{model.name} cannot be kept in {kept.parent} ({error.strerror or error}); {advice}"
+        ) from error
     if failed:
         wrong = any(isinstance(error, WrongBytes) for error in failed.values())
         why = ". ".join(f"From {where}: {error}" for where, error in failed.items())
@@ -96,7 +98,7 @@ def remove(name: str) -> Path:
         with _alone(model):
             shutil.rmtree(folder)
     except OSError as error:
-        raise ModelError(f"{folder} cannot be removed ({error}); remove it by hand") from error
+        raise ModelError(f"{folder} cannot be removed ({error.strerror or error}); remove it by hand") from error
     return folder
 
 
@@ -104,7 +106,8 @@ def _own(model: KnownModel, file: Path) -> Path:
     try:
         _require(model, file)
     except (OSError, SourceError) as error:
-        raise ModelError(f"{model.variable}={file}: {error}; set it to a copy of {model.file}, or unset it") from error
+        why = getattr(error, "strerror", None) or error
+        raise ModelError(f"{model.variable}={file}: {why}; set it to a copy of {model.file}, or unset it") from error
     return file
 
 

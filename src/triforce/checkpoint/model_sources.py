@@ -12,12 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from zipfile import BadZipFile, ZipFile
 
+from triforce.errors import ModelError
+
 CONNECT = 5
 """Seconds that a source may take to answer."""
 _CHUNK = 1 << 20
 _SYSTEM_ERROR = re.compile(r"\[Errno -?\d+\] ([^'\")]+)")
 """An error of the system in what pip says, and its words."""
 _LICENCE_BYTES = 1 << 16
+_PAGE = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+(?::[\w.-]+)?)")
+"""The address of a repository on the hub, before what may follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,13 @@ def offline() -> bool:
     """Whether the user wants nothing fetched: by --offline, or in the words of the hub's client."""
     value = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
     return value.upper() in ("1", "ON", "YES", "TRUE")
+
+
+def require_no_address(name: str, wanted: str) -> None:
+    """Raise ModelError for the address of a page or a file in the place of a model's name. wanted: what names are."""
+    page = _PAGE.match(name)
+    if page or "://" in name:
+        raise ModelError(f"{name} is an address; name the model {f'as {page[1]}' if page else f'itself: {wanted}'}")
 
 
 def first_line(error: Exception | str) -> str:

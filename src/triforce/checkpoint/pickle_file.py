@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from triforce.checkpoint.passed_trials import require_pass
+from triforce.checkpoint.unreadable_file import unreadable
 from triforce.errors import ModelError
 from triforce.sandbox import TrialError, TrialLimitError, TrialLimits
 
@@ -111,6 +112,8 @@ def missing(file: Path) -> ModelError:
 
 def corrupt(file: Path, error: Exception) -> ModelError:
     """Return the error for a file that its library cannot read."""
+    if isinstance(error, PermissionError):
+        return unreadable(file, error)
     return ModelError(f"{file} is corrupt, truncated or a Git LFS pointer ({reason_of(error)}); download it again")
 
 

@@ -11,6 +11,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Core
 
 from triforce.checkpoint.hub import read_json
+from triforce.checkpoint.unreadable_file import unreadable
 from triforce.errors import ModelError
 
 CORE, CONFIG = "tokenizer.json", "tokenizer_config.json"
@@ -167,5 +168,7 @@ def _text(file: Path) -> str:
         if (size := file.stat().st_size) > LONGEST_TEMPLATE:
             raise ModelError(f"{file} has {size:,} bytes, more than {LONGEST_TEMPLATE:,}; correct it")
         return file.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise unreadable(file, error) from error
+    except ValueError as error:
         raise ModelError(f"{file} cannot be read as text ({error}); download it again") from error

@@ -12,6 +12,7 @@ from triforce.checkpoint.hub import SHIPPED
 from triforce.checkpoint.passed_trials import require_pass
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.checkpoint.tokenizer_files import CORE, read_tokenizer
+from triforce.checkpoint.unreadable_file import unreadable
 from triforce.errors import ModelError, RequestError
 from triforce.sandbox import TrialError, TrialLimitError, TrialLimits
 
@@ -44,7 +45,7 @@ def require_usable(folder: Path) -> None:
             raise ModelError(f"the tokenizer in {folder} has {size:,} bytes, more than {MOST_BYTES:,}; correct it")
         sha256 = _digest(files)
     except OSError as error:
-        raise ModelError(f"the tokenizer in {folder} cannot be read ({error}); download it again") from error
+        raise unreadable(error.filename or folder, error) from error
     limits = TrialLimits(3 + (size >> 23), (256 << 20) + 24 * size, STACK_BYTES)
     if not has_core:  # transformers, and what it imports
         limits = TrialLimits(limits.cpu_seconds + 30, limits.memory_bytes + (8 << 30), STACK_BYTES)

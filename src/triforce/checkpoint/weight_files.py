@@ -116,6 +116,7 @@ class Safetensors:
 
     def _open(self) -> Any:  # safetensors leaves its handle untyped
         try:
+            self._file.open("rb").close()  # safetensors takes a file that is closed to the user for a missing one
             return safe_open(self._file, framework="pt")
         except FileNotFoundError as error:
             raise missing(self._file) from error

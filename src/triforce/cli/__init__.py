@@ -78,8 +78,15 @@ def _code(command: Callable[[], int]) -> int:
     except BrokenPipeError:
         return PIPE_CLOSED
     except OSError as error:
-        print(f"triforce: error: {escaped(str(error))}", file=sys.stderr)
+        print(f"triforce: error: {escaped(_told(error))}", file=sys.stderr)
         return MISTAKE
+
+
+def _told(error: OSError) -> str:
+    """Return what an error of the system says, without its number."""
+    if error.filename is None or error.strerror is None:
+        return error.strerror or str(error)
+    return f"{os.fsdecode(error.filename)} cannot be read or written ({error.strerror}); name another, or mend that"
 
 
 class _Warnings:

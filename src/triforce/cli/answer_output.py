@@ -15,6 +15,7 @@ from triforce.interface.stats import TierStats
 if TYPE_CHECKING:
     from triforce.checkpoint.tokenizer import Tokenizer
     from triforce.engine.output_stream import OutputChunk
+    from triforce.structured_output.compiler import GrammarCompiler
 
 PLANS = 4  # those of mode auto that are listed, the most used ones
 
@@ -75,14 +76,19 @@ def read_before(output: RequestOutput) -> str:
     return f", {output.cached_tokens:,} of them read before," if output.cached_tokens else ""
 
 
-def cut_json(output: RequestOutput, params: SamplingParams) -> str:
-    """Return what is said of JSON that ends before it is whole; nothing of other texts."""
+def cut_form(output: RequestOutput, params: SamplingParams, grammars: GrammarCompiler) -> str:
+    """Return what is said of a text that ends before it is all that its grammar describes; nothing of other texts."""
     cut = [completion for completion in output.outputs if completion.finish_reason == "length"]
-    if not (cut and params.grammar and params.grammar.holds_json):
+    if not (cut and params.grammar):
         return ""
+    compiled = grammars.compile(params.grammar)
+    if not (cut := [completion for completion in cut if not compiled.accepts(completion.token_ids)]):
+        return ""
+    option = "--regex" if params.grammar.kind == "regex" else "--choice"
+    what = "JSON" if params.grammar.holds_json else f"text of {option}"
     if all(len(completion.token_ids) < params.max_tokens for completion in cut):
-        return "the JSON is cut, as the context is full; give a shorter prompt or a larger --context"
-    return f"the JSON is cut at --max-tokens {params.max_tokens}; give more"
+        return f"the {what} is cut, as the context is full; give a shorter prompt or a larger --context"
+    return f"the {what} is cut at --max-tokens {params.max_tokens}; give more"
 
 
 def report(output: RequestOutput) -> str:

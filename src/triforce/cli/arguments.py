@@ -15,6 +15,7 @@ from triforce.errors import suggest
 
 DASHES = "\u2010\u2011\u2012\u2013\u2014\u2212"
 """Dashes that stand where `--` was typed."""
+QUOTES = "a PROMPT of several words is one argument, in quotes"
 NUMBER = re.compile(r"[\d.]+")
 NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number"}
 """Types of numbers, in words."""
@@ -36,6 +37,8 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **how: Any) -> None:
         super().__init__(**how, allow_abbrev=False)
         self.set_defaults(leaf=self)
+        self._behind: dict[str, str] = {}
+        """Arguments that read as options, behind options that take a text, by the names of these."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse as argparse does, but for options of other programs, which are told what they are called here."""
@@ -64,6 +67,8 @@ class Parser(argparse.ArgumentParser):
             if name and argument.startswith("-") and argument != STANDARD and self._is_value(argument):
                 joined[-1] = f"{name}={argument}"
             else:
+                if name and is_option(argument):
+                    self._behind[name] = argument
                 joined.append(argument)
         return joined
 
@@ -123,9 +128,7 @@ class Parser(argparse.ArgumentParser):
         """Report the first of the arguments that nothing takes, and exit. root: the parser of all commands."""
         option = next((each.partition("=")[0] for each in unknown if is_option(each)), None)
         if option is None:
-            quotes = "; a PROMPT of several words is one argument, in quotes" * (
-                "--prompt" in self._option_string_actions
-            )
+            quotes = f"; {QUOTES}" * ("--prompt" in self._option_string_actions)
             self.error(f"there is no place for {' '.join(unknown)}, which is more than {self.prog} takes{quotes}")
         if option in self._option_string_actions:
             self.error(f"{option} comes behind the command: {self.prog} {option}")
@@ -150,6 +153,16 @@ class Parser(argparse.ArgumentParser):
         except argparse.ArgumentError as error:
             if action.type in NUMBERS and isinstance(error.__context__, ValueError):
                 raise argparse.ArgumentError(action, f"{arg_string!r} is not {NUMBERS[action.type]}") from None
+            raise
+
+    def _match_argument(self, action: argparse.Action, arg_strings_pattern: str) -> int:
+        """Count values as argparse does, and say how a text is given that reads as an option."""
+        try:
+            return super()._match_argument(action, arg_strings_pattern)
+        except argparse.ArgumentError as error:
+            name = action.option_strings[-1] if action.option_strings else ""
+            if name in self._behind and action.type not in NUMBERS and action.choices is None:
+                error.message += f"; as a text {self._behind[name]} is {name}={self._behind[name]}"
             raise
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from argparse import Namespace
 from collections.abc import Callable
@@ -124,10 +125,10 @@ def _output(options: Namespace) -> Path | None:
             raise RequestError("--again is of a file of answers, and these go to stdout; leave it out, or name a file")
         require_stdout()
         return None
+    require_writable(named, "-o")
     output = Path(named)
-    if output.exists() and source.exists() and output.samefile(source):
+    if output.exists() and os.path.exists(source) and output.samefile(source):
         raise RequestError(f"{output} is the input; name another file with -o")
-    require_writable(named)
     return output
 
 
@@ -138,9 +139,12 @@ def _told(options: Namespace, tally: Tally, output: Path | None) -> int:
         print(f"{counts}: {printable(output or 'on stdout')}", file=sys.stderr)
     if not tally.refused:
         return 0
-    print(
-        f"{escaped(tally.commonest())}\nWhat was refused is asked again when the command is run again.", file=sys.stderr
-    )
+    again = "What was refused is asked again when the command is run again."
+    if output is None:
+        again = (
+            "Nothing is kept of answers on stdout: the command asks all again, and with -o OUT what was refused alone."
+        )
+    print(f"{escaped(tally.commonest())}\n{again}", file=sys.stderr)
     return REFUSED
 
 

@@ -58,7 +58,11 @@ def run(options: Namespace) -> int:
 
     llm = LLM(model, device=options.device, dtype=options.dtype, kv_dtype=options.kv_dtype)
     assert llm.tokenizer is not None, "both models have one"
-    tasks = _questions(llm.tokenizer) if model else _continuations(llm.tokenizer, options.prompt_tokens)
+    tasks = (
+        _questions(llm.tokenizer)
+        if model
+        else _continuations(llm.tokenizer, llm.target.config.context, options.prompt_tokens)
+    )
     wanted = [replace(each, ignore_eos=model is None) for each in params]  # a book goes on, an answer ends
     same = [_compare(llm, task, each) for task, each in zip(tasks, wanted, strict=True)]
     print(f"\n{llm.break_even().sentence}\nIn all {perf_counter() - began:.1f} s.")
@@ -90,12 +94,14 @@ def _questions(tokenizer: Tokenizer) -> list[Task]:
     return [Task(*each, "auto") for each in zip((QUESTION, TASK), prompts, strict=True)]
 
 
-def _continuations(tokenizer: Tokenizer, tokens: int | None) -> list[Task]:
-    """The book's beginning, to be continued twice. Raises RequestError if it has fewer tokens."""
+def _continuations(tokenizer: Tokenizer, context: int, tokens: int | None) -> list[Task]:
+    """The book's beginning, to be continued twice. Raises RequestError if it or the context has fewer tokens."""
     tokens = PROMPT_TOKENS if tokens is None else tokens
     ids = tokenizer.encode(sample_book())
-    if not 1 < tokens <= len(ids):
-        raise RequestError(f"--prompt-tokens {tokens}: the book has {len(ids):,} tokens; give 2 to {len(ids)}")
+    most = min(len(ids), context - 1)  # with room for a new one
+    if not 1 < tokens <= most:
+        limits = f"the book has {len(ids):,} tokens, and the context {context:,}"
+        raise RequestError(f"--prompt-tokens {tokens}: {limits}; give 2 to {most}")
     print(f"{TITLE}: the first {tokens:,} tokens. They end:\n\n... {tokenizer.decode(ids[:tokens][-TAIL:])}")
     return [Task("Continue the book.", ids[:tokens], "triforce")] * 2
 

@@ -24,7 +24,7 @@ from triforce.errors import RequestError, printable
 
 def run(options: Namespace) -> int:
     """Run the checks, and write the file however they end. Raises RequestError without a GPU that is asked for."""
-    require_writable(options.out)
+    require_writable(options.out, "--out")
     if options.gpu and not torch.cuda.is_available():
         raise RequestError(f"there is no GPU to check: {_why_none()}; without --gpu the processor is checked")
     device = resolve_device("cuda" if options.gpu else "cpu")

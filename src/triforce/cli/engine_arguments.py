@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from triforce.backends.torch_import import import_torch
 from triforce.checkpoint.hub import model_name
+from triforce.cli.arguments import QUOTES
+from triforce.cli.model_or_prompt import is_word
 from triforce.cli.options import DEFAULTS, draft_named
 from triforce.cli.progress import loading
 from triforce.cli.text_files import read_text
@@ -33,13 +37,27 @@ def load(options: Namespace, ranks: TPGroup | None = None, asked: list[dict[str,
 
     Raises ModelError or RequestError; for the template before weights are read.
     """
-    with loading(options):
+    with loading(options), _taken_for_model(options):
         import_torch()
         if asked:
             _try_template(options.model, asked)
         from triforce.llm import LLM
 
         return LLM(**settings(options) | ({"ranks": ranks} if ranks else {}))
+
+
+@contextmanager
+def _taken_for_model(options: Namespace) -> Iterator[None]:
+    """Have the error of an unknown model say that it may be the first of the prompt's words."""
+    from triforce.checkpoint.hub import UnknownModel
+
+    try:
+        yield
+    except UnknownModel as error:
+        words = (options.model, getattr(options, "prompt", None) or "")
+        if getattr(options, "two_words", False) and all(map(is_word, words)):
+            error.args = (f"{error.args[0]}; {words[0]!r} was taken for the MODEL: {QUOTES}",)
+        raise
 
 
 def _try_template(model: str, asked: list[dict[str, str]]) -> None:

@@ -28,10 +28,11 @@ def run(options: Namespace) -> int:
     from triforce.engine.inputs import known
     from triforce.eval import MEASUREMENTS, evaluate, shorten
 
-    only = options.only.split(",") if options.only else MEASUREMENTS
+    only = MEASUREMENTS if options.only is None else options.only.split(",")
     names = [known("measurement", name.strip(), MEASUREMENTS) for name in only]
-    require_writable(options.json)
-    subject = _subject(options)
+    require_writable(options.json, "--json")
+    texts = _texts(options)
+    subject = _subject(options, texts)
     whole, loaded = subject.plan, perf_counter()
     budget = shorten(subject, names) if options.quick else None
     if budget and not options.quiet:
@@ -44,7 +45,7 @@ def run(options: Namespace) -> int:
     everything |= {"seconds": perf_counter() - began, "results": results}
     _write(options, everything)
     if everything["kv_dtype"] == "int8" and not options.quick:
-        everything["beside"] = _beside(options, everything["model"], plan, results)
+        everything["beside"] = _beside(options, texts, everything["model"], plan, results)
         _write(options, everything)
     if not options.quiet:
         promise = f", of which {measured:.0f} for measuring; {budget.total:.0f} were predicted" if budget else ""
@@ -66,13 +67,16 @@ def _forecast(budget: TimeBudget, whole: EvalConfig, plan: EvalConfig) -> list[s
     return lines
 
 
-def _subject(options: Namespace) -> EvalContext:
+def _texts(options: Namespace) -> dict[str, str]:
+    if options.max_context < 128:
+        raise RequestError(f"--max-context {options.max_context}: give at least 128 tokens")
+    return read_texts(options.texts or [str(book_file())])
+
+
+def _subject(options: Namespace, texts: dict[str, str]) -> EvalContext:
     from triforce.eval import EvalContext, plan, tokenize
     from triforce.llm import LLM
 
-    if options.max_context < 128:
-        raise RequestError(f"--max-context {options.max_context}: give at least 128 tokens")
-    texts = read_texts(options.texts or [str(book_file())])
     draft = draft_named(options)
     with loading(options):
         llm = LLM(options.model, draft, device=options.device, dtype=options.dtype, kv_dtype=options.kv_dtype)
@@ -85,13 +89,15 @@ def _write(options: Namespace, everything: dict[str, Any]) -> None:
         write_text(options.json, json.dumps(everything, indent=2) + "\n")
 
 
-def _beside(options: Namespace, model: str, plan: EvalConfig, results: dict[str, Any]) -> dict[str, Any]:
+def _beside(
+    options: Namespace, texts: dict[str, str], model: str, plan: EvalConfig, results: dict[str, Any]
+) -> dict[str, Any]:
     """Measure KV that is not rounded by what depends on it; show both kinds, and return the results."""
     from triforce.eval import evaluate, kv_dtypes
 
     if not (names := [name for name in kv_dtypes.MEASURED if name in results]):
         return {}
-    subject = _subject(Namespace(**vars(options) | {"kv_dtype": "auto", "draft": NO_DRAFT}))
+    subject = _subject(Namespace(**vars(options) | {"kv_dtype": "auto", "draft": NO_DRAFT}), texts)
     subject.plan = plan
     exact = evaluate(subject, names, lambda *_: None)
     about = {"model": Path(model).name, "context": plan.deepest}

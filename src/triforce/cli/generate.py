@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from triforce.cli import tensor_parallel
-from triforce.cli.answer_output import Painter, cut_json, legend, report, show
+from triforce.cli.answer_output import Painter, cut_form, legend, report, show
 from triforce.cli.asked_prompt import asked_of
 from triforce.cli.engine_arguments import load, sampling
 from triforce.cli.parser import CANNOT_CHAT, CHATS
@@ -60,7 +60,7 @@ def generate(options: Namespace, ranks: TPGroup) -> int:
     elif params.n > 1:  # one after the other, and uncoloured: as streams they would mix
         for completion in output.outputs:
             print(f"[{completion.index + 1} of {params.n}]\n{completion.text}")
-    if cut := cut_json(output, params):
+    if cut := cut_form(output, params, llm.grammars):
         print(cut, file=sys.stderr)
     if options.quiet or options.json:
         return 0
@@ -80,7 +80,7 @@ def _checked(options: Namespace) -> tuple[dict[str, Any], str | None, str]:
     given, asked = sampling(options), asked_of(options)
     if options.chat and asked.model is None:
         raise RequestError(f"{CANNOT_CHAT}; leave out --chat, or {CHATS}")
-    require_writable(options.save_cache)
+    require_writable(options.save_cache, "--save-cache")
     asked.tell(options)
     return given, asked.model, asked.prompt
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
-from triforce.cli.argument_values import path, path_or_standard
+from triforce.cli.argument_values import name, path, path_or_standard, some_text
+from triforce.cli.grammar_options import grammar
 from triforce.interface.sampling_params import BY_THE_MODEL, USUAL_IN_CHATS, SamplingParams
 
 MODES = ("ar", "draft", "retrieval", "streaming", "triforce", "ngram", "draft-ngram", "auto")
@@ -85,7 +86,7 @@ def draft(parser: argparse._ActionsContainer) -> None:
         f"small model of the same vocabulary, a folder of train-draft or EAGLE-3 (finetune:FOLDER: that of the model "
         f"that this one is a finetune of), or {NO_DRAFT} (default: auto)"
     )
-    parser.add_argument("--draft", default="auto", metavar="MODEL", help=text)
+    parser.add_argument("--draft", type=name, default="auto", metavar="MODEL", help=text)
 
 
 def draft_named(options: argparse.Namespace) -> str | None:
@@ -208,11 +209,7 @@ def sampling(parser: argparse.ArgumentParser, *, several: bool = True, listed: b
     add("presence_penalty", float, "over the output; 0: off")
     add("frequency_penalty", float, "over the output; 0: off")
     option("--logit-bias", type=_bias, action="append", default=[], metavar="ID=BIAS", help="may be repeated")
-    form = group.add_mutually_exclusive_group().add_argument
-    text = "the text is JSON that a JSON schema describes: that in a file, or SCHEMA itself if it begins with {"
-    form("--json-schema", type=path, metavar="SCHEMA", help=text)
-    form("--regex", metavar="PATTERN", help="the whole text matches this regular expression, without look-around")
-    form("--choice", action="append", metavar="TEXT", help="the text is exactly TEXT; repeat it to allow several")
+    grammar(group)
     add("seed", int, "the same seed, the same text, but see --coupling; -1: one is drawn and told (default: -1)")
     if several:
         add("n", int, "continuations of the prompt")
@@ -220,7 +217,8 @@ def sampling(parser: argparse.ArgumentParser, *, several: bool = True, listed: b
     else:
         text = described("new tokens of an answer at most, where the context has room for them")
         option("-n", "--max-tokens", type=int, metavar="N", default=CHAT_TOKENS, help=text)
-    option("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated")
+    text = "end before this text; may be repeated"
+    option("--stop", type=some_text, action="append", default=[], metavar="TEXT", help=text)
     option("--stop-token-id", type=int, action="append", default=[], metavar="ID", help="may be repeated")
     option("--ignore-eos", action="store_true", help="go on after the end-of-sequence token")
     if listed:

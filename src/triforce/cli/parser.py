@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 
 from triforce import __version__
+from triforce.cli.argument_values import EMPTY
 from triforce.cli.arguments import Parser, is_option
 from triforce.cli.model_or_prompt import reads_as_prompt
 from triforce.cli.subcommands import COMMANDS
@@ -70,6 +71,7 @@ def _take_named(options: argparse.Namespace, leaf: Parser) -> None:
     options.alone = False
     model, prompt = (vars(options).pop(f"named_{slot}", None) for slot in ("model", "prompt"))
     alone = getattr(options, "prompt", "") is None and prompt is None
+    options.two_words = model is None and prompt is None and getattr(options, "prompt", None) is not None
     if model is None and alone and options.model is not None and reads_as_prompt(options):
         options.model, options.prompt, options.alone = None, options.model, True
     elif model is not None and options.model is not None:
@@ -81,3 +83,5 @@ def _take_named(options: argparse.Namespace, leaf: Parser) -> None:
     for slot, named in (("model", model), ("prompt", prompt)):
         if named is not None:
             setattr(options, slot, named)
+    if getattr(options, "model", None) == "":
+        leaf.error(f"argument MODEL: {EMPTY} names no file and no folder")

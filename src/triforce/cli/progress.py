@@ -47,7 +47,7 @@ def loading(options: Namespace) -> Iterator[None]:
         report_loading(options.model)
     yield
     folder = getattr(options, "disk_cache", None)
-    if folder and spawn.MEETING not in os.environ and not silent(options):
+    if folder and told and not silent(options):
         from triforce.kvcache.disk_text import LEAST
 
         kept = f"prompts and answers from {LEAST} tokens on are kept in {printable(folder)}"

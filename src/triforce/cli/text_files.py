@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 from triforce.cli.argument_values import STANDARD
+from triforce.disk_cache.documents import barred, no_text
+from triforce.disk_cache.left_out import LeftOut
 from triforce.disk_cache.manifest import text_of
-from triforce.errors import RequestError
+from triforce.errors import RequestError, escaped
 from triforce.text_encoding import NotTextError, decode, kind, marked
 from triforce.user_files import open_file, read_all, read_file, read_line, unreadable
+from triforce.whole_file import why_unwritable
 
 REQUESTS = "give a JSONL file of requests"
 
@@ -29,30 +32,54 @@ def read_text(file: str) -> str:
 
 def read_document(file: str, options: Namespace) -> str:
     """The text in a file, on stdin for "-", or of a folder as it was read into the disk cache. Raises RequestError."""
-    if file == STANDARD or not Path(file).is_dir():
+    if file == STANDARD or not os.path.isdir(file):
         return read_text(file)
-    cache = getattr(options, "disk_cache", None)
-    return text_of(Path(file), Path(cache) if cache else None, getattr(options, "disk_cache_network", False))
+    cache, left_out = getattr(options, "disk_cache", None), LeftOut()
+    network = getattr(options, "disk_cache_network", False)
+    text = text_of(Path(file), Path(cache) if cache else None, network, left_out)
+    tell_left_out(file, left_out)
+    return text
+
+
+def tell_left_out(folder: str | Path, left_out: LeftOut) -> None:
+    """Say on one line what of a folder is left out, if anything is."""
+    if left_out.told:
+        print(escaped(f"triforce: warning: left out of {folder}: {left_out.told}"), file=sys.stderr, flush=True)
 
 
 def read_texts(paths: Sequence[str]) -> dict[str, str]:
     """Texts by file name, of files and of those in folders. Raises RequestError."""
-    files = [file for path in paths for file in _files(Path(path))]
-    texts = {file.name: read_text(str(file)) for file in files}
-    if len(texts) < len({*files}):
+    read = [each for path in paths for each in (_texts_in(path) if os.path.isdir(path) else [(path, read_text(path))])]
+    texts = {Path(file).name: text for file, text in read}
+    if len(texts) < len({file for file, _ in read}):
         raise RequestError("two texts have one name, by which they are told apart; rename one of them")
-    if not texts:
-        raise RequestError(f"there is no file in {', '.join(paths)}; give --texts some UTF-8 texts")
     if not any(texts.values()):
         raise RequestError(f"{', '.join(texts)}: nothing is in there; give --texts some UTF-8 texts")
     return texts
 
 
-def _files(path: Path) -> list[Path]:
-    """The files of a folder, not of those in it; or a file itself."""
-    if not path.is_dir():
-        return [path]
-    return sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
+def _texts_in(folder: str) -> list[tuple[str, str]]:
+    """Return the files of a folder, not of those in it, that are texts; say what else is there. Raises RequestError."""
+    texts, left_out = [], LeftOut()
+    try:
+        entries = sorted(Path(folder).iterdir())
+    except OSError as error:
+        raise barred(Path(folder), error) from error
+    for file in entries:
+        if file.name.startswith("."):
+            continue
+        try:
+            if os.path.isdir(file):
+                left_out.add(file.name, "a folder in it; name it, too")
+            else:
+                with open_file(file, pipes=False) as opened:
+                    texts.append((str(file), decode(read_all(opened, str(file)))))
+        except (OSError, NotTextError) as error:
+            left_out.add(file.name, error)
+    if not texts:
+        raise no_text(folder, left_out)
+    tell_left_out(folder, left_out)
+    return texts
 
 
 def stdin_lines() -> Iterator[bytes]:
@@ -103,11 +130,24 @@ def decode_text(data: bytes, source: str) -> str:
         raise RequestError(f"{source} {error}") from error
 
 
-def require_writable(file: str | None) -> None:
-    """Raise RequestError if figures cannot be written to `file`: before the minutes of measuring, not after them."""
-    path = Path(file).absolute() if file else None
-    if path and (path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK)):
-        raise RequestError(f"{file} cannot be written; name a file in a folder that exists")
+def require_writable(file: str | None, option: str) -> None:
+    """Raise RequestError if a file that an option names cannot be written: before minutes of work, not after them."""
+    if not file:
+        return
+    path, why, advice = Path(file), "", "name another file"
+    try:
+        if os.path.isdir(path):
+            why, advice = "it is a folder", f"name a file, such as {path / 'output'},"
+        elif path.exists():
+            why = why_unwritable(path)
+        elif not path.parent.is_dir():
+            why, advice = f"there is no folder {path.parent}", "name a file in a folder that exists"
+        else:
+            why, advice = why_unwritable(path.parent), "name a file in a folder of yours"
+    except OSError as error:  # of a folder on the way
+        why = str(error.strerror)
+    if why:
+        raise RequestError(f"{file} cannot be written ({why}); {advice} with {option}")
 
 
 def write_text(file: str, text: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from triforce.backends.torch_import import import_torch
-from triforce.cli import MISTAKE
+from triforce.cli import INTERRUPTED
 from triforce.cli.interrupts import heard
 from triforce.cli.progress import loading
 from triforce.cli.sample_book import book_file
@@ -32,7 +32,7 @@ NOTHING_LOST = "stopped before the first update; the same command begins anew"
 def run(options: Namespace) -> int:
     """Train, write the draft, and print its figures; the next run goes on where one was interrupted.
 
-    Raises RequestError where it is, and for folders and texts that will not do.
+    Raises RequestError for folders and texts that will not do.
     """
     if options.device != "cpu":
         raise RequestError(f"--device {options.device}: drafts are trained on the CPU only; leave it out")
@@ -42,23 +42,28 @@ def run(options: Namespace) -> int:
     try:
         with heard(_leave):
             trainer = _trainer(options, texts, folder)
-    except KeyboardInterrupt as error:
-        raise RequestError(NOTHING_LOST) from error
+    except KeyboardInterrupt:
+        return _stopped(NOTHING_LOST)
     try:
         with heard(_tell_of_end), _made(folder), Bar(options.minutes * 60) as bar:
             trainer.run(options.minutes * 60, bar)
             figures = _finish(trainer, folder)
         print(figures)
-    except KeyboardInterrupt as error:
+    except KeyboardInterrupt:
         done = f"after {trainer.state.seconds / 60:.1f} of {options.minutes:g} minutes"
-        raise RequestError(f"stopped {done}; the same command goes on from there") from error
+        return _stopped(f"stopped {done}; the same command goes on from there")
     return 0
+
+
+def _stopped(told: str) -> int:
+    """Say what an interrupted training has come to, and return the exit code."""
+    print(f"triforce: error: {told}", file=sys.stderr, flush=True)
+    return INTERRUPTED
 
 
 def _leave() -> None:
     """End the process in the middle of a pass, as there is nothing to keep."""
-    print(f"triforce: error: {NOTHING_LOST}", file=sys.stderr, flush=True)
-    os._exit(MISTAKE)
+    os._exit(_stopped(NOTHING_LOST))
 
 
 def _tell_of_end() -> None:
@@ -104,7 +109,9 @@ def _made(folder: Path) -> Iterator[None]:
 
 
 def _unwritable(folder: Path, error: OSError) -> RequestError:
-    return RequestError(f"{folder} cannot be written ({error.strerror}); name another folder, in one that exists")
+    return RequestError(
+        f"{folder} cannot be written ({error.strerror}); name another folder with --output, in one of yours that exists"
+    )
 
 
 def _trainer(options: Namespace, texts: dict[str, str], folder: Path) -> Trainer:

@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING
 from triforce.cli.chat.conversation import Conversation
 from triforce.cli.engine_arguments import load
 from triforce.cli.progress import Prefill, Tokenization, silent
+from triforce.cli.text_files import tell_left_out
 from triforce.disk_cache import manifest
 from triforce.disk_cache.documents import Stamp, TextFile, files_of, joined, stamps
 from triforce.disk_cache.folder import LOG
+from triforce.disk_cache.left_out import LeftOut
 from triforce.disk_cache.manifest import WatchedFolder
 from triforce.errors import ModelError, RequestError, escaped
 from triforce.interface.outputs import RequestOutput
@@ -70,6 +72,7 @@ class Watcher:
         self._folder, self._each, self._silent = folder, each, silent
         self._stamps, self._secret = self._now(), self._cache.secret
         self._done: set[tuple[str, ...]] = set()  # digests of the files of documents that are read
+        self._left_out = ""  # what is said of that
         self._look = 0.0  # when to look at the folder again
 
     def tell(self, line: str) -> None:
@@ -82,7 +85,11 @@ class Watcher:
         while True:
             self._stamps, self._look = self._now(), perf_counter() + POLL_SECONDS
             known = [each.files for each in manifest.watched(self._cache) if each.path == self._folder]
-            files = files_of(self._folder, known[0] if known else ())
+            left_out = LeftOut()
+            files = files_of(self._folder, known[0] if known else (), left_out)
+            if left_out.told != self._left_out:
+                tell_left_out(self._folder, left_out)
+                self._left_out = left_out.told
             self._note(files)
             try:
                 for name, parts, text in self._documents(files):

@@ -8,6 +8,7 @@ come to stand at its end.
 from __future__ import annotations
 
 import os
+import re
 import stat
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -15,12 +16,16 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
+from triforce.disk_cache.left_out import LeftOut
 from triforce.errors import RequestError
 from triforce.text_encoding import NotTextError, decode
 
 MOST_BYTES = 16 << 20
 """Of a file; a larger one is left out."""
 GIT_SECONDS = 60
+LINK = "a link, which is not followed"
+_CLOSED = re.compile(r"could not open directory '(.+?)/?': (.+)")
+"""What git says of a folder that it cannot read."""
 Stamp = tuple[int, int]
 """Time of the last change in nanoseconds, and bytes."""
 
@@ -37,36 +42,60 @@ Known = Sequence[tuple[str, str]]
 """Names and digests of files, in the order in which they were read."""
 
 
-def stamps(folder: Path) -> dict[str, Stamp]:
+def stamps(folder: Path, left_out: LeftOut | None = None) -> dict[str, Stamp]:
     """Return the files of a folder that may be texts, by name. Whatever changes in them changes what is returned.
 
-    In a folder that git has, they are those that git has or would add; elsewhere all. Hidden files, links and what is
-    too large are left out. Raises RequestError.
+    In a folder that git has, they are those that git has or would add; elsewhere all. Hidden files are left out, and
+    so are links, what is too large and what cannot be read, which `left_out` tells of. Raises RequestError.
     """
-    if not folder.is_dir():
-        raise RequestError(f"{folder} is no folder; name one that holds texts")
+    left_out = LeftOut() if left_out is None else left_out
+    _require_folder(folder)
     root, found = folder.resolve(), {}
-    for name in _names(folder):
+    for name in _names(folder, left_out):
+        if any(part.startswith(".") for part in Path(name).parts):
+            continue
         try:
             name.encode()
             facts = (folder / name).lstat()
-        except (OSError, UnicodeEncodeError):
-            continue
-        hidden = any(part.startswith(".") for part in Path(name).parts)
-        if stat.S_ISREG(facts.st_mode) and 0 < facts.st_size <= MOST_BYTES and not hidden:
-            found[name] = facts.st_mtime_ns, facts.st_size
+        except UnicodeEncodeError:
+            left_out.add(name, "a name that is not UTF-8")
+        except OSError as error:
+            left_out.add(name, error)
+        else:
+            if why := _unfit(facts):
+                left_out.add(name, why)
+            elif facts.st_size:
+                found[name] = facts.st_mtime_ns, facts.st_size
     inside = {path: (root / path).resolve() == root / path for path in {Path(name).parent for name in found}}
-    return {name: stamp for name, stamp in found.items() if inside[Path(name).parent]}
+    for name in [name for name in found if not inside[Path(name).parent]]:
+        left_out.add(name, LINK)
+        del found[name]
+    return found
 
 
-def files_of(folder: Path, known: Known = ()) -> list[TextFile]:
-    """Return the texts of a folder in their order. known: as they were last read. Raises RequestError without any."""
-    oldest = sorted((changed, name) for name, (changed, _) in stamps(folder).items())
-    files = {name: file for _, name in oldest if (file := _read(folder, name))}
+def files_of(folder: Path, known: Known = (), left_out: LeftOut | None = None) -> list[TextFile]:
+    """Return the texts of a folder in their order. known: as they were last read. Raises RequestError without any.
+
+    left_out: to what is left out is added.
+    """
+    left_out = LeftOut() if left_out is None else left_out
+    oldest = sorted((changed, name) for name, (changed, _) in stamps(folder, left_out).items())
+    files = {name: file for _, name in oldest if (file := _read(folder, name, left_out))}
     if not files:
-        raise RequestError(f"there is no text in {folder}; name a folder that holds UTF-8 files")
+        raise no_text(folder, left_out)
     kept = [name for name, digest in known if name in files and files[name].digest == digest]
     return [files[name] for name in (*kept, *(name for name in files if name not in set(kept)))]
+
+
+def no_text(folder: Path | str, left_out: LeftOut) -> RequestError:
+    """Return the error of a folder without a text that can be read."""
+    told = f" that can be read: {left_out.told}" if left_out.told else ""
+    return RequestError(f"there is no text in {folder}{told}; name a folder that holds UTF-8 files")
+
+
+def barred(folder: Path, error: OSError) -> RequestError:
+    """Return the error of a folder that cannot be read."""
+    return RequestError(f"{folder} cannot be read ({error.strerror}); name a folder of texts that you may read")
 
 
 def joined(files: Sequence[TextFile]) -> str:
@@ -74,26 +103,61 @@ def joined(files: Sequence[TextFile]) -> str:
     return "".join(f"--- {file.name} ---\n{file.text}\n" for file in files)
 
 
-def _names(folder: Path) -> Iterator[str]:
-    command = ["git", "-c", "core.fsmonitor=false", "-C", str(folder), "ls-files", "-z", "-co", "--exclude-standard"]
+def _require_folder(folder: Path) -> None:
+    """Raise RequestError for what is no folder, or cannot be reached."""
     try:
-        listed = subprocess.run(command, capture_output=True, timeout=GIT_SECONDS, check=True).stdout
+        if stat.S_ISDIR(os.stat(folder).st_mode):
+            return
+    except PermissionError as error:
+        raise barred(folder, error) from error
+    except OSError:  # there is nothing of that name
+        pass
+    raise RequestError(f"{folder} is no folder; name one that holds texts")
+
+
+def _unfit(facts: os.stat_result) -> str:
+    """Return why something in a folder is not read; nothing of a file that may be a text."""
+    if stat.S_ISLNK(facts.st_mode):
+        return LINK
+    if stat.S_ISDIR(facts.st_mode):
+        return "a repository of its own"
+    if not stat.S_ISREG(facts.st_mode):
+        return "no regular file"
+    return f"larger than {MOST_BYTES >> 20} MiB" if facts.st_size > MOST_BYTES else ""
+
+
+def _names(folder: Path, left_out: LeftOut) -> Iterator[str]:
+    command = ["git", "-c", "core.fsmonitor=false", "-C", str(folder), "ls-files", "-z", "-co", "--exclude-standard"]
+    how = {"env": os.environ | {"LC_ALL": "C"}, "timeout": GIT_SECONDS}
+    try:
+        done = subprocess.run(command, capture_output=True, check=True, **how)  # type: ignore[call-overload]
     except (OSError, subprocess.SubprocessError):  # there is no git, or it does not have the folder
-        listed = b""
-    if listed:
-        yield from dict.fromkeys(os.fsdecode(name) for name in listed.split(b"\0") if name)
+        done = None
+    if done and done.stdout:
+        for name, why in _CLOSED.findall(os.fsdecode(done.stderr)):
+            left_out.add(name, why)
+        yield from dict.fromkeys(os.fsdecode(name) for name in done.stdout.split(b"\0") if name)
         return
-    for where, folders, names in os.walk(folder):
+
+    def tell(error: OSError) -> None:
+        if Path(error.filename) == folder:
+            raise barred(folder, error) from error
+        left_out.add(Path(error.filename).relative_to(folder).as_posix(), error)
+
+    for where, folders, names in os.walk(folder, onerror=tell):
+        links = [name for name in folders if os.path.islink(Path(where) / name)]
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from ((Path(where) / name).relative_to(folder).as_posix() for name in names)
+        yield from ((Path(where) / name).relative_to(folder).as_posix() for name in (*names, *links))
 
 
-def _read(folder: Path, name: str) -> TextFile | None:
-    """Return a file of a folder; None where it is gone, or no text."""
+def _read(folder: Path, name: str, left_out: LeftOut) -> TextFile | None:
+    """Return a file of a folder; None where it is gone, is left out, or is no text."""
     try:
         with open(os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             data = file.read(MOST_BYTES)
-        text = decode(data)
-    except (OSError, NotTextError):
+        if "\0" in (text := decode(data)):
+            raise NotTextError("holds NUL")
+    except (OSError, NotTextError) as error:
+        left_out.add(name, error)
         return None
-    return None if "\0" in text else TextFile(name, blake2b(data, digest_size=16).hexdigest(), text)
+    return TextFile(name, blake2b(data, digest_size=16).hexdigest(), text)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from triforce.disk_cache.mounts import NETWORK, file_system
 from triforce.errors import CacheError, argument, printable
+from triforce.whole_file import why_unwritable
 
 SECRET, STATE, MANIFEST, SUFFIX, PARTIAL = "secret", "state", "manifest", ".kv", ".partial"
 NAME_DIGITS = 40
@@ -18,6 +19,8 @@ _OWN = re.compile(
     rf"[0-9a-f]{{{NAME_DIGITS}}}{re.escape(SUFFIX)}|{SECRET}|{STATE}|{MANIFEST}|.*{re.escape(PARTIAL)}", re.S
 )
 """Names of files that are made here."""
+EXISTS = "name a folder, not a link, in one that exists"
+YOURS = "name a folder of yours, or a new one in one that you may write to"
 
 
 def open_checked(path: Path, network: bool, create: bool) -> int:
@@ -31,7 +34,8 @@ def open_checked(path: Path, network: bool, create: bool) -> int:
                 path.mkdir(mode=0o700)
         descriptor = os.open(path, FOLDER_FLAGS)
     except (OSError, ValueError) as error:  # of a name with a NUL in it
-        raise _refusal(path, getattr(error, "strerror", str(error))) from error
+        advice = YOURS if isinstance(error, PermissionError) else EXISTS
+        raise _refusal(path, getattr(error, "strerror", str(error)), advice) from error
     try:
         _require_private(path, descriptor, create)
         _require_local(path, descriptor, network)
@@ -48,10 +52,17 @@ def require_usable(path: Path, network: bool) -> None:
     """Raise CacheError where a folder cannot be a disk cache. Nothing is made."""
     if os.path.lexists(path):
         os.close(open_checked(path, network, create=True))
-    elif "\0" in str(path) or not path.parent.is_dir():
+        return
+    try:
+        os.stat(path.parent)
+    except PermissionError as error:
+        raise _refusal(path, str(error.strerror), YOURS) from error
+    except (OSError, ValueError):
+        pass
+    if "\0" in str(path) or not os.path.isdir(path.parent):
         raise _refusal(path, "there is no such folder, and none that it would be in")
-    elif not os.access(path.parent, os.W_OK | os.X_OK):
-        raise _refusal(path, "it cannot be made there")
+    if why := why_unwritable(path.parent):
+        raise _refusal(path, why, YOURS)
 
 
 def names_in(descriptor: int) -> Iterator[tuple[str, os.stat_result]]:
@@ -66,10 +77,8 @@ def names_in(descriptor: int) -> Iterator[tuple[str, os.stat_result]]:
         os.close(again)
 
 
-def _refusal(path: Path, why: str) -> CacheError:
-    return CacheError(
-        f"{printable(path)} cannot be a disk cache ({why}); name a folder, not a link, in one that exists"
-    )
+def _refusal(path: Path, why: str, advice: str = EXISTS) -> CacheError:
+    return CacheError(f"{printable(path)} cannot be a disk cache ({why}); {advice}")
 
 
 def _require_private(path: Path, descriptor: int, create: bool) -> None:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from triforce.disk_cache.documents import Known, TextFile, files_of, joined
 from triforce.disk_cache.folder import CacheFolder
 from triforce.disk_cache.folder_checks import MANIFEST
+from triforce.disk_cache.left_out import LeftOut
 from triforce.errors import CacheError
 
 MOST_BYTES = 64 << 20
@@ -74,20 +75,21 @@ def documents(cache: CacheFolder) -> Iterator[Document]:
             yield Document(os.fsencode(folder.path.name).decode("utf-8", "replace"), folder, None)
 
 
-def text_of(folder: Path, cache: Path | None, network: bool = False) -> str:
+def text_of(folder: Path, cache: Path | None, network: bool = False, left_out: LeftOut | None = None) -> str:
     """Return the document of a folder, in the order in which it was read into a disk cache, if it was.
 
-    Raises RequestError where it holds no text. What is wrong with the cache is not said here.
+    left_out: to what is left out is added. Raises RequestError where it holds no text. What is wrong with the cache is
+    not said here.
     """
     known: Known = ()
     if cache:
         try:
             opened = CacheFolder(cache, network, create=False)
         except CacheError:
-            return joined(files_of(folder))
+            return joined(files_of(folder, (), left_out))
         known = next((each.files for each in watched(opened) if each.path == folder.resolve()), ())
         opened.close()
-    return joined(files_of(folder, known))
+    return joined(files_of(folder, known, left_out))
 
 
 def _told(folder: WatchedFolder) -> dict[str, Any]:

@@ -187,7 +187,7 @@ _INTEGERS: dict[str, tuple[str, Callable[[int], bool], bool]] = {  # the last: N
     "top_k": ("an integer from 1 to 2**31 - 1, or 0 or -1 (off)", lambda i: -1 <= i < 2**31, False),
     "n": (f"an integer from 1 to {MOST_CHOICES}", lambda i: 1 <= i <= MOST_CHOICES, False),
     "max_tokens": ("an integer, at least 1", lambda i: i >= 1, False),
-    "seed": ("an integer from 0 to 2**64 - 1, or -1 or None (one is drawn)", lambda i: DRAWN <= i < 2**64, True),
-    "logprobs": (f"an integer from 0 to {MOST_LOGPROBS}, or None", lambda i: 0 <= i <= MOST_LOGPROBS, True),
-    "prompt_logprobs": (f"an integer from 0 to {MOST_LOGPROBS}, or None", lambda i: 0 <= i <= MOST_LOGPROBS, True),
+    "seed": ("an integer from 0 to 2**64 - 1, or -1 (one is drawn)", lambda i: DRAWN <= i < 2**64, True),
+    "logprobs": (f"an integer from 0 to {MOST_LOGPROBS}", lambda i: 0 <= i <= MOST_LOGPROBS, True),
+    "prompt_logprobs": (f"an integer from 0 to {MOST_LOGPROBS}", lambda i: 0 <= i <= MOST_LOGPROBS, True),
 }

@@ -94,6 +94,7 @@ class SavedCache:
 
     def __init__(self, path: Path, maker: CacheFingerprint) -> None:
         try:
+            path.open("rb").close()  # says in the system's words what safetensors says in others
             self._file = _open(path, framework="pt")
             about = self._file.metadata() or {}
             if (about.get("format"), about.get("kind")) != (FORMAT, KIND):
@@ -119,7 +120,7 @@ class SavedCache:
             self.ids: list[int] = self._file.get_tensor("ids").tolist()
         except OSError as error:
             made = f"name a file that {argument('save_cache')} has written"
-            raise CacheError(f"cannot read the KV cache {path} ({error}); {made}") from error
+            raise CacheError(f"cannot read the KV cache {path} ({error.strerror or error}); {made}") from error
         except SafetensorError as error:
             raise CacheError(
                 f"{path} is damaged or no saved KV cache ({error}); make it anew with {argument('save_cache')}"

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import BinaryIO
 
+from triforce.text_encoding import NotTextError, decode
+
 PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 
 Name = str | int
@@ -45,7 +47,9 @@ def batch_lines(file: BinaryIO) -> Iterator[BatchLine]:
 
 def _parsed(number: int, text: bytes) -> BatchLine:
     try:
-        request = json.loads(text.rstrip())
+        request = json.loads(decode(text.rstrip()))
+    except NotTextError as error:
+        return BatchLine(number, error=f"line {number} {error}")
     except (ValueError, RecursionError) as error:
         return BatchLine(number, error=f"line {number} is not JSON: {_told(error)}")
     name = request.get("custom_id") if isinstance(request, dict) else None

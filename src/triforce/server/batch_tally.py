@@ -6,8 +6,8 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 
-_VALUE = re.compile(r"""'[^']*'|"[^"]*"|-?\d[\d.,]*""")
-"""What differs between reasons of one kind: names, and numbers such as those of lines."""
+_VALUE = re.compile(r"""'[^']*'|"[^"]*"|0x[0-9a-f]+|-?\d[\d.,]*""")
+"""What differs between reasons of one kind: names, and numbers such as those of lines and bytes."""
 
 
 @dataclass(slots=True)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
+from collections.abc import Sequence
 from threading import Lock
 from typing import Any
+
+import numpy as np
 
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.errors import RequestError
@@ -28,6 +31,11 @@ class CompiledGrammar:
         """Return a constraint for one row, at the beginning of its text. It costs nothing."""
         ends, size = self._tokenizer.eos_ids, self._tokenizer.vocab_size
         return Matcher(self._matcher.deep_copy(), ends, size, self._numbers)
+
+    def accepts(self, ids: Sequence[int]) -> bool:
+        """Whether the grammar describes the text of these tokens as it is, so that it may end there."""
+        (allowed_V,) = self.follow().allowed(np.array(ids, dtype=np.int64), np.zeros(0, dtype=np.int64))
+        return bool(allowed_V[list(self._tokenizer.eos_ids)].any())
 
 
 class GrammarTrial:

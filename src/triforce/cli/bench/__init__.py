@@ -12,7 +12,7 @@ def run(options: Namespace) -> int:
     """Run one of the parts; --json writes all figures, with the commit as it is before they are measured."""
     from triforce.bench import provenance
 
-    require_writable(options.json)
+    require_writable(options.json, "--json")
     provenance.commit()
     code: int = import_module(f"triforce.cli.bench.{options.bench}").run(options)
     return code

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from argparse import Namespace
 from math import inf
+from os.path import expanduser
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -90,6 +91,6 @@ def _pythons(given: list[str]) -> dict[str, str]:
     pairs = [text.partition("=") for text in given]
     if wrong := [name for name, _, path in pairs if not path]:
         raise RequestError(f"--python {wrong[0]}: give ENGINE=PATH")
-    found = {known("engine", name, [*ENGINES, "all"]): path for name, _, path in pairs}
+    found = {known("engine", name, [*ENGINES, "all"]): expanduser(path) for name, _, path in pairs}
     others = found.pop("all", None)
     return {name: others for name in ENGINES if others and name != OURS} | found

@@ -68,7 +68,7 @@ def make_folder(option: str, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RequestError(f"{option} {folder} cannot be made ({error.strerror}); name a folder") from error
+        raise RequestError(f"{option} {folder} cannot be made ({error.strerror}); name a folder of yours") from error
 
 
 def own_texts() -> dict[str, str]:
