@@ -32,7 +32,7 @@ def command(name: str, about: str | None, add: Add, measure: Measure) -> Callabl
         return exit_code(partial(measured, parse(name, about, add, arguments)))
 
     def measured(options: argparse.Namespace) -> int:
-        require_writable(getattr(options, "json", None))
+        require_writable(getattr(options, "json", None), "--json")
         provenance.commit()  # before anything is measured: others may commit meanwhile
         return measure(options) or 0
 
