@@ -31,7 +31,7 @@ from triforce.engine.sequence_group import prefill_batch
 from triforce.eval import Text
 from triforce.eval.context import tokenizer_of
 from triforce.kvcache import RetrievalView
-from triforce.planner.acceptance import MAX_GAMMA
+from triforce.planner.cost_model import MAX_GAMMA
 from triforce.speculation import Draft, Tier
 from triforce.speculation.ngram import ALONE, TRIED, NgramIndex
 

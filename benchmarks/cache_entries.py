@@ -22,8 +22,7 @@ from typing import Any
 from benchmarks import study
 from triforce.cli.options import described, json_file
 from triforce.disk_cache.entry import Entry, Part, packed
-from triforce.disk_cache.entry_store import EntryStore, Use
-from triforce.disk_cache.eviction import place_of
+from triforce.disk_cache.entry_store import EntryStore, Use, place_of
 from triforce.disk_cache.folder import CacheFolder
 
 OPEN_SECONDS, LOOKUP_SECONDS = 1.0, 1e-3

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from benchmarks import study
-from triforce.backends.torch.feature_layer import FeatureLayer
-from triforce.checkpoint.feature_draft_file import read_feature_draft
 from triforce.cli.bench import parts, setup
 from triforce.cli.bench.report import machine, show
 from triforce.cli.options import described, draft, json_file, model, placement, quiet, several
+from triforce.eagle.head_files import read_feature_draft
+from triforce.eagle.torch_passes import FeatureLayer
 from triforce.errors import RequestError
 from triforce.eval import Table, Text
 from triforce.eval.context import spread

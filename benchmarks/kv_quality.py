@@ -18,8 +18,8 @@ from torch import Tensor
 
 from benchmarks import study
 from triforce.backends.decoder import Decoder, View
+from triforce.backends.dispatch import native
 from triforce.backends.kernel_api import ForwardBatch
-from triforce.backends.native_loader import native
 from triforce.cli.bench.report import show
 from triforce.cli.options import described, json_file, quiet
 from triforce.cli.sample_book import book_file

@@ -20,7 +20,7 @@ from benchmarks.paper.__main__ import EXPERIMENTS, absent
 from triforce.bench import lossless
 from triforce.bench.compare import on_file_tables
 from triforce.bench.compare import run as compare
-from triforce.bench.speed_tables import speed_tables, speedup, verdict
+from triforce.bench.speed import speed_tables, speedup, verdict
 from triforce.eval import Table
 from triforce.eval.tables import percent
 

@@ -24,7 +24,7 @@ import torch
 from benchmarks import study
 from benchmarks.acceptance_traces import LIVE, batch_of, drafted
 from triforce import LLM, SamplingParams
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.cli.options import described
 from triforce.engine.modes import unlinked
 
@@ -46,7 +46,7 @@ def measure(options: Namespace) -> None:
     """Add a row for each length to the file, in the place of one of its model, length and level."""
     llm = LLM(options.model, None if options.model else "auto", retrieval_budget="auto", searched_layers="none")
     model = Path(options.model).name if options.model else "pair"
-    level = native_loader.native.level() if native_loader.native else "torch"
+    level = dispatch.native.level() if dispatch.native else "torch"
     for length in options.contexts:
         add(Path(options.rows), {"model": model, "length": length, "level": level, "ms": milliseconds(llm, length)})
 

@@ -31,7 +31,7 @@ from triforce.cli.text_files import read_texts
 from triforce.errors import RequestError
 from triforce.eval import Table, scoring, tokenize
 from triforce.eval.context import Text, spread
-from triforce.eval.statistics import interval
+from triforce.eval.scoring import interval
 from triforce.llm import LLM
 
 Row = dict[str, Any]

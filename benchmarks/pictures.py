@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.acceptance.report import SWEPT, Report, by_layer, mean, selections, swept
-from triforce.bench.speed_tables import PLAIN, label, means
+from triforce.bench.speed import PLAIN, label, means
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks import study
 from benchmarks.draft_acceptance import windows
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.cli.bench import parts, setup
 from triforce.cli.bench.report import machine, show
 from triforce.cli.options import described, draft, json_file, model, quiet
@@ -33,9 +33,8 @@ from triforce.eval import Table
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 from triforce.training.distillation import SLICE, Head
-from triforce.training.episodes import Episodes, Texts
+from triforce.training.episodes import Episodes, Readings, Texts
 from triforce.training.initial_weights import last_norm
-from triforce.training.readings import Readings
 from triforce.training.trainer import optimizers, step, torch_threads
 from triforce.training.training_config import TrainingConfig
 
@@ -96,7 +95,7 @@ class PlainTraining:
         self.episodes = Readings(target.decoder, (1,), episodes, self.config)
         rows_VC = target.decoder.head_rows(torch.arange(target.config.vocab_size)).float()
         cap = target.config.architecture.logit_cap
-        self.narrow = native_loader.native is not None and native_loader.native.level() == "avx512bf16"
+        self.narrow = dispatch.native is not None and dispatch.native.level() == "avx512bf16"
         head_rows = rows_VC.bfloat16() if self.narrow else rows_VC
         self.head = Head(last_norm(target), target.config.norm_eps, head_rows, cap, self.config.greedy)
         self.model = largest(target.config.vocab_size, most, self.config.seed)

@@ -22,8 +22,7 @@ from tqdm import tqdm
 from benchmarks import study
 from benchmarks.acceptance.h2o import HeavyHitters, added, attended
 from triforce.backends.decoder import Decoder
-from triforce.bench.batch_runner import Prompts, together, varied
-from triforce.bench.prompts import CUE, NEEDLES, Sources, copied_from, numbers, prompts
+from triforce.bench.prompts import CUE, NEEDLES, Prompts, Sources, copied_from, numbers, prompts, together, varied
 from triforce.cli.bench import parts, setup
 from triforce.cli.bench.report import show
 from triforce.cli.options import described, draft, json_file, model, placement, quiet, several

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from triforce.bench import provenance
+from triforce.bench import results_file
 from triforce.cli import exit_code
 from triforce.cli.arguments import Parser
 from triforce.cli.bench import report
@@ -33,7 +33,7 @@ def command(name: str, about: str | None, add: Add, measure: Measure) -> Callabl
 
     def measured(options: argparse.Namespace) -> int:
         require_writable(getattr(options, "json", None), "--json")
-        provenance.commit()  # before anything is measured: others may commit meanwhile
+        results_file.commit()  # before anything is measured: others may commit meanwhile
         return measure(options) or 0
 
     return main

@@ -21,10 +21,10 @@ from typing import Any
 import torch
 
 from benchmarks import study
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.backends.kernel_api import pages_for
+from triforce.bench.kernels import Model, one_pass
 from triforce.bench.synthetic import fill
-from triforce.bench.whole_passes import Model, one_pass
 from triforce.cli.options import described, json_file
 from triforce.errors import RequestError
 from triforce.kvcache import FullView, PagePool
@@ -47,17 +47,17 @@ def timed(call: Callable[[], object], seconds: float) -> float:
 
 def section(threads: int) -> float:
     """Seconds that a section without work costs, one chunk for each thread."""
-    assert native_loader.native, "main has asked"
-    alone = partial(native_loader.native.compute, "float32", 0)
-    native_loader.use_threads(1)
+    assert dispatch.native, "main has asked"
+    alone = partial(dispatch.native.compute, "float32", 0)
+    dispatch.use_threads(1)
     inline = timed(alone, 0.2)
-    native_loader.use_threads(threads)
+    dispatch.use_threads(threads)
     return timed(alone, 0.2) - inline
 
 
 def run_passes(shape: str, threads: int, seconds: float, barrier: Barrier, times: Queue[float]) -> None:
     """Median seconds of a pass of one token, from when all processes are ready."""
-    native_loader.use_threads(threads)
+    dispatch.use_threads(threads)
     torch.set_num_threads(1)
     model = Model(shape, CONTEXT + 64)
     pool = PagePool(model.config, 1, pages_for(CONTEXT + 64), model.decoder.dtype)
@@ -93,9 +93,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def measure(options: Namespace) -> None:
     """Print a line for each shape. Raises RequestError without native kernels."""
-    if not native_loader.native:
-        raise RequestError(f"there are no native kernels to measure: {native_loader.missing or native_loader.wanted}")
-    cpus, rows = native_loader.usable_cpus(), list[dict[str, Any]]()
+    if not dispatch.native:
+        raise RequestError(f"there are no native kernels to measure: {dispatch.missing or dispatch.wanted}")
+    cpus, rows = dispatch.usable_cpus(), list[dict[str, Any]]()
     empty_section = section(cpus)
     print(f"{cpus} CPUs; a section without work: {1e6 * empty_section:.2f} us")
     for shape in SHAPES:

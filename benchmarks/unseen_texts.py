@@ -23,11 +23,9 @@ from typing import Any
 
 from benchmarks import study
 from triforce.bench import speed
-from triforce.bench.batch_runner import Prompts
-from triforce.bench.cells import Cell
-from triforce.bench.prompts import Sources, prompts
+from triforce.bench.prompts import Prompts, Sources, prompts
 from triforce.bench.results_file import ResultsFile
-from triforce.bench.speed_tables import AUTO, CONTROL, LOST, speed_tables, verdict
+from triforce.bench.speed import AUTO, CONTROL, LOST, Cell, speed_tables, verdict
 from triforce.cli.bench import parts, setup
 from triforce.cli.bench.report import about, machine, show
 from triforce.cli.bench.speed import HEAD, line

@@ -21,7 +21,7 @@ struct ExpertWeights {
     std::vector<Tensor> gate_bias, up_bias, down_bias;
 };
 
-/// How a router chooses; see `Experts` in model/architecture.py.
+/// How a router chooses; see `Experts` in model/config.py.
 struct Routing {
     int64_t chosen;
     bool sigmoid, renormalised;

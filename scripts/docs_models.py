@@ -10,7 +10,7 @@ from triforce.checkpoint.hf_config import checked, model_config
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.model.config import ModelConfig
 from triforce.planner.break_even import Balance, BreakEven
-from triforce.planner.tier_work import BALANCE_OF_LEVEL
+from triforce.planner.pass_costs import BALANCE_OF_LEVEL
 
 LENGTH = 32_768
 BUDGET = SpeculativeConfig().retrieval.budget.of(LENGTH)

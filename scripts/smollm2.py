@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 
 from triforce.bench.compare.gguf_file import LAYER, OUTER
 from triforce.bench.compare.hf_folder import write_tokenizer
-from triforce.checkpoint.known_models import SMOLLM2, UnavailableModel, find
+from triforce.checkpoint.model_sources import SMOLLM2, UnavailableModel, find
 from triforce.errors import ModelError
 
 UNAVAILABLE = 3

@@ -86,21 +86,9 @@ def test_badly_named_tests_are_found() -> None:
     assert badly_named(ast.parse("\n".join(f"def {name}(): ..." for name in names))) == names[:3]
 
 
-def test_file_lengths_within_limits(files: dict[str, str]) -> None:
+def test_file_lengths_within_limit(files: dict[str, str]) -> None:
     lines = {path: len(text.splitlines()) for path, text in files.items() if not is_generated(text)}
-    limits = HOUSE["limits"]["files"].items()
-    allowed = {path: next(limit for start, limit in limits if path.startswith(start)) for path in files}
-    assert not {path: count for path, count in lines.items() if count > allowed[path]}
-
-
-def test_function_lengths_within_limits(files: dict[str, str]) -> None:
-    found = {
-        f"{path}::{name}": count
-        for path, text in files.items()
-        if path.endswith(".py")
-        for name, count in house.long_functions(ast.parse(text), HOUSE["limits"]["function"]).items()
-    }
-    assert not found
+    assert not {path: count for path, count in lines.items() if count > HOUSE["longest_file"]}
 
 
 def made(code: dict[str, str]) -> Graph:
@@ -141,12 +129,6 @@ def test_equal_names_are_found() -> None:
     assert house.namesakes(["t.b.pool", "t.a.pool", "t.a", "t.b.a"]) == {("t.a", "t.b.a"), ("t.a.pool", "t.b.pool")}
     tree = {"t.a": ast.parse("class A: ...\nclass _B: ..."), "t.b": ast.parse("class A: ...\nclass _B: ...")}
     assert house.namesakes(house.classes(tree)) == {("t.a.A", "t.b.A")}
-
-
-def test_long_functions_are_found() -> None:
-    code = ast.parse("def f():\n    a\n    b\nclass C:\n    async def g():\n        a\n    def f(): ...")
-    assert house.long_functions(code, 1) == {"f": 3, "g": 2}
-    assert house.long_functions(code, 2) == {"f": 3}
 
 
 def test_relative_imports_are_refused() -> None:

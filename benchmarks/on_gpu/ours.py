@@ -17,8 +17,8 @@ from benchmarks.on_gpu.piece import Names, Piece, Row, Setup, speeds
 from triforce.backends.decoder import Decoder
 from triforce.backends.kernel_api import pages_for
 from triforce.bench import shapes
+from triforce.bench.kernels import SparseView, one_pass
 from triforce.bench.synthetic import SyntheticDecoding, decode, fill, read, verified
-from triforce.bench.whole_passes import SparseView, one_pass
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import SharedKV
 from triforce.errors import CacheError, RequestError

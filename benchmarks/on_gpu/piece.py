@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.backends.decoder import Decoder
 from triforce.bench import shapes
-from triforce.bench.device_clock import DeviceClock
+from triforce.bench.roofline import DeviceClock
 from triforce.engine.tier_builder import ModelSet
 
 Row = dict[str, Any]
@@ -64,7 +64,7 @@ class Setup:
 
     def models(self, names: Names, context: int) -> ModelSet:
         """Of random weights; the latest ones only, as two would not fit beside their KV."""
-        key = names, context, self.kv_int8, native_loader.wanted
+        key = names, context, self.kv_int8, dispatch.wanted
         if key not in self._models:
             self._models.clear()
             how = context + 1024, self.clock.dtype, self.device, self.kv_int8

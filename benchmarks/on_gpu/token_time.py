@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.on_gpu.piece import Names, Piece, Row, Setup
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.backends.cuda.fused_draft import DraftInputs, DraftShape, DrawnTokens, run_draft
 from triforce.backends.cuda.graphs import GraphInputs, Graphs, Replay, shape_of
 from triforce.backends.cuda.kv import TritonKV
@@ -25,9 +25,9 @@ from triforce.backends.cuda.sampler import TritonSampling
 from triforce.backends.decoder import Decoder
 from triforce.backends.kernel_api import ForwardBatch, ForwardOutput, pages_for
 from triforce.backends.token_sampler import make_noise
+from triforce.bench.kernels import ids
 from triforce.bench.synthetic import decode, fill, read
-from triforce.bench.whole_passes import ids
-from triforce.checkpoint.feature_draft_file import states_of
+from triforce.eagle.head_files import states_of
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import FullView, PagePool
@@ -73,7 +73,7 @@ def _interpreted(setup: Setup) -> AbstractContextManager[object]:
     """As TRIFORCE_KERNELS=triton has it, where there is no GPU."""
     if setup.on_gpu:
         return nullcontext()
-    return mock.patch.multiple(native_loader, native=None, wanted="triton")
+    return mock.patch.multiple(dispatch, native=None, wanted="triton")
 
 
 class PlainDecoding:

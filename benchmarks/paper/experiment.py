@@ -15,10 +15,8 @@ from benchmarks.acceptance.sweeps import by_unit
 from benchmarks.acceptance.teacher_forcing import Walk
 from benchmarks.acceptance.workloads import Size, Workload, needle, plain
 from triforce import LLM
-from triforce.bench.batch_runner import Prompts, varied
-from triforce.bench.cells import Cell
-from triforce.bench.prompts import Sources, prompts
-from triforce.bench.speed import SpeedConfig, cell_rows
+from triforce.bench.prompts import Prompts, Sources, prompts, varied
+from triforce.bench.speed import Cell, SpeedConfig, cell_rows
 from triforce.cli.progress import Prefill
 from triforce.eval import Table
 from triforce.interface.sampling_params import SamplingParams

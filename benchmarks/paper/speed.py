@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.paper.experiment import Experiment, Lines, Row, Setup, each, kept, number
-from triforce.bench.cells import Cell
-from triforce.bench.speed_tables import speedup
+from triforce.bench.speed import Cell, speedup
 from triforce.kvcache import Budget
 
 TABLE2 = {

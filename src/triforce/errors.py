@@ -6,10 +6,12 @@ writes that: `context=64` in Python, `--context 64` on the command line.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from numbers import Integral
+from pathlib import Path
 from unicodedata import category
 
 LONGEST = 900
@@ -158,3 +160,10 @@ def suggest(typed: str, names: Iterable[str]) -> str:
 def printable(text: object) -> str:
     """Return a name or a path to stand in a line: as it is, or with escapes and in quotes where it does not print."""
     return str(text) if str(text).isprintable() else ascii(str(text))
+
+
+def unreadable(file: str | bytes | Path, error: OSError) -> ModelError:
+    """Return the error of a file that cannot be read. One that is closed to the user is not to be fetched again."""
+    closed = isinstance(error, PermissionError)
+    advice = "have its owner let you read it, or name another model" if closed else "download it again"
+    return ModelError(f"{os.fsdecode(file)} cannot be read ({error.strerror or error}); {advice}")

@@ -16,8 +16,8 @@ from triforce.interface.keyword_advice import advised
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import FullView
+from triforce.kvcache.pool import WindowMark
 from triforce.kvcache.views.full import TAIL
-from triforce.kvcache.window_mark import WindowMark
 from triforce.llm import LLM
 from triforce.ragged import common_prefix, ints
 

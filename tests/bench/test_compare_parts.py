@@ -22,7 +22,7 @@ from triforce.bench.compare.processes import EngineTrouble, turn_of
 from triforce.bench.compare.texts import PLACES, choose, prompt
 from triforce.bench.compare.workers import llamacpp_worker
 from triforce.bench.prompts import Sources
-from triforce.checkpoint.gguf_rope import Divided
+from triforce.checkpoint.gguf.config import Divided
 from triforce.checkpoint.hf_config import read_config
 from triforce.checkpoint.model_files import open_model
 from triforce.checkpoint.rope_scaling import wavelengths

@@ -11,11 +11,11 @@ import torch
 
 from tests.helpers.family_models import family_model
 from tests.helpers.tiny_checkpoint import save
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.backends.kernel_api import pages_for
-from triforce.bench.family_shapes import FAMILY_SHAPES
-from triforce.bench.model_work import ModelWork
-from triforce.bench.whole_passes import Model, filled
+from triforce.bench.kernels import Model, filled
+from triforce.bench.roofline import ModelWork
+from triforce.bench.shapes import FAMILY_SHAPES
 from triforce.checkpoint.hf_config import checked
 from triforce.checkpoint.model_families import FAMILIES
 from triforce.checkpoint.weights import read_weights
@@ -24,7 +24,7 @@ from triforce.engine.model_loader import load
 from triforce.kvcache import PagePool
 from triforce.model.weights import numbers
 
-if native_loader.native is None:
+if dispatch.native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
 torch.set_num_threads(1)
 CONTEXT = 96

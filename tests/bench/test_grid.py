@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from triforce.bench.cells import ALONE, BATCHES, CONTEXTS, MOST, TEMPERATURES, WORKLOADS, Cell, covering, grid, named
+from triforce.bench.speed import ALONE, BATCHES, CONTEXTS, MOST, TEMPERATURES, WORKLOADS, Cell, covering, grid, named
 from triforce.errors import RequestError
 
 

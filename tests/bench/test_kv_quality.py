@@ -9,9 +9,9 @@ import pytest
 
 from benchmarks import kv_quality
 from tests.helpers.gguf_models import write_model
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 
-pytestmark = pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
+pytestmark = pytest.mark.skipif(dispatch.native is None, reason="the native kernels were not built")
 
 
 @pytest.fixture(scope="module")

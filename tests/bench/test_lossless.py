@@ -13,8 +13,7 @@ from benchmarks.acceptance.h2o import HeavyHitters
 from benchmarks.quality import EVICTIONS, EvictingDecoder
 from tests.helpers.mutants.registry import caught_in
 from triforce.bench import lossless
-from triforce.bench.batch_runner import together, varied
-from triforce.bench.prompts import Sources, prompts
+from triforce.bench.prompts import Sources, prompts, together, varied
 from triforce.engine.sequence_batch import SequenceBatch
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM

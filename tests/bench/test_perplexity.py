@@ -12,11 +12,11 @@ from benchmarks import perplexity
 from benchmarks.perplexity import EXACT, losses, precisions
 from tests.helpers.gguf_models import write_model
 from tests.helpers.tiny_llm import ids
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.eval.scoring import full_view, nats
 from triforce.llm import LLM
 
-pytestmark = pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
+pytestmark = pytest.mark.skipif(dispatch.native is None, reason="the native kernels were not built")
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.quality import shared
-from triforce.bench.cells import WORKLOADS
 from triforce.bench.prompts import CUE, MAKERS, NAMES, Sources, numbers, prompts
+from triforce.bench.speed import WORKLOADS
 from triforce.errors import RequestError
 
 LENGTH, ROWS = 900, 4

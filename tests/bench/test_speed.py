@@ -13,13 +13,11 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.bench import kernels, speed
-from triforce.bench.batch_runner import Prompts, together
-from triforce.bench.cells import Cell
-from triforce.bench.prompts import Sources, prompts
+from triforce.bench.prompts import Prompts, Sources, prompts, together
 from triforce.bench.roofline import Roofline, Work
-from triforce.bench.speed_tables import speedup, verdict
+from triforce.bench.speed import Cell, speedup, verdict
 from triforce.cli import main
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
@@ -196,7 +194,7 @@ def test_kernel_rows_compare_with_current_machine(monkeypatch: pytest.MonkeyPatc
     for row in rows:
         if "fraction" in row:
             seconds = row["bytes"] / bandwidth / 1e9
-            if native_loader.native:
+            if dispatch.native:
                 by_type = row["operations"].items()
                 rates = {name: peaks[f"peak, {name}"]["gflop_per_second"] * 1e9 for name, _ in by_type}
                 seconds = max(seconds, sum(count / rates[name] for name, count in by_type))
@@ -204,7 +202,7 @@ def test_kernel_rows_compare_with_current_machine(monkeypatch: pytest.MonkeyPatc
                 assert row["fraction"] == pytest.approx(seconds / row["seconds"])
     assert {row["kernel"] for row in rows} >= {
         "retrieval step",
-        *(["retrieval step, int8"] if native_loader.native else []),
+        *(["retrieval step, int8"] if dispatch.native else []),
         "prefill attention",
         "prefill attention, torch",
         "sampler",

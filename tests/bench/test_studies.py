@@ -15,7 +15,7 @@ from benchmarks import offload
 from benchmarks import study as studies
 from benchmarks.acceptance.__main__ import add_arguments
 from benchmarks.acceptance.sweeps import add_walk
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.cli.bench.setup import load
 from triforce.errors import RequestError
 
@@ -66,7 +66,7 @@ def test_unseen_texts_go_on_where_they_were_cut_off(
     assert "below 0.97" in capsys.readouterr().out
 
 
-@pytest.mark.skipif(native_loader.native is None, reason="a store is for the native kernels")
+@pytest.mark.skipif(dispatch.native is None, reason="a store is for the native kernels")
 def test_offload_measures_each_kv_dtype_in_as_many_tokens(tmp_path: Path) -> None:
     file, short = tmp_path / "offload.json", ["--context", "2600", "--tokens", "4", "--skip-streaming"]
     assert offload.main([*short, "--memories", "8MiB", "--kv-dtypes", "auto,int8", "--json", str(file)]) == 0

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.backends.cuda import graphs
 from triforce.backends.decoder import Decoder
-from triforce.bench import shapes, synthetic, synthetic_speed
-from triforce.bench.model_work import ModelWork
-from triforce.bench.roofline import Roofline
+from triforce.bench import shapes, synthetic
+from triforce.bench import synthetic as bench_synthetic
+from triforce.bench.roofline import ModelWork, Roofline
 from triforce.cli.bench.speed import counted, line
 from triforce.engine import tier_builder
 from triforce.engine.sequence_batch import SequenceBatch
@@ -94,7 +94,7 @@ def test_steps_that_capture_a_graph_are_left_out(models: ModelSet, monkeypatch: 
 @pytest.mark.parametrize(("outer", "inner", "tokens_a_pass"), [(1.0, 1.0, 7), (0.0, 0.0, 1)])
 def test_synthetic_acceptance_equals_request(outer: float, inner: float, tokens_a_pass: int) -> None:
     """Draft tokens 2, speculative tokens 6: twice two guesses and a bonus token make 6, and one is the full tier's."""
-    rows = list(synthetic_speed.rows("30m", [256], (outer, inner), setting, tokens=32, repeats=1))
+    rows = list(bench_synthetic.rows("30m", [256], (outer, inner), setting, tokens=32, repeats=1))
     plain, two, three, auto = rows
     assert [row["mode"] for row in rows] == ["ar", "retrieval", "triforce", "auto"]
     assert plain["full_passes"] == 32 and auto["full_passes"] <= 32
@@ -106,7 +106,7 @@ def test_synthetic_acceptance_equals_request(outer: float, inner: float, tokens_
 
 
 def test_synthetic_int8_is_compared_with_bfloat16_plain_decoding() -> None:
-    rows = list(synthetic_speed.rows("30m", [256], (1.0, 1.0), setting, tokens=8, repeats=1, kv_int8=True, layers=2))
+    rows = list(bench_synthetic.rows("30m", [256], (1.0, 1.0), setting, tokens=8, repeats=1, kv_int8=True, layers=2))
     assert [(row["mode"], row["kv_dtype"]) for row in rows] == [
         ("ar", "bfloat16"), ("ar", "int8"), ("retrieval", "int8"), ("triforce", "int8"), ("auto", "int8")
     ]  # fmt: skip
@@ -122,15 +122,15 @@ def test_least_seconds_count_passes_of_each_tier() -> None:
     work = ModelWork(*shapes.parts("30m", 512, layers=2))
     roof = Roofline(1e9, {"bfloat16": 1e15})
     tiers = [TierStats("retrieval", proposed=30, passes=30, visible_tokens=64), TierStats("full", 40, 40, passes=10)]
-    least = synthetic_speed.least_seconds(tiers, {"full": work}, roof, 512, int8=False)
+    least = bench_synthetic.least_seconds(tiers, {"full": work}, roof, 512, int8=False)
     assert least == pytest.approx((30 * work.of(1, 64).bytes + 10 * work.of(4, 512).bytes) / 1e9)
     slow = Roofline(1e15, {"bfloat16": 1e9})
-    least = synthetic_speed.least_seconds(tiers, {"full": work}, slow, 512, int8=False)
+    least = bench_synthetic.least_seconds(tiers, {"full": work}, slow, 512, int8=False)
     done = 30 * work.of(1, 64).operations["bfloat16"] + 10 * work.of(4, 512).operations["bfloat16"]
     assert least == pytest.approx(done / 1e9)
 
 
-@pytest.mark.skipif(native_loader.native is None, reason="torch drafts token by token")
+@pytest.mark.skipif(dispatch.native is None, reason="torch drafts token by token")
 def test_synthetic_drafts_are_fused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several tokens of a draft are one call, as in the decoding of texts."""
     made, plain = list[bool](), tier_builder.fused_draft
@@ -140,7 +140,7 @@ def test_synthetic_drafts_are_fused(monkeypatch: pytest.MonkeyPatch) -> None:
         return found
 
     monkeypatch.setattr(tier_builder, "fused_draft", noted)
-    list(synthetic_speed.rows("30m", [256], (1.0, 1.0), setting, tokens=16, repeats=1))
+    list(bench_synthetic.rows("30m", [256], (1.0, 1.0), setting, tokens=16, repeats=1))
     assert made and all(made)
 
 

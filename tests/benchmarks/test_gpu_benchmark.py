@@ -21,9 +21,9 @@ from benchmarks.on_gpu import ours
 from benchmarks.on_gpu.lease import PARTS
 from benchmarks.on_gpu.piece import Piece, Setup
 from tests.helpers.tiny_checkpoint import tiny_pair
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.bench import shapes
-from triforce.bench.device_clock import DeviceClock
+from triforce.bench.roofline import DeviceClock
 from triforce.checkpoint import hub
 from triforce.cli.parser import parse
 from triforce.engine import model_loader
@@ -74,7 +74,7 @@ def test_gpu_benchmark_batches_have_rows(tmp_path: Path) -> None:
     assert [row["what"] for row in rows] == [f"triforce, 2 rows, {rates} acceptance" for rates in ("paper", "ours")]
 
 
-@pytest.mark.skipif(native_loader.native is None, reason="on a CPU a store is for the native kernels")
+@pytest.mark.skipif(dispatch.native is None, reason="on a CPU a store is for the native kernels")
 def test_gpu_benchmark_offloaded_kv_has_rows(tmp_path: Path) -> None:
     """The figure's second shape would be the same one here, and is not measured twice."""
     rows = measure("f", tmp_path, "--kv-memory", "2MiB")
@@ -84,7 +84,7 @@ def test_gpu_benchmark_offloaded_kv_has_rows(tmp_path: Path) -> None:
     assert rows[5]["seconds"] or rows[5]["error"]
 
 
-@pytest.mark.skipif(native_loader.native is None, reason="on a CPU a store is for the native kernels")
+@pytest.mark.skipif(dispatch.native is None, reason="on a CPU a store is for the native kernels")
 def test_gpu_benchmark_sharded_paper_setup_has_rows(tmp_path: Path) -> None:
     (row,) = measure("c", tmp_path, "--kv-memory", "2MiB", "--only", "triforce, paper acceptance, offloaded, 24")
     assert set(row) >= FIELDS and row["shape"] == "small" and row["bus"]

@@ -16,8 +16,8 @@ from benchmarks.on_gpu import lease, machine_checks, ours
 from benchmarks.on_gpu.lease import LOST, PARTS, Part
 from benchmarks.on_gpu.piece import Piece, Row, Setup
 from tests.helpers.cuda.stub import machine
-from triforce.backends import native_loader
-from triforce.bench import provenance, shapes
+from triforce.backends import dispatch
+from triforce.bench import results_file, shapes
 from triforce.ragged import ints
 from triforce.speculation import Draft
 
@@ -69,7 +69,7 @@ def raising(error: Exception) -> Run:
     return run
 
 
-@pytest.mark.skipif(native_loader.native is None, reason="on a CPU a store is for the native kernels")
+@pytest.mark.skipif(dispatch.native is None, reason="on a CPU a store is for the native kernels")
 def test_lease_rehearsal_writes_file_of_each_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -83,7 +83,7 @@ def test_lease_rehearsal_writes_file_of_each_part(
     assert leased(tmp_path, "--contexts", "64", "--kv-memory", "3MiB") == 0, capsys.readouterr().out
     assert {file.stem for file in tmp_path.glob("*.json")} == {f"lease_{part.name}" for part in PARTS}
     found = {part.name: rows(tmp_path, part.name) for part in PARTS}
-    fields = {"what", "shape", "context", "seconds", "command", *provenance.FIELDS}
+    fields = {"what", "shape", "context", "seconds", "command", *results_file.FIELDS}
     assert all(set(row) >= fields and "error" not in row for rows in found.values() for row in rows)
     assert found["int8_tests"][0]["passed"] == 2 and found["int8_tests"][0]["exit_code"] == 0
     assert all(row["verifications"] for row in found["hosted"])

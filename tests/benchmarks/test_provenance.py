@@ -15,7 +15,7 @@ import torch
 from tests.helpers import recorded_files
 from tests.helpers.provenance_rules import LAST_WITHOUT, RecordedFile
 from tests.helpers.recorded_files import ROOT, History
-from triforce.bench import provenance
+from triforce.bench import results_file
 from triforce.bench.results_file import ResultsFile
 from triforce.cli.bench.report import about
 
@@ -79,7 +79,7 @@ GOOD = {"command": "python -m benchmarks.gpu a", "machine": "this", "level": "sm
 TIMES = {"what": "full pass", "seconds": 0.0123456789}
 
 
-FILES = {"benchmarks/gpu.py": "", "src/triforce/bench/provenance.py": '"""Docs."""\n\nVERSION: int = 2\n"""."""\n'}
+FILES = {"benchmarks/gpu.py": "", "src/triforce/bench/results_file.py": '"""Docs."""\n\nVERSION: int = 2\n"""."""\n'}
 
 
 class MadeHistory(History):
@@ -105,7 +105,7 @@ def test_new_row_with_all_fields_passes() -> None:
     assert faults({"what": "text", "right": 0.123456789} | GOOD) == "", "where no time was measured"
 
 
-@pytest.mark.parametrize("name", provenance.FIELDS)
+@pytest.mark.parametrize("name", results_file.FIELDS)
 def test_new_row_without_a_field_is_refused(name: str) -> None:
     row = TIMES | {key: value for key, value in GOOD.items() if key != name}
     assert faults(row).startswith(f"(a) full pass: it has no {name}")
@@ -145,11 +145,11 @@ def test_number_under_two_commits_is_refused() -> None:
 
 def test_figures_of_a_command_say_where_they_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
     found = about("triforce bench speed")
-    assert list(found) == ["command", *provenance.FIELDS] and found["command"] == "triforce bench speed"
-    assert f"kernels {found['level']}" in found["machine"] and found["bench"] == provenance.VERSION
+    assert list(found) == ["command", *results_file.FIELDS] and found["command"] == "triforce bench speed"
+    assert f"kernels {found['level']}" in found["machine"] and found["bench"] == results_file.VERSION
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device.index}")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    on_gpu = provenance.provenance(torch.device("cuda", 1))
+    on_gpu = results_file.provenance(torch.device("cuda", 1))
     assert on_gpu | {"command": found["command"]} == found | {"machine": "GPU 1", "level": "sm_90"}
 
 
@@ -159,7 +159,7 @@ def test_commit_is_that_of_the_checkout(tmp_path: Path, monkeypatch: pytest.Monk
     tmp_path = tmp_path.resolve()
     for name in [name for name in os.environ if name.startswith("GIT_")]:
         monkeypatch.delenv(name)  # a hook's, say: they name another checkout
-    monkeypatch.setattr(provenance, "ROOT", tmp_path)
+    monkeypatch.setattr(results_file, "ROOT", tmp_path)
     assert commit() is None, "no checkout"
     monkeypatch.setattr(recorded_files, "ROOT", tmp_path)
     for folder in ("src", "docs", "benchmarks/results"):
@@ -179,16 +179,16 @@ def test_commit_is_that_of_the_checkout(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "src" / "more.py").unlink()
     (tmp_path / "src" / "code.py").write_text("2")
     assert commit() == f"{head}+"
-    monkeypatch.setattr(provenance, "ROOT", tmp_path / "src")
+    monkeypatch.setattr(results_file, "ROOT", tmp_path / "src")
     assert commit() is None, "a folder within a checkout of something else"
 
 
 def commit() -> str | None:
-    provenance.commit.cache_clear()
+    results_file.commit.cache_clear()
     try:
-        return provenance.commit()
+        return results_file.commit()
     finally:
-        provenance.commit.cache_clear()
+        results_file.commit.cache_clear()
 
 
 def test_rows_before_a_cut_off_keep_their_source(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_rows_before_a_cut_off_keep_their_source(tmp_path: Path) -> None:
     for head, kept in (
         (now, {}),
         (now | {"commit": "aaaaaaaa", "level": "sm_80"}, {"commit": "aaaaaaaa", "level": "sm_80"}),
-        ({"model": "m", "recorded_in": "aaaaaaaa"}, {**dict.fromkeys(provenance.FIELDS), "recorded_in": "aaaaaaaa"}),
+        ({"model": "m", "recorded_in": "aaaaaaaa"}, {**dict.fromkeys(results_file.FIELDS), "recorded_in": "aaaaaaaa"}),
     ):
         file.write_text(json.dumps(head | {"rows": [row]}))
         results = ResultsFile(file, now, ["model"])

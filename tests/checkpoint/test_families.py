@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests.helpers.simple_cache import DEVICE, SimpleCache, score
 from tests.helpers.tiny_checkpoint import edit, save, tiny_model, tiny_tokenizer
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.backends.decoder import Decoder
 from triforce.checkpoint.hf_config import frequencies, read_config
 from triforce.engine.model_loader import Checkpoint, load
@@ -167,7 +167,7 @@ def test_half_precision_logits_close_to_float32(tmp_path: Path, dtype: torch.dty
 
 
 def test_matching_weights_are_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_loader, "native", None)  # which packs them
+    monkeypatch.setattr(dispatch, "native", None)  # which packs them
     decoder = load(save(tiny_model(tie_word_embeddings=True), tmp_path), device="cpu").decoder
     maps = Path("/proc/self/maps")
     if not maps.exists():

@@ -14,14 +14,14 @@ from tests.helpers.family_models import FAMILY_MODELS, LENGTH, RAGGED, family_mo
 from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
 from tests.helpers.tiny_checkpoint import edit, save
-from triforce.backends import native_loader
-from triforce.backends.torch.experts import choose
+from triforce.backends import dispatch
+from triforce.backends.torch.model import choose
 from triforce.checkpoint.hf_config import checked
 from triforce.checkpoint.model_families import FAMILIES
 from triforce.checkpoint.weights import read_weights
 from triforce.engine.model_loader import load
 from triforce.errors import ModelError
-from triforce.model.architecture import Experts
+from triforce.model.config import Experts
 
 
 @pytest.fixture(scope="module", params=FAMILY_MODELS)
@@ -37,8 +37,8 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture(params=["native", "torch"])
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "torch":
-        monkeypatch.setattr(native_loader, "native", None)
-    elif native_loader.native is None:
+        monkeypatch.setattr(dispatch, "native", None)
+    elif dispatch.native is None:
         pytest.skip("without native kernels")
     return str(request.param)
 
@@ -96,7 +96,7 @@ def farthest(folder: Path, expected_BTV: Tensor) -> float:
 def test_family_mutant_differs_from_transformers(
     tmp_path: Path, mutant: Mutant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native_loader, "native", None)
+    monkeypatch.setattr(dispatch, "native", None)
     model = family_model(*mutant.checks)
     with torch.no_grad():
         expected_BTV = model(texts()).logits
@@ -121,11 +121,11 @@ def between_kernels(folder: Path, monkeypatch: pytest.MonkeyPatch) -> float:
     """How far logits of the torch path are from the native ones, at most."""
     decoder = load(folder, device="cpu", dtype="float32", context=LENGTH).decoder
     native_BTV = paged_logits(decoder, texts(), RAGGED)
-    monkeypatch.setattr(native_loader, "native", None)
+    monkeypatch.setattr(dispatch, "native", None)
     return farthest(folder, native_BTV)
 
 
-@pytest.mark.skipif(native_loader.native is None, reason="without native kernels")
+@pytest.mark.skipif(dispatch.native is None, reason="without native kernels")
 @pytest.mark.parametrize("name", ["qwen3-moe", "glm-4.5"])
 def test_expert_ties_go_to_lowest_ids(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ids_NK, _ = choose(torch.tensor([[1.0, 2.0, 1.0, 2.0]]), Experts(4, 3, True))
@@ -135,7 +135,7 @@ def test_expert_ties_go_to_lowest_ids(tmp_path: Path, name: str, monkeypatch: py
     assert between_kernels(tied_experts(tmp_path, name), monkeypatch) < 1e-4
 
 
-@pytest.mark.skipif(native_loader.native is None, reason="without native kernels")
+@pytest.mark.skipif(dispatch.native is None, reason="without native kernels")
 @pytest.mark.parametrize("mutant", caught_in("test_expert_tie_mutant_is_noticed"), ids=str)
 def test_expert_tie_mutant_is_noticed(tmp_path: Path, mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tied_experts(tmp_path, *mutant.checks)

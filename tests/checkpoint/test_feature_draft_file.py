@@ -14,19 +14,19 @@ from torch import Tensor
 
 from tests.helpers.eagle3_reference import Eagle3, random_checkpoint
 from tests.helpers.tiny_checkpoint import edit, save, tiny_model
-from triforce.backends.torch.feature_layer import Entries, FeatureLayer
-from triforce.checkpoint.feature_draft_file import (
+from triforce.eagle.head import FeatureDraftWeights, shapes
+from triforce.eagle.head_files import (
     FeatureDraftFile,
     new_config,
     read_feature_draft,
     states_of,
     with_head,
+    write_feature_draft,
 )
-from triforce.checkpoint.feature_draft_writer import write_feature_draft
+from triforce.eagle.torch_passes import Entries, FeatureLayer
 from triforce.engine.model_loader import load
 from triforce.errors import ModelError
 from triforce.model.config import ModelConfig
-from triforce.model.feature_draft import FeatureDraftWeights, shapes
 
 torch.set_num_threads(1)
 VARIANTS: list[dict[str, Any]] = [

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 
 from tests.helpers.small_decoder import small_decoder
 from triforce.checkpoint.weights import told
-from triforce.model.architecture import Architecture, Experts
+from triforce.model.config import Architecture, Experts
 
 
 def test_fingerprint_tells_arithmetic_only_where_it_is_not_usual() -> None:

@@ -14,10 +14,9 @@ import transformers
 from scripts.smollm2 import config_of
 from tests.helpers.gguf_files import HEADS, LLAMA, SMOLLM2, byte_level_values, tensors_of, write_gguf
 from tests.helpers.tiny_checkpoint import save, tiny_model
-from triforce.checkpoint.gguf_config import read_gguf_config
-from triforce.checkpoint.gguf_file import GGUFFile
-from triforce.checkpoint.gguf_names import hugging_face_names, row_order
-from triforce.checkpoint.gguf_rope import Divided
+from triforce.checkpoint.gguf.config import Divided, read_gguf_config
+from triforce.checkpoint.gguf.file import GGUFFile
+from triforce.checkpoint.gguf.weights import hugging_face_names, row_order
 from triforce.checkpoint.hf_config import frequencies, read_config
 from triforce.checkpoint.rope_scaling import Linear, Llama3, Unscaled, Yarn
 from triforce.errors import ModelError

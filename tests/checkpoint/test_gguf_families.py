@@ -17,9 +17,9 @@ from tests.helpers.gguf_files import write_gguf
 from tests.helpers.gguf_models import numbers_of, packed
 from tests.helpers.tiny_checkpoint import save
 from tests.helpers.tiny_llm import ask, ids
-from triforce.backends import native_loader
-from triforce.checkpoint.gguf_config import PATTERN, read_gguf_config
-from triforce.checkpoint.gguf_file import GGUFFile
+from triforce.backends import dispatch
+from triforce.checkpoint.gguf.config import PATTERN, read_gguf_config
+from triforce.checkpoint.gguf.file import GGUFFile
 from triforce.checkpoint.model_files import open_model
 from triforce.engine.model_loader import load
 from triforce.errors import ModelError
@@ -113,7 +113,7 @@ def test_gguf_router_of_few_bits_is_read_as_numbers(tmp_path: Path) -> None:
         torch.testing.assert_close(router, model.state_dict()[name], atol=2e-2, rtol=0)
 
 
-@pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
+@pytest.mark.skipif(dispatch.native is None, reason="the native kernels were not built")
 @pytest.mark.parametrize("name", BLOCKS)
 def test_gguf_experts_in_blocks_are_their_numbers(tmp_path: Path, name: str) -> None:
     """Kernels read each expert's blocks where they lie in the stack."""
@@ -141,7 +141,7 @@ def test_gguf_experts_in_blocks_are_their_numbers(tmp_path: Path, name: str) -> 
     assert first == other
 
 
-@pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
+@pytest.mark.skipif(dispatch.native is None, reason="the native kernels were not built")
 @pytest.mark.parametrize(
     ("inner", "kind", "told"),
     [

@@ -13,7 +13,7 @@ import pytest
 from gguf import GGMLQuantizationType
 
 from tests.helpers.gguf_files import write_gguf
-from triforce.checkpoint.gguf_file import READABLE, GGUFFile
+from triforce.checkpoint.gguf.file import READABLE, GGUFFile
 from triforce.errors import ModelError
 
 VALUES: dict[str, Any] = {

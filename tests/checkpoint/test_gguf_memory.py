@@ -18,8 +18,8 @@ from tests.helpers.gguf_blocks import random_blocks
 from tests.helpers.gguf_files import write_gguf
 from tests.helpers.gguf_models import MIXED, metadata, write_model
 from tests.helpers.slow_parameters import slow
-from triforce.backends import native_loader
-from triforce.checkpoint.gguf_names import FAMILIES
+from triforce.backends import dispatch
+from triforce.checkpoint.gguf.weights import FAMILIES
 
 MB, LAYERS = 1 << 20, 13
 MODELS: dict[str, tuple[int, str, dict[str, str], int]] = {
@@ -70,7 +70,7 @@ def write_large(file: Path, C: int, usual: str, kinds: dict[str, str]) -> Path:
 
 
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="this system does not tell a peak")
-@pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
+@pytest.mark.skipif(dispatch.native is None, reason="the native kernels were not built")
 @pytest.mark.parametrize("model", ["Q4_K", *slow(*(name for name in MODELS if name != "Q4_K"))])
 def test_gguf_load_takes_memory_of_packed_weights(tmp_path: Path, model: str) -> None:
     """However many tiers read them. The slack is for tables of a process and for pages that are not full."""

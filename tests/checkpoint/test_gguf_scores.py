@@ -12,9 +12,9 @@ import pytest
 
 from tests.helpers.gguf_files import Values, score_values
 from tests.helpers.score_merges import encode_by_scores
-from triforce.checkpoint import gguf_scores
-from triforce.checkpoint.gguf_file import GGUFFile
-from triforce.checkpoint.gguf_tokenizer import read_gguf_tokenizer
+from triforce.checkpoint.gguf import merges as gguf_merges
+from triforce.checkpoint.gguf.file import GGUFFile
+from triforce.checkpoint.gguf.tokenizer import read_gguf_tokenizer
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.cli.bench.setup import own_texts
 from triforce.errors import ModelError
@@ -111,7 +111,7 @@ def test_scores_that_many_tokens_share_are_refused_at_once(monkeypatch: pytest.M
     pieces = ["a", "b", "c", "ab", "bc", "cc", "ca"]
     values = score_values(pieces, [0.0, 0.0, 0.0, -5.0, -5.0, -6.0, -6.0])
     assert read(values)
-    monkeypatch.setattr(gguf_scores, "MOST_COMPARED", 7)
+    monkeypatch.setattr(gguf_merges, "MOST_COMPARED", 7)
     with pytest.raises(ModelError, match="too many tokens whose score others have"):
         read(values)
 

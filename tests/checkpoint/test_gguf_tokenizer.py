@@ -14,9 +14,8 @@ from tokenizers import normalizers
 
 from tests.helpers.gguf_files import SMOLLM2, Values, byte_level_values, score_values, write_gguf
 from tests.helpers.tiny_checkpoint import ours, tiny_tokenizer
-from triforce.checkpoint.gguf_file import GGUFFile
-from triforce.checkpoint.gguf_pretokenizers import NAMES, pre_tokenizer
-from triforce.checkpoint.gguf_tokenizer import GGUFTokenizer, read_gguf_tokenizer
+from triforce.checkpoint.gguf.file import GGUFFile
+from triforce.checkpoint.gguf.tokenizer import NAMES, GGUFTokenizer, pre_tokenizer, read_gguf_tokenizer
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.errors import ModelError
 

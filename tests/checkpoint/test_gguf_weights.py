@@ -16,7 +16,7 @@ from tests.helpers.gguf_files import HEADS
 from tests.helpers.gguf_models import MIXED, Written, numbers_of, write_model
 from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.checkpoint.hf_config import model_config
 from triforce.checkpoint.model_files import open_model
 from triforce.checkpoint.weights import read_weights
@@ -26,7 +26,7 @@ from triforce.errors import ModelError, RequestError
 from triforce.model.weights import QuantizedWeight, Weights
 
 CPU = torch.device("cpu")
-NATIVE = pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
+NATIVE = pytest.mark.skipif(dispatch.native is None, reason="the native kernels were not built")
 FILES: dict[str, tuple[Any, ...]] = {
     "llama, Q4_0": ("Q4_0",),
     "llama, like Q4_K_M": ("Q4_K", MIXED),
@@ -173,7 +173,7 @@ def test_gguf_tensor_of_wrong_shape_raises(tmp_path: Path, key: str, old: int, n
 
 
 def test_gguf_on_torch_path_is_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_loader, "native", None)
+    monkeypatch.setattr(dispatch, "native", None)
     file, folder = written(tmp_path, "Q4_K", MIXED)
     ours, theirs = (load(path, device="cpu") for path in (file, folder))
     assert ours.decoder.dtype == torch.float32 and ours.fingerprint == theirs.fingerprint

@@ -15,7 +15,7 @@ from tests.helpers.forked_trial import forked
 from tests.helpers.fuzz_kinds import pickle_weights
 from tests.helpers.fuzz_kinds.config_json import copied
 from tests.helpers.one_line import said_of
-from triforce.checkpoint import passed_trials, pickle_file
+from triforce.checkpoint import passed_trials, weight_files
 from triforce.checkpoint.hub import SHIPPED
 from triforce.checkpoint.weight_files import open_archives
 from triforce.engine.model_loader import load
@@ -78,7 +78,7 @@ def test_pickle_that_asks_for_memory_is_refused_by_its_trial(tmp_path: Path) -> 
 def test_pickle_that_keeps_its_reader_busy_is_refused_by_its_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pickle_file, "SECONDS", 1)
+    monkeypatch.setattr(weight_files, "SECONDS", 1)
     monkeypatch.setattr(passed_trials, "tried", forked)
     monkeypatch.setattr("torch.load", busy)
     pickled(tmp_path, lambda state: state)

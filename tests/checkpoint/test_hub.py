@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.fake_hub import UNREACHABLE, ended, fake_hub, started
-from triforce.checkpoint.gguf_choice import LOG, choose_gguf
+from triforce.checkpoint.gguf.file import LOG, choose_gguf
 from triforce.checkpoint.hub import FINETUNE, draft_for, model_path
-from triforce.checkpoint.known_models import KNOWN
+from triforce.checkpoint.model_sources import KNOWN
 from triforce.errors import ModelError
 
 NAMES = ["m-IQ4_XS.gguf", "m-Q4_K_M.gguf", "m-Q4_K_S.gguf", "m.Q8_0.gguf", "mmproj-m-F16.gguf", "README.md"]

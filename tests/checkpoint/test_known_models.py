@@ -11,7 +11,7 @@ from zipfile import ZIP_DEFLATED, ZipFile
 import pytest
 
 from tests.helpers.fake_hub import UNREACHABLE, ended, fake_hub, started
-from triforce.checkpoint.known_models import SMOLLM2, UnavailableModel, kept_models, remove
+from triforce.checkpoint.model_sources import SMOLLM2, UnavailableModel, kept_models, remove
 from triforce.cli import main
 from triforce.errors import ModelError
 

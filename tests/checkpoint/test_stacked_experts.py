@@ -1,6 +1,6 @@
 """Experts of gpt-oss in one tensor: MXFP4 as transformers reads it, and as the codes that native kernels multiply with.
 
-Shape suffixes as in checkpoint/mxfp4.py; E experts, I inputs.
+Shape suffixes as in checkpoint/stacked_experts.py; E experts, I inputs.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from tests.helpers.family_models import LENGTH, family_model, paged_logits, texts
 from tests.helpers.tiny_checkpoint import edit, save
-from triforce.backends import native_loader
-from triforce.checkpoint.gguf_weights import of_mxfp4
-from triforce.checkpoint.mxfp4 import numbers, q5_0
-from triforce.checkpoint.stacked_experts import unstacked
+from triforce.backends import dispatch
+from triforce.checkpoint.gguf.weights import of_mxfp4
+from triforce.checkpoint.stacked_experts import mxfp4_numbers, q5_0, unstacked
 from triforce.checkpoint.weight_files import open_archives
 from triforce.engine.model_loader import load
 from triforce.errors import ModelError
@@ -45,19 +44,19 @@ def test_mxfp4_numbers_equal_transformers() -> None:
     blocks_EOB16, scales_EOB = random_mxfp4(3, 40, 96)
     theirs_EIO = convert_moe_packed_tensors(blocks_EOB16, scales_EOB, dtype=torch.bfloat16)
     for expert in range(3):
-        found_OI = numbers(codes(blocks_EOB16[expert]), scales_EOB[expert])
+        found_OI = mxfp4_numbers(codes(blocks_EOB16[expert]), scales_EOB[expert])
         assert torch.equal(found_OI, theirs_EIO[expert].T)
 
 
-@pytest.mark.skipif(native_loader.native is None, reason="without native kernels")
+@pytest.mark.skipif(dispatch.native is None, reason="without native kernels")
 def test_codes_are_the_same_numbers() -> None:
     blocks_OB16, scales_OB = random_mxfp4(48, 128)
     blocks_OB16[3, 1], scales_OB[3, 1] = 0x80, 0  # zeros, of which half are negative, and the least scale
     packed = q5_0(codes(blocks_OB16), scales_OB)
     assert packed is not None
     found_OI = torch.empty(48, 128)
-    native_loader.native.Embedding(QuantizedWeight("Q5_0", packed, 128)).rows(torch.arange(48), found_OI)
-    assert torch.equal(found_OI, numbers(codes(blocks_OB16), scales_OB).float())
+    dispatch.native.Embedding(QuantizedWeight("Q5_0", packed, 128)).rows(torch.arange(48), found_OI)
+    assert torch.equal(found_OI, mxfp4_numbers(codes(blocks_OB16), scales_OB).float())
 
 
 @pytest.mark.parametrize("scale", [0, 90, 150, 255])
@@ -65,7 +64,7 @@ def test_scales_that_are_no_halves_stay_numbers(scale: int) -> None:
     blocks_OB16, scales_OB = random_mxfp4(4, 64)
     scales_OB[2, 1] = scale
     assert q5_0(codes(blocks_OB16), scales_OB) is None
-    assert numbers(codes(blocks_OB16), scales_OB).isnan().any() == (scale == 255)
+    assert mxfp4_numbers(codes(blocks_OB16), scales_OB).isnan().any() == (scale == 255)
 
 
 def mxfp4_folders(folder: Path) -> tuple[Path, Path]:
@@ -101,7 +100,7 @@ def test_mxfp4_folder_has_logits_of_its_numbers(tmp_path: Path) -> None:
     assert errors[0] < 1.2 * errors[1]
 
 
-@pytest.mark.skipif(native_loader.native is None, reason="without native kernels")
+@pytest.mark.skipif(dispatch.native is None, reason="without native kernels")
 def test_mxfp4_stays_codes_in_native_kernels(tmp_path: Path) -> None:
     _, packed = mxfp4_folders(tmp_path)
     archives = unstacked(open_archives(packed), 4, 8, narrow=True)

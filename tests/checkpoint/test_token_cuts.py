@@ -7,8 +7,8 @@ from random import Random
 import numpy as np
 import pytest
 
-from triforce.checkpoint import token_cuts as module
-from triforce.checkpoint.token_cuts import token_cuts
+from triforce.checkpoint.gguf import merges as module
+from triforce.checkpoint.gguf.merges import token_cuts
 
 
 def cuts(texts: list[str], scores: list[float]) -> list[tuple[str, str]]:

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from tests.helpers.tiny_checkpoint import tiny_pair
-from triforce.checkpoint import pickle_file
-from triforce.checkpoint.gguf_file import GGUFFile
+from triforce.checkpoint import weight_files
+from triforce.checkpoint.gguf.file import GGUFFile
 from triforce.checkpoint.hub import model_path, read_json
-from triforce.checkpoint.known_models import SMOLLM2, find
 from triforce.checkpoint.model_files import open_model
+from triforce.checkpoint.model_sources import SMOLLM2, find
 from triforce.errors import ModelError
 
 CLOSED = r"cannot be read \(Permission denied\); have its owner let you read it, or name another model$"
@@ -76,7 +76,7 @@ def test_unreachable_folder_is_told(folder: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_closed_pickle_is_not_called_corrupt(tmp_path: Path) -> None:
     error = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    assert str(pickle_file.corrupt(tmp_path / "w.bin", error)).endswith("or name another model")
+    assert str(weight_files.corrupt(tmp_path / "w.bin", error)).endswith("or name another model")
 
 
 def test_folder_as_own_copy_of_known_model_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,9 @@ import torch
 
 from tests.helpers.cuda import stub
 from tests.helpers.tiny_checkpoint import tiny_pair
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.backends.cuda.triton import sampler
-from triforce.bench import checkup, device_clock
+from triforce.bench import checkup, roofline
 from triforce.checkpoint import hub
 from triforce.cli import main
 from triforce.engine import model_loader, speculative_config
@@ -35,8 +35,8 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(checkup, name, value)
     monkeypatch.setattr(speculative_config, "STRICT_ROWS", 1)
     monkeypatch.setattr(speculative_config, "FARTHEST", (1, 1))
-    monkeypatch.setattr(device_clock, "COPIED", (1 << 12, 1 << 12))
-    monkeypatch.setattr(device_clock, "SIZE", (16, 16))
+    monkeypatch.setattr(roofline, "COPIED", (1 << 12, 1 << 12))
+    monkeypatch.setattr(roofline, "SIZE", (16, 16))
     monkeypatch.chdir(tmp_path)
 
 
@@ -111,13 +111,13 @@ def broken_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     compute = checkup.Checkup._logits
 
     def wrong(self: checkup.Checkup, decoder: Any) -> torch.Tensor:
-        return compute(self, decoder) * (1.0 if native_loader.wanted == "torch" else 1.1)
+        return compute(self, decoder) * (1.0 if dispatch.wanted == "torch" else 1.1)
 
     monkeypatch.setattr(checkup.Checkup, "_logits", wrong)
 
 
 def broken_picks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkup.Checkup, "_picks", staticmethod(lambda *_: [len(native_loader.wanted)]))
+    monkeypatch.setattr(checkup.Checkup, "_picks", staticmethod(lambda *_: [len(dispatch.wanted)]))
 
 
 def broken_text(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,21 +12,21 @@ import torch
 
 from tests.helpers.feature_pair import feature_pair
 from tests.planner.test_break_even import LLAMA_8B
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.bench import roofline
 from triforce.bench.roofline import Roofline
-from triforce.checkpoint.feature_draft_file import read_feature_draft
 from triforce.checkpoint.hub import FINETUNE
 from triforce.cli import main
 from triforce.cli.bench import report
 from triforce.cli.bench.report import about
 from triforce.cli.info import size
 from triforce.cli.machine_rates import measure_balances
+from triforce.eagle.head_files import read_feature_draft
 from triforce.engine.model_loader import load
 from triforce.kvcache.feature_memory import FeatureMemory
-from triforce.kvcache.window_pages import most_pages
-from triforce.planner.machine_balance import balance_of
-from triforce.planner.tier_work import BALANCES
+from triforce.kvcache.pool import most_pages
+from triforce.planner.break_even import balance_of
+from triforce.planner.pass_costs import BALANCES
 
 
 def test_info_works_without_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,7 +78,7 @@ def test_info_counts_entries_of_draft(
         assert lines[f"{longest:,}"].split(maxsplit=1)[1] == size(longest * (row + counted))
 
 
-@pytest.mark.skipif(native_loader.native is None, reason="numbers without native kernels")
+@pytest.mark.skipif(dispatch.native is None, reason="numbers without native kernels")
 def test_info_counts_experts_of_four_bits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As kernels have them, 22 bytes of 32 weights, and without copies for lower tiers."""
     import transformers
@@ -129,9 +129,9 @@ def test_info_counts_windows_once_they_are_full(
 def test_info_and_benchmarks_name_level_and_roofline(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("machine")]
-    level = native_loader.native.level() if native_loader.native else "torch"
+    level = dispatch.native.level() if dispatch.native else "torch"
     assert re.search(rf" cores, kernels {level}, torch .*, reads \d+ GB/s", line)
-    assert native_loader.native is None or re.search(r"computes float32 [\d,]+, .*int8 [\d,]+ GFLOP/s", line)
+    assert dispatch.native is None or re.search(r"computes float32 [\d,]+, .*int8 [\d,]+ GFLOP/s", line)
     assert line.endswith(about()["machine"])
 
 

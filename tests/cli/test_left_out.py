@@ -13,8 +13,7 @@ import pytest
 
 from triforce.cli.text_files import read_texts
 from triforce.disk_cache import documents
-from triforce.disk_cache.documents import files_of, stamps
-from triforce.disk_cache.left_out import LeftOut
+from triforce.disk_cache.documents import LeftOut, files_of, stamps
 from triforce.errors import RequestError
 
 DENIED = PermissionError(errno.EACCES, os.strerror(errno.EACCES))

@@ -14,7 +14,7 @@ import pytest
 
 from tests.helpers.fake_llm import FakeLLM
 from tests.helpers.tty import Tty
-from triforce.checkpoint.gguf_choice import choose_gguf
+from triforce.checkpoint.gguf.file import choose_gguf
 from triforce.checkpoint.hub import model_path
 from triforce.cli import main
 from triforce.cli.parser import parse

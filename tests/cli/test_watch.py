@@ -14,7 +14,7 @@ from tests.helpers.tty import Tty
 from tests.helpers.watched_folder import STABLE, WORDS, asked, kept, models, watch_once, write
 from triforce.cli import main
 from triforce.disk_cache.folder import CacheFolder
-from triforce.kvcache.disk_prefixes import SEGMENT
+from triforce.disk_cache.prefixes import SEGMENT
 from triforce.llm import LLM
 
 folder = watched_folder.folder  # a fixture

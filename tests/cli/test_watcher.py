@@ -12,10 +12,10 @@ from tests.helpers import watched_folder
 from tests.helpers.watched_folder import WORDS, asked, kept, write
 from triforce.cli import watch
 from triforce.cli.watch import Watcher
+from triforce.disk_cache import prefixes
+from triforce.disk_cache.documents import watched
 from triforce.disk_cache.folder import CacheFolder
-from triforce.disk_cache.manifest import watched
 from triforce.errors import RequestError
-from triforce.kvcache import disk_text
 from triforce.llm import LLM
 
 folder = watched_folder.folder  # a fixture
@@ -44,7 +44,7 @@ def test_change_in_the_middle_begins_anew(
     watcher.read()
     assert len({total for _, total in reports}) == 2, "two texts were begun"
     monkeypatch.undo()
-    monkeypatch.setattr(disk_text, "perf_counter", lambda: 0.0)
+    monkeypatch.setattr(prefixes, "perf_counter", lambda: 0.0)
     assert watcher._llm.runner.disk and watcher._llm.runner.disk.queue.flush()
     assert kept(asked(pair, folder, folder.with_name("cache"), capsys))
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.cache_folders import present, store_in, write
+from triforce.disk_cache import folder_checks
 from triforce.disk_cache import folder_checks as module
-from triforce.disk_cache import mounts
 from triforce.disk_cache.folder import CacheFolder
 from triforce.disk_cache.folder_checks import SECRET, STATE
 from triforce.errors import CacheError
@@ -111,14 +111,16 @@ def test_network_file_system_is_refused_by_name(tmp_path: Path, monkeypatch: pyt
 
 def test_file_system_is_found_by_mount() -> None:
     descriptor = os.open("/proc/self", os.O_RDONLY)
-    assert mounts.file_system(descriptor) == "proc"
+    assert folder_checks.file_system(descriptor) == "proc"
     os.close(descriptor)
 
 
 def test_file_system_that_cannot_be_known_has_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some systems say nothing of the mount that a file lies on."""
-    monkeypatch.setattr(mounts.Path, "read_text", lambda self, errors="": "pos: 0\n1 0 0:1 / / rw - ext4 disk rw\n")
-    assert mounts.file_system(0) == ""
+    monkeypatch.setattr(
+        folder_checks.Path, "read_text", lambda self, errors="": "pos: 0\n1 0 0:1 / / rw - ext4 disk rw\n"
+    )
+    assert folder_checks.file_system(0) == ""
 
 
 @pytest.mark.parametrize("kind", ["link", "fifo", "folder", "readable"])

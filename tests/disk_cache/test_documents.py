@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from triforce.disk_cache import documents, manifest
-from triforce.disk_cache.documents import files_of, joined, stamps
+from triforce.disk_cache import documents
+from triforce.disk_cache import documents as disk_cache_documents
+from triforce.disk_cache.documents import LeftOut, WatchedFolder, files_of, joined, stamps
 from triforce.disk_cache.folder import CacheFolder
-from triforce.disk_cache.left_out import LeftOut
-from triforce.disk_cache.manifest import WatchedFolder
 from triforce.errors import RequestError
 
 SECOND = 10**9
@@ -107,39 +106,39 @@ def test_folder_without_texts_is_refused(tmp_path: Path) -> None:
 
 def test_manifest_gives_documents_in_their_order(folder: Path, tmp_path: Path) -> None:
     cache, order = CacheFolder(tmp_path / "cache"), known(folder)
-    manifest.note(cache, WatchedFolder(folder, False, order))
-    manifest.note(cache, WatchedFolder(folder / "src", True, known(folder / "src")))
+    disk_cache_documents.note(cache, WatchedFolder(folder, False, order))
+    disk_cache_documents.note(cache, WatchedFolder(folder / "src", True, known(folder / "src")))
     written(folder, "z.md", "another", 9)
     expected = joined(files_of(folder, order))
     assert expected != joined(files_of(folder)) or names(folder) == names(folder, order)
-    one, each = manifest.documents(cache)
+    one, each = disk_cache_documents.documents(cache)
     assert (one.name, one.text()) == ("texts", expected)
     assert (each.name, each.text()) == ("b.py", "this is src/b.py") and each.id != one.id
-    assert manifest.text_of(folder, tmp_path / "cache") == expected
-    manifest.note(cache, WatchedFolder(folder, False, known(folder, order)))
-    assert len(manifest.watched(cache)) == 2
+    assert disk_cache_documents.text_of(folder, tmp_path / "cache") == expected
+    disk_cache_documents.note(cache, WatchedFolder(folder, False, known(folder, order)))
+    assert len(disk_cache_documents.watched(cache)) == 2
     assert (tmp_path / "cache" / "manifest").stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[1]", b'[{"path": 3}]', b'[{"path": "a", "each": 1, "files": [1]}]'])
 def test_damaged_manifest_says_nothing(folder: Path, tmp_path: Path, damage: bytes) -> None:
     cache = CacheFolder(tmp_path / "cache")
-    manifest.note(cache, WatchedFolder(folder, False, known(folder)))
+    disk_cache_documents.note(cache, WatchedFolder(folder, False, known(folder)))
     (tmp_path / "cache" / "manifest").write_bytes(damage)
-    assert manifest.watched(cache) == []
-    assert manifest.text_of(folder, tmp_path / "cache") == joined(files_of(folder))
-    manifest.note(cache, WatchedFolder(folder, False, known(folder)))
-    assert len(manifest.watched(cache)) == 1
+    assert disk_cache_documents.watched(cache) == []
+    assert disk_cache_documents.text_of(folder, tmp_path / "cache") == joined(files_of(folder))
+    disk_cache_documents.note(cache, WatchedFolder(folder, False, known(folder)))
+    assert len(disk_cache_documents.watched(cache)) == 1
 
 
 def test_clear_removes_manifest_and_keeps_folder_in_use(folder: Path, tmp_path: Path) -> None:
     from triforce.disk_cache.entry_store import EntryStore
 
     store = EntryStore(CacheFolder(tmp_path / "cache"), 10_000)
-    manifest.note(store.folder, WatchedFolder(folder, False, known(folder)))
+    disk_cache_documents.note(store.folder, WatchedFolder(folder, False, known(folder)))
     assert store.held() == [] and store.clear() == (0, 0, [])
-    assert manifest.watched(store.folder) == []
-    assert manifest.text_of(folder, tmp_path / "no cache") == joined(files_of(folder))
+    assert disk_cache_documents.watched(store.folder) == []
+    assert disk_cache_documents.text_of(folder, tmp_path / "no cache") == joined(files_of(folder))
 
 
 def test_links_on_the_way_to_a_file_are_not_followed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

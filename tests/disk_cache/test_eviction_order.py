@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triforce.disk_cache.eviction import PROTECTED, Held, order_of, place_of, to_drop
+from triforce.disk_cache.entry_store import PROTECTED, Held, order_of, place_of, to_drop
 
 
 def held(order: int, index: int = 0, again: bool = False, size: int = 10) -> Held:

@@ -15,7 +15,7 @@ from tests.helpers.cache_folders import present, store_in, write
 from triforce.cli import main
 from triforce.disk_cache import folder as folder_module
 from triforce.disk_cache.folder import CacheFolder
-from triforce.disk_cache.write_behind import DiskCache
+from triforce.disk_cache.write_queue import DiskCache
 from triforce.errors import CacheError
 
 

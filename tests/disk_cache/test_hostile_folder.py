@@ -13,10 +13,10 @@ import pytest
 
 from tests.helpers.cache_folders import present, store_in, write
 from triforce.cli import main
-from triforce.disk_cache import manifest
+from triforce.disk_cache import documents
+from triforce.disk_cache.documents import WatchedFolder
 from triforce.disk_cache.entry_store import EntryStore
-from triforce.disk_cache.folder_state import MOST_ORDER, sealed
-from triforce.disk_cache.manifest import WatchedFolder
+from triforce.disk_cache.folder import MOST_ORDER, sealed
 
 LARGE = 8 << 30
 
@@ -59,13 +59,13 @@ def test_verify_refuses_entry_of_gigabytes(cache: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize("name", ["secret", "state", "manifest"])
 def test_file_of_gigabytes_is_rebuilt(cache: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
     store = store_in(cache)
-    manifest.note(store.folder, WatchedFolder(cache, False, []))
+    documents.note(store.folder, WatchedFolder(cache, False, []))
     os.truncate(cache / name, LARGE)
     again = store_in(cache)
     assert len(caplog.records) == (name == "secret")
-    assert len(manifest.watched(again.folder)) == (name != "manifest")
-    manifest.note(again.folder, WatchedFolder(cache, False, []))
-    assert all(present(again, write(again, 1, 2))) and len(manifest.watched(again.folder)) == 1
+    assert len(documents.watched(again.folder)) == (name != "manifest")
+    documents.note(again.folder, WatchedFolder(cache, False, []))
+    assert all(present(again, write(again, 1, 2))) and len(documents.watched(again.folder)) == 1
 
 
 def test_entry_beyond_the_limit_goes_before_others(cache: Path) -> None:

@@ -13,14 +13,14 @@ import pytest
 import torch
 import transformers
 
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "tests" / "helpers" / "processes"
 PATH = os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
 ENVIRONMENT = os.environ | {"PYTHONPATH": PATH, "GLOO_SOCKET_IFNAME": "lo"}
 MODES = "ar,triforce,retrieval"
-pytestmark = pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
+pytestmark = pytest.mark.skipif(dispatch.native is None, reason="the native kernels were not built")
 
 
 def run(script: str, *arguments: str, count: int, folder: Path) -> list[Any]:

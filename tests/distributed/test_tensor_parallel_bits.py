@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tests.helpers.thread_ranks import together
 from tests.helpers.tiny_checkpoint import save, tiny_model
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.backends.decoder import Decoder
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.engine.model_loader import load
@@ -29,7 +29,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3, grouped": ("Qwen3", dict(num_attention_heads=12, num_key_value_heads=6, head_dim=32)),
 }
 LENGTH = 90
-NATIVE = pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
+NATIVE = pytest.mark.skipif(dispatch.native is None, reason="the native kernels were not built")
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -97,7 +97,7 @@ def test_bfloat16_partial_products_change_bits() -> None:
 
     def times(columns: slice, outputs: slice = slice(None)) -> Tensor:
         y_NX = torch.empty(8, len(weight_XK[outputs]))
-        matrix = native_loader.native.Matrix(weight_XK[outputs, columns].contiguous())
+        matrix = dispatch.native.Matrix(weight_XK[outputs, columns].contiguous())
         matrix.linear(x_NK[:, columns].contiguous(), y_NX)
         return y_NX
 
@@ -116,7 +116,7 @@ def test_exactness_reports_bitwise_ranks(folder: Path) -> None:
 
 def test_sharded_torch_path_equals_one_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its products may round otherwise when there are fewer outputs: to the last digits it is the same."""
-    monkeypatch.setattr(native_loader, "native", None)
+    monkeypatch.setattr(dispatch, "native", None)
     alone_TV = read(load(folder, device="cpu", dtype="float32").decoder, [LENGTH])
     for exact in (True, False):
         first_TV, second_TV = shared(folder, "float32", [60, 30], 2, exact)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.helpers.thread_ranks import together
 from tests.helpers.tiny_checkpoint import tiny_pair
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.cli.chat.answer import answer
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.engine.output_stream import OutputChunk
@@ -32,7 +32,7 @@ def made(pair: Path, ranks: TPGroup) -> LLM:
     )
 
 
-@pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
+@pytest.mark.skipif(dispatch.native is None, reason="the native kernels were not built")
 @pytest.mark.parametrize("after", [0, 1, 3])
 @pytest.mark.parametrize("temperature", [0, 0.8])
 def test_ended_answer_ends_on_all_ranks(pair: Path, after: int, temperature: float) -> None:

@@ -19,14 +19,14 @@ from tests.helpers.mutants.registry import caught_in
 from tests.helpers.thread_ranks import together
 from tests.helpers.tiny_checkpoint import save, tiny_model
 from tests.helpers.tiny_llm import ask, ids
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.checkpoint.model_families import FAMILIES
 from triforce.checkpoint.weights import read_weights
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.engine.model_loader import load
 from triforce.llm import LLM
 
-NATIVE = pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
+NATIVE = pytest.mark.skipif(dispatch.native is None, reason="the native kernels were not built")
 KINDS = ["gpt-oss", "mixtral", "olmo-2", "gemma-2", "granite-3", "phi-4-mini", "glm-4", "glm-4.5", "llama-biases"]
 """With all that there is: biases of sums, experts, norms of whole rows and of outputs, factors, heads in part, shared
 experts beside layers that have none.
@@ -86,7 +86,7 @@ def test_torch_path_of_ranks_equals_one_process(
     home: Path, name: str, exact: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its products may round otherwise when there are fewer outputs: to the last digits it is the same."""
-    monkeypatch.setattr(native_loader, "native", None)
+    monkeypatch.setattr(dispatch, "native", None)
     assert farthest(folder(home, name), exact) < 1e-4
 
 
@@ -104,7 +104,7 @@ def test_family_rank_mutant_is_noticed(home: Path, mutant: Mutant, monkeypatch: 
     path = folder(home, name)
     mutant.apply(monkeypatch)
     if how == "torch":
-        monkeypatch.setattr(native_loader, "native", None)
+        monkeypatch.setattr(dispatch, "native", None)
     assert farthest(path, exact=how != "summed") > 1e-3
 
 

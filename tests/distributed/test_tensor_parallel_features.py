@@ -18,16 +18,16 @@ from tests.helpers.mutants.registry import caught_in
 from tests.helpers.thread_ranks import together
 from tests.helpers.tiny_checkpoint import edit
 from tests.helpers.tiny_llm import ask, ids
-from triforce.backends import native_loader
-from triforce.backends.feature_draft import FeatureDraft
-from triforce.backends.torch.feature_passes import TorchFeaturePasses
+from triforce.backends import dispatch
 from triforce.distributed.group import ALONE, TPGroup
+from triforce.eagle.eagle_draft import FeatureDraft
+from triforce.eagle.torch_passes import TorchFeaturePasses
 from triforce.engine import tier_builder
 from triforce.engine.model_loader import load
 from triforce.errors import ModelError, RequestError, TriforceError
 from triforce.llm import LLM
 
-NATIVE = pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
+NATIVE = pytest.mark.skipif(dispatch.native is None, reason="the native kernels were not built")
 SETTINGS: dict[str, Any] = dict(retrieval_budget=64, speculative_tokens=4, searched_layers="none")
 PROMPTS = [ids(150), ids(40, 1)]
 
@@ -103,7 +103,7 @@ def test_rank_feature_mutant_is_noticed(features: Path, mutant: Mutant, monkeypa
 
 @pytest.mark.parametrize("exact", [True, False])
 def test_guesses_of_ranks_agree_on_the_torch_path(exact: bool, features: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_loader, "native", None)
+    monkeypatch.setattr(dispatch, "native", None)
     (first, text), (second, other) = guesses(features, 2, monkeypatch, exact, dtype="float32")
     assert len(first) == len(second) > 8 and all(map(torch.equal, first, second)) and text == other
 

@@ -10,15 +10,15 @@ import pytest
 from tests.helpers.mutants.registry import caught_in
 from tests.helpers.thread_ranks import together
 from tests.helpers.tiny_checkpoint import save, tiny_model
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.errors import CacheError
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams
-from triforce.kvcache.offload.sizing import size_of
+from triforce.kvcache.offload_sizing import size_of
 from triforce.llm import LLM
 
-pytestmark = pytest.mark.skipif(native_loader.native is None, reason="a store is for the native kernels")
+pytestmark = pytest.mark.skipif(dispatch.native is None, reason="a store is for the native kernels")
 SHAPE = dict(hidden_size=64, intermediate_size=64, head_dim=64, num_attention_heads=4, num_key_value_heads=4)
 PROMPTS = [[2 + (7 * i * i + step) % 90 for i in range(1300)] for step in (0, 11)]
 MEMORY = "7MiB"

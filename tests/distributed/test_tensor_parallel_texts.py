@@ -10,7 +10,7 @@ import pytest
 from tests.helpers.mutants.registry import caught_in
 from tests.helpers.thread_ranks import together
 from tests.helpers.tiny_checkpoint import tiny_pair
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.errors import RankError, RequestError, TriforceError
 from triforce.interface.outputs import RequestOutput
@@ -19,7 +19,7 @@ from triforce.llm import LLM
 from triforce.planner import CostModel
 
 PROMPTS = [[2 + (7 * i * i + step) % 290 for i in range(150)] for step in (0, 11)]
-NATIVE = pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
+NATIVE = pytest.mark.skipif(dispatch.native is None, reason="the native kernels were not built")
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pytest
 
 from tests.helpers import prose
 from tests.helpers.pages import ROOT, pages
-from triforce.bench.speed_tables import verdict
+from triforce.bench.speed import verdict
 from triforce.server import errors
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")

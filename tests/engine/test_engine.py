@@ -22,7 +22,7 @@ from tests.helpers.engine_scene import (
     request,
 )
 from tests.helpers.tiny_llm import MODES, ask, counted, ids, llm
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.backends.kernel_api import ForwardBatch
 from triforce.engine.engine import Request
 from triforce.engine.sequence_batch import SequenceBatch
@@ -231,7 +231,7 @@ def test_cached_prefixes_are_evicted_for_requests(folder: Path) -> None:
     check_empty(texts)
 
 
-@pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
+@pytest.mark.skipif(dispatch.native is None, reason="the native kernels were not built")
 def test_reassigned_pages_drop_int8_copies(folder: Path) -> None:
     model = llm(folder, lower_tiers="int8", retrieval_budget=160)
     texts = model.open(2, 420)

@@ -19,12 +19,13 @@ from tests.helpers.feature_pair import Guess, check_consistent, check_entries, c
 from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
 from tests.helpers.tiny_llm import MODES, ask, llm
-from triforce.backends import feature_dispatch, native_loader
-from triforce.backends.torch.feature_passes import TorchFeaturePasses
-from triforce.checkpoint.feature_draft_file import read_feature_draft
+from triforce.backends import dispatch
+from triforce.disk_cache import prefixes
+from triforce.eagle import eagle_draft
+from triforce.eagle.head_files import read_feature_draft
+from triforce.eagle.torch_passes import TorchFeaturePasses
 from triforce.engine.engine import Engine
 from triforce.errors import ModelError
-from triforce.kvcache import disk_text
 from triforce.llm import LLM
 from triforce.session import Session
 
@@ -96,7 +97,7 @@ def by_torch(features: Path) -> None:
     """The same of passes in torch, over the same memory."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            feature_dispatch,
+            eagle_draft,
             "feature_passes",
             lambda config, weights, target, *where: TorchFeaturePasses(config, weights.to(*where), target.embed),
         )
@@ -178,7 +179,7 @@ def test_guesses_behind_a_saved_prompt_are_those_of_a_fresh_one(features: Path, 
 def test_guesses_behind_a_prompt_from_disk_are_those_of_a_fresh_one(
     features: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk_text, "perf_counter", lambda: 0.0)  # however busy this machine is
+    monkeypatch.setattr(prefixes, "perf_counter", lambda: 0.0)  # however busy this machine is
     saved_and_loaded(features, tmp_path, disk_cache=tmp_path / "cache")
 
 
@@ -186,7 +187,7 @@ def test_guesses_behind_pages_of_another_text_are_those_of_a_fresh_prompt(
     features: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk cache has a text that goes on differently within a segment."""
-    monkeypatch.setattr(disk_text, "perf_counter", lambda: 0.0)
+    monkeypatch.setattr(prefixes, "perf_counter", lambda: 0.0)
     text, cached = prompt(600)[:570], []
     other = [*text[:545], *text[:25]]
     with spied() as seen:
@@ -216,7 +217,7 @@ CHECKS: dict[str, Callable[[Path, Path], object]] = {
 }
 
 
-@pytest.mark.skipif(native_loader.native is None, reason="bits are those of the native kernels")
+@pytest.mark.skipif(dispatch.native is None, reason="bits are those of the native kernels")
 @pytest.mark.parametrize("mutant", caught_in("test_tier_mutant_is_noticed"), ids=str)
 def test_tier_mutant_is_noticed(
     mutant: Mutant, features: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

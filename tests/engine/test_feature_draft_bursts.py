@@ -14,13 +14,13 @@ from tests.helpers.engine_scene import prompt
 from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
 from tests.helpers.tiny_llm import ask, llm
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.engine import tier_builder
 from triforce.ragged import Bools
 from triforce.speculation import Draft, SequenceState, Tier, TokenSampler
 
 __all__ = ["features"]
-pytestmark = pytest.mark.skipif(native_loader.native is None, reason="bursts are of the native kernels")
+pytestmark = pytest.mark.skipif(dispatch.native is None, reason="bursts are of the native kernels")
 torch.set_num_threads(1)
 
 

@@ -17,8 +17,8 @@ from tests.helpers.engine_scene import alone
 from tests.helpers.feature_pair import feature_pair
 from tests.helpers.tiny_checkpoint import edit
 from tests.helpers.tiny_llm import llm
-from triforce.backends import native_loader
-from triforce.backends.cpu import feature_passes
+from triforce.backends import dispatch
+from triforce.eagle import native_passes
 from triforce.errors import ModelError, RequestError
 from triforce.llm import LLM
 from triforce.model.rope import BLOCK
@@ -66,12 +66,12 @@ def test_sinks_that_fill_no_page_give_plain_text(dtype: str, features: Path, tmp
     assert [each.token_ids for each in drafted] == [each.token_ids for each in plain]
 
 
-@pytest.mark.skipif(native_loader.native is None, reason="of the native passes")
+@pytest.mark.skipif(dispatch.native is None, reason="of the native passes")
 def test_rotations_of_all_noted_positions_are_made(features: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of rows far apart, and of what lies between them: tables are filled by blocks as positions are asked for."""
     passes = llm(features).models.features.passes  # type: ignore[union-attr]
     seen = list[Tensor]()
-    monkeypatch.setattr(feature_passes, "_pages", lambda memory: None)
+    monkeypatch.setattr(native_passes, "_pages", lambda memory: None)
     monkeypatch.setattr(passes, "_native", SimpleNamespace(note=lambda **given: seen.append(given["cos"])))
     positions_N, ids_N = np.array([10, BLOCK + 5, 5 * BLOCK]), torch.zeros(3, dtype=torch.long)
     passes.note(ids_N, SimpleNamespace(states_NC=None), (positions_N,) * 3, positions_N, torch.zeros(1, 1, 3, 8))

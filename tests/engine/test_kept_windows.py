@@ -13,14 +13,14 @@ from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
 from tests.helpers.narrow_windows import PLAYED, SLACK, llm, narrow, whole
 from tests.helpers.tiny_llm import ask, counted, ids
-from triforce.backends import native_loader
+from triforce.backends import dispatch
+from triforce.disk_cache.prompt_file import size_of
 from triforce.errors import TriforceError
 from triforce.interface.outputs import RequestOutput
-from triforce.kvcache.prompt_file import size_of
 from triforce.llm import LLM
 from triforce.session import Session
 
-if native_loader.native is None:
+if dispatch.native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
 
 

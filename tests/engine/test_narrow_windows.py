@@ -16,11 +16,11 @@ from tests.helpers.mutants.registry import caught_in
 from tests.helpers.narrow_windows import PLAYED, SLACK, llm, narrow, plain, whole
 from tests.helpers.slow_parameters import slow
 from tests.helpers.tiny_llm import CONTEXT, MODES, ask, ids
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.errors import TriforceError
 from triforce.llm import LLM
 
-if native_loader.native is None:
+if dispatch.native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
 FAMILIES = ["gemma-3", "gpt-oss", "mistral-window"]
 """Of the last all layers have a window."""

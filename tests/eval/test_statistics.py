@@ -6,7 +6,7 @@ import pytest
 import scipy.stats
 import torch
 
-from triforce.eval.statistics import interval, student
+from triforce.eval.scoring import interval, student
 
 
 @pytest.mark.parametrize("freedom", [3, 5, 10, 31, 127, 1000])

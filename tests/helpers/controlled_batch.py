@@ -18,9 +18,9 @@ from triforce.engine.sequence_batch import SequenceBatch
 from triforce.engine.sequence_group import prefill_batch
 from triforce.engine.tier_builder import ModelSet
 from triforce.interface.sampling_params import SamplingParams
-from triforce.planner import CostModel, Plan, PlanController, cadence, controller
-from triforce.planner.choose import Choice
-from triforce.planner.forecast import BUDGET_STEPS
+from triforce.planner import CostModel, Plan, PlanController, controller
+from triforce.planner import controller as planner_controller
+from triforce.planner.forecast import BUDGET_STEPS, Choice
 from triforce.planner.planner_config import CONFIG
 
 PARAMS = SamplingParams(0.8, max_tokens=60)
@@ -64,7 +64,7 @@ def random_plans(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
 def think_always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let controllers choose before every proposal, the first of a process too."""
     always = replace(CONFIG, think_ratio=0.0, listen_ratio=0.0, first_proposals=0, first_seconds=0.0)
-    monkeypatch.setattr(cadence, "CONFIG", always)
+    monkeypatch.setattr(planner_controller, "CONFIG", always)
     monkeypatch.setattr(controller, "CONFIG", always)
 
 

@@ -15,14 +15,15 @@ from tests.helpers.cache_folders import present, store_in, write
 from tests.helpers.disk_llm import HOW, PROMPT, SEGMENTS, WHOLE, answer, check_restored, started
 from tests.helpers.engine_scene import check_same
 from tests.helpers.tiny_llm import ask, ids, llm
-from triforce.backends import native_loader
+from triforce.backends import dispatch
+from triforce.disk_cache import prefixes
 from triforce.disk_cache.entry import Entry
 from triforce.disk_cache.entry_store import EntryStore
 from triforce.disk_cache.folder import CacheFolder
 from triforce.disk_cache.folder_checks import PARTIAL
+from triforce.disk_cache.prefixes import SEGMENT
 from triforce.errors import CacheError
-from triforce.kvcache import PAGE, disk_text
-from triforce.kvcache.disk_prefixes import SEGMENT
+from triforce.kvcache import PAGE
 
 
 def texts(folder: Path, cache: Path) -> None:
@@ -112,7 +113,7 @@ def kept_out(folder: Path, cache: Path) -> None:
 def kernels(folder: Path, cache: Path) -> None:
     """What another build of the kernels has computed is not used: its bits may differ."""
     answer(started(folder, cache), PROMPT, "ar")
-    with patch.object(native_loader, "build", lambda: "another build"):
+    with patch.object(dispatch, "build", lambda: "another build"):
         assert answer(started(folder, cache), PROMPT, "ar").cached_tokens == 0
     assert answer(started(folder, cache), PROMPT, "ar").cached_tokens == WHOLE
 
@@ -121,7 +122,7 @@ def slowness(folder: Path, cache: Path) -> None:
     """Reading that is slower than prefill was ends, and the text is the same."""
     answer(started(folder, cache), PROMPT, "ar")
     ticks = count()
-    with patch.object(disk_text, "perf_counter", lambda: float(next(ticks))), patch.object(disk_text, "GRACE", 0.0):
+    with patch.object(prefixes, "perf_counter", lambda: float(next(ticks))), patch.object(prefixes, "GRACE", 0.0):
         output = answer(started(folder, cache), PROMPT, "ar")
     assert output.cached_tokens == SEGMENT, "the first one told"
     assert output.reread == f"behind its first {SEGMENT} tokens the disk is slower than reading again"

@@ -10,9 +10,10 @@ import pytest
 
 from tests.helpers.engine_scene import check_same
 from tests.helpers.tiny_llm import ask, checkpoints, ids, llm
+from triforce.disk_cache import prefixes
+from triforce.disk_cache.prefixes import SEGMENT
 from triforce.interface.outputs import RequestOutput
-from triforce.kvcache import PAGE, disk_text
-from triforce.kvcache.disk_prefixes import SEGMENT
+from triforce.kvcache import PAGE
 from triforce.kvcache.views.full import TAIL
 from triforce.llm import LLM
 
@@ -28,7 +29,7 @@ def disk_pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A place for a disk cache. Reading from it takes no time, however busy this machine is."""
-    monkeypatch.setattr(disk_text, "perf_counter", lambda: 0.0)
+    monkeypatch.setattr(prefixes, "perf_counter", lambda: 0.0)
     return tmp_path / "cache"
 
 

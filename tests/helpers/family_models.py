@@ -10,7 +10,7 @@ from torch import Tensor
 from tests.helpers.tiny_checkpoint import tiny_model
 from triforce.backends.decoder import Decoder
 from triforce.kvcache import FullView, PagePool
-from triforce.kvcache.window_pages import WindowPages
+from triforce.kvcache.pool import WindowPages
 from triforce.ragged import ints
 
 LENGTH = 150

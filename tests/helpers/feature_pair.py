@@ -14,9 +14,9 @@ from torch import Tensor
 
 from tests.helpers.tiny_llm import CONTEXT, ask
 from tests.helpers.tiny_training import target_folder
-from triforce.backends.torch.feature_layer import FeatureLayer
-from triforce.checkpoint.feature_draft_file import FeatureDraftFile, new_config
-from triforce.checkpoint.feature_draft_writer import write_feature_draft
+from triforce.eagle.head import FeatureDraftWeights, shapes
+from triforce.eagle.head_files import FeatureDraftFile, new_config, write_feature_draft
+from triforce.eagle.torch_passes import FeatureLayer
 from triforce.engine import tier_builder
 from triforce.engine.engine import Engine
 from triforce.engine.model_loader import Checkpoint, load
@@ -26,12 +26,11 @@ from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet, TierBuilder
 from triforce.kvcache.feature_memory import FeatureSlots
 from triforce.llm import LLM
-from triforce.model.feature_draft import FeatureDraftWeights, shapes
 from triforce.ragged import Bools, ints
 from triforce.speculation import Draft, SequenceState, Tier
 from triforce.training.distillation import Past, guesses
+from triforce.training.episodes import Chunk
 from triforce.training.initial_weights import initial_weights
-from triforce.training.target_stream import Chunk
 
 CHOICES, WINDOW = 200, 40
 

@@ -24,7 +24,7 @@ import pytest
 import torch
 
 from tests.helpers.case_outcome import BROKEN, Limits, Outcome, fault
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 
 MOST_SAID = 1 << 16
 """Bytes of each stream that are looked at."""
@@ -181,14 +181,14 @@ def compute_alone() -> None:
     """Let this process compute on one thread: pools of threads do not survive a fork."""
     os.environ["OMP_NUM_THREADS"] = os.environ["RAYON_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
-    if native_loader.native:
-        native_loader.native.set_threads(1)
+    if dispatch.native:
+        dispatch.native.set_threads(1)
 
 
 @contextmanager
 def computing_alone() -> Iterator[None]:
     """Do so for a while."""
-    threads, native = torch.get_num_threads(), native_loader.native
+    threads, native = torch.get_num_threads(), dispatch.native
     native_threads = native.threads() if native else 0
     with pytest.MonkeyPatch.context() as patch:
         for name in ("OMP_NUM_THREADS", "RAYON_NUM_THREADS"):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests.helpers.family_models import SIZES
 from tests.helpers.gguf_files import byte_level_values
-from triforce.checkpoint.gguf_config import PATTERN
+from triforce.checkpoint.gguf.config import PATTERN
 
 GLM = {
     "expert_count": "n_routed_experts", "expert_used_count": "num_experts_per_tok",

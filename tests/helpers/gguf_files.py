@@ -13,7 +13,7 @@ import transformers
 from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, quantize
 
 from tests.helpers.tiny_checkpoint import tiny_tokenizer
-from triforce.checkpoint.gguf_names import ENDS, FAMILIES, PERMUTED
+from triforce.checkpoint.gguf.weights import ENDS, FAMILIES, PERMUTED
 
 Values = dict[str, Any]
 SMOLLM2 = Path(__file__).parents[2] / "build" / "smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -13,7 +13,7 @@ from gguf import GGMLQuantizationType, dequantize, quantize
 from tests.helpers.gguf_blocks import random_blocks
 from tests.helpers.gguf_files import ENDS, LLAMA, byte_level_values, tensors_of, write_gguf
 from tests.helpers.tiny_checkpoint import save, tiny_model, tiny_tokenizer
-from triforce.checkpoint.gguf_names import FAMILIES, PERMUTED
+from triforce.checkpoint.gguf.weights import FAMILIES, PERMUTED
 
 SIZES = dict(
     vocab_size=300,

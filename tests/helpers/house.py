@@ -96,10 +96,3 @@ def classes(tree: Tree) -> Iterator[str]:
     for name, code in tree.items():
         found = (node.name for node in ast.walk(code) if isinstance(node, ast.ClassDef))
         yield from (f"{name}.{each}" for each in found if not each.startswith("_"))
-
-
-def long_functions(code: ast.Module, limit: int) -> dict[str, int]:
-    """Lines of those that have more, by name."""
-    found = [node for node in ast.walk(code) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    lines = sorted(((node.end_lineno or 0) - node.lineno + 1, node.name) for node in found)
-    return {name: count for count, name in lines if count > limit}

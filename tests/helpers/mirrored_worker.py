@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.tiny_checkpoint import tiny_pair
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.distributed.group import TPGroup
 from triforce.errors import CacheError, RequestError
 from triforce.interface.grammar import Grammar
@@ -24,7 +24,7 @@ from triforce.server.engine_thread import Worker
 from triforce.server.limits import Limits
 from triforce.server.tp_mirror import TPMirror
 
-NATIVE = pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
+NATIVE = pytest.mark.skipif(dispatch.native is None, reason="the native kernels were not built")
 LIMITS = Limits(waiting=16, rows=4, kv_tokens=1024)
 SCHEMA = Grammar.json({"type": "object", "properties": {"a": {"enum": ["the cat", "a hat"]}}, "required": ["a"]})
 Scene = Callable[[Worker], Coroutine[Any, Any, Any]]

@@ -16,7 +16,8 @@ from tests.helpers.family_models import SIZES, family_model
 from tests.helpers.tiny_checkpoint import save, tiny_model
 from tests.helpers.tiny_llm import CONTEXT
 from triforce.engine.tier_builder import SharedKV
-from triforce.kvcache import PAGE, PagePool, window_pages
+from triforce.kvcache import PAGE, PagePool
+from triforce.kvcache import pool as kvcache_pool
 from triforce.kvcache.views import full
 from triforce.llm import LLM
 
@@ -30,7 +31,7 @@ SPOILT = 90
 def narrow(slack: int = 0) -> Iterator[None]:
     """Engines that are made meanwhile keep just a window and `slack` tokens."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(window_pages, "SLACK", slack)
+        patch.setattr(kvcache_pool, "SLACK", slack)
         patch.setattr(full, "PREFILL_ON_CPU", CHUNK)
         patch.setattr(PagePool, "cover", spoiling(PagePool.cover))
         yield

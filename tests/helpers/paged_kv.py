@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.backends.kv_rows import numbers, rotated_head, rounded
 
 PAGE = 16
-native = native_loader.native
+native = dispatch.native
 
 
 def usable() -> list[tuple[str, torch.dtype]]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.helpers.recorded_files import History
-from triforce.bench.provenance import FIELDS
+from triforce.bench.results_file import FIELDS
 
 LAST_WITHOUT = "3b483a83"
 """The last commit before this was a rule."""
@@ -26,7 +26,7 @@ OLD = "old bench"
 DIGITS = 8
 """Digits that two measurements do not share by chance."""
 
-VERSION_AT = "src/triforce/bench/provenance.py"
+VERSION_AT = "src/triforce/bench/results_file.py"
 MODULES = (
     (r"\bbenchmarks\.(\w+)", ("benchmarks/{}.py", "benchmarks/{}/__main__.py")),
     (r"\btests\.helpers\.(\w+)", ("tests/helpers/{}/__main__.py",)),

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ["src", "csrc", "tests", "benchmarks", "scripts", "docs", "examples"]
@@ -25,7 +25,7 @@ def digest(folders: Sequence[str] = FOLDERS) -> str:
     """Of the files in these folders, of Python, torch and the kernels, whose instructions differ between machines."""
     files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix not in UNTESTED]
     files += [path for path in ROOT.iterdir() if path.suffix in {".md", ".toml", ".txt"} or path.name == "Makefile"]
-    known = hashlib.sha256(f"{sys.version} {native_loader.build()}".encode())
+    known = hashlib.sha256(f"{sys.version} {dispatch.build()}".encode())
     for path in sorted(path for path in files if path.is_file()):
         known.update(f"{path.relative_to(ROOT)}\n{path.stat().st_size}\n".encode() + path.read_bytes())
     return known.hexdigest()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.backends.token_sampler import NativeSampling, TorchSampling
 from triforce.interface.sampling_params import SamplingParams
 from triforce.sampling import LogitsProcessor
@@ -21,6 +21,6 @@ def torch_sampling(
     return TorchSampling(LogitsProcessor(params, prompt_lengths, vocab_size), coupling, vocab_size)
 
 
-needs_native = pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
+needs_native = pytest.mark.skipif(dispatch.native is None, reason="the native kernels were not built")
 SAMPLERS = [pytest.param(torch_sampling, id="torch"), pytest.param(NativeSampling, id="native", marks=needs_native)]
 each_sampler = pytest.mark.parametrize("sampler", SAMPLERS)

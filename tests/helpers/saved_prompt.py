@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.helpers.tiny_llm import ids
-from triforce.kvcache import prompt_file
+from triforce.disk_cache import prompt_file
 
 MAKER = prompt_file.CacheFingerprint("fingerprint of a model", "kernels")
 PROMPT = ids(150)

@@ -10,9 +10,9 @@ from unicodedata import normalize
 from tokenizers.normalizers import NFC
 
 from tests.helpers import llama_oracle
-from triforce.checkpoint.gguf_file import GGUFFile
-from triforce.checkpoint.gguf_tokenizer import read_gguf_tokenizer
-from triforce.checkpoint.gguf_vocabulary import STRUCK
+from triforce.checkpoint.gguf.file import GGUFFile
+from triforce.checkpoint.gguf.tokenizer import read_gguf_tokenizer
+from triforce.checkpoint.gguf.vocabulary import STRUCK
 from triforce.checkpoint.tokenizer import Tokenizer
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from triforce.cli import main
-from triforce.kvcache import disk_text
-from triforce.kvcache.disk_prefixes import SEGMENT
+from triforce.disk_cache import prefixes
+from triforce.disk_cache.prefixes import SEGMENT
 
 STABLE, WORDS = "It was the season of light, it was the season of darkness. " * 14, "the spring of hope "
 
@@ -19,7 +19,7 @@ STABLE, WORDS = "It was the season of light, it was the season of darkness. " * 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of two texts; reading from a disk cache takes no time, and nobody is given way to."""
-    monkeypatch.setattr(disk_text, "perf_counter", lambda: 0.0)
+    monkeypatch.setattr(prefixes, "perf_counter", lambda: 0.0)
     monkeypatch.setattr(os, "nice", lambda _: 0)
     (tmp_path / "texts").mkdir()
     write(tmp_path / "texts" / "stable.txt", STABLE, 1)

@@ -9,9 +9,9 @@ from tests.helpers.mutants.registry import caught_in
 from tests.helpers.narrow_windows import narrow
 from tests.helpers.small_decoder import small_decoder, text
 from triforce.kvcache import PAGE, PagePool
+from triforce.kvcache.pool import WindowPages, most_pages
 from triforce.kvcache.prefix_cache import PrefixCache
 from triforce.kvcache.views.full import TAIL
-from triforce.kvcache.window_pages import WindowPages, most_pages
 
 DECODER = small_decoder()
 

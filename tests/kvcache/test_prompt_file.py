@@ -14,8 +14,9 @@ from safetensors.torch import load_file
 from tests.helpers.saved_prompt import MAKER, PROMPT, loaded
 from tests.helpers.small_decoder import CLOSE, assert_holds, dense, make_pool, prefill, small_decoder, text
 from tests.helpers.tiny_llm import GREEDY, MODES, SEEDED, ask, counted, ids, llm
+from triforce.disk_cache import prompt_file
 from triforce.disk_cache.entry import unpacked
-from triforce.kvcache import FullView, prompt_file
+from triforce.kvcache import FullView
 from triforce.kvcache.views.full import TAIL
 from triforce.llm import LLM
 

@@ -13,9 +13,10 @@ from tests.helpers.small_decoder import make_pool, prefill, small_decoder, text
 from tests.helpers.tiny_checkpoint import save as save_model
 from tests.helpers.tiny_checkpoint import tiny_model
 from tests.helpers.tiny_llm import CONTEXT, ask
-from triforce.backends import native_loader
+from triforce.backends import dispatch
+from triforce.disk_cache import prompt_file
 from triforce.errors import CacheError
-from triforce.kvcache import FullView, prompt_file
+from triforce.kvcache import FullView
 from triforce.llm import LLM
 
 torch.set_num_threads(1)
@@ -120,13 +121,13 @@ def test_other_model_or_dtype_raises(pair: Path, kept: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize("other", ["another level", "torch", "a chunk that only torch takes"])
 def test_other_kernels_raise(pair: Path, kept: Path, monkeypatch: pytest.MonkeyPatch, other: str) -> None:
     """Their bits differ: going on from them would not give the text of a fresh prefill."""
-    native = native_loader.native
+    native = dispatch.native
     if native is None or len(native.levels()) == 1:
         pytest.skip("there are no other kernels here")
     level, lowest = native.level(), native.levels()[0]
     named = {"another level": lowest, "torch": "torch"}.get(other, f"{level} and torch")
     if other == "torch":
-        monkeypatch.setattr(native_loader, "native", None)
+        monkeypatch.setattr(dispatch, "native", None)
     model = LLM(
         pair / "target", None, dtype="bfloat16", retrieval_budget=64, retrieval_chunk=8 if "chunk" in other else 16
     )

@@ -14,8 +14,9 @@ import torch
 from tests.helpers.saved_prompt import MAKER, PROMPT, loaded
 from tests.helpers.small_decoder import VOCAB, make_pool, prefill, small_decoder, text
 from tests.helpers.tiny_llm import ask, counted, llm
+from triforce.disk_cache import prompt_file
 from triforce.errors import CacheError
-from triforce.kvcache import FullView, prompt_file
+from triforce.kvcache import FullView
 
 torch.set_num_threads(1)
 

@@ -14,13 +14,13 @@ from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
 from tests.helpers.narrow_windows import narrow
 from tests.helpers.tiny_checkpoint import save
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.backends.decoder import Decoder
 from triforce.backends.kernel_api import pages_for
 from triforce.engine.model_loader import load
 from triforce.errors import CacheError
-from triforce.kvcache import PAGE, window_pages
-from triforce.kvcache.window_pages import WindowPages, most_pages
+from triforce.kvcache import PAGE, pool
+from triforce.kvcache.pool import WindowPages, most_pages
 
 WIDEST, TOKENS = 40, 400
 PIECES = [[40, 3], [1, 40], [40, 7], [0, 40], [17, 1], [40, 0], [1, 40], [11, 19]]
@@ -50,7 +50,7 @@ def windows_of(rows: int, window: int = WINDOW) -> WindowPages:
 def test_window_pages_have_what_passes_read(slack: int, window: int, passes: list[tuple[int, int, float]]) -> None:
     """Of each pass of some tokens a part is kept."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(window_pages, "SLACK", slack)
+        patch.setattr(pool, "SLACK", slack)
         pages, lengths = windows_of(2, window).more(2), [0, 0]
         pages.tabulate(pages_for(TOKENS))
         for b in range(2):
@@ -100,20 +100,20 @@ def check_bits(decoder: Decoder) -> None:
             assert len(windows.store.free) >= windows.store.pages - 2 * pages_for(WINDOW + WIDEST) - 2
 
 
-@pytest.mark.skipif(native_loader.native is None, reason="without native kernels")
+@pytest.mark.skipif(dispatch.native is None, reason="without native kernels")
 def test_window_pages_give_the_bits_of_whole_rows(decoder: Decoder) -> None:
     check_bits(decoder)
 
 
 def test_window_pages_give_the_logits_of_whole_rows_on_torch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_loader, "native", None)
+    monkeypatch.setattr(dispatch, "native", None)
     decoder = load(folder, device="cpu", dtype="float32", context=LENGTH).decoder
     whole_BTV = paged_logits(decoder, texts(), PIECES)
     with narrow():
         torch.testing.assert_close(paged_logits(decoder, texts(), PIECES, windows_of(2)), whole_BTV)
 
 
-@pytest.mark.skipif(native_loader.native is None, reason="without native kernels")
+@pytest.mark.skipif(dispatch.native is None, reason="without native kernels")
 @pytest.mark.parametrize("mutant", caught_in("test_window_pages_mutant_is_noticed"), ids=str)
 def test_window_pages_mutant_is_noticed(decoder: Decoder, mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant.apply(monkeypatch)

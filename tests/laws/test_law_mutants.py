@@ -16,7 +16,7 @@ from tests.laws import test_law_seeded as seeded
 from tests.laws.test_law_acceptance import LIMIT, watched_stack
 from tests.laws.test_law_of_one_verification import deviation, laws
 from tests.laws.test_law_of_the_engine import PLAIN, Trial
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.interface.sampling_params import SamplingParams
 from triforce.speculation import Rejection
 
@@ -76,7 +76,7 @@ def same_kv(mode: str) -> Callable[[], None]:
 @pytest.fixture(autouse=True)
 def torch_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """The faults are edits of Python."""
-    monkeypatch.setattr(native_loader, "native", None)
+    monkeypatch.setattr(dispatch, "native", None)
 
 
 CHECKS: dict[str, Callable[[], None]] = {

@@ -18,8 +18,8 @@ from tests.helpers.dequantised import dequantised, greedy_like
 from tests.helpers.gguf_files import SMOLLM2
 from tests.helpers.gguf_models import write_model
 from tests.helpers.tiny_llm import GREEDY, MODES, SEEDED, ask, ids
-from triforce.backends import native_loader
-from triforce.checkpoint.gguf_file import GGUFFile
+from triforce.backends import dispatch
+from triforce.checkpoint.gguf.file import GGUFFile
 from triforce.engine.model_loader import load
 from triforce.eval.context import tokenizer_of
 from triforce.eval.scoring import full_view, read
@@ -27,7 +27,7 @@ from triforce.llm import LLM
 
 pytestmark = [
     llama_oracle.NEEDED,
-    pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built"),
+    pytest.mark.skipif(dispatch.native is None, reason="the native kernels were not built"),
 ]
 torch.set_num_threads(1)
 TEXTS = [ids(length, seed=length) for length in (70, 250)]

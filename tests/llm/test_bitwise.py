@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tests.helpers.slow_parameters import slow
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.backends.decoder import Decoder
 from triforce.backends.kernel_api import pages_for
 from triforce.kvcache import FullView, PagePool
@@ -23,7 +23,7 @@ from triforce.llm import LLM
 from triforce.ragged import ints
 
 LENGTH = 700
-if native_loader.native is None:
+if dispatch.native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
 
 
@@ -48,9 +48,9 @@ def expected_TV(decoder: Decoder, ids: list[int]) -> Tensor:
 
 @pytest.fixture(autouse=True)
 def threads() -> Iterator[None]:
-    before = native_loader.native.threads()
+    before = dispatch.native.threads()
     yield
-    native_loader.native.set_threads(before)
+    dispatch.native.set_threads(before)
 
 
 def passes(decoder: Decoder, texts: list[list[int]], widths: list[list[int]], padding: int = 0) -> list[Tensor]:
@@ -87,7 +87,7 @@ def cut(length: int, chance: Random, widest: int) -> list[int]:
 def test_logits_of_any_passes_are_bitwise_equal(
     decoder: Decoder, ids: list[int], expected_TV: Tensor, seed: int, count: int
 ) -> None:
-    native_loader.native.set_threads(count)
+    dispatch.native.set_threads(count)
     widths = cut(len(ids), Random(seed), widest=[16, 64, 200, 512][seed])
     (got_TV,) = passes(decoder, [ids], [widths], padding=seed)
     assert torch.equal(got_TV, expected_TV)
@@ -116,7 +116,7 @@ def test_logits_after_other_tokens_differ(decoder: Decoder, ids: list[int], expe
 @pytest.mark.slow
 def test_logits_of_torch_path_are_not_bitwise_equal(ids: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: products whose split depends on the width give other bits."""
-    monkeypatch.setattr(native_loader, "native", None)
+    monkeypatch.setattr(dispatch, "native", None)
     plain = LLM(None, None, dtype="bfloat16").target.decoder
     one_by_one, at_once = (passes(plain, [ids], [widths])[0] for widths in ([1] * len(ids), [len(ids)]))
     assert not torch.equal(one_by_one, at_once)

@@ -14,11 +14,12 @@ import torch
 from tests.helpers.cache_folders import store_in
 from tests.helpers.disk_llm import PROMPT, WHOLE, answer, started, written
 from tests.helpers.tiny_llm import ask, ids, llm
-from triforce.backends import native_loader
+from triforce.backends import dispatch
+from triforce.disk_cache import prefixes
 from triforce.disk_cache.entry_store import EntryStore
+from triforce.disk_cache.prefixes import SEGMENT, DiskPrefixes
 from triforce.errors import CacheError
-from triforce.kvcache import PAGE, disk_text
-from triforce.kvcache.disk_prefixes import SEGMENT, DiskPrefixes
+from triforce.kvcache import PAGE
 from triforce.llm import LLM
 
 torch.set_num_threads(1)
@@ -71,13 +72,13 @@ def test_full_disk_costs_no_answer(
 def test_other_kernels_or_models_find_nothing(
     disk_pair: Path, cache: Path, other: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    native = native_loader.native
+    native = dispatch.native
     if native is None or len(native.levels()) == 1:
         pytest.skip("there are no other kernels here")
     answer(started(disk_pair, cache, dtype="bfloat16"), PROMPT)
     level = native.level()
     if other == "torch":
-        monkeypatch.setattr(native_loader, "native", None)
+        monkeypatch.setattr(dispatch, "native", None)
     elif other == "level":
         native.use(native.levels()[0])
     try:
@@ -97,7 +98,7 @@ def test_paths_that_are_not_bitwise_say_distribution(
 ) -> None:
     """An answer whose prompt was read before, wherever its KV was kept."""
     model, file = llm(disk_pair), cache.with_name("kv")  # made with kernels, as other tests use it, too
-    monkeypatch.setattr(native_loader, "native", None)
+    monkeypatch.setattr(dispatch, "native", None)
     if where == "on disk":
         read, restored = (answer(started(disk_pair, cache), PROMPT, "ar") for _ in range(2))
     elif where == "in memory":
@@ -115,7 +116,7 @@ def test_saved_prompt_of_another_build_is_refused(
     """Its bits would come to the disk cache, under the name of those that this build computes."""
     file = cache.with_name("kv")
     with monkeypatch.context() as patch:
-        patch.setattr(native_loader, "build", lambda: "another build")
+        patch.setattr(dispatch, "build", lambda: "another build")
         llm(disk_pair).generate(PROMPT, ask(), mode="ar", save_cache=file)
     with pytest.raises(CacheError, match="other kernels"):
         started(disk_pair, cache).generate(PROMPT, ask(), mode="ar", load_cache=file)
@@ -212,7 +213,7 @@ def test_text_given_up_in_the_middle_leaves_what_was_read(
     disk_pair: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
 ) -> None:
     """A request that is cancelled; and a process that is killed, some segments before that."""
-    monkeypatch.setattr(disk_text, "MANY", 2)
+    monkeypatch.setattr(prefixes, "MANY", 2)
     model = started(disk_pair, cache)
     engine = model.open(1, 640)
     request = model.request(PROMPT, ask(), "ar")

@@ -13,7 +13,7 @@ import torch
 from tests.helpers.disk_llm import PROMPT, WHOLE, answer, started
 from tests.helpers.tiny_llm import llm
 from triforce.disk_cache import folder as folder_module
-from triforce.disk_cache.folder_state import take_lock
+from triforce.disk_cache.folder import take_lock
 
 torch.set_num_threads(1)
 

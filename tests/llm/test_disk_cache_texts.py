@@ -10,9 +10,9 @@ import torch
 
 from tests.helpers.disk_llm import HOW, PROMPT, SEGMENTS, WHOLE, answer, check_restored, started, written
 from tests.helpers.tiny_llm import MODES, ask, counted, ids, llm
+from triforce.disk_cache import prefixes
+from triforce.disk_cache.prefixes import SEGMENT
 from triforce.interface.outputs import RequestOutput
-from triforce.kvcache import disk_text
-from triforce.kvcache.disk_prefixes import SEGMENT
 from triforce.kvcache.views.full import TAIL
 from triforce.llm import LLM
 from triforce.session import Session
@@ -86,14 +86,14 @@ def test_prompt_begins_with_whole_segments_of_longer_one(
 def test_first_writing_of_memory_is_no_slow_disk(disk_pair: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first tokens that are written map memory: a prefill pays that, too."""
     answer(started(disk_pair, cache), PROMPT, "ar")
-    clock, copy = [0.0], disk_text._copy
+    clock, copy = [0.0], prefixes._copy
 
     def copy_for_long(*given: Any) -> bool:
         clock[0] += 1000.0
         return copy(*given)
 
-    monkeypatch.setattr(disk_text, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(disk_text, "_copy", copy_for_long)
+    monkeypatch.setattr(prefixes, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(prefixes, "_copy", copy_for_long)
     output = answer(started(disk_pair, cache), PROMPT, "ar")
     assert (output.cached_tokens, output.reread) == (WHOLE, "")
 

@@ -18,15 +18,15 @@ from tests.helpers.narrow_windows import narrow
 from tests.helpers.slow_parameters import slow
 from tests.helpers.tiny_checkpoint import save, tiny_model
 from tests.helpers.tiny_llm import ask, ids
-from triforce.backends import native_loader
+from triforce.backends import dispatch
+from triforce.disk_cache.prefixes import SEGMENT
 from triforce.errors import ModelError
 from triforce.kvcache import PAGE
-from triforce.kvcache.disk_prefixes import SEGMENT
 from triforce.kvcache.views.full import TAIL
 from triforce.llm import LLM
 from triforce.session import Session
 
-if native_loader.native is None:
+if dispatch.native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
 
 CONTEXT, PROMPT = 2000, ids(1500)

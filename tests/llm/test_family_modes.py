@@ -14,11 +14,11 @@ from tests.helpers.feature_pair import random_draft
 from tests.helpers.slow_parameters import slow
 from tests.helpers.tiny_checkpoint import save, tiny_model
 from tests.helpers.tiny_llm import GREEDY, MODES, SEEDED, ask, ids
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.engine.model_loader import load
 from triforce.llm import LLM
 
-if native_loader.native is None:
+if dispatch.native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
 LENGTHS = (40, 150, 215)
 

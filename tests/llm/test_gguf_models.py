@@ -17,7 +17,7 @@ from tests.helpers.gguf_models import MIXED, Written, write_model
 from tests.helpers.slow_parameters import slow
 from tests.helpers.thread_ranks import together
 from tests.helpers.tiny_llm import GREEDY, MODES, SEEDED, ask, ids
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.cli import main
 from triforce.distributed.group import TPGroup
 from triforce.engine.model_loader import load
@@ -28,7 +28,7 @@ from triforce.kvcache import FullView, PagePool
 from triforce.llm import LLM
 from triforce.ragged import ints
 
-if native_loader.native is None:
+if dispatch.native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
 torch.set_num_threads(1)
 PROMPTS = [ids(length, seed=length) for length in (70, 250, 333)]

@@ -15,7 +15,7 @@ from tests.helpers.disk_llm import written
 from tests.helpers.gguf_files import SMOLLM2
 from tests.helpers.thread_ranks import together
 from tests.helpers.tiny_llm import ask
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.checkpoint.hub import SHIPPED
 from triforce.eval.context import tokenizer_of
 from triforce.interface.outputs import RequestOutput
@@ -24,7 +24,7 @@ from triforce.llm import LLM
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(3600),
-    pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built"),
+    pytest.mark.skipif(dispatch.native is None, reason="the native kernels were not built"),
 ]
 needs_smollm2 = pytest.mark.skipif(not SMOLLM2.exists(), reason=f"there is no {SMOLLM2.name}")
 LENGTHS = 530, 700, 850

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tests.helpers.tiny_llm import CONTEXT, GREEDY, MODES, SEEDED, ask, checkpoints, ids, llm
 from tests.llm.test_bitwise import cut, passes
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.backends.kernel_api import pages_for
 from triforce.backends.kv_rows import numbers, rounded
 from triforce.backends.torch.kv import TorchKV
@@ -27,7 +27,7 @@ from triforce.kvcache import FullView, PagePool
 from triforce.llm import LLM
 from triforce.ragged import ints
 
-needs_native = pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
+needs_native = pytest.mark.skipif(dispatch.native is None, reason="the native kernels were not built")
 torch.set_num_threads(1)
 
 
@@ -55,7 +55,7 @@ PROMPTS = [ids(length, seed=length) for length in (70, 250, 333)]
 )
 @pytest.mark.parametrize("mode", MODES)
 def test_int8_kv_texts_equal_plain_decoding(pair: Path, mode: str, how: dict[str, str]) -> None:
-    if how.get("lower_tiers") and native_loader.native is None:
+    if how.get("lower_tiers") and dispatch.native is None:
         pytest.skip("weights of few bits need native kernels")
     plain = {"dtype": how["dtype"]} if "dtype" in how else {}
     for sampling in (GREEDY, SEEDED):
@@ -81,7 +81,7 @@ def test_int8_kv_is_another_model_than_bfloat16(pair: Path) -> None:
 
 def test_rotation_of_heads_changes_fingerprint(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of int8 KV, which is rotated; that of other KV it does not."""
-    monkeypatch.setattr(native_loader, "native", None)  # which packs the weights
+    monkeypatch.setattr(dispatch, "native", None)  # which packs the weights
     target = LLM(pair / "target", None, dtype="float32").target
     configs = [replace(target.config, kv_int8=int8, hadamard=turn) for int8 in (True, False) for turn in (True, False)]
     rotated, still, *others = (fingerprint(config, target.decoder.model.weights) for config in configs)
@@ -112,7 +112,7 @@ def fed(decoder: Any, text: list[int]) -> tuple[Tensor, list[tuple[Tensor, Tenso
 def test_torch_path_has_nearly_the_logits_of_native_kernels(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = ids(200)
     native_TV, native_rows = fed(int8(pair, dtype="float32").target.decoder, text)
-    monkeypatch.setattr(native_loader, "native", None)
+    monkeypatch.setattr(dispatch, "native", None)
     torch_TV, torch_rows = fed(LLM(pair / "target", None, dtype="float32", kv_dtype="int8").target.decoder, text)
     for ours, theirs in zip(native_rows[0], torch_rows[0], strict=True):  # of later layers, sums have roundings before
         assert (ours[..., :-2].int() - theirs[..., :-2].int()).abs().max() <= 1
@@ -123,7 +123,7 @@ def test_torch_path_has_nearly_the_logits_of_native_kernels(pair: Path, monkeypa
 
 
 def test_torch_path_texts_equal_plain_decoding(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_loader, "native", None)
+    monkeypatch.setattr(dispatch, "native", None)
     model = LLM(pair / "target", pair / "draft", dtype="float32", kv_dtype="int8", retrieval_budget=64)
     assert isinstance(model.open(1, 100).core.store.pool.kv, TorchKV)
     plain = texts(model, "ar", PROMPTS, **GREEDY)
@@ -141,7 +141,7 @@ def test_saved_int8_kv_equals_fresh_prompt(pair: Path, mode: str, tmp_path: Path
         llm(pair).generate(prompt, ask(), load_cache=file)
     plain = tmp_path / "plain.kv"
     llm(pair).generate(prompt, ask(), save_cache=plain)
-    if native_loader.native:
+    if dispatch.native:
         assert file.stat().st_size < 0.65 * plain.stat().st_size  # ids and scales are no less, and heads are small
     with pytest.raises(CacheError, match="another model, dtype"):
         model.generate(prompt, ask(), load_cache=plain)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.helpers.tiny_checkpoint import save, tiny_model, tiny_tokenizer
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.backends.kernel_api import ForwardBatch
 from triforce.checkpoint.weights import fingerprint
 from triforce.engine.inputs import PLENTY
@@ -203,7 +203,7 @@ def test_llm_session_prompt_logprobs_cover_prompt(llm: LLM) -> None:
 
 
 def test_llm_changed_weight_changes_fingerprint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_loader, "native", None)  # which packs the weights
+    monkeypatch.setattr(dispatch, "native", None)  # which packs the weights
     llm = LLM(folder / "target", None, dtype="bfloat16")
     before = fingerprint(llm.target.config, llm.models.target.model.weights)
     llm.models.target.model.weights.layers[1].up_proj_IC[17, 23] += 0.25

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tests.helpers.tiny_llm import GREEDY, MODES, SEEDED, ask, checkpoints, ids, llm
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.cli import main
 from triforce.engine.modes import MODES as LADDERS
 from triforce.engine.sequence import TokenSequence
@@ -28,7 +28,7 @@ from triforce.llm import LLM
 from triforce.ragged import ints
 from triforce.session import Session
 
-if native_loader.native is None:
+if dispatch.native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
 torch.set_num_threads(1)
 
@@ -129,8 +129,8 @@ def test_lower_tiers_conversation_equals_plain_decoding(pair: Path, lower: str) 
 def test_lower_tiers_without_native_kernels_exit_2(
     pair: Path, lower: str, missing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(native_loader, "native", None)
-    monkeypatch.setattr(native_loader, "missing", missing)
+    monkeypatch.setattr(dispatch, "native", None)
+    monkeypatch.setattr(dispatch, "missing", missing)
     assert main(["generate", str(pair / "target"), "some text", "--lower-tiers", lower]) == 2
     error = capsys.readouterr().err
     assert (missing or "TRIFORCE_KERNELS=torch") in error and "--lower-tiers same" in error

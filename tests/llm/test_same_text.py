@@ -12,7 +12,7 @@ from importlib import resources
 import pytest
 import torch
 
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.backends.token_sampler import make_noise
 from triforce.engine.modes import MODES, ar
 from triforce.engine.sequence import TokenSequence
@@ -102,7 +102,7 @@ def test_few_texts_equal_plain_decoding(llm: LLM, prompts: list[list[int]], mode
     check(llm, [prompts[4], prompts[17], prompts[31]], mode, temperature, tokens=32, rows=3)
 
 
-@pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
+@pytest.mark.skipif(dispatch.native is None, reason="the native kernels were not built")
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("mode", ["retrieval", "triforce"])
 def test_few_int8_texts_equal_plain_decoding(prompts: list[list[int]], mode: str, temperature: float) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.checkpoint.hub import SHIPPED
 from triforce.cli import main
 from triforce.interface.sampling_params import SamplingParams
@@ -105,7 +105,7 @@ def test_shipped_pair_most_tokens_need_no_full_pass(llm: LLM, book: list[int]) -
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
+@pytest.mark.skipif(dispatch.native is None, reason="the native kernels were not built")
 def test_shipped_pair_modes_write_plain_decodings_texts_with_int8_kv(tmp_path: Path) -> None:
     """50 prompts, 256 tokens of each, at two temperatures."""
     file, sizes = tmp_path / "certificate.json", ["--contexts", "1024", "--retrieval-budget", "256", "--batches", "10"]

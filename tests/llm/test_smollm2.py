@@ -15,9 +15,9 @@ import torch
 from benchmarks.perplexity import EXACT, losses, precisions
 from tests.helpers.dequantised import dequantised, greedy_like
 from tests.helpers.gguf_files import SMOLLM2
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.backends.decoder import Decoder
-from triforce.checkpoint.known_models import KNOWN
+from triforce.checkpoint.model_sources import KNOWN
 from triforce.cli import main
 from triforce.eval.context import Text, spread, tokenizer_of
 from triforce.interface.sampling_params import SamplingParams
@@ -26,7 +26,7 @@ from triforce.llm import LLM
 pytestmark = [
     pytest.mark.timeout(3600),
     pytest.mark.skipif(not SMOLLM2.exists(), reason=f"there is no {SMOLLM2.name}"),
-    pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built"),
+    pytest.mark.skipif(dispatch.native is None, reason="the native kernels were not built"),
 ]
 TEMPERATURES = ["--temperatures", "0,0.8", "--couplings", "seeded"]
 ALL = ["books", "code", "copy", "summary", "many-shot"]

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from tests.helpers.upper_nibbles import HALF, from_upper
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.backends.kernel_api import ForwardBatch, pages_for
 from triforce.kvcache import FullView, PagePool
 from triforce.llm import LLM
 from triforce.ragged import Ints, ints
 
-if native_loader.native is None:
+if dispatch.native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
 torch.set_num_threads(1)
 KNOWN, NEW = 1024, 64

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from triforce.model.architecture import Architecture, Experts, LayerKind
-from triforce.model.config import ModelConfig
+from triforce.model.config import Architecture, Experts, LayerKind, ModelConfig
 from triforce.model.expert_unions import experts_touched
 from triforce.model.rope import Rope
 from triforce.planner.break_even import GAIN, STEP, UNBOUND, Balance, BreakEven, contexts
-from triforce.planner.tier_work import LEAST_BYTES, TierWork, usual_machine
+from triforce.planner.pass_costs import LEAST_BYTES, TierWork, usual_machine
 
 LLAMA_8B = ModelConfig(
     128_256, 4096, 14_336, 32, 32, 8, 128, 1e-5, tied=False, context=131_072, rope=Rope(torch.ones(64), 1.0)

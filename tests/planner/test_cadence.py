@@ -7,8 +7,8 @@ import pytest
 from tests.helpers.controlled_batch import LIVE, known, read, steered
 from triforce.engine.modes import unlinked
 from triforce.planner import CostModel, Plan, PlanController
-from triforce.planner.cadence import Cadence
-from triforce.planner.choose import Cause, Choice
+from triforce.planner.controller import Cadence
+from triforce.planner.forecast import Cause, Choice
 from triforce.planner.planner_config import CONFIG
 from triforce.speculation import SequenceState
 

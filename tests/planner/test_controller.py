@@ -12,9 +12,8 @@ import pytest
 from tests.helpers.controlled_batch import DEEP, LIVE, known, steered
 from tests.helpers.simulated_tiers import SimulatedTiers, estimates
 from triforce.planner import CostModel, Plan, PlanController
-from triforce.planner.account import Account
-from triforce.planner.choose import Candidate, Cause, Choice, State, best, candidates
-from triforce.planner.controller import TOGETHER
+from triforce.planner.controller import TOGETHER, Account
+from triforce.planner.forecast import Candidate, Cause, Choice, State, best, candidates
 from triforce.planner.pass_costs import AMONG_MODELS
 from triforce.planner.planner_config import CONFIG
 

@@ -12,10 +12,9 @@ import torch
 from tests.helpers.laws.tiny import MODELS
 from triforce.planner import CostModel, cost_model
 from triforce.planner.cost_model import costs_path
-from triforce.planner.pass_costs import AMONG_MODELS, MOST_KINDS
+from triforce.planner.pass_costs import AMONG_MODELS, MOST_KINDS, TierWork
 from triforce.planner.planner_config import CONFIG
 from triforce.planner.searched_layers import Finding
-from triforce.planner.tier_work import TierWork
 
 
 def true(tokens: int, keys: int) -> float:

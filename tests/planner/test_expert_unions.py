@@ -19,15 +19,14 @@ from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
 from tests.helpers.tiny_checkpoint import save
 from tests.planner.test_break_even import LLAMA_8B, WINDOWS
-from triforce.backends import native_loader
-from triforce.backends.torch import experts as torch_experts
+from triforce.backends import dispatch
+from triforce.backends.torch import model as torch_experts
 from triforce.engine.model_loader import load
 from triforce.kvcache import FullView, PagePool
 from triforce.llm import LLM
-from triforce.model.architecture import Architecture, Experts
-from triforce.model.config import ModelConfig
+from triforce.model.config import Architecture, Experts, ModelConfig
 from triforce.model.expert_unions import SAMPLED, ExpertUnions, experts_touched
-from triforce.planner.tier_work import LEAST_BYTES, MACHINES, TierWork
+from triforce.planner.pass_costs import LEAST_BYTES, MACHINES, TierWork
 from triforce.ragged import ints
 
 EXPERTS, LAYERS = Experts(128, 8, True), 24
@@ -156,7 +155,7 @@ PIECES = [[100], [1], [3], [8], [38]]
 def check_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compare what passes tell with what the router of the torch path chose."""
     with monkeypatch.context() as patch:
-        patch.setattr(native_loader, "native", None)
+        patch.setattr(dispatch, "native", None)
         by_torch, chosen = told(folder, PIECES, patch)
     layers = len(chosen) // len(PIECES)
     passes = [chosen[i : i + layers] for i in range(0, len(chosen), layers)]
@@ -166,7 +165,7 @@ def check_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     of_one = wanted[1][1]
     assert by_torch == wanted and any(touched < of_one * width for width, touched in wanted[2:])
-    if native_loader.native:
+    if dispatch.native:
         assert told(folder, PIECES, monkeypatch)[0] == wanted
 
 
@@ -190,7 +189,7 @@ def test_pass_that_reads_no_experts_tells_nothing(
 ) -> None:
     """Where nothing is scored the last layer is not finished, here the only one that has experts."""
     if kernels == "torch":
-        monkeypatch.setattr(native_loader, "native", None)
+        monkeypatch.setattr(dispatch, "native", None)
     folder = save(family_model("glm-4.5", num_hidden_layers=2), tmp_path)
     decoder = load(folder, device="cpu", dtype="float32", context=LENGTH).decoder
     seen: list[float] = []

@@ -8,8 +8,8 @@ from tests.helpers.controlled_batch import LIVE, read
 from tests.helpers.simulated_tiers import NoHindsight, SimulatedTiers
 from triforce.engine.modes import unlinked
 from triforce.planner import CostModel, Plan, PlanController
+from triforce.planner.pass_costs import TierWork
 from triforce.planner.planner_config import CONFIG
-from triforce.planner.tier_work import TierWork
 
 
 def test_controller_tries_unknown_tiers_in_first_text() -> None:

@@ -10,8 +10,8 @@ import pytest
 from tests.helpers.controlled_batch import read
 from tests.helpers.simulated_tiers import SimulatedTiers, fixed, simulated_rate, values
 from triforce.engine.modes import unlinked
-from triforce.planner import CostModel, Plan, PlanController, account
-from triforce.planner.choose import Choice, State, candidates
+from triforce.planner import CostModel, Plan, PlanController, controller
+from triforce.planner.forecast import Choice, State, candidates
 from triforce.planner.planner_config import CONFIG
 
 MS = 1e-3
@@ -84,7 +84,7 @@ def test_controller_without_fallback_is_detected(simulated: SimulatedTiers, monk
         return Choice(fastest.plan, fastest.rate, state=State.SPECULATING)
 
     monkeypatch.setattr(PlanController, "choose", bold)
-    monkeypatch.setattr(account, "CONFIG", replace(CONFIG, allowed_loss=10.0))
+    monkeypatch.setattr(controller, "CONFIG", replace(CONFIG, allowed_loss=10.0))
     assert speed(simulated, informed(simulated)) < 0.97 * fixed(Plan(), simulated)
 
 

@@ -8,10 +8,8 @@ import pytest
 
 from tests.planner.test_break_even import LLAMA_8B, even
 from triforce.planner import CostModel
-from triforce.planner.break_even import GAIN, STEP, break_even_point
-from triforce.planner.learnt_speed import ENOUGH, LearntSpeed
-from triforce.planner.pass_costs import AMONG_MODELS
-from triforce.planner.tier_work import TierWork
+from triforce.planner.break_even import ENOUGH, GAIN, STEP, LearntSpeed, break_even_point
+from triforce.planner.pass_costs import AMONG_MODELS, TierWork
 
 CONFIG = replace(LLAMA_8B, context=32_768)
 KNOWN = "measured here"

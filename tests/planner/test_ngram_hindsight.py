@@ -9,7 +9,7 @@ import pytest
 
 from tests.helpers.simulated_tiers import estimates, values
 from triforce.planner import Plan
-from triforce.planner.acceptance import KNOWN, MAX_GAMMA, NgramHindsight
+from triforce.planner.cost_model import KNOWN, MAX_GAMMA, NgramHindsight
 from triforce.ragged import ints
 from triforce.speculation import NgramProposer, SequenceState
 from triforce.speculation.ngram import ALONE, STRIDE, TRIED, NgramIndex

@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from triforce.model.architecture import Experts
+from triforce.model.config import Experts
 from triforce.model.expert_unions import ExpertUnions
 from triforce.planner.cost_model import CostModel
-from triforce.planner.pass_costs import PassCosts
-from triforce.planner.tier_work import TierWork
+from triforce.planner.pass_costs import PassCosts, TierWork
 
 
 def test_table_of_several_keys_is_that_of_each() -> None:

@@ -10,14 +10,13 @@ import pytest
 from tests.helpers.controlled_batch import think_always, with_random_budgets
 from tests.helpers.simulated_tiers import plans
 from triforce import LLM, SamplingParams
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.interface.outputs import RequestOutput
 from triforce.planner import Plan, PlanController
-from triforce.planner.choose import Choice
-from triforce.planner.forecast import BUDGET_STEPS
+from triforce.planner.forecast import BUDGET_STEPS, Choice
 from triforce.session import Session
 
-if native_loader.native is None:
+if dispatch.native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
 
 LENGTHS = 700, 350, 90  # tokens; the budget hides something of the first two

@@ -14,7 +14,7 @@ from tests.helpers.planning.regret import Cell, cells, judging
 from tests.helpers.planning.traces import traces
 from tests.helpers.planning.worlds import World, worlds
 from triforce.planner import Plan, PlanController
-from triforce.planner.choose import Choice
+from triforce.planner.forecast import Choice
 
 WORLDS = {world.name: world for world in worlds()}
 EVERY = 3  # one of so many texts is for `make check`

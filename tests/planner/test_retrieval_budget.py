@@ -19,11 +19,11 @@ from triforce.engine.sequence_batch import SequenceBatch
 from triforce.engine.sequence_group import prefill_batch
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import Budget, RetrievalConfig
-from triforce.planner import CostModel, Plan, PlanController, acceptance, choose
+from triforce.planner import CostModel, Plan, PlanController, cost_model, forecast
 from triforce.planner.forecast import BUDGET_STEPS, budget_options
+from triforce.planner.pass_costs import TierWork
 from triforce.planner.plan import BudgetFactors, plan_space, proposals
 from triforce.planner.planner_config import CONFIG
-from triforce.planner.tier_work import TierWork
 
 OPEN = RetrievalConfig(Budget(64, open=True))
 LONGER, SHORTER = (PROMPTS[0] * 3)[:400], PROMPTS[0]
@@ -95,13 +95,13 @@ def test_budget_without_effect_is_seldom_changed() -> None:
 
 
 def test_optimistic_budget_prior_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acceptance, "CONFIG", replace(CONFIG, budget_exponent=3.0))
+    monkeypatch.setattr(cost_model, "CONFIG", replace(CONFIG, budget_exponent=3.0))
     seen, _ = followed(EQUAL)
     assert np.mean(np.array(seen[:50]) == 2.0) > 0.1
 
 
 def test_budget_small_gain_keeps_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choose, "CONFIG", replace(CONFIG, budget_gain=100.0))
+    monkeypatch.setattr(forecast, "CONFIG", replace(CONFIG, budget_gain=100.0))
     assert set(followed(LARGER)[0]) == {1.0}
 
 

@@ -12,9 +12,9 @@ import pytest
 from tests.helpers.controlled_batch import DEEP, PARAMS, controlled, think_always
 from triforce.engine.sequence_batch import SequenceBatch
 from triforce.planner import Plan, PlanController
-from triforce.planner.acceptance import AcceptanceTracker
-from triforce.planner.choose import Choice
 from triforce.planner.controller import NOTHING
+from triforce.planner.cost_model import AcceptanceTracker
+from triforce.planner.forecast import Choice
 from triforce.ragged import ints
 from triforce.speculation.counters import Counters
 

@@ -14,12 +14,12 @@ from tests.helpers.asgi_client import SAMPLED, ask, events, good, hang_up, refus
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
-from triforce.replicas import router
+from triforce.replicas import remote_engine
 from triforce.server.engine_client import GenerationRequest
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 PROMPT = "the cat sat on the mat"
-DOCUMENT = [2 + i % 290 for i in range(router.LEAST + 40)]
+DOCUMENT = [2 + i % 290 for i in range(remote_engine.LEAST + 40)]
 
 
 def test_ray_stream_equals_one_process(app: ASGIApp, llm: LLM) -> None:
@@ -64,7 +64,7 @@ def homes(engine: Any) -> list[set[str]]:
 def test_ray_document_stays_with_replica(served: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(len(names) == 1 for names in homes(served[1]))
     # Ray copies the class with all that it refers to, and replaces the original by the copy.
-    monkeypatch.setitem(router.PrefixRouter.choose_replicas.__globals__, "LEAST", 1 << 20)
+    monkeypatch.setitem(remote_engine.PrefixRouter.choose_replicas.__globals__, "LEAST", 1 << 20)
     assert any(len(names) == 2 for names in homes(served[1])), "without its law the router was to be found out"
 
 

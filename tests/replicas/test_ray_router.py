@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from triforce.interface.sampling_params import SamplingParams
-from triforce.replicas import router
+from triforce.replicas import remote_engine
 from triforce.server.engine_client import GenerationRequest
 
 DOCUMENT = list(range(5000))
@@ -21,16 +21,16 @@ def pending(prompt: list[int], scope: str = "") -> Any:
     )
 
 
-def routed(*known: tuple[str, Any]) -> router.PrefixRouter:
+def routed(*known: tuple[str, Any]) -> remote_engine.PrefixRouter:
     """A router that has sent requests to replicas already."""
-    made = object.__new__(router.PrefixRouter)
+    made = object.__new__(remote_engine.PrefixRouter)
     made.initialize_state()
     for name, request in known:
         made.on_request_routed(request, name, None)
     return made
 
 
-def first(made: router.PrefixRouter, request: Any, alive: str = "abc") -> str:
+def first(made: remote_engine.PrefixRouter, request: Any, alive: str = "abc") -> str:
     """The replica that is preferred, if one is."""
     replicas = [SimpleNamespace(replica_id=name) for name in alive]
     ranks = asyncio.run(made.choose_replicas(replicas, request))
@@ -43,7 +43,7 @@ def test_ray_shared_document_has_home() -> None:
     assert first(made, pending([*DOCUMENT, 2, 3])) == "b"
     assert first(made, pending(DOCUMENT[:1100] + [7] * 900)) == "b", "half of what is shared is seen"
     assert first(made, pending([*reversed(DOCUMENT)])) == "c"
-    assert not first(made, pending([9, *DOCUMENT])) and not first(made, pending(DOCUMENT[: router.LEAST - 1]))
+    assert not first(made, pending([9, *DOCUMENT])) and not first(made, pending(DOCUMENT[: remote_engine.LEAST - 1]))
 
 
 def test_ray_longest_prefix_wins() -> None:
@@ -65,7 +65,7 @@ def test_ray_other_key_reveals_nothing() -> None:
 
 def test_ray_old_prefixes_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     # Two documents of four beginnings each. Where Ray runs it replaces the class by a copy with globals of its own.
-    monkeypatch.setitem(router.PrefixRouter.on_request_routed.__globals__, "REMEMBERED", 8)
+    monkeypatch.setitem(remote_engine.PrefixRouter.on_request_routed.__globals__, "REMEMBERED", 8)
     one, two, three = (pending([i, *DOCUMENT]) for i in range(3))
     made = routed(("a", one), ("b", two), ("a", one), ("c", three))
     assert [first(made, request) for request in (one, two, three)] == ["a", "", "c"]

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
 def second(family: list[psutil.Process]) -> psutil.Process:
-    (rank,) = [each for each in family if "triforce.replicas.tp_workers" in " ".join(each.cmdline())]
+    (rank,) = [each for each in family if "triforce.replicas.replica" in " ".join(each.cmdline())]
     return rank
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.batch_files import answers, arguments, line
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.cli import main
 
 
@@ -34,7 +34,7 @@ def test_batch_answers_of_something_else_are_not_taken(
     if change == "request":
         lines[1] = short("b", "the dog")
     elif change == "KV type":
-        if native_loader.native is None:
+        if dispatch.native is None:
             pytest.skip("the native kernels were not built")
         more = ["--kv-dtype", "int8"]
     elif change == "model":

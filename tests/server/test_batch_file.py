@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 
 from tests.helpers.asgi_client import SAMPLED, ask, good
 from tests.helpers.batch_files import answers, arguments, line
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.cli import main
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
@@ -59,7 +59,7 @@ def test_batch_answers_equal_server(run: Run, app: ASGIApp, tmp_path: Path) -> N
     assert not found
 
 
-@pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
+@pytest.mark.skipif(dispatch.native is None, reason="the native kernels were not built")
 def test_batch_with_int8_kv_answers_as_its_model(pair: Path, tmp_path: Path) -> None:
     """Texts are so long that those of KV as it is differ."""
     body = BODIES["/v1/completions"] | {"n": 1, "max_tokens": 300, "temperature": 2.0}

@@ -18,7 +18,7 @@ from tests.helpers.disk_checks import spied_reads
 from tests.helpers.disk_llm import written
 from tests.helpers.guarded_app import KEY, OTHER
 from tests.helpers.tiny_llm import counted
-from triforce.kvcache import disk_text
+from triforce.disk_cache import prefixes
 from triforce.llm import LLM
 from triforce.server.app import create_app
 from triforce.server.engine_thread import Worker
@@ -93,7 +93,7 @@ class Host:
 @pytest.fixture
 def host(pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Host]]:
     """Makes servers, by the name of their disk cache."""
-    monkeypatch.setattr(disk_text, "perf_counter", lambda: 0.0)
+    monkeypatch.setattr(prefixes, "perf_counter", lambda: 0.0)
     made: list[Host] = []
 
     def make(name: str, **how: Any) -> Host:

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 from tests.helpers.asgi_client import ask, good, refused
 from tests.helpers.disk_llm import written
 from tests.helpers.guarded_app import KEY, OTHER, PATH
-from triforce.kvcache import disk_text
+from triforce.disk_cache import prefixes
 from triforce.llm import LLM
 from triforce.server import logs
 from triforce.server.app import create_app
@@ -46,7 +46,7 @@ class Server:
 @pytest.fixture
 def cache(tmp_path: Path, pair: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A disk cache in which KEY has left PROMPT."""
-    monkeypatch.setattr(disk_text, "perf_counter", lambda: 0.0)
+    monkeypatch.setattr(prefixes, "perf_counter", lambda: 0.0)
     server = Server(pair, tmp_path / "cache")
     assert cached(server.ask()) == 0
     server.stop()

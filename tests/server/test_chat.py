@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 
 from tests.helpers.asgi_client import SAMPLED, ask, events, good, refused
 from triforce.checkpoint.hub import SHIPPED
-from triforce.checkpoint.token_bytes import NAMED_BYTES
+from triforce.checkpoint.tokenizer import NAMED_BYTES
 from triforce.errors import RequestError
 from triforce.interface.outputs import RequestOutput
 from triforce.llm import LLM

@@ -17,7 +17,8 @@ from tests.helpers.asgi_client import ask, events, good, hang_up, refused
 from triforce.interface.grammar import Grammar
 from triforce.llm import LLM
 from triforce.server.request_base import UNSUPPORTED
-from triforce.structured_output import compiler, guidance
+from triforce.structured_output import compiler
+from triforce.structured_output import compiler as structured_output_compiler
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 SAMPLED = {"temperature": 0.8, "seed": 5, "top_k": 12}
@@ -95,13 +96,15 @@ def test_grammar_is_compiled_once_and_travels_with_request(app: ASGIApp, llm: LL
     """The engine's thread compiles nothing, even where a grammar is no longer kept when its turn comes."""
     threads = []
     monkeypatch.setattr(compiler, "REMEMBERED", 0)
-    monkeypatch.setattr(guidance, "compiled", lambda *asked: threads.append(current_thread().name) or plain(*asked))
+    monkeypatch.setattr(
+        structured_output_compiler, "compiled", lambda *asked: threads.append(current_thread().name) or plain(*asked)
+    )
     body = {"prompt": "x", "max_tokens": 4, "n": 3, "response_format": {"type": "regex", "regex": "(the |cat ){9}b"}}
     good(ask(app, COMPLETIONS, body))
     assert len(threads) == 1 and "triforce-worker" not in threads[0]
 
 
-plain = guidance.compiled
+plain = structured_output_compiler.compiled
 
 
 def test_grammar_trial_ends_with_its_client(app: ASGIApp) -> None:

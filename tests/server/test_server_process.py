@@ -22,7 +22,7 @@ import pytest
 from benchmarks import documents
 from tests.helpers.asgi_client import SAMPLED
 from tests.helpers.server_process import KEY, ROOT, served, wait_until_idle
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.engine.output_stream import OutputChunk
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
@@ -213,7 +213,7 @@ def test_signal_drains_or_reports(pair: Path, told: signal.Signals, grace: str, 
     assert text and whole.startswith(text)  # no token that was made is lost, and no other one told
 
 
-@pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
+@pytest.mark.skipif(dispatch.native is None, reason="the native kernels were not built")
 def test_server_with_int8_kv_tells_its_type(pair: Path) -> None:
     """It is another model, whose texts it makes."""
     with served(pair, "--kv-dtype", "int8") as (_, url), client(url) as api:

@@ -14,7 +14,7 @@ from triforce.interface.closed_objects import closed_objects
 from triforce.interface.grammar import Grammar
 from triforce.llm import LLM
 from triforce.server.tool_call_parser import NOTHING, CallFormat
-from triforce.structured_output import guidance
+from triforce.structured_output import compiler
 
 NUMBER: Schema = {"type": "integer"}
 LISTING: Schema = {"type": "object", "properties": {"a": NUMBER}}
@@ -124,7 +124,7 @@ def test_schemas_of_the_suite_compile_as_before() -> None:
         for additional in (False, True):
             grammar = Grammar.json(schema, additional_properties=additional)
             try:
-                outcomes.append(guidance.trial((grammar.kind, grammar.source)))
+                outcomes.append(compiler.trial((grammar.kind, grammar.source)))
             except ValueError as error:
                 outcomes.append(str(error))
         assert outcomes[0] == outcomes[1]

@@ -12,12 +12,12 @@ from torch import Tensor
 from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
 from triforce.backends.torch.attention import attend
-from triforce.backends.torch.feature_layer import Entries, FeatureLayer
-from triforce.model.feature_draft import FeatureDraftConfig, FeatureDraftWeights, shapes
+from triforce.eagle.head import FeatureDraftConfig, FeatureDraftWeights, shapes
+from triforce.eagle.torch_passes import Entries, FeatureLayer
 from triforce.model.rope import Rope, rotate
 from triforce.training import distillation
 from triforce.training.distillation import Head, Past, guesses, loss
-from triforce.training.target_stream import Chunk
+from triforce.training.episodes import Chunk
 
 torch.set_num_threads(1)
 C, M, V, B = 32, 20, 50, 2

@@ -1,6 +1,6 @@
 """A new draft expects behind a token what stood behind it before, without any training.
 
-Shape suffixes as in training/induction.py.
+Shape suffixes as in training/initial_weights.py.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from tests.helpers import tiny_training
 from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
 from tests.helpers.tiny_training import trainer
-from triforce.backends.torch.feature_layer import FeatureLayer
-from triforce.checkpoint.feature_draft_file import new_config
+from triforce.eagle.head import FeatureDraftWeights, shapes
+from triforce.eagle.head_files import new_config
+from triforce.eagle.torch_passes import FeatureLayer
 from triforce.model.config import ModelConfig
-from triforce.model.feature_draft import FeatureDraftWeights, shapes
 from triforce.model.rope import Rope
-from triforce.training import induction
+from triforce.training import initial_weights
 from triforce.training.distillation import Head, Past, guesses
-from triforce.training.induction import Sample
-from triforce.training.target_stream import Chunk
+from triforce.training.episodes import Chunk
+from triforce.training.initial_weights import Sample
 
 torch.set_num_threads(1)
 C, M, LENGTH = 128, 300, 60
@@ -72,7 +72,7 @@ def new_draft(texts: Texts, sizes: dict[str, int]) -> FeatureLayer:
         name: torch.ones(shape) if "norm" in name else torch.zeros(shape) for name, shape in shapes(config).items()
     }
     named["fc_CX"][:, -C:] = torch.eye(C)
-    induction.add_induction(named, config, texts.sample(), 1)
+    initial_weights.add_induction(named, config, texts.sample(), 1)
     return FeatureLayer(config, FeatureDraftWeights(**named, tokens_M=torch.arange(M)))
 
 

@@ -13,12 +13,11 @@ import torch
 
 from tests.helpers.command_line import exit_code
 from tests.helpers.tiny_training import target_folder, text
-from triforce.checkpoint import feature_draft_writer
-from triforce.checkpoint.feature_draft_file import read_feature_draft
 from triforce.cli import main, train_draft
+from triforce.eagle import head_files
+from triforce.eagle.head_files import read_feature_draft
 from triforce.engine.model_loader import load
-from triforce.training.trainer import Trainer
-from triforce.training.training_state import FILE
+from triforce.training.trainer import FILE, Trainer
 
 torch.set_num_threads(1)
 
@@ -126,7 +125,7 @@ def test_full_disk_is_one_line_and_loses_nothing(
     assert [file.name for file in folder.iterdir()] == [FILE]
     updates = torch.load(folder / FILE, weights_only=True)["updates"]
     with monkeypatch.context() as patch:  # when the draft itself is written
-        patch.setattr(feature_draft_writer, "os", SimpleNamespace(fsync=lambda _: full(0), replace=os.replace))
+        patch.setattr(head_files, "os", SimpleNamespace(fsync=lambda _: full(0), replace=os.replace))
         assert updates > 0 and main(command(target, texts, folder)) == 2
     said = capsys.readouterr().err
     assert "No space left on device" in said and said.count("\n") == 1

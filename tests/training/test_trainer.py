@@ -16,12 +16,10 @@ from triforce.errors import ModelError, RequestError
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 from triforce.training.distillation import Head
-from triforce.training.episodes import HELD_OUT, Episodes, Texts
+from triforce.training.episodes import HELD_OUT, Episodes, Readings, TargetStream, Texts
 from triforce.training.initial_weights import last_norm
-from triforce.training.readings import Readings
-from triforce.training.target_stream import TargetStream
+from triforce.training.trainer import FILE, TrainingState
 from triforce.training.training_card import measure, table
-from triforce.training.training_state import FILE, TrainingState
 
 torch.set_num_threads(1)
 CLOSE = dict(atol=1e-3, rtol=2e-2)  # the target rounds its last norm

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
-from collections.abc import Callable, Generator
+import os
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from functools import cache, partial
+from hashlib import blake2b
+from pathlib import Path
+from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from triforce.backends import native_loader
 from triforce.backends.current_device import current
 from triforce.backends.kernel_api import (
     PAGE,
@@ -19,16 +24,102 @@ from triforce.backends.kernel_api import (
     KVBackend,
     ModelBackend,
     OffloadedKVBackend,
+    OffloadLayout,
 )
-from triforce.backends.offload_layout import OffloadLayout
 from triforce.backends.tensor_parallel import ShardedModel
 from triforce.backends.torch.kv import TorchKV
 from triforce.backends.torch.model import TorchModel, forward_layerwise, layer_steps
 from triforce.distributed.group import ALONE, TPGroup
-from triforce.errors import RequestError, argument
+from triforce.errors import RequestError, TriforceError, argument
 from triforce.model.config import ModelConfig
-from triforce.model.feature_draft import FeatureDraftConfig
 from triforce.model.weights import Weights
+
+VARIABLE = "TRIFORCE_KERNELS"
+
+
+def load(wanted: str) -> tuple[ModuleType | None, str]:
+    """The extension, or None and why there is none. Raises TriforceError if `wanted` cannot be had; "" is the best."""
+    if wanted in ("torch", "triton"):
+        return None, ""
+    try:
+        from triforce.backends.cpu import _native
+    except ImportError as error:
+        reason = f"they were not built; installing triforce where there is a C++ compiler builds them ({error})"
+        if wanted:
+            raise TriforceError(f"{VARIABLE}={wanted} asks for native kernels, but {reason}") from error
+        return None, reason
+    try:
+        if wanted:
+            _native.use(wanted)
+    except ValueError as error:
+        raise TriforceError(f"{VARIABLE}={wanted}: {error}. There are also torch and triton") from error
+    return _native, ""
+
+
+def suits_triton(wanted: str, device: torch.device) -> bool:
+    """Whether Triton's kernels are to be used on a device.
+
+    Raises TriforceError where they were asked for by name and cannot be had.
+    """
+    if wanted != "triton" and (wanted or device.type != "cuda"):
+        return False
+    if not _installed():
+        if wanted:
+            raise TriforceError(f"{VARIABLE}={wanted}, but Triton is not installed; pip install 'triforce[gpu]'")
+        return False
+    if device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1":
+        return True
+    raise TriforceError(
+        f"{VARIABLE}={wanted}, but these kernels are for CUDA devices and this is {device}. Leave {VARIABLE} out, name "
+        "a CUDA device, or set TRITON_INTERPRET=1 to have Triton interpret them, which is for tests and very slow"
+    )
+
+
+@contextmanager
+def torch_alone() -> Iterator[None]:
+    """Let torch compute with what is made meanwhile: the path that other kernels are compared with."""
+    global native, wanted
+    before = native, wanted
+    native, wanted = None, "torch"
+    try:
+        yield
+    finally:
+        native, wanted = before
+
+
+def usable_cpus() -> int:
+    """The CPUs that this process may use: its affinity, and its control groups' quota if the extension was built."""
+    try:
+        from triforce.backends.cpu import _native
+    except ImportError:
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return _native.usable_cpus()
+
+
+def use_threads(count: int) -> None:
+    """Set the threads of this process, in kernels and in torch: what shares a machine shares its processors."""
+    torch.set_num_threads(count)
+    if native is not None:
+        native.set_threads(count)
+
+
+def build() -> str:
+    """Return what tells one build of the kernels, at its level, from others, whose bits may differ."""
+    if native is None:
+        return f"torch {torch.__version__}"
+    digest = blake2b(Path(str(native.__file__)).read_bytes(), digest_size=4).hexdigest()
+    return f"{native.level()} {digest}, torch {torch.__version__}"
+
+
+@cache
+def _installed() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+wanted = os.environ.get(VARIABLE, "")
+native, missing = load(wanted)
+"""`missing` says why there is none, to a user who has not asked for that."""
+
 
 FusedDraft = Callable[..., Tensor]
 
@@ -39,13 +130,13 @@ def claim_threads(config: ModelConfig, dtype: torch.dtype, device: torch.device)
     What is left for torch is small, and its threads spin on the cores that ours need, or wait for those others use.
     Elsewhere torch keeps to what control groups grant, of which it knows nothing.
     """
-    most = 1 if suits_native(config, dtype, device) else native_loader.usable_cpus()
+    most = 1 if suits_native(config.head_dim, dtype, device) else usable_cpus()
     torch.set_num_threads(min(torch.get_num_threads(), most))
 
 
 def keeps_packed(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether weights of GGUF files stay as they are: products with them are then those of bfloat16 inputs."""
-    suits = suits_native(config, dtype, device) or _suits_triton(config, dtype, device)
+    suits = suits_native(config.head_dim, dtype, device) or _suits_triton(config, dtype, device)
     return dtype == torch.bfloat16 and suits
 
 
@@ -56,9 +147,8 @@ def model(config: ModelConfig, weights: Weights, bits: int = 0, ranks: TPGroup =
     """
     device, dtype, forward = weights.norm_C.device, weights.embedding_VC.dtype, forward_layerwise
     claim_threads(config, dtype, device)
-    if suits_native(config, dtype, device):
-        from triforce.backends.cpu.model import NativeModel
-        from triforce.backends.cpu.model_shard import NativeModelShard
+    if suits_native(config.head_dim, dtype, device):
+        from triforce.backends.cpu.model import NativeModel, NativeModelShard
 
         if ranks.count > 1:
             return ShardedModel(config, NativeModelShard(config, weights, bits), ranks, dtype, forward)
@@ -72,7 +162,7 @@ def model(config: ModelConfig, weights: Weights, bits: int = 0, ranks: TPGroup =
         plain = TritonModel(config, weights)
         forward = plain.run
     else:
-        if device.type == "cpu" and native_loader.missing:
+        if device.type == "cpu" and missing:
             _warn_of_missing_kernels()
         plain = TorchModel(config, weights)
     return ShardedModel(config, plain, ranks, dtype, forward) if ranks.count > 1 else plain
@@ -92,7 +182,7 @@ def memory(
     window_pages: those that layers with a window have in their place; 0: the same ones.
     Raises CacheError where there is too little, and RequestError where no kernels read int8.
     """
-    if unit == PAGE and suits_native(config, dtype, torch.device(device)):
+    if unit == PAGE and suits_native(config.head_dim, dtype, torch.device(device)):
         from triforce.backends.cpu.kv import NativeKV
 
         return NativeKV(config, pages, dtype, int8, window_pages)
@@ -115,14 +205,14 @@ def require_offload(config: ModelConfig, dtype: torch.dtype, device: Device, kin
         raise RequestError(f"KV of this family cannot be offloaded on a GPU yet; use {none}")
     elif torch.device(device).type != "cpu":
         raise RequestError(f"KV offload on a GPU needs Triton; pip install 'triforce[gpu]', or use {none}")
-    elif not suits_native(config, dtype, torch.device(device)):
+    elif not suits_native(config.head_dim, dtype, torch.device(device)):
         raise RequestError(f"KV offload needs native kernels, but {_why_not_native()}; use {none}")
 
 
 def layered(config: ModelConfig, dtype: torch.dtype, device: Device) -> bool:
     """Whether offloaded KV comes by in whole layers, each of which has room on the device, and from memory only."""
     device = torch.device(device)
-    return not suits_native(config, dtype, device) and _suits_triton(config, dtype, device)
+    return not suits_native(config.head_dim, dtype, device) and _suits_triton(config, dtype, device)
 
 
 def offloaded(
@@ -146,7 +236,7 @@ def fused_draft_with(model: ModelBackend, kv: KVBackend, width: int) -> FusedDra
 
     width: tokens a row of the first pass.
     """
-    if native_loader.native:
+    if native:
         from triforce.backends.cpu.kv import NativeKV
         from triforce.backends.cpu.model import NativeModel
 
@@ -167,10 +257,10 @@ def parts_of_pass(
     Yields behind each part how many tokens its share of the work is worth. On a GPU the whole pass is one part.
     """
     nothing = torch.empty(1, 0, dtype=torch.long)
-    if native_loader.native:
-        from triforce.backends.cpu import prompt_parts
+    if native:
+        from triforce.backends.cpu import model as cpu_model
 
-        if steps := prompt_parts.steps(model, kv, ids_1T, batch):
+        if steps := cpu_model.steps(model, kv, ids_1T, batch):
             return (yield from steps)
     if batch.views[0][1].units.device.type == "cpu":
         return (yield from layer_steps(model, ids_1T, kv, batch, nothing))
@@ -179,11 +269,11 @@ def parts_of_pass(
 
 def best(scores_GN: Tensor, candidates: range, picks: int) -> Tensor:
     """The columns of the `picks` highest scores among `candidates`, ascending: int64 (G, picks)."""
-    if native_loader.native is not None and scores_GN.device.type == "cpu" and scores_GN.dtype == torch.float32:
+    if native is not None and scores_GN.device.type == "cpu" and scores_GN.dtype == torch.float32:
         ids_GP = torch.empty(len(scores_GN), picks, dtype=torch.long)
-        native_loader.native.topk(scores_GN.contiguous(), candidates.start, candidates.stop, ids_GP)
+        native.topk(scores_GN.contiguous(), candidates.start, candidates.stop, ids_GP)
         return ids_GP
-    if scores_GN.dtype == torch.float32 and native_loader.suits_triton(native_loader.wanted, scores_GN.device):
+    if scores_GN.dtype == torch.float32 and suits_triton(wanted, scores_GN.device):
         from triforce.backends.cuda.triton import topk
 
         if len(candidates) <= topk.MOST:
@@ -201,9 +291,9 @@ def identity(model: ModelBackend, memory: KVBackend) -> str:
 def _kind(part: ModelBackend | KVBackend) -> str:
     if type(part) in (TorchModel, TorchKV):
         return "torch"
-    if _by_triton(part) or native_loader.native is None:
+    if _by_triton(part) or native is None:
         return "triton"
-    return str(native_loader.native.level())
+    return str(native.level())
 
 
 def _by_triton(part: ModelBackend | KVBackend) -> bool:
@@ -217,29 +307,29 @@ def _no_int8() -> RequestError:
 
 
 def _why_not_native() -> str:
-    if native_loader.native is not None:
+    if native is not None:
         return "they are for CPUs, for bfloat16 and float32, and for heads whose size is a multiple of 16, at most 256"
-    return native_loader.missing or f"{native_loader.VARIABLE}=torch leaves them out"
+    return missing or f"{VARIABLE}=torch leaves them out"
 
 
 @cache
 def _warn_of_missing_kernels() -> None:
     """Once in a process."""
-    logging.getLogger("triforce").warning("without native kernels, several times slower: %s", native_loader.missing)
+    logging.getLogger("triforce").warning("without native kernels, several times slower: %s", missing)
 
 
 def best_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
     """bfloat16, which halves what is read; float16 where a GPU has units for that alone; torch is slow on a CPU."""
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
         return torch.float16
-    native_or_gpu = device.type != "cpu" or suits_native(config, torch.bfloat16, device)
+    native_or_gpu = device.type != "cpu" or suits_native(config.head_dim, torch.bfloat16, device)
     return torch.bfloat16 if native_or_gpu else torch.float32
 
 
-def suits_native(config: ModelConfig | FeatureDraftConfig, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether native kernels take models of these heads and numbers there."""
-    fits = config.head_dim % 16 == 0 and config.head_dim <= 256 and dtype in (torch.bfloat16, torch.float32)
-    return native_loader.native is not None and device.type == "cpu" and fits
+def suits_native(head_dim: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether native kernels take models whose heads have `head_dim` numbers of type `dtype` on `device`."""
+    fits = head_dim % 16 == 0 and head_dim <= 256 and dtype in (torch.bfloat16, torch.float32)
+    return native is not None and device.type == "cpu" and fits
 
 
 def _suits_triton(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
@@ -247,4 +337,4 @@ def _suits_triton(config: ModelConfig, dtype: torch.dtype, device: torch.device)
     if config.kv_int8 and device.type == "cuda":  # older ones multiply no integers, nor have they bfloat16
         fits = fits and torch.cuda.get_device_capability(device) >= (8, 0)
     known = dtype in (torch.bfloat16, torch.float16, torch.float32) and config.architecture.plain
-    return fits and known and native_loader.suits_triton(native_loader.wanted, device)
+    return fits and known and suits_triton(wanted, device)

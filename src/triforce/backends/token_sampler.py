@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.interface.sampling_params import SamplingParams
 from triforce.ragged import Bools, Ints, columns, to_device
 from triforce.sampling import Constraint, LogitsProcessor, Noise
@@ -41,11 +41,11 @@ def sampling(
     """
     unrestricted: TokenSampler
     device, fused = torch.device(device), not isinstance(coupling, BlockRejection)
-    if fused and native_loader.suits_triton(native_loader.wanted, device):
+    if fused and dispatch.suits_triton(dispatch.wanted, device):
         from triforce.backends.cuda.sampler import TritonSampling
 
         unrestricted = TritonSampling(params, prompt_lengths, vocab_size, coupling, device)
-    elif fused and native_loader.native is not None and device.type == "cpu":
+    elif fused and dispatch.native is not None and device.type == "cpu":
         unrestricted = NativeSampling(params, prompt_lengths, vocab_size, coupling)
     else:
         unrestricted = TorchSampling(LogitsProcessor(params, prompt_lengths, vocab_size, device), coupling, vocab_size)
@@ -55,11 +55,11 @@ def sampling(
 def make_noise(seeds: Sequence[int], choices: Sequence[int], device: torch.device | str = "cpu") -> Noise:
     """The noise of a batch (see `sampling.Noise`), as the kernels for this device make it."""
     device = torch.device(device)
-    if native_loader.suits_triton(native_loader.wanted, device):
+    if dispatch.suits_triton(dispatch.wanted, device):
         from triforce.backends.cuda.sampler import TritonNoise
 
         return TritonNoise(seeds, choices, device)
-    if native_loader.native is not None and device.type == "cpu":
+    if dispatch.native is not None and device.type == "cpu":
         return NativeNoise(seeds, choices)
     return Noise(seeds, choices, device)
 
@@ -69,8 +69,8 @@ class NativeNoise(Noise):
 
     def __init__(self, seeds: Sequence[int], choices: Sequence[int]) -> None:
         super().__init__(seeds, choices)
-        assert native_loader.native, "the native kernels were not built"
-        self.keys = native_loader.native.Noise(list(seeds), list(choices))
+        assert dispatch.native, "the native kernels were not built"
+        self.keys = dispatch.native.Noise(list(seeds), list(choices))
 
     def uniforms(self, tier: int, n: int, used_B: Ints) -> Tensor:
         out_Bn = torch.empty(len(used_B), n, dtype=torch.float64)
@@ -131,13 +131,13 @@ class NativeSampling:
         vocab_size: int,
         coupling: Seeded | Rejection,
     ) -> None:
-        assert native_loader.native, "the native kernels were not built"
+        assert dispatch.native, "the native kernels were not built"
         check_bias(params, vocab_size)
         self.coupling, self.vocab_size = coupling, vocab_size
         self._probs_size = coupling.probs_size(vocab_size)
         self._keys = getattr(coupling.noise, "keys", None)
-        self._arrays = native_loader.native.DraftArrays
-        self.rows = rows = native_loader.native.Sampler(vocab_size)
+        self._arrays = dispatch.native.DraftArrays
+        self.rows = rows = dispatch.native.Sampler(vocab_size)
         for p, prompt_length in zip(params, prompt_lengths, strict=True):
             rows.add(
                 temperature=p.temperature, top_k=p.top_k, top_p=p.top_p, min_p=p.min_p,

@@ -16,18 +16,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.backends.decoder import Decoder
 from triforce.backends.kernel_api import pages_for
 from triforce.backends.token_sampler import make_noise, sampling
-from triforce.bench.device_clock import DeviceClock
+from triforce.bench.roofline import DeviceClock
 from triforce.checkpoint.hub import SHIPPED
 from triforce.engine.model_loader import load
 from triforce.installed import version_of
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import FullView, PagePool
-from triforce.kvcache.offload.sizing import describe, free_memory
+from triforce.kvcache.offload_sizing import describe, free_memory
 from triforce.llm import LLM
 from triforce.ragged import ints
 from triforce.speculation import Draft, Seeded, SequenceState
@@ -89,7 +89,7 @@ class Checkup:
             "cuda": torch.version.cuda or torch.version.hip or "unknown", "torch": torch.__version__,
             "triton": version_of("triton") or "not installed",
         }  # fmt: skip
-        native_loader.suits_triton("triton", self.device)  # raises where it is not installed
+        dispatch.suits_triton("triton", self.device)  # raises where it is not installed
         others = ", ".join(f"{what} {value}" for what, value in about.items() if what != "gpu")
         return f"{name}, {others}", about
 
@@ -111,7 +111,7 @@ class Checkup:
         for dtype in dict.fromkeys((torch.float32, self._llm.target.decoder.dtype)):
             read = partial(load, SHIPPED[0], device=self.device, dtype=dtype)
             found = self._logits(read().decoder)
-            with native_loader.torch_alone():
+            with dispatch.torch_alone():
                 expected = self._logits(read().decoder)
             name = str(dtype).removeprefix("torch.")
             errors[name] = float((found - expected).abs().max() / expected.abs().max())
@@ -138,7 +138,7 @@ class Checkup:
         params = [SamplingParams(temperature=t, top_p=p, top_k=k) for t, p, k in rows]
         logits_BJV = 3 * torch.randn(len(rows), 1, VOCABULARY, generator=torch.Generator().manual_seed(0))
         found = self._picks(params, logits_BJV, self.device)
-        with native_loader.torch_alone():
+        with dispatch.torch_alone():
             expected = self._picks(params, logits_BJV, torch.device("cpu"))
         if found != expected:
             raise CheckFailed(f"picks are {found}, and torch's {expected}")
@@ -161,7 +161,7 @@ class Checkup:
 
     def offloaded(self) -> tuple[str, Figures]:
         """Compare a text whose KV lies in the host's memory with one whose KV does not."""
-        if self.device.type == "cpu" and native_loader.native is None:
+        if self.device.type == "cpu" and dispatch.native is None:
             return "left out: on a CPU it is for the native kernels", {}
         away = LLM(
             device=str(self.device), strict=True, kv_offload="host", kv_memory=OFFLOADED, kv_resident_layers=0

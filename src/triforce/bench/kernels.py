@@ -8,26 +8,97 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import groupby
 from statistics import median
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from triforce.backends import native_loader
-from triforce.backends.kernel_api import PageTable, pages_for
+from triforce.backends import dispatch
+from triforce.backends.decoder import Decoder
+from triforce.backends.kernel_api import ForwardBatch, PageTable, pages_for
 from triforce.backends.token_sampler import make_noise, sampling
 from triforce.backends.torch.attention import attend_causal
 from triforce.bench import shapes
-from triforce.bench.model_work import coded_attention
-from triforce.bench.roofline import Roofline, Work, probes
+from triforce.bench import shapes as bench_shapes
+from triforce.bench.roofline import ModelWork, Roofline, Work, coded_attention, probes
 from triforce.bench.synthetic import fill
-from triforce.bench.whole_passes import Model, SparseView, filled, one_pass
 from triforce.interface.sampling_params import SamplingParams
-from triforce.kvcache import PAGE, PagePool
-from triforce.ragged import ints
+from triforce.kvcache import PAGE, FullView, PagePool
+from triforce.kvcache.views.full import windowed
+from triforce.model.expert_unions import SAMPLED
+from triforce.ragged import Ints, ints
 from triforce.speculation import Draft, Seeded, SequenceState
+
+
+class Model:
+    """A decoder of a shape and its int8 copy, if it has one, and the work of their passes."""
+
+    def __init__(self, name: str, context: int) -> None:
+        config, weights = bench_shapes.decoder_parts(name, context)
+        self.name, self.config, self.decoder = name, config, Decoder(config, weights)
+        copies = dispatch.native is not None and weights.has_numbers
+        self.lower = Decoder(config, weights, bits=8) if copies else None
+        self.work, self.coded_work = (ModelWork(replace(config, kv_int8=int8), weights) for int8 in (False, True))
+
+    def coded(self, context: int) -> FullView:
+        """Return a view of so much KV as int8, which the decoder reads as it reads its own."""
+        config = replace(self.config, kv_int8=True)
+        return filled(PagePool(config, 1, pages_for(context + 64), self.decoder.dtype), context)
+
+    def union(self, view: FullView, width: int) -> float:
+        """Return how many experts a pass of so many tokens reads, in so many times those of one token."""
+        experts = self.config.architecture.experts
+        if experts is None:
+            return 1.0
+        _, output = self.decoder.observe(ids(width), ints([width]), view, None, ())
+        assert self.decoder.unions, "it has experts"
+        return output.touched / experts.read if width <= SAMPLED else float(self.decoder.unions.times(width))
+
+
+def filled(pool: PagePool, context: int) -> FullView:
+    """Return a view of random KV of so many tokens, and room for the next."""
+    pool.reserve(0, context + 64)
+    full = FullView(pool)
+    full.observe(0)
+    fill(pool, context)
+    return full
+
+
+class SparseView(FullView):
+    """A view of `budget` tokens, in pages spread over the context, another list for each KV head."""
+
+    def __init__(self, pool: PagePool, budget: int, int8: bool = False) -> None:
+        super().__init__(pool, grain=0)
+        self._int8 = int8
+        length, pages = int(pool.lengths_B[0]), budget // PAGE - 1
+        dice = torch.Generator().manual_seed(0)
+        picks_GP = torch.stack([torch.randperm(length // PAGE, generator=dice) for _ in range(pool.config.kv_heads)])
+        units_BGU = torch.cat([picks_GP[:, :pages].sort(1).values, picks_GP[:, -1:]], 1)[None].int() + 1
+        self._units = units_BGU.to(pool.device)
+
+    def begin(self, counts_B: Ints, width: int) -> ForwardBatch:
+        starts, counts = [self._units.shape[2] * PAGE - width], counts_B.tolist()
+        lists = PageTable(self._units, starts, counts, coarse=starts if self._int8 else [])
+        length = int(self.lengths_B[0])
+        see = windowed(self.pool, PageTable(self.pool.units(range(1), PAGE), [length], counts), range(1))
+        grouped = [(window, len([*group])) for window, group in groupby(self.pool.config.windows)]
+        return ForwardBatch([length], [(count, see(window) if window else lists) for window, count in grouped])
+
+
+def one_pass(decoder: Decoder, view: FullView, width: int) -> None:
+    """Compute one pass of a row of `width` tokens."""
+    # Not advanced: the next pass writes the same slots.
+    decoder(ids(width), ints([width]), view)
+
+
+def ids(width: int) -> Tensor:
+    """Tokens of a pass (1, T), no two alike: a mixture of experts reads the same ones for the same token."""
+    return torch.arange(1, width + 1)[None]
+
 
 Row = dict[str, Any]
 WIDTHS = (1, 2, 4, 8, 16)
@@ -128,7 +199,7 @@ def _prefill() -> Iterator[Row]:
         ours.append(partial(pool.kv.attend, 0, q_BTHD, lists))
     k_GSD, v_GSD = (x.contiguous() for x in pools[0].span(0, 0, 0, context))
     operations, read = 4 * width * (context - width // 2) * H * D, k_GSD.nbytes + v_GSD.nbytes
-    threads = native_loader.native.threads() if native_loader.native else torch.get_num_threads()
+    threads = dispatch.native.threads() if dispatch.native else torch.get_num_threads()
 
     def torchs() -> None:
         torch.set_num_threads(threads)

@@ -13,12 +13,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from triforce.bench.batch_runner import Prompts, together, varied
-from triforce.bench.prompts import Sources, prompts
+from triforce.bench.prompts import Prompts, Sources, prompts, together, varied
+from triforce.disk_cache.prompt_file import SavedCache
 from triforce.engine.sequence_group import OnPrefill
 from triforce.eval import Table
 from triforce.interface.sampling_params import SamplingParams
-from triforce.kvcache.prompt_file import SavedCache
 from triforce.llm import LLM
 
 Row = dict[str, Any]

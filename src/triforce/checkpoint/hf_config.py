@@ -12,13 +12,11 @@ from torch import Tensor
 
 from triforce.checkpoint.hub import read_json
 from triforce.checkpoint.json_fields import MOST_CHANNELS, MOST_LAYERS, Fields
-from triforce.checkpoint.model_families import FAMILIES
-from triforce.checkpoint.model_families.family import LAYER_TYPES, Family
+from triforce.checkpoint.model_families import FAMILIES, LAYER_TYPES, Family
 from triforce.checkpoint.rope_scaling import Scaling, Unscaled, read_scaling
 from triforce.errors import ModelError, RequestError, argument, as_keyword, require_integer
 from triforce.interface.sampling_params import BY_THE_MODEL, SamplingParams
-from triforce.model.architecture import LLAMA, Architecture
-from triforce.model.config import ModelConfig
+from triforce.model.config import LLAMA, Architecture, ModelConfig
 from triforce.model.rope import Rope
 
 ACCEPTED: dict[str, tuple[object, ...]] = {

@@ -11,11 +11,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from triforce.checkpoint.gguf_choice import choose_gguf
-from triforce.checkpoint.known_models import KNOWN, SMOLLM2, find
-from triforce.checkpoint.model_sources import CONNECT, hub_reason, offline, require_no_address
-from triforce.checkpoint.unreadable_file import unreadable
-from triforce.errors import ModelError, nearest
+from triforce.checkpoint.gguf.file import choose_gguf
+from triforce.checkpoint.model_sources import CONNECT, KNOWN, SMOLLM2, find, hub_reason, offline, require_no_address
+from triforce.errors import ModelError, nearest, unreadable
 from triforce.interface.user_paths import user_path
 
 # No *.py: code from a repository is never run. No other *.safetensors: some repositories hold the weights twice.

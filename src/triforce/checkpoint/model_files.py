@@ -9,12 +9,10 @@ from typing import Any
 
 import torch
 
-from triforce.checkpoint import mxfp4
-from triforce.checkpoint.gguf_config import EMBEDDING, HEAD, read_gguf_config
-from triforce.checkpoint.gguf_file import GGUFFile, GGUFTensor
-from triforce.checkpoint.gguf_names import BLOCK
-from triforce.checkpoint.gguf_tokenizer import read_gguf_tokenizer
-from triforce.checkpoint.gguf_weights import GGUFWeights
+from triforce.checkpoint.gguf.config import EMBEDDING, HEAD, read_gguf_config
+from triforce.checkpoint.gguf.file import GGUFFile, GGUFTensor
+from triforce.checkpoint.gguf.tokenizer import read_gguf_tokenizer
+from triforce.checkpoint.gguf.weights import BLOCK, GGUFWeights
 from triforce.checkpoint.hf_config import (
     GENERATION,
     HFConfig,
@@ -25,12 +23,11 @@ from triforce.checkpoint.hf_config import (
 )
 from triforce.checkpoint.hub import model_path
 from triforce.checkpoint.model_families import FAMILIES
-from triforce.checkpoint.stacked_experts import unstacked
-from triforce.checkpoint.text_part import text_part
+from triforce.checkpoint.stacked_experts import mxfp4_size, unstacked
 from triforce.checkpoint.tokenizer import Tokenizer, configured_eos_ids, same_tokenizer
 from triforce.checkpoint.tokenizer_files import has_tokenizer
 from triforce.checkpoint.tokenizer_trial import require_usable
-from triforce.checkpoint.weight_files import Archive, has_weights, open_archives
+from triforce.checkpoint.weight_files import Archive, has_weights, open_archives, text_part
 from triforce.checkpoint.weights import require_tensors
 from triforce.model.config import ModelConfig
 from triforce.model.weights import PLAIN
@@ -95,7 +92,7 @@ class HFFolder:
     def weight_bytes(self) -> int:
         """Bytes of weights as they are packed; 0 where they are numbers, which have the size of their type."""
         packed = self.packed_experts
-        return 2 * (self._whole.parameters - packed) + mxfp4.size(packed) if packed else 0
+        return 2 * (self._whole.parameters - packed) + mxfp4_size(packed) if packed else 0
 
     packing = "MXFP4"
     """What packed weights are called."""

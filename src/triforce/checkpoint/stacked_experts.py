@@ -11,11 +11,57 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-from triforce.checkpoint import mxfp4
 from triforce.checkpoint.weight_files import Archive, require_shape
 from triforce.errors import ModelError
-from triforce.model.weights import Matrix, numbers
+from triforce.model.weights import Matrix, QuantizedWeight, numbers
+
+DOUBLES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""Twice the number of each code, E2M1."""
+CENTRE = 16
+"""Code of 0 in Q5_0."""
+
+
+def mxfp4_size(weights: int) -> int:
+    """Return bytes of so many weights as kernels have them: 22 of each block of 32."""
+    return weights * 22 // 32
+
+
+def mxfp4_weight(codes_OB32: Tensor, scales_OB: Tensor, *, narrow: bool) -> Matrix:
+    """Return a matrix (O, 32 B) of codes and scales, uint8: narrow, as Q5_0 where that has the scales; or bfloat16."""
+    packed = q5_0(codes_OB32, scales_OB) if narrow else None
+    if packed is not None:
+        return QuantizedWeight("Q5_0", packed, codes_OB32[0].numel())
+    return mxfp4_numbers(codes_OB32, scales_OB)
+
+
+def mxfp4_numbers(codes_OB32: Tensor, scales_OB: Tensor) -> Tensor:
+    """Return the numbers (O, 32 B), bfloat16, which has them all; NaN where a scale stands for it."""
+    exponents_OB1 = scales_OB.int()[..., None] - 128
+    numbers_OB32 = torch.ldexp(_doubles(codes_OB32).float(), exponents_OB1)
+    return numbers_OB32.masked_fill_(scales_OB[..., None] == 255, torch.nan).flatten(1).to(torch.bfloat16)
+
+
+def q5_0(codes_OB32: Tensor, scales_OB: Tensor) -> Tensor | None:
+    """Return the same numbers as rows of Q5_0, uint8 (O, 22 B); None where a scale is no float16.
+
+    A block has its scale, the fifth bits of 32 codes, and the other four: those of the first half in the lower nibbles.
+    """
+    whole_OB32 = _doubles(codes_OB32) + CENTRE
+    scales_OB = scales_OB.masked_fill((whole_OB32 == CENTRE).all(-1), 128)  # zeros, whatever their scale
+    scales_OB1 = torch.ldexp(torch.ones(scales_OB.shape), scales_OB.int() - 128)[..., None].half()
+    if not torch.equal(scales_OB1[..., 0].float().log2(), scales_OB.float() - 128):
+        return None
+    nibbles_OB16 = (whole_OB32[..., :16] & 15) | (whole_OB32[..., 16:] & 15) << 4
+    fifths_OB4 = ((whole_OB32 >> 4).view(*scales_OB.shape, 4, 8) << torch.arange(8)).sum(-1)
+    parts = scales_OB1.view(torch.uint8), fifths_OB4.to(torch.uint8), nibbles_OB16.to(torch.uint8)
+    return torch.cat(parts, -1).flatten(1)
+
+
+def _doubles(codes_OB32: Tensor) -> Tensor:
+    return torch.tensor(DOUBLES, dtype=torch.int32)[codes_OB32.long()]
+
 
 EXPERTS = ".mlp.experts."
 BLOCKS, SCALES, BIAS = "_blocks", "_scales", "_bias"
@@ -69,7 +115,7 @@ class StackedExperts:
             for each in (f"{place.tensor}{BLOCKS}", f"{place.tensor}{SCALES}")
         )
         codes_OB32 = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2)  # the lower nibble comes first
-        return mxfp4.weight(codes_OB32, scales, narrow=self._narrow)
+        return mxfp4_weight(codes_OB32, scales, narrow=self._narrow)
 
     glance = view
 

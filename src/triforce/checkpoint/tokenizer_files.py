@@ -11,8 +11,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Core
 
 from triforce.checkpoint.hub import read_json
-from triforce.checkpoint.unreadable_file import unreadable
-from triforce.errors import ModelError
+from triforce.errors import ModelError, unreadable
 
 CORE, CONFIG = "tokenizer.json", "tokenizer_config.json"
 FILES = (CORE, "tokenizer.model", "vocab.json")

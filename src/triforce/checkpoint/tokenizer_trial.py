@@ -12,8 +12,7 @@ from triforce.checkpoint.hub import SHIPPED
 from triforce.checkpoint.passed_trials import require_pass
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.checkpoint.tokenizer_files import CORE, read_tokenizer
-from triforce.checkpoint.unreadable_file import unreadable
-from triforce.errors import ModelError, RequestError
+from triforce.errors import ModelError, RequestError, unreadable
 from triforce.sandbox import TrialError, TrialLimitError, TrialLimits
 
 READ_WITH_CORE = (CORE, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from triforce.cli.counts import counted
-from triforce.disk_cache.entry_store import EntryStore
-from triforce.disk_cache.eviction import Held
+from triforce.disk_cache.documents import watched
+from triforce.disk_cache.entry_store import EntryStore, Held
 from triforce.disk_cache.folder import CacheFolder
-from triforce.disk_cache.manifest import watched
 from triforce.errors import CacheError, printable
 
 SHOWN = 20

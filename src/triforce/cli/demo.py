@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from triforce.checkpoint.known_models import SMOLLM2, UnavailableModel, find
+from triforce.checkpoint.model_sources import SMOLLM2, UnavailableModel, find
 from triforce.cli.answer_output import Painter, legend, passes_per_token, show
 from triforce.cli.chat.conversation import Conversation
 from triforce.cli.counts import counted

@@ -11,23 +11,22 @@ import torch
 from triforce.backends.dispatch import require_offload
 from triforce.backends.kernel_api import PAGE, pages_for
 from triforce.backends.kv_rows import kv_name
-from triforce.checkpoint.feature_draft_file import read_feature_draft
 from triforce.checkpoint.hf_config import model_config
 from triforce.checkpoint.hub import FINETUNE, SHIPPED, draft_for, path_here
 from triforce.checkpoint.model_files import ModelFiles, open_model, require_sizes
 from triforce.cli import sampling_text
 from triforce.cli.bench.report import machine
 from triforce.cli.machine_rates import measure_balances
+from triforce.eagle.head_files import read_feature_draft
 from triforce.engine.feature_loader import known_draft
 from triforce.engine.model_profile import ModelProfile
 from triforce.engine.precision import resolve_device, resolve_dtype, with_kv_dtype
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.errors import printable
 from triforce.kvcache import OffloadConfig
-from triforce.kvcache.offload.sizing import free_memory, memory_for
-from triforce.kvcache.offload.sizing_cuda import CudaKVSizing, needs_of
+from triforce.kvcache.offload_sizing import CudaKVSizing, free_memory, memory_for, needs_of
+from triforce.kvcache.pool import most_pages, pages_of_rows
 from triforce.kvcache.views.full import prefill_chunk
-from triforce.kvcache.window_pages import most_pages, pages_of_rows
 from triforce.model.config import ModelConfig
 
 LENGTHS = (4_096, 16_384, 32_768, 131_072, 262_144, 1_048_576)

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from triforce.bench.model_work import coded_attention, type_of_products
-from triforce.bench.roofline import NUMBERS
+from triforce.bench.roofline import NUMBERS, coded_attention, type_of_products
 from triforce.cli.bench.report import measured
-from triforce.planner import machine_balance
+from triforce.planner import break_even
 
 
 def measure_balances() -> None:
     """Measure what operations this machine does while it reads a byte, and keep it."""
     mixes = {name: {type_of_products(False, name): 1} for name in NUMBERS}
-    mixes |= {machine_balance.CODED_WEIGHTS: {type_of_products(True, ""): 1}}
-    mixes |= {machine_balance.CODED_KV: coded_attention(2)}
+    mixes |= {break_even.CODED_WEIGHTS: {type_of_products(True, ""): 1}}
+    mixes |= {break_even.CODED_KV: coded_attention(2)}
     found = {name: measured().balance(mix) for name, mix in mixes.items()}
-    machine_balance.keep({name: value for name, value in found.items() if value})
+    break_even.keep({name: value for name, value in found.items() if value})
 
 
 def require_balances() -> None:
     """Do so where no process has done it before."""
-    if not machine_balance.measured():
+    if not break_even.measured():
         measure_balances()

@@ -39,7 +39,7 @@ def names_model(argument: str) -> bool:
 
 def is_model(argument: str) -> bool:
     """Whether an argument can be nothing but a model: a GGUF file by its name, a name of ours, or what exists."""
-    from triforce.checkpoint.known_models import KNOWN
+    from triforce.checkpoint.model_sources import KNOWN
 
     return argument.endswith(".gguf") or argument in KNOWN or os.path.exists(os.path.expanduser(argument))
 
@@ -54,7 +54,7 @@ def is_word(argument: str) -> bool:
 def _is_hub_name(argument: str) -> bool:
     """Whether an argument is a name of ours, or of a repository: its owner, a slash and its own name."""
     from triforce.checkpoint.hub import HUB_NAME
-    from triforce.checkpoint.known_models import KNOWN
+    from triforce.checkpoint.model_sources import KNOWN
 
     short = max(map(len, argument.split("/"))) <= LONGEST
     return argument in KNOWN or (short and "/" in argument and HUB_NAME.fullmatch(argument) is not None)

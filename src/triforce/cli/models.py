@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from triforce.checkpoint.known_models import kept_models, models_folder, remove
+from triforce.checkpoint.model_sources import kept_models, models_folder, remove
 from triforce.errors import printable
 
 

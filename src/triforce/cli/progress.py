@@ -48,7 +48,7 @@ def loading(options: Namespace) -> Iterator[None]:
     yield
     folder = getattr(options, "disk_cache", None)
     if folder and told and not silent(options):
-        from triforce.kvcache.disk_text import LEAST
+        from triforce.disk_cache.prefixes import LEAST
 
         kept = f"prompts and answers from {LEAST} tokens on are kept in {printable(folder)}"
         kept += f", up to {options.disk_cache_size}"

@@ -92,9 +92,9 @@ def _as_rank(options: Namespace, command: Command, count: int) -> int:
 
 def _share_processors(ranks: int) -> None:
     """Share the machine's processors among its ranks: more threads than processors would wait for each other."""
-    from triforce.backends import native_loader
+    from triforce.backends import dispatch
 
-    native_loader.use_threads(max(1, native_loader.usable_cpus() // ranks))
+    dispatch.use_threads(max(1, dispatch.usable_cpus() // ranks))
 
 
 def launch(count: int, arguments: Sequence[str], *, graceful: bool = False) -> int:

@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from triforce.cli.argument_values import STANDARD
-from triforce.disk_cache.documents import barred, no_text
-from triforce.disk_cache.left_out import LeftOut
-from triforce.disk_cache.manifest import text_of
+from triforce.disk_cache.documents import LeftOut, barred, no_text, text_of
 from triforce.errors import RequestError, escaped
 from triforce.text_encoding import NotTextError, decode, kind, marked
 from triforce.user_files import open_file, read_all, read_file, read_line, unreadable

@@ -22,8 +22,7 @@ from triforce.errors import RequestError
 from triforce.whole_file import PARTIAL
 
 if TYPE_CHECKING:
-    from triforce.training.trainer import Trainer
-    from triforce.training.training_state import TrainingState
+    from triforce.training.trainer import Trainer, TrainingState
 
 DRAFT_FILES = ("config.json", "model.safetensors")
 NOTHING_LOST = "stopped before the first update; the same command begins anew"
@@ -74,7 +73,7 @@ def _tell_of_end() -> None:
 
 def _require_folder(folder: Path) -> None:
     """Raise RequestError where a finished draft or files of others are, or where none can be written."""
-    from triforce.training.training_state import FILE
+    from triforce.training.trainer import FILE
 
     try:
         held = {file.name for file in folder.iterdir()} if folder.exists() else set()
@@ -121,26 +120,25 @@ def _trainer(options: Namespace, texts: dict[str, str], folder: Path) -> Trainer
     import torch
 
     threads = torch.get_num_threads()  # before native kernels claim all but one
-    from triforce.backends import native_loader
+    from triforce.backends import dispatch
     from triforce.llm import LLM
     from triforce.training.trainer import Trainer
     from triforce.training.training_config import TrainingConfig
 
     with loading(options):
         llm = LLM(options.model, None, device="cpu", mode="ar")
-    threads = min(threads, native_loader.usable_cpus())
-    if native_loader.native is not None:
-        native_loader.native.set_threads(threads)
-    narrow = native_loader.native is not None and native_loader.native.level() == "avx512bf16"
+    threads = min(threads, dispatch.usable_cpus())
+    if dispatch.native is not None:
+        dispatch.native.set_threads(threads)
+    narrow = dispatch.native is not None and dispatch.native.level() == "avx512bf16"
     return Trainer(llm, texts, folder, TrainingConfig(), clock=time.monotonic, threads=threads, narrow=narrow)
 
 
 def _finish(trainer: Trainer, folder: Path) -> str:
     """Write the draft and remove the training's state; return the figures as text."""
-    from triforce.checkpoint.feature_draft_file import FeatureDraftFile
-    from triforce.checkpoint.feature_draft_writer import write_feature_draft
+    from triforce.eagle.head_files import FeatureDraftFile, write_feature_draft
+    from triforce.training.trainer import FILE
     from triforce.training.training_card import measure, table
-    from triforce.training.training_state import FILE
 
     card = measure(trainer)
     target = trainer.llm.target.fingerprint

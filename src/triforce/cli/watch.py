@@ -19,11 +19,9 @@ from triforce.cli.chat.conversation import Conversation
 from triforce.cli.engine_arguments import load
 from triforce.cli.progress import Prefill, Tokenization, silent
 from triforce.cli.text_files import tell_left_out
-from triforce.disk_cache import manifest
-from triforce.disk_cache.documents import Stamp, TextFile, files_of, joined, stamps
+from triforce.disk_cache import documents as disk_cache_documents
+from triforce.disk_cache.documents import LeftOut, Stamp, TextFile, WatchedFolder, files_of, joined, stamps
 from triforce.disk_cache.folder import LOG
-from triforce.disk_cache.left_out import LeftOut
-from triforce.disk_cache.manifest import WatchedFolder
 from triforce.errors import ModelError, RequestError, escaped
 from triforce.interface.outputs import RequestOutput
 from triforce.ragged import common_prefix
@@ -84,7 +82,7 @@ class Watcher:
         """Read what was not read yet, and begin anew where the folder changes meanwhile. Raises RequestError."""
         while True:
             self._stamps, self._look = self._now(), perf_counter() + POLL_SECONDS
-            known = [each.files for each in manifest.watched(self._cache) if each.path == self._folder]
+            known = [each.files for each in disk_cache_documents.watched(self._cache) if each.path == self._folder]
             left_out = LeftOut()
             files = files_of(self._folder, known[0] if known else (), left_out)
             if left_out.told != self._left_out:
@@ -133,7 +131,7 @@ class Watcher:
         """Write down in which order files are read, for whoever asks about them."""
         try:
             order = [(file.name, file.digest) for file in files]
-            manifest.note(self._cache, WatchedFolder(self._folder, self._each, order))
+            disk_cache_documents.note(self._cache, WatchedFolder(self._folder, self._each, order))
         except OSError as error:
             LOG.warning("disk cache: the manifest is not kept: %s", error)
 

@@ -7,7 +7,7 @@ import fcntl
 import hmac
 import os
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -15,10 +15,54 @@ from io import FileIO
 from typing import NamedTuple
 
 from triforce.disk_cache.entry import LENGTH, DamagedEntry, Entry, header, header_length, packed, unpacked
-from triforce.disk_cache.eviction import ROOM, Held, order_of, place_of, to_drop
-from triforce.disk_cache.folder import LOG, CacheFolder
+from triforce.disk_cache.folder import LOG, MOST_ORDER, CacheFolder, FolderState
 from triforce.disk_cache.folder_checks import MANIFEST, NAME_DIGITS, PARTIAL, SUFFIX
-from triforce.disk_cache.folder_state import MOST_ORDER, FolderState
+
+SECOND = 10**9
+AGAIN = SECOND // 2
+PROTECTED = 0.8
+"""Share of the size that entries which were used again may hold against new ones."""
+ROOM = 1 / 16
+"""Share of the size that is made free at a time."""
+
+
+class Held(NamedTuple):
+    """An entry that is there."""
+
+    name: str
+    bytes: int
+    place: int
+
+
+def place_of(order: int, index: int, again: bool) -> int:
+    """Return the place of entry `index` of a text, at a use of the folder; again: the text was used before."""
+    return order * SECOND + AGAIN * again + AGAIN - 1 - min(index, AGAIN - 1)
+
+
+def order_of(place: int) -> int:
+    """Return the use of the folder that a place is of."""
+    return place // SECOND
+
+
+def to_drop(entries: Sequence[Held], most: float) -> list[Held]:
+    """Return entries to give up so that the others hold at most so many bytes.
+
+    So many large texts that are read once do not empty the cache: those that were used again stay, up to their share.
+    """
+    left = sum(entry.bytes for entry in entries) - most
+    shielded, protected = 0, set()
+    for entry in sorted(entries, key=lambda entry: -entry.place):
+        if entry.place % SECOND >= AGAIN and shielded + entry.bytes <= PROTECTED * most:
+            shielded += entry.bytes
+            protected.add(entry.name)
+    dropped = []
+    for entry in sorted(entries, key=lambda entry: (entry.name in protected, entry.place)):
+        if left <= 0:
+            break
+        left -= entry.bytes
+        dropped.append(entry)
+    return dropped
+
 
 _UNREADABLE = {errno.EACCES, errno.EIO, errno.EISDIR, errno.ELOOP, errno.EPERM}
 """Errors of an entry that nobody will be able to read."""

@@ -8,9 +8,24 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from triforce.disk_cache.mounts import NETWORK, file_system
 from triforce.errors import CacheError, argument, printable
 from triforce.whole_file import why_unwritable
+
+NETWORK = ("nfs", "cifs", "smb", "fuse")
+"""Beginnings of names whose locks, renames or owners may not be what they are on a local disk."""
+
+
+def file_system(descriptor: int) -> str:
+    """Return the name of the file system that an open file lies on, such as `ext4`; "" where that cannot be known."""
+    try:
+        facts = Path(f"/proc/self/fdinfo/{descriptor}").read_text()
+        mounts = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    mount = dict(line.partition(":")[::2] for line in facts.splitlines()).get("mnt_id", "").strip()
+    mounted = (line.partition(" - ") for line in mounts)
+    return next((kind.split()[0] for head, _, kind in mounted if head.split()[0] == mount), "")
+
 
 SECRET, STATE, MANIFEST, SUFFIX, PARTIAL = "secret", "state", "manifest", ".kv", ".partial"
 NAME_DIGITS = 40

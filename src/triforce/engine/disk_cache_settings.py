@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from triforce.disk_cache.folder_checks import require_usable
-from triforce.disk_cache.write_behind import DiskCache
+from triforce.disk_cache.write_queue import DiskCache
 from triforce.distributed.group import TPGroup
 from triforce.errors import RequestError, argument, require_bool
 from triforce.interface.byte_size import cache_size_of, size_of

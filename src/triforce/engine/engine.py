@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from triforce.disk_cache.prompt_file import SavedCache
 from triforce.engine.engine_core import EngineCore
 from triforce.engine.output_stream import OutputChunk, OutputStream
 from triforce.engine.program_end import native_work
@@ -15,7 +16,6 @@ from triforce.engine.sequence_group import OnPrefill, SequenceGroup
 from triforce.errors import RequestError
 from triforce.interface.outputs import KVMemoryUsage, RequestOutput
 from triforce.kvcache import FullView
-from triforce.kvcache.prompt_file import SavedCache
 
 Event = OutputChunk | RequestOutput | Exception
 """Pieces of the texts of a request as they are ready, and at the end the whole output, or an error."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 
 from triforce.backends.kernel_api import PAGE
+from triforce.disk_cache.prefixes import DiskPrefixes
 from triforce.engine.modes import MODES
 from triforce.engine.prefill_pacer import LEAST, LEAST_ON_GPU, PacedPrompt, PrefillPacer, PrefillTask
 from triforce.engine.prefix_sharing import share_prefixes
@@ -20,8 +21,7 @@ from triforce.engine.sequence_batch import SequenceBatch
 from triforce.engine.sequence_group import SequenceGroup, Status
 from triforce.engine.tier_builder import SharedKV
 from triforce.errors import CacheError, RankError, argument
-from triforce.kvcache.disk_prefixes import DiskPrefixes
-from triforce.kvcache.page_owners import PrefixPages
+from triforce.kvcache.pool import PrefixPages
 from triforce.kvcache.prefix_cache import PrefixCache
 from triforce.planner import CostModel
 

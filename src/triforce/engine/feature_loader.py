@@ -11,13 +11,13 @@ import torch
 
 from triforce.backends import dispatch
 from triforce.backends.decoder import Decoder
-from triforce.backends.feature_draft import FeatureDraft
-from triforce.checkpoint.feature_draft_file import is_feature_draft, read_feature_draft, target_named, with_head
 from triforce.checkpoint.hub import FINETUNE, draft_for, model_path
 from triforce.checkpoint.model_families import FAMILIES
 from triforce.checkpoint.model_files import ModelFiles
 from triforce.checkpoint.weight_files import Archive
 from triforce.checkpoint.weights import fingerprint, of_weights, read_embedding, read_weights
+from triforce.eagle.eagle_draft import FeatureDraft
+from triforce.eagle.head_files import is_feature_draft, read_feature_draft, target_named, with_head
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.errors import ModelError, RequestError, argument
 from triforce.model.weights import Matrix

@@ -30,7 +30,7 @@ from triforce.interface.user_paths import require_name
 from triforce.model.config import ModelConfig
 from triforce.planner import CostModel
 from triforce.planner.cost_model import kernel_level
-from triforce.planner.tier_work import TierWork
+from triforce.planner.pass_costs import TierWork
 
 
 @dataclass(frozen=True)

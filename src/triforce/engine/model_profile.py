@@ -17,11 +17,9 @@ from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.interface.break_even_point import BreakEvenPoint
 from triforce.model.config import ModelConfig
 from triforce.model.expert_unions import ExpertUnions
-from triforce.planner.break_even import BreakEven, break_even_point
+from triforce.planner.break_even import BreakEven, LearntSpeed, balance_of, break_even_point
 from triforce.planner.cost_model import CostModel, costs_path, kernel_level
-from triforce.planner.learnt_speed import LearntSpeed
-from triforce.planner.machine_balance import balance_of
-from triforce.planner.tier_work import TierWork
+from triforce.planner.pass_costs import TierWork
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from triforce.disk_cache.prefixes import Pages
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
 from triforce.engine.tier_builder import SharedKV
 from triforce.kvcache import PAGE, PagePool
-from triforce.kvcache.disk_prefixes import Pages
-from triforce.kvcache.page_owners import PrefixPages
+from triforce.kvcache.pool import PrefixPages
 from triforce.kvcache.prefix_cache import PrefixCache
 from triforce.kvcache.views.full import TAIL
 

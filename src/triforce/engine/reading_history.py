@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from triforce.disk_cache.prefixes import LEAST, SEGMENT, DiskPrefixes
 from triforce.kvcache import PAGE
-from triforce.kvcache.disk_prefixes import SEGMENT, DiskPrefixes
-from triforce.kvcache.disk_text import LEAST
 from triforce.kvcache.views.full import TAIL
 from triforce.ragged import Ints, ints
 

@@ -12,10 +12,11 @@ from time import perf_counter
 from warnings import warn
 from zlib import crc32
 
-from triforce.backends import dispatch, native_loader
+from triforce.backends import dispatch
 from triforce.backends.kernel_api import pages_for
-from triforce.disk_cache.write_behind import DiskCache
-from triforce.disk_cache.write_queue import PATIENCE
+from triforce.disk_cache import prompt_file
+from triforce.disk_cache.prefixes import DiskPrefixes, KVProfile
+from triforce.disk_cache.write_queue import PATIENCE, DiskCache
 from triforce.distributed.group import TPGroup
 from triforce.engine.engine import Engine, Request
 from triforce.engine.engine_core import EngineCore
@@ -29,8 +30,7 @@ from triforce.engine.tier_builder import SharedKV
 from triforce.errors import CacheError, CacheWarning, RequestError, argument
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.user_paths import named_path
-from triforce.kvcache import FullView, PagePool, prompt_file
-from triforce.kvcache.disk_prefixes import DiskPrefixes, KVProfile
+from triforce.kvcache import FullView, PagePool
 from triforce.planner import CostModel
 
 SPARE = 64, 1 / 16
@@ -188,7 +188,7 @@ class RequestRunner:
 
     def _kernels(self, pool: PagePool) -> str:
         """Return whose bits a pool holds. A saved prompt may come to the disk cache, so both go by the same name."""
-        return f"{dispatch.identity(self._models.target.model, pool.kv)}, {native_loader.build()}"
+        return f"{dispatch.identity(self._models.target.model, pool.kv)}, {dispatch.build()}"
 
     def _saver(
         self, path: Path, fingerprint: prompt_file.CacheFingerprint, pool: PagePool, prompt: list[int]
@@ -209,5 +209,5 @@ class RequestRunner:
 def compare(ranks: TPGroup, what: str, facts: object) -> None:
     """Raise RankError unless all ranks bring the same facts: otherwise they would wait for each other in vain."""
     if ranks.count > 1:
-        level = native_loader.native.level() if native_loader.native else "torch"
+        level = dispatch.native.level() if dispatch.native else "torch"
         ranks.compare(crc32(repr((level, facts)).encode()), what)

@@ -14,7 +14,7 @@ from triforce.backends.kernel_api import PAGE, pages_for
 from triforce.engine.sequence_group import SequenceGroup, Status
 from triforce.engine.tier_builder import SharedKV
 from triforce.errors import CacheError
-from triforce.kvcache.page_owners import PrefixPages
+from triforce.kvcache.pool import PrefixPages
 from triforce.kvcache.prefix_cache import PrefixCache
 from triforce.kvcache.views.full import prefill_chunk
 

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from triforce.disk_cache.prefixes import DiskText
 from triforce.interface.outputs import DecodingSnapshot, Logprob, TokenLogprobs
 from triforce.interface.sampling_params import SamplingParams
 from triforce.interface.stats import PlanReport, PlanSegment, TierStats, since
 from triforce.kvcache import RetrievalView
-from triforce.kvcache.disk_text import DiskText
 from triforce.planner import PlanController
 from triforce.sampling import Constraint
 from triforce.speculation import PromptLogitsHook, Proposer, Tier

@@ -23,7 +23,7 @@ from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet, SharedKV, TierBuilder
 from triforce.interface.stats import TierStats
 from triforce.kvcache import FullView
-from triforce.kvcache.page_owners import NO_PAGES, PrefixPages
+from triforce.kvcache.pool import NO_PAGES, PrefixPages
 from triforce.planner import CostModel, Findings, PlanController, SearchedLayers, report
 from triforce.ragged import Bools, ints
 from triforce.speculation import Draft, Seeded, SequenceState, Tier

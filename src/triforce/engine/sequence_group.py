@@ -15,14 +15,13 @@ from traceback import clear_frames
 import torch
 
 from triforce.disk_cache.entry_store import Use
+from triforce.disk_cache.prefixes import DiskPrefixes, DiskText
+from triforce.disk_cache.prompt_file import SavedCache
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch, SwappedSequence
 from triforce.errors import CacheError, argument
 from triforce.kvcache import PAGE, FullView, StreamingView
-from triforce.kvcache.disk_prefixes import DiskPrefixes
-from triforce.kvcache.disk_text import DiskText
 from triforce.kvcache.prefix_cache import Found, PrefixCache
-from triforce.kvcache.prompt_file import SavedCache
 from triforce.ragged import common_prefix
 from triforce.speculation import Grant, Proposer, Tier, grant_all
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.checkpoint.hub import SHIPPED
 from triforce.checkpoint.weights import fingerprint
 from triforce.engine.model_loader import Checkpoint, ModelPair
@@ -22,7 +22,7 @@ def text_fingerprint(pair: ModelPair, speculation: SpeculativeConfig, coupling: 
     Under the other couplings texts depend on the mode and the drafts, too.
     """
     target = pair.target
-    facts = [*_facts(target, target.fingerprint, coupling), native_loader.build(), target.decoder.device.type]
+    facts = [*_facts(target, target.fingerprint, coupling), dispatch.build(), target.decoder.device.type]
     facts.append(speculation.strict)
     if coupling != "seeded":
         facts += [mode, speculation, pair.fingerprints]

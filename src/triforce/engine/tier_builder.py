@@ -12,20 +12,19 @@ from math import gcd
 
 import numpy as np
 
-from triforce.backends import dispatch, feature_dispatch
+from triforce.backends import dispatch
 from triforce.backends.decoder import Decoder
-from triforce.backends.feature_draft import FeatureDraft, NotingDecoder
-from triforce.backends.kernel_api import pages_for
-from triforce.backends.offload_layout import OffloadLayout
+from triforce.backends.kernel_api import OffloadLayout, pages_for
+from triforce.eagle import eagle_draft
+from triforce.eagle.eagle_draft import FeatureDraft, NotingDecoder
+from triforce.eagle.view import FeatureView
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.errors import RequestError, argument
-from triforce.kvcache import PAGE, FeatureMemory, FeatureView, FullView, PagePool, RetrievalView, StreamingView
-from triforce.kvcache.offload import store
-from triforce.kvcache.offload.sizing_cuda import needs_of
-from triforce.kvcache.page_owners import NO_PAGES, PrefixPages
+from triforce.kvcache import PAGE, FeatureMemory, FullView, PagePool, RetrievalView, StreamingView, page_store
+from triforce.kvcache.offload_sizing import needs_of
+from triforce.kvcache.pool import NO_PAGES, PrefixPages, WindowPages, pages_of_rows
 from triforce.kvcache.selection import Policy
 from triforce.kvcache.views.full import prefill_chunk
-from triforce.kvcache.window_pages import WindowPages, pages_of_rows
 from triforce.ragged import Bools
 from triforce.speculation import Draft, Proposer, SequenceState, Tier, TokenSampler
 
@@ -105,7 +104,7 @@ class SharedKV:
             needs.require_all()
             return None
         dispatch.require_offload(*where, offload.kind)
-        return store.room(offload, needs, target.ranks)
+        return page_store.room(offload, needs, target.ranks)
 
     @cached_property
     def streaming(self) -> StreamingView:
@@ -185,7 +184,7 @@ class TierBuilder:
         if (features := self.models.features) is None:
             return self.draft_model()
         view = FeatureView(self.full(), features.config.sinks, features.config.window, self.speculation.reach)
-        run = feature_dispatch.fused_features_with(features.passes, view.memory)
+        run = eagle_draft.fused_features_with(features.passes, view.memory)
         several = partial(fused_draft, lambda width: run) if run else None
         return Tier("draft", features, view, self.speculation.draft_tokens, fused_draft=several)
 

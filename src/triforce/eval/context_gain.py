@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from triforce.eval.context import EvalContext, Text, grouped
-from triforce.eval.scoring import cut_view, full_view, nats
-from triforce.eval.statistics import interval
+from triforce.eval.scoring import cut_view, full_view, interval, nats
 from triforce.eval.tables import Table, tokens
 from triforce.eval.time_budget import ReadingForecast
 

@@ -2,10 +2,9 @@
 
 from triforce.backends.kernel_api import PAGE
 from triforce.kvcache.feature_memory import FeatureMemory
-from triforce.kvcache.offload.sizing import OffloadConfig
+from triforce.kvcache.offload_sizing import OffloadConfig
 from triforce.kvcache.pool import PagePool
 from triforce.kvcache.retrieval_config import Budget, RetrievalConfig
-from triforce.kvcache.views.feature import FeatureView
 from triforce.kvcache.views.full import FullView
 from triforce.kvcache.views.retrieval import RetrievalView
 from triforce.kvcache.views.streaming import StreamingView
@@ -14,7 +13,6 @@ __all__ = [
     "PAGE",
     "Budget",
     "FeatureMemory",
-    "FeatureView",
     "FullView",
     "OffloadConfig",
     "PagePool",

@@ -16,8 +16,7 @@ import numpy as np
 
 from triforce.backends.kernel_api import PAGE
 from triforce.errors import CacheError
-from triforce.kvcache.page_owners import NO_PAGES, PrefixPages
-from triforce.kvcache.pool import PagePool
+from triforce.kvcache.pool import NO_PAGES, PagePool, PrefixPages
 from triforce.kvcache.views.full import TAIL
 from triforce.ragged import Ints
 

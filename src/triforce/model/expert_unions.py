@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from triforce.model.architecture import Experts
+from triforce.model.config import Experts
 
 SAMPLED = 8
 """Tokens of a pass, its first ones, whose experts are counted: as in csrc/experts.hpp."""

@@ -8,17 +8,72 @@ Shape suffix: G guesses of a verification.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
+from triforce.backends.dispatch import suits_native
 from triforce.interface.break_even_point import BreakEvenPoint
 from triforce.model.config import ModelConfig
 from triforce.model.expert_unions import ExpertUnions
-from triforce.planner.learnt_speed import ACCEPTANCE, LearntSpeed
-from triforce.planner.tier_work import TierWork, usual_machine
+from triforce.planner.cost_model import PRIOR_ACCEPTANCE, CostModel, kernel_level, machine_file
+from triforce.planner.forecast import WIDEST
+from triforce.planner.pass_costs import AMONG_MODELS, BALANCES, FULL, TierWork, usual_machine
+from triforce.planner.plan import NGRAM_GAMMAS, Estimates, NgramOdds, plan_space, proposals
+from triforce.whole_file import whole_file
+
+ACCEPTANCE = 0.92
+"""Share of guesses through some thousand selected tokens that the whole context keeps, on long real texts."""
+SUPPOSED = {"retrieval": ACCEPTANCE, "draft": PRIOR_ACCEPTANCE["draft"]}
+"""Acceptance of tiers before any was seen."""
+ENOUGH = 64.0
+"""Verified tokens of a tier by which its acceptance is known: of less, one text is most."""
+BANDS = (0, 1, 2)
+"""Bands of temperature whose acceptance counts: greedy texts, and those up to a temperature of .9."""
+_SHARE_A, _AMOUNT_AG = np.zeros(2), np.zeros((2, max(NGRAM_GAMMAS) + 1))
+NO_NGRAMS = NgramOdds(_SHARE_A, _AMOUNT_AG, _AMOUNT_AG, _SHARE_A, _AMOUNT_AG, _AMOUNT_AG)
+"""Odds of a text in which nothing stood before."""
+
+
+class LearntSpeed:
+    """Speed by a cost model, of a text of its own. budget: tokens that the retrieval tier reads."""
+
+    def __init__(self, costs: CostModel, budget: int) -> None:
+        self._passes, self._budget = costs.passes, budget
+        found = {tier: costs.acceptance.pooled(tier, BANDS, prior) for tier, prior in SUPPOSED.items()}
+        self._seen = {tier: mean for tier, (mean, tokens) in found.items() if tokens >= ENOUGH}
+
+    @property
+    def known(self) -> bool:
+        """Whether verifications ran: passes of a single token say nothing of wider ones."""
+        return any(kind[0] > 1 for tier in (FULL, AMONG_MODELS) for kind in self._passes.of(tier).seen)
+
+    def speedup(self, length: int) -> float:
+        """Return the tokens per second of the best plan over plain decoding's, at so many tokens of context."""
+        keys = {FULL: length, AMONG_MODELS: length, "retrieval": min(self._budget, length), "draft": 0, "ngram": 0}
+        seconds_KW = {tier: self._passes.table(tier, 1, [count], WIDEST) for tier, count in keys.items()}
+        accepted = SUPPOSED | self._seen | {"ngram": 1.0}
+        accepted_KZ = {tier: np.array([[share]]) for tier, share in accepted.items()}
+        space = plan_space("draft" in self._seen, length > self._budget)
+        tokens_KZN, seconds_KZN = proposals(space, Estimates(1, seconds_KW, accepted_KZ, NO_NGRAMS))
+        return float((tokens_KZN / seconds_KZN).max() * seconds_KW[FULL][0, 1])
+
+    @property
+    def basis(self) -> str:
+        """Evidence for that in words: how many kinds of passes, and shares of draft tokens that were accepted."""
+        kinds = sum(len(costs.seen) for costs in self._passes.tiers.values())
+        shares = [f"{share:.0%} of the {tier} tier's accepted" for tier, share in self._seen.items()]
+        if "retrieval" not in self._seen:
+            shares.append(f"{ACCEPTANCE:.0%} of the retrieval tier's supposed to be")
+        passes = f"{kinds} kinds of passes of earlier texts on this machine, with whatever else ran meanwhile"
+        return f"{passes}, and of draft tokens {', '.join(shares)}"
+
 
 GUESSES_G = np.arange(1, 9)
 """Those that are considered."""
@@ -138,3 +193,46 @@ def break_even_point(even: BreakEven, known: str, learnt: LearntSpeed) -> BreakE
         verdict = f"should pay from {begins:,} tokens on, without a draft model"
     operations = f"{balance.weights:.0f} operations with weights while a byte is read, {balance.kv:.0f} of attention"
     return BreakEvenPoint(begins, verdict, f"{operations} ({known}), {ACCEPTANCE:.0%} of draft tokens accepted")
+
+
+CODED_WEIGHTS, CODED_KV = "int16", "int8 KV"
+"""Products with weights of few bits as they are, and attention over int8 KV; others are called by their type."""
+CPU = torch.device("cpu")
+
+
+def measured() -> dict[str, float]:
+    """Return the balances that were kept, by name; {} where none were."""
+    found: dict[str, float] = {}
+    with suppress(OSError, ValueError, AttributeError, TypeError):  # whatever is wrong: it is as if none were
+        path = _path()
+        saved = json.loads(path.read_text(encoding="utf-8")) if path else {}
+        found = {name: float(value) for name, value in saved.items() if 0 < float(value) < float("inf")}
+    return found
+
+
+def keep(balances: Mapping[str, float]) -> None:
+    """Keep balances by name for all processes; a folder that cannot be written to is ignored."""
+    if path := _path():
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with whole_file(path) as partial:
+                partial.write_text(json.dumps(dict(balances)), encoding="utf-8")
+
+
+def balance_of(coded: bool, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> tuple[Balance, str]:
+    """Return how many operations a byte a device does, and how that is known: measured, where kernels are native.
+
+    coded: products are those of weights of few bits, as they are. GPUs are not measured: they do most of all.
+    """
+    name = str(dtype).removeprefix("torch.")
+    wanted = CODED_WEIGHTS if coded else name, CODED_KV if config.kv_int8 else name
+    if suits_native(config.head_dim, dtype, device):
+        kept = measured()
+        if kept.keys() >= set(wanted):
+            return Balance(*(kept[each] for each in wanted)), "measured here"
+    usual = usual_machine(kernel_level(device))[0] if device.type == "cpu" else BALANCES[-1]
+    return Balance(usual, usual), "as usual, not measured"
+
+
+def _path() -> Path | None:
+    return machine_file("balance", [], [kernel_level(CPU)], CPU)

@@ -9,18 +9,16 @@ the distribution is exact.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 from time import perf_counter
 from typing import Any
 
 from triforce.distributed.group import ALONE, TPGroup
+from triforce.interface.stats import PlanReport, TierBelief, WeighedPlan
 from triforce.kvcache import FullView, RetrievalView
-from triforce.planner.account import Account
-from triforce.planner.cadence import Cadence
-from triforce.planner.choose import Candidate, Cause, Choice, State, best, candidates
 from triforce.planner.cost_model import CostModel
-from triforce.planner.forecast import Beliefs, budget_options
+from triforce.planner.forecast import Beliefs, Candidate, Cause, Choice, State, best, budget_options, candidates
 from triforce.planner.pass_costs import FULL
 from triforce.planner.plan import PLAIN, BudgetFactors, Estimates, Plan
 from triforce.planner.planner_config import CONFIG
@@ -28,6 +26,90 @@ from triforce.ragged import Bools
 from triforce.speculation import Proposer, SequenceState, Tier
 from triforce.speculation.counters import REMEMBERED
 from triforce.speculation.ngram import FAR, STRIDE
+
+LEAST_TRUST, REGAINED = 1 / 8, 1.1
+
+
+@dataclass(slots=True)
+class Account:
+    """Account of one batch. plain: seconds of a step of plain decoding; 0: not known yet."""
+
+    plain: float = 0.0
+    won: float = 0.0  # seconds, negative where speculation lost
+    allowed: float = 0.0  # seconds that the text so far may lose
+    trust: float = 1.0  # part of what may be lost, after texts of the kind that lost
+    losses: int = 0  # times that more was lost than allowed, since `won` was last positive
+
+    def enter(self, tokens: float, seconds: float, plain: bool) -> None:
+        """Enter proposals: tokens of each row, and whether they were plain decoding, which wins nothing."""
+        self.allowed += CONFIG.allowed_loss * self.plain * tokens
+        if not plain and self.plain:
+            self.won += tokens * self.plain - seconds
+            if self.won > 0:
+                self.losses = 0
+
+    @property
+    def headroom(self) -> float:
+        """Seconds that may be lost."""
+        return self.won + self.trust * (self.allowed + CONFIG.allowed_loss * self.plain * CONFIG.credit_tokens)
+
+    @property
+    def caution(self) -> float:
+        """Standard deviations below the mean at which a plan counts as no risk: each loss says that beliefs are off."""
+        return CONFIG.caution * (1 + self.losses)
+
+    def next(self) -> Account:
+        """The account of the next text of the kind: it may lose half as much where this one lost, down to an eighth."""
+        trust = 1.0 if self.won > 0 else self.trust * (REGAINED if self.won == 0 else 0.5)
+        return Account(self.plain, trust=min(1.0, max(LEAST_TRUST, trust)))
+
+
+class Cadence:
+    """The cadence of one batch. elapsed: seconds of decoding; due_at: when it is time to listen, or to weigh plans.
+
+    patience: times as long until plans are weighed. It grows while plain decoding stays best, in this text and in the
+    next ones of its kind. From 1 on, as many times less is listened, too, and as many more n-grams call for a thought.
+    """
+
+    def __init__(self) -> None:
+        self.elapsed = self.due_at = self.listen_at = self.think_at = 0.0
+        self.patience, self._took, self._heard = 0.0, 0.0, 0
+
+    @property
+    def cause(self) -> Cause | None:
+        """Reason to weigh plans now: it is time, or n-grams predicted much of the text since; None: there is none."""
+        if self.elapsed >= self.think_at:
+            return Cause.TIME
+        return Cause.REPEATS if self._heard >= CONFIG.heard_tokens * max(1.0, self.patience) else None
+
+    def heard(self, hits: int, seconds: float, least: float) -> None:
+        """Note tokens that n-grams predicted; hearing of them took so many seconds. least: until there is a place."""
+        self._heard += hits
+        self.listen_at = self.elapsed + max(least, CONFIG.listen_ratio * seconds * max(1.0, self.patience))
+        self.due_at = min(self.listen_at, self.think_at)
+
+    def thought(self, seconds: float, plan: Plan) -> None:
+        """Note that weighing plans took so many seconds, and which one was best."""
+        self._took, self._heard = seconds, 0
+        most = CONFIG.most_patience if plan.plain else 1.0
+        self.patience = min(self.patience + CONFIG.patience_step, most)
+        self.think_at = self.elapsed + CONFIG.think_ratio * seconds * self.patience
+        self.due_at = self.think_at if "ngram" in plan.tiers else min(self.listen_at, self.think_at)
+
+    def next(self, won: bool, seconds: float) -> Cadence:
+        """The cadence of the next text of the kind, which may take so many seconds. won: whether this one paid.
+
+        What is left of the waits goes over; a text that takes long weighs plans at once.
+        """
+        following = Cadence()
+        following.patience, following._took = min(self.patience, 1.0) if won else self.patience, self._took
+        if not won:
+            following.listen_at = max(0.0, self.listen_at - self.elapsed)
+        if seconds <= CONFIG.think_ratio * self._took * self.patience / 2:
+            following.think_at = max(0.0, self.think_at - self.elapsed)
+        following.due_at = min(following.listen_at, following.think_at)
+        return following
+
 
 ENDLESS = 10**6  # tokens to come, where nobody says how many
 TOGETHER = 256  # proposals that are learnt from together, at most
@@ -213,3 +295,23 @@ class PlanController:
         if ready and wanted != self.plan:
             self.conclude(prefix)
             self.apply(wanted, prefix, live_B)
+
+
+WIDE = 8  # tokens of the wide pass whose cost is told
+
+
+def report(it: PlanController) -> PlanReport | None:
+    """Return what it believed when it last weighed plans; None if it never did, or nothing was proposed."""
+    if it.estimates is None or not it.lengths:
+        return None
+    beliefs = []
+    for name, seconds_KW in it.estimates.seconds_KW.items():
+        tier, (narrow, wide) = name.split()[0], (1000 * seconds_KW[0, [1, WIDE]]).tolist()
+        longest = max(it.lengths)
+        factor = it.times.get(longest.bit_length(), 1.0) if tier == "retrieval" else 1.0
+        mean, deviation = (None, 0.0) if tier == FULL else it.beliefs.acceptance.of(tier, longest, factor)
+        if tier in it.by_name:
+            passes, tokens = it.costs.passes.of(name).count, it.beliefs.acceptance.tokens(tier)
+            beliefs.append(TierBelief(name, (narrow, wide), passes, mean, deviation, tokens))
+    weighed = [WeighedPlan(str(each.plan), each.rate, each.score) for each in it.found]
+    return PlanReport(beliefs, weighed, it.account.won, it.account.headroom)

@@ -19,7 +19,7 @@ from triforce.replicas.remote_engine import Replicas
 from triforce.replicas.replica import Replica
 from triforce.server.limits import Limits
 
-ROUTER = "triforce.replicas.router.PrefixRouter"
+ROUTER = "triforce.replicas.remote_engine.PrefixRouter"
 STORE_BYTES = 256 << 20
 """Bytes of our own Ray's object store, for long prompts and their log-probabilities: too large for messages."""
 POLL_SECONDS = 0.2

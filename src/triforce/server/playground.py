@@ -11,7 +11,7 @@ from pathlib import Path
 from fastapi import APIRouter, Request
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse
 
-from triforce.disk_cache import manifest
+from triforce.disk_cache import documents as disk_cache_documents
 from triforce.disk_cache.folder import CacheFolder
 from triforce.server.errors import ApiError
 
@@ -82,6 +82,6 @@ async def document(name: str, request: Request) -> PlainTextResponse:
     return PlainTextResponse(await asyncio.to_thread(wanted.text))
 
 
-def _watched(request: Request) -> list[manifest.Document]:
+def _watched(request: Request) -> list[disk_cache_documents.Document]:
     cache: CacheFolder | None = request.app.state.watched
-    return list(manifest.documents(cache)) if cache else []
+    return list(disk_cache_documents.documents(cache)) if cache else []

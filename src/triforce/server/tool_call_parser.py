@@ -11,7 +11,7 @@ from triforce.engine.output_stream import partial_match
 from triforce.errors import RequestError
 from triforce.interface.closed_objects import closed_objects
 from triforce.interface.grammar import Grammar
-from triforce.structured_output.guidance import schema_grammar
+from triforce.structured_output.compiler import schema_grammar
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}

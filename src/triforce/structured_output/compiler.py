@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -14,8 +15,89 @@ from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.errors import RequestError
 from triforce.interface.grammar import Grammar
 from triforce.sandbox import Trial, TrialError, TrialLimitError
-from triforce.structured_output import guidance
 from triforce.structured_output.matcher import Matcher, NumberLimits
+
+PURE = '%llguidance {"no_forcing": true}\n'
+"""Otherwise a text that can go on in one way only would have to be cut into tokens in one way only, too."""
+JSON_OPTIONS = {"whitespace_pattern": r" |\n {0,20}", "lenient": False}
+"""JSON may be indented, but no text is lost in white space; a keyword that is not understood is refused."""
+
+LARGEST = 2**63 - 1
+ONE_OF = "oneOf is kept to only where its alternatives cannot overlap, by their types; write anyOf"
+
+
+class Vocabulary:
+    """A tokenizer for llguidance: the bytes of each token."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, tokens: Sequence[bytes], special: Sequence[int], eos: int) -> None:
+        self.tokens, self.special_token_ids, self.eos_token_id = tokens, special, eos
+
+    def __call__(self, text: str) -> list[int]:
+        """Return the tokens of a text that is forced. None ever is, see `PURE`."""
+        return []
+
+
+def new_matcher(tokenizer: Any, kind: str, source: str) -> Any:
+    """Return a matcher at the beginning of a text. Raises ValueError or RecursionError for a wrong grammar."""
+    from llguidance import LLMatcher, LLParserLimits
+
+    limits = LLParserLimits(verbose_errors=False)
+    written = LLMatcher.grammar_from_lark(PURE + _as_lark(kind, source))
+    matcher = LLMatcher(tokenizer, written, log_level=0, limits=limits)
+    if matcher.is_error():
+        raise ValueError(_in_words(matcher.get_error()))
+    return matcher
+
+
+def _in_words(error: str) -> str:
+    """Return an error of llguidance in terms of what was sent: its lines are counted without that of `PURE`."""
+    error = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", error)
+    error = re.sub(r"^(\d+)\((\d+)\): ", lambda place: f"line {int(place[1]) - 1}, column {place[2]}: ", error)
+    return re.sub(r"^oneOf constraints are not supported\.[^\n]*", ONE_OF, error)
+
+
+def schema_grammar(schema: Any) -> str:
+    """Return a schema as a part of a grammar. Raises ValueError unless it is an object, true or false."""
+    if not isinstance(schema, dict | bool):
+        raise ValueError("a schema is a JSON object")
+    text = json.dumps(schema | {"x-guidance": JSON_OPTIONS} if isinstance(schema, dict) else schema)
+    json.loads(text, parse_int=_exact)
+    return f"%json {text}"
+
+
+def _exact(digits: str) -> int:
+    """Parse an integer as llguidance does, by way of float64. Raises ValueError for one that would be changed."""
+    value = int(digits) if len(digits) < 20 else 2**63
+    if abs(value) > LARGEST or (int(float(value)) != value and value != LARGEST):
+        raise ValueError(f"the integer {digits[:30]} would be rounded; describe it as a string")
+    return value
+
+
+def _as_lark(kind: str, source: str) -> str:
+    from llguidance import regex_to_lark
+
+    if kind == "json_schema":
+        return f"start: {schema_grammar(json.loads(source))}"
+    if kind == "regex":
+        return f"start: /{regex_to_lark(source)}/"
+    if "%llguidance" in source:
+        raise ValueError("options (%llguidance) are not taken")
+    return source
+
+
+def trial(grammar: tuple[str, str]) -> None:
+    """Compile a grammar, its kind and its source, for letters. Raises ValueError or RecursionError for a wrong one."""
+    from llguidance import LLTokenizer
+
+    letters: Any = Vocabulary([*(bytes([i]) for i in range(256)), b"<end>"], [256], 256)
+    matcher = new_matcher(LLTokenizer(letters, slices=[]), *grammar)
+    matcher.compute_bitmask()
+    if matcher.is_error():
+        raise ValueError(matcher.get_error())
+
 
 REMEMBERED = 64
 """Compiled grammars that are kept: those used last."""
@@ -48,7 +130,7 @@ class GrammarTrial:
 
     def run(self) -> str:
         """Return what is wrong with the grammar; empty if nothing is. Called once."""
-        self._trial = Trial(f"{guidance.__name__}:trial", self._task)
+        self._trial = Trial(f"{__name__}:trial", self._task)
         if self._cancelled:
             self._trial.stop()
         try:
@@ -113,7 +195,7 @@ class GrammarCompiler:
 
     def _compile(self, grammar: Grammar, tokenizer: Tokenizer) -> CompiledGrammar:
         try:
-            matcher = guidance.compiled(self._vocabulary, grammar.kind, grammar.source)
+            matcher = new_matcher(self._vocabulary, grammar.kind, grammar.source)
         except (ValueError, RecursionError) as error:
             raise _unusable(grammar, str(error)) from error
         compiled = CompiledGrammar(matcher, tokenizer, self._numbers if grammar.holds_json else None)
@@ -132,7 +214,7 @@ class GrammarCompiler:
             ) from error
         tokens, ends = tokenizer.all_bytes(), sorted(tokenizer.eos_ids)
         self._numbers = NumberLimits(tokens)
-        vocabulary: Any = guidance.Vocabulary(tokens, sorted(tokenizer.special_ids), ends[0])
+        vocabulary: Any = Vocabulary(tokens, sorted(tokenizer.special_ids), ends[0])
         return LLTokenizer(vocabulary, n_vocab=len(tokens), eos_token=ends)
 
 

@@ -3,7 +3,7 @@
 The draft learns on its own guesses of states: those behind the first one are its outputs (training-time test, Li et
 al. 2025, arXiv 2503.01840, section 3). Tokens are those of the text, as a guess goes on only where it was right.
 
-Shape suffixes as in model/feature_draft.py; B rows, T tokens of a chunk, N anchors, P = B * N.
+Shape suffixes as in eagle/head.py; B rows, T tokens of a chunk, N anchors, P = B * N.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from triforce.backends.torch.attention import capped
-from triforce.backends.torch.feature_layer import Entries, FeatureLayer
 from triforce.backends.torch.model import norm
-from triforce.training.target_stream import Chunk
+from triforce.eagle.torch_passes import Entries, FeatureLayer
+from triforce.training.episodes import Chunk
 
 SLICE = 256
 """Positions whose logits exist at once."""

@@ -5,16 +5,20 @@ Shape suffixes: B rows, L tokens of an episode, N tokens of all texts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
 
+from triforce.backends.decoder import Decoder
+from triforce.engine.speculative_config import SpeculativeConfig
+from triforce.engine.tier_builder import ModelSet, TierBuilder
 from triforce.errors import RequestError
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
+from triforce.ragged import ints
 from triforce.training.training_config import TrainingConfig
 
 MOST = 32_000_000
@@ -134,3 +138,78 @@ class Episodes:
         question = f"{QUESTIONS[seed % len(QUESTIONS)]}\n\n{excerpt}"
         asked = tokenizer.chat([{"role": "user", "content": question}])
         return asked if len(asked) < length * 3 // 4 else ids
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The tokens of a chunk, at slots that all rows share, and what the target makes of them."""
+
+    ids_BT: Tensor
+    slots_BT: Tensor
+    states_BTX: Tensor
+    """Behind the token before each: what its entry is made of."""
+    embeddings_BTC: Tensor
+    final_BTC: Tensor
+    """Behind the last layer, of each token itself: what the law of the next one is made of."""
+    logits_BTV: Tensor | None = None
+    """Where they were asked for."""
+
+    def to(self, dtype: torch.dtype) -> Chunk:
+        """Return the chunk with states and embeddings in this type."""
+        states = {name: getattr(self, name).to(dtype) for name in ("states_BTX", "embeddings_BTC", "final_BTC")}
+        return replace(self, **states)
+
+
+class TargetStream:
+    """Rows of texts of at most `capacity` tokens, new to the target."""
+
+    def __init__(self, decoder: Decoder, layers: tuple[int, ...], rows: int, capacity: int) -> None:
+        self.decoder, self.layers = decoder, layers
+        self.view = TierBuilder(ModelSet(decoder), SpeculativeConfig(), [capacity] * rows).full()
+        self.last_B1X = torch.zeros(rows, 1, len(layers) * decoder.config.hidden_size)
+
+    def read(self, ids_BT: Tensor, *, logits: bool = False) -> Chunk:
+        """Feed the next tokens of each row. logits: of all of them, which is many times as much as the states."""
+        (B, T), start, counts_B = ids_BT.shape, int(self.view.lengths_B[0]), ints([ids_BT.shape[1]] * len(ids_BT))
+        at_BJ = None if logits else torch.full((B, 1), T - 1)  # the last layer is finished where something is scored
+        _, output = self.decoder.observe(ids_BT, counts_B, self.view, at_BJ, (*self.layers, self.decoder.config.layers))
+        self.view.advance(counts_B)
+        assert output.states_SBTC is not None
+        *states, final_BTC = output.states_SBTC.float()
+        states_BTX = torch.cat(states, -1)
+        before_BTX = torch.cat((self.last_B1X, states_BTX[:, :-1]), 1)
+        self.last_B1X = states_BTX[:, -1:]
+        slots_BT = torch.arange(start, start + T).expand(B, T)
+        embeddings_BTC = self.decoder.model.embed(ids_BT.flatten()).float().view(B, T, -1)
+        return Chunk(ids_BT, slots_BT, before_BTX, embeddings_BTC, final_BTC, output.logits_BJV if logits else None)
+
+
+Text = list[Chunk]
+"""`rows` texts side by side, chunk after chunk; states are bfloat16."""
+
+
+class Readings:
+    """Episodes by their number. layers: whose states are read."""
+
+    def __init__(self, decoder: Decoder, layers: tuple[int, ...], episodes: Episodes, config: TrainingConfig) -> None:
+        self.decoder, self.layers, self.episodes, self.config = decoder, layers, episodes, config
+        self._kept: dict[int, list[Text]] = {}
+
+    def __call__(self, number: int) -> Iterator[Text]:
+        """Yield the texts of an episode. One that is not kept, or not all of it, is read again: it is the same."""
+        if number in self._kept:
+            yield from self._kept[number]
+            return
+        last, read = max(self.config.again, default=0), list[Text]()
+        self._kept = {old: texts for old, texts in self._kept.items() if old + last >= number}
+        for text in self.texts(self.episodes(number)):
+            read.append(text)
+            yield text
+        self._kept[number] = read
+
+    def texts(self, ids_BL: Tensor) -> Iterator[Text]:
+        """Let the target read texts, `rows` at a time."""
+        for some_BL in torch.split(ids_BL, self.config.rows):
+            stream = TargetStream(self.decoder, self.layers, *some_BL.shape)
+            parts = torch.split(some_BL, self.config.width, 1)
+            yield [stream.read(ids_BT).to(torch.bfloat16) for ids_BT in parts]

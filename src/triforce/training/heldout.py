@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from triforce.backends.decoder import Decoder
-from triforce.backends.torch.feature_layer import FeatureLayer
+from triforce.eagle.torch_passes import FeatureLayer
 from triforce.eval.agreement import same_pick
 from triforce.training.distillation import Head, Past, guesses
-from triforce.training.target_stream import Chunk, TargetStream
+from triforce.training.episodes import Chunk, TargetStream
 
 SAMPLED = 0.8
 """The temperature of the seeded shares."""

@@ -6,28 +6,69 @@ Shape suffixes as in distillation.py and induction.py.
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from triforce.backends.torch.feature_layer import FeatureLayer
-from triforce.checkpoint.feature_draft_file import new_config
+from triforce.eagle.head import FeatureDraftWeights, shapes
+from triforce.eagle.head_files import new_config, write_whole
+from triforce.eagle.torch_passes import FeatureLayer
+from triforce.errors import ModelError
 from triforce.llm import LLM
-from triforce.model.feature_draft import FeatureDraftWeights, shapes
 from triforce.training.distillation import Head, Past, loss
-from triforce.training.episodes import Episodes, Texts
+from triforce.training.episodes import Chunk, Episodes, Readings, Texts
 from triforce.training.heldout import Heldout, Subject
-from triforce.training.induction import Sample, add_induction
-from triforce.training.initial_weights import initial_weights, last_norm
-from triforce.training.readings import Readings
-from triforce.training.target_stream import Chunk
+from triforce.training.initial_weights import Sample, add_induction, initial_weights, last_norm
 from triforce.training.training_config import TrainingConfig
-from triforce.training.training_state import TrainingState
+
+FILE = "training.pt"
+
+
+@dataclass
+class TrainingState:
+    """Weights by field, the state of each optimizer, and how far it has come.
+
+    facts: what must be the same when it goes on. episode: the number of the next one. seconds: those spent. history:
+    held-out shares, with the updates and seconds of each look.
+    """
+
+    facts: dict[str, Any]
+    weights: dict[str, Tensor]
+    tokens_M: Tensor
+    optimizers: list[dict[str, Any]] = field(default_factory=list)
+    episode: int = 0
+    updates: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+    def save(self, folder: Path) -> None:
+        """Write the file of a folder. Raises RequestError where there is no room; the file is as it was then."""
+        data = io.BytesIO()
+        torch.save({name: getattr(self, name) for name in self.__dataclass_fields__}, data)
+        write_whole(folder / FILE, data.getbuffer())
+
+    @staticmethod
+    def load(folder: Path, facts: dict[str, Any]) -> TrainingState | None:
+        """Read the file of a folder; None where there is none. Raises ModelError for a broken one, or other facts."""
+        file = folder / FILE
+        if not file.exists():
+            return None
+        try:
+            state = TrainingState(**torch.load(file, map_location="cpu", weights_only=True))
+        except Exception as error:  # a damaged file surfaces as nearly anything
+            raise ModelError(f"{file} is damaged; remove it to begin anew") from error
+        if state.facts != facts:
+            changed = ", ".join(name for name in facts if state.facts.get(name) != facts[name])
+            raise ModelError(f"{file} is a training with another {changed}; name another folder, or remove the file")
+        return state
+
 
 Clock = Callable[[], float]
 """Seconds that have passed, from any moment on."""

@@ -19,12 +19,12 @@ from tests.helpers.thread_ranks import together
 from triforce.backends.torch import model
 from triforce.backends.torch.model import TorchLayer
 from triforce.distributed.group import ALONE, TPGroup
-from triforce.model.architecture import Architecture
+from triforce.model.config import Architecture
 from triforce.model.weights import Layer
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
-from triforce.backends.cpu.model_shard import NativeLayerShard
+from triforce.backends.cpu.model import NativeLayerShard
 
 EPS = 1e-5
 FAMILIES = {

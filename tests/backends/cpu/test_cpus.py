@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.paged_kv import native
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
@@ -96,7 +96,7 @@ def test_usable_cpus_without_extension_are_those_of_affinity(monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "triforce.backends.cpu._native", None)
     monkeypatch.delattr("triforce.backends.cpu._native", raising=False)
     if hasattr(os, "sched_getaffinity"):
-        assert native_loader.usable_cpus() == len(os.sched_getaffinity(0))
+        assert dispatch.usable_cpus() == len(os.sched_getaffinity(0))
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: None)
-    assert native_loader.usable_cpus() == 1
+    assert dispatch.usable_cpus() == 1

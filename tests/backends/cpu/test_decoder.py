@@ -19,7 +19,7 @@ from triforce.bench import shapes
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
 from tests.helpers.random_model import D, G, L, V, random_model
-from triforce.backends.cpu import prompt_parts
+from triforce.backends.cpu import model as cpu_model
 from triforce.backends.cpu.kv import NativeKV
 from triforce.backends.cpu.model import NativeModel
 
@@ -140,11 +140,11 @@ def test_pass_in_parts_equals_one_call(
     this: ForwardBatch, layers: int, tokens: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The parts take some layers, or some tokens through a layer, and leave the same KV and states."""
-    monkeypatch.setattr(prompt_parts, "part_of_pass", lambda *given: (layers, tokens))
+    monkeypatch.setattr(cpu_model, "part_of_pass", lambda *given: (layers, tokens))
     ids_1T = torch.randint(V, (1, 200), generator=torch.Generator().manual_seed(2))
     (model, memory), (other, own) = parts(dtype), parts(dtype)
     wanted = model.forward(ids_1T, memory, this, torch.empty(1, 0, dtype=torch.long))
-    steps, worth = prompt_parts.parts(other, own, ids_1T, this), list[int]()
+    steps, worth = cpu_model.parts(other, own, ids_1T, this), list[int]()
     while True:
         try:
             worth.append(next(steps))
@@ -165,8 +165,8 @@ def test_part_of_pass_is_bounded_by_its_operations() -> None:
     small, middle, large = (
         shapes.parts(name, 64, device="meta")[0] for name in ("30m", "llama-3.2-1b", "llama-3.1-8b")
     )
-    assert prompt_parts.part_of_pass(small, 0, 512) == (small.layers, 512)
-    assert prompt_parts.part_of_pass(middle, 0, 512) == (1, 512)
-    assert prompt_parts.part_of_pass(large, 0, 512) == (1, 128)
-    layers, tokens = prompt_parts.part_of_pass(middle, 60_000, 512)
+    assert cpu_model.part_of_pass(small, 0, 512) == (small.layers, 512)
+    assert cpu_model.part_of_pass(middle, 0, 512) == (1, 512)
+    assert cpu_model.part_of_pass(large, 0, 512) == (1, 128)
+    layers, tokens = cpu_model.part_of_pass(middle, 60_000, 512)
     assert layers == 1 and 128 <= tokens < 512 and tokens % PAGE == 0

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from triforce.backends import dispatch, native_loader
+from triforce.backends import dispatch
+from triforce.backends import dispatch as backends_dispatch
 from triforce.bench import shapes
 from triforce.errors import TriforceError
 
-SOURCE = str(Path(native_loader.__file__).parents[2])  # of the package under test
-built = pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
+SOURCE = str(Path(backends_dispatch.__file__).parents[2])  # of the package under test
+built = pytest.mark.skipif(backends_dispatch.native is None, reason="the native kernels were not built")
 
 
 LEVELS = """
@@ -38,32 +39,32 @@ def levels_for(kernels: list[str]) -> list[str]:
 
 @built
 def test_environment_variable_selects_level() -> None:
-    levels = native_loader.native.levels()
+    levels = backends_dispatch.native.levels()
     assert levels[0] == "portable"
     assert levels_for([*levels, "torch"]) == [levels[-1], *levels, "None"]
 
 
 @built
 def test_unavailable_levels_raise() -> None:
-    before = native_loader.native.level()
+    before = backends_dispatch.native.level()
     with pytest.raises(
         TriforceError, match=r"TRIFORCE_KERNELS=sse9: sse9 is not among .*portable.* There are also torch and triton"
     ):
-        native_loader.load("sse9")
+        backends_dispatch.load("sse9")
     with pytest.raises(ValueError, match="sse9"):
-        native_loader.native.use("sse9")
-    assert native_loader.native.level() == before
+        backends_dispatch.native.use("sse9")
+    assert backends_dispatch.native.level() == before
 
 
 def test_missing_extension_falls_back_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("triforce.backends.cpu._native", raising=False)
     monkeypatch.setitem(sys.modules, "triforce.backends.cpu._native", None)
-    native, missing = native_loader.load("")
+    native, missing = backends_dispatch.load("")
     assert native is None
     assert "compiler" in missing
     with pytest.raises(TriforceError, match="TRIFORCE_KERNELS=avx2 asks for native kernels, but they were not built"):
-        native_loader.load("avx2")
-    assert native_loader.load("torch") == (None, "")
+        backends_dispatch.load("avx2")
+    assert backends_dispatch.load("torch") == (None, "")
 
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -76,31 +77,31 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 def test_triton_is_selected_on_cuda(
     wanted: str, device: torch.device, used: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native_loader, "_installed", lambda: True)
-    assert native_loader.suits_triton(wanted, device) is used
-    assert native_loader.load("triton") == (None, "")
+    monkeypatch.setattr(backends_dispatch, "_installed", lambda: True)
+    assert backends_dispatch.suits_triton(wanted, device) is used
+    assert backends_dispatch.load("triton") == (None, "")
 
 
 def test_triton_on_cpu_needs_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_loader, "_installed", lambda: True)
+    monkeypatch.setattr(backends_dispatch, "_installed", lambda: True)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert native_loader.suits_triton("triton", CPU)
+    assert backends_dispatch.suits_triton("triton", CPU)
     monkeypatch.delenv("TRITON_INTERPRET")
     with pytest.raises(TriforceError, match=r"TRIFORCE_KERNELS=triton.*CUDA.*this is cpu.*TRITON_INTERPRET=1"):
-        native_loader.suits_triton("triton", CPU)
+        backends_dispatch.suits_triton("triton", CPU)
 
 
 def test_missing_triton_falls_back_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """The torch path takes its place, unless it was asked for by name."""
-    monkeypatch.setattr(native_loader, "_installed", lambda: False)
-    assert not native_loader.suits_triton("", CUDA)
+    monkeypatch.setattr(backends_dispatch, "_installed", lambda: False)
+    assert not backends_dispatch.suits_triton("", CUDA)
     with pytest.raises(TriforceError, match=r"not installed; pip install 'triforce\[gpu\]'"):
-        native_loader.suits_triton("triton", CUDA)
+        backends_dispatch.suits_triton("triton", CUDA)
 
 
 def test_torch_takes_no_more_threads_than_usable_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_loader, "native", None)
-    monkeypatch.setattr(native_loader, "usable_cpus", lambda: 2)
+    monkeypatch.setattr(backends_dispatch, "native", None)
+    monkeypatch.setattr(backends_dispatch, "usable_cpus", lambda: 2)
     before = torch.get_num_threads()
     try:
         for given, left in ((3, 2), (2, 2), (1, 1)):

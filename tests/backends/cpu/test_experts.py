@@ -14,14 +14,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from triforce.backends import native_loader
-from triforce.backends.torch.experts import mix
-from triforce.backends.torch.model import TorchLayer
+from triforce.backends import dispatch
+from triforce.backends.torch.model import TorchLayer, mix
 from triforce.distributed.group import ALONE
-from triforce.model.architecture import Architecture, Experts
+from triforce.model.config import Architecture, Experts
 from triforce.model.weights import Layer, Mlp
 
-if native_loader.native is None:
+if dispatch.native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
 from triforce.backends.cpu import model as native
 

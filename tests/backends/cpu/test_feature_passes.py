@@ -1,6 +1,6 @@
 """Native passes of a feature draft: those of the layer in torch, a row's bits its own, at each level.
 
-Shape suffixes as in backends/feature_draft.py.
+Shape suffixes as in eagle/eagle_draft.py.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ import torch
 from torch import Tensor
 
 from tests.helpers.paged_kv import PAGE, native
-from triforce.backends.feature_api import FeaturePasses
-from triforce.backends.feature_dispatch import feature_passes
 from triforce.backends.kernel_api import ForwardBatch, PageTable
-from triforce.backends.torch.feature_passes import TorchFeaturePasses
+from triforce.eagle.eagle_draft import feature_passes
+from triforce.eagle.head import FeatureDraftConfig, FeatureDraftWeights, FeaturePasses, shapes
+from triforce.eagle.torch_passes import TorchFeaturePasses
 from triforce.kvcache import FeatureMemory
-from triforce.model.feature_draft import FeatureDraftConfig, FeatureDraftWeights, shapes
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
 from tests.helpers.random_model import D, G, H, V, random_model
-from triforce.backends.cpu.feature_passes import NativeFeaturePasses
+from triforce.eagle.native_passes import NativeFeaturePasses
 
 torch.set_num_threads(1)
 C, M, PAGES, LENGTHS, FED = 48, 20, 12, [37, 20], [3, 1]

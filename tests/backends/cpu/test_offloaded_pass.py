@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from tests.helpers.paged_kv import PAGE, native
-from triforce.backends.kernel_api import ForwardBatch, PageTable
-from triforce.backends.offload_layout import SECTOR, OffloadLayout
+from triforce.backends.kernel_api import SECTOR, ForwardBatch, OffloadLayout, PageTable
 from triforce.backends.torch.model import forward_layerwise
 from triforce.errors import CacheError
 

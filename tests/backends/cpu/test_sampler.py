@@ -29,14 +29,14 @@ from tests.helpers.sampler_scenes import (
     verdict,
 )
 from tests.helpers.samplers import torch_sampling
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.backends.token_sampler import NativeSampling, sampling
 from triforce.errors import ModelError, RequestError
 from triforce.interface.sampling_params import SamplingParams
 from triforce.ragged import ints
 from triforce.speculation import BlockRejection, Draft, Seeded, SequenceState
 
-native = native_loader.native
+native = dispatch.native
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
 torch.set_num_threads(1)
@@ -149,7 +149,7 @@ def test_native_noise_equals_torch_at_many_positions(vocab_size: int) -> None:
 
 def test_native_uniforms_equal_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = noise_of([0, 1, 2])
-    monkeypatch.setattr(native_loader, "native", None)
+    monkeypatch.setattr(dispatch, "native", None)
     theirs = noise_of([0, 1, 2])
     assert type(ours) is not type(theirs)
     ours.draws += 2**32 - 3  # both words of the counter
@@ -217,5 +217,5 @@ def test_sampler_choice_follows_backend(monkeypatch: pytest.MonkeyPatch) -> None
     arguments = ([SamplingParams()], [0], 8)
     assert isinstance(sampling(*arguments, Seeded(noise_of([0]))), NativeSampling)
     assert not isinstance(sampling(*arguments, BlockRejection(noise_of([0]))), NativeSampling)  # it judges one by one
-    monkeypatch.setattr(native_loader, "native", None)
+    monkeypatch.setattr(dispatch, "native", None)
     assert not isinstance(sampling(*arguments, Seeded(noise_of([0]))), NativeSampling)

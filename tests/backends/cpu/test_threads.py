@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from tests.helpers.paged_kv import native
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
 
-SOURCE = str(Path(native_loader.__file__).parents[2])  # of the package under test
+SOURCE = str(Path(dispatch.__file__).parents[2])  # of the package under test
 WORK = """
 import os, torch
 from triforce.backends.cpu import _native as native
@@ -84,7 +84,7 @@ def finish(process: subprocess.Popen[str]) -> None:
 
 
 def test_thread_count_equals_usable_cpus(threads: int) -> None:
-    assert threads == native.usable_cpus() == native_loader.usable_cpus()
+    assert threads == native.usable_cpus() == dispatch.usable_cpus()
     if hasattr(os, "sched_getaffinity"):
         allowed = len(os.sched_getaffinity(0))
         assert threads == min(allowed, native.cpu_quota() or allowed)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.tiny_checkpoint import save, tiny_model
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 
 collect_ignore_glob = [] if find_spec("triton") else ["test_*.py"]
 SIZE = dict(vocab_size=40, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
@@ -26,5 +26,5 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """As TRIFORCE_KERNELS=triton has it."""
-    monkeypatch.setattr(native_loader, "native", None)
-    monkeypatch.setattr(native_loader, "wanted", "triton")
+    monkeypatch.setattr(dispatch, "native", None)
+    monkeypatch.setattr(dispatch, "wanted", "triton")

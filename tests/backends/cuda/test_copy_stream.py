@@ -16,8 +16,8 @@ from tests.helpers.cuda import paired_pools, torch_kernels
 from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
 from triforce.backends.cuda import kv
-from triforce.backends.cuda.offload import layout, residency
-from triforce.backends.cuda.offload.copy_stream import Copies
+from triforce.backends.cuda.offload import frames, residency
+from triforce.backends.cuda.offload.frames import Copies
 from triforce.bench import shapes
 
 MAIN, LANE = 0, 1
@@ -97,7 +97,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
         return torch_kernels.mixed(*args)
 
     monkeypatch.setattr(residency, "CopyStream", lambda device: watch)
-    monkeypatch.setattr(layout, "carry", carry)
+    monkeypatch.setattr(frames, "carry", carry)
     for module in (kv, triforce.backends.cuda.offload.kv):
         monkeypatch.setattr(module, "write_and_attend", mix)
     return watch

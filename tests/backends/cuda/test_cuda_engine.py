@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.cuda.prompts import ids
-from triforce.backends import dispatch, native_loader
+from triforce.backends import dispatch
+from triforce.backends import dispatch as backends_dispatch
 from triforce.backends.cuda.kv import TritonKV
 from triforce.backends.cuda.model import TritonModel
 from triforce.interface.sampling_params import SamplingParams
@@ -35,8 +36,8 @@ def by_torch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., lis
 
     def plain(tokens: int, prompts: list[list[int]], temperature: float) -> list[list[int]]:
         with monkeypatch.context() as patch:
-            patch.setattr(native_loader, "native", None)
-            patch.setattr(native_loader, "wanted", "torch")
+            patch.setattr(backends_dispatch, "native", None)
+            patch.setattr(backends_dispatch, "wanted", "torch")
             return texts(folder, "ar", tokens, prompts, temperature)
 
     return plain

@@ -24,8 +24,7 @@ from triforce.backends.kernel_api import ForwardBatch, ForwardOutput, PageTable
 from triforce.backends.torch.kv import TorchKV
 from triforce.backends.torch.model import TorchLayer, TorchModel
 from triforce.bench import shapes
-from triforce.model.architecture import Architecture
-from triforce.model.config import ModelConfig
+from triforce.model.config import Architecture, ModelConfig
 from triforce.model.weights import Layer, numbers
 
 PAGES, SMALL = 24, shapes.ModelShape(32, 48, layers=2, heads=4, kv_heads=2, vocab=50, head_dim=8)
@@ -85,7 +84,7 @@ def both(decoder: Decoder, name: str) -> list[tuple[ForwardOutput, Tensor]]:
 
 @pytest.fixture(autouse=True)
 def torch_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triforce.backends.native_loader.native", None)
+    monkeypatch.setattr("triforce.backends.dispatch.native", None)
 
 
 @pytest.mark.parametrize("name", list(passes()))

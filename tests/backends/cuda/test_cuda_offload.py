@@ -14,16 +14,16 @@ from tests.helpers.cuda import torch_kernels
 from tests.helpers.cuda.prompts import ids
 from tests.helpers.cuda.scene import DEVICE
 from tests.helpers.tiny_checkpoint import save, tiny_model
-from triforce.backends import dispatch, native_loader
+from triforce.backends import dispatch
+from triforce.backends import dispatch as backends_dispatch
 from triforce.backends.cuda.offload.kv import TritonOffloadedKV
-from triforce.backends.cuda.triton.page_copy import carry
+from triforce.backends.cuda.triton.kv_tiles import carry
 from triforce.bench import shapes
 from triforce.errors import CacheError, RequestError
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams
-from triforce.kvcache import Budget, OffloadConfig
-from triforce.kvcache.offload import sizing_cuda
-from triforce.kvcache.offload.sizing_cuda import CudaKVSizing
+from triforce.kvcache import Budget, OffloadConfig, offload_sizing
+from triforce.kvcache.offload_sizing import CudaKVSizing
 from triforce.llm import LLM
 from triforce.model.config import ModelConfig
 from triforce.model.rope import Rope
@@ -58,8 +58,8 @@ def plainly(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
 
     def decode(prompts: list[list[int]], temperature: float, tokens: int = 4) -> list[list[int]]:
         with monkeypatch.context() as patch:
-            patch.setattr(native_loader, "native", None)
-            patch.setattr(native_loader, "wanted", "torch")
+            patch.setattr(backends_dispatch, "native", None)
+            patch.setattr(backends_dispatch, "wanted", "torch")
             return texts(folder, "ar", prompts, temperature, tokens)
 
     return decode
@@ -127,8 +127,8 @@ def test_offload_to_file_on_cuda_raises(folder: Path, by_name: None) -> None:
 
 
 def test_offload_without_triton_raises(needs: CudaKVSizing, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_loader, "_installed", lambda: False)
-    monkeypatch.setattr(native_loader, "wanted", "")
+    monkeypatch.setattr(backends_dispatch, "_installed", lambda: False)
+    monkeypatch.setattr(backends_dispatch, "wanted", "")
     with pytest.raises(RequestError, match="needs Triton"):
         dispatch.require_offload(needs.config, torch.bfloat16, "cuda", "host")
 
@@ -159,7 +159,7 @@ def needs() -> CudaKVSizing:
 
 
 def free(monkeypatch: pytest.MonkeyPatch, gib: float) -> None:
-    monkeypatch.setattr(sizing_cuda, "free_on", lambda device: int(gib * GIB))
+    monkeypatch.setattr(offload_sizing, "free_on", lambda device: int(gib * GIB))
 
 
 @pytest.mark.parametrize("gib", [9, 12, 24, 40, 58, 70])

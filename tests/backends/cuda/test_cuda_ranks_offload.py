@@ -17,16 +17,14 @@ from tests.helpers.cuda.prompts import ids
 from tests.helpers.mutants.registry import caught_in
 from tests.helpers.thread_ranks import together
 from tests.helpers.tiny_checkpoint import save, tiny_model
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.backends.cuda.graphs import Graphs
 from triforce.backends.tensor_parallel import ShardedModel
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.errors import CacheError
 from triforce.interface.sampling_params import SamplingParams
-from triforce.kvcache import Budget, OffloadConfig
-from triforce.kvcache.offload import sizing_cuda, store
-from triforce.kvcache.offload.sizing import memory_for
-from triforce.kvcache.offload.sizing_cuda import CudaKVSizing
+from triforce.kvcache import Budget, OffloadConfig, offload_sizing, page_store
+from triforce.kvcache.offload_sizing import CudaKVSizing, memory_for
 from triforce.llm import LLM
 
 PROMPT = ids(300)
@@ -62,8 +60,8 @@ def of_ranks(folder: Path, mode: str, layers: int) -> list[list[int]]:
 @pytest.fixture
 def plainly(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     with monkeypatch.context() as patch:
-        patch.setattr(native_loader, "native", None)
-        patch.setattr(native_loader, "wanted", "torch")
+        patch.setattr(dispatch, "native", None)
+        patch.setattr(dispatch, "wanted", "torch")
         return text(folder, "ar")
 
 
@@ -97,7 +95,7 @@ def needs(folder: Path, count: int) -> CudaKVSizing:
 def test_device_memory_is_counted_per_rank(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So what stays is counted over all devices, in what is kept, what is said and what it is compared with."""
     one, two = needs(folder, 1), needs(folder, 2)
-    monkeypatch.setattr(sizing_cuda, "free_on", lambda device: one.passing + one.bytes // 2)
+    monkeypatch.setattr(offload_sizing, "free_on", lambda device: one.passing + one.bytes // 2)
     assert memory_for(OffloadConfig("host"), one) == int(one.share * one.free) < one.bytes
     assert memory_for(OffloadConfig("host"), two) == int(two.share * 2 * two.free)
     with pytest.raises(CacheError, match="free on 2 devices"):
@@ -107,8 +105,8 @@ def test_device_memory_is_counted_per_rank(folder: Path, monkeypatch: pytest.Mon
 def test_host_memory_is_shared_by_ranks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What one rank finds free is for all of them."""
     two = needs(folder, 2)
-    monkeypatch.setattr(sizing_cuda, "free_on", lambda device: GIB)
-    monkeypatch.setattr(store, "free_memory", lambda: int(1.5 * two.stored(0)))
+    monkeypatch.setattr(offload_sizing, "free_on", lambda device: GIB)
+    monkeypatch.setattr(page_store, "free_memory", lambda: int(1.5 * two.stored(0)))
     offload = OffloadConfig("host", memory=2 * two.least, layers=0)
     with pytest.raises(CacheError, match="a larger kv_memory"):
-        together(2, lambda ranks: store.room(offload, two, ranks))
+        together(2, lambda ranks: page_store.room(offload, two, ranks))

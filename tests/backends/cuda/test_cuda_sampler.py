@@ -27,7 +27,7 @@ from tests.helpers.cuda.sampler_checks import (
 from tests.helpers.cuda.scene import DEVICE
 from tests.helpers.sampler_scenes import COUPLINGS, TEMPERATURES, agree, laws, noise_of, scene, verdict
 from tests.helpers.samplers import torch_sampling
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.backends.cuda.sampler import TritonSampling
 from triforce.backends.token_sampler import TorchSampling, sampling
 from triforce.errors import ModelError, RequestError
@@ -131,10 +131,10 @@ def test_triton_sampler_bias_outside_vocabulary_raises() -> None:
 
 
 def test_triton_uniforms_equal_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_loader, "native", None)
+    monkeypatch.setattr(dispatch, "native", None)
     drawn = {}
     for wanted in ("torch", "triton"):
-        monkeypatch.setattr(native_loader, "wanted", wanted)
+        monkeypatch.setattr(dispatch, "wanted", wanted)
         rows = noise_of([0, 1, 2], DEVICE)
         rows.draws += 2**32 - 3  # both words of the counter
         asked = ((0, 3, [0, 2, 3]), (7, 1, [1, 0, 1]), (0, 9, [9, 9, 0]), (0, 0, [0, 0, 0]), (0, 4, [1, 2, 3]))
@@ -148,7 +148,7 @@ def test_triton_sampler_choice_follows_backend(by_name: None, monkeypatch: pytes
 
     assert taken(Seeded) is taken(Rejection) is TritonSampling
     assert taken(BlockRejection) is TorchSampling  # it judges one by one
-    monkeypatch.setattr(native_loader, "wanted", "torch")
+    monkeypatch.setattr(dispatch, "wanted", "torch")
     assert taken(Seeded) is TorchSampling
 
 

@@ -21,17 +21,17 @@ from benchmarks.on_gpu.piece import Piece, capped
 from tests.helpers.cuda.prompts import ids
 from tests.helpers.cuda.stub import GIB, Machine, OnFirst, OnSecond, machine
 from triforce.backends.cuda.graphs import Graphs, Replay
-from triforce.backends.cuda.workspace import workspace
+from triforce.backends.cuda.model import workspace
 from triforce.backends.current_device import steps_on
 from triforce.backends.dispatch import best_dtype
 from triforce.backends.torch import attention
-from triforce.bench import device_clock, shapes
-from triforce.bench.device_clock import DeviceClock
+from triforce.bench import roofline, shapes
+from triforce.bench.roofline import DeviceClock
 from triforce.cli import main
 from triforce.engine.precision import resolve_device
 from triforce.errors import CacheError, ModelError
 from triforce.interface.sampling_params import SamplingParams
-from triforce.kvcache.offload.sizing_cuda import CudaKVSizing, needs_of
+from triforce.kvcache.offload_sizing import CudaKVSizing, needs_of
 from triforce.kvcache.retrieval_config import Budget
 from triforce.llm import LLM
 from triforce.planner.cost_model import costs_path
@@ -190,7 +190,7 @@ def test_device_time_leaves_out_a_slow_host(one: Machine, monkeypatch: pytest.Mo
     one.log.clear()
     clock.seconds(lambda: one.log.append("call"), 1)
     assert one.log == 2 * ["wait", "call", "wait"]
-    monkeypatch.setattr(device_clock, "COPIED", (1 << 12, 1 << 12))
+    monkeypatch.setattr(roofline, "COPIED", (1 << 12, 1 << 12))
     assert clock.bandwidth > 0 and clock.bus > 0
 
 

@@ -21,7 +21,7 @@ from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
 from tests.helpers.slow_parameters import slow
 from tests.helpers.tiny_llm import ids
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.backends.cuda.model import TritonModel
 from triforce.backends.cuda.packed_weight import PackedWeight, on_device, packed
 from triforce.backends.cuda.triton.weight_tiles import HIGH, LOW, WIDE, times
@@ -129,7 +129,7 @@ def test_gguf_logits_by_triton_equal_folder(
         isinstance(each, PackedWeight) for each in packed_model.weights.tensors()
     )
     got, usual = (logits(path, text, "bfloat16") for path in written)
-    monkeypatch.setattr(native_loader, "wanted", "torch")
+    monkeypatch.setattr(dispatch, "wanted", "torch")
     exact = logits(written.folder, text, "float32")
     error, expected = ((x - exact).norm() / exact.norm() for x in (got, usual))
     assert error <= 1.25 * expected < 0.1 and (got - usual).norm() > 0

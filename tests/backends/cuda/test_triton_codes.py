@@ -20,7 +20,8 @@ from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
 from tests.helpers.slow_parameters import slow
 from tests.helpers.small_decoder import feed, small_decoder, text
-from triforce.backends import dispatch, native_loader
+from triforce.backends import dispatch
+from triforce.backends import dispatch as backends_dispatch
 from triforce.backends.cuda import triton as triton_kernels
 from triforce.backends.cuda.kv import TritonKV
 from triforce.backends.cuda.kv_pages import as_numbers, read_rows, write_rows
@@ -164,7 +165,7 @@ def logits(widths: tuple[int, ...], hadamard: bool = True) -> Tensor:
     decoder, ids_T, found, at = small_decoder(dtype=torch.float32), text(sum(widths)), list[Tensor](), 0
     decoder.config = replace(decoder.config, kv_int8=True, hadamard=hadamard)
     pool = PagePool(decoder.config, 1, pages_for(len(ids_T)), decoder.dtype, decoder.device)
-    assert isinstance(pool.kv, TritonKV) == (native_loader.wanted == "triton")
+    assert isinstance(pool.kv, TritonKV) == (backends_dispatch.wanted == "triton")
     pool.reserve(0, len(ids_T))
     view = FullView(pool)
     for width in widths:
@@ -176,10 +177,10 @@ def logits(widths: tuple[int, ...], hadamard: bool = True) -> Tensor:
 @pytest.mark.parametrize("hadamard", [True, False], ids=["rotated", "plain"])
 def test_triton_passes_over_codes_equal_torch(hadamard: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A prompt, which torch attends to, and narrow passes behind it."""
-    monkeypatch.setattr(native_loader, "native", None)
+    monkeypatch.setattr(backends_dispatch, "native", None)
     found = []
     for name in ("torch", "triton"):
-        monkeypatch.setattr(native_loader, "wanted", name)
+        monkeypatch.setattr(backends_dispatch, "wanted", name)
         found.append(logits((90, 1, 5), hadamard))
     wanted, got = found
     # A code is one step further where a key's last bit decides it.
@@ -220,7 +221,7 @@ def test_int8_kv_on_gpu_that_triton_does_not_suit_is_torchs(
     suits: bool, capability: tuple[int, int], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before 8.0 there are no products of integers in Triton, nor bfloat16."""
-    monkeypatch.setattr(native_loader, "suits_triton", lambda *_: suits)
+    monkeypatch.setattr(backends_dispatch, "suits_triton", lambda *_: suits)
     config = LLM(folder / "target", dtype="float32").target.config
     with stub.machine(capability=capability):
         coded = with_kv_dtype(config, "int8", torch.float32)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.helpers.cuda.scene import DEVICE
 from tests.helpers.cuda.torch_kernels import carried
-from triforce.backends.cuda.triton import page_copy, pointwise, rng, topk
+from triforce.backends.cuda.triton import kv_tiles, pointwise, rng, topk
 from triforce.backends.token_sampler import make_noise
 from triforce.backends.torch import model
 
@@ -103,10 +103,10 @@ def test_page_copy_starts_few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
             grids.append(math.prod(grid))
             return lambda *arguments: None
 
-    monkeypatch.setattr(page_copy, "interpreted", lambda: False)
-    monkeypatch.setattr(page_copy, "_carry", Kernel())
+    monkeypatch.setattr(kv_tiles, "interpreted", lambda: False)
+    monkeypatch.setattr(kv_tiles, "_carry", Kernel())
     places, pages = torch.zeros(32 * 32 * 512, dtype=torch.int64), torch.zeros(1)
-    page_copy.carry((pages, pages), places, (pages, pages), places, 2048)
+    kv_tiles.carry((pages, pages), places, (pages, pages), places, 2048)
     assert grids == [len(places) // 32] and grids[0] < 1 << 15
 
 
@@ -120,6 +120,6 @@ def test_page_copy_by_small_programs_equals_torch(size: int, monkeypatch: pytest
     to_X[[0, 3, 70, 74]] = torch.tensor([9, 4, 39, 1])
     wanted = tuple(x.clone() for x in target)
     carried(source, from_X, wanted, to_X, size)
-    monkeypatch.setattr(page_copy, "interpreted", lambda: False)
-    page_copy.carry(source, from_X, target, to_X, size)
+    monkeypatch.setattr(kv_tiles, "interpreted", lambda: False)
+    kv_tiles.carry(source, from_X, target, to_X, size)
     assert all(map(torch.equal, target, wanted))

@@ -23,7 +23,7 @@ from triforce.backends.cuda.kv import TritonKV
 from triforce.backends.cuda.model import TritonModel
 from triforce.backends.cuda.packed_weight import PARTS, PackedWeight, packed
 from triforce.backends.cuda.triton import pointwise, rng, sampler, topk, weight_tiles
-from triforce.backends.cuda.triton.page_copy import carry
+from triforce.backends.cuda.triton.kv_tiles import carry
 from triforce.backends.kernel_api import PAGE, ForwardBatch, PageTable, pages_for
 from triforce.bench import shapes
 from triforce.bench.shapes import ModelShape

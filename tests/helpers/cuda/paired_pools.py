@@ -20,12 +20,11 @@ from triforce.backends import dispatch
 from triforce.backends.cuda.kv import TritonKV
 from triforce.backends.cuda.offload.kv import TritonOffloadedKV
 from triforce.backends.decoder import Decoder
-from triforce.backends.kernel_api import PAGE
-from triforce.backends.offload_layout import OffloadLayout
+from triforce.backends.kernel_api import PAGE, OffloadLayout
 from triforce.bench import shapes
 from triforce.kvcache import Budget, FullView, PagePool, RetrievalConfig, RetrievalView
-from triforce.kvcache.offload.sizing_cuda import CudaKVSizing
-from triforce.kvcache.offload.store import HostStore
+from triforce.kvcache.offload_sizing import CudaKVSizing
+from triforce.kvcache.page_store import HostStore
 from triforce.kvcache.selection import POLICIES
 from triforce.kvcache.views.full import AttentionObservation
 from triforce.ragged import ints

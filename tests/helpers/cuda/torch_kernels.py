@@ -52,8 +52,8 @@ def mixed(
 
 def replace_kernels(patch: pytest.MonkeyPatch) -> None:
     import triforce.backends.cuda.kv as memory
+    import triforce.backends.cuda.offload.frames as places
     import triforce.backends.cuda.offload.kv as offloaded
-    import triforce.backends.cuda.offload.layout as places
     import triforce.backends.torch.model as plain_model
 
     patch.setattr(places, "carry", carried)
@@ -63,6 +63,6 @@ def replace_kernels(patch: pytest.MonkeyPatch) -> None:
     for name in ("norm", "swiglu"):
         patch.setattr(TritonLayer, name, staticmethod(getattr(plain_model, name)))
     patch.setattr("triforce.backends.cuda.triton.topk.MOST", -1)  # so torch selects
-    patch.setattr("triforce.backends.native_loader.native", None)
-    patch.setattr("triforce.backends.native_loader.wanted", "triton")
+    patch.setattr("triforce.backends.dispatch.native", None)
+    patch.setattr("triforce.backends.dispatch.wanted", "triton")
     patch.setenv("TRITON_INTERPRET", "1")  # or a CPU is refused, where a GPU is beside it

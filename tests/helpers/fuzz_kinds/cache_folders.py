@@ -17,11 +17,11 @@ from typing import Any
 
 from tests.helpers.cache_folders import made_entry, store_in, write
 from tests.helpers.fuzz_kinds.config_json import commanded
-from triforce.disk_cache import manifest
+from triforce.disk_cache import documents
+from triforce.disk_cache.documents import WatchedFolder
+from triforce.disk_cache.folder import sealed
 from triforce.disk_cache.folder_checks import SUFFIX
-from triforce.disk_cache.folder_state import sealed
-from triforce.disk_cache.manifest import WatchedFolder
-from triforce.disk_cache.write_behind import DiskCache
+from triforce.disk_cache.write_queue import DiskCache
 from triforce.errors import CacheError
 
 COMMANDS = ("list", "verify", "clear", "use", "use", "use")
@@ -53,7 +53,7 @@ def write_cache(random: Random, folder: Path) -> Path:
     store = store_in(cache)
     for text in range(2):
         write(store, text, random.randrange(1, 3), random.choice((1, 100, 5000)))
-    manifest.note(store.folder, WatchedFolder(folder, random.random() < 0.5, [("a.txt", "0" * 32)]))
+    documents.note(store.folder, WatchedFolder(folder, random.random() < 0.5, [("a.txt", "0" * 32)]))
     store.folder.close()
     return cache
 
@@ -95,7 +95,7 @@ def used(cache: Path) -> int:
     names = [store.name(b"%d" % text, b"%d" % index) for text in range(2) for index in range(2)]
     first, again = list(store.read_ahead(names)), list(store.read_ahead(names))
     assert [entry is None for entry in first] == [entry is None for entry in again]
-    manifest.watched(store.folder), list(manifest.documents(store.folder))
+    documents.watched(store.folder), list(documents.documents(store.folder))
     for text in range(2, 4):
         disk.queue.offer(lambda text=text: write(store, text, 2) and None, 1)  # type: ignore[misc]
         assert disk.queue.flush()

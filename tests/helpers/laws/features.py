@@ -6,9 +6,9 @@ import torch
 
 from tests.helpers.laws.tiny import GROUPS, HEADS, LAYERS, MODELS, C, V, decoder
 from triforce.backends.decoder import Decoder
-from triforce.backends.feature_draft import FeatureDraft
+from triforce.eagle.eagle_draft import FeatureDraft
+from triforce.eagle.head import FeatureDraftConfig, FeatureDraftWeights, shapes
 from triforce.engine.tier_builder import ModelSet
-from triforce.model.feature_draft import FeatureDraftConfig, FeatureDraftWeights, shapes
 
 TOKENS = torch.tensor([0, 2, 3, 5])
 

@@ -17,8 +17,7 @@ from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import Budget, RetrievalConfig
-from triforce.model.architecture import LLAMA, Architecture, Experts, LayerKind
-from triforce.model.config import ModelConfig
+from triforce.model.config import LLAMA, Architecture, Experts, LayerKind, ModelConfig
 from triforce.model.rope import Rope
 from triforce.model.weights import Layer, Mlp, Weights
 from triforce.sampling import LogitsProcessor

@@ -6,9 +6,9 @@ from typing import Any
 
 from tests.helpers.mutants.mutation import Edit, Mutant, Swap
 
-PREFIXES = "triforce.kvcache.disk_prefixes:DiskPrefixes"
-TEXT = "triforce.kvcache.disk_text:DiskText"
-COPY = "triforce.kvcache.disk_text:_copy"
+PREFIXES = "triforce.disk_cache.prefixes:DiskPrefixes"
+TEXT = "triforce.disk_cache.prefixes:DiskText"
+COPY = "triforce.disk_cache.prefixes:_copy"
 STREAMING = "triforce.kvcache.views.streaming:StreamingView"
 STORE = "triforce.disk_cache.entry_store:EntryStore"
 FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {

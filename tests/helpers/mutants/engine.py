@@ -24,7 +24,7 @@ ROWS: dict[str, tuple[str, tuple[str, str]]] = {
         f"{FULL}.select", ("[self.observations[b] for b in rows]", "self.observations[: len(rows)]"),
     ),
     "lengths of the pool by place": (f"{POOL}.select", ("self.lengths_B[list(rows)]", "self.lengths_B[: len(rows)]")),
-    "shared pages freed": ("triforce.kvcache.page_owners:PageOwners.disown", (" if not self.owners[page]", "")),
+    "shared pages freed": ("triforce.kvcache.pool:PageOwners.disown", (" if not self.owners[page]", "")),
     "counters by place": (f"{COUNTERS}.select", ("[list(rows)]", "[: len(rows)]")),
     "draws lost in swapping": (f"{BATCH}.swap_in", ("= row.draws", "= 0")),
     "new tokens lost in swapping": (

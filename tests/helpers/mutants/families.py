@@ -7,11 +7,11 @@ from tests.helpers.mutants.mutation import Edit, Mutant
 TEST = "tests/checkpoint/test_family_logits.py::test_family_mutant_differs_from_transformers"
 ATTENTION = "triforce.backends.torch.attention"
 KV, UNCAPPED = "triforce.backends.torch.kv:TorchKV", ("self.config.architecture.score_cap", "0.0")
-CHOOSE, WORTH = "triforce.backends.torch.experts:choose", "triforce.backends.torch.experts:worth"
-LAYER, SOURCES = "triforce.backends.torch.model:TorchLayer", "triforce.checkpoint.tensor_sources"
+CHOOSE, WORTH = "triforce.backends.torch.model:choose", "triforce.backends.torch.model:worth"
+LAYER, SOURCES = "triforce.backends.torch.model:TorchLayer", "triforce.checkpoint.weights"
 FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
     "a window one too long": (
-        "mistral-window", "triforce.kvcache.views.windows:windowed", ("window=window", "window=window + 1"),
+        "mistral-window", "triforce.kvcache.views.full:windowed", ("window=window", "window=window + 1"),
     ),
     "a window in every layer": (
         "qwen2-upper-windows", "triforce.checkpoint.hf_config:with_windows", ("windowed if slides else {}", "windowed"),
@@ -161,13 +161,13 @@ TIE_FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
 UNIONS = "tests/planner/test_expert_unions.py::test_union_mutant_is_noticed"
 UNION_FAULTS: dict[str, tuple[str, tuple[str, str]]] = {
     "experts are counted with repeats": (
-        "triforce.backends.torch.experts:union", ("len({*ids_NK.flatten().tolist()})", "ids_NK.numel()"),
+        "triforce.backends.torch.model:union", ("len({*ids_NK.flatten().tolist()})", "ids_NK.numel()"),
     ),
     "experts of one token are counted": (
-        "triforce.backends.torch.experts:union", ("ids_NK.flatten", "ids_NK[0].flatten"),
+        "triforce.backends.torch.model:union", ("ids_NK.flatten", "ids_NK[0].flatten"),
     ),
     "shared experts are not counted": (
-        "triforce.backends.torch.experts:choose", ("torch.cat([ids[:, :chosen], shared], 1)", "ids[:, :chosen]"),
+        "triforce.backends.torch.model:choose", ("torch.cat([ids[:, :chosen], shared], 1)", "ids[:, :chosen]"),
     ),
     "layers without experts count in the mean": (
         "triforce.backends.torch.model:_layers", ("sum(each > 0 for each in touched)", "len(touched)"),
@@ -181,7 +181,7 @@ UNION_FAULTS: dict[str, tuple[str, tuple[str, str]]] = {
         "triforce.engine.model_loader:ModelPair.cost_model", ("decoder.unions", "None"),
     ),
 }  # fmt: skip
-SHARD = "triforce.backends.cpu.model_shard"
+SHARD = "triforce.backends.cpu.model"
 RANK_FAULTS: dict[str, tuple[str, str, str, tuple[str, str]]] = {
     "each rank adds the biases of sums": (
         "gpt-oss", "summed", "triforce.checkpoint.weights:_left_to_others", ("if ranks.rank and", "if False and"),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tests.helpers.mutants.mutation import Edit, Mutant
 
-LAYER = "triforce.backends.torch.feature_layer:FeatureLayer"
+LAYER = "triforce.eagle.torch_passes:FeatureLayer"
 GUESSES = "triforce.training.distillation:guesses"
-STREAM = "triforce.training.target_stream:TargetStream"
+STREAM = "triforce.training.episodes:TargetStream"
 FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
     "guesses see entries behind their anchor": (
         "later", f"{LAYER}._visible", ("in_reach_BNK & (key_B1K <= last_BN[..., None])", "in_reach_BNK"),
@@ -40,11 +40,11 @@ INDUCTION: dict[str, tuple[str, tuple[str, str]]] = {
         "triforce.training.trainer:Trainer._sample", ("chunk.embeddings_BTC[:, :-1]", "chunk.embeddings_BTC[:, 1:]"),
     ),
     "a query asks for the token before": (
-        "triforce.training.induction:add_induction",
+        "triforce.training.initial_weights:add_induction",
         ("(sharp * names_KC, torch.zeros_like(names_KC))", "(torch.zeros_like(names_KC), sharp * unused_CK.T)"),
     ),
     "values in another order than outputs": (
-        "triforce.training.induction:_copied", ("outputs_CP.T @ fitted_CC", "outputs_CP.T.flip(0) @ fitted_CC"),
+        "triforce.training.initial_weights:_copied", ("outputs_CP.T @ fitted_CC", "outputs_CP.T.flip(0) @ fitted_CC"),
     ),
 }  # fmt: skip
 AGAIN: dict[str, tuple[str, tuple[str, str]]] = {
@@ -55,13 +55,13 @@ AGAIN: dict[str, tuple[str, tuple[str, str]]] = {
         "triforce.training.training_config:TrainingConfig.due", ("if past <= number", "if past < max(number, 1)"),
     ),
     "half an episode is kept as a whole one": (
-        "triforce.training.readings:Readings.__call__",
+        "triforce.training.episodes:Readings.__call__",
         ("read.append(text)", "read.append(text); self._kept[number] = read"),
     ),
 }  # fmt: skip
-DRAFT = "triforce.backends.feature_draft:FeatureDraft"
-PASSES = "triforce.backends.torch.feature_passes:TorchFeaturePasses"
-VIEW = "triforce.kvcache.views.feature:FeatureView"
+DRAFT = "triforce.eagle.eagle_draft:FeatureDraft"
+PASSES = "triforce.eagle.torch_passes:TorchFeaturePasses"
+VIEW = "triforce.eagle.view:FeatureView"
 TIER: dict[str, tuple[str, str, tuple[str, str]]] = {
     "a guess goes by the state of its own slot, of a token that was refused": (
         "reference", f"{PASSES}.forward", ("_on_device(before_BT)]", "_on_device(own_BT)]"),
@@ -76,7 +76,7 @@ TIER: dict[str, tuple[str, str, tuple[str, str]]] = {
         "company", f"{DRAFT}.note", ("columns_N, states_SBTC)", "columns_N, states_SBTC.flip(1).contiguous())"),
     ),
     "entries of the retrieval tier stay after a full verification": (
-        "prompt", "triforce.backends.feature_draft:NotingDecoder.__call__",
+        "prompt", "triforce.eagle.eagle_draft:NotingDecoder.__call__",
         ("self.draft.note(", "(batch.exact and ids_BT.shape[1] < 12) or self.draft.note("),
     ),
     "what was refused is not fed anew": (
@@ -96,10 +96,10 @@ TIER: dict[str, tuple[str, str, tuple[str, str]]] = {
         ("self.states_NC[slots_N] = states_NC", "pass"),
     ),
     "a saved prompt has no entries": (
-        "saved", "triforce.kvcache.prompt_file:SavedCache.restore", ("if pool.features:", "if not pool.features:"),
+        "saved", "triforce.disk_cache.prompt_file:SavedCache.restore", ("if pool.features:", "if not pool.features:"),
     ),
     "the disk cache has no entries": (
-        "disk", "triforce.kvcache.disk_text:_copy", ("pool.features.write(slots_N, held.part(some))", "pass"),
+        "disk", "triforce.disk_cache.prefixes:_copy", ("pool.features.write(slots_N, held.part(some))", "pass"),
     ),
 }  # fmt: skip
 
@@ -110,7 +110,7 @@ BURST = Mutant(
 )
 
 RANKS = {
-    "a rank notes no states": ("triforce.backends.feature_draft:FeatureDraft.note", (
+    "a rank notes no states": ("triforce.eagle.eagle_draft:FeatureDraft.note", (
         "if len(own_N):", "if len(own_N) and not self.target.ranks.rank:",
     )),
     "head rows of the first rank alone": ("triforce.backends.tensor_parallel:ShardedModel.head_rows", (

@@ -78,7 +78,7 @@ def negated(one_layer: Any) -> Any:
     return wrong
 
 
-ORDER, VIEW = "triforce.checkpoint.gguf_weights:row_order", "triforce.checkpoint.gguf_weights:GGUFWeights.view"
+ORDER, VIEW = "triforce.checkpoint.gguf.weights:row_order", "triforce.checkpoint.gguf.weights:GGUFWeights.view"
 GGUF: dict[str, Edit | Swap] = {
     "gguf: rows of queries and keys stay woven": Swap(ORDER, lambda _: lambda *_: None),
     "gguf: rows are unwoven in all families": Swap(ORDER, lambda order: lambda family, *rest: order("llama", *rest)),
@@ -90,7 +90,7 @@ GGUF: dict[str, Edit | Swap] = {
         "triforce.checkpoint.weights:_Reader.take", ("tensor.dtype if archive.packed else self.dtype", "self.dtype"),
     ),
 }  # fmt: skip
-HEADER, FILE = "triforce.checkpoint.gguf_header:_Walk", "triforce.checkpoint.gguf_file:_Part"
+HEADER, FILE = "triforce.checkpoint.gguf.file:_Walk", "triforce.checkpoint.gguf.file:_Part"
 DAMAGE: dict[str, Edit | Swap] = {
     "gguf: counts are believed": Edit(f"{HEADER}.require", ("if count * size > self._end - self.at:", "if False:")),
     "gguf: a header may end anywhere": Edit(f"{HEADER}._take", ("if self.at + form.size > self._end:", "if False:")),

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from tests.helpers.mutants.mutation import Edit, Mutant
 
-PAGES, PREFIXES = "triforce.kvcache.window_pages:WindowPages", "triforce.kvcache.prefix_cache:PrefixCache"
+PAGES, PREFIXES = "triforce.kvcache.pool:WindowPages", "triforce.kvcache.prefix_cache:PrefixCache"
 TABLES = "tests/kvcache/test_window_pages.py::test_window_pages_mutant_is_noticed"
 FOUND = "tests/kvcache/test_prefix_cache.py::test_prefix_windows_mutant_is_noticed"
 SESSION = "tests/engine/test_kept_windows.py::test_narrow_windows_session_mutant_is_noticed"
 OFFLOADED = "tests/kvcache/offload/test_offload_families.py::test_offload_family_mutant_is_noticed"
 STORED = "triforce.backends.cpu.offload:NativeOffloadedKV"
 DISK = "tests/llm/test_disk_cache_windows.py::test_windows_on_disk_mutant_is_noticed"
-WINDOWS = "triforce.kvcache.disk_windows:DiskWindows"
+WINDOWS = "triforce.disk_cache.prefixes:DiskWindows"
 TEXTS = "tests/engine/test_narrow_windows.py::test_narrow_windows_mutant_is_noticed"
 FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
     "a window one page too short": (TABLES, f"{PAGES}.needed_from", ("window + 1)", "window + 1 + PAGE)")),
@@ -20,7 +20,7 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
         TABLES, "triforce.kvcache.pool:PagePool.cover", ("int(self.lengths_B[b]), stop", "stop, stop"),
     ),
     "layers with a window write to the pages of the others": (
-        TABLES, "triforce.kvcache.views.windows:windowed", ("windows=True", "windows=False"),
+        TABLES, "triforce.kvcache.views.full:windowed", ("windows=True", "windows=False"),
     ),
     "what is behind a window is never given back": (
         TABLES, f"{PAGES}.cover", ("max(self.firsts[b], self.kept_from(committed))", "0"),
@@ -55,10 +55,10 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
         DISK, f"{WINDOWS}.restore", ("needed_from(stop) * PAGE, list", "needed_from(stop) * PAGE + PAGE, list"),
     ),
     "a mark is taken of pages that were written anew": (
-        SESSION, "triforce.kvcache.window_mark:WindowMark.go_back", ("min(self._length, length)", "self._length"),
+        SESSION, "triforce.kvcache.pool:WindowMark.go_back", ("min(self._length, length)", "self._length"),
     ),
     "a mark is never taken": (
-        SESSION, "triforce.kvcache.window_mark:WindowMark.take", ("windows := self._pool.windows", "windows := None"),
+        SESSION, "triforce.kvcache.pool:WindowMark.take", ("windows := self._pool.windows", "windows := None"),
     ),
     "a row leaves and keeps its promise": (TEXTS, f"{PAGES}.release", ("-= self._rooms[b]", "-= 0")),
     "rows of windows by place": (
@@ -71,7 +71,7 @@ MUTANTS.append(
         "windows that were given back are kept on disk",
         DISK,
         (
-            Edit("triforce.kvcache.disk_prefixes:DiskPrefixes._parts", ("or not all(pages.window_pages)", "")),
+            Edit("triforce.disk_cache.prefixes:DiskPrefixes._parts", ("or not all(pages.window_pages)", "")),
             Edit(f"{WINDOWS}.keep", ("self._windows.kept_from(tokens)", "0")),
         ),
     )

@@ -13,7 +13,7 @@ from tests.helpers.planning.traces import ROLLED, TOKENS, Replay, Trace
 from tests.helpers.planning.worlds import OUTLIER, World
 from triforce.kvcache import Budget, RetrievalConfig
 from triforce.planner import CostModel, PlanController
-from triforce.planner.choose import Choice
+from triforce.planner.forecast import Choice
 from triforce.ragged import ints
 from triforce.speculation import NgramProposer, SequenceState
 from triforce.speculation.counters import Counters

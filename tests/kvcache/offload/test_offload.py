@@ -11,13 +11,13 @@ import pytest
 
 from tests.helpers.tiny_checkpoint import save, tiny_model
 from tests.helpers.tiny_llm import ask, ids
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.errors import CacheError, RequestError
 from triforce.interface.byte_size import size_of
 from triforce.interface.outputs import KVMemoryUsage, RequestOutput
 from triforce.llm import LLM
 
-pytestmark = pytest.mark.skipif(native_loader.native is None, reason="a store is for the native kernels")
+pytestmark = pytest.mark.skipif(dispatch.native is None, reason="a store is for the native kernels")
 
 LONG = 2404
 PROMPT = ids(LONG)

@@ -16,14 +16,14 @@ from tests.helpers.slow_parameters import slow
 from tests.helpers.thread_ranks import together
 from tests.helpers.tiny_checkpoint import save, tiny_model
 from tests.helpers.tiny_llm import ask, ids
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.errors import CacheError
 from triforce.interface.byte_size import size_of
-from triforce.kvcache import window_pages
+from triforce.kvcache import pool
 from triforce.llm import LLM
 
-pytestmark = pytest.mark.skipif(native_loader.native is None, reason="a store is for the native kernels")
+pytestmark = pytest.mark.skipif(dispatch.native is None, reason="a store is for the native kernels")
 
 LAYERS, HEADS, DIM, LONG = 6, 4, 64, 6004
 SHAPE = dict(hidden_size=32, intermediate_size=32, head_dim=DIM, num_attention_heads=4, num_key_value_heads=HEADS)
@@ -37,7 +37,7 @@ MEMORY = "10MiB"
 def small_slack() -> Any:
     """Rings are some pages long, so that what layers without a window hold is most of it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(window_pages, "SLACK", 40)
+        patch.setattr(pool, "SLACK", 40)
         yield
 
 

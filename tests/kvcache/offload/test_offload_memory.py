@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.cli import main
 from triforce.errors import CacheError
 from triforce.interface.byte_size import size_of
-from triforce.kvcache.offload.sizing import KVSizing, OffloadConfig
+from triforce.kvcache.offload_sizing import KVSizing, OffloadConfig
 from triforce.kvcache.retrieval_config import Budget
 from triforce.llm import LLM
 
-pytestmark = pytest.mark.skipif(native_loader.native is None, reason="a store is for the native kernels")
+pytestmark = pytest.mark.skipif(dispatch.native is None, reason="a store is for the native kernels")
 SCRIPT = Path(__file__).parents[2] / "helpers" / "processes" / "measure_offload.py"
 
 

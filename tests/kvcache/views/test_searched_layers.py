@@ -12,7 +12,7 @@ import torch
 from tests.helpers.lower_view import lower_view
 from tests.helpers.small_decoder import CLOSE, feed, small_decoder, text
 from tests.helpers.tiny_llm import CONTEXT, GREEDY, SEEDED, ask, checkpoints, ids
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.backends.decoder import Decoder
 from triforce.backends.kernel_api import PAGE, Search
 from triforce.engine.model_loader import load
@@ -22,7 +22,7 @@ from triforce.llm import LLM
 from triforce.planner import SearchedLayers
 
 torch.set_num_threads(1)
-needs_native = pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
+needs_native = pytest.mark.skipif(dispatch.native is None, reason="the native kernels were not built")
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from triforce.engine.sequence_batch import SequenceBatch
 from triforce.kvcache import PAGE, RetrievalView
 from triforce.kvcache.views import retrieval
 from triforce.planner import Plan, PlanController
-from triforce.planner.choose import Choice
+from triforce.planner.forecast import Choice
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,7 @@ from torch import Tensor
 from triforce.backends.cpu import _native
 from triforce.backends.cpu.kv import AttendRotated, NativeKV, offload_errors, rotations
 from triforce.backends.cpu.model import NativeModel
-from triforce.backends.kernel_api import PAGE, ForwardBatch, LayerAttention, ModelBackend
-from triforce.backends.offload_layout import SECTOR, OffloadLayout
+from triforce.backends.kernel_api import PAGE, SECTOR, ForwardBatch, LayerAttention, ModelBackend, OffloadLayout
 from triforce.backends.torch.kv import allocate
 from triforce.interface.outputs import KVMemoryUsage
 from triforce.model.config import ModelConfig

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from triforce.checkpoint.gguf_file import GGUFFile
-from triforce.checkpoint.gguf_rope import Divided
-from triforce.checkpoint.gguf_tokenizer import read_gguf_tokenizer
+from triforce.checkpoint.gguf.config import Divided
+from triforce.checkpoint.gguf.file import GGUFFile
+from triforce.checkpoint.gguf.tokenizer import read_gguf_tokenizer
 from triforce.checkpoint.hf_config import HFConfig
 from triforce.checkpoint.model_files import GGUFModel
 from triforce.checkpoint.rope_scaling import Linear, Llama3, Scaling, Unscaled, Yarn

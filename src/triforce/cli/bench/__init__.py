@@ -10,9 +10,9 @@ from triforce.cli.text_files import require_writable
 
 def run(options: Namespace) -> int:
     """Run one of the parts; --json writes all figures, with the commit as it is before they are measured."""
-    from triforce.bench import provenance
+    from triforce.bench import results_file
 
     require_writable(options.json, "--json")
-    provenance.commit()
+    results_file.commit()
     code: int = import_module(f"triforce.cli.bench.{options.bench}").run(options)
     return code

@@ -10,11 +10,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from triforce.backends import native_loader
-from triforce.bench.cells import WORKLOADS
+from triforce.backends import dispatch
 from triforce.bench.compare.engines import ENGINES, OURS
 from triforce.bench.compare.run import CompareConfig, rows, summary, tables
 from triforce.bench.prompts import prompts
+from triforce.bench.speed import WORKLOADS
 from triforce.checkpoint.hub import SHIPPED
 from triforce.checkpoint.model_files import GGUFModel, open_model
 from triforce.cli.bench import compare_file
@@ -36,7 +36,7 @@ def run(options: Namespace) -> int:
     sizes = [*(options.contexts or ()), *([] if options.tokens is None else [options.tokens])]
     if min(sizes, default=2) < 2 or not 0 < options.timeout < inf or (options.threads or 1) < 1:
         raise RequestError("--contexts and --tokens must be at least 2, --threads 1, and --timeout a time")
-    threads = options.threads or native_loader.usable_cpus()
+    threads = options.threads or dispatch.usable_cpus()
     with TemporaryDirectory() as temporary:
         work = Path(options.work or temporary)
         make_folder("--work", work)

@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 from triforce.bench.compare.engines import ON_FILE, OURS
 from triforce.bench.compare.hf_folder import bits_per_weight
 from triforce.bench.compare.on_file import FileConfig, rows
@@ -99,7 +99,7 @@ def _plan(options: Namespace, model: GGUFModel) -> FileConfig:
 
 def kernels() -> str:
     """Return the level of the kernels that compute here."""
-    return str(native_loader.native.level()) if native_loader.native else "torch"
+    return str(dispatch.native.level()) if dispatch.native else "torch"
 
 
 def _contexts(given: list[int] | None, model: GGUFModel, tokens: int) -> list[int]:

@@ -7,7 +7,7 @@ from argparse import Namespace
 from typing import Any
 
 from triforce.bench import kernels, shapes
-from triforce.bench.family_shapes import FAMILY_SHAPES
+from triforce.bench.shapes import FAMILY_SHAPES
 from triforce.cli.bench.report import about, machine, write
 from triforce.engine.inputs import known
 from triforce.errors import RequestError

@@ -9,9 +9,9 @@ from typing import Any
 
 from tqdm import tqdm
 
-from triforce.bench.cells import WORKLOADS
 from triforce.bench.lossless import PLAIN, LosslessConfig, certificate, rows, tables
 from triforce.bench.results_file import ResultsFile
+from triforce.bench.speed import WORKLOADS
 from triforce.cli.bench.report import about, machine, show, write
 from triforce.cli.bench.setup import load, modes, sources
 from triforce.cli.progress import Prefill

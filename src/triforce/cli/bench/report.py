@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from triforce.bench.provenance import machine, measured, provenance
+from triforce.bench.results_file import machine, measured, provenance
 from triforce.cli.text_files import write_text
 
 if TYPE_CHECKING:

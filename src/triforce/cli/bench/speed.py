@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from triforce.bench.cells import WORKLOADS, Cell, covering, grid, named
 from triforce.bench.results_file import ResultsFile
+from triforce.bench.speed import WORKLOADS, Cell, covering, grid, named
 from triforce.cli.bench.report import about, machine, show, write
 from triforce.cli.bench.setup import load, make_folder, modes, sources
 from triforce.cli.progress import Prefill
@@ -62,7 +62,7 @@ def run(options: Namespace) -> int:
 
 def _measure(llm: LLM, cells: list[Cell], names: list[str], options: Namespace) -> list[Row]:
     from triforce.bench import speed
-    from triforce.bench.batch_runner import Prompts
+    from triforce.bench.prompts import Prompts
 
     settings = {name: getattr(options, name) for name in SETTINGS if hasattr(options, name)}
     settings |= {"model": llm.target.path.name, "modes": names}
@@ -85,7 +85,7 @@ def _measure(llm: LLM, cells: list[Cell], names: list[str], options: Namespace) 
 
 
 def _report(rows: list[Row]) -> int:
-    from triforce.bench.speed_tables import speed_tables, verdict
+    from triforce.bench.speed import speed_tables, verdict
 
     found = verdict(rows)
     show(speed_tables(rows))
@@ -137,9 +137,8 @@ def _require_sense(options: Namespace) -> None:
 
 
 def _synthetic(options: Namespace) -> int:
-    from triforce.bench import speed, synthetic_speed
-    from triforce.bench.family_shapes import FAMILY_SHAPES
-    from triforce.bench.shapes import SHAPES
+    from triforce.bench import speed, synthetic
+    from triforce.bench.shapes import FAMILY_SHAPES, SHAPES
     from triforce.engine.inputs import known
     from triforce.engine.speculative_config import SpeculativeConfig
     from triforce.kvcache import RetrievalConfig
@@ -156,7 +155,7 @@ def _synthetic(options: Namespace) -> int:
     kept, int8, rows = tuple(options.synthetic), options.kv_dtype == "int8", []
     print(f"{machine()}\n{HEAD}")
     for shape in shapes:
-        for row in synthetic_speed.rows(shape, contexts, kept, setting, options.tokens, repeats, int8, options.layers):
+        for row in synthetic.rows(shape, contexts, kept, setting, options.tokens, repeats, int8, options.layers):
             rows.append({"shape": shape, "lower_tiers": options.lower_tiers} | row)
             best = f", {row['least_seconds'] / row['seconds']:.0%} of what can be" if row["least_seconds"] else ""
             print(f"{line(row)}  {shape}, KV as {row['kv_dtype']}{best}; {counted(row)}", flush=True)

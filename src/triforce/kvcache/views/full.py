@@ -6,9 +6,10 @@ U units, N tokens, D head size.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -18,8 +19,20 @@ from triforce.backends.kernel_api import PAGE, ForwardBatch, ForwardOutput, KVBa
 from triforce.kvcache.feature_memory import FeatureSlots
 from triforce.kvcache.pool import PagePool
 from triforce.kvcache.retrieval_config import Budget
-from triforce.kvcache.views.windows import by_window
 from triforce.ragged import Ints
+
+
+def by_window(pool: PagePool, lists: PageTable, rows: range) -> list[tuple[int, PageTable]]:
+    """Return the page tables of all layers in order, and for how many each counts. `lists`: of whole rows."""
+    see = windowed(pool, lists, rows)
+    return [(len([*group]), see(window)) for window, group in groupby(pool.config.windows)]
+
+
+def windowed(pool: PagePool, lists: PageTable, rows: range) -> Callable[[int], PageTable]:
+    """Return what gives, for a window, the page table of layers that have it; 0: they see all of whole rows."""
+    units_BU = pool.units(rows, lists.unit, windows=True)
+    return lambda window: replace(lists, units=units_BU, window=window, coarse=[]) if window else lists
+
 
 OBSERVED = 80
 """Passes of at most so many tokens a row report what they saw. No verification is wider; the rest is prefill."""

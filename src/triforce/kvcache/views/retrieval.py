@@ -18,8 +18,7 @@ from torch import Tensor
 from triforce.backends.kernel_api import PAGE, ForwardBatch, ForwardOutput, PageTable, Search
 from triforce.kvcache.retrieval_config import RetrievalConfig
 from triforce.kvcache.selection import PageLists, Policy, RowSelection, select_pages, window_start
-from triforce.kvcache.views.full import FullView
-from triforce.kvcache.views.windows import by_window, windowed
+from triforce.kvcache.views.full import FullView, by_window, windowed
 from triforce.ragged import Ints, ints
 
 FOUND = 4

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from triforce.backends.cuda.graphs import PassInputs, ViewShape
 from triforce.backends.cuda.kv import TritonKV, write_and_attend
-from triforce.backends.cuda.offload.layout import Run, runs_of
+from triforce.backends.cuda.offload.frames import Run, runs_of
 from triforce.backends.cuda.offload.residency import OffloadManager
 from triforce.backends.cuda.triton.attention import DevicePageTable
 from triforce.backends.current_device import current
@@ -29,10 +29,10 @@ from triforce.backends.kernel_api import (
     KeysValues,
     LayerBackend,
     ModelBackend,
+    OffloadLayout,
     PageTable,
     pages_for,
 )
-from triforce.backends.offload_layout import OffloadLayout
 from triforce.backends.torch.kv import WIDE
 from triforce.interface.outputs import KVMemoryUsage
 from triforce.model.config import ModelConfig

@@ -14,11 +14,8 @@ import torch
 from torch import Tensor
 
 from triforce.backends.cuda.kv_pages import read_rows, write_rows
-from triforce.backends.cuda.offload.copy_stream import Buffers, CopyStream
-from triforce.backends.cuda.offload.frames import WorkingSet, WriteSlots
-from triforce.backends.cuda.offload.layout import DeviceLayout, runs_of
-from triforce.backends.kernel_api import PAGE, KeysValues
-from triforce.backends.offload_layout import OffloadLayout
+from triforce.backends.cuda.offload.frames import Buffers, CopyStream, DeviceLayout, WorkingSet, WriteSlots, runs_of
+from triforce.backends.kernel_api import PAGE, KeysValues, OffloadLayout
 from triforce.model.config import ModelConfig
 from triforce.ragged import ints, to_device
 

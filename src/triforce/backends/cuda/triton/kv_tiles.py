@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from triforce.backends.cuda.kv_pages import is_coded, scales_of
+from triforce.backends.cuda.triton import interpreted
 from triforce.backends.kernel_api import PAGE, KeysValues
 
 LANES = tl.constexpr(PAGE)
@@ -162,3 +163,53 @@ def _codes(x_MD):
     bounded_MD = tl.minimum(tl.maximum(x_MD, -127.0), 127.0)
     nearest_MD = (bounded_MD + 12582912.0) - 12582912.0  # where a float32 has no bits behind the point
     return tl.where(x_MD == x_MD, nearest_MD, -127.0).to(tl.int32).to(tl.int8)
+
+
+@triton.jit
+def rotated_heads(x_MD, d_1D, TOGETHER: tl.constexpr):
+    """Heads in float32, so many channels of each rotated together, a power of two; 1: as they are. d: 0, 1, 2, ..."""
+    if TOGETHER > 1:
+        place_MD = tl.broadcast_to(d_1D, x_MD.shape)
+        for stage in tl.static_range(TOGETHER.bit_length() - 1):
+            other_MD = tl.gather(x_MD, place_MD ^ (1 << stage), 1)
+            x_MD = tl.where((place_MD >> stage) % 2 == 1, other_MD - x_MD, x_MD + other_MD)
+        x_MD *= TOGETHER**-0.5
+    return x_MD
+
+
+SOME = 32
+"""Places that a program looks at: few of them are wanted, as a rule, and what is idle is to be soon gone."""
+
+
+def carry(source: KeysValues, from_X: Tensor, target: KeysValues, to_X: Tensor, size: int) -> None:
+    """Page `from_X[x]` of a memory to place `to_X[x]` of another one; nothing where `to_X` is 0.
+
+    Memories are contiguous from the start of each tensor on, in pages of `size` numbers. Both lists are int64.
+    """
+    if count := from_X.numel():
+        some, at_once = (min(triton.next_power_of_2(count), 1024),) * 2 if interpreted() else (SOME, 2)
+        _carry[(triton.cdiv(count, some),)](
+            *source, *target, from_X, to_X, count, size, triton.next_power_of_2(size), some, at_once
+        )
+
+
+@triton.jit
+def _carry(
+    keys, values, to_keys, to_values, from_, to, X, SIZE: tl.constexpr, SIZE2: tl.constexpr, SOME: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+):  # fmt: skip
+    """Some pages, a few at once; a program of none ends when it has looked."""
+    first, e = tl.program_id(0) * SOME, tl.arange(0, SIZE2)
+    all_X = first + tl.arange(0, SOME)
+    if tl.max(tl.load(to + all_X, mask=all_X < X, other=0), 0) == 0:
+        return
+    for start in range(first, first + SOME, AT_ONCE):
+        x_X = start + tl.arange(0, AT_ONCE)
+        to_X = tl.load(to + x_X, mask=x_X < X, other=0)
+        here_X = to_X > 0
+        from_X = tl.load(from_ + x_X, mask=here_X, other=0)
+        read_XE = from_X[:, None] * SIZE + e[None, :]
+        write_XE = to_X[:, None] * SIZE + e[None, :]
+        mask_XE = here_X[:, None] & (e < SIZE)[None, :]
+        tl.store(to_keys + write_XE, tl.load(keys + read_XE, mask=mask_XE, other=0.0), mask=mask_XE)
+        tl.store(to_values + write_XE, tl.load(values + read_XE, mask=mask_XE, other=0.0), mask=mask_XE)

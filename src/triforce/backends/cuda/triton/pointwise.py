@@ -14,8 +14,7 @@ from torch import Tensor
 from triforce.backends.cuda.kv_pages import is_coded
 from triforce.backends.cuda.triton import interpreted
 from triforce.backends.cuda.triton.attention import DevicePageTable
-from triforce.backends.cuda.triton.kv_tiles import store_rows, with_scales
-from triforce.backends.cuda.triton.rotation import rotated_heads
+from triforce.backends.cuda.triton.kv_tiles import rotated_heads, store_rows, with_scales
 from triforce.backends.kernel_api import KeysValues, Rotation
 
 

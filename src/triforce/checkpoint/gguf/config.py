@@ -1,0 +1,290 @@
+"""Metadata of GGUF files as the configs of Hugging Face's models. An unsupported one is refused by the name of its key.
+
+Keys that are neither read here nor known to change nothing are refused: a file that needs them would be computed wrong.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import log
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from triforce.checkpoint.gguf.file import GGUFFile
+from triforce.checkpoint.hf_config import HFConfig, read_local_theta, read_window, with_windows
+from triforce.checkpoint.json_fields import MOST_CHANNELS, MOST_LAYERS, Fields
+from triforce.checkpoint.model_families import FAMILIES, LAYER_TYPES
+from triforce.checkpoint.rope_scaling import Linear, LongRope, Scaling, Unscaled, Yarn, wavelengths
+from triforce.errors import ModelError
+
+FACTORS = "rope_freqs.weight"
+LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Divided(Scaling):
+    """A divisor for each frequency, as GGUF files store what Llama 3 did to them (`rope_freqs.weight`)."""
+
+    divisors: tuple[float, ...]
+
+    def frequencies(self, theta: float, D: int, context: int) -> tuple[Tensor, float]:
+        return 1.0 / wavelengths(theta, D) / torch.tensor(self.divisors, dtype=torch.float32), 1.0
+
+
+def read_gguf_scaling(
+    config: Fields, file: GGUFFile, D: int, positions: int, whole: bool, tempered: bool = False
+) -> Scaling:
+    """The scaling of positions. A file that names no type has a linear one, by 1 where it has no factor.
+
+    D: channels of a head that are rotated. whole: as in `Yarn`; it is the family's. tempered: whether the factor of a
+    file is that of cos and sin, and not one that comes on top. Raises ModelError.
+    """
+    if any(name in file.tensors for name in LONG_FACTORS):
+        config.require("rope.scaling.type", ("none", "linear", "longrope"))
+        for name in ("rope.scaling.factor", "rope.scale_linear"):
+            config.require(name, (0, 1))
+        if FACTORS in file.tensors:
+            raise ModelError(f"{file.path}: {FACTORS} and {LONG_FACTORS[1]} exclude one another; download it again")
+        original = config.whole("rope.scaling.original_context_length", positions, least=2)
+        short, long = (list(_divisors(file, name, D)) for name in LONG_FACTORS)
+        return LongRope(original, short, long, config.number("rope.scaling.attn_factor", 1.0, least=1e-3))
+    config.require("rope.scaling.type", ("none", "linear", "yarn"))
+    kind = config.get("rope.scaling.type") or "linear"
+    name = "rope.scale_linear" if config.get("rope.scaling.factor") is None else "rope.scaling.factor"
+    factor = 1.0 if kind == "none" or config.get(name) == 0 else config.number(name, 1.0)
+    if kind != "yarn":
+        config.require("rope.scaling.attn_factor", (1,))
+    if FACTORS in file.tensors:
+        if kind == "yarn" or factor != 1:
+            raise config.refusal(name, [f"1 beside the tensor {FACTORS}"])
+        return Divided(_divisors(file, FACTORS, D))
+    if kind != "yarn":
+        return Unscaled() if factor == 1 else Linear(factor)
+    original = config.whole("rope.scaling.original_context_length", positions, least=2)
+    fast = config.number("rope.scaling.yarn_beta_fast", 32.0, least=1e-3)
+    slow = config.number("rope.scaling.yarn_beta_slow", 1.0, least=1e-3)
+    usual, given = 0.1 * log(factor) + 1.0, config.get("rope.scaling.attn_factor") is not None
+    temper = config.number("rope.scaling.attn_factor", 1.0, least=1e-3)
+    return Yarn(factor, original, fast, slow, temper if tempered and given else usual * temper, whole)
+
+
+def _divisors(file: GGUFFile, name: str, D: int) -> tuple[float, ...]:
+    tensor = file.tensors.get(name)
+    if tensor is None or (tensor.type, tensor.shape) != ("F32", (D // 2,)):
+        found = f"is {tensor.type} {list(tensor.shape)}, and not" if tensor else "is missing; it should be"
+        raise ModelError(f"{file.path}: tensor {name} {found} F32 [{D // 2}]; download it again")
+    values = file.raw(name).view("<f4")[0]
+    if not (np.isfinite(values) & (values > 0)).all():
+        raise ModelError(f"{file.path}: tensor {name} has values that divide nothing; download it again")
+    return tuple(values.tolist())
+
+
+ARCHITECTURES = {
+    "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "granite": "granite", "olmo2": "olmo2",
+    "smollm3": "smollm3", "qwen3moe": "qwen3_moe", "gemma2": "gemma2", "gemma3": "gemma3_text",
+    "gpt-oss": "gpt_oss", "phi3": "phi3", "glm4": "glm4", "glm4moe": "glm4_moe",
+}  # fmt: skip
+"""The family of each architecture that a file may name."""
+OTHERS = {"llama": ("expert_count", "mixtral"), "olmo2": ("attention.sliding_window", "olmo3")}
+"""A key of some architectures that makes their files another family's, where it is not 0."""
+_GEMMA = {
+    "attention.sliding_window": "sliding_window", "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping", "rope.freq_base_swa": "rope_local_base_freq",
+}  # fmt: skip
+PATTERN = "attention.sliding_window_pattern"
+_EXPERTS = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
+FIELDS: dict[str, dict[str, str]] = {
+    "gemma2": _GEMMA,
+    "gemma3_text": _GEMMA,
+    "gpt_oss": {
+        "attention.sliding_window": "sliding_window", **_EXPERTS, "expert_feed_forward_length": "intermediate_size",
+    },
+    "glm4_moe": {
+        "expert_count": "n_routed_experts", "expert_used_count": "num_experts_per_tok",
+        "expert_feed_forward_length": "moe_intermediate_size", "expert_shared_count": "n_shared_experts",
+        "expert_weights_scale": "routed_scaling_factor", "expert_weights_norm": "norm_topk_prob",
+        "expert_group_count": "n_group", "expert_group_used_count": "topk_group", "expert_gating_func": "scoring_func",
+        "leading_dense_block_count": "first_k_dense_replace", "nextn_predict_layers": "num_nextn_predict_layers",
+    },
+    "mixtral": _EXPERTS,
+    "olmo3": {"attention.sliding_window": "sliding_window", PATTERN: "layer_types"},
+    "phi3": {"attention.sliding_window": "sliding_window"},
+    "granite": {
+        "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
+        "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
+    },
+    "qwen3_moe": {
+        "expert_count": "num_experts", "expert_used_count": "num_experts_per_tok",
+        "expert_feed_forward_length": "moe_intermediate_size",
+    },
+}  # fmt: skip
+"""Keys that only some families have, and the fields of a config.json with the same values."""
+ALWAYS: dict[str, dict[str, object]] = {"qwen3_moe": {"norm_topk_prob": True}}
+"""Fields that have one value in all files of a family."""
+LARGEST_GEMMAS = (46, 62)
+"""Layers of the 27B models, whose queries are scaled by the hidden size over the heads: files do not say."""
+EMBEDDING, HEAD = "token_embd.weight", "output.weight"
+Q_BIAS, O_BIAS, GATE_BIAS = "blk.0.attn_q.bias", "blk.0.attn_output.bias", "blk.0.ffn_gate.bias"
+Q_NORM = "blk.0.attn_q_norm.weight"
+OPTIONAL_O_BIAS = ("llama", "granite")
+"""Families whose files may have the bias behind attention without those of queries, keys and values, or lack it."""
+SIGMOID = 2
+"""Of the functions that a router may have, by the key `expert_gating_func`."""
+TOKENS = "tokenizer.ggml.tokens"
+
+READ = frozenset({
+    "block_count", "context_length", "embedding_length", "feed_forward_length", "vocab_size", "attention.head_count",
+    "attention.head_count_kv", "attention.key_length", "attention.value_length", "attention.layer_norm_rms_epsilon",
+    "rope.freq_base", "rope.dimension_count", "rope.scaling.type", "rope.scaling.factor", "rope.scale_linear",
+    "rope.scaling.original_context_length", "rope.scaling.attn_factor", "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
+})  # fmt: skip
+IDLE = frozenset({"rope.scaling.finetuned", "tensor_data_layout"})
+"""Keys that change nothing."""
+ACCEPTED: dict[str, tuple[object, ...]] = {
+    "expert_count": (0,), "expert_used_count": (0,), "attention.sliding_window": (0,), "attention.causal": (True,),
+    "attention.clamp_kqv": (0,), "attention.max_alibi_bias": (0,), "use_parallel_residual": (False,),
+    "logit_scale": (0, 1), "residual_scale": (0, 1), "embedding_scale": (0, 1), "attention.scale": (0,),
+    "attn_logit_softcapping": (0,), "final_logit_softcapping": (0,), "rope.scaling.yarn_ext_factor": (1,),
+    "rope.scaling.yarn_attn_factor": (1,), "rope.scaling.yarn_log_multiplier": (0,), "rope.scaling.alpha": (0,),
+    "pooling_type": (0,),
+}  # fmt: skip
+"""Keys that would change what is computed, and their values that do not. Any other key is refused."""
+
+
+def read_gguf_config(file: GGUFFile) -> HFConfig:
+    """The checked config of a GGUF file. Raises ModelError naming the key that is wrong or not supported."""
+    general = _under("general", file)
+    general.require("type", ("model",))
+    architecture = general.get("architecture")
+    if architecture not in ARCHITECTURES:
+        raise general.refusal("architecture", ARCHITECTURES)
+    config = _under(architecture, file)
+    marked, other = OTHERS.get(architecture, ("", ""))
+    model_type = other if config.get(marked) else ARCHITECTURES[architecture]
+    family = FAMILIES[model_type]
+    for key in config:
+        if key not in READ | IDLE | FIELDS.get(model_type, {}).keys():
+            config.require(key, ACCEPTED.get(key, ()))
+    hidden, heads = config.whole("embedding_length"), config.whole("attention.head_count")
+    kv_heads = config.whole("attention.head_count_kv", heads)
+    head_dim = config.whole("attention.key_length", hidden // heads, most=MOST_CHANNELS)
+    if heads % kv_heads:
+        raise config.refusal("attention.head_count_kv", [f"divisors of {heads}"])
+    if head_dim % 2 or head_dim < 4:
+        raise config.refusal("attention.key_length", ["even numbers from 4"])
+    config.require("attention.value_length", (head_dim,))
+    rotated = config.whole("rope.dimension_count", head_dim, most=head_dim)
+    if rotated % 2 or (rotated != head_dim and not family.partial):
+        raise config.refusal("rope.dimension_count", ["even numbers"] if family.partial else [head_dim])
+    positions, theta = config.whole("context_length"), config.number("rope.freq_base", 10_000.0, least=2.0)
+    fields = _fields(file, config, model_type, hidden, heads, head_dim)
+    parts, whole = with_windows(fields, family), fields.within("rope_parameters").flag("truncate", True)
+    if model_type in OPTIONAL_O_BIAS:
+        parts = replace(parts, o_bias=O_BIAS in file.tensors)
+    return HFConfig(
+        model_type=model_type,
+        vocab_size=_vocabulary(config, file, hidden),
+        hidden_size=hidden,
+        intermediate_size=fields.whole(family.inner),
+        num_hidden_layers=fields.whole("num_hidden_layers", most=MOST_LAYERS),
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
+        rms_norm_eps=config.number("attention.layer_norm_rms_epsilon", least=1e-12, most=1.0),
+        tie_word_embeddings=HEAD not in file.tensors,
+        max_position_embeddings=positions,
+        sliding_window=read_window(fields, family),
+        rope_theta=theta,
+        scaling=read_gguf_scaling(config, file, rotated, positions, whole, model_type == "olmo3"),
+        architecture=replace(parts, norm_offset=0.0, rotated=rotated if rotated < head_dim else 0),  # norms: the sum
+        local_theta=read_local_theta(fields, family),
+        extra_layers=fields.whole("num_nextn_predict_layers", 0, least=0),
+    )
+
+
+def _fields(file: GGUFFile, config: Fields, model_type: str, hidden: int, heads: int, head_dim: int) -> Fields:
+    """Return the fields that a config.json of the same model would have, as far as families read them."""
+    own, family = FIELDS.get(model_type, {}), FAMILIES[model_type]
+    idle = (0,) if model_type == "phi3" else ()  # no window
+    layers = config.whole("block_count", most=MOST_LAYERS)
+    layers -= config.whole("nextn_predict_layers", 0, least=0, most=layers - 1)
+    given = {
+        "hidden_size": hidden, "num_attention_heads": heads, "head_dim": head_dim, "num_hidden_layers": layers,
+        "query_pre_attn_scalar": hidden // heads if layers in LARGEST_GEMMAS else head_dim,
+        **ALWAYS.get(model_type, {}), **_left_out(model_type, file, config, layers, head_dim),
+        **{field: config.get(key) for key, field in own.items() if key in config and config.get(key) not in idle},
+        **_layer_types(file.metadata.get(f"olmo2.{PATTERN}")),
+    }  # fmt: skip
+    if family.inner not in given:
+        given[family.inner] = config.whole("feed_forward_length")
+    return Fields({**family.defaults, **given}, str(file.path))
+
+
+def _left_out(model_type: str, file: GGUFFile, config: Fields, layers: int, head_dim: int) -> dict[str, object]:
+    """Return fields of keys that a file leaves out, as llama.cpp takes them where a config.json means another value."""
+    attention_bias: dict[str, object] = {"attention_bias": Q_BIAS in file.tensors}
+    biases = {**attention_bias, "mlp_bias": GATE_BIAS in file.tensors}
+    if model_type == "llama":
+        return biases
+    if model_type == "glm4":
+        return attention_bias
+    if model_type == "granite":
+        config.require("rope.scaling.finetuned", (True,))  # without, positions are not rotated at all
+        return {"attention_multiplier": head_dim**-0.5, **biases}
+    if model_type == "gemma3_text" and config.get("attention.sliding_window") is None:
+        return {"layer_types": ["full_attention"] * layers}
+    if model_type == "olmo3":  # layers with a window turn alike, unscaled
+        return {"rope_local_base_freq": config.get("rope.freq_base") or 10_000.0}
+    if model_type == "glm4_moe":
+        config.require("expert_gating_func", (SIGMOID,))
+        return {
+            **attention_bias, "use_qk_norm": Q_NORM in file.tensors, "norm_topk_prob": False,
+            "first_k_dense_replace": 0, "intermediate_size": config.whole("feed_forward_length"),
+        }  # fmt: skip
+    return {}
+
+
+def _layer_types(pattern: Any) -> dict[str, object]:
+    """Return the field of the same value as a list of which layers have a window, if there is one."""
+    slides = pattern.tolist() if isinstance(pattern, np.ndarray) else pattern
+    if not isinstance(slides, list):
+        return {}
+    return {"layer_types": [LAYER_TYPES[each] if type(each) is bool else each for each in slides]}
+
+
+def _under(name: str, file: GGUFFile) -> Fields:
+    """The keys that begin with a name, without it."""
+    prefix, given = f"{name}.", file.metadata
+    return Fields({key.removeprefix(prefix): _plain(given[key]) for key in given if key.startswith(prefix)},
+                  str(file.path), prefix)  # fmt: skip
+
+
+def _plain(value: Any) -> Any:
+    """Return what a list has in all its places, as files may give a number for each layer; otherwise a text about it.
+
+    Everything else is returned as it is, but for the ends of long texts, which messages need not show.
+    """
+    items = value.tolist() if isinstance(value, np.ndarray) else value
+    if not isinstance(items, list):
+        return f"{value[:40]}..." if isinstance(value, str) and len(value) > 40 else value
+    distinct = list(dict.fromkeys(items))
+    return distinct[0] if len(distinct) == 1 else f"a list of {len(distinct)} different values"
+
+
+def _vocabulary(config: Fields, file: GGUFFile, hidden: int) -> int:
+    tokens, embedding = file.metadata.get(TOKENS), file.tensors.get(EMBEDDING)
+    if not isinstance(tokens, list) or not tokens:
+        raise ModelError(f"{file.path}: {TOKENS} is no list of texts; download another file of this model")
+    if embedding is None:
+        raise ModelError(f"{file.path} lacks the tensor {EMBEDDING}; download a file with the model's weights")
+    if embedding.shape != (len(tokens), hidden):
+        raise ModelError(
+            f"{file.path}: tensor {EMBEDDING} has shape {list(embedding.shape)}, but {TOKENS} and embedding_length ask "
+            f"for {[len(tokens), hidden]}; download it again"
+        )
+    config.require("vocab_size", (len(tokens),))
+    return len(tokens)

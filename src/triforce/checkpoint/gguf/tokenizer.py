@@ -1,0 +1,252 @@
+"""The tokenizer of a GGUF file, built from its metadata. Token ids are those of llama.cpp, of composed texts for Qwen.
+
+Two kinds are read: byte-level BPE ("gpt2") and BPE by scores, as SentencePiece makes it ("llama").
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import AddedToken, Regex, decoders, normalizers
+from tokenizers import Tokenizer as Core
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel, PreTokenizer, Sequence, Split
+from tokenizers.processors import TemplateProcessing
+
+from triforce.checkpoint.gguf.merges import merges_by_score
+from triforce.checkpoint.gguf.vocabulary import (
+    CONTROL,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    GGUFVocabulary,
+    end_ids,
+    read_vocabulary,
+)
+from triforce.checkpoint.tokenizer_files import TokenizerFiles
+from triforce.errors import ModelError
+
+_SUFFIX = r"'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]"
+_SPACE = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_MARKS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
+_UPPER, _LOWER = r"(?:(?=\p{L})[^a-z])", r"(?:(?=\p{L})[^A-Z])"
+_FIRST = r"[^\r\n\p{L}\p{N}]?"
+_CHINESE = r"[\x{4E00}-\x{9FA5}\x{3040}-\x{30FF}]+"
+_EASTERN = r"(?:(?!\s)[\x{0800}-\x{9FA5}\x{AC00}-\x{D7FF}])+"
+_ASCII_MARK = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"
+
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_LLAMA3 = rf"{_SUFFIX}|{_WORD}|\p{{N}}{{1,3}}|{_MARKS}|{_SPACE}"
+_QWEN2 = rf"{_SUFFIX}|{_WORD}|\p{{N}}|{_MARKS}|{_SPACE}"
+_QWEN35 = rf"{_SUFFIX}|{_FIRST}[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACE}"
+_TEKKEN = rf"{_FIRST}{_UPPER}*{_LOWER}+|{_FIRST}{_UPPER}+{_LOWER}*|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACE}"
+_GPT4O = (
+    rf"{_FIRST}{_UPPER}*{_LOWER}+(?:{_SUFFIX})?|{_FIRST}{_UPPER}+{_LOWER}*(?:{_SUFFIX})?|\p{{N}}{{1,3}}"
+    rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACE}"
+)
+_DEEPSEEK3 = (
+    rf"{_ASCII_MARK}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACE}"
+)
+_MINICPM5 = rf"{_SUFFIX}|{_WORD}|\p{{N}}+|{_MARKS}|{_SPACE}"
+_VIKING = r" ?[^(\s|.,!?\x{2026}\x{3002}\x{FF0C}\x{3001}\x{0964}\x{06D4}\x{060C})]+"
+_SEED = rf"{_SUFFIX}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACE}"
+
+
+@dataclass(frozen=True, slots=True)
+class PreTokenizerKind:
+    """A way to cut texts, and what else comes with its name."""
+
+    expressions: tuple[str, ...]
+    whole: bool = False
+    """Whether a piece that is a token is taken as it is, without merges."""
+    bos: bool = False
+    """Whether texts begin with the first token where the file does not say."""
+    composes: bool = False
+    """Whether a text is normalised (NFC) before it is cut, as the family's own tokenizer does. No file says so, and
+    llama.cpp does not."""
+
+
+KINDS: dict[PreTokenizerKind, tuple[str, ...]] = {
+    PreTokenizerKind((_GPT2,)): (
+        "gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "granite-docling", "exaone4", "gigachat", "a.x-4.0",
+        "mellum", "modern-bert", "jina-es", "jina-de", "jina-v2-es", "jina-v2-de",
+    ),
+    PreTokenizerKind((r"\p{N}", _GPT2)): (
+        "smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2",
+    ),
+    PreTokenizerKind((_LLAMA3,), whole=True, bos=True): (
+        "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano",
+    ),
+    PreTokenizerKind((_LLAMA3,)): ("dbrx", "smaug-bpe", "chatglm-bpe"),
+    PreTokenizerKind((_LLAMA3,), whole=True): ("glm4", "glm5"),
+    PreTokenizerKind((_QWEN2,), composes=True): ("qwen2",),
+    PreTokenizerKind((_QWEN2,)): (
+        "deepseek-r1-qwen", "megrez", "stablelm2", "hunyuan", "kormo", "f2llmv2", "solar-open", "grok-2",
+    ),
+    PreTokenizerKind((_QWEN35,), composes=True): ("qwen35",),
+    PreTokenizerKind((_TEKKEN,), whole=True, bos=True): ("tekken",),
+    PreTokenizerKind((_GPT4O,)): ("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"),
+    PreTokenizerKind((r"\p{N}{1,3}", _CHINESE, _DEEPSEEK3)): ("deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"),
+    PreTokenizerKind((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _EASTERN, r"\p{N}")): ("deepseek-coder",),
+    PreTokenizerKind((_SEED,)): ("seed-coder",),
+    PreTokenizerKind((_VIKING, r"\p{N}")): ("viking",),
+    PreTokenizerKind((r"\p{N}{1,3}", _MINICPM5), whole=True): ("minicpm5",),
+}  # fmt: skip
+PRETOKENIZERS = {name: kind for kind, names in KINDS.items() for name in names}
+
+
+def pre_tokenizer_kind(name: object, where: str) -> PreTokenizerKind:
+    """The way of cutting that a file names. Raises ModelError for any other: to guess one would spoil the model."""
+    kind = PRETOKENIZERS.get(name) if isinstance(name, str) else None
+    if kind is None:
+        raise ModelError(
+            f"{where}: tokenizer.ggml.pre = {str(name)[:40]!r} is not supported "
+            f"(supported: {', '.join(sorted(PRETOKENIZERS))}); download a newer file of this model"
+        )
+    return kind
+
+
+def pre_tokenizer(kind: PreTokenizerKind, missing: Collection[str]) -> PreTokenizer:
+    """Return what cuts a text so, and writes its bytes as the characters that stand for them.
+
+    Characters that are no token are left out, but what stands around them is not merged.
+    """
+    steps: list[PreTokenizer] = [Split(Regex(expression), "isolated") for expression in kind.expressions]
+    steps.append(ByteLevel(add_prefix_space=False, use_regex=False))
+    if missing:
+        steps.append(Split(Regex(f"[{''.join(sorted(missing))}]"), "removed"))
+    return Sequence(steps)
+
+
+TEMPLATE = "tokenizer.chat_template"
+TOKEN_KEYS = {"bos_token": "bos_token_id", "eos_token": "eos_token_id", "unk_token": "unknown_token_id",
+         "pad_token": "padding_token_id", "sep_token": "seperator_token_id", "mask_token": "mask_token_id"}  # fmt: skip
+"""Keys of special tokens, by the names that chat templates have for them. The misspelt one is the format's."""
+DEFAULTS = {"bos_token": 1, "eos_token": 2, "unk_token": 0}
+"""Special tokens of SentencePiece models whose metadata do not name them."""
+NEEDED = frozenset("ĊĠ").union(map(chr, range(0x21, 0x7F)))
+"""Bytes of plain English, as byte-level BPE writes them. Some vocabularies lack bytes that their corpus had not."""
+MOST_ADDED = 1 << 21
+"""Characters of all tokens that are found before a text is cut, which take long and 100 bytes each to prepare for."""
+_BLANK = "▁"
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFTokenizer:
+    """A tokenizer out of metadata: what its files would hold, and how a text begins and ends."""
+
+    files: TokenizerFiles
+    eos_ids: frozenset[int]
+    adds_bos: bool
+    adds_eos: bool
+
+
+def read_gguf_tokenizer(metadata: Mapping[str, Any], where: str) -> GGUFTokenizer:
+    """The tokenizer in the metadata of the file `where`. Raises ModelError naming the key that is wrong."""
+    vocabulary, kind = read_vocabulary(metadata, where), metadata.get("tokenizer.ggml.model")
+    if kind not in ("gpt2", "llama"):
+        raise ModelError(
+            f"{where}: tokenizer.ggml.model = {str(kind)[:40]!r} is not supported (supported: gpt2, llama)"
+        )
+    try:
+        with _without_garbage_collection():
+            core, bos = _byte_level(vocabulary) if kind == "gpt2" else _by_scores(vocabulary)
+        core.add_tokens(_added(vocabulary))
+    except ModelError:
+        raise
+    except Exception as error:  # the library raises nothing more special
+        vocabulary.fail(f"its tokenizer cannot be built ({' '.join(str(error).split())[:200]})")
+    special = _special(vocabulary, DEFAULTS if kind == "llama" else {})
+    adds = {"bos": vocabulary.flag("add_bos_token", bos), "eos": vocabulary.flag("add_eos_token", False)}
+    _frame(core, vocabulary, [name for name in adds if adds[name]], special)
+    end = {vocabulary.ids[special["eos_token"]]} if "eos_token" in special else frozenset()
+    files = TokenizerFiles(core, special, _templates(vocabulary))
+    return GGUFTokenizer(files, end_ids(vocabulary) | end, adds["bos"], adds["eos"])
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Merges are hundreds of thousands of tuples: to look for cycles among them takes a tenth of their time."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _byte_level(vocabulary: GGUFVocabulary) -> tuple[Core, bool]:
+    """Return BPE over bytes, and whether its texts begin with a first token unless the file says otherwise."""
+    kind = pre_tokenizer_kind(vocabulary.metadata.get("tokenizer.ggml.pre"), vocabulary.where)
+    # Rows that pad the embedding have names that no text holds.
+    ids = {text: i for (text, i), use in zip(vocabulary.ids.items(), vocabulary.kinds, strict=True) if use != UNUSED}
+    missing = set(ByteLevel.alphabet()) - ids.keys()
+    if lost := sorted(missing & NEEDED):
+        vocabulary.fail(f"tokenizer.ggml.tokens has no token for the byte that is written {lost[0]!r}")
+    # Of two that are equal the first counts, and in the library the last would.
+    merges: Any = [tuple(merge.split(" ", 1)) for merge in dict.fromkeys(vocabulary.texts("merges"))]
+    core = Core(BPE(ids, merges, ignore_merges=kind.whole))
+    core.pre_tokenizer, core.decoder = pre_tokenizer(kind, missing), decoders.ByteLevel()
+    if kind.composes:
+        core.normalizer = normalizers.NFC()
+    return core, kind.bos
+
+
+def _by_scores(vocabulary: GGUFVocabulary) -> tuple[Core, bool]:
+    """The same of BPE by scores: characters without a token are written as their bytes."""
+    ids = vocabulary.ids
+    if missing := [text for text in (f"<0x{byte:02X}>" for byte in range(256)) if text not in ids]:
+        vocabulary.fail(f"tokenizer.ggml.tokens lacks the byte token {missing[0]}")
+    core = Core(BPE(dict(ids), merges_by_score(vocabulary), byte_fallback=True))
+    begins = vocabulary.flag("add_space_prefix", True)
+    prefix = [normalizers.Prepend(_BLANK)] if begins else []
+    core.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", _BLANK)])
+    strip = [decoders.Strip(" ", 1, 0)] if begins else []
+    core.decoder = decoders.Sequence([decoders.Replace(_BLANK, " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
+    return core, True
+
+
+def _added(vocabulary: GGUFVocabulary) -> list[AddedToken]:
+    """Return tokens that are found in a text before it is cut; those that are special only where these are parsed."""
+    kinds = zip(vocabulary.ids, vocabulary.kinds, strict=True)
+    found = [(text, kind) for text, kind in kinds if kind in (CONTROL, UNKNOWN, USER_DEFINED)]
+    if (length := sum(len(text) for text, _ in found)) > MOST_ADDED:
+        vocabulary.fail(f"control and user-defined tokens have {length:,} characters, more than {MOST_ADDED:,}")
+    return [AddedToken(text, normalized=False, special=kind != USER_DEFINED) for text, kind in found]
+
+
+def _special(vocabulary: GGUFVocabulary, defaults: Mapping[str, int]) -> dict[str, str]:
+    texts = list(vocabulary.ids)
+    found = {name: vocabulary.named(key, defaults.get(name)) for name, key in TOKEN_KEYS.items()}
+    return {name: texts[i] for name, i in found.items() if i is not None}
+
+
+def _frame(core: Core, vocabulary: GGUFVocabulary, adds: list[str], special: Mapping[str, str]) -> None:
+    """Let texts begin and end with the tokens that the file asks for."""
+    for name in adds:
+        if f"{name}_token" not in special:
+            vocabulary.fail(f"tokenizer.ggml.add_{name}_token is true, but tokenizer.ggml.{name}_token_id is missing")
+    if adds:
+        texts = {name: special[f"{name}_token"] for name in adds}
+        tokens = [{"id": name, "ids": [vocabulary.ids[text]], "tokens": [text]} for name, text in texts.items()]
+        single = [*(["bos"] if "bos" in adds else []), "$A", *(["eos"] if "eos" in adds else [])]
+        core.post_processor = TemplateProcessing(single=single, special_tokens=tokens)
+
+
+def _templates(vocabulary: GGUFVocabulary) -> dict[str, str]:
+    """Return chat templates by name; the one without a name is `default`."""
+    metadata, found = vocabulary.metadata, {}
+    for key, template in metadata.items():
+        name = "default" if key == TEMPLATE else key.removeprefix(f"{TEMPLATE}.")
+        if key != TEMPLATE and name == key:
+            continue
+        if not isinstance(template, str):
+            vocabulary.fail(f"{key} is no text")
+        found[name] = template
+    return found

@@ -1,0 +1,219 @@
+"""Weights of GGUF files under the names of Hugging Face's models: in their own types, or as numbers."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterable
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from triforce.checkpoint.gguf.config import FACTORS, LONG_FACTORS
+from triforce.checkpoint.gguf.file import GGUFFile
+from triforce.checkpoint.hf_config import HFConfig
+from triforce.checkpoint.stacked_experts import mxfp4_weight
+from triforce.checkpoint.weights import EMBEDDING, HEAD, NORM
+from triforce.errors import ModelError
+from triforce.model.weights import PLAIN, Matrix, QuantizedWeight
+
+ENDS = {"token_embd.weight": EMBEDDING, "output_norm.weight": NORM, "output.weight": HEAD}
+IN_BLOCK = {
+    "attn_norm.weight": "input_layernorm.weight",
+    "attn_q.weight": "self_attn.q_proj.weight",
+    "attn_k.weight": "self_attn.k_proj.weight",
+    "attn_v.weight": "self_attn.v_proj.weight",
+    "attn_output.weight": "self_attn.o_proj.weight",
+    "ffn_norm.weight": "post_attention_layernorm.weight",
+    "ffn_gate.weight": "mlp.gate_proj.weight",
+    "ffn_up.weight": "mlp.up_proj.weight",
+    "ffn_down.weight": "mlp.down_proj.weight",
+}
+QKV_BIAS_NAMES = {f"attn_{x}.bias": f"self_attn.{x}_proj.bias" for x in "qkv"}
+OUTPUT_BIAS_NAME = {"attn_output.bias": "self_attn.o_proj.bias"}
+MLP_BIAS_NAMES = {f"ffn_{part}.bias": f"mlp.{part}_proj.bias" for part in ("gate", "up", "down")}
+NORMS = {f"attn_{x}_norm.weight": f"self_attn.{x}_norm.weight" for x in "qk"}
+OUTPUT_NORMS = {
+    "post_attention_norm.weight": "post_attention_layernorm.weight",
+    "post_ffw_norm.weight": "post_feedforward_layernorm.weight",
+}
+PRE_NORM = {"ffn_norm.weight": "pre_feedforward_layernorm.weight"}
+PROJECTIONS = {name: theirs for name, theirs in IN_BLOCK.items() if name.startswith("attn") and "norm" not in name}
+EXPERTS = {"ffn_gate_inp.weight": "mlp.gate.weight"} | {
+    f"ffn_{part}_exps.weight": f"mlp.experts.{{}}.{part}_proj.weight" for part in ("gate", "up", "down")
+}
+OLMO = {name: theirs for name, theirs in IN_BLOCK.items() if "norm" not in name} | NORMS | OUTPUT_NORMS
+FUSED = {"attn_qkv.weight": "self_attn.qkv_proj.weight", "ffn_up.weight": "mlp.gate_up_proj.weight"}
+NO_MLP = {name: theirs for name, theirs in IN_BLOCK.items() if "mlp" not in theirs}
+FAMILIES = {
+    "llama": IN_BLOCK | QKV_BIAS_NAMES | OUTPUT_BIAS_NAME | MLP_BIAS_NAMES,
+    "mixtral": NO_MLP
+    | {"ffn_gate_inp.weight": "block_sparse_moe.gate.weight"}
+    | {
+        f"ffn_{part}_exps.weight": f"block_sparse_moe.experts.{{}}.{theirs}.weight"
+        for part, theirs in {"gate": "w1", "down": "w2", "up": "w3"}.items()
+    },
+    "phi3": IN_BLOCK | FUSED,
+    "glm4": IN_BLOCK
+    | QKV_BIAS_NAMES
+    | {
+        "ffn_up.weight": FUSED["ffn_up.weight"],
+        "post_attention_norm.weight": "post_self_attn_layernorm.weight",
+        "post_ffw_norm.weight": "post_mlp_layernorm.weight",
+    },
+    "glm4_moe": {name: theirs for name, theirs in IN_BLOCK.items() if name != "ffn_norm.weight"}
+    | QKV_BIAS_NAMES
+    | NORMS
+    | EXPERTS
+    | {
+        "post_attention_norm.weight": "post_attention_layernorm.weight",
+        "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+    }
+    | {f"ffn_{part}_shexp.weight": f"mlp.shared_experts.{part}_proj.weight" for part in ("gate", "up", "down")},
+    "qwen2": IN_BLOCK | QKV_BIAS_NAMES,
+    "qwen3": IN_BLOCK | NORMS,
+    "granite": IN_BLOCK | QKV_BIAS_NAMES | OUTPUT_BIAS_NAME | MLP_BIAS_NAMES,
+    "smollm3": IN_BLOCK,
+    "olmo2": OLMO,
+    "olmo3": OLMO,
+    "gemma2": IN_BLOCK | OUTPUT_NORMS | PRE_NORM,
+    "gemma3_text": IN_BLOCK | OUTPUT_NORMS | PRE_NORM | NORMS,
+    "gpt_oss": PROJECTIONS
+    | QKV_BIAS_NAMES
+    | OUTPUT_BIAS_NAME
+    | {
+        "attn_norm.weight": "input_layernorm.weight",
+        "post_attention_norm.weight": "post_attention_layernorm.weight",
+        "attn_sinks.weight": "self_attn.sinks",
+        "ffn_gate_inp.weight": "mlp.router.weight",
+        "ffn_gate_inp.bias": "mlp.router.bias",
+    }
+    | {
+        f"ffn_{part}_exps.{kind}": f"mlp.experts.{{}}.{part}_proj.{kind}"
+        for part in ("gate", "up", "down")
+        for kind in ("weight", "bias")
+    },
+    "qwen3_moe": NO_MLP | NORMS | EXPERTS,
+}
+"""Tensors of a layer, by family. Where a name has `{}`, one tensor holds those of all experts."""
+ROUTER = "ffn_gate_inp.weight"
+BLOCK = "blk."
+"""What names of tensors of a layer begin with."""
+PERMUTED = ("attn_q", "attn_k")
+WOVEN = ("llama", "mixtral", "granite", "smollm3")
+"""Families whose files have these in another order."""
+_BLOCK = re.compile(r"blk\.(0|[1-9]\d{0,4})\.(.+)")
+
+
+def hugging_face_names(file: GGUFFile, family: str, extra: tuple[str, ...] = ()) -> dict[str, str]:
+    """The name in Hugging Face's files of each tensor, by its name here; factors of frequencies have none.
+
+    Nor have tensors whose names begin with one of `extra`.
+
+    Raises ModelError for a tensor that models of this architecture do not have.
+    """
+    factors = FACTORS, *LONG_FACTORS
+    read = (name for name in file.tensors if name not in factors and not name.startswith(extra))
+    return {name: _hugging_face_name(file, family, name) for name in read}
+
+
+def row_order(family: str, name: str, heads: int, kv_heads: int, head_dim: int) -> Tensor | None:
+    """Return where each row of a tensor lies in the file, int64 (N,): `rows[order]` is in Hugging Face's order.
+
+    None where the order is the same. Files of `llama` and its kin hold, of the queries and keys of a head, the two
+    features that are rotated together beside each other; Hugging Face's hold them half a head apart. All other tensors,
+    and those of the other families, are as Hugging Face has them.
+    """
+    block = _BLOCK.fullmatch(name)
+    part = block[2].partition(".")[0] if block else ""
+    if family not in WOVEN or part not in PERMUTED:
+        return None
+    count = heads if part == "attn_q" else kv_heads
+    return torch.arange(count * head_dim).view(count, head_dim // 2, 2).transpose(1, 2).flatten()
+
+
+def _hugging_face_name(file: GGUFFile, family: str, name: str) -> str:
+    block = _BLOCK.fullmatch(name)
+    if name in ENDS:
+        return ENDS[name]
+    if block and block[2] in FAMILIES[family]:
+        return f"model.layers.{block[1]}.{FAMILIES[family][block[2]]}"
+    raise ModelError(
+        f"{file.path}: tensor {name} is not part of a {family} model as it can be computed here; give the model's "
+        "Hugging Face folder"
+    )
+
+
+class GGUFWeights:
+    """The tensors of a file. packed: in their own types, for kernels that read them so; else few bits are float32."""
+
+    def __init__(self, file: GGUFFile, hf: HFConfig, *, packed: bool) -> None:
+        """Raises ModelError for a tensor that models of this architecture do not have."""
+        self._file, self._hf, self.packed = file, hf, packed
+        self._places: dict[str, tuple[str, int | None]] = {}
+        for gguf, name in hugging_face_names(file, hf.model_type, hf.extra(BLOCK)).items():
+            if "{}" in name:
+                self._places |= {name.format(n): (gguf, n) for n in range(self._experts(gguf))}
+            else:
+                self._places[name] = gguf, None
+
+    def names(self) -> Iterable[str]:
+        return self._places
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor."""
+        gguf, expert = self._places[name]
+        return self._file.tensors[gguf].shape[0 if expert is None else 1 :]
+
+    def view(self, name: str) -> Matrix:
+        """Return a tensor in its shape, its rows in the order of Hugging Face; a view of the file where they lie so."""
+        (gguf, expert), hf = self._places[name], self._hf
+        tensor = self._file.tensors[gguf]
+        shape = self.shape(name)
+        order = row_order(hf.model_type, gguf, hf.num_attention_heads, hf.num_key_value_heads, hf.head_dim)
+        with warnings.catch_warnings(action="ignore", category=UserWarning):  # nobody writes to it
+            rows = torch.from_numpy(self._file.raw(gguf))
+        if expert is not None:
+            rows = rows.view(tensor.shape[0], -1, rows.shape[1])[expert]
+        matrix, dtype = len(shape) == 2, PLAIN.get(tensor.type)
+        packed = self.packed and matrix and not gguf.endswith(ROUTER)  # which is computed in float32, as vectors are
+        if not packed and (dtype is not None or not matrix):
+            plain = self._numbers(tensor.type, rows) if dtype is None else rows.flatten().view(dtype)
+            numbers = plain.view(shape) if order is None else plain.view(shape)[order]
+            return numbers.float() if self.packed and dtype == torch.float16 else numbers
+        rows = rows if order is None else rows[order]
+        if packed and tensor.type == "MXFP4":
+            return of_mxfp4(rows)
+        if packed:
+            return QuantizedWeight(tensor.type, rows, shape[-1], partial(self._file.release, gguf))
+        return self._numbers(tensor.type, rows)
+
+    glance = view
+
+    def _experts(self, gguf: str) -> int:
+        """Return the number of experts in a tensor. Raises ModelError where the config says another, or no layer."""
+        shape, experts = self._file.tensors[gguf].shape, self._hf.architecture.experts
+        count, layer = experts.count if experts else 0, int(gguf.split(".")[1])
+        if layer >= self._hf.num_hidden_layers:
+            raise ModelError(
+                f"{self._file.path}: tensor {gguf} is of layer {layer}, but the config has "
+                f"{self._hf.num_hidden_layers}; download it again"
+            )
+        if shape[0] != count:
+            raise ModelError(f"tensor {gguf} has shape {list(shape)}, but the config asks for {count} experts")
+        return count
+
+    def _numbers(self, kind: str, rows: Tensor) -> Tensor:
+        from gguf import GGMLQuantizationType, quants  # 0.1 s, which only GGUF models pay for
+
+        with np.errstate(all="ignore"):  # scales that are not finite are refused by who reads the numbers
+            return torch.from_numpy(quants.dequantize(rows.numpy(), GGMLQuantizationType[kind]))
+
+
+def of_mxfp4(rows: Tensor) -> Matrix:
+    """Return a matrix of rows (O, 17 B), uint8: blocks of a scale and 16 bytes, whose lower nibbles come first."""
+    blocks = rows.view(len(rows), -1, 17)
+    scales_OB, nibbles_OB16 = blocks[..., 0], blocks[..., 1:]
+    return mxfp4_weight(torch.cat((nibbles_OB16 & 15, nibbles_OB16 >> 4), -1), scales_OB, narrow=True)

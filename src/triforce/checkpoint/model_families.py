@@ -1,0 +1,453 @@
+"""Families of models, by their `model_type` in transformers: each is a short file that maps a config to layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from triforce.checkpoint.json_fields import MOST_LAYERS, Fields
+from triforce.checkpoint.rope_scaling import TYPES
+from triforce.model.config import Architecture, Experts, LayerKind
+
+LAYER_TYPES = ("full_attention", "sliding_attention")
+LLAMA_NAMES = {
+    "input_norm_C": "input_layernorm.weight",
+    "q_proj_QC": "self_attn.q_proj.weight",
+    "k_proj_PC": "self_attn.k_proj.weight",
+    "v_proj_PC": "self_attn.v_proj.weight",
+    "o_proj_CQ": "self_attn.o_proj.weight",
+    "q_bias_Q": "self_attn.q_proj.bias",
+    "k_bias_P": "self_attn.k_proj.bias",
+    "v_bias_P": "self_attn.v_proj.bias",
+    "q_norm_D": "self_attn.q_norm.weight",
+    "k_norm_D": "self_attn.k_norm.weight",
+    "post_norm_C": "post_attention_layernorm.weight",
+    "gate_proj_IC": "mlp.gate_proj.weight",
+    "up_proj_IC": "mlp.up_proj.weight",
+    "down_proj_CI": "mlp.down_proj.weight",
+    "o_bias_C": "self_attn.o_proj.bias",
+    "gate_bias_I": "mlp.gate_proj.bias",
+    "up_bias_I": "mlp.up_proj.bias",
+    "down_bias_C": "mlp.down_proj.bias",
+}
+"""Tensors of a layer in the files, by the fields of `model.weights.Layer`."""
+BIAS_FLAGS: dict[str, tuple[object, ...]] = {"attention_bias": (False, True), "mlp_bias": (False, True)}
+"""What configs of families may say that `llama` reads."""
+SHARED, DENSE = "shared/", "dense/"
+"""Before a field of an MLP: that of shared experts, and that of layers which have one in the place of experts."""
+
+
+def llama(config: Fields) -> Architecture:
+    """Return Llama's arithmetic, with the biases that a config asks for: those of attention are behind it, too."""
+    attention, mlp = config.flag("attention_bias", False), config.flag("mlp_bias", False)
+    return Architecture(qkv_bias=attention, o_bias=attention, mlp_bias=mlp)
+
+
+def listed_layers(config: Fields) -> list[bool]:
+    """Return which layers have a window by `layer_types`. Raises ModelError."""
+    layers, kinds = config.whole("num_hidden_layers", most=MOST_LAYERS), config.get("layer_types")
+    if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in LAYER_TYPES for kind in kinds):
+        raise config.refusal("layer_types", [f"lists of {layers} of {' and '.join(LAYER_TYPES)}"])
+    return [kind == LAYER_TYPES[1] for kind in kinds]
+
+
+def all_but_each(number: int, named: str = "") -> Callable[[Fields], list[bool]]:
+    """Return that layers have a window but for each such one, of a config without `layer_types`.
+
+    named: a field that may have another number.
+    """
+
+    def slides(config: Fields) -> list[bool]:
+        if config.get("layer_types") is not None:
+            return listed_layers(config)
+        each = config.whole(named, number) if named else number
+        return [(layer + 1) % each != 0 for layer in range(config.whole("num_hidden_layers", most=MOST_LAYERS))]
+
+    return slides
+
+
+def no_windows(config: Fields) -> list[bool]:
+    """Return that no layer has a window."""
+    return []
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """The class of a family in transformers, as far as it counts here."""
+
+    defaults: Mapping[str, Any]
+    """Values of fields that a config.json leaves out: transformers writes some only where they differ."""
+    architecture: Callable[[Fields], Architecture] = llama
+    """The arithmetic of a config, but for windows and for how much of a head is rotated. Raises ModelError."""
+    slides: Callable[[Fields], list[bool]] = no_windows
+    """Which layers have the window that the config names; none of them where the list is empty."""
+    names: Mapping[str, str] = field(default_factory=lambda: LLAMA_NAMES)
+    """Those of the tensors in a layer. Fields of one name lie in one tensor, in the order of `LLAMA_NAMES`.
+
+    Of experts they have `{}` where its number stands.
+    """
+    accepted: Mapping[str, tuple[object, ...] | None] = field(default_factory=dict)
+    """Values that a field of the config may have, where they are not the usual ones; None: any."""
+    ropes: tuple[str, ...] = TYPES
+    """The types of rotation that it may have."""
+    inner: str = "intermediate_size"
+    """The field that has the width of an MLP; of an expert, where there are some."""
+    theta: float = 10_000.0
+    """That of a config without one."""
+    rotated: float = 1.0
+    """The share of a head's channels that is rotated, of a config that does not say."""
+    partial: bool = False
+    """Whether a config may say so."""
+    local_theta: float | None = None
+    """That of layers with a window, which turn unscaled, of a config without one; None: all layers turn alike."""
+    text: str = ""
+    """The field of a config with the text's, of a model that reads images, too (see `checkpoint.text_part`)."""
+    stacked_experts: bool = False
+    """Whether safetensors hold all experts of a layer in one tensor, as `checkpoint.stacked_experts` reads them."""
+
+
+_LLAMA: dict[str, Any] = {
+    "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
+}  # fmt: skip
+_MISTRAL = _LLAMA | {
+    "intermediate_size": 14_336, "num_key_value_heads": 8, "max_position_embeddings": 131_072, "sliding_window": 4096,
+}  # fmt: skip
+_QWEN2 = _LLAMA | {
+    "vocab_size": 151_936, "intermediate_size": 22_016, "num_key_value_heads": 32, "max_position_embeddings": 32_768,
+    "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28,
+}  # fmt: skip
+
+
+def every_layer(config: Fields) -> list[bool]:
+    """Return that all layers have a window, if the config names one."""
+    return [True] * config.whole("num_hidden_layers", most=MOST_LAYERS)
+
+
+def upper_layers(config: Fields) -> list[bool]:
+    """Return which layers of a Qwen2 or Qwen3 have a window, where these are switched on."""
+    layers = config.whole("num_hidden_layers", most=MOST_LAYERS)
+    if not config.flag("use_sliding_window"):
+        return []
+    if config.get("layer_types") is None:
+        first = config.whole("max_window_layers", least=0)
+        return [layer >= first for layer in range(layers)]
+    return listed_layers(config)
+
+
+LLAMA = Family(_LLAMA, accepted=BIAS_FLAGS)
+MISTRAL = Family(_MISTRAL, slides=every_layer)
+QWEN2 = Family(_QWEN2, lambda config: Architecture(qkv_bias=True), upper_layers)
+QWEN3 = Family(_QWEN2 | {"head_dim": 128}, lambda config: Architecture(qk_norm="head"), upper_layers)
+
+
+def _experts(config: Fields, renormalised: bool) -> Experts:
+    usual = config.get("num_experts")  # a name of old for the other one
+    experts = config.whole("num_local_experts", config.whole("num_experts") if usual else None, most=4096)
+    return Experts(experts, config.whole("num_experts_per_tok", most=experts), renormalised)
+
+
+def mixtral(config: Fields) -> Architecture:
+    """Return the arithmetic of a config: the weights of a token's experts add up to 1."""
+    return Architecture(experts=_experts(config, True))
+
+
+def qwen3_moe(config: Fields) -> Architecture:
+    """Return the arithmetic of a config."""
+    return Architecture(qk_norm="head", experts=_experts(config, config.flag("norm_topk_prob")))
+
+
+MIXTRAL = Family(
+    {
+        **MISTRAL.defaults, "num_experts_per_tok": 2, "num_local_experts": 8, "rms_norm_eps": 1e-5,
+        "sliding_window": None,
+    },
+    mixtral,
+    every_layer,
+    LLAMA_NAMES | {
+        "router_EC": "block_sparse_moe.gate.weight", "gate_proj_IC": "block_sparse_moe.experts.{}.w1.weight",
+        "up_proj_IC": "block_sparse_moe.experts.{}.w3.weight", "down_proj_CI": "block_sparse_moe.experts.{}.w2.weight",
+    },
+    accepted={"num_local_experts": None},
+    theta=1_000_000.0,
+)  # fmt: skip
+QWEN3_MOE = Family(
+    {
+        **QWEN3.defaults, "hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 32,
+        "num_key_value_heads": 4, "moe_intermediate_size": 768, "num_experts_per_tok": 8, "num_experts": 128,
+        "norm_topk_prob": False, "head_dim": None,
+    },
+    qwen3_moe,
+    lambda config: every_layer(config) if config.flag("use_sliding_window") else [],
+    LLAMA_NAMES | {"router_EC": "mlp.gate.weight"} | {
+        f"{field}_proj_{suffix}": f"mlp.experts.{{}}.{field}_proj.weight"
+        for field, suffix in {"gate": "IC", "up": "IC", "down": "CI"}.items()
+    },
+    # Of layers with an MLP in the place of experts, the first ones alone could be described.
+    accepted={"num_experts": None, "num_local_experts": None, "decoder_sparse_step": (1,), "mlp_only_layers": ([],)},
+    inner="moe_intermediate_size",
+)  # fmt: skip
+
+
+_GEMMA2: dict[str, Any] = {
+    "vocab_size": 256_000, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "query_pre_attn_scalar": 256, "sliding_window": 4096,
+    "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0,
+}  # fmt: skip
+_NAMES = LLAMA_NAMES | {
+    "attn_out_norm_C": "post_attention_layernorm.weight", "post_norm_C": "pre_feedforward_layernorm.weight",
+    "mlp_out_norm_C": "post_feedforward_layernorm.weight",
+}  # fmt: skip
+_ACCEPTED: dict[str, tuple[object, ...] | None] = {
+    "hidden_act": None,  # of old configs, beside the one that counts
+    "hidden_activation": ("gelu_pytorch_tanh",),
+    "use_bidirectional_attention": (False,),
+}
+
+
+def gemma(config: Fields, qk_norm: str = "") -> Architecture:
+    """Return the arithmetic of a config: queries are scaled by another number than the size of a head."""
+    heads = config.whole("head_dim") / config.number("query_pre_attn_scalar")
+    score_cap, logit_cap = (
+        0.0 if config.get(name) is None else config.number(name, least=1e-3)
+        for name in ("attn_logit_softcapping", "final_logit_softcapping")
+    )
+    return Architecture(
+        qk_norm=qk_norm, output_norms=True, norm_offset=1.0, activation="gelu", query_scale=heads**0.5,
+        embedding_scale=config.whole("hidden_size") ** 0.5, score_cap=score_cap, logit_cap=logit_cap,
+    )  # fmt: skip
+
+
+GEMMA2 = Family(_GEMMA2, gemma, all_but_each(2), _NAMES, _ACCEPTED)
+GEMMA3 = Family(
+    _GEMMA2 | {
+        "vocab_size": 262_208, "max_position_embeddings": 131_072, "final_logit_softcapping": None,
+        "attn_logit_softcapping": None,
+    },
+    lambda config: gemma(config, "head"),
+    all_but_each(6, "sliding_window_pattern"),
+    _NAMES,
+    _ACCEPTED,
+    theta=1_000_000.0,
+    local_theta=10_000.0,
+)  # fmt: skip
+
+
+QKV, GATE_UP = "self_attn.qkv_proj.weight", "mlp.gate_up_proj.weight"
+
+PHI3 = Family(
+    {
+        "vocab_size": 32_064, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "max_position_embeddings": 4096, "original_max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+    },
+    slides=every_layer,
+    names=LLAMA_NAMES | {
+        "q_proj_QC": QKV, "k_proj_PC": QKV, "v_proj_PC": QKV, "gate_proj_IC": GATE_UP, "up_proj_IC": GATE_UP,
+    },
+    ropes=("default", "longrope"),
+    partial=True,
+)  # fmt: skip
+
+
+def glm4(config: Fields) -> Architecture:
+    """Return the arithmetic of a config."""
+    return Architecture(qkv_bias=config.flag("attention_bias"), output_norms=True, interleaved=True)
+
+
+GLM4 = Family(
+    {
+        "vocab_size": 151_552, "hidden_size": 4096, "intermediate_size": 13_696, "num_hidden_layers": 40,
+        "num_attention_heads": 32, "num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1.5625e-07, "tie_word_embeddings": False, "attention_bias": True,
+    },
+    glm4,
+    names=LLAMA_NAMES | {
+        "attn_out_norm_C": "post_self_attn_layernorm.weight", "mlp_out_norm_C": "post_mlp_layernorm.weight",
+        "gate_proj_IC": GATE_UP, "up_proj_IC": GATE_UP,
+    },
+    accepted={"attention_bias": (False, True)},  # of q, k and v alone
+    ropes=("default", "linear", "yarn"),
+    rotated=0.5,
+    partial=True,
+)  # fmt: skip
+
+
+def _glm4_experts(config: Fields) -> Experts:
+    count, groups = config.whole("n_routed_experts", most=4096), config.whole("n_group", most=2048)
+    if count % groups or (groups > 1 and count < 2 * groups):
+        raise config.refusal("n_group", [f"divisors of {count} up to half of it"])
+    best = config.whole("topk_group", most=groups)
+    return Experts(
+        count, config.whole("num_experts_per_tok", most=count // groups * best), config.flag("norm_topk_prob"),
+        function="sigmoid", corrected=True, scale=config.number("routed_scaling_factor", least=1e-6), groups=groups,
+        chosen_groups=best, shared=config.whole("n_shared_experts", most=64),
+    )  # fmt: skip
+
+
+def glm4_moe(config: Fields) -> Architecture:
+    """Return the arithmetic of a config. Raises ModelError."""
+    layers = config.whole("num_hidden_layers", most=MOST_LAYERS)
+    return Architecture(
+        qkv_bias=config.flag("attention_bias"), qk_norm="head" if config.flag("use_qk_norm") else "",
+        experts=_glm4_experts(config), dense_layers=config.whole("first_k_dense_replace", least=0, most=layers - 1),
+        dense_size=config.whole("intermediate_size"),
+    )  # fmt: skip
+
+
+GLM4_MOE = Family(
+    {
+        "vocab_size": 151_552, "hidden_size": 4096, "intermediate_size": 10_944, "num_hidden_layers": 46,
+        "num_attention_heads": 96, "num_key_value_heads": 8, "max_position_embeddings": 131_072, "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False, "attention_bias": False, "use_qk_norm": False, "moe_intermediate_size": 1408,
+        "num_experts_per_tok": 8, "n_shared_experts": 1, "n_routed_experts": 128, "routed_scaling_factor": 1.0,
+        "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "norm_topk_prob": True,
+    },
+    glm4_moe,
+    names=LLAMA_NAMES | {
+        "router_EC": "mlp.gate.weight", "router_correction_E": "mlp.gate.e_score_correction_bias",
+    } | {
+        f"{kind}{field}_proj_{shape}": f"mlp.{within}{field}_proj.weight"
+        for kind, within in {"": "experts.{}.", SHARED: "shared_experts.", DENSE: ""}.items()
+        for field, shape in {"gate": "IC", "up": "IC", "down": "CI"}.items()
+    },
+    accepted={"attention_bias": (False, True)},  # of q, k and v alone
+    inner="moe_intermediate_size",
+    rotated=0.5,
+    partial=True,
+)  # fmt: skip
+
+
+def gpt_oss(config: Fields) -> Architecture:
+    """Return the arithmetic of a config."""
+    config.within("quantization_config").require("quant_method", ("mxfp4",))
+    experts = config.whole("num_local_experts", most=4096)
+    return Architecture(
+        qkv_bias=True, o_bias=True, activation="clamped", attention_sink_logits=True,
+        experts=Experts(experts, config.whole("num_experts_per_tok", most=experts), renormalised=True, biases=True),
+    )  # fmt: skip
+
+
+GPT_OSS = Family(
+    {
+        "vocab_size": 201_088, "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 36,
+        "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "sliding_window": 128, "num_local_experts": 128,
+        "num_experts_per_tok": 4, "rope_parameters": {
+            "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+    },
+    gpt_oss,
+    all_but_each(2),
+    LLAMA_NAMES | {
+        "attention_sink_logits_H": "self_attn.sinks", "router_EC": "mlp.router.weight",
+        "router_bias_E": "mlp.router.bias",
+    } | {
+        f"{part}_{kind}_{shape}": f"mlp.experts.{{}}.{part}_proj.{name}"
+        for part, shapes in {"gate": ("IC", "I"), "up": ("IC", "I"), "down": ("CI", "C")}.items()
+        for kind, name, shape in zip(("proj", "bias"), ("weight", "bias"), shapes, strict=True)
+    },
+    accepted={
+        "attention_bias": (True,), "num_local_experts": None, "num_experts": None, "quantization_config": None,
+        "swiglu_limit": (7.0,), "swiglu_alpha": (1.702,),
+    },
+    theta=150_000.0,
+    stacked_experts=True,
+)  # fmt: skip
+
+
+def granite(config: Fields) -> Architecture:
+    """Return the arithmetic of a config: `attention_multiplier` stands in the place of 1 / sqrt(D)."""
+    heads = config.whole("num_attention_heads")
+    head_dim = config.whole("head_dim", config.whole("hidden_size") // heads)
+    factors = {
+        name: config.number(name, least=1e-6)
+        for name in ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling")
+    }
+    return replace(
+        llama(config),
+        query_scale=factors["attention_multiplier"] * head_dim**0.5,
+        embedding_scale=factors["embedding_multiplier"],
+        residual_scale=factors["residual_multiplier"],
+        logit_scale=1 / factors["logits_scaling"],
+    )
+
+
+GRANITE = Family(
+    {
+        **LLAMA.defaults, "embedding_multiplier": 1.0, "logits_scaling": 1.0, "residual_multiplier": 1.0,
+        "attention_multiplier": 1.0,
+    },
+    granite,
+    accepted=BIAS_FLAGS,
+)  # fmt: skip
+
+
+def olmo2(config: Fields) -> Architecture:
+    """Return the arithmetic of all of them."""
+    return Architecture(qk_norm="row", input_norms=False, output_norms=True)
+
+
+_OLMO2_NAMES = LLAMA_NAMES | {
+    "attn_out_norm_C": "post_attention_layernorm.weight",
+    "mlp_out_norm_C": "post_feedforward_layernorm.weight",
+}
+OLMO2 = Family(
+    {**LLAMA.defaults, "vocab_size": 50_304, "rms_norm_eps": 1e-5},
+    olmo2,
+    names=_OLMO2_NAMES,
+)
+OLMO3 = Family(
+    {**OLMO2.defaults, "sliding_window": 4096},
+    olmo2,
+    all_but_each(4),
+    _OLMO2_NAMES,
+    theta=500_000.0,
+    local_theta=500_000.0,
+)
+
+
+def smollm3(config: Fields) -> Architecture:
+    """Return the arithmetic of a config. Raises ModelError."""
+    layers, given = config.whole("num_hidden_layers", most=MOST_LAYERS), config.get("no_rope_layers")
+    interval = config.whole("no_rope_layer_interval")
+    rotates = [(layer + 1) % interval != 0 for layer in range(layers)] if given is None else given
+    if not isinstance(rotates, list) or len(rotates) != layers or not all(each in (0, 1) for each in rotates):
+        raise config.refusal("no_rope_layers", [f"lists of {layers} of 0 and 1"])
+    return replace(llama(config), kinds=tuple(LayerKind(rope=0 if each else 1) for each in rotates))
+
+
+SMOLLM3 = Family(
+    {
+        "vocab_size": 128_256, "hidden_size": 2048, "intermediate_size": 11_008, "num_hidden_layers": 36,
+        "num_attention_heads": 16, "num_key_value_heads": 4, "max_position_embeddings": 32_768, "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": True, "no_rope_layer_interval": 4, "use_sliding_window": False,
+    },
+    smollm3,
+    accepted={**BIAS_FLAGS, "use_sliding_window": (False,)},
+    theta=2_000_000.0,
+)  # fmt: skip
+
+
+FAMILIES: dict[str, Family] = {
+    "llama": LLAMA,
+    "mistral": MISTRAL,
+    "qwen2": QWEN2,
+    "qwen3": QWEN3,
+    "phi3": PHI3,
+    "smollm3": SMOLLM3,
+    "granite": GRANITE,
+    "olmo2": OLMO2,
+    "olmo3": OLMO3,
+    "gemma2": GEMMA2,
+    "gemma3_text": GEMMA3,
+    "gemma3": replace(GEMMA3, text="text_config"),
+    "glm4": GLM4,
+    "glm4_moe": GLM4_MOE,
+    "mixtral": MIXTRAL,
+    "qwen3_moe": QWEN3_MOE,
+    "gpt_oss": GPT_OSS,
+}
