@@ -75,7 +75,7 @@ class Reading:
             for tier in tiers.values():
                 if tier.name != "full":
                     tier.rewind(longer)
-            tiers["full"].cache.advance(np.array([len(true)]))
+            tiers["full"].cache.pool.lengths_B += len(true)
             self.batch.prefix = longer
         return facts
 

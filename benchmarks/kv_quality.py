@@ -56,7 +56,7 @@ class Committed:
     """A view whose passes take what is committed from lower views of it."""
 
     def __init__(self, view: View) -> None:
-        self.view, self.kv, self.observed = view, view.kv, view.observed
+        self.view, self.kv, self.record = view, view.kv, view.record
 
     def begin(self, counts_B: Ints, width: int) -> ForwardBatch:
         batch = self.view.begin(counts_B, width)

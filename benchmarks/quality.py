@@ -73,8 +73,7 @@ class EvictingDecoder:
         self.full.observe(view.unit if view.observes else 0)
         for _ in range(self.tokens):
             logits_1JV = self.decoder(torch.tensor([made[-1:]], device=self.decoder.device), one, view)
-            view.advance(one)
-            self.full.advance(one)  # there is nothing exact above to wait for
+            self.full.pool.lengths_B += 1  # there is nothing exact above to wait for
             made.append(int(logits_1JV[0, -1].argmax()))
         return made[1:]
 

@@ -57,7 +57,6 @@ def attended(model: Decoder, full: FullView, ids_1S: Ints) -> Tensor:
         ids_1T = torch.from_numpy(ids_1S[:, start : start + OBSERVED]).to(full.pool.device)
         count_1 = ints([ids_1T.shape[1]])
         model(ids_1T, count_1, full, ids_1T.new_zeros(1, 0))
-        full.advance(count_1)
         mass_LGU = full.observations[0].mass_LGU
         assert mass_LGU is not None, "passes of that width are observed"
         seen_LGU = mass_LGU[..., : -(-int(full.lengths_B[0]) // full.grain)]

@@ -50,7 +50,6 @@ class Walk:
         """Return the probabilities at a span's positions, (N, V), from one pass over the token before each."""
         width, ids_1S = span.stop - span.start, torch.from_numpy(self._ids_1S)
         logits_1NV = model(ids_1S[:, span.start - 1 : span.stop - 1], ints([width]), view)
-        view.advance(ints([width]))
         return self._processor(logits_1NV, ids_1S, torch.tensor([span.start]))[0]
 
     def _prefill(self, tier: Tier[Any], length: int) -> None:

@@ -102,7 +102,6 @@ def _read(decoder: Decoder, pool: PagePool, ids_1S: torch.Tensor) -> None:
         if start >= stop:
             return
         decoder(ids_1S[:, start:stop], ints([stop - start]), full, torch.zeros(1, 0, dtype=torch.long))
-        full.advance(ints([stop - start]))
 
 
 def _hosted_pass(setup: Setup, names: Names, context: int, width: int) -> Row:

@@ -120,6 +120,16 @@ class PlainDecoding:
         """Draw a token as the engine does, for which the host waits."""
         self.sampling.verify(Draft.empty(1, 0), logits_BJV, self.prefix, self.live_B, 0)
 
+    def logits(self) -> Tensor:
+        """Compute logits behind the next token; its pass can be made again."""
+        return self.decoder.run(ids(1), self.kv, self.view.begin(ints([1]), 1), None).logits_BJV
+
+    def recorded(self, width: int) -> None:
+        """Make a pass that the view keeps what it observed of, and forget its tokens."""
+        before_B = self.view.lengths_B.copy()
+        self.decoder.observe(ids(width), ints([width]), self.view, None, _layers(self.decoder))
+        self.view.rewind(before_B)
+
     def _batch(self, width: int) -> ForwardBatch:
         batch = self.view.begin(ints([width]), width)
         self.kv.prepare(batch, width)
@@ -140,7 +150,7 @@ def _drawn(setup: Setup, names: Names, context: int) -> Row:
 
 def _decoded(setup: Setup, names: Names, context: int) -> Row:
     plain = PlainDecoding(setup, names, context)
-    return _waited(setup, lambda: plain.draw(plain.decoder(ids(1), ints([1]), plain.view)))
+    return _waited(setup, lambda: plain.draw(plain.logits()))
 
 
 def _engine(setup: Setup, names: Names, context: int) -> Row:
@@ -170,7 +180,7 @@ def _noted(width: int, setup: Setup, names: Names, context: int) -> Row:
     plain = PlainDecoding(setup, names, context)
     return _waited(
         setup,
-        lambda: plain.decoder.observe(ids(width), ints([width]), plain.view, None, _layers(plain.decoder)),
+        partial(plain.recorded, width),
     )
 
 

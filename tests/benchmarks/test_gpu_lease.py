@@ -209,6 +209,5 @@ def test_tokens_of_one_graph_equal_single_passes(monkeypatch: pytest.MonkeyPatch
             logits_BJV = text.decoder(torch.tensor([tokens[-1:]]), ints([1]), text.view)
             drawn = text.sampling.verify(Draft.empty(1, 0), logits_BJV, prefix, np.ones(1, np.bool_), 0)
             prefix = prefix.append(drawn)
-            text.view.advance(ints([1]))
             tokens.append(int(drawn.tokens_BK[0, 0]))
     assert found == tokens[1:]

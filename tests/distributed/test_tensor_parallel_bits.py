@@ -52,7 +52,6 @@ def read(decoder: Decoder, widths: list[int]) -> Tensor:
     for width in widths:
         start = int(full.lengths_B[0])
         logits.append(decoder(torch.tensor([ids[start : start + width]]), ints([width]), full)[0])
-        full.advance(ints([width]))
     return torch.cat(logits)
 
 

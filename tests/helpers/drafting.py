@@ -39,7 +39,9 @@ class Drafting:
 
         def decoder(ids_BT: torch.Tensor, counts_B: Ints, cache: StreamingView, at_BJ: torch.Tensor) -> torch.Tensor:
             batch = cache.begin(counts_B, ids_BT.shape[1])
-            return backend.forward(ids_BT, cache.kv, batch, at_BJ).logits_BJV
+            output = backend.forward(ids_BT, cache.kv, batch, at_BJ)
+            cache.record(batch, output)
+            return output.logits_BJV
 
         fused: Any = partial(fused_draft, partial(fused_draft_with, backend, view.kv)) if several else None
         self.tier = Tier("draft", decoder, view, gamma, fused_draft=fused)

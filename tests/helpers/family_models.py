@@ -140,7 +140,6 @@ def paged_logits(
         for b, count in enumerate(counts):
             fed_BT[b, :count] = ids_BT[b, at[b] : at[b] + count]
         logits_BTV = decoder(fed_BT, ints(counts), view)
-        view.advance(ints(counts))
         for b, count in enumerate(counts):
             rows[b].append(logits_BTV[b, :count])
             at[b] += count

@@ -32,10 +32,11 @@ class SimpleCache:
     def begin(self, counts_B: Ints, width: int) -> ForwardBatch:
         assert (counts_B == width).all(), "rows of equal length only"
         self.rewind(self.lengths_B)
+        self._width = width
         return ForwardBatch(self.lengths_B.tolist(), [])
 
-    def observed(self, batch: ForwardBatch, output: object) -> None:
-        """It reports nothing."""
+    def record(self, batch: ForwardBatch, output: object = None) -> None:
+        self.lengths_B = self.lengths_B + self._width
 
     def layer_attention(self, batch: ForwardBatch, width: int) -> LayerAttention:
         return lambda layer, q, k, v: (q, self.attend(layer, q, k, v), q)
@@ -53,9 +54,6 @@ class SimpleCache:
         seen_TS = (key_S <= query_T1) & (key_S > query_T1 - (kind.window or k.shape[2]))
         return F.scaled_dot_product_attention(q, k, v, attn_mask=seen_TS, enable_gqa=True).transpose(1, 2)
 
-    def advance(self, counts_B: Ints) -> None:
-        self.lengths_B = self.lengths_B + counts_B
-
     def rewind(self, lengths_B: Ints) -> None:
         self.lengths_B = np.minimum(self.lengths_B, lengths_B)
         S = int(self.lengths_B[0])
@@ -69,6 +67,4 @@ def score(decoder: Decoder, ids_BT: Tensor, cache: SimpleCache | None = None, at
     cache = cache or SimpleCache(decoder.config, B, decoder.device)
     counts_B = np.full(B, T)
     at_BJ = None if at_BJ is None else at_BJ.to(decoder.device)
-    logits_BJV = decoder(ids_BT.to(decoder.device), counts_B, cache, at_BJ)
-    cache.advance(counts_B)
-    return logits_BJV.cpu()
+    return decoder(ids_BT.to(decoder.device), counts_B, cache, at_BJ).cpu()

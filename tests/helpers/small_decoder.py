@@ -65,7 +65,6 @@ def feed(decoder: Decoder, view: object, rows: Sequence[Sequence[int]], padding:
     width = max(counts) + padding
     ids_BT = longs([t for row in rows for t in [*row, *text(width - len(row), seed=99)]]).view(len(rows), width)
     logits_BTV = decoder(ids_BT, ints(counts), view)
-    view.advance(ints(counts))
     return [logits_BTV[b, :count] for b, count in enumerate(counts)]
 
 
@@ -148,10 +147,12 @@ class Dense:
 
     def begin(self, counts_B: Ints, width: int) -> ForwardBatch:
         assert counts_B.tolist() == [width]
+        self._width = width
         return ForwardBatch([self.length], [])
 
-    def observed(self, batch: ForwardBatch, output: object) -> None:
+    def record(self, batch: ForwardBatch, output: object = None) -> None:
         """What it sees is in `mass` and `queries`."""
+        self.length += self._width
 
     def layer_attention(self, batch: ForwardBatch, width: int) -> LayerAttention:
         return lambda layer, q, k, v: (q, self.attend(layer, q, k, v), q)
@@ -172,9 +173,6 @@ class Dense:
             mixed_THD[:, h] = weights_TN @ self.values[layer][:, h // group]
         self.mass[layer] = mass_GN
         return mixed_THD[None].to(q_BTHD.dtype)
-
-    def advance(self, counts_B: Ints) -> None:
-        self.length += int(counts_B[0])
 
     def cut(self, length: int) -> None:
         self.length = min(self.length, length)

@@ -38,10 +38,11 @@ class Slow:
 
     def begin(self, counts_B: Ints, width: int) -> ForwardBatch:
         assert counts_B.tolist() == [width]
+        self._width = width
         return ForwardBatch([self.length], [])
 
-    def observed(self, batch: ForwardBatch, output: object) -> None:
-        """It reports nothing."""
+    def record(self, batch: ForwardBatch, output: object = None) -> None:
+        self.length += self._width
 
     def layer_attention(self, batch: ForwardBatch, width: int) -> LayerAttention:
         return lambda layer, q, k, v: (q, self.attend(layer, q, k, v), q)
@@ -68,9 +69,6 @@ class Slow:
                 for h in range(self.config.heads)
             ]
         )
-
-    def advance(self, counts_B: Ints) -> None:
-        self.length += int(counts_B[0])
 
 
 def view(

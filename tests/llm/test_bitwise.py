@@ -67,7 +67,6 @@ def passes(decoder: Decoder, texts: list[list[int]], widths: list[list[int]], pa
             text[at : at + count] + [0] * (width - count) for text, at, count in zip(texts, seen, counts, strict=True)
         ]
         logits_BTV = decoder(torch.tensor(fed), ints(counts), full)
-        full.advance(ints(counts))
         for b, count in enumerate(counts):
             logits[b].append(logits_BTV[b, :count])
             seen[b] += count

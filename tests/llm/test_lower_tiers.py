@@ -93,7 +93,6 @@ def guesses(model: LLM, texts: list[list[int]]) -> Tensor:
         for start, stop in pairwise([common, len(text) - 16, len(text)]):  # the selection goes by the last pass
             ids_BT = torch.tensor([text[start:stop]])
             model.models.target(ids_BT, ints([ids_BT.shape[1]]), full)
-            full.advance(ints([ids_BT.shape[1]]))
         logits_BJV: Tensor = middle.model(torch.tensor([[5, 6]]), ints([2]), middle.cache)
     return logits_BJV
 

@@ -46,7 +46,6 @@ def scene() -> tuple[Any, FullView, Tensor]:
     pool.reserve(0, KNOWN + NEW)
     view = FullView(pool, grain=0)
     decoder(ids_1N[:, :KNOWN], ints([KNOWN]), view)
-    view.advance(ints([KNOWN]))
     return decoder, view, ids_1N[:, KNOWN:]
 
 
@@ -54,6 +53,7 @@ def probabilities(scene: tuple[Any, FullView, Tensor], view: type[FullView] = Fu
     """Of each token after the next ones, (T, V)."""
     decoder, full, next_1T = scene
     logits_1TV = decoder(next_1T, ints([NEW]), view(full.pool, grain=0))
+    full.rewind(ints([KNOWN]))
     return logits_1TV[0].softmax(-1)
 
 

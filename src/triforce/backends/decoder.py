@@ -34,8 +34,8 @@ class View(Protocol):
     def begin(self, counts_B: Ints, width: int) -> ForwardBatch:
         """The pass that feeds `counts_B` tokens (at most `width`, the rest is padding) at its lengths and after."""
 
-    def observed(self, batch: ForwardBatch, output: ForwardOutput) -> None:
-        """Take note of what a pass that it began has returned."""
+    def record(self, batch: ForwardBatch, output: ForwardOutput | None = None) -> None:
+        """Count the tokens of a pass that it began as seen, and keep what the pass observed. output: None: nothing."""
 
 
 class ReadableHead(Protocol):
@@ -62,7 +62,9 @@ class Decoder:
     # Not inference_mode: what a caller keeps from a pass may later be changed in place outside of it.
     @torch.no_grad()
     def __call__(self, ids_BT: Tensor, counts_B: Ints, cache: View, at_BJ: Tensor | None = None) -> Tensor:
-        """One pass: the first `counts_B` tokens of each row are fed, the rest is padding.
+        """Make one pass: feed the first `counts_B` tokens of each row, which the cache has seen from then on.
+
+        The rest is padding.
 
         Ids and columns are on the host. Returns the logits of the columns `at_BJ` (None: all of them, J = T; J = 0
         scores nothing), float32 (B, J, V).
@@ -77,12 +79,17 @@ class Decoder:
 
         That has the residual stream behind so many layers, for each of `layers`, too.
         """
-        with current(self.device):
-            batch = replace(cache.begin(counts_B, ids_BT.shape[1]), states=layers)
-            output = self.model.forward(ids_BT, cache.kv, batch, at_BJ)
-            cache.observed(batch, output)
+        batch = replace(cache.begin(counts_B, ids_BT.shape[1]), states=layers)
+        output = self.run(ids_BT, cache.kv, batch, at_BJ)
+        cache.record(batch, output)
         self._note_experts(ids_BT, counts_B, output)
         return batch, output
+
+    @torch.no_grad()
+    def run(self, ids_BT: Tensor, kv: KVBackend, batch: ForwardBatch, at_BJ: Tensor | None) -> ForwardOutput:
+        """Make a pass that a view has described. The view does not learn of it."""
+        with current(self.device):
+            return self.model.forward(ids_BT, kv, batch, at_BJ)
 
     @torch.no_grad()
     def head_rows(self, ids_N: Tensor) -> Tensor:
@@ -106,7 +113,7 @@ class Decoder:
         with current(self.device):
             batch = replace(cache.begin(counts_1, ids_1T.shape[1]), states=layers)
         output = yield from dispatch.parts_of_pass(self.model, cache.kv, ids_1T, batch)
-        cache.observed(batch, output)
+        cache.record(batch, output)
         self._note_experts(ids_1T, counts_1, output)
         return batch, output
 
@@ -125,3 +132,4 @@ class Decoder:
         batch = cache.begin(counts_1, ids_1T.shape[1])
         steps = cast(OffloadedKVBackend, cache.kv).read_prompt(self.model, ids_1T, batch)
         yield from steps_on(self.device, steps)
+        cache.record(batch)

@@ -128,7 +128,6 @@ class Checkup:
             ids_1T = torch.tensor([ids[at : at + width]])
             last = torch.tensor([[width - 1]]) if at == 0 else None
             found.append(decoder(ids_1T, ints([width]), view, last)[0].cpu())
-            view.advance(ints([width]))
             at += width
         return torch.cat(found)
 

@@ -54,7 +54,9 @@ class Model:
         experts = self.config.architecture.experts
         if experts is None:
             return 1.0
+        before_B = view.lengths_B.copy()
         _, output = self.decoder.observe(ids(width), ints([width]), view, None, ())
+        view.rewind(before_B)
         assert self.decoder.unions, "it has experts"
         return output.touched / experts.read if width <= SAMPLED else float(self.decoder.unions.times(width))
 
@@ -90,9 +92,8 @@ class SparseView(FullView):
 
 
 def one_pass(decoder: Decoder, view: FullView, width: int) -> None:
-    """Compute one pass of a row of `width` tokens."""
-    # Not advanced: the next pass writes the same slots.
-    decoder(ids(width), ints([width]), view)
+    """Compute one pass of a row of `width` tokens. The next one writes the same slots."""
+    decoder.run(ids(width), view.kv, view.begin(ints([width]), width), None)
 
 
 def ids(width: int) -> Tensor:

@@ -101,7 +101,10 @@ class FeatureDraft:
     def __call__(self, ids_BT: Tensor, counts_B: Ints, cache: EntryView, at_BJ: Tensor) -> Tensor:
         """One pass: logits of columns `at_BJ`, float32 (B, J, V). A row's last output is kept as a state."""
         with current(self.target.device):
-            return self.passes.forward(ids_BT, cache.memory, cache.begin(counts_B, ids_BT.shape[1]), at_BJ)
+            batch = cache.begin(counts_B, ids_BT.shape[1])
+            logits_BJV = self.passes.forward(ids_BT, cache.memory, batch, at_BJ)
+            cache.record(batch)
+        return logits_BJV
 
     @torch.no_grad()
     def note(self, memory: EntryMemory, batch: ForwardBatch, ids_BT: Tensor, states_SBTC: Tensor) -> None:

@@ -51,11 +51,8 @@ class FeatureView:
         tables = self.full.pool.tables[rows.start : rows.stop]
         return ForwardBatch(starts, [(1, lists)], tables=tables)
 
-    def observed(self, batch: ForwardBatch, output: ForwardOutput) -> None:
-        """Do nothing: passes of this view report nothing."""
-
-    def advance(self, counts_B: Ints) -> None:
-        self._ahead_B = self.lengths_B + counts_B
+    def record(self, batch: ForwardBatch, output: ForwardOutput | None = None) -> None:
+        self._ahead_B = self.lengths_B + batch.counts
 
     def rewind(self, lengths_B: Ints) -> None:
         self._ahead_B = np.minimum(self._ahead_B, lengths_B)

@@ -225,6 +225,6 @@ def fused_draft(
     batch = view.begin(unseen_B + more * live_B, width + more)
     tokens_BK = np.empty((len(live_B), more + 1), dtype=np.int64)
     probs_BKV = run(batch, (prefix.ids_BS, prefix.lengths_B, live_B), draws, tokens_BK)
-    view.advance(unseen_B + more * live_B)
+    view.record(batch)
     origins_BK = np.full_like(tokens_BK, tier.level)
     return Draft(tokens_BK, probs_BKV, origins_BK, (more + 1) * live_B)

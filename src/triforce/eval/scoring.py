@@ -86,9 +86,7 @@ def _width(view: FullView | StreamingView) -> int:
 
 def _pass(decoder: Decoder, view: FullView | StreamingView, ids_T: Tensor, scored: bool) -> Tensor:
     count_1 = ints([len(ids_T)])
-    logits_1JV = decoder(ids_T[None], count_1, view, None if scored else ids_T.new_zeros(1, 0))
-    view.advance(count_1)
-    return logits_1JV
+    return decoder(ids_T[None], count_1, view, None if scored else ids_T.new_zeros(1, 0))
 
 
 NORMAL = 1.959963984540054  # 97.5 % of a normal variable lie below

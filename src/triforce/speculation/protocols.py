@@ -23,9 +23,6 @@ class Cache(Protocol):
     def lengths_B(self) -> Ints:
         """Tokens seen, per row."""
 
-    def advance(self, counts_B: Ints) -> None:
-        """Count the tokens of the latest pass as seen."""
-
     def rewind(self, lengths_B: Ints) -> None:
         """Forget all but the first `lengths_B` tokens."""
 

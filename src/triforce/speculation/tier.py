@@ -29,10 +29,13 @@ C = TypeVar("C", bound=Cache)
 TierModel = Callable[[Tensor, Ints, C, Tensor], Tensor]
 """Returns logits (B, J, V) of columns (B, J) of a pass, from its ids (B, T) on the host and what the cache has seen.
 
-The pass feeds the first `counts_B` tokens of each row, the rest is padding, at the cache's lengths and after."""
+The pass feeds the first `counts_B` tokens of each row, the rest is padding, at the cache's lengths and after. From then
+on the cache has seen them."""
 
 Read = Callable[[Tensor, Ints, C], Iterator[int]]
-"""Another way to feed a cache many tokens, ids (1, T), all T of them: yields how far it has come."""
+"""Another way to feed a cache many tokens, ids (1, T), all T of them: yields how far it has come.
+
+At its end the cache has seen them."""
 
 FusedDraft = Callable[["Tier[C]", SequenceState, TokenSampler, Bools, int], Draft | None]
 """Drafts so many tokens of each live row at once, or fewer, for a tier with nothing below it. None where it cannot."""
@@ -107,9 +110,7 @@ class Tier(Generic[C]):
         fed_BT = np.minimum(columns(seen_B, width), ahead.ids_BS.shape[1] - 1)
         ids_BT = ahead.ids_BS[rows(len(seen_B)), fed_BT]
         at_BJ = np.minimum(np.maximum(columns(prefix.lengths_B - 1 - seen_B, guesses + 1), 0), width - 1)
-        logits_BJV = self.model(torch.from_numpy(ids_BT), unseen_B, self.cache, torch.from_numpy(at_BJ))
-        self.cache.advance(unseen_B)
-        return logits_BJV
+        return self.model(torch.from_numpy(ids_BT), unseen_B, self.cache, torch.from_numpy(at_BJ))
 
     def commit(self, prefix: SequenceState, step: Draft, live_B: Bools) -> SequenceState:
         """Return the texts with the accepted tokens behind them. Rejected ones are forgotten, here and below."""
@@ -179,7 +180,6 @@ class Tier(Generic[C]):
                         started = perf_counter()
             else:
                 logits_1JV = self.model(ids_1T, count_1, cache, at_1J)
-            cache.advance(count_1)
             self.counters.prefill_seconds_B[b] += perf_counter() - started
             if hook:
                 hook(start, logits_1JV)

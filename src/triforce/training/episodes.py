@@ -173,7 +173,6 @@ class TargetStream:
         (B, T), start, counts_B = ids_BT.shape, int(self.view.lengths_B[0]), ints([ids_BT.shape[1]] * len(ids_BT))
         at_BJ = None if logits else torch.full((B, 1), T - 1)  # the last layer is finished where something is scored
         _, output = self.decoder.observe(ids_BT, counts_B, self.view, at_BJ, (*self.layers, self.decoder.config.layers))
-        self.view.advance(counts_B)
         assert output.states_SBTC is not None
         *states, final_BTC = output.states_SBTC.float()
         states_BTX = torch.cat(states, -1)

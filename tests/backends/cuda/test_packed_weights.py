@@ -110,7 +110,6 @@ def logits(path: Path, text: list[int], dtype: str) -> Tensor:
     view = FullView(pool)
     for width in (len(text) - 6, 1, 5):
         found.append(decoder(torch.tensor([text[at : at + width]]), ints([width]), view)[0].float().cpu())
-        view.advance(ints([width]))
         at += width
     return torch.cat(found)
 

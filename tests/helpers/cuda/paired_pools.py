@@ -80,7 +80,6 @@ class Side:
                 last_11 = torch.tensor([[stop - start - 1]])
                 logits_1JV = self.decoder(torch.tensor([ids[start:stop]]), count_1, view, last_11)
                 given = [logits_1JV]
-            view.advance(count_1)
         return given
 
     def feed(self, view: FullView | RetrievalView, rows: list[list[int]]) -> list[Tensor]:
@@ -88,7 +87,6 @@ class Side:
         counts, width = ints([len(row) for row in rows]), max(map(len, rows))
         ids_BT = torch.tensor([row + [0] * (width - len(row)) for row in rows])
         logits_BTV = self.decoder(ids_BT, counts, view)
-        view.advance(counts)
         given = [logits_BTV[b, :count] for b, count in enumerate(counts)]
         if view is self.full:
             given += [mass for sight in self.full.observations if (mass := sight.mass_LGU) is not None]

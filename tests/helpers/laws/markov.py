@@ -44,9 +44,7 @@ class Memory:
         self.ids_BS.scatter_(1, torch.where(fed_BT, columns(self.seen_B, width), scratch), ids_BT)
         last_B = ids_BT.gather(1, (counts_B - 1).clamp_min(0)[:, None])[:, 0]
         self.glance_B = torch.where(counts_B > 0, last_B, self.glance_B)
-
-    def advance(self, counts_B: Ints) -> None:
-        self.seen_B = self.seen_B + torch.from_numpy(counts_B)
+        self.seen_B = self.seen_B + counts_B
 
     def rewind(self, lengths_B: Ints) -> None:
         self.seen_B = torch.minimum(self.seen_B, torch.from_numpy(lengths_B))
@@ -62,8 +60,8 @@ class Chain:
         self.table, self.watched = table, watched
 
     def __call__(self, ids_BT: Tensor, counts_B: Ints, memory: Memory, at_BJ: Tensor) -> Tensor:
-        memory.feed(ids_BT, torch.from_numpy(counts_B))
         at_BJ = memory.seen_B[:, None] + at_BJ
+        memory.feed(ids_BT, torch.from_numpy(counts_B))
         order = self.table.dim() - 1 - (self.watched is not None)
         context = [memory.ids_BS.gather(1, (at_BJ - back).clamp_min(0)) for back in reversed(range(order))]
         glance = [self.watched.glance_B[:, None].expand_as(at_BJ)] if self.watched else []

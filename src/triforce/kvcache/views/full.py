@@ -116,10 +116,11 @@ class FullView:
         tables = self.pool.tables[self.rows.start : self.rows.stop]
         return ForwardBatch(starts, views, observe, return_mass, self.pool.least, exact=True, keep=keep, tables=tables)
 
-    def observed(self, batch: ForwardBatch, output: ForwardOutput) -> None:
-        queries_LBTHD, mass_LBGU = output.queries_LBTHD, output.mass_LBGU
-        if queries_LBTHD is None:
+    def record(self, batch: ForwardBatch, output: ForwardOutput | None = None) -> None:
+        self.pool.lengths_B[self.rows.start : self.rows.stop] += batch.counts
+        if output is None or output.queries_LBTHD is None:
             return
+        queries_LBTHD, mass_LBGU = output.queries_LBTHD, output.mass_LBGU
         lists = batch.views[0][1]
         for i, (b, start, count) in enumerate(zip(self.rows, lists.starts, lists.counts, strict=True)):
             if count:
@@ -127,9 +128,6 @@ class FullView:
                 passes = self.observations[b].passes + 1
                 queries_LTHD = queries_LBTHD[:, i, :count]
                 self.observations[b] = AttentionObservation(start, passes, lists.unit, queries_LTHD, mass_LGU)
-
-    def advance(self, counts_B: Ints) -> None:
-        self.pool.lengths_B[self.rows.start : self.rows.stop] += counts_B
 
     def rewind(self, lengths_B: Ints) -> None:
         """Forget what is behind so many tokens; all of a row where a window of those before is gone."""

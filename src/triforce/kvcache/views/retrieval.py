@@ -71,11 +71,8 @@ class RetrievalView:
         tables = self.full.pool.tables[rows.start : rows.stop]
         return ForwardBatch(starts, self._views(starts, counts), tables=tables, passing=self.trying)
 
-    def observed(self, batch: ForwardBatch, output: ForwardOutput) -> None:
-        """Do nothing: passes of this view report nothing."""
-
-    def advance(self, counts_B: Ints) -> None:
-        for row, ahead in zip(self.selections, (self.lengths_B + counts_B).tolist(), strict=True):
+    def record(self, batch: ForwardBatch, output: ForwardOutput | None = None) -> None:
+        for row, ahead in zip(self.selections, (self.lengths_B + batch.counts).tolist(), strict=True):
             row.ahead = ahead
 
     def rewind(self, lengths_B: Ints) -> None:

@@ -110,11 +110,8 @@ class StreamingView:
         lists = PageTable(self._units_BU, firsts, counts, self.unit, self.sinks, self.window)
         return ForwardBatch(starts, [(self.config.layers, lists)])
 
-    def observed(self, batch: ForwardBatch, output: ForwardOutput) -> None:
-        """Do nothing: passes of this view report nothing."""
-
-    def advance(self, counts_B: Ints) -> None:
-        self.lengths_B += counts_B
+    def record(self, batch: ForwardBatch, output: ForwardOutput | None = None) -> None:
+        self.lengths_B += batch.counts
 
     def rewind(self, lengths_B: Ints) -> None:
         np.minimum(self.lengths_B, lengths_B, out=self.lengths_B)
