@@ -16,7 +16,7 @@ from triforce.planner.controller import NOTHING
 from triforce.planner.cost_model import AcceptanceTracker
 from triforce.planner.forecast import Choice
 from triforce.ragged import ints
-from triforce.speculation.counters import Counters
+from triforce.speculation.draft import Counters
 
 BOTH = Plan(("ngram", "draft", "retrieval", "full"), (4, 2, 6))
 

@@ -24,7 +24,7 @@ from triforce.planner.plan import PLAIN, BudgetFactors, Estimates, Plan
 from triforce.planner.planner_config import CONFIG
 from triforce.ragged import Bools
 from triforce.speculation import Proposer, SequenceState, Tier
-from triforce.speculation.counters import REMEMBERED
+from triforce.speculation.draft import REMEMBERED
 from triforce.speculation.ngram import FAR, STRIDE
 
 LEAST_TRUST, REGAINED = 1 / 8, 1.1

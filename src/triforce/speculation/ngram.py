@@ -15,8 +15,7 @@ import numpy as np
 import torch
 
 from triforce.ragged import Bools, Ints, ints
-from triforce.speculation.counters import Counters
-from triforce.speculation.draft import Draft, SequenceState
+from triforce.speculation.draft import Counters, Draft, SequenceState
 from triforce.speculation.protocols import Grant, TokenSampler, grant_all
 from triforce.speculation.tier import Tier
 

@@ -11,8 +11,7 @@ from typing import Any, Protocol, Self
 from torch import Tensor
 
 from triforce.ragged import Bools, Ints
-from triforce.speculation.counters import Counters
-from triforce.speculation.draft import Draft, SequenceState
+from triforce.speculation.draft import Counters, Draft, SequenceState
 from triforce.speculation.verification import Verification
 
 

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from triforce.ragged import Bools, Ints, columns, ints, rows
-from triforce.speculation.counters import Counters
-from triforce.speculation.draft import Draft, SequenceState
+from triforce.speculation.draft import Counters, Draft, SequenceState
 from triforce.speculation.protocols import Cache, Grant, Proposer, TokenSampler, grant_all
 
 SCORED = 256

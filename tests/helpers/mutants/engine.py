@@ -12,7 +12,7 @@ FULL = "triforce.kvcache.views.full:FullView"
 RETRIEVAL = "triforce.kvcache.views.retrieval:RetrievalView"
 STREAMING = "triforce.kvcache.views.streaming:StreamingView"
 POOL = "triforce.kvcache.pool:PagePool"
-COUNTERS = "triforce.speculation.counters:Counters"
+COUNTERS = "triforce.speculation.draft:Counters"
 ROWS: dict[str, tuple[str, tuple[str, str]]] = {
     "draws of a row start anew": (f"{BATCH}._make_sampler", ("if draws is not None:", "if False:")),
     "streaming rows by place": (f"{STREAMING}.select", ("[each[b] for b in rows]", "each[: len(rows)]")),

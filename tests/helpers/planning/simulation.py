@@ -16,7 +16,7 @@ from triforce.planner import CostModel, PlanController
 from triforce.planner.forecast import Choice
 from triforce.ragged import ints
 from triforce.speculation import NgramProposer, SequenceState
-from triforce.speculation.counters import Counters
+from triforce.speculation.draft import Counters
 from triforce.speculation.ngram import STRIDE, TRIED
 
 USUAL = Budget(2048, open=True)
