@@ -83,7 +83,7 @@ class Reading:
         """The token of a tier at each place, with all before it right. Its cache is as before."""
         prefix, sampling = self.batch.prefix, self.batch.sampling
         logits_BJV = tier.score(prefix, drafted(true), LIVE)
-        nothing = Draft.empty(1, sampling.coupling.probs_size(sampling.vocab_size))
+        nothing = Draft.empty(1, sampling.probs_size)
         found = []
         for j in range(len(true)):
             longer = prefix.append(drafted(true[:j]))

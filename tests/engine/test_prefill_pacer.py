@@ -14,6 +14,7 @@ class Machine:
 
     def __init__(self, fixed: float, each: float) -> None:
         self.now, self.fixed, self.each = 0.0, fixed, each
+        self.step_seconds = 0.0
 
     def __call__(self) -> float:
         return self.now
@@ -29,13 +30,13 @@ class Machine:
     def turn(self, pacer: PrefillPacer, tokens: int, step: float) -> tuple[list[int], float]:
         """Read between two steps of others, which take `step` seconds; the passes, and the time between the ends."""
         began, granted = self.now, list[int]()
-        pacer.begin(running=True)
+        pacer.begin(running=True, step_seconds=self.step_seconds)
         while sum(granted) < tokens:
             granted.append(self.read(pacer, tokens - sum(granted)))
             if not pacer.more():
                 break
         self.now += step
-        pacer.stepped(step)
+        self.step_seconds = step
         return granted, self.now - began
 
 

@@ -20,7 +20,7 @@ CHUNK, READ = 64, 48
 class ByChunks(PrefillPacer):
     """Whatever the time: at most a pass more than `READ`."""
 
-    def begin(self, running: bool) -> None:
+    def begin(self, running: bool, step_seconds: float = 0.0) -> None:
         super().begin(running=False)
         self.read = 0
 

@@ -82,12 +82,15 @@ class Decoder:
         batch = replace(cache.begin(counts_B, ids_BT.shape[1]), states=layers)
         output = self.run(ids_BT, cache.kv, batch, at_BJ)
         cache.record(batch, output)
-        self._note_experts(ids_BT, counts_B, output)
+        if self.unions:
+            self._note_experts(ids_BT, counts_B, output)
         return batch, output
 
     @torch.no_grad()
     def run(self, ids_BT: Tensor, kv: KVBackend, batch: ForwardBatch, at_BJ: Tensor | None) -> ForwardOutput:
         """Make a pass that a view has described. The view does not learn of it."""
+        if self.device.type != "cuda":
+            return self.model.forward(ids_BT, kv, batch, at_BJ)
         with current(self.device):
             return self.model.forward(ids_BT, kv, batch, at_BJ)
 
@@ -114,7 +117,8 @@ class Decoder:
             batch = replace(cache.begin(counts_1, ids_1T.shape[1]), states=layers)
         output = yield from dispatch.parts_of_pass(self.model, cache.kv, ids_1T, batch)
         cache.record(batch, output)
-        self._note_experts(ids_1T, counts_1, output)
+        if self.unions:
+            self._note_experts(ids_1T, counts_1, output)
         return batch, output
 
     def _note_experts(self, ids_BT: Tensor, counts_B: Ints, output: ForwardOutput) -> None:

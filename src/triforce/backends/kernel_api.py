@@ -96,11 +96,6 @@ class ForwardBatch:
     states: tuple[int, ...] = ()
     """The residual stream is returned as it is behind so many layers, for each of these; neither 0 nor all of them."""
 
-    @property
-    def counts(self) -> list[int]:
-        """Tokens that the pass feeds of each row."""
-        return self.views[0][1].counts
-
     def lists(self) -> list[PageTable]:
         """Return the page table of each layer."""
         found: list[PageTable] = []

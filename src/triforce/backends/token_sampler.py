@@ -87,7 +87,8 @@ class RestrictedSampling:
     def __init__(
         self, unrestricted: TokenSampler, constraints: Sequence[Constraint | None], prompt_lengths: Sequence[int]
     ) -> None:
-        self.unrestricted, self.coupling, self.vocab_size = unrestricted, unrestricted.coupling, unrestricted.vocab_size
+        self.unrestricted, self.coupling = unrestricted, unrestricted.coupling
+        self.vocab_size, self.probs_size = unrestricted.vocab_size, unrestricted.probs_size
         self._rows = [
             (b, constraint, length)
             for b, (constraint, length) in enumerate(zip(constraints, prompt_lengths, strict=True))
@@ -113,6 +114,10 @@ class TorchSampling:
     coupling: Verification
     vocab_size: int
 
+    @property
+    def probs_size(self) -> int:
+        return self.coupling.probs_size(self.vocab_size)
+
     def verify(self, guess: Draft, logits_BJV: Tensor, prefix: SequenceState, live_B: Bools, tier: int) -> Draft:
         text = torch.from_numpy(prefix.ids_BS), torch.from_numpy(prefix.lengths_B)
         probs_BJV, peaks_BJ = self.processor.unchecked(logits_BJV, *text)
@@ -134,7 +139,7 @@ class NativeSampling:
         assert dispatch.native, "the native kernels were not built"
         check_bias(params, vocab_size)
         self.coupling, self.vocab_size = coupling, vocab_size
-        self._probs_size = coupling.probs_size(vocab_size)
+        self.probs_size = coupling.probs_size(vocab_size)
         self._keys = getattr(coupling.noise, "keys", None)
         self._arrays = dispatch.native.DraftArrays
         self.rows = rows = dispatch.native.Sampler(vocab_size)
@@ -150,7 +155,7 @@ class NativeSampling:
     def verify(self, guess: Draft, logits_BJV: Tensor, prefix: SequenceState, live_B: Bools, tier: int) -> Draft:
         B, J, _ = logits_BJV.shape
         tokens_BJ, origins_BJ = (np.empty((B, J), dtype=np.int64) for _ in range(2))
-        probs_BJV, counts_B = guess.probs_BKV.new_empty(B, J, self._probs_size), np.empty(B, dtype=np.int64)
+        probs_BJV, counts_B = guess.probs_BKV.new_empty(B, J, self.probs_size), np.empty(B, dtype=np.int64)
         draft = self._arrays(
             tokens=np.ascontiguousarray(guess.tokens_BK), probs=guess.probs_BKV.contiguous(),
             origins=np.ascontiguousarray(guess.origins_BK), counts=guess.counts_B,
@@ -162,7 +167,7 @@ class NativeSampling:
         )  # fmt: skip
         if invalid:
             raise non_finite_logits(*invalid)
-        longest = int(counts_B.max()) if self._probs_size else J
+        longest = int(counts_B.max()) if self.probs_size else J
         if longest < J:  # behind it no probabilities were written
             tokens_BJ, origins_BJ, probs_BJV = tokens_BJ[:, :longest], origins_BJ[:, :longest], probs_BJV[:, :longest]
         return Draft(tokens_BJ, probs_BJV, origins_BJ, counts_B)
@@ -172,7 +177,7 @@ class NativeSampling:
 
         None where the noise is not known natively.
         """
-        probs_KBV = torch.empty(count, len(live_B), self._probs_size, dtype=torch.float64)
+        probs_KBV = torch.empty(count, len(live_B), self.probs_size, dtype=torch.float64)
         if isinstance(self.coupling, Rejection):
             uniforms_BK = self.coupling.noise.uniforms(tier, count, count * live_B)
             return self.rows, uniforms_BK.T.contiguous(), probs_KBV

@@ -66,6 +66,10 @@ class Synthetic:
         return self.real.vocab_size
 
     @property
+    def probs_size(self) -> int:
+        return self.real.probs_size
+
+    @property
     def draws(self) -> Any:
         """Draws of several draft tokens in one call, where the real one has them: what they cost is measured, too."""
         return getattr(self.real, "draws", None)

@@ -52,7 +52,7 @@ class FeatureView:
         return ForwardBatch(starts, [(1, lists)], tables=tables)
 
     def record(self, batch: ForwardBatch, output: ForwardOutput | None = None) -> None:
-        self._ahead_B = self.lengths_B + batch.counts
+        self._ahead_B = self.lengths_B + batch.views[0][1].counts
 
     def rewind(self, lengths_B: Ints) -> None:
         self._ahead_B = np.minimum(self._ahead_B, lengths_B)

@@ -49,6 +49,7 @@ class EngineCore:
         self._pacer = PrefillPacer(max_itl, self._target.ranks, least, strict=store.speculation.strict)
         self.prefixes = PrefixCache(store.pool, store.whole)
         self.scheduler = Scheduler(store, self.prefixes, turn)
+        self._step_seconds = 0.0  # that the latest step of all texts took
         self.batches: dict[str, SequenceBatch] = {}
         """Running sequences by mode; none is empty."""
         self.prefilling: dict[SequenceGroup, PrefillTask] = {}
@@ -103,17 +104,22 @@ class EngineCore:
         Sequences at their ends have left. A group that fails has its `error`, and no other group does; but what breaks
         a pass of several ranks is raised.
         """
-        self._pacer.begin(running=bool(self.batches))
+        if any(group.status is not Status.RUNNING for group in self.scheduler.groups):
+            self._read_prompts()
+        outputs = self._decode()
+        if self.disk:
+            self.disk.write_between_steps()
+        return outputs
+
+    def _read_prompts(self) -> None:
+        """Read some of the prompts that wait, as long as there is time; make room where a group has had its turn."""
+        self._pacer.begin(running=bool(self.batches), step_seconds=self._step_seconds)
         while self._admit():
             self._prefill_once(self.prefilling[self.scheduler.next_to_read()])
             if not self._pacer.more():
                 break
         if self.scheduler.turn is not None and not self._admit() and (group := self.scheduler.to_swap_out()):
             self.swap_out(group)
-        outputs = self._decode()
-        if self.disk:
-            self.disk.write_between_steps()
-        return outputs
 
     def finish(self, sequence: TokenSequence, surplus: int) -> None:
         """End a sequence before its last `surplus` tokens, as a stop string ends there. It may have left already."""
@@ -202,10 +208,11 @@ class EngineCore:
                 continue
             seconds += perf_counter() - started
             outputs += [(one, count) for one, count in zip(batch.sequences, accepted, strict=True) if count]
-            self._leave(mode, [sequence for sequence in batch.sequences if sequence.finish])
-        self._pacer.stepped(seconds)
-        for group in self.scheduler.running:
-            group.steps += 1
+            if finished := [sequence for sequence in batch.sequences if sequence.finish]:
+                self._leave(mode, finished)
+        self._step_seconds = seconds
+        for group in self.scheduler.groups:
+            group.steps += group.status is Status.RUNNING
         return outputs
 
     def _fail(self, mode: str, error: Exception) -> None:

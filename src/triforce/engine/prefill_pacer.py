@@ -31,13 +31,15 @@ class PrefillPacer:
         self._max_itl, self._ranks, self._least, self._strict = max_itl, ranks, least, strict
         self._rates: dict[str, float] = {}
         """Seconds that a token took in the latest pass of each tier."""
-        self._step = 0.0
         self._texts_wait, self._until = False, 0.0
 
-    def begin(self, running: bool) -> None:
-        """Start to count the time between two steps. running: texts wait for their next step meanwhile."""
+    def begin(self, running: bool, step_seconds: float = 0.0) -> None:
+        """Start to count the time between two steps. running: texts wait for their next step meanwhile.
+
+        step_seconds: what a step of all texts takes.
+        """
         self._texts_wait = running and not self._strict
-        self._until = perf_counter() + self._max_itl - self._step
+        self._until = perf_counter() + self._max_itl - step_seconds
 
     def grant(self, tier: str, tokens: int) -> int:
         """Grant a pass of `tier` all tokens; where texts wait, as many as there is time for."""
@@ -55,10 +57,6 @@ class PrefillPacer:
     def more(self) -> bool:
         """Whether there is time for another part of a prompt before the next step."""
         return self._ranks.broadcast(perf_counter() < self._until)
-
-    def stepped(self, seconds: float) -> None:
-        """Note how long a step of all texts took."""
-        self._step = seconds
 
 
 class PacedPrompt:

@@ -103,7 +103,8 @@ class RequestRunner:
                 while engine.busy:
                     if self.over:
                         raise RequestError(self.over)
-                    self._ranks.broadcast(None)  # rank 0 may have waited for the reader of its text
+                    if self._ranks.count > 1:
+                        self._ranks.broadcast(None)  # rank 0 may have waited for the reader of its text
                     for request, event in engine.step():
                         if isinstance(event, Exception):
                             raise event

@@ -89,7 +89,7 @@ class SequenceBatch:
         searching = self._plan(live_B, lengths)
         planned = perf_counter()
         draft = self.top.propose(self.prefix, self.sampling, live_B)
-        self.prefix = self.prefix.append(draft)
+        self.prefix = SequenceState(self.prefix.ids_BS, self.prefix.lengths_B + draft.counts_B)  # its ids are there
         accepted = self._accept(draft, live)
         self._note_logprobs(accepted)
         if self.controller:

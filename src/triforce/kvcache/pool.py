@@ -295,6 +295,8 @@ class PagePool:
         self.store, self.windows = PageOwners(pages), windows
         self.apart = [bool(window and windows) for window in config.windows]
         """Of each layer whether its pages are those of `windows`."""
+        self.windowed = any(config.windows)
+        """Whether some layers see a window."""
         self._set_rows(rows)
 
     def _set_rows(self, rows: int) -> None:

@@ -31,7 +31,10 @@ class Rope:
         scales_RF = torch.ones_like(self.inv_freq_RF, dtype=torch.float64)
         scales_RF[0, self.inv_freq_RF[0] > 0] = scale
         self._scales_RF = scales_RF
-        self._tables_SF = torch.empty(0, self.inv_freq_RF.numel()), torch.empty(0, self.inv_freq_RF.numel())
+        self.tables_SF = torch.empty(0, self.inv_freq_RF.numel()), torch.empty(0, self.inv_freq_RF.numel())
+        """`cos_sin` by position, on the CPU, as far as it was asked for (see `tables`)."""
+        self.covered = 0
+        """Positions from 0 on for which the tables are right."""
         self._blocks: set[int] = set()
 
     def cos_sin(self, positions: Tensor, rotation: int = 0) -> tuple[Tensor, Tensor]:
@@ -53,22 +56,24 @@ class Rope:
             for block in range(start // BLOCK, (start + count - 1) // BLOCK + 1):
                 if block not in self._blocks:
                     self._fill(block)
-        return self._tables_SF
+        return self.tables_SF
 
     def _fill(self, block: int) -> None:
         start, end = block * BLOCK, (block + 1) * BLOCK
-        if (room := len(self._tables_SF[0])) < end:
+        if (room := len(self.tables_SF[0])) < end:
             larger = [torch.empty(max(RESERVED, 2 * end), self.inv_freq_RF.numel()) for _ in range(2)]
-            for old, new in zip(self._tables_SF, larger, strict=True):
+            for old, new in zip(self.tables_SF, larger, strict=True):
                 new[:room] = old
-            self._tables_SF = larger[0], larger[1]
+            self.tables_SF = larger[0], larger[1]
         F = self.inv_freq_RF.shape[1]
         for rotation in range(len(self.inv_freq_RF)):
             columns = slice(rotation * F, (rotation + 1) * F)
             values = self.cos_sin(torch.arange(start, end), rotation)
-            for table_SF, each_SF in zip(self._tables_SF, values, strict=True):
+            for table_SF, each_SF in zip(self.tables_SF, values, strict=True):
                 table_SF[start:end, columns] = each_SF
         self._blocks.add(block)
+        while self.covered // BLOCK in self._blocks:
+            self.covered += BLOCK
 
 
 def rotate(x: Tensor, cos_sin: tuple[Tensor, Tensor]) -> Tensor:

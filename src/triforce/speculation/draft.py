@@ -32,8 +32,8 @@ class SequenceState:
             return self
         # Padding of a row at the end of its capacity has no place to go; it is folded onto the last column, which is
         # scratch because a text is never filled to the brim (see engine/sequence_batch.py).
-        at_BK = np.minimum(columns(self.lengths_B, width), self.ids_BS.shape[1] - 1)
-        self.ids_BS[rows(B), at_BK] = draft.tokens_BK
+        at_BK = np.minimum(self.lengths_B[:, None] + np.arange(width), self.ids_BS.shape[1] - 1)
+        self.ids_BS[np.arange(B)[:, None], at_BK] = draft.tokens_BK
         return SequenceState(self.ids_BS, self.lengths_B + draft.counts_B)
 
     def select(self, rows: Sequence[int]) -> SequenceState:

@@ -119,7 +119,7 @@ class NgramProposer:
         started = perf_counter()
         guesses = [self.guess(prefix, b, least) for b, least in enumerate(np.where(live_B, self._needed_B(), np.inf))]
         counts_B = ints([len(guess) for guess in guesses])
-        probs_size = sampling.coupling.probs_size(sampling.vocab_size)
+        probs_size = sampling.probs_size
         found = Draft.empty(len(guesses), probs_size)
         if counts_B.any():  # seldom in most texts, of which this is asked often
             tokens_BK = np.zeros((len(guesses), counts_B.max()), dtype=np.int64)

@@ -98,6 +98,10 @@ class TokenSampler(Protocol):
     @property
     def vocab_size(self) -> int: ...
 
+    @property
+    def probs_size(self) -> int:
+        """Probabilities of a token that a draft keeps (see `Draft.probs_BKV`): 0 or the vocabulary's size."""
+
     def verify(self, guess: Draft, logits_BJV: Tensor, prefix: SequenceState, live_B: Bools, tier: int) -> Draft:
         """Return the accepted draft tokens and one more, as samples of these logits. Column j follows j draft tokens.
 

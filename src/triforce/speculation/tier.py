@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triforce.ragged import Bools, Ints, columns, ints, rows
+from triforce.ragged import Bools, Ints, ints
 from triforce.speculation.draft import Counters, Draft, SequenceState
 from triforce.speculation.protocols import Cache, Grant, Proposer, TokenSampler, grant_all
 
@@ -75,7 +75,7 @@ class Tier(Generic[C]):
 
     def propose(self, prefix: SequenceState, sampling: TokenSampler, live_B: Bools) -> Draft:
         """Propose at least `gamma` tokens for each live row, each a sample of this tier given the text before it."""
-        draft = nothing = Draft.empty(len(live_B), sampling.coupling.probs_size(sampling.vocab_size))
+        draft = nothing = Draft.empty(len(live_B), sampling.probs_size)
         fused_draft, continued = None if self.below else self.fused_draft, False
         while (live_B := live_B & (draft.counts_B < self.gamma)).any():
             guess = self.below.propose(prefix, sampling, live_B) if self.below else nothing
@@ -106,9 +106,10 @@ class Tier(Generic[C]):
         ahead, seen_B = prefix.append(guess), self.cache.lengths_B
         unseen_B = (ahead.lengths_B - seen_B) * live_B
         width, guesses = int(unseen_B.max()), guess.tokens_BK.shape[1]
-        fed_BT = np.minimum(columns(seen_B, width), ahead.ids_BS.shape[1] - 1)
-        ids_BT = ahead.ids_BS[rows(len(seen_B)), fed_BT]
-        at_BJ = np.minimum(np.maximum(columns(prefix.lengths_B - 1 - seen_B, guesses + 1), 0), width - 1)
+        fed_BT = np.minimum(seen_B[:, None] + np.arange(width), ahead.ids_BS.shape[1] - 1)
+        ids_BT = ahead.ids_BS[np.arange(len(seen_B))[:, None], fed_BT]
+        last_seen_B1 = (prefix.lengths_B - 1 - seen_B)[:, None]
+        at_BJ = np.minimum(np.maximum(last_seen_B1 + np.arange(guesses + 1), 0), width - 1)
         return self.model(torch.from_numpy(ids_BT), unseen_B, self.cache, torch.from_numpy(at_BJ))
 
     def commit(self, prefix: SequenceState, step: Draft, live_B: Bools) -> SequenceState:

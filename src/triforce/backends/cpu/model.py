@@ -18,11 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from triforce.backends.cpu import _native
-from triforce.backends.cpu.kv import NativeKV, offload_errors, rotations
+from triforce.backends.cpu.kv import NativeKV, rotations
 from triforce.backends.kernel_api import PAGE, ForwardBatch, ForwardOutput, KVBackend, ModelBackend
 from triforce.backends.torch.model import forward_layerwise
 from triforce.distributed.group import TPGroup, span
-from triforce.errors import ModelError
+from triforce.errors import CacheError, ModelError
 from triforce.model.config import ModelConfig
 from triforce.model.weights import Layer, Matrix, QuantizedWeight, Weights
 from triforce.ragged import Bools, Ints
@@ -115,10 +115,15 @@ class NativeModel(EmbeddingAndHead):
             [block.native for block in self.blocks], self._head, self.embedding, rotations=config.rotations
         )
 
-    @offload_errors()
     def forward(self, ids_BT: Tensor, kv: KVBackend, batch: ForwardBatch, at_BJ: Tensor | None) -> ForwardOutput:
         if not isinstance(kv, NativeKV):
             return forward_layerwise(self, ids_BT, kv, batch, at_BJ)
+        try:
+            return self._forward(ids_BT, kv, batch, at_BJ)
+        except _native.OffloadError as error:
+            raise CacheError(str(error)) from error
+
+    def _forward(self, ids_BT: Tensor, kv: NativeKV, batch: ForwardBatch, at_BJ: Tensor | None) -> ForwardOutput:
         (B, T), config = ids_BT.shape, self.config
         logits_BJV = torch.empty(B, T if at_BJ is None else at_BJ.shape[1], config.vocab_size)
         queries_LBTHD = mass_LBGU = states_SBTC = None
@@ -128,7 +133,8 @@ class NativeModel(EmbeddingAndHead):
             mass_LBGU = torch.empty(config.layers, B, config.kv_heads, batch.views[0][1].units.shape[-1])
         if batch.states:
             states_SBTC = torch.empty(len(batch.states), B, T, config.hidden_size)
-        cos, sin = rotations(config.rope, batch, T)
+        rope = config.rope
+        cos, sin = rope.tables_SF if max(batch.positions) + T <= rope.covered else rotations(rope, batch, T)
         touched = self.decoder.forward(
             memory=kv.native_pages, ids=ids_BT.contiguous(), positions=batch.positions,
             counts=batch.views[0][1].counts, cos=cos, sin=sin, views=[kv.native_view(*view) for view in batch.views],

@@ -51,6 +51,7 @@ class TritonSampling:
         device: torch.device | str = "cpu",
     ) -> None:
         self.coupling, self.vocab_size = coupling, vocab_size
+        self.probs_size = coupling.probs_size(vocab_size)
         self._processor = LogitsProcessor(params, prompt_lengths, vocab_size, device)
         self._settings_5B = _settings(params, vocab_size).to(device)
 

@@ -107,17 +107,20 @@ class FullView:
         self.grain, self.budget = grain, budget
 
     def begin(self, counts_B: Ints, width: int) -> ForwardBatch:
-        starts, unit, observe = self.lengths_B.tolist(), self.grain or PAGE, width <= OBSERVED
-        self.pool.cover(self.rows, (self.lengths_B + counts_B).tolist())
-        lists = PageTable(self.pool.units(self.rows, unit), starts, counts_B.tolist(), unit)
+        pool, rows, observe = self.pool, slice(self.rows.start, self.rows.stop), width <= OBSERVED
+        starts, unit = pool.lengths_B[rows].tolist(), self.grain or PAGE
+        if pool.windows:
+            pool.cover(self.rows, (pool.lengths_B[rows] + counts_B).tolist())
+        units_BU = pool.pages_BP[rows] if unit == PAGE else pool.units(self.rows, unit)
+        lists = PageTable(units_BU, starts, counts_B.tolist(), unit)
         return_mass, budget = observe and self.grain > 0, self.budget
-        keep = max(map(budget.of, starts)) // PAGE if budget and self.pool.offloaded and observe else 0
-        views = by_window(self.pool, lists, self.rows)
-        tables = self.pool.tables[self.rows.start : self.rows.stop]
-        return ForwardBatch(starts, views, observe, return_mass, self.pool.least, exact=True, keep=keep, tables=tables)
+        keep = max(map(budget.of, starts)) // PAGE if budget and pool.offloaded and observe else 0
+        views = by_window(pool, lists, self.rows) if pool.windowed else [(pool.config.layers, lists)]
+        tables = pool.tables[rows]
+        return ForwardBatch(starts, views, observe, return_mass, pool.least, exact=True, keep=keep, tables=tables)
 
     def record(self, batch: ForwardBatch, output: ForwardOutput | None = None) -> None:
-        self.pool.lengths_B[self.rows.start : self.rows.stop] += batch.counts
+        self.pool.lengths_B[self.rows.start : self.rows.stop] += batch.views[0][1].counts
         if output is None or output.queries_LBTHD is None:
             return
         queries_LBTHD, mass_LBGU = output.queries_LBTHD, output.mass_LBGU
@@ -131,7 +134,8 @@ class FullView:
 
     def rewind(self, lengths_B: Ints) -> None:
         """Forget what is behind so many tokens; all of a row where a window of those before is gone."""
-        np.minimum(self.lengths_B, lengths_B, out=self.lengths_B)
+        seen_B = self.lengths_B
+        np.minimum(seen_B, lengths_B, out=seen_B)
         for b in self.rows if (windows := self.pool.windows) else ():
             if windows and not windows.holds(b, int(self.pool.lengths_B[b])):
                 windows.forget(b)

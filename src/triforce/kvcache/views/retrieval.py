@@ -72,7 +72,7 @@ class RetrievalView:
         return ForwardBatch(starts, self._views(starts, counts), tables=tables, passing=self.trying)
 
     def record(self, batch: ForwardBatch, output: ForwardOutput | None = None) -> None:
-        for row, ahead in zip(self.selections, (self.lengths_B + batch.counts).tolist(), strict=True):
+        for row, ahead in zip(self.selections, (self.lengths_B + batch.views[0][1].counts).tolist(), strict=True):
             row.ahead = ahead
 
     def rewind(self, lengths_B: Ints) -> None:

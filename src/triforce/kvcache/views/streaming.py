@@ -111,7 +111,7 @@ class StreamingView:
         return ForwardBatch(starts, [(self.config.layers, lists)])
 
     def record(self, batch: ForwardBatch, output: ForwardOutput | None = None) -> None:
-        self.lengths_B += batch.counts
+        self.lengths_B += batch.views[0][1].counts
 
     def rewind(self, lengths_B: Ints) -> None:
         np.minimum(self.lengths_B, lengths_B, out=self.lengths_B)
