@@ -21,7 +21,7 @@ import httpx
 from benchmarks import study
 from triforce.cli.bench.setup import own_texts
 from triforce.cli.options import described, json_file
-from triforce.cli.sample_book import BOOK
+from triforce.cli.text_files import BOOK
 
 Row = dict[str, Any]
 QUESTIONS = ("\n\nWho is the first to speak?", "\n\nWhat happened then?")

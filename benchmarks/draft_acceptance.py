@@ -19,7 +19,7 @@ from torch import Tensor
 
 from benchmarks import study
 from triforce.cli.bench import parts, setup
-from triforce.cli.bench.report import machine, show
+from triforce.cli.bench.setup import machine, show
 from triforce.cli.options import described, draft, json_file, model, placement, quiet, several
 from triforce.eagle.head_files import read_feature_draft
 from triforce.eagle.torch_passes import FeatureLayer
@@ -28,8 +28,7 @@ from triforce.eval import Table, Text
 from triforce.eval.context import spread
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
-from triforce.training.distillation import Head
-from triforce.training.heldout import SAMPLED, Subject, at_length
+from triforce.training.distillation import SAMPLED, Head, Subject, at_length
 from triforce.training.initial_weights import last_norm
 from triforce.training.trainer import torch_threads
 from triforce.training.training_card import acceptance_table

@@ -40,7 +40,7 @@ from benchmarks.on_gpu.lease import LLAMA_2, LLAMA_3
 from benchmarks.on_gpu.piece import Names, Piece, Setup, capped
 from benchmarks.on_gpu.row_file import RowFile
 from triforce.bench.results_file import provenance
-from triforce.engine.precision import resolve_device
+from triforce.engine.model_loader import resolve_device
 from triforce.errors import RequestError
 
 RESULTS = Path(__file__).parent / "results"

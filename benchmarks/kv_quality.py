@@ -20,10 +20,9 @@ from benchmarks import study
 from triforce.backends.decoder import Decoder, View
 from triforce.backends.dispatch import native
 from triforce.backends.kernel_api import ForwardBatch
-from triforce.cli.bench.report import show
+from triforce.cli.bench.setup import show
 from triforce.cli.options import described, json_file, quiet
-from triforce.cli.sample_book import book_file
-from triforce.cli.text_files import read_texts
+from triforce.cli.text_files import book_file, read_texts
 from triforce.engine.inputs import known
 from triforce.errors import RequestError
 from triforce.eval import EvalConfig, EvalContext, Table, evaluate, kv_dtypes, plan, tokenize

@@ -14,8 +14,7 @@ from benchmarks.acceptance.measure import locality
 from benchmarks.acceptance.report import locality_table
 from benchmarks.acceptance.sweeps import add_walk, sweep, workloads
 from benchmarks.acceptance.teacher_forcing import Walk
-from triforce.cli.bench.report import show
-from triforce.cli.bench.setup import load, sources
+from triforce.cli.bench.setup import load, show, sources
 
 
 def measure(options: Namespace) -> None:

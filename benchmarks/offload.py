@@ -29,7 +29,7 @@ from triforce.backends.cpu.offload import NativeOffloadedKV
 from triforce.bench.speed import acceptance
 from triforce.cli.bench.setup import own_texts
 from triforce.cli.options import described, json_file, several
-from triforce.cli.sample_book import BOOK
+from triforce.cli.text_files import BOOK
 from triforce.eval.context import tokenizer_of
 from triforce.interface.byte_size import size_of
 from triforce.interface.outputs import RequestOutput

@@ -26,7 +26,7 @@ from benchmarks.acceptance_traces import LIVE, batch_of, drafted
 from triforce import LLM, SamplingParams
 from triforce.backends import dispatch
 from triforce.cli.options import described
-from triforce.engine.modes import unlinked
+from triforce.engine.tier_builder import unlinked
 
 FILE = "tests/data/pass_seconds.json"
 WIDTHS = (1, 2, 3, 4, 5, 7, 9, 13, 17)

@@ -25,7 +25,7 @@ from benchmarks import study
 from triforce.backends.decoder import Decoder
 from triforce.checkpoint.weights import read_weights
 from triforce.cli.bench import parts, setup
-from triforce.cli.bench.report import show
+from triforce.cli.bench.setup import show
 from triforce.cli.options import described, json_file, model, quiet
 from triforce.cli.text_files import read_texts
 from triforce.errors import RequestError

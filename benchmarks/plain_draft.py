@@ -25,7 +25,7 @@ from benchmarks import study
 from benchmarks.draft_acceptance import windows
 from triforce.backends import dispatch
 from triforce.cli.bench import parts, setup
-from triforce.cli.bench.report import machine, show
+from triforce.cli.bench.setup import machine, show
 from triforce.cli.options import described, draft, json_file, model, quiet
 from triforce.cli.text_files import read_texts
 from triforce.errors import RequestError

@@ -24,11 +24,10 @@ from benchmarks.acceptance.h2o import HeavyHitters, added, attended
 from triforce.backends.decoder import Decoder
 from triforce.bench.prompts import CUE, NEEDLES, Prompts, Sources, copied_from, numbers, prompts, together, varied
 from triforce.cli.bench import parts, setup
-from triforce.cli.bench.report import show
+from triforce.cli.bench.setup import show
 from triforce.cli.options import described, draft, json_file, model, placement, quiet, several
 from triforce.cli.progress import Prefill
-from triforce.engine.speculative_config import SpeculativeConfig
-from triforce.engine.tier_builder import ModelSet, TierBuilder
+from triforce.engine.tier_builder import ModelSet, SpeculativeConfig, TierBuilder
 from triforce.errors import RequestError
 from triforce.eval import Table
 from triforce.eval.tables import percent, tokens

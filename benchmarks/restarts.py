@@ -28,7 +28,7 @@ from benchmarks import study
 from benchmarks.documents import QUESTIONS, ids
 from triforce.cli.bench.setup import own_texts
 from triforce.cli.options import described, json_file
-from triforce.cli.sample_book import BOOK
+from triforce.cli.text_files import BOOK
 from triforce.disk_cache.entry_store import EntryStore
 from triforce.disk_cache.folder import CacheFolder
 

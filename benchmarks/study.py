@@ -12,7 +12,7 @@ from typing import Any
 from triforce.bench import results_file
 from triforce.cli import exit_code
 from triforce.cli.arguments import Parser
-from triforce.cli.bench import report
+from triforce.cli.bench import setup
 from triforce.cli.parser import read
 from triforce.cli.text_files import require_writable
 
@@ -51,7 +51,7 @@ def parse(name: str, about: str | None, add: Add, arguments: Sequence[str] | Non
 
 def write(options: argparse.Namespace, figures: dict[str, Any]) -> None:
     """Write figures, and where they come from, to the file that --json names, if any."""
-    report.write(options.json, report.about(options.command) | figures)
+    setup.write(options.json, setup.about(options.command) | figures)
 
 
 def origin(report: dict[str, Any]) -> str:

@@ -27,7 +27,7 @@ from triforce.bench.prompts import Prompts, Sources, prompts
 from triforce.bench.results_file import ResultsFile
 from triforce.bench.speed import AUTO, CONTROL, LOST, Cell, speed_tables, verdict
 from triforce.cli.bench import parts, setup
-from triforce.cli.bench.report import about, machine, show
+from triforce.cli.bench.setup import about, machine, show
 from triforce.cli.bench.speed import HEAD, line
 from triforce.cli.options import described, draft, json_file, model, placement, quiet, several
 from triforce.cli.progress import Prefill

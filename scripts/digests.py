@@ -16,7 +16,7 @@ from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from triforce.cli.bench.report import about
+from triforce.cli.bench.setup import about
 
 COMMAND = sys.argv[1] if len(sys.argv) > 1 else str(Path(sys.executable).parent / "triforce")
 PROMPT = "".join((Path(__file__).parents[1] / "LICENSE").read_text().split("\n\n")) * 2

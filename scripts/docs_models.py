@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from triforce.checkpoint.hf_config import checked, model_config
-from triforce.engine.speculative_config import SpeculativeConfig
+from triforce.engine.tier_builder import SpeculativeConfig
 from triforce.model.config import ModelConfig
 from triforce.planner.break_even import Balance, BreakEven
 from triforce.planner.pass_costs import BALANCE_OF_LEVEL

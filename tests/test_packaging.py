@@ -14,8 +14,8 @@ import pytest
 from triforce.cli import main, options
 from triforce.cli.engine_arguments import sampling
 from triforce.cli.parser import parse
-from triforce.engine import modes, speculative_config
-from triforce.engine.modes import COUPLINGS
+from triforce.engine import tier_builder
+from triforce.engine.tier_builder import COUPLINGS
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache.selection import POLICIES
 
@@ -26,7 +26,7 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT / "src")}
 
 def test_parser_choices_equal_engine() -> None:
     """The parser names them itself, so that --help does not wait for torch."""
-    assert tuple(modes.MODES) == options.MODES and tuple(speculative_config.LOWER_TIERS) == options.LOWER_TIERS
+    assert tuple(tier_builder.MODES) == options.MODES and tuple(tier_builder.LOWER_TIERS) == options.LOWER_TIERS
     assert tuple(POLICIES) == options.POLICIES and tuple(COUPLINGS) == options.COUPLINGS
 
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from benchmarks import study
 from benchmarks.acceptance.report import markdown, tables
 from benchmarks.acceptance.sweeps import add_walk, measured, sweep
-from triforce.cli.bench.report import about, show, write
-from triforce.cli.bench.setup import load, sources
+from triforce.cli.bench.setup import about, load, show, sources, write
 from triforce.cli.options import several
 from triforce.errors import RequestError
 

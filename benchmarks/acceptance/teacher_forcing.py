@@ -19,8 +19,7 @@ from torch import Tensor
 from benchmarks.acceptance.h2o import attended
 from benchmarks.acceptance.workloads import Span, Workload
 from triforce.backends.decoder import Decoder
-from triforce.engine.speculative_config import SpeculativeConfig
-from triforce.engine.tier_builder import ModelSet, TierBuilder
+from triforce.engine.tier_builder import ModelSet, SpeculativeConfig, TierBuilder
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import PAGE, RetrievalConfig, RetrievalView
 from triforce.kvcache.selection import Policy

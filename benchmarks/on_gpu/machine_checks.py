@@ -13,7 +13,7 @@ from time import perf_counter
 from benchmarks.on_gpu.piece import Piece, Row, Setup
 from triforce.bench.checkup import Check, Checkup
 from triforce.cli.bench.setup import own_texts
-from triforce.cli.sample_book import BOOK
+from triforce.cli.text_files import BOOK
 
 ROOT = Path(__file__).parents[2]
 CODES = "tests/backends/cuda/test_triton_codes.py"

@@ -16,7 +16,7 @@ from benchmarks.on_gpu.piece import Piece, Row, Setup, speeds
 from triforce.backends.cuda import graphs
 from triforce.bench import shapes
 from triforce.cli.bench.setup import own_texts
-from triforce.cli.sample_book import BOOK
+from triforce.cli.text_files import BOOK
 from triforce.errors import RequestError
 from triforce.eval.context import tokenizer_of
 from triforce.interface.sampling_params import SamplingParams

@@ -19,8 +19,7 @@ from triforce.backends.kernel_api import pages_for
 from triforce.bench import shapes
 from triforce.bench.kernels import SparseView, one_pass
 from triforce.bench.synthetic import SyntheticDecoding, decode, fill, read, verified
-from triforce.engine.speculative_config import SpeculativeConfig
-from triforce.engine.tier_builder import SharedKV
+from triforce.engine.tier_builder import SharedKV, SpeculativeConfig
 from triforce.errors import CacheError, RequestError
 from triforce.kvcache import FullView, OffloadConfig, PagePool, RetrievalConfig
 from triforce.kvcache.retrieval_config import Budget

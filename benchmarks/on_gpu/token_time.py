@@ -17,10 +17,9 @@ from torch import Tensor
 
 from benchmarks.on_gpu.piece import Names, Piece, Row, Setup
 from triforce.backends import dispatch
-from triforce.backends.cuda.fused_draft import DraftInputs, DraftShape, DrawnTokens, run_draft
 from triforce.backends.cuda.graphs import GraphInputs, Graphs, Replay, shape_of
 from triforce.backends.cuda.kv import TritonKV
-from triforce.backends.cuda.model import TritonModel, run_pass
+from triforce.backends.cuda.model import DraftInputs, DraftShape, DrawnTokens, TritonModel, run_draft, run_pass
 from triforce.backends.cuda.sampler import TritonSampling
 from triforce.backends.decoder import Decoder
 from triforce.backends.kernel_api import ForwardBatch, ForwardOutput, pages_for
@@ -28,7 +27,7 @@ from triforce.backends.token_sampler import make_noise
 from triforce.bench.kernels import ids
 from triforce.bench.synthetic import decode, fill, read
 from triforce.eagle.head_files import states_of
-from triforce.engine.speculative_config import SpeculativeConfig
+from triforce.engine.tier_builder import SpeculativeConfig
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import FullView, PagePool
 from triforce.ragged import ints

@@ -17,8 +17,7 @@ from typing import Any
 from benchmarks import study
 from benchmarks.paper import acceptance, speed
 from benchmarks.paper.experiment import Experiment, Setup
-from triforce.cli.bench.report import about, show, write
-from triforce.cli.bench.setup import load, sources
+from triforce.cli.bench.setup import about, load, show, sources, write
 from triforce.errors import RequestError
 from triforce.eval import Table
 

@@ -6,7 +6,7 @@ from importlib import import_module
 
 TYPE_CHECKING = False  # as type checkers know it: typing takes longer to import than all else before Ctrl-C is heard
 if TYPE_CHECKING:
-    from triforce.engine.output_stream import OutputChunk
+    from triforce.engine.engine import OutputChunk
     from triforce.errors import (
         CacheError,
         CacheWarning,
@@ -16,7 +16,15 @@ if TYPE_CHECKING:
         RequestError,
         TriforceError,
     )
-    from triforce.interface.explain import Explanation, TierReport
+    from triforce.interface.explain import (
+        Explanation,
+        PlanReport,
+        PlanSegment,
+        TierBelief,
+        TierReport,
+        TierStats,
+        WeighedPlan,
+    )
     from triforce.interface.grammar import Grammar
     from triforce.interface.outputs import (
         CompletionOutput,
@@ -28,7 +36,6 @@ if TYPE_CHECKING:
         TokenLogprobs,
     )
     from triforce.interface.sampling_params import SamplingParams
-    from triforce.interface.stats import PlanReport, PlanSegment, TierBelief, TierStats, WeighedPlan
     from triforce.llm import LLM
     from triforce.session import Session
 
@@ -40,13 +47,14 @@ _NAMES = {
     "triforce.session": ["Session"],
     "triforce.interface.sampling_params": ["SamplingParams"],
     "triforce.interface.grammar": ["Grammar"],
-    "triforce.engine.output_stream": ["OutputChunk"],
+    "triforce.engine.engine": ["OutputChunk"],
     "triforce.interface.outputs": [
         *("RequestOutput", "CompletionOutput", "Logprob", "TokenLogprobs", "KVMemoryUsage", "DecodingSnapshot"),
         "Interruption",
     ],
-    "triforce.interface.stats": ["TierStats", "PlanSegment", "PlanReport", "TierBelief", "WeighedPlan"],
-    "triforce.interface.explain": ["Explanation", "TierReport"],
+    "triforce.interface.explain": [
+        *("TierStats", "PlanSegment", "PlanReport", "TierBelief", "WeighedPlan", "Explanation", "TierReport"),
+    ],
     "triforce.errors": [
         *("TriforceError", "ModelError", "RequestError", "ContextLengthError", "CacheError", "CacheWarning"),
         "RankError",

@@ -7,22 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from triforce.backends.kernel_api import pages_for
+from triforce.disk_cache.write_queue import DiskCacheSettings
 from triforce.distributed.group import TPGroup, required_group
 from triforce.engine import inputs
-from triforce.engine.collected_outputs import collected
-from triforce.engine.disk_cache_settings import DiskCacheSettings
-from triforce.engine.engine import Engine, Request
-from triforce.engine.inputs import Prompt, conversations, known, one_of, one_or_many, params_of_each
-from triforce.engine.llm_inputs import LLMInputs
+from triforce.engine.engine import Engine, OutputChunk, OutputStream, Request, RequestRunner, collected, compare
+from triforce.engine.inputs import LLMInputs, Prompt, conversations, known, one_of, one_or_many, params_of_each
 from triforce.engine.model_loader import load_pair
-from triforce.engine.modes import COUPLINGS, MODES
-from triforce.engine.output_stream import OutputChunk, OutputStream
-from triforce.engine.request_runner import RequestRunner, compare
-from triforce.engine.scheduling_limits import MAX_ITL, MOST_ROWS
+from triforce.engine.scheduler import MAX_ITL, MOST_ROWS, OnPrefill
 from triforce.engine.sequence import TokenSequence
-from triforce.engine.sequence_group import OnPrefill
-from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.text_fingerprint import text_fingerprint
+from triforce.engine.tier_builder import COUPLINGS, MODES, SpeculativeConfig
 from triforce.errors import argument
 from triforce.interface.keyword_advice import advised
 from triforce.interface.messages import Message

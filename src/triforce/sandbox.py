@@ -13,11 +13,12 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass
 from importlib import import_module
 from pathlib import Path
+from subprocess import PIPE, Popen, TimeoutExpired
 from typing import Any
 
 LARGEST_ANSWER = 1 << 20
@@ -140,3 +141,32 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+
+class ChildProcess:
+    """One run of a command, which takes bytes and gives bytes."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command, self._ended = command, False
+        self._process: Popen[bytes] | None = None
+
+    def run(self, data: bytes, seconds: float) -> bytes | None:
+        """Return what the command writes for `data`; None if it fails, is ended, or is not done in so many seconds."""
+        with Popen(self._command, stdin=PIPE, stdout=PIPE, stderr=PIPE) as self._process:
+            if self._ended:
+                self._process.kill()
+            try:
+                written, _ = self._process.communicate(data, seconds)
+            except TimeoutExpired:
+                self._process.kill()
+                return None
+            except BaseException:
+                self._process.kill()
+                raise
+        return written if self._process.returncode == 0 else None
+
+    def end(self) -> None:
+        """Make `run` return at once, from another thread."""
+        self._ended = True
+        if self._process:
+            self._process.kill()

@@ -19,9 +19,8 @@ from triforce.bench.roofline import ModelWork, Roofline
 from triforce.cli.bench.speed import counted, line
 from triforce.engine import tier_builder
 from triforce.engine.sequence_batch import SequenceBatch
-from triforce.engine.speculative_config import SpeculativeConfig
-from triforce.engine.tier_builder import ModelSet
-from triforce.interface.stats import TierStats
+from triforce.engine.tier_builder import ModelSet, SpeculativeConfig
+from triforce.interface.explain import TierStats
 from triforce.kvcache import RetrievalConfig
 from triforce.kvcache.retrieval_config import Budget
 from triforce.ragged import ints

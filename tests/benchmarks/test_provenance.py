@@ -17,7 +17,7 @@ from tests.helpers.provenance_rules import LAST_WITHOUT, RecordedFile
 from tests.helpers.recorded_files import ROOT, History
 from triforce.bench import results_file
 from triforce.bench.results_file import ResultsFile
-from triforce.cli.bench.report import about
+from triforce.cli.bench.setup import about
 
 RESULTS = "benchmarks/results"
 FALSE = "1a0008f8"

@@ -11,7 +11,7 @@ from gguf import GGMLQuantizationType
 
 from tests.helpers.gguf_files import LLAMA, write_gguf
 from triforce.checkpoint.model_files import GGUFModel, HFFolder
-from triforce.cli.sampling_text import defaults
+from triforce.cli.answer_output import defaults
 from triforce.errors import ModelError
 from triforce.interface.sampling_params import USUAL_IN_CHATS, chat_defaults
 

@@ -15,7 +15,7 @@ from triforce.cli import main
 from triforce.cli.machine_rates import require_balances
 from triforce.llm import LLM
 from triforce.planner import break_even
-from triforce.planner.pass_costs import AMONG_MODELS
+from triforce.planner.planner_config import AMONG_MODELS
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from triforce.backends.cuda.triton import sampler
 from triforce.bench import checkup, roofline
 from triforce.checkpoint import hub
 from triforce.cli import main
-from triforce.engine import model_loader, speculative_config
+from triforce.engine import model_loader, tier_builder
 
 CHECKS = ["processor", "memory", "kernels", "sampler", "greedy text", "sampled text", "offload", "speed"]
 GPU_CHECKS = [*CHECKS[:1], "device", *CHECKS[1:]]
@@ -33,8 +33,8 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "SHIPPED", pair)
     for name, value in (("PROMPT", 100), ("NEW", 3), ("VOCABULARY", 600)):
         monkeypatch.setattr(checkup, name, value)
-    monkeypatch.setattr(speculative_config, "STRICT_ROWS", 1)
-    monkeypatch.setattr(speculative_config, "FARTHEST", (1, 1))
+    monkeypatch.setattr(tier_builder, "STRICT_ROWS", 1)
+    monkeypatch.setattr(tier_builder, "FARTHEST", (1, 1))
     monkeypatch.setattr(roofline, "COPIED", (1 << 12, 1 << 12))
     monkeypatch.setattr(roofline, "SIZE", (16, 16))
     monkeypatch.chdir(tmp_path)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from triforce.cli.argument_values import path, path_or_standard
+from triforce.cli.options import path, path_or_standard
 
 
 @pytest.mark.parametrize("read", [path, path_or_standard])

@@ -17,8 +17,8 @@ from triforce.bench import roofline
 from triforce.bench.roofline import Roofline
 from triforce.checkpoint.hub import FINETUNE
 from triforce.cli import main
-from triforce.cli.bench import report
-from triforce.cli.bench.report import about
+from triforce.cli.bench import setup
+from triforce.cli.bench.setup import about
 from triforce.cli.info import size
 from triforce.cli.machine_rates import measure_balances
 from triforce.eagle.head_files import read_feature_draft
@@ -196,9 +196,9 @@ def test_balance_is_that_of_the_numbers_that_are_multiplied(monkeypatch: pytest.
 def test_info_measures_machine_once(monkeypatch: pytest.MonkeyPatch) -> None:
     turns: list[Roofline] = []
     monkeypatch.setattr(roofline, "measure", lambda: turns.append(HERE) or HERE)
-    for kept in (report.machine, report.measured):
+    for kept in (setup.machine, setup.measured):
         kept.cache_clear()
     assert main(["info"]) == 0
-    for kept in (report.machine, report.measured):
+    for kept in (setup.machine, setup.measured):
         kept.cache_clear()
     assert turns == [HERE]

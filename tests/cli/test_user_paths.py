@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.command_line import exit_code
-from triforce.cli.argument_values import path, path_or_standard
 from triforce.cli.arguments import Parser
+from triforce.cli.options import path, path_or_standard
 from triforce.cli.parser import build_parser
 
 PATHS = {"FILE", "FOLDER", "PATH", "DOC", "DRAFT", "OUT", "SCHEMA"}

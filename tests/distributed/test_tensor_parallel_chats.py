@@ -9,9 +9,9 @@ import pytest
 from tests.helpers.thread_ranks import together
 from tests.helpers.tiny_checkpoint import tiny_pair
 from triforce.backends import dispatch
-from triforce.cli.chat.answer import answer
+from triforce.cli.chat.dialogue import answer
 from triforce.distributed.group import ALONE, TPGroup
-from triforce.engine.output_stream import OutputChunk
+from triforce.engine.engine import OutputChunk
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM

@@ -15,9 +15,9 @@ from triforce.engine import engine_core as engine_module
 from triforce.errors import CacheError, RankError, RequestError, TriforceError
 from triforce.interface.outputs import RequestOutput
 from triforce.llm import LLM
-from triforce.server.engine_client import GenerationRequest, ReplicaLost
-from triforce.server.engine_thread import Worker
-from triforce.server.tp_mirror import TPMirror
+from triforce.server.engine_client import GenerationRequest
+from triforce.server.engine_thread import TPMirror, Worker
+from triforce.server.errors import ReplicaLost
 
 
 @pytest.mark.parametrize("mutant", caught_in("test_rank_mutant_is_noticed"), ids=str)

@@ -22,12 +22,11 @@ from tests.helpers.mirrored_worker import (
 )
 from tests.helpers.thread_ranks import together
 from triforce.distributed.group import ALONE
-from triforce.engine.output_stream import OutputChunk
+from triforce.engine.engine import OutputChunk
 from triforce.interface.grammar import Grammar
 from triforce.llm import LLM
 from triforce.server.engine_client import GenerationRequest
-from triforce.server.engine_thread import Worker
-from triforce.server.tp_mirror import TPMirror
+from triforce.server.engine_thread import TPMirror, Worker
 from triforce.structured_output.compiler import CompiledGrammar
 
 

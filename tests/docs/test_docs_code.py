@@ -14,7 +14,7 @@ from tests.helpers import pages
 from tests.helpers.pages import ROOT, Block
 from triforce.checkpoint.model_families import FAMILIES
 from triforce.cli.parser import parse
-from triforce.engine.modes import MODES
+from triforce.engine.tier_builder import MODES
 from triforce.kvcache.selection import POLICIES
 
 BLOCKS = {

@@ -12,7 +12,7 @@ import pytest
 from tests.helpers.fake_llm import answer
 from tests.helpers.tty import Tty
 from triforce import Interruption
-from triforce.engine.collected_outputs import collected
+from triforce.engine.engine import collected
 
 REQUESTS: list[Any] = ["first", "second", "third"]
 OUTPUTS = {request: answer(request) for request in REQUESTS}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from triforce.distributed.group import ALONE
-from triforce.engine import prefill_pacer
-from triforce.engine.prefill_pacer import LEAST, UNKNOWN, PrefillPacer
+from triforce.engine import engine_core
+from triforce.engine.engine_core import LEAST, UNKNOWN, PrefillPacer
 
 
 class Machine:
@@ -43,7 +43,7 @@ class Machine:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Machine:
     made = Machine(*request.param)
-    monkeypatch.setattr(prefill_pacer, "perf_counter", made)
+    monkeypatch.setattr(engine_core, "perf_counter", made)
     return made
 
 

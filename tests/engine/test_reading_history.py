@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.tiny_llm import ask, ids, llm
-from triforce.engine.reading_history import SCOPES, TEXTS, ReadingHistory
+from triforce.engine.engine import SCOPES, TEXTS, ReadingHistory
 from triforce.interface.outputs import RequestOutput
 
 TEXT = ids(1000)

@@ -13,8 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tests.helpers.engine_scene import KV_TOKENS, ROWS, TOKENS, alone, check_empty, check_same, request
 from tests.helpers.tiny_llm import MODES, llm
-from triforce.engine.engine import Request
-from triforce.engine.output_stream import OutputChunk
+from triforce.engine.engine import OutputChunk, Request
 from triforce.interface.outputs import RequestOutput
 from triforce.llm import LLM
 

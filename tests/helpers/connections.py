@@ -14,12 +14,12 @@ from fastapi import FastAPI
 from fastapi.responses import Response
 
 from triforce.server import http_server
-from triforce.server.disconnects import EventStream
+from triforce.server.access import listen
 from triforce.server.engine_client import EngineLoad
 from triforce.server.limits import Limits
-from triforce.server.listening import listen
 from triforce.server.logs import AccessLog
 from triforce.server.metrics import Metrics
+from triforce.server.service import EventStream
 
 HEAD = b"GET /%s HTTP/1.1\r\nHost: localhost\r\n\r\n"
 HALF = HEAD[:25]

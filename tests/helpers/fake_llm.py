@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from triforce.interface.break_even_point import BreakEvenPoint
+from triforce.interface.explain import BreakEvenPoint, TierStats
 from triforce.interface.outputs import CompletionOutput, Logprob, RequestOutput, TokenLogprobs
 from triforce.interface.sampling_params import SamplingParams, chat_defaults
-from triforce.interface.stats import TierStats
 
 
 class Characters:

@@ -22,8 +22,7 @@ from triforce.engine.engine import Engine
 from triforce.engine.model_loader import Checkpoint, load
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
-from triforce.engine.speculative_config import SpeculativeConfig
-from triforce.engine.tier_builder import ModelSet, TierBuilder
+from triforce.engine.tier_builder import ModelSet, SpeculativeConfig, TierBuilder
 from triforce.kvcache.feature_memory import FeatureSlots
 from triforce.llm import LLM
 from triforce.ragged import Bools, ints

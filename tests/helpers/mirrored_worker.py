@@ -17,12 +17,12 @@ from triforce.interface.grammar import Grammar
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
+from triforce.server import engine_thread as mirror
 from triforce.server import engine_thread as worker
-from triforce.server import tp_mirror as mirror
-from triforce.server.engine_client import GenerationRequest, ReplicaLost
-from triforce.server.engine_thread import Worker
+from triforce.server.engine_client import GenerationRequest
+from triforce.server.engine_thread import TPMirror, Worker
+from triforce.server.errors import ReplicaLost
 from triforce.server.limits import Limits
-from triforce.server.tp_mirror import TPMirror
 
 NATIVE = pytest.mark.skipif(dispatch.native is None, reason="the native kernels were not built")
 LIMITS = Limits(waiting=16, rows=4, kv_tokens=1024)

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from triforce.planner import Plan, PlanController
-from triforce.planner.pass_costs import AMONG_MODELS
 from triforce.planner.plan import Estimates, NgramOdds, expected, plan_space, proposals
+from triforce.planner.planner_config import AMONG_MODELS
 
 LIVE = np.array([True])
 

@@ -10,10 +10,18 @@ from typing import Any
 import pytest
 
 from triforce.cli import main
-from triforce.interface.explain import Explanation, explain
+from triforce.interface.explain import (
+    Explanation,
+    PlanReport,
+    PlanSegment,
+    TierBelief,
+    TierStats,
+    WeighedPlan,
+    explain,
+    total,
+)
 from triforce.interface.outputs import CompletionOutput, RequestOutput
 from triforce.interface.sampling_params import SamplingParams
-from triforce.interface.stats import PlanReport, PlanSegment, TierBelief, TierStats, WeighedPlan, total
 
 DRAFT = TierStats("draft", 200, 130, 100, 0.03)
 RETRIEVAL = TierStats("retrieval", 180, 160, 60, 0.10, histogram=[2, 3, 25], visible_tokens=2100)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import triforce
-from triforce.interface.break_even_point import BreakEvenPoint
+from triforce.interface.explain import BreakEvenPoint
 
 PUBLIC = [getattr(triforce, name) for name in triforce.__all__]
 FROZEN: list[Any] = [BreakEvenPoint, *(kind for kind in PUBLIC if is_dataclass(kind) and kind.__hash__)]

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from triforce.errors import RequestError
+from triforce.interface.explain import TierStats
 from triforce.interface.outputs import CompletionOutput, Logprob, RequestOutput, TokenLogprobs
 from triforce.interface.sampling_params import SamplingParams
-from triforce.interface.stats import TierStats
 
 REFUSED: list[tuple[str, list[Any]]] = [
     ("temperature", [-0.1, math.nan, math.inf, 10**400, True, "1"]),

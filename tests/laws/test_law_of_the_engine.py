@@ -15,8 +15,7 @@ from tests.helpers.laws.features import FEATURES, native_features
 from tests.helpers.laws.gtest import ALPHA, detectable, ranks, surprise, window_surprise
 from tests.helpers.laws.tiny import MIXTURE, MODELS, PROMPTS, SETTING, V, finished, laws, native_mixture, started
 from tests.helpers.slow_parameters import slow
-from triforce.engine.speculative_config import SpeculativeConfig
-from triforce.engine.tier_builder import ModelSet
+from triforce.engine.tier_builder import ModelSet, SpeculativeConfig
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import Budget, RetrievalConfig
 

@@ -20,9 +20,8 @@ from tests.helpers.tiny_llm import GREEDY, MODES, SEEDED, ask, ids
 from triforce.backends import dispatch
 from triforce.cli import main
 from triforce.distributed.group import TPGroup
-from triforce.engine.model_loader import load
-from triforce.engine.model_profile import ModelProfile
-from triforce.engine.speculative_config import SpeculativeConfig
+from triforce.engine.model_loader import ModelProfile, load
+from triforce.engine.tier_builder import SpeculativeConfig
 from triforce.errors import CacheError, RequestError
 from triforce.kvcache import FullView, PagePool
 from triforce.llm import LLM

@@ -9,8 +9,7 @@ import torch
 
 from tests.helpers.tiny_checkpoint import save, tiny_model
 from triforce.engine.model_loader import load
-from triforce.engine.speculative_config import SpeculativeConfig
-from triforce.engine.tier_builder import ModelSet, TierBuilder
+from triforce.engine.tier_builder import ModelSet, SpeculativeConfig, TierBuilder
 from triforce.ragged import ints
 
 torch.set_num_threads(1)

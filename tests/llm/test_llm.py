@@ -17,10 +17,10 @@ from tests.helpers.tiny_checkpoint import save, tiny_model, tiny_tokenizer
 from triforce.backends import dispatch
 from triforce.backends.kernel_api import ForwardBatch
 from triforce.checkpoint.weights import fingerprint
+from triforce.engine.engine import OutputChunk
 from triforce.engine.inputs import PLENTY
-from triforce.engine.modes import MODES
-from triforce.engine.output_stream import OutputChunk
 from triforce.engine.sequence_batch import SequenceBatch
+from triforce.engine.tier_builder import MODES
 from triforce.errors import CacheError, ModelError, RequestError
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams
@@ -232,7 +232,7 @@ def test_llm_retrieval_tier_reads_within_budget(
 
 def test_llm_plain_decoding_does_not_observe_attention(llm: LLM) -> None:
     from triforce.engine.sequence import TokenSequence
-    from triforce.engine.speculative_config import SpeculativeConfig
+    from triforce.engine.tier_builder import SpeculativeConfig
 
     for mode, grain in (("ar", 0), ("draft", 0), ("triforce", PAGE), ("streaming", 0)):
         batch = SequenceBatch(
@@ -245,6 +245,6 @@ def test_llm_freed_weights_return_memory(folder: Path, monkeypatch: pytest.Monke
     made = LLM(folder / "target", folder / "draft")
     tokens(made, PROMPT, params())
     weights, left = weakref.ref(made.target.decoder), list[object]()
-    monkeypatch.setattr("triforce.engine.llm_lifetime.trim_heap", lambda: left.append(weights()))
+    monkeypatch.setattr("triforce.engine.inputs.trim_heap", lambda: left.append(weights()))
     del made
     assert left == [None]

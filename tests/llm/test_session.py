@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.helpers.tiny_llm import CONTEXT, GREEDY, MODES, SEEDED, ask, counted, ids, llm
-from triforce.engine.output_stream import OutputChunk
+from triforce.engine.engine import OutputChunk
 from triforce.errors import RequestError
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.tiny_llm import ask, ids, llm
-from triforce.engine.output_stream import OutputChunk
+from triforce.engine.engine import OutputChunk
 from triforce.errors import RequestError
 from triforce.interface.outputs import RequestOutput
 from triforce.llm import LLM

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.helpers.controlled_batch import LIVE, known, read, steered
-from triforce.engine.modes import unlinked
+from triforce.engine.tier_builder import unlinked
 from triforce.planner import CostModel, Plan, PlanController
 from triforce.planner.controller import Cadence
 from triforce.planner.forecast import Cause, Choice

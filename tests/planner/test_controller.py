@@ -14,8 +14,7 @@ from tests.helpers.simulated_tiers import SimulatedTiers, estimates
 from triforce.planner import CostModel, Plan, PlanController
 from triforce.planner.controller import TOGETHER, Account
 from triforce.planner.forecast import Candidate, Cause, Choice, State, best, candidates
-from triforce.planner.pass_costs import AMONG_MODELS
-from triforce.planner.planner_config import CONFIG
+from triforce.planner.planner_config import AMONG_MODELS, CONFIG
 
 
 def test_controller_hierarchy_pays_when_full_pass_is_slow() -> None:

@@ -12,8 +12,8 @@ import torch
 from tests.helpers.laws.tiny import MODELS
 from triforce.planner import CostModel, cost_model
 from triforce.planner.cost_model import costs_path
-from triforce.planner.pass_costs import AMONG_MODELS, MOST_KINDS, TierWork
-from triforce.planner.planner_config import CONFIG
+from triforce.planner.pass_costs import MOST_KINDS, TierWork
+from triforce.planner.planner_config import AMONG_MODELS, CONFIG
 from triforce.planner.searched_layers import Finding
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.helpers.controlled_batch import LIVE, read
 from tests.helpers.simulated_tiers import NoHindsight, SimulatedTiers
-from triforce.engine.modes import unlinked
+from triforce.engine.tier_builder import unlinked
 from triforce.planner import CostModel, Plan, PlanController
 from triforce.planner.pass_costs import TierWork
 from triforce.planner.planner_config import CONFIG

@@ -9,7 +9,7 @@ import pytest
 
 from tests.helpers.controlled_batch import read
 from tests.helpers.simulated_tiers import SimulatedTiers, fixed, simulated_rate, values
-from triforce.engine.modes import unlinked
+from triforce.engine.tier_builder import unlinked
 from triforce.planner import CostModel, Plan, PlanController, controller
 from triforce.planner.forecast import Choice, State, candidates
 from triforce.planner.planner_config import CONFIG

@@ -9,7 +9,8 @@ import pytest
 from tests.planner.test_break_even import LLAMA_8B, even
 from triforce.planner import CostModel
 from triforce.planner.break_even import ENOUGH, GAIN, STEP, LearntSpeed, break_even_point
-from triforce.planner.pass_costs import AMONG_MODELS, TierWork
+from triforce.planner.pass_costs import TierWork
+from triforce.planner.planner_config import AMONG_MODELS
 
 CONFIG = replace(LLAMA_8B, context=32_768)
 KNOWN = "measured here"

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from tests.helpers.simulated_tiers import estimates, plans, values
-from triforce.engine.speculative_config import FARTHEST
+from triforce.engine.tier_builder import FARTHEST
 from triforce.planner.plan import Plan, expected, plan_space, proposals
 
 

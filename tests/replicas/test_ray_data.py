@@ -19,7 +19,7 @@ from tests.replicas.test_ray_node_loss import kill
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 from triforce.replicas import ray_data
-from triforce.server.batch_output import Answers
+from triforce.server.batch import Answers
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 LINES = 12

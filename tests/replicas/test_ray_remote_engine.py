@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError
 
-from triforce.engine.output_stream import OutputChunk
+from triforce.engine.engine import OutputChunk
 from triforce.errors import RequestError
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams
 from triforce.replicas import remote_engine
 from triforce.replicas.frontend import ReplicaMessage
 from triforce.replicas.remote_engine import Replicas
-from triforce.server.engine_client import GenerationRequest, QueueFull, ReplicaLost, ShuttingDown
+from triforce.server.engine_client import GenerationRequest
+from triforce.server.errors import QueueFull, ReplicaLost, ShuttingDown
 
 
 class Scripted:

@@ -15,8 +15,9 @@ from tests.helpers.guarded_app import PATH
 from triforce.llm import LLM
 from triforce.server import logs
 from triforce.server.app import create_app
-from triforce.server.engine_client import EngineLoad, ShuttingDown
+from triforce.server.engine_client import EngineLoad
 from triforce.server.engine_thread import Worker
+from triforce.server.errors import ShuttingDown
 from triforce.server.limits import Limits
 
 

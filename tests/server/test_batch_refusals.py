@@ -12,7 +12,7 @@ import pytest
 
 from tests.helpers.batch_files import arguments, line
 from triforce.cli import main
-from triforce.server.batch_tally import Tally
+from triforce.server.batch import Tally
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from uvicorn.server import ServerState
 
 from tests.helpers.connections import HALF, HEAD, Scene, scene
-from triforce.server.connections import Connection
+from triforce.server.http_server import Connection
 from triforce.server.limits import Limits
 
 

@@ -17,8 +17,8 @@ import pytest
 from tests.helpers.connections import HALF, HEAD, Scene, scene, several_addresses
 from triforce.cli import main
 from triforce.errors import RequestError
-from triforce.server import connections, logs
-from triforce.server.connections import network
+from triforce.server import http_server, logs
+from triforce.server.http_server import network
 from triforce.server.limits import CONNECTIONS, Limits, connection_limit
 
 
@@ -84,7 +84,7 @@ def test_exhausted_descriptors_log_once_a_second(monkeypatch: pytest.MonkeyPatch
     handler.setFormatter(logs.JsonLines())
     monkeypatch.setattr(logs.LOG, "handlers", [handler])
     logs.LOG.setLevel(logging.INFO)
-    monkeypatch.setattr(connections, "MOMENT", 0.001)
+    monkeypatch.setattr(http_server, "MOMENT", 0.001)
     plain = asyncio.SelectorEventLoop.sock_accept
 
     async def accept(loop: Any, sock: socket.socket) -> Any:

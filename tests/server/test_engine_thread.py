@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from triforce.distributed.group import ALONE
-from triforce.engine.output_stream import OutputChunk
+from triforce.engine.engine import OutputChunk
 from triforce.errors import RequestError
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams
-from triforce.server.engine_client import GenerationRequest, QueueFull, ShuttingDown
+from triforce.server.engine_client import GenerationRequest
 from triforce.server.engine_thread import Worker
+from triforce.server.errors import QueueFull, ShuttingDown
 from triforce.server.limits import Limits
 
 

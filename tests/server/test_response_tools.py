@@ -22,7 +22,7 @@ from triforce.server.app import create_app
 from triforce.server.engine_thread import Worker
 from triforce.server.limits import Limits
 from triforce.server.responses import Items
-from triforce.server.tool_call_parser import QWEN
+from triforce.server.tools import QWEN
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 FLAT: list[Any] = [{"type": "function", **tool["function"]} for tool in TOOLS]  # type: ignore[dict-item]

@@ -23,7 +23,7 @@ from benchmarks import documents
 from tests.helpers.asgi_client import SAMPLED
 from tests.helpers.server_process import KEY, ROOT, served, wait_until_idle
 from triforce.backends import dispatch
-from triforce.engine.output_stream import OutputChunk
+from triforce.engine.engine import OutputChunk
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 

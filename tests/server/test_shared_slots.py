@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from triforce.server.errors import ApiError
-from triforce.server.shared_slots import SharedSlots
+from triforce.server.grammar_queue import SharedSlots
 
 
 def slots(share: int = 9) -> SharedSlots:

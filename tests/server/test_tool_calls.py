@@ -18,7 +18,7 @@ from triforce.llm import LLM
 from triforce.server.app import create_app
 from triforce.server.engine_thread import Worker
 from triforce.server.limits import Limits
-from triforce.server.tool_call_parser import LLAMA, QWEN, Call, CallFormat, call_format
+from triforce.server.tools import LLAMA, QWEN, Call, CallFormat, call_format
 
 CHAT = "/v1/chat/completions"
 TURNS = (

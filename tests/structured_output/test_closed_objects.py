@@ -10,10 +10,9 @@ import pytest
 
 from tests.helpers.json_schemas import Schema, two_hundred
 from triforce.errors import RequestError
-from triforce.interface.closed_objects import closed_objects
-from triforce.interface.grammar import Grammar
+from triforce.interface.grammar import Grammar, closed_objects
 from triforce.llm import LLM
-from triforce.server.tool_call_parser import NOTHING, CallFormat
+from triforce.server.tools import NOTHING, CallFormat
 from triforce.structured_output import compiler
 
 NUMBER: Schema = {"type": "integer"}

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from triforce.cli import main
-from triforce.engine.modes import MODES
+from triforce.engine.tier_builder import MODES
 from triforce.errors import RequestError
 from triforce.interface.grammar import Grammar
 from triforce.interface.sampling_params import SamplingParams

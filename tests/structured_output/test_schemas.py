@@ -12,7 +12,7 @@ import pytest
 
 from tests.helpers.json_schemas import REFUSED, WRITTEN, Schema, keywords, two_hundred
 from triforce.checkpoint.hub import SHIPPED
-from triforce.engine.modes import MODES
+from triforce.engine.tier_builder import MODES
 from triforce.errors import RequestError
 from triforce.interface.grammar import Grammar
 from triforce.interface.outputs import CompletionOutput

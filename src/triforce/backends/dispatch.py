@@ -243,9 +243,9 @@ def fused_draft_with(model: ModelBackend, kv: KVBackend, width: int) -> FusedDra
         if isinstance(kv, NativeKV) and isinstance(model, NativeModel):
             return partial(model.fused_draft, kv)
     if _by_triton(model) and _by_triton(kv):
-        from triforce.backends.cuda import fused_draft
+        from triforce.backends.cuda import model as cuda_model
 
-        return fused_draft.of(model, kv, width)
+        return cuda_model.of(model, kv, width)
     return None
 
 

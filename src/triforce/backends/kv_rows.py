@@ -15,6 +15,9 @@ from triforce.model.config import SCALE_BYTES, ModelConfig
 LARGEST = 127
 """Of a code: -128 is not used."""
 
+STORED_TYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int8: "I8"}
+"""Names that safetensors files have for the types of KV."""
+
 
 def kv_dtype(config: ModelConfig, dtype: torch.dtype) -> torch.dtype:
     """Return the type of the rows of a model that computes in `dtype`."""

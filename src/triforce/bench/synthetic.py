@@ -24,14 +24,12 @@ from triforce.bench import roofline, shapes
 from triforce.bench import shapes as bench_shapes
 from triforce.bench.roofline import ModelWork, Roofline
 from triforce.bench.speed import Row, timing
-from triforce.engine.modes import MODES
+from triforce.engine.scheduler import prefill_batch
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
-from triforce.engine.sequence_group import prefill_batch
-from triforce.engine.speculative_config import SpeculativeConfig
-from triforce.engine.tier_builder import ModelSet
+from triforce.engine.tier_builder import MODES, ModelSet, SpeculativeConfig
+from triforce.interface.explain import TierStats
 from triforce.interface.sampling_params import SamplingParams
-from triforce.interface.stats import TierStats
 from triforce.kvcache import PAGE, FullView, PagePool
 from triforce.model.weights import Weights, nbytes
 from triforce.planner.cost_model import CostModel, kernel_level

@@ -14,7 +14,7 @@ from typing import Any
 from triforce.checkpoint.gguf.file import choose_gguf
 from triforce.checkpoint.model_sources import CONNECT, KNOWN, SMOLLM2, find, hub_reason, offline, require_no_address
 from triforce.errors import ModelError, nearest, unreadable
-from triforce.interface.user_paths import user_path
+from triforce.interface.byte_size import user_path
 
 # No *.py: code from a repository is never run. No other *.safetensors: some repositories hold the weights twice.
 TEXTS = ("*.json", "*.jinja", "tokenizer*")

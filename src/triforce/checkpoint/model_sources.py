@@ -18,7 +18,7 @@ from zipfile import BadZipFile, ZipFile
 
 from triforce.checkpoint.gguf.file import LOG
 from triforce.errors import ModelError, suggest
-from triforce.interface.user_paths import user_path
+from triforce.interface.byte_size import user_path
 from triforce.user_cache import user_cache
 
 CONNECT = 5

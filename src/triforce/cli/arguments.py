@@ -10,7 +10,7 @@ from itertools import takewhile
 from typing import Any, NoReturn
 
 from triforce.cli import habits
-from triforce.cli.argument_values import STANDARD, path, path_or_standard
+from triforce.cli.options import STANDARD, path, path_or_standard
 from triforce.errors import suggest
 
 DASHES = "\u2010\u2011\u2012\u2013\u2014\u2212"

@@ -14,16 +14,15 @@ from tqdm import tqdm
 
 from triforce.backends.torch_import import import_torch
 from triforce.cli import replicas
-from triforce.cli.argument_values import STANDARD
+from triforce.cli.asked_prompt import names_model
 from triforce.cli.counts import counted
 from triforce.cli.engine_arguments import PLACEMENT, load, served_name
-from triforce.cli.model_or_prompt import names_model
+from triforce.cli.options import STANDARD
 from triforce.cli.streams import require_stdout
 from triforce.cli.text_files import count_lines, open_lines, require_writable
 from triforce.distributed.group import TPGroup
 from triforce.errors import RequestError, escaped, printable
-from triforce.server.batch_output import Answers, Comparison, compare, earlier_answers
-from triforce.server.batch_tally import Tally
+from triforce.server.batch import Answers, Comparison, Tally, compare, earlier_answers
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -43,9 +42,9 @@ def answer_all(options: Namespace, ranks: TPGroup) -> int:
     """Answer what is not answered yet. Raises RequestError for files, before the model is loaded or a file written."""
     if ranks.rank:
         with replicas.extra():
-            from triforce.server import batch_file
+            from triforce.server import batch
 
-        return replicas.follow(options, ranks, batch_file.LIMITS)
+        return replicas.follow(options, ranks, batch.LIMITS)
     _require_order(options)
     name = served_name(options)
     output = _output(options)
@@ -157,19 +156,19 @@ def _answer(
     """
     with replicas.extra():
         from triforce.engine.text_fingerprint import loaded_fingerprint
-        from triforce.server import batch_file
+        from triforce.server import batch
         from triforce.server.app import create_app
         from triforce.server.engine_thread import Worker
 
     llm = load(options, ranks if ranks.count > 1 else None)
-    engine = Worker(llm, batch_file.LIMITS)
+    engine = Worker(llm, batch.LIMITS)
     output = answers(identity or loaded_fingerprint(llm.target, options.coupling))
 
     async def run() -> None:
         try:
-            app = _unless_broken(create_app(llm, engine, name, limits=batch_file.LIMITS), engine)
+            app = _unless_broken(create_app(llm, engine, name, limits=batch.LIMITS), engine)
             with output:
-                await batch_file.run(app, source, output)
+                await batch.run(app, source, output)
         finally:
             await engine.close()
 

@@ -17,7 +17,7 @@ from triforce.cli.chat.conversation import Conversation
 from triforce.cli.counts import counted
 from triforce.cli.machine_rates import require_balances
 from triforce.cli.progress import Prefill, report_loading
-from triforce.cli.sample_book import TITLE, sample_book
+from triforce.cli.text_files import TITLE, sample_book
 from triforce.errors import RequestError
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.repeated_grams import MOST, repeated

@@ -14,11 +14,9 @@ import torch
 
 from triforce import __version__
 from triforce.bench.checkup import Check, Checkup
-from triforce.cli.bench.report import about, machine, write
-from triforce.cli.bench.setup import own_texts
-from triforce.cli.sample_book import BOOK
-from triforce.cli.text_files import require_writable
-from triforce.engine.precision import resolve_device
+from triforce.cli.bench.setup import about, machine, own_texts, write
+from triforce.cli.text_files import BOOK, require_writable
+from triforce.engine.model_loader import resolve_device
 from triforce.errors import RequestError, printable
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from triforce.backends.torch_import import import_torch
 from triforce.checkpoint.hub import model_name
 from triforce.cli.arguments import QUOTES
-from triforce.cli.model_or_prompt import is_word
+from triforce.cli.asked_prompt import is_word
 from triforce.cli.options import DEFAULTS, draft_named
 from triforce.cli.progress import loading
 from triforce.cli.text_files import read_text

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from triforce import __version__
 from triforce.cli.options import NO_DRAFT, draft_named
 from triforce.cli.progress import loading
-from triforce.cli.sample_book import book_file
-from triforce.cli.text_files import read_texts, require_writable, write_text
+from triforce.cli.text_files import book_file, read_texts, require_writable, write_text
 from triforce.errors import RequestError
 
 if TYPE_CHECKING:

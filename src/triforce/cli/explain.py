@@ -12,8 +12,7 @@ from triforce.cli.counts import counted
 from triforce.cli.engine_arguments import load, sampling
 from triforce.cli.progress import Prefill, Tokenization
 from triforce.eval.tables import Table, percent
-from triforce.interface.explain import Explanation
-from triforce.interface.stats import PlanReport, TierBelief
+from triforce.interface.explain import Explanation, PlanReport, TierBelief
 
 LINES = 24  # of a timeline that are printed: its beginning and its end
 

@@ -10,16 +10,15 @@ from dataclasses import asdict
 from typing import Any
 
 from triforce.cli import tensor_parallel
-from triforce.cli.answer_output import Painter, cut_form, legend, report, show
+from triforce.cli.answer_output import Painter, cut_form, legend, of_chats, report, show
 from triforce.cli.asked_prompt import asked_of
 from triforce.cli.engine_arguments import load, sampling
 from triforce.cli.parser import CANNOT_CHAT, CHATS
 from triforce.cli.progress import Prefill, Tokenization
-from triforce.cli.sampling_text import of_chats
 from triforce.cli.text_files import require_writable
 from triforce.distributed.group import TPGroup
 from triforce.errors import RequestError
-from triforce.interface.json_values import json_value
+from triforce.interface.explain import json_value
 from triforce.interface.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from triforce.interface.sampling_params import SamplingParams
 

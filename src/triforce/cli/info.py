@@ -14,14 +14,12 @@ from triforce.backends.kv_rows import kv_name
 from triforce.checkpoint.hf_config import model_config
 from triforce.checkpoint.hub import FINETUNE, SHIPPED, draft_for, path_here
 from triforce.checkpoint.model_files import ModelFiles, open_model, require_sizes
-from triforce.cli import sampling_text
-from triforce.cli.bench.report import machine
+from triforce.cli import answer_output
+from triforce.cli.bench.setup import machine
 from triforce.cli.machine_rates import measure_balances
 from triforce.eagle.head_files import read_feature_draft
-from triforce.engine.feature_loader import known_draft
-from triforce.engine.model_profile import ModelProfile
-from triforce.engine.precision import resolve_device, resolve_dtype, with_kv_dtype
-from triforce.engine.speculative_config import SpeculativeConfig
+from triforce.engine.model_loader import ModelProfile, known_draft, resolve_device, resolve_dtype, with_kv_dtype
+from triforce.engine.tier_builder import SpeculativeConfig
 from triforce.errors import printable
 from triforce.kvcache import OffloadConfig
 from triforce.kvcache.offload_sizing import CudaKVSizing, free_memory, memory_for, needs_of
@@ -68,7 +66,7 @@ def run(options: Namespace) -> int:
         + (f"; {size(entries)} per token of its draft" if entries else ""),
         **{f"  {n:>9,} tokens": size(kept.of(n) * (row + copied) + n * entries) for n in lengths},
         **reads(profile, row),
-        "sampling": sampling_text.defaults(files),
+        "sampling": answer_output.defaults(files),
         "machine": machine(),
         "memory free": f"{size(free)} on {device}" if free else "unknown",
         "fits": _fits(kept, max(free - weights - copies, 0) // (row + copied + entries), config) if free else "unknown",

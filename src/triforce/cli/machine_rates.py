@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from triforce.bench.roofline import NUMBERS, coded_attention, type_of_products
-from triforce.cli.bench.report import measured
+from triforce.cli.bench.setup import measured
 from triforce.planner import break_even
 
 

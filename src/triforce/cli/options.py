@@ -7,9 +7,68 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
-from triforce.cli.argument_values import name, path, path_or_standard, some_text
-from triforce.cli.grammar_options import grammar
+from triforce.errors import RequestError
+from triforce.interface.byte_size import user_path
 from triforce.interface.sampling_params import BY_THE_MODEL, USUAL_IN_CHATS, SamplingParams
+
+MOST_MINUTES = 365 * 24 * 60
+EMPTY = "an empty name"
+"""What a shell makes of a variable that is not set."""
+
+STANDARD = "-"
+"""Name that stands for stdin where a text is read, and for stdout where answers are written."""
+
+
+def path(text: str) -> str:
+    """Return the name of a file or a folder. Raises ArgumentTypeError for what can be none, `-` among it."""
+    if text == STANDARD:
+        raise argparse.ArgumentTypeError("'-' is stdin or stdout, and this takes a name; ./- names a file called -")
+    return path_or_standard(text)
+
+
+def path_or_standard(text: str) -> str:
+    """Return the name of a file, or `-`; `~` is expanded, which shells leave as it is behind `=`.
+
+    Raises ArgumentTypeError for what can be none.
+    """
+    try:
+        return str(user_path(name(text))) if text.startswith("~") else name(text)
+    except RequestError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def name(text: str) -> str:
+    """Return the name of a model, a file or a folder. Raises ArgumentTypeError for what can be none."""
+    if not text or "\0" in text:
+        raise argparse.ArgumentTypeError(f"{ascii(text) if text else EMPTY} names no file and no folder")
+    return text
+
+
+def some_text(text: str) -> str:
+    """Return a text. Raises ArgumentTypeError for one of no characters."""
+    if not text:
+        raise argparse.ArgumentTypeError("the text is empty; give at least one character")
+    return text
+
+
+def minutes(text: str) -> float:
+    """Return how long something may take. Raises ValueError or ArgumentTypeError for what is no such time."""
+    number = float(text)
+    if not 0 < number <= MOST_MINUTES:
+        raise argparse.ArgumentTypeError(f"{number:g}: give more than 0, and {MOST_MINUTES:,} (a year) at most")
+    return number
+
+
+def grammar(parser: argparse._ActionsContainer) -> None:
+    """Add them; one of them may be given."""
+    add = parser.add_mutually_exclusive_group().add_argument
+    text = "the text is JSON that a JSON schema describes: that in a file, or SCHEMA itself if it begins with {"
+    add("--json-schema", type=path, metavar="SCHEMA", help=text)
+    text = "the whole text matches this regular expression, without look-around"
+    add("--regex", type=some_text, metavar="PATTERN", help=text)
+    text = "the text is exactly TEXT; repeat it to allow several"
+    add("--choice", type=some_text, action="append", metavar="TEXT", help=text)
+
 
 MODES = ("ar", "draft", "retrieval", "streaming", "triforce", "ngram", "draft-ngram", "auto")
 POLICIES = ("observed", "mean_key", "quest")

@@ -5,12 +5,250 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
+from functools import partial
 
 from triforce import __version__
-from triforce.cli.argument_values import EMPTY
+from triforce.cli import options
 from triforce.cli.arguments import Parser, is_option
-from triforce.cli.model_or_prompt import reads_as_prompt
-from triforce.cli.subcommands import COMMANDS
+from triforce.cli.asked_prompt import reads_as_prompt
+from triforce.cli.bench.parts import bench
+from triforce.cli.options import EMPTY, minutes, path, path_or_standard
+
+
+def _generate(parser: argparse.ArgumentParser) -> None:
+    options.model(parser)
+    options.prompt(
+        parser,
+        "the text to continue; without one, and without --prompt-file, it is read from stdin. "
+        "A single argument is the MODEL if it has the shape of a path or of a name on the hub, else the PROMPT",
+    )
+    parser.add_argument("--chat", action="store_true", help="ask the prompt as in a chat, by the model's chat template")
+    options.engine(parser)
+    options.disk_cache(parser)
+    options.ranks(parser)
+    options.sampling(parser)
+    saved = parser.add_argument_group("saved prompts")
+    saved.add_argument("--save-cache", type=path, metavar="FILE", help="write the KV cache of the prompt to FILE")
+    options.load_cache(saved)
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="print one JSON object instead of text and statistics")
+    options.quiet(output)
+    options.color(output)
+
+
+def _explain(parser: argparse.ArgumentParser) -> None:
+    options.model(parser)
+    options.prompt(parser, "as of generate")
+    options.engine(parser)
+    options.sampling(parser, listed=False)
+    options.load_cache(parser.add_argument_group("saved prompts"))
+    parser.add_argument_group("output").add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _chat(parser: argparse.ArgumentParser) -> None:
+    options.model(parser, f"{options.MODEL}: a model that has a chat template")
+    text = "a text to talk about, or a folder of them"
+    parser.add_argument("--file", type=path, metavar="DOC", help=text)
+    parser.add_argument("--system", metavar="TEXT", default="", help="what the model is to be, told before all else")
+    options.engine(parser)
+    options.disk_cache(parser)
+    options.ranks(parser)
+    options.sampling(parser, several=False, listed=False)
+    output = parser.add_argument_group("output")
+    options.quiet(output)
+    options.color(output)
+
+
+def _serve(parser: argparse.ArgumentParser) -> None:
+    options.model(parser)
+    add = parser.add_argument
+    text = "address to listen on; any but this machine's own needs a key"
+    add("--host", default="127.0.0.1", help=options.described(text))
+    options.number(parser, "--port", "0: any free one", 8000)
+    add("--name", help="what clients call the model (default: as its hub or folder calls it)")
+    _security(parser.add_argument_group("security"))
+    _limits(parser.add_argument_group("limits"))
+    options.replicas(parser)
+    options.engine(parser)
+    options.disk_cache(parser)
+    text = "offer on the page what triforce watch has read into it; whoever reaches the server can read that"
+    add("--show-watched", action="store_true", help=text)
+    options.ranks(parser)
+
+
+def _security(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    text = "keys, one a line; more may be in TRIFORCE_API_KEYS, with commas between"
+    add("--api-key-file", type=path, metavar="FILE", help=text)
+    text = "a name that clients reach this server by; addresses and localhost are allowed anyway; may be repeated"
+    add("--allowed-host", action="append", default=[], metavar="NAME", help=text)
+    text = "pages of this origin, such as https://example.org, may use the server (CORS); *: all; may be repeated"
+    add("--cors-origin", action="append", default=[], metavar="ORIGIN", help=text)
+
+
+def _limits(group: argparse._ArgumentGroup) -> None:
+    add = partial(options.number, group)
+    text = "connections that are open at a time (default: 1024, or three quarters of `ulimit -n` if that is less)"
+    add("--max-connections", text)
+    text = (
+        "of these, from one address, or one /64 of IPv6; behind a proxy all clients have its address: give "
+        "what --max-connections is (default: half of that)"
+    )
+    add("--max-connections-per-address", text)
+    add("--max-queue", "prompts that may wait, beside as many as rows", 64)
+    add("--max-body", "largest request", 16, float, "MIB")
+    text = "KV tokens that there is room for, of all texts together (default: the context, or 65536)"
+    add("--max-kv-tokens", text)
+    add("--max-num-seqs", "texts made at a time", 8)
+    text = "inter-token latency in milliseconds, up to which a text waits while prompts of others are read"
+    add("--max-itl", text, 200, float, "MS")
+    add("--timeout", "seconds that a request may take, waiting included", 600, float, "S")
+    add("--shutdown-timeout", "seconds that requests may still run after SIGTERM or SIGHUP", 30, float, "S")
+
+
+def _batch(parser: argparse.ArgumentParser) -> None:
+    text = "requests in OpenAI's batch format, one JSON object a line (-: stdin)"
+    parser.add_argument("file", type=path_or_standard, metavar="FILE", help=text)
+    options.model(parser)
+    add = parser.add_argument
+    text = "answers, one a line (-: stdout); what OUT has answered is not asked again, what it refused is"
+    usual = "FILE with .out.jsonl; stdout for stdin"
+    add("-o", "--output", type=path_or_standard, metavar="OUT", help=options.described(text, usual))
+    text = "answer anew, in place, what OUT has of other requests, of another model or of other settings"
+    add("--again", action="store_true", help=text)
+    add("--name", help="what the requests call the model (default: as its hub or folder calls it)")
+    options.quiet(parser)
+    options.replicas(parser)
+    options.engine(parser)
+    options.disk_cache(parser)
+    options.ranks(parser)
+
+
+def _info(parser: argparse.ArgumentParser) -> None:
+    options.model(parser)
+    options.lower_tiers(parser)
+    options.kv(parser)
+    options.placement(parser)
+
+
+def _doctor(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--gpu", action="store_true", help="check the GPU and its kernels, in place of the processor's")
+    text = options.described("the figures, and any error")
+    add("--out", type=path, metavar="FILE", default="triforce-doctor.json", help=text)
+
+
+def _demo(parser: argparse.ArgumentParser) -> None:
+    text = (
+        "have the pair that comes with triforce continue the book from a prompt of this length, in place of the "
+        "questions to smollm2 (default: 16384 where smollm2 cannot be had)"
+    )
+    options.number(parser, "--prompt-tokens", text)
+    options.number(parser, "--max-tokens", "new tokens of each text at most", 96)
+    options.number(parser, "--seed", "seed of the sampled text", 1)
+    options.offline(parser)
+    options.placement(parser, context=False)
+
+
+def _eval(parser: argparse.ArgumentParser) -> None:
+    options.model(parser)
+    add = parser.add_argument
+    options.draft(parser)
+    text = "texts, or folders of them (default: the book of the demo)"
+    add("--texts", type=path_or_standard, nargs="+", metavar="PATH", help=text)
+    add("--only", metavar="NAME,...", help="some measurements, such as needle,copy; a wrong name lists them all")
+    text = (
+        "readings so few and short that they take a minute once the model is loaded: its speed is measured first, "
+        "and what is shortened or left out is said. A rough picture; the slower the model, the rougher"
+    )
+    add("--quick", action="store_true", help=text)
+    options.number(parser, "--max-context", "longest readings, in tokens", 32_768)
+    options.json_file(parser)
+    options.quiet(parser)
+    options.placement(parser, context=False)
+
+
+def _train_draft(parser: argparse.ArgumentParser) -> None:
+    options.model(parser, f"{options.MODEL}: the target; without one, that of the pair that comes with triforce")
+    add = parser.add_argument
+    text = "the folder that the draft is written to"
+    add("-o", "--output", type=path, metavar="DRAFT", required=True, help=text)
+    text = "a text, or a folder of them, of the kind that is to be continued (default: the book of the demo)"
+    add("--texts", type=path, metavar="FOLDER", help=text)
+    text = "how long to train, in minutes by the clock; loading the model and the figures at the end come on top"
+    options.number(parser, "--minutes", text, 30, minutes)
+    add("--device", default="cpu", help="cpu, as no other device trains drafts yet (default: cpu)")
+
+
+def _models(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_subparsers(dest="models", metavar="list|remove")
+    for name, summary in (("list", "what is kept: names, sizes, licences, files"), ("remove", "remove a model")):
+        part = what.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+        if name == "remove":
+            part.add_argument("name", metavar="NAME", help="as models list has it")
+
+
+def _cache(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_subparsers(dest="cache", metavar="list|verify|clear")
+    for name, summary in (
+        ("list", "models and profiles whose KV is kept, and of how many prompts"),
+        ("verify", "check every entry, and remove what is damaged"),
+        ("clear", "remove all entries; servers that use the folder go on"),
+    ):
+        part = what.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+        part.add_argument("folder", type=path, metavar="FOLDER", help="what --disk-cache names")
+
+
+def _watch(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    text = "a folder of texts: of a repository all that git has or would add; laid out as a chat without --system is"
+    add("folder", type=path, metavar="FOLDER", help=text)
+    add("-m", "--model", metavar="MODEL", help=f"{options.MODEL}; without one, the pair that comes with triforce")
+    options.offline(parser)
+    text = "every file is a document of its own, such as a book; else all of them together are one"
+    add("--each", action="store_true", help=text)
+    add("--once", action="store_true", help="end once all is read, in place of waiting for changes")
+    options.engine(parser)
+    options.disk_cache(parser, required=True)
+
+
+COMMANDS = (
+    ("generate", "continue a text", _generate),
+    (
+        "explain",
+        "continue a text, and say what each tier cost and gave, what was chosen, and what may be better",
+        _explain,
+    ),
+    ("chat", "talk, about a document if you like; the KV cache is kept between turns", _chat),
+    ("serve", "answer OpenAI's HTTP interface", _serve),
+    ("batch", "answer a file of requests, as the server would", _batch),
+    (
+        "info",
+        "say what a model is, its KV bytes per token, what fits in memory, and from where on speculation should pay",
+        _info,
+    ),
+    (
+        "doctor",
+        "say what this machine has, and check its kernels and texts, in a minute; with --gpu those of a GPU",
+        _doctor,
+    ),
+    ("models", "list or remove models that were fetched by a name of ours, such as smollm2", _models),
+    ("cache", "list, verify or clear a disk cache", _cache),
+    ("watch", "read a folder's texts into a disk cache in the background, and again what changes in them", _watch),
+    (
+        "demo",
+        "ask smollm2 (98 MB, fetched once) about a part of a book, plainly and in mode auto: the same text",
+        _demo,
+    ),
+    ("bench", "measure speed, certify texts, compare with other engines", bench),
+    (
+        "train-draft",
+        "train a draft for a model: it reads the model's hidden states, and learns from what the model computes",
+        _train_draft,
+    ),
+    ("eval", "measure a model on texts: loss, use of far context, agreement with its draft", _eval),
+)
+
 
 CANNOT_CHAT = "the pair that comes with triforce cannot chat, as it has no chat template"
 CHATS = (

@@ -18,7 +18,7 @@ from triforce.distributed.group import ALONE, TPGroup
 from triforce.errors import RequestError
 
 if TYPE_CHECKING:
-    from triforce.server.batch_output import Answers
+    from triforce.server.batch import Answers
     from triforce.server.engine_client import EngineClient, ServedModel
     from triforce.server.limits import Limits
 
@@ -71,9 +71,9 @@ def engine(options: Namespace, ranks: TPGroup, limits: Limits, purpose: str) -> 
 
 def follow(options: Namespace, ranks: TPGroup, limits: Limits) -> int:
     """Run a rank other than the first. Raises TriforceError."""
-    from triforce.server import tp_mirror
+    from triforce.server import engine_thread
 
-    tp_mirror.follow(load(options, ranks), limits)
+    engine_thread.follow(load(options, ranks), limits)
     return 0
 
 

@@ -14,14 +14,21 @@ from typing import Any
 
 from triforce.backends.torch_import import import_torch
 from triforce.cli import replicas
+from triforce.cli.answer_output import of_chats
 from triforce.cli.engine_arguments import served_name
-from triforce.cli.sampling_text import of_chats
 from triforce.disk_cache.folder import CacheFolder
 from triforce.distributed.group import TPGroup
 from triforce.errors import RequestError, TriforceError, printable
-from triforce.server.access import read_keys, require_hosts, require_key_beyond_loopback, require_origins
+from triforce.server.access import (
+    listen,
+    read_keys,
+    require_hosts,
+    require_key_beyond_loopback,
+    require_origins,
+    resolve,
+    url,
+)
 from triforce.server.limits import Limits, connection_limit
-from triforce.server.listening import listen, resolve, url
 
 LEAST = {
     "max_connections": 1,

@@ -8,14 +8,24 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from importlib import resources
 from pathlib import Path
 from typing import BinaryIO
 
-from triforce.cli.argument_values import STANDARD
+from triforce.cli.options import STANDARD
 from triforce.disk_cache.documents import LeftOut, barred, no_text, text_of
 from triforce.errors import RequestError, escaped
-from triforce.text_encoding import NotTextError, decode, kind, marked
-from triforce.user_files import open_file, read_all, read_file, read_line, unreadable
+from triforce.user_files import (
+    NotTextError,
+    decode,
+    kind,
+    marked,
+    open_file,
+    read_all,
+    read_file,
+    read_line,
+    unreadable,
+)
 from triforce.whole_file import why_unwritable
 
 REQUESTS = "give a JSONL file of requests"
@@ -161,3 +171,16 @@ def unwritable(file: str, error: OSError) -> RequestError:
     return RequestError(
         f"{file} cannot be written ({error.strerror}); name a file on a disk with room, in a folder of yours"
     )
+
+
+BOOK, TITLE = "dracula.txt", "Dracula, by Bram Stoker"
+
+
+def book_file() -> Path:
+    """Return the file of the book."""
+    return Path(str(resources.files("triforce"))) / "assets" / BOOK
+
+
+def sample_book() -> str:
+    """Return the text of the book."""
+    return book_file().read_text(encoding="utf-8")

@@ -16,8 +16,7 @@ from triforce.backends.torch_import import import_torch
 from triforce.cli import INTERRUPTED
 from triforce.cli.interrupts import heard
 from triforce.cli.progress import loading
-from triforce.cli.sample_book import book_file
-from triforce.cli.text_files import read_texts
+from triforce.cli.text_files import book_file, read_texts
 from triforce.errors import RequestError
 from triforce.whole_file import PARTIAL
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from triforce.disk_cache.folder import CacheFolder
 from triforce.disk_cache.folder_checks import MANIFEST
 from triforce.errors import CacheError, RequestError
-from triforce.text_encoding import NotTextError, decode
+from triforce.user_files import NotTextError, decode
 
 SHOWN = 3
 """Names of a reason that are listed; others are counted."""

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from triforce.backends.kernel_api import PAGE
+from triforce.backends.kv_rows import STORED_TYPES
 from triforce.disk_cache.entry import FORMAT, Entry, Part
 from triforce.disk_cache.entry_store import Use
 from triforce.disk_cache.folder import LOG
@@ -30,7 +31,6 @@ from triforce.ragged import Ints, common_prefix
 
 IDS = "ids"
 """The name of token ids in an entry."""
-KINDS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int8: "I8"}
 
 
 LAYERS, WINDOWS = ("keys", "values"), ("window_keys", "window_values")
@@ -47,7 +47,7 @@ def part_of(layers: Sequence[Tensor]) -> Part:
     whole_LGND = torch.empty(len(layers), *layers[0].shape, dtype=layers[0].dtype)
     for layer, each in enumerate(layers):
         whole_LGND[layer].copy_(each)
-    return Part(KINDS[whole_LGND.dtype], whole_LGND.shape, whole_LGND.flatten().view(torch.uint8).numpy().data)
+    return Part(STORED_TYPES[whole_LGND.dtype], whole_LGND.shape, whole_LGND.flatten().view(torch.uint8).numpy().data)
 
 
 def layers_of(
@@ -93,7 +93,7 @@ def features_of(entry: Entry, features: FeatureMemory, tokens: int) -> FeatureSl
 
 def _tensor(entry: Entry, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
     part = entry.parts.get(name)
-    if part is None or (list(part.shape), part.kind) != (list(shape), KINDS.get(dtype)):
+    if part is None or (list(part.shape), part.kind) != (list(shape), STORED_TYPES.get(dtype)):
         return None
     return torch.frombuffer(part.data, dtype=dtype).view(*shape)
 

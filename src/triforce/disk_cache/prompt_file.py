@@ -23,8 +23,8 @@ from torch import Tensor
 
 from triforce.backends.dispatch import VARIABLE
 from triforce.backends.kernel_api import PAGE, pages_for
+from triforce.backends.kv_rows import STORED_TYPES
 from triforce.disk_cache.entry import DIGEST, FORMAT, beginning, sealed
-from triforce.disk_cache.prefixes import KINDS
 from triforce.errors import CacheError, argument
 from triforce.kvcache.feature_memory import FEATURES, FeatureSlots
 from triforce.kvcache.pool import PagePool
@@ -171,11 +171,11 @@ def _header(maker: CacheFingerprint, pool: PagePool, row: int, tokens: int) -> b
     config = pool.config
     facts = {"format": FORMAT, "kind": KIND, "fingerprint": maker.model, "kernels": maker.kernels}
     kept = [tokens - pool.held_from(layer, row) for layer in range(config.layers)]
-    shapes_L = [(KINDS[pool.dtype], [config.kv_heads, tokens, config.row_size]) for tokens in kept]
+    shapes_L = [(STORED_TYPES[pool.dtype], [config.kv_heads, tokens, config.row_size]) for tokens in kept]
     layers = {f"{kind}.{layer}": shape for layer, shape in enumerate(shapes_L) for kind in ("keys", "values")}
     if features := pool.features:
         shapes = zip(FEATURES, features.shapes(tokens), strict=True)
-        layers |= {name: (KINDS[features.dtype], list(each)) for name, each in shapes}
+        layers |= {name: (STORED_TYPES[features.dtype], list(each)) for name, each in shapes}
     return beginning(facts, {"ids": ("I64", [tokens]), **layers})
 
 

@@ -2,20 +2,234 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+from collections import OrderedDict, deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Literal
+from warnings import warn
+from zlib import crc32
 
+import numpy as np
+
+from triforce.backends import dispatch
+from triforce.backends.kernel_api import pages_for
+from triforce.checkpoint.tokenizer import Tokenizer
+from triforce.disk_cache import prompt_file
+from triforce.disk_cache.prefixes import LEAST, SEGMENT, DiskPrefixes, KVProfile
 from triforce.disk_cache.prompt_file import SavedCache
+from triforce.disk_cache.write_queue import PATIENCE, DiskCache
+from triforce.distributed.group import TPGroup
 from triforce.engine.engine_core import EngineCore
-from triforce.engine.output_stream import OutputChunk, OutputStream
-from triforce.engine.program_end import native_work
-from triforce.engine.reading_history import ReadingHistory
+from triforce.engine.model_loader import ModelPair
+from triforce.engine.program_end import EndingGenerator, native_work
+from triforce.engine.scheduler import MAX_ITL, MOST_ROWS, OnPrefill, SequenceGroup
 from triforce.engine.sequence import TokenSequence
-from triforce.engine.sequence_group import OnPrefill, SequenceGroup
-from triforce.errors import RequestError
-from triforce.interface.outputs import KVMemoryUsage, RequestOutput
-from triforce.kvcache import FullView
+from triforce.engine.tier_builder import SharedKV, SpeculativeConfig
+from triforce.errors import CacheError, CacheWarning, RequestError, argument, require_bool
+from triforce.interface.byte_size import named_path
+from triforce.interface.explain import json_value
+from triforce.interface.frozen_fields import fields_frozen
+from triforce.interface.outputs import (
+    CompletionOutput,
+    DecodingSnapshot,
+    Interruption,
+    KVMemoryUsage,
+    Logprob,
+    RequestOutput,
+    TokenLogprobs,
+)
+from triforce.kvcache import PAGE, FullView, PagePool
+from triforce.kvcache.views.full import TAIL
+from triforce.planner import CostModel
+from triforce.ragged import Ints, ints
+
+
+@fields_frozen
+@dataclass(frozen=True, slots=True)
+class OutputChunk:
+    """Text that is ready to show, and the tokens that came with it, with the names of the tiers that proposed them.
+
+    A text is shown as it grows by `for piece in llm.stream(prompt): print(piece, end="", flush=True)`.
+    """
+
+    text: str
+    token_ids: list[int]
+    origins: list[str]
+    index: int
+    """Index among the `n` completions."""
+    finish_reason: Literal["stop", "length"] | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    """One per token, if they were asked for."""
+    characters: list[int] = field(default_factory=list)
+    """Characters that each token adds to the text, of which stop strings may hold some back."""
+    trace: DecodingSnapshot | None = None
+    """State of the decoding, if that was asked for."""
+
+    def __str__(self) -> str:
+        """Return the text, so that `"".join(map(str, stream))` is all of it."""
+        return self.text
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON keeps them; None is the logarithm of a probability of zero."""
+        return dict(json_value(self))
+
+
+class OutputStream:
+    """Follows one sequence of an engine. Without a tokenizer there are tokens but no text."""
+
+    def __init__(self, sequence: TokenSequence, tokenizer: Tokenizer | None) -> None:
+        self.sequence, self._tokenizer, self._logprobs = sequence, tokenizer, list[TokenLogprobs]()
+        self._stream = tokenizer.stream(after=sequence.prompt) if tokenizer else None
+        self._text = StopStringBuffer(sequence.params.stop)
+
+    def take(self, count: int, finish: Callable[[TokenSequence, int], None]) -> OutputChunk:
+        """Read the last `count` tokens of the sequence, and return what is ready to show.
+
+        finish: called with the sequence and the number of surplus tokens where a stop string is complete. Raises
+        RequestError where the text is not what was asked for, because its grammar could not be followed.
+        """
+        sequence = self.sequence
+        if sequence.constraint and (failure := sequence.constraint.failure):
+            raise RequestError(f"the grammar became too complex at token {len(sequence.tokens)}: {failure}")
+        fresh, origins = sequence.tokens[-count:], sequence.origins[-count:]  # a stop string cuts the sequence's own
+        shown, characters = "", list[int]()
+        for token in fresh:
+            text = self._stream.step(token) if self._stream else ""
+            shown += self._text.add(text)
+            characters.append(len(text))
+            if self._text.stopped:
+                finish(sequence, count - len(characters))
+                break
+        read = len(characters)
+        if sequence.finish and self._stream:
+            rest = self._stream.flush()
+            characters[-1] += len(rest)
+            shown += self._text.add(rest) + self._text.flush()
+        logprobs = None
+        if sequence.params.logprobs is not None:
+            logprobs = [self.with_texts(entry) for entry in sequence.logprobs[-read:]]
+            self._logprobs += logprobs
+        return OutputChunk(
+            shown, fresh[:read], origins[:read], sequence.choice, sequence.finish, logprobs, characters, sequence.trace
+        )
+
+    def with_texts(self, entry: TokenLogprobs) -> TokenLogprobs:
+        """Return log-probabilities with the texts of their tokens, where there is a tokenizer."""
+        if (tokenizer := self._tokenizer) is None:
+            return entry
+
+        def read(token: Logprob) -> Logprob:
+            return token._replace(text=tokenizer.text_of(token.token_id))
+
+        return TokenLogprobs(read(entry.chosen), tuple(map(read, entry.top)))
+
+    def output(self) -> CompletionOutput:
+        """Return the whole completion of a finished sequence."""
+        sequence = self.sequence
+        return CompletionOutput(
+            sequence.choice,
+            self._text.text,
+            sequence.tokens,
+            sequence.finish or "length",
+            self._logprobs if sequence.params.logprobs is not None else None,
+            sequence.origins,
+            sequence.seed,
+            sequence.tiers,
+            sequence.timeline,
+            sequence.report,
+        )
+
+
+class StopStringBuffer:
+    """Gives out text as soon as no stop string can begin in it. A stop string itself is never given out."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""
+        self.text = ""
+        self.stopped = False
+
+    def add(self, piece: str) -> str:
+        """Append a piece of text. Returns what can be shown now: nothing after a stop."""
+        if self.stopped:
+            return ""
+        self._held += piece
+        found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        if found:
+            self.stopped = True
+            return self._show(min(found))
+        return self._show(len(self._held) - partial_match(self._held, self._stops))
+
+    def flush(self) -> str:
+        """Return what was held back, at the end of the text."""
+        return "" if self.stopped else self._show(len(self._held))
+
+    def _show(self, length: int) -> str:
+        shown, self._held = self._held[:length], self._held[length:]
+        self.text += shown
+        return shown
+
+
+def partial_match(text: str, stops: Sequence[str]) -> int:
+    """Return the length of the longest end of `text` that is the beginning of one of `stops`, and not all of it."""
+    return max((n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n])), default=0)
+
+
+TEXTS, SCOPES = 4, 64
+"""Texts that are remembered of a scope, and scopes: the latest."""
+
+
+class ReadingHistory:
+    """Latest texts of each scope, which new prompts are compared with. disk: keeps them for other processes, too."""
+
+    def __init__(self, disk: DiskPrefixes | None = None) -> None:
+        self._disk = disk
+        self._texts: OrderedDict[str, deque[Ints]] = OrderedDict()
+
+    def note(self, scope: str, text: Sequence[int]) -> None:
+        """Remember a text, prompt and answer."""
+        texts = self._latest(scope)
+        texts.append(ints(list(text)))
+        if self._disk and len(text) >= LEAST:
+            self._disk.keep_latest(scope, [each for each in texts if len(each) >= LEAST])
+
+    def _latest(self, scope: str) -> deque[Ints]:
+        if scope not in self._texts:
+            self._texts[scope] = deque(self._disk.latest(scope) if self._disk else (), maxlen=TEXTS)
+        self._texts.move_to_end(scope)
+        if len(self._texts) > SCOPES:
+            self._texts.popitem(last=False)
+        return self._texts[scope]
+
+    def why(self, scope: str, prompt: Sequence[int], cached: int, *, slow_disk: bool = False) -> str:
+        """Return why no more than `cached` tokens of a prompt were read before; "" where a segment at most was read.
+
+        slow_disk: more of it is kept on disk, which was given up.
+        """
+        if len(prompt) - cached <= SEGMENT + TAIL:
+            return ""
+        if slow_disk:
+            return f"behind its first {cached:,} tokens the disk is slower than reading again"
+        ids = ints(list(prompt))
+        common = max((_common(ids, text) for text in self._latest(scope)), default=0)
+        if common > cached + SEGMENT:
+            return f"its first {common:,} tokens were read before, but no longer kept"
+        if common >= PAGE:
+            return f"it differs from token {common + 1:,} on from what was read before"
+        return "no more of it was kept" if cached else "nothing that was read lately begins like it"
+
+
+def _common(a: Ints, b: Ints) -> int:
+    """Return how many tokens two texts have in common at their start."""
+    length = min(len(a), len(b))
+    differing = np.flatnonzero(a[:length] != b[:length])
+    return int(differing[0]) if len(differing) else length
+
 
 Event = OutputChunk | RequestOutput | Exception
 """Pieces of the texts of a request as they are ready, and at the end the whole output, or an error."""
@@ -191,3 +405,210 @@ def _reports(requests: Sequence[Request], on_prefill: OnPrefill | None) -> list[
         on_prefill(sum(seen), sum(sizes))
 
     return [partial(report, i) for i in range(len(requests))]
+
+
+SPARE = 64, 1 / 16
+"""Pages beyond those asked for, at least, and as a share of them: the next question about a document may be longer."""
+
+
+class RequestRunner:
+    """Starts engines, runs requests on one, and keeps it for the next.
+
+    costs: what is known of passes; it is added to. disk: a disk cache, if there is one.
+    """
+
+    def __init__(
+        self, pair: ModelPair, speculation: SpeculativeConfig, coupling: str, costs: CostModel, disk: DiskCache | None
+    ) -> None:
+        self._models, self._speculation, self._coupling, self.costs = pair.decoders, speculation, coupling, costs
+        self._pair, self.disk, self._ranks = pair, disk, pair.target.decoder.ranks
+        self._idle: Engine | None = None
+        self.over = ""
+        """Why no request runs any more; empty while they do."""
+
+    def varied(self, speculation: SpeculativeConfig, coupling: str) -> RequestRunner:
+        """Return a runner of the same models that speculates otherwise."""
+        return RequestRunner(self._pair, speculation, coupling, self.costs, self.disk)
+
+    def start(
+        self, rows: int, pages: int, turn: int | None = None, max_itl: float = MAX_ITL, given: PagePool | None = None
+    ) -> Engine:
+        """Return a new engine (see `EngineCore`), with `rows` and `pages` of KV. given: a pool to use."""
+        store = SharedKV(self._models, self._speculation, rows, pages, given)
+        return Engine(EngineCore(store, self._coupling, self.costs, turn, max_itl, self._disk_prefixes(store)))
+
+    def run(
+        self,
+        requests: Sequence[Request],
+        on_prefill: OnPrefill | None,
+        save: str | Path | None,
+        load: str | Path | None,
+        memory: FullView | None = None,
+    ) -> Iterator[tuple[Request, OutputChunk | RequestOutput]]:
+        """Run requests on one engine, and yield what comes of each: chunks of text, and at last its output.
+
+        save, load: files for the KV of the first prompt, and of an earlier one (see `kvcache.prompt_file`). Closing the
+        iterator, or dropping it, cancels all requests. Raises TriforceError, and whatever `on_prefill` raises.
+        """
+        files = named_path("save_cache", save), named_path("load_cache", load)
+        return EndingGenerator(self._run(requests, on_prefill, *files, memory))
+
+    def _run(
+        self,
+        requests: Sequence[Request],
+        on_prefill: OnPrefill | None,
+        save: Path | None,
+        load: Path | None,
+        memory: FullView | None,
+    ) -> Generator[tuple[Request, OutputChunk | RequestOutput], None, None]:
+        if self._ranks.count > 1 and (save or load):
+            raise RequestError(
+                f"a saved KV cache is of one process; leave out {argument('ranks')} and torchrun, or the file"
+            )
+        facts = [(r.prompt, r.mode, r.sequences[0].params, r.sequences[0].seed) for r in requests]
+        compare(self._ranks, "requests", facts)
+        context, reach = self._models.target.config.context, self._speculation.reach
+        sizes = sorted(pages_for(each.capacity(context, reach)) for request in requests for each in request.sequences)
+        rows, pages = min(len(sizes), MOST_ROWS), sum(sizes[-MOST_ROWS:])
+        with self._engine(rows, pages, memory, kept=not (save or load or memory)) as engine:
+            saved, on_read = self.prompt_files(save, load, engine.core.store.pool, requests[0].prompt)
+            engine.submit(requests, memory, saved, on_prefill, on_read)
+            try:
+                while engine.busy:
+                    if self.over:
+                        raise RequestError(self.over)
+                    if self._ranks.count > 1:
+                        self._ranks.broadcast(None)  # rank 0 may have waited for the reader of its text
+                    for request, event in engine.step():
+                        if isinstance(event, Exception):
+                            raise event
+                        yield request, event
+            finally:
+                for request in requests:
+                    engine.cancel(request)
+                until = perf_counter() + PATIENCE
+                engine.core.write_behind(lambda: bool(self.over) or perf_counter() > until)
+
+    def _disk_prefixes(self, store: SharedKV) -> DiskPrefixes | None:
+        if self.disk is None:
+            return None
+        draft = self._pair.draft
+        drafter = f"{draft.fingerprint} {self._speculation.lower_tiers}" if draft else ""
+        profile = KVProfile(self._pair.name, self._pair.cached_by, drafter, self._kernels(store.pool))
+        return DiskPrefixes(self.disk, profile, store.pool, store.whole)
+
+    def close(self, reason: str) -> None:
+        """Give back all memory, and write what is queued for the disk; requests that run end with the reason."""
+        self.over = reason
+        self.clear()
+        if self.disk:
+            self.disk.close()
+
+    def abandon(self, reason: str) -> None:
+        """End requests with the reason, and leave all else to the process that was forked."""
+        self.over = reason
+        if self.disk:
+            self.disk.close.detach()
+
+    def clear(self) -> None:
+        """Give back the memory of the kept engine, and forget what it has read."""
+        if self._idle:
+            self._idle.close()
+        self._idle = None
+
+    @contextmanager
+    def _engine(self, rows: int, pages: int, memory: FullView | None, kept: bool) -> Iterator[Engine]:
+        """Lend an engine. kept: the one that is kept, if it fits, which is kept again unless there was an error."""
+        if not kept:
+            with closing(self.start(rows, pages, given=memory.pool if memory else None)) as engine:
+                yield engine
+            return
+        engine = self._take(rows, pages)
+        try:
+            yield engine
+        except GeneratorExit:  # a stream that is closed between two steps
+            self._idle = engine
+            raise
+        except BaseException:
+            engine.close()
+            raise
+        self._idle = engine
+
+    def _take(self, rows: int, pages: int) -> Engine:
+        """Return the kept engine, if it is idle and large enough, or a new one."""
+        if self._idle and self._idle.core.store.rows >= rows and self._idle.core.store.pages >= pages:
+            engine, self._idle = self._idle, None
+            return engine
+        self.clear()
+        # Where KV is offloaded, unused pages would take memory from pages that could stay.
+        more = max(SPARE[0], int(pages * SPARE[1])) if self._speculation.offload.kind == "none" else 0
+        try:
+            return self.start(rows, pages + more)
+        except CacheError:
+            return self.start(rows, pages)
+
+    def prompt_files(
+        self, save: Path | None, load: Path | None, pool: PagePool, prompt: list[int]
+    ) -> tuple[prompt_file.SavedCache | None, Callable[[FullView], None] | None]:
+        """Return a saved prompt to start from, and a function that saves one; None for those not asked for."""
+        if load is None and save is None:
+            return None, None
+        fingerprint = self.cache_fingerprint(pool)
+        saved = None if load is None else prompt_file.SavedCache(load, fingerprint)
+        return saved, None if save is None else self._saver(save, fingerprint, pool, prompt)
+
+    def cache_fingerprint(self, pool: PagePool) -> prompt_file.CacheFingerprint:
+        """Return the identity of what computes the pages of a pool."""
+        return prompt_file.CacheFingerprint(self._pair.cached_by, self._kernels(pool))
+
+    def _kernels(self, pool: PagePool) -> str:
+        """Return whose bits a pool holds. A saved prompt may come to the disk cache, so both go by the same name."""
+        return f"{dispatch.identity(self._models.target.model, pool.kv)}, {dispatch.build()}"
+
+    def _saver(
+        self, path: Path, fingerprint: prompt_file.CacheFingerprint, pool: PagePool, prompt: list[int]
+    ) -> Callable[[FullView], None]:
+        """Reserve disk space, and return a function that writes the file; if it fails, the text goes on without one."""
+        reserved = prompt_file.reserve(path, prompt_file.size_of(pool, len(prompt) - 1))
+
+        def save(full: FullView) -> None:
+            reserved.close()
+            try:
+                prompt_file.save(path, fingerprint, full, 0, prompt)
+            except CacheError as error:
+                warn(str(error), CacheWarning, stacklevel=2)
+
+        return save
+
+
+def compare(ranks: TPGroup, what: str, facts: object) -> None:
+    """Raise RankError unless all ranks bring the same facts: otherwise they would wait for each other in vain."""
+    if ranks.count > 1:
+        level = dispatch.native.level() if dispatch.native else "torch"
+        ranks.compare(crc32(repr((level, facts)).encode()), what)
+
+
+def collected(
+    requests: Sequence[Request], events: Iterable[tuple[Request, Event]], use_tqdm: bool | None
+) -> list[RequestOutput]:
+    """Return the output of each request, in their order. Raises Interruption, which has those that are done."""
+    from tqdm import tqdm
+
+    if use_tqdm is not None:
+        require_bool("use_tqdm", use_tqdm)
+    outputs: dict[Request, RequestOutput] = {}
+    shown = len(requests) > 1 and _is_watched() if use_tqdm is None else use_tqdm
+    with tqdm(desc="generate", total=len(requests), unit=" prompts", disable=not shown, file=sys.stderr) as bar:
+        try:
+            for request, event in events:
+                if isinstance(event, RequestOutput):
+                    outputs[request] = event
+                    bar.update()
+        except KeyboardInterrupt as error:
+            raise Interruption([outputs.get(request) for request in requests]) from error
+    return [outputs[request] for request in requests]
+
+
+def _is_watched() -> bool:
+    """Whether stderr is a terminal, or the output of a cell of a notebook."""
+    return sys.stderr.isatty() or type(sys.stderr).__module__.startswith("ipykernel.")

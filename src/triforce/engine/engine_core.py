@@ -6,24 +6,134 @@ read next, and which group is swapped out; a `PrefillPacer`, how many tokens of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
+from typing import NamedTuple
 
 from triforce.backends.kernel_api import PAGE
-from triforce.disk_cache.prefixes import DiskPrefixes
-from triforce.engine.modes import MODES
-from triforce.engine.prefill_pacer import LEAST, LEAST_ON_GPU, PacedPrompt, PrefillPacer, PrefillTask
-from triforce.engine.prefix_sharing import share_prefixes
-from triforce.engine.scheduler import Scheduler
-from triforce.engine.scheduling_limits import MAX_ITL
+from triforce.disk_cache.prefixes import DiskPrefixes, Pages
+from triforce.distributed.group import TPGroup
+from triforce.engine.scheduler import MAX_ITL, Scheduler, SequenceGroup, Status
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
-from triforce.engine.sequence_group import SequenceGroup, Status
-from triforce.engine.tier_builder import SharedKV
+from triforce.engine.tier_builder import MODES, SharedKV
 from triforce.errors import CacheError, RankError, argument
+from triforce.kvcache import PagePool
 from triforce.kvcache.pool import PrefixPages
 from triforce.kvcache.prefix_cache import PrefixCache
+from triforce.kvcache.views.full import TAIL
 from triforce.planner import CostModel
+
+UNKNOWN = 64
+"""Tokens of the first pass of a tier, whose speed is not known yet."""
+LEAST, LEAST_ON_GPU = 16, 128
+"""Tokens of a pass at least, which its size is a multiple of: fewer cost no less, and on a GPU would be captured."""
+
+
+class PrefillPacer:
+    """Grants passes of prefill their sizes, by the time that tokens took so far. Rank 0 measures for all.
+
+    max_itl: seconds that may pass between two steps. least: tokens of a pass at least. strict: sizes of passes may not
+    depend on the clock.
+    """
+
+    def __init__(self, max_itl: float, ranks: TPGroup, least: int = LEAST, *, strict: bool = False) -> None:
+        self._max_itl, self._ranks, self._least, self._strict = max_itl, ranks, least, strict
+        self._rates: dict[str, float] = {}
+        """Seconds that a token took in the latest pass of each tier."""
+        self._texts_wait, self._until = False, 0.0
+
+    def begin(self, running: bool, step_seconds: float = 0.0) -> None:
+        """Start to count the time between two steps. running: texts wait for their next step meanwhile.
+
+        step_seconds: what a step of all texts takes.
+        """
+        self._texts_wait = running and not self._strict
+        self._until = perf_counter() + self._max_itl - step_seconds
+
+    def grant(self, tier: str, tokens: int) -> int:
+        """Grant a pass of `tier` all tokens; where texts wait, as many as there is time for."""
+        if self._texts_wait:
+            now, rate = perf_counter(), self._rates.get(tier)
+            affordable = UNKNOWN if rate is None else int((self._until - now) / rate)
+            whole = max(self._least, affordable // self._least * self._least)
+            tokens = self._ranks.broadcast(min(tokens, whole))
+        return tokens
+
+    def passed(self, tier: str, tokens: int, seconds: float) -> None:
+        """Note what a pass took."""
+        self._rates[tier] = seconds / tokens
+
+    def more(self) -> bool:
+        """Whether there is time for another part of a prompt before the next step."""
+        return self._ranks.broadcast(perf_counter() < self._until)
+
+
+class PacedPrompt:
+    """Passes over one prompt, as a pacer grants them; parts of other prompts' passes may come in between."""
+
+    def __init__(self, pacer: PrefillPacer) -> None:
+        self._pacer = pacer
+        self._tier, self._tokens, self._seconds = "", 0, 0.0
+
+    def grant(self, tier: str, tokens: int) -> int:
+        """Grant the next pass its tokens (a `speculation.Grant`); the one before is over."""
+        self.end()
+        self._tier, self._tokens, self._seconds = tier, self._pacer.grant(tier, tokens), 0.0
+        return self._tokens
+
+    def took(self, seconds: float) -> None:
+        """Note what a part of the pass that was granted latest took."""
+        self._seconds += seconds
+
+    def end(self) -> None:
+        """Let the pacer know what that pass took in all, if there was one."""
+        if self._tokens:
+            self._pacer.passed(self._tier, self._tokens, self._seconds)
+        self._tokens = 0
+
+
+class PrefillTask(NamedTuple):
+    """A group on its way to its first tokens. passes: yields tokens seen, and tokens in all, after parts of passes."""
+
+    group: SequenceGroup
+    batch: SequenceBatch
+    pace: PacedPrompt
+    passes: Iterator[tuple[int, int]]
+
+
+def share_prefixes(
+    batch: SequenceBatch,
+    sequences: Sequence[TokenSequence],
+    store: SharedKV,
+    prefixes: PrefixCache,
+    midway: bool = False,
+) -> None:
+    """Let later prompts begin with what the rows of these sequences have seen. midway: they go on reading theirs."""
+    pool = batch.top.cache.pool
+    for b, sequence in enumerate(batch.sequences):
+        if sequence not in sequences or sequence.scope is None:
+            continue
+        # Strictly, what was read as a prompt is to be shared, and what was decoded is not: its bits differ.
+        seen = int(pool.lengths_B[b])
+        seen = max(0, min(seen, len(sequence.prompt) - 1 - TAIL)) if store.speculation.strict else seen
+        text = batch.prefix.ids_BS[b, : seen // store.whole * store.whole].copy()
+        if batch.memory is None:
+            prefixes.note(sequence.scope, text, pool.tables[b], pool.windows.tables[b] if pool.windows else ())
+        if sequence.disk:
+            held = prefixes.locate(sequence.scope, text) if batch.memory is None else _pages_of(pool, b)
+            sequence.disk.keep(text, held, midway)
+
+
+def _pages_of(pool: PagePool, b: int) -> Pages:
+    """Return what finds pages in the tables of a row that stays its owner's, which gives those of windows back."""
+    kept, windows = list(pool.tables[b]), pool.windows
+
+    def pages(start: int, stop: int) -> PrefixPages:
+        some = slice(start // PAGE, stop // PAGE)
+        return PrefixPages(kept[some], windows.tables[b][some] if windows else ())
+
+    return pages
 
 
 class EngineCore:

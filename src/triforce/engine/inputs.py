@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import cached_property
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Protocol
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
+from weakref import WeakSet
 
 from triforce.checkpoint.tokenizer import Tokenizer
-from triforce.errors import ContextLengthError, RequestError, argument, placed, suggest
+from triforce.engine.engine import RequestRunner
+from triforce.engine.model_loader import Checkpoint, trim_heap
+from triforce.engine.tier_builder import DRAFTED, MODES, ModelSet
+from triforce.errors import ContextLengthError, RequestError, argument, placed, require_bool, suggest
 from triforce.interface.messages import Message
-from triforce.interface.sampling_params import SamplingParams
+from triforce.interface.sampling_params import SamplingParams, chat_defaults
 from triforce.model.config import ModelConfig
 from triforce.sampling.logits import check_bias
 
@@ -235,3 +242,125 @@ def known(what: str, name: str, table: Iterable[str]) -> str:
         names = list(table)
         raise RequestError(f"{what} {name!r} is not known{suggest(str(name), names)}; choose from {', '.join(names)}")
     return name
+
+
+CLOSED = "this LLM is closed; make another LLM"
+FORKED = (
+    "this LLM was made before the fork, which copies none of its threads; make another LLM in this process, or start "
+    "processes with multiprocessing's spawn"
+)
+
+
+class LLMLifetime:
+    """The life of an LLM. Behind its end every attribute that it had but `close` raises RequestError."""
+
+    runner: RequestRunner
+
+    def __init__(self) -> None:
+        _LIVING.add(self)
+
+    def __del__(self) -> None:
+        self.__dict__.clear()
+        trim_heap()
+
+    def close(self) -> None:
+        """Give back weights, KV and the disk cache, once what is queued for it is written. Harmless a second time.
+
+        Texts that are being streamed end with RequestError, as all later calls do. `with LLM(...) as llm:` closes at
+        its end.
+        """
+        runner = self.__dict__.get("runner")
+        self._end(CLOSED)
+        if runner:
+            runner.close(CLOSED)
+        trim_heap()
+
+    def __enter__(self) -> Self:
+        if self._over:
+            raise RequestError(self._over)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError("an LLM can be neither copied nor pickled; make another LLM")
+
+    if not TYPE_CHECKING:  # a checker would take every misspelt name for an attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name in self.__dict__.get("_lost", ()):
+                raise RequestError(self._over)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    @property
+    def _over(self) -> str:
+        """Reason of the end; empty while it lives."""
+        reason: str = self.__dict__.get("_reason", "")
+        return reason
+
+    def _end(self, reason: str) -> None:
+        if not self._over:
+            lost = frozenset(self.__dict__)
+            self.__dict__.clear()
+            self.__dict__.update(_reason=reason, _lost=lost)
+
+
+_LIVING: WeakSet[LLMLifetime] = WeakSet()
+_INHERITED: list[dict[str, Any]] = []
+"""What LLMs of the process that was forked had. It is kept: what is freed would wait for threads that are not here."""
+
+
+def _end_in_child() -> None:
+    for llm in list(_LIVING):
+        _INHERITED.append(dict(llm.__dict__))
+        if runner := llm.__dict__.get("runner"):
+            runner.abandon(FORKED)
+        llm._end(FORKED)
+
+
+os.register_at_fork(after_in_child=_end_in_child)
+
+
+class LLMInputs(LLMLifetime):
+    """Part of an LLM that reads what is asked of it, and needs no engine."""
+
+    target: Checkpoint
+    models: ModelSet
+    tokenizer: Tokenizer | None
+    sampling_defaults: dict[str, Any]
+
+    def sampling_params(self, *, chat: bool = False, **given: Any) -> SamplingParams:
+        """Return `SamplingParams` with these values, and of the others (None) those that the model's files name.
+
+        chat: where these name none, they are temperature 0.8, top_k 40, top_p 0.95, min_p 0.05. Raises RequestError.
+        """
+        require_bool("chat", chat)
+        defaults = chat_defaults(self.sampling_defaults) if chat else self.sampling_defaults
+        return SamplingParams(**(defaults | {name: value for name, value in given.items() if value is not None}))
+
+    @property
+    def modes(self) -> list[str]:
+        """Names of the modes that these models can run."""
+        return [mode for mode in MODES if self.models.drafts or mode not in DRAFTED]
+
+    @cached_property
+    def end_ids(self) -> frozenset[int]:
+        """End-of-sequence tokens of the model."""
+        return frozenset(self.tokenizer.eos_ids if self.tokenizer else self.target.files.eos_ids())
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Return the token ids of a prompt, checked. Raises RequestError."""
+        return token_ids(one_prompt("encode", prompt), self.target)
+
+    def encode_chat(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> list[int]:
+        """Return the token ids of a conversation that awaits its answer. Raises RequestError."""
+        return chat_ids(messages, tools, self.target)
+
+    def decode(self, ids: int | Sequence[int]) -> str:
+        """Return the text of token ids, or of one, without special tokens. Raises RequestError, or TypeError."""
+        if self.tokenizer is None:
+            raise RequestError("this model has no tokenizer; its outputs are token ids")
+        return self.tokenizer.decode(checked_ids(ids, self.target.config.vocab_size))

@@ -4,33 +4,275 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
+from typing import Protocol
 
 import torch
 
 from triforce.backends import dispatch
 from triforce.backends.decoder import Decoder
 from triforce.backends.kv_rows import kv_name
-from triforce.checkpoint.hub import SHIPPED, model_name
-from triforce.checkpoint.model_files import ModelFiles
+from triforce.checkpoint.hf_config import model_config
+from triforce.checkpoint.hub import FINETUNE, SHIPPED, draft_for, model_name, model_path
+from triforce.checkpoint.model_families import FAMILIES
+from triforce.checkpoint.model_files import ModelFiles, open_model
 from triforce.checkpoint.tokenizer import Tokenizer
-from triforce.checkpoint.weights import fingerprint
+from triforce.checkpoint.weight_files import Archive, stamp
+from triforce.checkpoint.weights import fingerprint, of_weights, read_embedding, read_weights
 from triforce.distributed.group import ALONE, TPGroup
-from triforce.engine.feature_loader import FeatureCheckpoint, known_draft, load_feature_draft
-from triforce.engine.model_profile import ModelProfile
-from triforce.engine.model_source import located
+from triforce.eagle.eagle_draft import FeatureDraft
+from triforce.eagle.head_files import is_feature_draft, read_feature_draft, target_named, with_head
 from triforce.engine.program_end import native_work
-from triforce.engine.speculative_config import SpeculativeConfig
-from triforce.engine.tier_builder import ModelSet
+from triforce.engine.tier_builder import ModelSet, SpeculativeConfig
 from triforce.errors import ModelError, RequestError, argument, placed
-from triforce.interface.user_paths import require_name
+from triforce.interface.byte_size import require_name
+from triforce.interface.explain import BreakEvenPoint
 from triforce.model.config import ModelConfig
-from triforce.planner import CostModel
-from triforce.planner.cost_model import kernel_level
+from triforce.model.expert_unions import ExpertUnions
+from triforce.model.weights import Matrix, Weights
+from triforce.planner.break_even import BreakEven, LearntSpeed, balance_of, break_even_point
+from triforce.planner.cost_model import CostModel, costs_path, kernel_level
 from triforce.planner.pass_costs import TierWork
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+KV_DTYPES = ("auto", "bfloat16", "int8")
+"""`auto` is the model's own dtype."""
+
+
+def resolve_device(device: str | torch.device) -> torch.device:
+    """Device to run on; a CUDA device with its number. Raises ModelError where there is no such device."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found).tolist()
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
+        asked, others = argument("device", device), (argument("device", "cpu"), argument("device", "auto"))
+        raise ModelError(f"{asked} cannot be used here; use {' or '.join(others)}") from error
+    if found.type == "cuda" and found.index is None:  # some functions of torch refuse it, and the current one changes
+        return torch.device("cuda", torch.cuda.current_device())
+    return found
+
+
+def resolve_dtype(dtype: str | torch.dtype, device: torch.device, config: ModelConfig) -> torch.dtype:
+    """Type of weights and KV. Raises ModelError for what is not in `DTYPES`."""
+    if dtype == "auto":
+        return dispatch.best_dtype(config, device)
+    found = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    if found is None or found not in DTYPES.values():
+        raise ModelError(f"{argument('dtype', str(dtype))} is not supported; use one of auto, {', '.join(DTYPES)}")
+    return found
+
+
+def with_kv_dtype(config: ModelConfig, kv_dtype: str, dtype: torch.dtype) -> ModelConfig:
+    """Return the config with KV of one of `KV_DTYPES`, of a model of a dtype. Raises RequestError."""
+    if kv_dtype not in KV_DTYPES:
+        raise RequestError(f"{argument('kv_dtype', kv_dtype)} is not known; choose from {', '.join(KV_DTYPES)}")
+    if kv_dtype == "bfloat16" and dtype != torch.bfloat16:
+        name = str(dtype).removeprefix("torch.")
+        raise RequestError(
+            f"KV is {name}, as the model is; use {argument('kv_dtype', 'auto')} or int8, or "
+            f"{argument('dtype', 'bfloat16')}"
+        )
+    return replace(config, kv_int8=kv_dtype == "int8")
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model's files and how they are to be read, before any weight is. config: the whole model's."""
+
+    files: ModelFiles
+    tokenizer: Tokenizer | None
+    config: ModelConfig
+    precision: torch.dtype
+    device: torch.device
+
+    def weights(self, device: torch.device, ranks: TPGroup = ALONE) -> Weights:
+        """Return the weights, or the part of one of several ranks, on a device. Raises ModelError."""
+        packed = dispatch.keeps_packed(self.config, self.precision, self.device)
+        return read_weights(
+            self.files.path, self.files.archives(packed=packed), self.config, rows=self.files.config.vocab_size,
+            device=device, dtype=self.precision, ranks=ranks, names=FAMILIES[self.files.config.model_type].names,
+        )  # fmt: skip
+
+
+def located(
+    name_or_path: str | Path,
+    *,
+    device: str | torch.device,
+    dtype: str | torch.dtype,
+    kv_dtype: str,
+    context: int | None,
+    beside: tuple[Path, Tokenizer | None] | None = None,
+) -> ModelSource:
+    """Return where a model is and how it is to be read; raises as `load` does, whose arguments these are.
+
+    beside: the path and the tokenizer of a model whose tokenizer is used where it is the same.
+    """
+    device = resolve_device(device)
+    files = open_model(name_or_path)
+    tokenizer = _tokenizer(files, beside)
+    vocab_size = tokenizer.vocab_size if tokenizer else files.config.vocab_size
+    config = model_config(files.config, vocab_size=vocab_size, context=context, device=device)
+    precision = resolve_dtype(dtype, device, config)
+    return ModelSource(files, tokenizer, with_kv_dtype(config, kv_dtype, precision), precision, device)
+
+
+def _tokenizer(files: ModelFiles, beside: tuple[Path, Tokenizer | None] | None) -> Tokenizer | None:
+    path, known = beside or (None, None)
+    if path and known and files.shares_tokenizer(path) and known.vocab_size <= files.config.vocab_size:
+        return known
+    return files.tokenizer() if files.has_tokenizer else None
+
+
+@dataclass(frozen=True)
+class FeatureCheckpoint:
+    """A loaded feature draft. fingerprint: hex digest; with another one entries and guesses may differ."""
+
+    path: Path
+    draft: FeatureDraft
+    fingerprint: str
+
+
+class Target(Protocol):
+    """A loaded target, which ranks may share."""
+
+    @property
+    def files(self) -> ModelFiles: ...
+
+    @property
+    def decoder(self) -> Decoder: ...
+
+    @property
+    def fingerprint(self) -> str: ...
+
+
+def _archives(target: Target) -> Mapping[str, Archive]:
+    decoder = target.decoder
+    return target.files.archives(packed=dispatch.keeps_packed(decoder.config, decoder.dtype, decoder.device))
+
+
+def _whole_fingerprint(target: Target) -> str:
+    """Return the fingerprint that a target has in one process. Where ranks share it, rank 0 reads all of it again."""
+    ranks, hf = target.decoder.ranks, target.files.config
+    if ranks.count == 1:
+        return target.fingerprint
+    if ranks.rank:
+        return ranks.broadcast("")
+    config, dtype = target.decoder.config.whole, target.decoder.dtype
+    weights = read_weights(
+        target.files.path, _archives(target), config, rows=hf.vocab_size, device=torch.device("cpu"), dtype=dtype,
+        names=FAMILIES[hf.model_type].names,
+    )  # fmt: skip
+    return ranks.broadcast(fingerprint(config, weights))
+
+
+def _whole_embedding(target: Target) -> Matrix | None:
+    """Return the embedding of all tokens, where ranks share it: of mapped files only rows that are read take memory."""
+    decoder = target.decoder
+    if decoder.ranks.count == 1:
+        return None
+    path = target.files.path
+    return read_embedding(path, _archives(target), decoder.config, device=decoder.device, dtype=decoder.dtype)
+
+
+def known_draft(model: str | Path, file: Path, speculation: SpeculativeConfig) -> str | Path | None:
+    """Return the draft that is known to fit a model in a file, if it can be had with these settings."""
+    found = draft_for(model, file)
+    reads_states = str(found).startswith(FINETUNE)
+    return None if reads_states and speculation.offload.kind != "none" else found
+
+
+def load_feature_draft(
+    name_or_path: str | Path, checkpoint: Target, speculation: SpeculativeConfig
+) -> FeatureCheckpoint | None:
+    """Read the draft for a target; None where it is a model of its own. Each rank has it whole.
+
+    Behind the word `FINETUNE` it may have been trained for another target of the same shape. Raises ModelError, or
+    RequestError for settings that it cannot be had with.
+    """
+    target = checkpoint.decoder
+    name = str(name_or_path)
+    path, finetune = model_path(name.removeprefix(FINETUNE)), name.startswith(FINETUNE)
+    if not is_feature_draft(path):
+        if finetune:
+            raise RequestError(f"{path.name} is a model of its own, which drafts for any target; leave out {FINETUNE}")
+        return None
+    if speculation.offload.kind != "none":
+        raise RequestError(
+            f"{path.name} reads hidden states, which cannot be had with "
+            f"{argument('kv_offload', speculation.offload.kind)} yet; use {argument('kv_offload', 'none')}, or another "
+            f"{argument('draft')}"
+        )
+    named = target_named(path) is not None and not finetune
+    identity = of_weights(_whole_fingerprint(checkpoint)) if named else ""
+    file = read_feature_draft(path, target.config, identity, finetune=finetune)
+    if int(file.weights.tokens_M[-1]) >= target.config.vocab_size:
+        raise ModelError(f"{path} proposes tokens that the target does not have; it is a draft for another model")
+    weights = file.weights
+    if weights.head_MC is None:
+        weights = with_head(weights, target.head_rows(weights.tokens_M))
+    draft = FeatureDraft(file.config, weights, target, _whole_embedding(checkpoint))
+    return FeatureCheckpoint(path, draft, file.fingerprint)
+
+
+@dataclass(frozen=True)
+class ModelProfile:
+    """Profile of a model with a draft on a device, for some settings, where so many ranks share it.
+
+    drafts: where the draft is; none, or one.
+    """
+
+    files: ModelFiles
+    config: ModelConfig
+    dtype: torch.dtype
+    device: torch.device
+    speculation: SpeculativeConfig
+    drafts: Sequence[Path] = ()
+    ranks: int = 1
+
+    @property
+    def path(self) -> Path | None:
+        """The file's path: other weights, types or settings have another one."""
+        settings, offload = self.speculation, self.speculation.offload
+        names = [stamp(each) for each in (self.files.path, *self.drafts)]
+        names += [kv_name(self.config, self.dtype), settings.lower_tiers, f"{self.ranks} ranks"]
+        return costs_path([*names, *([] if offload.kind == "none" else [repr(offload)])], self.device, self.dtype)
+
+    @property
+    def packed(self) -> bool:
+        """Whether weights stay as a file packs them."""
+        return bool(self.files.weight_bytes) and dispatch.keeps_packed(self.config, self.dtype, self.device)
+
+    @property
+    def coded(self) -> bool:
+        """Whether products are those of weights of few bits, as they are."""
+        return self.packed and not self.files.has_numbers
+
+    @property
+    def weight_size(self) -> float:
+        """Bytes of one weight in the mean."""
+        return self.files.weight_bytes / self.config.whole.parameters if self.packed else self.dtype.itemsize
+
+    def works(self, unions: ExpertUnions | None = None) -> dict[str, TierWork]:
+        """Return the work of the target's tiers. unions: what is known of its experts, if it has any."""
+        bits, own = self.speculation.lower_bits, self.weight_size
+        copied = bits > 0 and (self.files.has_numbers or not self.packed)
+        weights = own, bits / 8 if copied else own
+        return TierWork.of_target(self.config, weights, self.dtype.itemsize, bits > 0, unions)
+
+    def break_even(self) -> BreakEvenPoint:
+        """Return from which context on speculation pays, by the file as it is now, or else by arithmetic."""
+        config, budget = self.config, self.speculation.retrieval.budget.of(self.config.context)
+        balance, known = balance_of(self.coded, config, self.dtype, self.device)
+        number = config.kv_bytes(self.dtype.itemsize) / config.kv_size
+        even = BreakEven(config, budget, self.weight_size, number, balance)
+        learnt = CostModel(self.path, self.works(), kernel_level(self.device))
+        return break_even_point(even, known, LearntSpeed(learnt, budget))
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from triforce.disk_cache.prefixes import DiskText
+from triforce.interface.explain import PlanReport, PlanSegment, TierStats, since
 from triforce.interface.outputs import DecodingSnapshot, Logprob, TokenLogprobs
 from triforce.interface.sampling_params import SamplingParams
-from triforce.interface.stats import PlanReport, PlanSegment, TierStats, since
 from triforce.kvcache import RetrievalView
 from triforce.planner import PlanController
 from triforce.sampling import Constraint

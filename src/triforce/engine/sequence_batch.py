@@ -17,11 +17,18 @@ import torch
 from torch import Tensor
 
 from triforce.backends.token_sampler import make_noise, sampling
-from triforce.engine.modes import COUPLINGS, ModeBuilder, tiers, unlinked
 from triforce.engine.sequence import TokenSequence, logprobs_of
-from triforce.engine.speculative_config import SpeculativeConfig
-from triforce.engine.tier_builder import ModelSet, SharedKV, TierBuilder
-from triforce.interface.stats import TierStats
+from triforce.engine.tier_builder import (
+    COUPLINGS,
+    ModeBuilder,
+    ModelSet,
+    SharedKV,
+    SpeculativeConfig,
+    TierBuilder,
+    tiers,
+    unlinked,
+)
+from triforce.interface.explain import TierStats
 from triforce.kvcache import FullView
 from triforce.kvcache.pool import NO_PAGES, PrefixPages
 from triforce.planner import CostModel, Findings, PlanController, SearchedLayers, report

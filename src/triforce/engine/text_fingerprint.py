@@ -11,9 +11,8 @@ import torch
 from triforce.backends import dispatch
 from triforce.checkpoint.hub import SHIPPED
 from triforce.checkpoint.weights import fingerprint
-from triforce.engine.model_loader import Checkpoint, ModelPair
-from triforce.engine.model_source import ModelSource, located
-from triforce.engine.speculative_config import SpeculativeConfig
+from triforce.engine.model_loader import Checkpoint, ModelPair, ModelSource, located
+from triforce.engine.tier_builder import SpeculativeConfig
 
 
 def text_fingerprint(pair: ModelPair, speculation: SpeculativeConfig, coupling: str, mode: str) -> str:

@@ -6,7 +6,7 @@ Shape suffixes: B rows, K drafted tokens, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from math import gcd
 
@@ -18,15 +18,105 @@ from triforce.backends.kernel_api import OffloadLayout, pages_for
 from triforce.eagle import eagle_draft
 from triforce.eagle.eagle_draft import FeatureDraft, NotingDecoder
 from triforce.eagle.view import FeatureView
-from triforce.engine.speculative_config import SpeculativeConfig
-from triforce.errors import RequestError, argument
-from triforce.kvcache import PAGE, FeatureMemory, FullView, PagePool, RetrievalView, StreamingView, page_store
+from triforce.errors import RequestError, argument, require_bool, require_integer
+from triforce.kvcache import (
+    PAGE,
+    FeatureMemory,
+    FullView,
+    OffloadConfig,
+    PagePool,
+    RetrievalConfig,
+    RetrievalView,
+    StreamingView,
+    page_store,
+)
 from triforce.kvcache.offload_sizing import needs_of
 from triforce.kvcache.pool import NO_PAGES, PrefixPages, WindowPages, pages_of_rows
-from triforce.kvcache.selection import Policy
+from triforce.kvcache.selection import POLICIES, Policy, Recent
 from triforce.kvcache.views.full import prefill_chunk
 from triforce.ragged import Bools
-from triforce.speculation import Draft, Proposer, SequenceState, Tier, TokenSampler
+from triforce.speculation import (
+    BlockRejection,
+    Draft,
+    NgramProposer,
+    Proposer,
+    Rejection,
+    Seeded,
+    SequenceState,
+    Tier,
+    TokenSampler,
+)
+
+LOWER_TIERS = {"same": 0, "int8": 8, "int4": 4}
+"""Bits of the weights that lower tiers read; 0: those of the full tier."""
+
+FARTHEST = 8, 16
+"""The largest draft_tokens and speculative_tokens that mode `auto` uses."""
+
+STRICT_ROWS = 8
+"""Rows of a strict pass at least; where more may be decoded together, so many."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeConfig:
+    """Settings of speculation. Raises RequestError for values that cannot be had, alone or together.
+
+    draft_tokens: those that the lowest tier proposes at a time (gamma_1). speculative_tokens: those that the middle one
+    gathers for one verification (gamma_2). sinks, window: tokens that the draft sees. lower_tiers: one of
+    `LOWER_TIERS`, what lower views of the target read. strict: passes of the full tier have one shape,
+    where bits depend on it, and passes of a prompt end at set places.
+    """
+
+    draft_tokens: int = 2
+    speculative_tokens: int = 6
+    retrieval_policy: str = "observed"
+    retrieval: RetrievalConfig = field(default_factory=RetrievalConfig)
+    sinks: int = PAGE
+    window: int = 496
+    lower_tiers: str = "same"
+    strict: bool = False
+    offload: OffloadConfig = field(default_factory=OffloadConfig)
+
+    def __post_init__(self) -> None:
+        if self.retrieval_policy not in POLICIES:
+            raise RequestError(
+                f"{argument('retrieval_policy')} {self.retrieval_policy!r} is not known; choose from "
+                f"{', '.join(POLICIES)}."
+            )
+        for name in ("draft_tokens", "speculative_tokens"):
+            require_integer(name, getattr(self, name), 1, 32)
+        require_bool("strict", self.strict)
+        if self.lower_tiers not in LOWER_TIERS:
+            known = ", ".join(LOWER_TIERS)
+            raise RequestError(f"{argument('lower_tiers')} {self.lower_tiers!r} is not known; choose from {known}.")
+        if self.lower_bits and self.retrieval.chunk % PAGE:
+            raise RequestError(
+                f"{argument('retrieval_chunk')} is {self.retrieval.chunk}; int8 KV is of whole pages: give a multiple "
+                f"of {PAGE}."
+            )
+
+        if self.offload.kind != "none" and (self.lower_bits or self.retrieval.chunk % PAGE):
+            chunk = argument("retrieval_chunk", self.retrieval.chunk)
+            given = argument("lower_tiers", self.lower_tiers) if self.lower_bits else chunk
+            raise RequestError(
+                f"{given} and {argument('kv_offload', self.offload.kind)} cannot be had together; use "
+                f"{argument('lower_tiers', 'same')}, a {argument('retrieval_chunk')} that is a multiple of {PAGE}, or "
+                f"{argument('kv_offload', 'none')}"
+            )
+
+    @property
+    def lower_bits(self) -> int:
+        """Bits of the weights that lower tiers read; 0: the full tier's own. Unless it is, they read KV as int8."""
+        return LOWER_TIERS[self.lower_tiers]
+
+    def least(self, rows: int) -> tuple[int, int]:
+        """Rows and columns that passes of the full tier are padded to: those of the widest verification."""
+        return (max(rows, STRICT_ROWS), self.reach // 2 - 1) if self.strict else (1, 1)
+
+    @property
+    def reach(self) -> int:
+        """Positions that the tiers may use beyond the last token of a text."""
+        return 2 * (max(self.draft_tokens, FARTHEST[0]) + max(self.speculative_tokens, FARTHEST[1]) + 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,3 +318,82 @@ def fused_draft(
     view.record(batch)
     origins_BK = np.full_like(tokens_BK, tier.level)
     return Draft(tokens_BK, probs_BKV, origins_BK, (more + 1) * live_B)
+
+
+ModeBuilder = Callable[[TierBuilder], Tier[FullView]]
+
+
+def ar(build: TierBuilder) -> Tier[FullView]:
+    """Plain autoregressive decoding."""
+    return build.exact(build.full())
+
+
+def draft(build: TierBuilder) -> Tier[FullView]:
+    """A small model verified by the target: classic speculation (the paper's first baseline)."""
+    below = build.lowest()  # first: it may raise, and no pages are to be taken then
+    return build.exact(build.full(), below)
+
+
+def retrieval(build: TierBuilder, below: Proposer | None = None) -> Tier[FullView]:
+    """The target drafts for itself through selected pages (the paper's ablation without hierarchy: nothing below)."""
+    full = build.full()
+    return build.exact(full, build.middle(full, POLICIES[build.speculation.retrieval_policy], "retrieval", below))
+
+
+def streaming(build: TierBuilder) -> Tier[FullView]:
+    """The hierarchy with StreamingLLM in the place of retrieval (the paper's ablation); without a draft, two tiers."""
+    below = build.lowest() if build.models.drafts else None
+    full = build.full()
+    return build.exact(full, build.middle(full, Recent, "streaming", below))
+
+
+def triforce(build: TierBuilder) -> Tier[FullView]:
+    """Draft model, retrieval, full cache (Algorithm 1)."""
+    return retrieval(build, build.lowest())
+
+
+def ngram(build: TierBuilder) -> Tier[FullView]:
+    """TriForce with n-grams of the text itself in the place of the draft model."""
+    return retrieval(build, NgramProposer(len(build.capacities), build.speculation.draft_tokens))
+
+
+def draft_ngram(build: TierBuilder) -> Tier[FullView]:
+    """TriForce whose draft model gives way to n-grams where the text repeats itself."""
+    return retrieval(build, NgramProposer(len(build.capacities), build.speculation.draft_tokens, build.lowest()))
+
+
+def auto(build: TierBuilder) -> Tier[FullView]:
+    """All tiers there are, for a `PlanController` to choose from."""
+    return triforce(build) if build.models.drafts else retrieval(build)
+
+
+MODES: dict[str, ModeBuilder] = {
+    "ar": ar, "draft": draft, "retrieval": retrieval, "streaming": streaming, "triforce": triforce, "ngram": ngram,
+    "draft-ngram": draft_ngram, "auto": auto,
+}  # fmt: skip
+
+COUPLINGS: dict[str, type[Seeded] | type[Rejection]] = {
+    "seeded": Seeded,
+    "rejection": Rejection,
+    "block": BlockRejection,
+}
+
+DRAFTED = ("draft", "triforce", "draft-ngram")
+
+
+def unlinked(top: Tier[FullView]) -> list[Proposer]:
+    """The tiers of `auto` for a plan controller, which links them: n-grams first, then from the lowest to the full one.
+
+    `top` loses the tiers below it. Levels are places in the list; they name the tiers in the noise and in the origins
+    of tokens.
+    """
+    parts = [NgramProposer(len(top.cache.lengths_B)), *tiers(top)]
+    top.below = None
+    for level, tier in enumerate(parts):
+        tier.level = level
+    return parts
+
+
+def tiers(top: Proposer) -> list[Proposer]:
+    """List a tier and those below it, from the lowest up."""
+    return [*(tiers(top.below) if top.below else []), top]

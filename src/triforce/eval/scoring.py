@@ -14,8 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from triforce.backends.decoder import Decoder
-from triforce.engine.speculative_config import SpeculativeConfig
-from triforce.engine.tier_builder import ModelSet, TierBuilder
+from triforce.engine.tier_builder import ModelSet, SpeculativeConfig, TierBuilder
 from triforce.kvcache import PAGE, FullView, StreamingView
 from triforce.ragged import ints
 

@@ -5,10 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from triforce.interface.explain import Explanation, explain
+from triforce.interface.explain import (
+    Explanation,
+    PlanReport,
+    PlanSegment,
+    TierStats,
+    explain,
+    json_value,
+    plans,
+    total,
+)
 from triforce.interface.frozen_fields import fields_frozen
-from triforce.interface.json_values import json_value
-from triforce.interface.stats import PlanReport, PlanSegment, TierStats, plans, total
 
 
 class Logprob(NamedTuple):

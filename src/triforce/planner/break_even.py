@@ -19,13 +19,14 @@ import numpy as np
 import torch
 
 from triforce.backends.dispatch import suits_native
-from triforce.interface.break_even_point import BreakEvenPoint
+from triforce.interface.explain import BreakEvenPoint
 from triforce.model.config import ModelConfig
 from triforce.model.expert_unions import ExpertUnions
 from triforce.planner.cost_model import PRIOR_ACCEPTANCE, CostModel, kernel_level, machine_file
 from triforce.planner.forecast import WIDEST
-from triforce.planner.pass_costs import AMONG_MODELS, BALANCES, FULL, TierWork, usual_machine
+from triforce.planner.pass_costs import BALANCES, TierWork, usual_machine
 from triforce.planner.plan import NGRAM_GAMMAS, Estimates, NgramOdds, plan_space, proposals
+from triforce.planner.planner_config import AMONG_MODELS, FULL
 from triforce.whole_file import whole_file
 
 ACCEPTANCE = 0.92

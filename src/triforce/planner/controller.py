@@ -15,13 +15,12 @@ from time import perf_counter
 from typing import Any
 
 from triforce.distributed.group import ALONE, TPGroup
-from triforce.interface.stats import PlanReport, TierBelief, WeighedPlan
+from triforce.interface.explain import PlanReport, TierBelief, WeighedPlan
 from triforce.kvcache import FullView, RetrievalView
 from triforce.planner.cost_model import CostModel
 from triforce.planner.forecast import Beliefs, Candidate, Cause, Choice, State, best, budget_options, candidates
-from triforce.planner.pass_costs import FULL
 from triforce.planner.plan import PLAIN, BudgetFactors, Estimates, Plan
-from triforce.planner.planner_config import CONFIG
+from triforce.planner.planner_config import CONFIG, FULL
 from triforce.ragged import Bools
 from triforce.speculation import Proposer, SequenceState, Tier
 from triforce.speculation.draft import REMEMBERED

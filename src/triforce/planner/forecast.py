@@ -16,9 +16,8 @@ import numpy as np
 
 from triforce.kvcache import RetrievalView
 from triforce.planner.cost_model import AcceptanceTracker, CostModel, NgramHindsight
-from triforce.planner.pass_costs import AMONG_MODELS, FULL
 from triforce.planner.plan import PLAIN, BudgetFactors, Estimates, Plan, plan_space, proposals
-from triforce.planner.planner_config import CONFIG
+from triforce.planner.planner_config import AMONG_MODELS, CONFIG, FULL
 from triforce.ragged import Ints
 from triforce.speculation import NgramProposer
 

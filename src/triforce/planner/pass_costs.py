@@ -21,7 +21,7 @@ import numpy as np
 
 from triforce.model.config import ModelConfig
 from triforce.model.expert_unions import ExpertUnions
-from triforce.planner.planner_config import CONFIG
+from triforce.planner.planner_config import AMONG_MODELS, CONFIG, FULL
 
 BALANCES = tuple(2 ** (step / 2) for step in range(2, 17))
 """Tokens of a pass from which bfloat16 weights are bound by operations: processors first, graphics cards last."""
@@ -129,9 +129,6 @@ KEY_SCALE = 64.0
 SAME_KEYS = 64
 """Steps of an octave within which numbers of keys count as the same in tables."""
 
-FULL, AMONG_MODELS = "full", "full among models"
-"""The full tier alone or with n-grams, and between passes of other models, which leave the processor's caches full of
-other weights: behind short prompts that makes its passes half as long again."""
 
 Kind = tuple[int, int, int]
 """Width, rows, and the size of its keys: a power of the square root of two."""

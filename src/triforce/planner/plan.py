@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from triforce.planner.pass_costs import AMONG_MODELS, FULL
+from triforce.planner.planner_config import AMONG_MODELS, FULL
 from triforce.ragged import Ints
 
 Amount = Any

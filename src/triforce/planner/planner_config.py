@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+FULL, AMONG_MODELS = "full", "full among models"
+"""The full tier alone or with n-grams, and between passes of other models, which leave the processor's caches full of
+other weights: behind short prompts that makes its passes half as long again."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlannerConfig:

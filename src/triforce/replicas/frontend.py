@@ -10,7 +10,7 @@ from typing import Any
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.engine.inputs import Prompt, PromptSource, token_ids
 from triforce.errors import ModelError
-from triforce.interface.break_even_point import BreakEvenPoint
+from triforce.interface.explain import BreakEvenPoint
 from triforce.llm import LLM
 from triforce.model.config import ModelConfig
 from triforce.model.rope import Rope

@@ -19,9 +19,7 @@ from triforce.errors import RequestError, TriforceError
 from triforce.replicas.cluster import ClusterPlan, connect, planned
 from triforce.replicas.replica import load
 from triforce.server.app import create_app
-from triforce.server.batch_file import LIMITS, post
-from triforce.server.batch_lines import BatchLine
-from triforce.server.batch_output import Answers
+from triforce.server.batch import LIMITS, Answers, BatchLine, post
 from triforce.server.engine_thread import Worker
 
 RETRIES = 1

@@ -16,10 +16,11 @@ from ray.exceptions import RayError, RayTaskError, TaskCancelledError
 from ray.serve.exceptions import RayServeException
 from ray.serve.request_router import PendingRequest, ReplicaID, ReplicaResult, RequestRouter, RunningReplica
 
-from triforce.engine.output_stream import OutputChunk
+from triforce.engine.engine import OutputChunk
 from triforce.interface.outputs import RequestOutput
 from triforce.replicas.frontend import ReplicaMessage
-from triforce.server.engine_client import EngineLoad, Event, GenerationRequest, QueueFull, ReplicaLost, ShuttingDown
+from triforce.server.engine_client import EngineLoad, Event, GenerationRequest
+from triforce.server.errors import QueueFull, ReplicaLost, ShuttingDown
 
 TRIES = 3
 """Replicas that a request is sent to if they die before its first token: the request may be the cause."""

@@ -23,11 +23,11 @@ from triforce.distributed import spawn
 from triforce.errors import RankError, TriforceError
 from triforce.llm import LLM
 from triforce.replicas.frontend import ReplicaFrontend, ReplicaMessage
-from triforce.server.engine_client import GenerationRequest, ReplicaLost, ShuttingDown
-from triforce.server.engine_thread import Worker
-from triforce.server.grammar_pool import GrammarPool
+from triforce.server.engine_client import GenerationRequest
+from triforce.server.engine_thread import Worker, follow
+from triforce.server.errors import ReplicaLost, ShuttingDown
+from triforce.server.grammar_queue import GrammarPool
 from triforce.server.limits import Limits
-from triforce.server.tp_mirror import follow
 
 GRACE = 1.0
 """Seconds in which clients are told that their text is lost."""

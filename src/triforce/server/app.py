@@ -17,23 +17,22 @@ from starlette.middleware.cors import CORSMiddleware
 from triforce import __version__
 from triforce.disk_cache.folder import CacheFolder
 from triforce.errors import ModelError
-from triforce.server import addresses, errors, playground, tokenization
-from triforce.server.addresses import HeadAsGet
+from triforce.server import completions as server_completions
+from triforce.server import errors, playground
+from triforce.server import errors as server_errors
 from triforce.server.body_parser import JsonRoute
 from triforce.server.chat import ChatWriter
 from triforce.server.completions import CompletionWriter
 from triforce.server.engine_client import EngineClient, ServedModel
-from triforce.server.errors import ApiError
+from triforce.server.errors import ApiError, HeadAsGet
 from triforce.server.limits import Limits
 from triforce.server.logs import AccessLog
 from triforce.server.metrics import CONTENT_TYPE, Metrics
-from triforce.server.origins import PreflightAdvice
 from triforce.server.request_base import HEADER
-from triforce.server.request_parser import RequestParser
 from triforce.server.responses import ResponsesWriter
 from triforce.server.schemas import ChatBody, CompletionBody, DetokenizeBody, ResponsesBody, TokenizeBody
-from triforce.server.security import ApiKeyAuth, BodyLimit, HostCheck
-from triforce.server.service import Service
+from triforce.server.security import ApiKeyAuth, BodyLimit, HostCheck, PreflightAdvice
+from triforce.server.service import RequestParser, Service
 
 router = APIRouter(route_class=JsonRoute)
 _STARTED = int(time())
@@ -73,7 +72,7 @@ def create_app(
     app.include_router(playground.router)
     errors.install(app)
     paths = [route.path for route in router.routes if isinstance(route, APIRoute)]
-    addresses.install(app, [path for path in paths if "{" not in path])
+    server_errors.install_advice(app, [path for path in paths if "{" not in path])
     _guard(app, limits, keys, hosts, origins)
     return app
 
@@ -137,14 +136,14 @@ async def model(name: str, request: Request) -> JSONResponse:
 async def tokenize(body: TokenizeBody, request: Request) -> Response:
     """Return token ids of a text or a conversation, as a prompt has them. Raises ApiError."""
     service = _service(request, body.model)
-    return await service.parsed(request, partial(tokenization.tokenize, service.parser), body)
+    return await service.parsed(request, partial(server_completions.tokenize, service.parser), body)
 
 
 @router.post("/detokenize")
 async def detokenize(body: DetokenizeBody, request: Request) -> Response:
     """The text of token ids, without special tokens."""
     service = _service(request, body.model)
-    return await service.parsed(request, partial(tokenization.detokenize, service.parser), body)
+    return await service.parsed(request, partial(server_completions.detokenize, service.parser), body)
 
 
 @router.get("/ping")

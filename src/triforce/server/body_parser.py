@@ -12,13 +12,12 @@ from fastapi import Request
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 
-from triforce.child_process import ChildProcess
+from triforce.sandbox import ChildProcess
 from triforce.server import json_reader
-from triforce.server.disconnects import unless_disconnected
 from triforce.server.errors import ApiError, later, not_json
 from triforce.server.json_reader import parsed
 from triforce.server.limits import APART, MOST_CONTAINERS, MOST_VALUES
-from triforce.server.service import Service, key_of
+from triforce.server.service import Service, key_of, unless_disconnected
 
 SECONDS = 60
 """Seconds that a parser may take, which is done in one where it has a processor."""

@@ -7,14 +7,12 @@ from time import time
 from typing import Any
 from uuid import uuid4
 
-from triforce.engine.output_stream import OutputChunk
+from triforce.engine.engine import OutputChunk
 from triforce.interface.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from triforce.server.engine_client import GenerationRequest, PrefillProgress
 from triforce.server.schemas import ChatBody
-from triforce.server.service import DONE, Service, frame
-from triforce.server.tool_call_parser import Call
-from triforce.server.tools import ToolChoice, parser_of
-from triforce.server.usage import chat_logprobs, decoding_trace, usage
+from triforce.server.service import DONE, Service, chat_logprobs, decoding_trace, frame, usage
+from triforce.server.tools import Call, ToolChoice, parser_of
 
 
 class ChatWriter:

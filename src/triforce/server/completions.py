@@ -7,13 +7,16 @@ from time import time
 from typing import Any
 from uuid import uuid4
 
+from fastapi.responses import JSONResponse, Response
+
+from triforce.engine.engine import OutputChunk
 from triforce.engine.inputs import one_or_many
-from triforce.engine.output_stream import OutputChunk
 from triforce.interface.outputs import RequestOutput, TokenLogprobs
 from triforce.server.engine_client import GenerationRequest, PrefillProgress
-from triforce.server.schemas import CompletionBody
-from triforce.server.service import DONE, Service, frame
-from triforce.server.usage import TextLogprobs, decoding_trace, usage
+from triforce.server.errors import wrong
+from triforce.server.limits import MOST_VALUES
+from triforce.server.schemas import CompletionBody, DetokenizeBody, TokenizeBody
+from triforce.server.service import DONE, RequestParser, Service, TextLogprobs, decoding_trace, frame, usage
 
 
 class CompletionWriter:
@@ -84,3 +87,30 @@ class CompletionWriter:
 
     def _chunk(self, choice: dict[str, Any], **more: Any) -> bytes:
         return frame(self._head | {"choices": [choice]} | ({"usage": None} if self._with_usage else {}) | more)
+
+
+async def tokenize(parser: RequestParser, body: TokenizeBody, key: str) -> Response:
+    """Return the answer to a text or a conversation. Raises ApiError."""
+    if (body.prompt is None) == (body.messages is None):
+        raise wrong("prompt", "send prompt or messages, one of them")
+    field = "prompt" if body.messages is None else "messages"
+    if body.messages is not None:
+        ids = await parser.conversation(body.messages, key, thinking=body.thinks)
+    else:
+        ids = await parser.tokens(body.prompt or "", body.add_special_tokens is not False, key)
+    if len(ids) > MOST_VALUES:
+        raise wrong(field, f"the text has {len(ids):,} tokens; at most {MOST_VALUES:,} are told, so send it in parts")
+
+    def written() -> Response:
+        answer: dict[str, Any] = {"count": len(ids), "max_model_len": parser.context, "tokens": ids}
+        if body.return_token_strs:
+            answer["token_strs"] = [parser.tokenizer.text_of(i) for i in ids]
+        return JSONResponse(answer)
+
+    return await parser.apart(len(ids), key, written)
+
+
+async def detokenize(parser: RequestParser, body: DetokenizeBody, key: str) -> Response:
+    """Return the answer to token ids. Raises ApiError."""
+    ids = await parser.ids(body.tokens, key, "tokens") if body.tokens else []
+    return await parser.apart(len(ids), key, lambda: JSONResponse({"prompt": parser.tokenizer.decode(ids)}))

@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from triforce.checkpoint.tokenizer import Tokenizer
+from triforce.engine.engine import OutputChunk
 from triforce.engine.inputs import Prompt, PromptSource
-from triforce.engine.output_stream import OutputChunk
-from triforce.interface.break_even_point import BreakEvenPoint
+from triforce.interface.explain import BreakEvenPoint
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams
 from triforce.structured_output.compiler import CompiledGrammar, GrammarCompiler
@@ -98,22 +98,6 @@ class EngineLoad:
     waiting: int
     kv_tokens: int
     """Tokens whose K and V are held for the requests that run."""
-
-
-class QueueFull(Exception):
-    """The queue has no place; `waiting` requests are in it."""
-
-    def __init__(self, waiting: int) -> None:
-        super().__init__(waiting)
-        self.waiting = waiting
-
-
-class ShuttingDown(Exception):
-    """The engine takes no more requests, or ended this one because it was told to stop."""
-
-
-class ReplicaLost(Exception):
-    """The engine failed in the middle of this text."""
 
 
 class GenerationStream(Protocol):

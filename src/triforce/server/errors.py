@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from ast import literal_eval
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
@@ -13,11 +13,68 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from triforce.errors import ContextLengthError, RequestError, TriforceError, as_option
+from triforce.errors import ContextLengthError, RequestError, TriforceError, as_option, suggest
 from triforce.interface.sampling_params import SamplingParams
-from triforce.server.body_errors import field_of, is_null, place_of, reach_of, text_of
-from triforce.server.engine_client import QueueFull, ReplicaLost, ShuttingDown
+
+
+def reach_of(error: dict[str, Any]) -> tuple[int, list[int]]:
+    """Return how far a body was understood before this error: how deep, and up to which items."""
+    place = place_of(error)
+    return len(place), [int(part) for part in place if part.isdecimal()]
+
+
+def place_of(error: dict[str, Any]) -> list[str]:
+    """Return the place of an error in a body, as the schema has it."""
+    return [str(part) for part in error["loc"][1:]]
+
+
+def field_of(body: Any, error: dict[str, Any]) -> str:
+    """Return the place of an error in words of the body: without types that were tried, and tags of what was chosen."""
+    parts, tags, place = list[str](), set[int](), place_of(error)
+    for n, part in enumerate(place, 1):
+        if len(parts) not in tags and _chosen_by_type(parts):
+            tags.add(len(parts))
+        elif isinstance(body, dict) and part in body:
+            parts.append(part)
+            body = body[part]
+        elif isinstance(body, list) and part.isdecimal() and int(part) < len(body):
+            parts.append(part)
+            body = body[int(part)]
+        elif n == len(place) and error["type"] == "missing":
+            parts.append(part)
+    return ".".join(parts)
+
+
+def is_null(body: Any, field: str) -> bool:
+    """Return whether a body has null at this place."""
+    for part in field.split("."):
+        body = body[int(part)] if isinstance(body, list) else body.get(part, "")
+    return body is None
+
+
+def _chosen_by_type(parts: list[str]) -> bool:
+    """Return whether what is here is one of several objects, so that the place goes on with its type."""
+    return parts in (["response_format"], ["text", "format"]) or (parts[:1] == ["input"] and len(parts) == 2)
+
+
+def text_of(error: dict[str, Any]) -> str:
+    """Return what an error of the schema says, without words of Python."""
+    about = error.get("ctx", {})
+    match error["type"]:
+        case "too_long":
+            return f"at most {about['max_length']} are taken; send fewer"
+        case "too_short":
+            return f"it is too short; send at least {about['min_length']}"
+        case "model_attributes_type" | "model_type" | "dict_type":
+            return "Input should be an object"
+        case "union_tag_invalid":
+            return f"type must be one of {about['expected_tags']}"
+        case "union_tag_not_found":
+            return "it must be an object with a type"
+    return str(error["msg"])
+
 
 RETRY_SECONDS = 5
 UNKNOWN = "unknown_field"
@@ -26,6 +83,22 @@ FIELDS = {field.name for field in fields(SamplingParams)} | {"messages", "mode",
 """Arguments in Python that are fields of requests. The others are options of the server."""
 TOO_LONG = "context_length_exceeded"  # OpenAI's code of a prompt that the context has no room for
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+class QueueFull(Exception):
+    """The queue has no place; `waiting` requests are in it."""
+
+    def __init__(self, waiting: int) -> None:
+        super().__init__(waiting)
+        self.waiting = waiting
+
+
+class ShuttingDown(Exception):
+    """The engine takes no more requests, or ended this one because it was told to stop."""
+
+
+class ReplicaLost(Exception):
+    """The engine failed in the middle of this text."""
 
 
 class ApiError(Exception):
@@ -169,3 +242,74 @@ def _invalid(error: RequestValidationError) -> ApiError:
 
 def _http(error: HTTPException) -> ApiError:
     return ApiError(error.status_code, f"{error.detail}; send a JSON object", headers=error.headers)
+
+
+ELSEWHERE = {
+    "audio": "audio is not made or read here",
+    "batches": "files of requests are answered by `triforce batch`",
+    "embeddings": "embeddings are not made here",
+    "api": "Ollama's own interface is not here, and OpenAI's is at /v1",
+    "files": "no files are kept here; `triforce batch` answers a file of requests",
+    "fine_tuning": "no models are trained here",
+    "images": "pictures are not made here",
+    "messages": "Anthropic's interface is not here; /v1/chat/completions takes conversations",
+    "moderations": "texts are not judged here",
+    "rerank": "texts are not ranked here",
+    "score": "texts are not ranked here",
+}
+"""Advice on addresses of other services, by a part of the address."""
+_LONGEST = 100
+"""Characters of an address that are compared."""
+
+
+def install_advice(app: FastAPI, addresses: Sequence[str]) -> None:
+    """Answer requests to other addresses than these, and by other methods, with what is so."""
+
+    async def absent(request: Request, error: HTTPException) -> JSONResponse:
+        return ApiError(404, _absence(request.url.path, addresses)).response()
+
+    async def other_method(request: Request, error: HTTPException) -> JSONResponse:
+        taken = (error.headers or {}).get("Allow", "another method")
+        text = f"this address takes {taken}, not {request.method[:20]}; see /openapi.json"
+        return ApiError(405, text, headers=error.headers).response()
+
+    app.add_exception_handler(404, absent)  # type: ignore[arg-type]
+    app.add_exception_handler(405, other_method)  # type: ignore[arg-type]
+
+
+def _absence(path: str, addresses: Iterable[str]) -> str:
+    """Return what is so where nothing is at `path`."""
+    parts, meant = path.strip("/").split("/"), _meant(path, addresses)
+    reason = next((text for part in parts if (text := ELSEWHERE.get(part))), None)
+    if reason and not meant:
+        return f"{reason}; /openapi.json lists what there is"
+    if parts == ["v1"]:
+        return "this is the base of other addresses, such as /v1/models; /openapi.json lists them"
+    nearest = f" (did you mean {meant}?)" if meant else suggest(path[:_LONGEST], addresses)
+    return f"there is nothing at this address{nearest}; /openapi.json lists what there is"
+
+
+def _meant(path: str, addresses: Iterable[str]) -> str:
+    """Return the address that this is but for its base, which may be left out, or another one; or nothing."""
+    bare = f"/{path.strip('/')}"[:_LONGEST]
+    behind = [address for address in addresses if address.endswith(bare)]
+    within = [address for address in addresses if bare.endswith(address)]
+    return min(behind, key=len, default="") or max(within, key=len, default="")
+
+
+class HeadAsGet:
+    """Answers HEAD as GET, without the body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            return await self.app(scope, receive, send)
+
+        async def send_head(message: Message) -> None:
+            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+
+        asked = {**scope, "method": "GET"}
+        await self.app(asked, receive, send_head)
+        scope["route"] = asked.get("route")  # the access log names it

@@ -3,23 +3,203 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from http import HTTPStatus
+from ipaddress import IPv6Address, IPv6Network, ip_address
 from time import monotonic
 from types import FrameType
 from typing import Any, cast
 
+import h11
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from triforce.server import logs
-from triforce.server.connections import Connection, Connections, accept
 from triforce.server.engine_client import EngineClient
+from triforce.server.errors import RETRY_SECONDS, ApiError
+from triforce.server.limits import Limits
+from triforce.server.metrics import Metrics
 from triforce.server.service import Service
+
+MOMENT = 0.1
+"""Seconds that accepting pauses where nothing can be done, before it looks again."""
+_USED_UP = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+
+
+class Connection(H11Protocol):
+    """HTTP on one connection, from an `address` as `network` has it."""
+
+    def __init__(self, address: str, limits: Limits, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.address, self._limits = address, limits
+        self.since = self.loop.time()
+        """Time of the last progress."""
+        self._unsent = 0
+
+    def on_response_complete(self) -> None:
+        self.since = self.loop.time()
+        super().on_response_complete()
+
+    @property
+    def waits(self) -> bool:
+        return self._idle and not self.transport.get_write_buffer_size()
+
+    @property
+    def _idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def fault(self) -> str | None:
+        """Return the name of the deadline that was missed, or None. Called once a second.
+
+        While an answer is made nothing is expected of a client but that it reads. Whether it does is seen where nothing
+        is added to what is not sent yet: that must become less.
+        """
+        now, unsent = self.loop.time(), self.transport.get_write_buffer_size()
+        adding = not (self._idle or self.flow.write_paused or self.transport.is_closing())
+        if adding or unsent < self._unsent:
+            self.since = now
+        self._unsent = unsent
+        if unsent:
+            return "answer_not_read" if now - self.since > self._limits.stall_seconds else None
+        return "headers_late" if now - self.since > self._limits.header_seconds else None
+
+    def end(self) -> None:
+        """Close it at once, with an answer where a request has begun to come."""
+        begun = self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]
+        if self.waits and begun:
+            self.transport.write(_LATE)
+        self.transport.abort()
+
+
+class Connections:
+    """The open connections, a set that each leaves when it closes."""
+
+    def __init__(self, opened: Collection[Connection], limits: Limits, metrics: Metrics) -> None:
+        self._open, self._limits, self._metrics = opened, limits, metrics
+        self._noted: Counter[str] = Counter()
+        metrics.connections.set_function(lambda: len(opened))
+
+    def full(self, address: str | None = None) -> bool:
+        """Whether all places are taken, or all that one address may have."""
+        most = self._limits.connections if address is None else self._limits.connections_of_one_address
+        return len(self._of(address)) >= most
+
+    def make_room(self, address: str | None = None) -> bool:
+        """Whether one of them waits; the one that has waited longest is closed, at the next turn of the event loop."""
+        oldest = min((c for c in self._of(address) if c.waits), key=lambda c: c.since, default=None)
+        if oldest is not None:
+            oldest.end()
+            self.note("gave_way")
+        return oldest is not None
+
+    def check_deadlines(self) -> None:
+        """Close what is late, and log what was noted: called once a second, so there is one line a second at most."""
+        for connection in list(self._open):
+            if fault := connection.fault():
+                connection.end()
+                self.note(fault)
+        if self._noted:
+            logs.event("connections", open=len(self._open), **self._noted)
+            self._noted.clear()
+
+    def note(self, event: str) -> None:
+        """Count it, for the metrics and the log."""
+        self._metrics.connection_event(event)
+        self._noted[event] += 1
+
+    def _of(self, address: str | None) -> list[Connection]:
+        return [c for c in self._open if address is None or c.address == address]
+
+
+def network(host: str) -> str:
+    """Return the address that a connection counts for: an IPv4 address, or the /64 of an IPv6 address.
+
+    A /64 is the least that a customer or a machine is given of IPv6, so that one client has 2**64 addresses in it. IPv4
+    addresses that arrive on an IPv6 socket (::ffff:192.0.2.1) count as what they are.
+    """
+    address = ip_address(host.partition("%")[0])
+    if isinstance(address, IPv6Address):
+        if address.ipv4_mapped is None:
+            return str(IPv6Network((address, 64), strict=False))
+        address = address.ipv4_mapped
+    return str(address)
+
+
+async def accept(sock: socket.socket, connections: Connections, protocol: Callable[[str], Connection]) -> None:
+    """Accept until cancelled; `protocol` makes the protocol of a connection from an address.
+
+    asyncio's own way of accepting has no bounds, and where descriptors run out it logs thousands of lines a second.
+    """
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            client, (host, *_) = await loop.sock_accept(sock)
+        except OSError as error:
+            if error.errno in _USED_UP:
+                connections.note("no_descriptors")
+                await _room(connections)
+            else:  # it befell one client before it was accepted
+                await asyncio.sleep(MOMENT)
+            continue
+        await _let_in(client, network(host), connections, protocol)
+
+
+async def _let_in(
+    client: socket.socket, address: str, connections: Connections, protocol: Callable[[str], Connection]
+) -> None:
+    with suppress(OSError):  # it may be gone
+        try:
+            admitted = not connections.full(address) or connections.make_room(address)
+            await asyncio.sleep(0)  # what gave way leaves, and others have their turn
+            if not admitted:
+                connections.note("refused")
+                return _refuse(client)
+            while connections.full():
+                await _room(connections)
+            await asyncio.get_running_loop().connect_accepted_socket(partial(protocol, address), client)
+        except BaseException:
+            client.close()
+            raise
+
+
+async def _room(connections: Connections) -> None:
+    """Close an idle connection, or pause for a moment where all are being answered."""
+    if connections.make_room():
+        return await asyncio.sleep(0)
+    connections.note("paused")
+    await asyncio.sleep(MOMENT)
+
+
+def _refuse(client: socket.socket) -> None:
+    """Answer before a request has come. Pending bytes are read, or the answer would be lost with them."""
+    with client:
+        client.send(_FULL)
+        with suppress(BlockingIOError):
+            client.recv(2**16)
+
+
+def raw(refusal: ApiError) -> bytes:
+    """A refusal as it is sent where there is no request to answer; the connection is closed behind it."""
+    response = refusal.response()
+    lines = [b"HTTP/1.1 %d %s" % (refusal.status, HTTPStatus(refusal.status).phrase.encode()), b"connection: close"]
+    lines += [b"%s: %s" % header for header in response.raw_headers]
+    return b"\r\n".join([*lines, b"", bytes(response.body)])
+
+
+_LATE = raw(ApiError(408, "the request's headers did not arrive in time; send it again"))
+_FULL = raw(ApiError(429, "your address has all the connections open that it may have, each with a request; "
+                    "close some, or start the server with a larger --max-connections-per-address",
+                    code="too_many_connections", headers={"Retry-After": str(RETRY_SECONDS)}))  # fmt: skip
+
 
 _SLACK = 5
 """Seconds beyond the shutdown timeout in which answers that were ended reach their clients."""

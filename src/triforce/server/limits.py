@@ -6,9 +6,10 @@ import resource
 import sys
 from dataclasses import dataclass
 
-from triforce.engine.scheduling_limits import MAX_ITL, MOST_ROWS
+from triforce.engine.scheduler import MAX_ITL, MOST_ROWS
 from triforce.errors import RequestError
 from triforce.interface.sampling_params import MOST_LOGPROBS
+from triforce.server.request_base import MOST_PROMPTS
 
 COMPLETION_TOKENS = 16
 """New tokens of a completion if the request does not say: OpenAI's default."""
@@ -20,9 +21,8 @@ APART = 2**18
 """Bytes of a body, and characters of a text, that are parsed and tokenized at once; longer ones take turns."""
 MOST_CONTAINERS, MOST_VALUES = 10_000, 500_000
 """Objects and arrays, and values of any kind, in a body that is longer than that."""
-MOST_PROMPTS, MOST_MESSAGES, MOST_PARTS, MOST_CALLS = 64, 4096, 1024, 128
-"""Prompts of a request; messages, or items of input; parts of a message; calls of tools in one message."""
-MOST_STOPS, MOST_STOP_IDS, MOST_BIASES = 16, 1024, 1024
+MOST_MESSAGES, MOST_PARTS, MOST_CALLS = 4096, 1024, 128
+"""Messages, or items of input; parts of a message; calls of tools in one message."""
 MOST_ECHOED = 2**18
 """Log-probabilities that an echo tells of its prompts and choices, alternatives among them."""
 CONNECTIONS = 1024

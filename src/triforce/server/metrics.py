@@ -8,9 +8,9 @@ from time import perf_counter
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from triforce.engine.output_stream import OutputChunk
+from triforce.engine.engine import OutputChunk
+from triforce.interface.explain import TierStats
 from triforce.interface.outputs import RequestOutput
-from triforce.interface.stats import TierStats
 from triforce.server.engine_client import EngineClient, Event, GenerationStream
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -9,7 +9,12 @@ from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, Pr
 from pydantic_core import PydanticCustomError
 
 from triforce.errors import suggest
-from triforce.server.limits import MOST_BIASES, MOST_PROMPTS, MOST_STOP_IDS, MOST_STOPS
+
+MOST_PROMPTS = 64
+MOST_STOPS = 16
+MOST_STOP_IDS = 1024
+MOST_BIASES = 1024
+"""Entries of a list of a request at most, as peers bound them."""
 
 MOST_SALT = 256
 """Characters."""

@@ -7,14 +7,12 @@ from time import time
 from typing import Any
 from uuid import uuid4
 
-from triforce.engine.output_stream import OutputChunk
+from triforce.engine.engine import OutputChunk
 from triforce.interface.outputs import RequestOutput
 from triforce.server.engine_client import GenerationRequest, PrefillProgress
 from triforce.server.schemas import ResponsesBody
-from triforce.server.service import Service, frame
-from triforce.server.tool_call_parser import Call, ToolCallParser
-from triforce.server.tools import parser_of
-from triforce.server.usage import usage
+from triforce.server.service import Service, frame, usage
+from triforce.server.tools import Call, ToolCallParser, parser_of
 
 ItemEvent = tuple[str, dict[str, Any]]
 """Name of an event without its `response.`, and its fields. Send it before the next one is drawn."""

@@ -5,17 +5,369 @@ Numbers are only typed here: `triforce.interface.sampling_params.SamplingParams`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, ModelWrapValidatorHandler, model_validator
+from pydantic import AfterValidator, Discriminator, Field, ModelWrapValidatorHandler, Tag, model_validator
+from pydantic_core import PydanticCustomError
 
-from triforce.server.limits import ANSWER_TOKENS, COMPLETION_TOKENS
-from triforce.server.message_bodies import InputItems, Item, Messages
-from triforce.server.request_base import NO_LOGPROBS, Batches, Biases, Body, Ids, Stops, Texts, unknown_field
-from triforce.server.response_formats import FlatResponseFormat, ResponseFormat
-from triforce.server.sampling_fields import ModelField, SamplingFields, StreamOptions, ThinkingField
-from triforce.server.tools import MOST_TOOLS, FlatTool, OneFlatTool, OneTool, Tool, ToolChoice, ToolFields, choose_tools
+from triforce.interface.grammar import Grammar
+from triforce.interface.messages import ROLES, TEXTS
+from triforce.server.limits import ANSWER_TOKENS, COMPLETION_TOKENS, MOST_CALLS, MOST_MESSAGES, MOST_PARTS
+from triforce.server.request_base import (
+    NO_LOGPROBS,
+    Batches,
+    Biases,
+    Body,
+    CacheFields,
+    Ids,
+    StopIds,
+    Stops,
+    Texts,
+    unknown_field,
+)
+from triforce.server.tools import (
+    MOST_TOOLS,
+    FlatTool,
+    Name,
+    OneFlatTool,
+    OneTool,
+    Tool,
+    ToolChoice,
+    ToolFields,
+    choose_tools,
+)
+
+MOST_ARGUMENTS = 2**18
+"""Characters of the arguments of a call."""
+Part = dict[str, Any]
+"""A part of what a turn says. Those of a text are read."""
+REPLAYED = ("index", "metadata", "parsed", "phase", "provider_specific_fields", "reasoning", "reasoning_content")
+"""Fields that clients of this and of other servers keep beside an answer."""
+Parts = Annotated[list[Part], Field(max_length=MOST_PARTS, fail_fast=True)]
+
+
+Arguments = Annotated[
+    str,
+    Field(description="A JSON object; an empty text is one without arguments", max_length=MOST_ARGUMENTS),
+    AfterValidator(lambda text: text if text.strip() else "{}"),
+]
+
+
+class CalledFunction(Body):
+    replayed: ClassVar[Collection[str]] = ("parsed_arguments",)
+    name: Name
+    arguments: Arguments
+
+
+class ToolCall(Body):
+    """A call that was made earlier."""
+
+    replayed: ClassVar[Collection[str]] = ("index",)
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class Message(Body):
+    """A turn of a conversation. Fields that our own answers have beside the text are accepted."""
+
+    called: ClassVar[Mapping[str, str]] = {
+        "audio": "this is a text model; leave it out",
+        "function_call": 'a call stands in tool_calls here: [{"id": ..., "type": "function", '
+        '"function": {...}}], and what it gave in a turn of role tool',
+        "refusal": "send what was said as content",
+        "thinking": "it belongs beside messages, not into one",
+    }
+    replayed: ClassVar[Collection[str]] = REPLAYED
+    role: str = Field(description=", ".join(ROLES))
+    content: str | Parts = Field(description=f"parts are `{{type, text}}`, of type {', '.join(TEXTS)}")
+    annotations: list[Any] | None = None
+    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
+
+    @model_validator(mode="after")
+    def _leave_out_what_clients_add_to_parts(self) -> Self:
+        if isinstance(self.content, list):
+            if any(part.get("parsed") is not None for part in self.content):
+                self._ignored = [*self._ignored, "content.parsed"]
+            self.content = [{k: v for k, v in part.items() if v is not None and k != "parsed"} for part in self.content]
+        return self
+
+
+class ChatMessage(Message):
+    """A turn of a chat. Tool calls and their results are turns too."""
+
+    content: str | Parts | None = None  # type: ignore[assignment]
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MOST_CALLS, fail_fast=True)] | None = None
+    tool_call_id: str | None = None
+    name: str | None = Field(default=None, description="Of who speaks, or of the function; a template may show it")
+
+    @model_validator(mode="after")
+    def _name_the_call(self) -> Self:
+        if self.role == "tool" and self.tool_call_id is None:
+            raise PydanticCustomError("tool", "role tool needs the tool_call_id of the call that it answers")
+        return self
+
+
+Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)]
+
+
+class ItemMeta(Body):
+    """Fields that an item of an answer carries and that are ignored when it is sent back."""
+
+    id: str | None = None
+    status: str | None = None
+
+
+class Item(Message, ItemMeta):
+    """A turn of a conversation, as /v1/responses has it."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    type: Literal["message"] | None = None
+
+
+class CallItem(ItemMeta):
+    """A call that was made earlier. It belongs to the assistant's turn before it, if there is one."""
+
+    replayed: ClassVar[Collection[str]] = ("parsed_arguments",)
+    type: Literal["function_call"]
+    call_id: str
+    name: Name
+    arguments: Arguments
+
+
+class ResultItem(ItemMeta):
+    """The result of a tool call."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str | Parts
+
+
+def _kind(item: Any) -> Any:
+    return (item.get("type") if isinstance(item, dict) else getattr(item, "type", None)) or "message"
+
+
+InputItem = Annotated[
+    Annotated[Item, Tag("message")]
+    | Annotated[CallItem, Tag("function_call")]
+    | Annotated[ResultItem, Tag("function_call_output")],
+    Discriminator(
+        _kind,
+        custom_error_type="item_type",
+        custom_error_message="an item is a message, a function_call or a function_call_output",
+    ),
+]
+InputItems = Annotated[list[InputItem], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)]
+
+
+def turns(instructions: str | None, items: str | Sequence[Item | CallItem | ResultItem]) -> list[Message]:
+    """Instructions and input of a response, with the calls of functions in the turns that made them."""
+    said: list[Message] = [Message(role="system", content=instructions)] if instructions else []
+    if isinstance(items, str):
+        return [*said, Message(role="user", content=items)]
+    for item in items:
+        if isinstance(item, Item):
+            said.append(item)
+        elif isinstance(item, CallItem):
+            _call(said, item)
+        else:
+            said.append(ChatMessage(role="tool", content=item.output, tool_call_id=item.call_id))
+    return said
+
+
+def _call(said: list[Message], item: CallItem) -> None:
+    """The assistant's turn has a call, too; if somebody else spoke last, it is a turn of its own."""
+    call = ToolCall(id=item.call_id, function=CalledFunction(name=item.name, arguments=item.arguments))
+    last = said[-1] if said and said[-1].role == "assistant" else None
+    if last and last.tool_calls:
+        last.tool_calls.append(call)
+        return
+    if last:
+        said.pop()
+    said.append(ChatMessage(role="assistant", content=last.content if last else None, tool_calls=[call]))
+
+
+def characters(message: Message) -> int:
+    """Return the length of what a message says, and of the arguments of its calls."""
+    content = message.content or ""
+    said = len(content) if isinstance(content, str) else sum(len(str(part.get("text", ""))) for part in content)
+    said += len(getattr(message, "name", None) or "")
+    return said + sum(len(call.function.arguments) for call in message.tool_calls or ())
+
+
+def plain(message: Message) -> dict[str, Any]:
+    """Return a message as `interface.messages` reads it."""
+    return message.model_dump(include={"role", "content", "tool_calls", "tool_call_id", "name"})
+
+
+class TextFormat(Body):
+    """Anything."""
+
+    type: Literal["text"]
+
+
+class JsonFormat(Body):
+    """Any JSON object."""
+
+    called: ClassVar[Mapping[str, str]] = {"schema": "type json_schema takes it, as json_schema.schema"}
+    type: Literal["json_object"]
+
+
+_NAMED = '{"type": "json_schema", "name": ..., "schema": {...}}'
+_NESTED = '{"type": "json_schema", "json_schema": {"name": ..., "schema": {...}}}'
+_WORDS = (
+    *("$defs", "$ref", "$schema", "additionalProperties", "allOf", "anyOf", "const", "definitions", "enum", "items"),
+    *("oneOf", "properties", "required", "title", "type"),
+)
+"""Words of JSON schemas, which stand beside the schema where it was not put into its place."""
+
+
+class JsonSchemaSpec(Body):
+    """A JSON schema. It is always kept to, whatever `strict` says.
+
+    `additional_properties: true` is an extension: an object schema that lists properties and is silent about others
+    takes any others, as the standard has it. Otherwise it takes those listed only.
+    """
+
+    called: ClassVar[Mapping[str, str]] = dict.fromkeys(_WORDS, f"a JSON schema stands in schema here: {_NESTED}")
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+    json_schema: dict[str, Any] | bool | None = Field(None, alias="schema")
+    additional_properties: bool | None = None
+
+
+class SchemaFormat(Body):
+    """JSON that a schema describes, as chats have it."""
+
+    called: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("description", "name", "schema", "strict", *_WORDS), f"it stands in json_schema here: {_NESTED}"
+    )
+    type: Literal["json_schema"]
+    json_schema: JsonSchemaSpec
+
+
+class FlatSchemaFormat(JsonSchemaSpec):
+    """The same as responses have it."""
+
+    called: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(_WORDS, f"a JSON schema stands in schema here: {_NAMED}"),
+        "json_schema": f"its fields stand beside type here: {_NAMED}",
+    }
+    type: Literal["json_schema"]
+
+
+class GrammarFormat(Body):
+    """A text that a grammar in llguidance's dialect of Lark derives."""
+
+    type: Literal["grammar"]
+    lark: str = Field(alias="grammar")
+
+
+class RegexFormat(Body):
+    """A text that a regular expression matches as a whole: an extension of triforce's."""
+
+    type: Literal["regex"]
+    regex: str
+
+
+_BY_TYPE = Field(discriminator="type")
+ResponseFormat = Annotated[TextFormat | JsonFormat | SchemaFormat | GrammarFormat | RegexFormat, _BY_TYPE]
+FlatResponseFormat = Annotated[TextFormat | JsonFormat | FlatSchemaFormat | GrammarFormat | RegexFormat, _BY_TYPE]
+
+
+def grammar_of(form: ResponseFormat | FlatResponseFormat | None) -> Grammar | None:
+    """Return the grammar of a format, or None for no constraint. Raises RequestError."""
+    match form:
+        case JsonFormat():
+            return Grammar.json()
+        case SchemaFormat():
+            return _schema_grammar(form.json_schema)
+        case FlatSchemaFormat():
+            return _schema_grammar(form)
+        case GrammarFormat():
+            return Grammar.lark(form.lark)
+        case RegexFormat():
+            return Grammar.regex(form.regex)
+    return None
+
+
+def _schema_grammar(spec: JsonSchemaSpec) -> Grammar:
+    return Grammar.json(spec.json_schema, additional_properties=bool(spec.additional_properties))
+
+
+class ModelField(Body):
+    """A request to a model: the one that is served, if named at all."""
+
+    is_request: ClassVar[bool] = True
+    model: str | None = None
+
+
+class SamplingFields(CacheFields, ModelField):
+    """Sampling parameters. Fields after `stream` are extensions of triforce's."""
+
+    prompt_field: ClassVar[str] = "prompt"
+    """The field that holds the prompt."""
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    stream: bool | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    stop_token_ids: StopIds | None = None
+    ignore_eos: bool | None = None
+    mode: str | None = Field(None, description="Which tiers: a value of --mode")
+    tier_stats: bool | None = Field(None, description="Report what each tier did, and which proposed each token")
+
+    @property
+    def sent_as(self) -> Mapping[str, str]:
+        """Fields by the parameters of `SamplingParams` that they become, where names differ."""
+        return {}
+
+    @property
+    def scored_only(self) -> bool:
+        """Whether the prompt is to be scored, and no text made."""
+        return False
+
+    @property
+    def output_format(self) -> str | None:
+        """The field that holds the answer to a format, if one does."""
+        return None
+
+
+class StreamOptions(Body):
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+class Thinking(Body):
+    """Whether the model thinks before it answers, where its chat template can tell it (`enable_thinking`)."""
+
+    type: Literal["enabled", "disabled"]
+
+
+class TemplateKeywords(Body):
+    """Keywords of a chat template, as other servers take them: `enable_thinking`, which is `thinking` here."""
+
+    enable_thinking: bool | None = None
+
+
+class ThinkingField(Body):
+    """A request whose turns a chat template lays out."""
+
+    thinking: Thinking | None = None
+    chat_template_kwargs: TemplateKeywords | None = None
+
+    @property
+    def thinks(self) -> tuple[str, bool | None]:
+        """Return the field that says whether the model thinks, and what it says."""
+        if self.thinking is not None:
+            return "thinking", self.thinking.type == "enabled"
+        told = self.chat_template_kwargs
+        return "chat_template_kwargs", told.enable_thinking if told else None
+
 
 CUT = "A text ends with the context, whatever is asked for: finish_reason length"
 """Of the field that bounds an answer."""

@@ -16,18 +16,431 @@ from typing import Any, Protocol, TypeVar
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
 
-from triforce.engine.output_stream import OutputChunk
-from triforce.interface.outputs import RequestOutput
+from triforce.checkpoint.tokenizer import Tokenizer
+from triforce.engine.engine import OutputChunk
+from triforce.engine.inputs import Prompt, known, one_or_many
+from triforce.engine.tier_builder import DRAFTED
+from triforce.errors import RequestError, argument
+from triforce.interface.explain import TierStats, total
+from triforce.interface.grammar import Grammar
+from triforce.interface.outputs import Logprob, RequestOutput, TokenLogprobs
+from triforce.interface.repeated_grams import repeated
+from triforce.interface.sampling_params import SamplingParams, chat_defaults, drawn_seed
+from triforce.sampling.logits import check_bias
 from triforce.server import logs
-from triforce.server.disconnects import EventStream, unless_disconnected
-from triforce.server.engine_client import EngineClient, Event, GenerationRequest, GenerationStream, PrefillProgress
-from triforce.server.errors import broken, refusal_for, took_too_long
-from triforce.server.limits import Limits
+from triforce.server.engine_client import (
+    EngineClient,
+    Event,
+    GenerationRequest,
+    GenerationStream,
+    PrefillProgress,
+    ServedModel,
+)
+from triforce.server.errors import TOO_LONG, ClientDisconnected, about, broken, refusal_for, took_too_long, wrong
+from triforce.server.grammar_queue import GrammarPool, SharedSlots
+from triforce.server.limits import ANSWER_TOKENS, APART, COMPLETION_TOKENS, MOST_ECHOED, Limits
 from triforce.server.metrics import Metrics
-from triforce.server.request_parser import RequestParser
-from triforce.server.sampling_fields import SamplingFields
-from triforce.server.usage import without_text
+from triforce.server.schemas import (
+    ChatBody,
+    CompletionBody,
+    CompletionFields,
+    FlatResponseFormat,
+    Message,
+    ResponseFormat,
+    ResponsesBody,
+    SamplingFields,
+    characters,
+    grammar_of,
+    plain,
+    turns,
+)
+from triforce.server.tools import ToolChoice
+
+NO_LIMIT = -1
+"""What other servers take for an answer of any length."""
+
+
+def check_fields(body: CompletionFields, logprobs: int | None, limits: Limits) -> None:
+    """Raise ApiError for values beyond the limits, and for fields that need another one."""
+    stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    if body.n is not None and not 1 <= body.n <= limits.n:
+        raise wrong("n", f"n must be from 1 to {limits.n}")
+    if logprobs is not None and not 0 <= logprobs <= limits.logprobs:
+        name = body.sent_as.get("logprobs", "logprobs")
+        raise wrong(name, f"{name} must be from 0 to {limits.logprobs}")
+    if any(len(stop) > limits.stop_characters for stop in stops):
+        raise wrong("stop", f"a stop string may have {limits.stop_characters} characters; shorten it")
+    if body.stream_options and not body.stream:
+        raise wrong("stream_options", "stream_options needs stream: true")
+    if body.trace and not body.stream:
+        raise wrong("trace", "trace needs stream: true")
+
+
+def checked_params(body: SamplingFields, values: Mapping[str, Any], grammar: Grammar | None) -> SamplingParams:
+    """Return the parameters of a request. Raises ApiError, which names the field of the body that was sent."""
+    with about("grammar", body.sent_as):
+        return SamplingParams(**values, grammar=grammar)
+
+
+def check_limit(body: SamplingFields, limit: int | None, context: int) -> None:
+    """Raise ApiError for a limit that other servers take for none."""
+    if limit == NO_LIMIT:
+        field = body.sent_as.get("max_tokens", "max_tokens")
+        text = f"{field} must be at least 1, and {NO_LIMIT} is no word for any length here; leave it out, or send "
+        raise wrong(field, f"{text}{context}, the context, which ends a text anyway")
+
+
+def held_to_room(
+    params: SamplingParams, body: SamplingFields, prompt: int, context: int, limits: Limits
+) -> SamplingParams:
+    """Return the parameters for a prompt of so many tokens: a limit that was not sent is what there is room for.
+
+    Raises ApiError where there is no room.
+    """
+    rows, room, most = min(params.n, limits.rows), min(params.max_tokens, context - prompt), limits.room(context)
+    if rows * (prompt + room) <= most:
+        return params
+    server = f"the {most} tokens that this server has room for (--max-kv-tokens)"
+    if prompt >= most:
+        text = f"the prompt of {prompt} tokens and an answer need more than {server}; shorten it"
+        raise wrong(body.prompt_field, text, TOO_LONG)
+    field, left = body.sent_as.get("max_tokens", "max_tokens"), most // rows - prompt
+    if getattr(body, field) is None and left > 0:
+        return replace(params, max_tokens=left)
+    if rows > 1:
+        text = f"{rows} texts of {prompt} + {room} tokens need more than {server}; lower n"
+        raise wrong("n", f"{text} or {field}" if left > 0 else text)
+    raise wrong(field, f"{prompt} + {room} tokens need more than {server}; lower {field} to {left}, or leave it out")
+
+
+def check_echo(tokens: int, characters: int, params: SamplingParams, limits: Limits) -> None:
+    """Raise ApiError where an echo of prompts would be too large an answer."""
+    told = tokens * params.n * (1 + params.prompt_logprobs) if params.prompt_logprobs is not None else 0
+    if told > MOST_ECHOED:
+        raise wrong("logprobs", f"an echo of {tokens} tokens and {params.prompt_logprobs} alternatives to each tells "
+                    f"{told} log-probabilities; {MOST_ECHOED} are the most. Send less, or lower logprobs")  # fmt: skip
+    if (most := limits.body_bytes) < characters * params.n:
+        raise wrong("echo", f"{params.n} echoes of {characters} characters are more than {most}; lower n")
+
+
+def mode_of(name: str, modes: Sequence[str]) -> str:
+    """Return a mode that the models here can run. Raises RequestError."""
+    if name in DRAFTED and name not in modes:
+        raise RequestError(f"{argument('mode')} {name!r} needs a draft model, which this server has none of; "
+                           f"choose from {', '.join(modes)}")  # fmt: skip
+    return known(argument("mode"), name, modes)
+
+
+def biases(given: Mapping[str, Any] | None) -> dict[int, Any] | None:
+    """Convert keys to integers, which JSON does not have as keys. Raises ApiError."""
+    if given is None:
+        return None
+    unknown = next((key for key in given if not (key.isascii() and key.isdecimal() and len(key) < 19)), None)
+    if unknown is not None:
+        raise wrong("logit_bias", f"logit_bias names {unknown[:30]!r}, which is no token id; keys are integers")
+    return {int(key): value for key, value in given.items()}
+
+
+LARGE_PORTION = 1 / 2
+"""Of the processors, for bodies, texts and answers that are large."""
+_PASSED_ON = (
+    *("temperature", "top_p", "seed", "top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos"),
+    *("n", "stop", "presence_penalty", "frequency_penalty", "trace"),
+)
+
+
+class RequestParser:
+    """Parses requests for one model, each with the key of its sender. Work on large ones is shared out among keys."""
+
+    def __init__(self, llm: ServedModel, tokenizer: Tokenizer, limits: Limits) -> None:
+        self.llm, self.tokenizer, self.limits = llm, tokenizer, limits
+        self.large = SharedSlots("large requests", LARGE_PORTION, limits.waiting + limits.rows)
+        self._grammars = GrammarPool(llm.grammars, limits.grammars)
+
+    @property
+    def context(self) -> int:
+        """Tokens of prompt and answer together, at most."""
+        return self.llm.target.config.context
+
+    async def completion(self, body: CompletionBody, key: str) -> list[GenerationRequest]:
+        """Return one request for each prompt. Raises ApiError."""
+        prompts = one_or_many(body.prompt)
+        if not prompts:
+            raise wrong("prompt", "the prompt is empty; give at least one token of text")
+        most = min(self.limits.prompts, self.limits.waiting + self.limits.rows)  # the first need not wait
+        if len(prompts) > most:
+            raise wrong("prompt", f"{len(prompts)} prompts; send at most {most} in one request")
+        if body.echo and body.stream and body.logprobs is not None:
+            raise wrong("stream", "an echo with logprobs cannot be streamed; leave out stream, echo or logprobs")
+        params = self._params(
+            body,
+            await _grammar(body, body.response_format),
+            # A text of no new tokens is asked for to score the prompt; the token drawn after it is left out later.
+            max_tokens=COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens or 1,
+            logprobs=body.logprobs,
+            prompt_logprobs=body.logprobs if body.echo else None,
+        )
+        ids = [await self.ids(prompt, key) for prompt in prompts]
+        if body.echo:
+            check_echo(sum(map(len, ids)), sum(map(len, prompts)), params, self.limits)
+        return await self._requests(ids, params, body, key)
+
+    async def chat(self, body: ChatBody, key: str) -> list[GenerationRequest]:
+        """Return the request for a conversation. Raises ApiError."""
+        if body.top_logprobs is not None and not body.logprobs:
+            raise wrong("top_logprobs", "top_logprobs needs logprobs: true")
+        max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        tools = self.tools(body)
+        logprobs = (body.top_logprobs or 0) if body.logprobs else None
+        grammar = await _grammar(body, body.response_format, tools)
+        params = self._params(body, grammar, max_tokens=max_tokens, logprobs=logprobs)
+        ids = await self.conversation(body.messages, key, tools, body.thinks)
+        return await self._requests([ids], params, body, key)
+
+    async def response(self, body: ResponsesBody, key: str) -> list[GenerationRequest]:
+        """Return the request for instructions and input. Raises ApiError."""
+        tools = self.tools(body)
+        grammar = await _grammar(body, body.text.format if body.text else None, tools)
+        params = self._params(body, grammar, max_tokens=body.max_output_tokens)
+        said = turns(body.instructions, body.input)
+        ids = await self.conversation(said, key, tools, body.thinks, "input")
+        return await self._requests([ids], params, body, key)
+
+    def tools(self, body: ChatBody | ResponsesBody) -> ToolChoice | None:
+        """Return the tools that the answer may call. Raises ApiError."""
+        return body.choose_tools(self.tokenizer.template)
+
+    async def ids(self, prompt: Prompt, key: str, field: str = "prompt") -> list[int]:
+        """Return token ids of a text, or check those given, which are a field of the request. Raises ApiError."""
+        self._bound(len(prompt) if isinstance(prompt, str) else 0)
+        with about(field):
+            return await self.apart(len(prompt), key, partial(self.llm.encode, prompt))
+
+    async def tokens(self, text: str, special: bool, key: str) -> list[int]:
+        """Return token ids of a text of any length that could be a prompt. Raises ApiError."""
+        self._bound(len(text))
+        with about("prompt"):
+            return await self.apart(len(text), key, partial(self.tokenizer.encode, text, special))
+
+    async def conversation(
+        self,
+        messages: Sequence[Message],
+        key: str,
+        tools: ToolChoice | None = None,
+        thinking: tuple[str, bool | None] = ("thinking", None),
+        field: str = "messages",
+    ) -> list[int]:
+        """Return token ids of a conversation in the model's chat template. Raises ApiError.
+
+        thinking: the field that says whether the model thinks, and what it says. field: of the conversation.
+        """
+        if not self.tokenizer.chats:
+            raise wrong(field, "this model has no chat template; send a text to /v1/completions instead")
+        length = sum(map(characters, messages))
+        self._bound(length, field)
+        named, thinks = thinking
+        if thinks and "enable_thinking" not in self.tokenizer.template:
+            raise wrong(named, "this model's chat template has no thinking to turn on; leave it out")
+
+        def laid_out() -> list[int]:
+            said = [plain(message) for message in messages]
+            return self.llm.encode(self.tokenizer.chat(said, tools.shown if tools else None, thinks))
+
+        with about(field, {"messages": field}):
+            return await self.apart(length, key, laid_out)
+
+    async def apart(self, size: int, key: str, work: Callable[[], T]) -> T:
+        """Return what `work` returns in a thread, where the event loop need not wait for it; large work has turns."""
+        return await (asyncio.to_thread(work) if size <= APART else self.large.run(key, work))
+
+    def _bound(self, characters: int, field: str = "prompt") -> None:
+        longest = self.context * self.limits.characters_per_token
+        if characters > longest:
+            text = f"the prompt has {characters} characters; a context of {self.context} tokens holds {longest} at most"
+            raise wrong(field, f"{text}. Shorten it", TOO_LONG)
+
+    async def _requests(
+        self, prompts: Sequence[list[int]], params: SamplingParams, body: SamplingFields, key: str
+    ) -> list[GenerationRequest]:
+        """Return a request for each prompt, once all may be queued. Raises ApiError."""
+        requests = [self._request(ids, params, body) for ids in prompts]
+        if params.grammar is None:
+            return requests
+        with about(body.output_format or "tools"):
+            compiled = await self._grammars.compile(params.grammar, key)
+        return [replace(request, compiled=compiled) for request in requests]
+
+    def _request(self, ids: list[int], params: SamplingParams, body: SamplingFields) -> GenerationRequest:
+        with about("logit_bias"):
+            check_bias([params], self.llm.target.config.vocab_size)
+        params = held_to_room(params, body, len(ids), self.context, self.limits)
+        with about("mode"):
+            mode = None if body.mode is None else mode_of(body.mode, self.llm.modes)
+        progress = isinstance(body, CompletionFields) and bool(body.stream and body.return_progress)
+        seeded = params if params.seed is not None else replace(params, seed=drawn_seed())  # the answer tells it
+        return GenerationRequest(ids, seeded, mode, progress=progress)
+
+    def _params(
+        self, body: SamplingFields, grammar: Grammar | None, *, max_tokens: int | None, **more: int | None
+    ) -> SamplingParams:
+        values: dict[str, Any] = {
+            name: value for name in _PASSED_ON if (value := getattr(body, name, None)) is not None
+        }
+        check_limit(body, max_tokens, self.context)
+        values |= {"max_tokens": ANSWER_TOKENS if max_tokens is None else max_tokens} | more
+        if isinstance(body, CompletionFields):
+            check_fields(body, more.get("logprobs"), self.limits)
+            values["logit_bias"] = biases(body.logit_bias)
+        named = self.llm.sampling_defaults
+        defaults = named if isinstance(body, CompletionBody) else chat_defaults(named)
+        return checked_params(body, defaults | values, grammar)
+
+
+async def _grammar(
+    body: SamplingFields, form: ResponseFormat | FlatResponseFormat | None, tools: ToolChoice | None = None
+) -> Grammar | None:
+    """Return what the answer is held to, if anything. Raises ApiError."""
+    with about(body.output_format or "tools"):
+        return await asyncio.to_thread(tools.grammar if tools else partial(grammar_of, form)) if tools or form else None
+
+
+async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of `work`. If the client hangs up first, cancel it and raise ClientDisconnected."""
+    working, disconnected = asyncio.ensure_future(work), asyncio.ensure_future(_until_disconnected(receive))
+    try:
+        await asyncio.wait((working, disconnected), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnected
+        return working.result()
+    finally:
+        disconnected.cancel()
+        working.cancel()
+        await asyncio.wait((working,))  # what it holds is given back before anybody goes on
+
+
+async def _until_disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(Response):
+    """Streams frames as they come, and closes the generator at the end, whoever ends it."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, frames: AsyncGenerator[bytes, None], end: Callable[[], None], headers: Mapping[str, str]
+    ) -> None:
+        """`end` is called in any case: a generator that was never begun does not know that it is over."""
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers})
+        del self.headers["content-length"]
+        self._frames, self._end = frames, end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await unless_disconnected(receive, self._send(send))
+        finally:
+            self._end()
+
+    async def _send(self, send: Send) -> None:
+        async with aclosing(self._frames) as frames:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            async for data in frames:
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+LEAST = -9999.0
+"""JSON has no infinity: the logarithm of a probability of zero."""
+
+
+class TextLogprobs:
+    """`logprobs` of text completions, for one choice from its first token to its last."""
+
+    def __init__(self, tokenizer: Tokenizer, after: Sequence[int]) -> None:
+        """`after` is what the first token continues. Offsets count characters from there."""
+        self._tokenizer, self._stream, self._offset = tokenizer, tokenizer.stream(after), 0
+
+    def add(self, ids: Sequence[int], entries: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
+        """Return the entries of the next tokens; there is none for a token with nothing before it."""
+        offsets = []
+        for token_id in ids:
+            offsets.append(self._offset)
+            self._offset += len(self._stream.step(token_id))
+        return {
+            "tokens": [self._tokenizer.text_of(token_id) for token_id in ids],
+            "token_logprobs": [entry and _finite(entry.chosen.logprob) for entry in entries],
+            "top_logprobs": [entry and self._alternatives(entry) for entry in entries],
+            "text_offset": offsets,
+        }
+
+    def _alternatives(self, entry: TokenLogprobs) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for other in (*entry.top, entry.chosen):  # best first: of tokens that read alike the best is listed
+            found.setdefault(other.text, _finite(other.logprob))
+        return found
+
+
+def chat_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
+    """Return `logprobs` of a chat choice."""
+
+    def one(token: Logprob) -> dict[str, Any]:
+        return {
+            "token": token.text,
+            "logprob": _finite(token.logprob),
+            "bytes": list(tokenizer.bytes_of(token.token_id)),
+        }
+
+    content = [one(entry.chosen) | {"top_logprobs": [one(other) for other in entry.top]} for entry in entries]
+    return {"content": content, "refusal": None}
+
+
+def usage(
+    outputs: Sequence[RequestOutput], tiers: bool, names: Sequence[str] = ("prompt", "completion")
+) -> dict[str, Any]:
+    """Return tokens read and made, and if wanted counts of each tier, and how far each text repeats itself."""
+    read, made = sum(o.prompt_tokens for o in outputs), sum(o.completion_tokens for o in outputs)
+    counts: dict[str, Any] = {f"{names[0]}_tokens": read, f"{names[1]}_tokens": made, "total_tokens": read + made}
+    details = {"cached_tokens": sum(o.cached_tokens for o in outputs)}
+    counts |= {f"{names[0]}_tokens_details": details}
+    if tiers:
+        made_of = [completion for output in outputs for completion in output.outputs]
+        counts |= {"tiers": _tiers(total(each.tiers for each in made_of)), "reread": [o.reread for o in outputs]}
+        counts["repeated_8_grams"] = [round(repeated(each.token_ids), 4) for each in made_of]
+    return counts
+
+
+def without_text(event: Event) -> Event:
+    """Drop the one token of an answer that was drawn only because the engine draws at least one."""
+    nothing = dict[str, Any](text="", token_ids=[], origins=[])
+    if isinstance(event, OutputChunk):
+        finish = event.finish_reason and "length"
+        return replace(event, **nothing, finish_reason=finish, logprobs=event.logprobs and [], trace=None)
+    if isinstance(event, RequestOutput):
+        nothing["finish_reason"] = "length"
+        made = [replace(made, **nothing, logprobs=made.logprobs and []) for made in event.outputs]
+        return replace(event, outputs=made)
+    return event
+
+
+def decoding_trace(piece: OutputChunk) -> dict[str, Any]:
+    """Return the state of the decoding of a text, where the request wants a trace."""
+    look = piece.trace
+    if look is None:
+        return {}
+    where = {"tokens": look.tokens, "seconds": round(look.seconds, 4), "seen": look.seen, "tiers": _tiers(look.tiers)}
+    return {"token_characters": piece.characters, "trace": where}
+
+
+def _tiers(stats: Sequence[TierStats]) -> list[dict[str, Any]]:
+    return [{key: getattr(tier, key) for key in ("name", "proposed", "accepted", "passes")} for tier in stats]
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, LEAST)
+
 
 B = TypeVar("B")
 T = TypeVar("T")

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from triforce.backends.decoder import Decoder
-from triforce.engine.speculative_config import SpeculativeConfig
-from triforce.engine.tier_builder import ModelSet, TierBuilder
+from triforce.engine.tier_builder import ModelSet, SpeculativeConfig, TierBuilder
 from triforce.errors import RequestError
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM

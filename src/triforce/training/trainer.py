@@ -21,9 +21,8 @@ from triforce.eagle.head_files import new_config, write_whole
 from triforce.eagle.torch_passes import FeatureLayer
 from triforce.errors import ModelError
 from triforce.llm import LLM
-from triforce.training.distillation import Head, Past, loss
+from triforce.training.distillation import Head, Heldout, Past, Subject, loss
 from triforce.training.episodes import Chunk, Episodes, Readings, Texts
-from triforce.training.heldout import Heldout, Subject
 from triforce.training.initial_weights import Sample, add_induction, initial_weights, last_norm
 from triforce.training.training_config import TrainingConfig
 

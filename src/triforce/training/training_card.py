@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from triforce.eval.tables import Table, percent, tokens
-from triforce.training.heldout import SAMPLED, Subject, at_length
+from triforce.training.distillation import SAMPLED, Subject, at_length
 from triforce.training.trainer import Trainer, torch_threads
 
 MEASURED = 0.5

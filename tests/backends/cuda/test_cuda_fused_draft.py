@@ -26,7 +26,7 @@ from tests.helpers.drafting import PROMPTS, Drafting, same
 from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
 from tests.helpers.slow_parameters import slow
-from triforce.backends.cuda import fused_draft
+from triforce.backends.cuda import model
 from triforce.backends.cuda.model import TritonModel
 from triforce.backends.cuda.sampler import TritonSampling
 from triforce.bench import shapes
@@ -101,15 +101,15 @@ def test_draft_in_one_graph_by_sampler_in_parts_equals_single(coupling: Coupling
 def test_replayed_draft_equals_single_passes_and_draws(coupling: Coupling, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each shape is run once and captured once; what follows are replays, of other texts, lengths and noise."""
     (wanted, _), asked, shapes_run = single(coupling), 0, list[Any]()
-    run, draft = fused_draft.run_draft, fused_draft.fused_draft
+    run, draft = model.run_draft, model.fused_draft
 
     def counted(*given: Any) -> Any:
         nonlocal asked
         asked += 1
         return draft(*given)
 
-    monkeypatch.setattr(fused_draft, "run_draft", lambda *given: shapes_run.append(given[2].shape) or run(*given))
-    monkeypatch.setattr(fused_draft, "fused_draft", counted)
+    monkeypatch.setattr(model, "run_draft", lambda *given: shapes_run.append(given[2].shape) or run(*given))
+    monkeypatch.setattr(model, "fused_draft", counted)
     with machine() as made:
         many = drafting(coupling, several=True, device="cuda:0")
         before = made.captured

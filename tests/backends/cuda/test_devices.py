@@ -28,7 +28,7 @@ from triforce.backends.torch import attention
 from triforce.bench import roofline, shapes
 from triforce.bench.roofline import DeviceClock
 from triforce.cli import main
-from triforce.engine.precision import resolve_device
+from triforce.engine.model_loader import resolve_device
 from triforce.errors import CacheError, ModelError
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache.offload_sizing import CudaKVSizing, needs_of

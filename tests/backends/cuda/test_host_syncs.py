@@ -20,7 +20,7 @@ from triton.runtime import interpreter
 
 from tests.helpers.cuda.prompts import ids
 from tests.helpers.mutants.registry import caught_in
-from triforce.backends.cuda import fused_draft
+from triforce.backends.cuda import model as cuda_model
 from triforce.backends.cuda.sampler import TritonSampling
 from triforce.backends.tensor_parallel import ShardedModel
 from triforce.backends.torch.model import forward_layerwise
@@ -114,8 +114,8 @@ def steps(folder: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch, **how: An
         texts.step()
     verify = TritonSampling.verify
     monkeypatch.setattr(TritonSampling, "verify", lambda *args: passes.append(1) or verify(*args))
-    draft = fused_draft.fused_draft
-    monkeypatch.setattr(fused_draft, "fused_draft", lambda *args: drafts.append(1) or draft(*args))
+    draft = cuda_model.fused_draft
+    monkeypatch.setattr(cuda_model, "fused_draft", lambda *args: drafts.append(1) or draft(*args))
     watch.waits.clear()
     for _ in range(2):
         texts.step()

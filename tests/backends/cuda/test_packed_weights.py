@@ -26,7 +26,7 @@ from triforce.backends.cuda.model import TritonModel
 from triforce.backends.cuda.packed_weight import PackedWeight, on_device, packed
 from triforce.backends.cuda.triton.weight_tiles import HIGH, LOW, WIDE, times
 from triforce.bench import shapes
-from triforce.engine import speculative_config
+from triforce.engine import tier_builder
 from triforce.engine.model_loader import load
 from triforce.errors import ModelError, RequestError
 from triforce.interface.sampling_params import SamplingParams
@@ -140,7 +140,7 @@ def test_gguf_logits_by_triton_equal_folder(
 def test_gguf_text_by_triton_is_that_of_plain_decoding(
     tmp_path: Path, by_name: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(speculative_config, "STRICT_ROWS", 1)  # of one text
+    monkeypatch.setattr(tier_builder, "STRICT_ROWS", 1)  # of one text
     target = write_model(tmp_path / "target", **FAMILIES["llama"], num_hidden_layers=1).gguf
     draft = write_model(tmp_path / "draft", "Q4_0", num_hidden_layers=1).gguf
     params, found = SamplingParams(temperature=0.8, seed=3, max_tokens=3, ignore_eos=True), []

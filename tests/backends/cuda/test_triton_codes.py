@@ -30,7 +30,7 @@ from triforce.backends.cuda.triton.attention import DevicePageTable
 from triforce.backends.kernel_api import pages_for
 from triforce.backends.kv_rows import block_of, numbers, rotated_head, rounded
 from triforce.backends.torch.kv import TorchKV
-from triforce.engine.precision import with_kv_dtype
+from triforce.engine.model_loader import with_kv_dtype
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import FullView, PagePool
 from triforce.llm import LLM

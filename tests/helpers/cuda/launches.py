@@ -17,10 +17,9 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from triton.runtime.jit import JITFunction
 
 from tests.helpers.cuda.compiled import STRICT
-from triforce.backends.cuda.fused_draft import DraftInputs, DraftShape, run_draft
 from triforce.backends.cuda.graphs import shape_of
 from triforce.backends.cuda.kv import TritonKV
-from triforce.backends.cuda.model import TritonModel
+from triforce.backends.cuda.model import DraftInputs, DraftShape, TritonModel, run_draft
 from triforce.backends.cuda.packed_weight import PARTS, PackedWeight, packed
 from triforce.backends.cuda.triton import pointwise, rng, sampler, topk, weight_tiles
 from triforce.backends.cuda.triton.kv_tiles import carry

@@ -9,12 +9,10 @@ from torch import Tensor
 
 from tests.helpers.simple_cache import score
 from triforce.backends.decoder import Decoder
-from triforce.engine.modes import MODES
+from triforce.engine.scheduler import prefill_batch
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
-from triforce.engine.sequence_group import prefill_batch
-from triforce.engine.speculative_config import SpeculativeConfig
-from triforce.engine.tier_builder import ModelSet
+from triforce.engine.tier_builder import MODES, ModelSet, SpeculativeConfig
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import Budget, RetrievalConfig
 from triforce.model.config import LLAMA, Architecture, Experts, LayerKind, ModelConfig

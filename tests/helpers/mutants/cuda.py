@@ -157,7 +157,7 @@ PRODUCTS: dict[str, tuple[str, str]] = {
     "weights: the last part is left out": ("for p in range(P):", "for p in range(P - 1):"),
     "weights: the last inputs are those of the first half": ("x_NX = tl.load(at_NX + HALF,", "x_NX = tl.load(at_NX,"),
 }
-DRAFT, STEP = "triforce.backends.cuda.fused_draft", f"{TRITON}.draft_step"
+DRAFT, STEP = "triforce.backends.cuda.model", f"{TRITON}.draft_step"
 DRAFTS: dict[str, tuple[Edit | ModuleEdit, str]] = {
     "draft: all tokens are drawn with the noise of the first": (
         ModuleEdit(STEP, ("tl.load(places + b, mask=real, other=0) + 1", "tl.load(places + b, mask=real, other=0)"),

@@ -66,7 +66,7 @@ def steered_alone(steer: Any) -> Any:
     return deaf
 
 
-MIRROR = "triforce.server.tp_mirror:TPMirror.apply"
+MIRROR = "triforce.server.engine_thread:TPMirror.apply"
 MUTANTS = [
     *(
         Mutant(name, "tests/engine/test_engine_mutants.py::test_engine_mutant_is_noticed", (Edit(target, change),))

@@ -117,7 +117,7 @@ RANKS = {
         "return self._rows(self._part.head_rows, ids_N)",
         "return self._part.head_rows(ids_N % (self.config.vocab_size // self._ranks.count))",
     )),
-    "a rank reads another embedding": ("triforce.engine.feature_loader:_whole_embedding", (
+    "a rank reads another embedding": ("triforce.engine.model_loader:_whole_embedding", (
         "return read_embedding(", "return (1 - 2 * decoder.ranks.rank) * read_embedding(",
     )),
 }  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 from tests.helpers.planning.regret import LENGTHS, Cell, cells
 from tests.helpers.planning.traces import traces
 from tests.helpers.planning.worlds import worlds
-from triforce.cli.bench.report import about, write
+from triforce.cli.bench.setup import about, write
 from triforce.cli.options import json_file
 
 

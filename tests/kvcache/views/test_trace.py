@@ -9,7 +9,7 @@ import pytest
 
 from tests.helpers.controlled_batch import think_always
 from tests.helpers.tiny_llm import ask, checkpoints, ids, llm
-from triforce.engine.output_stream import OutputChunk
+from triforce.engine.engine import OutputChunk
 from triforce.engine.sequence_batch import SequenceBatch
 from triforce.kvcache import PAGE, RetrievalView
 from triforce.kvcache.views import retrieval

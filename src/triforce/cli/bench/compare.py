@@ -18,8 +18,7 @@ from triforce.bench.speed import WORKLOADS
 from triforce.checkpoint.hub import SHIPPED
 from triforce.checkpoint.model_files import GGUFModel, open_model
 from triforce.cli.bench import compare_file
-from triforce.cli.bench.report import about, machine, show, write
-from triforce.cli.bench.setup import load, make_folder, sources
+from triforce.cli.bench.setup import about, load, machine, make_folder, show, sources, write
 from triforce.engine.inputs import known
 from triforce.errors import RequestError
 

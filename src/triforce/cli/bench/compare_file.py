@@ -20,11 +20,10 @@ from triforce.bench.compare.workers.clock import SLACK
 from triforce.bench.results_file import ResultsFile
 from triforce.checkpoint.hub import FINETUNE, draft_for
 from triforce.checkpoint.model_files import GGUFModel, open_model
-from triforce.cli.bench.report import about, machine, show, write
-from triforce.cli.bench.setup import make_folder, sources_of
+from triforce.cli.bench.setup import about, machine, make_folder, show, sources_of, write
 from triforce.cli.options import draft_named
 from triforce.engine.inputs import known
-from triforce.engine.modes import DRAFTED, MODES
+from triforce.engine.tier_builder import DRAFTED, MODES
 from triforce.errors import RequestError, printable
 
 CONTEXTS = (512, 2048, 7168)

@@ -8,7 +8,7 @@ from typing import Any
 
 from triforce.bench import kernels, shapes
 from triforce.bench.shapes import FAMILY_SHAPES
-from triforce.cli.bench.report import about, machine, write
+from triforce.cli.bench.setup import about, machine, write
 from triforce.engine.inputs import known
 from triforce.errors import RequestError
 

@@ -12,12 +12,10 @@ from tqdm import tqdm
 from triforce.bench.lossless import PLAIN, LosslessConfig, certificate, rows, tables
 from triforce.bench.results_file import ResultsFile
 from triforce.bench.speed import WORKLOADS
-from triforce.cli.bench.report import about, machine, show, write
-from triforce.cli.bench.setup import load, modes, sources
+from triforce.cli.bench.setup import about, load, machine, modes, show, sources, write
 from triforce.cli.progress import Prefill
 from triforce.engine.inputs import known
-from triforce.engine.modes import COUPLINGS, MODES
-from triforce.engine.speculative_config import LOWER_TIERS
+from triforce.engine.tier_builder import COUPLINGS, LOWER_TIERS, MODES
 from triforce.errors import RequestError
 from triforce.llm import LLM
 

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from triforce.cli import options
-from triforce.cli.argument_values import minutes, path
+from triforce.cli.options import minutes, path
 
 _BUDGET = "tokens the retrieval tier sees (default: auto: 2048 or so)"
 _MODES = f"of {', '.join(options.MODES)}"

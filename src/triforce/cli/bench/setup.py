@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from triforce.backends.torch_import import import_torch
+from triforce.bench.results_file import machine, measured, provenance
 from triforce.cli.engine_arguments import SPECULATION
 from triforce.cli.options import draft_named
 from triforce.cli.progress import loading
-from triforce.cli.sample_book import BOOK, sample_book
-from triforce.cli.text_files import read_texts
+from triforce.cli.text_files import BOOK, read_texts, sample_book, write_text
 from triforce.errors import RequestError
 
 if TYPE_CHECKING:
+    import torch
+
     from triforce.bench.prompts import Sources
     from triforce.checkpoint.tokenizer import Tokenizer
+    from triforce.eval import Table
     from triforce.llm import LLM
 
 OWN_CODE = "triforce.py"
@@ -41,7 +45,7 @@ def load(options: Namespace) -> LLM:
 def modes(llm: LLM, given: Sequence[str] | None, usual: Iterable[str]) -> list[str]:
     """Return the modes that were named, or the default ones that these models can run. Raises RequestError."""
     from triforce.engine.inputs import known
-    from triforce.engine.modes import MODES
+    from triforce.engine.tier_builder import MODES
 
     if given:
         return [known("mode", mode, MODES) for mode in given]
@@ -77,3 +81,42 @@ def own_texts() -> dict[str, str]:
     files = sorted(Path(str(package)).rglob("*.py"))
     code = "\n".join(file.read_text(encoding="utf-8") for file in files)
     return {BOOK: sample_book(), OWN_CODE: code}
+
+
+__all__ = ["about", "machine", "measured", "show", "write"]
+
+
+def about(command: str | None = None, device: torch.device | None = None) -> dict[str, Any]:
+    """Return the command of figures, that of this process if None, and what they were measured on and with."""
+    return {"command": command or "triforce " + " ".join(sys.argv[1:])} | provenance(device)
+
+
+def write(file: str | None, report: dict[str, Any]) -> None:
+    """Write all figures to a file, if one is named."""
+    if file:
+        from triforce.bench.results_file import dumps
+
+        write_text(file, dumps(report))
+
+
+def show(tables: Iterable[Table]) -> None:
+    """Print tables: in colour on a terminal where `rich` is installed, else plain."""
+    for table in tables:
+        if not (sys.stdout.isatty() and _rich(table)):
+            print(f"\n{table.plain()}")
+
+
+def _rich(table: Table) -> bool:
+    try:
+        from rich.console import Console
+        from rich.markup import escape
+        from rich.table import Table as Rich
+    except ImportError:
+        return False
+    made = Rich(title=table.title, caption=escape(table.note), caption_justify="left")
+    for n, name in enumerate(table.header):
+        made.add_column(escape(name), justify="right" if n else "left")
+    for row in table.rows:
+        made.add_row(*map(escape, row))
+    Console().print(made)
+    return True

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from triforce.bench.results_file import ResultsFile
 from triforce.bench.speed import WORKLOADS, Cell, covering, grid, named
-from triforce.cli.bench.report import about, machine, show, write
-from triforce.cli.bench.setup import load, make_folder, modes, sources
+from triforce.cli.bench.setup import about, load, machine, make_folder, modes, show, sources, write
 from triforce.cli.progress import Prefill
 from triforce.errors import RequestError
 
@@ -140,7 +139,7 @@ def _synthetic(options: Namespace) -> int:
     from triforce.bench import speed, synthetic
     from triforce.bench.shapes import FAMILY_SHAPES, SHAPES
     from triforce.engine.inputs import known
-    from triforce.engine.speculative_config import SpeculativeConfig
+    from triforce.engine.tier_builder import SpeculativeConfig
     from triforce.kvcache import RetrievalConfig
     from triforce.kvcache.retrieval_config import Budget
 

@@ -13,12 +13,11 @@ from triforce.bench import shapes
 from triforce.bench.start import STEPS, rows
 from triforce.checkpoint.hub import SHIPPED
 from triforce.checkpoint.model_files import open_model
-from triforce.cli.bench.report import about, machine, show, write
+from triforce.cli.bench.setup import about, machine, show, write
 from triforce.cli.options import draft_named
-from triforce.cli.sample_book import sample_book
-from triforce.cli.text_files import read_text
+from triforce.cli.text_files import read_text, sample_book
 from triforce.engine.inputs import known
-from triforce.engine.modes import MODES
+from triforce.engine.tier_builder import MODES
 from triforce.errors import RequestError
 from triforce.eval import Table
 

@@ -10,13 +10,12 @@ from argparse import Namespace
 from typing import Any
 
 from triforce.cli import MISTAKE, tensor_parallel
-from triforce.cli.chat.answer import follow
+from triforce.cli.answer_output import of_chats
 from triforce.cli.chat.commands import Leave, question, run_command
 from triforce.cli.chat.conversation import Conversation
-from triforce.cli.chat.dialogue import Dialogue, remark
+from triforce.cli.chat.dialogue import Dialogue, follow, remark
 from triforce.cli.counts import counted
 from triforce.cli.engine_arguments import load, sampling
-from triforce.cli.sampling_text import of_chats
 from triforce.cli.text_files import decode_text, read_document, stdin_lines
 from triforce.distributed.group import TPGroup
 from triforce.errors import ModelError, RankError, RequestError, TriforceError, printable

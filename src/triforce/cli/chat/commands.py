@@ -10,7 +10,7 @@ from triforce.cli.chat import conversation
 from triforce.cli.chat.dialogue import Dialogue, remark
 from triforce.cli.counts import counted
 from triforce.errors import RequestError, printable, suggest
-from triforce.interface.user_paths import user_path
+from triforce.interface.byte_size import user_path
 
 
 class Leave(Exception):

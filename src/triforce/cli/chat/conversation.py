@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from triforce.errors import RequestError
-from triforce.text_encoding import decode
-from triforce.user_files import read_file
+from triforce.user_files import decode, read_file
 from triforce.whole_file import whole_file
 
 MARK = "triforce_chat"

@@ -1,20 +1,122 @@
-"""The output of a batch: a file that can be taken up, or stdout."""
+"""Requests from a file, in OpenAI's batch format, put to the application as if they had come over a socket.
+
+Each line of the input is answered by one line of the output, in the order in which they are done. A run that was ended,
+however, can be taken up: what was answered is not asked again, and what was refused is, as it may have been mended.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TextIO
 from uuid import uuid4
 
+from starlette.types import ASGIApp, Message
+
 from triforce.errors import RequestError
-from triforce.server.batch_lines import BatchLine, Name, batch_lines
-from triforce.server.batch_tally import Tally
-from triforce.user_files import read_line
+from triforce.server.limits import Limits
+from triforce.user_files import NotTextError, decode, read_line
 from triforce.whole_file import whole_file
+
+PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
+
+Name = str | int
+"""Identity of a line: its custom_id, or its number if it has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLine:
+    """A line of the input: a request, or its error."""
+
+    name: Name
+    url: str = ""
+    body: bytes = b""
+    error: str | None = None
+    code: str = "invalid_line"
+
+    def digest(self, model: str) -> str | None:
+        """Return a hex digest of the request and of the model's identity; None for a line in error."""
+        request = "\n".join([model, self.url, ""]).encode() + self.body
+        return None if self.error is not None else blake2b(request, digest_size=16).hexdigest()
+
+
+def batch_lines(file: BinaryIO) -> Iterator[BatchLine]:
+    """The lines of an input that are not blank."""
+    numbers: dict[Name, int] = {}
+    for number, text in enumerate(file, 1):
+        if text.strip():
+            line = _parsed(number, text)
+            if line.name in numbers:
+                error = f"custom_id {line.name!r} stands in line {numbers[line.name]} already; give each its own"
+                line = BatchLine(number, error=error)
+            numbers[line.name] = number
+            yield line
+
+
+def _parsed(number: int, text: bytes) -> BatchLine:
+    try:
+        request = json.loads(decode(text.rstrip()))
+    except NotTextError as error:
+        return BatchLine(number, error=f"line {number} {error}")
+    except (ValueError, RecursionError) as error:
+        return BatchLine(number, error=f"line {number} is not JSON: {_told(error)}")
+    name = request.get("custom_id") if isinstance(request, dict) else None
+    if not isinstance(name, str) or not name:
+        return BatchLine(number, error=f"line {number} is no JSON object with a custom_id, which is a text")
+    body, url = request.get("body"), request.get("url")
+    if request.get("method") != "POST" or url not in PATHS:
+        return BatchLine(name, error=f"line {number}: method must be POST, and url one of {', '.join(PATHS)}")
+    if not isinstance(body, dict) or body.get("stream"):
+        return BatchLine(name, error=f"line {number}: body must be a JSON object, without stream")
+    return BatchLine(name, url, json.dumps(body).encode())
+
+
+def _told(error: Exception) -> str:
+    """Return why a text is not JSON. Its parser counts lines in it, of which there is one."""
+    return f"{error.msg}, at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+
+
+_VALUE = re.compile(r"""'[^']*'|"[^"]*"|0x[0-9a-f]+|-?\d[\d.,]*""")
+"""What differs between reasons of one kind: names, and numbers such as those of lines and bytes."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """Lines by what became of them."""
+
+    answered: int = 0
+    skipped: int = 0
+    _refused: Counter[str] = field(default_factory=Counter)
+    """Refusals by the kinds of their reasons, with counts."""
+    _first: dict[str, str] = field(default_factory=dict)
+    """The first reason of each kind."""
+
+    @property
+    def refused(self) -> int:
+        return self._refused.total()
+
+    def refuse(self, reason: str, name: str = "") -> None:
+        """Count a line that is refused. name: of the line, where the reason does not say which it is."""
+        kind = _VALUE.sub("", reason)
+        self._refused[kind] += 1
+        self._first.setdefault(kind, f"{name}: {reason}" if name else reason)
+
+    def commonest(self) -> str:
+        """Return how many lines are refused for the commonest kind of reason, and the first such reason."""
+        (kind, times), *others = self._refused.most_common(2)
+        if self.refused == 1:
+            return f"The reason: {self._first[kind]}"
+        which = "the commonest" if others else "one"
+        return f"{times:,} line{'s' * (times > 1)} for {which} reason, the first: {self._first[kind]}"
+
 
 _BEGINNING = b'{"id": "batch_req_'
 
@@ -181,3 +283,51 @@ def _rewrite(path: Path) -> None:
     lines, _ = _lines(path)
     with whole_file(path) as partial:
         partial.write_bytes(b"".join(lines.values()))
+
+
+AT_ONCE = 32
+"""Requests that are under way together for an engine, which has them wait for one another."""
+LIMITS = Limits(seconds=float("inf"), waiting=AT_ONCE * Limits().prompts, max_itl=2.0)
+"""Whoever runs a batch waits for it, and is not refused for it."""
+
+
+async def run(app: ASGIApp, source: BinaryIO, answers: Answers) -> None:
+    """Answer each line of `source` that is not answered yet."""
+    room = asyncio.Semaphore(AT_ONCE)
+
+    async def work(line: BatchLine) -> None:
+        try:
+            response = None if line.error is not None else await post(app, line.url, line.body)
+        finally:
+            room.release()
+        answers.add(line, response)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for line in answers.missing(source):
+                await room.acquire()
+                group.create_task(work(line))
+    except ExceptionGroup as errors:  # a full disk, say
+        raise errors.exceptions[0] from None
+
+
+async def post(app: ASGIApp, path: str, body: bytes) -> Response:
+    """Return the application's answer to a POST, as the output file has it."""
+    unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        if not unread:
+            await asyncio.Event().wait()  # nobody hangs up here
+        return unread.pop()
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""}
+    await app(scope | {"headers": headers, "http_version": "1.1", "scheme": "http"}, receive, send)
+    start, *rest = sent
+    text = b"".join(message.get("body", b"") for message in rest)
+    request_id = dict(start["headers"])[b"x-request-id"].decode()
+    return {"status_code": start["status"], "request_id": request_id, "body": json.loads(text)}

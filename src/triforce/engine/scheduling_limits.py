@@ -1,6 +1,0 @@
-"""Limits of scheduling that hold where nothing else is said. Imports nothing."""
-
-MOST_ROWS = 8
-"""Sequences that are decoded together; others wait until one of these is done."""
-MAX_ITL = 0.2
-"""Inter-token latency in seconds, up to which prompts are read between two steps of texts."""
