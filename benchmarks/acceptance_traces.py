@@ -61,7 +61,8 @@ class Reading:
             true = self.text[start : start + BLOCK]
             said = {}
             for name, times in (("retrieval x0.5", 0.5), ("retrieval x2", 2.0), ("retrieval", 1.0)):
-                view.times = {} if times == 1 else {int(self.batch.prefix.lengths_B[0] - 1).bit_length(): times}
+                bits = int(self.batch.prefix.lengths_B[0] - 1).bit_length()
+                view.budget_factors = {} if times == 1 else {bits: times}
                 view.selections[0].pages = None
                 said[name] = self.picks(tiers["retrieval"], true)
             said["draft"] = self.picks(tiers["draft"], true) if "draft" in tiers else [-1] * BLOCK

@@ -119,9 +119,9 @@ def test_budget_candidates_are_neighbours_up_to_half_context() -> None:
     view = PlanController(unlinked(batch(LONGER).top), CostModel()).view
     half, twice = (9, 0.5), (9, 2.0)
     assert budget_options(view, [400]) == [(), (half,), (twice,)]
-    view.times = dict([half])
+    view.budget_factors = dict([half])
     assert budget_options(view, [400]) == [(half,), ()]
-    view.times = dict([twice])
+    view.budget_factors = dict([twice])
     assert budget_options(view, [400, 200]) == [(twice,), ((8, 0.5), twice), ()]
 
 

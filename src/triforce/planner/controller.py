@@ -144,7 +144,7 @@ class PlanController:
         self.estimates: Estimates | None = None
         self.found: list[Candidate] = []
         """The latest estimates, and the best plan of each choice of tiers by them."""
-        self.times: dict[int, float] = {}
+        self.budget_factors: dict[int, float] = {}
         """Times the usual budget, by bits of a row's length, that these are of."""
         self._grain = self.top.cache.grain
         self._proposals = self._first_thought = self._plain_at = self._listened = 0
@@ -225,7 +225,7 @@ class PlanController:
                 tier.catch_up(prefix, live_B & (prefix.lengths_B - tier.cache.lengths_B > FAR))
             below = tier
         if "retrieval" in plan.tiers:
-            self.view.times = dict(plan.budget_factors)
+            self.view.budget_factors = dict(plan.budget_factors)
         chosen = "retrieval" in plan.tiers and self.view.setting.budget.open
         self.plan, self.name, self.budget = plan, str(plan), self.view.budget if chosen else None
         self._unlearnt, self._fresh = NOTHING, self._proposals > 1
@@ -275,7 +275,7 @@ class PlanController:
         sparse = any(length > self.view.budget(length) for length in lengths)
         budgets: list[BudgetFactors] = budget_options(self.view, lengths) if sparse else [()]
         self.estimates = self.beliefs.estimates(lengths, self.account.caution, budgets)
-        self.account.plain, self.times = float(self.estimates.seconds_KW[FULL][0, 1]), dict(budgets[0])
+        self.account.plain, self.budget_factors = float(self.estimates.seconds_KW[FULL][0, 1]), dict(budgets[0])
         headroom = self.account.headroom
         self.found = candidates(self.estimates, "draft" in self.by_name, sparse, budgets, left, headroom)
         return best(self.found, self.choice.plan)
@@ -307,7 +307,7 @@ def report(it: PlanController) -> PlanReport | None:
     for name, seconds_KW in it.estimates.seconds_KW.items():
         tier, (narrow, wide) = name.split()[0], (1000 * seconds_KW[0, [1, WIDE]]).tolist()
         longest = max(it.lengths)
-        factor = it.times.get(longest.bit_length(), 1.0) if tier == "retrieval" else 1.0
+        factor = it.budget_factors.get(longest.bit_length(), 1.0) if tier == "retrieval" else 1.0
         mean, deviation = (None, 0.0) if tier == FULL else it.beliefs.acceptance.of(tier, longest, factor)
         if tier in it.by_name:
             passes, tokens = it.costs.passes.of(name).count, it.beliefs.acceptance.tokens(tier)

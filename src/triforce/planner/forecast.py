@@ -30,7 +30,7 @@ WIDEST = 33  # tokens of the widest pass of a plan
 def budget_options(view: RetrievalView, lengths: Sequence[int]) -> list[BudgetFactors]:
     """The present budgets, and all that differ by one step for one group of rows, where budgets are to be chosen."""
     groups, budget = sorted({length.bit_length() for length in lengths}), view.setting.budget
-    now = {bits: view.times[bits] for bits in groups if bits in view.times}
+    now = {bits: view.budget_factors[bits] for bits in groups if bits in view.budget_factors}
     found = [now]
     if budget.open and view.setting.refresh == 1 and not view.full.pool.offloaded:
         for bits in groups:
@@ -80,7 +80,8 @@ class Beliefs:
                 accepted, rejected, proposed = news_B3[(bits == 0) | (bits_B == bits)].sum(0).tolist()
                 if isinstance(tier, NgramProposer):  # of what hindsight expected
                     rejected = max(0.0, proposed * self._accepted(tier) - accepted)
-                self.acceptance.add(name, (1 << bits) - 1, accepted, rejected, self.view.times.get(bits, 1.0))
+                factor = self.view.budget_factors.get(bits, 1.0)
+                self.acceptance.add(name, (1 << bits) - 1, accepted, rejected, factor)
 
     def estimates(self, lengths: Sequence[int], caution: float, budgets: Sequence[BudgetFactors] = ((),)) -> Estimates:
         """Return what is believed of rows of these lengths, with each of these budgets of the retrieval tier.

@@ -29,11 +29,11 @@ class ReplayedView:
 
     def __init__(self) -> None:
         self.setting = RetrievalConfig(USUAL)
-        self.times: dict[int, float] = {}
+        self.budget_factors: dict[int, float] = {}
         self.full = SimpleNamespace(pool=SimpleNamespace(offloaded=None))
 
     def budget(self, context: int) -> int:
-        return self.setting.budget.of(context, self.times.get(context.bit_length(), 1.0))
+        return self.setting.budget.of(context, self.budget_factors.get(context.bit_length(), 1.0))
 
     def keys(self, context: int, searched: int | None = None, budget: int | None = None) -> int:
         return min(budget or self.budget(context), context)

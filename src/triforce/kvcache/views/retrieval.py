@@ -48,7 +48,7 @@ class RetrievalView:
         """Those in which each token looks for what it needs anew; all of it, where the memory does not search."""
         self.trying = False
         """Whether these are only tried: such passes may never come again."""
-        self.times: dict[int, float] = {}
+        self.budget_factors: dict[int, float] = {}
         """How many times its budget it reads of contexts of so many bits, from the next selection on; else once."""
 
     @property
@@ -84,7 +84,7 @@ class RetrievalView:
 
     def budget(self, context: int) -> int:
         """Tokens that it reads of so many."""
-        return self.setting.budget.of(context, self.times.get(context.bit_length(), 1.0))
+        return self.setting.budget.of(context, self.budget_factors.get(context.bit_length(), 1.0))
 
     def keys(self, context: int, searched: int | None = None, budget: int | None = None) -> int:
         """Return the keys that a token costs to read of so many, if so many layers are searched.
