@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.laws.tiny import MODELS, PROMPTS, SETTING
-from tests.helpers.simulated_tiers import plans
+from tests.helpers.simulated_tiers import plans, steer
 from triforce.engine.scheduler import prefill_batch
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
@@ -83,5 +83,5 @@ def steered(
     it = PlanController(unlinked(batch.top), costs, clock=clock)
     batch.controller, batch.tiers = it, it.tiers
     for _ in range(steps):
-        it.steer(batch.prefix, LIVE)
+        steer(it, batch.prefix)
     return it, batch

@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from triforce.engine.tier_builder import apply_plan
 from triforce.planner import Plan, PlanController
+from triforce.planner.controller import ENDLESS
 from triforce.planner.plan import Estimates, NgramOdds, expected, plan_space, proposals
 from triforce.planner.planner_config import AMONG_MODELS
 
@@ -116,6 +118,17 @@ class SimulatedTiers:
         return propose(len(plan.tiers) - 1), spent
 
 
+def steer(it: PlanController, prefix: Any, live_B: Any = LIVE, left: Callable[[], int] = lambda: ENDLESS) -> None:
+    """Let a controller plan the next proposal, and its tiers go by that."""
+    apply_plan(it.steer(prefix, live_B, left), it.tiers, prefix, live_B)
+
+
+def force(it: PlanController, plan: Plan, prefix: Any, live_B: Any = LIVE) -> None:
+    """Let a controller and its tiers go by this plan."""
+    it.adopt(plan)
+    apply_plan(it.planned, it.tiers, prefix, live_B)
+
+
 class NoHindsight:
     """Hindsight on a text in which nothing repeats itself."""
 
@@ -131,7 +144,7 @@ def simulated_rate(it: PlanController, prefix: Any, simulated: SimulatedTiers, p
     it.beliefs.hindsight = NoHindsight()  # type: ignore[assignment]
     tokens = seconds = 0.0
     for _ in range(proposals):
-        it.steer(prefix, LIVE)
+        steer(it, prefix)
         new, took = simulated.play(it.plan, it.by_name)
         it.observe([int(prefix.lengths_B[0])], new, took)
         tokens, seconds = tokens + new, seconds + took

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.helpers.controlled_batch import LIVE, known, read, steered
+from tests.helpers.simulated_tiers import steer
 from triforce.engine.tier_builder import unlinked
 from triforce.planner import CostModel, Plan, PlanController
 from triforce.planner.controller import Cadence
@@ -20,7 +21,7 @@ def test_planning_takes_one_percent_of_time() -> None:
     for step in range(800):
         it.choose = lambda *how, late=step >= 400: thoughts.__setitem__(late, thoughts[late] + 1) or choose(*how)  # type: ignore[method-assign, func-returns-value]
         it.observe([100], 1, 2e-3)
-        it.steer(batch.prefix, LIVE)
+        steer(it, batch.prefix)
     assert 2 <= thoughts[1] <= 4 <= thoughts[0] <= 7
 
 
@@ -44,7 +45,7 @@ def listening(
 
 def goes_on(it: PlanController, prefix: SequenceState, steps: int) -> None:
     for _ in range(steps):
-        it.steer(prefix, LIVE, left=lambda: 20)
+        steer(it, prefix, left=lambda: 20)
         it.by_name["full"].counters.record_passes(LIVE, 1e-4)
         it.observe([int(prefix.lengths_B[0])], 1, 1e-4)
 

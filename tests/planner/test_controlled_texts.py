@@ -10,6 +10,7 @@ from torch import Tensor
 from tests.helpers.controlled_batch import DEEP, PARAMS, ROWS, controlled
 from tests.helpers.laws.gtest import ALPHA, ranks, window_surprise
 from tests.helpers.laws.tiny import MODELS, finished, laws, started
+from tests.helpers.simulated_tiers import force
 from triforce.engine.tier_builder import ModelSet
 from triforce.planner import Plan
 from triforce.speculation import SequenceState
@@ -69,8 +70,8 @@ def test_rejoined_draft_sees_missed_tokens() -> None:
     draft = it.by_name["draft"]
     for written in (10, 100):
         longer = SequenceState(batch.prefix.ids_BS, batch.prefix.lengths_B + written)
-        it.apply(Plan(), batch.prefix, live_B)
+        force(it, Plan(), batch.prefix, live_B)
         before = draft.cache.lengths_B.copy()  # type: ignore[attr-defined]
-        it.apply(DEEP, longer, live_B)
+        force(it, DEEP, longer, live_B)
         seen = longer.lengths_B - 1 if written > 64 else before  # a few tokens it sees in its next pass
         assert (draft.cache.lengths_B == seen).all()  # type: ignore[attr-defined]

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from tests.helpers.controlled_batch import DEEP, LIVE, known, steered
-from tests.helpers.simulated_tiers import SimulatedTiers, estimates
-from triforce.planner import CostModel, Plan, PlanController
+from tests.helpers.simulated_tiers import SimulatedTiers, estimates, force, steer
+from triforce.engine.tier_builder import apply_plan, tiers
+from triforce.planner import CostModel, Plan, PlanController, PlannedProposal
 from triforce.planner.controller import TOGETHER, Account
 from triforce.planner.forecast import Candidate, Cause, Choice, State, best, candidates
 from triforce.planner.planner_config import AMONG_MODELS, CONFIG
@@ -62,8 +63,28 @@ def test_plans_that_may_not_be_risked_are_told_of_by_their_best() -> None:
 
 def test_plain_text_reports_no_attention_from_first_proposal_on() -> None:
     """In a process that knows what passes cost, and so weighs plans at once."""
-    it, _ = steered(known(full=1e-4), steps=1)
-    assert it.plan == Plan() and it.choice.state is State.PLAIN and it.top.cache.grain == 0
+    it, batch = steered(known(full=1e-4), steps=1)
+    assert it.plan == Plan() and it.choice.state is State.PLAIN and batch.top.cache.grain == 0
+
+
+@pytest.mark.parametrize(("full", "plan"), [(20e-3, DEEP), (1e-4, Plan())], ids=["slow", "fast"])
+def test_controller_plans_and_engine_applies(full: float, plan: Plan) -> None:
+    it, batch = steered(known(full), steps=0)
+
+    def state() -> tuple[object, ...]:
+        links = [(tier.gamma, tier.below) for tier in it.tiers]
+        return links, dict(it.view.budget_factors), batch.top.cache.grain
+
+    before, unit = state(), batch.top.cache.grain
+    planned = it.steer(batch.prefix, LIVE)
+    assert state() == before and unit > 0 and planned.plan.tiers == plan.tiers
+    planned = PlannedProposal(replace(planned.plan, budget_factors=((8, 2.0),)), planned.grain)
+    apply_plan(planned, it.tiers, batch.prefix, LIVE)
+    linked = tiers(batch.top)
+    assert [tier.name for tier in linked] == [*plan.tiers]
+    assert [tier.gamma for tier in linked] == [*planned.plan.gammas, 1]
+    assert it.view.budget_factors == ({} if plan.plain else {8: 2.0})
+    assert batch.top.cache.grain == planned.grain == (0 if plan.plain else unit)
 
 
 def test_account_bounds_what_trials_lose() -> None:
@@ -82,10 +103,10 @@ def test_controller_loss_is_thought_about_at_once() -> None:
     for _ in range(3):
         assert it.plan == DEEP or it.plan.tiers == DEEP.tiers
         it.observe([100], 1, 0.01)
-        it.steer(batch.prefix, LIVE)
+        steer(it, batch.prefix)
     asked = it.choose = Mock(return_value=Choice())  # type: ignore[method-assign]
     it.observe([100], 1, 1.0)  # a second for a token
-    it.steer(batch.prefix, LIVE)
+    steer(it, batch.prefix)
     assert it.plan == Plan() and asked.call_count == 1 and it.choice.cause is Cause.LOSS
 
 
@@ -99,9 +120,9 @@ def test_losses_make_bounds_lower_until_something_is_won() -> None:
     before = least()
     for won, losses in ((1.0, 0), (-1.0, 1)):  # a machine that was interrupted lost nothing
         it.account.won = won
-        it.apply(DEEP, batch.prefix, LIVE)
+        force(it, DEEP, batch.prefix)
         it.observe([100], 1, 2.0)
-        it.steer(batch.prefix, LIVE)
+        steer(it, batch.prefix)
         assert it.choice.cause is Cause.LOSS and it.account.losses == losses
     assert least() < before
     it.account.won = 0.0
@@ -118,11 +139,11 @@ def test_controller_of_plain_decoding_learns_and_wakes() -> None:
     it.conclude = concluded  # type: ignore[method-assign]
     for _ in range(TOGETHER + 2):
         it.observe([100], 1, 1e-4)
-        it.steer(batch.prefix, LIVE)
+        steer(it, batch.prefix)
     assert concluded.call_count == 1 and it.plan == Plan()
     it.choose = Mock(return_value=Choice(DEEP))  # type: ignore[method-assign]
     it._cadence.due_at = it._cadence.think_at = it._cadence.elapsed
-    it.steer(batch.prefix, LIVE)
+    steer(it, batch.prefix)
     assert it.choice.plan == DEEP
 
 
@@ -130,7 +151,7 @@ def test_no_pass_is_forgotten_before_it_is_learnt(monkeypatch: pytest.MonkeyPatc
     """A draft that is not fused makes as many passes in a proposal as both gammas say."""
     it, batch = steered(known(full=20e-3), steps=1)
     it.choice, it._cadence.due_at, drafts = Choice(Plan(DEEP.tiers, (8, 16))), 1e9, list[int]()
-    it.steer(batch.prefix, LIVE)
+    steer(it, batch.prefix)
     observe = it.costs.passes.observe
 
     def counted(tier: str, *how: Any) -> float:
@@ -142,7 +163,7 @@ def test_no_pass_is_forgotten_before_it_is_learnt(monkeypatch: pytest.MonkeyPatc
         for _ in range(8 * 16):
             it.by_name["draft"].counters.record_passes(LIVE, 1e-6)
         it.observe([100], 1, 1e-3)
-        it.steer(batch.prefix, LIVE)
+        steer(it, batch.prefix)
     it.conclude(batch.prefix)
     assert it.plan == it.choice.plan and sum(drafts) == 40 * 8 * 16
 
@@ -151,18 +172,18 @@ def test_controller_plain_decoding_is_retried_where_gain_is_small() -> None:
     it, batch = steered(known(full=20e-3), steps=0)
     for gain, least in ((1.5, 2), (3.0, 0)):
         seen = []
-        it.steer(batch.prefix, LIVE)
+        steer(it, batch.prefix)
         it._cadence.due_at = 1e9
         it.choice = replace(it.choice, rate=gain * it.plain)
         for _ in range(3 * CONFIG.probe_every):
-            it.steer(batch.prefix, LIVE)
+            steer(it, batch.prefix)
             seen.append(it.plan == Plan() and it.followed.state is State.PROBING)
         assert least * CONFIG.probed <= sum(seen) <= 2 * least * CONFIG.probed
 
 
 def test_controller_overhead_is_shared_among_passes() -> None:
     it, batch = steered(CostModel(), steps=1)
-    it.apply(Plan(("draft", "full"), (1,)), batch.prefix, LIVE)
+    force(it, Plan(("draft", "full"), (1,)), batch.prefix)
     for _ in range(20):
         it.by_name["full"].counters.record_passes(LIVE, 1e-3)
         it.by_name["draft"].counters.record_passes(LIVE, 2e-4)
@@ -188,13 +209,13 @@ def test_controller_acceptance_carries_to_next_batch() -> None:
 
 def test_controller_observes_attention_only_for_retrieval(monkeypatch: pytest.MonkeyPatch) -> None:
     it, batch = steered(known(full=20e-3), steps=1)
-    assert it.top.cache.grain > 0 and it.plan.tiers == DEEP.tiers
+    assert batch.top.cache.grain > 0 and it.plan.tiers == DEEP.tiers
     plans = iter([Choice(), Choice(DEEP), Choice(DEEP)])
     monkeypatch.setattr(PlanController, "choose", lambda *how: next(plans))
-    it.steer(batch.prefix, LIVE)
-    assert it.plan == Plan() and it.top.cache.grain == 0
+    steer(it, batch.prefix)
+    assert it.plan == Plan() and batch.top.cache.grain == 0
     it._cadence.due_at = it._cadence.think_at = 0.0
-    it.steer(batch.prefix, LIVE)
-    assert it.plan == Plan() and it.top.cache.grain > 0  # first the exact tier looks
-    it.steer(batch.prefix, LIVE)
+    steer(it, batch.prefix)
+    assert it.plan == Plan() and batch.top.cache.grain > 0  # first the exact tier looks
+    steer(it, batch.prefix)
     assert it.plan == DEEP

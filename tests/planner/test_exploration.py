@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.helpers.controlled_batch import LIVE, read
-from tests.helpers.simulated_tiers import NoHindsight, SimulatedTiers
+from tests.helpers.controlled_batch import read
+from tests.helpers.simulated_tiers import NoHindsight, SimulatedTiers, steer
 from triforce.engine.tier_builder import unlinked
 from triforce.planner import CostModel, Plan, PlanController
 from triforce.planner.pass_costs import TierWork
@@ -21,7 +21,7 @@ def test_controller_tries_unknown_tiers_in_first_text() -> None:
     it = PlanController(unlinked(batch.top), costs, clock=lambda: 0.0)
     it.beliefs.hindsight = NoHindsight()  # type: ignore[assignment]
     for _ in range(30):
-        it.steer(batch.prefix, LIVE, left=lambda: 300)
+        steer(it, batch.prefix, left=lambda: 300)
         tried.append(it.plan)
         it.observe([150], *simulated.play(it.plan, it.by_name))
     it.conclude(batch.prefix)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from importlib import resources
+from typing import Any
 
 import pytest
 
@@ -11,8 +12,10 @@ from tests.helpers.controlled_batch import think_always, with_random_budgets
 from tests.helpers.simulated_tiers import plans
 from triforce import LLM, SamplingParams
 from triforce.backends import dispatch
+from triforce.engine import sequence_batch
+from triforce.engine.tier_builder import apply_plan
 from triforce.interface.outputs import RequestOutput
-from triforce.planner import Plan, PlanController
+from triforce.planner import Plan, PlanController, PlannedProposal
 from triforce.planner.forecast import BUDGET_STEPS, Choice
 from triforce.session import Session
 
@@ -86,18 +89,18 @@ def test_random_plans_without_draft_keep_bits(prompts: list[list[int]], random_p
     assert not any("draft" in plan.tiers for plan in random_plans)
 
 
-def test_cheating_controller_is_detected(
+def test_cheating_engine_is_detected(
     llm: LLM, prompts: list[list[int]], random_plans: list[Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It leaves the exact tier out now and then."""
-    apply, turns = PlanController.apply, iter(range(10**6))
+    turns = iter(range(10**6))
 
-    def cheat(self: PlanController, plan: Plan, prefix: object, live_B: object) -> None:
-        apply(self, plan, prefix, live_B)  # type: ignore[arg-type]
-        retrieval = self.by_name["retrieval"]
+    def cheat(planned: PlannedProposal, parts: list[Any], *more: Any) -> None:
+        apply_plan(planned, parts, *more)
+        *_, retrieval, full = parts
         if next(turns) % 2:
-            self.top.model = lambda *pass_: retrieval.model(*pass_).roll(1, -1)  # type: ignore[attr-defined]
+            full.model = lambda *pass_: retrieval.model(*pass_).roll(1, -1)
 
-    monkeypatch.setattr(PlanController, "apply", cheat)
+    monkeypatch.setattr(sequence_batch, "apply_plan", cheat)
     params = SamplingParams(0.8, seed=5, max_tokens=60, ignore_eos=True)
     assert texts(llm.generate(prompts[0], params)) != texts(llm.generate(prompts[0], params, mode="ar"))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.laws.tiny import MODELS, PROMPTS, SETTING
-from tests.helpers.simulated_tiers import NoHindsight, SimulatedTiers, simulated_rate
+from tests.helpers.simulated_tiers import NoHindsight, SimulatedTiers, force, simulated_rate, steer
 from tests.planner.test_known_optimum import LONG, MS
 from triforce.engine.scheduler import prefill_batch
 from triforce.engine.sequence import TokenSequence
@@ -137,7 +137,7 @@ def test_batch_rows_have_budget_of_their_size() -> None:
     for kept, times in ((80, 1.0), (97, 2.0)):
         it.beliefs.acceptance.add("retrieval", 400, 10 * kept, 10 * (100 - kept), times)
     live_B = np.array([True, True])
-    it.steer(made.prefix, live_B)
+    steer(it, made.prefix, live_B)
     assert it.plan.budget_factors == ((9, 2.0),) and "retrieval" in it.plan.tiers
     assert [it.budget(length) for length in (400, 150)] == [128, 64]
     made.controller, made.tiers = it, it.tiers
@@ -149,7 +149,7 @@ def test_batch_rows_have_budget_of_their_size() -> None:
 
 def test_batch_rows_teach_acceptance_of_their_size() -> None:
     it, made = both()
-    it.apply(replace(DEEP, budget_factors=((9, 2.0),)), made.prefix, np.array([True, True]))
+    force(it, replace(DEEP, budget_factors=((9, 2.0),)), made.prefix, np.array([True, True]))
     it.by_name["retrieval"].counters.record_verdict(np.array([4, 4]), np.array([4, 1]), np.array([True, True]))
     it.observe([400, 150], 8, 0.02)
     it.conclude(made.prefix)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.controlled_batch import DEEP, PARAMS, controlled, think_always
+from tests.helpers.simulated_tiers import force
 from triforce.engine.sequence_batch import SequenceBatch
 from triforce.planner import Plan, PlanController
 from triforce.planner.controller import NOTHING
@@ -111,7 +112,7 @@ def test_first_proposal_that_was_interrupted_is_no_debt() -> None:
     it, live_B = batch.controller, np.array([True])
     assert it
     it.account.plain, it._proposals = 0.01, 2
-    it.apply(DEEP, batch.prefix, live_B)
+    force(it, DEEP, batch.prefix, live_B)
     it.observe([150], 1, 60.0)
     it.conclude(batch.prefix)
     assert -20 * 0.01 < it.account.won < 0

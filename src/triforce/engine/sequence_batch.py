@@ -25,13 +25,14 @@ from triforce.engine.tier_builder import (
     SharedKV,
     SpeculativeConfig,
     TierBuilder,
+    apply_plan,
     tiers,
     unlinked,
 )
 from triforce.interface.explain import TierStats
 from triforce.kvcache import FullView
 from triforce.kvcache.pool import NO_PAGES, PrefixPages
-from triforce.planner import CostModel, Findings, PlanController, SearchedLayers, report
+from triforce.planner import CostModel, Findings, PlanController, PlannedProposal, SearchedLayers, report
 from triforce.ragged import Bools, ints
 from triforce.speculation import Draft, Seeded, SequenceState, Tier
 
@@ -77,6 +78,8 @@ class SequenceBatch:
             self.top.cache.observe(self.search.tier.cache.unit, self.top.cache.budget)
         self.tiers = unlinked(self.top) if costs else tiers(self.top)
         self.controller = PlanController(self.tiers, costs, self._temperature, ranks=ranks) if costs else None
+        self._applied: PlannedProposal | None = None
+        """The latest one that tiers and views go by."""
         self._keep_logits()
         ids_BS = np.zeros((len(sequences), max(capacities) + 1), dtype=np.int64)
         for b, sequence in enumerate(sequences):
@@ -174,14 +177,20 @@ class SequenceBatch:
         return self.sequences[b].tier_stats(self.tiers, b, int(self.prefix.lengths_B[b]))
 
     def _plan(self, live_B: Bools, lengths: list[int]) -> SearchedLayers | None:
-        """Choose tiers and searched layers for the next proposal. Returns the layer search, if it takes part."""
-        if self.controller:
-            self.controller.steer(self.prefix, live_B, self._left)
-            for sequence in compress(self.sequences, live_B):
-                sequence.note_plan(self.controller)
-        searching = self.search if not self.controller or "retrieval" in self.controller.plan.tiers else None
+        """Choose tiers and searched layers for the next proposal, and set all that it goes by.
+
+        Returns the layer search, if it takes part.
+        """
+        planned = self.controller.steer(self.prefix, live_B, self._left) if self.controller else None
+        searching = self.search if planned is None or "retrieval" in planned.plan.tiers else None
+        if planned and planned != self._applied:
+            apply_plan(planned, self.tiers, self.prefix, live_B)
+            self._applied = planned
         if searching:
             self.search_layers(searching, max(lengths), self._left())
+        if self.controller:
+            for sequence in compress(self.sequences, live_B):
+                sequence.note_plan(self.controller)
         return searching
 
     @property
@@ -214,7 +223,8 @@ class SequenceBatch:
         view, layers = search.tier.cache, search.next_layers(length, left)
         if self.controller and layers != view.searched_layers:
             self.controller.conclude(self.prefix)
-        view.searched_layers, view.trying = layers, search.trying
+        view.searched_layers = layers
+        view.trying = search.trying
 
     def _make_sampler(self, draws: Tensor | None = None) -> None:
         """Make the sampler of these rows. draws: where their streams of noise go on."""

@@ -5,10 +5,11 @@ Shape suffixes: B rows, K drafted tokens, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from math import gcd
+from typing import Any
 
 import numpy as np
 
@@ -34,6 +35,7 @@ from triforce.kvcache.offload_sizing import needs_of
 from triforce.kvcache.pool import NO_PAGES, PrefixPages, WindowPages, pages_of_rows
 from triforce.kvcache.selection import POLICIES, Policy, Recent
 from triforce.kvcache.views.full import prefill_chunk
+from triforce.planner import PlannedProposal
 from triforce.ragged import Bools
 from triforce.speculation import (
     BlockRejection,
@@ -46,6 +48,7 @@ from triforce.speculation import (
     Tier,
     TokenSampler,
 )
+from triforce.speculation.ngram import FAR
 
 LOWER_TIERS = {"same": 0, "int8": 8, "int4": 4}
 """Bits of the weights that lower tiers read; 0: those of the full tier."""
@@ -382,7 +385,7 @@ DRAFTED = ("draft", "triforce", "draft-ngram")
 
 
 def unlinked(top: Tier[FullView]) -> list[Proposer]:
-    """The tiers of `auto` for a plan controller, which links them: n-grams first, then from the lowest to the full one.
+    """The tiers of `auto`, for `apply_plan` to link: n-grams first, then from the lowest to the full one.
 
     `top` loses the tiers below it. Levels are places in the list; they name the tiers in the noise and in the origins
     of tokens.
@@ -392,6 +395,27 @@ def unlinked(top: Tier[FullView]) -> list[Proposer]:
     for level, tier in enumerate(parts):
         tier.level = level
     return parts
+
+
+def apply_plan(planned: PlannedProposal, parts: Sequence[Proposer], prefix: SequenceState, live_B: Bools) -> None:
+    """Let the next proposal of the last of these tiers go by a plan. parts: all that `unlinked` lists.
+
+    A tier that was left out before is prefilled with the rows of which it has missed more than a few tokens.
+    """
+    plan = planned.plan
+    by_name: dict[str, Any] = {tier.name: tier for tier in parts}
+    before = {tier.name for tier in tiers(parts[-1])}
+    below = None
+    for name, gamma in zip(plan.tiers, (*plan.gammas, 1), strict=True):
+        tier = by_name[name]
+        if name not in before and isinstance(tier, Tier):
+            tier.catch_up(prefix, live_B & (prefix.lengths_B - tier.cache.lengths_B > FAR))
+        tier.gamma = gamma
+        tier.below = below
+        below = tier
+    if "retrieval" in plan.tiers:
+        by_name["retrieval"].cache.budget_factors = dict(plan.budget_factors)
+    by_name["full"].cache.grain = planned.grain
 
 
 def tiers(top: Proposer) -> list[Proposer]:

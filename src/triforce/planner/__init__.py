@@ -2,7 +2,7 @@
 
 from triforce.planner.controller import PlanController, report
 from triforce.planner.cost_model import CostModel
-from triforce.planner.plan import Plan
+from triforce.planner.plan import Plan, PlannedProposal
 from triforce.planner.searched_layers import Findings, SearchedLayers
 
-__all__ = ["CostModel", "Findings", "Plan", "PlanController", "SearchedLayers", "report"]
+__all__ = ["CostModel", "Findings", "Plan", "PlanController", "PlannedProposal", "SearchedLayers", "report"]

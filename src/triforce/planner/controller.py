@@ -1,4 +1,4 @@
-"""Chooses the plan of a batch between proposals of the full tier: observe -> forecast -> choose -> apply.
+"""Chooses the plan of a batch between proposals of the full tier: observe -> forecast -> choose; the engine applies it.
 
 Observed are the seconds of forward passes (`CostModel`), the accepted share of each tier's draft tokens
 (`AcceptanceTracker`), and what n-grams of the text would have proposed (`NgramHindsight`): all of it is `Beliefs`.
@@ -12,19 +12,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from time import perf_counter
-from typing import Any
 
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.interface.explain import PlanReport, TierBelief, WeighedPlan
-from triforce.kvcache import FullView, RetrievalView
+from triforce.kvcache import RetrievalView
 from triforce.planner.cost_model import CostModel
 from triforce.planner.forecast import Beliefs, Candidate, Cause, Choice, State, best, budget_options, candidates
-from triforce.planner.plan import PLAIN, BudgetFactors, Estimates, Plan
+from triforce.planner.plan import PLAIN, BudgetFactors, Estimates, Plan, PlannedProposal
 from triforce.planner.planner_config import CONFIG, FULL
 from triforce.ragged import Bools
-from triforce.speculation import Proposer, SequenceState, Tier
+from triforce.speculation import Proposer, SequenceState
 from triforce.speculation.draft import REMEMBERED
-from triforce.speculation.ngram import FAR, STRIDE
+from triforce.speculation.ngram import STRIDE
 
 LEAST_TRUST, REGAINED = 1 / 8, 1.1
 
@@ -118,6 +117,7 @@ NOTHING = 0.0, 0.0, 0  # tokens of a row, seconds and proposals that nothing was
 class PlanController:
     """Decides for one batch which tiers draft, how many tokens, and how much the retrieval tier reads.
 
+    It observes tiers and changes none: whoever calls `steer` applies what that returns (`modes.apply_plan`).
     tiers: all tiers that there are, n-grams first and the full tier last, none linked to another (`modes.unlinked`).
     temperature: the mean of the batch. clock: seconds, for what weighing plans takes. ranks: all follow rank 0, as
     their clocks differ.
@@ -133,11 +133,10 @@ class PlanController:
     ) -> None:
         self.costs, self._clock, self.ranks, self.tiers = costs, clock, ranks, list(tiers)
         self.by_name = {tier.name: tier for tier in tiers}
-        self.top: Tier[FullView] = self.by_name["full"]  # type: ignore[assignment]
         self.view: RetrievalView = self.by_name["retrieval"].cache  # type: ignore[attr-defined]
         self.beliefs = Beliefs(self.by_name, costs, temperature)
         self.choice, self.plan, self.name = Choice(), PLAIN, str(PLAIN)
-        """What was chosen; the plan that is applied is another one to probe, and until attention was observed."""
+        """What was chosen; the plan that is followed is another one to probe, and until attention was observed."""
         self.budget: Callable[[int], int] | None = None
         """Tokens that the retrieval tier reads of a context of so many, where the plan chooses that."""
         self.account, self._cadence = Account(), Cadence()
@@ -146,12 +145,15 @@ class PlanController:
         """The latest estimates, and the best plan of each choice of tiers by them."""
         self.budget_factors: dict[int, float] = {}
         """Times the usual budget, by bits of a row's length, that these are of."""
-        self._grain = self.top.cache.grain
+        self._retrieval_grain: int = self.by_name["full"].cache.grain  # type: ignore[attr-defined]
+        """What the retrieval tier selects by."""
+        self._grain = self._retrieval_grain
+        """What the full tier was asked to observe latest."""
         self._proposals = self._first_thought = self._plain_at = self._listened = 0
         self._kind = 0, 0, 0  # of the texts at their first proposal, see `AcceptanceTracker.kind`
         self.lengths: Sequence[int] = ()  # of the texts before the latest proposal
         self._unlearnt, self._together = NOTHING, TOGETHER
-        self._fresh, self._untold = False, 0.0  # whether a plan was just applied; seconds of its first proposal
+        self._fresh, self._untold = False, 0.0  # whether a plan was just adopted; seconds of its first proposal
 
     @property
     def plain(self) -> float:
@@ -164,8 +166,13 @@ class PlanController:
         probes = self.plan.plain and not self.choice.plan.plain
         return Choice(rate=self.plain, state=State.PROBING) if probes else self.choice
 
-    def steer(self, prefix: SequenceState, live_B: Bools, left: Callable[[], int] = lambda: ENDLESS) -> None:
-        """Link the tiers for the next proposal. Most calls return at once. left: tokens that are to come, at most."""
+    @property
+    def planned(self) -> PlannedProposal:
+        """The plan of the next proposal, and what the full tier is to observe in it."""
+        return PlannedProposal(self.plan, self._grain)
+
+    def steer(self, prefix: SequenceState, live_B: Bools, left: Callable[[], int] = lambda: ENDLESS) -> PlannedProposal:
+        """Plan the next proposal. Most calls return at once. left: tokens that are to come, at most."""
         if self._proposals == 0:
             self._begin(prefix.lengths_B[live_B].tolist(), left())
         if self._unlearnt[-1] >= self._together:
@@ -175,9 +182,11 @@ class PlanController:
         if self.ranks.broadcast(due or self._alarmed):
             self._think(prefix, live_B, left())
         if self.plan.plain and self.choice.plan.plain:
-            self._plain_at, self.top.cache.grain = self._proposals, 0
+            self._plain_at = self._proposals
+            self._grain = 0
         else:
-            self._follow(prefix, live_B)
+            self._follow(prefix)
+        return self.planned
 
     def observe(self, lengths: Sequence[int], taken: int, seconds: float) -> None:
         """Note a proposal: texts of these lengths took `taken` tokens in all, in so many seconds."""
@@ -212,20 +221,8 @@ class PlanController:
             left = self.choice if stays else Choice(rate=self.plain, state=State.PLAIN)
             self.costs.kinds[self._kind] = left, self.account, self._cadence
 
-    def apply(self, plan: Plan, prefix: SequenceState, live_B: Bools) -> None:
-        """Put the tiers of a plan on top of each other. Proposals that are not learnt from by now are dropped.
-
-        A tier that the plan before left out is prefilled with the rows of which it has missed more than a few tokens.
-        """
-        below: Any = None
-        for name, gamma in zip(plan.tiers, (*plan.gammas, 1), strict=True):
-            tier: Any = self.by_name[name]
-            tier.gamma, tier.below = gamma, below
-            if name not in self.plan.tiers and isinstance(tier, Tier):
-                tier.catch_up(prefix, live_B & (prefix.lengths_B - tier.cache.lengths_B > FAR))
-            below = tier
-        if "retrieval" in plan.tiers:
-            self.view.budget_factors = dict(plan.budget_factors)
+    def adopt(self, plan: Plan) -> None:
+        """Plan by this from the next proposal on. Proposals that are not learnt from by now are dropped."""
         chosen = "retrieval" in plan.tiers and self.view.setting.budget.open
         self.plan, self.name, self.budget = plan, str(plan), self.view.budget if chosen else None
         self._unlearnt, self._fresh = NOTHING, self._proposals > 1
@@ -275,13 +272,14 @@ class PlanController:
         sparse = any(length > self.view.budget(length) for length in lengths)
         budgets: list[BudgetFactors] = budget_options(self.view, lengths) if sparse else [()]
         self.estimates = self.beliefs.estimates(lengths, self.account.caution, budgets)
-        self.account.plain, self.budget_factors = float(self.estimates.seconds_KW[FULL][0, 1]), dict(budgets[0])
+        self.account.plain = float(self.estimates.seconds_KW[FULL][0, 1])
+        self.budget_factors = dict(budgets[0])
         headroom = self.account.headroom
         self.found = candidates(self.estimates, "draft" in self.by_name, sparse, budgets, left, headroom)
         return best(self.found, self.choice.plan)
 
-    def _follow(self, prefix: SequenceState, live_B: Bools) -> None:
-        """Apply the chosen plan, or go on for a proposal until the full tier has observed attention for it.
+    def _follow(self, prefix: SequenceState) -> None:
+        """Adopt the chosen plan, or go on for a proposal until the full tier has observed attention for it.
 
         Where speculation promises little, some proposals are plain, so that the cost of plain decoding stays known.
         """
@@ -289,11 +287,11 @@ class PlanController:
         every = CONFIG.probe_every
         probing = since % every < CONFIG.probed and since >= every and self.choice.rate < 2 * self.plain
         wanted = PLAIN if self.ranks.broadcast(probing) else chosen
-        ready = "retrieval" not in wanted.tiers or self.top.cache.grain == self._grain
-        self.top.cache.grain = self._grain if "retrieval" in chosen.tiers else 0
+        ready = "retrieval" not in wanted.tiers or self._grain == self._retrieval_grain
+        self._grain = self._retrieval_grain if "retrieval" in chosen.tiers else 0
         if ready and wanted != self.plan:
             self.conclude(prefix)
-            self.apply(wanted, prefix, live_B)
+            self.adopt(wanted)
 
 
 WIDE = 8  # tokens of the wide pass whose cost is told

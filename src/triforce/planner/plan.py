@@ -67,6 +67,16 @@ class Plan:
 PLAIN = Plan()
 
 
+class PlannedProposal(NamedTuple):
+    """The plan of one proposal of the full tier, and what that tier is to observe in it.
+
+    grain: tokens of the units whose attention mass it reports; 0: of none.
+    """
+
+    plan: Plan
+    grain: int
+
+
 @dataclass(frozen=True, slots=True)
 class PlanSpace:
     """Plans that are worth a thought, plain decoding first, and their gammas. families: slices of the same tiers."""

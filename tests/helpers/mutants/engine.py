@@ -59,9 +59,9 @@ def disobeying(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
 def steered_alone(steer: Any) -> Any:
     from triforce.distributed.group import ALONE
 
-    def deaf(controller: Any, *arguments: Any) -> None:
+    def deaf(controller: Any, *arguments: Any) -> Any:
         controller.ranks = ALONE
-        steer(controller, *arguments)
+        return steer(controller, *arguments)
 
     return deaf
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from tests.helpers.planning.traces import ROLLED, TOKENS, Replay, Trace
 from tests.helpers.planning.worlds import OUTLIER, World
+from tests.helpers.simulated_tiers import steer
 from triforce.kvcache import Budget, RetrievalConfig
 from triforce.planner import CostModel, PlanController
 from triforce.planner.forecast import Choice
@@ -88,7 +89,7 @@ class Simulation:
         while self.replay.positions[0] < tokens:
             prefix = self._prefix()
             self.now += STEP_SECONDS
-            it.steer(prefix, self.live_B, lambda: tokens - self.replay.positions[0])
+            steer(it, prefix, self.live_B, lambda: tokens - self.replay.positions[0])
             self.plans.append(it.name)
             began, new = self.now, sum(self.replay.propose(it.plan))
             it.observe(prefix.lengths_B.tolist(), new, self.now - began)
