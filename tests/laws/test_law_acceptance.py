@@ -40,6 +40,7 @@ class Watched:
     def __init__(self, sampling: TokenSampler, tables: list[Tensor] | None = None) -> None:
         self.sampling, self.tables = sampling, tables
         self.coupling, self.vocab_size = sampling.coupling, sampling.vocab_size
+        self.probs_size = sampling.probs_size
         self.kept: dict[int, list[Tensor]] = {}
         self.likely: dict[int, list[Tensor]] = {}
 

@@ -164,7 +164,7 @@ def test_cost_file_is_keyed_by_version_dtype_and_kernels(monkeypatch: pytest.Mon
     monkeypatch.setattr(cost_model, "version_of", lambda name: "another")
     other = path_of("a")
     assert other != before
-    monkeypatch.setattr(cost_model.native_loader, "native", None)
+    monkeypatch.setattr(cost_model.dispatch, "native", None)
     assert path_of("a") not in (before, other) and "-torch-" in str(path_of("a"))
 
 

@@ -33,6 +33,7 @@ class Wanted:
 
     def __init__(self, coupling: type = Seeded) -> None:
         self.coupling = coupling(None)
+        self.probs_size = self.coupling.probs_size(self.vocab_size)
 
 
 def longest_match(text: list[int], least: int) -> tuple[int, int]:

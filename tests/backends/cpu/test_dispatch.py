@@ -21,11 +21,11 @@ built = pytest.mark.skipif(backends_dispatch.native is None, reason="the native 
 
 LEVELS = """
 import importlib, os, sys
-from triforce.backends import native_loader
+from triforce.backends import dispatch
 for name in sys.argv[1:]:
     os.environ["TRIFORCE_KERNELS"] = name
-    importlib.reload(native_loader)
-    print(native_loader.native and native_loader.native.level())
+    importlib.reload(dispatch)
+    print(dispatch.native and dispatch.native.level())
 """
 
 

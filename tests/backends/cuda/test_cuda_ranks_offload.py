@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     torch_kernels.replace_kernels(monkeypatch)
     without = SimpleNamespace(native=None, wanted="", suits_triton=lambda *_: False)
-    monkeypatch.setattr("triforce.backends.token_sampler.native_loader", without)
+    monkeypatch.setattr("triforce.backends.token_sampler.dispatch", without)
 
 
 def text(folder: Path, mode: str, ranks: TPGroup = ALONE, **how: Any) -> list[int]:

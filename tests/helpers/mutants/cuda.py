@@ -6,8 +6,8 @@ from tests.helpers.mutants.mutation import Edit, ModuleEdit, Mutant, Swap
 
 OFFLOAD = "triforce.backends.cuda.offload"
 MANAGER = f"{OFFLOAD}.residency:OffloadManager"
-LAYOUT = f"{OFFLOAD}.layout:DeviceLayout"
-BUFFERS = f"{OFFLOAD}.copy_stream:Buffers"
+LAYOUT = f"{OFFLOAD}.frames:DeviceLayout"
+BUFFERS = f"{OFFLOAD}.frames:Buffers"
 KV = f"{OFFLOAD}.kv:TritonOffloadedKV"
 PAGES: dict[str, tuple[str, tuple[str, str]]] = {
     "pages of a text that ended are still found": (f"{MANAGER}.leave", ("self._tell(pages)", "pass")),
@@ -50,8 +50,8 @@ COPIES: dict[str, tuple[str, tuple[str, str]]] = {
 }  # fmt: skip
 TRITON = "triforce.backends.cuda.triton"
 SAMPLER, TRUNCATION, RNG = f"{TRITON}.sampler", f"{TRITON}.truncation", f"{TRITON}.rng"
-PARTS, PART_DRAWS = f"{TRITON}.column_parts", f"{TRITON}.part_draws"
-USERS = (SAMPLER, PARTS, PART_DRAWS, "triforce.backends.cuda.sampler")
+PARTS = f"{TRITON}.column_parts"
+USERS = (SAMPLER, PARTS, "triforce.backends.cuda.sampler")
 DRAWS: dict[str, tuple[str, str, str, str]] = {
     "one too many among equals": (TRUNCATION, "rank_N <= room", "rank_N <= room + 1", "lowest ids"),
     "equals counted in each block alone": (TRUNCATION, "rank_N = level + ", "rank_N = ", "many equals"),
@@ -95,23 +95,23 @@ DRAWS: dict[str, tuple[str, str, str, str]] = {
         "in parts: many equals",
     ),
     "parts: the first part's winner": (
-        PART_DRAWS, "best = tl.max(best_C, 0)", "best = tl.sum(tl.where(c_C == 0, best_C, 0.0), 0)",
+        PARTS, "best = tl.max(best_C, 0)", "best = tl.sum(tl.where(c_C == 0, best_C, 0.0), 0)",
         "in parts: far noise",
     ),
     "parts: no residual": (
-        PART_DRAWS, "refused, other=0.0), 0.0)", "refused & False, other=0.0), 0.0)", "in parts: residuals",
+        PARTS, "refused, other=0.0), 0.0)", "refused & False, other=0.0), 0.0)", "in parts: residuals",
     ),
     "parts: parts before are forgotten": (
-        PART_DRAWS, "before + tl.cumsum", "0 * before + tl.cumsum", "in parts: residuals",
+        PARTS, "before + tl.cumsum", "0 * before + tl.cumsum", "in parts: residuals",
     ),
     "parts: accepted a little too easily": (
-        PART_DRAWS, "uniform * q < p", "uniform * q < 1.01 * p", "in parts: exact law",
+        PARTS, "uniform * q < p", "uniform * q < 1.01 * p", "in parts: exact law",
     ),
     "parts: noise of another position": (
-        PART_DRAWS, "position = tl.load(places + b) + j", "position = tl.load(places + b)", "in parts: picks",
+        PARTS, "position = tl.load(places + b) + j", "position = tl.load(places + b)", "in parts: picks",
     ),
 }  # fmt: skip
-ATTENTION, SUMS = f"{TRITON}.attention", f"{TRITON}.split_sums"
+ATTENTION = f"{TRITON}.attention"
 MERGES: dict[str, tuple[str, str]] = {
     "merge: only splits that are read at once": (
         "tl.range(0, used, SOME, num",
@@ -122,7 +122,6 @@ MERGES: dict[str, tuple[str, str]] = {
 }
 TILES, POINTWISE = f"{TRITON}.kv_tiles", f"{TRITON}.pointwise"
 SCENE = "tests.helpers.cuda.scene"
-ROTATION = f"{TRITON}.rotation"
 CODES: dict[str, tuple[str, tuple[str, str], str]] = {
     "codes: the scale of the next slot": (
         TILES, ("D // 2 + slot % LANES", "D // 2 + (slot + 1) % LANES"), "odd units",
@@ -143,9 +142,9 @@ CODES: dict[str, tuple[str, tuple[str, str], str]] = {
     "codes: a query that is no number is one": (TILES, (", 127.0) + tl.sum(x_MD * 0.0, 1)", ", 127.0)"), "no number"),
     "rotated heads: keys only": (POINTWISE, ("rotated_heads(v_MD, d_1D, TOGETHER)", "v_MD"), "rows"),
     "rotated heads: mixed values are not rotated back": (
-        SUMS, ("d[None, :], TOGETHER)", "d[None, :], 1)"), "rotated back",
+        ATTENTION, ("d[None, :], TOGETHER)", "d[None, :], 1)"), "rotated back",
     ),
-    "rotated heads: halves are not subtracted": (ROTATION, ("other_MD - x_MD", "other_MD + x_MD"), "rows"),
+    "rotated heads: halves are not subtracted": (TILES, ("other_MD - x_MD", "other_MD + x_MD"), "rows"),
 }  # fmt: skip
 WEIGHTS = f"{TRITON}.weight_tiles"
 PRODUCTS: dict[str, tuple[str, str]] = {
@@ -197,7 +196,7 @@ MUTANTS = [
         Mutant(
             name,
             f"{HERE}triton_attention.py::test_attention_mutant_fails_its_check",
-            (ModuleEdit(SUMS, change, users=(ATTENTION,)),),
+            (ModuleEdit(ATTENTION, change, users=(ATTENTION,)),),
         )
         for name, change in MERGES.items()
     ),
@@ -205,7 +204,7 @@ MUTANTS = [
         Mutant(
             name,
             f"{HERE}triton_codes.py::test_codes_mutant_fails_its_check",
-            (ModuleEdit(module, change, users=(ATTENTION, POINTWISE, SUMS, SCENE)),),
+            (ModuleEdit(module, change, users=(ATTENTION, POINTWISE, SCENE)),),
             (check,),
         )
         for name, (module, change, check) in CODES.items()
