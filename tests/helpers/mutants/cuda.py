@@ -102,7 +102,7 @@ DRAWS: dict[str, tuple[str, str, str, str]] = {
         PARTS, "refused, other=0.0), 0.0)", "refused & False, other=0.0), 0.0)", "in parts: residuals",
     ),
     "parts: parts before are forgotten": (
-        PARTS, "before + tl.cumsum", "0 * before + tl.cumsum", "in parts: residuals",
+        PARTS, "(before + tl.cumsum", "(0 * before + tl.cumsum", "in parts: residuals",
     ),
     "parts: accepted a little too easily": (
         PARTS, "uniform * q < p", "uniform * q < 1.01 * p", "in parts: exact law",
