@@ -7,8 +7,10 @@ Shape suffixes: B rows, T tokens fed, J scored columns, V vocabulary, S layers w
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Protocol, cast
 
 import torch
@@ -55,6 +57,9 @@ class Decoder:
         self.config, self.ranks = config, ranks
         self.device, self.dtype = weights.norm_C.device, weights.embedding_VC.dtype
         self.model = dispatch.model(config, weights, bits, ranks)
+        self._on_device: Callable[[], AbstractContextManager[object]] = nullcontext
+        if self.device.type == "cuda":
+            self._on_device = partial(current, self.device)
         experts = config.architecture.experts
         self.unions = ExpertUnions(experts) if experts else None
         """What its passes tell of the experts that they touch."""
@@ -79,8 +84,11 @@ class Decoder:
 
         That has the residual stream behind so many layers, for each of `layers`, too.
         """
-        batch = replace(cache.begin(counts_B, ids_BT.shape[1]), states=layers)
-        output = self.run(ids_BT, cache.kv, batch, at_BJ)
+        batch = cache.begin(counts_B, ids_BT.shape[1])
+        if layers:
+            batch = replace(batch, states=layers)
+        with self._on_device():
+            output = self.model.forward(ids_BT, cache.kv, batch, at_BJ)
         cache.record(batch, output)
         if self.unions:
             self._note_experts(ids_BT, counts_B, output)
@@ -89,9 +97,7 @@ class Decoder:
     @torch.no_grad()
     def run(self, ids_BT: Tensor, kv: KVBackend, batch: ForwardBatch, at_BJ: Tensor | None) -> ForwardOutput:
         """Make a pass that a view has described. The view does not learn of it."""
-        if self.device.type != "cuda":
-            return self.model.forward(ids_BT, kv, batch, at_BJ)
-        with current(self.device):
+        with self._on_device():
             return self.model.forward(ids_BT, kv, batch, at_BJ)
 
     @torch.no_grad()

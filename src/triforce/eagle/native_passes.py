@@ -11,7 +11,7 @@ from torch import Tensor
 
 from triforce.backends.cpu import _native
 from triforce.backends.cpu.kv import NativeKV, rotations
-from triforce.backends.cpu.model import Draws, NativeEmbedding
+from triforce.backends.cpu.model import Draws, NativeEmbedding, native_view
 from triforce.backends.kernel_api import ForwardBatch
 from triforce.eagle.head import EntryMemory, FeatureDraftConfig, FeatureDraftWeights
 from triforce.model.rope import BLOCK
@@ -102,4 +102,4 @@ def _pages(memory: EntryMemory) -> _native.Pages:
 
 def _view(memory: EntryMemory, batch: ForwardBatch) -> _native.View:
     ((layers, lists),) = batch.views
-    return _kv(memory).native_view(layers, lists)
+    return native_view(_kv(memory), layers, lists)

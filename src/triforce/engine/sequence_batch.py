@@ -101,7 +101,8 @@ class SequenceBatch:
         draft = self.top.propose(self.prefix, self.sampling, live_B)
         self.prefix = SequenceState(self.prefix.ids_BS, self.prefix.lengths_B + draft.counts_B)  # its ids are there
         accepted = self._accept(draft, live)
-        self._note_logprobs(accepted)
+        if self.top.keeps_logits:
+            self._note_logprobs(accepted)
         if self.controller:
             self.controller.observe(lengths, sum(accepted), perf_counter() - planned)
         if searching:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -61,8 +62,9 @@ class Draft:
     counts_B: Ints
 
     @staticmethod
+    @cache
     def empty(count: int, probs_size: int) -> Draft:
-        """Return a draft of no tokens, for so many rows."""
+        """Return a draft of no tokens for `count` rows. It is always the same one: nobody writes to a draft."""
         nothing_BK = np.zeros((count, 0), dtype=np.int64)
         probs_BKV = torch.zeros(count, 0, probs_size, dtype=torch.float64)
         return Draft(nothing_BK, probs_BKV, nothing_BK, np.zeros(count, dtype=np.int64))

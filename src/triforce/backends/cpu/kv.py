@@ -84,13 +84,6 @@ class NativeKV:
         memory["sketches"] = sketches
         return [{name: part[layer] for name, part in memory.items()} for layer in range(layers)]
 
-    def native_view(self, layers: int, lists: PageTable) -> _native.View:
-        """The keys that so many layers see in a pass of one call."""
-        return _native.View(
-            layers=layers, lists=lists.units, starts=lists.starts, sinks=lists.sinks, window=lists.window,
-            coarse=lists.coarse if self.int8 else [], search=self._search(lists),
-        )  # fmt: skip
-
     def layer_attention(self, batch: ForwardBatch, width: int) -> LayerAttention:
         return self.attention_from(batch, width, 0)
 

@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from triforce.backends.cpu import _native
-from triforce.backends.cpu.kv import NativeKV, rotations
-from triforce.backends.kernel_api import PAGE, ForwardBatch, ForwardOutput, KVBackend, ModelBackend
+from triforce.backends.cpu.kv import NOTHING, NativeKV, rotations
+from triforce.backends.kernel_api import PAGE, ForwardBatch, ForwardOutput, KVBackend, ModelBackend, PageTable
 from triforce.backends.torch.model import forward_layerwise
 from triforce.distributed.group import TPGroup, span
 from triforce.errors import CacheError, ModelError
@@ -107,6 +107,14 @@ def packed(make: Callable[[ModelConfig, Layer, int], L], config: ModelConfig, we
     return blocks
 
 
+def native_view(kv: NativeKV, layers: int, lists: PageTable) -> _native.View:
+    """Return the keys of a memory that so many layers see in a pass of one call."""
+    return _native.View(
+        layers=layers, lists=lists.units, starts=lists.starts, sinks=lists.sinks, window=lists.window,
+        coarse=lists.coarse if kv.int8 else [], search=lists.search if lists.search and kv.searches else NOTHING,
+    )  # fmt: skip
+
+
 class NativeModel(EmbeddingAndHead):
     def __init__(self, config: ModelConfig, weights: Weights, bits: int = 0) -> None:
         super().__init__(config, weights, bits)
@@ -137,7 +145,7 @@ class NativeModel(EmbeddingAndHead):
         cos, sin = rope.tables_SF if max(batch.positions) + T <= rope.covered else rotations(rope, batch, T)
         touched = self.decoder.forward(
             memory=kv.native_pages, ids=ids_BT.contiguous(), positions=batch.positions,
-            counts=batch.views[0][1].counts, cos=cos, sin=sin, views=[kv.native_view(*view) for view in batch.views],
+            counts=batch.views[0][1].counts, cos=cos, sin=sin, views=[native_view(kv, *view) for view in batch.views],
             at=at_BJ, logits=logits_BJV, queries=queries_LBTHD, mass=mass_LBGU, exact=batch.exact, keep=batch.keep,
             state_layers=batch.states, states=states_SBTC,
         )  # fmt: skip
@@ -156,7 +164,7 @@ class NativeModel(EmbeddingAndHead):
         longest = int((lengths_B - np.array(batch.positions)).max()) + tokens_BK.shape[1]
         cos, sin = rotations(self.config.rope, batch, longest)
         drafted = _native.DraftedTexts(
-            positions=batch.positions, cos=cos, sin=sin, view=kv.native_view(*view), ids=ids_BS, lengths=lengths_B,
+            positions=batch.positions, cos=cos, sin=sin, view=native_view(kv, *view), ids=ids_BS, lengths=lengths_B,
             live=live_B, sampler=sampler, noise=noise, probs=laws, tokens=tokens_BK,
         )  # fmt: skip
         unlawful = _native.fused_draft(decoder=self.decoder, memory=kv.native_pages, texts=drafted)
@@ -390,7 +398,7 @@ def _forward_part(
     cos, sin = rotations(model.config.rope, here, width)
     experts = model.decoder.forward(
         memory=kv.native_pages, ids=ids_1T[:, part].contiguous(), positions=here.positions, counts=[width],
-        cos=cos, sin=sin, views=[kv.native_view(*view) for view in views], at=torch.empty(1, 0, dtype=torch.long),
+        cos=cos, sin=sin, views=[native_view(kv, *view) for view in views], at=torch.empty(1, 0, dtype=torch.long),
         logits=torch.empty(1, 0, model.config.vocab_size), x=x_1TC[:, part], first_layer=layers[0],
         last_layer=layers[1], exact=batch.exact, state_layers=[batch.states[i] for i in kept], states=states_K1TC,
     )  # fmt: skip

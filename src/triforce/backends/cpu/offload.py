@@ -16,7 +16,7 @@ from torch import Tensor
 
 from triforce.backends.cpu import _native
 from triforce.backends.cpu.kv import AttendRotated, NativeKV, offload_errors, rotations
-from triforce.backends.cpu.model import NativeModel
+from triforce.backends.cpu.model import NativeModel, native_view
 from triforce.backends.kernel_api import PAGE, SECTOR, ForwardBatch, LayerAttention, ModelBackend, OffloadLayout
 from triforce.backends.torch.kv import allocate
 from triforce.interface.outputs import KVMemoryUsage
@@ -146,7 +146,7 @@ class NativeOffloadedKV(NativeKV):
         cos, sin = rotations(self.config.rope, batch, T)
         model.decoder.forward(
             memory=self.native_pages, ids=ids_1T, positions=batch.positions, counts=lists.counts, cos=cos, sin=sin,
-            views=[self.native_view(layers, lists)], at=torch.empty(1, 0, dtype=torch.long), x=x_1TC, exact=True,
+            views=[native_view(self, layers, lists)], at=torch.empty(1, 0, dtype=torch.long), x=x_1TC, exact=True,
             logits=torch.empty(1, 0, self.config.vocab_size), first_layer=layer, last_layer=layer + 1,
         )  # fmt: skip
 
