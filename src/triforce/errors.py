@@ -51,7 +51,8 @@ _wording: Wording = as_keyword
 def wording(words: Wording) -> Iterator[None]:
     """Have arguments in texts of errors written in these words, in the whole process."""
     global _wording
-    before, _wording = _wording, words
+    before = _wording
+    _wording = words
     try:
         yield
     finally:

@@ -100,8 +100,13 @@ class LLM(LLMInputs):
         disk = DiskCacheSettings.parse(disk_cache, disk_cache_size, disk_cache_network, ranks)
         where: dict[str, Any] = {"device": device, "dtype": dtype, "kv_dtype": kv_dtype, "context": context}
         pair = load_pair(model, draft, self.speculation, **where, ranks=ranks)
-        self.target, self.draft, self.features, self.models = pair.target, pair.draft, pair.features, pair.decoders
-        self.names, self.load_seconds, self.ranks = (pair.name, pair.draft_name), pair.load_seconds, ranks
+        self.target = pair.target
+        self.draft = pair.draft
+        self.features = pair.features
+        self.models = pair.decoders
+        self.names = (pair.name, pair.draft_name)
+        self.load_seconds = pair.load_seconds
+        self.ranks = ranks
         self.tokenizer, self.grammars = self.target.tokenizer, GrammarCompiler(self.target.tokenizer)
         self.sampling_defaults = self.target.files.sampling_defaults()  # those that the model's makers advise
         self.fingerprint = text_fingerprint(pair, self.speculation, self.coupling, self.mode)
@@ -167,7 +172,8 @@ class LLM(LLMInputs):
         temperature 1. The rest is as in `generate`. Returns an output for each conversation. Raises TriforceError,
         TypeError, or Interruption.
         """
-        prompts, several = list[list[int]](), conversations(messages)
+        prompts = list[list[int]]()
+        several = conversations(messages)
         for i, conversation in enumerate(several):
             with one_of("conversations", i, len(several)):
                 prompts.append(self.encode_chat(conversation, tools))
@@ -232,7 +238,8 @@ class LLM(LLMInputs):
         where that was compiled before. Raises RequestError, or TypeError.
         """
         params = inputs.params_of_one(params) or self.sampling_params()
-        ids, mode = self.encode(inputs.one_prompt("request", prompt)), known(argument("mode"), mode or self.mode, MODES)
+        ids = self.encode(inputs.one_prompt("request", prompt))
+        mode = known(argument("mode"), mode or self.mode, MODES)
         inputs.require_servable(params, self.target)
         seed = self.ranks.broadcast(drawn_seed()) if params.seed is None else params.seed
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.end_ids)

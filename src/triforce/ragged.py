@@ -39,8 +39,10 @@ def ints(values: list[int]) -> Ints:
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """Return how many tokens two texts have in common at their start."""
-    a, b = list(a), list(b)
-    same, most = 0, min(len(a), len(b))
+    a = list(a)
+    b = list(b)
+    same = 0
+    most = min(len(a), len(b))
     while same < most:  # slices are compared at once, and halved where they differ
         middle = (same + most + 1) // 2
         if a[same:middle] == b[same:middle]:

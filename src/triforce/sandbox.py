@@ -58,7 +58,8 @@ class Trial:
         function: `module:name`. What its module imports is loaded before the limits count. The function returns what
         `result` returns, and raises whatever it likes: the text of that is the reason.
         """
-        self._limits, self._task = limits, json.dumps(task)
+        self._limits = limits
+        self._task = json.dumps(task)
         command = [sys.executable, "-P", __file__, function, json.dumps(astuple(limits))]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
@@ -147,7 +148,8 @@ class ChildProcess:
     """One run of a command, which takes bytes and gives bytes."""
 
     def __init__(self, command: Sequence[str]) -> None:
-        self._command, self._ended = command, False
+        self._command = command
+        self._ended = False
         self._process: Popen[bytes] | None = None
 
     def run(self, data: bytes, seconds: float) -> bytes | None:

@@ -54,8 +54,10 @@ class Decoder:
     """
 
     def __init__(self, config: ModelConfig, weights: Weights, bits: int = 0, ranks: TPGroup = ALONE) -> None:
-        self.config, self.ranks = config, ranks
-        self.device, self.dtype = weights.norm_C.device, weights.embedding_VC.dtype
+        self.config = config
+        self.ranks = ranks
+        self.device = weights.norm_C.device
+        self.dtype = weights.embedding_VC.dtype
         self.model = dispatch.model(config, weights, bits, ranks)
         self._on_device: Callable[[], AbstractContextManager[object]] = nullcontext
         if self.device.type == "cuda":

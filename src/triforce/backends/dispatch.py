@@ -80,7 +80,8 @@ def torch_alone() -> Iterator[None]:
     """Let torch compute with what is made meanwhile: the path that other kernels are compared with."""
     global native, wanted
     before = native, wanted
-    native, wanted = None, "torch"
+    native = None
+    wanted = "torch"
     try:
         yield
     finally:
@@ -145,7 +146,9 @@ def model(config: ModelConfig, weights: Weights, bits: int = 0, ranks: TPGroup =
 
     Those of one of several `ranks`, which share the model, are its own part of them (see `ShardedModel`).
     """
-    device, dtype, forward = weights.norm_C.device, weights.embedding_VC.dtype, forward_layerwise
+    device = weights.norm_C.device
+    dtype = weights.embedding_VC.dtype
+    forward = forward_layerwise
     claim_threads(config, dtype, device)
     if suits_native(config.head_dim, dtype, device):
         from triforce.backends.cpu.model import NativeModel, NativeModelShard
@@ -197,7 +200,8 @@ def memory(
 
 def require_offload(config: ModelConfig, dtype: torch.dtype, device: Device, kind: str) -> None:
     """Raises RequestError where no kernels read KV from a store of this kind, `host` or `file`."""
-    host, none = argument("kv_offload", "host"), argument("kv_offload", "none")
+    host = argument("kv_offload", "host")
+    none = argument("kv_offload", "none")
     if layered(config, dtype, device):
         if kind == "file":
             raise RequestError(f"a GPU reads KV from the host's memory, not from a file; use {host}")

@@ -27,7 +27,10 @@ class ShardedModel:
     def __init__(
         self, config: ModelConfig, part: ModelShard, ranks: TPGroup, dtype: torch.dtype, forward: Forward
     ) -> None:
-        self.config, self._part, self._ranks, self._forward = config, part, ranks, forward
+        self.config = config
+        self._part = part
+        self._ranks = ranks
+        self._forward = forward
         self.blocks = [ShardedLayer(each, ranks, dtype) for each in part.blocks]
         self.width_independent = part.width_independent and ranks.exact
         self._ends = [*accumulate(spans(config.vocab_size, ranks.count))][:-1]
@@ -44,7 +47,9 @@ class ShardedModel:
 
     def _rows(self, of: Callable[[Tensor], Tensor], ids_N: Tensor) -> Tensor:
         """Return (N, C) of all ranks' tokens. Each brings rows of its own, and of others whatever it has."""
-        N, C, V = len(ids_N), self.config.hidden_size, self.config.vocab_size
+        N = len(ids_N)
+        C = self.config.hidden_size
+        V = self.config.vocab_size
         mine = span(V, self._ranks)
         some_NC = of(ids_N.clamp(mine.start, mine.stop - 1) - mine.start)
         x_NRC = self._ranks.gather(some_NC, self._ranks.count * C).view(N, -1, C)
@@ -60,7 +65,9 @@ class ShardedModel:
 
 class ShardedLayer:
     def __init__(self, part: LayerShard, ranks: TPGroup, dtype: torch.dtype) -> None:
-        self._part, self._ranks, self._dtype = part, ranks, dtype
+        self._part = part
+        self._ranks = ranks
+        self._dtype = dtype
 
     def qkv(self, x_NC: Tensor) -> tuple[Tensor, ...]:
         return self._part.qkv(x_NC, self._ranks)

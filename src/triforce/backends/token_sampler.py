@@ -40,7 +40,8 @@ def sampling(
     constraints: one per row, None for a row that is free; or none at all.
     """
     unrestricted: TokenSampler
-    device, fused = torch.device(device), not isinstance(coupling, BlockRejection)
+    device = torch.device(device)
+    fused = not isinstance(coupling, BlockRejection)
     if fused and dispatch.suits_triton(dispatch.wanted, device):
         from triforce.backends.cuda.sampler import TritonSampling
 
@@ -87,8 +88,10 @@ class RestrictedSampling:
     def __init__(
         self, unrestricted: TokenSampler, constraints: Sequence[Constraint | None], prompt_lengths: Sequence[int]
     ) -> None:
-        self.unrestricted, self.coupling = unrestricted, unrestricted.coupling
-        self.vocab_size, self.probs_size = unrestricted.vocab_size, unrestricted.probs_size
+        self.unrestricted = unrestricted
+        self.coupling = unrestricted.coupling
+        self.vocab_size = unrestricted.vocab_size
+        self.probs_size = unrestricted.probs_size
         self._rows = [
             (b, constraint, length)
             for b, (constraint, length) in enumerate(zip(constraints, prompt_lengths, strict=True))
@@ -138,7 +141,8 @@ class NativeSampling:
     ) -> None:
         assert dispatch.native, "the native kernels were not built"
         check_bias(params, vocab_size)
-        self.coupling, self.vocab_size = coupling, vocab_size
+        self.coupling = coupling
+        self.vocab_size = vocab_size
         self.probs_size = coupling.probs_size(vocab_size)
         self._keys = getattr(coupling.noise, "keys", None)
         self._arrays = dispatch.native.DraftArrays
@@ -155,7 +159,8 @@ class NativeSampling:
     def verify(self, guess: Draft, logits_BJV: Tensor, prefix: SequenceState, live_B: Bools, tier: int) -> Draft:
         B, J, _ = logits_BJV.shape
         tokens_BJ, origins_BJ = (np.empty((B, J), dtype=np.int64) for _ in range(2))
-        probs_BJV, counts_B = guess.probs_BKV.new_empty(B, J, self.probs_size), np.empty(B, dtype=np.int64)
+        probs_BJV = guess.probs_BKV.new_empty(B, J, self.probs_size)
+        counts_B = np.empty(B, dtype=np.int64)
         draft = self._arrays(
             tokens=np.ascontiguousarray(guess.tokens_BK), probs=guess.probs_BKV.contiguous(),
             origins=np.ascontiguousarray(guess.origins_BK), counts=guess.counts_B,
@@ -169,7 +174,9 @@ class NativeSampling:
             raise non_finite_logits(*invalid)
         longest = int(counts_B.max()) if self.probs_size else J
         if longest < J:  # behind it no probabilities were written
-            tokens_BJ, origins_BJ, probs_BJV = tokens_BJ[:, :longest], origins_BJ[:, :longest], probs_BJV[:, :longest]
+            tokens_BJ = tokens_BJ[:, :longest]
+            origins_BJ = origins_BJ[:, :longest]
+            probs_BJV = probs_BJV[:, :longest]
         return Draft(tokens_BJ, probs_BJV, origins_BJ, counts_B)
 
     def draws(self, tier: int, count: int, live_B: Bools) -> tuple[Any, Any, Tensor] | None:

@@ -65,7 +65,9 @@ class Checkup:
     """The checks of a device, which begin with a text and go on with it."""
 
     def __init__(self, device: torch.device, text: str) -> None:
-        self.device, self._text, self.clock = device, text, DeviceClock(device)
+        self.device = device
+        self._text = text
+        self.clock = DeviceClock(device)
 
     def checks(self) -> Iterator[Check]:
         """Yield them in order."""
@@ -83,7 +85,8 @@ class Checkup:
 
     def found(self) -> tuple[str, Figures]:
         """Find what the device is, and with what it is driven."""
-        name, capability = torch.cuda.get_device_name(self.device), torch.cuda.get_device_capability(self.device)
+        name = torch.cuda.get_device_name(self.device)
+        capability = torch.cuda.get_device_capability(self.device)
         about = {
             "gpu": name, "capability": ".".join(map(str, capability)), "driver": _driver(),
             "cuda": torch.version.cuda or torch.version.hip or "unknown", "torch": torch.__version__,
@@ -121,9 +124,12 @@ class Checkup:
 
     def _logits(self, decoder: Decoder) -> Tensor:
         """Logits behind a prompt, token by token, on the host."""
-        ids, pool = self._prompt, PagePool(decoder.config, 1, pages_for(PROMPT), decoder.dtype, decoder.device)
+        ids = self._prompt
+        pool = PagePool(decoder.config, 1, pages_for(PROMPT), decoder.dtype, decoder.device)
         pool.reserve(0, len(ids))
-        view, at, found = FullView(pool, grain=0), 0, []
+        view = FullView(pool, grain=0)
+        at = 0
+        found = []
         for width in (len(ids) - sum(WIDTHS), *WIDTHS):
             ids_1T = torch.tensor([ids[at : at + width]])
             last = torch.tensor([[width - 1]]) if at == 0 else None
@@ -145,7 +151,8 @@ class Checkup:
 
     @staticmethod
     def _picks(params: list[SamplingParams], logits_BJV: Tensor, device: torch.device) -> list[int]:
-        B, zeros = len(params), [0] * len(params)
+        B = len(params)
+        zeros = [0] * len(params)
         sampler = sampling(params, zeros, VOCABULARY, Seeded(make_noise(range(B), zeros, device)), device)
         prefix = SequenceState(np.zeros((B, 1), np.int64), ints([1] * B))
         draft = sampler.verify(Draft.empty(B, 0), logits_BJV.to(device), prefix, np.ones(B, np.bool_), 0)
@@ -172,7 +179,8 @@ class Checkup:
 
     def speed(self) -> tuple[str, Figures]:
         """Time two modes, once their kernels are compiled and their passes captured."""
-        llm, figures = LLM(device=str(self.device)), {}
+        llm = LLM(device=str(self.device))
+        figures = {}
         for mode in MODES[:2]:
             for _ in range(2):
                 output = self._text_of(llm, mode, 0.0)

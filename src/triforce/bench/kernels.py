@@ -39,7 +39,9 @@ class Model:
 
     def __init__(self, name: str, context: int) -> None:
         config, weights = bench_shapes.decoder_parts(name, context)
-        self.name, self.config, self.decoder = name, config, Decoder(config, weights)
+        self.name = name
+        self.config = config
+        self.decoder = Decoder(config, weights)
         copies = dispatch.native is not None and weights.has_numbers
         self.lower = Decoder(config, weights, bits=8) if copies else None
         self.work, self.coded_work = (ModelWork(replace(config, kv_int8=int8), weights) for int8 in (False, True))
@@ -76,14 +78,16 @@ class SparseView(FullView):
     def __init__(self, pool: PagePool, budget: int, int8: bool = False) -> None:
         super().__init__(pool, grain=0)
         self._int8 = int8
-        length, pages = int(pool.lengths_B[0]), budget // PAGE - 1
+        length = int(pool.lengths_B[0])
+        pages = budget // PAGE - 1
         dice = torch.Generator().manual_seed(0)
         picks_GP = torch.stack([torch.randperm(length // PAGE, generator=dice) for _ in range(pool.config.kv_heads)])
         units_BGU = torch.cat([picks_GP[:, :pages].sort(1).values, picks_GP[:, -1:]], 1)[None].int() + 1
         self._units = units_BGU.to(pool.device)
 
     def begin(self, counts_B: Ints, width: int) -> ForwardBatch:
-        starts, counts = [self._units.shape[2] * PAGE - width], counts_B.tolist()
+        starts = [self._units.shape[2] * PAGE - width]
+        counts = counts_B.tolist()
         lists = PageTable(self._units, starts, counts, coarse=starts if self._int8 else [])
         length = int(self.lengths_B[0])
         see = windowed(self.pool, PageTable(self.pool.units(range(1), PAGE), [length], counts), range(1))
@@ -157,8 +161,10 @@ def _machine(roof: Roofline, **more: Any) -> Iterator[Row]:
 
 def _steps(model: Model, context: int) -> Iterator[Row]:
     """Passes of a whole decoder: over the full cache at each width, and over a budget, in int8 too if it can be."""
-    decoder, about = model.decoder, {"shape": model.name, "context": context}
-    work, of_lower = model.work.of, model.work.of_lower
+    decoder = model.decoder
+    about = {"shape": model.name, "context": context}
+    work = model.work.of
+    of_lower = model.work.of_lower
     pool = PagePool(model.config, 1, pages_for(context + 64), decoder.dtype, int8=model.lower is not None)
     full = filled(pool, context)
     unions = {width: model.union(full, width) for width in WIDTHS}
@@ -169,7 +175,8 @@ def _steps(model: Model, context: int) -> Iterator[Row]:
          work(w, context, coded.pool.config, unions[w]))
         for w in CODED
     ]  # fmt: skip
-    nibbles, of_nibbles = SparseView(coded.pool, context, int8=True), model.coded_work.of_lower(1, context, 16)
+    nibbles = SparseView(coded.pool, context, int8=True)
+    of_nibbles = model.coded_work.of_lower(1, context, 16)
     kinds.append(("step, upper nibbles of int8 KV", 1, partial(one_pass, decoder, nibbles, 1), of_nibbles))
     some = SparseView(pool, BUDGET)
     kinds.append(("retrieval step", 1, partial(one_pass, decoder, some, 1), work(1, BUDGET)))
@@ -187,9 +194,11 @@ def _steps(model: Model, context: int) -> Iterator[Row]:
 
 def _prefill() -> Iterator[Row]:
     """Attention of one chunk of a prompt over all that came before it: ours, with int8 KV, and torch's fused one."""
-    context, width = 16_384, 512
+    context = 16_384
+    width = 512
     config, _ = shapes.parts("30m", context)
-    H, D = config.heads, config.head_dim
+    H = config.heads
+    D = config.head_dim
     q_BTHD = torch.randn(1, width, H, D).bfloat16()
     pools = [PagePool(replace(config, kv_int8=int8), 1, pages_for(context), torch.bfloat16) for int8 in (False, True)]
     ours = []
@@ -199,7 +208,8 @@ def _prefill() -> Iterator[Row]:
         lists = PageTable(pool.units(range(1), PAGE), [context - width], [width])
         ours.append(partial(pool.kv.attend, 0, q_BTHD, lists))
     k_GSD, v_GSD = (x.contiguous() for x in pools[0].span(0, 0, 0, context))
-    operations, read = 4 * width * (context - width // 2) * H * D, k_GSD.nbytes + v_GSD.nbytes
+    operations = 4 * width * (context - width // 2) * H * D
+    read = k_GSD.nbytes + v_GSD.nbytes
     threads = dispatch.native.threads() if dispatch.native else torch.get_num_threads()
 
     def torchs() -> None:
@@ -209,7 +219,8 @@ def _prefill() -> Iterator[Row]:
 
     calls, roofline = probes()
     times = in_turns([*calls, *ours, torchs])
-    roof, work = roofline(times[: len(calls)]), Work(read, {"bfloat16": operations})
+    roof = roofline(times[: len(calls)])
+    work = Work(read, {"bfloat16": operations})
     coded = Work(read * pools[1].config.kv_bytes(2) // config.kv_bytes(2), coded_attention(operations))
     names = {"prefill attention": work, "prefill attention, int8 KV": coded, "prefill attention, torch": work}
     for (kernel, work), took in zip(names.items(), times[len(calls) :], strict=True):
@@ -220,7 +231,8 @@ def _prefill() -> Iterator[Row]:
 def _sampler(vocab: int) -> Iterator[Row]:
     """Yield rows on sampling one token from one row of logits, at common settings."""
     logits_BJV = torch.randn(1, 1, vocab, generator=torch.Generator().manual_seed(0)) * 3
-    prefix, live_B = SequenceState(ints([0] * 8)[None], ints([4])), np.array([True])
+    prefix = SequenceState(ints([0] * 8)[None], ints([4]))
+    live_B = np.array([True])
     for temperature, top_p in ((0.0, 1.0), (0.6, 0.9), (1.0, 1.0)):
         params = [SamplingParams(temperature=temperature, top_p=top_p)]
         sampler = sampling(params, [4], vocab, Seeded(make_noise([1], [0])))

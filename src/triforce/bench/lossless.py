@@ -21,7 +21,8 @@ from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 
 Row = dict[str, Any]
-PLAIN, SAME_AT_ANY_TEMPERATURE = "ar", "seeded"
+PLAIN = "ar"
+SAME_AT_ANY_TEMPERATURE = "seeded"
 
 
 @dataclass(frozen=True)

@@ -128,7 +128,8 @@ def _many_shot(sources: Sources, length: int, rows: int) -> tuple[list[int], lis
     """Sentences of the text, each with the same few questions and their answers; the last ones are left open."""
     text = sources.tokenizer.decode(sources.prose[: 2 * length + 8192])
     sentences = [s for found in re.split(r"(?<=[.!?])\s+", text) if len((s := " ".join(found.split())).split()) >= 4]
-    last, shots = sentences[:rows], [_shot(sentence) for sentence in sentences[rows:]]
+    last = sentences[:rows]
+    shots = [_shot(sentence) for sentence in sentences[rows:]]
     return sources.encode("".join(shots)), [sources.encode(f"Sentence: {sentence}\nFirst:") for sentence in last]
 
 
@@ -178,7 +179,8 @@ def varied(llm: LLM, coupling: str | None = None, **speculation: Any) -> LLM:
     """The same models under another coupling, or another way to speculate (fields of `SpeculativeConfig`)."""
     other = object.__new__(type(llm))  # a copy of an LLM is refused, as two would share what one of them closes
     vars(other).update(vars(llm))
-    other.coupling, other.speculation = coupling or llm.coupling, replace(llm.speculation, **speculation)
+    other.coupling = coupling or llm.coupling
+    other.speculation = replace(llm.speculation, **speculation)
     other.runner = llm.runner.varied(other.speculation, other.coupling)
     return other
 
@@ -187,11 +189,15 @@ class Prompts:
     """KV of prompts, in files of a folder: read once, and loaded by whoever begins alike."""
 
     def __init__(self, llm: LLM, folder: Path, on_prefill: Callable[[], OnPrefill]) -> None:
-        self.llm, self.folder, self.on_prefill = llm, folder, on_prefill
+        self.llm = llm
+        self.folder = folder
+        self.on_prefill = on_prefill
 
     def of(self, name: str, prompt: list[int]) -> tuple[SavedCache, float]:
         """The saved KV of a prompt, and at how many tokens a second it was read; read again if it is another one."""
-        kv, about, key = self.folder / f"{name}.kv", self.folder / f"{name}.json", crc32(repr(prompt).encode())
+        kv = self.folder / f"{name}.kv"
+        about = self.folder / f"{name}.json"
+        key = crc32(repr(prompt).encode())
         if not self._fits(kv) or _saved(about)[0] != key:
             short = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
             (first,) = self.llm.generate([prompt], short, mode="ar", save_cache=kv, on_prefill=self.on_prefill())

@@ -114,7 +114,8 @@ class ResultsFile:
     def __init__(
         self, file: str | Path | None, about: dict[str, Any], fixed: Sequence[str], verdict: str | None = None
     ) -> None:
-        self.path, self.about = Path(file) if file else None, about
+        self.path = Path(file) if file else None
+        self.about = about
         self.rows: list[Row] = []
         if self.path and self.path.exists():
             self.rows = self._earlier(self.path, fixed, verdict)
@@ -122,7 +123,8 @@ class ResultsFile:
     def _earlier(self, path: Path, fixed: Sequence[str], verdict: str | None) -> list[Row]:
         try:
             report = json.loads(path.read_text(encoding="utf-8"))
-            rows, before = report["rows"], [report.get(name) for name in fixed]
+            rows = report["rows"]
+            before = [report.get(name) for name in fixed]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RequestError(f"{path} is not a file of results ({error}); name another one") from error
         if verdict in report:

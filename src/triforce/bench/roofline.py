@@ -80,7 +80,8 @@ def probes(words: int = WORDS) -> tuple[list[Call], Callable[[Sequence[float]], 
 
     The threads of the kernels do it. Without native kernels torch reads, and no arithmetic is measured.
     """
-    many, native = torch.ones(words, dtype=torch.int64), dispatch.native
+    many = torch.ones(words, dtype=torch.int64)
+    native = dispatch.native
     if not native:
         return [many.sum], lambda seconds: Roofline(many.nbytes / seconds[0], {})
     counts = {name: native.compute(name, ROUNDS) for name in NUMBERS}
@@ -181,7 +182,8 @@ class DeviceClock:
     """Times calls on one device. On a CPU its own clock is the host's."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self._on_gpu = device, device.type == "cuda"
+        self.device = device
+        self._on_gpu = device.type == "cuda"
 
     @property
     def dtype(self) -> torch.dtype:

@@ -104,7 +104,8 @@ def parts(
     """
     shape = replace(SHAPES[name], layers=layers or SHAPES[name].layers)
     C, D, I = shape.hidden, shape.head_dim, shape.intermediate  # noqa: E741
-    Q, P = shape.heads * D, shape.kv_heads * D
+    Q = shape.heads * D
+    P = shape.kv_heads * D
     rope = Rope(500_000.0 ** -(torch.arange(0, D, 2) / D), 1.0)
     config = ModelConfig(
         shape.vocab, C, I, shape.layers, shape.heads, shape.kv_heads, D, 1e-5,
@@ -124,7 +125,8 @@ def parts(
     def layer(i: int) -> Layer:
         usual, finer = kinds(shape, i)
         q, k, v, o = (matrix(*size) for size in ((Q, C, usual), (P, C, usual), (P, C, finer), (C, Q, usual)))
-        gate, down = matrix(I, C, usual), matrix(C, I, finer)
+        gate = matrix(I, C, usual)
+        down = matrix(C, I, finer)
         return Layer(ones_C, q, k, v, o, ones_C, gate, gate, down)
 
     usual, finest = kinds(shape, 0)
@@ -251,7 +253,8 @@ def decoder_parts(
         return parts(name, context, kv_int8=kv_int8, layers=layers)
     shape = FAMILY_SHAPES[name]
     fewer = {"num_hidden_layers": layers} if layers else {}
-    hf, family = checked({**shape.config, **fewer}), FAMILIES[shape.config["model_type"]]
+    hf = checked({**shape.config, **fewer})
+    family = FAMILIES[shape.config["model_type"]]
     config = model_config(hf, vocab_size=hf.vocab_size, context=context, device=torch.device("cpu"))
     matrix = cache(partial(_matrix, shape))
     whole = tuple(
@@ -259,7 +262,8 @@ def decoder_parts(
                   for field, (_, size, _) in layer_sources(config, family.names, layer, ALONE).items()})
         for layer in range(config.layers)
     )  # fmt: skip
-    embedding_VC, norm_C = _embedding(config, shape.alike), torch.ones(config.hidden_size, dtype=torch.bfloat16)
+    embedding_VC = _embedding(config, shape.alike)
+    norm_C = torch.ones(config.hidden_size, dtype=torch.bfloat16)
     head_VC = embedding_VC if config.tied else _matrix(shape, "head", (config.vocab_size, config.hidden_size))
     return replace(config, kv_int8=kv_int8), Weights(embedding_VC, whole, norm_C, head_VC)
 
@@ -289,7 +293,9 @@ def _matrix(shape: FamilyShape, name: str, size: Shape) -> Matrix:
 
 def _embedding(config: ModelConfig, alike: float) -> Tensor:
     """Return embeddings, bfloat16 (V, C), with a part in common."""
-    dice, C = torch.Generator().manual_seed(0), config.hidden_size
-    common_C, own_NC = torch.randn(C, generator=dice), torch.randn(ROWS, C, generator=dice)
+    dice = torch.Generator().manual_seed(0)
+    C = config.hidden_size
+    common_C = torch.randn(C, generator=dice)
+    own_NC = torch.randn(ROWS, C, generator=dice)
     few_NC: Tensor = (alike**0.5 * common_C + (1 - alike) ** 0.5 * own_NC).bfloat16()
     return few_NC.repeat(-(-config.vocab_size // ROWS), 1)[: config.vocab_size]

@@ -234,7 +234,9 @@ def rows(
 
     With `keep` the saved prompts stay. Raises TriforceError.
     """
-    ends, left, warm = perf_counter() + plan.seconds, len(cells), False
+    ends = perf_counter() + plan.seconds
+    left = len(cells)
+    warm = False
     most = max(*BATCHES, *(cell.batch for cell in cells))
     of_document = sorted(cells, key=lambda cell: (cell.context, cell.workload, cell.batch, cell.temperature))
     for (context, workload), some in itertools.groupby(of_document, key=lambda cell: (cell.context, cell.workload)):
@@ -295,7 +297,8 @@ def _turns(repeats: int | None, ends: float) -> Iterator[int]:
 def _row(
     llm: LLM, cell: Cell, texts: list[list[int]], runs: dict[str, list[RequestOutput]], mode: str, prefill: float
 ) -> Row:
-    mine, plain = runs[mode], runs[PLAIN]
+    mine = runs[mode]
+    plain = runs[PLAIN]
     made, theirs = ([[output.token_ids for output in run.outputs] for run in some] for some in (mine, plain))
     return {
         "cell": str(cell),
@@ -337,7 +340,8 @@ def timing(seconds: Sequence[float], plain: Sequence[float], tokens: int) -> Row
 
 def upper(ratios: Sequence[float]) -> float | None:
     """Below this the geometric mean lies with 95 % confidence; of a single ratio nothing is known."""
-    logs, count = [log(ratio) for ratio in ratios], len(ratios)
+    logs = [log(ratio) for ratio in ratios]
+    count = len(ratios)
     mean = sum(logs) / count
     if count == 1:
         return None

@@ -24,7 +24,8 @@ def first_token(task: dict[str, Any]) -> dict[str, float]:
     imported = time()
     settings = {name: task[name] for name in ("mode", "device", "dtype", "kv_dtype")}
     llm = LLM(task["model"], task["draft"], **settings)
-    loaded, read = time(), 0.0
+    loaded = time()
+    read = 0.0
 
     def on_prefill(done: int, total: int) -> None:
         nonlocal read
@@ -33,7 +34,8 @@ def first_token(task: dict[str, Any]) -> dict[str, float]:
     params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
     for _ in llm.stream(task["prompt"], params, load_cache=task["load_cache"], on_prefill=on_prefill):
         break
-    end, read = time(), read or loaded
+    end = time()
+    read = read or loaded
     return {
         "imports": imported - task["began"],
         "weights": llm.load_seconds,

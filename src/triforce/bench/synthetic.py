@@ -51,7 +51,8 @@ class Synthetic:
     """
 
     def __init__(self, batch: SequenceBatch, kept: Mapping[str, float], seed: int) -> None:
-        self.real, self.rates = batch.sampling, [kept.get(tier.name, 0.0) for tier in batch.tiers]
+        self.real = batch.sampling
+        self.rates = [kept.get(tier.name, 0.0) for tier in batch.tiers]
         self.dice = np.random.default_rng(seed)
         self.expected: list[tuple[float, float]] = []
 
@@ -127,16 +128,24 @@ def decode(batch: SequenceBatch, kept: Mapping[str, float], turn: int, tokens: i
     batch: as `read` made it for as many tokens. kept: as for `Synthetic`, whose dice are those of the turn.
     """
     batch.sampling = sampling = Synthetic(batch, kept, turn)
-    counted, made, seconds = list[int](), 0, 0.0
-    first_seconds, first_tiers = 0.0, list[TierStats]()
+    counted = list[int]()
+    made = 0
+    seconds = 0.0
+    first_seconds = 0.0
+    first_tiers = list[TierStats]()
     while made < tokens * len(batch.sequences) and not batch.done:
-        known, before, step = graphs.captured(), batch.decode_seconds, len(sampling.expected)
+        known = graphs.captured()
+        before = batch.decode_seconds
+        step = len(sampling.expected)
         taken = sum(batch.step())
-        took, captures = batch.decode_seconds - before, graphs.captured() - known
+        took = batch.decode_seconds - before
+        captures = graphs.captured() - known
         if step == 0:
-            first_seconds, first_tiers = took, batch.stats(0)
+            first_seconds = took
+            first_tiers = batch.stats(0)
         elif not captures:
-            made, seconds = made + taken, seconds + took
+            made = made + taken
+            seconds = seconds + took
             counted.append(step)
     expected = [sampling.expected[step] for step in counted]
     mean, variance = (sum(each) for each in zip(*expected, strict=True))
@@ -226,10 +235,13 @@ def rows(
     longest = max(contexts) + tokens + 2 * setting.reach
     config, weights = bench_shapes.decoder_parts(shape, longest, kv_int8=kv_int8, layers=layers)
     lower = Decoder(config, weights, setting.lower_bits) if setting.lower_bits else None
-    drafted, draft, works = f"{shape}-draft" in shapes.SHAPES, None, {"full": ModelWork(config, weights)}
+    drafted = f"{shape}-draft" in shapes.SHAPES
+    draft = None
+    works = {"full": ModelWork(config, weights)}
     if drafted:
         parts = shapes.parts(f"{shape}-draft", longest, kv_int8=kv_int8)
-        draft, works["draft"] = Decoder(*parts, setting.lower_bits), ModelWork(*parts)
+        draft = Decoder(*parts, setting.lower_bits)
+        works["draft"] = ModelWork(*parts)
     models = ModelSet(Decoder(config, weights), draft, lower)
     shares = dict(zip(("retrieval", "draft"), kept, strict=True))
     runs = [(mode, models) for mode in ("ar", "retrieval", *["triforce"] * drafted, "auto")]
@@ -242,9 +254,11 @@ def rows(
             for (mode, of_run), made in zip(runs, turns, strict=True):
                 batch = read(of_run, mode, setting, context, tokens, costs=costs if mode == "auto" else None)
                 made.append(decode(batch, shares, turn, tokens))
-        roof, texts = roofline.measure(), [[_seconds(turn, tokens) for turn in made] for made in turns]
+        roof = roofline.measure()
+        texts = [[_seconds(turn, tokens) for turn in made] for made in turns]
         for (mode, of_run), made, times in zip(runs, turns, texts, strict=True):
-            int8, last = of_run.target.config.kv_int8, made[-1]
+            int8 = of_run.target.config.kv_int8
+            last = made[-1]
             least = (
                 None if mode == "auto" else least_seconds(last.tiers, works, roof, context, int8, setting.lower_bits)
             )
@@ -276,15 +290,19 @@ def least_seconds(
 
     int8: whether the full tier's KV is. Sampling takes none.
     """
-    full, least, proposed = works["full"], 0.0, 0
+    full = works["full"]
+    least = 0.0
+    proposed = 0
     for tier in tiers:
-        work, keys = works.get(tier.name, full), min(tier.visible_tokens or context, context)
+        work = works.get(tier.name, full)
+        keys = min(tier.visible_tokens or context, context)
         width = 1 + proposed / max(1, tier.passes)
         if tier.name != "full" and lower_bits:
             each = work.of_lower(width, keys, lower_bits)
         else:
             each = work.of(width, keys, replace(work.config, kv_int8=int8))
-        least, proposed = least + tier.passes * roof.least_seconds(each), tier.proposed
+        least = least + tier.passes * roof.least_seconds(each)
+        proposed = tier.proposed
     return least
 
 

@@ -87,11 +87,10 @@ def checked(raw: dict[str, Any]) -> HFConfig:
     for field, accepted in {**ACCEPTED, **read.accepted}.items():
         if accepted is not None:
             config.require(field, accepted)
-    hidden, heads = config.whole("hidden_size"), config.whole("num_attention_heads")
-    kv_heads, head_dim = (
-        config.whole("num_key_value_heads", heads),
-        config.whole("head_dim", hidden // heads, most=MOST_CHANNELS),
-    )
+    hidden = config.whole("hidden_size")
+    heads = config.whole("num_attention_heads")
+    kv_heads = config.whole("num_key_value_heads", heads)
+    head_dim = config.whole("head_dim", hidden // heads, most=MOST_CHANNELS)
     if heads % kv_heads:
         raise config.refusal("num_key_value_heads", [f"divisors of {heads}"])
     if head_dim % 2 or head_dim < 4:
@@ -126,7 +125,8 @@ def model_config(hf: HFConfig, *, vocab_size: int, context: int | None, device: 
     `context` (tokens; None: the config's own positions) also freezes dynamic and longrope frequencies, which change
     with length in transformers: no cache of rotated keys can follow that. Raises ModelError if it is too large.
     """
-    context, parts = hf.max_position_embeddings if context is None else context, hf.architecture
+    context = hf.max_position_embeddings if context is None else context
+    parts = hf.architecture
     require_integer("context", context, 1)
     if context > hf.positions:
         most = argument("context", hf.positions)
@@ -220,7 +220,8 @@ def read_window(config: Fields, family: Family) -> int | None:
 
 def with_windows(config: Fields, family: Family) -> Architecture:
     """Return the arithmetic of a config, with the windows of its layers and their rotations. Raises ModelError."""
-    parts, window = family.architecture(config), read_window(config, family)
+    parts = family.architecture(config)
+    window = read_window(config, family)
     if window is None:
         return parts
     windowed: dict[str, int] = {"window": window} | ({} if family.local_theta is None else {"rope": 1})

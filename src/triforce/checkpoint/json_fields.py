@@ -17,7 +17,9 @@ MOST_CHANNELS = 1 << 16
 LARGEST = 1e12
 """Largest number that is taken for a factor."""
 _SHORT = Repr()
-_SHORT.maxlevel, _SHORT.maxdict, _SHORT.maxlist = 3, 8, 8
+_SHORT.maxlevel = 3
+_SHORT.maxdict = 8
+_SHORT.maxlist = 8
 _SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 80
 
 
@@ -28,7 +30,9 @@ class Fields:
     """
 
     def __init__(self, values: Mapping[str, Any], where: str, prefix: str = "") -> None:
-        self._values, self._where, self._prefix = values, where, prefix
+        self._values = values
+        self._where = where
+        self._prefix = prefix
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)

@@ -40,13 +40,15 @@ SHARED, DENSE = "shared/", "dense/"
 
 def llama(config: Fields) -> Architecture:
     """Return Llama's arithmetic, with the biases that a config asks for: those of attention are behind it, too."""
-    attention, mlp = config.flag("attention_bias", False), config.flag("mlp_bias", False)
+    attention = config.flag("attention_bias", False)
+    mlp = config.flag("mlp_bias", False)
     return Architecture(qkv_bias=attention, o_bias=attention, mlp_bias=mlp)
 
 
 def listed_layers(config: Fields) -> list[bool]:
     """Return which layers have a window by `layer_types`. Raises ModelError."""
-    layers, kinds = config.whole("num_hidden_layers", most=MOST_LAYERS), config.get("layer_types")
+    layers = config.whole("num_hidden_layers", most=MOST_LAYERS)
+    kinds = config.get("layer_types")
     if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in LAYER_TYPES for kind in kinds):
         raise config.refusal("layer_types", [f"lists of {layers} of {' and '.join(LAYER_TYPES)}"])
     return [kind == LAYER_TYPES[1] for kind in kinds]
@@ -235,7 +237,8 @@ GEMMA3 = Family(
 )  # fmt: skip
 
 
-QKV, GATE_UP = "self_attn.qkv_proj.weight", "mlp.gate_up_proj.weight"
+QKV = "self_attn.qkv_proj.weight"
+GATE_UP = "mlp.gate_up_proj.weight"
 
 PHI3 = Family(
     {
@@ -276,7 +279,8 @@ GLM4 = Family(
 
 
 def _glm4_experts(config: Fields) -> Experts:
-    count, groups = config.whole("n_routed_experts", most=4096), config.whole("n_group", most=2048)
+    count = config.whole("n_routed_experts", most=4096)
+    groups = config.whole("n_group", most=2048)
     if count % groups or (groups > 1 and count < 2 * groups):
         raise config.refusal("n_group", [f"divisors of {count} up to half of it"])
     best = config.whole("topk_group", most=groups)
@@ -412,7 +416,8 @@ OLMO3 = Family(
 
 def smollm3(config: Fields) -> Architecture:
     """Return the arithmetic of a config. Raises ModelError."""
-    layers, given = config.whole("num_hidden_layers", most=MOST_LAYERS), config.get("no_rope_layers")
+    layers = config.whole("num_hidden_layers", most=MOST_LAYERS)
+    given = config.get("no_rope_layers")
     interval = config.whole("no_rope_layer_interval")
     rotates = [(layer + 1) % interval != 0 for layer in range(layers)] if given is None else given
     if not isinstance(rotates, list) or len(rotates) != layers or not all(each in (0, 1) for each in rotates):

@@ -79,8 +79,10 @@ class HFFolder:
 
     def archives(self, *, packed: bool) -> Mapping[str, Archive]:
         """Each tensor name, and the file that holds it. packed: MXFP4 stays codes. Raises ModelError."""
-        config, archives = self.config, open_archives(self.path)
-        family, experts = FAMILIES[config.model_type], config.architecture.experts
+        config = self.config
+        archives = open_archives(self.path)
+        family = FAMILIES[config.model_type]
+        experts = config.architecture.experts
         if family.text:
             archives = text_part(archives)
         archives = {name: each for name, each in archives.items() if not name.startswith(config.extra())}
@@ -116,14 +118,16 @@ class GGUFModel:
     """A GGUF file, or a set of them."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self._file = path, GGUFFile(path)
+        self.path = path
+        self._file = GGUFFile(path)
 
     @cached_property
     def config(self) -> HFConfig:
         """The checked config. Raises ModelError."""
         return read_gguf_config(self._file)
 
-    has_tokenizer, sampling_source = True, "its metadata"
+    has_tokenizer = True
+    sampling_source = "its metadata"
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer. Raises ModelError."""
@@ -146,7 +150,8 @@ class GGUFModel:
         weights = GGUFWeights(self._file, self.config, packed=packed)
         return dict.fromkeys(weights.names(), weights)
 
-    packing, packed_experts = "GGUF", 0
+    packing = "GGUF"
+    packed_experts = 0
 
     @property
     def weight_bytes(self) -> int:

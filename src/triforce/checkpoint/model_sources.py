@@ -256,7 +256,8 @@ def kept_models() -> list[tuple[KnownModel, Path]]:
 
 def remove(name: str) -> Path:
     """Remove what is kept of a model; return the folder that it was in. Raises ModelError."""
-    model, folder = KNOWN.get(name), models_folder() / name
+    model = KNOWN.get(name)
+    folder = models_folder() / name
     if model is None:
         raise ModelError(f"no model is called {name!r}{suggest(name, KNOWN)}; there is {', '.join(KNOWN)}")
     if not folder.is_dir():
@@ -303,7 +304,8 @@ def _fetch(model: KnownModel, kept: Path) -> dict[str, SourceError]:
     shutil.rmtree(scratch, ignore_errors=True)
     try:
         for describe, fetch in SOURCES:
-            where, part = describe(model), scratch / str(len(failed))
+            where = describe(model)
+            part = scratch / str(len(failed))
             part.mkdir(parents=True)
             about = (model.file, model.licence, model.size / 1e6, where, kept.parent)
             LOG.info("fetching %s (licence %s, %.0f MB) from %s to %s", *about)

@@ -92,8 +92,10 @@ class Yarn(Scaling):
         lengths_F = wavelengths(theta, D)
         low, high = (D * log(self.original / (turns * 2 * pi)) / (2 * log(theta)) for turns in (self.fast, self.slow))
         if self.whole:
-            low, high = floor(low), ceil(high)
-        low, high = max(low, 0), min(high, D - 1)
+            low = floor(low)
+            high = ceil(high)
+        low = max(low, 0)
+        high = min(high, D - 1)
         high += 0.001 * (low == high)
         kept_F = 1 - ((torch.arange(D // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
         return 1.0 / (self.factor * lengths_F) * (1 - kept_F) + 1.0 / lengths_F * kept_F, self.scale
@@ -151,7 +153,8 @@ def read_scaling(rope: Fields, kind: str, D: int, positions: int) -> Scaling:
             # A config that gives the positions of before and after need not give the factor.
             given = rope.get("original_max_position_embeddings") is not None
             factor = rope.number("factor", positions / original if given else None)
-            fast, slow = rope.number("beta_fast", 32.0, least=1e-3), rope.number("beta_slow", 1.0, least=1e-3)
+            fast = rope.number("beta_fast", 32.0, least=1e-3)
+            slow = rope.number("beta_slow", 1.0, least=1e-3)
             scale = rope.number("attention_factor", _temper_yarn(rope, factor), least=1e-3)
             return Yarn(factor, original, fast, slow, scale, rope.flag("truncate", True))
         case "longrope":

@@ -64,7 +64,9 @@ def _doubles(codes_OB32: Tensor) -> Tensor:
 
 
 EXPERTS = ".mlp.experts."
-BLOCKS, SCALES, BIAS = "_blocks", "_scales", "_bias"
+BLOCKS = "_blocks"
+SCALES = "_scales"
+BIAS = "_bias"
 PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 """Of each tensor the projections whose outputs take turns in it."""
 
@@ -87,7 +89,9 @@ class StackedExperts:
 
     def __init__(self, archives: Mapping[str, Archive], layers: int, experts: int, *, narrow: bool) -> None:
         """Raises ModelError for a tensor of another number of experts, or where the scales of blocks are missing."""
-        self._archives, self._experts, self._narrow = archives, experts, narrow
+        self._archives = archives
+        self._experts = experts
+        self._narrow = narrow
         stems = [f"model.layers.{layer}{EXPERTS}{part}" for layer in range(layers) for part in PARTS]
         known = (f"{stem}{end}" for stem in stems for end in ("", BIAS, BLOCKS, SCALES))
         self.tensors = dict.fromkeys(name for name in known if name in archives)
@@ -122,9 +126,13 @@ class StackedExperts:
     def _within(self, name: str) -> dict[str, Place]:
         """Return the places of what a tensor holds."""
         prefix, _, own = name.rpartition(".")
-        mxfp4, bias = own.endswith(BLOCKS), own.endswith(BIAS)
-        tensor, part = name.removesuffix(BLOCKS), own.removesuffix(BLOCKS).removesuffix(BIAS)
-        shape, of, ending = self._archives[name].shape(name), PARTS[part], "bias" if bias else "weight"
+        mxfp4 = own.endswith(BLOCKS)
+        bias = own.endswith(BIAS)
+        tensor = name.removesuffix(BLOCKS)
+        part = own.removesuffix(BLOCKS).removesuffix(BIAS)
+        shape = self._archives[name].shape(name)
+        of = PARTS[part]
+        ending = "bias" if bias else "weight"
         if len(shape) != (4 if mxfp4 else 2 if bias else 3) or shape[0] != self._experts:
             raise ModelError(f"tensor {name} has shape {list(shape)}, but the config asks for {self._experts} experts")
         if mxfp4:
@@ -141,7 +149,8 @@ class StackedExperts:
 
     def _require_scales(self, tensor: str, shape: tuple[int, ...]) -> None:
         """Raise ModelError unless the blocks of a tensor have 16 bytes and a scale each."""
-        blocks, scales = f"{tensor}{BLOCKS}", f"{tensor}{SCALES}"
+        blocks = f"{tensor}{BLOCKS}"
+        scales = f"{tensor}{SCALES}"
         if scales not in self._archives:
             raise ModelError(f"the weights lack the tensor {scales}; copy the whole folder again")
         require_shape(self._archives, scales, shape[:3])

@@ -40,7 +40,8 @@ class TemplateProcess:
 
     def end(self) -> None:
         """End the process, if there is one."""
-        process, self._process = self._process, None
+        process = self._process
+        self._process = None
         if process:
             process.kill()
             process.communicate()
@@ -65,7 +66,8 @@ class TemplateProcess:
         if self._process and self._process.poll() is not None:
             self.end()
         if not self._process:
-            command, pipe = [sys.executable, "-P", template_worker.__file__], subprocess.PIPE
+            command = [sys.executable, "-P", template_worker.__file__]
+            pipe = subprocess.PIPE
             self._process = subprocess.Popen(
                 command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, start_new_session=True
             )

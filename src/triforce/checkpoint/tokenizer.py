@@ -96,7 +96,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # threads of its own w
 
 def same_tokenizer(folder: Path, other: Path) -> bool:
     """Whether both have the same tokenizer.json: reading it twice takes as much memory again."""
-    file, others = folder / CORE, other / CORE
+    file = folder / CORE
+    others = other / CORE
     return file.is_file() and others.is_file() and filecmp.cmp(file, others, shallow=False)
 
 
@@ -105,7 +106,9 @@ class Tokenizer:
 
     def __init__(self, files: TokenizerFiles, eos_ids: frozenset[int], rows: int | None = None) -> None:
         """`rows` are those of the model's embedding (None: as many as are named)."""
-        self._core, self._special, self.templates = files.core, files.special, files.templates
+        self._core = files.core
+        self._special = files.special
+        self.templates = files.templates
         # Some tokenizer.json come with both switched on, which would cut or pad every prompt.
         self._core.no_truncation()
         self._core.no_padding()
@@ -192,7 +195,8 @@ class Tokenizer:
         """
         if not self.templates:
             raise RequestError("this model has no chat template; give a text to generate, or use a model that has one")
-        turns, shown = read_messages(messages), read_tools(tools or ())
+        turns = read_messages(messages)
+        shown = read_tools(tools or ())
         try:
             variables = {"messages": turns, "tools": shown or None, "documents": None, "add_generation_prompt": True}
             if thinking is not None:
@@ -229,7 +233,8 @@ class Tokenizer:
         if self._tokens == other._tokens:
             return
         for i in range(max(self.vocab_size, other.vocab_size)):
-            mine, theirs = self._tokens.get(i), other._tokens.get(i)
+            mine = self._tokens.get(i)
+            theirs = other._tokens.get(i)
             if mine != theirs:
                 raise ModelError(
                     f"{names[0]} and {names[1]} do not share a vocabulary: token {i} is {mine!r} in the first and "
@@ -272,7 +277,8 @@ class TextStream:
             self._stream = DecodeStream(skip_special_tokens=True)
             text = self._stream.step(self._core, self._held)
         if text:
-            self._shown, self._held = self._held, []
+            self._shown = self._held
+            self._held = []
         return text or ""
 
     def flush(self) -> str:

@@ -13,7 +13,8 @@ from tokenizers import Tokenizer as Core
 from triforce.checkpoint.hub import read_json
 from triforce.errors import ModelError, unreadable
 
-CORE, CONFIG = "tokenizer.json", "tokenizer_config.json"
+CORE = "tokenizer.json"
+CONFIG = "tokenizer_config.json"
 FILES = (CORE, "tokenizer.model", "vocab.json")
 NAMES = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 EXTRA = ("extra_special_tokens", "additional_special_tokens")
@@ -126,12 +127,14 @@ def _token(name: str, value: Any, **more: bool) -> AddedToken:
 def _missing(config: Mapping[str, Any], named: Mapping[str, AddedToken], core: Core) -> Iterator[AddedToken]:
     """Yield tokens that tokenizer.json lacks, or finds in a text otherwise than the config says, by id."""
     there = core.get_added_tokens_decoder()
-    known, texts = {repr(token) for token in there.values()}, {str(token) for token in there.values()}
+    known = {repr(token) for token in there.values()}
+    texts = {str(token) for token in there.values()}
     names = {str(token) for token in named.values()}
     lists = [config[field] for field in EXTRA if isinstance(config.get(field), list)]
     extra = [_token(EXTRA[0], value, special=True) for values in lists for value in values]
     marks = names | {str(token) for token in extra}
-    decoder, old = config.get("added_tokens_decoder", {}), config.get("added_tokens", {})
+    decoder = config.get("added_tokens_decoder", {})
+    old = config.get("added_tokens", {})
     listed = {int(i): _token(f"added_tokens_decoder.{i}", token) for i, token in decoder.items()}
     for text, i in old.items():
         if i not in there:
@@ -149,7 +152,8 @@ def _missing(config: Mapping[str, Any], named: Mapping[str, AddedToken], core: C
 
 def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Files come before what the config has. Raises ModelError."""
-    main, more = folder / "chat_template.jinja", sorted(folder.glob("additional_chat_templates/*.jinja"))
+    main = folder / "chat_template.jinja"
+    more = sorted(folder.glob("additional_chat_templates/*.jinja"))
     if main.exists() or more:
         files = {**({"default": main} if main.exists() else {}), **{file.stem: file for file in more}}
         return {name: _text(file) for name, file in files.items()}

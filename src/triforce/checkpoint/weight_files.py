@@ -191,7 +191,8 @@ def require_shape(archives: Mapping[str, Archive], name: str, shape: tuple[int, 
 
 
 def _files(folder: Path, stem: str, suffix: str) -> list[Path]:
-    single, index = folder / f"{stem}{suffix}", folder / f"{stem}{suffix}.index.json"
+    single = folder / f"{stem}{suffix}"
+    index = folder / f"{stem}{suffix}.index.json"
     if single.exists() or not index.exists():
         return [single] if single.exists() else []
     shards = read_json(index).get("weight_map")

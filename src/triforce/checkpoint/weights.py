@@ -23,7 +23,9 @@ from triforce.errors import ModelError, argument
 from triforce.model.config import Architecture, Experts, ModelConfig
 from triforce.model.weights import Layer, Matrix, Mlp, QuantizedWeight, Weights, numbers
 
-EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+EMBEDDING = "model.embed_tokens.weight"
+NORM = "model.norm.weight"
+HEAD = "lm_head.weight"
 Shape = tuple[int, ...]
 Cut = tuple[slice | Tensor, *tuple[slice, ...]]
 Source = tuple[str, Shape, Cut]
@@ -61,7 +63,8 @@ def layer_sources(config: ModelConfig, names: Mapping[str, str], layer: int, ran
 
     Fields of an expert have its number behind them.
     """
-    order, found = rotation_order(config.architecture, config.head_dim), dict[str, Source]()
+    order = rotation_order(config.architecture, config.head_dim)
+    found = dict[str, Source]()
     for field, (name, whole, shape, first, axis) in _places(config, names, layer).items():
         cut = _cut(field.partition("/")[0], shape, ranks)
         if order is not None and field[:6] in ("q_proj", "k_proj", "q_bias", "k_bias", "q_norm", "k_norm"):
@@ -77,12 +80,14 @@ def layer_sources(config: ModelConfig, names: Mapping[str, str], layer: int, ran
 
 def _places(config: ModelConfig, names: Mapping[str, str], layer: int) -> dict[str, FieldPlace]:
     """Return where each field of a layer lies."""
-    parts, found = config.architecture, dict[str, FieldPlace]()
+    parts = config.architecture
+    found = dict[str, FieldPlace]()
     experts = parts.experts if layer >= parts.dense_layers else None
     shapes = _shapes(config, experts)
     if experts:
         for field in EXPERT_FIELDS + (MLP_BIASES if experts.biases else ()):
-            shape, name = shapes.pop(field), f"model.layers.{layer}.{names[field]}"
+            shape = shapes.pop(field)
+            name = f"model.layers.{layer}.{names[field]}"
             found |= {f"{field}/{n}": FieldPlace(name.format(n), shape, shape) for n in range(experts.count)}
             if experts.shared:
                 name = f"model.layers.{layer}.{names[SHARED + field]}"
@@ -119,9 +124,12 @@ def rotation_order(parts: Architecture, head_dim: int) -> Tensor | None:
 
 def _shapes(config: ModelConfig, experts: Experts | None) -> dict[str, Shape]:
     """Return the shape of each field of `Layer` that this model has; of layers with experts, or of those without."""
-    C, D, parts = config.hidden_size, config.head_dim, config.architecture
+    C = config.hidden_size
+    D = config.head_dim
+    parts = config.architecture
     inner = parts.dense_size if parts.experts and not experts else config.intermediate_size
-    Q, P = config.heads * D, config.kv_heads * D
+    Q = config.heads * D
+    P = config.kv_heads * D
     q_norm, k_norm = (Q, P) if parts.qk_norm == "row" else (D, D)
     shapes: dict[str, Shape] = {
         "q_proj_QC": (Q, C), "k_proj_PC": (P, C), "v_proj_PC": (P, C), "o_proj_CQ": (C, Q),
@@ -214,7 +222,8 @@ def read_weights(
         raise ModelError(
             f"config.json: tie_word_embeddings = True, but {HEAD} differs from {EMBEDDING}: set it to false to use both"
         )
-    norm_C, offset = reader.take(NORM, (slice(None),)), config.architecture.norm_offset
+    norm_C = reader.take(NORM, (slice(None),))
+    offset = config.architecture.norm_offset
     for part in parts:
         part |= {field: _counted_from(offset, norm) for field, norm in part.items() if "norm" in field}
         part |= _left_to_others(part, ranks)
@@ -232,7 +241,8 @@ def require_tensors(
     """
     # Old checkpoints also store the rotation frequencies, which follow from the config.
     found = {name for name in archives if not name.endswith("rotary_emb.inv_freq")}
-    experts, layers = config.architecture.experts, config.layers
+    experts = config.architecture.experts
+    layers = config.layers
     if max(layers, (layers - config.architecture.dense_layers) * (experts.count if experts else 0)) > len(found):
         each = f" of {experts.count} experts each" if experts else ""
         raise ModelError(
@@ -319,7 +329,8 @@ def fingerprint(config: ModelConfig, weights: Weights) -> str:
     for weight in (rope.inv_freq_RF, *weights.tensors()):
         tensor = weight if isinstance(weight, Tensor) else weight.blocks
         digest.update(repr(tuple(tensor.shape)).encode())
-        n, k = tensor.numel(), min(tensor.numel(), SAMPLE)
+        n = tensor.numel()
+        k = min(tensor.numel(), SAMPLE)
         sample = tensor.flatten()[torch.arange(k, device=tensor.device) * (n - 1) // max(k - 1, 1)]
         digest.update(sample.float().cpu().numpy().tobytes())
         # By parts, as the sum of a whole would first take four times the tensor's memory.

@@ -34,7 +34,8 @@ class Painter:
         for token, origin in zip(piece.token_ids, piece.origins, strict=True):
             self._origins += [origin] * len(self._stream.step(token) if self._stream else "")
         text = piece.text
-        origins, self._origins = self._origins[: len(text)], self._origins[len(text) :]
+        origins = self._origins[: len(text)]
+        self._origins = self._origins[len(text) :]
         origins += piece.origins[-1:] * (len(text) - len(origins))  # the flush at the end belongs to the last token
         runs = groupby(zip(text, origins, strict=True), key=lambda pair: pair[1])
         return "".join(paint("".join(character for character, _ in run), origin) for origin, run in runs)
@@ -49,7 +50,8 @@ def show(
     pieces: Iterable[OutputChunk | RequestOutput], painter: Painter | None, progress: Prefill
 ) -> tuple[str, RequestOutput | None]:
     """Print a stream as it comes, in the place of `progress`; return its text, and the answer if it came to its end."""
-    text, output = "", None
+    text = ""
+    output = None
     with progress:
         for piece in pieces:
             progress.close()
@@ -123,7 +125,8 @@ NEUTRAL = SamplingParams()
 
 def defaults(files: ModelFiles) -> str:
     """Return the defaults that a model's files name, or those in their place."""
-    named, usual = files.sampling_defaults(), ""
+    named = files.sampling_defaults()
+    usual = ""
     if chat_defaults(named) != named:
         usual = f"; in chats {_listed(chat_defaults(named))}, the usual values"
     if named:

@@ -87,7 +87,8 @@ class Parser(argparse.ArgumentParser):
     def _is_value(self, argument: str) -> bool:
         if has_space(argument):
             return True
-        name, options = argument.partition("=")[0], self._option_string_actions
+        name = argument.partition("=")[0]
+        options = self._option_string_actions
         known = name in options or name in habits.ADVICE or (name[:2] in options and NUMBER.fullmatch(name[2:]))
         return not known and not (name.startswith("--") and suggest(name, options))
 

@@ -82,7 +82,8 @@ class AskedPrompt(NamedTuple):
 def asked_of(options: Namespace) -> AskedPrompt:
     """Return the prompt of the argument, the file or stdin, and the model. Raises RequestError."""
     if options.prompt == STANDARD and options.prompt_file is None:
-        options.prompt, options.prompt_file = None, STANDARD
+        options.prompt = None
+        options.prompt_file = STANDARD
     if options.prompt is not None and options.prompt_file is not None:
         raise RequestError("a PROMPT and --prompt-file are given; leave one of them out")
     if options.prompt is not None:

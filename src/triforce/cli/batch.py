@@ -107,7 +107,8 @@ def _model_identity(options: Namespace) -> str:
 
 def _require_order(options: Namespace) -> None:
     """Raise RequestError where the MODEL stands before the FILE."""
-    first, second = options.file, options.model
+    first = options.file
+    second = options.model
     model_first = names_model(first) and (first.endswith(".gguf") or not Path(first).is_file())
     if model_first and second and Path(second).is_file() and not second.endswith(".gguf"):
         raise RequestError(f"FILE comes first, and MODEL behind it: triforce batch {second} {first}")

@@ -42,7 +42,8 @@ def run(options: Namespace) -> int:
 
 def _passes(number: int, check: Check, rows: list[dict[str, Any]]) -> bool:
     """Whether a check passes; prints its line, and adds its figures or its error."""
-    began, row = perf_counter(), {"name": check.name, "passed": True}
+    began = perf_counter()
+    row = {"name": check.name, "passed": True}
     try:
         line, figures = check.run()
         row |= {"found": line, "figures": figures}

@@ -32,12 +32,15 @@ def run(options: Namespace) -> int:
     require_writable(options.json, "--json")
     texts = _texts(options)
     subject = _subject(options, texts)
-    whole, loaded = subject.plan, perf_counter()
+    whole = subject.plan
+    loaded = perf_counter()
     budget = shorten(subject, names) if options.quick else None
     if budget and not options.quiet:
         print(*_forecast(budget, whole, subject.plan), sep="\n", file=sys.stderr, flush=True)
     results = evaluate(subject, list(budget.predicted) if budget else names, _show, budget)
-    measured, plan, everything = perf_counter() - loaded, subject.plan, _about(subject)
+    measured = perf_counter() - loaded
+    plan = subject.plan
+    everything = _about(subject)
     del subject  # another model may need its memory
     if budget:
         everything["forecast"] = {"seconds": budget.total, "left_out": budget.left_out, "measured": measured}
@@ -118,7 +121,8 @@ def _about(subject: EvalContext) -> dict[str, Any]:
     """Return the model, the software and the texts behind the figures."""
     import torch
 
-    llm, drafter = subject.llm, subject.llm.draft or subject.llm.features
+    llm = subject.llm
+    drafter = subject.llm.draft or subject.llm.features
     return {
         "triforce": __version__,
         "torch": torch.__version__,

@@ -22,14 +22,16 @@ def run(options: Namespace) -> int:
     given = sampling(options)
     asked = asked_of(options)
     asked.tell(options)
-    options.model, prompt = asked.model, asked.prompt
+    options.model = asked.model
+    prompt = asked.prompt
     llm = load(options)
     params = llm.sampling_params(**given)
     with Tokenization():
         ids = llm.encode(prompt)
     with Prefill() as progress:
         (output,) = llm.generate(ids, params, load_cache=options.load_cache, on_prefill=progress)
-    explanation, seed = output.explain(), output.outputs[0].seed
+    explanation = output.explain()
+    seed = output.outputs[0].seed
     if options.json:
         print(json.dumps({"seed": seed} | explanation.to_dict(), ensure_ascii=False, allow_nan=False))
         return 0
@@ -83,7 +85,8 @@ def _belief(tier: TierBelief) -> tuple[str, ...]:
 
 def _best(report: PlanReport) -> str:
     """The best plan by what was known when plans were weighed last, and what the account says."""
-    best, plain = max(report.weighed, key=lambda each: each.rate), report.weighed[0]
+    best = max(report.weighed, key=lambda each: each.rate)
+    plain = report.weighed[0]
     return (
         f"By what was known when plans were weighed last, {best.plan} would make {best.rate:.1f} tokens/s, plain "
         f"decoding {plain.rate:.1f}; speculation won {report.won:.2f} s, may risk {max(0.0, report.headroom):.3f} s."
@@ -99,7 +102,8 @@ def _weighed(report: PlanReport) -> Iterator[tuple[str, ...]]:
 
 def _timeline(explanation: Explanation) -> Iterator[tuple[str, ...]]:
     """Plans from the lowest tier up, each with how far it guesses; the middle of a long list is left out."""
-    first, left_out = 0, len(explanation.timeline) - LINES
+    first = 0
+    left_out = len(explanation.timeline) - LINES
     for i, stretch in enumerate(explanation.timeline):
         if left_out > 0 and i == LINES // 2:
             yield (f"({left_out} more)", *[""] * (len(_PLANS) - 1))

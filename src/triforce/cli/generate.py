@@ -76,7 +76,8 @@ def _checked(options: Namespace) -> tuple[dict[str, Any], str | None, str]:
     for name in ("logprobs", "prompt_logprobs"):
         if getattr(options, name) is not None and not options.json:
             raise RequestError(f"--{name.replace('_', '-')} is listed in the JSON; add --json, or leave it out")
-    given, asked = sampling(options), asked_of(options)
+    given = sampling(options)
+    asked = asked_of(options)
     if options.chat and asked.model is None:
         raise RequestError(f"{CANNOT_CHAT}; leave out --chat, or {CHATS}")
     require_writable(options.save_cache, "--save-cache")

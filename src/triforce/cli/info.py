@@ -40,16 +40,21 @@ def run(options: Namespace) -> int:
     dtype = resolve_dtype(options.dtype, device, config)
     config = with_kv_dtype(config, options.kv_dtype, dtype)
     count = config.parameters
-    weights, precision = count * dtype.itemsize, str(dtype).removeprefix("torch.")
+    weights = count * dtype.itemsize
+    precision = str(dtype).removeprefix("torch.")
     offload = OffloadConfig.parse(options.kv_offload, options.kv_memory, options.kv_resident_layers)
     settings = SpeculativeConfig(lower_tiers=options.lower_tiers, offload=offload)
     profile = profile_of(options.model, files, config, dtype, device, settings)
     if packed := profile.packed:
-        weights, precision = files.weight_bytes, files.packing
-    row, copies, copied = config.kv_bytes(dtype.itemsize), 0, 0.0
+        weights = files.weight_bytes
+        precision = files.packing
+    row = config.kv_bytes(dtype.itemsize)
+    copies = 0
+    copied = 0.0
     if options.lower_tiers != "same":
         if files.has_numbers or not packed:
-            experts, int8 = packed * files.packed_experts, options.lower_tiers == "int8"
+            experts = packed * files.packed_experts
+            int8 = options.lower_tiers == "int8"
             copies = int8_weights(config, experts) if int8 else (config.matrix_weights - experts) * 5 // 8
         copied = 0.0 if config.kv_int8 else int8_kv_bytes(config)
     entries = 0 if options.kv_offload != "none" else draft_entry(options.model, files, config, dtype)
@@ -142,8 +147,10 @@ def profile_of(
 def reads(profile: ModelProfile, row: float) -> dict[str, str]:
     """Return what a token reads, where each has `row` bytes of KV, and from where on speculation pays."""
     measure_balances()
-    config, found = profile.config, profile.break_even()
-    weights, kv = profile.weight_size * config.weights_read, row / config.kv_size * config.kv_read(config.context)
+    config = profile.config
+    found = profile.break_even()
+    weights = profile.weight_size * config.weights_read
+    kv = row / config.kv_size * config.kv_read(config.context)
     return {
         "a token reads": f"{size(weights)} of weights, and {size(kv)} of KV at {config.context:,} tokens",
         "speculation": found.verdict,
@@ -153,7 +160,8 @@ def reads(profile: ModelProfile, row: float) -> dict[str, str]:
 
 def int8_weights(config: ModelConfig, packed_experts: int) -> int:
     """Return bytes of the matrices as int8, but for experts that are packed: each output has a scale in float32."""
-    parts, C = config.architecture, config.hidden_size
+    parts = config.architecture
+    C = config.hidden_size
     mlps = 0 if packed_experts else parts.experts.held if parts.experts else 1
     outputs = config.layers * ((config.heads + 2 * config.kv_heads) * config.head_dim + C)
     outputs += (config.layers - parts.dense_layers) * mlps * (2 * config.intermediate_size + C)

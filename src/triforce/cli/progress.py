@@ -74,7 +74,8 @@ def _report_models(options: Namespace) -> None:
     log = logging.getLogger("triforce.models")
     handler = logging.StreamHandler()
     handler.setFormatter(EscapedFormatter())
-    log.handlers, log.propagate = [handler], False
+    log.handlers = [handler]
+    log.propagate = False
     log.setLevel(logging.WARNING if quiet or spawn.MEETING in os.environ else logging.INFO)
 
 
@@ -107,7 +108,8 @@ class Tokenization:
             self._thread.join()
 
     def _tell(self) -> None:
-        began, line = monotonic(), ""
+        began = monotonic()
+        line = ""
         while not self._over.wait(TELL_SECONDS):
             line = f"cutting the text into tokens: {monotonic() - began:.0f} s"
             print(f"\r{line}", end="", file=sys.stderr, flush=True)

@@ -24,7 +24,8 @@ def prepare() -> None:
     if sys.stdin is None:
         sys.stdin = open(os.devnull)  # noqa: SIM115  it stays open as long as the process
     for name, kind in (("stdout", _Output), ("stderr", _Messages)):
-        stream, own = getattr(sys, name), getattr(sys, f"__{name}__")
+        stream = getattr(sys, name)
+        own = getattr(sys, f"__{name}__")
         if stream is own:
             setattr(sys, name, _text_stream(kind(("stdin", "stdout", "stderr").index(name), closed), own))
         elif isinstance(stream, io.TextIOWrapper):
@@ -43,7 +44,8 @@ class _Output(io.FileIO):
 
     def __init__(self, descriptor: int, closed: list[bool]) -> None:
         super().__init__(descriptor, "w", closefd=False)
-        self.shut, self._failed = closed[descriptor], False
+        self.shut = closed[descriptor]
+        self._failed = False
 
     def write(self, data: Any) -> int:
         if self._failed:  # the interpreter writes what is left once more when it ends

@@ -104,7 +104,8 @@ def launch(count: int, arguments: Sequence[str], *, graceful: bool = False) -> i
     """
     ranks: list[subprocess.Popen[bytes]] = []
     with tempfile.TemporaryDirectory(prefix="triforce-") as name, _signals_forwarded(ranks if graceful else None):
-        folder, (lifeline, held) = Path(name), os.pipe()
+        folder = Path(name)
+        (lifeline, held) = os.pipe()
         try:
             for rank in range(count):
                 ranks.append(_start(rank, count, arguments, folder, lifeline, detached=graceful))

@@ -42,7 +42,8 @@ def read_document(file: str, options: Namespace) -> str:
     """The text in a file, on stdin for "-", or of a folder as it was read into the disk cache. Raises RequestError."""
     if file == STANDARD or not os.path.isdir(file):
         return read_text(file)
-    cache, left_out = getattr(options, "disk_cache", None), LeftOut()
+    cache = getattr(options, "disk_cache", None)
+    left_out = LeftOut()
     network = getattr(options, "disk_cache_network", False)
     text = text_of(Path(file), Path(cache) if cache else None, network, left_out)
     tell_left_out(file, left_out)
@@ -68,7 +69,8 @@ def read_texts(paths: Sequence[str]) -> dict[str, str]:
 
 def _texts_in(folder: str) -> list[tuple[str, str]]:
     """Return the files of a folder, not of those in it, that are texts; say what else is there. Raises RequestError."""
-    texts, left_out = [], LeftOut()
+    texts = []
+    left_out = LeftOut()
     try:
         entries = sorted(Path(folder).iterdir())
     except OSError as error:
@@ -142,16 +144,21 @@ def require_writable(file: str | None, option: str) -> None:
     """Raise RequestError if a file that an option names cannot be written: before minutes of work, not after them."""
     if not file:
         return
-    path, why, advice = Path(file), "", "name another file"
+    path = Path(file)
+    why = ""
+    advice = "name another file"
     try:
         if os.path.isdir(path):
-            why, advice = "it is a folder", f"name a file, such as {path / 'output'},"
+            why = "it is a folder"
+            advice = f"name a file, such as {path / 'output'},"
         elif path.exists():
             why = why_unwritable(path)
         elif not path.parent.is_dir():
-            why, advice = f"there is no folder {path.parent}", "name a file in a folder that exists"
+            why = f"there is no folder {path.parent}"
+            advice = "name a file in a folder that exists"
         else:
-            why, advice = why_unwritable(path.parent), "name a file in a folder of yours"
+            why = why_unwritable(path.parent)
+            advice = "name a file in a folder of yours"
     except OSError as error:  # of a folder on the way
         why = str(error.strerror)
     if why:
@@ -173,7 +180,8 @@ def unwritable(file: str, error: OSError) -> RequestError:
     )
 
 
-BOOK, TITLE = "dracula.txt", "Dracula, by Bram Stoker"
+BOOK = "dracula.txt"
+TITLE = "Dracula, by Bram Stoker"
 
 
 def book_file() -> Path:

@@ -153,7 +153,8 @@ class Bar:
         from tqdm import tqdm
 
         how: dict[str, Any] = {"disable": None, "file": sys.stderr, "leave": False}
-        self._seconds, self._bar = seconds, tqdm(total=round(seconds), desc="training", unit=" s", **how)
+        self._seconds = seconds
+        self._bar = tqdm(total=round(seconds), desc="training", unit=" s", **how)
 
     def __enter__(self) -> Bar:
         return self

@@ -66,9 +66,14 @@ class Watcher:
         if llm.tokenizer is None:
             raise ModelError("this model has no tokenizer, and texts are to be read; put one into the model's folder")
         assert llm.runner.disk, "there is an option that must be given"
-        self._llm, self._tokenizer, self._cache = llm, llm.tokenizer, llm.runner.disk.store.folder
-        self._folder, self._each, self._silent = folder, each, silent
-        self._stamps, self._secret = self._now(), self._cache.secret
+        self._llm = llm
+        self._tokenizer = llm.tokenizer
+        self._cache = llm.runner.disk.store.folder
+        self._folder = folder
+        self._each = each
+        self._silent = silent
+        self._stamps = self._now()
+        self._secret = self._cache.secret
         self._done: set[tuple[str, ...]] = set()  # digests of the files of documents that are read
         self._left_out = ""  # what is said of that
         self._look = 0.0  # when to look at the folder again
@@ -81,7 +86,8 @@ class Watcher:
     def read(self) -> None:
         """Read what was not read yet, and begin anew where the folder changes meanwhile. Raises RequestError."""
         while True:
-            self._stamps, self._look = self._now(), perf_counter() + POLL_SECONDS
+            self._stamps = self._now()
+            self._look = perf_counter() + POLL_SECONDS
             known = [each.files for each in disk_cache_documents.watched(self._cache) if each.path == self._folder]
             left_out = LeftOut()
             files = files_of(self._folder, known[0] if known else (), left_out)
@@ -146,7 +152,8 @@ class Watcher:
         """Read a document, if that was not done before. Raises RequestError for a folder that is too long."""
         if parts in self._done:
             return
-        ids, context = self._ids(text), self._llm.target.config.context
+        ids = self._ids(text)
+        context = self._llm.target.config.context
         if len(ids) >= context:
             too_long = f"{name} has {len(ids):,} tokens, and the context is {context:,}"
             if not self._each:

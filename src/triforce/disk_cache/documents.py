@@ -83,7 +83,8 @@ def stamps(folder: Path, left_out: LeftOut | None = None) -> dict[str, Stamp]:
     """
     left_out = LeftOut() if left_out is None else left_out
     _require_folder(folder)
-    root, found = folder.resolve(), {}
+    root = folder.resolve()
+    found = {}
     for name in _names(folder, left_out):
         if any(part.startswith(".") for part in Path(name).parts):
             continue

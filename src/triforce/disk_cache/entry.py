@@ -86,7 +86,8 @@ def beginning(facts: Mapping[str, str], shapes: Mapping[str, tuple[str, Sequence
     placed: dict[str, object] = {"__metadata__": dict(facts)}
     end = 0
     for name, (kind, shape) in {**shapes, CHECKSUM: ("U8", [DIGEST])}.items():
-        start, end = end, end + BYTES[kind] * prod(shape)
+        start = end
+        end = end + BYTES[kind] * prod(shape)
         placed[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [start, end]}
     text = json.dumps(placed).encode()
     text += b" " * (-len(text) % LENGTH)
@@ -149,9 +150,11 @@ def header(beginning: memoryview) -> Header:
 
 def _places(placed: dict[str, Any], start: int) -> dict[str, PartPlace]:
     """Return where tensors lie that follow one another from `start` on. Raises DamagedEntry, KeyError or TypeError."""
-    places, begin = {}, start
+    places = {}
+    begin = start
     for name, about in placed.items():
-        kind, shape = about["dtype"], about["shape"]
+        kind = about["dtype"]
+        shape = about["shape"]
         if len(shape) > MOST_DIMENSIONS or not all(type(size) is int and 0 <= size <= LARGEST for size in shape):
             raise DamagedEntry("its tensors have no shape")
         places[name] = PartPlace(kind, shape, begin, begin + BYTES[kind] * prod(shape))

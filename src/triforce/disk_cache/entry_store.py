@@ -50,7 +50,8 @@ def to_drop(entries: Sequence[Held], most: float) -> list[Held]:
     So many large texts that are read once do not empty the cache: those that were used again stay, up to their share.
     """
     left = sum(entry.bytes for entry in entries) - most
-    shielded, protected = 0, set()
+    shielded = 0
+    protected = set()
     for entry in sorted(entries, key=lambda entry: -entry.place):
         if entry.place % SECOND >= AGAIN and shielded + entry.bytes <= PROTECTED * most:
             shielded += entry.bytes
@@ -88,7 +89,8 @@ class EntryStore:
     """The entries of a folder, of at most so many bytes. Where there are more, some are given up."""
 
     def __init__(self, folder: CacheFolder, limit: int) -> None:
-        self.folder, self.limit = folder, limit
+        self.folder = folder
+        self.limit = limit
         self._scanned = False
         self._hopeless = set[str]()  # damaged entries that cannot be removed, and are told
 
@@ -121,7 +123,8 @@ class EntryStore:
         with ThreadPoolExecutor(1, "disk-cache-reader") as reader:
             coming: Future[Entry | None] | None = None
             for name in names:
-                before, coming = coming, reader.submit(self.read, name)
+                before = coming
+                coming = reader.submit(self.read, name)
                 if before:
                     yield before.result()
             if coming:
@@ -250,7 +253,8 @@ class EntryStore:
 
         The folder is locked, as it is when a write begins.
         """
-        entries, coming = [], 0
+        entries = []
+        coming = 0
         for name, facts in self.folder.files():
             if name.endswith(SUFFIX):
                 credible = 0 <= order_of(facts.st_mtime_ns) <= MOST_ORDER and facts.st_size <= self.limit

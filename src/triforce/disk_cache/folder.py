@@ -101,7 +101,8 @@ class CacheFolder:
 
     def __init__(self, path: Path, network: bool = False, *, create: bool = True) -> None:
         self.path = path
-        self._network, self._create = network, create
+        self._network = network
+        self._create = create
         self._mutex = Lock()  # a lock on a file is the process's, and threads share it
         self._patience = LOCK_SECONDS
         self._provisional = False  # whether the secret is one that nobody keeps
@@ -135,7 +136,8 @@ class CacheFolder:
             self._take_lock()
             try:
                 if self._provisional:
-                    self.secret, self._provisional = self._made_secret(), False
+                    self.secret = self._made_secret()
+                    self._provisional = False
                     raise OSError(f"{printable(self.path)} was locked when it was opened, and is used from now on")
                 state = read_state(self._state)
                 yield state
@@ -175,7 +177,8 @@ class CacheFolder:
         os.close(state)
         self._take_lock()
         try:
-            self.secret, self._provisional = self._made_secret(), False
+            self.secret = self._made_secret()
+            self._provisional = False
         finally:
             give_lock(self._state)
 

@@ -27,7 +27,11 @@ def file_system(descriptor: int) -> str:
     return next((kind.split()[0] for head, _, kind in mounted if head.split()[0] == mount), "")
 
 
-SECRET, STATE, MANIFEST, SUFFIX, PARTIAL = "secret", "state", "manifest", ".kv", ".partial"
+SECRET = "secret"
+STATE = "state"
+MANIFEST = "manifest"
+SUFFIX = ".kv"
+PARTIAL = ".partial"
 NAME_DIGITS = 40
 FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OWN = re.compile(
@@ -97,8 +101,10 @@ def _refusal(path: Path, why: str, advice: str = EXISTS) -> CacheError:
 
 
 def _require_private(path: Path, descriptor: int, create: bool) -> None:
-    facts, names = os.fstat(descriptor), [name for name, _ in names_in(descriptor)]
-    shown, ours = printable(path), SECRET in names
+    facts = os.fstat(descriptor)
+    names = [name for name, _ in names_in(descriptor)]
+    shown = printable(path)
+    ours = SECRET in names
     if not (create or ours):
         raise CacheError(f"{shown} is not a disk cache; name the FOLDER of {argument('disk_cache')}")
     if facts.st_uid != os.geteuid():

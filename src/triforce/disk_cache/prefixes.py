@@ -156,10 +156,15 @@ class DiskPrefixes:
     """
 
     def __init__(self, cache: DiskCache, profile: KVProfile, pool: PagePool, whole: int) -> None:
-        self._cache, self.store, self._queue, self.pool = cache, cache.store, cache.queue, pool
-        self.whole, self._profile = max(whole, SEGMENT), profile
+        self._cache = cache
+        self.store = cache.store
+        self._queue = cache.queue
+        self.pool = pool
+        self.whole = max(whole, SEGMENT)
+        self._profile = profile
         self._waiting: deque[WaitingSegment] = deque()
-        self._pause_until, self._failures = 0.0, self._queue.failures
+        self._pause_until = 0.0
+        self._failures = self._queue.failures
         self.losses = 0
         """Times that segments were given up: of texts that began before, what follows would be found by nobody."""
 
@@ -216,7 +221,8 @@ class DiskPrefixes:
         while self._waiting:
             first = self._waiting[0]
             if first.ids is None and self.store.folder.has(first.name):
-                size, write = 1, partial(self.store.touch, first.name, first.use, first.index)
+                size = 1
+                write = partial(self.store.touch, first.name, first.use, first.index)
             else:
                 size = self._bytes(first)
                 if not self._queue.has_room(size):
@@ -224,7 +230,8 @@ class DiskPrefixes:
                 if (parts := self._parts(first)) is None:
                     self._waiting.popleft()  # its pages were needed, and so are those of what follows
                     continue
-                entry, replace = self._entry(first, parts), first.ids is not None
+                entry = self._entry(first, parts)
+                replace = first.ids is not None
                 write = partial(self.store.write, first.name, entry, first.use, first.index, replace=replace)
             if not self._queue.offer(write, size):
                 return False
@@ -318,14 +325,17 @@ class DiskWindows:
     """Windows of one text, whose request is `use`; there are none where all layers have the same pages."""
 
     def __init__(self, disk: DiskPrefixes, use: Use) -> None:
-        self._disk, self._use, self._windows = disk, use, disk.pool.windows
+        self._disk = disk
+        self._use = use
+        self._windows = disk.pool.windows
         self._added = 0
 
     def reach(self, names: Sequence[str]) -> int:
         """Count the first of these segments that are there, and before whose end the windows are; or all of them."""
         if self._windows is None:
             return len(names)
-        has, step = self._disk.store.folder.has, self._disk.whole // SEGMENT
+        has = self._disk.store.folder.has
+        step = self._disk.whole // SEGMENT
         known = sum(1 for _ in takewhile(has, names)) // step * step
         for stop in range(known, 0, -step):
             first = self._windows.needed_from(stop * SEGMENT) * PAGE // SEGMENT
@@ -340,10 +350,13 @@ class DiskWindows:
 
         names: of its segments. rest: what these layers have behind them.
         """
-        windows, pool, row = full.pool.windows, full.pool, full.rows[b]
+        windows = full.pool.windows
+        pool = full.pool
+        row = full.rows[b]
         if windows is None or stop <= full.lengths_B[b]:
             return False
-        first, found = windows.needed_from(stop) * PAGE, list[tuple[int, list[LayerKV]]]()
+        first = windows.needed_from(stop) * PAGE
+        found = list[tuple[int, list[LayerKV]]]()
         for start in range(first // SEGMENT * SEGMENT, stop, SEGMENT):
             index = start // SEGMENT
             layers = rest if index == len(names) else self._segment(names[index], index)
@@ -354,7 +367,8 @@ class DiskWindows:
         windows.place(row, first, stop)
         for start, layers in found:
             here = slice(max(start, first), min(start + SEGMENT, stop))
-            slots_N, some = windows.slots(row, here.start, here.stop), slice(here.start - start, here.stop - start)
+            slots_N = windows.slots(row, here.start, here.stop)
+            some = slice(here.start - start, here.stop - start)
             write_layers(pool.kv, slots_N, zip(pool.layers(windows=True), layers, strict=True), some)
         full.lengths_B[b] = stop
         return True
@@ -397,10 +411,14 @@ class DiskText:
     """The segments of one text, whose prompt has so many tokens. use: that of its request, whose texts share it."""
 
     def __init__(self, disk: DiskPrefixes, scope: str, use: Use, prompt_tokens: int) -> None:
-        self._disk, self._use, self._prompt_tokens = disk, use, prompt_tokens
-        self._names, self._root = list[str](), disk.root(scope)
+        self._disk = disk
+        self._use = use
+        self._prompt_tokens = prompt_tokens
+        self._names = list[str]()
+        self._root = disk.root(scope)
         self._windows = DiskWindows(disk, use)
-        self._added, self._losses = 0, disk.losses
+        self._added = 0
+        self._losses = disk.losses
         self._drafts: list[WaitingSegment] = []
         self.cost = 0.0
         """Seconds that the prefill of its prompt took for a token."""
@@ -413,20 +431,26 @@ class DiskText:
         Its last tokens are left to be fed, as a selection goes by them. It ends early where the disk is waited for
         longer than a prefill took when the segments were made. Copies do not count: a prefill writes that memory, too.
         """
-        disk, most, index = self._disk, max(len(prompt) - 1 - TAIL, 0), int(full.lengths_B[b]) // SEGMENT
-        names, waited, worth = self._named(prompt[: most // disk.whole * disk.whole]), 0.0, GRACE
+        disk = self._disk
+        most = max(len(prompt) - 1 - TAIL, 0)
+        index = int(full.lengths_B[b]) // SEGMENT
+        names = self._named(prompt[: most // disk.whole * disk.whole])
+        waited = 0.0
+        worth = GRACE
         names = names[: self._windows.reach(names)]
         entries = disk.store.read_ahead(names[index:])
         while not self.given_up:
             began = perf_counter()
-            entry, stop = next(entries, None), (index + 1) * SEGMENT
+            entry = next(entries, None)
+            stop = (index + 1) * SEGMENT
             waited += perf_counter() - began
             if entry is None or not _copy(entry, SEGMENT, full, b, (index * SEGMENT, stop)):
                 break
             if stop % disk.whole == 0 and not disk.pool.windows:
                 full.lengths_B[b] = stop
             self._touch(index, names[index])
-            index, worth = index + 1, worth + SEGMENT * seconds_of(entry)
+            index = index + 1
+            worth = worth + SEGMENT * seconds_of(entry)
             self.given_up = waited > worth
             yield int(full.lengths_B[b])
         more = not self.given_up and disk.whole == SEGMENT and self._restore_rest(full, b, prompt[:most], index)
@@ -457,7 +481,8 @@ class DiskText:
             name = self._disk.draft_name(names[index], view)
             if not self._disk.store.folder.has(name):
                 continue
-            entry, stop = self._disk.store.read(name), (index + 1) * SEGMENT
+            entry = self._disk.store.read(name)
+            stop = (index + 1) * SEGMENT
             shape[2] = view.visible(stop)
             if entry and (layers := layers_of(entry, shape, view.dtype)):
                 view.start_at(b, stop, layers)
@@ -531,7 +556,9 @@ def _copy(entry: Entry, tokens: int, full: FullView, b: int, place: tuple[int, i
 
     Returns whether the entry holds such.
     """
-    pool, row, (start, stop) = full.pool, full.rows[b], place
+    pool = full.pool
+    row = full.rows[b]
+    (start, stop) = place
     some = slice(max(int(full.lengths_B[b]) - start, 0), stop - start)
     slots_N = pool.slots(row, start + some.start, stop)
     own = pool.layers(windows=False)

@@ -78,7 +78,8 @@ def size_of(pool: PagePool, tokens: int) -> int:
 
 def save(path: Path, maker: CacheFingerprint, full: FullView, b: int, prompt: list[int]) -> None:
     """Keep what row b of an exact view has seen of `prompt`. The file appears whole or not at all; else CacheError."""
-    ids, pool = prompt[: int(full.lengths_B[b])], full.pool
+    ids = prompt[: int(full.lengths_B[b])]
+    pool = full.pool
     header = _header(maker, pool, full.rows[b], len(ids))
     try:
         with whole_file(path) as partial, open(os.open(partial, _NEW, 0o600), "wb") as file:
@@ -135,7 +136,9 @@ class SavedCache:
         length = min(common_prefix(self.ids, prompt), len(prompt) - 1 - TAIL)
         if length <= 0:
             return 0
-        row, pool, read = full.rows[b], full.pool, self._file.get_slice
+        row = full.rows[b]
+        pool = full.pool
+        read = self._file.get_slice
         starts = [len(self.ids) - read(f"keys.{n}").get_shape()[1] for n in range(pool.config.layers)]
         needed = [max(0, length - window + 1) if pool.windows else 0 for window in pool.config.windows]
         if any(pages_for(start) * PAGE > first for start, first in zip(starts, needed, strict=True) if start):
@@ -152,7 +155,8 @@ class SavedCache:
 def _tensors(full: FullView, b: int, ids: list[int]) -> Iterator[Tensor]:
     """Yield what a file holds, in its order: ids, and K and V of each layer, which are read when their turn comes."""
     yield torch.tensor(ids)
-    pool, row = full.pool, full.rows[b]
+    pool = full.pool
+    row = full.rows[b]
     for layer in range(pool.config.layers):
         yield from pool.span(layer, row, pool.held_from(layer, row), len(ids))
     if pool.features:
@@ -181,7 +185,8 @@ def _header(maker: CacheFingerprint, pool: PagePool, row: int, tokens: int) -> b
 
 def _is_whole(path: Path) -> bool:
     """Whether the file ends in the checksum of what comes before. Where it lies is not for the header to say."""
-    digest, left = hashlib.blake2b(digest_size=DIGEST), path.stat().st_size - DIGEST
+    digest = hashlib.blake2b(digest_size=DIGEST)
+    left = path.stat().st_size - DIGEST
     with path.open("rb") as file:
         while left > 0 and (block := file.read(min(_BLOCK, left))):
             digest.update(block)

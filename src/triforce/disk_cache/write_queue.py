@@ -34,7 +34,8 @@ class WriteQueue:
     """
 
     def __init__(self, most_bytes: int = MOST_BYTES, rate: float = RATE) -> None:
-        self._most, self._rate = most_bytes, rate
+        self._most = most_bytes
+        self._rate = rate
         self._waiting: deque[tuple[Write, int]] = deque()
         self._bytes = 0
         self._changed = threading.Condition()
@@ -156,7 +157,8 @@ class DiskCacheSettings(NamedTuple):
     @staticmethod
     def parse(folder: str | Path | None, size: str | int, network: bool, ranks: TPGroup) -> DiskCacheSettings:
         """Check a folder and its size in bytes; nothing is made. Raises RequestError, CacheError, or TypeError."""
-        path, bytes_ = named_path("disk_cache", folder), cache_size_of(size)
+        path = named_path("disk_cache", folder)
+        bytes_ = cache_size_of(size)
         require_bool("disk_cache_network", network)
         if path is None:
             if network or bytes_ != size_of(USUAL_SIZE):

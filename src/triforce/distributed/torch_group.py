@@ -45,7 +45,9 @@ class TorchGroup(TPGroup):
     def __init__(
         self, rank: int, count: int, meeting: str, cuda: bool, exact: bool = True, patience: float = PATIENCE
     ) -> None:
-        self.rank, self.count, self.exact = rank, count, exact
+        self.rank = rank
+        self.count = count
+        self.exact = exact
         self._patience = patience
         self._broadcasts = self._votes = 0
         soon = timedelta(seconds=patience)
@@ -54,12 +56,14 @@ class TorchGroup(TPGroup):
         self._gpus = self._try(dist.new_group, backend="nccl", timeout=soon) if cuda else None
 
     def gather(self, some_NX: Tensor, width: int) -> Tensor:
-        sizes, (N, own) = spans(width, self.count), some_NX.shape
+        sizes = spans(width, self.count)
+        (N, own) = some_NX.shape
         most = max(sizes)
         mine_NX = F.pad(some_NX, (0, most - own)) if own < most else some_NX.contiguous()
         all_RNX = mine_NX.new_empty(self.count, N, most)
         # As bytes: not every backend knows every type.
-        bytes_RB, mine_B = all_RNX.view(self.count, -1).view(torch.uint8), mine_NX.view(-1).view(torch.uint8)
+        bytes_RB = all_RNX.view(self.count, -1).view(torch.uint8)
+        mine_B = mine_NX.view(-1).view(torch.uint8)
         if self._gpus is None:
             self._try(self._exchange, bytes_RB, mine_B, self._soon)
         else:

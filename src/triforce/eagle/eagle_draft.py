@@ -86,7 +86,8 @@ class FeatureDraft:
         target: Decoder,
         embedding_VC: Matrix | None = None,
     ) -> None:
-        self.config, self.target = config, target
+        self.config = config
+        self.target = target
         own = replace(config, vocab_size=target.config.vocab_size)  # some published ones are padded
         whole: Embedder = target.model
         if embedding_VC is not None:
@@ -109,7 +110,8 @@ class FeatureDraft:
     @torch.no_grad()
     def note(self, memory: EntryMemory, batch: ForwardBatch, ids_BT: Tensor, states_SBTC: Tensor) -> None:
         """Make the entries of the tokens of a pass of the target, of their states, and of the one before each row."""
-        counts_B, T = ints(batch.views[0][1].counts), ids_BT.shape[1]
+        counts_B = ints(batch.views[0][1].counts)
+        T = ids_BT.shape[1]
         own_N, before_N = token_slots(batch, counts_B)
         columns_N = np.flatnonzero(np.arange(T) < counts_B[:, None])
         positions_N = columns(ints(batch.positions), T).flatten()[columns_N]
@@ -122,7 +124,9 @@ class NotingDecoder:
     """A target as tiers run it above a feature draft: each pass leaves entries of its tokens in the draft's memory."""
 
     def __init__(self, decoder: Decoder, draft: FeatureDraft, memory: EntryMemory) -> None:
-        self.decoder, self.draft, self.memory = decoder, draft, memory
+        self.decoder = decoder
+        self.draft = draft
+        self.memory = memory
 
     def __call__(self, ids_BT: Tensor, counts_B: Ints, cache: View, at_BJ: Tensor) -> Tensor:
         """Do what `Decoder` does."""

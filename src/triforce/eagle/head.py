@@ -101,8 +101,11 @@ class FeatureDraftWeights:
 
 def shapes(config: FeatureDraftConfig) -> dict[str, tuple[int, ...]]:
     """Return the shape of each trained tensor of such a draft, by its field."""
-    C, inner, S = config.hidden_size, config.intermediate_size, len(config.state_layers)
-    Q, P = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    C = config.hidden_size
+    inner = config.intermediate_size
+    S = len(config.state_layers)
+    Q = config.heads * config.head_dim
+    P = config.kv_heads * config.head_dim
     norms = dict.fromkeys(("embedding_norm_C", "hidden_norm_C", "post_norm_C", "norm_C"), (C,))
     found: dict[str, tuple[int, ...]] = {
         "fc_CX": (C, S * C), "q_proj_QE": (Q, 2 * C), "k_proj_PE": (P, 2 * C), "v_proj_PE": (P, 2 * C),

@@ -46,7 +46,10 @@ NAMES = {
     "embedding_proj_CC": f"{LAYER}embedding_proj.weight",
 }
 """The last one is of our own drafts."""
-FC_NORM, HEAD, OFFSETS, CHOSEN = "fc_norm.{}.weight", "lm_head.weight", "d2t", "t2d"
+FC_NORM = "fc_norm.{}.weight"
+HEAD = "lm_head.weight"
+OFFSETS = "d2t"
+CHOSEN = "t2d"
 TABLES = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 IGNORED = ("embed_tokens.weight",)
 """Published beside the rest at times; it is the target's."""
@@ -54,7 +57,8 @@ IGNORED = ("embed_tokens.weight",)
 
 def read_draft_weights(folder: Path, config: FeatureDraftConfig) -> FeatureDraftWeights:
     """Read the weights of a draft, float32. Raises ModelError naming the tensor that is missing, unknown or wrong."""
-    archives, wanted = open_archives(folder), shapes(config)
+    archives = open_archives(folder)
+    wanted = shapes(config)
     norms = wanted.pop("fc_norm_SC", None)
     found = {field: _take(folder, archives, NAMES[field], shape) for field, shape in wanted.items()}
     if norms:
@@ -134,7 +138,8 @@ class FeatureDraftFile:
         """Hex digest: two drafts with the same one make the same entries and guesses of the same states."""
         shape = [getattr(self.config, f.name) for f in fields(FeatureDraftConfig) if f.name != "rope"]
         digest = hashlib.sha256(repr(shape).encode())
-        rope, weights = self.config.rope, self.weights
+        rope = self.config.rope
+        weights = self.weights
         tensors = [
             rope.inv_freq_RF,
             torch.tensor(rope.scale),
@@ -210,7 +215,8 @@ def _config(fields: Fields, about: Fields, target: ModelConfig) -> FeatureDraftC
     for name, accepted in (("num_hidden_layers", (1,)), ("hidden_act", ("silu",)), ("attention_bias", (False,)),
                            ("mlp_bias", (False,)), ("target_hidden_size", (target.hidden_size,))):  # fmt: skip
         fields.require(name, accepted)
-    hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
+    hidden = fields.whole("hidden_size")
+    heads = fields.whole("num_attention_heads")
     head_dim = fields.whole("head_dim", max(hidden // heads, 1), most=MOST_CHANNELS)
     if head_dim % 2:
         raise fields.refusal("head_dim", ["even numbers"])
@@ -239,11 +245,13 @@ def _config(fields: Fields, about: Fields, target: ModelConfig) -> FeatureDraftC
 
 def _state_layers(fields: Fields, about: Fields, layers: int) -> tuple[int, ...]:
     """Layers behind which states are read. Published configs count those before, or name the layer that gave one."""
-    found, more = about.get("state_layers"), 0
+    found = about.get("state_layers")
+    more = 0
     if found is None:
         found = fields.get("eagle_aux_hidden_state_layer_ids")
     if found is None and (named := fields.within("eagle_config").get("eagle_aux_hidden_state_layer_ids")) is not None:
-        found, more = named, 1
+        found = named
+        more = 1
     if found is None:
         found = [2, layers // 2, layers - 3]  # of EAGLE-3's own code
     fits = isinstance(found, list) and 1 <= len(found) <= 3 and all(type(layer) is int for layer in found)
@@ -273,7 +281,8 @@ def with_head(weights: FeatureDraftWeights, head_MC: Tensor) -> FeatureDraftWeig
 
 def write_feature_draft(folder: Path, draft: FeatureDraftFile) -> None:
     """Write a draft in bfloat16: each file is there whole, or as it was before. Raises OSError."""
-    config, weights = draft.config, draft.weights
+    config = draft.config
+    weights = draft.weights
     named = dict(weights.trained())
     norms_SC = named.pop("fc_norm_SC", torch.empty(0, 1))
     tensors = {NAMES[field]: tensor for field, tensor in named.items()}

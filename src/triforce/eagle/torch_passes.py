@@ -39,7 +39,9 @@ class FeatureLayer:
     """The layer, but for the embedding: tensors in, tensors out, of the norms' type, `stream`."""
 
     def __init__(self, config: FeatureDraftConfig, weights: FeatureDraftWeights) -> None:
-        self.config, self.weights, self.stream = config, weights, weights.norm_C.dtype
+        self.config = config
+        self.weights = weights
+        self.stream = weights.norm_C.dtype
 
     def fuse(self, states_BTX: Tensor) -> Tensor:
         """Return what stands for the target's states, (B, T, C); a state of zeros gives zeros."""
@@ -65,7 +67,8 @@ class FeatureLayer:
 
     def finish(self, fused_BNC: Tensor, inputs_BNE: Tensor, attn_out_BNQ: Tensor) -> tuple[Tensor, Tensor]:
         """Return outputs for the head, and what stands for the next states: (B, N, C) each."""
-        config, weights = self.config, self.weights
+        config = self.config
+        weights = self.weights
         embedding_BNC, hidden_BNC = inputs_BNE.chunk(2, -1)
         x_BNC = hidden_BNC if config.norm_before_residual else fused_BNC
         if config.embedding_residual:
@@ -118,7 +121,8 @@ class FeatureLayer:
         self, q_BNHD: Tensor, slots_BN: Tensor, seen: Entries, last_BN: Tensor, chain: Sequence[Entries]
     ) -> Tensor:
         """Mixed values (B, N, Q). Queries meet the sinks from their place in [sinks | window] (`StreamingView`)."""
-        config, (N, D) = self.config, q_BNHD.shape[1::2]
+        config = self.config
+        (N, D) = q_BNHD.shape[1::2]
         keys, values = (torch.cat([each[i] for each in (seen, *chain)], 1).transpose(1, 2) for i in (0, 1))
         one_NN = torch.eye(N, dtype=torch.bool, device=keys.device).expand(len(keys), -1, -1)
         visible_BNK = torch.cat([self._visible(seen.slots_BK, slots_BN, last_BN), *(one_NN for _ in chain)], 2)
@@ -153,9 +157,12 @@ class TorchFeaturePasses:
     def __init__(
         self, config: FeatureDraftConfig, weights: FeatureDraftWeights, embed: Callable[[Tensor], Tensor]
     ) -> None:
-        self.config, self.layer, self._embed = config, FeatureLayer(config, weights), embed
+        self.config = config
+        self.layer = FeatureLayer(config, weights)
+        self._embed = embed
         self.weight_size = self.layer.stream.itemsize
-        self._tokens_M, self._device = weights.tokens_M, weights.tokens_M.device
+        self._tokens_M = weights.tokens_M
+        self._device = weights.tokens_M.device
 
     def forward(self, ids_BT: Tensor, memory: EntryMemory, batch: ForwardBatch, at_BJ: Tensor) -> Tensor:
         """Return logits of columns `at_BJ`, float32 (B, J, V). A row's last output is kept as a state."""
@@ -166,7 +173,8 @@ class TorchFeaturePasses:
         qkv = self.layer.queries(inputs_BTE), *self.layer.keys_values(inputs_BTE)
         attn_out_BTQ = memory.kv.layer_attention(batch, T)(0, *qkv)[1].flatten(2).to(self.layer.stream)
         out_BTC, states_BTC = self.layer.finish(fused_BTC, inputs_BTE, attn_out_BTQ)
-        live_B, last_B = counts_B > 0, np.maximum(counts_B - 1, 0)
+        live_B = counts_B > 0
+        last_B = np.maximum(counts_B - 1, 0)
         ends = [self._on_device(own_BT[live_B, last_B[live_B]]), torch.from_numpy(last_B[live_B])]
         memory.states_NC[ends[0]] = states_BTC[torch.from_numpy(live_B.nonzero()[0]), ends[1]].to(
             memory.states_NC.dtype
@@ -197,7 +205,8 @@ class TorchFeaturePasses:
 
 def token_slots(batch: ForwardBatch, counts_B: Ints) -> tuple[Ints, Ints]:
     """Return the slots (N) of a pass's tokens, row after row, and those of the token before each; 0 without one."""
-    own, before = [ints([])], [ints([])]
+    own = [ints([])]
+    before = [ints([])]
     for table, start, count in zip(batch.tables, batch.positions, counts_B.tolist(), strict=True):
         if count:
             first = max(start - 1, 0)

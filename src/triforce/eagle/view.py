@@ -28,8 +28,12 @@ class FeatureView:
     def __init__(self, full: FullView, sinks: int, window: int, reach: int) -> None:
         memory = full.pool.features
         assert memory is not None, "a pool for a feature draft has room for its entries"
-        self.full, self.memory, self.kv = full, memory, memory.kv
-        self.sinks, self.window, self.unit = sinks, window, memory.unit
+        self.full = full
+        self.memory = memory
+        self.kv = memory.kv
+        self.sinks = sinks
+        self.window = window
+        self.unit = memory.unit
         self._ahead_B = np.zeros(len(full.rows), dtype=np.int64)
         self._length = ceil((sinks + window + reach) / self.unit) + 2  # of a list, in units
         self._listed: tuple[list[int], Tensor, Tensor] | None = None  # for how many dropped, of which tables
@@ -43,7 +47,8 @@ class FeatureView:
         return steps_in_place(self.lengths_B, counts_B, self.sinks + self.window - 1, self.unit, most)
 
     def begin(self, counts_B: Ints, width: int) -> ForwardBatch:
-        starts, rows = self.lengths_B.tolist(), self.full.rows
+        starts = self.lengths_B.tolist()
+        rows = self.full.rows
         dropped = [max(0, start - self.window + 1 - self.sinks) // self.unit for start in starts]
         firsts = [start - drop * self.unit for start, drop in zip(starts, dropped, strict=True)]
         units_BU = self._lists(dropped)
@@ -83,9 +88,11 @@ class FeatureView:
 
     def _lists(self, dropped: list[int]) -> Tensor:
         """Each row's sinks, and of its own what follows the units dropped behind these, int32 (B, U)."""
-        pool, rows = self.full.pool, self.full.rows
+        pool = self.full.pool
+        rows = self.full.rows
         if self._listed is None or self._listed[0] != dropped or self._listed[1] is not pool.pages_BP:
-            sinks, all_BU = self.sinks // self.unit, pool.units(rows, self.unit)
+            sinks = self.sinks // self.unit
+            all_BU = pool.units(rows, self.unit)
             at_BU = np.arange(self._length) + np.where(np.arange(self._length) < sinks, 0, ints(dropped)[:, None])
             seen_BU = to_device(np.minimum(at_BU, all_BU.shape[1] - 1), all_BU.device)
             self._listed = dropped, pool.pages_BP, all_BU.gather(1, seen_BU)

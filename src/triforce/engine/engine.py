@@ -83,7 +83,9 @@ class OutputStream:
     """Follows one sequence of an engine. Without a tokenizer there are tokens but no text."""
 
     def __init__(self, sequence: TokenSequence, tokenizer: Tokenizer | None) -> None:
-        self.sequence, self._tokenizer, self._logprobs = sequence, tokenizer, list[TokenLogprobs]()
+        self.sequence = sequence
+        self._tokenizer = tokenizer
+        self._logprobs = list[TokenLogprobs]()
         self._stream = tokenizer.stream(after=sequence.prompt) if tokenizer else None
         self._text = StopStringBuffer(sequence.params.stop)
 
@@ -96,8 +98,11 @@ class OutputStream:
         sequence = self.sequence
         if sequence.constraint and (failure := sequence.constraint.failure):
             raise RequestError(f"the grammar became too complex at token {len(sequence.tokens)}: {failure}")
-        fresh, origins = sequence.tokens[-count:], sequence.origins[-count:]  # a stop string cuts the sequence's own
-        shown, characters = "", list[int]()
+        # a stop string cuts the sequence's own
+        fresh = sequence.tokens[-count:]
+        origins = sequence.origins[-count:]
+        shown = ""
+        characters = list[int]()
         for token in fresh:
             text = self._stream.step(token) if self._stream else ""
             shown += self._text.add(text)
@@ -170,7 +175,8 @@ class StopStringBuffer:
         return "" if self.stopped else self._show(len(self._held))
 
     def _show(self, length: int) -> str:
-        shown, self._held = self._held[:length], self._held[length:]
+        shown = self._held[:length]
+        self._held = self._held[length:]
         self.text += shown
         return shown
 
@@ -275,7 +281,8 @@ class Request:
 
     def output(self) -> RequestOutput:
         """Return the whole answer of a request that is done."""
-        first, stream = self.sequences[0], self.streams[0]
+        first = self.sequences[0]
+        stream = self.streams[0]
         scored = [entry and stream.with_texts(entry) for entry in first.prompt_logprobs]
         return RequestOutput(
             prompt_token_ids=self.prompt,
@@ -323,7 +330,8 @@ class Engine:
             request.groups = [SequenceGroup(part, request.mode) for part in parts]
         groups = [group for request in requests for group in request.groups]
         for group in groups:
-            group.memory, group.saved = memory, saved
+            group.memory = memory
+            group.saved = saved
         for request, report in zip(requests, _reports(requests, on_prefill), strict=True):
             request.groups[0].on_prefill = report  # whose texts start from one prompt
         groups[0].on_read = on_read
@@ -357,14 +365,16 @@ class Engine:
                     events.append((request, error))
         for request in [request for request in self._requests if request.error or request.done]:
             self.cancel(request)
-            request.kv, request.kv_dtype = self.core.store.pool.bytes, self.core.store.pool.kv_dtype
+            request.kv = self.core.store.pool.bytes
+            request.kv_dtype = self.core.store.pool.kv_dtype
             self._explain(request)
             events.append((request, request.error or request.output()))
         return events
 
     def _explain(self, request: Request) -> None:
         """Note why the prompt of a request was read, where its text is shared and its KV not its owner's."""
-        first, group = request.sequences[0], request.groups[0]
+        first = request.sequences[0]
+        group = request.groups[0]
         if first.scope is not None and group.memory is None and not request.error:
             slow = first.disk is not None and first.disk.given_up
             request.reread = self._history.why(first.scope, request.prompt, group.cached, slow_disk=slow)
@@ -424,8 +434,13 @@ class RequestRunner:
     def __init__(
         self, pair: ModelPair, speculation: SpeculativeConfig, coupling: str, costs: CostModel, disk: DiskCache | None
     ) -> None:
-        self._models, self._speculation, self._coupling, self.costs = pair.decoders, speculation, coupling, costs
-        self._pair, self.disk, self._ranks = pair, disk, pair.target.decoder.ranks
+        self._models = pair.decoders
+        self._speculation = speculation
+        self._coupling = coupling
+        self.costs = costs
+        self._pair = pair
+        self.disk = disk
+        self._ranks = pair.target.decoder.ranks
         self._idle: Engine | None = None
         self.over = ""
         """Why no request runs any more; empty while they do."""
@@ -471,9 +486,11 @@ class RequestRunner:
             )
         facts = [(r.prompt, r.mode, r.sequences[0].params, r.sequences[0].seed) for r in requests]
         compare(self._ranks, "requests", facts)
-        context, reach = self._models.target.config.context, self._speculation.reach
+        context = self._models.target.config.context
+        reach = self._speculation.reach
         sizes = sorted(pages_for(each.capacity(context, reach)) for request in requests for each in request.sequences)
-        rows, pages = min(len(sizes), MOST_ROWS), sum(sizes[-MOST_ROWS:])
+        rows = min(len(sizes), MOST_ROWS)
+        pages = sum(sizes[-MOST_ROWS:])
         with self._engine(rows, pages, memory, kept=not (save or load or memory)) as engine:
             saved, on_read = self.prompt_files(save, load, engine.core.store.pool, requests[0].prompt)
             engine.submit(requests, memory, saved, on_prefill, on_read)
@@ -541,7 +558,8 @@ class RequestRunner:
     def _take(self, rows: int, pages: int) -> Engine:
         """Return the kept engine, if it is idle and large enough, or a new one."""
         if self._idle and self._idle.core.store.rows >= rows and self._idle.core.store.pages >= pages:
-            engine, self._idle = self._idle, None
+            engine = self._idle
+            self._idle = None
             return engine
         self.clear()
         # Where KV is offloaded, unused pages would take memory from pages that could stay.

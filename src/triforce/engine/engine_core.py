@@ -38,10 +38,14 @@ class PrefillPacer:
     """
 
     def __init__(self, max_itl: float, ranks: TPGroup, least: int = LEAST, *, strict: bool = False) -> None:
-        self._max_itl, self._ranks, self._least, self._strict = max_itl, ranks, least, strict
+        self._max_itl = max_itl
+        self._ranks = ranks
+        self._least = least
+        self._strict = strict
         self._rates: dict[str, float] = {}
         """Seconds that a token took in the latest pass of each tier."""
-        self._texts_wait, self._until = False, 0.0
+        self._texts_wait = False
+        self._until = 0.0
 
     def begin(self, running: bool, step_seconds: float = 0.0) -> None:
         """Start to count the time between two steps. running: texts wait for their next step meanwhile.
@@ -54,7 +58,8 @@ class PrefillPacer:
     def grant(self, tier: str, tokens: int) -> int:
         """Grant a pass of `tier` all tokens; where texts wait, as many as there is time for."""
         if self._texts_wait:
-            now, rate = perf_counter(), self._rates.get(tier)
+            now = perf_counter()
+            rate = self._rates.get(tier)
             affordable = UNKNOWN if rate is None else int((self._until - now) / rate)
             whole = max(self._least, affordable // self._least * self._least)
             tokens = self._ranks.broadcast(min(tokens, whole))
@@ -74,7 +79,9 @@ class PacedPrompt:
 
     def __init__(self, pacer: PrefillPacer) -> None:
         self._pacer = pacer
-        self._tier, self._tokens, self._seconds = "", 0, 0.0
+        self._tier = ""
+        self._tokens = 0
+        self._seconds = 0.0
 
     def grant(self, tier: str, tokens: int) -> int:
         """Grant the next pass its tokens (a `speculation.Grant`); the one before is over."""
@@ -127,7 +134,8 @@ def share_prefixes(
 
 def _pages_of(pool: PagePool, b: int) -> Pages:
     """Return what finds pages in the tables of a row that stays its owner's, which gives those of windows back."""
-    kept, windows = list(pool.tables[b]), pool.windows
+    kept = list(pool.tables[b])
+    windows = pool.windows
 
     def pages(start: int, stop: int) -> PrefixPages:
         some = slice(start // PAGE, stop // PAGE)
@@ -153,7 +161,10 @@ class EngineCore:
         max_itl: float = MAX_ITL,
         disk: DiskPrefixes | None = None,
     ) -> None:
-        self.store, self._coupling, self._costs, self.disk = store, coupling, costs, disk
+        self.store = store
+        self._coupling = coupling
+        self._costs = costs
+        self.disk = disk
         self._target = store.models.target
         least = LEAST if self._target.device.type == "cpu" else LEAST_ON_GPU
         self._pacer = PrefillPacer(max_itl, self._target.ranks, least, strict=store.speculation.strict)
@@ -247,7 +258,8 @@ class EngineCore:
 
     def _begin(self, group: SequenceGroup, prefix: PrefixPages) -> None:
         """Make the batch of a group, on all ranks or on none."""
-        group.started, group.steps = group.started or perf_counter(), 0
+        group.started = group.started or perf_counter()
+        group.steps = 0
         batch = None
         try:
             batch = self._batch(group, prefix)
@@ -269,7 +281,9 @@ class EngineCore:
             )
 
     def _batch(self, group: SequenceGroup, prefix: PrefixPages) -> SequenceBatch:
-        store, costs, findings = self.store, self._costs if group.mode == "auto" else None, None
+        store = self.store
+        costs = self._costs if group.mode == "auto" else None
+        findings = None
         if store.speculation.retrieval.searched_layers is None:  # couplings other than `seeded` must not share them
             findings = self._costs.layers if self._coupling == "seeded" else {}
         how = store.models, MODES[group.mode], store.speculation, self._coupling
@@ -281,8 +295,10 @@ class EngineCore:
         try:
             progress = next(passes, None)
             pace.took(perf_counter() - started)
-            disk, seen = group.sequences[0].disk, int(batch.top.cache.lengths_B[0])
-            more, group.tokens_read = seen > group.tokens_read, seen
+            disk = group.sequences[0].disk
+            seen = int(batch.top.cache.lengths_B[0])
+            more = seen > group.tokens_read
+            group.tokens_read = seen
             group.left = progress[1] - progress[0] if progress else 0
             awaited = more and self.scheduler.awaited(group)
             if (kept := group.regained(seen)) or (disk and disk.lacks(seen)) or awaited:
@@ -299,7 +315,8 @@ class EngineCore:
         if not progress:
             pace.end()
             del self.prefilling[group]
-            group.swapped, group.status = None, Status.RUNNING
+            group.swapped = None
+            group.status = Status.RUNNING
             share_prefixes(batch, group.sequences[:1], self.store, self.prefixes)
             if group.mode in self.batches:
                 self.batches[group.mode].join(batch)
@@ -308,7 +325,8 @@ class EngineCore:
 
     def _decode(self) -> list[tuple[TokenSequence, int]]:
         """One step of each batch. Returns how many tokens each sequence took of it."""
-        outputs, seconds = list[tuple[TokenSequence, int]](), 0.0
+        outputs = list[tuple[TokenSequence, int]]()
+        seconds = 0.0
         for mode, batch in list(self.batches.items()):
             started = perf_counter()
             try:

@@ -51,7 +51,8 @@ def resolve_device(device: str | torch.device) -> torch.device:
         found = torch.device(device)
         torch.empty(0, device=found).tolist()
     except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
-        asked, others = argument("device", device), (argument("device", "cpu"), argument("device", "auto"))
+        asked = argument("device", device)
+        others = (argument("device", "cpu"), argument("device", "auto"))
         raise ModelError(f"{asked} cannot be used here; use {' or '.join(others)}") from error
     if found.type == "cuda" and found.index is None:  # some functions of torch refuse it, and the current one changes
         return torch.device("cuda", torch.cuda.current_device())
@@ -158,12 +159,14 @@ def _archives(target: Target) -> Mapping[str, Archive]:
 
 def _whole_fingerprint(target: Target) -> str:
     """Return the fingerprint that a target has in one process. Where ranks share it, rank 0 reads all of it again."""
-    ranks, hf = target.decoder.ranks, target.files.config
+    ranks = target.decoder.ranks
+    hf = target.files.config
     if ranks.count == 1:
         return target.fingerprint
     if ranks.rank:
         return ranks.broadcast("")
-    config, dtype = target.decoder.config.whole, target.decoder.dtype
+    config = target.decoder.config.whole
+    dtype = target.decoder.dtype
     weights = read_weights(
         target.files.path, _archives(target), config, rows=hf.vocab_size, device=torch.device("cpu"), dtype=dtype,
         names=FAMILIES[hf.model_type].names,
@@ -197,7 +200,8 @@ def load_feature_draft(
     """
     target = checkpoint.decoder
     name = str(name_or_path)
-    path, finetune = model_path(name.removeprefix(FINETUNE)), name.startswith(FINETUNE)
+    path = model_path(name.removeprefix(FINETUNE))
+    finetune = name.startswith(FINETUNE)
     if not is_feature_draft(path):
         if finetune:
             raise RequestError(f"{path.name} is a model of its own, which drafts for any target; leave out {FINETUNE}")
@@ -238,7 +242,8 @@ class ModelProfile:
     @property
     def path(self) -> Path | None:
         """The file's path: other weights, types or settings have another one."""
-        settings, offload = self.speculation, self.speculation.offload
+        settings = self.speculation
+        offload = self.speculation.offload
         names = [stamp(each) for each in (self.files.path, *self.drafts)]
         names += [kv_name(self.config, self.dtype), settings.lower_tiers, f"{self.ranks} ranks"]
         return costs_path([*names, *([] if offload.kind == "none" else [repr(offload)])], self.device, self.dtype)
@@ -260,14 +265,16 @@ class ModelProfile:
 
     def works(self, unions: ExpertUnions | None = None) -> dict[str, TierWork]:
         """Return the work of the target's tiers. unions: what is known of its experts, if it has any."""
-        bits, own = self.speculation.lower_bits, self.weight_size
+        bits = self.speculation.lower_bits
+        own = self.weight_size
         copied = bits > 0 and (self.files.has_numbers or not self.packed)
         weights = own, bits / 8 if copied else own
         return TierWork.of_target(self.config, weights, self.dtype.itemsize, bits > 0, unions)
 
     def break_even(self) -> BreakEvenPoint:
         """Return from which context on speculation pays, by the file as it is now, or else by arithmetic."""
-        config, budget = self.config, self.speculation.retrieval.budget.of(self.config.context)
+        config = self.config
+        budget = self.speculation.retrieval.budget.of(self.config.context)
         balance, known = balance_of(self.coded, config, self.dtype, self.device)
         number = config.kv_bytes(self.dtype.itemsize) / config.kv_size
         even = BreakEven(config, budget, self.weight_size, number, balance)
@@ -338,14 +345,16 @@ class ModelPair:
 
     def profile(self, speculation: SpeculativeConfig) -> ModelProfile:
         """Return where is kept what passes of these models teach on this machine, with such settings."""
-        target, decoder = self.target, self.target.decoder
+        target = self.target
+        decoder = self.target.decoder
         drafts = [each.path for each in (self.draft, self.features) if each]
         where = decoder.dtype, decoder.device
         return ModelProfile(target.files, target.config, *where, speculation, drafts, decoder.ranks.count)
 
     def cost_model(self, profile: ModelProfile) -> CostModel:
         """Return what is known of passes of these models, by their profile."""
-        decoder, number = self.target.decoder, profile.dtype.itemsize
+        decoder = self.target.decoder
+        number = profile.dtype.itemsize
         works = profile.works(decoder.unions)
         if self.draft:
             works["draft"] = TierWork.of(self.draft.config, number, number, sequential=True)
@@ -372,7 +381,8 @@ def load_pair(
     require_name("model", model)
     require_name("draft", draft)
     draft = None if draft == "none" else draft
-    name, model = model_name(model), SHIPPED[0] if model is None else model
+    name = model_name(model)
+    model = SHIPPED[0] if model is None else model
     began = perf_counter()
     read = partial(load, device=device, dtype=dtype, kv_dtype=kv_dtype, bits=speculation.lower_bits)
     target = read(model, context=context, ranks=ranks)

@@ -25,7 +25,9 @@ class _Work:
     """Native work of this process: whether any may begin, and how much is being done."""
 
     def __init__(self) -> None:
-        self.changed, self.ended, self.count = Condition(), False, 0
+        self.changed = Condition()
+        self.ended = False
+        self.count = 0
 
 
 _WORK = _Work()

@@ -92,7 +92,8 @@ class SequenceGroup:
 
         It is asked of each prompt that waits whenever a part of one was read: most differ in their first page.
         """
-        mine, its = self.sequences[0], other.sequences[0]
+        mine = self.sequences[0]
+        its = other.sequences[0]
         if mine.scope is None or mine.scope != its.scope or self.memory or other.memory:
             return 0
         if mine.prompt[:PAGE] != its.prompt[:PAGE]:
@@ -120,7 +121,8 @@ class SequenceGroup:
 
     def regained(self, seen: int) -> bool:
         """Return whether the tokens that were lost are among so many that are read now: True once."""
-        found, self.lost = 0 < self.lost <= seen, self.lost * (seen < self.lost)
+        found = 0 < self.lost <= seen
+        self.lost = self.lost * (seen < self.lost)
         return found
 
     def prefill(
@@ -151,7 +153,8 @@ class SequenceGroup:
 
     def _note_cost(self, batch: SequenceBatch) -> None:
         """Note what a token of the prompt costs to read, for those who may have it from disk."""
-        seconds, fed = float(batch.top.counters.prefill_seconds_B[0]), int(batch.top.cache.lengths_B[0]) - self.cached
+        seconds = float(batch.top.counters.prefill_seconds_B[0])
+        fed = int(batch.top.cache.lengths_B[0]) - self.cached
         for sequence in self.sequences:
             if sequence.disk and fed > 0:
                 sequence.disk.cost = seconds / fed
@@ -169,7 +172,8 @@ def restore_batch(batch: SequenceBatch, saved: SavedCache) -> None:
 
 def restore_from_disk(batch: SequenceBatch) -> Iterator[tuple[int, int]]:
     """Start from what the disk cache has of the first prompt. Yields (tokens seen, tokens in all) of each segment."""
-    first, started = batch.sequences[0], perf_counter()
+    first = batch.sequences[0]
+    started = perf_counter()
     if first.disk and first.params.prompt_logprobs is None:
         for seen in first.disk.restore(batch.top.cache, 0, first.prompt):
             _add_seconds(batch, started)
@@ -201,7 +205,8 @@ def _source(batch: SequenceBatch, b: int) -> int | None:
 
 
 def _feed(batch: SequenceBatch, b: int, grant: Grant) -> Iterator[int]:
-    sequence, seen = batch.sequences[b], int(batch.top.cache.lengths_B[b])
+    sequence = batch.sequences[b]
+    seen = int(batch.top.cache.lengths_B[b])
     length = len(sequence.prompt) - 1
     for tier in batch.tiers:
         if tier is not batch.top:
@@ -247,7 +252,9 @@ class Scheduler:
     """
 
     def __init__(self, store: SharedKV, prefixes: PrefixCache, turn: int | None) -> None:
-        self._store, self._prefixes, self.turn = store, prefixes, turn
+        self._store = store
+        self._prefixes = prefixes
+        self.turn = turn
         self.groups: list[SequenceGroup] = []
         self._parts_read = 0
 
@@ -269,7 +276,8 @@ class Scheduler:
     def add(self, groups: Sequence[SequenceGroup]) -> None:
         """Let groups wait for their turns. Raises CacheError, and takes none, if the turn of one would never come."""
         for group in groups:
-            texts, pages = len(group.unfinished), self.pages(group)
+            texts = len(group.unfinished)
+            pages = self.pages(group)
             if texts > self._store.rows or pages > self._store.pages:
                 raise CacheError(
                     f"it takes {texts} of {self._store.rows} rows and {pages} of {self._store.pages} pages of KV. "
@@ -281,7 +289,8 @@ class Scheduler:
         """Forget a group: it is finished. Harmless for one that is not here."""
         if group in self.groups:
             self.groups.remove(group)
-        group.status, group.swapped = Status.FINISHED, None
+        group.status = Status.FINISHED
+        group.swapped = None
 
     def requeue(self, group: SequenceGroup) -> None:
         """Let a group that was swapped out wait behind all others."""
@@ -294,7 +303,9 @@ class Scheduler:
 
         The caller owns those pages, so that they stay, until it disowns them.
         """
-        prefilling, oldest, passed_by = self.prefilling, self._oldest_unread(), list[SequenceGroup]()
+        prefilling = self.prefilling
+        oldest = self._oldest_unread()
+        passed_by = list[SequenceGroup]()
         for group in self.waiting:
             prefix, lost = group.cached_pages(self._prefixes)
             cached = len(prefix.pages) * PAGE
@@ -320,7 +331,8 @@ class Scheduler:
 
         Pages of its prefix are owned from then on, unless there is no room.
         """
-        pool, groups = self._store.pool, [group, *passed_by]
+        pool = self._store.pool
+        groups = [group, *passed_by]
         pool.own(*prefix)  # so that they are not evicted to make room
         rows = sum(len(each.unfinished) for each in [*self.running, *self.prefilling, *groups])
         fits = rows <= self._store.rows and self._windows_fit(groups)
@@ -372,7 +384,8 @@ class Scheduler:
 
     def _capacities(self, group: SequenceGroup) -> list[int]:
         """Tokens of KV that each text of a group may come to."""
-        context, reach = self._store.models.target.config.context, self._store.speculation.reach
+        context = self._store.models.target.config.context
+        reach = self._store.speculation.reach
         return [one.capacity(context, reach) for one in group.unfinished]
 
 

@@ -104,7 +104,8 @@ class TokenSequence:
         """Note the controller's plan, if it is another one than before."""
         budget = plan.budget(len(self.prompt) + len(self.tokens)) if plan.budget else None
         if not self.chosen or (self.chosen[-1].plan, self.chosen[-1].budget) != (plan.name, budget):
-            before, choice = (self.proposals, len(self.tokens), self.decode_seconds), plan.followed
+            before = (self.proposals, len(self.tokens), self.decode_seconds)
+            choice = plan.followed
             found = PlanSegment(plan.name, *before, choice.rate, plan.plain, budget, choice.state.value, choice.score)
             if choice.rival:
                 found.rival, found.rival_score = str(choice.rival.plan), choice.rival.score

@@ -67,12 +67,15 @@ class SequenceBatch:
         store: SharedKV | None = None,
         beginning: PrefixPages = NO_PAGES,
     ) -> None:
-        self.target, self.sequences, self.memory = models.target, list(sequences), memory
+        self.target = models.target
+        self.sequences = list(sequences)
+        self.memory = memory
         self.coupling = COUPLINGS[coupling]
         self._make_sampler()
         capacities = [sequence.capacity(models.target.config.context, speculation.reach) for sequence in sequences]
         self.top = mode(TierBuilder(models, speculation, capacities, memory, store, beginning))
-        ranks, tier = models.target.ranks, next((tier for tier in tiers(self.top) if tier.name == "retrieval"), None)
+        ranks = models.target.ranks
+        tier = next((tier for tier in tiers(self.top) if tier.name == "retrieval"), None)
         self.search = SearchedLayers(tier, findings, ranks) if findings is not None and isinstance(tier, Tier) else None
         if self.search:  # it goes by where attention went, whatever the policy does
             self.top.cache.observe(self.search.tier.cache.unit, self.top.cache.budget)
@@ -95,7 +98,8 @@ class SequenceBatch:
         """
         started = perf_counter()
         live = [sequence.finish is None for sequence in self.sequences]
-        live_B, lengths = np.array(live), self.prefix.lengths_B[live].tolist()
+        live_B = np.array(live)
+        lengths = self.prefix.lengths_B[live].tolist()
         searching = self._plan(live_B, lengths)
         planned = perf_counter()
         draft = self.top.propose(self.prefix, self.sampling, live_B)
@@ -206,7 +210,9 @@ class SequenceBatch:
 
     def _accept(self, draft: Draft, live: list[bool]) -> list[int]:
         """Hand each sequence its new tokens. Returns how many it took, up to its end."""
-        tokens, counts, context = draft.tokens_BK.tolist(), draft.counts_B.tolist(), self.target.config.context
+        tokens = draft.tokens_BK.tolist()
+        counts = draft.counts_B.tolist()
+        context = self.target.config.context
         if self.target.ranks.count > 1:
             made = [row[:count] for row, count, alive in zip(tokens, counts, live, strict=True) if alive]
             self.target.ranks.compare(crc32(repr(made).encode()), "the tokens")
@@ -221,7 +227,8 @@ class SequenceBatch:
 
         left: tokens that may still come, at most.
         """
-        view, layers = search.tier.cache, search.next_layers(length, left)
+        view = search.tier.cache
+        layers = search.next_layers(length, left)
         if self.controller and layers != view.searched_layers:
             self.controller.conclude(self.prefix)
         view.searched_layers = layers
@@ -229,13 +236,17 @@ class SequenceBatch:
 
     def _make_sampler(self, draws: Tensor | None = None) -> None:
         """Make the sampler of these rows. draws: where their streams of noise go on."""
-        sequences, device = self.sequences, self.target.device
-        seeds, choices = [sequence.seed for sequence in sequences], [sequence.choice for sequence in sequences]
+        sequences = self.sequences
+        device = self.target.device
+        seeds = [sequence.seed for sequence in sequences]
+        choices = [sequence.choice for sequence in sequences]
         self.noise = make_noise(seeds, choices, device)
         if draws is not None:
             self.noise.draws = draws
-        params, lengths = [sequence.params for sequence in sequences], [len(one.prompt) for one in sequences]
-        coupling, constraints = self.coupling(self.noise), [sequence.constraint for sequence in sequences]
+        params = [sequence.params for sequence in sequences]
+        lengths = [len(one.prompt) for one in sequences]
+        coupling = self.coupling(self.noise)
+        constraints = [sequence.constraint for sequence in sequences]
         self.sampling = sampling(params, lengths, self.target.config.vocab_size, coupling, device, constraints)
 
     def _enter(self) -> None:

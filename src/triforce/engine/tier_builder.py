@@ -156,11 +156,16 @@ class SharedKV:
         """The pool of all views of the target, of no row yet."""
         if self.given:
             return self.given.more(0)
-        target, unit = self.models.target, self._unit
-        speculation, least = self.speculation, self.speculation.least(self.rows)
-        int8, windows = speculation.lower_bits > 0, self._windows()
-        given, features = self._room(windows.store.pages if windows else 0), self._features()
-        pages, where = self.pages, (target.dtype, target.device)
+        target = self.models.target
+        unit = self._unit
+        speculation = self.speculation
+        least = self.speculation.least(self.rows)
+        int8 = speculation.lower_bits > 0
+        windows = self._windows()
+        given = self._room(windows.store.pages if windows else 0)
+        features = self._features()
+        pages = self.pages
+        where = (target.dtype, target.device)
         return PagePool(target.config, 0, pages, *where, unit, int8, least, given, features, windows)
 
     @property
@@ -170,7 +175,8 @@ class SharedKV:
 
     def _windows(self) -> WindowPages | None:
         """Make room for layers with a window, if there are such."""
-        target, windows = self.models.target, self.models.target.config.windows
+        target = self.models.target
+        windows = self.models.target.config.windows
         widest = max(prefill_chunk(target.device), self.speculation.reach)
         pages = pages_of_rows(windows, self.pages, self.rows, widest)
         return WindowPages(max(windows), pages, widest, target.device) if pages else None
@@ -179,7 +185,8 @@ class SharedKV:
         """Make the memory of a feature draft, if there is one."""
         if (draft := self.models.features) is None:
             return None
-        target, unit = self.models.target, gcd(draft.config.sinks, PAGE)
+        target = self.models.target
+        unit = gcd(draft.config.sinks, PAGE)
         return FeatureMemory(draft.config.layer, self.pages, target.dtype, target.device, unit)
 
     @property
@@ -189,9 +196,12 @@ class SharedKV:
 
     def _room(self, window_pages: int) -> OffloadLayout | None:
         """Layout of offloaded pages, if there are any. Raises CacheError before a prompt is read if KV does not fit."""
-        target, speculation, offload = self.models.target, self.speculation, self.speculation.offload
+        target = self.models.target
+        speculation = self.speculation
+        offload = self.speculation.offload
         where = target.config, target.dtype, target.device
-        read, (padded, _) = (speculation.reach, speculation.retrieval.budget), speculation.least(self.rows)
+        read = (speculation.reach, speculation.retrieval.budget)
+        (padded, _) = speculation.least(self.rows)
         needs = needs_of(*where, self.pages, self.rows, *read, window_pages, padded_rows=padded, unit=self._unit)
         if offload.kind == "none":
             needs.require_all()
@@ -202,7 +212,8 @@ class SharedKV:
     @cached_property
     def streaming(self) -> StreamingView:
         """The draft's view, of no row yet. Raises RequestError without a draft model."""
-        draft, speculation = self.models.draft, self.speculation
+        draft = self.models.draft
+        speculation = self.speculation
         if draft is None:
             raise RequestError(
                 f"This mode needs a draft model: name one with {argument('draft')}, or use "
@@ -252,7 +263,8 @@ class TierBuilder:
 
     def exact(self, full: FullView, below: Proposer | None = None) -> Tier[FullView]:
         """Make the full tier: the target through all of its KV."""
-        target, by_layer = self.models.target, full.pool.by_layer
+        target = self.models.target
+        by_layer = full.pool.by_layer
         model = self._noting(target, full)
         read = target.read_by_layer if by_layer else model.read
         return Tier("full", model, full, below=below, read=read, whole_prompt=by_layer)
@@ -269,7 +281,8 @@ class TierBuilder:
 
     def _noting(self, decoder: Decoder, full: FullView) -> Decoder | NotingDecoder:
         """The target for a tier of the rows of `full`; with a feature draft its passes leave entries there."""
-        draft, memory = self.models.features, full.pool.features
+        draft = self.models.features
+        memory = full.pool.features
         return NotingDecoder(decoder, draft, memory) if draft and memory else decoder
 
     def lowest(self) -> Tier[StreamingView] | Tier[FeatureView]:
@@ -283,7 +296,8 @@ class TierBuilder:
 
     def draft_model(self) -> Tier[StreamingView]:
         """Make the tier of a draft that is a model. Raises RequestError without one."""
-        view, draft = self.store.streaming.more(len(self.capacities)), self.models.draft
+        view = self.store.streaming.more(len(self.capacities))
+        draft = self.models.draft
         assert draft is not None, "the store has seen to it"
         kernels = partial(dispatch.fused_draft_with, draft.model, view.kv)
         several = partial(fused_draft, kernels)

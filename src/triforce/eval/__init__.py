@@ -60,7 +60,8 @@ def evaluate(
     """
     results: dict[str, Result] = {}
     for name in (name for name in MEASUREMENTS if name in names):
-        subject.label, started = name, perf_counter()
+        subject.label = name
+        started = perf_counter()
         late = budget.skip_reason(name) if budget else ""
         results[name] = {"skipped": late} if late else MEASUREMENTS[name].measure(subject)
         results[name]["seconds"] = perf_counter() - started

@@ -53,7 +53,8 @@ def _mean(shares: list[Tensor]) -> dict[str, Any]:
 
 def _share(subject: EvalContext, window: Text, after: int) -> Tensor:
     """Means over the judged tokens of a window: (temperatures, couplings)."""
-    vocab_size, device = subject.target.config.vocab_size, subject.target.device
+    vocab_size = subject.target.config.vocab_size
+    device = subject.target.device
     warps = [LogitsProcessor([SamplingParams(temperature=t)], [0], vocab_size, device) for t in TEMPERATURES]
     no_ids_11 = torch.zeros(1, 1, dtype=torch.long, device=device)
     sums = torch.zeros(len(TEMPERATURES), 2, dtype=torch.float64)
@@ -67,8 +68,10 @@ def _share(subject: EvalContext, window: Text, after: int) -> Tensor:
 def _logits(subject: EvalContext, window: Text, after: int) -> Iterator[tuple[Tensor, Tensor]]:
     assert subject.llm.draft is not None
     stop = after + subject.plan.judged
-    target, draft = subject.target, subject.llm.draft.decoder
-    exact, cheap = full_view(target, stop), draft_view(draft)
+    target = subject.target
+    draft = subject.llm.draft.decoder
+    exact = full_view(target, stop)
+    cheap = draft_view(draft)
     skim(target, exact, window.ids_N[:after])
     skim(draft, cheap, window.ids_N[:after])
     for part_T in parts(window.ids_N[after:stop], AT_ONCE):
@@ -89,7 +92,8 @@ def same_pick(p_TV: Tensor, q_TV: Tensor) -> Tensor:
     """
     ratio_TV = torch.where(p_TV > 0, p_TV / q_TV, 0.0)
     order_TV = ratio_TV.argsort(-1, descending=True)
-    p_TV, q_TV = p_TV.gather(-1, order_TV), q_TV.gather(-1, order_TV)
+    p_TV = p_TV.gather(-1, order_TV)
+    q_TV = q_TV.gather(-1, order_TV)
     before_TV = p_TV.cumsum(-1)
     after_TV = q_TV.flip(-1).cumsum(-1).flip(-1) - q_TV
     shares_TV = p_TV * q_TV / (before_TV * q_TV + after_TV * p_TV)
@@ -97,7 +101,8 @@ def same_pick(p_TV: Tensor, q_TV: Tensor) -> Tensor:
 
 
 def seconds(subject: EvalContext, forecast: ReadingForecast) -> float:
-    plan, warping = subject.plan, WARPING * subject.target.config.vocab_size
+    plan = subject.plan
+    warping = WARPING * subject.target.config.vocab_size
     stop = min(4096, plan.span // 2) + plan.judged
     windows = subject.windows(least=stop) if forecast.draft else []
     return len(windows) * (forecast.target.reading(stop) + forecast.drafts(stop) + plan.judged * warping)

@@ -89,7 +89,8 @@ class EvalContext:
 
         least: tokens that each of them has.
         """
-        found, most = [], self.plan.most if most is None else most
+        found = []
+        most = self.plan.most if most is None else most
         for kind in KINDS:
             texts = [text for text in self.texts if text.kind == kind]
             each = -(-self.plan.windows // max(1, len(texts)))

@@ -43,8 +43,10 @@ def measure(subject: EvalContext) -> dict[str, Any]:
 
 def _recent(subject: EvalContext, window: Text) -> Tensor:
     """Return losses of tokens that see `recent` - `stride` + 1 to `recent` tokens before them."""
-    plan, view = subject.plan, full_view(subject.target, subject.plan.recent)
-    losses, first = [], plan.recent + 1 - plan.stride
+    plan = subject.plan
+    view = full_view(subject.target, subject.plan.recent)
+    losses = []
+    first = plan.recent + 1 - plan.stride
     for stop in range(plan.far.start + plan.stride, plan.far.stop + 1, plan.stride):
         view.rewind(np.zeros_like(view.lengths_B))
         losses.append(nats(subject.target, view, window.ids_N[stop - plan.recent - 1 : stop], first))
@@ -52,7 +54,8 @@ def _recent(subject: EvalContext, window: Text) -> Tensor:
 
 
 def _cut(subject: EvalContext, window: Text) -> Tensor:
-    far, view = subject.plan.far, cut_view(subject.target, subject.plan.recent)
+    far = subject.plan.far
+    view = cut_view(subject.target, subject.plan.recent)
     return nats(subject.target, view, window.ids_N[: far.stop], far.start)
 
 
@@ -63,7 +66,8 @@ def _verdict(kind: str, gain_N: Tensor, block: int) -> dict[str, Any]:
 
 
 def seconds(subject: EvalContext, forecast: ReadingForecast) -> float:
-    plan, pace = subject.plan, forecast.target
+    plan = subject.plan
+    pace = forecast.target
     windows = subject.windows(least=plan.far.stop)
     recent = len(plan.far) // plan.stride * pace.reading(plan.recent)
     cut = plan.far.stop * (pace.token + pace.deeper * plan.recent)
@@ -85,7 +89,8 @@ def tables(result: dict[str, Any]) -> list[Table]:
         for kind, found in result[side].items()
     ]
     start, stop = map(tokens, result["positions"])
-    recent, least = result["recent"], result["recent"] - result["stride"] + 1
+    recent = result["recent"]
+    least = result["recent"] - result["stride"] + 1
     note = (
         f"Nats per token gained, at positions {start} to {stop}, by seeing everything before instead of the last "
         f"{least:,} to {recent:,} tokens. Intervals: 95 %, Student's over the mean differences of blocks of "

@@ -45,7 +45,8 @@ def _hits(subject: EvalContext, window: Text) -> dict[int, Tensor]:
         for distance in _distances(end):
             view.rewind(np.full_like(view.lengths_B, end))
             start = end - distance
-            span_T, scored = ids_N[start : start + SPAN], slice(START, SPAN)
+            span_T = ids_N[start : start + SPAN]
+            scored = slice(START, SPAN)
             again_T = _best(subject, view, span_T)[START - 1 : SPAN - 1] == span_T[scored]
             first_T = best_N[start + START - 1 : start + SPAN - 1] == span_T[scored]
             found.setdefault(distance, []).append(torch.stack([again_T, first_T]).cpu())
@@ -63,7 +64,8 @@ def _best(subject: EvalContext, view: FullView, ids_T: Tensor) -> Tensor:
 
 
 def seconds(subject: EvalContext, forecast: ReadingForecast) -> float:
-    pace, total = forecast.target, 0.0
+    pace = forecast.target
+    total = 0.0
     for window in subject.windows(most=1):
         length = len(window.ids_N)
         again = subject.plan.copies * len(_distances(length)) * pace.reading(length, length - SPAN)

@@ -22,11 +22,13 @@ def tables(found: Sequence[Row], note: str = "") -> list[Table]:
 
 
 def _quality(found: Sequence[Row], note: str) -> Table:
-    exact, lines = found[0], []
+    exact = found[0]
+    lines = []
     for row in found:
         cells = [row["kv"]]
         for kind, figures in _of(row, "bits", "kinds").items():
-            bits, before = figures["target"], exact["bits"]["kinds"][kind]["target"]
+            bits = figures["target"]
+            before = exact["bits"]["kinds"][kind]["target"]
             cells += [f"{bits:.4f}", f"{bits / before - 1:+.2%}"]
         lines.append([*cells, _needles(row), *(percent(each["again"]) or "-" for each in _copies(row))])
     kinds = [cell for kind in _of(exact, "bits", "kinds") for cell in (f"bits per byte, {kind}", "change")]

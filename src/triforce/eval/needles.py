@@ -74,10 +74,12 @@ def _count(subject: EvalContext, length: int) -> int:
 
 def bury(subject: EvalContext, text: Text, length: int, rng: random.Random) -> Haystack | None:
     """Return a haystack of `length` tokens, its longest question and answer included; None where it does not fit."""
-    needles, questions = [], []
+    needles = []
+    questions = []
     for depth, name in zip(DEPTHS, rng.sample(NAMES, len(DEPTHS)), strict=True):
         number = str(rng.randint(10_000, 99_999))
-        question, answer = f"\nThe secret number of {name} is", f" {number}."
+        question = f"\nThe secret number of {name} is"
+        answer = f" {number}."
         needles.append(_ids(subject, f"{question}{answer}\n"))
         questions.append((depth, _ids(subject, question), number, len(_ids(subject, answer))))
     room = length - sum(map(len, needles)) - max(len(question) + count for _, question, _, count in questions)
@@ -109,7 +111,8 @@ def _ids(subject: EvalContext, text: str) -> Tensor:
 
 
 def seconds(subject: EvalContext, forecast: ReadingForecast) -> float:
-    pace, total = forecast.target, 0.0
+    pace = forecast.target
+    total = 0.0
     for size in lengths(subject):
         answer = pace.reading(size, size - QUESTION) + pace.steps(ANSWER, size)
         total += _count(subject, size) * (pace.reading(size) + len(DEPTHS) * answer)

@@ -39,11 +39,14 @@ def _by_kind(subject: EvalContext, windows: list[Text]) -> dict[str, Any]:
 
 def buckets(traces: list[Tensor]) -> list[dict[str, Any]]:
     """Return buckets of traces. Entry n of a trace is the loss of the token at position n + 1."""
-    found, start, stop = [], 0, FIRST
+    found = []
+    start = 0
+    stop = FIRST
     while parts := [trace[max(0, start - 1) : stop - 1] for trace in traces if len(trace) >= stop - 1]:
         nats_N = torch.cat(parts)
         found.append({"from": start, "to": stop, "tokens": len(nats_N), "nats": nats_N.double().mean().item()})
-        start, stop = stop, 2 * stop
+        start = stop
+        stop = 2 * stop
     return found
 
 

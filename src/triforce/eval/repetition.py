@@ -34,13 +34,15 @@ def measure(subject: EvalContext) -> dict[str, Any]:
 
 def _starts(subject: EvalContext, length: int) -> list[tuple[Text, int]]:
     """Random starts, from each text in turn."""
-    rng, texts = random.Random(subject.plan.seed), [text for text in subject.texts if len(text.ids_N) >= length]
+    rng = random.Random(subject.plan.seed)
+    texts = [text for text in subject.texts if len(text.ids_N) >= length]
     turns = [texts[n % len(texts)] for n in range(subject.plan.prompts)] if texts else []
     return [(text, rng.randint(0, len(text.ids_N) - length)) for text in turns]
 
 
 def seconds(subject: EvalContext, forecast: ReadingForecast) -> float:
-    plan, pace = subject.plan, forecast.target
+    plan = subject.plan
+    pace = forecast.target
     step = max(pace.step, min(plan.prompts, MOST_ROWS) * pace.token)
     batches = -(-plan.prompts // MOST_ROWS)
     return plan.prompts * pace.reading(min(256, plan.new_tokens)) + batches * plan.new_tokens * step

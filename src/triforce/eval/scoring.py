@@ -34,7 +34,8 @@ def draft_view(decoder: Decoder) -> StreamingView:
 
 def cut_view(decoder: Decoder, recent: int) -> StreamingView:
     """Return a view of `recent` tokens: attention sinks, without which no model works, and the last ones."""
-    config, device = decoder.config, decoder.device
+    config = decoder.config
+    device = decoder.device
     return StreamingView(config, 1, PAGE, recent - PAGE, slack=WIDTH, dtype=decoder.dtype, device=device)
 
 
@@ -65,7 +66,8 @@ def nats(decoder: Decoder, view: FullView | StreamingView, ids_N: Tensor, first:
 
 def greedy(decoder: Decoder, view: FullView, ids_T: Tensor, count: int) -> list[int]:
     """Feed tokens, then the `count` - 1 most probable ones after them; return these, and rewind the view."""
-    seen_B, found = view.lengths_B.copy(), []
+    seen_B = view.lengths_B.copy()
+    found = []
     for _ in range(count):
         *_, logits_TV = read(decoder, view, ids_T)
         ids_T = logits_TV[-1:].argmax(-1)
@@ -108,7 +110,8 @@ def interval(values_N: Tensor, block: int) -> Interval:
     """Return Student's 95 % interval over the means of blocks of `block` tokens, at least two of them."""
     means_M = values_N[: len(values_N) // block * block].view(-1, block).double().mean(1)
     count = len(means_M)
-    mean, half = means_M.mean().item(), student(count - 1) * means_M.std().item() / sqrt(count)
+    mean = means_M.mean().item()
+    half = student(count - 1) * means_M.std().item() / sqrt(count)
     off_M = means_M - mean
     neighbours = (off_M[1:] * off_M[:-1]).sum() / off_M.square().sum().clamp_min(1e-30)
     return Interval(mean, mean - half, mean + half, count, neighbours.item())

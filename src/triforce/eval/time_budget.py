@@ -98,7 +98,8 @@ class TimeBudget:
         now = perf_counter()
         self._since = self._since or now
         slow = max(1.0, (now - self._since) / max(self._done, LEAST_EVIDENCE))
-        wanted, left = slow * self.predicted[name], MINUTE - (now - self.began)
+        wanted = slow * self.predicted[name]
+        left = MINUTE - (now - self.began)
         if self._done and wanted > left:
             return f"it would take {wanted:.0f} s, and {max(left, 0):.0f} s of the minute are left"
         self._done += self.predicted[name]
@@ -109,7 +110,8 @@ def fit(
     subject: EvalContext, wanted: Sequence[str], forecast: ReadingForecast, costs: Mapping[str, Seconds], began: float
 ) -> TimeBudget:
     """Give the subject the largest quick plan that ends in time; if none does, leave out what is dearest."""
-    context, names = subject.plan.deepest, [name for name in costs if name in wanted]
+    context = subject.plan.deepest
+    names = [name for name in costs if name in wanted]
 
     def predict() -> dict[str, float]:
         ahead = ReadingForecast(forecast.target, forecast.draft)  # nothing is counted yet
@@ -142,15 +144,19 @@ def measure_pace(subject: EvalContext) -> ReadingForecast:
 def _pace(decoder: Decoder, view: FullView | StreamingView, ids_N: Tensor) -> ReadingPace:
     """Passes over one token, and then longer ones as far as there is time; of each kind the first is slow."""
     step = [_timed(decoder, view, ids_T) for ids_T in parts(ids_N[:3], 1)][-1]
-    began, done, width = perf_counter(), min(3, len(ids_N)), 16
+    began = perf_counter()
+    done = min(3, len(ids_N))
+    width = 16
     passes: list[tuple[int, float, float]] = []  # tokens, those before the middle one, seconds of a token
     while done + width <= len(ids_N) and perf_counter() - began < SECONDS:
         seconds = _timed(decoder, view, ids_N[done : done + width])
         passes.append((width, done + width / 2, seconds / width))
-        done, width = done + width, min(4 * width, WIDTH)
+        done = done + width
+        width = min(4 * width, WIDTH)
     longest = [one for one in passes if one[0] == passes[-1][0]]
     settled = longest[len(longest) > 1 :] or [(1, 0.0, step)]
-    depths, costs = [depth for _, depth, _ in settled], [cost for _, _, cost in settled]
+    depths = [depth for _, depth, _ in settled]
+    costs = [cost for _, _, cost in settled]
     if len(costs) < 3:
         return ReadingPace(min(step, float(np.mean(costs))), 0.0, step)
     deeper, token = np.polyfit(depths, costs, 1)

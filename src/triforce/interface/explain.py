@@ -131,7 +131,10 @@ PLAIN = "full"
 """The plan that is plain decoding."""
 
 ENOUGH = 40  # guesses, or proposals, to say something of
-POOR, GOOD, ALL = 0.4, 0.8, 0.9  # shares of guesses kept
+# shares of guesses kept
+POOR = 0.4
+GOOD = 0.8
+ALL = 0.9
 CLEAR = 1.1  # times as fast: less is noise
 
 
@@ -249,7 +252,8 @@ def _on_plain_decoding(ours: Explanation, by_name: Mapping[str, TierStats]) -> I
 
 def _on_drafts(ours: Explanation, by_name: Mapping[str, TierStats]) -> Iterator[str]:
     """Yield advice for better drafts, where these pay."""
-    tier, chosen = by_name.get("retrieval"), [segment.budget for segment in ours.timeline if segment.budget]
+    tier = by_name.get("retrieval")
+    chosen = [segment.budget for segment in ours.timeline if segment.budget]
     refused = ours.mode == "auto" and not (chosen and chosen[-1] > chosen[0])  # more was weighed, and promised less
     if tier and tier.visible_tokens is not None and tier.proposed >= ENOUGH and not refused:
         accepted = tier.accepted / tier.proposed

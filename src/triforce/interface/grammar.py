@@ -130,7 +130,8 @@ def _lists_all(part: JSONSchema) -> bool:
     listed = part.get("properties")
     if not isinstance(listed, dict) or OTHER_PROPERTIES & part.keys():
         return False
-    required, least = part.get("required", []), part.get("minProperties", 0)
+    required = part.get("required", [])
+    least = part.get("minProperties", 0)
     enough = isinstance(least, int | float) and least <= len(listed)
     return enough and isinstance(required, list) and all(isinstance(name, str) and name in listed for name in required)
 

@@ -42,7 +42,9 @@ def _turn(message: Any, place: str) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise RequestError(f'{place} is no message; a message is {{"role": "user", "content": "Hello"}}, say')
     fields = {name: value for name, value in message.items() if value is not None}
-    role, content, calls = fields.get("role"), fields.get("content"), fields.get("tool_calls") or []
+    role = fields.get("role")
+    content = fields.get("content")
+    calls = fields.get("tool_calls") or []
     if role not in ROLES:
         near = suggest(str(role), ROLES)
         raise RequestError(f"{place}.role: {role!r} is not known{near}; choose from {', '.join(ROLES)}")

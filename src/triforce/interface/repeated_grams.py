@@ -16,7 +16,8 @@ MOST = 0.10
 
 def repeated(ids: Sequence[int], prompt: Sequence[int] = ()) -> float:
     """Return the share of 8-grams that stood before in the same text, or in its prompt."""
-    grams, before = _grams(ids), set(_grams(prompt))
+    grams = _grams(ids)
+    before = set(_grams(prompt))
     return (len(grams) - len(set(grams) - before)) / max(1, len(grams))
 
 

@@ -155,7 +155,8 @@ def _stop(stop: object) -> tuple[str, ...]:
 
 
 def _token_ids(ids: object) -> tuple[int, ...]:
-    name, allowed = argument("stop_token_ids"), "a list of token ids (integers, at least 0)"
+    name = argument("stop_token_ids")
+    allowed = "a list of token ids (integers, at least 0)"
     if not isinstance(ids, Sequence) or isinstance(ids, str | bytes):
         raise _refusal(name, allowed, ids)
     return tuple(_integer(name, token, allowed, lambda i: i >= 0) for token in ids)

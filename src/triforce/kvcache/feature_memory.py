@@ -45,8 +45,10 @@ class FeatureMemory:
     def __init__(
         self, config: ModelConfig, pages: int, dtype: torch.dtype, device: torch.device | str, unit: int = PAGE
     ) -> None:
-        self.config, self.dtype = config, dtype
-        self.kv, self.unit = dispatch.memory(config, pages, dtype, device, unit), unit
+        self.config = config
+        self.dtype = dtype
+        self.kv = dispatch.memory(config, pages, dtype, device, unit)
+        self.unit = unit
         self.states_NC = allocate(((pages + 1) * PAGE, config.hidden_size), dtype, device)
         self.states_NC[:PAGE] = 0
         self.token_bytes = dtype.itemsize * (config.kv_size + config.hidden_size)

@@ -292,7 +292,8 @@ class CudaKVSizing(KVSizing):
     @property
     def passing(self) -> int:
         """Bytes of the activations of a prompt, roughly, and of what a verification works with."""
-        config, tokens = self.config, self.pages * PAGE
+        config = self.config
+        tokens = self.pages * PAGE
         at_once = 4 * config.hidden_size + 3 * config.intermediate_size
         read = self.itemsize * (tokens * config.hidden_size + min(tokens, AT_ONCE) * at_once)
         rows = max(self.rows, self.padded_rows)
@@ -319,7 +320,9 @@ class CudaKVSizing(KVSizing):
         """Frames, buffers, and layers that stay whole, of so many bytes. Raises CacheError for too few or too many."""
         self._require_free(memory)
         self.require(memory)
-        frames, layers, home = memory // self.page_bytes, self.config.layers, self.buffer_frames
+        frames = memory // self.page_bytes
+        layers = self.config.layers
+        home = self.buffer_frames
         asked = layers if offload.layers is None else min(offload.layers, layers)
         if asked == layers and frames >= layers * home:
             return layers * home, 0, layers
@@ -354,7 +357,8 @@ class CudaKVSizing(KVSizing):
             )
         every = self.config.ranks
         where = self.device if every == 1 else f"{every} devices"
-        asked, fits = describe(every * memory), describe(every * free)
+        asked = describe(every * memory)
+        fits = describe(every * free)
         raise CacheError(
             f"{argument('kv_memory')} is {asked}, more than the {fits} that are free on {where} beside weights and a "
             f"prompt's activations; give {fits} or less, or a smaller {argument('context')}"

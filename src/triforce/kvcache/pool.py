@@ -146,7 +146,9 @@ class WindowPages:
     """
 
     def __init__(self, window: int, pages: int, widest: int, device: torch.device) -> None:
-        self.window, self.most, self.device = window, most_pages(window, widest), device
+        self.window = window
+        self.most = most_pages(window, widest)
+        self.device = device
         self.store = WindowOwners(pages)
         self._set_rows(0)
 
@@ -198,12 +200,14 @@ class WindowPages:
     def forget(self, b: int) -> None:
         """Take back the pages of row b, whose text is read from its start again."""
         self.store.disown([page for page in self.tables[b] if page])
-        self.tables[b], self.firsts[b] = [], 0
+        self.tables[b] = []
+        self.firsts[b] = 0
         self.pages_BP[b] = 0
 
     def adopt(self, b: int, table: Sequence[int]) -> None:
         """A fresh row begins with pages that others own, too; 0 where there are none."""
-        self.tables[b], self.firsts[b] = list(table), next((i for i, page in enumerate(table) if page), len(table))
+        self.tables[b] = list(table)
+        self.firsts[b] = next((i for i, page in enumerate(table) if page), len(table))
         self.store.own(table[self.firsts[b] :])
 
     def cover(self, b: int, committed: int, stop: int) -> None:
@@ -211,7 +215,8 @@ class WindowPages:
 
         Raises CacheError for a pass that is wider than what the row was promised.
         """
-        table, first = self.tables[b], max(self.firsts[b], self.kept_from(committed))
+        table = self.tables[b]
+        first = max(self.firsts[b], self.kept_from(committed))
         if pages_for(stop) - first > self._rooms[b]:
             raise CacheError(
                 f"a pass up to token {stop} behind {committed} is wider than the {self._rooms[b]} pages of its row's "
@@ -285,14 +290,18 @@ class PagePool:
         features: FeatureMemory | None = None,
         windows: WindowPages | None = None,
     ) -> None:
-        self.config, self.device, self.unit, self.least = config, torch.device(device), unit, least
+        self.config = config
+        self.device = torch.device(device)
+        self.unit = unit
+        self.least = least
         self.dtype = kv_dtype(config, dtype)
         """Of the rows that its memory reads and writes."""
         self.features = features
         window_pages = windows.store.pages if windows else 0
         self.offloaded = dispatch.offloaded(config, pages, dtype, device, room, window_pages) if room else None
         self.kv = self.offloaded or dispatch.memory(config, pages, dtype, device, unit, int8, window_pages)
-        self.store, self.windows = PageOwners(pages), windows
+        self.store = PageOwners(pages)
+        self.windows = windows
         self.apart = [bool(window and windows) for window in config.windows]
         """Of each layer whether its pages are those of `windows`."""
         self.windowed = any(config.windows)
@@ -485,7 +494,9 @@ class WindowMark:
     """Windows of a row of a pool, of layers that have pages of their own. They go when rows need their room."""
 
     def __init__(self, pool: PagePool) -> None:
-        self._pool, self._table, self._length = pool, list[int](), 0
+        self._pool = pool
+        self._table = list[int]()
+        self._length = 0
 
     def take(self, b: int) -> None:
         """Keep the windows of row b as it is now, in the place of those that were kept."""
@@ -499,11 +510,13 @@ class WindowMark:
     def drop(self, pages: int = 0) -> None:
         """Keep none, however few are asked for."""
         self._pool.disown((), self._table)
-        self._table, self._length = [], 0
+        self._table = []
+        self._length = 0
 
     def go_back(self, b: int, length: int) -> None:
         """Row b forgets what is behind so many tokens: give it the windows before them, if it lacks them."""
-        windows, first = self._pool.windows, next((i for i, page in enumerate(self._table) if page), 0)
+        windows = self._pool.windows
+        first = next((i for i, page in enumerate(self._table) if page), 0)
         if windows and not windows.holds(b, length) and length <= self._length and first <= windows.needed_from(length):
             windows.forget(b)
             windows.adopt(b, self._table[: pages_for(length)])

@@ -34,7 +34,8 @@ class PrefixCache:
     """Beside rows an owner of pages of a pool. Texts are shared in whole multiples of `whole` tokens."""
 
     def __init__(self, pool: PagePool, whole: int = PAGE) -> None:
-        self._pool, self._pages_shared = pool, whole // PAGE
+        self._pool = pool
+        self._pages_shared = whole // PAGE
         self.pages: dict[bytes, int] = {}
         """Oldest first; of a text its end is older than its beginning, without which nobody would find it."""
         self.window_pages: dict[bytes, int] = {}
@@ -115,7 +116,8 @@ class PrefixCache:
 
     def make_room(self, pages: int) -> bool:
         """See that so many pages are free, if that can be had."""
-        pool, idle = self._pool, self._idle()
+        pool = self._pool
+        idle = self._idle()
         missing = pages - pool.free_pages
         if missing > len(idle):
             return False
@@ -140,7 +142,8 @@ class PrefixCache:
 
 def _keys(scope: str, text: Tokens, tokens: int) -> Iterator[bytes]:
     """Keys of the full pages among the first `tokens`."""
-    key, ids = scope.encode(), np.asarray(text, dtype=np.int64)
+    key = scope.encode()
+    ids = np.asarray(text, dtype=np.int64)
     for start in range(0, tokens - PAGE + 1, PAGE):
         key = blake2b(key + ids[start : start + PAGE].tobytes(), digest_size=16).digest()
         yield key

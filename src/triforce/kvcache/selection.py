@@ -108,7 +108,8 @@ class Summaries:
 
     def of(self, full: FullView, row: int, chunk: int, chunks: int) -> Tensor:
         """Summaries of the first `chunks` chunks, all of which must be full and committed: (L, G, N, ...)."""
-        known, layers = self._known, full.pool.config.layers
+        known = self._known
+        layers = full.pool.config.layers
         have = known.shape[2] if known is not None else 0
         if have < chunks:
             keys = (_keys(full.pool, layer, row, range(have * chunk, chunks * chunk)) for layer in range(layers))
@@ -175,7 +176,8 @@ def select_pages(
     end = (committed - latest) // chunk
     if committed <= budget or end == 0:
         return None
-    sinks, unit = min(ceil(PAGE / chunk), end), gcd(chunk, PAGE)
+    sinks = min(ceil(PAGE / chunk), end)
+    unit = gcd(chunk, PAGE)
     picks = max(0, min(budget // chunk - sinks - (ceil(committed / chunk) - end), end - sinks))
     units_NU = row_U[: end * chunk // unit].view(end, chunk // unit)
     chosen_LGN = pick(range(sinks, end), picks)
@@ -205,7 +207,8 @@ class PageLists:
 
     def show(self, b: int, selected_LGU: Tensor | None, row_U: Tensor, window: range) -> None:
         """Row b, all of whose tokens are the units `row_U`, sees what was selected for it and the units `window`."""
-        known, same = self._window[b], self._selected[b] is selected_LGU
+        known = self._window[b]
+        same = self._selected[b] is selected_LGU
         if same and window.start == known.start and window.stop <= known.stop:
             return
         window = range(window.start, min(window.stop + AHEAD, len(row_U)))
@@ -216,4 +219,5 @@ class PageLists:
         if selected_LGU is not None and not same:
             self.units_LBGU[:, b, :, :selected] = selected_LGU
         self.units_LBGU[:, b, :, selected : selected + len(window)] = row_U[window.start : window.stop]
-        self._selected[b], self._window[b] = selected_LGU, window
+        self._selected[b] = selected_LGU
+        self._window[b] = window

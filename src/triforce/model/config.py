@@ -165,8 +165,11 @@ class ModelConfig:
     @property
     def parameters(self) -> int:
         """Weights of the whole model, the head counted once where it is the embedding."""
-        C, D, parts = self.hidden_size, self.head_dim, self.architecture
-        Q, P = self.heads * D * self.ranks, self.kv_heads * D * self.ranks
+        C = self.hidden_size
+        D = self.head_dim
+        parts = self.architecture
+        Q = self.heads * D * self.ranks
+        P = self.kv_heads * D * self.ranks
         norms = {"": 0, "head": 2 * D, "row": Q + P}[parts.qk_norm] + 2 * C * (parts.input_norms + parts.output_norms)
         vectors = (
             norms
@@ -174,9 +177,12 @@ class ModelConfig:
             + C * parts.o_bias
             + self.heads * self.ranks * parts.attention_sink_logits
         )
-        dense, inner, of_experts = self.layers, self.intermediate_size, 0
+        dense = self.layers
+        inner = self.intermediate_size
+        of_experts = 0
         if parts.experts:
-            dense, inner = parts.dense_layers, parts.dense_size
+            dense = parts.dense_layers
+            inner = parts.dense_size
             of_experts = parts.experts.count * parts.experts.corrected
             of_experts += parts.experts.count * (1 + 2 * self.intermediate_size + C) * parts.experts.biases
         behind = self.layers * vectors + (self.layers - parts.dense_layers) * of_experts
@@ -190,7 +196,9 @@ class ModelConfig:
 
     def _matrices(self, experts: int) -> int:
         """Weights of all matrices, with so many experts of each layer; the embedding is left out."""
-        C, D, parts = self.hidden_size, self.head_dim * self.ranks, self.architecture
+        C = self.hidden_size
+        D = self.head_dim * self.ranks
+        parts = self.architecture
         attention = 2 * C * (self.heads + self.kv_heads) * D
         router = C * parts.experts.count if parts.experts else 0
         dense = parts.dense_layers * (3 * C * parts.dense_size - router)

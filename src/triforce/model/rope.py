@@ -59,7 +59,8 @@ class Rope:
         return self.tables_SF
 
     def _fill(self, block: int) -> None:
-        start, end = block * BLOCK, (block + 1) * BLOCK
+        start = block * BLOCK
+        end = (block + 1) * BLOCK
         if (room := len(self.tables_SF[0])) < end:
             larger = [torch.empty(max(RESERVED, 2 * end), self.inv_freq_RF.numel()) for _ in range(2)]
             for old, new in zip(self.tables_SF, larger, strict=True):

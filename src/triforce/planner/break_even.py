@@ -37,7 +37,8 @@ ENOUGH = 64.0
 """Verified tokens of a tier by which its acceptance is known: of less, one text is most."""
 BANDS = (0, 1, 2)
 """Bands of temperature whose acceptance counts: greedy texts, and those up to a temperature of .9."""
-_SHARE_A, _AMOUNT_AG = np.zeros(2), np.zeros((2, max(NGRAM_GAMMAS) + 1))
+_SHARE_A = np.zeros(2)
+_AMOUNT_AG = np.zeros((2, max(NGRAM_GAMMAS) + 1))
 NO_NGRAMS = NgramOdds(_SHARE_A, _AMOUNT_AG, _AMOUNT_AG, _SHARE_A, _AMOUNT_AG, _AMOUNT_AG)
 """Odds of a text in which nothing stood before."""
 
@@ -46,7 +47,8 @@ class LearntSpeed:
     """Speed by a cost model, of a text of its own. budget: tokens that the retrieval tier reads."""
 
     def __init__(self, costs: CostModel, budget: int) -> None:
-        self._passes, self._budget = costs.passes, budget
+        self._passes = costs.passes
+        self._budget = budget
         found = {tier: costs.acceptance.pooled(tier, BANDS, prior) for tier, prior in SUPPOSED.items()}
         self._seen = {tier: mean for tier, (mean, tokens) in found.items() if tokens >= ENOUGH}
 
@@ -114,7 +116,8 @@ class BreakEven:
 
     def bytes(self, width: Any, seen: int) -> Any:
         """Bytes whose reading would take as long as a pass of so many tokens that see so many."""
-        config, (balance, of_kv) = self.config, self.balance
+        config = self.config
+        (balance, of_kv) = self.balance
         work = TierWork.of(config, self.weight, self.number)
         # Attention at another rate does as many operations as that of numbers which take so many bytes.
         work = replace(work, key=work.number * config.kv_size, number=work.number * of_kv / balance)
@@ -124,7 +127,8 @@ class BreakEven:
 
     def speedup(self, length: int) -> float:
         """Return the tokens per second of speculation over plain decoding's, by the best number of guesses."""
-        plain, draft = self.bytes(1, length), self.bytes(1, min(self.budget, length))
+        plain = self.bytes(1, length)
+        draft = self.bytes(1, min(self.budget, length))
         kept_G = (1 - ACCEPTANCE ** (GUESSES_G + 1)) / (1 - ACCEPTANCE)
         return float(np.max(kept_G * plain / (GUESSES_G * draft + self.bytes(GUESSES_G + 1, length))))
 
@@ -137,7 +141,8 @@ class BreakEven:
 
         Where it would not pay without all of them, KV is small beside the weights: by windows, if there are some.
         """
-        config, parts = self.config, self.config.architecture
+        config = self.config
+        parts = self.config.architecture
         whole = replace(config, architecture=replace(parts, kinds=parts.rotations_only))
         ratio = self.number * config.kv_read(config.context) / (self.weight * config.weights_read)
         small = f"at {config.context:,} tokens KV is {ratio:.2f} of the weights that a token reads"
@@ -176,7 +181,8 @@ def break_even_point(even: BreakEven, known: str, learnt: LearntSpeed) -> BreakE
 
     known: how the balance of `even` is known.
     """
-    context, balance = even.config.context, even.balance
+    context = even.config.context
+    balance = even.balance
     if learnt.known:
         begins = first_gain(learnt.speedup, min(STEP, context), context)
         if begins is None:

@@ -25,7 +25,8 @@ from triforce.speculation import Proposer, SequenceState
 from triforce.speculation.draft import REMEMBERED
 from triforce.speculation.ngram import STRIDE
 
-LEAST_TRUST, REGAINED = 1 / 8, 1.1
+LEAST_TRUST = 1 / 8
+REGAINED = 1.1
 
 
 @dataclass(slots=True)
@@ -71,7 +72,9 @@ class Cadence:
 
     def __init__(self) -> None:
         self.elapsed = self.due_at = self.listen_at = self.think_at = 0.0
-        self.patience, self._took, self._heard = 0.0, 0.0, 0
+        self.patience = 0.0
+        self._took = 0.0
+        self._heard = 0
 
     @property
     def cause(self) -> Cause | None:
@@ -88,7 +91,8 @@ class Cadence:
 
     def thought(self, seconds: float, plan: Plan) -> None:
         """Note that weighing plans took so many seconds, and which one was best."""
-        self._took, self._heard = seconds, 0
+        self._took = seconds
+        self._heard = 0
         most = CONFIG.most_patience if plan.plain else 1.0
         self.patience = min(self.patience + CONFIG.patience_step, most)
         self.think_at = self.elapsed + CONFIG.think_ratio * seconds * self.patience
@@ -100,7 +104,8 @@ class Cadence:
         What is left of the waits goes over; a text that takes long weighs plans at once.
         """
         following = Cadence()
-        following.patience, following._took = min(self.patience, 1.0) if won else self.patience, self._took
+        following.patience = min(self.patience, 1.0) if won else self.patience
+        following._took = self._took
         if not won:
             following.listen_at = max(0.0, self.listen_at - self.elapsed)
         if seconds <= CONFIG.think_ratio * self._took * self.patience / 2:
@@ -131,7 +136,10 @@ class PlanController:
         clock: Callable[[], float] = perf_counter,
         ranks: TPGroup = ALONE,
     ) -> None:
-        self.costs, self._clock, self.ranks, self.tiers = costs, clock, ranks, list(tiers)
+        self.costs = costs
+        self._clock = clock
+        self.ranks = ranks
+        self.tiers = list(tiers)
         self.by_name = {tier.name: tier for tier in tiers}
         self.view: RetrievalView = self.by_name["retrieval"].cache  # type: ignore[attr-defined]
         self.beliefs = Beliefs(self.by_name, costs, temperature)
@@ -139,7 +147,8 @@ class PlanController:
         """What was chosen; the plan that is followed is another one to probe, and until attention was observed."""
         self.budget: Callable[[int], int] | None = None
         """Tokens that the retrieval tier reads of a context of so many, where the plan chooses that."""
-        self.account, self._cadence = Account(), Cadence()
+        self.account = Account()
+        self._cadence = Cadence()
         self.estimates: Estimates | None = None
         self.found: list[Candidate] = []
         """The latest estimates, and the best plan of each choice of tiers by them."""
@@ -152,7 +161,8 @@ class PlanController:
         self._proposals = self._first_thought = self._plain_at = self._listened = 0
         self._kind = 0, 0, 0  # of the texts at their first proposal, see `AcceptanceTracker.kind`
         self.lengths: Sequence[int] = ()  # of the texts before the latest proposal
-        self._unlearnt, self._together = NOTHING, TOGETHER
+        self._unlearnt = NOTHING
+        self._together = TOGETHER
         self._fresh, self._untold = False, 0.0  # whether a plan was just adopted; seconds of its first proposal
 
     @property
@@ -192,11 +202,13 @@ class PlanController:
         """Note a proposal: texts of these lengths took `taken` tokens in all, in so many seconds."""
         self._cadence.elapsed += seconds
         if self._fresh:  # caches are full of what another plan left there: it counts, and teaches no cost
-            self._fresh, self._untold = False, seconds
+            self._fresh = False
+            self._untold = seconds
             for tier in self.tiers:
                 tier.counters.new_passes()
         tokens, before, proposals = self._unlearnt
-        self.lengths, self._unlearnt = lengths, (tokens + taken / len(lengths), before + seconds, proposals + 1)
+        self.lengths = lengths
+        self._unlearnt = (tokens + taken / len(lengths), before + seconds, proposals + 1)
 
     def conclude(self, prefix: SequenceState) -> None:
         """Learn from the latest proposals, all of one plan, before the next one is of another kind, or rows leave."""
@@ -206,10 +218,13 @@ class PlanController:
         usual = self.beliefs.learn_passes(self.plan, self.lengths, seconds - self._untold)
         if self._untold:  # what is usual those behind it tell, or else some plain steps
             like = usual / (proposals - 1) if proposals > 1 else CONFIG.first_steps * self.account.plain
-            usual, self._untold = usual + min(self._untold, CONFIG.first_times * like), 0.0
+            usual = usual + min(self._untold, CONFIG.first_times * like)
+            self._untold = 0.0
         if not self.account.plain and self.plan.plain:
             self.account.plain = usual / proposals
-        least, most = usual / CONFIG.outlier, usual * CONFIG.outlier  # beyond them the machine did something else
+        # beyond them the machine did something else
+        least = usual / CONFIG.outlier
+        most = usual * CONFIG.outlier
         self.account.enter(tokens, min(max(seconds, least), most), self.plan.plain)
         self.beliefs.learn_verdicts(self.plan, prefix.lengths_B, proposals)
 
@@ -224,8 +239,11 @@ class PlanController:
     def adopt(self, plan: Plan) -> None:
         """Plan by this from the next proposal on. Proposals that are not learnt from by now are dropped."""
         chosen = "retrieval" in plan.tiers and self.view.setting.budget.open
-        self.plan, self.name, self.budget = plan, str(plan), self.view.budget if chosen else None
-        self._unlearnt, self._fresh = NOTHING, self._proposals > 1
+        self.plan = plan
+        self.name = str(plan)
+        self.budget = self.view.budget if chosen else None
+        self._unlearnt = NOTHING
+        self._fresh = self._proposals > 1
         drafted = prod(gamma for tier, gamma in zip(plan.tiers, plan.gammas, strict=False) if tier != "ngram")
         self._together = min(TOGETHER, REMEMBERED // drafted)  # whose passes counters remember
 
@@ -249,13 +267,16 @@ class PlanController:
         kept = self.ranks.broadcast(self.costs.kinds.get(self._kind))
         if kept:
             self.choice, account, cadence = kept
-            self.account, self._cadence = account.next(), cadence.next(account.won > 0, left * account.plain)
+            self.account = account.next()
+            self._cadence = cadence.next(account.won > 0, left * account.plain)
         elif not self.costs.passes.confirmed:
-            self._first_thought, self._cadence.due_at = CONFIG.first_proposals, CONFIG.first_seconds
+            self._first_thought = CONFIG.first_proposals
+            self._cadence.due_at = CONFIG.first_seconds
 
     def _think(self, prefix: SequenceState, live_B: Bools, left: int) -> None:
         """Look for n-grams that repeat, and choose a plan if that is due."""
-        began, rows = self._clock(), live_B.nonzero()[0].tolist()
+        began = self._clock()
+        rows = live_B.nonzero()[0].tolist()
         self._listened += 1
         hits = self.beliefs.hindsight.update(prefix, rows[self._listened % len(rows)])
         rate = len(rows) * (self.choice.rate or self.plain)  # tokens per second of all rows
@@ -283,7 +304,8 @@ class PlanController:
 
         Where speculation promises little, some proposals are plain, so that the cost of plain decoding stays known.
         """
-        chosen, since = self.choice.plan, self._proposals - self._plain_at
+        chosen = self.choice.plan
+        since = self._proposals - self._plain_at
         every = CONFIG.probe_every
         probing = since % every < CONFIG.probed and since >= every and self.choice.rate < 2 * self.plain
         wanted = PLAIN if self.ranks.broadcast(probing) else chosen
@@ -303,12 +325,14 @@ def report(it: PlanController) -> PlanReport | None:
         return None
     beliefs = []
     for name, seconds_KW in it.estimates.seconds_KW.items():
-        tier, (narrow, wide) = name.split()[0], (1000 * seconds_KW[0, [1, WIDE]]).tolist()
+        tier = name.split()[0]
+        (narrow, wide) = (1000 * seconds_KW[0, [1, WIDE]]).tolist()
         longest = max(it.lengths)
         factor = it.budget_factors.get(longest.bit_length(), 1.0) if tier == "retrieval" else 1.0
         mean, deviation = (None, 0.0) if tier == FULL else it.beliefs.acceptance.of(tier, longest, factor)
         if tier in it.by_name:
-            passes, tokens = it.costs.passes.of(name).count, it.beliefs.acceptance.tokens(tier)
+            passes = it.costs.passes.of(name).count
+            tokens = it.beliefs.acceptance.tokens(tier)
             beliefs.append(TierBelief(name, (narrow, wide), passes, mean, deviation, tokens))
     weighed = [WeighedPlan(str(each.plan), each.rate, each.score) for each in it.found]
     return PlanReport(beliefs, weighed, it.account.won, it.account.headroom)

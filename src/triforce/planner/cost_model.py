@@ -50,12 +50,14 @@ class AcceptanceHistory:
 
     def __init__(self, memory: float, limit: float) -> None:
         self.of: dict[Case, tuple[float, float]] = {}
-        self._memory, self._limit = memory, limit
+        self._memory = memory
+        self._limit = limit
 
     def add(self, case: Case, accepted: float, rejected: float) -> None:
         """Count some draft tokens."""
         before = self.of.get(case, (0.0, 0.0))
-        accepted, rejected = before[0] + accepted, before[1] + rejected
+        accepted = before[0] + accepted
+        rejected = before[1] + rejected
         part = min(1.0, self._limit / max(accepted + rejected, 1.0))
         self.of[case] = accepted * part, rejected * part
 
@@ -80,7 +82,8 @@ class AcceptanceHistory:
         """
         seen = [sums for case, sums in self.of.items() if case[0] == tier and case[1] in bands and case[3] == 1.0]
         accepted, rejected = (sum(each) for each in zip((0.0, 0.0), *seen, strict=True))
-        weight, tokens = CONFIG.prior_tokens, accepted + rejected
+        weight = CONFIG.prior_tokens
+        tokens = accepted + rejected
         return (accepted + weight * prior) / (tokens + weight), tokens
 
     def _mean(self, case: Case, prior: float, weight: float) -> tuple[float, float]:
@@ -94,7 +97,8 @@ class AcceptanceTracker:
     """Beliefs about acceptance in one batch, of this mean temperature."""
 
     def __init__(self, history: AcceptanceHistory, temperature: float) -> None:
-        self._history, self._here = history, AcceptanceHistory(CONFIG.text_memory, float("inf"))
+        self._history = history
+        self._here = AcceptanceHistory(CONFIG.text_memory, float("inf"))
         self.enter(temperature)
 
     def enter(self, temperature: float) -> None:
@@ -118,9 +122,12 @@ class AcceptanceTracker:
         showed with one tells of others, as far as these were seen elsewhere.
         """
         mean, tokens = self._history.expected(self._case(tier, length, factor))
-        usual, prior, here = 1 - mean, min(tokens, CONFIG.history_tokens), self._of_tier(tier)
+        usual = 1 - mean
+        prior = min(tokens, CONFIG.history_tokens)
+        here = self._of_tier(tier)
         expected = sum(sum(sums) * (1 - self._history.expected(case)[0]) for case, sums in here.items())
-        rejected, count = sum(sums[1] for sums in here.values()), prior + self.tokens(tier)
+        rejected = sum(sums[1] for sums in here.values())
+        count = prior + self.tokens(tier)
         found = max(0.0, 1 - usual * (rejected + prior * usual) / max(expected + prior * usual, 1e-9))
         shrunk = (found * count + 0.5) / (count + 1)  # of none in few, some may still come
         few = 1 / (count + 1) + (factor != 1.0) / (tokens + 1)
@@ -170,7 +177,8 @@ class NgramHindsight:
         reach_P = np.array([NgramProposer.reach(match) for match in match_P.tolist()])
         proposed_PG = np.minimum(reach_P[:, None], np.arange(MAX_GAMMA + 1))
         accepted_PG = np.minimum(proposed_PG, np.where(hits_P < KNOWN, hits_P, MAX_GAMMA)[:, None])
-        inside_AP, outside_AP = weight_AP * (hits_P >= KNOWN), weight_AP * (hits_P < KNOWN)
+        inside_AP = weight_AP * (hits_P >= KNOWN)
+        outside_AP = weight_AP * (hits_P < KNOWN)
         looped_A = inside_AP.sum(1)
         outside_AP /= np.maximum(1e-9, 1 - looped_A[:, None])
         of_places = outside_AP.sum(1), outside_AP @ proposed_PG, outside_AP @ accepted_PG
@@ -190,7 +198,8 @@ class CostModel:
     """
 
     def __init__(self, path: Path | None = None, works: Mapping[str, TierWork] | None = None, level: str = "") -> None:
-        self.path, self.passes = path, PassCosts(dict(works or {}), level)
+        self.path = path
+        self.passes = PassCosts(dict(works or {}), level)
         self.acceptance = AcceptanceHistory(CONFIG.history_memory, CONFIG.history_limit)
         self.layers: dict[str, Finding] = {}
         self.kinds: dict[tuple[int, int, int], Any] = {}
@@ -208,7 +217,8 @@ class CostModel:
         """
         if self.path is None:
             return
-        layers, shift = {case: asdict(found) for case, found in self.layers.items()}, log(self.passes.speed)
+        layers = {case: asdict(found) for case, found in self.layers.items()}
+        shift = log(self.passes.speed)
         kinds = [(tier, kind, x) for tier, costs in self.passes.tiers.items() for kind, x in costs.seen.items()]
         passes = [
             (tier, *kind, x.count, x.keys, x.log + (shift if x.own else min(shift, 0))) for tier, kind, x in kinds

@@ -29,12 +29,14 @@ WIDEST = 33  # tokens of the widest pass of a plan
 
 def budget_options(view: RetrievalView, lengths: Sequence[int]) -> list[BudgetFactors]:
     """The present budgets, and all that differ by one step for one group of rows, where budgets are to be chosen."""
-    groups, budget = sorted({length.bit_length() for length in lengths}), view.setting.budget
+    groups = sorted({length.bit_length() for length in lengths})
+    budget = view.setting.budget
     now = {bits: view.budget_factors[bits] for bits in groups if bits in view.budget_factors}
     found = [now]
     if budget.open and view.setting.refresh == 1 and not view.full.pool.offloaded:
         for bits in groups:
-            least, at = 1 << (bits - 1), BUDGET_STEPS.index(now.get(bits, 1.0))
+            least = 1 << (bits - 1)
+            at = BUDGET_STEPS.index(now.get(bits, 1.0))
             for factor in (*BUDGET_STEPS[max(0, at - 1) : at], *BUDGET_STEPS[at + 1 : at + 2]):
                 if factor == 1.0 or budget.of(least, factor) * MIN_SPARSITY <= least:
                     found.append({**now, bits: factor})
@@ -45,7 +47,8 @@ class Beliefs:
     """Knowledge of the tiers of one batch, by name. temperature: the mean of its rows."""
 
     def __init__(self, tiers: Mapping[str, Any], costs: CostModel, temperature: float) -> None:
-        self.tiers, self.costs = tiers, costs
+        self.tiers = tiers
+        self.costs = costs
         self.view: RetrievalView = tiers["retrieval"].cache
         self.acceptance = AcceptanceTracker(costs.acceptance, temperature)
         self.hindsight = NgramHindsight(tiers["ngram"])
@@ -60,7 +63,8 @@ class Beliefs:
         alike: dict[tuple[str, int, int], list[float]] = {}
         for tier, width, rows, took in passes:
             alike.setdefault((tier, width, rows), []).append(took + between)
-        among, usual = bool({*plan.tiers} - {FULL, "ngram"}), 0.0
+        among = bool({*plan.tiers} - {FULL, "ngram"})
+        usual = 0.0
         # Keys of all rows; a draft's window is part of what each of its passes reads.
         keys_of = {FULL: sum(lengths), "retrieval": sum(map(self.view.keys, lengths))}
         for (tier, width, rows), some in alike.items():
@@ -75,7 +79,8 @@ class Beliefs:
         self.acceptance.fade(proposals)
         bits_B = np.array([length.bit_length() for length in lengths_B.tolist()])
         for name in plan.tiers[:-1]:
-            tier, news_B3 = self.tiers[name], self.tiers[name].counters.new_verdicts()
+            tier = self.tiers[name]
+            news_B3 = self.tiers[name].counters.new_verdicts()
             for bits in set(bits_B.tolist()) if name == "retrieval" else (0,):
                 accepted, rejected, proposed = news_B3[(bits == 0) | (bits_B == bits)].sum(0).tolist()
                 if isinstance(tier, NgramProposer):  # of what hindsight expected
@@ -109,10 +114,12 @@ class Beliefs:
         """Keys that all rows read, by budget, and the retrieval tier's acceptance."""
         bits = [length.bit_length() for length in lengths]
         means = {each: sum(n for n in lengths if n.bit_length() == each) // bits.count(each) for each in bits}
-        keys_K, accepted_KZ = [0] * len(budgets), np.zeros((len(budgets), len(bounds_Z)))
+        keys_K = [0] * len(budgets)
+        accepted_KZ = np.zeros((len(budgets), len(bounds_Z)))
         for k, factors in enumerate(map(dict, budgets)):
             for each, mean in means.items():
-                rows, factor = bits.count(each), factors.get(each, 1.0)
+                rows = bits.count(each)
+                factor = factors.get(each, 1.0)
                 keys_K[k] += rows * self.view.keys(mean, budget=self.view.setting.budget.of(mean, factor))
                 accepted_KZ[k] += rows / len(lengths) * self._bounds("retrieval", mean, bounds_Z, factor)
         return keys_K, accepted_KZ
@@ -202,6 +209,7 @@ def best(found: Sequence[Candidate], present: Plan) -> Choice:
     state = State.SPECULATING if chosen.rate > plain.rate else State.TRYING
     if max(each.score for each in others) < needed * plain.rate:
         guarded = any(not each.score and each.rate > needed * plain.rate for each in others)
-        chosen, state = plain, State.GUARDED if guarded else State.PLAIN
+        chosen = plain
+        state = State.GUARDED if guarded else State.PLAIN
     rival = max((each for each in found if each is not chosen), key=lambda each: each.score)
     return Choice(chosen.plan, chosen.rate, chosen.score, state, rival)

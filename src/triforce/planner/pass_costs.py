@@ -78,10 +78,14 @@ class TierWork:
             number = config.kv_bytes(1) / config.kv_size
         number = config.lower_bytes if lower else number
         whole = config.windows.count(0) / config.layers  # the others read no more of a longer context
-        weights, key = weight * config.weights_read, number * config.kv_size * whole
-        group, experts, chosen = config.heads // config.kv_heads, config.architecture.experts, 0.0
+        weights = weight * config.weights_read
+        key = number * config.kv_size * whole
+        group = config.heads // config.kv_heads
+        experts = config.architecture.experts
+        chosen = 0.0
         if experts:
-            chosen, unions = weight * config.expert_weights * experts.read, unions or ExpertUnions(experts)
+            chosen = weight * config.expert_weights * experts.read
+            unions = unions or ExpertUnions(experts)
         return TierWork(config.layers, weights, key, weight, number, group, sequential, chosen, unions)
 
     @staticmethod
@@ -101,7 +105,8 @@ class TierWork:
     def bytes(self, width: Any, rows: Any, keys: Any, balance: Any, overhead: Any, overlap: Any) -> Any:
         """Bytes whose reading would take as long as a pass, on such a machine (see `MACHINES`)."""
         once, repeats = (1.0, width) if self.sequential else (width, 1.0)
-        tokens, most = once * rows, balance * self.weight / 2
+        tokens = once * rows
+        most = balance * self.weight / 2
         weights = (self.weights - self.experts) * _longer(tokens / most, overlap)
         if self.unions:
             times = self.unions.times(once, rows)
@@ -119,10 +124,14 @@ USUAL_WORKS = {"ngram": TierWork(1, 0.0, 0.0), "draft": TierWork(2, 2e6, 0.0, se
 
 
 LEAST_SECONDS = 1e-7
-SHARPNESS, FAR = 16.0, 50.0  # how fast a kind's say fades with squared octaves, and where it fades no further
+# how fast a kind's say fades with squared octaves, and where it fades no further
+SHARPNESS = 16.0
+FAR = 50.0
 NEAR = 0.8  # how near a kind that ran is, from which on passes tell of the speed: half an octave
 MANY = 4  # passes whose seconds are no accident
-ENOUGH, LATEST = 2, 9  # passes that tell of the speed: of one observation at most, and of all tiers
+# passes that tell of the speed: of one observation at most, and of all tiers
+ENOUGH = 2
+LATEST = 9
 MOST_KINDS = 48  # of a tier
 KEY_SCALE = 64.0
 """Keys below which their number hardly matters."""
@@ -165,7 +174,8 @@ class TierCosts:
     """
 
     def __init__(self, work: TierWork, usual: tuple[float, ...]) -> None:
-        self.work, self.seen = work, dict[Kind, Seen]()
+        self.work = work
+        self.seen = dict[Kind, Seen]()
         self.usual = self.machine = usual
         self._known: Known | None = None
         self._unfitted = False
@@ -177,7 +187,8 @@ class TierCosts:
 
     def changed(self, fit: bool) -> None:
         """Note that passes were added. fit: so little was known of their kind that the machine may be another one."""
-        self._known, self._unfitted = None, self._unfitted or fit
+        self._known = None
+        self._unfitted = self._unfitted or fit
 
     def seconds(self, work: TierWork, width_W: np.ndarray, rows: int, keys: Any) -> tuple[np.ndarray, np.ndarray]:
         """Return the seconds to expect of passes of such work over so many tokens of each row: (W,), or (K, W) of keys
@@ -192,7 +203,8 @@ class TierCosts:
         others = (log2(rows) - rows_N) ** 2 + (np.log2(KEY_SCALE + np.asarray(keys))[..., None] - keys_N) ** 2
         far_WN = (np.log2(width_W)[:, None] - width_N) ** 2 + others  # squared octaves; (K, W, N) of keys (K, 1)
         weight_WN = known.weight_N * np.exp2(-SHARPNESS * np.minimum(far_WN, FAR))
-        off_W, nearest_W = weight_WN @ known.off_N / weight_WN.sum(-1), far_WN.min(-1)
+        off_W = weight_WN @ known.off_N / weight_WN.sum(-1)
+        nearest_W = far_WN.min(-1)
         off_W -= CONFIG.unseen_gain * np.minimum(1.0, nearest_W)  # what is not known is thought well of: it is tried
         return np.exp(off_W) * work.bytes(width_W, rows, keys, *self.machine), np.exp2(-nearest_W)
 
@@ -216,14 +228,17 @@ class TierCosts:
         spread_M = (off_MN - mean_M1) ** 2 @ weight_N + 0.005 * other_M
         if np.ptp(width_N * rows_N) == 0:  # they say nothing of operations
             spread_M[MACHINES[:, 0] != self.usual[0]] = np.inf
-        self.machine, self._unfitted = tuple(MACHINES[spread_M.argmin()].tolist()), False
+        self.machine = tuple(MACHINES[spread_M.argmin()].tolist())
+        self._unfitted = False
 
 
 class PassCosts:
     """Costs of passes of all tiers, and how fast the machine is now: `speed` is a factor of all seconds."""
 
     def __init__(self, works: dict[str, TierWork] | None = None, level: str = "") -> None:
-        self.works, self.usual, self.speed = USUAL_WORKS | (works or {}), usual_machine(level), 1.0
+        self.works = USUAL_WORKS | (works or {})
+        self.usual = usual_machine(level)
+        self.speed = 1.0
         self.tiers: dict[str, TierCosts] = {}
         self._late: deque[tuple[str, float]] = deque(maxlen=LATEST)  # of the latest passes that were well known
         self._tables: dict[str, tuple[tuple[float, ...], np.ndarray]] = {}
@@ -245,8 +260,10 @@ class PassCosts:
         A few that are off by `CONFIG.outlier` count as that, as something may have interrupted them. If the next ones
         of the kind are, too, what was known is forgotten. Returns the seconds that such a pass usually takes.
         """
-        costs, kind = self.of(tier), (width, rows, round(2 * log2(1 + keys / rows / KEY_SCALE)))
-        seconds, most = max(seconds, LEAST_SECONDS), log(CONFIG.outlier)
+        costs = self.of(tier)
+        kind = (width, rows, round(2 * log2(1 + keys / rows / KEY_SCALE)))
+        seconds = max(seconds, LEAST_SECONDS)
+        most = log(CONFIG.outlier)
         found = costs.seen.get(kind)
         near = found is not None or costs.seconds(costs.work, np.array([float(width)]), rows, keys)[1][0] > NEAR
         if found is None:
@@ -254,7 +271,8 @@ class PassCosts:
             if len(costs.seen) >= MOST_KINDS:  # the least known one makes room
                 del costs.seen[min(costs.seen, key=lambda each: costs.seen[each].count)]
             found = costs.seen[kind] = Seen(0.0, keys, log(expected / self.speed))
-        late, known = log(seconds / self.speed) - found.log, found.count
+        late = log(seconds / self.speed) - found.log
+        known = found.count
         if near:
             late -= self._change_speed(tier, late, passes)
         found.doubtful = abs(late) > most and passes < MANY and not found.doubtful
@@ -289,7 +307,8 @@ class PassCosts:
 
     def _seconds(self, tier: str, width_W: np.ndarray, rows: int, keys: Any) -> np.ndarray:
         """The same by width; of a tier that never ran, by the costs of the full one."""
-        own, full = self.of(tier), self.of(FULL)
+        own = self.of(tier)
+        full = self.of(FULL)
         found_W, near_W = (own if own.seen else full).seconds(own.work, width_W, rows, keys)
         if tier == AMONG_MODELS and own.seen and full.seen:
             # Behind short prompts they take longer, behind long ones they do not.

@@ -93,7 +93,8 @@ def plan_space(draft: bool, retrieval: bool) -> PlanSpace:
     """Return all plans, with a draft model or not, with a middle tier where that would see less than all."""
     gammas = {"draft": NARROW_GAMMAS, "ngram": NGRAM_GAMMAS, "retrieval": WIDE_GAMMAS}
     lower = [tier for tier in gammas if {"draft": draft, "retrieval": retrieval}.get(tier, True)]
-    plans, families = list[Plan](), list[slice]()
+    plans = list[Plan]()
+    families = list[slice]()
     for tiers in (tiers for count in range(len(lower) + 1) for tiers in combinations(lower, count)):
         some = [Plan((*tiers, "full"), each) for each in product(*map(gammas.__getitem__, tiers))]
         if "retrieval" in tiers:
@@ -166,7 +167,8 @@ def proposals(space: PlanSpace, it: Estimates) -> tuple[np.ndarray, np.ndarray]:
     """Return the tokens of each row to expect of one proposal of the full tier, and its seconds: (K, Z, N) each."""
     draft = _drafted(space, it)
     if space.retrieval_N.any():
-        retrieved, used_N = _retrieved(it, draft, space.retrieval_N), space.retrieval_N > 0
+        retrieved = _retrieved(it, draft, space.retrieval_N)
+        used_N = space.retrieval_N > 0
         draft = Round(*(np.where(used_N, *both) for both in zip(retrieved, draft, strict=True)))
     alone_N = space.draft_N + space.retrieval_N == 0
     full, among = (_at(it.seconds_KW[tier][0], draft.width + 1) for tier in (FULL, AMONG_MODELS))
@@ -180,8 +182,11 @@ def _drafted(space: PlanSpace, it: Estimates) -> Round:
 
     Rounds are counted for each token of the text, inside of what repeats itself and outside.
     """
-    draft_N, used_N, trust_Z1 = space.draft_N, space.ngram_N > 0, it.accepted_KZ["ngram"][0][:, None]
-    alone_N, odds = (draft_N == 0).astype(int), it.odds
+    draft_N = space.draft_N
+    used_N = space.ngram_N > 0
+    trust_Z1 = it.accepted_KZ["ngram"][0][:, None]
+    alone_N = (draft_N == 0).astype(int)
+    odds = it.odds
     place_N = alone_N, space.ngram_N
     found, looped = (trust_Z1 * (used_N * share_A[alone_N]) for share_A in (odds.found_A, odds.looped_A))
     proposed, accepted, inside, offered = (
@@ -191,9 +196,12 @@ def _drafted(space: PlanSpace, it: Estimates) -> Round:
     drafted = expected(it.accepted_KZ["draft"][0][:, None], draft_N)
     outside = (1 - looped) / (found + accepted + (1 - found) * drafted)
     rounds = inside + outside
-    proposed, found = (offered + outside * proposed) / rounds, (inside + outside * found) / rounds
+    proposed = (offered + outside * proposed) / rounds
+    found = (inside + outside * found) / rounds
     missing = 1 - found
-    somewhere, lacking = 1 - missing**it.rows, 1 - found**it.rows  # in some row
+    # in some row
+    somewhere = 1 - missing**it.rows
+    lacking = 1 - found**it.rows
     return Round(
         proposed + missing * draft_N,
         it.seconds_KW["ngram"][0, 1] * used_N + lacking * it.seconds_KW["draft"][0, draft_N],

@@ -57,7 +57,9 @@ class Finding:
 
     def begin(self, trial: int | None) -> None:
         """Judge anew, with this layer on trial, or none."""
-        self.trial, self.without, self.searching = trial, [0, 0], [0, 0]
+        self.trial = trial
+        self.without = [0, 0]
+        self.searching = [0, 0]
 
 
 Findings = dict[str, Finding]
@@ -78,10 +80,14 @@ class SearchedLayers:
     """
 
     def __init__(self, tier: Tier[RetrievalView], findings: Findings, ranks: TPGroup = ALONE) -> None:
-        self.tier, self.findings, self._ranks = tier, findings, ranks
-        self._bits, self._found = 0, Finding()
+        self.tier = tier
+        self.findings = findings
+        self._ranks = ranks
+        self._bits = 0
+        self._found = Finding()
         self._length = self._left = self._turns = 0
-        self._before, self._searching = [0, 0], False
+        self._before = [0, 0]
+        self._searching = False
         self.trying = False
         """Whether one of the layers of this proposal is on trial."""
         self.changed = False
@@ -99,13 +105,16 @@ class SearchedLayers:
 
     def observe(self) -> None:
         """Learn from the proposal that `next_layers` was called for."""
-        now, before, found = self._verdicts(), self._before, self._found
+        now = self._verdicts()
+        before = self._before
+        found = self._found
         reads_much = self._length < 2 * self.tier.cache.budget(self._length)
         if now == before or reads_much:  # or another tier drafted
             return
         seen = found.searching if self.trying else found.without
         seen[:] = [count + later - earlier for count, later, earlier in zip(seen, now, before, strict=True)]
-        self._turns, self.changed = self._turns + 1, self.changed or found.trial is not None
+        self._turns = self._turns + 1
+        self.changed = self.changed or found.trial is not None
         if found.trial is not None:
             self._conclude(found, found.trial)
         elif sum(found.without) >= MIN_TOKENS:
@@ -115,7 +124,8 @@ class SearchedLayers:
 
     def _enter(self, bits: int) -> None:
         """Take up the finding for a length of so many bits."""
-        self._bits, self._turns = bits, 0
+        self._bits = bits
+        self._turns = 0
         found = self.findings.get(self._case(bits))
         if found is None:  # what pays in shorter ones pays here
             shorter = self.findings.get(self._case(bits - 1), Finding())
@@ -136,7 +146,8 @@ class SearchedLayers:
 
     def _promising(self, found: Finding, rejection: float) -> int | None:
         """The layer that misses most attention, if it promises enough at this share of draft tokens rejected."""
-        view, config = self.tier.cache, self.tier.cache.full.pool.config
+        view = self.tier.cache
+        config = self.tier.cache.full.pool.config
         offloaded = view.full.pool.offloaded  # other layers than whole ones would be read from their store
         most = min(MAX_LAYERS, config.layers - 1, offloaded.whole_layers if offloaded else MAX_LAYERS)
         enough = len(found.layers) >= most or len(found.no_gain) >= MAX_NO_GAIN
@@ -179,14 +190,17 @@ class SearchedLayers:
 
     def _saves(self, rejection: float, with_it: float) -> bool:
         """Whether the rest of the text saves more numbers than the first search of all keys reads."""
-        searched, config = len(self._found.layers), self.tier.cache.full.pool.config
+        searched = len(self._found.layers)
+        config = self.tier.cache.full.pool.config
         saved = 1 / self._rate(rejection, searched) - 1 / self._rate(with_it, searched + 1)
         return self._left * saved > config.kv_size / config.layers * self._length
 
     def _rate(self, rejection: float, searched: int) -> float:
         """Tokens per number read, at the best gamma: not per second, as no text of a seed may depend on the clock."""
-        view, length = self.tier.cache, self._length
-        config, drafted = view.full.pool.config, TOKENS_PER_PASS if self.tier.below else 1.0
+        view = self.tier.cache
+        length = self._length
+        config = view.full.pool.config
+        drafted = TOKENS_PER_PASS if self.tier.below else 1.0
         full = NUMBERS_PER_PASS + config.weights_read + config.kv_read(length)
         of_layers = config.windows.count(0) * config.kv_size // config.layers  # those without a window
         lower = full - of_layers * (length - view.keys(length, searched))

@@ -15,4 +15,5 @@ def prepare(address: str | None) -> None:
         # Whatever it says, it works on Linux: nodes are then known as 127.0.0.1, and nothing listens elsewhere.
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         # Other users of this machine reach loopback, too, and who reaches Ray may run anything. Children inherit it.
-        os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN"] = "token", secrets.token_hex(32)
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)

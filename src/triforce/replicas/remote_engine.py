@@ -36,7 +36,9 @@ class _Answer:
         self.waited: float | None = None
         self.message: ReplicaMessage | None = None
         """The latest of the replica that has the request; None while it waits for one."""
-        self._handle, self._done, self._submitted = handle, done, perf_counter()
+        self._handle = handle
+        self._done = done
+        self._submitted = perf_counter()
         self.started = False
         self._events: asyncio.Queue[Event | Exception] = asyncio.Queue()
         self.task = asyncio.create_task(self._consume())
@@ -78,11 +80,14 @@ class _Answer:
         raise AssertionError("the last try returns or raises")
 
     async def _from_one(self) -> RequestOutput:
-        messages, end, arrived = self._handle.answer.remote(self.generation), None, None
+        messages = self._handle.answer.remote(self.generation)
+        end = None
+        arrived = None
         try:
             async for message in messages:
                 arrived = arrived or perf_counter()
-                self.message, self.waited = message, arrived - self._submitted + message.waited
+                self.message = message
+                self.waited = arrived - self._submitted + message.waited
                 if isinstance(message.event, Exception):
                     raise message.event
                 if isinstance(message.event, RequestOutput):
@@ -109,9 +114,14 @@ class Replicas:
     """
 
     def __init__(self, handle: Any, most: int, running: Callable[[], int], leave: Callable[[], None]) -> None:
-        self._handle, self._most, self._running, self._leave = handle, most, running, leave
+        self._handle = handle
+        self._most = most
+        self._running = running
+        self._leave = leave
         self.answers: dict[_Answer, None] = {}
-        self._open, self._alive, self._closed = True, True, Flag()
+        self._open = True
+        self._alive = True
+        self._closed = Flag()
         Thread(target=self._poll, name="triforce-replicas", daemon=True).start()
 
     def submit(self, generations: list[GenerationRequest]) -> Sequence[_Answer]:
@@ -204,7 +214,8 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray publishes no typ
 
 def beginnings(request: PendingRequest) -> list[int]:
     """Return hashes of the request's prefixes, shortest first. Other scopes have other hashes."""
-    keys, size = [], LEAST
+    keys = []
+    size = LEAST
     for generation in request.args:
         while isinstance(generation, GenerationRequest) and size <= len(generation.prompt):
             keys.append(hash((generation.scope, *generation.prompt[:size])))

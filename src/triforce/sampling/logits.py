@@ -224,7 +224,8 @@ def _descending(probs_RJV: Tensor, mass_R11: Tensor) -> Tensor:
 def _largest(values_RJV: Tensor, head_RJW: Tensor, count_RJ1: Tensor) -> Tensor:
     """Mark the `count` largest values, the lowest ids among equals: bool (R, J, V). head: the largest, in order."""
     edge_RJ1 = head_RJW.gather(-1, count_RJ1 - 1)
-    above_RJV, equal_RJV = values_RJV > edge_RJ1, values_RJV == edge_RJ1
+    above_RJV = values_RJV > edge_RJ1
+    equal_RJV = values_RJV == edge_RJ1
     room_RJ1 = count_RJ1 - above_RJV.sum(-1, keepdim=True)
     return above_RJV | (equal_RJV & (equal_RJV.cumsum(-1) <= room_RJ1))
 

@@ -48,11 +48,13 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], keys_R2: Tensor) -> t
     """
     c0, c1, c2, c3 = counter
     for k0, k1 in zip(*keys_R2.unbind(1), strict=True):
-        p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        p0 = c0 * _MULTIPLIERS[0]
+        p1 = c2 * _MULTIPLIERS[1]
         c0 = ((p1 >> 32) ^ c1).bitwise_xor_(k0).bitwise_and_(_MASK)
         c2 = ((p0 >> 32) ^ c3).bitwise_xor_(k1).bitwise_and_(_MASK)
         # Not yet masked: their high halves only reach xors that are masked anyway, and so two passes a round are saved.
-        c1, c3 = p1, p0
+        c1 = p1
+        c3 = p0
     return c0, c1 & _MASK, c2, c3 & _MASK
 
 
@@ -114,7 +116,8 @@ class Noise:
         pairs = (vocab_size + 1) // 2
         out_NP2 = torch.empty(len(rows_N), pairs, 2, dtype=torch.float64, device=rows_N.device)
         tile = _TILE if rows_N.device.type == "cpu" else out_NP2.numel()
-        tall, wide = max(tile // max(pairs, 1), 1), max(min(pairs, tile), 1)
+        tall = max(tile // max(pairs, 1), 1)
+        wide = max(min(pairs, tile), 1)
         for n, i in product(range(0, len(rows_N), tall), range(0, pairs, wide)):
             pairs_P = torch.arange(i, min(i + wide, pairs), device=rows_N.device)
             places = slice(n, n + tall)

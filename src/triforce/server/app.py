@@ -65,7 +65,8 @@ def create_app(
         docs_url=None,  # these pages load scripts from foreign hosts
         redoc_url=None,
     )
-    parser, metrics = RequestParser(llm, llm.tokenizer, limits), Metrics(engine, name)
+    parser = RequestParser(llm, llm.tokenizer, limits)
+    metrics = Metrics(engine, name)
     app.state.service = Service(name, system_fingerprint(llm), parser, engine, metrics, limits)
     app.state.watched = watched
     app.include_router(router)

@@ -71,7 +71,8 @@ def _parsed(number: int, text: bytes) -> BatchLine:
     name = request.get("custom_id") if isinstance(request, dict) else None
     if not isinstance(name, str) or not name:
         return BatchLine(number, error=f"line {number} is no JSON object with a custom_id, which is a text")
-    body, url = request.get("body"), request.get("url")
+    body = request.get("body")
+    url = request.get("url")
     if request.get("method") != "POST" or url not in PATHS:
         return BatchLine(name, error=f"line {number}: method must be POST, and url one of {', '.join(PATHS)}")
     if not isinstance(body, dict) or body.get("stream"):
@@ -152,7 +153,9 @@ def earlier_answers(output: Path | None) -> EarlierAnswers:
 
 def compare(earlier: EarlierAnswers, source: BinaryIO, model: str) -> Comparison:
     """Compare the lines of an input with the answers of an output. model: see `Answers`."""
-    stale, undigested_count, unanswered_count = set[Name](), 0, 0
+    stale = set[Name]()
+    undigested_count = 0
+    unanswered_count = 0
     for line in batch_lines(source):
         if line.name not in earlier.digests:
             unanswered_count += 1
@@ -170,7 +173,8 @@ def _lines(output: Path) -> tuple[dict[Name, bytes], bool]:
     Of several answers to one line the last one counts, in the place of the first. Raises RequestError.
     """
     answers: dict[Name, bytes | None] = {}
-    count, torn = 0, b""
+    count = 0
+    torn = b""
     try:
         with output.open("rb") as file:
             while line := read_line(file, str(output), ANOTHER):
@@ -223,8 +227,11 @@ class Answers(AbstractContextManager["Answers"]):
         earlier: the answers that the file has. stale: names of those among them that are answered anew.
         """
         self.tally = Tally()
-        self._path, self._model, self._on_line = path, model, on_line
-        self._earlier, self._stale = earlier or EarlierAnswers({}, False), stale
+        self._path = path
+        self._model = model
+        self._on_line = on_line
+        self._earlier = earlier or EarlierAnswers({}, False)
+        self._stale = stale
         self._file: TextIO = sys.stdout
 
     def __enter__(self) -> Answers:
@@ -257,7 +264,8 @@ class Answers(AbstractContextManager["Answers"]):
 
     def add(self, line: BatchLine, response: Response | None = None) -> None:
         """Write the answer to a line; `response` is None for a line that is itself in error. Raises RequestError."""
-        named, error = isinstance(line.name, str), None
+        named = isinstance(line.name, str)
+        error = None
         if line.error is not None:
             error = {"code": line.code, "message": line.error} | ({} if named else {"line": line.name})
         head = {"id": f"batch_req_{uuid4().hex}", "custom_id": line.name if named else None}

@@ -46,7 +46,8 @@ class _ParsedRequest(Request):
 
     def __init__(self, request: Request, body: bytes, value: Any) -> None:
         super().__init__(request.scope, request.receive)
-        self._body, self._value = body, value
+        self._body = body
+        self._value = value
 
     async def json(self) -> Any:
         return self._value

@@ -19,7 +19,9 @@ class ChatWriter:
     """Writes whole messages, or the increments of them."""
 
     def __init__(self, body: ChatBody, generations: Sequence[GenerationRequest], service: Service) -> None:
-        self._n, self._tokenizer, self._tiers = body.n or 1, service.parser.tokenizer, bool(body.tier_stats)
+        self._n = body.n or 1
+        self._tokenizer = service.parser.tokenizer
+        self._tiers = bool(body.tier_stats)
         self._with_usage = bool(body.stream_options and body.stream_options.include_usage)
         self._tools = service.parser.tools(body)
         self._parsers = [_AnswerParser(self._tools) for _ in range(self._n)]  # by choice

@@ -23,7 +23,9 @@ class CompletionWriter:
     """Numbers choices through all prompts: those of the first, then those of the second."""
 
     def __init__(self, body: CompletionBody, generations: Sequence[GenerationRequest], service: Service) -> None:
-        self._generations, self._n, self._tokenizer = generations, body.n or 1, service.parser.tokenizer
+        self._generations = generations
+        self._n = body.n or 1
+        self._tokenizer = service.parser.tokenizer
         self._head = {"id": f"cmpl-{uuid4().hex}", "object": "text_completion", "created": int(time())}
         self._head |= {"model": service.name, "system_fingerprint": service.fingerprint}
         self._tiers = bool(body.tier_stats)
@@ -57,9 +59,13 @@ class CompletionWriter:
         yield DONE
 
     def _choices(self, prompt: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
-        echo, read, unread = "", [], output.prompt_token_ids
+        echo = ""
+        read = []
+        unread = output.prompt_token_ids
         if self._echoes:
-            echo, read, unread = self._echoes[prompt], unread, []
+            echo = self._echoes[prompt]
+            read = unread
+            unread = []
         for new in output.outputs:
             choice = self._choice(prompt, new.index, echo + new.text, new.finish_reason)
             entries = None if new.logprobs is None else [*(output.prompt_logprobs or ()), *new.logprobs]

@@ -88,7 +88,8 @@ class TPMirror:
 
     def _start(self, number: int, generation: GenerationRequest) -> Request | Exception:
         """Queue a request, or return the error. A request that fails on one rank is started on none."""
-        request, error = None, None
+        request = None
+        error = None
         try:
             request = self.llm.request(
                 generation.prompt, generation.params, generation.mode, generation.scope, generation.compiled
@@ -104,13 +105,15 @@ class TPMirror:
             return reason
         if generation.progress:
             self._places[number] = 0
-        self._requests[number], self._numbers[request] = request, number
+        self._requests[number] = request
+        self._numbers[request] = number
         return request
 
     def _read(self, number: int, tokens: int, _: int) -> None:
         """Note the progress of a prompt. Its last token is fed with the first proposal; choices copy what is read."""
         request = self._requests[number]
-        total, began = len(request.prompt), request.started or perf_counter()
+        total = len(request.prompt)
+        began = request.started or perf_counter()
         processed = min(tokens + 1, total)
         progress = PrefillProgress(total, request.groups[0].cached, processed, int(1000 * (perf_counter() - began)))
         self._progress[number] = progress
@@ -152,7 +155,8 @@ class _Answer:
     """Carries events from the worker's thread to the event loop that submitted the request."""
 
     def __init__(self, generation: GenerationRequest, number: int) -> None:
-        self.generation, self.number = generation, number
+        self.generation = generation
+        self.number = number
         self.cancelled = False
         self.sent = False
         """Whether the engine was told of it."""
@@ -188,7 +192,8 @@ class Worker:
     """Runs the engine. Uses `rows`, `waiting` and `kv_tokens` of the limits; other ranks `follow` its commands."""
 
     def __init__(self, llm: LLM, limits: Limits) -> None:
-        self._ranks, self._most = llm.ranks, limits.waiting + limits.rows
+        self._ranks = llm.ranks
+        self._most = limits.waiting + limits.rows
         self.mirror = TPMirror(llm, limits)
         self._answers: dict[int, _Answer] = {}
         """Unfinished answers by number, oldest first."""
@@ -249,7 +254,8 @@ class Worker:
             self.mirror.write_behind(lambda: perf_counter() > until)
         except BaseException as error:
             with self._changed:
-                self._open, self.failure = False, error
+                self._open = False
+                self.failure = error
                 unfinished = list(self._answers)
             for number in unfinished:
                 self._end(number, ReplicaLost())

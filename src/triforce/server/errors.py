@@ -32,7 +32,9 @@ def place_of(error: dict[str, Any]) -> list[str]:
 
 def field_of(body: Any, error: dict[str, Any]) -> str:
     """Return the place of an error in words of the body: without types that were tried, and tags of what was chosen."""
-    parts, tags, place = list[str](), set[int](), place_of(error)
+    parts = list[str]()
+    tags = set[int]()
+    place = place_of(error)
     for n, part in enumerate(place, 1):
         if len(parts) not in tags and _chosen_by_type(parts):
             tags.add(len(parts))
@@ -114,7 +116,11 @@ class ApiError(Exception):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.param, self.code, self.headers = status, message, param, code, headers
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = headers
 
     def body(self) -> dict[str, Any]:
         """The error object of OpenAI's interface."""
@@ -279,7 +285,8 @@ def install_advice(app: FastAPI, addresses: Sequence[str]) -> None:
 
 def _absence(path: str, addresses: Iterable[str]) -> str:
     """Return what is so where nothing is at `path`."""
-    parts, meant = path.strip("/").split("/"), _meant(path, addresses)
+    parts = path.strip("/").split("/")
+    meant = _meant(path, addresses)
     reason = next((text for part in parts if (text := ELSEWHERE.get(part))), None)
     if reason and not meant:
         return f"{reason}; /openapi.json lists what there is"

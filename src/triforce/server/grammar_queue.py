@@ -95,7 +95,8 @@ class SharedSlots:
     """
 
     def __init__(self, what: str, portion: float, share: int) -> None:
-        self._what, self._share = what, share
+        self._what = what
+        self._share = share
         self._vacant = max(1, int((os.cpu_count() or 1) * portion))
         self._counts: Counter[str] = Counter()
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
@@ -165,7 +166,8 @@ class GrammarPool:
     """Compiles grammars for one model. share: grammars of one key that are compiled or wait at a time."""
 
     def __init__(self, compiler: GrammarCompiler, share: int) -> None:
-        self._compiler, self._slots = compiler, SharedSlots("grammars", PORTION, share)
+        self._compiler = compiler
+        self._slots = SharedSlots("grammars", PORTION, share)
 
     async def compile(self, grammar: Grammar, key: str) -> CompiledGrammar:
         """Return a grammar compiled, at once if it was before. Raises RequestError, or ApiError beyond the share."""

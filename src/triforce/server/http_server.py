@@ -40,7 +40,8 @@ class Connection(H11Protocol):
 
     def __init__(self, address: str, limits: Limits, **settings: Any) -> None:
         super().__init__(**settings)
-        self.address, self._limits = address, limits
+        self.address = address
+        self._limits = limits
         self.since = self.loop.time()
         """Time of the last progress."""
         self._unsent = 0
@@ -63,7 +64,8 @@ class Connection(H11Protocol):
         While an answer is made nothing is expected of a client but that it reads. Whether it does is seen where nothing
         is added to what is not sent yet: that must become less.
         """
-        now, unsent = self.loop.time(), self.transport.get_write_buffer_size()
+        now = self.loop.time()
+        unsent = self.transport.get_write_buffer_size()
         adding = not (self._idle or self.flow.write_paused or self.transport.is_closing())
         if adding or unsent < self._unsent:
             self.since = now
@@ -84,7 +86,9 @@ class Connections:
     """The open connections, a set that each leaves when it closes."""
 
     def __init__(self, opened: Collection[Connection], limits: Limits, metrics: Metrics) -> None:
-        self._open, self._limits, self._metrics = opened, limits, metrics
+        self._open = opened
+        self._limits = limits
+        self._metrics = metrics
         self._noted: Counter[str] = Counter()
         metrics.connections.set_function(lambda: len(opened))
 
@@ -235,11 +239,13 @@ class Server(uvicorn.Server):
             timeout_graceful_shutdown=int(shutdown_timeout) + _SLACK,
         )
         super().__init__(config)
-        self._engine, self._shutdown_timeout = engine, shutdown_timeout
+        self._engine = engine
+        self._shutdown_timeout = shutdown_timeout
         self._stop_time = 0.0
         service: Service = app.state.service
         opened = cast(set[Connection], self.server_state.connections)
-        self._limits, self._connections = service.limits, Connections(opened, service.limits, service.metrics)
+        self._limits = service.limits
+        self._connections = Connections(opened, service.limits, service.metrics)
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -291,7 +297,9 @@ class Server(uvicorn.Server):
         now = monotonic()
         if self.should_exit and now - self._stop_time < TWICE:
             return
-        self.force_exit, self._stop_time = self.should_exit, now  # a second signal: at once
+        # a second signal: at once
+        self.force_exit = self.should_exit
+        self._stop_time = now
         self.should_exit = True
         self._loop.call_soon_threadsafe(self._wind_down)
 

@@ -67,7 +67,8 @@ class AccessLog:
             return await self.app(scope, receive, send)
         report: dict[str, Any] = {"request": uuid4().hex, "method": scope["method"]}
         scope.setdefault("state", {})["report"] = report
-        started, status = perf_counter(), 0
+        started = perf_counter()
+        status = 0
 
         async def note(message: Message) -> None:
             nonlocal status

@@ -66,7 +66,8 @@ class Metrics:
 
     async def watch(self, answer: GenerationStream, started: float) -> AsyncGenerator[Event, None]:
         """Yield the events of an answer, counted as they pass; its request came at `started`."""
-        first, done = None, False
+        first = None
+        done = False
         try:
             async for event in answer:
                 if isinstance(event, OutputChunk):
@@ -81,7 +82,8 @@ class Metrics:
             raise
 
     def _finish(self, answer: GenerationStream, output: RequestOutput, started: float, first: float) -> None:
-        new, now = output.completion_tokens, perf_counter()
+        new = output.completion_tokens
+        now = perf_counter()
         self.prompt_tokens.labels(self._model).inc(output.prompt_tokens)
         self.new_tokens.labels(self._model).inc(new)
         self._kv_dtype.labels(self._model, output.kv_dtype).set(1)

@@ -22,7 +22,8 @@ class ResponsesWriter:
     """Messages and calls. A stream tells of each part when it begins, grows and is done."""
 
     def __init__(self, body: ResponsesBody, generations: Sequence[GenerationRequest], service: Service) -> None:
-        self._tiers, self._sent = bool(body.tier_stats), 0
+        self._tiers = bool(body.tier_stats)
+        self._sent = 0
         self._items = Items(parser_of(service.parser.tools(body)))
         self._origins: list[str] = []  # of tokens whose text was not told of yet
         form = body.text.format if body.text else None
@@ -37,7 +38,8 @@ class ResponsesWriter:
         }
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-        new, status = outputs[0].outputs[0], _status(outputs)
+        new = outputs[0].outputs[0]
+        status = _status(outputs)
         for _ in (*self._items.add(new.text, last=True), *self._items.end(status)):
             pass
         return self._done(outputs)
@@ -72,7 +74,8 @@ class ResponsesWriter:
 
     def _report(self) -> dict[str, Any]:
         """Return the tier of each token since the last report, where the request wants it."""
-        new, self._origins = self._origins, []
+        new = self._origins
+        self._origins = []
         return {"token_tiers": new} if self._tiers and new else {}
 
     def _event(self, kind: str, fields: dict[str, Any]) -> bytes:
@@ -86,7 +89,9 @@ class Items:
 
     def __init__(self, parser: ToolCallParser) -> None:
         self.items: list[dict[str, Any]] = []
-        self._parser, self._open = parser, False  # whether the last item is a message that may grow
+        # whether the last item is a message that may grow
+        self._parser = parser
+        self._open = False
 
     def add(self, text: str, last: bool) -> Iterator[ItemEvent]:
         """Add text of the answer, and yield its events."""

@@ -443,7 +443,8 @@ class ChatBody(ToolFields, ThinkingField, CompletionFields):
         choice = self.tool_choice.function if isinstance(self.tool_choice, OneTool) else self.tool_choice
         spoken = any(message.tool_calls or message.role == "tool" for message in self.messages)
         functions = [tool.function for tool in self.tools or ()]
-        several, form = self.parallel_tool_calls is not False, self.output_format
+        several = self.parallel_tool_calls is not False
+        form = self.output_format
         return choose_tools(template, functions, choice, several=several, spoken=spoken, output_format=form)
 
 
@@ -480,7 +481,9 @@ class ResponsesBody(ToolFields, ThinkingField, SamplingFields):
     def choose_tools(self, template: str) -> ToolChoice | None:
         """Return the tools that the answer may call. Raises ApiError or RequestError."""
         spoken = not isinstance(self.input, str) and not all(isinstance(item, Item) for item in self.input)
-        several, choice, form = self.parallel_tool_calls is not False, self.tool_choice, self.output_format
+        several = self.parallel_tool_calls is not False
+        choice = self.tool_choice
+        form = self.output_format
         return choose_tools(template, self.tools or [], choice, several=several, spoken=spoken, output_format=form)
 
 

@@ -32,7 +32,8 @@ class HostCheck:
     """
 
     def __init__(self, app: ASGIApp, names: Iterable[str]) -> None:
-        self.app, self.names = app, {"localhost", *(name.lower().rstrip(".") for name in names)}
+        self.app = app
+        self.names = {"localhost", *(name.lower().rstrip(".") for name in names)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         hosts = Headers(scope=scope).getlist("host") if scope["type"] == "http" else []
@@ -56,7 +57,8 @@ class ApiKeyAuth:
     """Requires a key as bearer token on every path that is not open. Without keys everybody is let in."""
 
     def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
-        self.app, self._digests = app, [_digest(key.encode()) for key in keys]
+        self.app = app
+        self._digests = [_digest(key.encode()) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN and self._digests:
@@ -82,12 +84,14 @@ class BodyLimit:
     """Reads bodies before the application sees them: at most so many bytes, within so many seconds."""
 
     def __init__(self, app: ASGIApp, limits: Limits) -> None:
-        self.app, self.limits = app, limits
+        self.app = app
+        self.limits = limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        coming, most = _Coming(receive), self.limits.body_bytes
+        coming = _Coming(receive)
+        most = self.limits.body_bytes
         if scope["path"] in OPEN:
             most = min(most, OPEN_BYTES)
         try:
@@ -110,7 +114,8 @@ class _Coming:
     """A body that is being received; `more` is False at its end, or when the client hangs up."""
 
     def __init__(self, receive: Receive) -> None:
-        self._receive, self.more = receive, True
+        self._receive = receive
+        self.more = True
 
     async def __call__(self) -> Message:
         message = await self._receive()
@@ -121,7 +126,8 @@ class _Coming:
 async def _read(headers: Headers, coming: _Coming, most: int) -> bytes:
     announced = headers.get("content-length", "0")
     _check(float(announced) if announced.isdecimal() else 0, most)
-    chunks, size = [], 0
+    chunks = []
+    size = 0
     while coming.more:
         chunks.append((await coming()).get("body", b""))
         size += len(chunks[-1])
@@ -168,7 +174,8 @@ class PreflightAdvice:
     """Tells a browser that asks for a page of another origin what would let that page in."""
 
     def __init__(self, app: ASGIApp, origins: Collection[str]) -> None:
-        self.app, self.origins = app, origins
+        self.app = app
+        self.origins = origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "OPTIONS":

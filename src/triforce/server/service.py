@@ -99,14 +99,17 @@ def held_to_room(
 
     Raises ApiError where there is no room.
     """
-    rows, room, most = min(params.n, limits.rows), min(params.max_tokens, context - prompt), limits.room(context)
+    rows = min(params.n, limits.rows)
+    room = min(params.max_tokens, context - prompt)
+    most = limits.room(context)
     if rows * (prompt + room) <= most:
         return params
     server = f"the {most} tokens that this server has room for (--max-kv-tokens)"
     if prompt >= most:
         text = f"the prompt of {prompt} tokens and an answer need more than {server}; shorten it"
         raise wrong(body.prompt_field, text, TOO_LONG)
-    field, left = body.sent_as.get("max_tokens", "max_tokens"), most // rows - prompt
+    field = body.sent_as.get("max_tokens", "max_tokens")
+    left = most // rows - prompt
     if getattr(body, field) is None and left > 0:
         return replace(params, max_tokens=left)
     if rows > 1:
@@ -155,7 +158,9 @@ class RequestParser:
     """Parses requests for one model, each with the key of its sender. Work on large ones is shared out among keys."""
 
     def __init__(self, llm: ServedModel, tokenizer: Tokenizer, limits: Limits) -> None:
-        self.llm, self.tokenizer, self.limits = llm, tokenizer, limits
+        self.llm = llm
+        self.tokenizer = tokenizer
+        self.limits = limits
         self.large = SharedSlots("large requests", LARGE_PORTION, limits.waiting + limits.rows)
         self._grammars = GrammarPool(llm.grammars, limits.grammars)
 
@@ -308,7 +313,8 @@ async def _grammar(
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Return the result of `work`. If the client hangs up first, cancel it and raise ClientDisconnected."""
-    working, disconnected = asyncio.ensure_future(work), asyncio.ensure_future(_until_disconnected(receive))
+    working = asyncio.ensure_future(work)
+    disconnected = asyncio.ensure_future(_until_disconnected(receive))
     try:
         await asyncio.wait((working, disconnected), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -336,7 +342,8 @@ class EventStream(Response):
         """`end` is called in any case: a generator that was never begun does not know that it is over."""
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers})
         del self.headers["content-length"]
-        self._frames, self._end = frames, end
+        self._frames = frames
+        self._end = end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -361,7 +368,9 @@ class TextLogprobs:
 
     def __init__(self, tokenizer: Tokenizer, after: Sequence[int]) -> None:
         """`after` is what the first token continues. Offsets count characters from there."""
-        self._tokenizer, self._stream, self._offset = tokenizer, tokenizer.stream(after), 0
+        self._tokenizer = tokenizer
+        self._stream = tokenizer.stream(after)
+        self._offset = 0
 
     def add(self, ids: Sequence[int], entries: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
         """Return the entries of the next tokens; there is none for a token with nothing before it."""
@@ -401,7 +410,8 @@ def usage(
     outputs: Sequence[RequestOutput], tiers: bool, names: Sequence[str] = ("prompt", "completion")
 ) -> dict[str, Any]:
     """Return tokens read and made, and if wanted counts of each tier, and how far each text repeats itself."""
-    read, made = sum(o.prompt_tokens for o in outputs), sum(o.completion_tokens for o in outputs)
+    read = sum(o.prompt_tokens for o in outputs)
+    made = sum(o.completion_tokens for o in outputs)
     counts: dict[str, Any] = {f"{names[0]}_tokens": read, f"{names[1]}_tokens": made, "total_tokens": read + made}
     details = {"cached_tokens": sum(o.cached_tokens for o in outputs)}
     counts |= {f"{names[0]}_tokens_details": details}
@@ -561,7 +571,8 @@ class Service:
         self, answers: Sequence[GenerationStream], scored_only: bool
     ) -> AsyncGenerator[tuple[int, Event], None]:
         """Yield the events of all answers, prompt by prompt. Raises ApiError when they take too long."""
-        deadline, started = asyncio.get_running_loop().time() + self.limits.seconds, perf_counter()
+        deadline = asyncio.get_running_loop().time() + self.limits.seconds
+        started = perf_counter()
         for prompt, answer in enumerate(answers):
             async with aclosing(self.metrics.watch(answer, started)) as events:
                 while True:
@@ -589,6 +600,7 @@ def _entries(generation: GenerationRequest, output: RequestOutput) -> int:
 
 def _summary(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
     """Return the fields of the access log."""
-    cached, reread = sum(o.cached_tokens for o in outputs), [o.reread for o in outputs if o.reread]
+    cached = sum(o.cached_tokens for o in outputs)
+    reread = [o.reread for o in outputs if o.reread]
     told = {"cached_tokens": cached, "reread": reread} if reread else {"cached_tokens": cached}
     return {"new_tokens": sum(o.completion_tokens for o in outputs), "mode": outputs[0].mode} | told

@@ -18,7 +18,8 @@ from triforce.server.errors import wrong
 from triforce.server.request_base import Body, unknown_field
 from triforce.structured_output.compiler import schema_grammar
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
+OPEN = "<tool_call>"
+CLOSE = "</tool_call>"
 NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 """The parameters of a function that has none."""
 
@@ -73,7 +74,8 @@ class CallFormat:
         """Return the call that a text is, or None if it calls none of these functions."""
         try:
             written = json.loads(text)
-            name, arguments = written["name"], written[self.arguments]
+            name = written["name"]
+            arguments = written[self.arguments]
             if isinstance(arguments, dict) and name in names:
                 return Call(name, json.dumps(arguments, ensure_ascii=False, allow_nan=False))
         except (ValueError, TypeError, KeyError, RecursionError):
@@ -96,10 +98,13 @@ def call_format(template: str) -> CallFormat | None:
 
 class _BufferedParser(ToolCallParser):
     def __init__(self, form: CallFormat, names: Collection[str]) -> None:
-        self._form, self._names, self._buffer = form, names, ""
+        self._form = form
+        self._names = names
+        self._buffer = ""
 
     def _release(self, length: int) -> list[Parsed]:
-        shown, self._buffer = self._buffer[:length], self._buffer[length:]
+        shown = self._buffer[:length]
+        self._buffer = self._buffer[length:]
         return [shown] if shown else []
 
 
@@ -115,7 +120,8 @@ class _Tagged(_BufferedParser):
                 parsed += self._release(stop + len(CLOSE))
                 continue
             parsed += [*self._release(len(self._buffer[:start].rstrip())), call]
-            self._buffer, self._called = self._buffer.partition(CLOSE)[2], True
+            self._buffer = self._buffer.partition(CLOSE)[2]
+            self._called = True
         # Text before `certain` is no part of a call, which begins or may begin there.
         certain = start if start >= 0 else len(self._buffer) - partial_match(self._buffer, [OPEN])
         parsed += self._release(len(self._buffer[:certain].rstrip()))
@@ -144,7 +150,8 @@ Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 
 def _shallow(schema: dict[str, Any]) -> dict[str, Any]:
-    level, count = list[Any]([schema]), 0
+    level = list[Any]([schema])
+    count = 0
     for _ in range(MOST_LEVELS):
         count += sum(len(whole) for whole in level)
         if count > MOST_PARTS_OF_SCHEMA:
@@ -274,7 +281,8 @@ def choose_tools(
     several: whether an answer may have several calls. spoken: whether calls, or what they gave, are among the turns.
     output_format: the field that holds the answer to a format.
     """
-    form, choice = call_format(template), choice or "auto"
+    form = call_format(template)
+    choice = choice or "auto"
     if form is None and (functions or spoken):
         raise wrong("tools", "this model's chat template has no calls of tools that can be read here (as Llama 3 or "
                     "Qwen write them); leave them out")  # fmt: skip
@@ -295,5 +303,6 @@ def choose_tools(
         name = choice.name
         if name not in parameters:
             raise wrong("tool_choice", f"tool_choice names {name[:64]!r}, which is not among the tools")
-        parameters, several = {name: parameters[name]}, False
+        parameters = {name: parameters[name]}
+        several = False
     return ToolChoice(form, functions, None if choice == "auto" else parameters, several)

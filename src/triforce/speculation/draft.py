@@ -72,7 +72,9 @@ class Draft:
     def then(self, step: Draft, live_B: Bools) -> Draft:
         """Return this draft with `step` behind it, in the rows that are live."""
         counts_B = self.counts_B + step.counts_B * live_B
-        tokens_BK, probs_BKV, origins_BK = step.tokens_BK, step.probs_BKV, step.origins_BK
+        tokens_BK = step.tokens_BK
+        probs_BKV = step.probs_BKV
+        origins_BK = step.origins_BK
         if self.tokens_BK.shape[1]:
             at_BK = columns(self.counts_B, tokens_BK.shape[1])
             tokens_BK, origins_BK = (
@@ -82,7 +84,9 @@ class Draft:
             probs_BKV = _join_probs(self.probs_BKV, probs_BKV, at_BK)
         longest = int(counts_B.max())
         if longest < tokens_BK.shape[1]:
-            tokens_BK, origins_BK, probs_BKV = tokens_BK[:, :longest], origins_BK[:, :longest], probs_BKV[:, :longest]
+            tokens_BK = tokens_BK[:, :longest]
+            origins_BK = origins_BK[:, :longest]
+            probs_BKV = probs_BKV[:, :longest]
         return Draft(tokens_BK, probs_BKV, origins_BK, counts_B)
 
 
@@ -113,7 +117,8 @@ class Counters:
     def __init__(self, rows: int) -> None:
         self.proposed_B, self.accepted_B, self.rejected_B, self.passes_B = np.zeros((4, rows), dtype=np.int64)
         self.accepted_BN = np.zeros((rows, 1), dtype=np.int64)
-        self.seconds_B, self.prefill_seconds_B = np.zeros(rows), np.zeros(rows)
+        self.seconds_B = np.zeros(rows)
+        self.prefill_seconds_B = np.zeros(rows)
         self.verdicts_B3 = np.zeros((rows, 3), dtype=np.int64)
         self._passes: deque[tuple[int, int, float]] = deque(maxlen=REMEMBERED)
 
@@ -128,10 +133,12 @@ class Counters:
         """Record passes of so many columns each, for the live rows; `continued` ones belong to those before."""
         self.passes_B += passes * live_B
         self.seconds_B += seconds * live_B
-        tokens, rows = width * passes, int(live_B.sum())
+        tokens = width * passes
+        rows = int(live_B.sum())
         if continued and self._passes:
             before, rows, earlier = self._passes.pop()
-            tokens, seconds = tokens + before, seconds + earlier
+            tokens = tokens + before
+            seconds = seconds + earlier
         self._passes.append((tokens, rows, seconds))
 
     def new_passes(self) -> list[tuple[int, int, float]]:
@@ -142,12 +149,14 @@ class Counters:
 
     def new_verdicts(self) -> Ints:
         """Return tokens accepted, proposals rejected, and tokens proposed, since the last call: (B, 3)."""
-        verdicts_B3, self.verdicts_B3 = self.verdicts_B3, np.zeros_like(self.verdicts_B3)
+        verdicts_B3 = self.verdicts_B3
+        self.verdicts_B3 = np.zeros_like(self.verdicts_B3)
         return verdicts_B3
 
     def record_verdict(self, offered_B: Ints, accepted_B: Ints, live_B: Bools) -> None:
         """Record that the tier above accepted the first `accepted_B` of `offered_B` proposed tokens."""
-        offered_B, accepted_B = offered_B * live_B, accepted_B * live_B
+        offered_B = offered_B * live_B
+        accepted_B = accepted_B * live_B
         self.proposed_B += offered_B
         self.accepted_B += accepted_B
         rejected_B = live_B & ((accepted_B < offered_B) | (offered_B == 0))

@@ -48,7 +48,8 @@ class NgramIndex:
         """Read this text, which begins with what was read before."""
         start = len(self._grams)
         tokens = text_S[start:].astype(np.int32)
-        raw, unit = tokens.tobytes(), tokens.itemsize
+        raw = tokens.tobytes()
+        unit = tokens.itemsize
         for place, at in enumerate(range(0, len(raw) - (self.n - 1) * unit, unit), start):
             gram = raw[at : at + self.n * unit]
             self._before.append(self._latest.get(gram, -1))
@@ -58,7 +59,8 @@ class NgramIndex:
     def forget(self, length: int) -> None:
         """Forget all but the first `length` tokens, as if no others had been read."""
         for _ in range(len(self._grams) - max(0, length - self.n + 1)):
-            gram, before = self._grams.pop(), self._before.pop()
+            gram = self._grams.pop()
+            before = self._before.pop()
             if before < 0:
                 del self._latest[gram]
             else:
@@ -70,7 +72,8 @@ class NgramIndex:
         The text is one that what was read begins with; of many occurrences the latest are tried. Returns the length of
         the match and the place behind it; (0, 0) without one.
         """
-        places, end = list[int](), len(text_S) - self.n
+        places = list[int]()
+        end = len(text_S) - self.n
         place = self._before[end] if end >= 0 else -1
         while place >= 0 and len(places) < OCCURRENCES:
             places.append(place)
@@ -96,7 +99,8 @@ class NgramProposer:
     name = "ngram"
 
     def __init__(self, rows: int, gamma: int = 2, below: Tier[Any] | None = None, least: int = 0) -> None:
-        self.gamma, self.below = gamma, below
+        self.gamma = gamma
+        self.below = below
         self._least = least
         self.level: int = below.level + 1 if below else 0
         self.counters = Counters(rows)
@@ -169,7 +173,8 @@ class NgramProposer:
 
     def select(self, rows: Sequence[int]) -> None:
         """Make row i what row `rows[i]` was."""
-        self.indexes, self._tried = [self.indexes[b] for b in rows], [self._tried[b] for b in rows]
+        self.indexes = [self.indexes[b] for b in rows]
+        self._tried = [self._tried[b] for b in rows]
         self.counters.select(rows)
 
     def join(self, other: Self) -> None:
@@ -184,7 +189,8 @@ class NgramProposer:
         And whether the place lies behind the prompt. It is tried once `most` tokens stand behind it. The text is read
         up to the last such place.
         """
-        text_S, grams = prefix.ids_BS[b, : prefix.lengths_B[b]], self.indexes[b]
+        text_S = prefix.ids_BS[b, : prefix.lengths_B[b]]
+        grams = self.indexes[b]
         begin, prompt = self._tried[b]
         places = range(begin, len(text_S) - most + 1, STRIDE)
         if places:

@@ -64,11 +64,16 @@ class Tier(Generic[C]):
         read: Read[C] | None = None,
         whole_prompt: bool = False,
     ) -> None:
-        self.name, self.model, self.cache = name, model, cache
-        self.gamma, self.below = gamma, below
+        self.name = name
+        self.model = model
+        self.cache = cache
+        self.gamma = gamma
+        self.below = below
         self.level: int = below.level + 1 if below else 0
         self.counters = Counters(len(cache.lengths_B))
-        self.fused_draft, self.read, self.whole_prompt = fused_draft, read, whole_prompt
+        self.fused_draft = fused_draft
+        self.read = read
+        self.whole_prompt = whole_prompt
         self.keeps_logits = False
         self.logits_BJV: Tensor | None = None
         """Raw logits of the latest verification, if they are kept."""
@@ -76,7 +81,8 @@ class Tier(Generic[C]):
     def propose(self, prefix: SequenceState, sampling: TokenSampler, live_B: Bools) -> Draft:
         """Propose at least `gamma` tokens for each live row, each a sample of this tier given the text before it."""
         draft = nothing = Draft.empty(len(live_B), sampling.probs_size)
-        fused_draft, continued = None if self.below else self.fused_draft, False
+        fused_draft = None if self.below else self.fused_draft
+        continued = False
         while (live_B := live_B & (draft.counts_B < self.gamma)).any():
             guess = self.below.propose(prefix, sampling, live_B) if self.below else nothing
             started = perf_counter()
@@ -103,9 +109,11 @@ class Tier(Generic[C]):
 
     def score(self, prefix: SequenceState, guess: Draft, live_B: Bools) -> Tensor:
         """Make one pass over what the cache has not seen. Returns raw logits (B, J, V); column j follows j tokens."""
-        ahead, seen_B = prefix.append(guess), self.cache.lengths_B
+        ahead = prefix.append(guess)
+        seen_B = self.cache.lengths_B
         unseen_B = (ahead.lengths_B - seen_B) * live_B
-        width, guesses = int(unseen_B.max()), guess.tokens_BK.shape[1]
+        width = int(unseen_B.max())
+        guesses = guess.tokens_BK.shape[1]
         fed_BT = np.minimum(seen_B[:, None] + np.arange(width), ahead.ids_BS.shape[1] - 1)
         ids_BT = ahead.ids_BS[np.arange(len(seen_B))[:, None], fed_BT]
         last_seen_B1 = (prefix.lengths_B - 1 - seen_B)[:, None]
@@ -169,7 +177,8 @@ class Tier(Generic[C]):
             stop = min(stop, start + SCORED) if hook else stop
             if not self.whole_prompt:
                 stop = start + grant(self.name, stop - start)
-            ids_1T, count_1 = torch.from_numpy(prefix.ids_BS[b : b + 1, start:stop]), ints([stop - start])
+            ids_1T = torch.from_numpy(prefix.ids_BS[b : b + 1, start:stop])
+            count_1 = ints([stop - start])
             at_1J = torch.arange(stop - start if hook else 0)[None]
             started = perf_counter()
             if self.read and not hook and stop - start > SCORED:

@@ -28,8 +28,10 @@ def rejection(draft: Draft, probs_BJV: Tensor, uniforms_BJ: Tensor) -> tuple[Ten
     row with fewer of these than its batch neighbours uses fewer.
     """
     (B, K), device = draft.tokens_BK.shape, probs_BJV.device
-    rows_B, counts_B = torch.arange(B, device=device), to_device(draft.counts_B, device)
-    draft_probs_BKV, tokens_BK1 = draft.probs_BKV.to(device), to_device(draft.tokens_BK, device)[..., None]
+    rows_B = torch.arange(B, device=device)
+    counts_B = to_device(draft.counts_B, device)
+    draft_probs_BKV = draft.probs_BKV.to(device)
+    tokens_BK1 = to_device(draft.tokens_BK, device)[..., None]
     p_BK = probs_BJV[:, :K].gather(2, tokens_BK1).squeeze(2)
     q_BK = draft_probs_BKV.gather(2, tokens_BK1).squeeze(2)
     accepted_B = _leading(draft, uniforms_BJ[:, 1:] * q_BK < p_BK)
@@ -52,7 +54,8 @@ def block(draft: Draft, probs_BJV: Tensor, uniforms_BJ: Tensor) -> tuple[Tensor,
     The uniforms are those of `rejection`.
     """
     (B, K), device = draft.tokens_BK.shape, probs_BJV.device
-    rows_B, counts_B = torch.arange(B, device=device), to_device(draft.counts_B, device)
+    rows_B = torch.arange(B, device=device)
+    counts_B = to_device(draft.counts_B, device)
     columns_J = torch.arange(K + 1, device=device)
     tokens_BK1 = to_device(draft.tokens_BK, device)[..., None]
     draft_probs_BJV = F.pad(draft.probs_BKV.to(device), (0, 0, 0, 1)) * (columns_J < counts_B[:, None])[..., None]
@@ -63,7 +66,8 @@ def block(draft: Draft, probs_BJV: Tensor, uniforms_BJ: Tensor) -> tuple[Tensor,
     residual_BJ = residual_BJV.sum(2)
     passes_BJ = (uniforms_BJ * (residual_BJ + (1 - reach_BJ)) < residual_BJ) & (columns_J <= counts_B[:, None])
     accepted_B = (passes_BJ * columns_J).amax(1)
-    residual_BV, p_BV = residual_BJV[rows_B, accepted_B], probs_BJV[rows_B, accepted_B]
+    residual_BV = residual_BJV[rows_B, accepted_B]
+    p_BV = probs_BJV[rows_B, accepted_B]
     residual_BV = torch.where(residual_BV.sum(1, keepdim=True) > 0, residual_BV, p_BV)  # p == q up to rounding
     return accepted_B, draw(residual_BV, uniforms_BJ[:, 0])
 
@@ -165,5 +169,6 @@ def accepted_on_host(draft: Draft, decided_2B: Ints, probs_BJV: Tensor, tier: in
     accepted_B1, drawn_B1 = decided_2B[..., None]
     none_B1 = np.zeros_like(accepted_B1)
     tokens_BJ, origins_BJ = (np.concatenate((x, none_B1), 1) for x in (draft.tokens_BK, draft.origins_BK))
-    tokens_BJ[rows(len(accepted_B1)), accepted_B1], origins_BJ[rows(len(accepted_B1)), accepted_B1] = drawn_B1, tier
+    tokens_BJ[rows(len(accepted_B1)), accepted_B1] = drawn_B1
+    origins_BJ[rows(len(accepted_B1)), accepted_B1] = tier
     return Draft(tokens_BJ, probs_BJV, origins_BJ, accepted_B1[:, 0] + 1)

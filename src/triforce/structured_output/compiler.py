@@ -33,7 +33,9 @@ class Vocabulary:
     bos_token_id = None
 
     def __init__(self, tokens: Sequence[bytes], special: Sequence[int], eos: int) -> None:
-        self.tokens, self.special_token_ids, self.eos_token_id = tokens, special, eos
+        self.tokens = tokens
+        self.special_token_ids = special
+        self.eos_token_id = eos
 
     def __call__(self, text: str) -> list[int]:
         """Return the tokens of a text that is forced. None ever is, see `PURE`."""
@@ -107,11 +109,14 @@ class CompiledGrammar:
     """A grammar in the tokens of one tokenizer. matcher: an LLMatcher at the beginning of a text, which stays there."""
 
     def __init__(self, matcher: Any, tokenizer: Tokenizer, numbers: NumberLimits | None) -> None:
-        self._matcher, self._tokenizer, self._numbers = matcher, tokenizer, numbers
+        self._matcher = matcher
+        self._tokenizer = tokenizer
+        self._numbers = numbers
 
     def follow(self) -> Matcher:
         """Return a constraint for one row, at the beginning of its text. It costs nothing."""
-        ends, size = self._tokenizer.eos_ids, self._tokenizer.vocab_size
+        ends = self._tokenizer.eos_ids
+        size = self._tokenizer.vocab_size
         return Matcher(self._matcher.deep_copy(), ends, size, self._numbers)
 
     def accepts(self, ids: Sequence[int]) -> bool:
@@ -156,7 +161,9 @@ class GrammarCompiler:
         self._vocabulary: Any = None
         self._numbers: NumberLimits | None = None
         self._compiled: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
-        self._table, self._compiling = Lock(), Lock()  # a text need not wait for another one's grammar
+        # a text need not wait for another one's grammar
+        self._table = Lock()
+        self._compiling = Lock()
 
     def known(self, grammar: Grammar) -> CompiledGrammar | None:
         """Return a grammar that was compiled before, if it is still kept."""
@@ -212,7 +219,8 @@ class GrammarCompiler:
             raise RequestError(
                 f"{error.name} is not installed, which follows grammars; get it with: pip install 'triforce[serve]'"
             ) from error
-        tokens, ends = tokenizer.all_bytes(), sorted(tokenizer.eos_ids)
+        tokens = tokenizer.all_bytes()
+        ends = sorted(tokenizer.eos_ids)
         self._numbers = NumberLimits(tokens)
         vocabulary: Any = Vocabulary(tokens, sorted(tokenizer.special_ids), ends[0])
         return LLTokenizer(vocabulary, n_vocab=len(tokens), eos_token=ends)

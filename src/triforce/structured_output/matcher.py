@@ -31,9 +31,11 @@ class JsonState(NamedTuple):
         quoted, escaped, length = self
         for byte in written:
             if quoted:
-                quoted, escaped = escaped or byte != ord('"'), not escaped and byte == ord("\\")
+                quoted = escaped or byte != ord('"')
+                escaped = not escaped and byte == ord("\\")
             else:
-                quoted, length = byte == ord('"'), length + 1 if byte in _PARTS else 0
+                quoted = byte == ord('"')
+                length = length + 1 if byte in _PARTS else 0
         return JsonState(quoted, escaped, length)
 
 
@@ -60,7 +62,9 @@ class Matcher:
     def __init__(
         self, matcher: Any, ends: Collection[int], vocab_size: int, numbers: NumberLimits | None = None
     ) -> None:
-        self._matcher, self._vocab_size, self._numbers = matcher, vocab_size, numbers
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+        self._numbers = numbers
         self._ends = frozenset(ends)
         self._read: list[int] = []
         self._states = [JsonState()]  # at the beginning, and after each token that was read

@@ -81,12 +81,17 @@ def guesses(
     """
     fused_BTC = layer.fuse(chunk.states_BTX)
     seen = past.then(layer.entries(fused_BTC, chunk.embeddings_BTC, chunk.slots_BT))
-    fused_BNC, last_BN, chain = fused_BTC[:, anchors_N], chunk.slots_BT[:, anchors_N], list[Entries]()
+    fused_BNC = fused_BTC[:, anchors_N]
+    last_BN = chunk.slots_BT[:, anchors_N]
+    chain = list[Entries]()
     for step in range(steps):
         if step == 1 and later_N is not None:
-            anchors_N, fused_BNC, last_BN = anchors_N[later_N], fused_BNC[:, later_N], last_BN[:, later_N]
+            anchors_N = anchors_N[later_N]
+            fused_BNC = fused_BNC[:, later_N]
+            last_BN = last_BN[:, later_N]
         at_N = anchors_N + step
-        embeddings_BNC, slots_BN = chunk.embeddings_BTC[:, at_N], chunk.slots_BT[:, at_N]
+        embeddings_BNC = chunk.embeddings_BTC[:, at_N]
+        slots_BN = chunk.slots_BT[:, at_N]
         out_BNC, fused_BNC, own = layer.step(fused_BNC, embeddings_BNC, slots_BN, seen, last_BN, chain)
         chain += [own] if step else []
         yield out_BNC, at_N
@@ -99,11 +104,14 @@ def loss(layer: FeatureLayer, head: Head, chunk: Chunk, past: Past, later_N: Ten
 
     All tokens of the chunk are guessed behind; from those of `later_N` guesses go on.
     """
-    total, weight, anchors_N = torch.zeros(()), 0.0, torch.arange(chunk.ids_BT.shape[1])
+    total = torch.zeros(())
+    weight = 0.0
+    anchors_N = torch.arange(chunk.ids_BT.shape[1])
     for step, (out_BNC, at_N) in enumerate(guesses(layer, chunk, past, anchors_N, steps, later_N)):
         final_PC = chunk.final_BTC[:, at_N].flatten(0, 1)
         nats: Tensor = _HeadLoss.apply(out_BNC.flatten(0, 1), head, final_PC)  # type: ignore[no-untyped-call]
-        total, weight = total + decay**step * nats / len(final_PC), weight + decay**step
+        total = total + decay**step * nats / len(final_PC)
+        weight = weight + decay**step
     return total / weight
 
 
@@ -115,9 +123,11 @@ class _HeadLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, out_PC: Tensor, head: Head, final_PC: Tensor) -> Tensor:
-        total, slopes = torch.zeros(()), []
+        total = torch.zeros(())
+        slopes = []
         for some_PC, finals_PC in zip(torch.split(out_PC.detach(), SLICE), torch.split(final_PC, SLICE), strict=True):
-            law_PM, log_q_PM = head.taught(finals_PC), head.logits(some_PC).log_softmax(-1)
+            law_PM = head.taught(finals_PC)
+            log_q_PM = head.logits(some_PC).log_softmax(-1)
             total = total - (law_PM * log_q_PM).sum()
             slope_PM = log_q_PM.exp_().sub_(law_PM)
             slopes.append((slope_PM.to(head.rows_MC.dtype) @ head.rows_MC).float())
@@ -184,7 +194,8 @@ def greedy(subject: Subject, chunk: Chunk, best_BT: Tensor, past: Past, steps: i
 def seeded(subject: Subject, chunk: Chunk, past: Past, steps: int) -> list[float]:
     """Return the probability that draft and target draw the same token at temperature 0.8, in the mean of a chunk."""
     assert chunk.logits_BTV is not None
-    anchors_N, shares = torch.arange(0, chunk.ids_BT.shape[1] - steps + 1, APART), []
+    anchors_N = torch.arange(0, chunk.ids_BT.shape[1] - steps + 1, APART)
+    shares = []
     for out_BNC, at_N in guesses(subject.layer, chunk, past, anchors_N, steps):
         p_PV = (chunk.logits_BTV[:, at_N].flatten(0, 1) / SAMPLED).softmax(-1).double()
         q_PV = torch.zeros_like(p_PV)
@@ -206,7 +217,8 @@ def at_length(
 
     width: tokens of a chunk before them. tail: as many, if it is not given.
     """
-    greedy_sums, seeded_sums = torch.zeros(steps), torch.zeros(steps)
+    greedy_sums = torch.zeros(steps)
+    seeded_sums = torch.zeros(steps)
     for ids_1L in torch.split(ids_BL, 1):  # one by one: a chunk's logits are large
         for chunk, past in _chunks(decoder, layers, subject, ids_1L, width, tail or width):
             greedy_sums += torch.tensor(greedy(subject, *_best(chunk), copy(past), steps))
@@ -218,8 +230,10 @@ def _chunks(
     decoder: Decoder, layers: tuple[int, ...], subject: Subject, ids_1L: Tensor, width: int, tail: int
 ) -> Iterator[tuple[Chunk, Past]]:
     """Read a text, and yield its last chunk and what came before it."""
-    stream, past = TargetStream(decoder, layers, *ids_1L.shape), Past()
-    before_1N, last = ids_1L[:, :-tail], ids_1L[:, -tail:]
+    stream = TargetStream(decoder, layers, *ids_1L.shape)
+    past = Past()
+    before_1N = ids_1L[:, :-tail]
+    last = ids_1L[:, -tail:]
     for part in torch.split(before_1N, width, 1) if before_1N.shape[1] else ():
         with torch.no_grad():
             for _ in guesses(subject.layer, stream.read(part), past, torch.zeros(1, dtype=torch.long), 1):

@@ -75,7 +75,8 @@ class Texts:
 
 def middles(texts: Sequence[str], most: int) -> list[str]:
     """Return so many characters of texts in all, out of the middle of those that are longer than their share."""
-    room, share = most, most
+    room = most
+    share = most
     for left, length in zip(range(len(texts), 0, -1), sorted(map(len, texts)), strict=True):
         share = room // left
         if length > share:
@@ -89,13 +90,16 @@ class Episodes:
     """Texts of the user, and every so often the target's own: answers to windows of these texts."""
 
     def __init__(self, llm: LLM, texts: Texts, config: TrainingConfig) -> None:
-        self.llm, self.texts, self.config = llm, texts, config
+        self.llm = llm
+        self.texts = texts
+        self.config = config
         longest = min(len(texts.trained_N) // 2, llm.target.config.context)
         self.lengths = config.lengths(longest)
 
     def __call__(self, index: int) -> Tensor:
         """Return the tokens of an episode, (B, L)."""
-        config, dice = self.config, torch.Generator().manual_seed(self.config.seed * 1_000_003 + index)
+        config = self.config
+        dice = torch.Generator().manual_seed(self.config.seed * 1_000_003 + index)
         if index % config.own_every == config.own_every - 1:
             rows = config.rows * config.groups
             return self.answers(self.texts.trained_N, config.width, index, config.temperatures, rows, dice)
@@ -163,7 +167,8 @@ class TargetStream:
     """Rows of texts of at most `capacity` tokens, new to the target."""
 
     def __init__(self, decoder: Decoder, layers: tuple[int, ...], rows: int, capacity: int) -> None:
-        self.decoder, self.layers = decoder, layers
+        self.decoder = decoder
+        self.layers = layers
         self.view = TierBuilder(ModelSet(decoder), SpeculativeConfig(), [capacity] * rows).full()
         self.last_B1X = torch.zeros(rows, 1, len(layers) * decoder.config.hidden_size)
 
@@ -190,7 +195,10 @@ class Readings:
     """Episodes by their number. layers: whose states are read."""
 
     def __init__(self, decoder: Decoder, layers: tuple[int, ...], episodes: Episodes, config: TrainingConfig) -> None:
-        self.decoder, self.layers, self.episodes, self.config = decoder, layers, episodes, config
+        self.decoder = decoder
+        self.layers = layers
+        self.episodes = episodes
+        self.config = config
         self._kept: dict[int, list[Text]] = {}
 
     def __call__(self, number: int) -> Iterator[Text]:
@@ -198,7 +206,8 @@ class Readings:
         if number in self._kept:
             yield from self._kept[number]
             return
-        last, read = max(self.config.again, default=0), list[Text]()
+        last = max(self.config.again, default=0)
+        read = list[Text]()
         self._kept = {old: texts for old, texts in self._kept.items() if old + last >= number}
         for text in self.texts(self.episodes(number)):
             read.append(text)

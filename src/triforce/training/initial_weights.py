@@ -74,7 +74,9 @@ def add_induction(weights: dict[str, Tensor], config: FeatureDraftConfig, sample
     Channels of a head that rotate slowly carry names of tokens: random numbers, alike for no two. The earliest state
     tells the name of its token, in those directions of the fused state that the latest one hardly uses.
     """
-    eps, C, D = config.norm_eps, config.hidden_size, config.head_dim
+    eps = config.norm_eps
+    C = config.hidden_size
+    D = config.head_dim
     ones_C = torch.ones(C)
     choices_MC = norm(sample.choices_MC, ones_C, eps)
     first_NC, last_NC = (norm(sample.states_NX[:, part], ones_C, eps) for part in (slice(C), slice(-C, None)))
@@ -86,10 +88,12 @@ def add_induction(weights: dict[str, Tensor], config: FeatureDraftConfig, sample
     fc_CX -= unused_CK @ (unused_CK.T @ fc_CX)
     fc_CX[:, :C] += unused_CK @ told_KC
     values_PC, outputs_CP = _copied(choices_MC, sample.head_MC * weights["norm_C"], config.kv_heads * D)
-    sharp, group = (MATCH * D**0.5 / len(slow_K)) ** 0.5, config.heads // config.kv_heads
+    sharp = (MATCH * D**0.5 / len(slow_K)) ** 0.5
+    group = config.heads // config.kv_heads
     weights["v_proj_PE"][: len(values_PC)] = torch.cat((values_PC, torch.zeros_like(values_PC)), 1)
     for head in range(config.heads):
-        rows_K, of_kv = head * D + slow_K, slice(head // group * D, (head // group + 1) * D)
+        rows_K = head * D + slow_K
+        of_kv = slice(head // group * D, (head // group + 1) * D)
         weights["q_proj_QE"][rows_K] = torch.cat((sharp * names_KC, torch.zeros_like(names_KC)), 1)
         part_CD = outputs_CP[:, of_kv]
         weights["o_proj_CQ"][:, head * D : head * D + part_CD.shape[1]] = part_CD / group

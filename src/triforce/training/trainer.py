@@ -94,9 +94,14 @@ class Trainer:
         narrow: bool = False,
     ) -> None:
         config = replace(config, width=min(config.width, llm.target.config.context))
-        self.llm, self.folder, self.config, self.clock, self.threads = llm, folder, config, clock, threads
+        self.llm = llm
+        self.folder = folder
+        self.config = config
+        self.clock = clock
+        self.threads = threads
         self.narrow = narrow
-        self.decoder, target = llm.target.decoder, llm.target.config
+        self.decoder = llm.target.decoder
+        target = llm.target.config
         self.texts = Texts.of(llm, texts, config.width)
         self.episodes = Episodes(llm, self.texts, config)
         self.draft = new_config(target, config.choices_of(target))
@@ -111,7 +116,8 @@ class Trainer:
         self.optimizers = self._optimizers()
         rows_MC = self.decoder.head_rows(self.weights.tokens_M)
         rows_MC = rows_MC.bfloat16() if narrow else rows_MC
-        norm_C, cap = last_norm(llm.target), target.architecture.logit_cap
+        norm_C = last_norm(llm.target)
+        cap = target.architecture.logit_cap
         self.head = Head(norm_C, target.norm_eps, rows_MC, cap, config.greedy)
         self._heldout: Heldout | None = None
 
@@ -142,8 +148,10 @@ class Trainer:
     def heldout(self) -> Heldout:
         """The held-out texts, and the target's own answers to some of them, at temperature 0."""
         if self._heldout is None:
-            config, dice = self.config, torch.Generator().manual_seed(self.config.seed)
-            ids_N, rows = self.texts.heldout_N, config.heldout_rows
+            config = self.config
+            dice = torch.Generator().manual_seed(self.config.seed)
+            ids_N = self.texts.heldout_N
+            rows = config.heldout_rows
             texts = self.texts.windows(ids_N, rows, config.width, dice)
             answers = self.episodes.answers(ids_N, config.width, config.seed, (0.0,), rows, dice)
             read = {"texts": texts, "answers": answers}
@@ -151,7 +159,8 @@ class Trainer:
         return self._heldout
 
     def _new(self, facts: dict[str, Any]) -> TrainingState:
-        began, seed = self.clock(), self.config.seed
+        began = self.clock()
+        seed = self.config.seed
         tokens_M = self.texts.frequent(self.draft.choices, self.draft.vocab_size)
         weights = initial_weights(self.llm.target, self.draft, seed)
         sample = self._sample(tokens_M)
@@ -160,12 +169,14 @@ class Trainer:
         return TrainingState(facts, weights, tokens_M, seconds=self.clock() - began)
 
     def _sample(self, tokens_M: Tensor) -> Sample:
-        config, dice = self.config, torch.Generator().manual_seed(self.config.seed)
+        config = self.config
+        dice = torch.Generator().manual_seed(self.config.seed)
         ids_BT = self.texts.windows(self.texts.trained_N, config.rows * config.groups, config.width, dice)
         read = [chunk.to(torch.float32) for text in self.readings.texts(ids_BT) for chunk in text]
         states_NX = torch.cat([chunk.states_BTX[:, 1:].flatten(0, 1) for chunk in read])
         embeddings_NC = torch.cat([chunk.embeddings_BTC[:, :-1].flatten(0, 1) for chunk in read])
-        choices_MC, head_MC = self.decoder.model.embed(tokens_M).float(), self.decoder.head_rows(tokens_M).float()
+        choices_MC = self.decoder.model.embed(tokens_M).float()
+        head_MC = self.decoder.head_rows(tokens_M).float()
         return Sample(states_NX, embeddings_NC, choices_MC, head_MC)
 
     def _weights(self) -> FeatureDraftWeights:
@@ -183,8 +194,11 @@ class Trainer:
 
     def _episode(self, seconds: float, report: Report) -> None:
         """Train on the next episode, and on earlier ones again; on a part of them only where time runs out."""
-        state, config = self.state, self.config
-        number, before, began = state.episode, state.seconds, self.clock()
+        state = self.state
+        config = self.config
+        number = state.episode
+        before = state.seconds
+        began = self.clock()
         state.episode += 1  # an interrupted one is not begun again: what was learned from it is kept
         try:
             for episode, text in ((due, text) for due in config.due(number) for text in self.readings(due)):
@@ -202,7 +216,8 @@ class Trainer:
             state.seconds = before + self.clock() - began
 
     def _update(self, chunk: Chunk, past: Past, done: float) -> None:
-        state, config = self.state, self.config
+        state = self.state
+        config = self.config
         dice = torch.Generator().manual_seed(config.seed * 1_000_003 + state.updates)
         places = chunk.ids_BT.shape[1] - config.steps + 1
         later_N = torch.randperm(places, generator=dice)[: max(1, int(places * config.anchors))].sort().values

@@ -19,7 +19,10 @@ MEASURED = 0.5
 
 def measure(trainer: Trainer) -> dict[str, Any]:
     """Return the figures of a draft, from held-out texts that it was not trained on."""
-    config, subject, rows, began = trainer.config, trainer.subject, [], trainer.clock()
+    config = trainer.config
+    subject = trainer.subject
+    rows = []
+    began = trainer.clock()
     for kind, context in _kinds(trainer):
         taken = (trainer.clock() - began) * context / config.width  # by what the shortest have taken
         if context > config.width and taken > trainer.state.seconds * MEASURED:
@@ -27,7 +30,8 @@ def measure(trainer: Trainer) -> dict[str, Any]:
         dice = torch.Generator().manual_seed(config.seed)
         for temperature, kept in _shares(trainer, subject, kind, context, dice).items():
             rows.append({"kind": kind, "context": context, "temperature": temperature, "kept": kept})
-    heldout_N, state = trainer.texts.heldout_N, trainer.state
+    heldout_N = trainer.texts.heldout_N
+    state = trainer.state
     return {
         "acceptance": rows,
         "proposed": float(torch.isin(heldout_N, subject.tokens_M).float().mean()),
@@ -40,7 +44,8 @@ def measure(trainer: Trainer) -> dict[str, Any]:
 
 def _kinds(trainer: Trainer) -> list[tuple[str, int]]:
     """Return kinds of text, and how much of one the target sees: the width, and as much as there is."""
-    width, most = trainer.config.width, len(trainer.texts.heldout_N)
+    width = trainer.config.width
+    most = len(trainer.texts.heldout_N)
     lengths = [length for length in trainer.episodes.lengths if length <= most]
     return [("texts", length) for length in sorted({width, lengths[-1]})] + [("answers", width)]
 
@@ -48,7 +53,9 @@ def _kinds(trainer: Trainer) -> list[tuple[str, int]]:
 def _shares(
     trainer: Trainer, subject: Subject, kind: str, context: int, dice: torch.Generator
 ) -> dict[str, list[float]]:
-    config, ids_N, layers = trainer.config, trainer.texts.heldout_N, trainer.draft.state_layers
+    config = trainer.config
+    ids_N = trainer.texts.heldout_N
+    layers = trainer.draft.state_layers
     found = {}
     for n, temperature in enumerate(("0", f"{SAMPLED:g}")):
         if kind == "texts":

@@ -57,8 +57,7 @@ DRAWS: dict[str, tuple[str, str, str, str]] = {
     "equals counted in each block alone": (TRUNCATION, "rank_N = level + ", "rank_N = ", "many equals"),
     "nucleus one token too large": (TRUNCATION, "(held < mass) & (room", "(held <= mass) & (room", "exact masses"),
     "nucleus by the sum of all at once": (
-        TRUNCATION, "held, room = held + edge, room + 1",
-        "held, room = tl.sum(heavy_N, 0) + (room + 1) * edge, room + 1", "exact masses",
+        TRUNCATION, "held = held + edge", "held = tl.sum(heavy_N, 0) + (room + 1) * edge", "exact masses",
     ),
     "nucleus edge between two values": (TRUNCATION, "return low\n", "return 0.5 * (low + high) * 0.999\n", "nuclei"),
     "no more than the largest": (TRUNCATION, "tl.where(k == 1, peak, low)", "peak", "many equals"),

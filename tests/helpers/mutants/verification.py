@@ -138,7 +138,7 @@ GUESSES = [
         ("seeded", "same text: triforce"),
     ),
 ]
-RESIDUAL_THERE = "residual_BV, p_BV = residual_BJV[rows_B, accepted_B]"
+RESIDUAL_THERE = "residual_BV = residual_BJV[rows_B, accepted_B]"
 BLOCKS = [
     Mutant(
         "block: reach not clamped",
@@ -152,7 +152,7 @@ BLOCKS = [
         (
             Edit(
                 "triforce.speculation.verification:block",
-                (RESIDUAL_THERE, "residual_BV, p_BV = (probs_BJV - draft_probs_BJV).clamp_min(0)[rows_B, accepted_B]"),
+                (RESIDUAL_THERE, "residual_BV = (probs_BJV - draft_probs_BJV).clamp_min(0)[rows_B, accepted_B]"),
             ),
         ),
         ("one block",),
@@ -202,7 +202,7 @@ BLOCKS = [
             Edit(
                 "triforce.speculation.verification:block",
                 ("uniforms_BJ: Tensor)", "uniforms_BJ: Tensor, middle: bool = False)"),
-                (RESIDUAL_THERE, "residual_BV, p_BV = (probs_BJV if middle else residual_BJV)[rows_B, accepted_B]"),
+                (RESIDUAL_THERE, "residual_BV = (probs_BJV if middle else residual_BJV)[rows_B, accepted_B]"),
             ),
         ),
         ("blocks of three tiers",),

@@ -52,7 +52,7 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
         DISK, f"{WINDOWS}.restore", ("slots(row, here.start, here.stop)", "slots(row, here.start, here.stop).roll(1)"),
     ),
     "windows from disk a page short": (
-        DISK, f"{WINDOWS}.restore", ("needed_from(stop) * PAGE, list", "needed_from(stop) * PAGE + PAGE, list"),
+        DISK, f"{WINDOWS}.restore", ("needed_from(stop) * PAGE", "needed_from(stop) * PAGE + PAGE"),
     ),
     "a mark is taken of pages that were written anew": (
         SESSION, "triforce.kvcache.pool:WindowMark.go_back", ("min(self._length, length)", "self._length"),

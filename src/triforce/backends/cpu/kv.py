@@ -43,7 +43,9 @@ class NativeKV:
     def __init__(
         self, config: ModelConfig, pages: int, dtype: torch.dtype, int8: bool = False, window_pages: int = 0
     ) -> None:
-        self.config, self.dtype, self.int8 = config, dtype, int8
+        self.config = config
+        self.dtype = dtype
+        self.int8 = int8
         self.native_pages = self._of_layers(window_pages, partial(self._in_memory, pages=pages))
         """Of each layer. Those with a window may have pages of their own, `window_pages` of them."""
 
@@ -55,7 +57,8 @@ class NativeKV:
 
     def _in_memory(self, layers: list[int], pages: int) -> list[_native.Pages]:
         """Make pages of some layers, so many of each."""
-        config, more = self.config, dict[str, Any](head_dim=self.config.head_dim)
+        config = self.config
+        more = dict[str, Any](head_dim=self.config.head_dim)
         if not (config.kv_int8 and config.hadamard):
             more["rotation"] = random_rotation(config.head_dim)
         if config.architecture.score_cap:
@@ -70,8 +73,10 @@ class NativeKV:
 
     def _allocated(self, layers: int, pages: int) -> list[dict[str, Any]]:
         """Memory of so many layers, of so many pages each, by what it is."""
-        config, heads = self.config, (layers, self.config.kv_heads, pages + 1)
-        memory, shape = dict[str, Tensor](), (*heads, PAGE * config.head_dim)
+        config = self.config
+        heads = (layers, self.config.kv_heads, pages + 1)
+        memory = dict[str, Tensor]()
+        shape = (*heads, PAGE * config.head_dim)
         if config.kv_int8:
             memory["codes"] = allocate((*heads, 2 * PAGE * config.row_size), torch.int8, "cpu")
         else:
@@ -92,11 +97,14 @@ class NativeKV:
 
         Each kernel gives a row the bits that it has in a pass of one call (`tests/backends/cpu/test_decoder.py`).
         """
-        lists_L, B = batch.lists(), len(batch.positions)
-        lists, (cos, sin) = lists_L[0], rotations(self.config.rope, batch, width)
+        lists_L = batch.lists()
+        B = len(batch.positions)
+        lists = lists_L[0]
+        (cos, sin) = rotations(self.config.rope, batch, width)
         positions_N = torch.from_numpy(columns(ints(batch.positions), width).flatten())
         to_sinks_N = positions_N.clamp_max(lists.sinks + lists.window - 1)
-        slots_L, attend = slots_of(self.config, lists_L, width, first), self.attend_of(batch, width, first)
+        slots_L = slots_of(self.config, lists_L, width, first)
+        attend = self.attend_of(batch, width, first)
         rotations_L = self.config.rotations
 
         def attention(layer: int, q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -158,7 +166,8 @@ def rotations(rope: Rope, batch: ForwardBatch, T: int) -> tuple[Tensor, Tensor]:
 
     It does so where the text is longer than that: windows may have any size.
     """
-    lists, reach = batch.views[0][1], max(batch.positions) + T
+    lists = batch.views[0][1]
+    reach = max(batch.positions) + T
     end = lists.sinks + lists.window - 1
     return rope.tables((0, *([end] if 0 < end < reach else []), *batch.positions), T)
 

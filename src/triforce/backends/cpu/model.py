@@ -175,7 +175,8 @@ class NativeModel(EmbeddingAndHead):
 
 class NativeLayer:
     def __init__(self, config: ModelConfig, layer: Layer, bits: int) -> None:
-        self.config, self.dtype = config, layer.o_proj_CQ.dtype
+        self.config = config
+        self.dtype = layer.o_proj_CQ.dtype
         parts = config.architecture
         self.native = _native.DecoderLayer(
             layer.input_norm_C, layer.q_proj_QC, layer.k_proj_PC, layer.v_proj_PC, layer.o_proj_CQ, layer.post_norm_C,
@@ -198,8 +199,11 @@ def project(
     native: _native.DecoderLayer | _native.QkvProjections, config: ModelConfig, x_NC: Tensor
 ) -> tuple[Tensor, ...]:
     """Queries (N, H, D), keys and values (N, G, D)."""
-    N, (H, G, D) = len(x_NC), (config.heads, config.kv_heads, config.head_dim)
-    q, k, v = torch.empty(N, H * D), torch.empty(N, G * D), torch.empty(N, G * D)
+    N = len(x_NC)
+    (H, G, D) = (config.heads, config.kv_heads, config.head_dim)
+    q = torch.empty(N, H * D)
+    k = torch.empty(N, G * D)
+    v = torch.empty(N, G * D)
     native.qkv(x_NC, q, k, v)
     return q.view(N, H, D), k.view(N, G, D), v.view(N, G, D)
 
@@ -235,7 +239,9 @@ class NativeModelShard(EmbeddingAndHead):
 
 class NativeLayerShard:
     def __init__(self, config: ModelConfig, layer: Layer, bits: int) -> None:
-        self.config, parts, eps = config, config.architecture, config.norm_eps
+        self.config = config
+        parts = config.architecture
+        eps = config.norm_eps
         q_norm, k_norm = (None, None) if parts.qk_norm == "row" else (layer.q_norm_D, layer.k_norm_D)
         self._query_scale = parts.query_scale if parts.qk_norm == "row" else 1.0
         """What is left to be done behind norms of whole rows."""
@@ -254,7 +260,8 @@ class NativeLayerShard:
     def qkv(self, x_NC: Tensor, ranks: TPGroup) -> tuple[Tensor, ...]:
         q_NHD, k_NGD, v_NGD = project(self._projections, self.config, x_NC)
         if self._q_norm and self._k_norm and self.config.architecture.qk_norm == "row":
-            q_NHD, k_NGD = _of_rows(q_NHD, self._q_norm, ranks), _of_rows(k_NGD, self._k_norm, ranks)
+            q_NHD = _of_rows(q_NHD, self._q_norm, ranks)
+            k_NGD = _of_rows(k_NGD, self._k_norm, ranks)
         return q_NHD.mul_(self._query_scale), k_NGD, v_NGD
 
     def finish(self, x_NC: Tensor, attn_out_NQ: Tensor, ranks: TPGroup) -> int:
@@ -276,7 +283,8 @@ class Product:
 
     def __init__(self, weight: Matrix, bias: Tensor | None, bits: int) -> None:
         (self._outputs, self.inputs), self._dtype = weight.shape, weight.dtype
-        self._native, self._bias = _native.Matrix(weight, bits=bits), None if bias is None else bias.float()
+        self._native = _native.Matrix(weight, bits=bits)
+        self._bias = None if bias is None else bias.float()
 
     def __call__(self, x: Tensor) -> Tensor:
         y = torch.empty(len(x), self._outputs)
@@ -286,13 +294,17 @@ class Product:
 
 class MlpShard:
     def __init__(self, config: ModelConfig, layer: Layer, bits: int) -> None:
-        gate_IC, up_IC, down_CI = layer.gate_proj_IC, layer.up_proj_IC, layer.down_proj_CI
+        gate_IC = layer.gate_proj_IC
+        up_IC = layer.up_proj_IC
+        down_CI = layer.down_proj_CI
         assert gate_IC is not None and up_IC is not None and down_CI is not None
         self._gate = _native.GatedMlp(
             layer.post_norm_C, gate_IC, up_IC, layer.gate_bias_I, layer.up_bias_I, eps=config.norm_eps, bits=bits,
             activation=config.architecture.activation,
         )  # fmt: skip
-        self._gated, self._dtype, self._down = len(gate_IC), gate_IC.dtype, Product(down_CI, layer.down_bias_C, bits)
+        self._gated = len(gate_IC)
+        self._dtype = gate_IC.dtype
+        self._down = Product(down_CI, layer.down_bias_C, bits)
 
     def __call__(self, x_NC: Tensor, ranks: TPGroup) -> tuple[Tensor, int]:
         """Return (N, some of C), and that no experts were touched."""
@@ -303,10 +315,13 @@ class MlpShard:
 
 class ExpertsShard:
     def __init__(self, config: ModelConfig, layer: Layer, bits: int) -> None:
-        parts, first = config.architecture.experts, layer.experts[0]
+        parts = config.architecture.experts
+        first = layer.experts[0]
         assert parts is not None
-        self._native, self._per_row = experts(config, layer, bits), parts.read
-        self._gated, self._dtype = len(first.gate_proj_IC), first.gate_proj_IC.dtype
+        self._native = experts(config, layer, bits)
+        self._per_row = parts.read
+        self._gated = len(first.gate_proj_IC)
+        self._dtype = first.gate_proj_IC.dtype
         self._outputs, self._inputs = first.down_proj_CI.shape
 
     def __call__(self, x_NC: Tensor, ranks: TPGroup) -> tuple[Tensor, int]:
@@ -360,7 +375,8 @@ def parts(model: NativeModel, kv: NativeKV, ids_1T: Tensor, batch: ForwardBatch)
     pass of one call. Yields behind each call how many tokens its share of the work is worth.
     """
     (_, T), config = ids_1T.shape, model.config
-    x_1TC, states_S1TC = torch.empty(1, T, config.hidden_size), None
+    x_1TC = torch.empty(1, T, config.hidden_size)
+    states_S1TC = None
     if batch.states:
         states_S1TC = torch.empty(len(batch.states), 1, T, config.hidden_size)
     touched = list[tuple[float, int]]()
@@ -390,7 +406,8 @@ def _forward_part(
 
     States behind these layers go to `states_S1TC`.
     """
-    first, width = part.start, part.stop - part.start
+    first = part.start
+    width = part.stop - part.start
     here = replace(batch, positions=[batch.positions[0] + first])
     views = [(count, replace(lists, starts=[lists.starts[0] + first])) for count, lists in batch.views]
     kept = [i for i, behind in enumerate(batch.states) if layers[0] < behind <= layers[1]]

@@ -33,8 +33,13 @@ class NativeOffloadedKV(NativeKV):
     def __init__(
         self, config: ModelConfig, pages: int, dtype: torch.dtype, room: OffloadLayout, window_pages: int = 0
     ) -> None:
-        self.config, self.dtype, self.int8, self.room = config, dtype, False, room
-        self.whole_layers, store, memory = room.layers, room.store, room.store.memory
+        self.config = config
+        self.dtype = dtype
+        self.int8 = False
+        self.room = room
+        self.whole_layers = room.layers
+        store = room.store
+        memory = room.store.memory
         self._store = _native.Store(store.file, store.direct, store.bytes) if memory is None else _native.Store(memory)
         arena = allocate((room.memory + SECTOR,), torch.uint8, "cpu")
         arena = arena[-arena.data_ptr() % SECTOR :][: room.memory]
@@ -42,12 +47,15 @@ class NativeOffloadedKV(NativeKV):
         """Layers whose pages lie in the store; those with a window have their own, in memory."""
         self.native_pages = self._of_layers(window_pages, partial(self._offload, arena, pages + 1))
         windows = (config.layers - len(self._away)) * config.kv_heads * (window_pages + 1) * room.page_bytes
-        self._in_all, self._whole = room.memory + windows, list[int]()
+        self._in_all = room.memory + windows
+        self._whole = list[int]()
         self.prefer(self._away)
 
     def _offload(self, arena: Tensor, pages: int, layers: list[int]) -> list[_native.Pages]:
         """Have so many pages of some layers lie in the store, or in frames of the arena."""
-        config, room, logits_LH = self.config, self.room, self.config.attention_sink_logits_LH
+        config = self.config
+        room = self.room
+        logits_LH = self.config.attention_sink_logits_LH
         self._away = layers
         self.native_offload = _native.Offload(
             arena=arena, is_bf16=self.dtype == torch.bfloat16, coded=config.kv_int8, hadamard=config.rotates_heads,
@@ -94,7 +102,8 @@ class NativeOffloadedKV(NativeKV):
         return offload_errors()(super().attention_from(batch, width, first))
 
     def attend_of(self, batch: ForwardBatch, width: int, first: int) -> AttendRotated:
-        lists_L, in_memory = batch.lists(), super().attend_of(batch, width, first)
+        lists_L = batch.lists()
+        in_memory = super().attend_of(batch, width, first)
         if not 0 <= first < first + len(lists_L) <= self.config.layers:
             raise ValueError("there must be such layers")
         away = [layer for layer in self._away if first <= layer < first + len(lists_L)]
@@ -122,7 +131,9 @@ class NativeOffloadedKV(NativeKV):
     read = offload_errors()(NativeKV.read)
 
     def read_prompt(self, model: ModelBackend, ids_1T: Tensor, batch: ForwardBatch) -> Generator[int, None, None]:
-        config, T, ((_, lists),) = self.config, ids_1T.shape[1], batch.views
+        config = self.config
+        T = ids_1T.shape[1]
+        ((_, lists),) = batch.views
         x_1TC = torch.empty(1, T, config.hidden_size)
         ends = (lists.starts[0] // PAGE, (lists.starts[0] + T) // PAGE)
         full: list[int] = lists.units[0, ends[0] : ends[1]].tolist()
@@ -140,7 +151,8 @@ class NativeOffloadedKV(NativeKV):
     def _through_layer(
         self, model: ModelBackend, layer: int, ids_1T: Tensor, x_1TC: Tensor, batch: ForwardBatch
     ) -> None:
-        T, ((layers, lists),) = ids_1T.shape[1], batch.views
+        T = ids_1T.shape[1]
+        ((layers, lists),) = batch.views
         if not isinstance(model, NativeModel):  # ranks that share a model talk between its layers
             return one_layer(model, layer, ids_1T, x_1TC, self, replace(batch, views=[(1, lists)]))
         cos, sin = rotations(self.config.rope, batch, T)
@@ -157,7 +169,8 @@ def one_layer(
     """The residual stream of some tokens goes through a layer; into the first one it comes from their ids."""
     if layer == 0:
         x_1TC[0] = model.embed(ids_1T[0])
-    block, x_TC = model.blocks[layer], x_1TC[0]
+    block = model.blocks[layer]
+    x_TC = x_1TC[0]
     attention = kv.attention_from(batch, len(x_TC), layer)
     _, attn_out_1THD, _ = attention(layer, *(each[None] for each in block.qkv(x_TC)))
     block.finish(x_TC, attn_out_1THD[0].flatten(1))

@@ -62,7 +62,9 @@ def shape_of(rows: int, width: int, columns: int, this: ForwardBatch, padded: bo
         for layers, lists in this.views
     )
     if padded:
-        rows, width, columns = bucket(rows, this.least[0]), bucket(width, this.least[1]), bucket(columns, this.least[1])
+        rows = bucket(rows, this.least[0])
+        width = bucket(width, this.least[1])
+        columns = bucket(columns, this.least[1])
         views = tuple(view._replace(units=_padded(view.units, rows)) for view in views)
     return PassShape(rows, width, columns, views, this.observe, this.return_mass)
 
@@ -162,7 +164,8 @@ class Graphs:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._captures = device, device.type == "cuda"
+        self._device = device
+        self._captures = device.type == "cuda"
         self._pool = torch.cuda.graph_pool_handle() if self._captures else None
         self._stream = torch.cuda.Stream(device) if self._captures else None
         self.kept: OrderedDict[Hashable, Replay[Any, Any]] = OrderedDict()
@@ -188,7 +191,8 @@ class Graphs:
 
     def _capture(self, call: Callable[[], O]) -> tuple[torch.cuda.CUDAGraph, O]:
         """First for real, as libraries set themselves up and kernels are compiled when they are first called."""
-        stream, usual = self._stream, torch.cuda.current_stream(self._device)
+        stream = self._stream
+        usual = torch.cuda.current_stream(self._device)
         assert stream
         stream.wait_stream(usual)
         with torch.cuda.stream(stream):

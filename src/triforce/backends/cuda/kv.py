@@ -70,12 +70,14 @@ class TritonKV(TorchKV):
 
         `wide`: each layer's lists, where torch's fused attention is wanted.
         """
-        lists_L, return_mass = self._lists(inputs), inputs.shape.return_mass
+        lists_L = self._lists(inputs)
+        return_mass = inputs.shape.return_mass
 
         def attention(layer: int, q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             (units, starts_B, view), kv = lists_L[layer], self._open(layer)
             seen = DevicePageTable(units, starts_B, inputs.counts_B, view.unit, view.sinks, view.window)
-            whole, by_head = wide[layer] if wide else None, len(view.units) > 2
+            whole = wide[layer] if wide else None
+            by_head = len(view.units) > 2
             given = write_and_attend(
                 (q_BTHD, k_BTGD, v_BTGD), inputs.positions_B, self.tables_PF, seen, kv, self.together, whole,
                 return_mass, by_head,
@@ -120,7 +122,8 @@ def write_and_attend(
     if wide:
         mixed_BTHD, mass_BGU = _attend_wide(q_BTHD, kv, wide)
         return q_BTHD, rotated_head(mixed_BTHD).to(q_BTHD.dtype) if together > 1 else mixed_BTHD, mass_BGU
-    H, G = q_BTHD.shape[2], len(kv[0])
+    H = q_BTHD.shape[2]
+    G = len(kv[0])
     split = split_of(by_head, seen.window, H // G)
     return q_BTHD, *attend(q_BTHD, *kv, seen, return_mass, q_sinks_BTHD, split, together)
 

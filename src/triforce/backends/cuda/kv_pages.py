@@ -28,7 +28,8 @@ def read_rows(memory_GSR: Tensor, slots_N: Tensor) -> Tensor:
     """Return rows (G, N, R) of slots; they are copies."""
     if not is_coded(memory_GSR):
         return memory_GSR.index_select(1, slots_N)
-    pages_N, at_N = slots_N // PAGE, slots_N % PAGE
+    pages_N = slots_N // PAGE
+    at_N = slots_N % PAGE
     return torch.cat([part[:, pages_N, at_N] for part in _parts(memory_GSR)], -1)
 
 

@@ -48,7 +48,9 @@ def product(x: Tensor, weight: Matrix | None, bias: Tensor | None = None) -> Ten
 class TritonLayer(TorchLayer):
     """A block of which q, k and v are one product, and gate and up. The layer's own matrices become parts of these."""
 
-    norm, swiglu, linear = staticmethod(norm), staticmethod(swiglu), staticmethod(product)
+    norm = staticmethod(norm)
+    swiglu = staticmethod(swiglu)
+    linear = staticmethod(product)
 
     def __init__(self, config: ModelConfig, layer: Layer) -> None:
         super().__init__(config, layer)
@@ -157,7 +159,8 @@ def run_pass(
 
     states: as in `ForwardBatch`, of passes that are not captured.
     """
-    attention, shape = kv.device_attention(inputs, wide), inputs.shape
+    attention = kv.device_attention(inputs, wide)
+    shape = inputs.shape
     return forward_layers(model, inputs.ids_BT, inputs.at_BJ, attention, shape.observe, shape.return_mass, states)
 
 
@@ -180,8 +183,11 @@ def workspace(config: ModelConfig, itemsize: int, rows: int, width: int, pages: 
     each unit, so many tokens of a page. What a pass tells is the mass of each layer's units and its queries, of which
     there are two copies while those of the layers become one, and logits. itemsize: bytes of a query's number.
     """
-    rows, width, pages = bucket(rows), bucket(width), bucket(pages, 64)
-    splits, units = -(-pages * PAGE // SHARED), pages * PAGE // unit
+    rows = bucket(rows)
+    width = bucket(width)
+    pages = bucket(pages, 64)
+    splits = -(-pages * PAGE // SHARED)
+    units = pages * PAGE // unit
     sums = 4 * rows * width * config.heads * (splits * (config.head_dim + 2) + units + 1)
     queries = itemsize * width * config.heads * config.head_dim
     told = 2 * config.layers * rows * (4 * config.kv_heads * units + queries)
@@ -210,7 +216,8 @@ class DraftInputs:
 
     def __init__(self, shape: DraftShape, device: torch.device) -> None:
         B = shape.first.rows
-        self.shape, self.first = shape, GraphInputs(shape.first, device, more=2)
+        self.shape = shape
+        self.first = GraphInputs(shape.first, device, more=2)
         self.zeros_B1 = torch.zeros(B, 1, dtype=torch.int64, device=device)
         self.settings_5B = torch.ones(5, B, dtype=torch.float64, device=device)
         self.seeds_B, self.choices_B, self.draws_B = (
@@ -223,12 +230,14 @@ class DraftInputs:
         (ids_BS, lengths_B, live_B), B = texts, self.shape.first.rows
         ids_BT, at_BJ = _unseen(ids_BS, batch)
         places_2B = np.full((2, B), -1)
-        places_2B[0, : len(live_B)], places_2B[1, : len(live_B)] = lengths_B, np.where(live_B, 0, -1)
+        places_2B[0, : len(live_B)] = lengths_B
+        places_2B[1, : len(live_B)] = np.where(live_B, 0, -1)
         self.first.fill(ids_BT, at_BJ, batch, places_2B)
         real = slice(len(live_B))
         if draws.settings_5B is not self._held:
             self._held = draws.settings_5B
-            self.settings_5B[:, real], self.seeds_B[real] = draws.settings_5B, draws.seeds_B
+            self.settings_5B[:, real] = draws.settings_5B
+            self.seeds_B[real] = draws.seeds_B
             self.choices_B[real] = draws.choices_B
         if draws.before_B is not None:
             self.draws_B[real] = draws.before_B
@@ -272,7 +281,9 @@ def fused_draft(
 
 def run_draft(model: TritonModel, kv: TritonKV, inputs: DraftInputs) -> DrawnTokens:
     """A function of what lies in the inputs."""
-    shape, places_2B, laws = inputs.shape, inputs.first.more_XB, list[Tensor]()
+    shape = inputs.shape
+    places_2B = inputs.first.more_XB
+    laws = list[Tensor]()
     this: PassInputs = inputs.first
     drawn_2KB = places_2B.new_empty(2, shape.tokens, shape.first.rows)
     uniforms_KB: Tensor | None = None
@@ -289,7 +300,8 @@ def run_draft(model: TritonModel, kv: TritonKV, inputs: DraftInputs) -> DrawnTok
             decided_2B1, law_B1V = by_rejection(asked, inputs.zeros_B1[:, :0], nothing_B0V, uniforms_KB[step][:, None])
             laws.append(law_B1V)
         after_XB = go_on(decided_2B1, this, places_2B, drawn_2KB, step)
-        this, places_2B = _following(this, after_XB, inputs.zeros_B1), after_XB[4:]
+        this = _following(this, after_XB, inputs.zeros_B1)
+        places_2B = after_XB[4:]
     return DrawnTokens(drawn_2KB, laws)
 
 
@@ -304,5 +316,6 @@ def _unseen(ids_BS: Ints, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
     """Return ids (B, T) of the tokens that the first pass feeds, and the column (B, 1) of each row's last one."""
     positions_B, counts_B = (ints(each) for each in (batch.positions, batch.views[0][1].counts))
     at_BT = np.minimum(columns(positions_B, int(counts_B.max())), ids_BS.shape[1] - 1)
-    ids_BT, at_BJ = ids_BS[rows(len(at_BT)), at_BT], np.maximum(counts_B - 1, 0)[:, None]
+    ids_BT = ids_BS[rows(len(at_BT)), at_BT]
+    at_BJ = np.maximum(counts_B - 1, 0)[:, None]
     return torch.from_numpy(ids_BT), torch.from_numpy(at_BJ)

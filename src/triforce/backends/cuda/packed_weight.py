@@ -60,7 +60,8 @@ class PackedWeight(QuantizedWeight):
 
 def on_device(weights: Weights) -> Weights:
     """Pack the matrices of a model onto the device of its norms. Raises ModelError where a scale is no number."""
-    device, done = weights.norm_C.device, dict[int, Matrix]()
+    device = weights.norm_C.device
+    done = dict[int, Matrix]()
 
     def taken(weight: Matrix) -> Matrix:
         if not isinstance(weight, QuantizedWeight) or isinstance(weight, PackedWeight):
@@ -73,7 +74,8 @@ def on_device(weights: Weights) -> Weights:
     def layer_of(layer: Layer) -> Layer:
         given = {f.name: getattr(layer, f.name) for f in fields(layer)}
         found: dict[str, Any] = {name: taken(each) for name, each in given.items() if "_proj_" in name}
-        dtype, biases = layer.o_proj_CQ.dtype, [name for name in given if "_bias_" in name and given[name] is not None]
+        dtype = layer.o_proj_CQ.dtype
+        biases = [name for name in given if "_bias_" in name and given[name] is not None]
         return replace(layer, **found | {name: given[name].to(dtype) for name in biases})
 
     return replace(
@@ -95,7 +97,8 @@ def packed(weight: QuantizedWeight, device: torch.device) -> Tensor | PackedWeig
     """Pack a matrix onto a device; of numbers these themselves, as bfloat16."""
     if weight.kind in PLAIN:
         return weight.blocks.view(PLAIN[weight.kind]).view(weight.shape).to(device, weight.dtype)
-    parts, (M, K) = PARTS[weight.kind], weight.shape
+    parts = PARTS[weight.kind]
+    (M, K) = weight.shape
     blocks_MBX = unflatten(weight.blocks.to(device), 1, (K // weight.block, -1))
     codes_MGX = unflatten(parts.codes(blocks_MBX), -1, (-1, INPUTS)).flatten(1, 2)
     codes_MGX = (

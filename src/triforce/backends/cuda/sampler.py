@@ -50,7 +50,8 @@ class TritonSampling:
         coupling: Seeded | Rejection,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.coupling, self.vocab_size = coupling, vocab_size
+        self.coupling = coupling
+        self.vocab_size = vocab_size
         self.probs_size = coupling.probs_size(vocab_size)
         self._processor = LogitsProcessor(params, prompt_lengths, vocab_size, device)
         self._settings_5B = _settings(params, vocab_size).to(device)
@@ -86,7 +87,8 @@ class TritonSampling:
 
     def _decide(self, inputs: SamplerInputs, guess: Draft, live_B: Bools, tier: int) -> tuple[Tensor, Tensor]:
         """Verdicts and peaks (2, B, J), and the laws that a draft must carry."""
-        device, noise = inputs.logits_BJV.device, self.coupling.noise
+        device = inputs.logits_BJV.device
+        noise = self.coupling.noise
         if isinstance(self.coupling, Seeded):
             assert isinstance(noise, Noise), "exponentials are made where they are needed"
             nothing_BJV = guess.probs_BKV.new_empty(*inputs.logits_BJV.shape[:2], 0)

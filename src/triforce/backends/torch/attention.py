@@ -58,7 +58,8 @@ def _hidden(T: int, S: int, sinks: int, window: int, device: torch.device) -> Te
     """Mask of the last keys that each query does not see: of all keys where there is a window, else their own."""
     if not window:
         return torch.ones(T, T, dtype=torch.bool, device=device).triu(1)
-    key_S, query_T1 = torch.arange(S, device=device), torch.arange(S - T, S, device=device)[:, None]
+    key_S = torch.arange(S, device=device)
+    query_T1 = torch.arange(S - T, S, device=device)[:, None]
     return (key_S > query_T1) | ((key_S >= sinks) & (key_S <= query_T1 - window))
 
 
@@ -96,7 +97,8 @@ def attend_causal(q_THD: Tensor, k_GSD: Tensor, v_GSD: Tensor) -> Tensor:
     if S == T:
         return own_HTD.transpose(0, 1)
     past_GRD, past_GR = _fused(fold(q_THD, G), k_GSD[:, : S - T], v_GSD[:, : S - T], causal=False)
-    own_GRD, own_GR = own_HTD.reshape(G, -1, D), own_HT.reshape(G, -1)
+    own_GRD = own_HTD.reshape(G, -1, D)
+    own_GR = own_HT.reshape(G, -1)
     past_share_GR = torch.sigmoid(past_GR - own_GR)
     attn_out_GRD = torch.lerp(own_GRD.float(), past_GRD.float(), past_share_GR[..., None])
     return unfold(attn_out_GRD.to(q_THD.dtype), T)
@@ -120,7 +122,9 @@ def has_flash(device: torch.device) -> bool:
 
 def _fused(q_HTD: Tensor, k_HSD: Tensor, v_HSD: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
     """torch's fused attention with its log-sum-exp (float32)."""
-    q, k, v = q_HTD[None], k_HSD[None], v_HSD[None]
+    q = q_HTD[None]
+    k = k_HSD[None]
+    v = v_HSD[None]
     if q.device.type == "cpu":
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, is_causal=causal)
     elif q.dtype != torch.float32 and q.shape[3] % 8 == 0 and q.shape[3] <= 256 and has_flash(q.device):

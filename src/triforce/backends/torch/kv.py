@@ -40,8 +40,10 @@ class TorchKV:
         layers: int | None = None,
         window_pages: int = 0,
     ) -> None:
-        self.config, self.dtype = config, dtype
-        rows, windowed = kv_dtype(config, dtype), [bool(window and window_pages) for window in config.windows]
+        self.config = config
+        self.dtype = dtype
+        rows = kv_dtype(config, dtype)
+        windowed = [bool(window and window_pages) for window in config.windows]
         windowed = windowed if layers is None else [False] * layers
 
         def memory(layers: int, pages: int) -> Tensor:
@@ -55,8 +57,13 @@ class TorchKV:
         self._kv_L: list[KeysValues] = in_order(windowed, *(list(zip(*kv, strict=True)) for kv in kinds))
 
     def layer_attention(self, batch: ForwardBatch, width: int) -> LayerAttention:
-        lists_L, config, dtype, head = batch.lists(), self.config, self.dtype, self._head
-        first, kinds, slots_L = lists_L[0], config.rotations, slots_of(config, lists_L, width)
+        lists_L = batch.lists()
+        config = self.config
+        dtype = self.dtype
+        head = self._head
+        first = lists_L[0]
+        kinds = config.rotations
+        slots_L = slots_of(config, lists_L, width)
         positions_N = torch.from_numpy(columns(ints(batch.positions), width).flatten()).to(self.keys_LGSD.device)
         rotations = {kind: config.rope.cos_sin(positions_N, kind) for kind in {*kinds}}
         sinks_N = positions_N.clamp_max(first.sinks + first.window - 1)
@@ -104,7 +111,8 @@ class TorchKV:
         return_mass: bool = False,
         q_sinks_BTHD: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        kv, attention_sink_logits_LH = self._kv_L[layer], self.config.attention_sink_logits_LH
+        kv = self._kv_L[layer]
+        attention_sink_logits_LH = self.config.attention_sink_logits_LH
         attention_sink_logits_H = None if attention_sink_logits_LH is None else attention_sink_logits_LH[layer]
         rules = Rules(self.config.architecture.score_cap, attention_sink_logits_H)
         if self.config.kv_int8:
@@ -137,7 +145,8 @@ def attend_lists(
     rules: Rules = PLAIN,
 ) -> tuple[Tensor, Tensor]:
     """Mixed values and mass as a `LayerAttention` gives them. `q_sinks`: queries as they meet the sinks, if given."""
-    G, U = len(kv[0]), lists.units.shape[-1]
+    G = len(kv[0])
+    U = lists.units.shape[-1]
     attn_out_BTHD = torch.zeros_like(q_BTHD)
     mass_BGU = torch.zeros(len(q_BTHD), G, U, device=q_BTHD.device) if return_mass else q_BTHD.new_empty(0)
     for b, (start, count) in enumerate(zip(lists.starts, lists.counts, strict=True)):
@@ -151,7 +160,8 @@ def attend_lists(
         q_sinks_THD = q_sinks_BTHD[b, :count].to(k_GKD.dtype) if q_sinks_BTHD is not None else None
         at_once = count if return_mass else WIDE  # which bounds the scores that are held
         for part in (slice(first, min(first + at_once, count)) for first in range(0, count, at_once)):
-            seen, own_q_sinks_THD = slice(start + part.stop), None if q_sinks_THD is None else q_sinks_THD[part]
+            seen = slice(start + part.stop)
+            own_q_sinks_THD = None if q_sinks_THD is None else q_sinks_THD[part]
             attn_out_BTHD[b, part], mass_GK = attend(
                 q_THD[part], k_GKD[:, seen], v_GKD[:, seen], return_mass, own_q_sinks_THD, lists.sinks, lists.window,
                 rules.attention_sink_logits_H, rules.cap,

@@ -29,7 +29,8 @@ def choose(logits_NE: Tensor, experts: Experts, correction_E: Tensor | None = No
     Shared experts come last.
     """
     ids = worth(logits_NE, experts, correction_E).sort(dim=1, descending=True, stable=True).indices
-    logits, chosen = logits_NE.gather(1, ids), experts.chosen
+    logits = logits_NE.gather(1, ids)
+    chosen = experts.chosen
     if experts.function == "softmax":
         weights_NK = (logits[:, :chosen] if experts.renormalised else logits).softmax(1)[:, :chosen]
     else:
@@ -81,7 +82,8 @@ def mix(
     logits_NE = F.linear(y_NC.float(), layer.router_EC, layer.router_bias_E)
     ids_NK, weights_NK = choose(logits_NE, experts, layer.router_correction_E)
     ids = sorted({*ids_NK.flatten().tolist()})
-    touched, places = [layer.experts[e] for e in ids], [(ids_NK == e).nonzero(as_tuple=True) for e in ids]
+    touched = [layer.experts[e] for e in ids]
+    places = [(ids_NK == e).nonzero(as_tuple=True) for e in ids]
     gated = read(torch.cat([gate(expert, y_NC[rows]) for expert, (rows, _) in zip(touched, places, strict=True)]))
     sum_NC = y_NC.new_zeros(len(y_NC), touched[0].down_proj_CI.shape[0], dtype=torch.float32)
     each = torch.split(gated, [len(rows) for rows, _ in places])
@@ -116,7 +118,8 @@ def geglu(gate_NI: Tensor, up_NI: Tensor) -> Tensor:
 
 def clamped_swiglu(gate_NI: Tensor, up_NI: Tensor) -> Tensor:
     """Return the SwiGLU of gpt-oss (arXiv 2508.10925), (N, I): sides are bounded, the sigmoid steeper, up from 1 on."""
-    gate_NI, up_NI = gate_NI.clamp(max=CLAMP), up_NI.clamp(-CLAMP, CLAMP)
+    gate_NI = gate_NI.clamp(max=CLAMP)
+    up_NI = up_NI.clamp(-CLAMP, CLAMP)
     return (up_NI + 1) * (gate_NI * torch.sigmoid(gate_NI * GAIN))
 
 
@@ -126,13 +129,17 @@ def linear(x: Tensor, weight: Matrix | None, bias: Tensor | None = None) -> Tens
 
 
 class TorchLayer:
-    norm, swiglu, linear = staticmethod(norm), staticmethod(swiglu), staticmethod(linear)
+    norm = staticmethod(norm)
+    swiglu = staticmethod(swiglu)
+    linear = staticmethod(linear)
 
     def __init__(self, config: ModelConfig, layer: Layer) -> None:
-        self.config, self.layer = config, layer
+        self.config = config
+        self.layer = layer
 
     def qkv(self, x_NC: Tensor, ranks: TPGroup = ALONE) -> tuple[Tensor, ...]:
-        layer, scale = self.layer, self.config.architecture.query_scale
+        layer = self.layer
+        scale = self.config.architecture.query_scale
         x_NC = self._normed(x_NC, layer.input_norm_C)
         q_NHD = self._heads(x_NC, layer.q_proj_QC, layer.q_bias_Q, layer.q_norm_D, ranks)
         return (
@@ -159,11 +166,13 @@ class TorchLayer:
         return self._down(self.layer, gated_NI)
 
     def _mlp(self, x_NC: Tensor, ranks: TPGroup) -> tuple[Tensor, int]:
-        layer, experts = self.layer, self.config.architecture.experts
+        layer = self.layer
+        experts = self.config.architecture.experts
         if layer.down_proj_CI is not None:
             return self.down(ranks.inputs(self.gate(x_NC), layer.down_proj_CI.shape[1])), 0
         assert experts is not None
-        y_NC, inner = self._normed(x_NC, layer.post_norm_C), layer.experts[0].down_proj_CI.shape[1]
+        y_NC = self._normed(x_NC, layer.post_norm_C)
+        inner = layer.experts[0].down_proj_CI.shape[1]
         read = partial(ranks.inputs, width=inner)
         return mix(y_NC, layer, experts, self._gate, self._down, read)
 
@@ -182,7 +191,8 @@ class TorchLayer:
     def _heads(
         self, x_NC: Tensor, weight: Matrix, bias: Tensor | None, norm_D: Tensor | None, ranks: TPGroup
     ) -> Tensor:
-        x_NQ, eps = self.linear(x_NC, weight, bias), self.config.norm_eps
+        x_NQ = self.linear(x_NC, weight, bias)
+        eps = self.config.norm_eps
         x_NHD = x_NQ.view(len(x_NC), -1, self.config.head_dim)
         if norm_D is None:
             return x_NHD
@@ -205,14 +215,16 @@ class TorchModel:
     block = TorchLayer
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
-        self.config, self.weights = config, weights
+        self.config = config
+        self.weights = weights
         self.blocks = [self.block(config, layer) for layer in weights.layers]
 
     def forward(self, ids_BT: Tensor, kv: KVBackend, batch: ForwardBatch, at_BJ: Tensor | None) -> ForwardOutput:
         return forward_layerwise(self, ids_BT, kv, batch, at_BJ)
 
     def embed(self, ids_N: Tensor) -> Tensor:
-        table_VC, scale = numbers(self.weights.embedding_VC), self.config.architecture.embedding_scale
+        table_VC = numbers(self.weights.embedding_VC)
+        scale = self.config.architecture.embedding_scale
         x_NC = F.embedding(ids_N.to(table_VC.device), table_VC)
         return x_NC if scale == 1 else x_NC * torch.tensor(scale, dtype=x_NC.dtype, device=x_NC.device)
 
@@ -222,7 +234,8 @@ class TorchModel:
         return head_VC[ids_N.to(head_VC.device)].float()
 
     def head(self, x_NC: Tensor) -> Tensor:
-        y_NC, parts = self.block.norm(x_NC, self.weights.norm_C, self.config.norm_eps), self.config.architecture
+        y_NC = self.block.norm(x_NC, self.weights.norm_C, self.config.norm_eps)
+        parts = self.config.architecture
         logits_NV = self.block.linear(y_NC, self.weights.head_VC).float()
         logits_NV = logits_NV if parts.logit_scale == 1 else logits_NV.mul_(parts.logit_scale)
         return capped(logits_NV, parts.logit_cap)
@@ -279,7 +292,9 @@ def _layers(
     states: Sequence[int],
 ) -> Generator[int, None, ForwardOutput]:
     (B, T), queries, masses, kept = ids_BT.shape, list[Tensor](), list[Tensor](), dict[int, Tensor]()
-    x_NC, scored, touched = model.embed(ids_BT.flatten()), at_BJ is None or at_BJ.shape[1] > 0, list[int]()
+    x_NC = model.embed(ids_BT.flatten())
+    scored = at_BJ is None or at_BJ.shape[1] > 0
+    touched = list[int]()
     for index, block in enumerate(model.blocks):
         q, k, v = (x.view(B, T, *x.shape[1:]) for x in block.qkv(x_NC))
         rotated_BTHD, attn_out_BTHD, mass_BGU = attention(index, q, k, v)

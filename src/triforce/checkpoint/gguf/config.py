@@ -66,7 +66,8 @@ def read_gguf_scaling(
     original = config.whole("rope.scaling.original_context_length", positions, least=2)
     fast = config.number("rope.scaling.yarn_beta_fast", 32.0, least=1e-3)
     slow = config.number("rope.scaling.yarn_beta_slow", 1.0, least=1e-3)
-    usual, given = 0.1 * log(factor) + 1.0, config.get("rope.scaling.attn_factor") is not None
+    usual = 0.1 * log(factor) + 1.0
+    given = config.get("rope.scaling.attn_factor") is not None
     temper = config.number("rope.scaling.attn_factor", 1.0, least=1e-3)
     return Yarn(factor, original, fast, slow, temper if tempered and given else usual * temper, whole)
 
@@ -126,8 +127,11 @@ ALWAYS: dict[str, dict[str, object]] = {"qwen3_moe": {"norm_topk_prob": True}}
 """Fields that have one value in all files of a family."""
 LARGEST_GEMMAS = (46, 62)
 """Layers of the 27B models, whose queries are scaled by the hidden size over the heads: files do not say."""
-EMBEDDING, HEAD = "token_embd.weight", "output.weight"
-Q_BIAS, O_BIAS, GATE_BIAS = "blk.0.attn_q.bias", "blk.0.attn_output.bias", "blk.0.ffn_gate.bias"
+EMBEDDING = "token_embd.weight"
+HEAD = "output.weight"
+Q_BIAS = "blk.0.attn_q.bias"
+O_BIAS = "blk.0.attn_output.bias"
+GATE_BIAS = "blk.0.ffn_gate.bias"
 Q_NORM = "blk.0.attn_q_norm.weight"
 OPTIONAL_O_BIAS = ("llama", "granite")
 """Families whose files may have the bias behind attention without those of queries, keys and values, or lack it."""
@@ -169,7 +173,8 @@ def read_gguf_config(file: GGUFFile) -> HFConfig:
     for key in config:
         if key not in READ | IDLE | FIELDS.get(model_type, {}).keys():
             config.require(key, ACCEPTED.get(key, ()))
-    hidden, heads = config.whole("embedding_length"), config.whole("attention.head_count")
+    hidden = config.whole("embedding_length")
+    heads = config.whole("attention.head_count")
     kv_heads = config.whole("attention.head_count_kv", heads)
     head_dim = config.whole("attention.key_length", hidden // heads, most=MOST_CHANNELS)
     if heads % kv_heads:
@@ -180,9 +185,11 @@ def read_gguf_config(file: GGUFFile) -> HFConfig:
     rotated = config.whole("rope.dimension_count", head_dim, most=head_dim)
     if rotated % 2 or (rotated != head_dim and not family.partial):
         raise config.refusal("rope.dimension_count", ["even numbers"] if family.partial else [head_dim])
-    positions, theta = config.whole("context_length"), config.number("rope.freq_base", 10_000.0, least=2.0)
+    positions = config.whole("context_length")
+    theta = config.number("rope.freq_base", 10_000.0, least=2.0)
     fields = _fields(file, config, model_type, hidden, heads, head_dim)
-    parts, whole = with_windows(fields, family), fields.within("rope_parameters").flag("truncate", True)
+    parts = with_windows(fields, family)
+    whole = fields.within("rope_parameters").flag("truncate", True)
     if model_type in OPTIONAL_O_BIAS:
         parts = replace(parts, o_bias=O_BIAS in file.tensors)
     return HFConfig(
@@ -208,7 +215,8 @@ def read_gguf_config(file: GGUFFile) -> HFConfig:
 
 def _fields(file: GGUFFile, config: Fields, model_type: str, hidden: int, heads: int, head_dim: int) -> Fields:
     """Return the fields that a config.json of the same model would have, as far as families read them."""
-    own, family = FIELDS.get(model_type, {}), FAMILIES[model_type]
+    own = FIELDS.get(model_type, {})
+    family = FAMILIES[model_type]
     idle = (0,) if model_type == "phi3" else ()  # no window
     layers = config.whole("block_count", most=MOST_LAYERS)
     layers -= config.whole("nextn_predict_layers", 0, least=0, most=layers - 1)
@@ -258,7 +266,8 @@ def _layer_types(pattern: Any) -> dict[str, object]:
 
 def _under(name: str, file: GGUFFile) -> Fields:
     """The keys that begin with a name, without it."""
-    prefix, given = f"{name}.", file.metadata
+    prefix = f"{name}."
+    given = file.metadata
     return Fields({key.removeprefix(prefix): _plain(given[key]) for key in given if key.startswith(prefix)},
                   str(file.path), prefix)  # fmt: skip
 
@@ -276,7 +285,8 @@ def _plain(value: Any) -> Any:
 
 
 def _vocabulary(config: Fields, file: GGUFFile, hidden: int) -> int:
-    tokens, embedding = file.metadata.get(TOKENS), file.tensors.get(EMBEDDING)
+    tokens = file.metadata.get(TOKENS)
+    embedding = file.tensors.get(EMBEDDING)
     if not isinstance(tokens, list) or not tokens:
         raise ModelError(f"{file.path}: {TOKENS} is no list of texts; download another file of this model")
     if embedding is None:

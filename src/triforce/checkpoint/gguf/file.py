@@ -27,7 +27,9 @@ LONGEST_NAME = 256
 DIMENSIONS = 4
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """Types of values that are numbers, by their number in a file, as codes of `struct` and numpy."""
-FLOAT32, TEXT, ARRAY = 6, 8, 9
+FLOAT32 = 6
+TEXT = 8
+ARRAY = 9
 LEAST_ENTRY, LEAST_TENSOR = 13, 32
 """Bytes of the shortest entry of metadata, and of the shortest description of a tensor."""
 
@@ -59,7 +61,8 @@ def read_header(data: mmap.mmap, file: Path) -> GGUFHeader:
     """The header at the beginning of `data`. Raises ModelError naming `file` and what is wrong with it."""
     _require_version(data, file)
     walk = _Walk(data, file)
-    tensors, entries = walk.number("Q"), walk.number("Q")
+    tensors = walk.number("Q")
+    entries = walk.number("Q")
     walk.require(entries, LEAST_ENTRY, "entries of metadata")
     metadata: dict[str, Any] = {}
     for _ in range(entries):
@@ -100,7 +103,9 @@ class _Walk:
     """Values one after another. Each is held against the bytes that are left before it is taken."""
 
     def __init__(self, data: mmap.mmap, file: Path) -> None:
-        self._data, self._file, self.at = data, file, 8
+        self._data = data
+        self._file = file
+        self.at = 8
         self._end = min(len(data), LONGEST)
 
     def number(self, code: str) -> Any:
@@ -154,7 +159,10 @@ class _Walk:
 
     def _texts(self, count: int) -> list[str]:
         """Texts, what is no UTF-8 in them replaced. The loop is most of the time that a header takes."""
-        data, at, end, length = self._data, self.at, self._end, _STRUCTS["Q"].unpack_from
+        data = self._data
+        at = self.at
+        end = self._end
+        length = _STRUCTS["Q"].unpack_from
         found = []
         for _ in range(count):
             begin = at + 8
@@ -298,7 +306,8 @@ class _Part:
             raise self._broken(f"tensor {name} has rows of {inputs}, which are no whole blocks of {kind}")
         if info.offset % self.header.alignment:
             raise self._broken(f"tensor {name} is not aligned to {self.header.alignment} bytes")
-        start, row = self.header.start + info.offset, inputs // block * size
+        start = self.header.start + info.offset
+        row = inputs // block * size
         tensor = GGUFTensor(name, kind, (*reversed(outputs), inputs), row, part, start)
         if start + tensor.size > len(self.data):
             raise self._broken(f"tensor {name} ends {start + tensor.size - len(self.data)} bytes after the file")
@@ -324,7 +333,8 @@ def _set_of(path: Path) -> list[Path]:
     name = _PART.fullmatch(path.name)
     if not name:
         return [path]
-    stem, count = name["stem"], int(name["count"])
+    stem = name["stem"]
+    count = int(name["count"])
     if not 1 <= int(name["number"]) <= count:
         raise ModelError(
             f"{path}: its name says part {int(name['number'])} of {count}; give it the name that it came with"

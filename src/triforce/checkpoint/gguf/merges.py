@@ -48,17 +48,24 @@ def token_cuts(texts: Sequence[str], score_T: Scores) -> TokenCuts:
     there: merged by scores, the highest first, they meet before.
     """
     table = _TextTable(texts)
-    text_M, at_M = np.repeat(np.arange(len(texts)), table.length_T), np.arange(len(table.code_C))
+    text_M = np.repeat(np.arange(len(texts)), table.length_T)
+    at_M = np.arange(len(table.code_C))
     inner_M = at_M > table.start_T[text_M]
-    text_M, at_M = text_M[inner_M], at_M[inner_M]
+    text_M = text_M[inner_M]
+    at_M = at_M[inner_M]
     left_M = table.find(table.hashes(table.start_T[text_M], at_M))
     right_M = table.find(table.hashes(at_M, (table.start_T + table.length_T)[text_M]))
     longer_T = np.where(table.length_T > 1, score_T, -np.inf)
-    first_T, last_T = longer_T.copy(), longer_T.copy()  # the highest score of what begins a text, and of what ends it
+    # the highest score of what begins a text, and of what ends it
+    first_T = longer_T.copy()
+    last_T = longer_T.copy()
     np.maximum.at(first_T, text_M[left_M != NONE], longer_T[left_M[left_M != NONE]])
     np.maximum.at(last_T, text_M[right_M != NONE], longer_T[right_M[right_M != NONE]])
     both_M: Bools = (left_M != NONE) & (right_M != NONE)
-    text_M, left_M, right_M, at_M = text_M[both_M], left_M[both_M], right_M[both_M], at_M[both_M]
+    text_M = text_M[both_M]
+    left_M = left_M[both_M]
+    right_M = right_M[both_M]
+    at_M = at_M[both_M]
     pair_M = table.find(table.hashes(at_M - 1, at_M + 1))
     merges_T = np.bincount(text_M, minlength=len(texts)) > 0
     others_M = (pair_M != NONE) & (pair_M != text_M) & merges_T[pair_M]
@@ -177,7 +184,8 @@ def merges_by_score(vocabulary: GGUFVocabulary) -> list[Merge]:
 
     Pairs that no text comes by may be left out.
     """
-    texts, score_T = list(vocabulary.ids), np.asarray(vocabulary.numbers("scores"), np.float64)
+    texts = list(vocabulary.ids)
+    score_T = np.asarray(vocabulary.numbers("scores"), np.float64)
     length_T = np.fromiter(map(len, texts), np.int64, len(texts))
     if (length := int(length_T.max())) > LONGEST:
         token = int(length_T.argmax())
@@ -196,7 +204,8 @@ def _merges(vocabulary: GGUFVocabulary, texts: list[str], score_T: Scores, lengt
     order = np.lexsort((-length_T[cuts.left_M], -score_T[cuts.text_M]))
     text_M, left_M, right_M = (side_M[order] for side_M in cuts)
     merges_M2 = np.stack([left_M, right_M], 1).astype(np.int32)
-    tied, normal_T = _tied(text_M, score_T[text_M]), np.asarray(vocabulary.kinds) == NORMAL
+    tied = _tied(text_M, score_T[text_M])
+    normal_T = np.asarray(vocabulary.kinds) == NORMAL
     if sum(int(normal_T[text_M[begin:end]].sum()) ** 2 for begin, end in tied) > MOST_COMPARED:
         vocabulary.fail("tokenizer.ggml.scores has too many tokens whose score others have, too: their order is lost")
     for begin, end in tied:

@@ -34,7 +34,8 @@ _SUFFIX = r"'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]"
 _SPACE = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _MARKS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
-_UPPER, _LOWER = r"(?:(?=\p{L})[^a-z])", r"(?:(?=\p{L})[^A-Z])"
+_UPPER = r"(?:(?=\p{L})[^a-z])"
+_LOWER = r"(?:(?=\p{L})[^A-Z])"
 _FIRST = r"[^\r\n\p{L}\p{N}]?"
 _CHINESE = r"[\x{4E00}-\x{9FA5}\x{3040}-\x{30FF}]+"
 _EASTERN = r"(?:(?!\s)[\x{0800}-\x{9FA5}\x{AC00}-\x{D7FF}])+"
@@ -148,7 +149,8 @@ class GGUFTokenizer:
 
 def read_gguf_tokenizer(metadata: Mapping[str, Any], where: str) -> GGUFTokenizer:
     """The tokenizer in the metadata of the file `where`. Raises ModelError naming the key that is wrong."""
-    vocabulary, kind = read_vocabulary(metadata, where), metadata.get("tokenizer.ggml.model")
+    vocabulary = read_vocabulary(metadata, where)
+    kind = metadata.get("tokenizer.ggml.model")
     if kind not in ("gpt2", "llama"):
         raise ModelError(
             f"{where}: tokenizer.ggml.model = {str(kind)[:40]!r} is not supported (supported: gpt2, llama)"
@@ -192,7 +194,8 @@ def _byte_level(vocabulary: GGUFVocabulary) -> tuple[Core, bool]:
     # Of two that are equal the first counts, and in the library the last would.
     merges: Any = [tuple(merge.split(" ", 1)) for merge in dict.fromkeys(vocabulary.texts("merges"))]
     core = Core(BPE(ids, merges, ignore_merges=kind.whole))
-    core.pre_tokenizer, core.decoder = pre_tokenizer(kind, missing), decoders.ByteLevel()
+    core.pre_tokenizer = pre_tokenizer(kind, missing)
+    core.decoder = decoders.ByteLevel()
     if kind.composes:
         core.normalizer = normalizers.NFC()
     return core, kind.bos
@@ -241,7 +244,8 @@ def _frame(core: Core, vocabulary: GGUFVocabulary, adds: list[str], special: Map
 
 def _templates(vocabulary: GGUFVocabulary) -> dict[str, str]:
     """Return chat templates by name; the one without a name is `default`."""
-    metadata, found = vocabulary.metadata, {}
+    metadata = vocabulary.metadata
+    found = {}
     for key, template in metadata.items():
         name = "default" if key == TEMPLATE else key.removeprefix(f"{TEMPLATE}.")
         if key != TEMPLATE and name == key:

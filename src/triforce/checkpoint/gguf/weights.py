@@ -151,7 +151,9 @@ class GGUFWeights:
 
     def __init__(self, file: GGUFFile, hf: HFConfig, *, packed: bool) -> None:
         """Raises ModelError for a tensor that models of this architecture do not have."""
-        self._file, self._hf, self.packed = file, hf, packed
+        self._file = file
+        self._hf = hf
+        self.packed = packed
         self._places: dict[str, tuple[str, int | None]] = {}
         for gguf, name in hugging_face_names(file, hf.model_type, hf.extra(BLOCK)).items():
             if "{}" in name:
@@ -177,7 +179,8 @@ class GGUFWeights:
             rows = torch.from_numpy(self._file.raw(gguf))
         if expert is not None:
             rows = rows.view(tensor.shape[0], -1, rows.shape[1])[expert]
-        matrix, dtype = len(shape) == 2, PLAIN.get(tensor.type)
+        matrix = len(shape) == 2
+        dtype = PLAIN.get(tensor.type)
         packed = self.packed and matrix and not gguf.endswith(ROUTER)  # which is computed in float32, as vectors are
         if not packed and (dtype is not None or not matrix):
             plain = self._numbers(tensor.type, rows) if dtype is None else rows.flatten().view(dtype)
@@ -194,8 +197,10 @@ class GGUFWeights:
 
     def _experts(self, gguf: str) -> int:
         """Return the number of experts in a tensor. Raises ModelError where the config says another, or no layer."""
-        shape, experts = self._file.tensors[gguf].shape, self._hf.architecture.experts
-        count, layer = experts.count if experts else 0, int(gguf.split(".")[1])
+        shape = self._file.tensors[gguf].shape
+        experts = self._hf.architecture.experts
+        count = experts.count if experts else 0
+        layer = int(gguf.split(".")[1])
         if layer >= self._hf.num_hidden_layers:
             raise ModelError(
                 f"{self._file.path}: tensor {gguf} is of layer {layer}, but the config has "
@@ -215,5 +220,6 @@ class GGUFWeights:
 def of_mxfp4(rows: Tensor) -> Matrix:
     """Return a matrix of rows (O, 17 B), uint8: blocks of a scale and 16 bytes, whose lower nibbles come first."""
     blocks = rows.view(len(rows), -1, 17)
-    scales_OB, nibbles_OB16 = blocks[..., 0], blocks[..., 1:]
+    scales_OB = blocks[..., 0]
+    nibbles_OB16 = blocks[..., 1:]
     return mxfp4_weight(torch.cat((nibbles_OB16 & 15, nibbles_OB16 >> 4), -1), scales_OB, narrow=True)

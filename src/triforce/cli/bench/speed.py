@@ -50,7 +50,8 @@ def run(options: Namespace) -> int:
     _require_sense(options)
     if options.synthetic:
         return _synthetic(options)
-    cells, llm = _cells(options), load(options)
+    cells = _cells(options)
+    llm = load(options)
     if beyond := [cell for cell in cells if cell.context > llm.target.config.context]:
         cells = [cell for cell in cells if cell not in beyond]
         print(f"{len(beyond)} cells are left out: the model has {llm.target.config.context:,} positions")
@@ -149,9 +150,12 @@ def _synthetic(options: Namespace) -> int:
         retrieval=RetrievalConfig(Budget.parse(options.retrieval_budget)),
         lower_tiers=options.lower_tiers,
     )
-    contexts, repeats = options.contexts or DEFAULT_AXES["contexts"], options.repeats or speed.USUAL
+    contexts = options.contexts or DEFAULT_AXES["contexts"]
+    repeats = options.repeats or speed.USUAL
     shapes = [known("shape", shape, [*SHAPES, *FAMILY_SHAPES]) for shape in options.shapes or ["30m"]]
-    kept, int8, rows = tuple(options.synthetic), options.kv_dtype == "int8", []
+    kept = tuple(options.synthetic)
+    int8 = options.kv_dtype == "int8"
+    rows = []
     print(f"{machine()}\n{HEAD}")
     for shape in shapes:
         for row in synthetic.rows(shape, contexts, kept, setting, options.tokens, repeats, int8, options.layers):
@@ -179,5 +183,6 @@ def _spread(row: Row) -> str:
 
 def counted(row: Row) -> str:
     """Tokens a verification beside those to expect by the acceptance that was asked for."""
-    made, expected = row["tokens_per_verification"], row["expected_tokens_per_verification"]
+    made = row["tokens_per_verification"]
+    expected = row["expected_tokens_per_verification"]
     return f"{made:.2f} tokens a verification, {expected:.2f} +- {row['deviation']:.2f} to expect"

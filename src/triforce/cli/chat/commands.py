@@ -38,7 +38,8 @@ def run_command(dialogue: Dialogue, line: str) -> bool:
         raise RequestError(f"{name} is not a command: {ELSEWHERE[name]}; see /help")
     if name not in COMMANDS:
         raise RequestError(f"{name} is not a command{suggest(name, COMMANDS)}; see /help, or ask it as /{name}")
-    command, given = COMMANDS[name], rest.strip()
+    command = COMMANDS[name]
+    given = rest.strip()
     if given and not command.takes:
         raise RequestError(f"{name} takes nothing; {given!r} was not understood")
     if not given and command.takes.isalpha():

@@ -105,12 +105,16 @@ class Dialogue:
         conversation: Conversation,
         options: Namespace,
     ) -> None:
-        self.session, self.tokenizer, self.params = session, tokenizer, params
-        self.conversation, self.model = conversation, model_name(options.model)
+        self.session = session
+        self.tokenizer = tokenizer
+        self.params = params
+        self.conversation = conversation
+        self.model = model_name(options.model)
         self.interrupts = Interrupts()
         self.agrees: Callable[[str], bool] | None = None
         """Asks whoever sits at a terminal, if anybody does."""
-        self._color, self._quiet = options.color, options.quiet
+        self._color = options.color
+        self._quiet = options.quiet
 
     @property
     def context(self) -> int:
@@ -170,7 +174,8 @@ class Dialogue:
         count = len(self.conversation.turns)
         while len(laid_out[-1]) + room > self.context and len(laid_out) <= count:
             laid_out.append(self._laid_out(self.conversation, question, after=len(laid_out)))
-        whole, dropped = laid_out[0], len(laid_out) - 1
+        whole = laid_out[0]
+        dropped = len(laid_out) - 1
         needs = f"this takes {len(whole):,} tokens and {room:,} for the answer, and the context is {self.context:,}"
         if dropped and len(laid_out[-1]) < self.context and self._may_drop(needs, dropped):
             return laid_out[-1]

@@ -90,7 +90,9 @@ class FullView:
     """
 
     def __init__(self, pool: PagePool, grain: int | None = None) -> None:
-        self.pool, self.kv, self.grain = pool, pool.kv, pool.unit if grain is None else grain
+        self.pool = pool
+        self.kv = pool.kv
+        self.grain = pool.unit if grain is None else grain
         self.rows = range(len(pool.tables))
         self.observations = [AttentionObservation() for _ in pool.tables]
         self.budget: Budget | None = None
@@ -104,16 +106,21 @@ class FullView:
 
         `budget`: a view below selects so much by it, which is to stay in memory where KV is offloaded.
         """
-        self.grain, self.budget = grain, budget
+        self.grain = grain
+        self.budget = budget
 
     def begin(self, counts_B: Ints, width: int) -> ForwardBatch:
-        pool, rows, observe = self.pool, slice(self.rows.start, self.rows.stop), width <= OBSERVED
-        starts, unit = pool.lengths_B[rows].tolist(), self.grain or PAGE
+        pool = self.pool
+        rows = slice(self.rows.start, self.rows.stop)
+        observe = width <= OBSERVED
+        starts = pool.lengths_B[rows].tolist()
+        unit = self.grain or PAGE
         if pool.windows:
             pool.cover(self.rows, (pool.lengths_B[rows] + counts_B).tolist())
         units_BU = pool.pages_BP[rows] if unit == PAGE else pool.units(self.rows, unit)
         lists = PageTable(units_BU, starts, counts_B.tolist(), unit)
-        return_mass, budget = observe and self.grain > 0, self.budget
+        return_mass = observe and self.grain > 0
+        budget = self.budget
         keep = max(map(budget.of, starts)) // PAGE if budget and pool.offloaded and observe else 0
         views = by_window(pool, lists, self.rows) if pool.windowed else [(pool.config.layers, lists)]
         tables = pool.tables[rows]
@@ -123,7 +130,8 @@ class FullView:
         self.pool.lengths_B[self.rows.start : self.rows.stop] += batch.views[0][1].counts
         if output is None or output.queries_LBTHD is None:
             return
-        queries_LBTHD, mass_LBGU = output.queries_LBTHD, output.mass_LBGU
+        queries_LBTHD = output.queries_LBTHD
+        mass_LBGU = output.mass_LBGU
         lists = batch.views[0][1]
         for i, (b, start, count) in enumerate(zip(self.rows, lists.starts, lists.counts, strict=True)):
             if count:
@@ -172,7 +180,8 @@ class FullView:
 
     def swap_in(self, b: int, held: SwappedKV) -> None:
         """Let a fresh row, whose pages are reserved, go on as the one that was swapped out."""
-        row, pool = self.rows[b], self.pool
+        row = self.rows[b]
+        pool = self.pool
         pool.write(row, held.length, held.layers, held.window_start)
         if pool.features and held.features:
             pool.features.write(pool.slots(row, 0, held.length), held.features)
@@ -184,7 +193,8 @@ class FullView:
 
     def _held(self, b: int) -> SwappedKV:
         """Return what a row holds; each layer is read when its turn comes."""
-        row, pool = self.rows[b], self.pool
+        row = self.rows[b]
+        pool = self.pool
         length = int(pool.lengths_B[row])
         layers = (pool.span(layer, row, pool.held_from(layer, row), length) for layer in range(pool.config.layers))
         features = pool.features.read(pool.slots(row, 0, length)) if pool.features else None

@@ -38,7 +38,9 @@ class RetrievalView:
     """
 
     def __init__(self, full: FullView, policy: Callable[[], Policy], setting: RetrievalConfig) -> None:
-        self.full, self.kv, self.setting = full, full.kv, setting
+        self.full = full
+        self.kv = full.kv
+        self.setting = setting
         self.unit = gcd(setting.chunk, PAGE)
         self.selections = [RowSelection(policy()) for _ in full.rows]
         self.observes = self.selections[0].policy.observes
@@ -57,9 +59,11 @@ class RetrievalView:
         return np.maximum(ahead_B, self.full.lengths_B)
 
     def begin(self, counts_B: Ints, width: int) -> ForwardBatch:
-        starts, counts = self.lengths_B.tolist(), counts_B.tolist()
+        starts = self.lengths_B.tolist()
+        counts = counts_B.tolist()
         for b, (committed, count) in enumerate(zip(self.full.lengths_B.tolist(), counts, strict=True)):
-            row, budget = self.selections[b], self.budget(committed)
+            row = self.selections[b]
+            budget = self.budget(committed)
             row.committed = committed
             if row.pages and committed < row.pages.end:  # the text was cut: some of what was selected is gone
                 row.pages = None
@@ -91,11 +95,15 @@ class RetrievalView:
 
         That is the mean of the layers without a window: the others read what the full tier's read.
         """
-        pool, some = self.full.pool, min(budget or self.budget(context), context)
-        windows, searched = pool.config.windows, len(self.searched_layers) if searched is None else searched
-        whole, layers = sum(not windows[layer] for layer in self.full_layers), windows.count(0)
+        pool = self.full.pool
+        some = min(budget or self.budget(context), context)
+        windows = pool.config.windows
+        searched = len(self.searched_layers) if searched is None else searched
+        whole = sum(not windows[layer] for layer in self.full_layers)
+        layers = windows.count(0)
         if not pool.kv.searches:
-            whole, searched = whole + searched, 0
+            whole = whole + searched
+            searched = 0
         found = max(some, context // FOUND) + context // GLANCE
         return (whole * context + searched * found + (layers - whole - searched) * some) // layers if layers else some
 
@@ -134,7 +142,8 @@ class RetrievalView:
 
         In the mean of the KV heads. None where it reads everything, or no attention mass was observed.
         """
-        row, mass_LGU = self.selections[b], self.full.observations[self.full.rows[b]].mass_LGU
+        row = self.selections[b]
+        mass_LGU = self.full.observations[self.full.rows[b]].mass_LGU
         if row.pages is None or mass_LGU is None:
             return None
         selected_LG = mass_LGU.gather(2, self._places(b, row.pages.units)).sum(2)
@@ -149,7 +158,8 @@ class RetrievalView:
         """
         units = -(-int(self.full.lengths_B[b]) // self.unit)
         starts = np.arange(0, units, -(-units // PARTS) or 1)
-        row, config = self.selections[b], self.full.pool.config
+        row = self.selections[b]
+        config = self.full.pool.config
         layers = [layer for layer in range(config.layers) if self._kind(layer) == "selected"]
         if row.pages is None or not layers:
             return [100] * len(starts)
@@ -175,7 +185,9 @@ class RetrievalView:
 
     def _due(self, b: int) -> bool:
         """Whether the row's pages are to be selected before the next pass."""
-        row, refresh, latest = self.selections[b], self.setting.refresh, self.full.observations[self.full.rows[b]]
+        row = self.selections[b]
+        refresh = self.setting.refresh
+        latest = self.full.observations[self.full.rows[b]]
         if row.policy.observes and latest.mass_LGU is None:
             return False  # nobody had asked: so it was with a row whose batch decoded plainly before it came here
         news = latest.passes - (row.pages.passes if row.pages else 0)
@@ -187,8 +199,12 @@ class RetrievalView:
 
     def _select(self, b: int) -> None:
         """Select a row's pages anew, by its policy."""
-        row, full, at, chunk = self.selections[b], self.full, self.full.rows[b], self.setting.chunk
-        budget, passes = self.budget(row.committed), full.observations[at].passes
+        row = self.selections[b]
+        full = self.full
+        at = self.full.rows[b]
+        chunk = self.setting.chunk
+        budget = self.budget(row.committed)
+        passes = full.observations[at].passes
         row.pages = select_pages(
             self.row_units(b), row.committed, budget, row.policy.latest(budget), chunk,
             lambda candidates, picks: row.policy.pick(full, at, chunk, candidates, picks), passes,
@@ -198,12 +214,14 @@ class RetrievalView:
 
     def row_units(self, b: int) -> Tensor:
         """All pages of a row, as units (U)."""
-        row, pool = self.full.rows[b], self.full.pool
+        row = self.full.rows[b]
+        pool = self.full.pool
         return pool.units(range(row, row + 1), self.unit)[0, : len(pool.tables[row]) * (PAGE // self.unit)]
 
     def _views(self, starts: list[int], counts: list[int]) -> list[tuple[int, PageTable]]:
         """Page tables of the layers in a pass: some see everything, the others the selected pages and the window."""
-        layers, unit = self.full.pool.config.layers, self.unit
+        layers = self.full.pool.config.layers
+        unit = self.unit
         committed = [row.committed for row in self.selections]
         everything = PageTable(self.full.pool.units(self.full.rows, unit), starts, counts, unit, coarse=committed)
         if not any(row.pages for row in self.selections):
@@ -215,7 +233,8 @@ class RetrievalView:
         firsts, coarse = ([n - gap for n, gap in zip(each, hidden, strict=True)] for each in (starts, committed))
         searched = replace(everything, search=self._search())
         views: list[tuple[int, PageTable]] = []
-        windows, see = self.full.pool.config.windows, windowed(self.full.pool, everything, self.full.rows)
+        windows = self.full.pool.config.windows
+        see = windowed(self.full.pool, everything, self.full.rows)
         for (kind, window), group in groupby(range(layers), lambda layer: (self._kind(layer), windows[layer])):
             some = list(group)
             units_LBGU = self._lists.units_LBGU[some[0] : some[-1] + 1]
@@ -229,7 +248,8 @@ class RetrievalView:
 
     def _search(self) -> Search:
         """Between the sinks and the window, of rows that do not see everything."""
-        unit, sinks = self.unit, PAGE // self.unit
+        unit = self.unit
+        sinks = PAGE // self.unit
         rows = [
             (sinks, row.window_start // unit, max(row.pages.tokens, row.window_start // FOUND) // unit - sinks)
             if row.pages

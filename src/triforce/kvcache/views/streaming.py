@@ -46,7 +46,10 @@ class StreamingView:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.config, self.sinks, self.window, self.slack = config, sinks, window, slack
+        self.config = config
+        self.sinks = sinks
+        self.window = window
+        self.slack = slack
         self.unit = gcd(sinks, PAGE)
         self.ring = self.unit * (1 + ceil((window + slack) / self.unit))  # a unit more: lists begin at a whole one
         self.pages = ceil((sinks + self.ring) / PAGE)
@@ -96,7 +99,8 @@ class StreamingView:
 
     def begin(self, counts_B: Ints, width: int) -> ForwardBatch:
         # On the host: a pass of the draft costs less than a dozen operations on tensors would.
-        starts, counts = self.lengths_B.tolist(), counts_B.tolist()
+        starts = self.lengths_B.tolist()
+        counts = counts_B.tolist()
         ends = [max(self.highest[b], start + n) for b, start, n in zip(self.rows, starts, counts, strict=True)]
         if any(count and end - start > self.slack for start, count, end in zip(starts, counts, ends, strict=True)):
             raise CacheError(
@@ -118,11 +122,13 @@ class StreamingView:
 
     def resume(self, length: int) -> tuple[int, int]:
         """Skips what cannot reach the window through any layer: the draft's prefill does not grow with the prompt."""
-        seen, (b,) = int(self.lengths_B[0]), self.rows
+        seen = int(self.lengths_B[0])
+        (b,) = self.rows
         if self.highest[b] - seen > self.slack:  # rewound so far that the window is gone; the sinks never are
             seen = min(seen, self.sinks)
         if seen < self.sinks:
-            start, stop = seen, min(self.sinks, length)
+            start = seen
+            stop = min(self.sinks, length)
         else:
             start = max(seen, length - self.config.layers * self.window)
             stop = min(start + self.slack, length)
@@ -133,7 +139,8 @@ class StreamingView:
     def row(self, b: int) -> StreamingView:
         one = copy(self)
         one.rows = self.rows[b : b + 1]
-        one.lengths_B, one._dropped = self.lengths_B[b : b + 1], []
+        one.lengths_B = self.lengths_B[b : b + 1]
+        one._dropped = []
         return one
 
     def fork(self, source: int, row: int) -> None:
@@ -179,7 +186,8 @@ class StreamingView:
 
     def _units(self, dropped: list[int]) -> Tensor:
         """Each row's sinks, and then its ring from the oldest unit visible on, int32 (B, U)."""
-        sinks, ring = self.sinks // self.unit, self.ring // self.unit
+        sinks = self.sinks // self.unit
+        ring = self.ring // self.unit
         firsts = [(self.rings[b] * self.pages + 1) * PAGE // self.unit for b in self.rows]
         rows = [
             [*range(first, first + sinks), *(first + sinks + (drop + i) % ring for i in range(ring))]

@@ -40,7 +40,8 @@ class WriteSlots:
 
     def leaving(self, table: Sequence[int], length: int) -> list[int]:
         """The fresh pages of a row that are full of committed tokens: they are stored from now on."""
-        left, last = [], length // PAGE
+        left = []
+        last = length // PAGE
         while last and table[last - 1] in self._fresh:
             last -= 1
             left.append(table[last])
@@ -133,7 +134,8 @@ class WorkingSet:
         new_LGN = (wanted_LGN > 0) & (held_LGN == 0)
         oldest_LGS = used_LGS[..., 1:].argsort(2) + 1
         turn_LGN = (new_LGN.cumsum(2) - 1).clamp(0, oldest_LGS.shape[2] - 1)
-        at_LGN, new_pages_LGN = oldest_LGS.gather(2, turn_LGN) * new_LGN, wanted_LGN * new_LGN
+        at_LGN = oldest_LGS.gather(2, turn_LGN) * new_LGN
+        new_pages_LGN = wanted_LGN * new_LGN
         gone_LGN = pages_LGS.gather(2, at_LGN)
         # A page may have been forgotten since, or have another frame now.
         gone_LGN = gone_LGN * (frames_LGP.gather(2, gone_LGN) == at_LGN + self._seats)
@@ -153,7 +155,8 @@ Mark = torch.cuda.Event | None
 
 class CopyStream:
     def __init__(self, device: torch.device) -> None:
-        self._device, self._stream = device, torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def copy(self, copies: Copies) -> None:
         """Behind the stream's earlier copies, and what it waits for."""
@@ -223,8 +226,12 @@ Run = tuple[int, int]
 class DeviceLayout:
     def __init__(self, config: ModelConfig, pages: int, room: OffloadLayout, homes: KeysValues) -> None:
         """`homes`: (room.layers + room.buffers, G, S, D) each."""
-        self._homes, self._pages, self._size = homes, pages + 1, PAGE * config.row_size
-        G, D, keys = config.kv_heads, config.row_size, homes[0]
+        self._homes = homes
+        self._pages = pages + 1
+        self._size = PAGE * config.row_size
+        G = config.kv_heads
+        D = config.row_size
+        keys = homes[0]
         self.home = {layer: layer for layer in range(room.layers)}
         """Of each whole layer."""
         self.part = {layer: layer - room.layers for layer in range(room.layers, config.layers)}
@@ -260,11 +267,13 @@ class DeviceLayout:
 
     def _locate(self) -> None:
         """Note which layers have parts, and where these and their pages in the store begin; 0 of whole layers."""
-        layers, device = range(len(self.home) + len(self.part)), self._heads_G1.device
+        layers = range(len(self.home) + len(self.part))
+        device = self._heads_G1.device
         self.parted_L = torch.tensor([layer in self.part for layer in layers], device=device)
         parts_L = torch.tensor([self.part.get(layer, 0) for layer in layers], device=device)
         heads_L11 = parts_L[:, None, None] * len(self._heads_G1)
-        self._in_store_L11, self._in_parts_L11 = 2 * heads_L11 * self._pages, heads_L11 * self._frames
+        self._in_store_L11 = 2 * heads_L11 * self._pages
+        self._in_parts_L11 = heads_L11 * self._frames
 
     def fetch(self, layers: slice, pages_LGN: Tensor, frames_LGN: Tensor) -> None:
         """Copy pages of single KV heads from the store to frames of parts; nothing where a frame is 0."""

@@ -62,9 +62,11 @@ class TritonOffloadedKV(TritonKV):
         self, config: ModelConfig, pages: int, dtype: torch.dtype, device: Device, room: OffloadLayout
     ) -> None:
         super().__init__(config, pages, dtype, device, room.layers + room.buffers)
-        self.room, self.whole_layers = room, room.layers
+        self.room = room
+        self.whole_layers = room.layers
         self.manager = OffloadManager(config, pages, room, (self.keys_LGSD, self.values_LGSD))
-        self._streams, self._streamed = StreamPlan(), 0
+        self._streams = StreamPlan()
+        self._streamed = 0
 
     @property
     def bytes(self) -> KVMemoryUsage:
@@ -101,7 +103,8 @@ class TritonOffloadedKV(TritonKV):
 
     def prepare(self, batch: ForwardBatch, width: int) -> None:
         super().prepare(batch, width)
-        manager, counts = self.manager, batch.views[0][1].counts
+        manager = self.manager
+        counts = batch.views[0][1].counts
         each = zip(batch.tables, batch.positions, counts, strict=True)
         rows = [(table, at, count) for table, at, count in each if count]
         if batch.exact:
@@ -128,24 +131,29 @@ class TritonOffloadedKV(TritonKV):
 
     def _prepare(self, seen: list[int], written: list[int]) -> None:
         """Runs of what rows have seen, and where on the device is what they have written."""
-        streams, manager = self._streams, self.manager
+        streams = self._streams
+        manager = self.manager
         pages_N = np.unique(np.array(seen, dtype=np.int64))
         seats_N = manager.seats.seat_P[pages_N]
         assert (manager.seats.stored_P[pages_N] | (seats_N > 0)).all(), "a page that nobody has is to be read"
         streams.runs = runs_of(pages_N.tolist())
-        streams.seated, streams.written = manager.at(pages_N[seats_N > 0].tolist()), manager.at(written)
+        streams.seated = manager.at(pages_N[seats_N > 0].tolist())
+        streams.written = manager.at(written)
         manager.stream.after(manager.stream.computed())  # what has been stored just now
 
     def _fill(self, layer: int) -> None:
-        manager, runs = self.manager, self._streams.runs
+        manager = self.manager
+        runs = self._streams.runs
         self._streams.filled[layer] = manager.buffers.fill(partial(manager.layout.copies_in, layer, runs))
         self._streamed += self.config.kv_heads * sum(count for _, count in runs)
 
     def _lists(self, inputs: PassInputs) -> list[tuple[Tensor, Tensor, ViewShape]]:
         """Page tables in which layers that are neither whole nor streamed have frames in the place of pages."""
-        lists_L, first = super()._lists(inputs), 0
+        lists_L = super()._lists(inputs)
+        first = 0
         for view, units, starts_B in zip(inputs.shape.views, inputs.units, inputs.starts, strict=True):
-            layers, first = range(first, first + view.layers), first + view.layers
+            layers = range(first, first + view.layers)
+            first = first + view.layers
             found = [layer for layer in layers if layer in self.manager.layout.part.keys() - {*self._streams.layers}]
             if found:
                 units_LBGU = self._find(slice(layers.start, layers.stop), units, starts_B, inputs.counts_B)
@@ -155,7 +163,8 @@ class TritonOffloadedKV(TritonKV):
 
     def _find(self, layers: slice, units: Tensor, starts_B: Tensor, counts_B: Tensor) -> Tensor:
         """The frames of what lists see, int32 (L, B, G, U), once they are there."""
-        L, G = layers.stop - layers.start, self.config.kv_heads
+        L = layers.stop - layers.start
+        G = self.config.kv_heads
         units_LBGU = (units[:, None] if units.ndim == 2 else units).long().expand(L, len(starts_B), G, -1)
         firsts_U = torch.arange(units_LBGU.shape[3], device=self.device) * PAGE
         seen_BU = (firsts_U < (starts_B + counts_B)[:, None]) & (counts_B > 0)[:, None]
@@ -165,7 +174,8 @@ class TritonOffloadedKV(TritonKV):
         return frames_LGN.view(L, G, len(starts_B), -1).transpose(1, 2)
 
     def _open(self, layer: int) -> KeysValues:
-        streams, layout = self._streams, self.manager.layout
+        streams = self._streams
+        layout = self.manager.layout
         if layer not in streams.layers:
             return layout.on_device(layer)
         following = streams.layers.index(layer) + 1
@@ -178,7 +188,8 @@ class TritonOffloadedKV(TritonKV):
         return layout.of_home(home)
 
     def _close(self, layer: int, seen: DevicePageTable, mass_BGU: Tensor) -> None:
-        streams, manager = self._streams, self.manager
+        streams = self._streams
+        manager = self.manager
         if layer not in streams.layers:
             return
         home = streams.filled[layer]
@@ -192,12 +203,16 @@ class TritonOffloadedKV(TritonKV):
         """Do what `OffloadedKVBackend.read_prompt` says; between two layers the buffers are others'."""
         manager = self.manager
         (start,), (table,), T, device = batch.positions, batch.tables, ids_1T.shape[1], manager.device
-        earlier, new = runs_of(sorted(table[: pages_for(start)])), table[start // PAGE : pages_for(start + T)]
+        earlier = runs_of(sorted(table[: pages_for(start)]))
+        new = table[start // PAGE : pages_for(start + T)]
         manager.store([*manager.seats.leaving(table, start), *manager.seats.fresh(new[:1])])
         manager.leave(new)
-        leaving, x_TC = runs_of(sorted(new)), model.embed(ids_1T.flatten().to(device))
+        leaving = runs_of(sorted(new))
+        x_TC = model.embed(ids_1T.flatten().to(device))
         ends = [*range((start // AT_ONCE + 1) * AT_ONCE, start + T, AT_ONCE), start + T]
-        layout, stream, units_1U = manager.layout, manager.stream, batch.views[0][1].units
+        layout = manager.layout
+        stream = manager.stream
+        units_1U = batch.views[0][1].units
         try:
             for layer, block in enumerate(model.blocks):
                 whole = layer in layout.home
@@ -207,7 +222,8 @@ class TritonOffloadedKV(TritonKV):
                     manager.buffers.use(buffer)
                 home = layout.home[layer] if whole else buffer
                 for at, end in zip([start, *ends], ends, strict=False):
-                    x_NC, last = x_TC[at - start : end - start], layer + 1 == len(model.blocks)
+                    x_NC = x_TC[at - start : end - start]
+                    last = layer + 1 == len(model.blocks)
                     self._through(block, x_NC, at, units_1U, home, last)
                 if not whole:
                     manager.buffers.leave(home, layout.copies_out(layer, leaving, home))

@@ -118,7 +118,8 @@ class OffloadManager:
         layout = self.layout
         new = [layer for layer in sorted(layers) if layer not in layout.home]
         old = [layer for layer in reversed(layout.home) if layer not in layers]
-        runs, seated = runs_of(self.seats.known), self.seats.seat_P.nonzero()[0].tolist()
+        runs = runs_of(self.seats.known)
+        seated = self.seats.seat_P.nonzero()[0].tolist()
         for coming, going in zip(new, old, strict=False):
             layout.to_store([coming], *self.at(self.seats.fresh(seated)))
             self.stream.after(self.stream.computed())

@@ -74,12 +74,18 @@ def _merge(
     D: tl.constexpr, DIMS: tl.constexpr, SOME: tl.constexpr, ROWS: tl.constexpr, TOGETHER: tl.constexpr,
 ):  # fmt: skip
     """The splits of some query rows and dimensions, in ascending order; zeros where there are fewer queries."""
-    row_R, g, b = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1) % G, tl.program_id(2)
-    start, count = tl.load(starts + b).to(tl.int32), tl.load(counts + b).to(tl.int32)
+    row_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    g = tl.program_id(1) % G
+    b = tl.program_id(2)
+    start = tl.load(starts + b).to(tl.int32)
+    count = tl.load(counts + b).to(tl.int32)
     dims = tl.program_id(1) // G
-    d, token_R, real_R = dims * DIMS + tl.arange(0, DIMS), row_R // GROUP, row_R < count * GROUP
+    d = dims * DIMS + tl.arange(0, DIMS)
+    token_R = row_R // GROUP
+    real_R = row_R < count * GROUP
     used = tl.where(tl.program_id(0) * ROWS < count * GROUP, (start + count + SPLIT - 1) // SPLIT, 0)
-    peak_R, total_R = tl.full([ROWS], -float("inf"), tl.float32), tl.full([ROWS], 0.0, tl.float32)
+    peak_R = tl.full([ROWS], -float("inf"), tl.float32)
+    total_R = tl.full([ROWS], 0.0, tl.float32)
     head = (b * G + g).to(tl.int64) * N
     attn_out_RD = tl.full([ROWS, DIMS], 0.0, tl.float32)
     for first in tl.range(0, used, SOME, num_stages=3):
@@ -90,7 +96,9 @@ def _merge(
         higher_R = tl.maximum(peak_R, tl.max(peak_NR, 0))
         base_R = tl.where(higher_R == -float("inf"), 0.0, higher_R)
         fade_R = tl.exp2(peak_R - base_R)
-        attn_out_RD, total_R, peak_R = attn_out_RD * fade_R[:, None], total_R * fade_R, higher_R
+        attn_out_RD = attn_out_RD * fade_R[:, None]
+        total_R = total_R * fade_R
+        peak_R = higher_R
         share_NR = tl.exp2(peak_NR - base_R[None, :])
         sum_NR = tl.load(sums + at_NR, mask=there_NR, other=0.0)
         mask_NRD = there_NR[:, :, None] & (d < D)[None, None, :]
@@ -111,8 +119,10 @@ def _weigh(
     UNITS: tl.constexpr,
 ):  # fmt: skip
     """The mass of some units of one KV head, summed over its query rows."""
-    g, b = tl.program_id(1), tl.program_id(2)
-    start, count = tl.load(starts + b).to(tl.int32), tl.load(counts + b).to(tl.int32)
+    g = tl.program_id(1)
+    b = tl.program_id(2)
+    start = tl.load(starts + b).to(tl.int32)
+    count = tl.load(counts + b).to(tl.int32)
     unit_U = tl.program_id(0) * UNITS + tl.arange(0, UNITS)
     written_U = (unit_U < U) & (unit_U * UNIT < start + count)
     mass_U = tl.full([UNITS], 0.0, tl.float32)
@@ -194,7 +204,8 @@ def attend(
     factor = multiplied_as(q_BTHD, coded)
     tile = tile_of(q_BTHD.element_size(), D, R, coded)
     at_once = min(tile.rows, max(16, triton.next_power_of_2(R)))
-    attn_out_BTHD, D2 = torch.empty_like(q_BTHD), max(32 if coded else 16, triton.next_power_of_2(D))
+    attn_out_BTHD = torch.empty_like(q_BTHD)
+    D2 = max(32 if coded else 16, triton.next_power_of_2(D))
     new = q_BTHD.new_empty
     parts_BGNRD, peaks_BGNR, sums_BGNR = (new(B, G, N, R, *d, dtype=torch.float32) for d in ((D,), (), ()))
     whole_BGR = new(B, G, R, dtype=torch.float32)
@@ -274,27 +285,37 @@ def _splits(
     TURNED: tl.constexpr, WEIGH: tl.constexpr, CODED: tl.constexpr, FACTOR: tl.constexpr, BY_PTX: tl.constexpr,
 ):  # fmt: skip
     """One split of one KV head's keys, for some of its query rows: unnormalised sums, and the peak they hang from."""
-    n, g, b = tl.program_id(0), tl.program_id(1) % G, tl.program_id(2)
-    start, count = tl.load(starts + b).to(tl.int32), tl.load(counts + b).to(tl.int32)
+    n = tl.program_id(0)
+    g = tl.program_id(1) % G
+    b = tl.program_id(2)
+    start = tl.load(starts + b).to(tl.int32)
+    count = tl.load(counts + b).to(tl.int32)
     row_R = (tl.program_id(1) // G) * ROWS + tl.arange(0, ROWS)
-    token_R, end, first = row_R // GROUP, start + count, n * SPLIT
+    token_R = row_R // GROUP
+    end = start + count
+    first = n * SPLIT
     if (first >= end) | (tl.program_id(1) // G * ROWS >= count * GROUP):
         return
-    d, real_R1, place_R1 = tl.arange(0, D2), (token_R < count)[:, None], start + token_R[:, None]
+    d = tl.arange(0, D2)
+    real_R1 = (token_R < count)[:, None]
+    place_R1 = start + token_R[:, None]
     cells_RD = ((b * T + token_R) * G * GROUP + g * GROUP + row_R % GROUP)[:, None] * D + d[None, :]
     own_RD = real_R1 & (d < D)[None, :]
     q_RD, of_q_R = _queries(q, cells_RD, own_RD, CODED, FACTOR)
     q_sinks_RD, of_q_sinks_R = _queries(q_sinks, cells_RD, own_RD, CODED, FACTOR) if TURNED else (q_RD, of_q_R)
-    peak_R, sum_R = tl.full([ROWS], -float("inf"), tl.float32), tl.full([ROWS], 0.0, tl.float32)
+    peak_R = tl.full([ROWS], -float("inf"), tl.float32)
+    sum_R = tl.full([ROWS], 0.0, tl.float32)
     attn_out_RD = tl.full([ROWS, D2], 0.0, tl.float32)
-    table, head = units + b.to(tl.int64) * row_stride + g.to(tl.int64) * list_stride, g.to(tl.int64) * head_stride
+    table = units + b.to(tl.int64) * row_stride + g.to(tl.int64) * list_stride
+    head = g.to(tl.int64) * head_stride
     for block in range(first, min(first + SPLIT, end), KEYS):
         key_K = block + tl.arange(0, KEYS)
         there_K = key_K < end
         unit_K = tl.load(table + key_K // UNIT, mask=there_K, other=0).to(tl.int32 if CODED else tl.int64)
         slot_K = unit_K * UNIT + key_K % UNIT
         k_DK = load_rows(keys, head, slot_K[None, :], d[:, None], there_K[None, :], D, CODED)
-        of_keys, of_values = scale, 1.0
+        of_keys = scale
+        of_values = 1.0
         if CODED:
             key_scales_1K, of_values = load_scales(key_scales, value_scales, table, head, block, end, D, UNIT, KEYS)
             of_keys = scale * key_scales_1K
@@ -308,7 +329,8 @@ def _splits(
         fade_R = tl.exp2(peak_R - base_R)
         of_block_RD = mixed_block(shares_RK * of_values, values, head, slot_K, there_K, D, D2, CODED, FACTOR, BY_PTX)
         attn_out_RD = attn_out_RD * fade_R[:, None] + of_block_RD
-        sum_R, peak_R = sum_R * fade_R + tl.sum(shares_RK, 1), higher_R
+        sum_R = sum_R * fade_R + tl.sum(shares_RK, 1)
+        peak_R = higher_R
         if WEIGH:
             at_R = ((b * G + g).to(tl.int64) * R + row_R) * U
             _store_unit_sums(unit_sums, shares_RK, base_R, at_R, row_R < R, block, U, UNIT, ROWS, KEYS)

@@ -29,12 +29,17 @@ def peak_of(peaks, C, C2: tl.constexpr):
 @triton.jit(do_not_specialize=["J", "C"])
 def race_parts(places, ids, values, counts, divisors, seeds, choices, bests, winners, J, C, N: tl.constexpr):
     """The token of a part with the largest probability / exponential, the lowest id among equals."""
-    c, j, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    cell, lane_N = (b * J + j).to(tl.int64), tl.arange(0, N)
+    c = tl.program_id(0)
+    j = tl.program_id(1)
+    b = tl.program_id(2)
+    cell = (b * J + j).to(tl.int64)
+    lane_N = tl.arange(0, N)
     count = tl.load(counts + cell) - c * N
-    best, winner = tl.full([], 0.0, tl.float64), tl.full([], 0, tl.int32)
+    best = tl.full([], 0.0, tl.float64)
+    winner = tl.full([], 0, tl.int32)
     if count > 0:
-        at_N, real_N = (cell * C + c) * N + lane_N, lane_N < count
+        at_N = (cell * C + c) * N + lane_N
+        real_N = lane_N < count
         id_N = tl.load(ids + at_N, mask=real_N, other=0x7FFFFFFF)
         share_N = tl.load(values + at_N, mask=real_N, other=0.0) / tl.load(divisors + cell)
         position = tl.load(places + b) + j
@@ -48,7 +53,8 @@ def race_parts(places, ids, values, counts, divisors, seeds, choices, bests, win
 @triton.jit(do_not_specialize=["B", "J", "C"])
 def close_race(peaks, bests, winners, out, B, J, C, C2: tl.constexpr):
     """The winner of all parts, the lowest id among equals, and the column's peak."""
-    cell, c_C = tl.program_id(1) * J + tl.program_id(0), tl.arange(0, C2)
+    cell = tl.program_id(1) * J + tl.program_id(0)
+    c_C = tl.arange(0, C2)
     best_C = tl.load(bests + cell * C + c_C, mask=c_C < C, other=0.0)
     best = tl.max(best_C, 0)
     winner_C = tl.load(winners + cell * C + c_C, mask=(c_C < C) & (best_C == best), other=0x7FFFFFFF)
@@ -63,19 +69,25 @@ def share_parts(
     N: tl.constexpr,
 ):  # fmt: skip
     """A part's law, in its list too, and what it holds: of max(p - q, 0) where a guess is judged, and of p."""
-    c, j, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    cell, lane_N = (b * J + j).to(tl.int64), tl.arange(0, N)
+    c = tl.program_id(0)
+    j = tl.program_id(1)
+    b = tl.program_id(2)
+    cell = (b * J + j).to(tl.int64)
+    lane_N = tl.arange(0, N)
     count = tl.load(counts + cell) - c * N
-    left, whole = tl.full([], 0.0, tl.float64), tl.full([], 0.0, tl.float64)
+    left = tl.full([], 0.0, tl.float64)
+    whole = tl.full([], 0.0, tl.float64)
     if count > 0:
-        at_N, real_N = (cell * C + c) * N + lane_N, lane_N < count
+        at_N = (cell * C + c) * N + lane_N
+        real_N = lane_N < count
         id_N = tl.load(ids + at_N, mask=real_N, other=0)
         p_N = tl.load(values + at_N, mask=real_N, other=0.0) / tl.load(divisors + cell)
         tl.store(values + at_N, p_N, mask=real_N)
         tl.store(laws + cell * V + id_N, p_N, mask=real_N)
         guessed += b.to(tl.int64) * guess_row_stride + j.to(tl.int64) * guess_stride
         q_N = tl.load(guessed + id_N, mask=real_N & (j < tl.load(places + B + b)), other=0.0)
-        left, whole = tl.sum(tl.maximum(p_N - q_N, 0.0), 0), tl.sum(p_N, 0)
+        left = tl.sum(tl.maximum(p_N - q_N, 0.0), 0)
+        whole = tl.sum(p_N, 0)
     tl.store(sums + cell * C + c, left)
     tl.store(sums + (B * J + cell) * C + c, whole)
 
@@ -86,19 +98,26 @@ def judge_parts(
     guess_stride, N: tl.constexpr, C2: tl.constexpr,
 ):  # fmt: skip
     """One column's verdict: keeps the guess, or draws what follows instead of it."""
-    j, b = tl.program_id(0), tl.program_id(1)
-    cell, last, verdict = (b * J + j).to(tl.int64), tl.load(places + B + b), tl.full([], 0, tl.int32)
+    j = tl.program_id(0)
+    b = tl.program_id(1)
+    cell = (b * J + j).to(tl.int64)
+    last = tl.load(places + B + b)
+    verdict = tl.full([], 0, tl.int32)
     peak = peak_of(peaks + cell * C, C, C2)
     if (j <= last) & (tl.abs(peak) < float("inf")):
         guessed += b.to(tl.int64) * guess_row_stride + j.to(tl.int64) * guess_stride
         token = tl.load(tokens + b * (J - 1) + j, mask=j < last, other=0)
-        p, q = tl.load(laws + cell * V + token), tl.load(guessed + token, mask=j < last, other=0.0)
+        p = tl.load(laws + cell * V + token)
+        q = tl.load(guessed + token, mask=j < last, other=0.0)
         uniform = tl.load(uniforms + b * J + 1 + j, mask=j < last, other=0.0)
         if (j < last) & (uniform * q < p):
             verdict = tl.full([], -1, tl.int32)
         else:
-            ids, values, sums = ids + cell * C * N, values + cell * C * N, sums + cell * C
-            count, uniform = tl.load(counts + cell), tl.load(uniforms + b * J)
+            ids = ids + cell * C * N
+            values = values + cell * C * N
+            sums = sums + cell * C
+            count = tl.load(counts + cell)
+            uniform = tl.load(uniforms + b * J)
             verdict = _draw(ids, values, count, sums, guessed, j < last, uniform, B * J * C, C, N, C2)
     tl.store(out + cell, verdict.to(tl.int64))
     tl.store(out + B * J + cell, peak.to(tl.int64, bitcast=True))
@@ -111,7 +130,8 @@ def _draw(ids, values, count, sums, guessed, refused, uniform, whole, C, N: tl.c
     A scan may round a prefix below one before it, so what holds nothing is left out, and where none passes it is the
     last of the others. Sums of p lie `whole` behind those of residuals.
     """
-    c_C, lane_N = tl.arange(0, C2), tl.arange(0, N)
+    c_C = tl.arange(0, C2)
+    lane_N = tl.arange(0, N)
     held_C = tl.load(sums + c_C, mask=c_C < C, other=0.0)
     if refused & (tl.sum(held_C, 0) == 0):  # p == q up to rounding
         refused = tl.full([], False, tl.int1)
@@ -147,17 +167,24 @@ def decide(
     (logits_BJV, settings_5B, places_2B), (first, second), (guessed_BKV, laws_BJV) = given, draws, laws
     (B, J, V), P, float64, int32 = logits_BJV.shape, POWERS, torch.float64, torch.int32
     C = triton.cdiv(V, N)
-    C2, parts, columns = triton.next_power_of_2(C), (C, J, B), (J, B)
+    C2 = triton.next_power_of_2(C)
+    parts = (C, J, B)
+    columns = (J, B)
 
     def new(*shape: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=logits_BJV.device)
 
-    peaks_BJC, sums_2BJC = new(B, J, C, dtype=float64), new(2, B, J, C, dtype=float64)
-    held_BJCP, counts_BJCP = new(B, J, C, P, dtype=torch.float32), new(B, J, C, P + 1, dtype=int32)
+    peaks_BJC = new(B, J, C, dtype=float64)
+    sums_2BJC = new(2, B, J, C, dtype=float64)
+    held_BJCP = new(B, J, C, P, dtype=torch.float32)
+    counts_BJCP = new(B, J, C, P + 1, dtype=int32)
     lists, joined = ((new(B, J, C * N, dtype=int32), new(B, J, C * N, dtype=float64)) for _ in range(2))
-    counts_BJ, divisors_BJ = new(B, J, dtype=int32), new(B, J, dtype=float64)
-    winners_BJC, out_2BJ = new(B, J, C, dtype=int32), new(2, B, J, dtype=torch.int64)
-    strides, guess_strides = logits_BJV.stride()[:2], guessed_BKV.stride()[:2]
+    counts_BJ = new(B, J, dtype=int32)
+    divisors_BJ = new(B, J, dtype=float64)
+    winners_BJC = new(B, J, C, dtype=int32)
+    out_2BJ = new(2, B, J, dtype=torch.int64)
+    strides = logits_BJV.stride()[:2]
+    guess_strides = guessed_BKV.stride()[:2]
     _peaks[parts](logits_BJV, peaks_BJC, J, V, C, *strides, N, num_warps=4)
     _shortlist[parts](
         logits_BJV, settings_5B, places_2B, peaks_BJC, *lists, counts_BJCP, held_BJCP, sums_2BJC, B, J, V, C, *strides,
@@ -187,7 +214,9 @@ def decide(
 @triton.jit(do_not_specialize=["J", "C"])
 def _peaks(logits, peaks, J, V, C, row_stride, column_stride, N: tl.constexpr):
     """The largest logit of a part: NaN if one of them is."""
-    c, j, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    c = tl.program_id(0)
+    j = tl.program_id(1)
+    b = tl.program_id(2)
     at_N = c * N + tl.arange(0, N)
     logits += b.to(tl.int64) * row_stride + j.to(tl.int64) * column_stride
     x_N = tl.load(logits + at_N, mask=at_N < V, other=-float("inf"))
@@ -205,15 +234,22 @@ def _shortlist(
 
     Nothing of a column that has no law, or that nobody looks at.
     """
-    c, j, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    c = tl.program_id(0)
+    j = tl.program_id(1)
+    b = tl.program_id(2)
     cell = (b * J + j).to(tl.int64)
     at = cell * C + c
-    peak, own = peak_of(peaks + cell * C, C, C2), tl.load(peaks + at)
-    temperature, k = tl.load(settings + b), tl.load(settings + B + b).to(tl.int32)
-    least, light = tl.load(settings + 3 * B + b), tl.load(settings + 4 * B + b)
+    peak = peak_of(peaks + cell * C, C, C2)
+    own = tl.load(peaks + at)
+    temperature = tl.load(settings + b)
+    k = tl.load(settings + B + b).to(tl.int32)
+    least = tl.load(settings + 3 * B + b)
+    light = tl.load(settings + 4 * B + b)
     least = tl.where(k == 1, tl.maximum(least, 0.0), least)
-    value_N, stays_N = tl.full([N], 0.0, tl.float64), tl.full([N], False, tl.int1)
-    total, id_N = tl.full([], 0.0, tl.float64), c * N + tl.arange(0, N)
+    value_N = tl.full([N], 0.0, tl.float64)
+    stays_N = tl.full([N], False, tl.int1)
+    total = tl.full([], 0.0, tl.float64)
+    id_N = c * N + tl.arange(0, N)
     if (j <= tl.load(places + B + b)) & (tl.abs(peak) < float("inf")):  # noqa: SIM102
         if (own - peak) / temperature >= least:
             logits += b.to(tl.int64) * row_stride + j.to(tl.int64) * column_stride
@@ -263,9 +299,16 @@ def _join(
     C2: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
     """One list of what all parts have left, without what is certainly behind a nucleus; this part's share of it."""
-    c, j, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    cell, c_C, p_P, lane_N = (b * J + j).to(tl.int64), tl.arange(0, C2), tl.arange(0, P), tl.arange(0, N)
-    at_C, p, least = cell * C + c_C, tl.full([], P, tl.int32), tl.full([], -float("inf"), tl.float32)
+    c = tl.program_id(0)
+    j = tl.program_id(1)
+    b = tl.program_id(2)
+    cell = (b * J + j).to(tl.int64)
+    c_C = tl.arange(0, C2)
+    p_P = tl.arange(0, P)
+    lane_N = tl.arange(0, N)
+    at_C = cell * C + c_C
+    p = tl.full([], P, tl.int32)
+    least = tl.full([], -float("inf"), tl.float32)
     mass = tl.load(settings + 2 * B + b)
     if (tl.load(settings + B + b) == 0) & (mass < 1):
         total = tl.sum(tl.load(sums + at_C, mask=c_C < C, other=0.0), 0)
@@ -288,10 +331,14 @@ def _join(
 @triton.jit(do_not_specialize=["B", "J", "C"])
 def _cut(settings, ids, values, counts, sums, divisors, B, J, C, N: tl.constexpr, C2: tl.constexpr):
     """One column's cuts by top-k and top-p, and by what to divide its values."""
-    j, b = tl.program_id(0), tl.program_id(1)
-    cell, c_C = (b * J + j).to(tl.int64), tl.arange(0, C2)
-    k, mass = tl.load(settings + B + b).to(tl.int32), tl.load(settings + 2 * B + b)
-    count, light = tl.load(counts + cell), tl.load(settings + 4 * B + b)
+    j = tl.program_id(0)
+    b = tl.program_id(1)
+    cell = (b * J + j).to(tl.int64)
+    c_C = tl.arange(0, C2)
+    k = tl.load(settings + B + b).to(tl.int32)
+    mass = tl.load(settings + 2 * B + b)
+    count = tl.load(counts + cell)
+    light = tl.load(settings + 4 * B + b)
     divisor = tl.sum(tl.load(sums + cell * C + c_C, mask=c_C < C, other=0.0), 0)
     if ((k > 0) | (mass < 1)) & (count > 0):
         count, divisor = cut(ids + cell * C * N, values + cell * C * N, count, divisor, k, mass, light, N)

@@ -35,7 +35,8 @@ def _go_on(decided, positions, counts, starts, places, after, drawn, B, K, step,
     """All rows at once: there are few."""
     b = tl.arange(0, ROWS)
     real = b < B
-    token, count = tl.load(decided + b, mask=real, other=0), tl.load(counts + b, mask=real, other=0)
+    token = tl.load(decided + b, mask=real, other=0)
+    count = tl.load(counts + b, mask=real, other=0)
     tl.store(drawn + step * B + b, token, mask=real)
     tl.store(drawn + (K + step) * B + b, tl.load(decided + B + b, mask=real, other=0), mask=real)
     tl.store(after + b, token, mask=real)

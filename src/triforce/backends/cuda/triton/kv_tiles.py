@@ -50,7 +50,8 @@ def load_scales(
 def _scales(scales, at_P, key_P, end, EACH: tl.constexpr, KEYS: tl.constexpr):
     if EACH == 2:
         two_P = tl.load(scales.to(tl.pointer_type(tl.int32)) + at_P // 2, mask=key_P < end, other=0)
-        first_P, second_P = (two_P << 16).to(tl.float32, bitcast=True), (two_P & -65536).to(tl.float32, bitcast=True)
+        first_P = (two_P << 16).to(tl.float32, bitcast=True)
+        second_P = (two_P & -65536).to(tl.float32, bitcast=True)
         scale_K = tl.reshape(tl.join(first_P, tl.where(key_P + 1 < end, second_P, 0.0)), [KEYS])
     else:
         scale_K = tl.load(scales + at_P, mask=key_P < end, other=0.0).to(tl.float32)
@@ -113,7 +114,8 @@ def _codes_by_ptx(memory, head, slot_K, there_K, D: tl.constexpr, D2: tl.constex
 @triton.jit
 def store_rows(memory, scales, head_M, slot_M, d_1D, x_MD, real_M, D: tl.constexpr, CODED: tl.constexpr):
     """Store rows, float32, of which what lies beyond D is zero. Codes are those of `rounded`."""
-    at_MD, real_MD = memory + _row(head_M, slot_M, D, CODED)[:, None] + d_1D, real_M[:, None] & (d_1D < D)
+    at_MD = memory + _row(head_M, slot_M, D, CODED)[:, None] + d_1D
+    real_MD = real_M[:, None] & (d_1D < D)
     if CODED:
         scale_M = _scale_of(x_MD)
         tl.store(at_MD, _codes(x_MD * _inverse(scale_M)[:, None]), mask=real_MD)
@@ -199,7 +201,8 @@ def _carry(
     AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     """Some pages, a few at once; a program of none ends when it has looked."""
-    first, e = tl.program_id(0) * SOME, tl.arange(0, SIZE2)
+    first = tl.program_id(0) * SOME
+    e = tl.arange(0, SIZE2)
     all_X = first + tl.arange(0, SOME)
     if tl.max(tl.load(to + all_X, mask=all_X < X, other=0), 0) == 0:
         return

@@ -21,10 +21,12 @@ from triforce.backends.kernel_api import KeysValues, Rotation
 def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """RMSNorm of vectors (..., C) in float32; the weight is applied after rounding. A new tensor, without gaps."""
     C = x.shape[-1]
-    out, at_once = torch.empty(x.shape, dtype=x.dtype, device=x.device), 256 if interpreted() else 1
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    at_once = 256 if interpreted() else 1
     if rows := x.numel() // C:
         x_XHC = _close(x if x.ndim == 3 else x.reshape(-1, 1, C))
-        grid, apart = (triton.cdiv(rows, at_once),), x_XHC.stride(0)
+        grid = (triton.cdiv(rows, at_once),)
+        apart = x_XHC.stride(0)
         _norm[grid](x_XHC, weight, out, rows, x_XHC.shape[1], apart, C, eps, triton.next_power_of_2(C), at_once)
     return out
 
@@ -33,7 +35,8 @@ def swiglu(gate_NI: Tensor, up_NI: Tensor) -> Tensor:
     """Return silu(gate) * up, of their shape (..., I): a new tensor, without gaps."""
     out = torch.empty(gate_NI.shape, dtype=gate_NI.dtype, device=gate_NI.device)
     if gate_NI.numel():
-        size, rows = gate_NI.shape[-1], 256 if interpreted() else 1
+        size = gate_NI.shape[-1]
+        rows = 256 if interpreted() else 1
         some = triton.next_power_of_2(size) if interpreted() else 1024
         gate_X1I, up_X1I = (_close(x.reshape(-1, 1, size)) for x in (gate_NI, up_NI))
         _swiglu[(triton.cdiv(len(gate_X1I), rows), triton.cdiv(size, some))](
@@ -64,7 +67,8 @@ def rotate_and_write(
     dtype = q_BTHD.dtype if is_coded(keys_GSD) else keys_GSD.dtype
     turned_BTHD = torch.empty(q_BTHD.shape, dtype=dtype, device=q_BTHD.device)
     to_sinks_BTHD = torch.empty_like(turned_BTHD) if seen.window else None
-    at_once, D2 = 256 if interpreted() else 8, triton.next_power_of_2(D)
+    at_once = 256 if interpreted() else 8
+    D2 = triton.next_power_of_2(D)
     _turn_queries[(triton.cdiv(B * T * H, at_once),)](
         q_NHD, positions_B, *tables_PF, seen.counts_B, turned_BTHD,
         turned_BTHD if to_sinks_BTHD is None else to_sinks_BTHD, B * T * H, T, H, q_NHD.stride(0),
@@ -81,8 +85,10 @@ def rotate_and_write(
 
 @triton.jit
 def _norm(x, weight, out, X, H, stride, C, eps, C2: tl.constexpr, SOME: tl.constexpr):
-    row_X, c = tl.program_id(0) * SOME + tl.arange(0, SOME), tl.arange(0, C2)
-    from_X, at_XC = (row_X // H).to(tl.int64) * stride + row_X % H * C, row_X.to(tl.int64)[:, None] * C + c[None, :]
+    row_X = tl.program_id(0) * SOME + tl.arange(0, SOME)
+    c = tl.arange(0, C2)
+    from_X = (row_X // H).to(tl.int64) * stride + row_X % H * C
+    at_XC = row_X.to(tl.int64)[:, None] * C + c[None, :]
     mask_XC = (row_X < X)[:, None] & (c < C)[None, :]
     x_XC = tl.load(x + from_X[:, None] + c[None, :], mask=mask_XC, other=0.0).to(tl.float32)
     scale_X = tl.rsqrt(tl.sum(x_XC * x_XC, 1) / C + eps)
@@ -105,10 +111,12 @@ def _swiglu(gate, up, out, X, size, gate_stride, up_stride, SOME: tl.constexpr, 
 @triton.jit
 def _turned(x, at_M, place_M, cos, sin, d_1D, real_M, D: tl.constexpr, TOGETHER: tl.constexpr):
     """Heads that begin there, turned to their places and then rotated, in float32; zeros where they are not real."""
-    real_MD, turn_MD = real_M[:, None] & (d_1D < D), place_M[:, None] * (D // 2) + d_1D % (D // 2)
+    real_MD = real_M[:, None] & (d_1D < D)
+    turn_MD = place_M[:, None] * (D // 2) + d_1D % (D // 2)
     x_MD = tl.load(x + at_M[:, None] + d_1D, mask=real_MD, other=0.0).to(tl.float32)
     pair_MD = tl.load(x + at_M[:, None] + (d_1D + D // 2) % D, mask=real_MD, other=0.0).to(tl.float32)
-    cos_MD, sin_MD = tl.load(cos + turn_MD, mask=real_MD, other=0.0), tl.load(sin + turn_MD, mask=real_MD, other=0.0)
+    cos_MD = tl.load(cos + turn_MD, mask=real_MD, other=0.0)
+    sin_MD = tl.load(sin + turn_MD, mask=real_MD, other=0.0)
     return rotated_heads(x_MD * cos_MD + pair_MD * tl.where(d_1D < D // 2, -sin_MD, sin_MD), d_1D, TOGETHER)
 
 
@@ -118,11 +126,14 @@ def _turn_queries(
     SOME: tl.constexpr, TOGETHER: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     """Some heads of some tokens; zeros where a row of the batch has fewer tokens."""
-    head_M, d_1D = tl.program_id(0) * SOME + tl.arange(0, SOME), tl.arange(0, D2)[None, :]
-    b_M, t_M = head_M // H // T, head_M // H % T
+    head_M = tl.program_id(0) * SOME + tl.arange(0, SOME)
+    d_1D = tl.arange(0, D2)[None, :]
+    b_M = head_M // H // T
+    t_M = head_M // H % T
     real_M = t_M < tl.load(counts + b_M, mask=head_M < M, other=0)
     place_M = tl.load(positions + b_M, mask=head_M < M, other=0).to(tl.int64) + t_M
-    cell_MD, mask_MD = head_M.to(tl.int64)[:, None] * D + d_1D, (head_M < M)[:, None] & (d_1D < D)
+    cell_MD = head_M.to(tl.int64)[:, None] * D + d_1D
+    mask_MD = (head_M < M)[:, None] & (d_1D < D)
     from_M = (head_M // H).to(tl.int64) * token_stride + head_M % H * D
     x_MD = _turned(q, from_M, place_M, cos, sin, d_1D, real_M, D, TOGETHER)
     tl.store(turned + cell_MD, x_MD.to(turned.dtype.element_ty), mask=mask_MD)
@@ -138,14 +149,18 @@ def _write(
     TOGETHER: tl.constexpr, CODED: tl.constexpr,
 ):  # fmt: skip
     """The keys, turned, and the values of some heads of some tokens."""
-    head_M, d_1D = tl.program_id(0) * SOME + tl.arange(0, SOME), tl.arange(0, D2)[None, :]
-    b_M, t_M = head_M // G // T, head_M // G % T
+    head_M = tl.program_id(0) * SOME + tl.arange(0, SOME)
+    d_1D = tl.arange(0, D2)[None, :]
+    b_M = head_M // G // T
+    t_M = head_M // G % T
     real_M = (head_M < M) & (t_M < tl.load(counts + b_M, mask=head_M < M, other=0))
     place_M = tl.load(positions + b_M, mask=real_M, other=0).to(tl.int64) + t_M
     key_M = tl.load(starts + b_M, mask=real_M, other=0).to(tl.int64) + t_M
     unit_M = tl.load(units + b_M.to(tl.int64) * row_stride + key_M // UNIT, mask=real_M, other=0).to(tl.int64)
-    there_M, slot_M = (head_M % G).to(tl.int64) * head_stride, unit_M * UNIT + key_M % UNIT
-    token_M, own_M = (head_M // G).to(tl.int64), head_M % G * D
+    there_M = (head_M % G).to(tl.int64) * head_stride
+    slot_M = unit_M * UNIT + key_M % UNIT
+    token_M = (head_M // G).to(tl.int64)
+    own_M = head_M % G * D
     k_MD = _turned(k, token_M * k_stride + own_M, place_M, cos, sin, d_1D, real_M, D, TOGETHER)
     store_rows(keys, key_scales, there_M, slot_M, d_1D, k_MD, real_M, D, CODED)
     from_MD = (token_M * v_stride + own_M)[:, None] + d_1D

@@ -37,18 +37,22 @@ def uniforms(seeds_B: Tensor, choices_B: Tensor, draws_B: Tensor, tier: int, n: 
 
 @triton.jit(do_not_specialize=["kind", "n"])
 def _uniforms(seeds, choices, draws, out, kind, n, WIDTH: tl.constexpr):
-    b, i = tl.program_id(0), tl.arange(0, WIDTH)
+    b = tl.program_id(0)
+    i = tl.arange(0, WIDTH)
     draw_n = tl.load(draws + b) + i
     zero_n = tl.full([WIDTH], 0, tl.uint32)
-    choice_n, kind_n = zero_n + tl.load(choices + b).to(tl.uint32), zero_n + kind.to(tl.uint32)
-    low_n, high_n = draw_n.to(tl.uint32), (draw_n >> 32).to(tl.uint32)
+    choice_n = zero_n + tl.load(choices + b).to(tl.uint32)
+    kind_n = zero_n + kind.to(tl.uint32)
+    low_n = draw_n.to(tl.uint32)
+    high_n = (draw_n >> 32).to(tl.uint32)
     w0, w1, _, _ = tl.philox(tl.load(seeds + b), low_n, high_n, choice_n, kind_n)
     tl.store(out + b * n + i, _bits(w0, w1).to(tl.float64) * 1.1102230246251565e-16, mask=i < n)
 
 
 @triton.jit
 def _exponentials(seeds, choices, positions, out, V, PAIRS: tl.constexpr):
-    pair_P, n = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS), tl.program_id(1)
+    pair_P = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS)
+    n = tl.program_id(1)
     zero_P = tl.full([PAIRS], 0, tl.uint32)
     position_P = zero_P + tl.load(positions + n).to(tl.uint32)
     choice_P = zero_P + tl.load(choices + n).to(tl.uint32)
@@ -62,7 +66,8 @@ def _exponentials(seeds, choices, positions, out, V, PAIRS: tl.constexpr):
 def exponential_of(seed, choice, position, token_N):
     """The exponentials of some tokens, at one place."""
     zero_N = (token_N * 0).to(tl.uint32)
-    position_N, choice_N = zero_N + position.to(tl.uint32), zero_N + choice.to(tl.uint32)
+    position_N = zero_N + position.to(tl.uint32)
+    choice_N = zero_N + choice.to(tl.uint32)
     w0, w1, w2, w3 = tl.philox(seed, (token_N // 2).to(tl.uint32), position_N, choice_N, zero_N)
     return _exponential(tl.where(token_N % 2 == 0, w0, w2), tl.where(token_N % 2 == 0, w1, w3))
 

@@ -72,7 +72,8 @@ def _launch(
     if alone < V:
         given = inputs.logits_BJV, inputs.settings_5B, inputs.places_2B
         return column_parts.decide(given, (first, second), (guessed_BKV, laws_BJV), race, part)
-    ids_BJV, values_BJV = new(B, J, V, dtype=torch.int32), new(B, J, V, dtype=torch.float64)
+    ids_BJV = new(B, J, V, dtype=torch.int32)
+    values_BJV = new(B, J, V, dtype=torch.float64)
     out_2BJ = new(2, B, J, dtype=torch.int64)
     strides = *inputs.logits_BJV.stride()[:2], *guessed_BKV.stride()[:2]
     _decide[(J, B)](
@@ -89,11 +90,15 @@ def _decide(
     column_stride, guess_row_stride, guess_stride, RACE: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """One column of one row. `first`, `second`: seeds and choices (B) of a race, else guesses (B, K) and uniforms."""
-    j, b, cell = tl.program_id(0), tl.program_id(1), (tl.program_id(1) * J + tl.program_id(0)).to(tl.int64)
+    j = tl.program_id(0)
+    b = tl.program_id(1)
+    cell = (tl.program_id(1) * J + tl.program_id(0)).to(tl.int64)
     logits += b.to(tl.int64) * row_stride + j.to(tl.int64) * column_stride
-    ids, values = ids + cell * V, values + cell * V
+    ids = ids + cell * V
+    values = values + cell * V
     low, peak = widest(logits, V, N)
-    last, verdict = tl.load(places + B + b), tl.full([], 0, tl.int64)
+    last = tl.load(places + B + b)
+    verdict = tl.full([], 0, tl.int64)
     if (j <= last) & (tl.abs(peak) < float("inf")):
         count, total = law(logits, settings + b, ids, values, B, V, low, peak, N)
         if RACE:
@@ -111,7 +116,8 @@ def _decide(
 @triton.jit
 def _race(ids, values, count, seed, choice, position, N: tl.constexpr):
     """The token with the largest value / exponential, the lowest id among equals."""
-    best, winner = tl.full([], 0.0, tl.float64), tl.full([], 0, tl.int32)
+    best = tl.full([], 0.0, tl.float64)
+    winner = tl.full([], 0, tl.int32)
     for start in range(0, count, N):
         at_N = start + tl.arange(0, N)
         id_N = tl.load(ids + at_N, mask=at_N < count, other=0x7FFFFFFF)
@@ -133,7 +139,8 @@ def _judge(ids, values, count, total, law, guessed, guess, uniforms, j, last, N:
         tl.store(law + tl.load(ids + at_N, mask=at_N < count, other=0), share_N, mask=at_N < count)
     tl.debug_barrier()
     token = tl.load(guess, mask=j < last, other=0)
-    p, q = tl.load(law + token), tl.load(guessed + token, mask=j < last, other=0.0)
+    p = tl.load(law + token)
+    q = tl.load(guessed + token, mask=j < last, other=0.0)
     uniform = tl.load(uniforms + 1 + j, mask=j < last, other=0.0)
     if (j < last) & (uniform * q < p):
         verdict = tl.full([], -1, tl.int32)
@@ -161,7 +168,9 @@ def _walk(ids, values, count, guessed, refused, end, N: tl.constexpr):
     A scan may round a prefix below one before it, so tokens without a residual are left out, and where none
     passes it is the last of the others.
     """
-    total, token, final = tl.full([], 0.0, tl.float64), tl.full([], 0x7FFFFFFF, tl.int32), tl.full([], 0, tl.int32)
+    total = tl.full([], 0.0, tl.float64)
+    token = tl.full([], 0x7FFFFFFF, tl.int32)
+    final = tl.full([], 0, tl.int32)
     lane_N = tl.arange(0, N)
     for start in range(0, count, N):
         real_N = start + lane_N < count

@@ -29,7 +29,8 @@ def best(scores_GN: Tensor, candidates: range, picks: int) -> Tensor:
 @triton.jit
 def _best(scores, ids, N, start, stop, picks, SIZE: tl.constexpr):
     """The threshold is found bit by bit: the largest that `picks` scores reach."""
-    row, column_N = tl.program_id(0).to(tl.int64), start + tl.arange(0, SIZE)
+    row = tl.program_id(0).to(tl.int64)
+    column_N = start + tl.arange(0, SIZE)
     inside_N = column_N < stop
     score_N = tl.load(scores + row * N + column_N, mask=inside_N, other=0.0) + 0.0  # so that -0.0 equals 0.0
     bits_N = score_N.to(tl.uint32, bitcast=True)
@@ -41,7 +42,8 @@ def _best(scores, ids, N, start, stop, picks, SIZE: tl.constexpr):
         higher = least | (tl.full([], 0x80000000, tl.uint32) >> bit)
         enough = tl.sum((inside_N & (order_N >= higher)).to(tl.int32), 0) >= picks
         least = tl.where(enough, higher, least)
-    above_N, equal_N = inside_N & (order_N > least), inside_N & (order_N == least)
+    above_N = inside_N & (order_N > least)
+    equal_N = inside_N & (order_N == least)
     room = picks - tl.sum(above_N.to(tl.int32), 0)
     keep_N = above_N | (equal_N & (tl.cumsum(equal_N.to(tl.int32), 0) <= room))
     place_N = tl.cumsum(keep_N.to(tl.int32), 0) - 1

@@ -17,12 +17,14 @@ import triton.language as tl
 def widest(logits, V, N: tl.constexpr):
     """The smallest and the largest logit; the largest is NaN if one of them is."""
     low_N = tl.full([N], float("inf"), logits.dtype.element_ty)
-    high_N, odd_N = -low_N, tl.full([N], 0, tl.int32)
+    high_N = -low_N
+    odd_N = tl.full([N], 0, tl.int32)
     for start in range(0, V, N):
         at_N = start + tl.arange(0, N)
         low_N = tl.minimum(low_N, tl.load(logits + at_N, mask=at_N < V, other=float("inf")))
         x_N = tl.load(logits + at_N, mask=at_N < V, other=-float("inf"))
-        high_N, odd_N = tl.maximum(high_N, x_N), odd_N | (x_N != x_N).to(tl.int32)
+        high_N = tl.maximum(high_N, x_N)
+        odd_N = odd_N | (x_N != x_N).to(tl.int32)
     high = tl.where(tl.max(odd_N, 0) > 0, float("nan"), tl.max(high_N, 0).to(tl.float64))
     return tl.min(low_N, 0).to(tl.float64), high
 
@@ -34,8 +36,11 @@ def law(logits, settings, ids, values, B, V, low, peak, N: tl.constexpr):
     The settings stand B apart: temperature, top-k (0 is off), top-p, the least score, the share below which all tokens
     together hold less than top-p leaves out.
     """
-    temperature, k = tl.load(settings), tl.load(settings + B).to(tl.int32)
-    mass, least, light = tl.load(settings + 2 * B), tl.load(settings + 3 * B), tl.load(settings + 4 * B)
+    temperature = tl.load(settings)
+    k = tl.load(settings + B).to(tl.int32)
+    mass = tl.load(settings + 2 * B)
+    least = tl.load(settings + 3 * B)
+    light = tl.load(settings + 4 * B)
     edge = tl.full([], -float("inf"), tl.float64)
     if k > 0:
         # Scores rise with logits, so the edge of both is the same token's.
@@ -82,14 +87,17 @@ def find_edge(values, count, low, high, wanted, MASS: tl.constexpr, N: tl.conste
             mean = 0.5 * low + 0.5 * high
             pivot = tl.where((turn % 2 == 0) & (mean > low) & (mean <= high), mean, pivot)
         above, below, enough = _count_from(values, count, pivot, wanted, MASS, N)
-        low, high, turn = tl.where(enough, above, low), tl.where(enough, high, below), turn + 1
+        low = tl.where(enough, above, low)
+        high = tl.where(enough, high, below)
+        turn = turn + 1
     return low
 
 
 @triton.jit
 def _middle(low, high):
     """The upper middle of all float64 numbers from one to another: above the first."""
-    low_bits, high_bits = low.to(tl.int64, bitcast=True), high.to(tl.int64, bitcast=True)
+    low_bits = low.to(tl.int64, bitcast=True)
+    high_bits = high.to(tl.int64, bitcast=True)
     low_rank = low_bits ^ ((low_bits >> 63) & 0x7FFFFFFFFFFFFFFF)
     high_rank = high_bits ^ ((high_bits >> 63) & 0x7FFFFFFFFFFFFFFF)
     rank = (low_rank & high_rank) + ((low_rank ^ high_rank) >> 1) + 1  # without overflow
@@ -99,7 +107,8 @@ def _middle(low, high):
 @triton.jit
 def _count_from(values, count, pivot, wanted, MASS: tl.constexpr, N: tl.constexpr):
     """The values next to a pivot, from it on and before it, and whether those from it on make up enough."""
-    sum_N, above_N = tl.full([N], 0.0, tl.float64), tl.full([N], float("inf"), tl.float64)
+    sum_N = tl.full([N], 0.0, tl.float64)
+    above_N = tl.full([N], float("inf"), tl.float64)
     below_N = -above_N
     for start in range(0, count, N):
         at_N = start + tl.arange(0, N)
@@ -128,7 +137,9 @@ def _scores(logits, ids, values, V, peak, temperature, least, N: tl.constexpr):
 @triton.jit
 def _weights(ids, values, count, edge, k, light, N: tl.constexpr):
     """Weights of scores: cut to the k largest, exponentials, without light ones; their number, the sum of all."""
-    room, level, left = k, tl.full([], 0, tl.int32), tl.full([], 0, tl.int32)
+    room = k
+    level = tl.full([], 0, tl.int32)
+    left = tl.full([], 0, tl.int32)
     sum_N = tl.full([N], 0.0, tl.float64)
     if k > 0:
         for start in range(0, count, N):
@@ -163,16 +174,22 @@ def _shares(values, count, total, N: tl.constexpr):
 @triton.jit
 def _nucleus(ids, values, count, edge, mass, N: tl.constexpr):
     """Nucleus of shares: the fewest that hold this mass, from the largest to some at the edge; number and sum."""
-    heavy_N, level_N = tl.full([N], 0.0, tl.float64), tl.full([N], 0, tl.int32)
+    heavy_N = tl.full([N], 0.0, tl.float64)
+    level_N = tl.full([N], 0, tl.int32)
     for start in range(0, count, N):
         at_N = start + tl.arange(0, N)
         share_N = tl.load(values + at_N, mask=at_N < count, other=0.0)
         heavy_N += tl.where(share_N > edge, share_N, 0.0)
         level_N += (share_N == edge).to(tl.int32)
-    held, room, equals = tl.sum(heavy_N, 0), tl.full([], 0, tl.int32), tl.sum(level_N, 0)
+    held = tl.sum(heavy_N, 0)
+    room = tl.full([], 0, tl.int32)
+    equals = tl.sum(level_N, 0)
     while (held < mass) & (room < equals):  # one after the other, as the torch path rounds
-        held, room = held + edge, room + 1
-    left, level, sum_N = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32), tl.full([N], 0.0, tl.float64)
+        held = held + edge
+        room = room + 1
+    left = tl.full([], 0, tl.int32)
+    level = tl.full([], 0, tl.int32)
+    sum_N = tl.full([N], 0.0, tl.float64)
     for start in range(0, count, N):
         at_N = start + tl.arange(0, N)
         id_N = tl.load(ids + at_N, mask=at_N < count, other=0)

@@ -23,7 +23,8 @@ WIDE = 256
 """More tokens are prefill: a matrix becomes numbers, which torch multiplies with."""
 PROGRAMS = 512
 """Programs that a matrix has for some tokens, if it has as many inputs: four for each multiprocessor of an H100."""
-TILE, MANY = tl.constexpr(OUTPUTS), tl.constexpr(EIGHT)
+TILE = tl.constexpr(OUTPUTS)
+MANY = tl.constexpr(EIGHT)
 HALF = tl.constexpr(16)
 
 
@@ -34,9 +35,11 @@ def times(x_NK: Tensor, weight: PackedWeight, bias_M: Tensor | None = None) -> T
         every_M = torch.arange(M, device=x_NK.device)
         bias_M = None if bias_M is None else bias_M.to(x_NK.dtype)
         return torch.nn.functional.linear(x_NK, rows_of(weight, every_M, x_NK.dtype), bias_M)
-    y_NM, x_NK = torch.empty(N, M, dtype=x_NK.dtype, device=x_NK.device), x_NK.contiguous()
+    y_NM = torch.empty(N, M, dtype=x_NK.dtype, device=x_NK.device)
+    x_NK = x_NK.contiguous()
     height, warps, stages = (LOW, 4, 3) if N <= LOW else (HIGH, 8, 2)
-    tiles, eights = triton.cdiv(M, OUTPUTS), weight.blocks.shape[1]
+    tiles = triton.cdiv(M, OUTPUTS)
+    eights = weight.blocks.shape[1]
     each = triton.cdiv(eights, triton.cdiv(PROGRAMS, tiles))
     P = triton.cdiv(eights, each)
     sums_PNM = y_NM.new_empty(P, N, M, dtype=torch.float32) if P > 1 else y_NM
@@ -104,14 +107,17 @@ def _load(
     i = tl.arange(0, HALF)[None, None, :]
     if BITS == 4:
         both_MGX = tl.load(codes + at_MG1 * HALF + i).to(tl.int32)
-        first_MGX, second_MGX = ((both_MGX & 15) - OFFSET).to(tl.float32), ((both_MGX >> 4) - OFFSET).to(tl.float32)
+        first_MGX = ((both_MGX & 15) - OFFSET).to(tl.float32)
+        second_MGX = ((both_MGX >> 4) - OFFSET).to(tl.float32)
     else:
         first_MGX = tl.load(codes + at_MG1 * (2 * HALF) + i).to(tl.int8, bitcast=True).to(tl.float32)
         second_MGX = tl.load(codes + at_MG1 * (2 * HALF) + HALF + i).to(tl.int8, bitcast=True).to(tl.float32)
-    scale_MG1, minimum_MG1 = scale_MG1.to(tl.float32), minimum_MG1.to(tl.float32)
+    scale_MG1 = scale_MG1.to(tl.float32)
+    minimum_MG1 = minimum_MG1.to(tl.float32)
     half_MG1 = scale_MG1
     if SUPER:
-        one_MG1, other_MG1 = one_MG1.to(tl.float32), other_MG1.to(tl.float32)
+        one_MG1 = one_MG1.to(tl.float32)
+        other_MG1 = other_MG1.to(tl.float32)
         minimum_MG1 = -minimum_MG1 * other_MG1
         half_MG1 = scale_MG1 * other_MG1
         scale_MG1 = scale_MG1 * one_MG1
@@ -140,8 +146,10 @@ def _times(
     HEIGHT: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
     """Some tokens by the outputs of a tile, of so many eights of inputs. Scales are brought a turn ahead."""
-    m_M, n_N = tl.program_id(0) * TILE + tl.arange(0, TILE), tl.program_id(1) * HEIGHT + tl.arange(0, HEIGHT)
-    y_NM, start = tl.full([HEIGHT, TILE], 0.0, tl.float32), tl.program_id(2) * each
+    m_M = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    n_N = tl.program_id(1) * HEIGHT + tl.arange(0, HEIGHT)
+    y_NM = tl.full([HEIGHT, TILE], 0.0, tl.float32)
+    start = tl.program_id(2) * each
     stop = min(start + each, eights)
     scale, minimum, one, other = _load_scales(
         scales, minima, small, m_M, start, eights, all_small, SUPER, MINIMUM
@@ -154,9 +162,13 @@ def _times(
         first_MX, second_MX = _load(
             codes, m_M, eight, eights, scale, minimum, one, other, BITS, OFFSET, SUPER, MINIMUM, BY_HALF, FACTOR
         )  # fmt: skip
-        scale, minimum, one, other = scale_next, minimum_next, one_next, other_next
+        scale = scale_next
+        minimum = minimum_next
+        one = one_next
+        other = other_next
         k_X = _inputs(eight)
-        at_NX, there_N1 = x + n_N.to(tl.int64)[:, None] * K + k_X[None, :], (n_N < N)[:, None]
+        at_NX = x + n_N.to(tl.int64)[:, None] * K + k_X[None, :]
+        there_N1 = (n_N < N)[:, None]
         x_NX = tl.load(at_NX, mask=there_N1 & (k_X < K)[None, :], other=0.0).to(FACTOR)
         y_NM = tl.dot(x_NX, tl.trans(first_MX), y_NM, input_precision="ieee")
         x_NX = tl.load(at_NX + HALF, mask=there_N1 & (k_X + HALF < K)[None, :], other=0.0).to(FACTOR)
@@ -172,7 +184,8 @@ def _times(
 @triton.jit
 def _add_parts(sums, bias, y, N, M, P, BIASED: tl.constexpr, SOME: tl.constexpr):
     """Add the sums of all parts of some outputs of one token, in order."""
-    m_M, n = tl.program_id(0) * SOME + tl.arange(0, SOME), tl.program_id(1).to(tl.int64)
+    m_M = tl.program_id(0) * SOME + tl.arange(0, SOME)
+    n = tl.program_id(1).to(tl.int64)
     y_M = tl.full([SOME], 0.0, tl.float32)
     for p in range(P):
         y_M += tl.load(sums + (p * N + n) * M + m_M, mask=m_M < M, other=0.0)
@@ -187,7 +200,8 @@ def _rows(
     SUPER: tl.constexpr, MINIMUM: tl.constexpr, BY_HALF: tl.constexpr, SOME: tl.constexpr, NUMBER: tl.constexpr,
 ):  # fmt: skip
     """Some rows of one eight of groups."""
-    eight, n_N = tl.program_id(0), tl.program_id(1) * SOME + tl.arange(0, SOME)
+    eight = tl.program_id(0)
+    n_N = tl.program_id(1) * SOME + tl.arange(0, SOME)
     m_N = tl.load(ids + n_N, mask=n_N < N, other=0)
     scale, minimum, one, other = _load_scales(
         scales, minima, small, m_N, eight, eights, all_small, SUPER, MINIMUM
