@@ -30,6 +30,8 @@ from triforce.server.limits import Limits
 from triforce.server.metrics import Metrics
 from triforce.server.service import Service
 
+_LAST_WORDS = 1.0
+"""Seconds in which answers end that a second signal has cut off."""
 MOMENT = 0.1
 """Seconds that accepting pauses where nothing can be done, before it looks again."""
 _USED_UP = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
@@ -269,6 +271,8 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
         if not self.force_exit:
             await self._engine.close()
+        elif answers := set(self.server_state.tasks):  # cancelled, they would be logged as broken
+            await asyncio.wait(answers, timeout=_LAST_WORDS)
 
     async def on_tick(self, counter: int) -> bool:
         """Return whether to stop. Called ten times a second."""
