@@ -324,18 +324,22 @@ class Engine:
         of `SequenceGroup`.
         """
         rows = self.core.store.rows
-        for request in requests:
-            texts = request.sequences
-            parts = [texts[first : first + rows] for first in range(0, len(texts), rows)]
-            request.groups = [SequenceGroup(part, request.mode) for part in parts]
-        groups = [group for request in requests for group in request.groups]
-        for group in groups:
-            group.memory = memory
-            group.saved = saved
         for request, report in zip(requests, _reports(requests, on_prefill), strict=True):
-            request.groups[0].on_prefill = report  # whose texts start from one prompt
-        groups[0].on_read = on_read
-        self.core.submit(groups)
+            texts = request.sequences
+            when_read = on_read if request is requests[0] else None
+            # The texts of later groups start from the prompt that the first one reads.
+            request.groups = [
+                SequenceGroup(
+                    texts[first : first + rows],
+                    request.mode,
+                    memory,
+                    saved,
+                    on_prefill=None if first else report,
+                    on_read=None if first else when_read,
+                )
+                for first in range(0, len(texts), rows)
+            ]
+        self.core.submit([group for request in requests for group in request.groups])
         for request in requests:
             self._streams |= {stream.sequence: (request, stream) for stream in request.streams}
         self._requests += requests
