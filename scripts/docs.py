@@ -8,13 +8,13 @@ where something is stale.
 from __future__ import annotations
 
 import argparse
-import json
 import tomllib
 from pathlib import Path
 from typing import Any
 
-from scripts import docs_models, docs_pictures, docs_reference
+from scripts import docs_models, docs_pictures, docs_reference, docs_results
 from scripts.docs_reference import code, filled, table
+from scripts.docs_results import RESULTS, report
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -60,7 +60,6 @@ def gpu_kernels(data: dict[str, Any]) -> list[list[str]]:
     return rows
 
 
-RESULTS = "benchmarks/results"
 MODELS_SHOWN = {"smollm2": "`smollm2`", "pair": "shipped pair"}
 LEVELS_SHOWN = {"": "AVX512-BF16", "_avx2": "AVX2"}
 """Files of `bench speed` that README shows: of each model, at each level of the kernels."""
@@ -76,7 +75,7 @@ def numbers(root: Path) -> list[list[str]]:
         for model, model_said in MODELS_SHOWN.items():
             cells = {
                 (row["context"], row["workload"], row["mode"]): row
-                for row in recorded(root, f"{model}_speed{level}")
+                for row in report(root, f"{model}_speed{level}")["rows"]
                 if row["temperature"] == TEMPERATURE_SHOWN
             }
             for context in sorted({context for context, *_ in cells}):
@@ -85,11 +84,6 @@ def numbers(root: Path) -> list[list[str]]:
                 repeated = max(row["repeated_8_grams"] for row in auto)
                 rate = f"{plain['tokens_per_second']:,.0f}"
                 rows.append([level_said, model_said, f"{context:,}", rate, *ratios, f"{repeated:.0%}"])
-    return rows
-
-
-def recorded(root: Path, name: str) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = json.loads((root / RESULTS / f"{name}.json").read_text(encoding="utf-8"))["rows"]
     return rows
 
 
@@ -121,7 +115,7 @@ def _text(file: Path) -> str:
 
 def stale(root: Path = ROOT) -> dict[Path, str]:
     """Return files that are missing or not what they should be, and what that is."""
-    files = pages(root) | docs_pictures.files(root) | docs_reference.files(root)
+    files = pages(root) | docs_pictures.files(root) | docs_reference.files(root) | docs_results.files(root)
     return {file: text for file, text in files.items() if not file.exists() or file.read_text("utf-8") != text}
 
 

@@ -114,6 +114,13 @@ def test_speed_page_names_lost_cells(tmp_path: Path) -> None:
     assert (docs / "pictures" / "speed.svg").stat().st_size < 100_000
 
 
-def test_published_paper_page_equals_rows() -> None:
+def test_page_of_published_rows_has_all_of_them() -> None:
     reports = {name: page.read(page.RESULTS / f"{name}.json") for name in page.SECTIONS}
-    assert page.page(reports) == (page.DOCS / "benchmarks.md").read_text(encoding="utf-8")
+    made = page.page(reports)
+    assert all(reports.values()) and "Not measured yet" not in made
+    assert all(f"## {title}\n" in made for title, *_ in page.SECTIONS.values())
+
+
+def test_published_acceptance_page_equals_rows() -> None:
+    report = page.read(page.RESULTS / "acceptance.json")
+    assert report and page.acceptance_page(report) == (page.DOCS / "acceptance.md").read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import pages
+from tests.helpers import pages, prose
 from tests.helpers.pages import ROOT, Block
 from triforce.checkpoint.model_families import FAMILIES
 from triforce.cli.parser import parse
@@ -97,27 +97,55 @@ def test_python_of_pages_runs(name: str, tmp_path: Path, monkeypatch: pytest.Mon
     exec(compile(RUN[name].code, name, "exec"), {"__name__": "__main__"})
 
 
-def functions(file: Path) -> set[str]:
-    """Return the names of functions that a file defines, those of classes with their class."""
+NAMED = re.compile(r"`((?:\w+/)+\w+\.(?:py|cpp)): ([\w.:]+(?:, [\w.:]+)*)`")
+"""What stands in a file, as pages name it: `file: name, name`, a method with its class."""
+
+
+def definitions(file: Path) -> set[str]:
+    """Return the names of functions and classes that a file defines, those of methods with their class."""
     text = file.read_text(encoding="utf-8")
     if file.suffix == ".cpp":
         return set(
             re.findall(r"^[\w:<>*& ]*?\b((?:\w+::)?\w+)\([^;]*?\) (?:const )?\{$", text, re.MULTILINE | re.DOTALL)
         )
-    found = set()
+    found, functions = set(), (ast.FunctionDef, ast.AsyncFunctionDef)
     for node in ast.parse(text).body:
-        if isinstance(node, ast.FunctionDef):
+        if isinstance(node, (*functions, ast.ClassDef)):
             found.add(node.name)
-        elif isinstance(node, ast.ClassDef):
-            found |= {f"{node.name}.{each.name}" for each in node.body if isinstance(each, ast.FunctionDef)}
+        if isinstance(node, ast.ClassDef):
+            found |= {f"{node.name}.{each.name}" for each in node.body if isinstance(each, functions)}
     return found
 
 
-def test_seven_questions_name_functions_that_exist() -> None:
+def missing(text: str) -> list[str]:
+    """Return what a page says to stand in a file, and does not."""
+    wrong = []
+    for file, names in NAMED.findall(text):
+        there = next((home / file for home in (ROOT, ROOT / "src" / "triforce") if (home / file).exists()), None)
+        known = definitions(there) if there else set()
+        wrong += [f"{file}: {name}" for name in names.split(", ") if name not in known]
+    return wrong
+
+
+@pytest.mark.parametrize("page", pages.pages(), ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_definitions_that_page_names_exist(page: Path) -> None:
+    assert missing(page.read_text(encoding="utf-8")) == []
+
+
+def test_missing_definition_is_found() -> None:
+    assert missing("`kvcache/pool.py: PagePool.cover, PagePool.uncover`") == ["kvcache/pool.py: PagePool.uncover"]
+    assert missing("`kvcache/pond.py: PagePool` `csrc/decoder.cpp: Decoder::forward, Decoder::backward`") == [
+        "kvcache/pond.py: PagePool",
+        "csrc/decoder.cpp: Decoder::backward",
+    ]
+
+
+def test_questions_are_answered_shortly_by_definitions() -> None:
+    """At most four sentences, or items of a list, each question; all of them name what stands in a file."""
     text = (ROOT / "docs" / "contributing" / "architecture.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| [^|]*\? \| `([^`]+)` \| `([^`]+)` \|$", text, re.MULTILINE)
-    assert len(rows) == 7
-    for file, function in rows:
-        home = ROOT if file.startswith("csrc/") else ROOT / "src" / "triforce"
-        assert function in functions(home / file), f"{file} has no {function}"
-    assert "RetrievalView.nothing" not in functions(ROOT / "src" / "triforce" / "kvcache" / "views" / "retrieval.py")
+    answers = dict(re.findall(r"^### ([^\n]*\?)\n\n(.*?)(?=^#)", text, re.MULTILINE | re.DOTALL))
+    assert len(answers) >= 10
+    for question, answer in answers.items():
+        assert NAMED.search(answer), question
+        told = [prose.END.split(paragraph) for paragraph in prose.paragraphs(answer)]
+        assert (len(told) if answer.startswith("- ") else sum(map(len, told))) <= 4, question

@@ -32,6 +32,7 @@ CHANGES = [
     ("docs/data/gguf_types.toml", "272", "273", "backends.md"),
     ("docs/data/pictures.toml", "a small model", "a model", "tiers.svg"),
     ("benchmarks/results/pair_speed.json", '"context": 512', '"context": 513', "README.md"),
+    ("benchmarks/results/draft_speed.json", '"context": 7168', '"context": 8192', "benchmarks.md"),
     ("docs/reference/command-line.md", "| `--seed` `N` |", "| `--seed` `M` |", "command-line.md"),
 ]
 """A file, what is changed there, and the page that is stale then."""

@@ -51,6 +51,18 @@ def test_files_that_page_names_exist(page: Path) -> None:
     assert {name for name in named if not any((home / name).exists() for home in HOMES)} == set()
 
 
+@pytest.mark.parametrize("page", ALL, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_files_of_list_or_row_are_named_once(page: Path) -> None:
+    assert pages.repeated_files(page.read_text(encoding="utf-8")) == set()
+
+
+def test_missing_folder_and_repeated_file_are_found() -> None:
+    assert pages.files("`merges/` `checkpoint/families/` `build/site/`") == {"checkpoint/families/"}
+    for line in ("**Files.** `a/b.py`, `a/b.py`, `a/c.py`.", "| costs | `a/b.py`, `a/c.py`, `a/b.py` |"):
+        assert pages.repeated_files(line) == {"a/b.py"}
+    assert pages.repeated_files("`a/b.py` and `a/b.py`\n| `a/b.py` |\n| `a/b.py` |") == set()
+
+
 def test_pages_are_all_in_the_site() -> None:
     def files(nav: object) -> list[str]:
         if isinstance(nav, str):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from fnmatch import fnmatch
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from tests.helpers import prose
 from tests.helpers.pages import ROOT, pages
-from triforce.bench.speed import verdict
+from triforce.bench.speed import CONTROL, verdict
 from triforce.server import errors
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -106,12 +107,72 @@ def test_pages_repeat_recorded_figures() -> None:
     certificate = (
         f"{lossless['texts']:,} texts of {lossless['tokens']:,} tokens in {lossless['comparisons']} comparisons"
     )
-    assert certificate in text("concepts/exactness.md") and lossless["differing"] == int8["differing"] == 0
+    assert certificate in text("concepts/exactness.md") and certificate in text("results/benchmarks.md")
+    assert lossless["differing"] == int8["differing"] == 0
     assert [int8[count] for count in ("texts", "tokens")] == [lossless[count] for count in ("texts", "tokens")]
     short = [row["speedup"] for row in speed["rows"] if (row["context"], row["mode"]) == (512, "triforce")]
     assert f"has {min(short):.2f} to {max(short):.2f} of plain" in text("tutorial/settings.md")
     long = [row["speedup"] for row in speed["rows"] if row["context"] >= 8192 and row["mode"] != "ar"]
     assert min(long) > 1 and "From 8K tokens on, every measured mode" in text("tutorial/settings.md")
+
+
+RESULTS = ROOT / "benchmarks" / "results"
+SUMMARY = (ROOT / "docs" / "results" / "benchmarks.md").read_text(encoding="utf-8")
+
+
+def test_results_fit_two_screens_and_name_all_files_of_rows() -> None:
+    assert prose.count(SUMMARY).words <= 900
+    assert len(re.findall(r"^\|---", SUMMARY, re.MULTILINE)) <= 4
+    named = re.findall(r"`([\w*]+\.json)`", SUMMARY)
+    assert [file.name for file in RESULTS.glob("*.json") if not any(fnmatch(file.name, name) for name in named)] == []
+
+
+def test_results_repeat_recorded_figures() -> None:
+    said = " ".join(SUMMARY.split())
+    found, again = verdict(recorded("speed")), [r for r in recorded("unseen_texts") if r["mode"] == CONTROL]
+    assert f"{found['cells']} cells of" in said and f"has {found['mean']:.2f} times the tokens/s" in said
+    assert f"{found['of_best']:.2f} times those of the best fixed mode" in said
+    for mode in ("retrieval", "triforce"):
+        of = [r for r in recorded("speed") if r["mode"] == mode]
+        means = {
+            context: mean(r["speedup"] for r in of if r["context"] == context) for context in {r["context"] for r in of}
+        }
+        assert max(context for context, each in means.items() if each < 1) == 4096 and "lose up to 4K" in said
+    assert f"makes {min(r['speedup'] for r in again):.2f} in the worst cell" in said
+    first = [f"{r['kept'][0]:.2f}"[1:] for r in recorded("draft_acceptance")]
+    assert f"{min(first)} to {max(first)} are accepted" in said
+    for draft, verb in (("plain", "gives"), ("reads hidden states", "reads hidden states")):
+        tokens = [r["tokens"] for r in recorded("plain_draft") if r["draft"] == draft]
+        assert f"{verb} {min(tokens):.2f} to {max(tokens):.2f}" in said
+    (six,) = (
+        r
+        for r in json.loads((RESULTS / "paper.json").read_text())["table2"]["rows"]
+        if (r["mode"], r["temperature"]) == ("triforce", 0.6)
+    )
+    assert f"TriForce makes {six['speedup']:.2f} times" in said
+    names = "synthetic", "synthetic_int8", "synthetic_int8_avx2"
+    shapes = [r["speedup"] for name in names for r in recorded(name) if r["mode"] == "auto"]
+    assert f"`auto` makes {min(shapes):.2f} to {max(shapes):.2f}" in said
+    needles = {
+        r["decoder"]: r["right"] * r["questions"]
+        for r in recorded("quality")
+        if (r["task"], r["context"]) == ("needle", 16384)
+    }
+    assert needles == {"plain decoding": 7, "auto": 7, "StreamingLLM": 1, "H2O": 1}
+
+
+def test_results_repeat_costs_of_int8_kv() -> None:
+    said = " ".join(SUMMARY.split())
+    bits = {(r["model"], r["kv"]): r["bits"]["kinds"]["prose"]["target"] for r in recorded("kv_quality")}
+    more = {(model, kv): 100 * (each / bits[model, "bfloat16"] - 1) for (model, kv), each in bits.items()}
+    models = list(dict.fromkeys(model for model, _ in more))
+    assert all(0 <= more[model, "int8"] < 0.01 for model in models) and "less than .01 % more" in said
+    for kv, told in (("upper nibbles alone", "cost"), ("upper nibbles alone, heads not rotated", "rotated heads")):
+        pair, real = (f"{more[model, kv]:.2f}"[1:] for model in models)
+        assert f"{told} {pair} % and {real} %" in said
+    far = {r["kv"]: r["far"]["kinds"]["prose"][-1] for r in recorded("kv_quality_128k")}
+    assert (far["int8"]["from"], far["int8"]["to"]) == (64 << 10, 128 << 10)
+    assert f"by {abs(far['int8']['nats'] - far['bfloat16']['nats']):.4f}".replace("0.", ".") + " nats" in said
 
 
 def test_error_codes_are_all_told() -> None:

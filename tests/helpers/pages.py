@@ -53,6 +53,13 @@ def anchors(text: str) -> set[str]:
 
 
 def files(text: str) -> set[str]:
-    """Return paths of files, and of folders of tests, that a page names as code."""
+    """Return paths of files, and of folders that are not built, that a page names as code."""
     named = re.findall(r"`((?:[\w.]+/)+\w+\.(?:py|cpp|hpp|toml|sh|json))`", text)
-    return {*named, *re.findall(r"`(tests/\w+)/?`", text)}
+    return {*named, *re.findall(r"`(tests/\w+|(?!build/)(?:\w+/){2,})`", text)}
+
+
+def repeated_files(text: str) -> set[str]:
+    """Return paths of files that a row of a table, or the list of a page's files, names twice."""
+    lines = [line for line in text.splitlines() if line.startswith(("| ", "**Files.**"))]
+    named = [re.findall(r"`((?:\w+/)+\w+\.(?:py|cpp|hpp))`", line) for line in lines]
+    return {file for each in named for file in each if each.count(file) > 1}

@@ -1,4 +1,4 @@
-"""Triton kernels, one a file: each has a function over tensors, and its jitted parts above it.
+"""Triton kernels: a function over tensors for each job, with its jitted parts above it.
 
 They run on CUDA devices, and on a CPU in Triton's interpreter (TRITON_INTERPRET=1), which is for tests: it is exact and
 slow. Imported only where `backends/dispatch.py` has found Triton.

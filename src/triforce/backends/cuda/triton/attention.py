@@ -8,7 +8,7 @@ depend on its own keys and on the shape of the pass (see `Pass.least`).
 Scores are in base 2. For the mass, a split leaves the log-sum-exp of each query row and unit; once the whole row's is
 known, a third kernel adds up 2 ** (theirs - its).
 
-Shape suffixes as in interface.py; R = T * H / G query rows of a KV head, N splits.
+Shape suffixes as in kernel_api.py; R = T * H / G query rows of a KV head, N splits.
 """
 
 from __future__ import annotations
