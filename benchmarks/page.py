@@ -1,4 +1,4 @@
-"""Makes docs/results/benchmarks.md, docs/results/acceptance.md and their pictures from the rows in benchmarks/results.
+"""Makes build/benchmarks.md, docs/results/acceptance.md and pictures of results from the rows in benchmarks/results.
 
     python -m benchmarks.page
 
@@ -26,6 +26,7 @@ from triforce.eval.tables import percent
 
 ROOT = Path(__file__).parents[1]
 RESULTS, DOCS = ROOT / "benchmarks" / "results", ROOT / "docs" / "results"
+TABLES = ROOT / "build" / "benchmarks.md"
 Report = dict[str, Any]
 
 HEAD = """# Benchmarks
@@ -38,14 +39,16 @@ behind the commands: [where a figure comes from](../contributing/measuring.md#wh
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER", help="the rows")
-    parser.add_argument("--docs", type=Path, default=DOCS, metavar="FOLDER", help="where pages and pictures go")
+    parser.add_argument("--docs", type=Path, default=DOCS, metavar="FOLDER", help="where acceptance and pictures go")
+    parser.add_argument("--tables", type=Path, default=TABLES, metavar="FILE", help="where tables of all rows go")
 
 
 def make(options: Namespace) -> None:
     """Write the pages and their pictures."""
     (options.docs / "pictures").mkdir(parents=True, exist_ok=True)
     reports = {name: read(options.results / f"{name}.json") for name in (*SECTIONS, "acceptance")}
-    (options.docs / "benchmarks.md").write_text(page(reports), encoding="utf-8")
+    options.tables.parent.mkdir(parents=True, exist_ok=True)
+    options.tables.write_text(page(reports), encoding="utf-8")
     if report := reports["acceptance"]:
         (options.docs / "acceptance.md").write_text(acceptance_page(report), encoding="utf-8")
         pictures.draw_acceptance(report, options.docs / "pictures")
@@ -58,7 +61,7 @@ def read(file: Path) -> Report | None:
 
 
 def page(reports: dict[str, Report | None]) -> str:
-    """Return docs/results/benchmarks.md."""
+    """Return tables of all rows."""
     parts = [HEAD]
     for name, (title, command, section) in SECTIONS.items():
         report = reports.get(name)

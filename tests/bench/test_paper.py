@@ -91,7 +91,7 @@ def test_paper_page_shows_measured_and_missing(measured: dict[str, Any], tmp_pat
     results, docs = tmp_path / "results", tmp_path / "docs"
     results.mkdir()
     (results / "paper.json").write_text(json.dumps(measured))
-    assert page.main(["--results", str(results), "--docs", str(docs)]) == 0
+    assert page.main(["--results", str(results), "--docs", str(docs), "--tables", str(docs / "benchmarks.md")]) == 0
     made = (docs / "benchmarks.md").read_text()
     assert "Table 2" in made and "Not measured yet: `triforce bench speed" in made
     assert "nan" not in made and "None" not in made
@@ -108,7 +108,7 @@ def test_speed_page_names_lost_cells(tmp_path: Path) -> None:
             rows.append({**cell, "mode": mode, **timed, "prefill_tokens_per_second": 5000.0})
     report = {"machine": "this", "command": "triforce bench speed", "rows": rows}
     (results / "speed.json").write_text(json.dumps(report))
-    assert page.main(["--results", str(results), "--docs", str(docs)]) == 0
+    assert page.main(["--results", str(results), "--docs", str(docs), "--tables", str(docs / "benchmarks.md")]) == 0
     made = (docs / "benchmarks.md").read_text()
     assert "below 0.97): 512-cell." in made and "1.00 times the tokens/s" in made
     assert (docs / "pictures" / "speed.svg").stat().st_size < 100_000

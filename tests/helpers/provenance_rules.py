@@ -26,7 +26,8 @@ OLD = "old bench"
 DIGITS = 8
 """Digits that two measurements do not share by chance."""
 
-VERSION_AT = "src/triforce/bench/results_file.py"
+VERSION_AT = ("src/triforce/bench/results_file.py", "src/triforce/bench/provenance.py")
+"""Files that have had the version of the benches, the present one first."""
 MODULES = (
     (r"\bbenchmarks\.(\w+)", ("benchmarks/{}.py", "benchmarks/{}/__main__.py")),
     (r"\btests\.helpers\.(\w+)", ("tests/helpers/{}/__main__.py",)),
@@ -150,7 +151,8 @@ class RecordedFile:
         if all(self.history.text(commit, module) is None for module in modules):
             return f"{commit} lacks the bench of `{command}`"
         if isinstance(bench, int):
-            version = re.search(r"^VERSION\b.*= (\d+)$", self.history.text(commit, VERSION_AT) or "", re.MULTILINE)
+            texts = "\n".join(self.history.text(commit, file) or "" for file in VERSION_AT)
+            version = re.search(r"^VERSION\b.*= (\d+)$", texts, re.MULTILINE)
             if version is None or int(version[1]) != bench:
                 return f"{commit} lacks version {bench} of the benches"
         return ""

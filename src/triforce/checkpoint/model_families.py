@@ -1,4 +1,4 @@
-"""Families of models, by their `model_type` in transformers: each is a short file that maps a config to layers."""
+"""Families of models, by their `model_type` in transformers: each is a function that maps a config to layers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Trainer: distils a target into a feature draft, minute by minute, and can be stopped and go on.
 
-Shape suffixes as in distillation.py and induction.py.
+Shape suffixes as in distillation.py and initial_weights.py.
 """
 
 from __future__ import annotations
