@@ -54,7 +54,7 @@ smollm2: build/smollm2/config.json ## a real model of 30 layers to try things wi
 
 build/smollm2/config.json: scripts/smollm2.py $(wildcard src/triforce/checkpoint/gguf_*.py)
 	@test -e .venv/.dev || $(MAKE) install-dev
-	@$(BIN)/python scripts/smollm2.py $(@D)
+	@$(BIN)/python -m scripts.smollm2 $(@D)
 	@touch $@
 
 mutants: install-dev ## the faults that tests plant: what each changes, and which test notices it

@@ -16,10 +16,9 @@ from typing import Any
 
 from benchmarks import draft_acceptance, kv_quality, pictures, plain_draft, quality, study, unseen_texts
 from benchmarks.acceptance.report import markdown as acceptance_page
+from benchmarks.compare import on_file_tables, on_folder
 from benchmarks.paper.__main__ import EXPERIMENTS, absent
 from triforce.bench import lossless
-from triforce.bench.compare import on_file_tables
-from triforce.bench.compare import run as compare
 from triforce.bench.speed import speed_tables, speedup, verdict
 from triforce.eval import Table
 from triforce.eval.tables import percent
@@ -154,11 +153,11 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Report], str]]] = {
         "python -m benchmarks.unseen_texts smollm2 --texts FOLDER --contexts 2048,7168",
         _unseen,
     ),
-    "compare": ("Other engines", "triforce bench compare", _tables(compare.tables)),
+    "compare": ("Other engines", "triforce bench compare", _tables(on_folder.tables)),
     "compare_int8": (
         "Other engines beside int8 KV",
         "triforce bench compare --engines triforce,openvino,llamacpp",
-        _tables(compare.tables),
+        _tables(on_folder.tables),
     ),
     "compare_file": (
         "Other engines on a GGUF file",

@@ -1,4 +1,4 @@
-"""Writes SmolLM2-135M-Instruct as a bfloat16 model folder, and its GGUF file beside it: python scripts/smollm2.py OUT.
+"""Writes SmolLM2-135M-Instruct as a bfloat16 model folder, and its GGUF file beside it: python -m scripts.smollm2 OUT.
 
 The file is that of the model name `smollm2`. Its weights are dequantised, and rows of q and k go back from llama.cpp's
 order (pairs of features beside each other) to Hugging Face's. Exit code 3: the file cannot be had here; 1: it is wrong.
@@ -18,8 +18,8 @@ import torch
 from gguf import GGUFReader, dequantize
 from safetensors.torch import save_file
 
-from triforce.bench.compare.gguf_file import LAYER, OUTER
-from triforce.bench.compare.hf_folder import write_tokenizer
+from benchmarks.compare.gguf_file import LAYER, OUTER
+from benchmarks.compare.hf_folder import write_tokenizer
 from triforce.checkpoint.model_sources import SMOLLM2, UnavailableModel, find
 from triforce.errors import ModelError
 

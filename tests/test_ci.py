@@ -31,11 +31,11 @@ def test_ci_goes_on_without_model_and_ends_at_a_wrong_one(
 ) -> None:
     (tmp_path / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci")
-    script(tmp_path / ".venv" / "bin" / "python", fetched, "scripts/smollm2.py")
+    script(tmp_path / ".venv" / "bin" / "python", fetched, "-m")
     script(tmp_path / "bin" / "make", checked, "check")
     path = os.pathsep.join([str(tmp_path / "bin"), os.environ["PATH"]])
     done = subprocess.run([tmp_path / ".ci" / "run"], env=os.environ | {"PATH": path}, capture_output=True, text=True)
-    said = ["make install-dev", "python scripts/smollm2.py build/smollm2"]
+    said = ["make install-dev", "python -m scripts.smollm2 build/smollm2"]
     said += [UNTESTED] * untested + ["make check"] * (fetched != 1)
     assert (done.stdout.splitlines(), done.returncode) == (said, code)
 

@@ -16,6 +16,7 @@ from tests.helpers.house import Graph
 ROOT = Path(__file__).parents[1]
 FAMILY = re.compile(r"llama|mistral|mixtral|qwen|gpt.?oss|gemma|phi.?[34]|smollm|granite|olmo|glm", re.IGNORECASE)
 OF_NO_FAMILY = ("engine", "kvcache", "backends", "speculation", "planner", "sampling")
+BESIDE = ("benchmarks", "examples", "recipes", "scripts", "tests")
 LAYERS = tomllib.loads((ROOT / "docs" / "data" / "layers.toml").read_text(encoding="utf-8"))
 
 
@@ -46,6 +47,21 @@ def graph() -> Graph:
 
 def test_imports_point_downwards(graph: Graph) -> None:
     assert not misplaced(house.tops(graph), LAYERS["levels"])
+
+
+def of_checkout(code: ast.Module) -> list[str]:
+    """Names of imports that a checkout has and a wheel has not."""
+    return [name for name in house.imported(code) if name.partition(".")[0] in BESIDE]
+
+
+def test_package_imports_nothing_that_wheel_lacks() -> None:
+    found = {name: of_checkout(code) for name, code in house.modules(ROOT / "src" / "triforce").items()}
+    assert found and not {name: names for name, names in found.items() if names}
+
+
+@pytest.mark.parametrize("code", ["import benchmarks.study", "def f():\n    from tests.helpers import house"])
+def test_imports_of_checkout_are_found(code: str) -> None:
+    assert of_checkout(ast.parse(code)) and not of_checkout(ast.parse("from triforce.bench import speed"))
 
 
 @pytest.mark.parametrize("package", LAYERS["order"])

@@ -48,7 +48,9 @@ except SystemExit as end:
 """
 
 
-@pytest.mark.parametrize("command", [[], ["generate"], ["chat"], ["info"], ["demo"], ["eval"], ["serve"]])
+@pytest.mark.parametrize(
+    "command", [[], ["generate"], ["chat"], ["info"], ["demo"], ["eval"], ["serve"], ["bench", "compare"]]
+)
 def test_help_imports_nothing_heavy(command: list[str]) -> None:
     done = python(HELP, *command, "--help")
     assert done.returncode == 0
@@ -126,6 +128,28 @@ def test_python_m_triforce_runs() -> None:
     command = [sys.executable, "-m", "triforce", "--version"]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("triforce ")
+
+
+def test_bench_compare_of_wheel_asks_for_checkout(tmp_path: Path) -> None:
+    """Without any other package, as nothing heavy is imported first, and in whatever folder it is started."""
+    site = tmp_path / "python" / "site-packages"
+    site.mkdir(parents=True)
+    (site / "triforce").symlink_to(ROOT / "src" / "triforce", target_is_directory=True)
+    command = [sys.executable, "-S", "-m", "triforce", "bench", "compare"]
+    environment = os.environ | {"PYTHONPATH": str(site)}
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("triforce: error: bench compare") and "checkout" in line
+
+
+def test_bench_compare_of_checkout_starts_in_any_folder(tmp_path: Path) -> None:
+    """Its own `benchmarks` is taken, not one of the folder where it is started."""
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "__init__.py").write_text("raise ImportError('of others')")
+    command = [sys.executable, "-m", "triforce", "bench", "compare", "--engines", "magic"]
+    done = subprocess.run(command, env=ENVIRONMENT, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "magic" in done.stderr and "openvino" in done.stderr
 
 
 def test_wheel_without_compiler_holds_all_but_kernels(tmp_path: Path) -> None:

@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from triforce.bench.compare import processes, run
-from triforce.bench.compare.engines import ENGINES
-from triforce.bench.compare.processes import speeds
-from triforce.bench.compare.run import summary
-from triforce.bench.compare.workers.clock import Clock, kept
+from benchmarks.compare import on_folder, processes
+from benchmarks.compare.engines import ENGINES
+from benchmarks.compare.on_folder import summary
+from benchmarks.compare.processes import speeds
+from benchmarks.compare.workers.clock import Clock, kept
 
+ROOT = Path(__file__).parents[2]
 FEW = ["--contexts", "200", "--tokens", "8", "--threads", "1"]
 
 
@@ -32,9 +33,9 @@ def test_compare_runs_triforce_and_transformers_on_same_ids(
         )
         for name, variant in {"triforce": "ar", "transformers": "f32"}.items()
     }
-    monkeypatch.setattr(run, "ENGINES", ENGINES | fewer)
+    monkeypatch.setattr(on_folder, "ENGINES", ENGINES | fewer)
     monkeypatch.setattr(processes, "BUSY", 0)  # however busy the machine is
-    monkeypatch.setattr(run, "LONG", math.inf)  # and however long tries take on it
+    monkeypatch.setattr(on_folder, "LONG", math.inf)  # and however long tries take on it
     assert bench("compare", *FEW, "--engines", "triforce,transformers", "--json", str(file)) == 0
     ours, theirs = json.loads(file.read_text())["rows"]
     for row in (ours, theirs):
@@ -64,7 +65,7 @@ def test_compare_missing_engine_row_names_extra(
 def test_compare_extras_exist_in_pyproject() -> None:
     import tomllib
 
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = set(project["optional-dependencies"])
     assert {engine.needs for engine in ENGINES.values() if engine.needs} <= extras
 
@@ -91,11 +92,11 @@ def test_compare_median_of_busy_rows_counts(
     """Of three tries, or of the first that counts where it takes long; the busiest where none was busy enough."""
     cores = iter(busy)
     tried = ({"busy_cores": each, "accepted": each >= processes.BUSY, "tokens_per_second": each} for each in cores)
-    monkeypatch.setattr(run, "_run", lambda *_: next(tried))
-    monkeypatch.setattr(run, "LONG", long)
-    plan = run.CompareConfig(tmp_path, None, ["triforce"], 8, 1, 60.0, {}, tmp_path)
+    monkeypatch.setattr(on_folder, "_run", lambda *_: next(tried))
+    monkeypatch.setattr(on_folder, "LONG", long)
+    plan = on_folder.CompareConfig(tmp_path, None, ["triforce"], 8, 1, 60.0, {}, tmp_path)
     launcher = processes.Launcher({}, 1, 60.0, tmp_path, "")
-    row = run._row("triforce", ENGINES["triforce"].variants[0], [1], plan, launcher)
+    row = on_folder._row("triforce", ENGINES["triforce"].variants[0], [1], plan, launcher)
     assert (row["busy_cores"], row["tries"]) == (counts, tries)
 
 
@@ -124,17 +125,36 @@ def load(task, seen=[]):
         return {"seen": list(seen)} if turn["ids"][-1] else 1 / 0
     return generate
 
-sys.modules["triforce.bench.compare.workers.made_up_worker"] = worker = types.ModuleType("made_up_worker")
+sys.modules["benchmarks.compare.workers.made_up_worker"] = worker = types.ModuleType("made_up_worker")
 worker.load = load
-from triforce.bench.compare.workers.turns import main
+from benchmarks.compare.workers.turns import main
 main("made_up")
 """
     turns = [{"ids": [1] * 600 + [last], "tokens": 3} for last in (0, 5, 6)]
     lines = "".join(f"{json.dumps(line)}\n" for line in ({}, *turns))
-    done = subprocess.run([sys.executable, "-c", program], input=lines, capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, input=lines, cwd=ROOT, capture_output=True, text=True, check=True)
     failed, *answers = map(json.loads, done.stdout.splitlines())
     assert "ZeroDivisionError" in failed["failed"]
     assert answers[1]["seen"] == [[512, 0, 8], [512, 5, 8], [601, 5, 3], [601, 6, 3]]
+
+
+@pytest.mark.parametrize("python", ["own", "other"])
+def test_compare_worker_is_found_wherever_command_starts(
+    python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own `benchmarks` is looked through for an engine that has no worker, not one of the folder here."""
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    bare.chmod(0o755)
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "__init__.py").touch()
+    monkeypatch.chdir(tmp_path)
+    with processes.packages() as path:
+        launcher = processes.Launcher({"made_up": str(bare)} if python == "other" else {}, 1, 60.0, tmp_path, path)
+        with launcher.running("made_up", None, {}) as worker, pytest.raises(processes.EngineTrouble) as trouble:
+            worker.ask(processes.turn_of([1], 1, {}))
+    assert "'benchmarks.compare.workers.made_up_worker'" in trouble.value.row["failed"]
 
 
 def test_compare_clock_separates_prefill() -> None:
@@ -187,7 +207,7 @@ def test_gguf_export_permutes_rotary_heads(pair: Path, tmp_path: Path) -> None:
     import numpy as np
     from safetensors.numpy import load_file
 
-    from triforce.bench.compare.gguf_file import converted
+    from benchmarks.compare.gguf_file import converted
 
     file = converted(str(pair / "target"), str(tmp_path))
     assert converted(str(pair / "target"), str(tmp_path)) == file

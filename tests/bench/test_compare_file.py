@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks.compare import command, on_file
+from benchmarks.compare.on_file_tables import summary
 from tests.helpers.fake_engine import interpreter
 from tests.helpers.gguf_models import Written, write_model
-from triforce.bench.compare.on_file_tables import summary
 from triforce.cli import main
-from triforce.cli.bench import compare_file
 
 FEW = ["--contexts", "128", "--tokens", "9", "--repeats", "2", "--threads", "1", "--timeout", "60"]
 Report = dict[str, Any]
@@ -130,7 +130,7 @@ def test_compare_file_missing_engine_says_how_to_install(
 def test_compare_file_build_without_instructions_is_noted(
     compare: Callable[..., Report], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compare_file, "kernels", lambda: "avx512bf16")
+    monkeypatch.setattr(command, "kernels", lambda: "avx512bf16")
     (note,) = rows(compare("works", "--temperatures", "0", "--workload", "books"), "note")
     assert "AVX512_BF16" in note["note"] and "TRIFORCE_KERNELS=avx2" in note["note"]
 
@@ -139,7 +139,7 @@ def test_compare_file_goes_on_behind_last_whole_context(
     compare: Callable[..., Report], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its figures are taken over, and a file of other settings is left as it is."""
-    measured, options = compare_file.rows, ["--contexts", "160,128", "--temperatures", "0", "--workload", "books"]
+    measured, options = on_file.rows, ["--contexts", "160,128", "--temperatures", "0", "--workload", "books"]
 
     def cut(*given: Any) -> Iterator[Report]:
         for row in measured(*given):
@@ -147,12 +147,12 @@ def test_compare_file_goes_on_behind_last_whole_context(
                 raise KeyboardInterrupt
             yield row
 
-    monkeypatch.setattr(compare_file, "rows", cut)
+    monkeypatch.setattr(on_file, "rows", cut)
     with pytest.raises(AssertionError, match="assert 130 == 0"):
         compare("works", *options)
     first = json.loads((tmp_path / "rows.json").read_text())
     assert {row["context"] for row in first["rows"]} == {160} and "summary" not in first
-    monkeypatch.setattr(compare_file, "rows", measured)
+    monkeypatch.setattr(on_file, "rows", measured)
     with pytest.raises(AssertionError, match="assert 2 == 0"):
         compare("works", *options, "--repeats", "1")
     assert "measured otherwise (repeats)" in capsys.readouterr().err

@@ -9,18 +9,18 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from benchmarks.compare import crew, on_file_tables
+from benchmarks.compare.build import lacking
+from benchmarks.compare.crew import Contender
+from benchmarks.compare.engines import Load
+from benchmarks.compare.hf_folder import LLAMA3, bits_per_weight, config_of, unpacked
+from benchmarks.compare.processes import EngineTrouble, turn_of
+from benchmarks.compare.texts import PLACES, choose, prompt
+from benchmarks.compare.workers import llamacpp_worker
 from tests.helpers import fake_llama_cpp
 from tests.helpers.gguf_models import write_model
 from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
-from triforce.bench.compare import crew, on_file_tables
-from triforce.bench.compare.build import lacking
-from triforce.bench.compare.crew import Contender
-from triforce.bench.compare.engines import Load
-from triforce.bench.compare.hf_folder import LLAMA3, bits_per_weight, config_of, unpacked
-from triforce.bench.compare.processes import EngineTrouble, turn_of
-from triforce.bench.compare.texts import PLACES, choose, prompt
-from triforce.bench.compare.workers import llamacpp_worker
 from triforce.bench.prompts import Sources
 from triforce.checkpoint.gguf.config import Divided
 from triforce.checkpoint.hf_config import read_config

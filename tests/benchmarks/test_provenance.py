@@ -79,7 +79,11 @@ GOOD = {"command": "python -m benchmarks.gpu a", "machine": "this", "level": "sm
 TIMES = {"what": "full pass", "seconds": 0.0123456789}
 
 
-FILES = {"benchmarks/gpu.py": "", "src/triforce/bench/results_file.py": '"""Docs."""\n\nVERSION: int = 2\n"""."""\n'}
+FILES = {
+    "benchmarks/gpu.py": "",
+    "benchmarks/compare/command.py": "",
+    "src/triforce/bench/results_file.py": '"""Docs."""\n\nVERSION: int = 2\n"""."""\n',
+}
 
 
 class MadeHistory(History):
@@ -101,6 +105,7 @@ def faults(row: dict[str, Any], **earlier: dict[str, Any]) -> str:
 
 def test_new_row_with_all_fields_passes() -> None:
     assert faults(TIMES | GOOD) == "" == faults(TIMES | GOOD, dddddddd=TIMES | GOOD)
+    assert faults(TIMES | GOOD | {"command": "triforce bench compare smollm2"}) == "", "whose module is in the checkout"
     assert faults(TIMES | GOOD | {"commit": "aaaaaaaa+"}) == "", "of a tree that differs from it"
     assert faults({"what": "text", "right": 0.123456789} | GOOD) == "", "where no time was measured"
 

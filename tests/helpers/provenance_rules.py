@@ -31,7 +31,7 @@ VERSION_AT = ("src/triforce/bench/results_file.py", "src/triforce/bench/provenan
 MODULES = (
     (r"\bbenchmarks\.(\w+)", ("benchmarks/{}.py", "benchmarks/{}/__main__.py")),
     (r"\btests\.helpers\.(\w+)", ("tests/helpers/{}/__main__.py",)),
-    (r"\btriforce bench (\w+)", ("src/triforce/cli/bench/{}.py",)),
+    (r"\btriforce bench (\w+)", ("src/triforce/cli/bench/{}.py", "benchmarks/{}/command.py")),
     (r"\btriforce (\w+)", ("src/triforce/cli/{}.py",)),
     (r"\bpython (scripts/\w+\.py)", ("{}",)),
 )

@@ -102,7 +102,7 @@ DAMAGE: dict[str, Edit | Swap] = {
     ),
 }
 
-COMPARE = "triforce.bench.compare"
+COMPARE = "benchmarks.compare"
 COMPARISONS: dict[str, Edit | Swap] = {
     "compare: turns all go one way": Edit(f"{COMPARE}.crew:in_turns", ("1 if turn % 2 == 0 else -1", "1")),
     "compare: who failed is asked again": Edit(f"{COMPARE}.crew:in_turns", ("if not mine.trouble:", "if True:")),

@@ -1,6 +1,6 @@
 """Does what comes on stdin, a line of JSON each: first a task, and then turns, whose results go out on stdout.
 
-Run as: python -m triforce.bench.compare.workers.turns ENGINE.
+Run as: python -m benchmarks.compare.workers.turns ENGINE.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def main(engine: str) -> None:
     """Load what the task names, and answer a turn after the other until there is none."""
     out = os.dup(1)
     os.dup2(2, 1)  # what an engine prints goes to stderr
-    generate = import_module(f"triforce.bench.compare.workers.{engine}_worker").load(json.loads(sys.stdin.readline()))
+    generate = import_module(f"benchmarks.compare.workers.{engine}_worker").load(json.loads(sys.stdin.readline()))
     warm = False
     with os.fdopen(out, "w") as stdout:
         for line in sys.stdin:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from triforce.bench.compare.gguf_file import gguf_of
-from triforce.bench.compare.workers.clock import Clock, Generate, Result, Task, Turn
+from benchmarks.compare.gguf_file import gguf_of
+from benchmarks.compare.workers.clock import Clock, Generate, Result, Task, Turn
 
 NGRAM = 3
 """Tokens at most that a lookup compares."""

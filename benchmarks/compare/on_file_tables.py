@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from triforce.bench.compare.engines import ON_FILE, OURS
-from triforce.bench.compare.on_file import PLAIN
+from benchmarks.compare.engines import ON_FILE, OURS
+from benchmarks.compare.on_file import PLAIN
 from triforce.eval import Table
 from triforce.eval.tables import percent, tokens
 from triforce.interface.repeated_grams import MOST

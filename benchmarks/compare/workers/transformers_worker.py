@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from triforce.bench.compare.workers.clock import Clock, Generate, Result, Task, Turn
+from benchmarks.compare.workers.clock import Clock, Generate, Result, Task, Turn
 
 
 def load(task: Task) -> Generate:

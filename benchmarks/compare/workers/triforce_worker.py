@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from triforce.bench.compare.workers.clock import Clock, Generate, Result, Task, Turn
+from benchmarks.compare.workers.clock import Clock, Generate, Result, Task, Turn
 
 SHORT = 512, 8
 """Prompt and text of the first turn of a mode, which takes a look at what passes cost."""

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from triforce.bench.compare.workers.clock import Clock, Generate, Result, Task, Turn, kept
+from benchmarks.compare.workers.clock import Clock, Generate, Result, Task, Turn, kept
 
 
 def load(task: Task) -> Generate:

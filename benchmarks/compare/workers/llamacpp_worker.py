@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from triforce.bench.compare.gguf_file import gguf_of
-from triforce.bench.compare.workers.clock import Clock, Generate, Result, Task, Turn, kept
+from benchmarks.compare.gguf_file import gguf_of
+from benchmarks.compare.workers.clock import Clock, Generate, Result, Task, Turn, kept
 
 BATCH = 2048
 """Tokens that are handed over at a time, as by its own programs; it cuts them into `ubatch`."""

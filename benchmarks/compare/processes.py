@@ -16,7 +16,9 @@ from subprocess import PIPE, Popen
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import IO, Any
 
-from triforce.bench.compare.workers.clock import SLACK, Result, Task, Turn
+import benchmarks
+import triforce
+from benchmarks.compare.workers.clock import SLACK, Result, Task, Turn
 
 ANSWER = ("prefill_seconds", "seconds", "decoded", "busy_cores", "ids", "version")
 BUSY = 0.85
@@ -36,7 +38,7 @@ class EngineTrouble(Exception):
 
 @dataclass(frozen=True)
 class Launcher:
-    """Starts processes. `pythons`: interpreters by engine; `timeout`: seconds for an answer; `path`: this package."""
+    """Starts processes. `pythons`: interpreters by engine; `timeout`: seconds for an answer; `path`: see `packages`."""
 
     pythons: Mapping[str, str]
     threads: int
@@ -47,7 +49,7 @@ class Launcher:
     @contextmanager
     def running(self, engine: str, needs: str | None, task: Task) -> Iterator[WorkerProcess]:
         """A process with a task, until it is left. Raises EngineTrouble where its interpreter cannot be run."""
-        command = [*self.command(engine), "-m", "triforce.bench.compare.workers.turns", engine]
+        command = [*self.command(engine), "-m", "benchmarks.compare.workers.turns", engine]
         with TemporaryFile("w+", errors="replace") as errors:
             with _runnable(command):
                 environment = self.environment(engine)
@@ -63,8 +65,10 @@ class Launcher:
         return [self.pythons.get(engine, sys.executable)]
 
     def environment(self, engine: str) -> dict[str, str]:
-        environment = os.environ | {"OMP_NUM_THREADS": str(self.threads)}
-        return environment | ({"PYTHONPATH": self.path} if self.command(engine) != [sys.executable] else {})
+        """Return variables of a process, which imports no `benchmarks` of the folder that the command starts in."""
+        own = os.environ.get("PYTHONPATH") if self.command(engine) == [sys.executable] else None
+        path = os.pathsep.join([self.path, own] if own else [self.path])
+        return os.environ | {"OMP_NUM_THREADS": str(self.threads), "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
 
     def require(self, engine: str, module: str, needs: str) -> None:
         """Raise EngineTrouble where an engine's interpreter does not find it."""
@@ -85,10 +89,12 @@ def _runnable(command: Sequence[str]) -> Iterator[None]:
 
 
 @contextmanager
-def package() -> Iterator[str]:
-    """A folder with this package and nothing else: other interpreters must not find this one's packages."""
+def packages() -> Iterator[str]:
+    """A folder with `benchmarks`, `triforce` and nothing else: other interpreters must not find this one's packages."""
     with TemporaryDirectory() as folder:
-        (Path(folder) / "triforce").symlink_to(Path(__file__).parents[2], target_is_directory=True)
+        for package in (benchmarks, triforce):
+            place = Path(str(package.__file__)).resolve().parent
+            (Path(folder) / package.__name__).symlink_to(place, target_is_directory=True)
         yield folder
 
 

@@ -14,12 +14,12 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from triforce.bench.compare.build import lacking
-from triforce.bench.compare.crew import DECODING, Contender, Crew, Models, Taken, best, in_turns
-from triforce.bench.compare.engines import ON_FILE, OURS, Load, loads
-from triforce.bench.compare.hf_folder import unpacked
-from triforce.bench.compare.processes import EngineTrouble, Launcher, package
-from triforce.bench.compare.texts import Writer, choose
+from benchmarks.compare.build import lacking
+from benchmarks.compare.crew import DECODING, Contender, Crew, Models, Taken, best, in_turns
+from benchmarks.compare.engines import ON_FILE, OURS, Load, loads
+from benchmarks.compare.hf_folder import unpacked
+from benchmarks.compare.processes import EngineTrouble, Launcher, packages
+from benchmarks.compare.texts import Writer, choose
 from triforce.bench.prompts import Sources
 from triforce.errors import ModelError
 from triforce.interface.repeated_grams import repeated
@@ -61,7 +61,7 @@ class FileConfig:
 
 def rows(sources: Sources, plan: FileConfig, start: dict[str, Any]) -> Iterator[Row]:
     """Yield rows as they are measured. `start`: how engines are started (see `Launcher`). Raises RequestError."""
-    with package() as path:
+    with packages() as path:
         launcher = Launcher(path=path, **start)
         models = Models(plan.file, launcher.work / "folder", plan.draft)
         present, noted = [], set[str]()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from triforce.bench.compare.processes import EngineTrouble
+from benchmarks.compare.processes import EngineTrouble
 from triforce.bench.prompts import Sources
 from triforce.errors import RequestError
 from triforce.interface.repeated_grams import MOST, repeated

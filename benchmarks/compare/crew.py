@@ -9,8 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from triforce.bench.compare.engines import ON_FILE, OURS, Load
-from triforce.bench.compare.processes import EngineTrouble, Launcher, WorkerProcess, speeds, task_of, turn_of
+from benchmarks.compare.engines import ON_FILE, OURS, Load
+from benchmarks.compare.processes import EngineTrouble, Launcher, WorkerProcess, speeds, task_of, turn_of
 
 Row = dict[str, Any]
 DECODING = ("plain", "lookup")

@@ -1,4 +1,4 @@
-"""The engines, and their rows on prompts: the same token ids, greedy, the same number of new tokens, prefill apart.
+"""Engines on a folder, and their rows on prompts: the same token ids, greedy, as many new tokens, prefill apart.
 
 Then what they come to, and tables.
 """
@@ -11,8 +11,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from triforce.bench.compare.engines import ENGINES, INT8_KV, OURS, PLAIN, PLAIN_INT8_KV, Variant
-from triforce.bench.compare.processes import EngineTrouble, Launcher, package, speeds, task_of, turn_of
+from benchmarks.compare.engines import ENGINES, INT8_KV, OURS, PLAIN, PLAIN_INT8_KV, Variant
+from benchmarks.compare.processes import EngineTrouble, Launcher, packages, speeds, task_of, turn_of
 from triforce.eval import Table
 from triforce.eval.tables import percent, tokens
 from triforce.interface.repeated_grams import repeated
@@ -40,7 +40,7 @@ class CompareConfig:
 
 def rows(prompts: Mapping[int, list[int]], plan: CompareConfig) -> Iterator[Row]:
     """A row for each engine, setting and prompt (by its context); one for an engine that is not there."""
-    with package() as path:
+    with packages() as path:
         launcher = Launcher(plan.pythons, plan.threads, plan.timeout, plan.work, path)
         for context, ids in prompts.items():
             plain = None
@@ -79,6 +79,15 @@ def _run(engine: str, variant: Variant, ids: list[int], plan: CompareConfig, lau
     except EngineTrouble as trouble:
         return trouble.row
     return speeds(result, len(ids), plan.threads)
+
+
+def line(row: Row) -> str:
+    """A row for people, as soon as it is measured."""
+    name = f"{row['context']:>8,} {row['engine']:<12} {row['variant']:<18}"
+    if trouble := row.get("missing") or row.get("failed"):
+        return f"{name} {trouble}"
+    busy = f"{row['busy_cores']:.2f} cores" + ("" if row["accepted"] else ", rejected")
+    return f"{name} {row['tokens_per_second']:8.1f} tokens/s, prefill {row['prefill_seconds']:6.1f} s, {busy}"
 
 
 def summary(found: Sequence[Row]) -> list[Row]:

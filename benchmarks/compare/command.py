@@ -1,0 +1,183 @@
+"""`triforce bench compare`: other engines on the same checkpoint and prompts, or on the very GGUF file."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import groupby
+from math import inf
+from os.path import expanduser
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from benchmarks.compare import on_file, on_file_tables, on_folder
+from benchmarks.compare.engines import ENGINES, ON_FILE, OURS
+from benchmarks.compare.hf_folder import bits_per_weight
+from benchmarks.compare.on_file import FileConfig
+from benchmarks.compare.on_folder import CompareConfig
+from benchmarks.compare.texts import WORKLOADS as FILE_WORKLOADS
+from benchmarks.compare.workers.clock import SLACK
+from triforce.backends import dispatch
+from triforce.bench.prompts import prompts
+from triforce.bench.results_file import ResultsFile
+from triforce.bench.speed import WORKLOADS
+from triforce.checkpoint.hub import FINETUNE, SHIPPED, draft_for
+from triforce.checkpoint.model_files import GGUFModel, open_model
+from triforce.cli.bench.setup import about, load, machine, make_folder, show, sources, sources_of, write
+from triforce.cli.options import draft_named
+from triforce.engine.inputs import known
+from triforce.engine.tier_builder import DRAFTED, MODES
+from triforce.errors import RequestError, printable
+
+CONTEXTS, TOKENS = (16_384, 32_768), 64
+FILE_CONTEXTS, FILE_TOKENS = (512, 2048, 7168), 128
+"""Defaults on a GGUF file."""
+
+OF_FILES = ("modes", "temperatures", "repeats")
+"""Options that only a GGUF file has."""
+
+PLANNED = ("engines", "modes", "workloads", "temperatures", "repeats", "level")
+FIXED = ("model", "threads", "tokens", "draft", "texts", *PLANNED)
+"""What must be the same for a file of rows that is not whole to be continued."""
+
+
+def run(options: Namespace) -> int:
+    """Print rows as they are measured, tables, and a line of JSON; an engine may be missing. Raises TriforceError."""
+    for name in options.engines or []:
+        known("engine", name, ENGINES)
+    pythons = _pythons(options.python)
+    sizes = [*(options.contexts or ()), *([] if options.tokens is None else [options.tokens])]
+    if min(sizes, default=2) < 2 or not 0 < options.timeout < inf or (options.threads or 1) < 1:
+        raise RequestError("--contexts and --tokens must be at least 2, --threads 1, and --timeout a time")
+    threads = options.threads or dispatch.usable_cpus()
+    with TemporaryDirectory() as temporary:
+        work = Path(options.work or temporary)
+        make_folder("--work", work)
+        model = open_model(options.model or SHIPPED[0])
+        if isinstance(model, GGUFModel):
+            return _on_file(options, model, pythons, work, threads)
+        return _on_folder(options, pythons, work, threads)
+
+
+def _pythons(given: list[str]) -> dict[str, str]:
+    """Interpreters by engine; `all` is for those without one, but for triforce itself."""
+    pairs = [text.partition("=") for text in given]
+    if wrong := [name for name, _, path in pairs if not path]:
+        raise RequestError(f"--python {wrong[0]}: give ENGINE=PATH")
+    found = {known("engine", name, [*ENGINES, "all"]): expanduser(path) for name, _, path in pairs}
+    others = found.pop("all", None)
+    return {name: others for name in ENGINES if others and name != OURS} | found
+
+
+def _on_folder(options: Namespace, pythons: Mapping[str, str], work: Path, threads: int) -> int:
+    if given := [name for name in OF_FILES if getattr(options, name) is not None]:
+        raise RequestError(f"--{given[0]} is for a GGUF file; leave it out, or give one as MODEL")
+    contexts, tokens = options.contexts or CONTEXTS, options.tokens or TOKENS
+    workload, *more = options.workload or ["books"]
+    if more:
+        raise RequestError("--workload takes several texts for a GGUF file only; give one")
+    llm = load(options)
+    if llm.features:
+        raise RequestError(
+            f"{llm.features.path} reads hidden states, which other engines do not have; leave --draft out"
+        )
+    known("workload", workload, WORKLOADS)
+    texts = sources(llm, options.texts)
+    by_context = {context: prompts(texts, workload, context, 1)[0] for context in contexts}
+    draft = llm.draft.path if llm.draft else None
+    plan = CompareConfig(
+        llm.target.path, draft, options.engines or list(ENGINES), tokens, threads, options.timeout, pythons, work
+    )
+    del llm  # its memory is for the others now
+    print(machine())
+    found = []
+    for row in on_folder.rows(by_context, plan):
+        found.append(row)
+        print(on_folder.line(row), flush=True)
+        summary = on_folder.summary(found)
+        write(options.json, about() | {"threads": plan.threads, "summary": summary, "rows": found})
+    show(on_folder.tables(found))
+    print(json.dumps(on_folder.summary(found)))
+    return 0
+
+
+def _on_file(options: Namespace, model: GGUFModel, pythons: Mapping[str, str], work: Path, threads: int) -> int:
+    """Go on behind the last context that is whole, where a file of rows was cut off. Raises RequestError."""
+    plan = _file_plan(options, model)
+    texts = sources_of(model.tokenizer(), options.texts)
+    head = about() | {"model": model.path.name, "threads": threads, "tokens": plan.tokens}
+    results = ResultsFile(options.json, head | _settings(options, plan), FIXED, "summary")
+    done = {row["context"] for row in results.rows if "context" in row}
+    plan = replace(plan, contexts=[context for context in plan.contexts if context not in done])
+    print(f"{printable(model.path.name)} on {machine()}")
+    own = work / model.path.stem
+    make_folder("--work", own)
+    start = {"pythons": pythons, "threads": threads, "timeout": options.timeout, "work": own}
+    for _, measured in groupby(on_file.rows(texts, plan, start), lambda row: row.get("context")):
+        found = []
+        for row in measured:
+            found.append(row)
+            print(on_file_tables.line(row), flush=True)
+        results.add([row for row in found if not any(row.items() <= kept.items() for kept in results.rows)])
+    found = results.rows
+    summary = on_file_tables.summary(found)
+    write(options.json, head | {"summary": summary, "rows": found})
+    show(on_file_tables.tables(found))
+    print(json.dumps(summary))
+    return 0
+
+
+def _settings(options: Namespace, plan: FileConfig) -> dict[str, Any]:
+    """Return what a file that is not whole says of its rows, beside its head."""
+    return {"draft": options.draft, "texts": options.texts, **{name: getattr(plan, name) for name in PLANNED}}
+
+
+def _file_plan(options: Namespace, model: GGUFModel) -> FileConfig:
+    """Return what is asked for, checked. Raises RequestError."""
+    others = [name for name in options.engines or ON_FILE if name != OURS]
+    tokens = options.tokens or FILE_TOKENS
+    draft: str | Path | None = draft_named(options)
+    if draft is not None:
+        draft = draft_for(model.path, model.path) if draft == "auto" else draft
+        draft = draft if not draft or str(draft).startswith(FINETUNE) else open_model(draft).path
+    modes = [known("mode", mode, MODES) for mode in options.modes or ("ar", "auto")]
+    if drafted := [mode for mode in modes if mode in DRAFTED and draft is None]:
+        raise RequestError(f"mode {drafted[0]} needs a draft model; name one with --draft, or leave the mode out")
+    repeats = 3 if options.repeats is None else options.repeats
+    temperatures = options.temperatures or [0.0, 0.6]
+    if repeats < 1 or min(temperatures) < 0:
+        raise RequestError("--repeats must be at least 1, and --temperatures at least 0")
+    return FileConfig(
+        file=model.path,
+        draft=draft,
+        bits=bits_per_weight(model.path),
+        engines=[known("engine", name, ON_FILE) for name in others],
+        modes=modes,
+        contexts=_file_contexts(options.contexts, model, tokens),
+        workloads=[known("workload", name, FILE_WORKLOADS) for name in options.workload or FILE_WORKLOADS],
+        temperatures=temperatures,
+        tokens=tokens,
+        repeats=repeats,
+        level=kernels(),
+    )
+
+
+def kernels() -> str:
+    """Return the level of the kernels that compute here."""
+    return str(dispatch.native.level()) if dispatch.native else "torch"
+
+
+def _file_contexts(given: list[int] | None, model: GGUFModel, tokens: int) -> list[int]:
+    """Return the contexts that fit into the model's positions, text and all. Raises RequestError."""
+    most = model.config.positions - tokens - SLACK
+    if beyond := [context for context in given or [] if context > most]:
+        raise RequestError(
+            f"--contexts {beyond[0]} and {tokens} new tokens are too many for the {model.config.positions:,} positions "
+            f"of this model; give at most {most}"
+        )
+    if not (fitting := [context for context in given or FILE_CONTEXTS if context <= most]):
+        raise RequestError(f"give --contexts: at most {most} tokens fit this model")
+    return fitting
