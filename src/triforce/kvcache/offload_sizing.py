@@ -11,7 +11,8 @@ from typing import ClassVar
 import torch
 
 from triforce.backends import dispatch
-from triforce.backends.cuda.model import workspace
+from triforce.backends.cuda.graphs import bucket
+from triforce.backends.cuda.splits import SHARED
 from triforce.backends.kernel_api import PAGE, SECTOR
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.errors import CacheError, RequestError, argument
@@ -258,6 +259,24 @@ def needs_of(
     if dispatch.layered(config, dtype, device):
         return CudaKVSizing(config, dtype.itemsize, *kept, device, weights, padded_rows, unit)
     return KVSizing(config, dtype.itemsize, *kept)
+
+
+def workspace(config: ModelConfig, itemsize: int, rows: int, width: int, pages: int, unit: int = PAGE) -> int:
+    """Return its bytes in a pass that observes the mass: of so many rows, tokens a row, and pages of the longest row.
+
+    All are padded as passes are. Each query has float32 sums, a peak and a total of each split, and a log-sum-exp of
+    each unit, so many tokens of a page. What a pass tells is the mass of each layer's units and its queries, of which
+    there are two copies while those of the layers become one, and logits. itemsize: bytes of a query's number.
+    """
+    rows = bucket(rows)
+    width = bucket(width)
+    pages = bucket(pages, 64)
+    splits = -(-pages * PAGE // SHARED)
+    units = pages * PAGE // unit
+    sums = 4 * rows * width * config.heads * (splits * (config.head_dim + 2) + units + 1)
+    queries = itemsize * width * config.heads * config.head_dim
+    told = 2 * config.layers * rows * (4 * config.kv_heads * units + queries)
+    return sums + told + 4 * rows * width * config.vocab_size
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,6 @@ from benchmarks.on_gpu.piece import Piece, capped
 from tests.helpers.cuda.prompts import ids
 from tests.helpers.cuda.stub import GIB, Machine, OnFirst, OnSecond, machine
 from triforce.backends.cuda.graphs import Graphs, Replay
-from triforce.backends.cuda.model import workspace
 from triforce.backends.current_device import steps_on
 from triforce.backends.dispatch import best_dtype
 from triforce.backends.torch import attention
@@ -31,7 +30,7 @@ from triforce.cli import main
 from triforce.engine.model_loader import resolve_device
 from triforce.errors import CacheError, ModelError
 from triforce.interface.sampling_params import SamplingParams
-from triforce.kvcache.offload_sizing import CudaKVSizing, needs_of
+from triforce.kvcache.offload_sizing import CudaKVSizing, needs_of, workspace
 from triforce.kvcache.retrieval_config import Budget
 from triforce.llm import LLM
 from triforce.planner.cost_model import costs_path

@@ -19,18 +19,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from triforce.backends.cuda.graphs import GraphInputs, Graphs, PassInputs, PassShape, Replay, bucket, shape_of
+from triforce.backends.cuda.graphs import GraphInputs, Graphs, PassInputs, PassShape, Replay, shape_of
 from triforce.backends.cuda.kv import TritonKV
 from triforce.backends.cuda.packed_weight import PackedWeight, on_device
 from triforce.backends.cuda.sampler import DraftDraws
-from triforce.backends.cuda.splits import SHARED
 from triforce.backends.cuda.triton.draft_step import go_on
 from triforce.backends.cuda.triton.pointwise import norm, swiglu
 from triforce.backends.cuda.triton.rng import uniforms
 from triforce.backends.cuda.triton.sampler import SamplerInputs, by_race, by_rejection
 from triforce.backends.cuda.triton.weight_tiles import rows_of, times
 from triforce.backends.current_device import current
-from triforce.backends.kernel_api import PAGE, ForwardBatch, ForwardOutput, KVBackend, ModelBackend, PageTable
+from triforce.backends.kernel_api import ForwardBatch, ForwardOutput, KVBackend, ModelBackend, PageTable
 from triforce.backends.torch.kv import WIDE
 from triforce.backends.torch.model import TorchLayer, TorchModel, forward_layers, forward_layerwise, linear
 from triforce.distributed.group import ALONE, TPGroup
@@ -174,24 +173,6 @@ def _cut(whole: ForwardOutput, rows: int, width: int, columns: int, batch: Forwa
         states_SBTC[:, :rows, :width].clone() if states_SBTC is not None else None,
         touched,
     )
-
-
-def workspace(config: ModelConfig, itemsize: int, rows: int, width: int, pages: int, unit: int = PAGE) -> int:
-    """Return its bytes in a pass that observes the mass: of so many rows, tokens a row, and pages of the longest row.
-
-    All are padded as passes are. Each query has float32 sums, a peak and a total of each split, and a log-sum-exp of
-    each unit, so many tokens of a page. What a pass tells is the mass of each layer's units and its queries, of which
-    there are two copies while those of the layers become one, and logits. itemsize: bytes of a query's number.
-    """
-    rows = bucket(rows)
-    width = bucket(width)
-    pages = bucket(pages, 64)
-    splits = -(-pages * PAGE // SHARED)
-    units = pages * PAGE // unit
-    sums = 4 * rows * width * config.heads * (splits * (config.head_dim + 2) + units + 1)
-    queries = itemsize * width * config.heads * config.head_dim
-    told = 2 * config.layers * rows * (4 * config.kv_heads * units + queries)
-    return sums + told + 4 * rows * width * config.vocab_size
 
 
 class DraftShape(NamedTuple):
