@@ -9,11 +9,11 @@ from typing import Any
 from triforce.backends.kernel_api import pages_for
 from triforce.disk_cache.write_queue import DiskCacheSettings
 from triforce.distributed.group import TPGroup, required_group
-from triforce.engine import inputs
+from triforce.engine import MAX_ITL, MOST_ROWS, inputs
 from triforce.engine.engine import Engine, OutputChunk, OutputStream, Request, RequestRunner, collected, compare
 from triforce.engine.inputs import LLMInputs, Prompt, conversations, known, one_of, one_or_many, params_of_each
 from triforce.engine.model_loader import load_pair
-from triforce.engine.scheduler import MAX_ITL, MOST_ROWS, OnPrefill
+from triforce.engine.scheduler import OnPrefill
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.text_fingerprint import text_fingerprint
 from triforce.engine.tier_builder import COUPLINGS, MODES, SpeculativeConfig

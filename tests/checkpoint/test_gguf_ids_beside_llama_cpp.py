@@ -9,7 +9,7 @@ from tests.helpers.gguf_files import SMOLLM2
 from tests.helpers.unicode_texts import every_character, unicode_texts
 from tests.helpers.vocabularies import compare
 from triforce.checkpoint.gguf import tokenizer
-from triforce.checkpoint.gguf.tokenizer import NAMES
+from triforce.checkpoint.gguf.tokenizer import PRETOKENIZERS
 from triforce.cli.bench.setup import own_texts
 
 pytestmark = [
@@ -25,5 +25,5 @@ def test_real_tokenizer_gives_ids_of_llama_cpp() -> None:
 
 def test_other_pre_tokenizer_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """That of Llama 3, which keeps three digits together."""
-    monkeypatch.setattr(tokenizer, "pre_tokenizer_kind", lambda *_: NAMES["llama-bpe"])
+    monkeypatch.setattr(tokenizer, "pre_tokenizer_kind", lambda *_: PRETOKENIZERS["llama-bpe"])
     assert compare(SMOLLM2, unicode_texts(300)).texts

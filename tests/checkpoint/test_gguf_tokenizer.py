@@ -15,7 +15,7 @@ from tokenizers import normalizers
 from tests.helpers.gguf_files import SMOLLM2, Values, byte_level_values, score_values, write_gguf
 from tests.helpers.tiny_checkpoint import ours, tiny_tokenizer
 from triforce.checkpoint.gguf.file import GGUFFile
-from triforce.checkpoint.gguf.tokenizer import NAMES, GGUFTokenizer, pre_tokenizer, read_gguf_tokenizer
+from triforce.checkpoint.gguf.tokenizer import PRETOKENIZERS, GGUFTokenizer, pre_tokenizer, read_gguf_tokenizer
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.errors import ModelError
 
@@ -70,7 +70,7 @@ def test_first_token_is_set_by_default_where_llama_cpp_sets_it() -> None:
 
 def pieces(name: str, text: str) -> list[str]:
     """How a text is cut, as text."""
-    cut = pre_tokenizer(NAMES[name], ()).pre_tokenize_str(text)
+    cut = pre_tokenizer(PRETOKENIZERS[name], ()).pre_tokenize_str(text)
     return [text[begin:end] for _, (begin, end) in cut]
 
 
@@ -101,7 +101,7 @@ def test_qwen_decomposed_texts_have_ids_of_composed_ones(name: str) -> None:
     hf = tiny_tokenizer()
     found, folder = read(byte_level_values(pre=name)), ours(hf)
     hf.backend_tokenizer.normalizer = normalizers.NFC()
-    hf.backend_tokenizer.pre_tokenizer = pre_tokenizer(NAMES[name], ())
+    hf.backend_tokenizer.pre_tokenizer = pre_tokenizer(PRETOKENIZERS[name], ())
     decomposed = normalize("NFD", COMPOSED)
     assert decomposed != COMPOSED
     assert ids_of(found, decomposed) == ids_of(found, COMPOSED) == folder.encode(decomposed)
@@ -124,8 +124,11 @@ def test_real_qwen_decomposed_texts_have_ids_of_composed_ones() -> None:
 
 
 def test_names_of_one_kind_stand_once() -> None:
-    assert {"llama3", "llama-bpe", "qwen2", "deepseek-r1-qwen", "smollm", "tekken", "gpt-2"} <= set(NAMES)
-    assert NAMES["llama3"] is NAMES["llama-bpe"] and NAMES["megrez"] is NAMES["deepseek-r1-qwen"]
+    assert {"llama3", "llama-bpe", "qwen2", "deepseek-r1-qwen", "smollm", "tekken", "gpt-2"} <= set(PRETOKENIZERS)
+    assert (
+        PRETOKENIZERS["llama3"] is PRETOKENIZERS["llama-bpe"]
+        and PRETOKENIZERS["megrez"] is PRETOKENIZERS["deepseek-r1-qwen"]
+    )
 
 
 def test_whole_token_is_taken_without_merges() -> None:

@@ -21,11 +21,11 @@ KEPT = Path("cache", "triforce", "models", "smollm2", SMOLLM2.file)
 FIND = f"""
 import logging, sys
 from dataclasses import replace
-from triforce.checkpoint import known_models
+from triforce.checkpoint import model_sources
 from triforce.checkpoint.hub import model_path
 from triforce.errors import ModelError
-small = replace(known_models.SMOLLM2, size={len(DATA)}, sha256={SHA256!r})
-known_models.KNOWN["smollm2"] = small
+small = replace(model_sources.SMOLLM2, size={len(DATA)}, sha256={SHA256!r})
+model_sources.KNOWN["smollm2"] = small
 logging.basicConfig(format="%(message)s", level=logging.WARNING)
 logging.getLogger("triforce.models").setLevel(logging.INFO)
 try:

@@ -27,6 +27,8 @@ class Recaller:
     def __call__(self, ids_BT: Tensor, counts_B: Any, view: Any, at_BJ: Tensor | None = None) -> Tensor:
         start = int(view.lengths_B[0])
         self.ids = [*self.ids[:start], *[-1] * (start - len(self.ids)), *ids_BT[0].tolist()]
+        seen_B = view.lengths_B
+        seen_B += len(ids_BT[0])
         if at_BJ is not None:
             return torch.zeros(1, 0, self.config.vocab_size)
         reach = min(self.reach, view.window) if isinstance(view, StreamingView) else self.reach

@@ -97,14 +97,14 @@ def test_grammar_is_compiled_once_and_travels_with_request(app: ASGIApp, llm: LL
     threads = []
     monkeypatch.setattr(compiler, "REMEMBERED", 0)
     monkeypatch.setattr(
-        structured_output_compiler, "compiled", lambda *asked: threads.append(current_thread().name) or plain(*asked)
+        structured_output_compiler, "new_matcher", lambda *asked: threads.append(current_thread().name) or plain(*asked)
     )
     body = {"prompt": "x", "max_tokens": 4, "n": 3, "response_format": {"type": "regex", "regex": "(the |cat ){9}b"}}
     good(ask(app, COMPLETIONS, body))
     assert len(threads) == 1 and "triforce-worker" not in threads[0]
 
 
-plain = structured_output_compiler.compiled
+plain = structured_output_compiler.new_matcher
 
 
 def test_grammar_trial_ends_with_its_client(app: ASGIApp) -> None:

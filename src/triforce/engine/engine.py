@@ -24,10 +24,11 @@ from triforce.disk_cache.prefixes import LEAST, SEGMENT, DiskPrefixes, KVProfile
 from triforce.disk_cache.prompt_file import SavedCache
 from triforce.disk_cache.write_queue import PATIENCE, DiskCache
 from triforce.distributed.group import TPGroup
+from triforce.engine import MAX_ITL, MOST_ROWS
 from triforce.engine.engine_core import EngineCore
 from triforce.engine.model_loader import ModelPair
 from triforce.engine.program_end import EndingGenerator, native_work
-from triforce.engine.scheduler import MAX_ITL, MOST_ROWS, OnPrefill, SequenceGroup
+from triforce.engine.scheduler import OnPrefill, SequenceGroup
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.tier_builder import SharedKV, SpeculativeConfig
 from triforce.errors import CacheError, CacheWarning, RequestError, argument, require_bool

@@ -13,7 +13,8 @@ from typing import NamedTuple
 from triforce.backends.kernel_api import PAGE
 from triforce.disk_cache.prefixes import DiskPrefixes, Pages
 from triforce.distributed.group import TPGroup
-from triforce.engine.scheduler import MAX_ITL, Scheduler, SequenceGroup, Status
+from triforce.engine import MAX_ITL
+from triforce.engine.scheduler import Scheduler, SequenceGroup, Status
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
 from triforce.engine.tier_builder import MODES, SharedKV

@@ -387,9 +387,3 @@ class Scheduler:
         context = self._store.models.target.config.context
         reach = self._store.speculation.reach
         return [one.capacity(context, reach) for one in group.unfinished]
-
-
-MOST_ROWS = 8
-"""Sequences that are decoded together; others wait until one of these is done."""
-MAX_ITL = 0.2
-"""Inter-token latency in seconds, up to which prompts are read between two steps of texts."""

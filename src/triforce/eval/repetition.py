@@ -6,7 +6,7 @@ import random
 from statistics import median
 from typing import Any
 
-from triforce.engine.scheduler import MOST_ROWS
+from triforce.engine import MOST_ROWS
 from triforce.eval.context import EvalContext, Text
 from triforce.eval.tables import Table, percent
 from triforce.eval.time_budget import ReadingForecast

@@ -2,87 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import pickle
-import subprocess
-import sys
-import tempfile
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import replace
-from pathlib import Path
-from threading import Thread
-from time import sleep
 from typing import Any
 
 import ray
 from ray import serve
 
 from triforce.backends import dispatch
-from triforce.distributed import spawn
-from triforce.errors import RankError, TriforceError
+from triforce.errors import TriforceError
 from triforce.llm import LLM
 from triforce.replicas.frontend import ReplicaFrontend, ReplicaMessage
+from triforce.replicas.tp_workers import accompanied
 from triforce.server.engine_client import GenerationRequest
-from triforce.server.engine_thread import Worker, follow
+from triforce.server.engine_thread import Worker
 from triforce.server.errors import ReplicaLost, ShuttingDown
 from triforce.server.grammar_queue import GrammarPool
 from triforce.server.limits import Limits
-
-GRACE = 1.0
-"""Seconds in which clients are told that their text is lost."""
-_RUN = "from triforce.replicas.replica import run; run()"
-
-
-def accompanied(settings: dict[str, Any], limits: Limits, count: int, exact: bool, threads: int) -> dict[str, Any]:
-    """Start the other ranks and join them as the first of `count`; return the settings of LLM that change.
-
-    All have so many threads, and of the limits they keep what `TPMirror` does. Raises RankError or RequestError.
-    """
-    lifeline, _ = os.pipe()  # the other end is closed when this process ends
-    payload = pickle.dumps((settings, limits, exact, threads))
-    with tempfile.TemporaryDirectory(prefix="triforce-") as folder:
-        for rank in range(1, count):
-            variables = spawn.rank_environment(rank, count, Path(folder))
-            process = spawn.start(_RUN, [], variables, lifeline, stdin=subprocess.PIPE)
-            Thread(target=_end_with, args=(process,), daemon=True).start()
-            assert process.stdin
-            with process.stdin as stdin:
-                stdin.write(payload)
-        os.close(lifeline)
-        os.environ |= spawn.rank_environment(0, count, Path(folder))
-        return _joined(settings["device"], exact)
-
-
-def run() -> None:
-    """Run one of them. A mistake in the settings is reported by the first."""
-    settings, limits, exact, threads = pickle.load(sys.stdin.buffer)
-    dispatch.use_threads(threads)
-    joined = _joined(settings["device"], exact)
-    try:
-        llm = LLM(**settings | joined)
-    except RankError:
-        raise
-    except TriforceError:
-        return
-    follow(llm, limits)
-
-
-def _joined(device: str, exact: bool) -> dict[str, Any]:
-    own = spawn.own_device(device, int(os.environ["LOCAL_RANK"]))
-    ranks = spawn.join(int(os.environ["WORLD_SIZE"]), own, exact)
-    ranks.barrier()  # nobody looks into the folder any more
-    return {"device": own, "ranks": ranks}
-
-
-def _end_with(process: subprocess.Popen[bytes]) -> None:
-    """End this process with that one. Ray starts another replica, with other ranks."""
-    if process.wait():
-        sleep(GRACE)
-        with suppress(Exception):
-            sys.stderr.flush()
-        os._exit(1)
-
 
 LOOPBACK = "127.0.0.1"
 """Address of a node whose Ray keeps to it (see `ray_env`)."""

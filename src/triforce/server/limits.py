@@ -6,7 +6,7 @@ import resource
 import sys
 from dataclasses import dataclass
 
-from triforce.engine.scheduler import MAX_ITL, MOST_ROWS
+from triforce.engine import MAX_ITL, MOST_ROWS
 from triforce.errors import RequestError
 from triforce.interface.sampling_params import MOST_LOGPROBS
 from triforce.server.request_base import MOST_PROMPTS

@@ -33,7 +33,7 @@ ANSWERS = {Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.cpu, Tensor.__bool__
            Tensor.__index__, Tensor.nonzero, torch.nonzero, torch.unique, torch.masked_select}  # fmt: skip
 
 
-HEARD, DRAFTED = "cpu in sampler.py, verify", "cpu in fused_draft.py, fused_draft"
+HEARD, DRAFTED = "cpu in sampler.py, verify", "cpu in model.py, fused_draft"
 
 
 class OnDevice(Tensor):

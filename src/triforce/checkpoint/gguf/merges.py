@@ -124,8 +124,6 @@ def _slot(hash_M: Hashes) -> Ints:
 Merges = NDArray[np.int32]
 FEWEST_TOKENS = 1 << 16
 """Of a vocabulary whose merges are kept; those of others are found in a fifth of a second."""
-MAKERS = ("gguf_scores.py", "token_cuts.py")
-"""Files of the code that finds merges. Others may find other ones."""
 _HASH_BYTES = 32
 
 
@@ -135,7 +133,7 @@ def kept_merges(texts: list[str], scores: NDArray[np.float64], kinds: list[int],
     if cache is None:
         return find()
     lengths = np.fromiter(map(len, texts), np.int64, len(texts))
-    code = b"".join((Path(__file__).parent / name).read_bytes() for name in MAKERS)
+    code = Path(__file__).read_bytes()  # another one may find other merges
     about = ("".join(texts).encode(), lengths.tobytes(), scores.tobytes(), np.asarray(kinds).tobytes(), code)
     file = cache / "merges" / _digest(hashlib.sha256(part).digest() for part in about).hex()
     merges_M2 = _read(file)
