@@ -94,9 +94,13 @@ def opinionated(pair: Path, ranks: TPGroup) -> LLM:
 
 
 def test_differing_clocks_keep_plans_equal(pair: Path) -> None:
-    first, second = together(2, lambda ranks: opinionated(pair, ranks).generate(PROMPTS[0], params(), mode="auto"))
-    assert same(first, second) and first[0].outputs[0].plans == second[0].outputs[0].plans
-    assert len(first[0].outputs[0].plans) > 1
+    """Whether the plan of a text changes depends on the clock, so there are several texts."""
+    changed = 0
+    for _ in range(4):
+        first, second = together(2, lambda ranks: opinionated(pair, ranks).generate(PROMPTS[0], params(), mode="auto"))
+        assert same(first, second) and first[0].outputs[0].plans == second[0].outputs[0].plans
+        changed += len(first[0].outputs[0].plans) > 1
+    assert changed
 
 
 def test_planner_mutant_is_noticed(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,6 +69,8 @@ class Timed(Recaller):
         count, start = ids_BT.shape[1], int(view.lengths_B[0])
         self.clock.now += count * (self.token + self.deeper * (start + count / 2))
         self.fed += count
+        seen_B = view.lengths_B
+        seen_B += count
         return torch.zeros(1, 0 if at_BJ is not None else count, self.config.vocab_size)
 
 

@@ -11,7 +11,7 @@ import sys
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
-from triforce.replicas.replica import accompanied
+from triforce.replicas.tp_workers import accompanied
 from triforce.server.engine_client import GenerationRequest
 from triforce.server.engine_thread import Worker
 from triforce.server.limits import Limits
