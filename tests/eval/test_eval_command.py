@@ -77,7 +77,7 @@ def test_eval_of_int8_kv_is_shown_beside_kv_that_is_not_rounded(
         (["--only", "bits,taste"], "'taste' is not known; choose from bits"),
         (["--texts", "no/such/file"], "cannot be read"),
         (["--texts", "{texts}/.hidden"], "not UTF-8"),
-        (["--texts", "{texts}/inner"], "there is no file"),
+        (["--texts", "{texts}/inner"], "there is no text in"),
         (["--json", "{texts}/no/such/eval.json"], "cannot be written"),
         (["--json", "{texts}"], "cannot be written"),
         (["--max-context", "3"], "at least 128"),

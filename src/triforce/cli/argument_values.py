@@ -28,7 +28,7 @@ def path_or_standard(text: str) -> str:
     Raises ArgumentTypeError for what can be none.
     """
     try:
-        return str(user_path(name(text))) if text.startswith("~") else name(text)
+        return str(user_path(name(text))) if text == "~" or (text.startswith("~") and "/" in text) else name(text)
     except RequestError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 

@@ -21,6 +21,8 @@ from triforce.server.connections import Connection, Connections, accept
 from triforce.server.engine_client import EngineClient
 from triforce.server.service import Service
 
+_LAST_WORDS = 1.0
+"""Seconds in which answers end that a second signal has cut off."""
 _SLACK = 5
 """Seconds beyond the shutdown timeout in which answers that were ended reach their clients."""
 AGAIN = "requests that run are answered first; press Ctrl-C again to end at once"
@@ -83,6 +85,8 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
         if not self.force_exit:
             await self._engine.close()
+        elif answers := set(self.server_state.tasks):  # cancelled, they would be logged as broken
+            await asyncio.wait(answers, timeout=_LAST_WORDS)
 
     async def on_tick(self, counter: int) -> bool:
         """Return whether to stop. Called ten times a second."""
