@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -499,6 +499,7 @@ class RequestRunner:
         with self._engine(rows, pages, memory, kept=not (save or load or memory)) as engine:
             saved, on_read = self.prompt_files(save, load, engine.core.store.pool, requests[0].prompt)
             engine.submit(requests, memory, saved, on_prefill, on_read)
+            faults: tuple[type[Exception], ...] = ()
             try:
                 while engine.busy:
                     if self.over:
@@ -509,11 +510,15 @@ class RequestRunner:
                         if isinstance(event, Exception):
                             raise event
                         yield request, event
+            except KeyboardInterrupt:
+                faults = (Exception,)  # it may have come while rows left a batch, which cannot be asked any more then
+                raise
             finally:
-                for request in requests:
-                    engine.cancel(request)
-                until = perf_counter() + PATIENCE
-                engine.core.write_behind(lambda: bool(self.over) or perf_counter() > until)
+                with suppress(*faults):
+                    for request in requests:
+                        engine.cancel(request)
+                    until = perf_counter() + PATIENCE
+                    engine.core.write_behind(lambda: bool(self.over) or perf_counter() > until)
 
     def _disk_prefixes(self, store: SharedKV) -> DiskPrefixes | None:
         if self.disk is None:
@@ -554,6 +559,10 @@ class RequestRunner:
             yield engine
         except GeneratorExit:  # a stream that is closed between two steps
             self._idle = engine
+            raise
+        except KeyboardInterrupt:
+            with suppress(Exception):
+                engine.close()
             raise
         except BaseException:
             engine.close()
