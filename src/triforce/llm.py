@@ -217,7 +217,7 @@ class LLM(LLMInputs):
         rows: texts at a time. kv_tokens: tokens that their KV has room for; None is the model's context. turn: steps
         after which a request makes room for those that wait; None: it never does. max_itl: inter-token latency in
         seconds, up to which other prompts are read between two steps of a text. Where several ranks share the model
-        each of them opens one, and does the same with it (see `server.tp_mirror`). Raises CacheError or RankError.
+        each of them opens one, and does the same with it (see `server.engine_thread`). Raises CacheError or RankError.
         """
         slack = rows * pages_for(self.speculation.reach + PAGE)
         pages = pages_for(kv_tokens or self.target.config.context) + slack

@@ -104,7 +104,7 @@ class Family:
     local_theta: float | None = None
     """That of layers with a window, which turn unscaled, of a config without one; None: all layers turn alike."""
     text: str = ""
-    """The field of a config with the text's, of a model that reads images, too (see `checkpoint.text_part`)."""
+    """The field of a config with the text's, of a model that reads images, too (see `checkpoint.weight_files`)."""
     stacked_experts: bool = False
     """Whether safetensors hold all experts of a layer in one tensor, as `checkpoint.stacked_experts` reads them."""
 

@@ -2,7 +2,7 @@
 
 Gate and up projections lie in one tensor, their outputs in turns. Of MXFP4 another one has the scales.
 
-Shape suffixes as in mxfp4.py.
+Shape suffixes: O outputs, B blocks of 32 inputs.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""A folder of immutable entries, found by names that nobody without its secret can make. It knows no model."""
+"""KV of prompts on disk: a folder of immutable entries, whose names need its secret, and files of one prompt."""

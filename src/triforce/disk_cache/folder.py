@@ -1,7 +1,7 @@
 """CacheFolder: a folder that is its owner's alone. Files in it are reached by its descriptor, and no link is followed.
 
 `secret` holds 32 bytes, under which names are made. `state` holds two numbers, and its lock is the folder's. Both end
-in a checksum. `manifest` says which folders were read on purpose (see `disk_cache.manifest`).
+in a checksum. `manifest` says which folders were read on purpose (see `disk_cache.documents`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""DiskText: one text on its way from the disk cache and to it."""
+"""KV of texts on its way between pages and entries of the disk cache: whole segments, and windows apart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of kernels for a feature draft: its passes, and the memory that they are handed.
+"""The EAGLE head as it is handed around: its shape, its weights, and the contract of the kernels that run it.
 
 Shape suffixes as in kernel_api.py.
 """

@@ -1,4 +1,4 @@
-"""A feature draft's folder, written: the names and fields that `feature_draft_file` reads."""
+"""The folder of an EAGLE head: its config and tensors, held to each other before weights are read, and written."""
 
 from __future__ import annotations
 

@@ -471,8 +471,9 @@ class RequestRunner:
     ) -> Iterator[tuple[Request, OutputChunk | RequestOutput]]:
         """Run requests on one engine, and yield what comes of each: chunks of text, and at last its output.
 
-        save, load: files for the KV of the first prompt, and of an earlier one (see `kvcache.prompt_file`). Closing the
-        iterator, or dropping it, cancels all requests. Raises TriforceError, and whatever `on_prefill` raises.
+        save, load: files for the KV of the first prompt, and of an earlier one (see `disk_cache.prompt_file`).
+        Closing the iterator, or dropping it, cancels all requests. Raises TriforceError, and whatever `on_prefill`
+        raises.
         """
         files = named_path("save_cache", save), named_path("load_cache", load)
         return EndingGenerator(self._run(requests, on_prefill, *files, memory))

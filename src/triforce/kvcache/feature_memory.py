@@ -39,7 +39,7 @@ class FeatureSlots(NamedTuple):
 class FeatureMemory:
     """One more layer of pages, `kv`, and a state of each slot. config: that layer's shape.
 
-    The state of slot 0 stays zeros: it stands before each text (see `backends.feature_draft`).
+    The state of slot 0 stays zeros: it stands before each text (see `eagle.eagle_draft`).
     """
 
     def __init__(

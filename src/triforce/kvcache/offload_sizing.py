@@ -1,4 +1,4 @@
-"""KV that stays on a device which takes it in whole layers: two of them on their way, and parts of the others."""
+"""KV memory that is larger than what stays: settings of users, and how many pages stay on a CPU or on a device."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The context from which on speculation pays: by what passes taught here, or by a roofline before any of them ran.
 
-The roofline (see `tier_work`) is of self-speculation alone: the model drafts through the retrieval budget, and verifies
-through all of its KV. What was learnt (see `learnt_speed`) is of all tiers that ran, a draft among them.
+The roofline (see `pass_costs`) is of self-speculation alone: the model drafts through the retrieval budget, and
+verifies through all of its KV. What was learnt (see `LearntSpeed`) is of all tiers that ran, a draft among them.
 
 Shape suffix: G guesses of a verification.
 """

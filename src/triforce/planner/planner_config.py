@@ -13,7 +13,7 @@ other weights: behind short prompts that makes its passes half as long again."""
 class PlannerConfig:
     """Numbers that somebody chose. The regret of others is printed by `tests/planner/test_regret.py`."""
 
-    # Guard: see `planner.account`.
+    # Guard: see `planner.controller`.
     allowed_loss: float = 0.015
     """Share of plain decoding's time that trials may lose: texts of 64 tokens keep .97 of it with their noise."""
     credit_tokens: float = 64.0
@@ -25,7 +25,7 @@ class PlannerConfig:
     caution: float = 1.0
     """Standard deviations below the mean at which a plan counts as no risk; each loss in a text adds as many."""
 
-    # Choice: see `planner.choose`, and of `optimism` `planner.forecast`.
+    # Choice: see `planner.forecast`.
     optimism: float = 1.5
     """Standard deviations above the mean by which plans are compared, so that what is seldom seen is tried."""
     optimism_tokens: float = 128.0
@@ -35,7 +35,7 @@ class PlannerConfig:
     switch_gain: float = 1.03
     """Times the rate of the current tiers or budgets that others promise: less is noise, and a change costs a look."""
 
-    # Acceptance: see `planner.acceptance`.
+    # Acceptance: see `planner.cost_model`.
     prior_tokens: float = 8.0
     """Draft tokens that the acceptance of a tier which was never seen counts as."""
     history_tokens: float = 24.0
@@ -54,7 +54,7 @@ class PlannerConfig:
     budget_gain: float = 1.04
     """Times the rate with the usual budget that another one promises: of such a gain little is known."""
 
-    # Cadence: see `planner.cadence`.
+    # Cadence: see `planner.controller`.
     think_ratio: float = 200.0
     """Seconds of decoding for a second of weighing plans; the caches that this empties come on top."""
     listen_ratio: float = 100.0

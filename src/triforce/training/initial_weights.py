@@ -1,4 +1,4 @@
-"""Weights of a draft before its training.
+"""Weights of a draft before its training, and attention that begins by expecting what stood behind a token before.
 
 Shape suffixes as in eagle/head.py.
 """

@@ -1,4 +1,4 @@
-"""Choice of the model among several GGUF files: the one of a quantisation, or Q4_K_M, or the first."""
+"""GGUF files: header, metadata and tensors, mapped into memory, and the choice of one file among several."""
 
 from __future__ import annotations
 
