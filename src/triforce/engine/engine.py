@@ -354,11 +354,9 @@ class Engine:
             for sequence in request.sequences:
                 del self._streams[sequence]
 
+    @native_work()
     def step(self) -> list[tuple[Request, Event]]:
-        """Make all texts a little longer. Returns what came of each request: last its output, or an error.
-
-        The caller has `native_work` of it.
-        """
+        """Make all texts a little longer. Returns what came of each request: last its output, or an error."""
         events: list[tuple[Request, Event]] = []
         for sequence, count in self.core.step():
             if sequence in self._streams:  # else its request has failed in this step
@@ -388,9 +386,7 @@ class Engine:
     def finish(self, request: Request) -> RequestOutput:
         """Step until a request is done, and return its output. Raises what ended it."""
         while self.busy:
-            with native_work():
-                events = self.step()
-            for one, event in events:
+            for one, event in self.step():
                 if one is request and isinstance(event, Exception):
                     raise event
                 if one is request and isinstance(event, RequestOutput):

@@ -12,7 +12,6 @@ from time import perf_counter
 
 from triforce.engine.engine import Event as EngineEvent
 from triforce.engine.engine import OutputChunk, Request
-from triforce.engine.program_end import native_work
 from triforce.interface.outputs import RequestOutput
 from triforce.llm import LLM
 from triforce.server.engine_client import EngineLoad, Event, GenerationRequest, PrefillProgress
@@ -62,8 +61,7 @@ class TPMirror:
                 outcomes.append((number, self._start(number, generation)))
         for number, compiled in self._grammars.take(0 if self._requests else IDLE_SECONDS):
             outcomes.append((number, compiled if isinstance(compiled, Exception) else self._start(number, compiled)))
-        with native_work():
-            events = self.texts.step()
+        events = self.texts.step()
         self._note_places()
         outcomes += self._progress.items()
         self._progress.clear()
