@@ -52,7 +52,7 @@ test-all: install-dev ## with the long versions of the laws and a real model, wh
 
 smollm2: build/smollm2/config.json ## a real model of 30 layers to try things with, in build/smollm2; 98 MB are fetched once
 
-build/smollm2/config.json: scripts/smollm2.py $(wildcard src/triforce/checkpoint/gguf_*.py)
+build/smollm2/config.json: scripts/smollm2.py $(wildcard src/triforce/checkpoint/gguf/*.py)
 	@test -e .venv/.dev || $(MAKE) install-dev
 	@$(BIN)/python -m scripts.smollm2 $(@D)
 	@touch $@

@@ -50,7 +50,7 @@ def generate(
     texts, stores = llm.open(1, len(ids) + tokens), []
     memory = texts.core.store.pool.kv
     assert isinstance(memory, NativeOffloadedKV)
-    earlier, _ = llm.runner.prompt_files(None, saved, texts.core.store.pool, ids)
+    earlier = llm.engines.parts.open_prompt(saved, texts.core.store.pool)
     texts.submit([request], saved=earlier, on_read=lambda _: stores.append(memory.bytes_read))
     memory.limit(limit)
     return texts.finish(request), memory.bytes_read - stores[0]

@@ -94,7 +94,9 @@ def cells_of(llm: LLM, texts: Sources, cells: Sequence[Cell], options: Namespace
 
 def forget(llm: LLM) -> None:
     """Empty the profile of a model."""
-    llm.runner.costs = CostModel(None, llm.runner.costs.passes.works, kernel_level(llm.target.decoder.device))
+    parts = llm.engines.parts
+    costs = CostModel(None, parts.costs.passes.works, kernel_level(llm.target.decoder.device))
+    llm.engines.parts = replace(parts, costs=costs)
 
 
 def label(text: Text, cell: Cell, profile: str) -> str:

@@ -10,7 +10,8 @@ from triforce.backends.kernel_api import pages_for
 from triforce.disk_cache.write_queue import DiskCacheSettings
 from triforce.distributed.group import TPGroup, required_group
 from triforce.engine import MAX_ITL, MOST_ROWS, inputs
-from triforce.engine.engine import Engine, OutputChunk, OutputStream, Request, RequestRunner, collected, compare
+from triforce.engine.engine import Engine, EngineLender, OutputChunk, OutputStream, Request, collected
+from triforce.engine.engine_parts import EngineParts, compare
 from triforce.engine.inputs import LLMInputs, Prompt, conversations, known, one_of, one_or_many, params_of_each
 from triforce.engine.model_loader import load_pair
 from triforce.engine.scheduler import OnPrefill
@@ -112,7 +113,8 @@ class LLM(LLMInputs):
         self.fingerprint = text_fingerprint(pair, self.speculation, self.coupling, self.mode)
         profile = pair.profile(self.speculation)
         self.break_even = profile.break_even  # tells from which context on speculation pays, by what is known by then
-        self.runner = RequestRunner(pair, self.speculation, self.coupling, pair.cost_model(profile), disk.open())
+        parts = EngineParts(pair, self.speculation, self.coupling, pair.cost_model(profile), disk.open())
+        self.engines = EngineLender(parts)
         ranks.barrier()
         compare(ranks, "models, settings or kernels", (*pair.facts, self.speculation, self.coupling, self.mode))
 
@@ -151,7 +153,7 @@ class LLM(LLMInputs):
                 requests.append(self.request(prompt, each, mode))
         if not requests:
             return []
-        return collected(requests, self.runner.run(requests, on_prefill, save_cache, load_cache), use_tqdm)
+        return collected(requests, self.engines.run(requests, on_prefill, save_cache, load_cache), use_tqdm)
 
     def chat(
         self,
@@ -198,12 +200,12 @@ class LLM(LLMInputs):
         error from `on_prefill`, ends the text at once and frees its KV. Raises TriforceError, or TypeError.
         """
         request = self.request(inputs.one_prompt("stream", prompt), params, mode)
-        for _, event in self.runner.run([request], on_prefill, save_cache, load_cache, memory):
+        for _, event in self.engines.run([request], on_prefill, save_cache, load_cache, memory):
             yield event
 
     def reset_prefix_cache(self) -> None:
         """Forget the prompts that `generate` and `stream` have read, and give back their memory."""
-        self.runner.clear()
+        self.engines.clear()
 
     def open(
         self,
@@ -222,7 +224,7 @@ class LLM(LLMInputs):
         slack = rows * pages_for(self.speculation.reach + PAGE)
         pages = pages_for(kv_tokens or self.target.config.context) + slack
         compare(self.ranks, "limits", (rows, pages, turn))
-        return self.runner.start(rows, pages, turn, max_itl)
+        return Engine(self.engines.parts, rows, pages, turn, max_itl)
 
     def request(
         self,

@@ -40,7 +40,7 @@ def test_info_and_model_tell_one_break_even(
     llm = LLM(device="cpu", **settings)  # type: ignore[arg-type]
     before = told(capsys, "--device", "cpu", *arguments)
     assert before == llm.break_even().verdict and "should pay from" in before
-    taught = learnt(llm.runner.costs.path)
+    taught = learnt(llm.engines.parts.costs.path)
     for width in (1, 2, 5, 9):
         taught.passes.observe(AMONG_MODELS, width, 1, 8000, 1e-3, 4)
     taught.save()
@@ -51,13 +51,13 @@ def test_info_and_model_tell_one_break_even(
 
 def test_profiles_of_other_weights_and_settings_differ(tmp_path: Path, pair: Path) -> None:
     """Of the same folder; and one without weights has no stamp."""
-    paths = {LLM(pair / "target", draft, device="cpu").runner.costs.path for draft in (None, pair / "draft")}
+    paths = {LLM(pair / "target", draft, device="cpu").engines.parts.costs.path for draft in (None, pair / "draft")}
     (file,) = (pair / "target").glob("*.safetensors")
     before, time = stamp(pair / "target"), file.stat().st_mtime_ns
     os.utime(file, ns=(time, time + 1))
     try:
         assert stamp(pair / "target") != before
-        paths.add(LLM(pair / "target", None, device="cpu").runner.costs.path)
+        paths.add(LLM(pair / "target", None, device="cpu").engines.parts.costs.path)
     finally:
         os.utime(file, ns=(time, time))
     assert len(paths) == 3 and stamp(pair / "target") == before and not stamp(tmp_path)

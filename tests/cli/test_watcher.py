@@ -45,7 +45,7 @@ def test_change_in_the_middle_begins_anew(
     assert len({total for _, total in reports}) == 2, "two texts were begun"
     monkeypatch.undo()
     monkeypatch.setattr(prefixes, "perf_counter", lambda: 0.0)
-    assert watcher._llm.runner.disk and watcher._llm.runner.disk.queue.flush()
+    assert watcher._llm.engines.parts.disk and watcher._llm.engines.parts.disk.queue.flush()
     assert kept(asked(pair, folder, folder.with_name("cache"), capsys))
 
 
@@ -86,7 +86,7 @@ def test_watcher_reads_again_behind_a_deleted_cache(
     """Where a text that was being read had the folder made anew, that is noticed, too."""
     cache = folder.with_name("cache")
     watcher.read()
-    disk = watcher._llm.runner.disk
+    disk = watcher._llm.engines.parts.disk
     assert disk and disk.queue.flush()
     shutil.rmtree(cache)
     if by_a_write:
@@ -104,7 +104,7 @@ def test_watcher_waits_for_a_cache_that_cannot_be_made_anew(
 ) -> None:
     cache, slept = folder.with_name("cache"), list[float]()
     watcher.read()
-    assert watcher._llm.runner.disk and watcher._llm.runner.disk.queue.flush()
+    assert watcher._llm.engines.parts.disk and watcher._llm.engines.parts.disk.queue.flush()
     shutil.rmtree(cache)
     cache.write_text("in the way")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,10 +85,10 @@ def opinionated(pair: Path, ranks: TPGroup) -> LLM:
     """Of what passes cost the ranks think differently: to rank 0 the full tier is dear, to the others cheap."""
     llm = made(pair, ranks)
     llm.reset_prefix_cache()
-    llm.runner.costs = CostModel()
+    llm.engines.parts = replace(llm.engines.parts, costs=CostModel())
     for step in range(40):
         for tier in ("full", "retrieval", "draft", "ngram"):
-            llm.runner.costs.passes.observe(
+            llm.engines.parts.costs.passes.observe(
                 tier, 1 + step % 7, 1, 150, 1.0 if (tier == "full") == (ranks.rank == 0) else 1e-3
             )
     return llm

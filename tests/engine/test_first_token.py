@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ def test_first_text_makes_plain_passes_only(deep: Path) -> None:
     plain = passes(llm, "ar", 1)
     for mode in ("auto", "retrieval"):
         llm.reset_prefix_cache()
-        llm.runner.costs = CostModel()  # nothing is known
+        llm.engines.parts = replace(llm.engines.parts, costs=CostModel())  # nothing is known
         below = passes(llm, mode, 1)[len(plain) - 1 :]
         guesses = llm.speculation.speculative_tokens if mode == "retrieval" else 0
         assert below == [1] * guesses + [1 + guesses], "the proposal that gives it, and nothing before it"
@@ -44,16 +45,16 @@ def test_first_text_makes_plain_passes_only(deep: Path) -> None:
 def test_speculation_starts_after_first_token(deep: Path) -> None:
     llm = LLM(deep, None, retrieval_budget=BUDGET)
     llm.reset_prefix_cache()
-    llm.runner.costs = CostModel()
+    llm.engines.parts = replace(llm.engines.parts, costs=CostModel())
     first = passes(llm, "auto", 1)
     llm.reset_prefix_cache()
     assert first == passes(llm, "ar", 1)
-    assert not llm.runner.costs.passes.of("retrieval").count
+    assert not llm.engines.parts.costs.passes.of("retrieval").count
 
 
 def test_first_text_teaches_pass_costs(deep: Path) -> None:
     llm = LLM(deep, None, retrieval_budget=BUDGET)
     llm.reset_prefix_cache()
-    llm.runner.costs = CostModel()
+    llm.engines.parts = replace(llm.engines.parts, costs=CostModel())
     passes(llm, "auto", 80)
-    assert llm.runner.costs.passes.of("full").count and llm.runner.costs.passes.confirmed
+    assert llm.engines.parts.costs.passes.of("full").count and llm.engines.parts.costs.passes.confirmed

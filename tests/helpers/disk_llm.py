@@ -48,7 +48,7 @@ def started(folder: Path, cache: Path, **how: Any) -> LLM:
 
 def written(model: LLM) -> None:
     """Wait for what is written behind the answers."""
-    assert model.runner.disk and model.runner.disk.queue.flush()
+    assert model.engines.parts.disk and model.engines.parts.disk.queue.flush()
 
 
 def answer(model: LLM, prompt: Sequence[int], mode: str = "triforce", scope: str | None = "", **how: Any) -> Any:
@@ -59,7 +59,7 @@ def answer(model: LLM, prompt: Sequence[int], mode: str = "triforce", scope: str
     output = engine.finish(request)
     assert isinstance(output, RequestOutput)
     engine.core.write_behind(lambda: False)
-    if model.runner.disk:
+    if model.engines.parts.disk:
         written(model)
     engine.close()
     return output

@@ -136,7 +136,7 @@ def test_session_with_windows_and_a_disk_cache(home: Path, cache: Path) -> None:
     first = turn(session, PROMPT)
     longer = [*PROMPT, *first.outputs[0].token_ids, *ids(30, seed=4)]
     second = turn(session, longer)
-    assert model.runner.disk and model.runner.disk.queue.flush()
+    assert model.engines.parts.disk and model.engines.parts.disk.queue.flush()
     later = turn(Session(llm(home, "gemma-3", disk_cache=cache)), longer)
     assert later.cached_tokens >= len(PROMPT) // SEGMENT * SEGMENT
     wanted = answer(alone, longer, max_tokens=20).outputs[0].token_ids

@@ -90,7 +90,7 @@ def test_llm_misspelt_attribute_raises_attribute_error(llm: LLM) -> None:
 def test_closed_llm_has_no_attribute_that_it_never_had(llm: LLM) -> None:
     llm.close()
     assert not hasattr(llm, "generat") and getattr(llm, "words", None) is None
-    for name in ("tokenizer", "runner"):
+    for name in ("tokenizer", "engines"):
         with pytest.raises(RequestError, match="closed"):
             getattr(llm, name)
 

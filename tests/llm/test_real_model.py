@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
@@ -40,7 +41,7 @@ def test_real_model_first_token_needs_one_prefill(llm: LLM, saved: tuple[list[in
 
     def passes(mode: str) -> list[int]:
         llm.reset_prefix_cache()
-        llm.runner.costs = CostModel()
+        llm.engines.parts = replace(llm.engines.parts, costs=CostModel())
         with counted(llm.target.decoder) as made:
             llm.generate(prompt, SamplingParams(max_tokens=1), mode=mode, load_cache=file)
         return made

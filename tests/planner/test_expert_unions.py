@@ -205,7 +205,7 @@ def test_pass_that_reads_no_experts_tells_nothing(
 
 def test_prices_follow_what_the_target_has_routed(mixture: Path) -> None:
     llm = LLM(mixture, draft=None)
-    works, unions = llm.runner.costs.passes.works, llm.models.target.unions
+    works, unions = llm.engines.parts.costs.passes.works, llm.models.target.unions
     assert unions is not None
     before = float(works["full"].bytes(8, 1, 0.0, 8.0, 0.0, 8.0))
     for _ in range(9):

@@ -18,7 +18,7 @@ from zlib import crc32
 
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.disk_cache.prompt_file import SavedCache
-from triforce.engine.engine import Request
+from triforce.engine.engine import EngineLender, Request
 from triforce.engine.scheduler import OnPrefill
 from triforce.errors import CacheError, RequestError
 from triforce.eval import Text
@@ -181,7 +181,7 @@ def varied(llm: LLM, coupling: str | None = None, **speculation: Any) -> LLM:
     vars(other).update(vars(llm))
     other.coupling = coupling or llm.coupling
     other.speculation = replace(llm.speculation, **speculation)
-    other.runner = llm.runner.varied(other.speculation, other.coupling)
+    other.engines = EngineLender(replace(llm.engines.parts, speculation=other.speculation, coupling=other.coupling))
     return other
 
 
@@ -206,7 +206,7 @@ class Prompts:
 
     def _opened(self, kv: Path) -> SavedCache:
         pool = self.llm.open(1, 1).core.store.pool
-        return SavedCache(kv, self.llm.runner.cache_fingerprint(pool))
+        return self.llm.engines.parts.open_prompt(kv, pool)
 
     def _fits(self, kv: Path) -> bool:
         """Whether a file is there that is of this model, with this draft."""

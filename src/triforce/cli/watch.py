@@ -65,10 +65,10 @@ class Watcher:
     def __init__(self, llm: LLM, folder: Path, each: bool, silent: bool) -> None:
         if llm.tokenizer is None:
             raise ModelError("this model has no tokenizer, and texts are to be read; put one into the model's folder")
-        assert llm.runner.disk, "there is an option that must be given"
+        assert llm.engines.parts.disk, "there is an option that must be given"
         self._llm = llm
         self._tokenizer = llm.tokenizer
-        self._cache = llm.runner.disk.store.folder
+        self._cache = llm.engines.parts.disk.store.folder
         self._folder = folder
         self._each = each
         self._silent = silent

@@ -5,33 +5,28 @@ from __future__ import annotations
 import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
-from warnings import warn
-from zlib import crc32
 
 import numpy as np
 
-from triforce.backends import dispatch
 from triforce.backends.kernel_api import pages_for
 from triforce.checkpoint.tokenizer import Tokenizer
-from triforce.disk_cache import prompt_file
-from triforce.disk_cache.prefixes import LEAST, SEGMENT, DiskPrefixes, KVProfile
+from triforce.disk_cache.prefixes import LEAST, SEGMENT, DiskPrefixes
 from triforce.disk_cache.prompt_file import SavedCache
-from triforce.disk_cache.write_queue import PATIENCE, DiskCache
-from triforce.distributed.group import TPGroup
+from triforce.disk_cache.write_queue import PATIENCE
 from triforce.engine import MAX_ITL, MOST_ROWS
 from triforce.engine.engine_core import EngineCore
-from triforce.engine.model_loader import ModelPair
+from triforce.engine.engine_parts import EngineParts, compare
 from triforce.engine.program_end import EndingGenerator, native_work
 from triforce.engine.scheduler import OnPrefill, SequenceGroup
 from triforce.engine.sequence import TokenSequence
-from triforce.engine.tier_builder import SharedKV, SpeculativeConfig
-from triforce.errors import CacheError, CacheWarning, RequestError, argument, require_bool
+from triforce.engine.tier_builder import SharedKV
+from triforce.errors import CacheError, RequestError, argument, require_bool
 from triforce.interface.byte_size import named_path
 from triforce.interface.explain import json_value
 from triforce.interface.frozen_fields import fields_frozen
@@ -46,7 +41,6 @@ from triforce.interface.outputs import (
 )
 from triforce.kvcache import PAGE, FullView, PagePool
 from triforce.kvcache.views.full import TAIL
-from triforce.planner import CostModel
 from triforce.ragged import Ints, ints
 
 
@@ -303,13 +297,66 @@ class Request:
 
 
 class Engine:
-    """Requests on an engine core: `submit` them, then `step` until they are done; `cancel` ends one before."""
+    """Requests on an engine core: `submit` them, then `step` until they are done; `cancel` ends one before.
 
-    def __init__(self, core: EngineCore) -> None:
-        self.core = core
+    rows: texts at a time. pages: of KV. turn, max_itl: see `EngineCore`. given: a pool to use.
+    """
+
+    def __init__(
+        self,
+        parts: EngineParts,
+        rows: int,
+        pages: int,
+        turn: int | None = None,
+        max_itl: float = MAX_ITL,
+        given: PagePool | None = None,
+    ) -> None:
+        store = SharedKV(parts.pair.decoders, parts.speculation, rows, pages, given)
+        self.core = EngineCore(store, parts.coupling, parts.costs, turn, max_itl, parts.disk_prefixes(store))
+        self._ranks = parts.ranks
         self._requests: list[Request] = []
-        self._history = ReadingHistory(core.disk)
+        self._history = ReadingHistory(self.core.disk)
         self._streams: dict[TokenSequence, tuple[Request, OutputStream]] = {}
+        self._over = ""
+        """Why no request runs any more; empty while they do."""
+
+    def run(
+        self,
+        requests: Sequence[Request],
+        memory: FullView | None = None,
+        saved: SavedCache | None = None,
+        on_prefill: OnPrefill | None = None,
+        on_read: Callable[[FullView], None] | None = None,
+    ) -> Generator[tuple[Request, OutputChunk | RequestOutput], None, None]:
+        """Submit requests, and yield what comes of each, until all are done or the iterator is closed.
+
+        Raises what ends a request, or the reason that `end` was given. What is over keeps no request.
+        """
+        self.submit(requests, memory, saved, on_prefill, on_read)
+        faults: tuple[type[Exception], ...] = ()
+        try:
+            while self.busy:
+                if self._over:
+                    raise RequestError(self._over)
+                if self._ranks.count > 1:
+                    self._ranks.broadcast(None)  # rank 0 may have waited for the reader of its text
+                for request, event in self._step():
+                    if isinstance(event, Exception):
+                        raise event
+                    yield request, event
+        except KeyboardInterrupt:
+            faults = (Exception,)  # it may have come while rows left a batch, which cannot be asked any more then
+            raise
+        finally:
+            with suppress(*faults):
+                for request in requests:
+                    self.cancel(request)
+                until = perf_counter() + PATIENCE
+                self.core.write_behind(lambda: bool(self._over) or perf_counter() > until)
+
+    def end(self, reason: str) -> None:
+        """Have `run` raise RequestError with a reason in place of its next step. Any thread may call this."""
+        self._over = reason
 
     def submit(
         self,
@@ -357,6 +404,9 @@ class Engine:
     @native_work()
     def step(self) -> list[tuple[Request, Event]]:
         """Make all texts a little longer. Returns what came of each request: last its output, or an error."""
+        return self._step()
+
+    def _step(self) -> list[tuple[Request, Event]]:
         events: list[tuple[Request, Event]] = []
         for sequence, count in self.core.step():
             if sequence in self._streams:  # else its request has failed in this step
@@ -426,36 +476,15 @@ SPARE = 64, 1 / 16
 """Pages beyond those asked for, at least, and as a share of them: the next question about a document may be longer."""
 
 
-class RequestRunner:
-    """Starts engines, runs requests on one, and keeps it for the next.
+class EngineLender:
+    """Lends engines of the same parts to the calls of an LLM, and keeps the last one for the next call."""
 
-    costs: what is known of passes; it is added to. disk: a disk cache, if there is one.
-    """
-
-    def __init__(
-        self, pair: ModelPair, speculation: SpeculativeConfig, coupling: str, costs: CostModel, disk: DiskCache | None
-    ) -> None:
-        self._models = pair.decoders
-        self._speculation = speculation
-        self._coupling = coupling
-        self.costs = costs
-        self._pair = pair
-        self.disk = disk
-        self._ranks = pair.target.decoder.ranks
+    def __init__(self, parts: EngineParts) -> None:
+        self.parts = parts
         self._idle: Engine | None = None
-        self.over = ""
-        """Why no request runs any more; empty while they do."""
-
-    def varied(self, speculation: SpeculativeConfig, coupling: str) -> RequestRunner:
-        """Return a runner of the same models that speculates otherwise."""
-        return RequestRunner(self._pair, speculation, coupling, self.costs, self.disk)
-
-    def start(
-        self, rows: int, pages: int, turn: int | None = None, max_itl: float = MAX_ITL, given: PagePool | None = None
-    ) -> Engine:
-        """Return a new engine (see `EngineCore`), with `rows` and `pages` of KV. given: a pool to use."""
-        store = SharedKV(self._models, self._speculation, rows, pages, given)
-        return Engine(EngineCore(store, self._coupling, self.costs, turn, max_itl, self._disk_prefixes(store)))
+        self._lent: set[Engine] = set()
+        self._over = ""
+        """Why no engine is lent any more; empty while they are."""
 
     def run(
         self,
@@ -482,61 +511,41 @@ class RequestRunner:
         load: Path | None,
         memory: FullView | None,
     ) -> Generator[tuple[Request, OutputChunk | RequestOutput], None, None]:
-        if self._ranks.count > 1 and (save or load):
+        parts = self.parts
+        if parts.ranks.count > 1 and (save or load):
             raise RequestError(
                 f"a saved KV cache is of one process; leave out {argument('ranks')} and torchrun, or the file"
             )
         facts = [(r.prompt, r.mode, r.sequences[0].params, r.sequences[0].seed) for r in requests]
-        compare(self._ranks, "requests", facts)
-        context = self._models.target.config.context
-        reach = self._speculation.reach
+        compare(parts.ranks, "requests", facts)
+        context = parts.pair.target.config.context
+        reach = parts.speculation.reach
         sizes = sorted(pages_for(each.capacity(context, reach)) for request in requests for each in request.sequences)
         rows = min(len(sizes), MOST_ROWS)
         pages = sum(sizes[-MOST_ROWS:])
-        with self._engine(rows, pages, memory, kept=not (save or load or memory)) as engine:
-            saved, on_read = self.prompt_files(save, load, engine.core.store.pool, requests[0].prompt)
-            engine.submit(requests, memory, saved, on_prefill, on_read)
-            faults: tuple[type[Exception], ...] = ()
-            try:
-                while engine.busy:
-                    if self.over:
-                        raise RequestError(self.over)
-                    if self._ranks.count > 1:
-                        self._ranks.broadcast(None)  # rank 0 may have waited for the reader of its text
-                    for request, event in engine.step():
-                        if isinstance(event, Exception):
-                            raise event
-                        yield request, event
-            except KeyboardInterrupt:
-                faults = (Exception,)  # it may have come while rows left a batch, which cannot be asked any more then
-                raise
-            finally:
-                with suppress(*faults):
-                    for request in requests:
-                        engine.cancel(request)
-                    until = perf_counter() + PATIENCE
-                    engine.core.write_behind(lambda: bool(self.over) or perf_counter() > until)
-
-    def _disk_prefixes(self, store: SharedKV) -> DiskPrefixes | None:
-        if self.disk is None:
-            return None
-        draft = self._pair.draft
-        drafter = f"{draft.fingerprint} {self._speculation.lower_tiers}" if draft else ""
-        profile = KVProfile(self._pair.name, self._pair.cached_by, drafter, self._kernels(store.pool))
-        return DiskPrefixes(self.disk, profile, store.pool, store.whole)
+        with self._lend(rows, pages, memory, kept=not (save or load or memory)) as engine:
+            pool = engine.core.store.pool
+            saved = parts.open_prompt(load, pool) if load else None
+            on_read = parts.prompt_saver(save, pool, requests[0].prompt) if save else None
+            yield from engine.run(requests, memory, saved, on_prefill, on_read)
 
     def close(self, reason: str) -> None:
         """Give back all memory, and write what is queued for the disk; requests that run end with the reason."""
-        self.over = reason
+        self._end(reason)
         self.clear()
-        if self.disk:
-            self.disk.close()
+        if self.parts.disk:
+            self.parts.disk.close()
 
     def abandon(self, reason: str) -> None:
         """End requests with the reason, and leave all else to the process that was forked."""
-        self.over = reason
-        if self.disk:
-            self.disk.close.detach()
+        self._end(reason)
+        if self.parts.disk:
+            self.parts.disk.close.detach()
+
+    def _end(self, reason: str) -> None:
+        self._over = reason
+        for engine in list(self._lent):
+            engine.end(reason)
 
     def clear(self) -> None:
         """Give back the memory of the kept engine, and forget what it has read."""
@@ -545,26 +554,33 @@ class RequestRunner:
         self._idle = None
 
     @contextmanager
-    def _engine(self, rows: int, pages: int, memory: FullView | None, kept: bool) -> Iterator[Engine]:
+    def _lend(self, rows: int, pages: int, memory: FullView | None, kept: bool) -> Iterator[Engine]:
         """Lend an engine. kept: the one that is kept, if it fits, which is kept again unless there was an error."""
-        if not kept:
-            with closing(self.start(rows, pages, given=memory.pool if memory else None)) as engine:
-                yield engine
-            return
-        engine = self._take(rows, pages)
+        if self._over:
+            raise RequestError(self._over)
+        engine = (
+            self._take(rows, pages) if kept else Engine(self.parts, rows, pages, given=memory.pool if memory else None)
+        )
+        self._lent.add(engine)
         try:
             yield engine
         except GeneratorExit:  # a stream that is closed between two steps
-            self._idle = engine
+            self._give_back(engine, kept)
             raise
-        except KeyboardInterrupt:
-            with suppress(Exception):
+        except BaseException as error:
+            with suppress(*(Exception,) if isinstance(error, KeyboardInterrupt) else ()):
                 engine.close()
             raise
-        except BaseException:
+        else:
+            self._give_back(engine, kept)
+        finally:
+            self._lent.discard(engine)
+
+    def _give_back(self, engine: Engine, kept: bool) -> None:
+        if kept and not self._over:
+            self._idle = engine
+        else:
             engine.close()
-            raise
-        self._idle = engine
 
     def _take(self, rows: int, pages: int) -> Engine:
         """Return the kept engine, if it is idle and large enough, or a new one."""
@@ -574,51 +590,11 @@ class RequestRunner:
             return engine
         self.clear()
         # Where KV is offloaded, unused pages would take memory from pages that could stay.
-        more = max(SPARE[0], int(pages * SPARE[1])) if self._speculation.offload.kind == "none" else 0
+        more = max(SPARE[0], int(pages * SPARE[1])) if self.parts.speculation.offload.kind == "none" else 0
         try:
-            return self.start(rows, pages + more)
+            return Engine(self.parts, rows, pages + more)
         except CacheError:
-            return self.start(rows, pages)
-
-    def prompt_files(
-        self, save: Path | None, load: Path | None, pool: PagePool, prompt: list[int]
-    ) -> tuple[prompt_file.SavedCache | None, Callable[[FullView], None] | None]:
-        """Return a saved prompt to start from, and a function that saves one; None for those not asked for."""
-        if load is None and save is None:
-            return None, None
-        fingerprint = self.cache_fingerprint(pool)
-        saved = None if load is None else prompt_file.SavedCache(load, fingerprint)
-        return saved, None if save is None else self._saver(save, fingerprint, pool, prompt)
-
-    def cache_fingerprint(self, pool: PagePool) -> prompt_file.CacheFingerprint:
-        """Return the identity of what computes the pages of a pool."""
-        return prompt_file.CacheFingerprint(self._pair.cached_by, self._kernels(pool))
-
-    def _kernels(self, pool: PagePool) -> str:
-        """Return whose bits a pool holds. A saved prompt may come to the disk cache, so both go by the same name."""
-        return f"{dispatch.identity(self._models.target.model, pool.kv)}, {dispatch.build()}"
-
-    def _saver(
-        self, path: Path, fingerprint: prompt_file.CacheFingerprint, pool: PagePool, prompt: list[int]
-    ) -> Callable[[FullView], None]:
-        """Reserve disk space, and return a function that writes the file; if it fails, the text goes on without one."""
-        reserved = prompt_file.reserve(path, prompt_file.size_of(pool, len(prompt) - 1))
-
-        def save(full: FullView) -> None:
-            reserved.close()
-            try:
-                prompt_file.save(path, fingerprint, full, 0, prompt)
-            except CacheError as error:
-                warn(str(error), CacheWarning, stacklevel=2)
-
-        return save
-
-
-def compare(ranks: TPGroup, what: str, facts: object) -> None:
-    """Raise RankError unless all ranks bring the same facts: otherwise they would wait for each other in vain."""
-    if ranks.count > 1:
-        level = dispatch.native.level() if dispatch.native else "torch"
-        ranks.compare(crc32(repr((level, facts)).encode()), what)
+            return Engine(self.parts, rows, pages)
 
 
 def collected(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
 from weakref import WeakSet
 
 from triforce.checkpoint.tokenizer import Tokenizer
-from triforce.engine.engine import RequestRunner
+from triforce.engine.engine import EngineLender
 from triforce.engine.model_loader import Checkpoint, trim_heap
 from triforce.engine.tier_builder import DRAFTED, MODES, ModelSet
 from triforce.errors import ContextLengthError, RequestError, argument, placed, require_bool, suggest
@@ -254,13 +254,13 @@ FORKED = (
 class LLMLifetime:
     """The life of an LLM. Behind its end every attribute that it had but `close` raises RequestError."""
 
-    runner: RequestRunner
+    engines: EngineLender
 
     def __init__(self) -> None:
         _LIVING.add(self)
 
     def __del__(self) -> None:
-        self.__dict__.clear()
+        self._end(CLOSED)
         trim_heap()
 
     def close(self) -> None:
@@ -269,10 +269,10 @@ class LLMLifetime:
         Texts that are being streamed end with RequestError, as all later calls do. `with LLM(...) as llm:` closes at
         its end.
         """
-        runner = self.__dict__.get("runner")
+        engines = self.__dict__.get("engines")
         self._end(CLOSED)
-        if runner:
-            runner.close(CLOSED)
+        if engines:
+            engines.close(CLOSED)
         trim_heap()
 
     def __enter__(self) -> Self:
@@ -316,8 +316,8 @@ _INHERITED: list[dict[str, Any]] = []
 def _end_in_child() -> None:
     for llm in list(_LIVING):
         _INHERITED.append(dict(llm.__dict__))
-        if runner := llm.__dict__.get("runner"):
-            runner.abandon(FORKED)
+        if engines := llm.__dict__.get("engines"):
+            engines.abandon(FORKED)
         llm._end(FORKED)
 
 

@@ -1,0 +1,80 @@
+"""EngineParts: what every engine of an LLM computes with, and by which names its KV is kept in files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from warnings import warn
+from zlib import crc32
+
+from triforce.backends import dispatch
+from triforce.disk_cache import prompt_file
+from triforce.disk_cache.prefixes import DiskPrefixes, KVProfile
+from triforce.disk_cache.write_queue import DiskCache
+from triforce.distributed.group import TPGroup
+from triforce.engine.model_loader import ModelPair
+from triforce.engine.tier_builder import SharedKV, SpeculativeConfig
+from triforce.errors import CacheError, CacheWarning
+from triforce.kvcache import FullView, PagePool
+from triforce.planner import CostModel
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """What the engines of an LLM have in common."""
+
+    pair: ModelPair
+    speculation: SpeculativeConfig
+    coupling: str
+    costs: CostModel
+    """What is known of passes. Engines add to it."""
+    disk: DiskCache | None
+    """Disk cache, if there is one."""
+
+    @property
+    def ranks(self) -> TPGroup:
+        """Ranks that share the target."""
+        return self.pair.target.decoder.ranks
+
+    def disk_prefixes(self, store: SharedKV) -> DiskPrefixes | None:
+        """Return the prefixes on disk that a store can take KV from, where there is a disk cache."""
+        if self.disk is None:
+            return None
+        draft = self.pair.draft
+        drafter = f"{draft.fingerprint} {self.speculation.lower_tiers}" if draft else ""
+        profile = KVProfile(self.pair.name, self.pair.cached_by, drafter, self._kernels(store.pool))
+        return DiskPrefixes(self.disk, profile, store.pool, store.whole)
+
+    def open_prompt(self, path: Path, pool: PagePool) -> prompt_file.SavedCache:
+        """Open the saved KV of a prompt. Raises CacheError where a pool cannot take its pages."""
+        return prompt_file.SavedCache(path, self._cache_fingerprint(pool))
+
+    def prompt_saver(self, path: Path, pool: PagePool, prompt: list[int]) -> Callable[[FullView], None]:
+        """Reserve disk space, and return a function that writes the file; if it fails, the text goes on without one."""
+        fingerprint = self._cache_fingerprint(pool)
+        reserved = prompt_file.reserve(path, prompt_file.size_of(pool, len(prompt) - 1))
+
+        def save(full: FullView) -> None:
+            reserved.close()
+            try:
+                prompt_file.save(path, fingerprint, full, 0, prompt)
+            except CacheError as error:
+                warn(str(error), CacheWarning, stacklevel=2)
+
+        return save
+
+    def _cache_fingerprint(self, pool: PagePool) -> prompt_file.CacheFingerprint:
+        """Return the identity of what computes the pages of a pool."""
+        return prompt_file.CacheFingerprint(self.pair.cached_by, self._kernels(pool))
+
+    def _kernels(self, pool: PagePool) -> str:
+        """Return whose bits a pool holds. A saved prompt may come to the disk cache, so both go by the same name."""
+        return f"{dispatch.identity(self.pair.decoders.target.model, pool.kv)}, {dispatch.build()}"
+
+
+def compare(ranks: TPGroup, what: str, facts: object) -> None:
+    """Raise RankError unless all ranks bring the same facts: otherwise they would wait for each other in vain."""
+    if ranks.count > 1:
+        level = dispatch.native.level() if dispatch.native else "torch"
+        ranks.compare(crc32(repr((level, facts)).encode()), what)
