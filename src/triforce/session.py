@@ -79,7 +79,7 @@ class Session:
         # The pool may hold tokens past the end of the last answer: those that were verified but cut off.
         kept = min(common_prefix(self._seen, ids), reusable, int(self._memory.lengths_B[0]))
         self._mark.go_back(0, kept)
-        self._memory.rewind(ints([kept]))
+        self._memory.rewind(ints([self._memory.rewindable(0, kept)]))
         self._seen = list(ids)
         with closing(self.llm.stream(ids, params, on_prefill=on_prefill, memory=self._memory)) as pieces:
             for piece in pieces:

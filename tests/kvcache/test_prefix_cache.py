@@ -72,7 +72,7 @@ def test_prefix_pages_in_use_are_not_evicted() -> None:
     assert prefixes.make_room(7) and pool.free_pages == 7
     pool.release(0)
     assert prefixes.make_room(12)
-    prefixes.clear()
+    prefixes.close()
     assert pool.free_pages == 12
 
 
@@ -106,7 +106,7 @@ def check_windows() -> None:
         assert [pool.windows.store.owners[page] for page in held] == [2] * len(held), "a row reads these"
         assert len(pool.windows.store.free) == pool.windows.store.pages - len(held)
         pool.release(0)
-        prefixes.clear()
+        prefixes.close()
         assert len(pool.windows.store.free) == pool.windows.store.pages and pool.free_pages == 40
 
 

@@ -380,6 +380,6 @@ class EngineCore:
 
     def _forget(self) -> None:
         """Forget what was read, in memory; on disk stays what is there."""
-        self.prefixes.clear()
+        self.prefixes.close()
         if self.disk:
             self.disk.forget()

@@ -5,11 +5,11 @@ Shape suffixes: B rows, P pages of a row, N tokens, G KV heads, D head size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 from functools import cached_property
-from typing import NamedTuple
-from weakref import WeakMethod
+from itertools import islice
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -107,18 +107,23 @@ class WindowOwners(PageOwners):
     def __init__(self, pages: int) -> None:
         super().__init__(pages)
         self.promised = 0
-        self._lent: list[WeakMethod[Callable[[int], None]]] = []
+        self._loans = list[dict[Any, int]]()
 
-    def lend(self, evict: Callable[[int], None]) -> None:
-        """Let somebody keep pages that no row needs, as long as he lives; his method gives so many back."""
-        mine = WeakMethod(evict)
-        self._lent = [each for each in self._lent if each() and each != mine] + [mine]
+    def lend(self, loan: dict[Any, int]) -> None:
+        """Let the pages in `loan` stay while no row needs their room. `evict` takes the first of them out first."""
+        self._loans.append(loan)
+
+    def end_loan(self, loan: dict[Any, int]) -> None:
+        """Take all pages out of a loan, and add none any more."""
+        self.disown(list(loan.values()))
+        loan.clear()
+        self._loans = [other for other in self._loans if other is not loan]
 
     def evict(self, pages: int) -> None:
-        """Have so many pages given back that no row needs."""
-        for each in self._lent:
-            if len(self.free) < pages and (evict := each()):
-                evict(pages)
+        """Take pages that no row owns out of loans, until `pages` are free."""
+        for loan in self._loans:
+            idle = (key for key, page in loan.items() if self.owners[page] == 1)
+            self.disown([loan.pop(key) for key in list(islice(idle, max(0, pages - len(self.free))))])
 
     def promise(self, more: int) -> None:
         """Promise rows so many pages more. Raises CacheError, and promises none, where there are too few."""
@@ -495,30 +500,28 @@ class WindowMark:
 
     def __init__(self, pool: PagePool) -> None:
         self._pool = pool
-        self._table = list[int]()
+        self._pages: dict[int, int] = {}
+        """Kept pages by their place in the row. The pool takes some out where rows need their room."""
         self._length = 0
 
     def take(self, b: int) -> None:
         """Keep the windows of row b as it is now, in the place of those that were kept."""
-        self.drop()
         if windows := self._pool.windows:
+            windows.store.end_loan(self._pages)
             self._length = int(self._pool.lengths_B[b])
-            self._table = windows.tables[b][: pages_for(self._length)]
-            windows.store.own(self._table[windows.firsts[b] :])
-            windows.store.lend(self.drop)
-
-    def drop(self, pages: int = 0) -> None:
-        """Keep none, however few are asked for."""
-        self._pool.disown((), self._table)
-        self._table = []
-        self._length = 0
+            self._pages |= {i: windows.tables[b][i] for i in range(windows.firsts[b], pages_for(self._length))}
+            windows.store.own(list(self._pages.values()))
+            windows.store.lend(self._pages)
 
     def go_back(self, b: int, length: int) -> None:
-        """Row b forgets what is behind so many tokens: give it the windows before them, if it lacks them."""
+        """Give row b, which forgets what is behind `length` tokens, the windows before them, if it lacks them."""
         windows = self._pool.windows
-        first = next((i for i, page in enumerate(self._table) if page), 0)
-        if windows and not windows.holds(b, length) and length <= self._length and first <= windows.needed_from(length):
-            windows.forget(b)
-            windows.adopt(b, self._table[: pages_for(length)])
-            windows.tabulate(self._pool.pages_BP.shape[1])
+        if windows and not windows.holds(b, length) and length <= self._length:
+            first = stop = pages_for(length)
+            while first - 1 in self._pages:
+                first -= 1
+            if first <= windows.needed_from(length):
+                windows.forget(b)
+                windows.adopt(b, [0] * first + [self._pages[i] for i in range(first, stop)])
+                windows.tabulate(self._pool.pages_BP.shape[1])
         self._length = min(self._length, length)  # the row may write to these pages

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from hashlib import blake2b
-from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -41,7 +40,7 @@ class PrefixCache:
         self.window_pages: dict[bytes, int] = {}
         """Of layers with a window, where these have pages of their own. Rows may need them back at any time."""
         if pool.windows:
-            pool.windows.store.lend(self._evict_windows)
+            pool.windows.store.lend(self.window_pages)
 
     def find(self, scope: str, prompt: Tokens) -> Found:
         """Find the beginning of a prompt. Its last tokens are left to be fed, as a selection goes by them."""
@@ -126,18 +125,12 @@ class PrefixCache:
         pool.disown([self.pages.pop(key) for key in gone], without)
         return True
 
-    def _evict_windows(self, pages: int) -> None:
-        """Give back so many pages of layers with a window that no row needs."""
-        windows = self._pool.windows
-        assert windows is not None, "nobody else asks"
-        idle = (key for key, page in self.window_pages.items() if windows.store.owners[page] == 1)
-        windows.store.disown([self.window_pages.pop(key) for key in list(islice(idle, pages))])
-
-    def clear(self) -> None:
-        """Forget all texts."""
-        self._pool.disown(list(self.pages.values()), list(self.window_pages.values()))
+    def close(self) -> None:
+        """Forget all texts, and keep no pages any more."""
+        self._pool.disown(list(self.pages.values()))
         self.pages.clear()
-        self.window_pages.clear()
+        if self._pool.windows:
+            self._pool.windows.store.end_loan(self.window_pages)
 
 
 def _keys(scope: str, text: Tokens, tokens: int) -> Iterator[bytes]:

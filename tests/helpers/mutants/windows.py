@@ -29,14 +29,14 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
         FOUND, f"{PREFIXES}._with_windows", ("<= windows.needed_from(", "<= 1 + windows.needed_from("),
     ),
     "pages that a row reads leave the prefix cache": (
-        FOUND, f"{PREFIXES}._evict_windows", ("windows.store.owners[page] == 1", "True"),
+        FOUND, "triforce.kvcache.pool:WindowOwners.evict", ("self.owners[page] == 1", "True"),
     ),
     "pages of a prefix have no second owner": (FOUND, f"{PAGES}.adopt", ("self.store.own(", "len(")),
     "a swapped row comes back a page short": (
         TEXTS, f"{PAGES}.place", ("max(pages_for(start), self.kept_from(stop))", "3 + self.kept_from(stop)"),
     ),
     "a session goes back behind its windows": (
-        SESSION, "triforce.kvcache.views.full:FullView.rewind", ("if windows and not windows.holds(", "if False and (")
+        SESSION, "triforce.kvcache.views.full:FullView.rewindable", ("windows is None or", "True or"),
     ),
     "offloaded layers have no sink logits": (
         OFFLOADED, f"{STORED}._offload", ("sink_logits=None if logits_LH is None else ", "sink_logits=None and "),

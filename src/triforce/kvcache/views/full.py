@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from triforce.backends.kernel_api import PAGE, ForwardBatch, ForwardOutput, KVBackend, PageTable
+from triforce.errors import CacheError
 from triforce.kvcache.feature_memory import FeatureSlots
 from triforce.kvcache.pool import PagePool
 from triforce.kvcache.retrieval_config import Budget
@@ -140,14 +141,20 @@ class FullView:
                 queries_LTHD = queries_LBTHD[:, i, :count]
                 self.observations[b] = AttentionObservation(start, passes, lists.unit, queries_LTHD, mass_LGU)
 
+    def rewindable(self, b: int, length: int) -> int:
+        """Return the length that row b can be rewound to for `length`: 0 where the windows before that are gone."""
+        windows = self.pool.windows
+        return length if windows is None or windows.holds(self.rows[b], length) else 0
+
     def rewind(self, lengths_B: Ints) -> None:
-        """Forget what is behind so many tokens; all of a row where a window of those before is gone."""
+        """Forget what is behind these lengths, each of them `rewindable`. Raises CacheError where one is not."""
         seen_B = self.lengths_B
         np.minimum(seen_B, lengths_B, out=seen_B)
         for b in self.rows if (windows := self.pool.windows) else ():
-            if windows and not windows.holds(b, int(self.pool.lengths_B[b])):
+            if windows and not windows.holds(b, length := int(self.pool.lengths_B[b])):
+                if length:
+                    raise CacheError(f"the windows before token {length} are gone; rewind to 0 and read all again")
                 windows.forget(b)
-                self.pool.lengths_B[b] = 0
 
     def resume(self, length: int) -> tuple[int, int]:
         seen = int(self.lengths_B[0])
