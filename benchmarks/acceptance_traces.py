@@ -24,9 +24,9 @@ from triforce import LLM, SamplingParams
 from triforce.bench.prompts import MAKERS, Sources, prompts
 from triforce.cli.options import described
 from triforce.cli.text_files import read_text
-from triforce.engine.scheduler import prefill_batch
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
+from triforce.engine.sequence_group import prefill_batch
 from triforce.engine.tier_builder import MODES, unlinked
 from triforce.eval import Text
 from triforce.eval.context import tokenizer_of

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+from weakref import WeakSet
 
 from triforce.backends.kernel_api import pages_for
 from triforce.disk_cache.write_queue import DiskCacheSettings
@@ -13,12 +16,12 @@ from triforce.engine import MAX_ITL, MOST_ROWS, inputs
 from triforce.engine.engine import Engine, EngineLender, OutputChunk, OutputStream, Request, collected
 from triforce.engine.engine_parts import EngineParts, compare
 from triforce.engine.inputs import LLMInputs, Prompt, conversations, known, one_of, one_or_many, params_of_each
-from triforce.engine.model_loader import load_pair
-from triforce.engine.scheduler import OnPrefill
+from triforce.engine.model_loader import load_pair, trim_heap
 from triforce.engine.sequence import TokenSequence
+from triforce.engine.sequence_group import OnPrefill
 from triforce.engine.text_fingerprint import text_fingerprint
 from triforce.engine.tier_builder import COUPLINGS, MODES, SpeculativeConfig
-from triforce.errors import argument
+from triforce.errors import RequestError, argument
 from triforce.interface.keyword_advice import advised
 from triforce.interface.messages import Message
 from triforce.interface.outputs import RequestOutput
@@ -30,8 +33,88 @@ TURN = 256
 """Steps after which a text, of some hundred tokens or a thousand by then, makes room for those that wait."""
 
 
+CLOSED = "this LLM is closed; make another LLM"
+FORKED = (
+    "this LLM was made before the fork, which copies none of its threads; make another LLM in this process, or start "
+    "processes with multiprocessing's spawn"
+)
+
+
+class LLMLifetime:
+    """The life of an LLM. Behind its end every attribute that it had but `close` raises RequestError."""
+
+    engines: EngineLender
+
+    def __init__(self) -> None:
+        _LIVING.add(self)
+
+    def __del__(self) -> None:
+        self._end(CLOSED)
+        trim_heap()
+
+    def close(self) -> None:
+        """Give back weights, KV and the disk cache, once what is queued for it is written. Harmless a second time.
+
+        Texts that are being streamed end with RequestError, as all later calls do. `with LLM(...) as llm:` closes at
+        its end.
+        """
+        engines = self.__dict__.get("engines")
+        self._end(CLOSED)
+        if engines:
+            engines.close(CLOSED)
+        trim_heap()
+
+    def __enter__(self) -> Self:
+        if self._over:
+            raise RequestError(self._over)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError("an LLM can be neither copied nor pickled; make another LLM")
+
+    if not TYPE_CHECKING:  # a checker would take every misspelt name for an attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name in self.__dict__.get("_lost", ()):
+                raise RequestError(self._over)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    @property
+    def _over(self) -> str:
+        """Reason of the end; empty while it lives."""
+        reason: str = self.__dict__.get("_reason", "")
+        return reason
+
+    def _end(self, reason: str) -> None:
+        if not self._over:
+            lost = frozenset(self.__dict__)
+            self.__dict__.clear()
+            self.__dict__.update(_reason=reason, _lost=lost)
+
+
+_LIVING: WeakSet[LLMLifetime] = WeakSet()
+_INHERITED: list[dict[str, Any]] = []
+"""What LLMs of the process that was forked had. It is kept: what is freed would wait for threads that are not here."""
+
+
+def _end_in_child() -> None:
+    for llm in list(_LIVING):
+        _INHERITED.append(dict(llm.__dict__))
+        if engines := llm.__dict__.get("engines"):
+            engines.abandon(FORKED)
+        llm._end(FORKED)
+
+
+os.register_at_fork(after_in_child=_end_in_child)
+
+
 @advised
-class LLM(LLMInputs):
+class LLM(LLMInputs, LLMLifetime):
     """A target model, perhaps a draft, and how to speculate.
 
     - model: a Hugging Face folder or hub name; None is the shipped pair.

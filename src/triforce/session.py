@@ -9,7 +9,7 @@ from threading import Lock
 from triforce.backends.kernel_api import pages_for
 from triforce.engine.engine import OutputChunk
 from triforce.engine.inputs import one_prompt, params_of_one
-from triforce.engine.scheduler import OnPrefill
+from triforce.engine.sequence_group import OnPrefill
 from triforce.engine.tier_builder import SharedKV
 from triforce.errors import RequestError
 from triforce.interface.keyword_advice import advised

@@ -25,8 +25,8 @@ from tests.helpers.tiny_llm import MODES, ask, counted, ids, llm
 from triforce.backends import dispatch
 from triforce.backends.kernel_api import ForwardBatch
 from triforce.engine.engine import Request
-from triforce.engine.scheduler import SequenceGroup
 from triforce.engine.sequence_batch import SequenceBatch
+from triforce.engine.sequence_group import SequenceGroup
 from triforce.errors import CacheError
 from triforce.interface.outputs import RequestOutput
 from triforce.kvcache import PAGE, FullView

@@ -192,9 +192,9 @@ def test_guesses_behind_pages_of_another_text_are_those_of_a_fresh_prompt(
     other = [*text[:545], *text[:25]]
     with spied() as seen:
         for ids, disk in ((text, tmp_path / "cache"), (other, tmp_path / "cache"), (other, None)):
-            model = LLM(features / "target", features / "draft", mode="draft", retrieval_budget=64, disk_cache=disk)
-            cached.append(model.generate(ids, ask(max_tokens=12))[0].cached_tokens)
-            del model
+            how = {"mode": "draft", "retrieval_budget": 64, "disk_cache": disk}
+            with LLM(features / "target", features / "draft", **how) as model:  # its end waits for what is written
+                cached.append(model.generate(ids, ask(max_tokens=12))[0].cached_tokens)
     assert cached == [0, 544, 0]
     check_consistent(seen)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from triforce.distributed.group import ALONE
-from triforce.engine import engine_core
-from triforce.engine.engine_core import LEAST, UNKNOWN, PrefillPacer
+from triforce.engine import scheduler
+from triforce.engine.scheduler import LEAST, UNKNOWN, PrefillPacer
 
 
 class Machine:
@@ -43,7 +43,7 @@ class Machine:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Machine:
     made = Machine(*request.param)
-    monkeypatch.setattr(engine_core, "perf_counter", made)
+    monkeypatch.setattr(scheduler, "perf_counter", made)
     return made
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.helpers.engine_scene import ROWS, TOKENS, alone, check_empty, check_same, request
 from tests.helpers.tiny_llm import ask, ids, llm
 from triforce.engine.engine import Request
-from triforce.engine.scheduler import Status
+from triforce.engine.sequence_group import Status
 from triforce.interface.outputs import RequestOutput
 
 

@@ -23,9 +23,9 @@ from tests.helpers.laws.features import FEATURES, TOKENS
 from tests.helpers.laws.one_verification import Cut, Interval, Text, as_a_block, cells, continued, draws, one_by_one
 from tests.helpers.laws.tiny import PROMPTS, SETTING, V, laws
 from triforce.backends.token_sampler import sampling
-from triforce.engine.scheduler import prefill_batch
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
+from triforce.engine.sequence_group import prefill_batch
 from triforce.engine.tier_builder import MODES
 from triforce.interface.sampling_params import SamplingParams
 from triforce.ragged import Ints

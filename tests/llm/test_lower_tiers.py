@@ -17,9 +17,9 @@ from torch import Tensor
 from tests.helpers.tiny_llm import GREEDY, MODES, SEEDED, ask, checkpoints, ids, llm
 from triforce.backends import dispatch
 from triforce.cli import main
-from triforce.engine.scheduler import prefill_batch
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
+from triforce.engine.sequence_group import prefill_batch
 from triforce.engine.tier_builder import MODES as LADDERS
 from triforce.engine.tier_builder import TierBuilder
 from triforce.interface.outputs import RequestOutput

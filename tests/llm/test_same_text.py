@@ -14,9 +14,9 @@ import torch
 
 from triforce.backends import dispatch
 from triforce.backends.token_sampler import make_noise
-from triforce.engine.scheduler import prefill_batch
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
+from triforce.engine.sequence_group import prefill_batch
 from triforce.engine.tier_builder import MODES, SpeculativeConfig, ar
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM

@@ -17,9 +17,9 @@ from tests.helpers.laws.tiny import MODELS, PROMPTS, SETTING, finished
 from triforce import LLM, SamplingParams
 from triforce.backends.kernel_api import ForwardBatch
 from triforce.distributed.group import TPGroup
-from triforce.engine.scheduler import prefill_batch
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
+from triforce.engine.sequence_group import prefill_batch
 from triforce.engine.tier_builder import MODES
 from triforce.errors import RequestError
 from triforce.kvcache import RetrievalView

@@ -12,9 +12,9 @@ import torch
 
 from benchmarks.lookup import main as benchmark
 from tests.helpers.laws.tiny import MODELS, PROMPTS, V, finished, started
-from triforce.engine.scheduler import prefill_batch
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
+from triforce.engine.sequence_group import prefill_batch
 from triforce.engine.tier_builder import MODES, SpeculativeConfig
 from triforce.errors import CacheError
 from triforce.interface.sampling_params import SamplingParams

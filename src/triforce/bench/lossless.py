@@ -15,7 +15,7 @@ from typing import Any
 
 from triforce.bench.prompts import Prompts, Sources, prompts, together, varied
 from triforce.disk_cache.prompt_file import SavedCache
-from triforce.engine.scheduler import OnPrefill
+from triforce.engine.sequence_group import OnPrefill
 from triforce.eval import Table
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM

@@ -19,7 +19,7 @@ from zlib import crc32
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.disk_cache.prompt_file import SavedCache
 from triforce.engine.engine import EngineLender, Request
-from triforce.engine.scheduler import OnPrefill
+from triforce.engine.sequence_group import OnPrefill
 from triforce.errors import CacheError, RequestError
 from triforce.eval import Text
 from triforce.interface.outputs import RequestOutput

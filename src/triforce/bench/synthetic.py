@@ -24,9 +24,9 @@ from triforce.bench import roofline, shapes
 from triforce.bench import shapes as bench_shapes
 from triforce.bench.roofline import ModelWork, Roofline
 from triforce.bench.speed import Row, timing
-from triforce.engine.scheduler import prefill_batch
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
+from triforce.engine.sequence_group import prefill_batch
 from triforce.engine.tier_builder import MODES, ModelSet, SpeculativeConfig
 from triforce.interface.explain import TierStats
 from triforce.interface.sampling_params import SamplingParams

@@ -23,8 +23,8 @@ from triforce.engine import MAX_ITL, MOST_ROWS
 from triforce.engine.engine_core import EngineCore
 from triforce.engine.engine_parts import EngineParts, compare
 from triforce.engine.program_end import EndingGenerator, native_work
-from triforce.engine.scheduler import OnPrefill, SequenceGroup
 from triforce.engine.sequence import TokenSequence
+from triforce.engine.sequence_group import OnPrefill, SequenceGroup
 from triforce.engine.tier_builder import SharedKV
 from triforce.errors import CacheError, RequestError, argument, require_bool
 from triforce.interface.byte_size import named_path
@@ -330,7 +330,7 @@ class Engine:
     ) -> Generator[tuple[Request, OutputChunk | RequestOutput], None, None]:
         """Submit requests, and yield what comes of each, until all are done or the iterator is closed.
 
-        Raises what ends a request, or the reason that `end` was given. What is over keeps no request.
+        Raises what ends a request, or RequestError with the reason that `end` was given.
         """
         self.submit(requests, memory, saved, on_prefill, on_read)
         faults: tuple[type[Exception], ...] = ()

@@ -22,7 +22,7 @@ from triforce.planner import CostModel
 
 @dataclass(frozen=True, slots=True)
 class EngineParts:
-    """What the engines of an LLM have in common."""
+    """Models, settings, costs and disk cache that all engines of an LLM share."""
 
     pair: ModelPair
     speculation: SpeculativeConfig

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from numbers import Integral
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
-from weakref import WeakSet
+from typing import Any, Protocol
 
 from triforce.checkpoint.tokenizer import Tokenizer
-from triforce.engine.engine import EngineLender
-from triforce.engine.model_loader import Checkpoint, trim_heap
+from triforce.engine.model_loader import Checkpoint
 from triforce.engine.tier_builder import DRAFTED, MODES, ModelSet
 from triforce.errors import ContextLengthError, RequestError, argument, placed, require_bool, suggest
 from triforce.interface.messages import Message
@@ -244,87 +240,7 @@ def known(what: str, name: str, table: Iterable[str]) -> str:
     return name
 
 
-CLOSED = "this LLM is closed; make another LLM"
-FORKED = (
-    "this LLM was made before the fork, which copies none of its threads; make another LLM in this process, or start "
-    "processes with multiprocessing's spawn"
-)
-
-
-class LLMLifetime:
-    """The life of an LLM. Behind its end every attribute that it had but `close` raises RequestError."""
-
-    engines: EngineLender
-
-    def __init__(self) -> None:
-        _LIVING.add(self)
-
-    def __del__(self) -> None:
-        self._end(CLOSED)
-        trim_heap()
-
-    def close(self) -> None:
-        """Give back weights, KV and the disk cache, once what is queued for it is written. Harmless a second time.
-
-        Texts that are being streamed end with RequestError, as all later calls do. `with LLM(...) as llm:` closes at
-        its end.
-        """
-        engines = self.__dict__.get("engines")
-        self._end(CLOSED)
-        if engines:
-            engines.close(CLOSED)
-        trim_heap()
-
-    def __enter__(self) -> Self:
-        if self._over:
-            raise RequestError(self._over)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise TypeError("an LLM can be neither copied nor pickled; make another LLM")
-
-    if not TYPE_CHECKING:  # a checker would take every misspelt name for an attribute
-
-        def __getattr__(self, name: str) -> NoReturn:
-            if name in self.__dict__.get("_lost", ()):
-                raise RequestError(self._over)
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
-    @property
-    def _over(self) -> str:
-        """Reason of the end; empty while it lives."""
-        reason: str = self.__dict__.get("_reason", "")
-        return reason
-
-    def _end(self, reason: str) -> None:
-        if not self._over:
-            lost = frozenset(self.__dict__)
-            self.__dict__.clear()
-            self.__dict__.update(_reason=reason, _lost=lost)
-
-
-_LIVING: WeakSet[LLMLifetime] = WeakSet()
-_INHERITED: list[dict[str, Any]] = []
-"""What LLMs of the process that was forked had. It is kept: what is freed would wait for threads that are not here."""
-
-
-def _end_in_child() -> None:
-    for llm in list(_LIVING):
-        _INHERITED.append(dict(llm.__dict__))
-        if engines := llm.__dict__.get("engines"):
-            engines.abandon(FORKED)
-        llm._end(FORKED)
-
-
-os.register_at_fork(after_in_child=_end_in_child)
-
-
-class LLMInputs(LLMLifetime):
+class LLMInputs:
     """Part of an LLM that reads what is asked of it, and needs no engine."""
 
     target: Checkpoint

@@ -1,242 +1,103 @@
-"""Scheduler: which group is prefilled next, which is swapped out for those that wait. It runs no model.
+"""Scheduler: which group is prefilled next, how much of it, and which group is swapped out. It runs no model.
 
 A group is admitted once there are rows and pages of KV for all that it may become: the first to come, and where there
 is room for several, any with a shorter prompt than is left of those that are being read. Of these the one with the
 fewest tokens left is read next, but each `OLDEST`-th time the first to come, so that none starves. Where turns are
 limited, a group that has had its turn is swapped out, and waits again behind the others.
+
+A pass of a prompt ends where `FullView.resume` says (`kvcache/views/full.py`), or before, where `PrefillPacer` grants
+fewer tokens because texts wait for their next step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Sequence
 from time import perf_counter
-from traceback import clear_frames
-
-import torch
 
 from triforce.backends.kernel_api import pages_for
-from triforce.disk_cache.entry_store import Use
-from triforce.disk_cache.prefixes import DiskPrefixes, DiskText
-from triforce.disk_cache.prompt_file import SavedCache
-from triforce.engine.sequence import TokenSequence
-from triforce.engine.sequence_batch import SequenceBatch, SwappedSequence
+from triforce.distributed.group import TPGroup
+from triforce.engine.sequence_group import SequenceGroup, Status
 from triforce.engine.tier_builder import SharedKV
-from triforce.errors import CacheError, argument
-from triforce.kvcache import PAGE, FullView, StreamingView
+from triforce.errors import CacheError
+from triforce.kvcache import PAGE
 from triforce.kvcache.pool import PrefixPages
-from triforce.kvcache.prefix_cache import Found, PrefixCache
+from triforce.kvcache.prefix_cache import PrefixCache
 from triforce.kvcache.views.full import prefill_chunk
-from triforce.ragged import common_prefix
-from triforce.speculation import Grant, Proposer, Tier, grant_all
 
-OnPrefill = Callable[[int, int], None]
-"""Gets the prompt tokens read so far, and their total."""
-
-
-class Status(Enum):
-    """Stage of a group. The lists of the `Scheduler` follow from it; it and `EngineCore` alone change it."""
-
-    WAITING = "waiting for its turn; it holds nothing"
-    PREFILLING = "its prompt is being read"
-    RUNNING = "each step makes its texts longer"
-    SWAPPED = "waiting again; what it held of KV is in host memory"
-    FINISHED = "done, cancelled or failed"
+UNKNOWN = 64
+"""Tokens of the first pass of a tier, whose speed is not known yet."""
+LEAST, LEAST_ON_GPU = 16, 128
+"""Tokens of a pass at least, which its size is a multiple of: fewer cost no less, and on a GPU would be captured."""
 
 
-@dataclass(slots=True, eq=False)
-class SequenceGroup:
-    """Sequences with one prompt and one mode that start together. Other groups may have other modes.
+class PrefillPacer:
+    """Grants passes of prefill their sizes, by the time that tokens took so far. Rank 0 measures for all.
 
-    memory: a full view to go on with (see `SequenceBatch`). saved: a saved prompt to start from. on_read: gets the full
-    view once all prompts have been read.
+    max_itl: seconds that may pass between two steps. least: tokens of a pass at least. strict: sizes of passes may not
+    depend on the clock.
     """
 
-    sequences: list[TokenSequence]
-    mode: str
-    memory: FullView | None = None
-    saved: SavedCache | None = None
-    on_prefill: OnPrefill | None = None
-    on_read: Callable[[FullView], None] | None = None
-    status: Status = Status.WAITING
-    started: float | None = None
-    """When it was admitted, by `perf_counter`."""
-    steps: int = 0
-    """Steps since its turn came."""
-    cached: int = 0
-    """Tokens of the prompt that were read before, for another text."""
-    lost: int = 0
-    """Tokens that were, too, but for windows that are gone: behind these others will begin, so they are kept there."""
-    tokens_read: int = 0
-    """Tokens of its first prompt that were read, or found, so far."""
-    left: int = 0
-    """Tokens of all its prompts that are left to be read, once the reading began."""
-    swapped: list[SwappedSequence] | None = None
-    """KV and state of its unfinished sequences, while others have their room."""
-    error: Exception | None = None
-    """Reason why it ended before its time."""
+    def __init__(self, max_itl: float, ranks: TPGroup, least: int = LEAST, *, strict: bool = False) -> None:
+        self._max_itl = max_itl
+        self._ranks = ranks
+        self._least = least
+        self._strict = strict
+        self._rates: dict[str, float] = {}
+        """Seconds that a token took in the latest pass of each tier."""
+        self._texts_wait = False
+        self._until = 0.0
 
-    @property
-    def unfinished(self) -> list[TokenSequence]:
-        """Sequences that are not finished."""
-        return [sequence for sequence in self.sequences if sequence.finish is None]
+    def begin(self, running: bool, step_seconds: float = 0.0) -> None:
+        """Start to count the time between two steps. running: texts wait for their next step meanwhile.
 
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens of its prompts that are to be read: those of a prompt that another one has are copied."""
-        return len(self.sequences[0].prompt) - 1 if not self.swapped else 0
-
-    def shares(self, other: SequenceGroup) -> int:
-        """Return how many tokens the prompts of both begin with, where one may have the KV of the other; 0 in a page.
-
-        It is asked of each prompt that waits whenever a part of one was read: most differ in their first page.
+        step_seconds: what a step of all texts takes.
         """
-        mine = self.sequences[0]
-        its = other.sequences[0]
-        if mine.scope is None or mine.scope != its.scope or self.memory or other.memory:
-            return 0
-        if mine.prompt[:PAGE] != its.prompt[:PAGE]:
-            return 0
-        return common_prefix(mine.prompt, its.prompt)
+        self._texts_wait = running and not self._strict
+        self._until = perf_counter() + self._max_itl - step_seconds
 
-    def fail(self, error: Exception) -> None:
-        """Note why it ended before its time. Where memory ran out, the note says what would need less."""
-        if isinstance(error, torch.OutOfMemoryError):
-            clear_frames(error.__traceback__)  # what the pass had made, which others need
-            torch.cuda.empty_cache()
-            error = CacheError(
-                f"the device ran out of memory in this pass; use {argument('kv_offload', 'host')}, a smaller "
-                f"{argument('kv_memory')} or {argument('context')}, or fewer texts at a time"
-            )
-        self.error = error
+    def grant(self, tier: str, tokens: int) -> int:
+        """Grant a pass of `tier` all tokens; where texts wait, as many as there is time for."""
+        if self._texts_wait:
+            now = perf_counter()
+            rate = self._rates.get(tier)
+            affordable = UNKNOWN if rate is None else int((self._until - now) / rate)
+            whole = max(self._least, affordable // self._least * self._least)
+            tokens = self._ranks.broadcast(min(tokens, whole))
+        return tokens
 
-    def cached_pages(self, prefixes: PrefixCache) -> Found:
-        """Find pages of the pool that its prompt can begin with, as other texts begin alike."""
-        first = self.sequences[0]
-        scored = first.params.prompt_logprobs is not None  # every position is needed
-        if self.swapped or self.memory or self.saved or scored or first.scope is None:
-            return Found()
-        return prefixes.find(first.scope, first.prompt)
+    def passed(self, tier: str, tokens: int, seconds: float) -> None:
+        """Note what a pass took."""
+        self._rates[tier] = seconds / tokens
 
-    def regained(self, seen: int) -> bool:
-        """Return whether the tokens that were lost are among so many that are read now: True once."""
-        found = 0 < self.lost <= seen
-        self.lost = self.lost * (seen < self.lost)
-        return found
-
-    def prefill(
-        self, batch: SequenceBatch, grant: Grant, disk: DiskPrefixes | None = None
-    ) -> Iterator[tuple[int, int]]:
-        """Do all that comes before the next token. Yields (tokens seen, tokens in all) after each pass or reading."""
-        if self.swapped:
-            batch.swap_in(self.swapped)
-            return
-        use = Use()
-        for sequence in self.sequences:
-            if disk and sequence.scope is not None:
-                sequence.disk = DiskText(disk, sequence.scope, use, len(sequence.prompt))
-        if self.saved:
-            restore_batch(batch, self.saved)
-        else:
-            for progress in restore_from_disk(batch):
-                self.cached = int(batch.top.cache.lengths_B[0])
-                yield progress
-        self.cached = int(batch.top.cache.lengths_B[0])
-        for sequence in self.sequences:
-            sequence.cached = self.cached
-        for progress in prefill_batch(batch, grant):
-            self._note_cost(batch)
-            yield progress
-        if self.on_read:
-            self.on_read(batch.top.cache)
-
-    def _note_cost(self, batch: SequenceBatch) -> None:
-        """Note what a token of the prompt costs to read, for those who may have it from disk."""
-        seconds = float(batch.top.counters.prefill_seconds_B[0])
-        fed = int(batch.top.cache.lengths_B[0]) - self.cached
-        for sequence in self.sequences:
-            if sequence.disk and fed > 0:
-                sequence.disk.cost = seconds / fed
+    def more(self) -> bool:
+        """Whether there is time for another part of a prompt before the next step."""
+        return self._ranks.broadcast(perf_counter() < self._until)
 
 
-@torch.no_grad()
-def restore_batch(batch: SequenceBatch, saved: SavedCache) -> None:
-    """Start from a saved prompt, as far as the prompts begin like it. Raises CacheError."""
-    started = perf_counter()
-    for b, sequence in enumerate(batch.sequences):
-        if _source(batch, b) is None and sequence.params.prompt_logprobs is None:  # these need every position scored
-            saved.restore(batch.top.cache, b, sequence.prompt)
-    _add_seconds(batch, started)
+class PacedPrompt:
+    """Passes over one prompt, as a pacer grants them; parts of other prompts' passes may come in between."""
 
+    def __init__(self, pacer: PrefillPacer) -> None:
+        self._pacer = pacer
+        self._tier = ""
+        self._tokens = 0
+        self._seconds = 0.0
 
-def restore_from_disk(batch: SequenceBatch) -> Iterator[tuple[int, int]]:
-    """Start from what the disk cache has of the first prompt. Yields (tokens seen, tokens in all) of each segment."""
-    first = batch.sequences[0]
-    started = perf_counter()
-    if first.disk and first.params.prompt_logprobs is None:
-        for seen in first.disk.restore(batch.top.cache, 0, first.prompt):
-            _add_seconds(batch, started)
-            yield seen, sum(len(sequence.prompt) - 1 for sequence in batch.sequences)
-            started = perf_counter()
+    def grant(self, tier: str, tokens: int) -> int:
+        """Grant the next pass its tokens (a `speculation.Grant`); the one before is over."""
+        self.end()
+        self._tier, self._tokens, self._seconds = tier, self._pacer.grant(tier, tokens), 0.0
+        return self._tokens
 
+    def took(self, seconds: float) -> None:
+        """Note what a part of the pass that was granted latest took."""
+        self._seconds += seconds
 
-@torch.no_grad()
-def prefill_batch(batch: SequenceBatch, grant: Grant = grant_all) -> Iterator[tuple[int, int]]:
-    """Feed every prompt but its last token. Yields (tokens seen, tokens in all) of the full view after each pass.
-
-    grant: how many tokens a pass may have.
-    """
-    sizes = [len(sequence.prompt) - 1 for sequence in batch.sequences]
-    started = perf_counter()
-    if batch.search:  # what is known already: a controller goes by it, and it had best stay in memory
-        batch.search_layers(batch.search, max(sizes) + 1, 0)
-    for b in range(len(batch.sequences)):
-        source = _source(batch, b)
-        for seen in _feed(batch, b, grant) if source is None else _fork(batch, source, b):
-            _add_seconds(batch, started)
-            yield sum(sizes[:b]) + seen, sum(sizes)
-            started = perf_counter()
-
-
-def _source(batch: SequenceBatch, b: int) -> int | None:
-    """The first row that the prefill of row b can be copied from, if there is one."""
-    return next((a for a in range(b) if batch.sequences[b].can_copy_prefill(batch.sequences[a])), None)
-
-
-def _feed(batch: SequenceBatch, b: int, grant: Grant) -> Iterator[int]:
-    sequence = batch.sequences[b]
-    seen = int(batch.top.cache.lengths_B[b])
-    length = len(sequence.prompt) - 1
-    for tier in batch.tiers:
-        if tier is not batch.top:
-            yield from (seen for _ in _feed_lower(batch, tier, b, length, grant))
-    hook = sequence.prompt_logits_hook() if sequence.params.prompt_logprobs is not None else None
-    yield from batch.top.prefill(batch.prefix, b, length, hook, grant=grant)
-
-
-def _feed_lower(batch: SequenceBatch, tier: Proposer, b: int, length: int, grant: Grant) -> Iterator[int]:
-    """Feed a tier below the full one. What a draft sees comes from the disk cache, and goes to it, if there is one."""
-    sequence = batch.sequences[b]
-    if sequence.disk and isinstance(tier, Tier) and isinstance(view := tier.cache, StreamingView):
-        sequence.disk.restore_draft(view, b, sequence.prompt)
-        if (stop := sequence.disk.draft_stop(sequence.prompt)) > view.lengths_B[b]:
-            yield from tier.prefill(batch.prefix, b, stop, grant=grant)
-            sequence.disk.keep_draft(view, b, sequence.prompt)
-    yield from tier.prefill(batch.prefix, b, length, grant=grant)
-
-
-def _fork(batch: SequenceBatch, source: int, b: int) -> Iterator[int]:
-    for tier in batch.tiers:
-        if isinstance(tier, Tier):
-            tier.cache.fork(source, b)
-    batch.sequences[b].prompt_logprobs = batch.sequences[source].prompt_logprobs
-    yield len(batch.sequences[b].prompt) - 1
-
-
-def _add_seconds(batch: SequenceBatch, started: float) -> None:
-    for sequence in batch.sequences:
-        sequence.prefill_seconds += perf_counter() - started
+    def end(self) -> None:
+        """Let the pacer know what that pass took in all, if there was one."""
+        if self._tokens:
+            self._pacer.passed(self._tier, self._tokens, self._seconds)
+        self._tokens = 0
 
 
 OLDEST = 4

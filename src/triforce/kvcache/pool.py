@@ -1,5 +1,14 @@
 """One pool of KV pages per model. Lengths move, data does not.
 
+A page leaves memory in one of five ways:
+
+- its last owner drops it (`PagePool.release` at the end of a row, `PageOwners.disown`): it is free;
+- the prefix cache needs room (`prefix_cache.py: PrefixCache.make_room`): pages that no row owns, least recent first;
+- it is behind a row's window (`WindowPages.cover`), or is a window that no row owns (`WindowOwners.evict`);
+- its row is swapped out to the host (`engine/engine_core.py: EngineCore.swap_out`), and then dropped as above;
+- KV is offloaded: it keeps its owner, and its frame is given to another page (`csrc/frame_table.cpp: take` on a CPU,
+  `backends/cuda/offload/frames.py` on a GPU).
+
 Shape suffixes: B rows, P pages of a row, N tokens, G KV heads, D head size.
 """
 
@@ -274,7 +283,7 @@ class PagePool:
     Slots below `lengths_B` hold exact, committed values and are written once; slots at or beyond it are working space
     of whichever view runs. Page 0 is scratch: padding is written there and nothing counts that is read from it.
 
-    `unit`: tokens that views pick together at least (see `backends.PageTable`). `int8`: lower views read int8 copies
+    `unit`: tokens that views pick together at least (see `kernel_api.PageTable`). `int8`: lower views read int8 copies
     of what is committed, or half of each number where that is int8 itself. `least`: the shape to which passes of the
     exact view are padded (see `ForwardBatch`). `room`: pages lie in a store, and so much of them stays. `features`:
     what a feature draft holds of the same pages. `windows`: pages of layers with a window; without it all layers have

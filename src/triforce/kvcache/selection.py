@@ -1,7 +1,7 @@
 """Pages that a retrieval view reads of a row: sinks, the best chunks by a policy, and a window of the latest tokens.
 
 A policy belongs to one row of a retrieval view and may remember summaries of it. Shape suffixes: L layers, B rows,
-G KV heads, h query heads of a group, N chunks, C tokens of a chunk, D head size, U units (see `backends.PageTable`).
+G KV heads, h query heads of a group, N chunks, C tokens of a chunk, D head size, U units (see `kernel_api.PageTable`).
 """
 
 from __future__ import annotations

@@ -122,8 +122,8 @@ NOTHING = 0.0, 0.0, 0  # tokens of a row, seconds and proposals that nothing was
 class PlanController:
     """Decides for one batch which tiers draft, how many tokens, and how much the retrieval tier reads.
 
-    It observes tiers and changes none: whoever calls `steer` applies what that returns (`modes.apply_plan`).
-    tiers: all tiers that there are, n-grams first and the full tier last, none linked to another (`modes.unlinked`).
+    It observes tiers and changes none: `tier_builder.apply_plan` applies what `steer` returns.
+    tiers: all tiers, n-grams first and the full tier last, none linked to another (see `tier_builder.unlinked`).
     temperature: the mean of the batch. clock: seconds, for what weighing plans takes. ranks: all follow rank 0, as
     their clocks differ.
     """

@@ -131,7 +131,11 @@ class Tier(Generic[C]):
         self.counters.record_verdict(guess.counts_B, accepted_B, live_B)
 
     def rewind(self, prefix: SequenceState) -> None:
-        """Forget all from the last token of each text on, which stays unseen so that it can be fed."""
+        """Forget all from the last token of each text on, which stays unseen so that it can be fed.
+
+        This is where a refused token's state is dropped, in all tiers below: each cache lowers its lengths, and later
+        passes write over what is behind them. n-grams alone are taken out of their index.
+        """
         self.cache.rewind(prefix.lengths_B - 1)
         if self.below:
             self.below.rewind(prefix)

@@ -1,5 +1,7 @@
-"""Verification: where draft tokens are accepted or rejected, and a token is drawn after them.
+"""Verification: the reference of where draft tokens are accepted or rejected, and a token is drawn after them.
 
+It runs where there are no native kernels, and for `block`. `backends/token_sampler.py` chooses the code that runs:
+`csrc/sampler.cpp` on a CPU (`verify_seeded` is the default), `backends/cuda/sampler.py` on a GPU.
 `rejection`, `block` and `seeded` are pure functions of a draft, the verifier's probabilities and noise. `Rejection`,
 `BlockRejection` and `Seeded` bind them to a source of noise.
 Shape suffixes: B rows, K draft tokens, J = K + 1, V vocabulary.

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from tests.helpers.simple_cache import score
 from triforce.backends.decoder import Decoder
-from triforce.engine.scheduler import prefill_batch
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
+from triforce.engine.sequence_group import prefill_batch
 from triforce.engine.tier_builder import MODES, ModelSet, SpeculativeConfig
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import Budget, RetrievalConfig

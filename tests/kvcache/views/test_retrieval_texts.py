@@ -11,9 +11,9 @@ import torch
 
 from tests.helpers.slow_parameters import slow
 from tests.helpers.small_decoder import VOCAB, small_decoder, text
-from triforce.engine.scheduler import prefill_batch
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
+from triforce.engine.sequence_group import prefill_batch
 from triforce.engine.tier_builder import MODES, ModelSet, SpeculativeConfig
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import RetrievalConfig

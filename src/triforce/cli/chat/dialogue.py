@@ -21,7 +21,7 @@ from triforce.interface.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from triforce.checkpoint.tokenizer import Tokenizer
     from triforce.engine.engine import OutputChunk
-    from triforce.engine.scheduler import OnPrefill
+    from triforce.engine.sequence_group import OnPrefill
     from triforce.session import Session
 
 

@@ -1,7 +1,7 @@
 """The target seen through a few pages of its own pool: sinks, those picked by relevance, and a window of the latest.
 
 The paper's retrieval cache (Sun et al. 2024, section 4.1), as an index per layer and KV head instead of a copy.
-Shape suffixes: B rows, T tokens fed in one pass, L layers, G KV heads, U units (see `backends.PageTable`).
+Shape suffixes: B rows, T tokens fed in one pass, L layers, G KV heads, U units (see `kernel_api.PageTable`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The draft's view: attention sinks and a sliding window, of constant size (StreamingLLM, Xiao et al. 2024).
 
-Shape suffixes: B rows, T tokens fed in one pass, J scored columns, N tokens, U units (see `backends.PageTable`).
+Shape suffixes: B rows, T tokens fed in one pass, J scored columns, N tokens, U units (see `kernel_api.PageTable`).
 """
 
 from __future__ import annotations

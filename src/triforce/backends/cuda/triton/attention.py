@@ -170,7 +170,7 @@ def tile_of(size: int, dim: int, rows: int, coded: bool = False) -> Tile:
 
 @dataclass(frozen=True, slots=True)
 class DevicePageTable:
-    """Page table on the device: `backends.PageTable` with its integers as tensors (B)."""
+    """Page table on the device: `kernel_api.PageTable` with its integers as tensors (B)."""
 
     units: Tensor
     starts_B: Tensor

@@ -58,7 +58,7 @@ def by_rejection(
     """Verdicts and peaks as `by_race` gives them, and the laws (B, J, V), which are 0 where there is none.
 
     A verdict is KEPT, or the token that the row ends with if its guesses were kept so far. Uniforms are those of
-    `coupling.rejection`.
+    `speculation.verification.rejection`.
     """
     laws_BJV = torch.zeros(inputs.logits_BJV.shape, dtype=torch.float64, device=inputs.logits_BJV.device)
     return _launch(inputs, False, tokens_BK, uniforms_BJ, guessed_BKV, laws_BJV), laws_BJV
