@@ -3,9 +3,10 @@
 An error is raised once, and names an argument by `argument`; the door that its user came through says how the user
 writes that: `context=64` in Python, `--context 64` on the command line.
 
-A request is refused, in this order, by: the server's doors (`server/security.py`: host, key, size of the body;
-`server/body_parser.py`: JSON; `server/request_base.py`, `server/schemas.py`: fields), `interface/sampling_params.py`
-(values), `engine/inputs.py` (the prompt: empty, beyond the context, ids), `server/engine_thread.py` (a full queue), and
+A request is refused, in this order, by: the server's doors (`server/http_server.py`, `server/security.py`: connections,
+host, key, size of the body; `server/body_parser.py`: JSON; `server/request_base.py`, `server/schemas.py`: fields;
+`server/service.py`: what the model cannot do, sizes of answers), `interface/sampling_params.py` (values),
+`engine/inputs.py` (the prompt: empty, beyond the context, ids), `server/engine_thread.py` (a full queue), and
 `engine/scheduler.py: Scheduler.add` (more KV than there is). `server/errors.py: refusal_for` makes a status of each.
 """
 
