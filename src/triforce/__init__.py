@@ -47,7 +47,7 @@ _NAMES = {
     "triforce.session": ["Session"],
     "triforce.interface.sampling_params": ["SamplingParams"],
     "triforce.interface.grammar": ["Grammar"],
-    "triforce.engine.engine": ["OutputChunk"],
+    "triforce.engine.engine": ["Engine", "OutputChunk"],
     "triforce.interface.outputs": [
         *("RequestOutput", "CompletionOutput", "Logprob", "TokenLogprobs", "KVMemoryUsage", "DecodingSnapshot"),
         "Interruption",
@@ -69,6 +69,7 @@ __all__ = [
     "CompletionOutput",
     "ContextLengthError",
     "DecodingSnapshot",
+    "Engine",
     "Explanation",
     "Grammar",
     "Interruption",

@@ -154,7 +154,9 @@ def nearest(typed: str, names: Iterable[str]) -> str | None:
     from difflib import get_close_matches  # only mistakes need it
 
     by_word = {name.lstrip("-"): name for name in names}
-    words = get_close_matches(typed.lstrip("-"), by_word, 1, SIMILARITY)
+    word = typed.lstrip("-")
+    transposed = [name for name in by_word if sorted(name) == sorted(word)]
+    words = transposed or get_close_matches(word, by_word, 1, SIMILARITY)
     return by_word[words[0]] if words else None
 
 

@@ -21,7 +21,7 @@ from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_group import OnPrefill
 from triforce.engine.text_fingerprint import text_fingerprint
 from triforce.engine.tier_builder import COUPLINGS, MODES, SpeculativeConfig
-from triforce.errors import RequestError, argument
+from triforce.errors import RequestError, argument, require_integer
 from triforce.interface.keyword_advice import advised
 from triforce.interface.messages import Message
 from triforce.interface.outputs import RequestOutput
@@ -261,7 +261,7 @@ class LLM(LLMInputs, LLMLifetime):
         several = conversations(messages)
         for i, conversation in enumerate(several):
             with one_of("conversations", i, len(several)):
-                prompts.append(self.encode_chat(conversation, tools))
+                prompts.append(inputs.token_ids(self.encode_chat(conversation, tools), self.target))
         wanted = [each or self.sampling_params(chat=True) for each in params_of_each(params, len(prompts))]
         return self.generate(prompts, wanted, mode=mode, on_prefill=on_prefill, use_tqdm=use_tqdm)
 
@@ -302,8 +302,15 @@ class LLM(LLMInputs, LLMLifetime):
         rows: texts at a time. kv_tokens: tokens that their KV has room for; None is the model's context. turn: steps
         after which a request makes room for those that wait; None: it never does. max_itl: inter-token latency in
         seconds, up to which other prompts are read between two steps of a text. Where several ranks share the model
-        each of them opens one, and does the same with it (see `server.engine_thread`). Raises CacheError or RankError.
+        each of them opens one, and does the same with it (see `server.engine_thread`). Raises RequestError, CacheError
+        or RankError.
         """
+        require_integer("rows", rows, 1)
+        for name, limit in (("kv_tokens", kv_tokens), ("turn", turn)):
+            if limit is not None:
+                require_integer(name, limit, 1)
+        if not isinstance(max_itl, int | float) or not max_itl >= 0:
+            raise RequestError(f"{argument('max_itl')} must be a number of seconds, not {max_itl!r}")
         slack = rows * pages_for(self.speculation.reach + PAGE)
         pages = pages_for(kv_tokens or self.target.config.context) + slack
         compare(self.ranks, "limits", (rows, pages, turn))

@@ -49,6 +49,15 @@ class TrialLimitError(TrialError):
     """Failure of what went beyond a limit, or ended its process."""
 
 
+def working_folder() -> str | None:
+    """Return None for the current folder, or the root where that was deleted: libraries fail to load there."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return os.sep
+    return None
+
+
 class Trial:
     """One trial, begun when it is made."""
 
@@ -62,7 +71,9 @@ class Trial:
         self._task = json.dumps(task)
         command = [sys.executable, "-P", __file__, function, json.dumps(astuple(limits))]
         pipe = subprocess.PIPE
-        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
+        self._process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, cwd=working_folder()
+        )
 
     def stop(self) -> None:
         """End the process. Whoever waits for its result gets TrialLimitError. May be called from another thread."""

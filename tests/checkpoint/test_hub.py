@@ -171,3 +171,11 @@ def test_draft_of_known_model_comes_with_package(name: str, tmp_path: Path) -> N
     folder = Path(str(found).removeprefix(FINETUNE))
     assert (folder / "config.json").is_file()
     assert (folder / "model.safetensors").stat().st_size <= 12 * 2**20
+
+
+def test_gguf_folder_of_several_models_is_refused(tmp_path: Path) -> None:
+    for name in ("gemma-270m-Q4_K_M.gguf", "qwen-0.5b-Q4_K_M.gguf"):
+        (tmp_path / name).write_bytes(b"GGUF")
+    for folder in (tmp_path, f"{tmp_path}:Q4_K_M"):
+        with pytest.raises(ModelError, match=r"several models: gemma-270m-Q4_K_M.gguf, qwen-0.5b-Q4_K_M.gguf"):
+            model_path(folder)

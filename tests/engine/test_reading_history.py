@@ -47,6 +47,15 @@ def test_history_keeps_latest_texts_and_scopes() -> None:
     assert history.why("a", [1, *TEXT], 0).startswith("nothing")
 
 
+def test_output_of_scored_prompt_says_why_it_was_read(folder: Path) -> None:
+    model = llm(folder)
+    prompt = ids(600)
+    scores = [None, 0, None]
+    outputs = [model.generate([prompt], ask(max_tokens=1, prompt_logprobs=score), mode="ar")[0] for score in scores]
+    assert [output.cached_tokens > 500 for output in outputs] == [False, False, True]
+    assert outputs[1].reread == "log-probabilities of its tokens were asked for, which only reading gives"
+
+
 def test_output_says_where_its_prompt_differs(folder: Path) -> None:
     engine = llm(folder).open(2, 1400)
     said = []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +44,16 @@ def kept_by_json(value: Any) -> bool:
 @pytest.mark.parametrize("row", CALLS, ids=lambda row: row["call"][:80])
 def test_everyday_call_has_its_answer(pair: Path, llm: LLM, row: dict[str, Any]) -> None:
     names = {name: getattr(triforce, name) for name in triforce.__all__}
-    names |= {"json": json, "Answer": Answer, "TypeAdapter": TypeAdapter, "llm": llm, "call": CALL, "scored": SCORED}
+    names |= {
+        "json": json,
+        "re": re,
+        "collections": collections,
+        "Answer": Answer,
+        "TypeAdapter": TypeAdapter,
+        "llm": llm,
+        "call": CALL,
+        "scored": SCORED,
+    }
     names |= {
         "numpy": numpy,
         "torch": torch,

@@ -127,7 +127,7 @@ def model_config(hf: HFConfig, *, vocab_size: int, context: int | None, device: 
     """
     context = hf.max_position_embeddings if context is None else context
     parts = hf.architecture
-    require_integer("context", context, 1)
+    require_integer("context", context, 2)
     if context > hf.positions:
         most = argument("context", hf.positions)
         raise ModelError(

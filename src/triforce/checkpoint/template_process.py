@@ -12,6 +12,7 @@ from typing import IO
 
 from triforce.checkpoint import template_worker
 from triforce.errors import RequestError
+from triforce.sandbox import working_folder
 
 KNOWN = frozenset({"872be49dbb638044ad01b60388f48d469ff2980e5f0dccdc22ec907db54d0788"})
 """The sha256 of templates of known models, which are rendered here."""
@@ -69,7 +70,12 @@ class TemplateProcess:
             command = [sys.executable, "-P", template_worker.__file__]
             pipe = subprocess.PIPE
             self._process = subprocess.Popen(
-                command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, start_new_session=True
+                command,
+                stdin=pipe,
+                stdout=pipe,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                cwd=working_folder(),
             )
         assert self._process.stdin and self._process.stdout
         return self._process.stdin, self._process.stdout

@@ -49,7 +49,12 @@ class CacheFingerprint(NamedTuple):
 
 def reserve(path: Path, size: int) -> IO[bytes]:
     """Hold room for `size` bytes at `path`, from before a long prefill until this is closed. Raises CacheError."""
-    path = path.resolve()
+    try:
+        path = path.resolve()
+    except FileNotFoundError as error:
+        raise CacheError(
+            f"cannot write the KV cache to {path}: the current folder was deleted; go to another"
+        ) from error
     if not path.parent.is_dir():
         raise CacheError(f"cannot write the KV cache to {path}: there is no folder {path.parent}; make it, or name a "
                          "file in another")  # fmt: skip

@@ -366,11 +366,15 @@ class Engine:
         on_prefill: OnPrefill | None = None,
         on_read: Callable[[FullView], None] | None = None,
     ) -> None:
-        """Queue requests, all or none. Raises CacheError where one can never fit.
+        """Queue requests, all or none. Raises CacheError where one can never fit, RequestError behind `close`.
 
         on_prefill: gets the progress of all prompts together. on_read: gets the view of the first. The others are those
         of `SequenceGroup`.
         """
+        if self._over:
+            raise RequestError(self._over)
+        if isinstance(requests, Request):
+            raise TypeError("submit takes a list of requests; pass [request]")
         rows = self.core.store.rows
         for request, report in zip(requests, _reports(requests, on_prefill), strict=True):
             texts = request.sequences
@@ -428,10 +432,13 @@ class Engine:
         """Note why the prompt of a request was read, where its text is shared and its KV not its owner's."""
         first = request.sequences[0]
         group = request.groups[0]
-        if first.scope is not None and group.memory is None and not request.error:
-            slow = first.disk is not None and first.disk.given_up
-            request.reread = self._history.why(first.scope, request.prompt, group.cached, slow_disk=slow)
-            self._history.note(first.scope, [*request.prompt, *first.tokens])
+        if first.scope is None or group.memory is not None or request.error:
+            return
+        slow = first.disk is not None and first.disk.given_up
+        request.reread = self._history.why(first.scope, request.prompt, group.cached, slow_disk=slow)
+        if request.reread and first.params.prompt_logprobs is not None:
+            request.reread = "log-probabilities of its tokens were asked for, which only reading gives"
+        self._history.note(first.scope, [*request.prompt, *first.tokens])
 
     def finish(self, request: Request) -> RequestOutput:
         """Step until a request is done, and return its output. Raises what ended it."""
@@ -449,7 +456,8 @@ class Engine:
         return bool(self._requests)
 
     def close(self) -> None:
-        """Cancel all requests."""
+        """Cancel all requests. Later ones are refused."""
+        self._over = self._over or "this engine is closed; open another with LLM.open"
         self._requests.clear()
         self._streams.clear()
         self.core.close()

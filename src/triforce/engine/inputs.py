@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
@@ -122,8 +123,12 @@ def _is_list(value: object) -> bool:
 
 
 def _listed(value: Any) -> Any:
-    """Return an array or a tensor as a list, and all else as it is."""
-    return value.tolist() if hasattr(value, "tolist") and not isinstance(value, memoryview) else value
+    """Return an array, a tensor, a list of tensors of one number or a deque as a list, and all else as it is."""
+    if hasattr(value, "tolist") and not isinstance(value, memoryview):
+        return value.tolist()
+    if isinstance(value, deque) or (_is_list(value) and any(getattr(part, "shape", None) == () for part in value)):
+        return [_listed(part) for part in value]
+    return value
 
 
 def _is_conversation(value: Any) -> bool:

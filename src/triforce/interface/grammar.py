@@ -136,6 +136,8 @@ def _lists_all(part: JSONSchema) -> bool:
     return enough and isinstance(required, list) and all(isinstance(name, str) and name in listed for name in required)
 
 
+WRAPPER = {"description", "name", "schema", "strict"}
+"""Fields of OpenAI's `response_format.json_schema`, which holds a schema and is none."""
 MOST_CHARACTERS = 65_536
 _KINDS = ("json_schema", "regex", "lark")
 
@@ -155,7 +157,9 @@ class Grammar:
     def __post_init__(self) -> None:
         if self.kind not in _KINDS:
             raise RequestError(f"a grammar is one of {', '.join(_KINDS)}, not {self.kind!r}")
-        if not isinstance(self.source, str) or not self.source:
+        if not isinstance(self.source, str):
+            raise TypeError(f"a grammar ({self.kind}) is of type {type(self.source).__name__}; pass its text")
+        if not self.source:
             raise RequestError(f"a grammar ({self.kind}) must be a text of at least one character")
         if len(self.source) > MOST_CHARACTERS:
             raise RequestError(
@@ -180,7 +184,7 @@ class Grammar:
         """
         require_bool("additional_properties", additional_properties)
         try:
-            text = schema if isinstance(schema, str) else json.dumps(_schema(schema))
+            text = schema if isinstance(schema, str) else json.dumps(_schema(schema), allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise RequestError(f"the schema cannot be written as JSON ({error}); simplify it") from error
         grammar = cls("json_schema", text)
@@ -225,5 +229,7 @@ def _schema(given: Any) -> Any:
         from pydantic import TypeAdapter
 
         given = TypeAdapter(given)
+    if isinstance(given, dict) and isinstance(given.get("schema"), dict | bool) and not given.keys() - WRAPPER:
+        raise RequestError('the schema is wrapped as in "response_format"; pass what its "schema" holds')
     make = getattr(given, "model_json_schema", None) or getattr(given, "json_schema", None)
     return make() if callable(make) else given

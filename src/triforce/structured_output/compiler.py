@@ -83,6 +83,8 @@ def _as_lark(kind: str, source: str) -> str:
 
     if kind == "json_schema":
         return f"start: {schema_grammar(json.loads(source))}"
+    if kind == "regex" and re.search(r"(?<!\\)(\\\\)*\\$", source):
+        raise ValueError("it ends with a backslash that escapes nothing")
     if kind == "regex":
         return f"start: /{regex_to_lark(source)}/"
     if "%llguidance" in source:

@@ -397,6 +397,11 @@ def choose_gguf(names: Iterable[str], quantisation: str, where: str) -> list[str
     return named[0]
 
 
+def model_names(names: Iterable[str]) -> set[str]:
+    """Return the names of models among file names: without number of a part, quantisation and `.gguf`."""
+    return {"-".join(_pieces(_PART_NAME.sub("", name))[:-1] or _pieces(name)) for name in names}
+
+
 def _is_of(whole: str, quantisation: str) -> bool:
     """Whether the last pieces of a name are a quantisation's."""
     wanted = _pieces(f"{quantisation}.gguf")
