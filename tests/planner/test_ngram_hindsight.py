@@ -9,7 +9,7 @@ import pytest
 
 from tests.helpers.simulated_tiers import estimates, values
 from triforce.planner import Plan
-from triforce.planner.cost_model import KNOWN, MAX_GAMMA, NgramHindsight
+from triforce.planner.cost_model import KNOWN_TOKENS, MAX_GAMMA, NgramHindsight
 from triforce.ragged import ints
 from triforce.speculation import NgramProposer, SequenceState
 from triforce.speculation.ngram import ALONE, STRIDE, TRIED, NgramIndex
@@ -73,12 +73,12 @@ def test_hindsight_detects_loop(text: np.ndarray, kept: float) -> None:
 def test_text_half_of_which_repeats_itself_is_read_twice_as_fast() -> None:
     """In the mean of places n-grams know 8 tokens more; yet every other token needs a proposal of its own."""
     hindsight = NgramHindsight(NgramProposer(1))
-    hindsight.places.extend([(64, KNOWN, True), (0, 0, True)] * 48)
+    hindsight.places.extend([(64, KNOWN_TOKENS, True), (0, 0, True)] * 48)
     it = replace(estimates(lambda tier, width: float(tier == "full"), {}), odds=hindsight.odds())
     assert values(it)[Plan(("ngram", "full"), (16,))] == pytest.approx(2 / (1 + 1 / 17), rel=0.04)
 
 
-@pytest.mark.parametrize("hits", [0, 3, KNOWN])
+@pytest.mark.parametrize("hits", [0, 3, KNOWN_TOKENS])
 def test_odds_tell_acceptance_of_proposals(hits: int) -> None:
     hindsight = NgramHindsight(NgramProposer(1))
     hindsight.places.extend([(8, hits, True)] * 96)

@@ -105,8 +105,8 @@ class TokenSequence:
         budget = plan.budget(len(self.prompt) + len(self.tokens)) if plan.budget else None
         if not self.chosen or (self.chosen[-1].plan, self.chosen[-1].budget) != (plan.name, budget):
             before = (self.proposals, len(self.tokens), self.decode_seconds)
-            choice = plan.followed
-            found = PlanSegment(plan.name, *before, choice.rate, plan.plain, budget, choice.state.value, choice.score)
+            choice = plan.choice_in_use
+            found = PlanSegment(plan.name, *before, choice.rate, plan.plain_rate, budget, choice.state.value, choice.score)
             if choice.rival:
                 found.rival, found.rival_score = str(choice.rival.plan), choice.rival.score
                 found.cause = choice.cause.value

@@ -122,7 +122,7 @@ class SequenceBatch:
     def join(self, other: SequenceBatch) -> None:
         """Append the rows of another batch of the same mode, which is not to be used any more."""
         if self.controller:
-            self.controller.conclude(self.prefix)
+            self.controller.update_beliefs(self.prefix)
         for mine, theirs in zip(self.tiers, other.tiers, strict=True):
             mine.join(theirs)
         self.sequences += other.sequences
@@ -133,7 +133,7 @@ class SequenceBatch:
     def keep(self, rows: Sequence[int]) -> None:
         """Keep these rows. Others give back what they hold, and their sequences learn what each tier did for them."""
         if self.controller:  # verdicts on rows that leave are learnt from as well
-            self.controller.conclude(self.prefix)
+            self.controller.update_beliefs(self.prefix)
         for b, sequence in enumerate(self.sequences):
             if b not in rows:
                 sequence.tiers, sequence.bitwise = self.stats(b), self.bitwise(sequence)
@@ -230,7 +230,7 @@ class SequenceBatch:
         view = search.tier.cache
         layers = search.next_layers(length, left)
         if self.controller and layers != view.searched_layers:
-            self.controller.conclude(self.prefix)
+            self.controller.update_beliefs(self.prefix)
         view.searched_layers = layers
         view.trying = search.trying
 
@@ -253,7 +253,7 @@ class SequenceBatch:
         """Go on with other rows than before."""
         self._keep_logits()
         if self.controller and self.sequences:
-            self.controller.enter(self.prefix.lengths_B.tolist(), self._temperature)
+            self.controller.update_rows(self.prefix.lengths_B.tolist(), self._temperature)
 
     def _keep_logits(self) -> None:
         """Keep the logits of the latest verification where log-probabilities were asked for."""

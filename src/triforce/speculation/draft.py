@@ -103,7 +103,7 @@ def _join_probs(before_BKV: Tensor, after_BJV: Tensor, at_BJ: Ints) -> Tensor:
     return both_BKV
 
 
-REMEMBERED = 4096  # passes
+MAX_PASSES = 4096  # passes
 
 
 class Counters:
@@ -120,7 +120,7 @@ class Counters:
         self.seconds_B = np.zeros(rows)
         self.prefill_seconds_B = np.zeros(rows)
         self.verdicts_B3 = np.zeros((rows, 3), dtype=np.int64)
-        self._passes: deque[tuple[int, int, float]] = deque(maxlen=REMEMBERED)
+        self._passes: deque[tuple[int, int, float]] = deque(maxlen=MAX_PASSES)
 
     @property
     def _of_rows(self) -> list[str]:
