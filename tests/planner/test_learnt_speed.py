@@ -8,7 +8,7 @@ import pytest
 
 from tests.planner.test_break_even import LLAMA_8B, even
 from triforce.planner import CostModel
-from triforce.planner.break_even import MIN_TOKENS, GAIN, STEP, LearntSpeed, break_even_point
+from triforce.planner.break_even import GAIN, MIN_TOKENS, STEP, LearntSpeed, break_even_point
 from triforce.planner.pass_costs import TierWork
 from triforce.planner.planner_config import AMONG_MODELS
 

@@ -48,7 +48,7 @@ from triforce.speculation import (
     Tier,
     TokenSampler,
 )
-from triforce.speculation.ngram import FAR
+from triforce.speculation.ngram import MAX_LAG
 
 LOWER_TIERS = {"same": 0, "int8": 8, "int4": 4}
 """Bits of the weights that lower tiers read; 0: those of the full tier."""
@@ -423,7 +423,7 @@ def apply_plan(planned: PlannedProposal, parts: Sequence[Proposer], prefix: Sequ
     for name, gamma in zip(plan.tiers, (*plan.gammas, 1), strict=True):
         tier = by_name[name]
         if name not in before and isinstance(tier, Tier):
-            tier.catch_up(prefix, live_B & (prefix.lengths_B - tier.cache.lengths_B > FAR))
+            tier.catch_up(prefix, live_B & (prefix.lengths_B - tier.cache.lengths_B > MAX_LAG))
         tier.gamma = gamma
         tier.below = below
         below = tier

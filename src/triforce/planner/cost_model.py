@@ -25,7 +25,7 @@ from triforce.planner.plan import NGRAM_GAMMAS, NgramOdds
 from triforce.planner.planner_config import CONFIG
 from triforce.planner.searched_layers import Finding
 from triforce.speculation import NgramProposer, SequenceState
-from triforce.speculation.ngram import ALONE, BEFORE_A_DRAFT
+from triforce.speculation.ngram import MIN_MATCH_ABOVE_DRAFT, MIN_MATCH_ALONE
 from triforce.user_cache import user_cache
 from triforce.whole_file import whole_file
 
@@ -178,7 +178,7 @@ class NgramHindsight:
         weight_P = PLACE_DECAY ** np.arange(len(match_P))[::-1]
         if own_P.any():
             weight_P[own_P == 0] *= PROMPT_WEIGHT
-        weight_AP = (match_P >= np.array([[BEFORE_A_DRAFT], [ALONE]])) * (weight_P / weight_P.sum())
+        weight_AP = (match_P >= np.array([[MIN_MATCH_ABOVE_DRAFT], [MIN_MATCH_ALONE]])) * (weight_P / weight_P.sum())
         reach_P = np.array([NgramProposer.reach(match) for match in match_P.tolist()])
         proposed_PG = np.minimum(reach_P[:, None], np.arange(MAX_GAMMA + 1))
         accepted_PG = np.minimum(proposed_PG, np.where(hits_P < KNOWN_TOKENS, hits_P, MAX_GAMMA)[:, None])
