@@ -122,7 +122,7 @@ class Tier(Generic[C]):
         return self.model(torch.from_numpy(ids_BT), uncached_B, self.cache, torch.from_numpy(column_BJ))
 
     def commit(self, prefix: SequenceState, step: Draft, live_B: Bools) -> SequenceState:
-        """Return the texts with the accepted tokens appended. Rejected tokens are forgotten, also in the tiers below."""
+        """Return the texts with the accepted tokens appended. Rejected tokens are forgotten, in lower tiers too."""
         longer = prefix.append(Draft(step.tokens_BK, step.probs_BKV, step.origins_BK, step.counts_B * live_B))
         self.rewind(longer)
         return longer
