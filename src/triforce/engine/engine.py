@@ -94,28 +94,35 @@ class OutputStream:
         if sequence.constraint and (failure := sequence.constraint.failure):
             raise RequestError(f"the grammar became too complex at token {len(sequence.tokens)}: {failure}")
         # a stop string cuts the sequence's own
-        fresh = sequence.tokens[-count:]
+        new_tokens = sequence.tokens[-count:]
         origins = sequence.origins[-count:]
         shown = ""
         characters = list[int]()
-        for token in fresh:
+        for token in new_tokens:
             text = self._stream.step(token) if self._stream else ""
             shown += self._text.add(text)
             characters.append(len(text))
             if self._text.stopped:
                 finish(sequence, count - len(characters))
                 break
-        read = len(characters)
+        token_count = len(characters)
         if sequence.finish and self._stream:
-            rest = self._stream.flush()
-            characters[-1] += len(rest)
-            shown += self._text.add(rest) + self._text.flush()
+            final_text = self._stream.flush()
+            characters[-1] += len(final_text)
+            shown += self._text.add(final_text) + self._text.flush()
         logprobs = None
         if sequence.params.logprobs is not None:
-            logprobs = [self.with_texts(entry) for entry in sequence.logprobs[-read:]]
+            logprobs = [self.with_texts(entry) for entry in sequence.logprobs[-token_count:]]
             self._logprobs += logprobs
         return OutputChunk(
-            shown, fresh[:read], origins[:read], sequence.choice, sequence.finish, logprobs, characters, sequence.trace
+            shown,
+            new_tokens[:token_count],
+            origins[:token_count],
+            sequence.choice,
+            sequence.finish,
+            logprobs,
+            characters,
+            sequence.trace,
         )
 
     def with_texts(self, entry: TokenLogprobs) -> TokenLogprobs:
@@ -159,10 +166,10 @@ class StopStringBuffer:
         if self.stopped:
             return ""
         self._held += piece
-        found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
-        if found:
+        stop_places = [place for stop in self._stops if (place := self._held.find(stop)) >= 0]
+        if stop_places:
             self.stopped = True
-            return self._show(min(found))
+            return self._show(min(stop_places))
         return self._show(len(self._held) - partial_match(self._held, self._stops))
 
     def flush(self) -> str:
@@ -192,12 +199,12 @@ class ReadingHistory:
         self._disk = disk
         self._texts: OrderedDict[str, deque[Ints]] = OrderedDict()
 
-    def note(self, scope: str, text: Sequence[int]) -> None:
+    def record(self, scope: str, text: Sequence[int]) -> None:
         """Remember a text, prompt and answer."""
         texts = self._latest(scope)
         texts.append(ints(list(text)))
         if self._disk and len(text) >= LEAST:
-            self._disk.keep_latest(scope, [each for each in texts if len(each) >= LEAST])
+            self._disk.keep_latest(scope, [entry for entry in texts if len(entry) >= LEAST])
 
     def _latest(self, scope: str) -> deque[Ints]:
         if scope not in self._texts:
@@ -207,7 +214,7 @@ class ReadingHistory:
             self._texts.popitem(last=False)
         return self._texts[scope]
 
-    def why(self, scope: str, prompt: Sequence[int], cached: int, *, slow_disk: bool = False) -> str:
+    def reread_reason(self, scope: str, prompt: Sequence[int], cached: int, *, slow_disk: bool = False) -> str:
         """Return why no more than `cached` tokens of a prompt were read before; "" where a segment at most was read.
 
         slow_disk: more of it is kept on disk, which was given up.
@@ -276,12 +283,12 @@ class Request:
 
     def output(self) -> RequestOutput:
         """Return the whole answer of a request that is done."""
-        first = self.sequences[0]
+        first_sequence = self.sequences[0]
         stream = self.streams[0]
-        scored = [entry and stream.with_texts(entry) for entry in first.prompt_logprobs]
+        scored = [entry and stream.with_texts(entry) for entry in first_sequence.prompt_logprobs]
         return RequestOutput(
             prompt_token_ids=self.prompt,
-            prompt_logprobs=scored if first.params.prompt_logprobs is not None else None,
+            prompt_logprobs=scored if first_sequence.params.prompt_logprobs is not None else None,
             outputs=[stream.output() for stream in self.streams],
             mode=self.mode,
             coupling=self.coupling,
@@ -309,15 +316,15 @@ class Engine:
         pages: int,
         turn: int | None = None,
         max_itl: float = MAX_ITL,
-        given: PagePool | None = None,
+        pool: PagePool | None = None,
     ) -> None:
-        store = SharedKV(parts.pair.decoders, parts.speculation, rows, pages, given)
+        store = SharedKV(parts.pair.decoders, parts.speculation, rows, pages, pool)
         self.core = EngineCore(store, parts.coupling, parts.costs, turn, max_itl, parts.disk_prefixes(store))
         self._ranks = parts.ranks
         self._requests: list[Request] = []
         self._history = ReadingHistory(self.core.disk)
         self._streams: dict[TokenSequence, tuple[Request, OutputStream]] = {}
-        self._over = ""
+        self._end_reason = ""
         """Why no request runs any more; empty while they do."""
 
     def run(
@@ -336,8 +343,8 @@ class Engine:
         faults: tuple[type[Exception], ...] = ()
         try:
             while self.busy:
-                if self._over:
-                    raise RequestError(self._over)
+                if self._end_reason:
+                    raise RequestError(self._end_reason)
                 if self._ranks.count > 1:
                     self._ranks.broadcast(None)  # rank 0 may have waited for the reader of its text
                 for request, event in self._step():
@@ -352,11 +359,11 @@ class Engine:
                 for request in requests:
                     self.cancel(request)
                 until = perf_counter() + PATIENCE
-                self.core.write_behind(lambda: bool(self._over) or perf_counter() > until)
+                self.core.write_behind(lambda: bool(self._end_reason) or perf_counter() > until)
 
     def end(self, reason: str) -> None:
         """Have `run` raise RequestError with a reason in place of its next step. Any thread may call this."""
-        self._over = reason
+        self._end_reason = reason
 
     def submit(
         self,
@@ -378,14 +385,14 @@ class Engine:
             # The texts of later groups start from the prompt that the first one reads.
             request.groups = [
                 SequenceGroup(
-                    texts[first : first + rows],
+                    texts[start : start + rows],
                     request.mode,
                     memory,
                     saved,
-                    on_prefill=None if first else report,
-                    on_read=None if first else when_read,
+                    on_prefill=None if start else report,
+                    on_read=None if start else when_read,
                 )
-                for first in range(0, len(texts), rows)
+                for start in range(0, len(texts), rows)
             ]
         self.core.submit([group for request in requests for group in request.groups])
         for request in requests:
@@ -426,20 +433,20 @@ class Engine:
 
     def _explain(self, request: Request) -> None:
         """Note why the prompt of a request was read, where its text is shared and its KV not its owner's."""
-        first = request.sequences[0]
+        sequence = request.sequences[0]
         group = request.groups[0]
-        if first.scope is not None and group.memory is None and not request.error:
-            slow = first.disk is not None and first.disk.given_up
-            request.reread = self._history.why(first.scope, request.prompt, group.cached, slow_disk=slow)
-            self._history.note(first.scope, [*request.prompt, *first.tokens])
+        if sequence.scope is not None and group.memory is None and not request.error:
+            slow = sequence.disk is not None and sequence.disk.given_up
+            request.reread = self._history.reread_reason(sequence.scope, request.prompt, group.cached, slow_disk=slow)
+            self._history.record(sequence.scope, [*request.prompt, *sequence.tokens])
 
     def finish(self, request: Request) -> RequestOutput:
         """Step until a request is done, and return its output. Raises what ended it."""
         while self.busy:
-            for one, event in self.step():
-                if one is request and isinstance(event, Exception):
+            for event_request, event in self.step():
+                if event_request is request and isinstance(event, Exception):
                     raise event
-                if one is request and isinstance(event, RequestOutput):
+                if event_request is request and isinstance(event, RequestOutput):
                     return event
         raise AssertionError("a request ends with its output")
 
@@ -463,11 +470,11 @@ def _reports(requests: Sequence[Request], on_prefill: OnPrefill | None) -> list[
     if on_prefill is None:
         return [None] * len(requests)
     sizes = [len(request.prompt) - 1 for request in requests]
-    seen = [0] * len(requests)
+    tokens_read = [0] * len(requests)
 
     def report(i: int, tokens: int, _: int) -> None:
-        seen[i] = min(tokens, sizes[i])
-        on_prefill(sum(seen), sum(sizes))
+        tokens_read[i] = min(tokens, sizes[i])
+        on_prefill(sum(tokens_read), sum(sizes))
 
     return [partial(report, i) for i in range(len(requests))]
 
@@ -483,7 +490,7 @@ class EngineLender:
         self.parts = parts
         self._idle: Engine | None = None
         self._lent: set[Engine] = set()
-        self._over = ""
+        self._end_reason = ""
         """Why no engine is lent any more; empty while they are."""
 
     def run(
@@ -520,10 +527,12 @@ class EngineLender:
         compare(parts.ranks, "requests", facts)
         context = parts.pair.target.config.context
         reach = parts.speculation.reach
-        sizes = sorted(pages_for(each.capacity(context, reach)) for request in requests for each in request.sequences)
+        sizes = sorted(
+            pages_for(sequence.capacity(context, reach)) for request in requests for sequence in request.sequences
+        )
         rows = min(len(sizes), MOST_ROWS)
         pages = sum(sizes[-MOST_ROWS:])
-        with self._lend(rows, pages, memory, kept=not (save or load or memory)) as engine:
+        with self._lend(rows, pages, memory, reuse=not (save or load or memory)) as engine:
             pool = engine.core.store.pool
             saved = parts.open_prompt(load, pool) if load else None
             on_read = parts.prompt_saver(save, pool, requests[0].prompt) if save else None
@@ -543,7 +552,7 @@ class EngineLender:
             self.parts.disk.close.detach()
 
     def _end(self, reason: str) -> None:
-        self._over = reason
+        self._end_reason = reason
         for engine in list(self._lent):
             engine.end(reason)
 
@@ -554,35 +563,37 @@ class EngineLender:
         self._idle = None
 
     @contextmanager
-    def _lend(self, rows: int, pages: int, memory: FullView | None, kept: bool) -> Iterator[Engine]:
-        """Lend an engine. kept: the one that is kept, if it fits, which is kept again unless there was an error."""
-        if self._over:
-            raise RequestError(self._over)
+    def _lend(self, rows: int, pages: int, memory: FullView | None, reuse: bool) -> Iterator[Engine]:
+        """Lend an engine. reuse: the one that is kept, if it fits, which is kept again unless there was an error."""
+        if self._end_reason:
+            raise RequestError(self._end_reason)
         engine = (
-            self._take(rows, pages) if kept else Engine(self.parts, rows, pages, given=memory.pool if memory else None)
+            self._idle_or_new(rows, pages)
+            if reuse
+            else Engine(self.parts, rows, pages, pool=memory.pool if memory else None)
         )
         self._lent.add(engine)
         try:
             yield engine
         except GeneratorExit:  # a stream that is closed between two steps
-            self._give_back(engine, kept)
+            self._give_back(engine, reuse)
             raise
         except BaseException as error:
             with suppress(*(Exception,) if isinstance(error, KeyboardInterrupt) else ()):
                 engine.close()
             raise
         else:
-            self._give_back(engine, kept)
+            self._give_back(engine, reuse)
         finally:
             self._lent.discard(engine)
 
-    def _give_back(self, engine: Engine, kept: bool) -> None:
-        if kept and not self._over:
+    def _give_back(self, engine: Engine, reuse: bool) -> None:
+        if reuse and not self._end_reason:
             self._idle = engine
         else:
             engine.close()
 
-    def _take(self, rows: int, pages: int) -> Engine:
+    def _idle_or_new(self, rows: int, pages: int) -> Engine:
         """Return the kept engine, if it is idle and large enough, or a new one."""
         if self._idle and self._idle.core.store.rows >= rows and self._idle.core.store.pages >= pages:
             engine = self._idle
@@ -590,9 +601,9 @@ class EngineLender:
             return engine
         self.clear()
         # Where KV is offloaded, unused pages would take memory from pages that could stay.
-        more = max(SPARE[0], int(pages * SPARE[1])) if self.parts.speculation.offload.kind == "none" else 0
+        spare_pages = max(SPARE[0], int(pages * SPARE[1])) if self.parts.speculation.offload.kind == "none" else 0
         try:
-            return Engine(self.parts, rows, pages + more)
+            return Engine(self.parts, rows, pages + spare_pages)
         except CacheError:
             return Engine(self.parts, rows, pages)
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from triforce.backends.kernel_api import PAGE
 from triforce.disk_cache.prefixes import DiskPrefixes, Pages
 from triforce.engine import MAX_ITL
-from triforce.engine.scheduler import LEAST, LEAST_ON_GPU, PacedPrompt, PrefillPacer, Scheduler
+from triforce.engine.scheduler import MIN_PASS_TOKENS, MIN_PASS_TOKENS_ON_GPU, PacedPrompt, PrefillPacer, Scheduler
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
 from triforce.engine.sequence_group import SequenceGroup, Status
@@ -48,24 +48,26 @@ def share_prefixes(
         if sequence not in sequences or sequence.scope is None:
             continue
         # Strictly, what was read as a prompt is to be shared, and what was decoded is not: its bits differ.
-        seen = int(pool.lengths_B[b])
-        seen = max(0, min(seen, len(sequence.prompt) - 1 - TAIL)) if store.speculation.strict else seen
-        text = batch.prefix.ids_BS[b, : seen // store.whole * store.whole].copy()
+        shared_tokens = int(pool.lengths_B[b])
+        shared_tokens = (
+            max(0, min(shared_tokens, len(sequence.prompt) - 1 - TAIL)) if store.speculation.strict else shared_tokens
+        )
+        text = batch.prefix.ids_BS[b, : shared_tokens // store.whole * store.whole].copy()
         if batch.memory is None:
             prefixes.note(sequence.scope, text, pool.tables[b], pool.windows.tables[b] if pool.windows else ())
         if sequence.disk:
-            held = prefixes.locate(sequence.scope, text) if batch.memory is None else _pages_of(pool, b)
-            sequence.disk.keep(text, held, midway)
+            locate_pages = prefixes.locate(sequence.scope, text) if batch.memory is None else _pages_of(pool, b)
+            sequence.disk.keep(text, locate_pages, midway)
 
 
 def _pages_of(pool: PagePool, b: int) -> Pages:
     """Return what finds pages in the tables of a row that stays its owner's, which gives those of windows back."""
-    kept = list(pool.tables[b])
+    page_table = list(pool.tables[b])
     windows = pool.windows
 
     def pages(start: int, stop: int) -> PrefixPages:
-        some = slice(start // PAGE, stop // PAGE)
-        return PrefixPages(kept[some], windows.tables[b][some] if windows else ())
+        page_range = slice(start // PAGE, stop // PAGE)
+        return PrefixPages(page_table[page_range], windows.tables[b][page_range] if windows else ())
 
     return pages
 
@@ -92,8 +94,8 @@ class EngineCore:
         self._costs = costs
         self.disk = disk
         self._target = store.models.target
-        least = LEAST if self._target.device.type == "cpu" else LEAST_ON_GPU
-        self._pacer = PrefillPacer(max_itl, self._target.ranks, least, strict=store.speculation.strict)
+        min_tokens = MIN_PASS_TOKENS if self._target.device.type == "cpu" else MIN_PASS_TOKENS_ON_GPU
+        self._pacer = PrefillPacer(max_itl, self._target.ranks, min_tokens, strict=store.speculation.strict)
         self.prefixes = PrefixCache(store.pool, store.whole)
         self.scheduler = Scheduler(store, self.prefixes, turn)
         self._step_seconds = 0.0  # that the latest step of all texts took
@@ -163,7 +165,7 @@ class EngineCore:
         self._pacer.begin(running=bool(self.batches), step_seconds=self._step_seconds)
         while self._admit():
             self._prefill_once(self.prefilling[self.scheduler.next_to_read()])
-            if not self._pacer.more():
+            if not self._pacer.has_time():
                 break
         if self.scheduler.turn is not None and not self._admit() and (group := self.scheduler.to_swap_out()):
             self.swap_out(group)
@@ -196,7 +198,10 @@ class EngineCore:
         if self._target.ranks.all_true(batch is not None) and batch:
             pace = PacedPrompt(self._pacer)
             self.prefilling[group] = PrefillTask(group, batch, pace, group.prefill(batch, pace.grant, self.disk))
-            group.status, group.left = Status.PREFILLING, max(0, group.prompt_tokens - len(prefix.pages) * PAGE)
+            group.status, group.unread_tokens = (
+                Status.PREFILLING,
+                max(0, group.prompt_tokens - len(prefix.pages) * PAGE),
+            )
             return
         self.scheduler.remove(group)
         if batch:
@@ -220,15 +225,15 @@ class EngineCore:
         (group, batch, pace, passes), read, started = task, False, perf_counter()
         try:
             progress = next(passes, None)
-            pace.took(perf_counter() - started)
+            pace.record(perf_counter() - started)
             disk = group.sequences[0].disk
-            seen = int(batch.top.cache.lengths_B[0])
-            more = seen > group.tokens_read
-            group.tokens_read = seen
-            group.left = progress[1] - progress[0] if progress else 0
-            awaited = more and self.scheduler.awaited(group)
-            if (kept := group.regained(seen)) or (disk and disk.lacks(seen)) or awaited:
-                share_prefixes(batch, group.sequences[:1], self.store, self.prefixes, midway=not kept)
+            cached_tokens = int(batch.top.cache.lengths_B[0])
+            has_progress = cached_tokens > group.tokens_read
+            group.tokens_read = cached_tokens
+            group.unread_tokens = progress[1] - progress[0] if progress else 0
+            awaited = has_progress and self.scheduler.awaited(group)
+            if (windows_back := group.regained(cached_tokens)) or (disk and disk.lacks(cached_tokens)) or awaited:
+                share_prefixes(batch, group.sequences[:1], self.store, self.prefixes, midway=not windows_back)
             read = True
             if progress and group.on_prefill:
                 group.on_prefill(*progress)
@@ -261,7 +266,7 @@ class EngineCore:
                 self._fail(mode, error)
                 continue
             seconds += perf_counter() - started
-            outputs += [(one, count) for one, count in zip(batch.sequences, accepted, strict=True) if count]
+            outputs += [(member, count) for member, count in zip(batch.sequences, accepted, strict=True) if count]
             if finished := [sequence for sequence in batch.sequences if sequence.finish]:
                 self._leave(mode, finished)
         self._step_seconds = seconds

@@ -50,27 +50,27 @@ CONVERSATION = {
 
 def one_or_many(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """Return a list of prompts, whether one or several are given, or none. Raises TypeError for anything else."""
-    given: Any = _plain(prompts, "a prompt", CONVERSATION["generate"])
-    if isinstance(given, str) or (len(given) > 0 and isinstance(given[0], Integral | float)):
-        return [given]
-    several = [_plain(one, f"prompts[{i}]", CONVERSATION["generate"]) for i, one in enumerate(given)]
-    for i, one in enumerate(several):
-        if _holds_several(one):
+    plain_prompts: Any = _plain(prompts, "a prompt", CONVERSATION["generate"])
+    if isinstance(plain_prompts, str) or (len(plain_prompts) > 0 and isinstance(plain_prompts[0], Integral | float)):
+        return [plain_prompts]
+    checked = [_plain(prompt, f"prompts[{i}]", CONVERSATION["generate"]) for i, prompt in enumerate(plain_prompts)]
+    for i, prompt in enumerate(checked):
+        if _holds_several(prompt):
             raise TypeError(f"prompts[{i}] is a list of prompts; pass a text, or a list of token ids")
-    return several
+    return checked
 
 
 def one_prompt(caller: str, prompt: Prompt) -> Prompt:
     """Return a prompt. Raises TypeError where several are given, or something else."""
-    given = _plain(prompt, "a prompt", CONVERSATION[caller])
-    if _holds_several(given):
+    plain_prompt = _plain(prompt, "a prompt", CONVERSATION[caller])
+    if _holds_several(plain_prompt):
         advice = "call it for each of these, or pass all of them to generate"
         raise TypeError(f"{caller} takes one prompt; {'join these to one text' if caller == 'ask' else advice}")
-    return given
+    return plain_prompt
 
 
-def _holds_several(given: Any) -> bool:
-    return not isinstance(given, str) and any(isinstance(part, str) or _is_list(part) for part in given[:1])
+def _holds_several(prompts: Any) -> bool:
+    return not isinstance(prompts, str) and any(isinstance(part, str) or _is_list(part) for part in prompts[:1])
 
 
 @contextmanager
@@ -89,12 +89,12 @@ def params_of_each(
     """
     if not isinstance(params, Sequence) or isinstance(params, str | bytes):
         return [params_of_one(params, " or a list of them,")] * count
-    wanted = [params_of_one(one, place=f"params[{i}]") for i, one in enumerate(params)]
-    if len(wanted) != count:
+    params_list = [params_of_one(entry, place=f"params[{i}]") for i, entry in enumerate(params)]
+    if len(params_list) != count:
         raise RequestError(
-            f"{count} prompts but {len(wanted)} sampling parameters; give one for each, or one that is not in a list"
+            f"{count} prompts but {len(params_list)} sampling parameters; give one for each, or one that is not in a list"
         )
-    return wanted
+    return params_list
 
 
 def params_of_one(params: Any, lists: str = "", place: str = "params") -> SamplingParams | None:
@@ -107,14 +107,14 @@ def params_of_one(params: Any, lists: str = "", place: str = "params") -> Sampli
 
 def conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
     """Return a list of conversations, whether one or several are given, or none. Raises TypeError for anything else."""
-    given: list[Any] = [messages] if _is_conversation(messages) or not _is_list(messages) else list(messages)
-    wrong = next((i for i, one in enumerate(given) if not _is_conversation(one)), None)
+    dialogues: list[Any] = [messages] if _is_conversation(messages) or not _is_list(messages) else list(messages)
+    wrong = next((i for i, dialogue in enumerate(dialogues) if not _is_conversation(dialogue)), None)
     if wrong is not None:
-        place = f"conversations[{wrong}]: " if any(map(_is_conversation, given)) else ""
+        place = f"conversations[{wrong}]: " if any(map(_is_conversation, dialogues)) else ""
         raise TypeError(
             f'{place}messages are a list such as [{{"role": "user", "content": "Hello"}}], or a list of such lists'
         )
-    return given
+    return dialogues
 
 
 def _is_list(value: object) -> bool:
@@ -135,17 +135,17 @@ def _plain(prompt: Any, place: str, advice: str) -> Prompt:
 
     advice: what to do with a conversation.
     """
-    given: Prompt = _listed(prompt)
-    if isinstance(given, str):
-        return given
-    turns = given if _is_list(given) and len(given) else [given]
+    listed: Prompt = _listed(prompt)
+    if isinstance(listed, str):
+        return listed
+    turns = listed if _is_list(listed) and len(listed) else [listed]
     if all(isinstance(turn, Mapping) and "role" in turn for turn in turns):
         raise TypeError(f"{place} is a conversation; {advice}")
-    if not _is_list(given):
+    if not _is_list(listed):
         raise TypeError(
             f"{place} is of type {type(prompt).__name__}; pass a text, a list of token ids, or a list of those"
         )
-    return given
+    return listed
 
 
 def token_ids(prompt: Prompt, target: PromptSource) -> list[int]:
@@ -166,16 +166,16 @@ def token_ids(prompt: Prompt, target: PromptSource) -> list[int]:
 
 def checked_ids(ids: Any, vocab_size: int) -> list[int]:
     """Return token ids, one or many, as a list. Raises RequestError for one that is no token's, or TypeError."""
-    given = _listed(ids)
-    given = [given] if isinstance(given, Integral) else given
-    if not _is_list(given):
+    listed = _listed(ids)
+    listed = [listed] if isinstance(listed, Integral) else listed
+    if not _is_list(listed):
         raise TypeError(f"token ids are of type {type(ids).__name__}; pass a list of integers")
-    for i in given:
+    for i in listed:
         if not isinstance(i, Integral) or isinstance(i, bool):
             raise TypeError(f"token id {i!r} is of type {type(i).__name__}; pass integers")
         if not 0 <= int(i) < vocab_size:
             raise RequestError(f"token id {i!r} is not in the vocabulary of {vocab_size} tokens")
-    return [int(i) for i in given]
+    return [int(i) for i in listed]
 
 
 def too_long(tokens: int, config: ModelConfig) -> ContextLengthError:
@@ -248,14 +248,14 @@ class LLMInputs:
     tokenizer: Tokenizer | None
     sampling_defaults: dict[str, Any]
 
-    def sampling_params(self, *, chat: bool = False, **given: Any) -> SamplingParams:
+    def sampling_params(self, *, chat: bool = False, **values: Any) -> SamplingParams:
         """Return `SamplingParams` with these values, and of the others (None) those that the model's files name.
 
         chat: where these name none, they are temperature 0.8, top_k 40, top_p 0.95, min_p 0.05. Raises RequestError.
         """
         require_bool("chat", chat)
         defaults = chat_defaults(self.sampling_defaults) if chat else self.sampling_defaults
-        return SamplingParams(**(defaults | {name: value for name, value in given.items() if value is not None}))
+        return SamplingParams(**(defaults | {name: value for name, value in values.items() if value is not None}))
 
     @property
     def modes(self) -> list[str]:

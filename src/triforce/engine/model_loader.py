@@ -48,25 +48,27 @@ def resolve_device(device: str | torch.device) -> torch.device:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        found = torch.device(device)
-        torch.empty(0, device=found).tolist()
+        resolved = torch.device(device)
+        torch.empty(0, device=resolved).tolist()
     except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
         asked = argument("device", device)
-        others = (argument("device", "cpu"), argument("device", "auto"))
-        raise ModelError(f"{asked} cannot be used here; use {' or '.join(others)}") from error
-    if found.type == "cuda" and found.index is None:  # some functions of torch refuse it, and the current one changes
+        alternatives = (argument("device", "cpu"), argument("device", "auto"))
+        raise ModelError(f"{asked} cannot be used here; use {' or '.join(alternatives)}") from error
+    if (
+        resolved.type == "cuda" and resolved.index is None
+    ):  # some functions of torch refuse it, and the current one changes
         return torch.device("cuda", torch.cuda.current_device())
-    return found
+    return resolved
 
 
 def resolve_dtype(dtype: str | torch.dtype, device: torch.device, config: ModelConfig) -> torch.dtype:
     """Type of weights and KV. Raises ModelError for what is not in `DTYPES`."""
     if dtype == "auto":
         return dispatch.best_dtype(config, device)
-    found = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
-    if found is None or found not in DTYPES.values():
+    resolved = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    if resolved is None or resolved not in DTYPES.values():
         raise ModelError(f"{argument('dtype', str(dtype))} is not supported; use one of auto, {', '.join(DTYPES)}")
-    return found
+    return resolved
 
 
 def with_kv_dtype(config: ModelConfig, kv_dtype: str, dtype: torch.dtype) -> ModelConfig:
@@ -124,9 +126,9 @@ def located(
 
 
 def _tokenizer(files: ModelFiles, beside: tuple[Path, Tokenizer | None] | None) -> Tokenizer | None:
-    path, known = beside or (None, None)
-    if path and known and files.shares_tokenizer(path) and known.vocab_size <= files.config.vocab_size:
-        return known
+    path, tokenizer = beside or (None, None)
+    if path and tokenizer and files.shares_tokenizer(path) and tokenizer.vocab_size <= files.config.vocab_size:
+        return tokenizer
     return files.tokenizer() if files.has_tokenizer else None
 
 
@@ -185,9 +187,9 @@ def _whole_embedding(target: Target) -> Matrix | None:
 
 def known_draft(model: str | Path, file: Path, speculation: SpeculativeConfig) -> str | Path | None:
     """Return the draft that is known to fit a model in a file, if it can be had with these settings."""
-    found = draft_for(model, file)
-    reads_states = str(found).startswith(FINETUNE)
-    return None if reads_states and speculation.offload.kind != "none" else found
+    draft = draft_for(model, file)
+    reads_states = str(draft).startswith(FINETUNE)
+    return None if reads_states and speculation.offload.kind != "none" else draft
 
 
 def load_feature_draft(
@@ -244,7 +246,7 @@ class ModelProfile:
         """The file's path: other weights, types or settings have another one."""
         settings = self.speculation
         offload = self.speculation.offload
-        names = [stamp(each) for each in (self.files.path, *self.drafts)]
+        names = [stamp(path) for path in (self.files.path, *self.drafts)]
         names += [kv_name(self.config, self.dtype), settings.lower_tiers, f"{self.ranks} ranks"]
         return costs_path([*names, *([] if offload.kind == "none" else [repr(offload)])], self.device, self.dtype)
 
@@ -266,20 +268,20 @@ class ModelProfile:
     def works(self, unions: ExpertUnions | None = None) -> dict[str, TierWork]:
         """Return the work of the target's tiers. unions: what is known of its experts, if it has any."""
         bits = self.speculation.lower_bits
-        own = self.weight_size
+        weight_size = self.weight_size
         copied = bits > 0 and (self.files.has_numbers or not self.packed)
-        weights = own, bits / 8 if copied else own
+        weights = weight_size, bits / 8 if copied else weight_size
         return TierWork.of_target(self.config, weights, self.dtype.itemsize, bits > 0, unions)
 
     def break_even(self) -> BreakEvenPoint:
         """Return from which context on speculation pays, by the file as it is now, or else by arithmetic."""
         config = self.config
         budget = self.speculation.retrieval.budget.of(self.config.context)
-        balance, known = balance_of(self.coded, config, self.dtype, self.device)
+        balance, source = balance_of(self.coded, config, self.dtype, self.device)
         number = config.kv_bytes(self.dtype.itemsize) / config.kv_size
         even = BreakEven(config, budget, self.weight_size, number, balance)
         learnt = CostModel(self.path, self.works(), kernel_level(self.device))
-        return break_even_point(even, known, LearntSpeed(learnt, budget))
+        return break_even_point(even, source, LearntSpeed(learnt, budget))
 
 
 @dataclass(frozen=True)
@@ -329,12 +331,12 @@ class ModelPair:
     @property
     def cached_by(self) -> str:
         """Fingerprints of all that computes the pages of the target's pool: another gives other bits or shapes."""
-        return " ".join(each.fingerprint for each in (self.target, self.features) if each)
+        return " ".join(checkpoint.fingerprint for checkpoint in (self.target, self.features) if checkpoint)
 
     @property
     def fingerprints(self) -> list[str]:
         """The fingerprint of each model, the target's first."""
-        return [each.fingerprint for each in (self.target, self.draft, self.features) if each]
+        return [checkpoint.fingerprint for checkpoint in (self.target, self.draft, self.features) if checkpoint]
 
     @property
     def facts(self) -> tuple[object, ...]:
@@ -347,7 +349,7 @@ class ModelPair:
         """Return where is kept what passes of these models teach on this machine, with such settings."""
         target = self.target
         decoder = self.target.decoder
-        drafts = [each.path for each in (self.draft, self.features) if each]
+        drafts = [checkpoint.path for checkpoint in (self.draft, self.features) if checkpoint]
         where = decoder.dtype, decoder.device
         return ModelProfile(target.files, target.config, *where, speculation, drafts, decoder.ranks.count)
 
@@ -428,8 +430,10 @@ def load(
     it is the same: that of a draft's target. Raises ModelError, or RequestError for bits, for heads that cannot be
     shared, or for what a family cannot do yet, with advice.
     """
-    known = (beside.path, beside.tokenizer) if beside else None
-    source = located(name_or_path, device=device, dtype=dtype, kv_dtype=kv_dtype, context=context, beside=known)
+    tokenizer_source = (beside.path, beside.tokenizer) if beside else None
+    source = located(
+        name_or_path, device=device, dtype=dtype, kv_dtype=kv_dtype, context=context, beside=tokenizer_source
+    )
     config = source.config.shared(ranks.count)
     if beside:
         _require_no_windows(source.config, source.files.path)

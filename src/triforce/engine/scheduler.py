@@ -2,7 +2,7 @@
 
 A group is admitted once there are rows and pages of KV for all that it may become: the first to come, and where there
 is room for several, any with a shorter prompt than is left of those that are being read. Of these the one with the
-fewest tokens left is read next, but each `OLDEST`-th time the first to come, so that none starves. Where turns are
+fewest tokens left is read next, but each `OLDEST_EVERY`-th time the first to come, so that none starves. Where turns are
 limited, a group that has had its turn is swapped out, and waits again behind the others.
 
 A pass of a prompt ends where `FullView.resume` says (`kvcache/views/full.py`), or before, where `PrefillPacer` grants
@@ -24,9 +24,9 @@ from triforce.kvcache.pool import PrefixPages
 from triforce.kvcache.prefix_cache import PrefixCache
 from triforce.kvcache.views.full import prefill_chunk
 
-UNKNOWN = 64
+FIRST_PASS_TOKENS = 64
 """Tokens of the first pass of a tier, whose speed is not known yet."""
-LEAST, LEAST_ON_GPU = 16, 128
+MIN_PASS_TOKENS, MIN_PASS_TOKENS_ON_GPU = 16, 128
 """Tokens of a pass at least, which its size is a multiple of: fewer cost no less, and on a GPU would be captured."""
 
 
@@ -37,15 +37,17 @@ class PrefillPacer:
     depend on the clock.
     """
 
-    def __init__(self, max_itl: float, ranks: TPGroup, least: int = LEAST, *, strict: bool = False) -> None:
+    def __init__(
+        self, max_itl: float, ranks: TPGroup, min_tokens: int = MIN_PASS_TOKENS, *, strict: bool = False
+    ) -> None:
         self._max_itl = max_itl
         self._ranks = ranks
-        self._least = least
+        self._min_tokens = min_tokens
         self._strict = strict
         self._rates: dict[str, float] = {}
         """Seconds that a token took in the latest pass of each tier."""
         self._texts_wait = False
-        self._until = 0.0
+        self._deadline = 0.0
 
     def begin(self, running: bool, step_seconds: float = 0.0) -> None:
         """Start to count the time between two steps. running: texts wait for their next step meanwhile.
@@ -53,25 +55,25 @@ class PrefillPacer:
         step_seconds: what a step of all texts takes.
         """
         self._texts_wait = running and not self._strict
-        self._until = perf_counter() + self._max_itl - step_seconds
+        self._deadline = perf_counter() + self._max_itl - step_seconds
 
     def grant(self, tier: str, tokens: int) -> int:
         """Grant a pass of `tier` all tokens; where texts wait, as many as there is time for."""
         if self._texts_wait:
-            now = perf_counter()
+            time = perf_counter()
             rate = self._rates.get(tier)
-            affordable = UNKNOWN if rate is None else int((self._until - now) / rate)
-            whole = max(self._least, affordable // self._least * self._least)
-            tokens = self._ranks.broadcast(min(tokens, whole))
+            affordable = FIRST_PASS_TOKENS if rate is None else int((self._deadline - time) / rate)
+            pass_tokens = max(self._min_tokens, affordable // self._min_tokens * self._min_tokens)
+            tokens = self._ranks.broadcast(min(tokens, pass_tokens))
         return tokens
 
-    def passed(self, tier: str, tokens: int, seconds: float) -> None:
+    def record_pass(self, tier: str, tokens: int, seconds: float) -> None:
         """Note what a pass took."""
         self._rates[tier] = seconds / tokens
 
-    def more(self) -> bool:
+    def has_time(self) -> bool:
         """Whether there is time for another part of a prompt before the next step."""
-        return self._ranks.broadcast(perf_counter() < self._until)
+        return self._ranks.broadcast(perf_counter() < self._deadline)
 
 
 class PacedPrompt:
@@ -89,18 +91,18 @@ class PacedPrompt:
         self._tier, self._tokens, self._seconds = tier, self._pacer.grant(tier, tokens), 0.0
         return self._tokens
 
-    def took(self, seconds: float) -> None:
+    def record(self, seconds: float) -> None:
         """Note what a part of the pass that was granted latest took."""
         self._seconds += seconds
 
     def end(self) -> None:
         """Let the pacer know what that pass took in all, if there was one."""
         if self._tokens:
-            self._pacer.passed(self._tier, self._tokens, self._seconds)
+            self._pacer.record_pass(self._tier, self._tokens, self._seconds)
         self._tokens = 0
 
 
-OLDEST = 4
+OLDEST_EVERY = 4
 """Of so many parts of prompts one is of the prompt that came first."""
 
 
@@ -168,13 +170,15 @@ class Scheduler:
         oldest = self._oldest_unread()
         passed_by = list[SequenceGroup]()
         for group in self.waiting:
-            prefix, lost = group.cached_pages(self._prefixes)
+            prefix, lost_tokens = group.cached_pages(self._prefixes)
             cached = len(prefix.pages) * PAGE
-            longer = group is not oldest and group.prompt_tokens - cached >= min(each.left for each in prefilling)
-            if longer or any(self._is_read_for(group, cached, each) for each in prefilling):
+            longer = group is not oldest and group.prompt_tokens - cached >= min(
+                reader.unread_tokens for reader in prefilling
+            )
+            if longer or any(self._is_read_for(group, cached, reader) for reader in prefilling):
                 passed_by.append(group)
                 continue
-            group.lost = lost
+            group.lost_tokens = lost_tokens
             return (group, prefix) if self._fits(group, prefix, passed_by) else None
         return None
 
@@ -182,10 +186,10 @@ class Scheduler:
         """Return the first to come of the groups whose prompts are not read."""
         return next((group for group in self.groups if group.status is not Status.RUNNING), None)
 
-    def _is_read_for(self, group: SequenceGroup, cached: int, other: SequenceGroup) -> bool:
-        """Whether `other` is about to read tokens that a group begins with: a pass or more beyond those cached."""
+    def _is_read_for(self, group: SequenceGroup, cached: int, reader: SequenceGroup) -> bool:
+        """Whether `reader` is about to read tokens that a group begins with: a pass or more beyond those cached."""
         chunk = prefill_chunk(self._store.models.target.device)
-        return not group.swapped and other.shares(group) - cached >= chunk
+        return not group.swapped and reader.shares(group) - cached >= chunk
 
     def _fits(self, group: SequenceGroup, prefix: PrefixPages, passed_by: Sequence[SequenceGroup]) -> bool:
         """Make room for a group, if those that it passes by would have theirs beside it: so nobody waits for others.
@@ -195,11 +199,11 @@ class Scheduler:
         pool = self._store.pool
         groups = [group, *passed_by]
         pool.own(*prefix)  # so that they are not evicted to make room
-        rows = sum(len(each.unfinished) for each in [*self.running, *self.prefilling, *groups])
+        rows = sum(len(member.unfinished) for member in [*self.running, *self.prefilling, *groups])
         fits = rows <= self._store.rows and self._windows_fit(groups)
-        own = self.pages(group) - len(prefix.pages)
-        fits = fits and own + sum(map(self.pages, passed_by)) <= self._prefixes.room
-        if fits and self._prefixes.make_room(own):
+        new_pages = self.pages(group) - len(prefix.pages)
+        fits = fits and new_pages + sum(map(self.pages, passed_by)) <= self._prefixes.room
+        if fits and self._prefixes.make_room(new_pages):
             return True
         pool.disown(*prefix)
         return False
@@ -208,22 +212,26 @@ class Scheduler:
         """Return the group whose prompt is read next, of those that are prefilled."""
         prefilling = self.prefilling
         self._parts_read += 1
-        if self._parts_read % OLDEST == 0:
+        if self._parts_read % OLDEST_EVERY == 0:
             return prefilling[0]
-        return min(prefilling, key=lambda group: group.left)
+        return min(prefilling, key=lambda group: group.unread_tokens)
 
     def awaited(self, group: SequenceGroup) -> bool:
         """Whether a group that waits begins with tokens that a group has read."""
-        whole = self._store.whole
-        seen = group.tokens_read // whole * whole
-        return any(whole <= group.shares(each) // whole * whole <= seen for each in self.waiting if not each.swapped)
+        unit = self._store.whole
+        readable_tokens = group.tokens_read // unit * unit
+        return any(
+            unit <= group.shares(waiter) // unit * unit <= readable_tokens
+            for waiter in self.waiting
+            if not waiter.swapped
+        )
 
     def _windows_fit(self, groups: Sequence[SequenceGroup]) -> bool:
         """Whether layers with a window have pages left for some groups, if these are pages of their own."""
         if (windows := self._store.pool.windows) is None:
             return True
-        own = [group for group in groups if not group.memory]
-        pages = sum(windows.room(capacity) for group in own for capacity in self._capacities(group))
+        owners = [group for group in groups if not group.memory]
+        pages = sum(windows.room(capacity) for group in owners for capacity in self._capacities(group))
         return windows.store.promised + pages <= windows.store.pages
 
     def to_swap_out(self) -> SequenceGroup | None:
@@ -247,4 +255,4 @@ class Scheduler:
         """Tokens of KV that each text of a group may come to."""
         context = self._store.models.target.config.context
         reach = self._store.speculation.reach
-        return [one.capacity(context, reach) for one in group.unfinished]
+        return [sequence.capacity(context, reach) for sequence in group.unfinished]

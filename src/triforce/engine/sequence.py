@@ -66,8 +66,8 @@ class TokenSequence:
     @property
     def timeline(self) -> list[PlanSegment]:
         """The controller's plans one after the other, and what came of each."""
-        now = PlanSegment("", self.proposals, len(self.tokens), self.decode_seconds)
-        return [since(began, ended) for began, ended in pairwise([*self.chosen, now])]
+        present = PlanSegment("", self.proposals, len(self.tokens), self.decode_seconds)
+        return [since(began, ended) for began, ended in pairwise([*self.chosen, present])]
 
     def limit(self, context: int) -> int:
         """New tokens at most, in a context of so many positions."""
@@ -100,17 +100,19 @@ class TokenSequence:
             self.tiers[-1].proposed = self.tiers[-1].accepted = len(self.tokens)
         self.finish = "stop"
 
-    def note_plan(self, plan: PlanController) -> None:
+    def note_plan(self, controller: PlanController) -> None:
         """Note the controller's plan, if it is another one than before."""
-        budget = plan.budget(len(self.prompt) + len(self.tokens)) if plan.budget else None
-        if not self.chosen or (self.chosen[-1].plan, self.chosen[-1].budget) != (plan.name, budget):
-            before = (self.proposals, len(self.tokens), self.decode_seconds)
-            choice = plan.choice_in_use
-            found = PlanSegment(plan.name, *before, choice.rate, plan.plain_rate, budget, choice.state.value, choice.score)
+        budget = controller.budget(len(self.prompt) + len(self.tokens)) if controller.budget else None
+        if not self.chosen or (self.chosen[-1].plan, self.chosen[-1].budget) != (controller.name, budget):
+            progress = (self.proposals, len(self.tokens), self.decode_seconds)
+            choice = controller.choice_in_use
+            segment = PlanSegment(
+                controller.name, *progress, choice.rate, controller.plain_rate, budget, choice.state.value, choice.score
+            )
             if choice.rival:
-                found.rival, found.rival_score = str(choice.rival.plan), choice.rival.score
-                found.cause = choice.cause.value
-            self.chosen.append(found)
+                segment.rival, segment.rival_score = str(choice.rival.plan), choice.rival.score
+                segment.cause = choice.cause.value
+            self.chosen.append(segment)
 
     def prompt_logits_hook(self) -> PromptLogitsHook:
         """Return a hook that notes the log-probabilities of the prompt as it is read, from its start on."""
@@ -130,10 +132,10 @@ class TokenSequence:
         """Return statistics of each tier. length: of the text, in tokens."""
         stats = []
         for tier in tiers:
-            c = tier.counters
-            histogram = np.trim_zeros(c.accepted_BN[b], "b").tolist() if int(c.proposed_B[b]) else []
-            counts = int(c.proposed_B[b]), int(c.accepted_B[b]), int(c.passes_B[b])
-            seconds = float(c.seconds_B[b]), float(c.prefill_seconds_B[b])
+            counters = tier.counters
+            histogram = np.trim_zeros(counters.accepted_BN[b], "b").tolist() if int(counters.proposed_B[b]) else []
+            counts = int(counters.proposed_B[b]), int(counters.accepted_B[b]), int(counters.passes_B[b])
+            seconds = float(counters.seconds_B[b]), float(counters.prefill_seconds_B[b])
             view = tier.cache if isinstance(tier, Tier) else None
             visible_tokens = view.keys(length) if isinstance(view, RetrievalView) else None
             stats.append(TierStats(tier.name, *counts, *seconds, histogram, visible_tokens))
@@ -148,8 +150,8 @@ class TokenSequence:
         passes = [tier.passes for tier in self.trace.tiers] if self.trace else [0] * len(stats)
         views = [
             tier.cache
-            for tier, now, before in zip(tiers, stats, passes, strict=True)
-            if isinstance(tier, Tier) and isinstance(tier.cache, RetrievalView) and now.passes != before
+            for tier, tier_stats, old_passes in zip(tiers, stats, passes, strict=True)
+            if isinstance(tier, Tier) and isinstance(tier.cache, RetrievalView) and tier_stats.passes != old_passes
         ]
         return DecodingSnapshot(committed, self.decode_seconds, views[-1].coverage(b) if views else [], stats)
 

@@ -123,12 +123,12 @@ class SequenceBatch:
         """Append the rows of another batch of the same mode, which is not to be used any more."""
         if self.controller:
             self.controller.update_beliefs(self.prefix)
-        for mine, theirs in zip(self.tiers, other.tiers, strict=True):
-            mine.join(theirs)
+        for tier, joined_tier in zip(self.tiers, other.tiers, strict=True):
+            tier.join(joined_tier)
         self.sequences += other.sequences
         self.prefix = self.prefix.join(other.prefix)
         self._make_sampler(torch.cat([self.noise.draws, other.noise.draws], 1))
-        self._enter()
+        self._update_rows()
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keep these rows. Others give back what they hold, and their sequences learn what each tier did for them."""
@@ -144,7 +144,7 @@ class SequenceBatch:
         self.sequences = [self.sequences[b] for b in rows]
         self.prefix = self.prefix.select(rows)
         self._make_sampler(self.noise.draws[:, list(rows)])
-        self._enter()
+        self._update_rows()
 
     def swap_out(self, sequence: TokenSequence) -> SwappedSequence:
         """Copy what the row of a sequence holds to host memory. The row itself leaves by `keep`."""
@@ -158,8 +158,8 @@ class SequenceBatch:
             self.prefix.ids_BS[b, :length] = sequence.prompt + sequence.tokens
             self.prefix.lengths_B[b] = length
             self.noise.draws[:, b] = row.draws
-            for tier, held in zip(self.tiers, row.tiers, strict=True):
-                tier.swap_in(b, held)
+            for tier, swapped_row in zip(self.tiers, row.tiers, strict=True):
+                tier.swap_in(b, swapped_row)
 
     def bitwise(self, sequence: TokenSequence) -> bool:
         """Whether a text is that of plain decoding bit for bit, and not in distribution only.
@@ -169,8 +169,8 @@ class SequenceBatch:
         """
         exact = self.target.model.width_independent and self.top.cache.pool.kv.width_independent
         plain = len(self.tiers) == 1
-        alone = plain and self.target.ranks.count == 1 and not sequence.cached
-        return alone or (exact and (plain or self.coupling is Seeded))
+        own_plain = plain and self.target.ranks.count == 1 and not sequence.cached
+        return own_plain or (exact and (plain or self.coupling is Seeded))
 
     @property
     def done(self) -> bool:
@@ -186,13 +186,13 @@ class SequenceBatch:
 
         Returns the layer search, if it takes part.
         """
-        planned = self.controller.steer(self.prefix, live_B, self._left) if self.controller else None
+        planned = self.controller.steer(self.prefix, live_B, self._remaining_tokens) if self.controller else None
         searching = self.search if planned is None or "retrieval" in planned.plan.tiers else None
         if planned and planned != self._applied:
             apply_plan(planned, self.tiers, self.prefix, live_B)
             self._applied = planned
         if searching:
-            self.search_layers(searching, max(lengths), self._left())
+            self.search_layers(searching, max(lengths), self._remaining_tokens())
         if self.controller:
             for sequence in compress(self.sequences, live_B):
                 sequence.note_plan(self.controller)
@@ -203,7 +203,7 @@ class SequenceBatch:
         """The mean of all rows."""
         return sum(sequence.params.temperature for sequence in self.sequences) / len(self.sequences)
 
-    def _left(self) -> int:
+    def _remaining_tokens(self) -> int:
         """Return how many tokens may come of the sequence that may have most."""
         context = self.target.config.context
         return max(sequence.limit(context) - len(sequence.tokens) for sequence in self.sequences)
@@ -214,21 +214,21 @@ class SequenceBatch:
         counts = draft.counts_B.tolist()
         context = self.target.config.context
         if self.target.ranks.count > 1:
-            made = [row[:count] for row, count, alive in zip(tokens, counts, live, strict=True) if alive]
-            self.target.ranks.compare(crc32(repr(made).encode()), "the tokens")
+            new_tokens = [row[:count] for row, count, alive in zip(tokens, counts, live, strict=True) if alive]
+            self.target.ranks.compare(crc32(repr(new_tokens).encode()), "the tokens")
         origins = [[self.tiers[level].name for level in row] for row in draft.origins_BK.tolist()]
         return [
             sequence.accept(tokens[b][: counts[b]], origins[b][: counts[b]], sequence.limit(context)) if live[b] else 0
             for b, sequence in enumerate(self.sequences)
         ]
 
-    def search_layers(self, search: SearchedLayers, length: int, left: int) -> None:
+    def search_layers(self, search: SearchedLayers, length: int, remaining_tokens: int) -> None:
         """Set the layers that the retrieval tier searches in the next proposal, from texts of `length` tokens.
 
-        left: tokens that may still come, at most.
+        remaining_tokens: tokens that may still come, at most.
         """
         view = search.tier.cache
-        layers = search.next_layers(length, left)
+        layers = search.next_layers(length, remaining_tokens)
         if self.controller and layers != view.searched_layers:
             self.controller.update_beliefs(self.prefix)
         view.searched_layers = layers
@@ -244,12 +244,12 @@ class SequenceBatch:
         if draws is not None:
             self.noise.draws = draws
         params = [sequence.params for sequence in sequences]
-        lengths = [len(one.prompt) for one in sequences]
+        lengths = [len(member.prompt) for member in sequences]
         coupling = self.coupling(self.noise)
         constraints = [sequence.constraint for sequence in sequences]
         self.sampling = sampling(params, lengths, self.target.config.vocab_size, coupling, device, constraints)
 
-    def _enter(self) -> None:
+    def _update_rows(self) -> None:
         """Go on with other rows than before."""
         self._keep_logits()
         if self.controller and self.sequences:

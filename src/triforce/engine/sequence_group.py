@@ -60,11 +60,11 @@ class SequenceGroup:
     """Steps since its turn came."""
     cached: int = 0
     """Tokens of the prompt that were read before, for another text."""
-    lost: int = 0
+    lost_tokens: int = 0
     """Tokens that were, too, but for windows that are gone: behind these others will begin, so they are kept there."""
     tokens_read: int = 0
     """Tokens of its first prompt that were read, or found, so far."""
-    left: int = 0
+    unread_tokens: int = 0
     """Tokens of all its prompts that are left to be read, once the reading began."""
     swapped: list[SwappedSequence] | None = None
     """KV and state of its unfinished sequences, while others have their room."""
@@ -86,13 +86,13 @@ class SequenceGroup:
 
         It is asked of each prompt that waits whenever a part of one was read: most differ in their first page.
         """
-        mine = self.sequences[0]
-        its = other.sequences[0]
-        if mine.scope is None or mine.scope != its.scope or self.memory or other.memory:
+        sequence = self.sequences[0]
+        reader = other.sequences[0]
+        if sequence.scope is None or sequence.scope != reader.scope or self.memory or other.memory:
             return 0
-        if mine.prompt[:PAGE] != its.prompt[:PAGE]:
+        if sequence.prompt[:PAGE] != reader.prompt[:PAGE]:
             return 0
-        return common_prefix(mine.prompt, its.prompt)
+        return common_prefix(sequence.prompt, reader.prompt)
 
     def fail(self, error: Exception) -> None:
         """Note why it ended before its time. Where memory ran out, the note says what would need less."""
@@ -107,17 +107,17 @@ class SequenceGroup:
 
     def cached_pages(self, prefixes: PrefixCache) -> Found:
         """Find pages of the pool that its prompt can begin with, as other texts begin alike."""
-        first = self.sequences[0]
-        scored = first.params.prompt_logprobs is not None  # every position is needed
-        if self.swapped or self.memory or self.saved or scored or first.scope is None:
+        sequence = self.sequences[0]
+        scored = sequence.params.prompt_logprobs is not None  # every position is needed
+        if self.swapped or self.memory or self.saved or scored or sequence.scope is None:
             return Found()
-        return prefixes.find(first.scope, first.prompt)
+        return prefixes.find(sequence.scope, sequence.prompt)
 
-    def regained(self, seen: int) -> bool:
+    def regained(self, cached_tokens: int) -> bool:
         """Return whether the tokens that were lost are among so many that are read now: True once."""
-        found = 0 < self.lost <= seen
-        self.lost = self.lost * (seen < self.lost)
-        return found
+        reached = 0 < self.lost_tokens <= cached_tokens
+        self.lost_tokens = self.lost_tokens * (cached_tokens < self.lost_tokens)
+        return reached
 
     def prefill(
         self, batch: SequenceBatch, grant: Grant, disk: DiskPrefixes | None = None
@@ -166,12 +166,12 @@ def restore_batch(batch: SequenceBatch, saved: SavedCache) -> None:
 
 def restore_from_disk(batch: SequenceBatch) -> Iterator[tuple[int, int]]:
     """Start from what the disk cache has of the first prompt. Yields (tokens seen, tokens in all) of each segment."""
-    first = batch.sequences[0]
+    first_sequence = batch.sequences[0]
     started = perf_counter()
-    if first.disk and first.params.prompt_logprobs is None:
-        for seen in first.disk.restore(batch.top.cache, 0, first.prompt):
+    if first_sequence.disk and first_sequence.params.prompt_logprobs is None:
+        for cached_tokens in first_sequence.disk.restore(batch.top.cache, 0, first_sequence.prompt):
             _add_seconds(batch, started)
-            yield seen, sum(len(sequence.prompt) - 1 for sequence in batch.sequences)
+            yield cached_tokens, sum(len(sequence.prompt) - 1 for sequence in batch.sequences)
             started = perf_counter()
 
 
@@ -187,9 +187,9 @@ def prefill_batch(batch: SequenceBatch, grant: Grant = grant_all) -> Iterator[tu
         batch.search_layers(batch.search, max(sizes) + 1, 0)
     for b in range(len(batch.sequences)):
         source = _source(batch, b)
-        for seen in _feed(batch, b, grant) if source is None else _fork(batch, source, b):
+        for cached_tokens in _feed(batch, b, grant) if source is None else _fork(batch, source, b):
             _add_seconds(batch, started)
-            yield sum(sizes[:b]) + seen, sum(sizes)
+            yield sum(sizes[:b]) + cached_tokens, sum(sizes)
             started = perf_counter()
 
 
@@ -200,11 +200,11 @@ def _source(batch: SequenceBatch, b: int) -> int | None:
 
 def _feed(batch: SequenceBatch, b: int, grant: Grant) -> Iterator[int]:
     sequence = batch.sequences[b]
-    seen = int(batch.top.cache.lengths_B[b])
+    cached_tokens = int(batch.top.cache.lengths_B[b])
     length = len(sequence.prompt) - 1
     for tier in batch.tiers:
         if tier is not batch.top:
-            yield from (seen for _ in _feed_lower(batch, tier, b, length, grant))
+            yield from (cached_tokens for _ in _feed_lower(batch, tier, b, length, grant))
     hook = sequence.prompt_logits_hook() if sequence.params.prompt_logprobs is not None else None
     yield from batch.top.prefill(batch.prefix, b, length, hook, grant=grant)
 

@@ -90,8 +90,8 @@ class SpeculativeConfig:
             require_integer(name, getattr(self, name), 1, 32)
         require_bool("strict", self.strict)
         if self.lower_tiers not in LOWER_TIERS:
-            known = ", ".join(LOWER_TIERS)
-            raise RequestError(f"{argument('lower_tiers')} {self.lower_tiers!r} is not known; choose from {known}.")
+            names = ", ".join(LOWER_TIERS)
+            raise RequestError(f"{argument('lower_tiers')} {self.lower_tiers!r} is not known; choose from {names}.")
         if self.lower_bits and self.retrieval.chunk % PAGE:
             raise RequestError(
                 f"{argument('retrieval_chunk')} is {self.retrieval.chunk}; int8 KV is of whole pages: give a multiple "
@@ -100,9 +100,9 @@ class SpeculativeConfig:
 
         if self.offload.kind != "none" and (self.lower_bits or self.retrieval.chunk % PAGE):
             chunk = argument("retrieval_chunk", self.retrieval.chunk)
-            given = argument("lower_tiers", self.lower_tiers) if self.lower_bits else chunk
+            setting = argument("lower_tiers", self.lower_tiers) if self.lower_bits else chunk
             raise RequestError(
-                f"{given} and {argument('kv_offload', self.offload.kind)} cannot be had together; use "
+                f"{setting} and {argument('kv_offload', self.offload.kind)} cannot be had together; use "
                 f"{argument('lower_tiers', 'same')}, a {argument('retrieval_chunk')} that is a multiple of {PAGE}, or "
                 f"{argument('kv_offload', 'none')}"
             )
@@ -142,31 +142,31 @@ class ModelSet:
 class SharedKV:
     """KV memory that batches share: `pages` of the target's KV, and the draft's for so many `rows`. Made when used.
 
-    given: a pool to be used instead of a new one.
+    existing_pool: a pool to be used instead of a new one.
     """
 
     models: ModelSet
     speculation: SpeculativeConfig
     rows: int
     pages: int
-    given: PagePool | None = None
+    existing_pool: PagePool | None = None
 
     @cached_property
     def pool(self) -> PagePool:
         """The pool of all views of the target, of no row yet."""
-        if self.given:
-            return self.given.more(0)
+        if self.existing_pool:
+            return self.existing_pool.more(0)
         target = self.models.target
         unit = self._unit
         speculation = self.speculation
-        least = self.speculation.least(self.rows)
+        padding = self.speculation.least(self.rows)
         int8 = speculation.lower_bits > 0
         windows = self._windows()
-        given = self._room(windows.store.pages if windows else 0)
+        layout = self._room(windows.store.pages if windows else 0)
         features = self._features()
         pages = self.pages
         where = (target.dtype, target.device)
-        return PagePool(target.config, 0, pages, *where, unit, int8, least, given, features, windows)
+        return PagePool(target.config, 0, pages, *where, unit, int8, padding, layout, features, windows)
 
     @property
     def _unit(self) -> int:
@@ -319,22 +319,22 @@ def fused_draft(
     Returns None where these are needed. Raises ModelError where logits are not finite.
     """
     view = tier.cache
-    unseen_B = (prefix.lengths_B - view.lengths_B) * live_B
-    width = int(unseen_B.max())
+    uncached_B = (prefix.lengths_B - view.lengths_B) * live_B
+    width = int(uncached_B.max())
     run = kernels(width)
     prepare = getattr(sampling, "draws", None)  # of the samplers that such kernels know
     if not (run and prepare):
         return None
-    more = view.steps(unseen_B, count - 1)
-    draws = prepare(tier.level, more + 1, live_B)
+    extra_steps = view.steps(uncached_B, count - 1)
+    draws = prepare(tier.level, extra_steps + 1, live_B)
     if draws is None:
         return None
-    batch = view.begin(unseen_B + more * live_B, width + more)
-    tokens_BK = np.empty((len(live_B), more + 1), dtype=np.int64)
+    batch = view.begin(uncached_B + extra_steps * live_B, width + extra_steps)
+    tokens_BK = np.empty((len(live_B), extra_steps + 1), dtype=np.int64)
     probs_BKV = run(batch, (prefix.ids_BS, prefix.lengths_B, live_B), draws, tokens_BK)
     view.record(batch)
     origins_BK = np.full_like(tokens_BK, tier.level)
-    return Draft(tokens_BK, probs_BKV, origins_BK, (more + 1) * live_B)
+    return Draft(tokens_BK, probs_BKV, origins_BK, (extra_steps + 1) * live_B)
 
 
 ModeBuilder = Callable[[TierBuilder], Tier[FullView]]
@@ -418,11 +418,11 @@ def apply_plan(planned: PlannedProposal, parts: Sequence[Proposer], prefix: Sequ
     """
     plan = planned.plan
     by_name: dict[str, Any] = {tier.name: tier for tier in parts}
-    before = {tier.name for tier in tiers(parts[-1])}
+    linked_names = {tier.name for tier in tiers(parts[-1])}
     below = None
     for name, gamma in zip(plan.tiers, (*plan.gammas, 1), strict=True):
         tier = by_name[name]
-        if name not in before and isinstance(tier, Tier):
+        if name not in linked_names and isinstance(tier, Tier):
             tier.catch_up(prefix, live_B & (prefix.lengths_B - tier.cache.lengths_B > MAX_LAG))
         tier.gamma = gamma
         tier.below = below
