@@ -1,7 +1,8 @@
-"""EngineCore: prefills groups, decodes sequences together, lets them leave. It knows tokens, not text.
+"""EngineCore: prefills groups, decodes sequences together, and removes finished ones. It knows tokens, not text.
 
-Sequences of a mode are one batch, and all batches have their KV in one store. The `Scheduler` decides which prompt is
-read next, and which group is swapped out; a `PrefillPacer`, how many tokens of prompts are read between two steps.
+The sequences of a mode are one batch, and all batches have their KV in one store. The `Scheduler` decides which prompt
+is read next, and which group is swapped out. A `PrefillPacer` decides how many prompt tokens are read between two
+steps.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from triforce.planner import CostModel
 
 
 class PrefillTask(NamedTuple):
-    """A group on its way to its first tokens. passes: yields tokens seen, and tokens in all, after parts of passes."""
+    """A group whose prompts are being read. passes: yields (cached tokens, all tokens) after each part of a pass."""
 
     group: SequenceGroup
     batch: SequenceBatch
@@ -42,12 +43,12 @@ def share_prefixes(
     prefixes: PrefixCache,
     midway: bool = False,
 ) -> None:
-    """Let later prompts begin with what the rows of these sequences have seen. midway: they go on reading theirs."""
+    """Share the KV of these sequences with later prompts that begin alike. midway: their prefill is not finished."""
     pool = batch.top.cache.pool
     for b, sequence in enumerate(batch.sequences):
         if sequence not in sequences or sequence.scope is None:
             continue
-        # Strictly, what was read as a prompt is to be shared, and what was decoded is not: its bits differ.
+        # Under `strict` only KV of prompts is shared: decoded tokens have other bits.
         shared_tokens = int(pool.lengths_B[b])
         shared_tokens = (
             max(0, min(shared_tokens, len(sequence.prompt) - 1 - TAIL)) if store.speculation.strict else shared_tokens
@@ -61,7 +62,7 @@ def share_prefixes(
 
 
 def _pages_of(pool: PagePool, b: int) -> Pages:
-    """Return what finds pages in the tables of a row that stays its owner's, which gives those of windows back."""
+    """Return a function that finds pages of a row that a caller owns. A copy of the table: the row may free pages."""
     page_table = list(pool.tables[b])
     windows = pool.windows
 
@@ -75,9 +76,9 @@ def _pages_of(pool: PagePool, b: int) -> Pages:
 class EngineCore:
     """Runs the models for groups of sequences: `submit` them, then `step` until they are finished.
 
-    store: the KV, which bounds rows and pages. costs: what is known of passes and of layers to search; it is added to.
-    turn: steps after which a group makes room for those that wait; None: it never does. max_itl: seconds between two
-    steps, at most, where prompts are read between them. disk: the disk cache of this KV.
+    store: the KV, which bounds rows and pages. costs: of passes, and findings on layers to search; the core adds to
+    them. turn: steps after which a running group is swapped out for waiting ones; None: never. max_itl: most seconds
+    between two steps while prompts are read between them. disk: the disk cache of this KV.
     """
 
     def __init__(
@@ -98,17 +99,17 @@ class EngineCore:
         self._pacer = PrefillPacer(max_itl, self._target.ranks, min_tokens, strict=store.speculation.strict)
         self.prefixes = PrefixCache(store.pool, store.whole)
         self.scheduler = Scheduler(store, self.prefixes, turn)
-        self._step_seconds = 0.0  # that the latest step of all texts took
+        self._step_seconds = 0.0  # of the latest step of all texts
         self.batches: dict[str, SequenceBatch] = {}
-        """Running sequences by mode; none is empty."""
+        """Batches of running sequences by mode. No batch is empty."""
         self.prefilling: dict[SequenceGroup, PrefillTask] = {}
 
     def submit(self, groups: Sequence[SequenceGroup]) -> None:
-        """Let groups wait for their turns. Raises CacheError, and takes none, if the turn of one would never come."""
+        """Queue groups. Raises CacheError, and queues none, if one can never fit."""
         self.scheduler.add(groups)
 
     def cancel(self, group: SequenceGroup) -> None:
-        """Stop a group, and give back what it holds; what it has seen stays, unless it failed. Harmless at its end."""
+        """Stop a group, and free its rows. Its KV stays for later prompts, unless it failed. No effect at its end."""
         if group.status is Status.PREFILLING:
             batch = self.prefilling.pop(group).batch
             if not group.error:
@@ -121,9 +122,9 @@ class EngineCore:
         self.scheduler.remove(group)
 
     def swap_out(self, group: SequenceGroup) -> None:
-        """Copy what a running group holds to host memory, and let it wait again behind all others.
+        """Copy the state of a running group to host memory, free its rows, and queue it behind all others.
 
-        Its text will be the same. A group that goes on with a memory of its owner's keeps it.
+        Its text does not change. A group that continues a caller's view is not swapped out.
         """
         if group.status is Status.RUNNING and not group.memory:
             group.swapped = [self.batches[group.mode].swap_out(sequence) for sequence in group.unfinished]
@@ -131,27 +132,27 @@ class EngineCore:
             self.scheduler.requeue(group)
 
     def close(self) -> None:
-        """Cancel all groups, and forget what was read."""
+        """Cancel all groups, and forget all shared prefixes."""
         while self.scheduler.groups:
             self.cancel(self.scheduler.groups[-1])
         self._forget()
 
     def write_behind(self, stop: Callable[[], object]) -> None:
-        """Hand what the disk cache is to keep to its thread, until `stop` says so. For when nothing else is to do."""
+        """Hand pending segments to the thread of the disk cache, until `stop` returns true. For an idle engine."""
         if self.disk:
             self.disk.write_all(stop)
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens whose K and V are held for rows."""
+        """Number of tokens whose K and V are cached for rows."""
         reading = (task.batch for task in self.prefilling.values())
         return sum(int(batch.top.cache.lengths_B.sum()) for batch in [*self.batches.values(), *reading])
 
     def step(self) -> list[tuple[TokenSequence, int]]:
-        """Read some of the prompts, then make one proposal for each row. Returns how many tokens each sequence took.
+        """Read parts of prompts, then make one proposal for each row. Returns each sequence with its number of new tokens.
 
-        Sequences at their ends have left. A group that fails has its `error`, and no other group does; but what breaks
-        a pass of several ranks is raised.
+        Finished sequences have left their batch. A failure sets `error` of its group, and other groups go on. With
+        several ranks a failed pass raises.
         """
         if any(group.status is not Status.RUNNING for group in self.scheduler.groups):
             self._read_prompts()
@@ -161,7 +162,7 @@ class EngineCore:
         return outputs
 
     def _read_prompts(self) -> None:
-        """Read some of the prompts that wait, as long as there is time; make room where a group has had its turn."""
+        """Read parts of waiting prompts while there is time. If none fits, swap out a group that has had its turn."""
         self._pacer.begin(running=bool(self.batches), step_seconds=self._step_seconds)
         while self._admit():
             self._prefill_once(self.prefilling[self.scheduler.next_to_read()])
@@ -171,21 +172,21 @@ class EngineCore:
             self.swap_out(group)
 
     def finish(self, sequence: TokenSequence, surplus: int) -> None:
-        """End a sequence before its last `surplus` tokens, as a stop string ends there. It may have left already."""
+        """End a sequence before its last `surplus` tokens, at a stop string. It may have left its batch already."""
         sequence.cut(surplus)
         for mode, batch in list(self.batches.items()):
             if sequence in batch.sequences:
                 self._leave(mode, [sequence])
 
     def _admit(self) -> bool:
-        """Begin with groups that the scheduler admits. Returns whether there are prompts to read."""
+        """Start the groups that the scheduler admits. Returns whether there are prompts to read."""
         while admitted := self.scheduler.admit():
             self._begin(*admitted)
             self.store.pool.disown(*admitted[1])
         return bool(self.prefilling)
 
     def _begin(self, group: SequenceGroup, prefix: PrefixPages) -> None:
-        """Make the batch of a group, on all ranks or on none."""
+        """Make the batch of a group, on all ranks or on no rank."""
         group.started = group.started or perf_counter()
         group.steps = 0
         batch = None
@@ -215,13 +216,13 @@ class EngineCore:
         store = self.store
         costs = self._costs if group.mode == "auto" else None
         findings = None
-        if store.speculation.retrieval.searched_layers is None:  # couplings other than `seeded` must not share them
+        if store.speculation.retrieval.searched_layers is None:  # only under `seeded` may texts share findings
             findings = self._costs.layers if self._coupling == "seeded" else {}
         how = store.models, MODES[group.mode], store.speculation, self._coupling
         return SequenceBatch(*how, group.unfinished, group.memory, costs, findings, store, prefix)
 
     def _prefill_once(self, task: PrefillTask) -> None:
-        """Read a part of the prompts of a group."""
+        """Read one part of the prompts of a group. At their end its sequences join the batch of their mode."""
         (group, batch, pace, passes), read, started = task, False, perf_counter()
         try:
             progress = next(passes, None)
@@ -239,7 +240,7 @@ class EngineCore:
                 group.on_prefill(*progress)
         except Exception as error:
             self._raise_if_shared(error)
-            if read:  # whoever raises in `on_prefill` gives the text up, and what was read of it stays
+            if read:  # an error in `on_prefill` gives up the text, and its KV so far stays shared
                 self.cancel(group)
             group.fail(error)
             return self.cancel(group)
@@ -255,7 +256,7 @@ class EngineCore:
                 self.batches[group.mode] = batch
 
     def _decode(self) -> list[tuple[TokenSequence, int]]:
-        """One step of each batch. Returns how many tokens each sequence took of it."""
+        """Run one step of each batch. Returns each sequence with its number of new tokens."""
         outputs = list[tuple[TokenSequence, int]]()
         seconds = 0.0
         for mode, batch in list(self.batches.items()):
@@ -275,7 +276,7 @@ class EngineCore:
         return outputs
 
     def _fail(self, mode: str, error: Exception) -> None:
-        """Cancel the groups of a mode whose pass failed: what its rows hold, and what they share, is unknown."""
+        """Cancel the groups of a mode whose pass failed, and drop shared prefixes: the content of their KV is unknown."""
         self._raise_if_shared(error)
         self._forget()
         for group in [group for group in self.scheduler.running if group.mode == mode]:
@@ -283,19 +284,19 @@ class EngineCore:
             self.cancel(group)
 
     def _raise_if_shared(self, error: Exception) -> None:
-        """Raise it if several ranks are in that pass: others may have come through, or wait in it."""
+        """Raise `error` if several ranks run the pass: other ranks may have finished it, or wait in it."""
         if self._target.ranks.count > 1:
             raise error
 
     def _leave(self, mode: str, finished: list[TokenSequence]) -> None:
-        """Let finished sequences leave their batch, and groups without others leave the queue."""
+        """Remove finished sequences from their batch, and groups without unfinished ones from the scheduler."""
         share_prefixes(self.batches[mode], finished, self.store, self.prefixes)
         self._drop(mode, finished)
         for group in [group for group in self.scheduler.running if not group.unfinished]:
             self.scheduler.remove(group)
 
     def _drop(self, mode: str, sequences: Sequence[TokenSequence]) -> None:
-        """Let sequences leave, if they are still there: what they hold is given back."""
+        """Remove sequences from the batch of a mode, if they are in it, and free their rows."""
         if not (batch := self.batches.get(mode)):
             return
         rows = [b for b, sequence in enumerate(batch.sequences) if sequence not in sequences]
@@ -309,7 +310,7 @@ class EngineCore:
             del self.batches[mode]
 
     def _forget(self) -> None:
-        """Forget what was read, in memory; on disk stays what is there."""
+        """Forget all shared prefixes in memory. Files of the disk cache stay."""
         self.prefixes.close()
         if self.disk:
             self.disk.forget()
