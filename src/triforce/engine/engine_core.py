@@ -149,7 +149,7 @@ class EngineCore:
         return sum(int(batch.top.cache.lengths_B.sum()) for batch in [*self.batches.values(), *reading])
 
     def step(self) -> list[tuple[TokenSequence, int]]:
-        """Read parts of prompts, then make one proposal for each row. Returns each sequence with its number of new tokens.
+        """Read parts of prompts, then make one proposal for each row. Returns (sequence, new tokens) pairs.
 
         Finished sequences have left their batch. A failure sets `error` of its group, and other groups go on. With
         several ranks a failed pass raises.
@@ -276,7 +276,7 @@ class EngineCore:
         return outputs
 
     def _fail(self, mode: str, error: Exception) -> None:
-        """Cancel the groups of a mode whose pass failed, and drop shared prefixes: the content of their KV is unknown."""
+        """Cancel the groups of a mode whose pass failed, and drop shared prefixes: their KV may be wrong."""
         self._raise_if_shared(error)
         self._forget()
         for group in [group for group in self.scheduler.running if group.mode == mode]:

@@ -51,7 +51,7 @@ class EngineParts:
         return prompt_file.SavedCache(path, self._cache_fingerprint(pool))
 
     def prompt_saver(self, path: Path, pool: PagePool, prompt: list[int]) -> Callable[[FullView], None]:
-        """Reserve disk space, and return a function that writes the file. If that fails, it warns and the text goes on."""
+        """Reserve disk space, and return a function that writes the file. If that fails, it only warns."""
         fingerprint = self._cache_fingerprint(pool)
         reserved = prompt_file.reserve(path, prompt_file.size_of(pool, len(prompt) - 1))
 
@@ -69,7 +69,7 @@ class EngineParts:
         return prompt_file.CacheFingerprint(self.pair.cached_by, self._kernels(pool))
 
     def _kernels(self, pool: PagePool) -> str:
-        """Return the name of the kernels that compute a pool's bits. Saved prompts and the disk cache share the name."""
+        """Return the name of the kernels that compute a pool's bits: one for saved prompts and the disk cache."""
         return f"{dispatch.identity(self.pair.decoders.target.model, pool.kv)}, {dispatch.build()}"
 
 

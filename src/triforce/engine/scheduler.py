@@ -159,7 +159,7 @@ class Scheduler:
         group.status = Status.SWAPPED
 
     def admit(self) -> tuple[SequenceGroup, PrefixPages] | None:
-        """Return the next group to prefill, and cached pages that it begins with; None if no group fits or should start.
+        """Return the next group to prefill, and cached pages that it begins with; None: no group can start.
 
         The caller holds a reference to these pages until it calls `disown`.
         """
