@@ -249,9 +249,10 @@ class LLMInputs:
     sampling_defaults: dict[str, Any]
 
     def sampling_params(self, *, chat: bool = False, **values: Any) -> SamplingParams:
-        """Return `SamplingParams` with these values, and of the others (None) those that the model's files name.
+        """Return `SamplingParams` with these values. Values that are None or missing come from the model's files.
 
-        chat: where these name none, they are temperature 0.8, top_k 40, top_p 0.95, min_p 0.05. Raises RequestError.
+        chat: values that these files do not name are temperature 0.8, top_k 40, top_p 0.95, min_p 0.05. Raises
+        RequestError.
         """
         require_bool("chat", chat)
         defaults = chat_defaults(self.sampling_defaults) if chat else self.sampling_defaults

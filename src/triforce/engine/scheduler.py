@@ -1,7 +1,7 @@
 """Scheduler: which group is prefilled next, how much of it, and which group is swapped out. It runs no model.
 
 A group is admitted once there are rows and pages of KV for its longest possible texts. The oldest group comes first;
-where there is room for several, a group is also admitted if its prompt is shorter than the unread rest of those that
+where there is room for several, a group is also admitted if its prompt is shorter than the unread rest of all that
 are being read. Among them the prompt with the fewest unread tokens is read next, and each `OLDEST_EVERY`-th time the
 oldest, so that none starves. Where turns are limited, a group that has had its turn is swapped out, and waits again
 behind the others.

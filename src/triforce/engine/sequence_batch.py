@@ -103,9 +103,8 @@ class SequenceBatch:
         searching = self._plan(live_B, lengths)
         planned = perf_counter()
         draft = self.top.propose(self.prefix, self.sampling, live_B)
-        self.prefix = SequenceState(
-            self.prefix.ids_BS, self.prefix.lengths_B + draft.counts_B
-        )  # the full tier has written the ids
+        # The full tier has written the ids.
+        self.prefix = SequenceState(self.prefix.ids_BS, self.prefix.lengths_B + draft.counts_B)
         accepted = self._accept(draft, live)
         if self.top.keeps_logits:
             self._note_logprobs(accepted)
