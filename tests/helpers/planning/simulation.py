@@ -47,12 +47,12 @@ class ReplayedNgrams(NgramProposer):
         super().__init__(len(replay.positions))
         self.replay, self._at = replay, [-PROMPT_TAIL] * len(replay.positions)
 
-    def hindsight(self, prefix: SequenceState, b: int, most: int) -> Iterator[tuple[int, int, bool]]:
-        places = range(self._at[b], self.replay.positions[b] - most + 1, STRIDE)
+    def hindsight(self, prefix: SequenceState, b: int, compared_tokens: int) -> Iterator[tuple[int, int, bool]]:
+        places = range(self._at[b], self.replay.positions[b] - compared_tokens + 1, STRIDE)
         for place in places:
             at = (place + ROLLED * b) % TOKENS if place >= 0 else place
             match, hits = self.replay.trace.match(at)
-            yield match, min(hits, most), place >= 0
+            yield match, min(hits, compared_tokens), place >= 0
         if places:
             self._at[b] = places[-1] + STRIDE
 
