@@ -199,10 +199,8 @@ class EngineCore:
         if self._target.ranks.all_true(batch is not None) and batch:
             pace = PacedPrompt(self._pacer)
             self.prefilling[group] = PrefillTask(group, batch, pace, group.prefill(batch, pace.grant, self.disk))
-            group.status, group.unread_tokens = (
-                Status.PREFILLING,
-                max(0, group.prompt_tokens - len(prefix.pages) * PAGE),
-            )
+            group.status = Status.PREFILLING
+            group.unread_tokens = max(0, group.prompt_tokens - len(prefix.pages) * PAGE)
             return
         self.scheduler.remove(group)
         if batch:

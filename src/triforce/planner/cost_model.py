@@ -70,8 +70,8 @@ class AcceptanceHistory:
 
     def expected(self, case: Case) -> tuple[float, float]:
         """Return the mean acceptance to expect, and the number of tokens that it rests on."""
-        *case_without_factor, factor = case
-        mean, tokens = self._mean((*case_without_factor, 1.0), PRIOR_ACCEPTANCE[case[0]], CONFIG.prior_tokens)  # type: ignore[arg-type]
+        *base_case, factor = case
+        mean, tokens = self._mean((*base_case, 1.0), PRIOR_ACCEPTANCE[case[0]], CONFIG.prior_tokens)  # type: ignore[arg-type]
         if factor != 1.0:
             prior = max(0.0, 1 - (1 - mean) * factor**-CONFIG.budget_exponent)
             mean, tokens = self._mean(case, prior, min(CONFIG.budget_tokens, tokens))
