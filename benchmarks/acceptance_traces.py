@@ -33,7 +33,7 @@ from triforce.eval.context import tokenizer_of
 from triforce.kvcache import RetrievalView
 from triforce.planner.cost_model import MAX_GAMMA
 from triforce.speculation import Draft, Tier
-from triforce.speculation.ngram import ALONE, TRIED, NgramIndex
+from triforce.speculation.ngram import MIN_MATCH_ALONE, PROMPT_TAIL, NgramIndex
 
 FILE = "tests/data/acceptance_traces.npz"
 TOKENS = 1024  # of a trace
@@ -102,11 +102,11 @@ def drafted(tokens: list[int]) -> Draft:
 
 
 def ngrams(prompt: list[int], text: list[int]) -> np.ndarray:
-    """Matches and hits (2, TRIED + TOKENS) at each place from `TRIED` before the prompt's end on."""
-    ids, index = np.array(prompt + text), NgramIndex(ALONE)
-    found = np.zeros((2, TRIED + TOKENS), np.uint8)
-    for i in range(TRIED + TOKENS):
-        place = len(prompt) - TRIED + i
+    """Matches and hits (2, PROMPT_TAIL + TOKENS) at each place from `PROMPT_TAIL` before the prompt's end on."""
+    ids, index = np.array(prompt + text), NgramIndex(MIN_MATCH_ALONE)
+    found = np.zeros((2, PROMPT_TAIL + TOKENS), np.uint8)
+    for i in range(PROMPT_TAIL + TOKENS):
+        place = len(prompt) - PROMPT_TAIL + i
         index.read(ids[:place])
         match, after = index.match(ids[:place])
         if match:
@@ -157,7 +157,7 @@ def measure(options: Namespace) -> None:
         name = f"{model} {options.workload} {options.context} {temperature:g} {stem}"
         add(Path(options.traces), name, facts, found)
         shares = [f"{fact} {(facts >> n & 1).mean():.3f}" for n, fact in enumerate(FACTS)]
-        print(f"{name}: {', '.join(shares)}, match {(found[0] >= ALONE).mean():.2f}", flush=True)
+        print(f"{name}: {', '.join(shares)}, match {(found[0] >= MIN_MATCH_ALONE).mean():.2f}", flush=True)
 
 
 def add(file: Path, name: str, facts: np.ndarray, ngrams: np.ndarray) -> None:

@@ -72,13 +72,13 @@ def test_balance_that_was_kept_is_not_measured_again(monkeypatch: pytest.MonkeyP
     count = len(turns)
     require_balances()
     assert len(turns) == count > 0
-    assert break_even.measured() == dict.fromkeys(("float32", "bfloat16", "int16", "int8", "int8 KV"), 10.0)
+    assert break_even.saved_balances() == dict.fromkeys(("float32", "bfloat16", "int16", "int8", "int8 KV"), 10.0)
 
 
 @pytest.mark.parametrize("damage", ["", "[]", '{"bfloat16": "x"}', '{"bfloat16": -1}', '{"bfloat16": NaN}', "{"])
 def test_corrupt_balance_file_is_as_good_as_none(damage: str, cache: Path) -> None:
-    break_even.keep({"bfloat16": 12.0, "float32": 10.0})
+    break_even.save_balances({"bfloat16": 12.0, "float32": 10.0})
     (file,) = cache.glob("balance-*")
-    assert break_even.measured() == json.loads(file.read_text())
+    assert break_even.saved_balances() == json.loads(file.read_text())
     file.write_text(damage)
-    assert not break_even.measured()
+    assert not break_even.saved_balances()

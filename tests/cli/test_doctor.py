@@ -34,7 +34,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("PROMPT", 100), ("NEW", 3), ("VOCABULARY", 600)):
         monkeypatch.setattr(checkup, name, value)
     monkeypatch.setattr(tier_builder, "STRICT_ROWS", 1)
-    monkeypatch.setattr(tier_builder, "FARTHEST", (1, 1))
+    monkeypatch.setattr(tier_builder, "MAX_AUTO_TOKENS", (1, 1))
     monkeypatch.setattr(roofline, "COPIED", (1 << 12, 1 << 12))
     monkeypatch.setattr(roofline, "SIZE", (16, 16))
     monkeypatch.chdir(tmp_path)

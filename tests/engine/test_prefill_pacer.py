@@ -6,7 +6,7 @@ import pytest
 
 from triforce.distributed.group import ALONE
 from triforce.engine import scheduler
-from triforce.engine.scheduler import LEAST, UNKNOWN, PrefillPacer
+from triforce.engine.scheduler import FIRST_PASS_TOKENS, MIN_PASS_TOKENS, PrefillPacer
 
 
 class Machine:
@@ -24,7 +24,7 @@ class Machine:
         granted = pacer.grant(tier, tokens)
         took = self.fixed + self.each * granted
         self.now += took
-        pacer.passed(tier, granted, took)
+        pacer.record_pass(tier, granted, took)
         return granted
 
     def turn(self, pacer: PrefillPacer, tokens: int, step: float) -> tuple[list[int], float]:
@@ -33,7 +33,7 @@ class Machine:
         pacer.begin(running=True, step_seconds=self.step_seconds)
         while sum(granted) < tokens:
             granted.append(self.read(pacer, tokens - sum(granted)))
-            if not pacer.more():
+            if not pacer.has_time():
                 break
         self.now += step
         self.step_seconds = step
@@ -54,13 +54,13 @@ SPEEDS = [(0.0, 1e-5), (0.004, 2e-4), (0.01, 1e-3), (0.02, 2.5e-3)]
 @pytest.mark.parametrize("step", [0.0, 0.03, 0.1])
 def test_pacer_bound_holds_at_known_speed(machine: Machine, step: float) -> None:
     pacer = PrefillPacer(0.2, ALONE)
-    machine.turn(pacer, UNKNOWN, step)
+    machine.turn(pacer, FIRST_PASS_TOKENS, step)
     left, gaps = 7000, list[float]()
     while left > 0:
         granted, gap = machine.turn(pacer, left, step)
         left -= sum(granted)
         gaps.append(gap)
-    assert max(gaps) <= 0.2 + machine.fixed + LEAST * machine.each + 1e-9
+    assert max(gaps) <= 0.2 + machine.fixed + MIN_PASS_TOKENS * machine.each + 1e-9
     if len(gaps) > 4:  # and it is made use of
         assert sorted(gaps)[len(gaps) // 2] >= 0.7 * 0.2
 
@@ -69,9 +69,9 @@ def test_pacer_bound_holds_at_known_speed(machine: Machine, step: float) -> None
 def test_pacer_slow_model_still_progresses(machine: Machine) -> None:
     """Where not even the least pass fits the bound, one is made between two steps."""
     pacer = PrefillPacer(0.2, ALONE)
-    machine.turn(pacer, UNKNOWN, 0.3)
+    machine.turn(pacer, FIRST_PASS_TOKENS, 0.3)
     for _ in range(3):
-        assert machine.turn(pacer, 1000, 0.3)[0] == [LEAST]
+        assert machine.turn(pacer, 1000, 0.3)[0] == [MIN_PASS_TOKENS]
 
 
 @pytest.mark.parametrize("machine", [(0.01, 1e-3)], indirect=True)
@@ -79,22 +79,22 @@ def test_pacer_reads_all_without_running_texts(machine: Machine) -> None:
     pacer = PrefillPacer(0.2, ALONE)
     pacer.begin(running=False)
     assert machine.read(pacer, 512) == 512
-    assert not pacer.more(), "the others have come in the meantime"
+    assert not pacer.has_time(), "the others have come in the meantime"
 
 
 @pytest.mark.parametrize("machine", [(0.01, 1e-3)], indirect=True)
 def test_pacer_tiers_have_own_speeds(machine: Machine) -> None:
     pacer = PrefillPacer(0.2, ALONE)
-    machine.turn(pacer, UNKNOWN, 0.0)
+    machine.turn(pacer, FIRST_PASS_TOKENS, 0.0)
     pacer.begin(running=True)
-    assert machine.read(pacer, 5000, "draft") == UNKNOWN
+    assert machine.read(pacer, 5000, "draft") == FIRST_PASS_TOKENS
     pacer.begin(running=True)
-    assert UNKNOWN < machine.read(pacer, 5000, "full") < 200
+    assert FIRST_PASS_TOKENS < machine.read(pacer, 5000, "full") < 200
 
 
 @pytest.mark.parametrize("machine", [(0.01, 1e-3)], indirect=True)
 def test_pacer_strict_ignores_clock(machine: Machine) -> None:
     pacer = PrefillPacer(0.2, ALONE, strict=True)
-    machine.turn(pacer, UNKNOWN, 0.1)
+    machine.turn(pacer, FIRST_PASS_TOKENS, 0.1)
     pacer.begin(running=True)
     assert machine.read(pacer, 8192) == 8192

@@ -26,7 +26,7 @@ def test_short_prompt_is_read_beside_long_one(folder: Path) -> None:
             assert not isinstance(event, Exception), event
             if one not in order:
                 order.append(one)
-                left = [group.left for group in texts.core.prefilling]
+                left = [group.unread_tokens for group in texts.core.prefilling]
             if isinstance(event, RequestOutput):
                 check_same(event.outputs, alone(model, len(one.prompt), mode="ar"))
         if order == [short]:
@@ -44,7 +44,7 @@ def test_long_prompt_does_not_starve_behind_short_ones(folder: Path) -> None:
     texts.step()
     asked = 0
     while long.groups[0].status is not Status.RUNNING:
-        if not any(group.left for group in texts.core.scheduler.groups if group is not long.groups[0]):
+        if not any(group.unread_tokens for group in texts.core.scheduler.groups if group is not long.groups[0]):
             asked += 1
             texts.submit([request(model, 190 + asked % 2, "ar", scope=str(asked), max_tokens=1)])
         texts.step()

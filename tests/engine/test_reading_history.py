@@ -26,25 +26,25 @@ TEXT = ids(1000)
 )
 def test_reason_names_first_token_that_differs(prompt: list[int], cached: int, said: str) -> None:
     history = ReadingHistory()
-    history.note("a", TEXT)
-    assert history.why("a", prompt, cached) == said
+    history.record("a", TEXT)
+    assert history.reread_reason("a", prompt, cached) == said
 
 
 def test_other_scopes_texts_give_no_reason() -> None:
     history = ReadingHistory()
-    history.note("a", TEXT)
-    assert history.why("b", TEXT, 0) == "nothing that was read lately begins like it"
+    history.record("a", TEXT)
+    assert history.reread_reason("b", TEXT, 0) == "nothing that was read lately begins like it"
 
 
 def test_history_keeps_latest_texts_and_scopes() -> None:
     history = ReadingHistory()
     for text in range(TEXTS + 1):
-        history.note("a", [text, *TEXT])
-    assert history.why("a", [0, *TEXT], 0).startswith("nothing")
-    assert history.why("a", [1, *TEXT], 0).startswith("its first")
+        history.record("a", [text, *TEXT])
+    assert history.reread_reason("a", [0, *TEXT], 0).startswith("nothing")
+    assert history.reread_reason("a", [1, *TEXT], 0).startswith("its first")
     for scope in range(SCOPES):
-        history.note(str(scope), TEXT)
-    assert history.why("a", [1, *TEXT], 0).startswith("nothing")
+        history.record(str(scope), TEXT)
+    assert history.reread_reason("a", [1, *TEXT], 0).startswith("nothing")
 
 
 def test_output_of_scored_prompt_says_why_it_was_read(folder: Path) -> None:

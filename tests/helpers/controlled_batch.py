@@ -62,7 +62,7 @@ def random_plans(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
 
 def think_always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let controllers choose before every proposal, the first of a process too."""
-    always = replace(CONFIG, think_ratio=0.0, listen_ratio=0.0, first_proposals=0, first_seconds=0.0)
+    always = replace(CONFIG, replan_ratio=0.0, scan_ratio=0.0, first_proposals=0, first_seconds=0.0)
     monkeypatch.setattr(planner_controller, "CONFIG", always)
     monkeypatch.setattr(controller, "CONFIG", always)
 

@@ -28,7 +28,7 @@ class ByChunks(PrefillPacer):
         self.read += tokens
         return super().grant(tier, tokens)
 
-    def more(self) -> bool:
+    def has_time(self) -> bool:
         return self.read < READ
 
 

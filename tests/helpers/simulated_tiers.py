@@ -11,7 +11,7 @@ import numpy as np
 
 from triforce.engine.tier_builder import apply_plan
 from triforce.planner import Plan, PlanController
-from triforce.planner.controller import ENDLESS
+from triforce.planner.controller import UNKNOWN_LENGTH
 from triforce.planner.plan import Estimates, NgramOdds, expected, plan_space, proposals
 from triforce.planner.planner_config import AMONG_MODELS
 
@@ -118,14 +118,16 @@ class SimulatedTiers:
         return propose(len(plan.tiers) - 1), spent
 
 
-def steer(it: PlanController, prefix: Any, live_B: Any = LIVE, left: Callable[[], int] = lambda: ENDLESS) -> None:
+def steer(
+    it: PlanController, prefix: Any, live_B: Any = LIVE, left: Callable[[], int] = lambda: UNKNOWN_LENGTH
+) -> None:
     """Let a controller plan the next proposal, and its tiers go by that."""
     apply_plan(it.steer(prefix, live_B, left), it.tiers, prefix, live_B)
 
 
 def force(it: PlanController, plan: Plan, prefix: Any, live_B: Any = LIVE) -> None:
     """Let a controller and its tiers go by this plan."""
-    it.adopt(plan)
+    it.switch(plan)
     apply_plan(it.planned, it.tiers, prefix, live_B)
 
 

@@ -14,7 +14,7 @@ from triforce.model.config import Architecture, Experts, LayerKind, ModelConfig
 from triforce.model.expert_unions import experts_touched
 from triforce.model.rope import Rope
 from triforce.planner.break_even import GAIN, STEP, UNBOUND, Balance, BreakEven, contexts
-from triforce.planner.pass_costs import LEAST_BYTES, TierWork, usual_machine
+from triforce.planner.pass_costs import LEAST_BYTES, TierWork, default_machine
 
 LLAMA_8B = ModelConfig(
     128_256, 4096, 14_336, 32, 32, 8, 128, 1e-5, tied=False, context=131_072, rope=Rope(torch.ones(64), 1.0)
@@ -61,7 +61,7 @@ def test_speculation_by_windows_or_experts_pays_later() -> None:
     assert begins is not None
     for other in (windowed, MIXTURE):
         assert (even(other).pays_from() or LLAMA_8B.context) > begins
-    assert replace(even(MIXTURE), alike=True).pays_from() in range(begins, begins + 2 * STEP)  # it has routers
+    assert replace(even(MIXTURE), shared_experts=True).pays_from() in range(begins, begins + 2 * STEP)  # it has routers
     assert even(replace(windowed, context=8192)).pays_from() is None
 
 
@@ -77,7 +77,7 @@ def test_speculation_with_more_arithmetic_pays_earlier(config: ModelConfig, numb
 
 def test_passes_take_the_longer_of_bytes_and_operations() -> None:
     """Of the weights and of the KV each, beside what begins a pass."""
-    begins = LEAST_BYTES + usual_machine()[1] * LLAMA_8B.layers
+    begins = LEAST_BYTES + default_machine()[1] * LLAMA_8B.layers
     weights, kv = 2.0 * LLAMA_8B.weights_read, 2.0 * LLAMA_8B.kv_size * 4096
 
     def taken(width: int, *balance: float) -> float:

@@ -68,7 +68,7 @@ def test_plain_text_with_signal_is_planned(monkeypatch: pytest.MonkeyPatch) -> N
         goes_on(it, prefix, 400)
         return len(weighed)
 
-    assert times(0) < times(CONFIG.heard_tokens)
+    assert times(0) < times(CONFIG.replan_hits)
 
 
 def test_similar_plain_texts_are_seldom_planned(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +78,7 @@ def test_similar_plain_texts_are_seldom_planned(monkeypatch: pytest.MonkeyPatch)
         goes_on(it, prefix, 5)
         it.close(prefix)
         thoughts.append(len(weighed))
-        assert it.plain > 0 and it.choice.rate == it.plain
+        assert it.plain_rate > 0 and it.choice.rate == it.plain_rate
     assert thoughts[0] >= 1 and sum(thoughts) <= 6
     it, prefix, _, weighed = listening(monkeypatch, costs)
     it.beliefs.acceptance.temperature += 1  # texts of another kind
@@ -89,38 +89,38 @@ def test_similar_plain_texts_are_seldom_planned(monkeypatch: pytest.MonkeyPatch)
 def test_kept_times_are_those_left_over() -> None:
     it = Cadence()
     it.elapsed = 1.0
-    it.heard(0, 0.01, least=0.0)
-    it.thought(0.1, Plan())
+    it.record_scan(0, 0.01, min_wait=0.0)
+    it.record_replan(0.1, Plan())
     it.elapsed = 1.5
-    following = it.next(won=False, seconds=0.0)
-    assert following.listen_at == pytest.approx(0.01 * CONFIG.listen_ratio - 0.5)
-    assert following.think_at == pytest.approx(0.1 * CONFIG.think_ratio * CONFIG.patience_step - 0.5)
-    assert it.next(won=True, seconds=0.0).listen_at == 0
+    following = it.for_next_text(won=False, seconds=0.0)
+    assert following.scan_at == pytest.approx(0.01 * CONFIG.scan_ratio - 0.5)
+    assert following.replan_at == pytest.approx(0.1 * CONFIG.replan_ratio * CONFIG.backoff_step - 0.5)
+    assert it.for_next_text(won=True, seconds=0.0).scan_at == 0
 
 
 def test_texts_that_seem_to_repeat_in_vain_are_asked_about_less() -> None:
     """Each predicts as many tokens at once, as a prompt does that ends with a passage of itself."""
     asked, it = list[bool](), Cadence()
     for _ in range(24):
-        it = it.next(won=False, seconds=0.0)
-        it.think_at = 1e9  # only n-grams call
-        it.heard(2 * CONFIG.heard_tokens, 1e-5, least=0.0)
+        it = it.for_next_text(won=False, seconds=0.0)
+        it.replan_at = 1e9  # only n-grams call
+        it.record_scan(2 * CONFIG.replan_hits, 1e-5, min_wait=0.0)
         asked.append(it.cause is not None)
         if it.cause:
             assert it.cause is Cause.REPEATS
-            it.thought(1e-3, Plan())
+            it.record_replan(1e-3, Plan())
     assert asked[0] and 1 < sum(asked) <= 12 and not asked[-1]
-    again = it.next(won=True, seconds=0.0)
-    again.think_at = 1e9
-    again.heard(CONFIG.heard_tokens, 1e-5, least=0.0)
+    again = it.for_next_text(won=True, seconds=0.0)
+    again.replan_at = 1e9
+    again.record_scan(CONFIG.replan_hits, 1e-5, min_wait=0.0)
     assert again.cause
 
 
 def test_long_text_is_planned_at_once_and_short_one_is_not() -> None:
     ended = Cadence()
-    ended.thought(0.1, Plan())
+    ended.record_replan(0.1, Plan())
     for seconds, waits in ((1.0, True), (100.0, False)):
-        assert (ended.next(won=False, seconds=seconds).cause is None) is waits
+        assert (ended.for_next_text(won=False, seconds=seconds).cause is None) is waits
 
 
 def test_batch_ending_before_proposal_is_not_remembered() -> None:

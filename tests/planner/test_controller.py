@@ -13,7 +13,7 @@ from tests.helpers.controlled_batch import DEEP, LIVE, known, steered
 from tests.helpers.simulated_tiers import SimulatedTiers, estimates, force, steer
 from triforce.engine.tier_builder import apply_plan, tiers
 from triforce.planner import CostModel, Plan, PlanController, PlannedProposal
-from triforce.planner.controller import TOGETHER, Account
+from triforce.planner.controller import MAX_PENDING, RegretAccount
 from triforce.planner.forecast import Candidate, Cause, Choice, State, best, candidates
 from triforce.planner.planner_config import AMONG_MODELS, CONFIG
 
@@ -88,12 +88,12 @@ def test_controller_plans_and_engine_applies(full: float, plan: Plan) -> None:
 
 
 def test_account_bounds_what_trials_lose() -> None:
-    it = Account(plain=1.0)
+    it = RegretAccount(plain_seconds=1.0)
     credit = CONFIG.allowed_loss * CONFIG.credit_tokens
     assert it.headroom == pytest.approx(credit)
-    it.enter(tokens=1.0, seconds=3.0, plain=False)
+    it.record(tokens=1.0, seconds=3.0, plain=False)
     assert it.headroom < 0
-    it.enter(tokens=100.0, seconds=500.0, plain=True)  # plain decoding loses nothing
+    it.record(tokens=100.0, seconds=500.0, plain=True)  # plain decoding loses nothing
     assert it.headroom == pytest.approx(credit - 2.0 + 101 * CONFIG.allowed_loss)
 
 
@@ -119,30 +119,30 @@ def test_losses_make_bounds_lower_until_something_is_won() -> None:
 
     before = least()
     for won, losses in ((1.0, 0), (-1.0, 1)):  # a machine that was interrupted lost nothing
-        it.account.won = won
+        it.account.gain_seconds = won
         force(it, DEEP, batch.prefix)
         it.observe([100], 1, 2.0)
         steer(it, batch.prefix)
         assert it.choice.cause is Cause.LOSS and it.account.losses == losses
     assert least() < before
-    it.account.won = 0.0
-    it.account.enter(tokens=100.0, seconds=1e-3, plain=False)
+    it.account.gain_seconds = 0.0
+    it.account.record(tokens=100.0, seconds=1e-3, plain=False)
     assert it.account.losses == 0 and least() == pytest.approx(before)
-    assert Account(1.0, losses=3).next().losses == 0
+    assert RegretAccount(1.0, losses=3).for_next_text().losses == 0
 
 
 def test_controller_of_plain_decoding_learns_and_wakes() -> None:
     it, batch = steered(known(full=1e-4), steps=1)
     assert it.plan == Plan()
-    it._cadence.due_at = it._cadence.think_at = 1e9
-    concluded = Mock(wraps=it.conclude)
-    it.conclude = concluded  # type: ignore[method-assign]
-    for _ in range(TOGETHER + 2):
+    it._cadence.due_at = it._cadence.replan_at = 1e9
+    concluded = Mock(wraps=it.update_beliefs)
+    it.update_beliefs = concluded  # type: ignore[method-assign]
+    for _ in range(MAX_PENDING + 2):
         it.observe([100], 1, 1e-4)
         steer(it, batch.prefix)
     assert concluded.call_count == 1 and it.plan == Plan()
     it.choose = Mock(return_value=Choice(DEEP))  # type: ignore[method-assign]
-    it._cadence.due_at = it._cadence.think_at = it._cadence.elapsed
+    it._cadence.due_at = it._cadence.replan_at = it._cadence.elapsed
     steer(it, batch.prefix)
     assert it.choice.plan == DEEP
 
@@ -164,7 +164,7 @@ def test_no_pass_is_forgotten_before_it_is_learnt(monkeypatch: pytest.MonkeyPatc
             it.by_name["draft"].counters.record_passes(LIVE, 1e-6)
         it.observe([100], 1, 1e-3)
         steer(it, batch.prefix)
-    it.conclude(batch.prefix)
+    it.update_beliefs(batch.prefix)
     assert it.plan == it.choice.plan and sum(drafts) == 40 * 8 * 16
 
 
@@ -174,11 +174,11 @@ def test_controller_plain_decoding_is_retried_where_gain_is_small() -> None:
         seen = []
         steer(it, batch.prefix)
         it._cadence.due_at = 1e9
-        it.choice = replace(it.choice, rate=gain * it.plain)
+        it.choice = replace(it.choice, rate=gain * it.plain_rate)
         for _ in range(3 * CONFIG.probe_every):
             steer(it, batch.prefix)
-            seen.append(it.plan == Plan() and it.followed.state is State.PROBING)
-        assert least * CONFIG.probed <= sum(seen) <= 2 * least * CONFIG.probed
+            seen.append(it.plan == Plan() and it.choice_in_use.state is State.PROBING)
+        assert least * CONFIG.probe_proposals <= sum(seen) <= 2 * least * CONFIG.probe_proposals
 
 
 def test_controller_overhead_is_shared_among_passes() -> None:
@@ -188,7 +188,7 @@ def test_controller_overhead_is_shared_among_passes() -> None:
         it.by_name["full"].counters.record_passes(LIVE, 1e-3)
         it.by_name["draft"].counters.record_passes(LIVE, 2e-4)
         it.observe([100], 1, 1.6e-3)
-    it.conclude(batch.prefix)
+    it.update_beliefs(batch.prefix)
     assert it.costs.passes.seconds(AMONG_MODELS, 1, 1, 100) == pytest.approx(1.2e-3, rel=1e-2)
     assert it.costs.passes.seconds("draft", 1, 1, 0) == pytest.approx(4e-4, rel=1e-2)
 
@@ -200,11 +200,11 @@ def test_controller_acceptance_carries_to_next_batch() -> None:
     for _ in range(50):
         counters.record_verdict(np.array([4]), np.array([0]), LIVE)
         it.observe([100], 1, 1e-3)
-    it.conclude(batch.prefix)
-    assert it.beliefs.acceptance.of("draft", 100)[0] < 0.15
-    assert steered(costs)[0].beliefs.acceptance.of("draft", 100)[0] < 0.2
+    it.update_beliefs(batch.prefix)
+    assert it.beliefs.acceptance.estimate("draft", 100)[0] < 0.15
+    assert steered(costs)[0].beliefs.acceptance.estimate("draft", 100)[0] < 0.2
     fresh, _ = steered(known(full=20e-3))
-    assert fresh.beliefs.acceptance.of("draft", 100)[0] > 0.6
+    assert fresh.beliefs.acceptance.estimate("draft", 100)[0] > 0.6
 
 
 def test_controller_observes_attention_only_for_retrieval(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +214,7 @@ def test_controller_observes_attention_only_for_retrieval(monkeypatch: pytest.Mo
     monkeypatch.setattr(PlanController, "choose", lambda *how: next(plans))
     steer(it, batch.prefix)
     assert it.plan == Plan() and batch.top.cache.grain == 0
-    it._cadence.due_at = it._cadence.think_at = 0.0
+    it._cadence.due_at = it._cadence.replan_at = 0.0
     steer(it, batch.prefix)
     assert it.plan == Plan() and batch.top.cache.grain > 0  # first the exact tier looks
     steer(it, batch.prefix)

@@ -12,7 +12,7 @@ import torch
 from tests.helpers.laws.tiny import MODELS
 from triforce.planner import CostModel, cost_model
 from triforce.planner.cost_model import costs_path
-from triforce.planner.pass_costs import MOST_KINDS, TierWork
+from triforce.planner.pass_costs import MAX_KINDS, TierWork
 from triforce.planner.planner_config import AMONG_MODELS, CONFIG
 from triforce.planner.searched_layers import Finding
 
@@ -70,7 +70,7 @@ def test_acceptance_is_stored_and_bounded(tmp_path: Path) -> None:
     case = "draft", 0, 0, 1.0
     for _ in range(1000):
         costs.acceptance.add(case, 3, 1)
-    assert sum(costs.acceptance.of[case]) <= CONFIG.history_limit + 1e-6
+    assert sum(costs.acceptance.verdicts[case]) <= CONFIG.history_limit + 1e-6
     costs.save()
     assert CostModel(costs.path).acceptance.expected(case) == costs.acceptance.expected(case)
     assert costs.acceptance.expected(case)[0] > 0.73
@@ -136,7 +136,7 @@ def test_corrupt_cost_file_is_replaced(damage: str, tmp_path: Path) -> None:
     text = {"cut": whole[:-9], "changed": whole.replace("full", "fool"), "earlier": whole.split("\n")[1]}
     costs.path.write_text(text.get(damage, damage))
     found = CostModel(costs.path)
-    assert not (found.layers or found.passes.tiers or found.acceptance.of)
+    assert not (found.layers or found.passes.tiers or found.acceptance.verdicts)
     found.passes.observe("full", 1, 1, 1, 1.0)
     assert found.passes.seconds("full", 1, 1, 1) == pytest.approx(1.0)
 
@@ -221,7 +221,7 @@ def test_many_kinds_of_passes_are_bounded() -> None:
     for keys in range(100, 200_000, 1000):
         for width in (1, 2, 3):
             costs.passes.observe("full", width, 1, keys, 1e-3)
-    assert len(costs.passes.of("full").seen) == MOST_KINDS
+    assert len(costs.passes.of("full").stats) == MAX_KINDS
 
 
 def test_work_of_model_counts_bytes() -> None:

@@ -24,7 +24,7 @@ def test_controller_tries_unknown_tiers_in_first_text() -> None:
         steer(it, batch.prefix, left=lambda: 300)
         tried.append(it.plan)
         it.observe([150], *simulated.play(it.plan, it.by_name))
-    it.conclude(batch.prefix)
+    it.update_beliefs(batch.prefix)
     first = CONFIG.first_proposals
     assert set(tried[:first]) == {Plan()} and Plan() not in tried[first + 1 : first + 5]
     assert all(costs.passes.of(tier).count for tier in ("full", "retrieval", "draft"))

@@ -8,7 +8,7 @@ import pytest
 
 from tests.planner.test_break_even import LLAMA_8B, even
 from triforce.planner import CostModel
-from triforce.planner.break_even import ENOUGH, GAIN, STEP, LearntSpeed, break_even_point
+from triforce.planner.break_even import GAIN, MIN_TOKENS, STEP, LearntSpeed, break_even_point
 from triforce.planner.pass_costs import TierWork
 from triforce.planner.planner_config import AMONG_MODELS
 
@@ -61,11 +61,11 @@ def test_break_even_with_learnt_acceptance_is_later_where_less_is_kept() -> None
     assert begins == sorted(begins) and begins[0] < begins[-1]
 
 
-@pytest.mark.parametrize("tokens", [ENOUGH - 1, ENOUGH + 1])
+@pytest.mark.parametrize("tokens", [MIN_TOKENS - 1, MIN_TOKENS + 1])
 def test_draft_counts_once_enough_of_its_tokens_were_verified(tokens: float) -> None:
     costs = taught(10e-3, 1e-7)
     for width in (1, 2, 4, 8) * 4:
         costs.passes.observe("draft", width, 1, 0, 1e-4 * width)
     costs.acceptance.add(("draft", 0, 0, 1.0), 0.8 * tokens, 0.2 * tokens)
     found = break_even_point(even(CONFIG), KNOWN, LearntSpeed(costs, 2048))
-    assert (found.tokens == STEP) == (tokens > ENOUGH) == ("of the draft tier's accepted" in found.basis)
+    assert (found.tokens == STEP) == (tokens > MIN_TOKENS) == ("of the draft tier's accepted" in found.basis)

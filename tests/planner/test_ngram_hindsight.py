@@ -9,10 +9,10 @@ import pytest
 
 from tests.helpers.simulated_tiers import estimates, values
 from triforce.planner import Plan
-from triforce.planner.cost_model import KNOWN, MAX_GAMMA, NgramHindsight
+from triforce.planner.cost_model import KNOWN_TOKENS, MAX_GAMMA, NgramHindsight
 from triforce.ragged import ints
 from triforce.speculation import NgramProposer, SequenceState
-from triforce.speculation.ngram import ALONE, STRIDE, TRIED, NgramIndex
+from triforce.speculation.ngram import MIN_MATCH_ALONE, PROMPT_TAIL, STRIDE, NgramIndex
 
 TEXT = np.random.default_rng(1).integers(0, 4, 400)
 LOOP = np.resize(np.arange(40), 400)
@@ -25,7 +25,7 @@ def prefix(text: np.ndarray, length: int = 400) -> SequenceState:
 
 def asked_then(text: np.ndarray, place: int) -> tuple[int, int]:
     """The match at a place of a text that ends there, and how many of the tokens behind it were told."""
-    grams = NgramIndex(ALONE)
+    grams = NgramIndex(MIN_MATCH_ALONE)
     grams.read(text[:place])
     match, after = grams.match(text[:place])
     guesses = np.resize(text[after:place], MAX_GAMMA)
@@ -38,7 +38,7 @@ def test_hindsight_equals_ngram_proposals(text: np.ndarray) -> None:
     lookup = NgramProposer(1)
     assert list(lookup.prefill(prefix(text), 0, 199)) == [199]
     tried = list(lookup.hindsight(prefix(text), 0, MAX_GAMMA))
-    places = range(199 - TRIED, 400 - MAX_GAMMA + 1, STRIDE)
+    places = range(199 - PROMPT_TAIL, 400 - MAX_GAMMA + 1, STRIDE)
     assert tried == [(*asked_then(text, place), place >= 199) for place in places]
     assert not list(lookup.hindsight(prefix(text), 0, MAX_GAMMA))  # once is enough
 
@@ -52,7 +52,7 @@ def test_hindsight_leaves_no_trace() -> None:
         list(one.hindsight(prefix(TEXT, length), 0, MAX_GAMMA))
         for lookup in (one, other):
             lookup.rewind(prefix(TEXT, length))
-            lookup.guess(prefix(TEXT, length), 0, ALONE)
+            lookup.guess(prefix(TEXT, length), 0, MIN_MATCH_ALONE)
         assert one.indexes[0].__dict__ == other.indexes[0].__dict__
 
 
@@ -73,12 +73,12 @@ def test_hindsight_detects_loop(text: np.ndarray, kept: float) -> None:
 def test_text_half_of_which_repeats_itself_is_read_twice_as_fast() -> None:
     """In the mean of places n-grams know 8 tokens more; yet every other token needs a proposal of its own."""
     hindsight = NgramHindsight(NgramProposer(1))
-    hindsight.places.extend([(64, KNOWN, True), (0, 0, True)] * 48)
+    hindsight.places.extend([(64, KNOWN_TOKENS, True), (0, 0, True)] * 48)
     it = replace(estimates(lambda tier, width: float(tier == "full"), {}), odds=hindsight.odds())
     assert values(it)[Plan(("ngram", "full"), (16,))] == pytest.approx(2 / (1 + 1 / 17), rel=0.04)
 
 
-@pytest.mark.parametrize("hits", [0, 3, KNOWN])
+@pytest.mark.parametrize("hits", [0, 3, KNOWN_TOKENS])
 def test_odds_tell_acceptance_of_proposals(hits: int) -> None:
     hindsight = NgramHindsight(NgramProposer(1))
     hindsight.places.extend([(8, hits, True)] * 96)
@@ -130,6 +130,6 @@ def test_hindsight_rows_keep_their_places() -> None:
 
 def test_short_match_before_draft_counts_alone() -> None:
     hindsight = NgramHindsight(NgramProposer(1))
-    hindsight.places += [(0, 0, True), (ALONE, 1, True), (0, 0, True)]
+    hindsight.places += [(0, 0, True), (MIN_MATCH_ALONE, 1, True), (0, 0, True)]
     found_A = hindsight.odds().found_A
     assert found_A[1] > 0 and found_A[0] == 0

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from tests.helpers.simulated_tiers import estimates, plans, values
-from triforce.engine.tier_builder import FARTHEST
+from triforce.engine.tier_builder import MAX_AUTO_TOKENS
 from triforce.planner.plan import Plan, expected, plan_space, proposals
 
 
@@ -90,7 +90,9 @@ def test_best_plan_of_plain_cases_is_chosen(
 def test_plans_reach_within_room() -> None:
     for plan in plans(True, True):
         low, *high = (gamma for gamma in plan.gammas[-2:] or (1,))
-        assert low <= (FARTHEST[0] if high else FARTHEST[1]) and max(high, default=0) <= FARTHEST[1]
+        assert (
+            low <= (MAX_AUTO_TOKENS[0] if high else MAX_AUTO_TOKENS[1]) and max(high, default=0) <= MAX_AUTO_TOKENS[1]
+        )
 
 
 def test_plans_name_existing_tiers_only() -> None:

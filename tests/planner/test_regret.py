@@ -60,7 +60,7 @@ def test_timid_controller_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_reckless_controller_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """It always follows one plan, whatever it costs."""
     monkeypatch.setattr(PlanController, "choose", lambda *how: Choice(Plan(("draft", "full"), (8,))))
-    monkeypatch.setattr(PlanController, "_alarmed", False)
+    monkeypatch.setattr(PlanController, "_over_budget", False)
     assert min(cell.plain for cell in judged(WORLDS["AVX-512"], (256,))) < BOUNDS[256][0]
 
 

@@ -152,8 +152,8 @@ def test_batch_rows_teach_acceptance_of_their_size() -> None:
     force(it, replace(DEEP, budget_factors=((9, 2.0),)), made.prefix, np.array([True, True]))
     it.by_name["retrieval"].counters.record_verdict(np.array([4, 4]), np.array([4, 1]), np.array([True, True]))
     it.observe([400, 150], 8, 0.02)
-    it.conclude(made.prefix)
-    learnt = {case[2:]: sums for case, sums in it.costs.acceptance.of.items() if case[0] == "retrieval"}
+    it.update_beliefs(made.prefix)
+    learnt = {case[2:]: sums for case, sums in it.costs.acceptance.verdicts.items() if case[0] == "retrieval"}
     assert learnt == {(9, 2.0): (4.0, 0.0), (8, 1.0): (1.0, 1.0)}
 
 

@@ -13,7 +13,7 @@ from tests.helpers.controlled_batch import DEEP, PARAMS, controlled, think_alway
 from tests.helpers.simulated_tiers import force
 from triforce.engine.sequence_batch import SequenceBatch
 from triforce.planner import Plan, PlanController
-from triforce.planner.controller import NOTHING
+from triforce.planner.controller import NO_PENDING
 from triforce.planner.cost_model import AcceptanceTracker
 from triforce.planner.forecast import Choice
 from triforce.ragged import ints
@@ -93,13 +93,13 @@ def test_account_and_acceptance_are_those_of_the_rows_that_are_there() -> None:
         it.costs.passes.observe("full", 1, rows, 150 * rows, took, 8)
     batch.sequences[0].params = replace(PARAMS, temperature=0.0)
     batch.step()
-    it.account.plain = 3e-3
+    it.account.plain_seconds = 3e-3
     batch.keep([0])
-    assert it.account.plain == pytest.approx(1e-3, rel=0.2)
+    assert it.account.plain_seconds == pytest.approx(1e-3, rel=0.2)
     assert it.beliefs.acceptance.temperature == 0
     batch.step()
     batch.join(controlled(rows=1))
-    assert it.account.plain == pytest.approx(3e-3, rel=0.2) and it._unlearnt == NOTHING
+    assert it.account.plain_seconds == pytest.approx(3e-3, rel=0.2) and it._pending == NO_PENDING
     assert (
         it.beliefs.acceptance.temperature == AcceptanceTracker(it.costs.acceptance, PARAMS.temperature / 2).temperature
     )
@@ -111,8 +111,8 @@ def test_first_proposal_that_was_interrupted_is_no_debt() -> None:
     batch = controlled(rows=1)
     it, live_B = batch.controller, np.array([True])
     assert it
-    it.account.plain, it._proposals = 0.01, 2
+    it.account.plain_seconds, it._proposals = 0.01, 2
     force(it, DEEP, batch.prefix, live_B)
     it.observe([150], 1, 60.0)
-    it.conclude(batch.prefix)
-    assert -20 * 0.01 < it.account.won < 0
+    it.update_beliefs(batch.prefix)
+    assert -20 * 0.01 < it.account.gain_seconds < 0

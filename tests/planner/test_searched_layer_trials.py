@@ -27,7 +27,7 @@ from triforce.kvcache.views.retrieval import FOUND, GLANCE
 from triforce.model.config import ModelConfig
 from triforce.planner import Findings, SearchedLayers
 from triforce.planner.plan import WIDE_GAMMAS
-from triforce.planner.searched_layers import BLOCK, MAX_LAYERS, MAX_TRIAL, MIN_LEFT, Finding
+from triforce.planner.searched_layers import BLOCK, MAX_LAYERS, MAX_TRIAL, MIN_REMAINING, Finding
 
 T = TypeVar("T")
 PARAMS = SamplingParams(0.8, max_tokens=40)
@@ -48,7 +48,7 @@ def search(findings: Findings, missed: list[float], monkeypatch: pytest.MonkeyPa
     batch = read("retrieval", {}, PROMPTS[:1])
     assert batch.search
     batch.search.findings = findings
-    monkeypatch.setattr(SearchedLayers, "_missed", lambda self: missed)
+    monkeypatch.setattr(SearchedLayers, "_missed_attention", lambda self: missed)
     return batch.search
 
 
@@ -113,7 +113,7 @@ def test_searched_layer_costs_its_own_keys_beside_windows(monkeypatch: pytest.Mo
 
 def test_few_rejections_start_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     it = search({}, [], monkeypatch)
-    monkeypatch.setattr(SearchedLayers, "_missed", lambda self: pytest.fail("looked"))
+    monkeypatch.setattr(SearchedLayers, "_missed_attention", lambda self: pytest.fail("looked"))
     assert not any(played(it, {(): 0.998}, 100))
 
 
@@ -126,7 +126,7 @@ def test_rows_that_observed_nothing_start_no_trial(monkeypatch: pytest.MonkeyPat
 
 def test_short_text_starts_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     it = search({}, [0.8, 0.1], monkeypatch)
-    assert not any(played(it, {(): 0.7, (0,): 0.95}, 100, left=MIN_LEFT - 1))
+    assert not any(played(it, {(): 0.7, (0,): 0.95}, 100, left=MIN_REMAINING - 1))
     assert any(played(it, {(): 0.7, (0,): 0.95}, 100))
 
 

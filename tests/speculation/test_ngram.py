@@ -88,7 +88,7 @@ def test_ngram_frequent_ending_uses_latest_matches() -> None:
 def test_ngram_memory_is_linear_in_text() -> None:
     text = np.random.default_rng(0).integers(0, 8192, 40_000)
     tracemalloc.start()
-    seen = NgramIndex(ngram.BEFORE_A_DRAFT)
+    seen = NgramIndex(ngram.MIN_MATCH_ABOVE_DRAFT)
     seen.read(text)
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -98,7 +98,7 @@ def test_ngram_memory_is_linear_in_text() -> None:
 
 def proposed(text: list[int], gamma: int = 4, least: int = 3) -> list[int]:
     ids_1S = ints([*text, 0, 0])[None]
-    draft = NgramProposer(1, gamma, least=least).propose(SequenceState(ids_1S, ints([len(text)])), Wanted(), LIVE)
+    draft = NgramProposer(1, gamma, min_match=least).propose(SequenceState(ids_1S, ints([len(text)])), Wanted(), LIVE)
     assert draft.counts_B[0] == draft.tokens_BK.shape[1] <= gamma
     return draft.tokens_BK[0].tolist()
 
@@ -143,7 +143,7 @@ def hybrid(rows: int, coupling: str = "seeded", prompt: list[int] | None = None)
 
 @pytest.fixture
 def short_matches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ngram, "BEFORE_A_DRAFT", 2)
+    monkeypatch.setattr(ngram, "MIN_MATCH_ABOVE_DRAFT", 2)
 
 
 @pytest.mark.usefixtures("short_matches")
@@ -171,9 +171,9 @@ def written_on(batch: SequenceBatch, count: int) -> SequenceState:
 
 
 def test_ngram_draft_skipped_for_long_catches_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    for far in (ngram.FAR, 10**9):
-        monkeypatch.setattr(ngram, "FAR", far)
-        monkeypatch.setattr(ngram, "BEFORE_A_DRAFT", 50)  # nothing is found
+    for far in (ngram.MAX_LAG, 10**9):
+        monkeypatch.setattr(ngram, "MAX_LAG", far)
+        monkeypatch.setattr(ngram, "MIN_MATCH_ABOVE_DRAFT", 50)  # nothing is found
         batch = hybrid(2)
         draft, it, *_ = batch.tiers
         assert isinstance(it, NgramProposer) and isinstance(draft, Tier)

@@ -13,10 +13,10 @@ def measure_balances() -> None:
     mixes |= {break_even.CODED_WEIGHTS: {type_of_products(True, ""): 1}}
     mixes |= {break_even.CODED_KV: coded_attention(2)}
     found = {name: measured().balance(mix) for name, mix in mixes.items()}
-    break_even.keep({name: value for name, value in found.items() if value})
+    break_even.save_balances({name: value for name, value in found.items() if value})
 
 
 def require_balances() -> None:
     """Do so where no process has done it before."""
-    if not break_even.measured():
+    if not break_even.saved_balances():
         measure_balances()

@@ -1,6 +1,6 @@
-"""Engine: admission, prefill and decoding of many sequences at a time, and the text that comes of them."""
+"""Engine: admission, prefill and decoding of many sequences at a time, and their text."""
 
 MOST_ROWS = 8
-"""Sequences that are decoded together; others wait until one of these is done."""
+"""Sequences that are decoded together. Further ones wait until one of these is done."""
 MAX_ITL = 0.2
-"""Inter-token latency in seconds, up to which prompts are read between two steps of texts."""
+"""Largest inter-token latency, in seconds, that reading prompts between two steps may cause."""

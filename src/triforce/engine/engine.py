@@ -1,4 +1,4 @@
-"""Engine: many requests at a time on one `EngineCore`, and the pieces of text that come of them."""
+"""Engine: runs many requests at a time on one `EngineCore`, and turns their tokens into chunks of text."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ from triforce.ragged import Ints, ints
 @fields_frozen
 @dataclass(frozen=True, slots=True)
 class OutputChunk:
-    """Text that is ready to show, and the tokens that came with it, with the names of the tiers that proposed them.
+    """Text that is ready to show, its tokens, and the name of the tier that proposed each.
 
-    A text is shown as it grows by `for piece in llm.stream(prompt): print(piece, end="", flush=True)`.
+    To show a text as it grows: `for piece in llm.stream(prompt): print(piece, end="", flush=True)`.
     """
 
     text: str
@@ -59,23 +59,23 @@ class OutputChunk:
     """Index among the `n` completions."""
     finish_reason: Literal["stop", "length"] | None = None
     logprobs: list[TokenLogprobs] | None = None
-    """One per token, if they were asked for."""
+    """One entry per token, if requested."""
     characters: list[int] = field(default_factory=list)
-    """Characters that each token adds to the text, of which stop strings may hold some back."""
+    """Characters that each token adds to the text. Possible stop strings may hold some of them back."""
     trace: DecodingSnapshot | None = None
-    """State of the decoding, if that was asked for."""
+    """State of the decoding, if requested."""
 
     def __str__(self) -> str:
-        """Return the text, so that `"".join(map(str, stream))` is all of it."""
+        """Return the text, so that `"".join(map(str, stream))` is the whole text."""
         return self.text
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON keeps them; None is the logarithm of a probability of zero."""
+        """Return the fields as JSON values. None is the logarithm of a probability of zero."""
         return dict(json_value(self))
 
 
 class OutputStream:
-    """Follows one sequence of an engine. Without a tokenizer there are tokens but no text."""
+    """Detokenizes one sequence of an engine as it grows. Without a tokenizer there are tokens but no text."""
 
     def __init__(self, sequence: TokenSequence, tokenizer: Tokenizer | None) -> None:
         self.sequence = sequence
@@ -85,41 +85,48 @@ class OutputStream:
         self._text = StopStringBuffer(sequence.params.stop)
 
     def take(self, count: int, finish: Callable[[TokenSequence, int], None]) -> OutputChunk:
-        """Read the last `count` tokens of the sequence, and return what is ready to show.
+        """Read the last `count` tokens of the sequence, and return the text that is ready to show.
 
-        finish: called with the sequence and the number of surplus tokens where a stop string is complete. Raises
-        RequestError where the text is not what was asked for, because its grammar could not be followed.
+        finish: called with the sequence and the number of surplus tokens when a stop string is complete. Raises
+        RequestError if the text does not satisfy its grammar, which became too complex.
         """
         sequence = self.sequence
         if sequence.constraint and (failure := sequence.constraint.failure):
             raise RequestError(f"the grammar became too complex at token {len(sequence.tokens)}: {failure}")
-        # a stop string cuts the sequence's own
-        fresh = sequence.tokens[-count:]
+        # copies, as a stop string cuts the sequence's lists
+        new_tokens = sequence.tokens[-count:]
         origins = sequence.origins[-count:]
         shown = ""
         characters = list[int]()
-        for token in fresh:
+        for token in new_tokens:
             text = self._stream.step(token) if self._stream else ""
             shown += self._text.add(text)
             characters.append(len(text))
             if self._text.stopped:
                 finish(sequence, count - len(characters))
                 break
-        read = len(characters)
+        token_count = len(characters)
         if sequence.finish and self._stream:
-            rest = self._stream.flush()
-            characters[-1] += len(rest)
-            shown += self._text.add(rest) + self._text.flush()
+            final_text = self._stream.flush()
+            characters[-1] += len(final_text)
+            shown += self._text.add(final_text) + self._text.flush()
         logprobs = None
         if sequence.params.logprobs is not None:
-            logprobs = [self.with_texts(entry) for entry in sequence.logprobs[-read:]]
+            logprobs = [self.with_texts(entry) for entry in sequence.logprobs[-token_count:]]
             self._logprobs += logprobs
         return OutputChunk(
-            shown, fresh[:read], origins[:read], sequence.choice, sequence.finish, logprobs, characters, sequence.trace
+            shown,
+            new_tokens[:token_count],
+            origins[:token_count],
+            sequence.choice,
+            sequence.finish,
+            logprobs,
+            characters,
+            sequence.trace,
         )
 
     def with_texts(self, entry: TokenLogprobs) -> TokenLogprobs:
-        """Return log-probabilities with the texts of their tokens, where there is a tokenizer."""
+        """Return log-probabilities with the texts of their tokens, if there is a tokenizer."""
         if (tokenizer := self._tokenizer) is None:
             return entry
 
@@ -146,7 +153,7 @@ class OutputStream:
 
 
 class StopStringBuffer:
-    """Gives out text as soon as no stop string can begin in it. A stop string itself is never given out."""
+    """Releases text as soon as no stop string can begin in it. A stop string itself is never released."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
@@ -155,18 +162,18 @@ class StopStringBuffer:
         self.stopped = False
 
     def add(self, piece: str) -> str:
-        """Append a piece of text. Returns what can be shown now: nothing after a stop."""
+        """Append a piece of text. Returns the text that can be shown now: none after a stop."""
         if self.stopped:
             return ""
         self._held += piece
-        found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
-        if found:
+        stop_places = [place for stop in self._stops if (place := self._held.find(stop)) >= 0]
+        if stop_places:
             self.stopped = True
-            return self._show(min(found))
+            return self._show(min(stop_places))
         return self._show(len(self._held) - partial_match(self._held, self._stops))
 
     def flush(self) -> str:
-        """Return what was held back, at the end of the text."""
+        """Return the text that was held back. Called at the end of the text."""
         return "" if self.stopped else self._show(len(self._held))
 
     def _show(self, length: int) -> str:
@@ -177,27 +184,27 @@ class StopStringBuffer:
 
 
 def partial_match(text: str, stops: Sequence[str]) -> int:
-    """Return the length of the longest end of `text` that is the beginning of one of `stops`, and not all of it."""
+    """Return the length of the longest end of `text` that is a proper prefix of one of `stops`."""
     return max((n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n])), default=0)
 
 
 TEXTS, SCOPES = 4, 64
-"""Texts that are remembered of a scope, and scopes: the latest."""
+"""Number of latest texts that are kept of a scope, and of latest scopes that are kept."""
 
 
 class ReadingHistory:
-    """Latest texts of each scope, which new prompts are compared with. disk: keeps them for other processes, too."""
+    """Latest texts of each scope, for comparison with new prompts. disk: keeps them for other processes as well."""
 
     def __init__(self, disk: DiskPrefixes | None = None) -> None:
         self._disk = disk
         self._texts: OrderedDict[str, deque[Ints]] = OrderedDict()
 
-    def note(self, scope: str, text: Sequence[int]) -> None:
-        """Remember a text, prompt and answer."""
+    def record(self, scope: str, text: Sequence[int]) -> None:
+        """Record the tokens of a text: prompt and answer."""
         texts = self._latest(scope)
         texts.append(ints(list(text)))
         if self._disk and len(text) >= LEAST:
-            self._disk.keep_latest(scope, [each for each in texts if len(each) >= LEAST])
+            self._disk.keep_latest(scope, [entry for entry in texts if len(entry) >= LEAST])
 
     def _latest(self, scope: str) -> deque[Ints]:
         if scope not in self._texts:
@@ -207,10 +214,10 @@ class ReadingHistory:
             self._texts.popitem(last=False)
         return self._texts[scope]
 
-    def why(self, scope: str, prompt: Sequence[int], cached: int, *, slow_disk: bool = False) -> str:
-        """Return why no more than `cached` tokens of a prompt were read before; "" where a segment at most was read.
+    def reread_reason(self, scope: str, prompt: Sequence[int], cached: int, *, slow_disk: bool = False) -> str:
+        """Return the reason why only `cached` tokens of a prompt were reused; "" if at most a segment had to be read.
 
-        slow_disk: more of it is kept on disk, which was given up.
+        slow_disk: the disk has more of the prompt, and is too slow to be used.
         """
         if len(prompt) - cached <= SEGMENT + TAIL:
             return ""
@@ -226,33 +233,33 @@ class ReadingHistory:
 
 
 def _common(a: Ints, b: Ints) -> int:
-    """Return how many tokens two texts have in common at their start."""
+    """Return the length of the common prefix of two texts, in tokens."""
     length = min(len(a), len(b))
     differing = np.flatnonzero(a[:length] != b[:length])
     return int(differing[0]) if len(differing) else length
 
 
 Event = OutputChunk | RequestOutput | Exception
-"""Pieces of the texts of a request as they are ready, and at the end the whole output, or an error."""
+"""Output of a request: chunks of text as they are ready, and at the end the whole output, or an error."""
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One prompt on its way to its outputs, in a mode."""
+    """One prompt in one mode, and the state of its `n` completions."""
 
     prompt: list[int]
     streams: list[OutputStream]
-    """One for each of the `n` completions."""
+    """One stream for each of the `n` completions."""
     mode: str
     coupling: str
     kv: KVMemoryUsage = field(default_factory=KVMemoryUsage)
     kv_dtype: str = ""
     groups: list[SequenceGroup] = field(default_factory=list)
-    """Its sequences: as many together as there are rows."""
+    """The sequences of the request, in groups of at most as many as there are rows."""
     reread: str = ""
-    """Why no more of its prompt had been read before."""
+    """Reason why no more of the prompt could be reused; "" if there is none."""
     text: str | None = None
-    """Prompt as it was given, where that was a text."""
+    """The prompt, if the caller gave it as a text."""
 
     @property
     def sequences(self) -> list[TokenSequence]:
@@ -266,28 +273,28 @@ class Request:
 
     @property
     def error(self) -> Exception | None:
-        """Reason why it ended before its time."""
+        """Error that ended the request early; None: there is none."""
         return next((group.error for group in self.groups if group.error), None)
 
     @property
     def started(self) -> float | None:
-        """Time at which its turn came, by `perf_counter`."""
+        """Time of its admission, by `perf_counter`; None before."""
         return self.groups[0].started if self.groups else None
 
     def output(self) -> RequestOutput:
-        """Return the whole answer of a request that is done."""
-        first = self.sequences[0]
+        """Return the whole output of a request that is done."""
+        first_sequence = self.sequences[0]
         stream = self.streams[0]
-        scored = [entry and stream.with_texts(entry) for entry in first.prompt_logprobs]
+        scored = [entry and stream.with_texts(entry) for entry in first_sequence.prompt_logprobs]
         return RequestOutput(
             prompt_token_ids=self.prompt,
-            prompt_logprobs=scored if first.params.prompt_logprobs is not None else None,
+            prompt_logprobs=scored if first_sequence.params.prompt_logprobs is not None else None,
             outputs=[stream.output() for stream in self.streams],
             mode=self.mode,
             coupling=self.coupling,
             exactness="bitwise" if all(sequence.bitwise for sequence in self.sequences) else "distribution",
-            prefill_seconds=sum(max(each.prefill_seconds for each in group.sequences) for group in self.groups),
-            decode_seconds=sum(max(each.decode_seconds for each in group.sequences) for group in self.groups),
+            prefill_seconds=sum(max(member.prefill_seconds for member in group.sequences) for group in self.groups),
+            decode_seconds=sum(max(member.decode_seconds for member in group.sequences) for group in self.groups),
             kv=self.kv,
             kv_dtype=self.kv_dtype,
             cached_tokens=self.groups[0].cached,
@@ -297,9 +304,9 @@ class Request:
 
 
 class Engine:
-    """Requests on an engine core: `submit` them, then `step` until they are done; `cancel` ends one before.
+    """Runs requests on an engine core: `submit` them, then `step` until they are done. `cancel` ends one early.
 
-    rows: texts at a time. pages: of KV. turn, max_itl: see `EngineCore`. given: a pool to use.
+    rows: texts at a time. pages: of KV. turn, max_itl: see `EngineCore`. pool: an existing pool to use.
     """
 
     def __init__(
@@ -309,16 +316,16 @@ class Engine:
         pages: int,
         turn: int | None = None,
         max_itl: float = MAX_ITL,
-        given: PagePool | None = None,
+        pool: PagePool | None = None,
     ) -> None:
-        store = SharedKV(parts.pair.decoders, parts.speculation, rows, pages, given)
+        store = SharedKV(parts.pair.decoders, parts.speculation, rows, pages, pool)
         self.core = EngineCore(store, parts.coupling, parts.costs, turn, max_itl, parts.disk_prefixes(store))
         self._ranks = parts.ranks
         self._requests: list[Request] = []
         self._history = ReadingHistory(self.core.disk)
         self._streams: dict[TokenSequence, tuple[Request, OutputStream]] = {}
-        self._over = ""
-        """Why no request runs any more; empty while they do."""
+        self._end_reason = ""
+        """Reason why no request runs any more; empty while requests run."""
 
     def run(
         self,
@@ -328,35 +335,35 @@ class Engine:
         on_prefill: OnPrefill | None = None,
         on_read: Callable[[FullView], None] | None = None,
     ) -> Generator[tuple[Request, OutputChunk | RequestOutput], None, None]:
-        """Submit requests, and yield what comes of each, until all are done or the iterator is closed.
+        """Submit requests, and yield the chunks and the output of each, until all are done or the iterator is closed.
 
-        Raises what ends a request, or RequestError with the reason that `end` was given.
+        Raises the error that ends a request, or RequestError with the reason given to `end`.
         """
         self.submit(requests, memory, saved, on_prefill, on_read)
         faults: tuple[type[Exception], ...] = ()
         try:
             while self.busy:
-                if self._over:
-                    raise RequestError(self._over)
+                if self._end_reason:
+                    raise RequestError(self._end_reason)
                 if self._ranks.count > 1:
-                    self._ranks.broadcast(None)  # rank 0 may have waited for the reader of its text
+                    self._ranks.broadcast(None)  # rank 0 may have waited for the consumer of its text
                 for request, event in self._step():
                     if isinstance(event, Exception):
                         raise event
                     yield request, event
         except KeyboardInterrupt:
-            faults = (Exception,)  # it may have come while rows left a batch, which cannot be asked any more then
+            faults = (Exception,)  # it may have interrupted a change of rows, after which a batch is unusable
             raise
         finally:
             with suppress(*faults):
                 for request in requests:
                     self.cancel(request)
                 until = perf_counter() + PATIENCE
-                self.core.write_behind(lambda: bool(self._over) or perf_counter() > until)
+                self.core.write_behind(lambda: bool(self._end_reason) or perf_counter() > until)
 
     def end(self, reason: str) -> None:
-        """Have `run` raise RequestError with a reason in place of its next step. Any thread may call this."""
-        self._over = reason
+        """Make `run` raise RequestError with a reason instead of its next step. Any thread may call this."""
+        self._end_reason = reason
 
     def submit(
         self,
@@ -366,10 +373,10 @@ class Engine:
         on_prefill: OnPrefill | None = None,
         on_read: Callable[[FullView], None] | None = None,
     ) -> None:
-        """Queue requests, all or none. Raises CacheError where one can never fit, RequestError behind `close`.
+        """Queue requests, all or none. Raises CacheError if one can never fit, and RequestError after `close`.
 
-        on_prefill: gets the progress of all prompts together. on_read: gets the view of the first. The others are those
-        of `SequenceGroup`.
+        on_prefill: called with the progress of all prompts together. on_read: called with the full view of the first
+        prompt. memory, saved: see `SequenceGroup`.
         """
         if self._over:
             raise RequestError(self._over)
@@ -382,14 +389,14 @@ class Engine:
             # The texts of later groups start from the prompt that the first one reads.
             request.groups = [
                 SequenceGroup(
-                    texts[first : first + rows],
+                    texts[start : start + rows],
                     request.mode,
                     memory,
                     saved,
-                    on_prefill=None if first else report,
-                    on_read=None if first else when_read,
+                    on_prefill=None if start else report,
+                    on_read=None if start else when_read,
                 )
-                for first in range(0, len(texts), rows)
+                for start in range(0, len(texts), rows)
             ]
         self.core.submit([group for request in requests for group in request.groups])
         for request in requests:
@@ -397,7 +404,7 @@ class Engine:
         self._requests += requests
 
     def cancel(self, request: Request) -> None:
-        """Stop a request, and give its KV back at once. Harmless when it is done."""
+        """Stop a request, and free its KV at once. No effect when it is done."""
         if request in self._requests:
             self._requests.remove(request)
             for group in request.groups:
@@ -407,17 +414,17 @@ class Engine:
 
     @native_work()
     def step(self) -> list[tuple[Request, Event]]:
-        """Make all texts a little longer. Returns what came of each request: last its output, or an error."""
+        """Run one step of all texts. Returns the new events of requests; the last of each is its output or an error."""
         return self._step()
 
     def _step(self) -> list[tuple[Request, Event]]:
         events: list[tuple[Request, Event]] = []
         for sequence, count in self.core.step():
-            if sequence in self._streams:  # else its request has failed in this step
+            if sequence in self._streams:  # else its request failed earlier in this step
                 request, stream = self._streams[sequence]
                 try:
                     events.append((request, stream.take(count, self.core.finish)))
-                except RequestError as error:  # this text cannot go on, the others can
+                except RequestError as error:  # only this text cannot go on
                     self.cancel(request)
                     events.append((request, error))
         for request in [request for request in self._requests if request.error or request.done]:
@@ -429,30 +436,30 @@ class Engine:
         return events
 
     def _explain(self, request: Request) -> None:
-        """Note why the prompt of a request was read, where its text is shared and its KV not its owner's."""
-        first = request.sequences[0]
+        """Set why the prompt was read, if its text may be shared and it does not continue a caller's view."""
+        sequence = request.sequences[0]
         group = request.groups[0]
-        if first.scope is None or group.memory is not None or request.error:
+        if sequence.scope is None or group.memory is not None or request.error:
             return
-        slow = first.disk is not None and first.disk.given_up
-        request.reread = self._history.why(first.scope, request.prompt, group.cached, slow_disk=slow)
-        if request.reread and first.params.prompt_logprobs is not None:
+        slow = sequence.disk is not None and sequence.disk.given_up
+        request.reread = self._history.reread_reason(sequence.scope, request.prompt, group.cached, slow_disk=slow)
+        if request.reread and sequence.params.prompt_logprobs is not None:
             request.reread = "log-probabilities of its tokens were asked for, which only reading gives"
-        self._history.note(first.scope, [*request.prompt, *first.tokens])
+        self._history.record(sequence.scope, [*request.prompt, *sequence.tokens])
 
     def finish(self, request: Request) -> RequestOutput:
-        """Step until a request is done, and return its output. Raises what ended it."""
+        """Step until a request is done, and return its output. Raises the error that ended it."""
         while self.busy:
-            for one, event in self.step():
-                if one is request and isinstance(event, Exception):
+            for event_request, event in self.step():
+                if event_request is request and isinstance(event, Exception):
                     raise event
-                if one is request and isinstance(event, RequestOutput):
+                if event_request is request and isinstance(event, RequestOutput):
                     return event
         raise AssertionError("a request ends with its output")
 
     @property
     def busy(self) -> bool:
-        """Whether there are requests that are not done."""
+        """Whether there are unfinished requests."""
         return bool(self._requests)
 
     def close(self) -> None:
@@ -464,24 +471,24 @@ class Engine:
 
 
 def _reports(requests: Sequence[Request], on_prefill: OnPrefill | None) -> list[OnPrefill | None]:
-    """Return for each request a callback that hands `on_prefill` the progress of all requests together.
+    """Return a callback for each request that calls `on_prefill` with the progress of all requests together.
 
-    Each prompt counts once, however many texts go on from it: those behind the first copy what it has read.
+    Each prompt counts once for all its texts, as the later ones copy the KV of the first.
     """
     if on_prefill is None:
         return [None] * len(requests)
     sizes = [len(request.prompt) - 1 for request in requests]
-    seen = [0] * len(requests)
+    tokens_read = [0] * len(requests)
 
     def report(i: int, tokens: int, _: int) -> None:
-        seen[i] = min(tokens, sizes[i])
-        on_prefill(sum(seen), sum(sizes))
+        tokens_read[i] = min(tokens, sizes[i])
+        on_prefill(sum(tokens_read), sum(sizes))
 
     return [partial(report, i) for i in range(len(requests))]
 
 
 SPARE = 64, 1 / 16
-"""Pages beyond those asked for, at least, and as a share of them: the next question about a document may be longer."""
+"""Spare pages of an engine, at least, and as a share of its pages: the next prompt on a document may be longer."""
 
 
 class EngineLender:
@@ -491,8 +498,8 @@ class EngineLender:
         self.parts = parts
         self._idle: Engine | None = None
         self._lent: set[Engine] = set()
-        self._over = ""
-        """Why no engine is lent any more; empty while they are."""
+        self._end_reason = ""
+        """Reason why no engine is lent any more; empty while engines are lent."""
 
     def run(
         self,
@@ -502,11 +509,11 @@ class EngineLender:
         load: str | Path | None,
         memory: FullView | None = None,
     ) -> Iterator[tuple[Request, OutputChunk | RequestOutput]]:
-        """Run requests on one engine, and yield what comes of each: chunks of text, and at last its output.
+        """Run requests on one engine, and yield the events of each: chunks of text, and at the end its output.
 
         save, load: files for the KV of the first prompt, and of an earlier one (see `disk_cache.prompt_file`).
-        Closing the iterator, or dropping it, cancels all requests. Raises TriforceError, and whatever `on_prefill`
-        raises.
+        Closing the iterator, or dropping it, cancels all requests. Raises TriforceError, and any exception that
+        `on_prefill` raises.
         """
         files = named_path("save_cache", save), named_path("load_cache", load)
         return EndingGenerator(self._run(requests, on_prefill, *files, memory))
@@ -528,79 +535,83 @@ class EngineLender:
         compare(parts.ranks, "requests", facts)
         context = parts.pair.target.config.context
         reach = parts.speculation.reach
-        sizes = sorted(pages_for(each.capacity(context, reach)) for request in requests for each in request.sequences)
+        sizes = sorted(
+            pages_for(sequence.capacity(context, reach)) for request in requests for sequence in request.sequences
+        )
         rows = min(len(sizes), MOST_ROWS)
         pages = sum(sizes[-MOST_ROWS:])
-        with self._lend(rows, pages, memory, kept=not (save or load or memory)) as engine:
+        with self._lend(rows, pages, memory, reuse=not (save or load or memory)) as engine:
             pool = engine.core.store.pool
             saved = parts.open_prompt(load, pool) if load else None
             on_read = parts.prompt_saver(save, pool, requests[0].prompt) if save else None
             yield from engine.run(requests, memory, saved, on_prefill, on_read)
 
     def close(self, reason: str) -> None:
-        """Give back all memory, and write what is queued for the disk; requests that run end with the reason."""
+        """Free all memory, and write the queue of the disk cache. Running requests end with `reason`."""
         self._end(reason)
         self.clear()
         if self.parts.disk:
             self.parts.disk.close()
 
     def abandon(self, reason: str) -> None:
-        """End requests with the reason, and leave all else to the process that was forked."""
+        """End requests with `reason`, and leave the disk cache to the parent process. Called after a fork."""
         self._end(reason)
         if self.parts.disk:
             self.parts.disk.close.detach()
 
     def _end(self, reason: str) -> None:
-        self._over = reason
+        self._end_reason = reason
         for engine in list(self._lent):
             engine.end(reason)
 
     def clear(self) -> None:
-        """Give back the memory of the kept engine, and forget what it has read."""
+        """Free the idle engine, with the prefixes that it has read."""
         if self._idle:
             self._idle.close()
         self._idle = None
 
     @contextmanager
-    def _lend(self, rows: int, pages: int, memory: FullView | None, kept: bool) -> Iterator[Engine]:
-        """Lend an engine. kept: the one that is kept, if it fits, which is kept again unless there was an error."""
-        if self._over:
-            raise RequestError(self._over)
+    def _lend(self, rows: int, pages: int, memory: FullView | None, reuse: bool) -> Iterator[Engine]:
+        """Lend an engine. reuse: lend the idle one if it fits, and keep it afterwards unless there was an error."""
+        if self._end_reason:
+            raise RequestError(self._end_reason)
         engine = (
-            self._take(rows, pages) if kept else Engine(self.parts, rows, pages, given=memory.pool if memory else None)
+            self._idle_or_new(rows, pages)
+            if reuse
+            else Engine(self.parts, rows, pages, pool=memory.pool if memory else None)
         )
         self._lent.add(engine)
         try:
             yield engine
         except GeneratorExit:  # a stream that is closed between two steps
-            self._give_back(engine, kept)
+            self._give_back(engine, reuse)
             raise
         except BaseException as error:
             with suppress(*(Exception,) if isinstance(error, KeyboardInterrupt) else ()):
                 engine.close()
             raise
         else:
-            self._give_back(engine, kept)
+            self._give_back(engine, reuse)
         finally:
             self._lent.discard(engine)
 
-    def _give_back(self, engine: Engine, kept: bool) -> None:
-        if kept and not self._over:
+    def _give_back(self, engine: Engine, reuse: bool) -> None:
+        if reuse and not self._end_reason:
             self._idle = engine
         else:
             engine.close()
 
-    def _take(self, rows: int, pages: int) -> Engine:
-        """Return the kept engine, if it is idle and large enough, or a new one."""
+    def _idle_or_new(self, rows: int, pages: int) -> Engine:
+        """Return the idle engine if it is large enough, or else a new one."""
         if self._idle and self._idle.core.store.rows >= rows and self._idle.core.store.pages >= pages:
             engine = self._idle
             self._idle = None
             return engine
         self.clear()
-        # Where KV is offloaded, unused pages would take memory from pages that could stay.
-        more = max(SPARE[0], int(pages * SPARE[1])) if self.parts.speculation.offload.kind == "none" else 0
+        # With offloaded KV, unused pages would take memory from resident pages.
+        spare_pages = max(SPARE[0], int(pages * SPARE[1])) if self.parts.speculation.offload.kind == "none" else 0
         try:
-            return Engine(self.parts, rows, pages + more)
+            return Engine(self.parts, rows, pages + spare_pages)
         except CacheError:
             return Engine(self.parts, rows, pages)
 
@@ -608,7 +619,7 @@ class EngineLender:
 def collected(
     requests: Sequence[Request], events: Iterable[tuple[Request, Event]], use_tqdm: bool | None
 ) -> list[RequestOutput]:
-    """Return the output of each request, in their order. Raises Interruption, which has those that are done."""
+    """Return the output of each request, in order. Raises Interruption, which holds the finished outputs."""
     from tqdm import tqdm
 
     if use_tqdm is not None:
@@ -627,5 +638,5 @@ def collected(
 
 
 def _is_watched() -> bool:
-    """Whether stderr is a terminal, or the output of a cell of a notebook."""
+    """Whether stderr is a terminal, or the output of a notebook cell."""
     return sys.stderr.isatty() or type(sys.stderr).__module__.startswith("ipykernel.")

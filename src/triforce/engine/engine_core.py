@@ -1,7 +1,8 @@
-"""EngineCore: prefills groups, decodes sequences together, lets them leave. It knows tokens, not text.
+"""EngineCore: prefills groups, decodes sequences together, and removes finished ones. It knows tokens, not text.
 
-Sequences of a mode are one batch, and all batches have their KV in one store. The `Scheduler` decides which prompt is
-read next, and which group is swapped out; a `PrefillPacer`, how many tokens of prompts are read between two steps.
+The sequences of a mode are one batch, and all batches have their KV in one store. The `Scheduler` decides which prompt
+is read next, and which group is swapped out. A `PrefillPacer` decides how many prompt tokens are read between two
+steps.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import NamedTuple
 from triforce.backends.kernel_api import PAGE
 from triforce.disk_cache.prefixes import DiskPrefixes, Pages
 from triforce.engine import MAX_ITL
-from triforce.engine.scheduler import LEAST, LEAST_ON_GPU, PacedPrompt, PrefillPacer, Scheduler
+from triforce.engine.scheduler import MIN_PASS_TOKENS, MIN_PASS_TOKENS_ON_GPU, PacedPrompt, PrefillPacer, Scheduler
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
 from triforce.engine.sequence_group import SequenceGroup, Status
@@ -27,7 +28,7 @@ from triforce.planner import CostModel
 
 
 class PrefillTask(NamedTuple):
-    """A group on its way to its first tokens. passes: yields tokens seen, and tokens in all, after parts of passes."""
+    """A group whose prompts are being read. passes: yields (cached tokens, all tokens) after each part of a pass."""
 
     group: SequenceGroup
     batch: SequenceBatch
@@ -42,30 +43,32 @@ def share_prefixes(
     prefixes: PrefixCache,
     midway: bool = False,
 ) -> None:
-    """Let later prompts begin with what the rows of these sequences have seen. midway: they go on reading theirs."""
+    """Share the KV of these sequences with later prompts that begin alike. midway: their prefill is not finished."""
     pool = batch.top.cache.pool
     for b, sequence in enumerate(batch.sequences):
         if sequence not in sequences or sequence.scope is None:
             continue
-        # Strictly, what was read as a prompt is to be shared, and what was decoded is not: its bits differ.
-        seen = int(pool.lengths_B[b])
-        seen = max(0, min(seen, len(sequence.prompt) - 1 - TAIL)) if store.speculation.strict else seen
-        text = batch.prefix.ids_BS[b, : seen // store.whole * store.whole].copy()
+        # Under `strict` only KV of prompts is shared: decoded tokens have other bits.
+        shared_tokens = int(pool.lengths_B[b])
+        shared_tokens = (
+            max(0, min(shared_tokens, len(sequence.prompt) - 1 - TAIL)) if store.speculation.strict else shared_tokens
+        )
+        text = batch.prefix.ids_BS[b, : shared_tokens // store.whole * store.whole].copy()
         if batch.memory is None:
             prefixes.note(sequence.scope, text, pool.tables[b], pool.windows.tables[b] if pool.windows else ())
         if sequence.disk:
-            held = prefixes.locate(sequence.scope, text) if batch.memory is None else _pages_of(pool, b)
-            sequence.disk.keep(text, held, midway)
+            locate_pages = prefixes.locate(sequence.scope, text) if batch.memory is None else _pages_of(pool, b)
+            sequence.disk.keep(text, locate_pages, midway)
 
 
 def _pages_of(pool: PagePool, b: int) -> Pages:
-    """Return what finds pages in the tables of a row that stays its owner's, which gives those of windows back."""
-    kept = list(pool.tables[b])
+    """Return a function that finds pages of a row that a caller owns. A copy of the table: the row may free pages."""
+    page_table = list(pool.tables[b])
     windows = pool.windows
 
     def pages(start: int, stop: int) -> PrefixPages:
-        some = slice(start // PAGE, stop // PAGE)
-        return PrefixPages(kept[some], windows.tables[b][some] if windows else ())
+        page_range = slice(start // PAGE, stop // PAGE)
+        return PrefixPages(page_table[page_range], windows.tables[b][page_range] if windows else ())
 
     return pages
 
@@ -73,9 +76,9 @@ def _pages_of(pool: PagePool, b: int) -> Pages:
 class EngineCore:
     """Runs the models for groups of sequences: `submit` them, then `step` until they are finished.
 
-    store: the KV, which bounds rows and pages. costs: what is known of passes and of layers to search; it is added to.
-    turn: steps after which a group makes room for those that wait; None: it never does. max_itl: seconds between two
-    steps, at most, where prompts are read between them. disk: the disk cache of this KV.
+    store: the KV, which bounds rows and pages. costs: of passes, and findings on layers to search; the core adds to
+    them. turn: steps after which a running group is swapped out for waiting ones; None: never. max_itl: most seconds
+    between two steps while prompts are read between them. disk: the disk cache of this KV.
     """
 
     def __init__(
@@ -92,21 +95,21 @@ class EngineCore:
         self._costs = costs
         self.disk = disk
         self._target = store.models.target
-        least = LEAST if self._target.device.type == "cpu" else LEAST_ON_GPU
-        self._pacer = PrefillPacer(max_itl, self._target.ranks, least, strict=store.speculation.strict)
+        min_tokens = MIN_PASS_TOKENS if self._target.device.type == "cpu" else MIN_PASS_TOKENS_ON_GPU
+        self._pacer = PrefillPacer(max_itl, self._target.ranks, min_tokens, strict=store.speculation.strict)
         self.prefixes = PrefixCache(store.pool, store.whole)
         self.scheduler = Scheduler(store, self.prefixes, turn)
-        self._step_seconds = 0.0  # that the latest step of all texts took
+        self._step_seconds = 0.0  # of the latest step of all texts
         self.batches: dict[str, SequenceBatch] = {}
-        """Running sequences by mode; none is empty."""
+        """Batches of running sequences by mode. No batch is empty."""
         self.prefilling: dict[SequenceGroup, PrefillTask] = {}
 
     def submit(self, groups: Sequence[SequenceGroup]) -> None:
-        """Let groups wait for their turns. Raises CacheError, and takes none, if the turn of one would never come."""
+        """Queue groups. Raises CacheError, and queues none, if one can never fit."""
         self.scheduler.add(groups)
 
     def cancel(self, group: SequenceGroup) -> None:
-        """Stop a group, and give back what it holds; what it has seen stays, unless it failed. Harmless at its end."""
+        """Stop a group, and free its rows. Its KV stays for later prompts, unless it failed. No effect at its end."""
         if group.status is Status.PREFILLING:
             batch = self.prefilling.pop(group).batch
             if not group.error:
@@ -119,9 +122,9 @@ class EngineCore:
         self.scheduler.remove(group)
 
     def swap_out(self, group: SequenceGroup) -> None:
-        """Copy what a running group holds to host memory, and let it wait again behind all others.
+        """Copy the state of a running group to host memory, free its rows, and queue it behind all others.
 
-        Its text will be the same. A group that goes on with a memory of its owner's keeps it.
+        Its text does not change. A group that continues a caller's view is not swapped out.
         """
         if group.status is Status.RUNNING and not group.memory:
             group.swapped = [self.batches[group.mode].swap_out(sequence) for sequence in group.unfinished]
@@ -129,27 +132,27 @@ class EngineCore:
             self.scheduler.requeue(group)
 
     def close(self) -> None:
-        """Cancel all groups, and forget what was read."""
+        """Cancel all groups, and forget all shared prefixes."""
         while self.scheduler.groups:
             self.cancel(self.scheduler.groups[-1])
         self._forget()
 
     def write_behind(self, stop: Callable[[], object]) -> None:
-        """Hand what the disk cache is to keep to its thread, until `stop` says so. For when nothing else is to do."""
+        """Hand pending segments to the thread of the disk cache, until `stop` returns true. For an idle engine."""
         if self.disk:
             self.disk.write_all(stop)
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens whose K and V are held for rows."""
+        """Number of tokens whose K and V are cached for rows."""
         reading = (task.batch for task in self.prefilling.values())
         return sum(int(batch.top.cache.lengths_B.sum()) for batch in [*self.batches.values(), *reading])
 
     def step(self) -> list[tuple[TokenSequence, int]]:
-        """Read some of the prompts, then make one proposal for each row. Returns how many tokens each sequence took.
+        """Read parts of prompts, then make one proposal for each row. Returns (sequence, new tokens) pairs.
 
-        Sequences at their ends have left. A group that fails has its `error`, and no other group does; but what breaks
-        a pass of several ranks is raised.
+        Finished sequences have left their batch. A failure sets `error` of its group, and other groups go on. With
+        several ranks a failed pass raises.
         """
         if any(group.status is not Status.RUNNING for group in self.scheduler.groups):
             self._read_prompts()
@@ -159,31 +162,31 @@ class EngineCore:
         return outputs
 
     def _read_prompts(self) -> None:
-        """Read some of the prompts that wait, as long as there is time; make room where a group has had its turn."""
+        """Read parts of waiting prompts while there is time. If none fits, swap out a group that has had its turn."""
         self._pacer.begin(running=bool(self.batches), step_seconds=self._step_seconds)
         while self._admit():
             self._prefill_once(self.prefilling[self.scheduler.next_to_read()])
-            if not self._pacer.more():
+            if not self._pacer.has_time():
                 break
         if self.scheduler.turn is not None and not self._admit() and (group := self.scheduler.to_swap_out()):
             self.swap_out(group)
 
     def finish(self, sequence: TokenSequence, surplus: int) -> None:
-        """End a sequence before its last `surplus` tokens, as a stop string ends there. It may have left already."""
+        """End a sequence before its last `surplus` tokens, at a stop string. It may have left its batch already."""
         sequence.cut(surplus)
         for mode, batch in list(self.batches.items()):
             if sequence in batch.sequences:
                 self._leave(mode, [sequence])
 
     def _admit(self) -> bool:
-        """Begin with groups that the scheduler admits. Returns whether there are prompts to read."""
+        """Start the groups that the scheduler admits. Returns whether there are prompts to read."""
         while admitted := self.scheduler.admit():
             self._begin(*admitted)
             self.store.pool.disown(*admitted[1])
         return bool(self.prefilling)
 
     def _begin(self, group: SequenceGroup, prefix: PrefixPages) -> None:
-        """Make the batch of a group, on all ranks or on none."""
+        """Make the batch of a group, on all ranks or on no rank."""
         group.started = group.started or perf_counter()
         group.steps = 0
         batch = None
@@ -196,7 +199,8 @@ class EngineCore:
         if self._target.ranks.all_true(batch is not None) and batch:
             pace = PacedPrompt(self._pacer)
             self.prefilling[group] = PrefillTask(group, batch, pace, group.prefill(batch, pace.grant, self.disk))
-            group.status, group.left = Status.PREFILLING, max(0, group.prompt_tokens - len(prefix.pages) * PAGE)
+            group.status = Status.PREFILLING
+            group.unread_tokens = max(0, group.prompt_tokens - len(prefix.pages) * PAGE)
             return
         self.scheduler.remove(group)
         if batch:
@@ -210,31 +214,31 @@ class EngineCore:
         store = self.store
         costs = self._costs if group.mode == "auto" else None
         findings = None
-        if store.speculation.retrieval.searched_layers is None:  # couplings other than `seeded` must not share them
+        if store.speculation.retrieval.searched_layers is None:  # only under `seeded` may texts share findings
             findings = self._costs.layers if self._coupling == "seeded" else {}
         how = store.models, MODES[group.mode], store.speculation, self._coupling
         return SequenceBatch(*how, group.unfinished, group.memory, costs, findings, store, prefix)
 
     def _prefill_once(self, task: PrefillTask) -> None:
-        """Read a part of the prompts of a group."""
+        """Read one part of the prompts of a group. At their end its sequences join the batch of their mode."""
         (group, batch, pace, passes), read, started = task, False, perf_counter()
         try:
             progress = next(passes, None)
-            pace.took(perf_counter() - started)
+            pace.record(perf_counter() - started)
             disk = group.sequences[0].disk
-            seen = int(batch.top.cache.lengths_B[0])
-            more = seen > group.tokens_read
-            group.tokens_read = seen
-            group.left = progress[1] - progress[0] if progress else 0
-            awaited = more and self.scheduler.awaited(group)
-            if (kept := group.regained(seen)) or (disk and disk.lacks(seen)) or awaited:
-                share_prefixes(batch, group.sequences[:1], self.store, self.prefixes, midway=not kept)
+            cached_tokens = int(batch.top.cache.lengths_B[0])
+            has_progress = cached_tokens > group.tokens_read
+            group.tokens_read = cached_tokens
+            group.unread_tokens = progress[1] - progress[0] if progress else 0
+            awaited = has_progress and self.scheduler.awaited(group)
+            if (windows_back := group.regained(cached_tokens)) or (disk and disk.lacks(cached_tokens)) or awaited:
+                share_prefixes(batch, group.sequences[:1], self.store, self.prefixes, midway=not windows_back)
             read = True
             if progress and group.on_prefill:
                 group.on_prefill(*progress)
         except Exception as error:
             self._raise_if_shared(error)
-            if read:  # whoever raises in `on_prefill` gives the text up, and what was read of it stays
+            if read:  # an error in `on_prefill` gives up the text, and its KV so far stays shared
                 self.cancel(group)
             group.fail(error)
             return self.cancel(group)
@@ -250,7 +254,7 @@ class EngineCore:
                 self.batches[group.mode] = batch
 
     def _decode(self) -> list[tuple[TokenSequence, int]]:
-        """One step of each batch. Returns how many tokens each sequence took of it."""
+        """Run one step of each batch. Returns each sequence with its number of new tokens."""
         outputs = list[tuple[TokenSequence, int]]()
         seconds = 0.0
         for mode, batch in list(self.batches.items()):
@@ -261,7 +265,7 @@ class EngineCore:
                 self._fail(mode, error)
                 continue
             seconds += perf_counter() - started
-            outputs += [(one, count) for one, count in zip(batch.sequences, accepted, strict=True) if count]
+            outputs += [(member, count) for member, count in zip(batch.sequences, accepted, strict=True) if count]
             if finished := [sequence for sequence in batch.sequences if sequence.finish]:
                 self._leave(mode, finished)
         self._step_seconds = seconds
@@ -270,7 +274,7 @@ class EngineCore:
         return outputs
 
     def _fail(self, mode: str, error: Exception) -> None:
-        """Cancel the groups of a mode whose pass failed: what its rows hold, and what they share, is unknown."""
+        """Cancel the groups of a mode whose pass failed, and drop shared prefixes: their KV may be wrong."""
         self._raise_if_shared(error)
         self._forget()
         for group in [group for group in self.scheduler.running if group.mode == mode]:
@@ -278,19 +282,19 @@ class EngineCore:
             self.cancel(group)
 
     def _raise_if_shared(self, error: Exception) -> None:
-        """Raise it if several ranks are in that pass: others may have come through, or wait in it."""
+        """Raise `error` if several ranks run the pass: other ranks may have finished it, or wait in it."""
         if self._target.ranks.count > 1:
             raise error
 
     def _leave(self, mode: str, finished: list[TokenSequence]) -> None:
-        """Let finished sequences leave their batch, and groups without others leave the queue."""
+        """Remove finished sequences from their batch, and groups without unfinished ones from the scheduler."""
         share_prefixes(self.batches[mode], finished, self.store, self.prefixes)
         self._drop(mode, finished)
         for group in [group for group in self.scheduler.running if not group.unfinished]:
             self.scheduler.remove(group)
 
     def _drop(self, mode: str, sequences: Sequence[TokenSequence]) -> None:
-        """Let sequences leave, if they are still there: what they hold is given back."""
+        """Remove sequences from the batch of a mode, if they are in it, and free their rows."""
         if not (batch := self.batches.get(mode)):
             return
         rows = [b for b, sequence in enumerate(batch.sequences) if sequence not in sequences]
@@ -304,7 +308,7 @@ class EngineCore:
             del self.batches[mode]
 
     def _forget(self) -> None:
-        """Forget what was read, in memory; on disk stays what is there."""
+        """Forget all shared prefixes in memory. Files of the disk cache stay."""
         self.prefixes.close()
         if self.disk:
             self.disk.forget()

@@ -1,4 +1,4 @@
-"""EngineParts: what every engine of an LLM computes with, and by which names its KV is kept in files."""
+"""EngineParts: models, settings and caches of all engines of an LLM, and the names of its KV in files."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class EngineParts:
     speculation: SpeculativeConfig
     coupling: str
     costs: CostModel
-    """What is known of passes. Engines add to it."""
+    """Costs of passes, acceptance and findings. Engines add to them."""
     disk: DiskCache | None
-    """Disk cache, if there is one."""
+    """The disk cache, if there is one."""
 
     @property
     def ranks(self) -> TPGroup:
@@ -38,7 +38,7 @@ class EngineParts:
         return self.pair.target.decoder.ranks
 
     def disk_prefixes(self, store: SharedKV) -> DiskPrefixes | None:
-        """Return the prefixes on disk that a store can take KV from, where there is a disk cache."""
+        """Return the prefixes on disk whose KV fits a store, if there is a disk cache."""
         if self.disk is None:
             return None
         draft = self.pair.draft
@@ -47,11 +47,11 @@ class EngineParts:
         return DiskPrefixes(self.disk, profile, store.pool, store.whole)
 
     def open_prompt(self, path: Path, pool: PagePool) -> prompt_file.SavedCache:
-        """Open the saved KV of a prompt. Raises CacheError where a pool cannot take its pages."""
+        """Open the saved KV of a prompt. Raises CacheError if its pages do not fit the pool."""
         return prompt_file.SavedCache(path, self._cache_fingerprint(pool))
 
     def prompt_saver(self, path: Path, pool: PagePool, prompt: list[int]) -> Callable[[FullView], None]:
-        """Reserve disk space, and return a function that writes the file; if it fails, the text goes on without one."""
+        """Reserve disk space, and return a function that writes the file. If that fails, it only warns."""
         fingerprint = self._cache_fingerprint(pool)
         reserved = prompt_file.reserve(path, prompt_file.size_of(pool, len(prompt) - 1))
 
@@ -65,16 +65,16 @@ class EngineParts:
         return save
 
     def _cache_fingerprint(self, pool: PagePool) -> prompt_file.CacheFingerprint:
-        """Return the identity of what computes the pages of a pool."""
+        """Return the identity of the models and kernels that compute the pages of a pool."""
         return prompt_file.CacheFingerprint(self.pair.cached_by, self._kernels(pool))
 
     def _kernels(self, pool: PagePool) -> str:
-        """Return whose bits a pool holds. A saved prompt may come to the disk cache, so both go by the same name."""
+        """Return the name of the kernels that compute a pool's bits: one for saved prompts and the disk cache."""
         return f"{dispatch.identity(self.pair.decoders.target.model, pool.kv)}, {dispatch.build()}"
 
 
 def compare(ranks: TPGroup, what: str, facts: object) -> None:
-    """Raise RankError unless all ranks bring the same facts: otherwise they would wait for each other in vain."""
+    """Raise RankError unless all ranks have the same facts: otherwise they would wait for each other forever."""
     if ranks.count > 1:
         level = dispatch.native.level() if dispatch.native else "torch"
         ranks.compare(crc32(repr((level, facts)).encode()), what)

@@ -1,4 +1,4 @@
-"""Inputs of users as the engine takes them: prompts as token ids, and names that are in a table."""
+"""Inputs of users, checked and converted for the engine: prompts to token ids, and names that are in a table."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from triforce.model.config import ModelConfig
 from triforce.sampling.logits import check_bias
 
 PLENTY = 16
-"""Characters for each token of the context: of a longer text the beginning may show that it is too long."""
+"""Characters per token of the context. The beginning of a longer text may prove that it is too long."""
 
 Prompt = str | Sequence[int]
 """A text, or token ids in a list, an array or a tensor."""
 
 
 class PromptSource(Protocol):
-    """A model's tokenizer and config, as prompts are read with them."""
+    """Tokenizer and config of a model, with which prompts are read."""
 
     @property
     def path(self) -> Path: ...
@@ -46,37 +46,37 @@ CONVERSATION = {
     "request": "pass llm.encode_chat(messages)",
     "encode": "pass it to encode_chat",
 }
-"""What to do with a conversation where a prompt is asked for, by the method that was called."""
+"""Advice for a caller who passed a conversation as a prompt, by the method that was called."""
 
 
 def one_or_many(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Return a list of prompts, whether one or several are given, or none. Raises TypeError for anything else."""
-    given: Any = _plain(prompts, "a prompt", CONVERSATION["generate"])
-    if isinstance(given, str) or (len(given) > 0 and isinstance(given[0], Integral | float)):
-        return [given]
-    several = [_plain(one, f"prompts[{i}]", CONVERSATION["generate"]) for i, one in enumerate(given)]
-    for i, one in enumerate(several):
-        if _holds_several(one):
+    """Return a list of prompts, from one prompt or a list of them. Raises TypeError for anything else."""
+    plain_prompts: Any = _plain(prompts, "a prompt", CONVERSATION["generate"])
+    if isinstance(plain_prompts, str) or (len(plain_prompts) > 0 and isinstance(plain_prompts[0], Integral | float)):
+        return [plain_prompts]
+    checked = [_plain(prompt, f"prompts[{i}]", CONVERSATION["generate"]) for i, prompt in enumerate(plain_prompts)]
+    for i, prompt in enumerate(checked):
+        if _holds_several(prompt):
             raise TypeError(f"prompts[{i}] is a list of prompts; pass a text, or a list of token ids")
-    return several
+    return checked
 
 
 def one_prompt(caller: str, prompt: Prompt) -> Prompt:
-    """Return a prompt. Raises TypeError where several are given, or something else."""
-    given = _plain(prompt, "a prompt", CONVERSATION[caller])
-    if _holds_several(given):
+    """Return one prompt. Raises TypeError for several prompts, or anything else."""
+    plain_prompt = _plain(prompt, "a prompt", CONVERSATION[caller])
+    if _holds_several(plain_prompt):
         advice = "call it for each of these, or pass all of them to generate"
         raise TypeError(f"{caller} takes one prompt; {'join these to one text' if caller == 'ask' else advice}")
-    return given
+    return plain_prompt
 
 
-def _holds_several(given: Any) -> bool:
-    return not isinstance(given, str) and any(isinstance(part, str) or _is_list(part) for part in given[:1])
+def _holds_several(prompts: Any) -> bool:
+    return not isinstance(prompts, str) and any(isinstance(part, str) or _is_list(part) for part in prompts[:1])
 
 
 @contextmanager
 def one_of(things: str, place: int, count: int) -> Iterator[None]:
-    """Have a TriforceError say which of several things it is about."""
+    """Add the place among several `things` to the message of a TriforceError."""
     with placed(f"{things}[{place}]") if count > 1 else nullcontext():
         yield
 
@@ -84,22 +84,22 @@ def one_of(things: str, place: int, count: int) -> Iterator[None]:
 def params_of_each(
     params: SamplingParams | Sequence[SamplingParams | None] | None, count: int
 ) -> list[SamplingParams | None]:
-    """Return the parameters of each of `count` prompts, whether those of one or of each are given.
+    """Return the parameters of each of `count` prompts, from one set of parameters or a list of them.
 
-    Raises TypeError for anything else, and RequestError for another number of them.
+    Raises TypeError for anything else, and RequestError for a list of another length.
     """
     if not isinstance(params, Sequence) or isinstance(params, str | bytes):
         return [params_of_one(params, " or a list of them,")] * count
-    wanted = [params_of_one(one, place=f"params[{i}]") for i, one in enumerate(params)]
-    if len(wanted) != count:
+    checked = [params_of_one(entry, place=f"params[{i}]") for i, entry in enumerate(params)]
+    if len(checked) != count:
         raise RequestError(
-            f"{count} prompts but {len(wanted)} sampling parameters; give one for each, or one that is not in a list"
+            f"{count} prompts but {len(checked)} sampling parameters; give one for each, or one that is not in a list"
         )
-    return wanted
+    return checked
 
 
 def params_of_one(params: Any, lists: str = "", place: str = "params") -> SamplingParams | None:
-    """Return the parameters of one prompt. Raises TypeError for anything else. lists: what to say of these."""
+    """Return the parameters of one prompt. Raises TypeError for anything else. lists: advice on lists."""
     if params is None or isinstance(params, SamplingParams):
         return params
     advice = f"pass one SamplingParams, say SamplingParams(max_tokens=3),{lists} or None"
@@ -107,15 +107,15 @@ def params_of_one(params: Any, lists: str = "", place: str = "params") -> Sampli
 
 
 def conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
-    """Return a list of conversations, whether one or several are given, or none. Raises TypeError for anything else."""
-    given: list[Any] = [messages] if _is_conversation(messages) or not _is_list(messages) else list(messages)
-    wrong = next((i for i, one in enumerate(given) if not _is_conversation(one)), None)
+    """Return a list of conversations, from one or a list of them. Raises TypeError for anything else."""
+    dialogues: list[Any] = [messages] if _is_conversation(messages) or not _is_list(messages) else list(messages)
+    wrong = next((i for i, dialogue in enumerate(dialogues) if not _is_conversation(dialogue)), None)
     if wrong is not None:
-        place = f"conversations[{wrong}]: " if any(map(_is_conversation, given)) else ""
+        place = f"conversations[{wrong}]: " if any(map(_is_conversation, dialogues)) else ""
         raise TypeError(
             f'{place}messages are a list such as [{{"role": "user", "content": "Hello"}}], or a list of such lists'
         )
-    return given
+    return dialogues
 
 
 def _is_list(value: object) -> bool:
@@ -123,7 +123,7 @@ def _is_list(value: object) -> bool:
 
 
 def _listed(value: Any) -> Any:
-    """Return an array, a tensor, a list of tensors of one number or a deque as a list, and all else as it is."""
+    """Return an array, a tensor, a list of one-number tensors or a deque as a list, and any other value unchanged."""
     if hasattr(value, "tolist") and not isinstance(value, memoryview):
         return value.tolist()
     if isinstance(value, deque) or (_is_list(value) and any(getattr(part, "shape", None) == () for part in value)):
@@ -136,25 +136,25 @@ def _is_conversation(value: Any) -> bool:
 
 
 def _plain(prompt: Any, place: str, advice: str) -> Prompt:
-    """Return a text as it is, and a sequence, array or tensor as a list. Raises TypeError for anything else.
+    """Return a text unchanged, and a sequence, array or tensor as a list. Raises TypeError for anything else.
 
-    advice: what to do with a conversation.
+    advice: for a caller who passed a conversation.
     """
-    given: Prompt = _listed(prompt)
-    if isinstance(given, str):
-        return given
-    turns = given if _is_list(given) and len(given) else [given]
+    listed: Prompt = _listed(prompt)
+    if isinstance(listed, str):
+        return listed
+    turns = listed if _is_list(listed) and len(listed) else [listed]
     if all(isinstance(turn, Mapping) and "role" in turn for turn in turns):
         raise TypeError(f"{place} is a conversation; {advice}")
-    if not _is_list(given):
+    if not _is_list(listed):
         raise TypeError(
             f"{place} is of type {type(prompt).__name__}; pass a text, a list of token ids, or a list of those"
         )
-    return given
+    return listed
 
 
 def token_ids(prompt: Prompt, target: PromptSource) -> list[int]:
-    """Token ids of one prompt. Raises RequestError if there are none, too many, or some outside the vocabulary."""
+    """Token ids of one prompt. Raises RequestError if it has none, too many, or one outside the vocabulary."""
     if isinstance(prompt, str):
         if target.tokenizer is None:
             raise RequestError(f"{target.path} has no tokenizer; give the prompt as token ids")
@@ -170,21 +170,21 @@ def token_ids(prompt: Prompt, target: PromptSource) -> list[int]:
 
 
 def checked_ids(ids: Any, vocab_size: int) -> list[int]:
-    """Return token ids, one or many, as a list. Raises RequestError for one that is no token's, or TypeError."""
-    given = _listed(ids)
-    given = [given] if isinstance(given, Integral) else given
-    if not _is_list(given):
+    """Return one or many token ids as a list. Raises RequestError for an id outside the vocabulary, or TypeError."""
+    listed = _listed(ids)
+    listed = [listed] if isinstance(listed, Integral) else listed
+    if not _is_list(listed):
         raise TypeError(f"token ids are of type {type(ids).__name__}; pass a list of integers")
-    for i in given:
+    for i in listed:
         if not isinstance(i, Integral) or isinstance(i, bool):
             raise TypeError(f"token id {i!r} is of type {type(i).__name__}; pass integers")
         if not 0 <= int(i) < vocab_size:
             raise RequestError(f"token id {i!r} is not in the vocabulary of {vocab_size} tokens")
-    return [int(i) for i in given]
+    return [int(i) for i in listed]
 
 
 def too_long(tokens: int, config: ModelConfig) -> ContextLengthError:
-    """Return the error of a prompt of at least so many tokens, which the context has no room for."""
+    """Return the error of a prompt of at least `tokens` tokens, which do not fit in the context."""
     return ContextLengthError(
         f"the prompt has at least {tokens} tokens; with room for an answer the context of {config.context} holds "
         f"{config.context - 1}. Shorten it, or {more_context(config)}"
@@ -192,14 +192,14 @@ def too_long(tokens: int, config: ModelConfig) -> ContextLengthError:
 
 
 def more_context(config: ModelConfig) -> str:
-    """Return how to have room for longer texts."""
+    """Return advice on how to get a longer context."""
     if config.context < config.positions:
         return f"raise {argument('context')}, up to {config.positions}"
     return "use a model with a longer context"
 
 
 def chat_ids(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, target: PromptSource) -> list[int]:
-    """Return the token ids of a conversation that awaits its answer. Raises RequestError."""
+    """Return the token ids of a conversation with the header of its answer. Raises RequestError."""
     if target.tokenizer is None:
         raise RequestError("this model has no tokenizer, and so no chat template; give token ids to generate")
     for message in messages:
@@ -207,19 +207,19 @@ def chat_ids(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | N
             require_size(text, target.tokenizer, target.config)
     ids = target.tokenizer.chat(messages, tools)
     named = tools or any(message.get("tool_calls") for message in messages)
-    if named and "tool" not in target.tokenizer.template:  # which said nothing of them
+    if named and "tool" not in target.tokenizer.template:  # the template has left them out
         raise RequestError(f"this model's chat template has no tools; leave out {argument('tools')} and tool_calls")
     return ids
 
 
 def require_size(text: str, tokenizer: Tokenizer, config: ModelConfig) -> None:
-    """Raise RequestError for a text whose beginning is too long already, before all of it is laid out and tokenized."""
+    """Raise RequestError for a text whose beginning is already too long, before the whole text is tokenized."""
     if len(text) > PLENTY * config.context and len(ids := _ids(text, tokenizer, config.context)) >= config.context:
         raise too_long(len(ids), config)
 
 
 def require_servable(params: SamplingParams, target: PromptSource) -> None:
-    """Raise RequestError for what a text is to end at and cannot, and for a bias of a token that there is not."""
+    """Raise RequestError for stop strings or stop tokens that the model cannot have, and for a bias of such a token."""
     if params.stop and target.tokenizer is None:
         raise RequestError(f"stop strings need a tokenizer; use {argument('stop_token_ids')}")
     size = target.config.vocab_size
@@ -231,14 +231,14 @@ def require_servable(params: SamplingParams, target: PromptSource) -> None:
 
 
 def _ids(text: str, tokenizer: Tokenizer, context: int) -> list[int]:
-    """Token ids of a text, or of its beginning where these are twice what fits: a hundred megabytes take minutes."""
+    """Token ids of a text, or of its beginning if these are twice the context: a hundred megabytes take minutes."""
     beginning = text[: PLENTY * context]
     ids = tokenizer.encode(beginning)
     return ids if len(beginning) == len(text) or len(ids) > 2 * context else tokenizer.encode(text)
 
 
 def known(what: str, name: str, table: Iterable[str]) -> str:
-    """Return `name`, if it is in the table. Raises RequestError listing what is."""
+    """Return `name` if it is in the table. Raises RequestError that lists the names of the table."""
     if name not in table:
         names = list(table)
         raise RequestError(f"{what} {name!r} is not known{suggest(str(name), names)}; choose from {', '.join(names)}")
@@ -246,21 +246,22 @@ def known(what: str, name: str, table: Iterable[str]) -> str:
 
 
 class LLMInputs:
-    """Part of an LLM that reads what is asked of it, and needs no engine."""
+    """Part of an LLM that checks and encodes inputs, without an engine."""
 
     target: Checkpoint
     models: ModelSet
     tokenizer: Tokenizer | None
     sampling_defaults: dict[str, Any]
 
-    def sampling_params(self, *, chat: bool = False, **given: Any) -> SamplingParams:
-        """Return `SamplingParams` with these values, and of the others (None) those that the model's files name.
+    def sampling_params(self, *, chat: bool = False, **values: Any) -> SamplingParams:
+        """Return `SamplingParams` with these values. Values that are None or missing come from the model's files.
 
-        chat: where these name none, they are temperature 0.8, top_k 40, top_p 0.95, min_p 0.05. Raises RequestError.
+        chat: values that these files do not name are temperature 0.8, top_k 40, top_p 0.95, min_p 0.05. Raises
+        RequestError.
         """
         require_bool("chat", chat)
         defaults = chat_defaults(self.sampling_defaults) if chat else self.sampling_defaults
-        return SamplingParams(**(defaults | {name: value for name, value in given.items() if value is not None}))
+        return SamplingParams(**(defaults | {name: value for name, value in values.items() if value is not None}))
 
     @property
     def modes(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Model loading: a target model and perhaps a draft, from files onto a backend, checked against each other."""
+"""Model loading: a target model and an optional draft, from files onto a backend, checked against each other."""
 
 from __future__ import annotations
 
@@ -44,33 +44,35 @@ KV_DTYPES = ("auto", "bfloat16", "int8")
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
-    """Device to run on; a CUDA device with its number. Raises ModelError where there is no such device."""
+    """Device to run on; a CUDA device has its index. Raises ModelError if there is no such device."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        found = torch.device(device)
-        torch.empty(0, device=found).tolist()
+        resolved = torch.device(device)
+        torch.empty(0, device=resolved).tolist()
     except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
         asked = argument("device", device)
-        others = (argument("device", "cpu"), argument("device", "auto"))
-        raise ModelError(f"{asked} cannot be used here; use {' or '.join(others)}") from error
-    if found.type == "cuda" and found.index is None:  # some functions of torch refuse it, and the current one changes
+        alternatives = (argument("device", "cpu"), argument("device", "auto"))
+        raise ModelError(f"{asked} cannot be used here; use {' or '.join(alternatives)}") from error
+    if (
+        resolved.type == "cuda" and resolved.index is None
+    ):  # some functions of torch need an index, and the current device changes
         return torch.device("cuda", torch.cuda.current_device())
-    return found
+    return resolved
 
 
 def resolve_dtype(dtype: str | torch.dtype, device: torch.device, config: ModelConfig) -> torch.dtype:
-    """Type of weights and KV. Raises ModelError for what is not in `DTYPES`."""
+    """Dtype of weights and KV. Raises ModelError for a dtype that is not in `DTYPES`."""
     if dtype == "auto":
         return dispatch.best_dtype(config, device)
-    found = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
-    if found is None or found not in DTYPES.values():
+    resolved = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    if resolved is None or resolved not in DTYPES.values():
         raise ModelError(f"{argument('dtype', str(dtype))} is not supported; use one of auto, {', '.join(DTYPES)}")
-    return found
+    return resolved
 
 
 def with_kv_dtype(config: ModelConfig, kv_dtype: str, dtype: torch.dtype) -> ModelConfig:
-    """Return the config with KV of one of `KV_DTYPES`, of a model of a dtype. Raises RequestError."""
+    """Return the config with KV of `kv_dtype`, one of `KV_DTYPES`. dtype: the model's. Raises RequestError."""
     if kv_dtype not in KV_DTYPES:
         raise RequestError(f"{argument('kv_dtype', kv_dtype)} is not known; choose from {', '.join(KV_DTYPES)}")
     if kv_dtype == "bfloat16" and dtype != torch.bfloat16:
@@ -84,7 +86,7 @@ def with_kv_dtype(config: ModelConfig, kv_dtype: str, dtype: torch.dtype) -> Mod
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A model's files and how they are to be read, before any weight is. config: the whole model's."""
+    """A model's files and how to read them, before any weight is read. config: of the whole model."""
 
     files: ModelFiles
     tokenizer: Tokenizer | None
@@ -93,7 +95,7 @@ class ModelSource:
     device: torch.device
 
     def weights(self, device: torch.device, ranks: TPGroup = ALONE) -> Weights:
-        """Return the weights, or the part of one of several ranks, on a device. Raises ModelError."""
+        """Return the weights on a device, with several ranks the part of this one. Raises ModelError."""
         packed = dispatch.keeps_packed(self.config, self.precision, self.device)
         return read_weights(
             self.files.path, self.files.archives(packed=packed), self.config, rows=self.files.config.vocab_size,
@@ -110,9 +112,9 @@ def located(
     context: int | None,
     beside: tuple[Path, Tokenizer | None] | None = None,
 ) -> ModelSource:
-    """Return where a model is and how it is to be read; raises as `load` does, whose arguments these are.
+    """Return the files of a model and how to read them. Arguments and errors are those of `load`.
 
-    beside: the path and the tokenizer of a model whose tokenizer is used where it is the same.
+    beside: path and tokenizer of a model whose tokenizer is reused if it is the same.
     """
     device = resolve_device(device)
     files = open_model(name_or_path)
@@ -124,15 +126,15 @@ def located(
 
 
 def _tokenizer(files: ModelFiles, beside: tuple[Path, Tokenizer | None] | None) -> Tokenizer | None:
-    path, known = beside or (None, None)
-    if path and known and files.shares_tokenizer(path) and known.vocab_size <= files.config.vocab_size:
-        return known
+    path, tokenizer = beside or (None, None)
+    if path and tokenizer and files.shares_tokenizer(path) and tokenizer.vocab_size <= files.config.vocab_size:
+        return tokenizer
     return files.tokenizer() if files.has_tokenizer else None
 
 
 @dataclass(frozen=True)
 class FeatureCheckpoint:
-    """A loaded feature draft. fingerprint: hex digest; with another one entries and guesses may differ."""
+    """A loaded EAGLE head. fingerprint: hex digest of all that determines its entries and draft tokens."""
 
     path: Path
     draft: FeatureDraft
@@ -140,7 +142,7 @@ class FeatureCheckpoint:
 
 
 class Target(Protocol):
-    """A loaded target, which ranks may share."""
+    """A loaded target. Several ranks may share it."""
 
     @property
     def files(self) -> ModelFiles: ...
@@ -158,7 +160,7 @@ def _archives(target: Target) -> Mapping[str, Archive]:
 
 
 def _whole_fingerprint(target: Target) -> str:
-    """Return the fingerprint that a target has in one process. Where ranks share it, rank 0 reads all of it again."""
+    """Return the fingerprint that the target has in one process. If ranks share it, rank 0 reads all weights again."""
     ranks = target.decoder.ranks
     hf = target.files.config
     if ranks.count == 1:
@@ -175,7 +177,7 @@ def _whole_fingerprint(target: Target) -> str:
 
 
 def _whole_embedding(target: Target) -> Matrix | None:
-    """Return the embedding of all tokens, where ranks share it: of mapped files only rows that are read take memory."""
+    """Return the whole embedding if ranks share it, else None. With mapped files only rows in use take memory."""
     decoder = target.decoder
     if decoder.ranks.count == 1:
         return None
@@ -184,19 +186,19 @@ def _whole_embedding(target: Target) -> Matrix | None:
 
 
 def known_draft(model: str | Path, file: Path, speculation: SpeculativeConfig) -> str | Path | None:
-    """Return the draft that is known to fit a model in a file, if it can be had with these settings."""
-    found = draft_for(model, file)
-    reads_states = str(found).startswith(FINETUNE)
-    return None if reads_states and speculation.offload.kind != "none" else found
+    """Return the draft that is known to fit a model in a file; None if there is none for these settings."""
+    draft = draft_for(model, file)
+    reads_states = str(draft).startswith(FINETUNE)
+    return None if reads_states and speculation.offload.kind != "none" else draft
 
 
 def load_feature_draft(
     name_or_path: str | Path, checkpoint: Target, speculation: SpeculativeConfig
 ) -> FeatureCheckpoint | None:
-    """Read the draft for a target; None where it is a model of its own. Each rank has it whole.
+    """Read an EAGLE head for a target; None if the draft is a model of its own. Each rank loads all of it.
 
-    Behind the word `FINETUNE` it may have been trained for another target of the same shape. Raises ModelError, or
-    RequestError for settings that it cannot be had with.
+    With the prefix `FINETUNE` it may have been trained for another target of the same shape. Raises ModelError, or
+    RequestError for settings that exclude it.
     """
     target = checkpoint.decoder
     name = str(name_or_path)
@@ -226,9 +228,9 @@ def load_feature_draft(
 
 @dataclass(frozen=True)
 class ModelProfile:
-    """Profile of a model with a draft on a device, for some settings, where so many ranks share it.
+    """Profile of a model with a draft on a device, for these settings. ranks: number of ranks that share the model.
 
-    drafts: where the draft is; none, or one.
+    drafts: path of the draft; none, or one.
     """
 
     files: ModelFiles
@@ -241,60 +243,60 @@ class ModelProfile:
 
     @property
     def path(self) -> Path | None:
-        """The file's path: other weights, types or settings have another one."""
+        """Path of the file of costs: it differs for other weights, types or settings."""
         settings = self.speculation
         offload = self.speculation.offload
-        names = [stamp(each) for each in (self.files.path, *self.drafts)]
+        names = [stamp(path) for path in (self.files.path, *self.drafts)]
         names += [kv_name(self.config, self.dtype), settings.lower_tiers, f"{self.ranks} ranks"]
         return costs_path([*names, *([] if offload.kind == "none" else [repr(offload)])], self.device, self.dtype)
 
     @property
     def packed(self) -> bool:
-        """Whether weights stay as a file packs them."""
+        """Whether weights stay packed, as in the file."""
         return bool(self.files.weight_bytes) and dispatch.keeps_packed(self.config, self.dtype, self.device)
 
     @property
     def coded(self) -> bool:
-        """Whether products are those of weights of few bits, as they are."""
+        """Whether products read quantized weights, without unpacked copies."""
         return self.packed and not self.files.has_numbers
 
     @property
     def weight_size(self) -> float:
-        """Bytes of one weight in the mean."""
+        """Mean bytes of one weight."""
         return self.files.weight_bytes / self.config.whole.parameters if self.packed else self.dtype.itemsize
 
     def works(self, unions: ExpertUnions | None = None) -> dict[str, TierWork]:
-        """Return the work of the target's tiers. unions: what is known of its experts, if it has any."""
+        """Return the work of the target's tiers. unions: of its experts, if it has any and something is known."""
         bits = self.speculation.lower_bits
-        own = self.weight_size
+        weight_size = self.weight_size
         copied = bits > 0 and (self.files.has_numbers or not self.packed)
-        weights = own, bits / 8 if copied else own
+        weights = weight_size, bits / 8 if copied else weight_size
         return TierWork.of_target(self.config, weights, self.dtype.itemsize, bits > 0, unions)
 
     def break_even(self) -> BreakEvenPoint:
-        """Return from which context on speculation pays, by the file as it is now, or else by arithmetic."""
+        """Return the context from which on speculation pays: by the file of costs, or else by a roofline."""
         config = self.config
         budget = self.speculation.retrieval.budget.of(self.config.context)
-        balance, known = balance_of(self.coded, config, self.dtype, self.device)
+        balance, source = balance_of(self.coded, config, self.dtype, self.device)
         number = config.kv_bytes(self.dtype.itemsize) / config.kv_size
         even = BreakEven(config, budget, self.weight_size, number, balance)
         learnt = CostModel(self.path, self.works(), kernel_level(self.device))
-        return break_even_point(even, known, LearntSpeed(learnt, budget))
+        return break_even_point(even, source, LearntSpeed(learnt, budget))
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A loaded model. Without a tokenizer in its folder there are token ids only."""
+    """A loaded model. Without a tokenizer in its folder only token ids can be used."""
 
     files: ModelFiles
     config: ModelConfig
-    """Its heads are those of this rank, if several share the model."""
+    """With several ranks, heads are those of this rank."""
     decoder: Decoder
     lower: Decoder
-    """The same decoder, or one with weights of fewer bits, for tiers whose tokens are verified."""
+    """The same decoder, or one with weights of fewer bits, for lower tiers, whose tokens are verified."""
     tokenizer: Tokenizer | None
     fingerprint: str
-    """Hex digest: two models with the same one compute the same keys and values."""
+    """Hex digest: models with equal digests compute the same keys and values."""
 
     @property
     def kv_dtype(self) -> str:
@@ -303,38 +305,38 @@ class Checkpoint:
 
     @property
     def path(self) -> Path:
-        """The folder or the file that it was read from."""
+        """The folder or the file of the model."""
         return self.files.path
 
 
 @dataclass(frozen=True)
 class ModelPair:
-    """The target, and the draft if there is one: a model, or one that reads hidden states."""
+    """The target, and the draft if there is one: a model, or an EAGLE head, which reads hidden states."""
 
     target: Checkpoint
     draft: Checkpoint | None
     features: FeatureCheckpoint | None
     load_seconds: float
     name: str
-    """What people call the target."""
+    """Display name of the target."""
     draft_name: str | None
-    """What they call the draft."""
+    """Display name of the draft."""
 
     @property
     def decoders(self) -> ModelSet:
-        """The models as tiers run them."""
+        """The models that the tiers run."""
         features = self.features.draft if self.features else None
         return ModelSet(self.target.decoder, self.draft.lower if self.draft else None, self.target.lower, features)
 
     @property
     def cached_by(self) -> str:
-        """Fingerprints of all that computes the pages of the target's pool: another gives other bits or shapes."""
-        return " ".join(each.fingerprint for each in (self.target, self.features) if each)
+        """Fingerprints of all models that write to the pages of the target's pool: others give other bits or shapes."""
+        return " ".join(checkpoint.fingerprint for checkpoint in (self.target, self.features) if checkpoint)
 
     @property
     def fingerprints(self) -> list[str]:
-        """The fingerprint of each model, the target's first."""
-        return [each.fingerprint for each in (self.target, self.draft, self.features) if each]
+        """The fingerprints of the models, the target's first."""
+        return [checkpoint.fingerprint for checkpoint in (self.target, self.draft, self.features) if checkpoint]
 
     @property
     def facts(self) -> tuple[object, ...]:
@@ -344,15 +346,15 @@ class ModelPair:
         return config, self.target.decoder.dtype, self.fingerprints[1:]
 
     def profile(self, speculation: SpeculativeConfig) -> ModelProfile:
-        """Return where is kept what passes of these models teach on this machine, with such settings."""
+        """Return the profile of these models with `speculation`, whose file keeps the costs of passes."""
         target = self.target
         decoder = self.target.decoder
-        drafts = [each.path for each in (self.draft, self.features) if each]
+        drafts = [checkpoint.path for checkpoint in (self.draft, self.features) if checkpoint]
         where = decoder.dtype, decoder.device
         return ModelProfile(target.files, target.config, *where, speculation, drafts, decoder.ranks.count)
 
     def cost_model(self, profile: ModelProfile) -> CostModel:
-        """Return what is known of passes of these models, by their profile."""
+        """Return the cost model of these models, by their profile."""
         decoder = self.target.decoder
         number = profile.dtype.itemsize
         works = profile.works(decoder.unions)
@@ -377,7 +379,7 @@ def load_pair(
     context: int | None,
     ranks: TPGroup,
 ) -> ModelPair:
-    """Read a target and a draft for such speculation; see `LLM`. Raises ModelError or RequestError."""
+    """Read a target and a draft for `speculation`; see `LLM`. Raises ModelError or RequestError."""
     require_name("model", model)
     require_name("draft", draft)
     draft = None if draft == "none" else draft
@@ -422,14 +424,16 @@ def load(
 ) -> Checkpoint:
     """Read a Hugging Face folder, a GGUF file or a hub name. No code of the repository is run.
 
-    device: "auto" is cuda where present. dtype: "auto" is bfloat16, or float32 on a CPU for whose model there are no
-    native kernels. context: positions, in tokens; None is what the config says. bits: those of `Checkpoint.lower`.
-    ranks: those that share the model, of which this one reads its part. beside: a model whose tokenizer is used where
-    it is the same: that of a draft's target. Raises ModelError, or RequestError for bits, for heads that cannot be
-    shared, or for what a family cannot do yet, with advice.
+    device: "auto" is cuda where present. dtype: "auto" is bfloat16, or float32 on a CPU without native kernels for the
+    model. context: positions, in tokens; None: those of the config. bits: of `Checkpoint.lower`. ranks: share the
+    model; this rank reads its part. beside: for a draft its target, whose tokenizer is reused if it is the same. Raises
+    ModelError, or RequestError with advice for bits, for heads that cannot be shared, or for features that a family
+    does not support yet.
     """
-    known = (beside.path, beside.tokenizer) if beside else None
-    source = located(name_or_path, device=device, dtype=dtype, kv_dtype=kv_dtype, context=context, beside=known)
+    tokenizer_source = (beside.path, beside.tokenizer) if beside else None
+    source = located(
+        name_or_path, device=device, dtype=dtype, kv_dtype=kv_dtype, context=context, beside=tokenizer_source
+    )
     config = source.config.shared(ranks.count)
     if beside:
         _require_no_windows(source.config, source.files.path)
@@ -437,16 +441,16 @@ def load(
     weights = source.weights(source.device, ranks)
     config = replace(config, attention_sink_logits_LH=weights.attention_sink_logits_LH)
     identity = fingerprint(config, weights)
-    trim_heap()  # of what sums took, before the weights are packed into memory of their own
+    trim_heap()  # frees the memory of checksums before the weights are packed into new memory
     with placed(str(source.files.path)):
         decoder = Decoder(config, weights, ranks=ranks)
-        # Weights of few bits are as they are in lower tiers, too: a second model of them would be the same.
+        # Lower tiers read quantized weights as they are, so a second decoder of them would be the same.
         lower = Decoder(config, weights, bits, ranks) if bits and weights.has_numbers else decoder
     return Checkpoint(source.files, config, decoder, lower, source.tokenizer, identity)
 
 
 def _require_no_windows(config: ModelConfig, path: Path) -> None:
-    """Raises RequestError for a draft whose layers have windows."""
+    """Raise RequestError for a draft whose layers have windows."""
     if window := max(config.windows):
         layers = sum(map(bool, config.windows))
         raise RequestError(
@@ -456,7 +460,7 @@ def _require_no_windows(config: ModelConfig, path: Path) -> None:
 
 
 def trim_heap() -> None:
-    """Give free memory of the C heap, which allocators keep, back to the system where its library can (glibc)."""
+    """Return free memory of the C heap to the system, if the C library can (glibc)."""
     if not sys.is_finalizing():
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:

@@ -1,8 +1,8 @@
-"""The end of the program: native work ends between two steps, before the interpreter takes torch apart.
+"""The end of the program: native work ends between two steps, before the interpreter clears the modules of torch.
 
-A text that a suspended generator is in would else give its KV back while modules are cleared, where torch aborts the
-process at a view of a tensor. A daemon thread that comes back from native code then would be ended within it, which
-aborts the process, too.
+Otherwise the text of a suspended generator would free its KV while modules are cleared, and torch would abort the
+process at a view of a tensor. A daemon thread that returned from native code then would be ended inside of it, which
+aborts the process as well.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LONGEST_STEP = 60.0
 
 
 class _Work:
-    """Native work of this process: whether any may begin, and how much is being done."""
+    """Native work of this process. ended: no further work may begin. count: pieces of work in progress."""
 
     def __init__(self) -> None:
         self.changed = Condition()
@@ -36,9 +36,9 @@ _RUNS: WeakSet[EndingGenerator[Any]] = WeakSet()
 
 @contextmanager
 def native_work() -> Iterator[None]:
-    """Have the end of the program wait for what is done here, or in a function that this decorates.
+    """Make the end of the program wait for this block, or for a function that this decorates.
 
-    Raises SystemExit where the program has ended: that ends a thread without a word.
+    Raises SystemExit if the program has ended: that ends a thread silently.
     """
     with _WORK.changed:
         if _WORK.ended:
@@ -53,7 +53,7 @@ def native_work() -> Iterator[None]:
 
 
 class EndingGenerator(Iterator[T]):
-    """A generator each of whose steps is native work. Where it is suspended the end of the program closes it."""
+    """A generator whose steps are native work. The end of the program closes it while it is suspended."""
 
     def __init__(self, steps: Generator[T, None, None]) -> None:
         self.steps = steps
@@ -73,9 +73,9 @@ def _end() -> None:
         _WORK.ended = True
         _WORK.changed.wait_for(lambda: _WORK.count <= 0, LONGEST_STEP)
     for run in list(_RUNS):
-        with suppress(ValueError):  # its thread is in a step still
+        with suppress(ValueError):  # its thread is still in a step
             run.steps.close()
 
 
 atexit.register(_end)
-os.register_at_fork(after_in_child=_WORK.__init__)  # type: ignore[misc]  # threads of the parent are not here
+os.register_at_fork(after_in_child=_WORK.__init__)  # type: ignore[misc]  # the parent's threads do not exist here

@@ -1,6 +1,6 @@
 """SequenceBatch: sequences of one mode that are decoded together, each at its own length and with its own parameters.
 
-Sequences may leave between two steps, and others join.
+Sequences may leave and join between two steps.
 Shape suffixes: B rows, S text capacity, J tokens of a step, K proposed tokens.
 """
 
@@ -38,20 +38,20 @@ from triforce.speculation import Draft, Seeded, SequenceState, Tier
 
 
 class SwappedSequence(NamedTuple):
-    """A row that was swapped out: its count of draws in each stream of noise, and what it held of each tier."""
+    """A row that was swapped out: its position in each stream of noise, and its state in each tier."""
 
     draws: Tensor
     tiers: list[tuple[Any, ...]]
 
 
 class SequenceBatch:
-    """The tiers of a mode and the rows that they serve: `prefill_batch` first, then `step` again and again.
+    """The tiers of a mode and their rows: call `prefill_batch` first, then `step` repeatedly.
 
-    mode: puts the tiers together. store: KV that other batches share, None for KV of its own. beginning: its pages
-    that the first row starts with. memory: a full view to go on with, of one row whose committed tokens are the start
-    of the prompt; it stays its owner's. costs: with them a `PlanController` chooses among the tiers as it goes.
-    findings: with them the retrieval tier searches layers in which that pays, and what is found is added to them.
-    Raises TriforceError, and then holds no KV.
+    mode: builds the tiers. store: KV shared with other batches; None: KV of its own. beginning: pages of the store that
+    the first row starts with. memory: a caller's full view to continue, of one row whose committed tokens are the start
+    of the prompt; the caller keeps it. costs: if given, a `PlanController` chooses among the tiers. findings: if given,
+    the retrieval tier searches layers in which that pays, and the batch adds to them. Raises TriforceError, and then
+    holds no KV.
     """
 
     def __init__(
@@ -77,12 +77,12 @@ class SequenceBatch:
         ranks = models.target.ranks
         tier = next((tier for tier in tiers(self.top) if tier.name == "retrieval"), None)
         self.search = SearchedLayers(tier, findings, ranks) if findings is not None and isinstance(tier, Tier) else None
-        if self.search:  # it goes by where attention went, whatever the policy does
+        if self.search:  # it needs observed attention under any policy
             self.top.cache.observe(self.search.tier.cache.unit, self.top.cache.budget)
         self.tiers = unlinked(self.top) if costs else tiers(self.top)
         self.controller = PlanController(self.tiers, costs, self._temperature, ranks=ranks) if costs else None
         self._applied: PlannedProposal | None = None
-        """The latest one that tiers and views go by."""
+        """The planned proposal that was applied to tiers and views last."""
         self._keep_logits()
         ids_BS = np.zeros((len(sequences), max(capacities) + 1), dtype=np.int64)
         for b, sequence in enumerate(sequences):
@@ -92,9 +92,9 @@ class SequenceBatch:
 
     @torch.no_grad()
     def step(self) -> list[int]:
-        """Make one proposal of the full tier for every sequence that is not finished.
+        """Make one proposal of the full tier for every unfinished sequence.
 
-        Returns how many new tokens each sequence took: 0 for those that are finished.
+        Returns the number of new tokens of each sequence: 0 for finished ones.
         """
         started = perf_counter()
         live = [sequence.finish is None for sequence in self.sequences]
@@ -103,7 +103,8 @@ class SequenceBatch:
         searching = self._plan(live_B, lengths)
         planned = perf_counter()
         draft = self.top.propose(self.prefix, self.sampling, live_B)
-        self.prefix = SequenceState(self.prefix.ids_BS, self.prefix.lengths_B + draft.counts_B)  # its ids are there
+        # The full tier has written the ids.
+        self.prefix = SequenceState(self.prefix.ids_BS, self.prefix.lengths_B + draft.counts_B)
         accepted = self._accept(draft, live)
         if self.top.keeps_logits:
             self._note_logprobs(accepted)
@@ -120,20 +121,20 @@ class SequenceBatch:
         return accepted
 
     def join(self, other: SequenceBatch) -> None:
-        """Append the rows of another batch of the same mode, which is not to be used any more."""
+        """Append the rows of `other`, a batch of the same mode that must not be used afterwards."""
         if self.controller:
-            self.controller.conclude(self.prefix)
-        for mine, theirs in zip(self.tiers, other.tiers, strict=True):
-            mine.join(theirs)
+            self.controller.update_beliefs(self.prefix)
+        for tier, joined_tier in zip(self.tiers, other.tiers, strict=True):
+            tier.join(joined_tier)
         self.sequences += other.sequences
         self.prefix = self.prefix.join(other.prefix)
         self._make_sampler(torch.cat([self.noise.draws, other.noise.draws], 1))
-        self._enter()
+        self._update_rows()
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keep these rows. Others give back what they hold, and their sequences learn what each tier did for them."""
-        if self.controller:  # verdicts on rows that leave are learnt from as well
-            self.controller.conclude(self.prefix)
+        """Keep these rows, in this order. Free the other rows, and store their statistics in their sequences."""
+        if self.controller:  # verdicts on rows that leave count as well
+            self.controller.update_beliefs(self.prefix)
         for b, sequence in enumerate(self.sequences):
             if b not in rows:
                 sequence.tiers, sequence.bitwise = self.stats(b), self.bitwise(sequence)
@@ -144,33 +145,33 @@ class SequenceBatch:
         self.sequences = [self.sequences[b] for b in rows]
         self.prefix = self.prefix.select(rows)
         self._make_sampler(self.noise.draws[:, list(rows)])
-        self._enter()
+        self._update_rows()
 
     def swap_out(self, sequence: TokenSequence) -> SwappedSequence:
-        """Copy what the row of a sequence holds to host memory. The row itself leaves by `keep`."""
+        """Return a copy of a sequence's row in host memory. The row itself is removed by `keep`."""
         b = self.sequences.index(sequence)
         return SwappedSequence(self.noise.draws[:, b].clone(), [tier.swap_out(b) for tier in self.tiers])
 
     def swap_in(self, rows: Sequence[SwappedSequence]) -> None:
-        """Let the rows of a fresh batch go on where they were swapped out, in the place of a prefill."""
+        """Restore swapped rows in a new batch, instead of a prefill."""
         for b, (sequence, row) in enumerate(zip(self.sequences, rows, strict=True)):
             length = len(sequence.prompt) + len(sequence.tokens)
             self.prefix.ids_BS[b, :length] = sequence.prompt + sequence.tokens
             self.prefix.lengths_B[b] = length
             self.noise.draws[:, b] = row.draws
-            for tier, held in zip(self.tiers, row.tiers, strict=True):
-                tier.swap_in(b, held)
+            for tier, swapped_row in zip(self.tiers, row.tiers, strict=True):
+                tier.swap_in(b, swapped_row)
 
     def bitwise(self, sequence: TokenSequence) -> bool:
-        """Whether a text is that of plain decoding bit for bit, and not in distribution only.
+        """Whether a text is bit for bit that of plain decoding, and not only in distribution.
 
-        Plain decoding's own are, if they read their prompts; others under `seeded`, if a token's logits do not depend
-        on the pass it was fed in. Where several ranks share the model, plain decoding is that in one process.
+        Texts of plain decoding are, if they read their own prompt. Other texts are under `seeded`, if a token's logits
+        do not depend on the width of its pass. With several ranks, the reference is plain decoding in one process.
         """
         exact = self.target.model.width_independent and self.top.cache.pool.kv.width_independent
         plain = len(self.tiers) == 1
-        alone = plain and self.target.ranks.count == 1 and not sequence.cached
-        return alone or (exact and (plain or self.coupling is Seeded))
+        own_plain = plain and self.target.ranks.count == 1 and not sequence.cached
+        return own_plain or (exact and (plain or self.coupling is Seeded))
 
     @property
     def done(self) -> bool:
@@ -182,17 +183,17 @@ class SequenceBatch:
         return self.sequences[b].tier_stats(self.tiers, b, int(self.prefix.lengths_B[b]))
 
     def _plan(self, live_B: Bools, lengths: list[int]) -> SearchedLayers | None:
-        """Choose tiers and searched layers for the next proposal, and set all that it goes by.
+        """Choose tiers and searched layers for the next proposal, and apply them to tiers and views.
 
-        Returns the layer search, if it takes part.
+        Returns the layer search if it is to observe the proposal, else None.
         """
-        planned = self.controller.steer(self.prefix, live_B, self._left) if self.controller else None
+        planned = self.controller.steer(self.prefix, live_B, self._remaining_tokens) if self.controller else None
         searching = self.search if planned is None or "retrieval" in planned.plan.tiers else None
         if planned and planned != self._applied:
             apply_plan(planned, self.tiers, self.prefix, live_B)
             self._applied = planned
         if searching:
-            self.search_layers(searching, max(lengths), self._left())
+            self.search_layers(searching, max(lengths), self._remaining_tokens())
         if self.controller:
             for sequence in compress(self.sequences, live_B):
                 sequence.note_plan(self.controller)
@@ -200,42 +201,42 @@ class SequenceBatch:
 
     @property
     def _temperature(self) -> float:
-        """The mean of all rows."""
+        """Mean temperature of the rows."""
         return sum(sequence.params.temperature for sequence in self.sequences) / len(self.sequences)
 
-    def _left(self) -> int:
-        """Return how many tokens may come of the sequence that may have most."""
+    def _remaining_tokens(self) -> int:
+        """Return the most tokens that are still to come in one sequence."""
         context = self.target.config.context
         return max(sequence.limit(context) - len(sequence.tokens) for sequence in self.sequences)
 
     def _accept(self, draft: Draft, live: list[bool]) -> list[int]:
-        """Hand each sequence its new tokens. Returns how many it took, up to its end."""
+        """Append the new tokens to each sequence. Returns how many each took, up to its end."""
         tokens = draft.tokens_BK.tolist()
         counts = draft.counts_B.tolist()
         context = self.target.config.context
         if self.target.ranks.count > 1:
-            made = [row[:count] for row, count, alive in zip(tokens, counts, live, strict=True) if alive]
-            self.target.ranks.compare(crc32(repr(made).encode()), "the tokens")
+            new_tokens = [row[:count] for row, count, alive in zip(tokens, counts, live, strict=True) if alive]
+            self.target.ranks.compare(crc32(repr(new_tokens).encode()), "the tokens")
         origins = [[self.tiers[level].name for level in row] for row in draft.origins_BK.tolist()]
         return [
             sequence.accept(tokens[b][: counts[b]], origins[b][: counts[b]], sequence.limit(context)) if live[b] else 0
             for b, sequence in enumerate(self.sequences)
         ]
 
-    def search_layers(self, search: SearchedLayers, length: int, left: int) -> None:
-        """Set the layers that the retrieval tier searches in the next proposal, from texts of `length` tokens.
+    def search_layers(self, search: SearchedLayers, length: int, remaining_tokens: int) -> None:
+        """Set the layers that the retrieval tier searches in the next proposal. length: tokens of the longest text.
 
-        left: tokens that may still come, at most.
+        remaining_tokens: the most that are still to come in one text.
         """
         view = search.tier.cache
-        layers = search.next_layers(length, left)
+        layers = search.next_layers(length, remaining_tokens)
         if self.controller and layers != view.searched_layers:
-            self.controller.conclude(self.prefix)
+            self.controller.update_beliefs(self.prefix)
         view.searched_layers = layers
         view.trying = search.trying
 
     def _make_sampler(self, draws: Tensor | None = None) -> None:
-        """Make the sampler of these rows. draws: where their streams of noise go on."""
+        """Make the sampler of these rows. draws: positions at which their streams of noise continue."""
         sequences = self.sequences
         device = self.target.device
         seeds = [sequence.seed for sequence in sequences]
@@ -244,19 +245,19 @@ class SequenceBatch:
         if draws is not None:
             self.noise.draws = draws
         params = [sequence.params for sequence in sequences]
-        lengths = [len(one.prompt) for one in sequences]
+        lengths = [len(member.prompt) for member in sequences]
         coupling = self.coupling(self.noise)
         constraints = [sequence.constraint for sequence in sequences]
         self.sampling = sampling(params, lengths, self.target.config.vocab_size, coupling, device, constraints)
 
-    def _enter(self) -> None:
-        """Go on with other rows than before."""
+    def _update_rows(self) -> None:
+        """Update the controller and the kept logits after rows joined or left."""
         self._keep_logits()
         if self.controller and self.sequences:
-            self.controller.enter(self.prefix.lengths_B.tolist(), self._temperature)
+            self.controller.update_rows(self.prefix.lengths_B.tolist(), self._temperature)
 
     def _keep_logits(self) -> None:
-        """Keep the logits of the latest verification where log-probabilities were asked for."""
+        """Have the full tier keep the logits of its latest verification if a sequence needs log-probabilities."""
         self.top.keeps_logits = any(sequence.params.logprobs is not None for sequence in self.sequences)
         self.top.logits_BJV = None
 
@@ -268,7 +269,7 @@ class SequenceBatch:
                 sequence.logprobs += logprobs_of(logits_BJV[b, :count], sequence.tokens[-count:], top)
 
     def take_snapshots(self) -> None:
-        """Note where the decoding of those sequences stands that were asked to report it."""
+        """Record the state of the decoding of sequences with `params.trace`."""
         for b, sequence in enumerate(self.sequences):
             if sequence.params.trace:
                 committed = int(self.top.cache.lengths_B[b])

@@ -1,7 +1,7 @@
-"""SequenceGroup: sequences with one prompt that start together, and all that comes before their first token.
+"""SequenceGroup: sequences with one prompt that start together, and all work before their first token.
 
-A prompt comes from other rows of the batch that begin alike, from a saved file (`restore_batch`), from the disk cache
-(`restore_from_disk`), and what is left is fed (`prefill_batch`).
+The KV of a prompt comes from rows of the batch with the same prompt, from a saved file (`restore_batch`), or from the
+disk cache (`restore_from_disk`). The remaining tokens are fed (`prefill_batch`).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from triforce.ragged import common_prefix
 from triforce.speculation import Grant, Proposer, Tier, grant_all
 
 OnPrefill = Callable[[int, int], None]
-"""Gets the prompt tokens read so far, and their total."""
+"""Called with the prompt tokens read so far, and their total."""
 
 
 class Status(Enum):
-    """Stage of a group. The lists of the `Scheduler` follow from it; it and `EngineCore` alone change it."""
+    """Stage of a group. The lists of the `Scheduler` follow from it. Only `Scheduler` and `EngineCore` change it."""
 
     WAITING = "waiting for its turn; it holds nothing"
     PREFILLING = "its prompt is being read"
@@ -43,8 +43,8 @@ class Status(Enum):
 class SequenceGroup:
     """Sequences with one prompt and one mode that start together. Other groups may have other modes.
 
-    memory: a full view to go on with (see `SequenceBatch`). saved: a saved prompt to start from. on_read: gets the full
-    view once all prompts have been read.
+    memory: a caller's full view to continue (see `SequenceBatch`). saved: a saved prompt to start from. on_read: called
+    with the full view once all prompts have been read.
     """
 
     sequences: list[TokenSequence]
@@ -55,21 +55,22 @@ class SequenceGroup:
     on_read: Callable[[FullView], None] | None = None
     status: Status = Status.WAITING
     started: float | None = None
-    """When it was admitted, by `perf_counter`."""
+    """Time of its admission, by `perf_counter`."""
     steps: int = 0
-    """Steps since its turn came."""
+    """Steps since its latest admission."""
     cached: int = 0
-    """Tokens of the prompt that were read before, for another text."""
-    lost: int = 0
-    """Tokens that were, too, but for windows that are gone: behind these others will begin, so they are kept there."""
+    """Tokens of the prompt whose KV came from other texts or from files."""
+    lost_tokens: int = 0
+    """Tokens of a longer cached prefix whose window pages were evicted; 0: none. Later prompts will begin with that
+    prefix, so its window pages are shared again when prefill reaches its end."""
     tokens_read: int = 0
-    """Tokens of its first prompt that were read, or found, so far."""
-    left: int = 0
-    """Tokens of all its prompts that are left to be read, once the reading began."""
+    """Tokens of its first prompt that are cached so far."""
+    unread_tokens: int = 0
+    """Tokens of all its prompts that are still to be read, while it is prefilled."""
     swapped: list[SwappedSequence] | None = None
-    """KV and state of its unfinished sequences, while others have their room."""
+    """KV and state of its unfinished sequences, while it is swapped out."""
     error: Exception | None = None
-    """Reason why it ended before its time."""
+    """Error that ended it early; None: there is none."""
 
     @property
     def unfinished(self) -> list[TokenSequence]:
@@ -78,26 +79,26 @@ class SequenceGroup:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of its prompts that are to be read: those of a prompt that another one has are copied."""
+        """Tokens of its prompt to be read. The prompt is read once, and copied for the other sequences."""
         return len(self.sequences[0].prompt) - 1 if not self.swapped else 0
 
     def shares(self, other: SequenceGroup) -> int:
-        """Return how many tokens the prompts of both begin with, where one may have the KV of the other; 0 in a page.
+        """Return the length of the common prefix with a group whose KV may be shared; 0 if it is less than a page.
 
-        It is asked of each prompt that waits whenever a part of one was read: most differ in their first page.
+        Called for each waiting prompt whenever a part of a prompt was read: most differ in their first page.
         """
-        mine = self.sequences[0]
-        its = other.sequences[0]
-        if mine.scope is None or mine.scope != its.scope or self.memory or other.memory:
+        sequence = self.sequences[0]
+        reader = other.sequences[0]
+        if sequence.scope is None or sequence.scope != reader.scope or self.memory or other.memory:
             return 0
-        if mine.prompt[:PAGE] != its.prompt[:PAGE]:
+        if sequence.prompt[:PAGE] != reader.prompt[:PAGE]:
             return 0
-        return common_prefix(mine.prompt, its.prompt)
+        return common_prefix(sequence.prompt, reader.prompt)
 
     def fail(self, error: Exception) -> None:
-        """Note why it ended before its time. Where memory ran out, the note says what would need less."""
+        """Set the error that ended the group. If memory ran out, the error advises what needs less."""
         if isinstance(error, torch.OutOfMemoryError):
-            clear_frames(error.__traceback__)  # what the pass had made, which others need
+            clear_frames(error.__traceback__)  # frees the tensors of the pass
             torch.cuda.empty_cache()
             error = CacheError(
                 f"the device ran out of memory in this pass; use {argument('kv_offload', 'host')}, a smaller "
@@ -106,23 +107,23 @@ class SequenceGroup:
         self.error = error
 
     def cached_pages(self, prefixes: PrefixCache) -> Found:
-        """Find pages of the pool that its prompt can begin with, as other texts begin alike."""
-        first = self.sequences[0]
-        scored = first.params.prompt_logprobs is not None  # every position is needed
-        if self.swapped or self.memory or self.saved or scored or first.scope is None:
+        """Find pages of the pool with the beginning of its prompt, from other texts."""
+        sequence = self.sequences[0]
+        scored = sequence.params.prompt_logprobs is not None  # every position is needed
+        if self.swapped or self.memory or self.saved or scored or sequence.scope is None:
             return Found()
-        return prefixes.find(first.scope, first.prompt)
+        return prefixes.find(sequence.scope, sequence.prompt)
 
-    def regained(self, seen: int) -> bool:
-        """Return whether the tokens that were lost are among so many that are read now: True once."""
-        found = 0 < self.lost <= seen
-        self.lost = self.lost * (seen < self.lost)
-        return found
+    def regained(self, cached_tokens: int) -> bool:
+        """Return True once, when prefill passes the prefix whose window pages were evicted."""
+        reached = 0 < self.lost_tokens <= cached_tokens
+        self.lost_tokens = self.lost_tokens * (cached_tokens < self.lost_tokens)
+        return reached
 
     def prefill(
         self, batch: SequenceBatch, grant: Grant, disk: DiskPrefixes | None = None
     ) -> Iterator[tuple[int, int]]:
-        """Do all that comes before the next token. Yields (tokens seen, tokens in all) after each pass or reading."""
+        """Prepare the batch for its next token. Yields (cached tokens, all tokens) after each part."""
         if self.swapped:
             batch.swap_in(self.swapped)
             return
@@ -146,7 +147,7 @@ class SequenceGroup:
             self.on_read(batch.top.cache)
 
     def _note_cost(self, batch: SequenceBatch) -> None:
-        """Note what a token of the prompt costs to read, for those who may have it from disk."""
+        """Record the seconds of a token of the prompt for the disk cache, which compares its own speed with it."""
         seconds = float(batch.top.counters.prefill_seconds_B[0])
         fed = int(batch.top.cache.lengths_B[0]) - self.cached
         for sequence in self.sequences:
@@ -156,61 +157,63 @@ class SequenceGroup:
 
 @torch.no_grad()
 def restore_batch(batch: SequenceBatch, saved: SavedCache) -> None:
-    """Start from a saved prompt, as far as the prompts begin like it. Raises CacheError."""
+    """Restore the common prefix of each prompt with a saved one. Raises CacheError."""
     started = perf_counter()
     for b, sequence in enumerate(batch.sequences):
-        if _source(batch, b) is None and sequence.params.prompt_logprobs is None:  # these need every position scored
+        if (
+            _source(batch, b) is None and sequence.params.prompt_logprobs is None
+        ):  # prompt logprobs need every position fed
             saved.restore(batch.top.cache, b, sequence.prompt)
     _add_seconds(batch, started)
 
 
 def restore_from_disk(batch: SequenceBatch) -> Iterator[tuple[int, int]]:
-    """Start from what the disk cache has of the first prompt. Yields (tokens seen, tokens in all) of each segment."""
-    first = batch.sequences[0]
+    """Restore segments of the first prompt from the disk cache. Yields (cached tokens, all tokens) after each."""
+    first_sequence = batch.sequences[0]
     started = perf_counter()
-    if first.disk and first.params.prompt_logprobs is None:
-        for seen in first.disk.restore(batch.top.cache, 0, first.prompt):
+    if first_sequence.disk and first_sequence.params.prompt_logprobs is None:
+        for cached_tokens in first_sequence.disk.restore(batch.top.cache, 0, first_sequence.prompt):
             _add_seconds(batch, started)
-            yield seen, sum(len(sequence.prompt) - 1 for sequence in batch.sequences)
+            yield cached_tokens, sum(len(sequence.prompt) - 1 for sequence in batch.sequences)
             started = perf_counter()
 
 
 @torch.no_grad()
 def prefill_batch(batch: SequenceBatch, grant: Grant = grant_all) -> Iterator[tuple[int, int]]:
-    """Feed every prompt but its last token. Yields (tokens seen, tokens in all) of the full view after each pass.
+    """Feed every prompt without its last token. Yields (cached tokens, all tokens) of the full view after each pass.
 
-    grant: how many tokens a pass may have.
+    grant: returns the tokens that a pass may have.
     """
     sizes = [len(sequence.prompt) - 1 for sequence in batch.sequences]
     started = perf_counter()
-    if batch.search:  # what is known already: a controller goes by it, and it had best stay in memory
+    if batch.search:  # earlier findings: a controller uses them, and offloading keeps these layers
         batch.search_layers(batch.search, max(sizes) + 1, 0)
     for b in range(len(batch.sequences)):
         source = _source(batch, b)
-        for seen in _feed(batch, b, grant) if source is None else _fork(batch, source, b):
+        for cached_tokens in _feed(batch, b, grant) if source is None else _fork(batch, source, b):
             _add_seconds(batch, started)
-            yield sum(sizes[:b]) + seen, sum(sizes)
+            yield sum(sizes[:b]) + cached_tokens, sum(sizes)
             started = perf_counter()
 
 
 def _source(batch: SequenceBatch, b: int) -> int | None:
-    """The first row that the prefill of row b can be copied from, if there is one."""
+    """The first row whose prefill row b can copy; None: there is none."""
     return next((a for a in range(b) if batch.sequences[b].can_copy_prefill(batch.sequences[a])), None)
 
 
 def _feed(batch: SequenceBatch, b: int, grant: Grant) -> Iterator[int]:
     sequence = batch.sequences[b]
-    seen = int(batch.top.cache.lengths_B[b])
+    cached_tokens = int(batch.top.cache.lengths_B[b])
     length = len(sequence.prompt) - 1
     for tier in batch.tiers:
         if tier is not batch.top:
-            yield from (seen for _ in _feed_lower(batch, tier, b, length, grant))
+            yield from (cached_tokens for _ in _feed_lower(batch, tier, b, length, grant))
     hook = sequence.prompt_logits_hook() if sequence.params.prompt_logprobs is not None else None
     yield from batch.top.prefill(batch.prefix, b, length, hook, grant=grant)
 
 
 def _feed_lower(batch: SequenceBatch, tier: Proposer, b: int, length: int, grant: Grant) -> Iterator[int]:
-    """Feed a tier below the full one. What a draft sees comes from the disk cache, and goes to it, if there is one."""
+    """Feed a tier below the full one. A draft's window is restored from the disk cache, and saved to it."""
     sequence = batch.sequences[b]
     if sequence.disk and isinstance(tier, Tier) and isinstance(view := tier.cache, StreamingView):
         sequence.disk.restore_draft(view, b, sequence.prompt)

@@ -1,4 +1,4 @@
-"""Digests of what changes the text of a seed. A digest depends on no path, and does not reveal a setting."""
+"""Digests of all facts that change the text of a seed. A digest depends on no path, and reveals no setting."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from triforce.engine.tier_builder import SpeculativeConfig
 
 
 def text_fingerprint(pair: ModelPair, speculation: SpeculativeConfig, coupling: str, mode: str) -> str:
-    """Return a hex digest: two engines with the same one make the same text of a seed, in every mode under `seeded`.
+    """Return a hex digest: engines with equal digests make the same text of a seed, under `seeded` in every mode.
 
-    Under the other couplings texts depend on the mode and the drafts, too.
+    Under the other couplings the digest also covers the mode and the drafts, on which texts then depend.
     """
     target = pair.target
     facts = [*_facts(target, target.fingerprint, coupling), dispatch.build(), target.decoder.device.type]
@@ -29,7 +29,7 @@ def text_fingerprint(pair: ModelPair, speculation: SpeculativeConfig, coupling: 
 
 
 def model_fingerprint(model: str | Path | None, *, coupling: str, **placement: Any) -> str:
-    """Return a hex digest of what makes texts of the same requests others, whatever machine and mode make them.
+    """Return a hex digest of the facts of a model that change texts, independent of machine and mode.
 
     It reads the weights, and builds no model. placement: `device`, `dtype`, `kv_dtype` and `context` of `LLM`. Raises
     ModelError or RequestError.
@@ -40,12 +40,12 @@ def model_fingerprint(model: str | Path | None, *, coupling: str, **placement: A
 
 
 def loaded_fingerprint(target: Checkpoint, coupling: str) -> str:
-    """Return `model_fingerprint` of a target that one process has loaded."""
+    """Return the `model_fingerprint` of a target that is loaded in one process."""
     return _digest(_facts(target, target.fingerprint, coupling))
 
 
 def _facts(target: Checkpoint | ModelSource, weights: str, coupling: str) -> list[object]:
-    """Return the facts of a target. weights: their fingerprint, as caches have it; it tells types of weights and KV."""
+    """Return the facts of a target. weights: their fingerprint, as caches use it; it covers types of weights and KV."""
     chats = sorted(target.tokenizer.templates.items()) if target.tokenizer else ()
     advised = sorted(target.files.sampling_defaults().items())
     return [weights, target.config.context, coupling, chats, advised]

@@ -1,4 +1,4 @@
-"""Models and KV memory that batches share, and the `TierBuilder` that modes put tiers together with.
+"""Models and KV memory that batches share, and the `TierBuilder` with which modes make their tiers.
 
 Shape suffixes: B rows, K drafted tokens, V vocabulary.
 """
@@ -48,26 +48,26 @@ from triforce.speculation import (
     Tier,
     TokenSampler,
 )
-from triforce.speculation.ngram import FAR
+from triforce.speculation.ngram import MAX_LAG
 
 LOWER_TIERS = {"same": 0, "int8": 8, "int4": 4}
-"""Bits of the weights that lower tiers read; 0: those of the full tier."""
+"""Bits of the weights that lower tiers read; 0: the weights of the full tier."""
 
-FARTHEST = 8, 16
-"""The largest draft_tokens and speculative_tokens that mode `auto` uses."""
+MAX_AUTO_TOKENS = 8, 16
+"""Largest draft_tokens and speculative_tokens of mode `auto`."""
 
 STRICT_ROWS = 8
-"""Rows of a strict pass at least; where more may be decoded together, so many."""
+"""Fewest rows that a strict pass is padded to; more where more sequences may be decoded together."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeConfig:
-    """Settings of speculation. Raises RequestError for values that cannot be had, alone or together.
+    """Settings of speculation. Raises RequestError for invalid values and combinations.
 
-    draft_tokens: those that the lowest tier proposes at a time (gamma_1). speculative_tokens: those that the middle one
+    draft_tokens: tokens of a proposal of the lowest tier (gamma_1). speculative_tokens: tokens that the middle tier
     gathers for one verification (gamma_2). sinks, window: tokens that the draft sees. lower_tiers: one of
-    `LOWER_TIERS`, what lower views of the target read. strict: passes of the full tier have one shape,
-    where bits depend on it, and passes of a prompt end at set places.
+    `LOWER_TIERS`, the weights that lower tiers read. strict: passes of the full tier have one shape where bits depend
+    on the shape, and passes of a prompt end at fixed places.
     """
 
     draft_tokens: int = 2
@@ -90,8 +90,8 @@ class SpeculativeConfig:
             require_integer(name, getattr(self, name), 1, 32)
         require_bool("strict", self.strict)
         if self.lower_tiers not in LOWER_TIERS:
-            known = ", ".join(LOWER_TIERS)
-            raise RequestError(f"{argument('lower_tiers')} {self.lower_tiers!r} is not known; choose from {known}.")
+            names = ", ".join(LOWER_TIERS)
+            raise RequestError(f"{argument('lower_tiers')} {self.lower_tiers!r} is not known; choose from {names}.")
         if self.lower_bits and self.retrieval.chunk % PAGE:
             raise RequestError(
                 f"{argument('retrieval_chunk')} is {self.retrieval.chunk}; int8 KV is of whole pages: give a multiple "
@@ -100,36 +100,36 @@ class SpeculativeConfig:
 
         if self.offload.kind != "none" and (self.lower_bits or self.retrieval.chunk % PAGE):
             chunk = argument("retrieval_chunk", self.retrieval.chunk)
-            given = argument("lower_tiers", self.lower_tiers) if self.lower_bits else chunk
+            setting = argument("lower_tiers", self.lower_tiers) if self.lower_bits else chunk
             raise RequestError(
-                f"{given} and {argument('kv_offload', self.offload.kind)} cannot be had together; use "
+                f"{setting} and {argument('kv_offload', self.offload.kind)} cannot be had together; use "
                 f"{argument('lower_tiers', 'same')}, a {argument('retrieval_chunk')} that is a multiple of {PAGE}, or "
                 f"{argument('kv_offload', 'none')}"
             )
 
     @property
     def lower_bits(self) -> int:
-        """Bits of the weights that lower tiers read; 0: the full tier's own. Unless it is, they read KV as int8."""
+        """Bits of the weights that lower tiers read; 0: those of the full tier. If not 0, they read KV as int8."""
         return LOWER_TIERS[self.lower_tiers]
 
-    def least(self, rows: int) -> tuple[int, int]:
-        """Rows and columns that passes of the full tier are padded to: those of the widest verification."""
+    def padding(self, rows: int) -> tuple[int, int]:
+        """Rows and columns that passes of the full tier are padded to: the widest verification; (1, 1): no padding."""
         return (max(rows, STRICT_ROWS), self.reach // 2 - 1) if self.strict else (1, 1)
 
     @property
     def reach(self) -> int:
-        """Positions that the tiers may use beyond the last token of a text."""
-        return 2 * (max(self.draft_tokens, FARTHEST[0]) + max(self.speculative_tokens, FARTHEST[1]) + 2)
+        """Positions beyond the last token of a text that the tiers may use."""
+        return 2 * (max(self.draft_tokens, MAX_AUTO_TOKENS[0]) + max(self.speculative_tokens, MAX_AUTO_TOKENS[1]) + 2)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSet:
-    """The target, and perhaps a draft: a model of the same vocabulary, or one that reads the target's hidden states."""
+    """The target and an optional draft: a model of the same vocabulary, or an EAGLE head on the target's states."""
 
     target: Decoder
     draft: Decoder | None = None
     lower: Decoder | None = None
-    """The target as the lower tiers run it; None: the same."""
+    """The target as lower tiers run it; None: `target`."""
     features: FeatureDraft | None = None
 
     @property
@@ -140,41 +140,41 @@ class ModelSet:
 
 @dataclass(frozen=True)
 class SharedKV:
-    """KV memory that batches share: `pages` of the target's KV, and the draft's for so many `rows`. Made when used.
+    """KV memory that batches share: `pages` of the target's KV, and the draft's KV of `rows` rows. Allocated on use.
 
-    given: a pool to be used instead of a new one.
+    existing_pool: a pool to be used instead of a new one.
     """
 
     models: ModelSet
     speculation: SpeculativeConfig
     rows: int
     pages: int
-    given: PagePool | None = None
+    existing_pool: PagePool | None = None
 
     @cached_property
     def pool(self) -> PagePool:
-        """The pool of all views of the target, of no row yet."""
-        if self.given:
-            return self.given.more(0)
+        """The pool of all views of the target, without rows."""
+        if self.existing_pool:
+            return self.existing_pool.more(0)
         target = self.models.target
         unit = self._unit
         speculation = self.speculation
-        least = self.speculation.least(self.rows)
+        padding = self.speculation.padding(self.rows)
         int8 = speculation.lower_bits > 0
         windows = self._windows()
-        given = self._room(windows.store.pages if windows else 0)
+        layout = self._room(windows.store.pages if windows else 0)
         features = self._features()
         pages = self.pages
         where = (target.dtype, target.device)
-        return PagePool(target.config, 0, pages, *where, unit, int8, least, given, features, windows)
+        return PagePool(target.config, 0, pages, *where, unit, int8, padding, layout, features, windows)
 
     @property
     def _unit(self) -> int:
-        """Tokens that retrieval tells apart at least."""
+        """Smallest unit of tokens that retrieval selects."""
         return gcd(self.speculation.retrieval.chunk, PAGE)
 
     def _windows(self) -> WindowPages | None:
-        """Make room for layers with a window, if there are such."""
+        """Return the page accounting of layers with a window; None: there are none."""
         target = self.models.target
         windows = self.models.target.config.windows
         widest = max(prefill_chunk(target.device), self.speculation.reach)
@@ -182,7 +182,7 @@ class SharedKV:
         return WindowPages(max(windows), pages, widest, target.device) if pages else None
 
     def _features(self) -> FeatureMemory | None:
-        """Make the memory of a feature draft, if there is one."""
+        """Return the memory of an EAGLE head; None: there is none."""
         if (draft := self.models.features) is None:
             return None
         target = self.models.target
@@ -191,17 +191,17 @@ class SharedKV:
 
     @property
     def whole(self) -> int:
-        """Tokens in a multiple of which prompts share their beginnings: under `strict`, those of one pass."""
+        """Unit, in tokens, of the prefixes that prompts share: a page, or under `strict` a prefill pass."""
         return prefill_chunk(self.models.target.device) if self.speculation.strict else PAGE
 
     def _room(self, window_pages: int) -> OffloadLayout | None:
-        """Layout of offloaded pages, if there are any. Raises CacheError before a prompt is read if KV does not fit."""
+        """Layout of offloaded pages; None without offloading. Raises CacheError if KV does not fit in memory."""
         target = self.models.target
         speculation = self.speculation
         offload = self.speculation.offload
         where = target.config, target.dtype, target.device
         read = (speculation.reach, speculation.retrieval.budget)
-        (padded, _) = speculation.least(self.rows)
+        (padded, _) = speculation.padding(self.rows)
         needs = needs_of(*where, self.pages, self.rows, *read, window_pages, padded_rows=padded, unit=self._unit)
         if offload.kind == "none":
             needs.require_all()
@@ -211,7 +211,7 @@ class SharedKV:
 
     @cached_property
     def streaming(self) -> StreamingView:
-        """The draft's view, of no row yet. Raises RequestError without a draft model."""
+        """The draft's view, without rows. Raises RequestError without a draft model."""
         draft = self.models.draft
         speculation = self.speculation
         if draft is None:
@@ -230,8 +230,8 @@ class SharedKV:
 class TierBuilder:
     """Makes the tiers of a batch whose row b holds at most `capacities[b]` tokens.
 
-    memory: a full view to go on with instead of an empty one. shared: KV that other batches share. beginning: its
-    pages that the first row starts with.
+    memory: a caller's full view to continue, instead of an empty one. shared: KV shared with other batches. beginning:
+    pages of it that the first row starts with.
     """
 
     models: ModelSet
@@ -243,7 +243,7 @@ class TierBuilder:
 
     @cached_property
     def store(self) -> SharedKV:
-        """KV that is shared, or that of this batch alone."""
+        """The shared KV, or KV for this batch alone."""
         pages = sum(map(pages_for, self.capacities))
         return self.shared or SharedKV(self.models, self.speculation, len(self.capacities), pages)
 
@@ -258,11 +258,11 @@ class TierBuilder:
             full.pool.adopt(0, self.beginning)
         for b, capacity in enumerate(self.capacities):
             full.pool.reserve(b, capacity)
-        full.observe(0)  # until a view selects by what it observes, see `middle`
+        full.observe(0)  # a tier that needs observed attention turns it on, see `middle`
         return full
 
     def exact(self, full: FullView, below: Proposer | None = None) -> Tier[FullView]:
-        """Make the full tier: the target through all of its KV."""
+        """Make the full tier: the target with all of its KV."""
         target = self.models.target
         by_layer = full.pool.by_layer
         model = self._noting(target, full)
@@ -272,7 +272,7 @@ class TierBuilder:
     def middle(
         self, full: FullView, policy: Callable[[], Policy], name: str, below: Proposer | None = None
     ) -> Tier[RetrievalView]:
-        """Make a tier that sees the pages that a policy selects, of what the full view has seen."""
+        """Make a tier of the target that reads only pages of the full view that a policy selects."""
         view = RetrievalView(full, policy, self.speculation.retrieval)
         if view.observes:
             full.observe(view.unit, view.setting.budget)
@@ -280,28 +280,28 @@ class TierBuilder:
         return Tier(name, model, view, self.speculation.speculative_tokens, below)
 
     def _noting(self, decoder: Decoder, full: FullView) -> Decoder | NotingDecoder:
-        """The target for a tier of the rows of `full`; with a feature draft its passes leave entries there."""
+        """The decoder for a tier on the rows of `full`. With an EAGLE head its passes also write the head's entries."""
         draft = self.models.features
         memory = full.pool.features
         return NotingDecoder(decoder, draft, memory) if draft and memory else decoder
 
     def lowest(self) -> Tier[StreamingView] | Tier[FeatureView]:
-        """Make the tier of the draft, which sees sinks and a window. Raises RequestError without a draft."""
+        """Make the tier of the draft, which reads sinks and a window. Raises RequestError without a draft."""
         if (features := self.models.features) is None:
             return self.draft_model()
         view = FeatureView(self.full(), features.config.sinks, features.config.window, self.speculation.reach)
         run = eagle_draft.fused_features_with(features.passes, view.memory)
-        several = partial(fused_draft, lambda width: run) if run else None
-        return Tier("draft", features, view, self.speculation.draft_tokens, fused_draft=several)
+        fused = partial(fused_draft, lambda width: run) if run else None
+        return Tier("draft", features, view, self.speculation.draft_tokens, fused_draft=fused)
 
     def draft_model(self) -> Tier[StreamingView]:
-        """Make the tier of a draft that is a model. Raises RequestError without one."""
+        """Make the tier of a draft model. Raises RequestError without one."""
         view = self.store.streaming.more(len(self.capacities))
         draft = self.models.draft
         assert draft is not None, "the store has seen to it"
         kernels = partial(dispatch.fused_draft_with, draft.model, view.kv)
-        several = partial(fused_draft, kernels)
-        return Tier("draft", draft, view, self.speculation.draft_tokens, fused_draft=several, read=draft.read)
+        fused = partial(fused_draft, kernels)
+        return Tier("draft", draft, view, self.speculation.draft_tokens, fused_draft=fused, read=draft.read)
 
 
 def fused_draft(
@@ -312,29 +312,29 @@ def fused_draft(
     live_B: Bools,
     count: int,
 ) -> Draft | None:
-    """Draft `count` tokens of each live row, or fewer, for a tier with nothing below it, in one call of its `kernels`.
+    """Draft up to `count` tokens of each live row in one call, for a tier with no tier below.
 
-    These are asked for by how many tokens of a row are new to it.
-    They are bit for bit those that passes and draws one by one would give, between which Python costs more than they.
-    Returns None where these are needed. Raises ModelError where logits are not finite.
+    kernels: returns the fused kernel for a number of uncached tokens of a row, or None. The tokens are bit for bit
+    those of separate passes and draws, between which Python would cost more than the passes. Returns None if separate
+    passes are needed. Raises ModelError if logits are not finite.
     """
     view = tier.cache
-    unseen_B = (prefix.lengths_B - view.lengths_B) * live_B
-    width = int(unseen_B.max())
+    uncached_B = (prefix.lengths_B - view.lengths_B) * live_B
+    width = int(uncached_B.max())
     run = kernels(width)
-    prepare = getattr(sampling, "draws", None)  # of the samplers that such kernels know
+    prepare = getattr(sampling, "draws", None)  # only samplers that fused kernels support have it
     if not (run and prepare):
         return None
-    more = view.steps(unseen_B, count - 1)
-    draws = prepare(tier.level, more + 1, live_B)
+    extra_steps = view.steps(uncached_B, count - 1)
+    draws = prepare(tier.level, extra_steps + 1, live_B)
     if draws is None:
         return None
-    batch = view.begin(unseen_B + more * live_B, width + more)
-    tokens_BK = np.empty((len(live_B), more + 1), dtype=np.int64)
+    batch = view.begin(uncached_B + extra_steps * live_B, width + extra_steps)
+    tokens_BK = np.empty((len(live_B), extra_steps + 1), dtype=np.int64)
     probs_BKV = run(batch, (prefix.ids_BS, prefix.lengths_B, live_B), draws, tokens_BK)
     view.record(batch)
     origins_BK = np.full_like(tokens_BK, tier.level)
-    return Draft(tokens_BK, probs_BKV, origins_BK, (more + 1) * live_B)
+    return Draft(tokens_BK, probs_BKV, origins_BK, (extra_steps + 1) * live_B)
 
 
 ModeBuilder = Callable[[TierBuilder], Tier[FullView]]
@@ -347,18 +347,18 @@ def ar(build: TierBuilder) -> Tier[FullView]:
 
 def draft(build: TierBuilder) -> Tier[FullView]:
     """A small model verified by the target: classic speculation (the paper's first baseline)."""
-    below = build.lowest()  # first: it may raise, and no pages are to be taken then
+    below = build.lowest()  # first: it may raise, and must do so before pages are reserved
     return build.exact(build.full(), below)
 
 
 def retrieval(build: TierBuilder, below: Proposer | None = None) -> Tier[FullView]:
-    """The target drafts for itself through selected pages (the paper's ablation without hierarchy: nothing below)."""
+    """The target drafts for itself through selected pages (without `below`: the paper's ablation without hierarchy)."""
     full = build.full()
     return build.exact(full, build.middle(full, POLICIES[build.speculation.retrieval_policy], "retrieval", below))
 
 
 def streaming(build: TierBuilder) -> Tier[FullView]:
-    """The hierarchy with StreamingLLM in the place of retrieval (the paper's ablation); without a draft, two tiers."""
+    """The hierarchy with StreamingLLM instead of retrieval (the paper's ablation). Without a draft it has two tiers."""
     below = build.lowest() if build.models.drafts else None
     full = build.full()
     return build.exact(full, build.middle(full, Recent, "streaming", below))
@@ -370,17 +370,17 @@ def triforce(build: TierBuilder) -> Tier[FullView]:
 
 
 def ngram(build: TierBuilder) -> Tier[FullView]:
-    """TriForce with n-grams of the text itself in the place of the draft model."""
+    """TriForce with n-grams of the text itself instead of the draft model."""
     return retrieval(build, NgramProposer(len(build.capacities), build.speculation.draft_tokens))
 
 
 def draft_ngram(build: TierBuilder) -> Tier[FullView]:
-    """TriForce whose draft model gives way to n-grams where the text repeats itself."""
+    """TriForce with n-grams where the text repeats itself, and the draft model elsewhere."""
     return retrieval(build, NgramProposer(len(build.capacities), build.speculation.draft_tokens, build.lowest()))
 
 
 def auto(build: TierBuilder) -> Tier[FullView]:
-    """All tiers there are, for a `PlanController` to choose from."""
+    """All available tiers, for a `PlanController` to choose from."""
     return triforce(build) if build.models.drafts else retrieval(build)
 
 
@@ -401,8 +401,8 @@ DRAFTED = ("draft", "triforce", "draft-ngram")
 def unlinked(top: Tier[FullView]) -> list[Proposer]:
     """The tiers of `auto`, for `apply_plan` to link: n-grams first, then from the lowest to the full one.
 
-    `top` loses the tiers below it. Levels are places in the list; they name the tiers in the noise and in the origins
-    of tokens.
+    `top` is unlinked from the tiers below it. Levels are indexes of the list; they identify the tiers in the noise and
+    in the origins of tokens.
     """
     parts = [NgramProposer(len(top.cache.lengths_B)), *tiers(top)]
     top.below = None
@@ -412,18 +412,18 @@ def unlinked(top: Tier[FullView]) -> list[Proposer]:
 
 
 def apply_plan(planned: PlannedProposal, parts: Sequence[Proposer], prefix: SequenceState, live_B: Bools) -> None:
-    """Let the next proposal of the last of these tiers go by a plan. parts: all that `unlinked` lists.
+    """Link tiers and set gammas, budgets and grain for the next proposal. parts: all tiers, as `unlinked` lists them.
 
-    A tier that was left out before is prefilled with the rows of which it has missed more than a few tokens.
+    A tier that was not linked before is prefilled in rows that are more than `MAX_LAG` tokens ahead of it.
     """
     plan = planned.plan
     by_name: dict[str, Any] = {tier.name: tier for tier in parts}
-    before = {tier.name for tier in tiers(parts[-1])}
+    linked_names = {tier.name for tier in tiers(parts[-1])}
     below = None
     for name, gamma in zip(plan.tiers, (*plan.gammas, 1), strict=True):
         tier = by_name[name]
-        if name not in before and isinstance(tier, Tier):
-            tier.catch_up(prefix, live_B & (prefix.lengths_B - tier.cache.lengths_B > FAR))
+        if name not in linked_names and isinstance(tier, Tier):
+            tier.catch_up(prefix, live_B & (prefix.lengths_B - tier.cache.lengths_B > MAX_LAG))
         tier.gamma = gamma
         tier.below = below
         below = tier
@@ -433,5 +433,5 @@ def apply_plan(planned: PlannedProposal, parts: Sequence[Proposer], prefix: Sequ
 
 
 def tiers(top: Proposer) -> list[Proposer]:
-    """List a tier and those below it, from the lowest up."""
+    """List a tier and all tiers below it, from the lowest up."""
     return [*(tiers(top.below) if top.below else []), top]

@@ -1,4 +1,4 @@
-"""Planning of mode `auto`: which tiers draft, and how many tokens, by the cost of passes and by acceptance."""
+"""Planner of mode `auto`: chooses which tiers draft and how many tokens, by cost of passes and acceptance."""
 
 from triforce.planner.controller import PlanController, report
 from triforce.planner.cost_model import CostModel

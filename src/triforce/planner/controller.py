@@ -1,9 +1,9 @@
-"""Chooses the plan of a batch between proposals of the full tier: observe -> forecast -> choose; the engine applies it.
+"""Chooses the plan of a batch between proposals of the full tier: observe, estimate, choose; the engine applies it.
 
-Observed are the seconds of forward passes (`CostModel`), the accepted share of each tier's draft tokens
-(`AcceptanceTracker`), and what n-grams of the text would have proposed (`NgramHindsight`): all of it is `Beliefs`.
-Under `seeded` no decision can change a text; under `rejection` none depends on a token that is still to be drawn, so
-the distribution is exact.
+The controller observes the seconds of forward passes (`CostModel`), the accepted share of each tier's draft tokens
+(`AcceptanceTracker`), and the tokens that n-grams of the text would have proposed (`NgramHindsight`). `Beliefs` holds
+all three. Under `seeded` no decision can change a text. Under `rejection` no decision depends on a token that is still
+to be drawn, so the distribution is exact.
 """
 
 from __future__ import annotations
@@ -22,101 +22,111 @@ from triforce.planner.plan import PLAIN, BudgetFactors, Estimates, Plan, Planned
 from triforce.planner.planner_config import CONFIG, FULL
 from triforce.ragged import Bools
 from triforce.speculation import Proposer, SequenceState
-from triforce.speculation.draft import REMEMBERED
+from triforce.speculation.draft import MAX_PASSES
 from triforce.speculation.ngram import STRIDE
 
-LEAST_TRUST = 1 / 8
-REGAINED = 1.1
+MIN_LOSS_SHARE = 1 / 8
+LOSS_SHARE_RECOVERY = 1.1
 
 
 @dataclass(slots=True)
-class Account:
-    """Account of one batch. plain: seconds of a step of plain decoding; 0: not known yet."""
+class RegretAccount:
+    """Gains and losses of one batch against plain decoding, in seconds: the budget of a conservative bandit.
 
-    plain: float = 0.0
-    won: float = 0.0  # seconds, negative where speculation lost
-    allowed: float = 0.0  # seconds that the text so far may lose
-    trust: float = 1.0  # part of what may be lost, after texts of the kind that lost
-    losses: int = 0  # times that more was lost than allowed, since `won` was last positive
+    plain_seconds: of one step of plain decoding; 0: not known yet. gain_seconds: negative where speculation lost.
+    allowed_seconds: loss that the text so far allows. loss_share: part of that loss which this text may use, after
+    earlier texts of the kind lost. losses: times that more than the headroom was lost since the gain was last positive.
+    """
 
-    def enter(self, tokens: float, seconds: float, plain: bool) -> None:
-        """Enter proposals: tokens of each row, and whether they were plain decoding, which wins nothing."""
-        self.allowed += CONFIG.allowed_loss * self.plain * tokens
-        if not plain and self.plain:
-            self.won += tokens * self.plain - seconds
-            if self.won > 0:
+    plain_seconds: float = 0.0
+    gain_seconds: float = 0.0
+    allowed_seconds: float = 0.0
+    loss_share: float = 1.0
+    losses: int = 0
+
+    def record(self, tokens: float, seconds: float, plain: bool) -> None:
+        """Record proposals. tokens: of each row. plain: they were plain decoding, which gains and loses nothing."""
+        self.allowed_seconds += CONFIG.allowed_loss * self.plain_seconds * tokens
+        if not plain and self.plain_seconds:
+            self.gain_seconds += tokens * self.plain_seconds - seconds
+            if self.gain_seconds > 0:
                 self.losses = 0
 
     @property
     def headroom(self) -> float:
-        """Seconds that may be lost."""
-        return self.won + self.trust * (self.allowed + CONFIG.allowed_loss * self.plain * CONFIG.credit_tokens)
+        """Seconds that may be lost from here on."""
+        return self.gain_seconds + self.loss_share * (
+            self.allowed_seconds + CONFIG.allowed_loss * self.plain_seconds * CONFIG.credit_tokens
+        )
 
     @property
     def caution(self) -> float:
-        """Standard deviations below the mean at which a plan counts as no risk: each loss says that beliefs are off."""
+        """Standard deviations below the mean at which a plan counts as no risk. Each loss adds to them."""
         return CONFIG.caution * (1 + self.losses)
 
-    def next(self) -> Account:
-        """The account of the next text of the kind: it may lose half as much where this one lost, down to an eighth."""
-        trust = 1.0 if self.won > 0 else self.trust * (REGAINED if self.won == 0 else 0.5)
-        return Account(self.plain, trust=min(1.0, max(LEAST_TRUST, trust)))
+    def for_next_text(self) -> RegretAccount:
+        """The account of the next text of the kind. After a loss it may lose half as much, down to an eighth."""
+        loss_share = (
+            1.0 if self.gain_seconds > 0 else self.loss_share * (LOSS_SHARE_RECOVERY if self.gain_seconds == 0 else 0.5)
+        )
+        return RegretAccount(self.plain_seconds, loss_share=min(1.0, max(MIN_LOSS_SHARE, loss_share)))
 
 
 class Cadence:
-    """The cadence of one batch. elapsed: seconds of decoding; due_at: when it is time to listen, or to weigh plans.
+    """Times, in seconds of decoding (`elapsed`), at which one batch scans its text for n-grams and is planned again.
 
-    patience: times as long until plans are weighed. It grows while plain decoding stays best, in this text and in the
-    next ones of its kind. From 1 on, as many times less is listened, too, and as many more n-grams call for a thought.
+    due_at: the earlier of `scan_at` and `replan_at`. backoff: factor of the time until the next plan. It grows while
+    plain decoding stays best, in this text and in the next ones of its kind. Above 1 it also lengthens the time until
+    the next scan, and raises the number of n-gram hits that cause a new plan.
     """
 
     def __init__(self) -> None:
-        self.elapsed = self.due_at = self.listen_at = self.think_at = 0.0
-        self.patience = 0.0
-        self._took = 0.0
-        self._heard = 0
+        self.elapsed = self.due_at = self.scan_at = self.replan_at = 0.0
+        self.backoff = 0.0
+        self._replan_seconds = 0.0
+        self._ngram_hits = 0
 
     @property
     def cause(self) -> Cause | None:
-        """Reason to weigh plans now: it is time, or n-grams predicted much of the text since; None: there is none."""
-        if self.elapsed >= self.think_at:
+        """Reason to plan now: the time has come, or n-grams predicted much of the latest text. None: no reason."""
+        if self.elapsed >= self.replan_at:
             return Cause.TIME
-        return Cause.REPEATS if self._heard >= CONFIG.heard_tokens * max(1.0, self.patience) else None
+        return Cause.REPEATS if self._ngram_hits >= CONFIG.replan_hits * max(1.0, self.backoff) else None
 
-    def heard(self, hits: int, seconds: float, least: float) -> None:
-        """Note tokens that n-grams predicted; hearing of them took so many seconds. least: until there is a place."""
-        self._heard += hits
-        self.listen_at = self.elapsed + max(least, CONFIG.listen_ratio * seconds * max(1.0, self.patience))
-        self.due_at = min(self.listen_at, self.think_at)
+    def record_scan(self, hits: int, seconds: float, min_wait: float) -> None:
+        """Record a scan. hits: tokens that n-grams predicted. min_wait: seconds until the text has a new place."""
+        self._ngram_hits += hits
+        self.scan_at = self.elapsed + max(min_wait, CONFIG.scan_ratio * seconds * max(1.0, self.backoff))
+        self.due_at = min(self.scan_at, self.replan_at)
 
-    def thought(self, seconds: float, plan: Plan) -> None:
-        """Note that weighing plans took so many seconds, and which one was best."""
-        self._took = seconds
-        self._heard = 0
-        most = CONFIG.most_patience if plan.plain else 1.0
-        self.patience = min(self.patience + CONFIG.patience_step, most)
-        self.think_at = self.elapsed + CONFIG.think_ratio * seconds * self.patience
-        self.due_at = self.think_at if "ngram" in plan.tiers else min(self.listen_at, self.think_at)
+    def record_replan(self, seconds: float, plan: Plan) -> None:
+        """Record that planning took `seconds` and chose `plan`."""
+        self._replan_seconds = seconds
+        self._ngram_hits = 0
+        max_backoff = CONFIG.max_backoff if plan.plain else 1.0
+        self.backoff = min(self.backoff + CONFIG.backoff_step, max_backoff)
+        self.replan_at = self.elapsed + CONFIG.replan_ratio * seconds * self.backoff
+        self.due_at = self.replan_at if "ngram" in plan.tiers else min(self.scan_at, self.replan_at)
 
-    def next(self, won: bool, seconds: float) -> Cadence:
-        """The cadence of the next text of the kind, which may take so many seconds. won: whether this one paid.
+    def for_next_text(self, won: bool, seconds: float) -> Cadence:
+        """The cadence of the next text of the kind. won: this text gained time. seconds: the next one's, at most.
 
-        What is left of the waits goes over; a text that takes long weighs plans at once.
+        The rest of each wait carries over. A text that takes long is planned at once.
         """
         following = Cadence()
-        following.patience = min(self.patience, 1.0) if won else self.patience
-        following._took = self._took
+        following.backoff = min(self.backoff, 1.0) if won else self.backoff
+        following._replan_seconds = self._replan_seconds
         if not won:
-            following.listen_at = max(0.0, self.listen_at - self.elapsed)
-        if seconds <= CONFIG.think_ratio * self._took * self.patience / 2:
-            following.think_at = max(0.0, self.think_at - self.elapsed)
-        following.due_at = min(following.listen_at, following.think_at)
+            following.scan_at = max(0.0, self.scan_at - self.elapsed)
+        if seconds <= CONFIG.replan_ratio * self._replan_seconds * self.backoff / 2:
+            following.replan_at = max(0.0, self.replan_at - self.elapsed)
+        following.due_at = min(following.scan_at, following.replan_at)
         return following
 
 
-ENDLESS = 10**6  # tokens to come, where nobody says how many
-TOGETHER = 256  # proposals that are learnt from together, at most
-NOTHING = 0.0, 0.0, 0  # tokens of a row, seconds and proposals that nothing was learnt from yet
+UNKNOWN_LENGTH = 10**6  # tokens to come, where the caller gives no number
+MAX_PENDING = 256  # proposals after which beliefs are updated
+NO_PENDING = 0.0, 0.0, 0  # tokens of a row, seconds, and proposals, with which beliefs are still to be updated
 
 
 class PlanController:
@@ -124,7 +134,7 @@ class PlanController:
 
     It observes tiers and changes none: `tier_builder.apply_plan` applies what `steer` returns.
     tiers: all tiers, n-grams first and the full tier last, none linked to another (see `tier_builder.unlinked`).
-    temperature: the mean of the batch. clock: seconds, for what weighing plans takes. ranks: all follow rank 0, as
+    temperature: the mean of the batch. clock: seconds, to measure the time of planning. ranks: all follow rank 0, as
     their clocks differ.
     """
 
@@ -144,195 +154,201 @@ class PlanController:
         self.view: RetrievalView = self.by_name["retrieval"].cache  # type: ignore[attr-defined]
         self.beliefs = Beliefs(self.by_name, costs, temperature)
         self.choice, self.plan, self.name = Choice(), PLAIN, str(PLAIN)
-        """What was chosen; the plan that is followed is another one to probe, and until attention was observed."""
+        """The choice, and the plan in use, which differs while it probes and until attention has been observed."""
         self.budget: Callable[[int], int] | None = None
-        """Tokens that the retrieval tier reads of a context of so many, where the plan chooses that."""
-        self.account = Account()
+        """Tokens that the retrieval tier reads, by the length of the context; None where the plan does not choose."""
+        self.account = RegretAccount()
         self._cadence = Cadence()
         self.estimates: Estimates | None = None
-        self.found: list[Candidate] = []
-        """The latest estimates, and the best plan of each choice of tiers by them."""
+        self.candidates: list[Candidate] = []
+        """The best plan of each choice of tiers, by the latest estimates."""
         self.budget_factors: dict[int, float] = {}
-        """Times the usual budget, by bits of a row's length, that these are of."""
+        """Factors of the usual budget in the latest estimates, by bits of a row's length."""
         self._retrieval_grain: int = self.by_name["full"].cache.grain  # type: ignore[attr-defined]
-        """What the retrieval tier selects by."""
+        """Tokens of the unit that the retrieval tier selects."""
         self._grain = self._retrieval_grain
-        """What the full tier was asked to observe latest."""
-        self._proposals = self._first_thought = self._plain_at = self._listened = 0
-        self._kind = 0, 0, 0  # of the texts at their first proposal, see `AcceptanceTracker.kind`
+        """Grain of the attention that the full tier observes in the latest planned proposal."""
+        self._proposals = self._first_replan = self._last_plain = self._scans = 0
+        self._kind = 0, 0, 0  # kind of the texts at their first proposal, see `AcceptanceTracker.kind`
         self.lengths: Sequence[int] = ()  # of the texts before the latest proposal
-        self._unlearnt = NOTHING
-        self._together = TOGETHER
-        self._fresh, self._untold = False, 0.0  # whether a plan was just adopted; seconds of its first proposal
+        self._pending = NO_PENDING
+        self._max_pending = MAX_PENDING
+        self._just_switched, self._first_seconds = False, 0.0  # of the plan; seconds of its first proposal
 
     @property
-    def plain(self) -> float:
-        """Tokens per second of each row, expected of plain decoding; 0: not known yet."""
-        return 1 / self.account.plain if self.account.plain else 0.0
+    def plain_rate(self) -> float:
+        """Expected tokens per second of each row in plain decoding; 0: not known yet."""
+        return 1 / self.account.plain_seconds if self.account.plain_seconds else 0.0
 
     @property
-    def followed(self) -> Choice:
-        """The choice that is followed now: plain decoding, too, while that is probed."""
+    def choice_in_use(self) -> Choice:
+        """The choice that is in use now: plain decoding while that is probed."""
         probes = self.plan.plain and not self.choice.plan.plain
-        return Choice(rate=self.plain, state=State.PROBING) if probes else self.choice
+        return Choice(rate=self.plain_rate, state=State.PROBING) if probes else self.choice
 
     @property
     def planned(self) -> PlannedProposal:
-        """The plan of the next proposal, and what the full tier is to observe in it."""
+        """The plan of the next proposal, and the grain of the attention that the full tier observes in it."""
         return PlannedProposal(self.plan, self._grain)
 
-    def steer(self, prefix: SequenceState, live_B: Bools, left: Callable[[], int] = lambda: ENDLESS) -> PlannedProposal:
-        """Plan the next proposal. Most calls return at once. left: tokens that are to come, at most."""
+    def steer(
+        self, prefix: SequenceState, live_B: Bools, remaining: Callable[[], int] = lambda: UNKNOWN_LENGTH
+    ) -> PlannedProposal:
+        """Plan the next proposal. Most calls return at once. remaining: returns the most tokens still to come."""
         if self._proposals == 0:
-            self._begin(prefix.lengths_B[live_B].tolist(), left())
-        if self._unlearnt[-1] >= self._together:
-            self.conclude(prefix)
-        due = self._cadence.elapsed >= self._cadence.due_at and self._proposals >= self._first_thought
+            self._warm_start(prefix.lengths_B[live_B].tolist(), remaining())
+        if self._pending[-1] >= self._max_pending:
+            self.update_beliefs(prefix)
+        due = self._cadence.elapsed >= self._cadence.due_at and self._proposals >= self._first_replan
         self._proposals += 1
-        if self.ranks.broadcast(due or self._alarmed):
-            self._think(prefix, live_B, left())
+        if self.ranks.broadcast(due or self._over_budget):
+            self._replan(prefix, live_B, remaining())
         if self.plan.plain and self.choice.plan.plain:
-            self._plain_at = self._proposals
+            self._last_plain = self._proposals
             self._grain = 0
         else:
-            self._follow(prefix)
+            self._follow_choice(prefix)
         return self.planned
 
     def observe(self, lengths: Sequence[int], taken: int, seconds: float) -> None:
-        """Note a proposal: texts of these lengths took `taken` tokens in all, in so many seconds."""
+        """Record a proposal of `seconds`, in which texts of these lengths took `taken` tokens in all."""
         self._cadence.elapsed += seconds
-        if self._fresh:  # caches are full of what another plan left there: it counts, and teaches no cost
-            self._fresh = False
-            self._untold = seconds
+        if self._just_switched:  # caches hold what another plan left: the proposal counts, and teaches no cost
+            self._just_switched = False
+            self._first_seconds = seconds
             for tier in self.tiers:
                 tier.counters.new_passes()
-        tokens, before, proposals = self._unlearnt
+        tokens, pending_seconds, proposals = self._pending
         self.lengths = lengths
-        self._unlearnt = (tokens + taken / len(lengths), before + seconds, proposals + 1)
+        self._pending = (tokens + taken / len(lengths), pending_seconds + seconds, proposals + 1)
 
-    def conclude(self, prefix: SequenceState) -> None:
-        """Learn from the latest proposals, all of one plan, before the next one is of another kind, or rows leave."""
-        (tokens, seconds, proposals), self._unlearnt = self._unlearnt, NOTHING
+    def update_beliefs(self, prefix: SequenceState) -> None:
+        """Learn from the pending proposals, all of one plan. Called before the plan changes, and before rows leave."""
+        (tokens, seconds, proposals), self._pending = self._pending, NO_PENDING
         if not proposals:
             return
-        usual = self.beliefs.learn_passes(self.plan, self.lengths, seconds - self._untold)
-        if self._untold:  # what is usual those behind it tell, or else some plain steps
-            like = usual / (proposals - 1) if proposals > 1 else CONFIG.first_steps * self.account.plain
-            usual = usual + min(self._untold, CONFIG.first_times * like)
-            self._untold = 0.0
-        if not self.account.plain and self.plan.plain:
-            self.account.plain = usual / proposals
-        # beyond them the machine did something else
-        least = usual / CONFIG.outlier
-        most = usual * CONFIG.outlier
-        self.account.enter(tokens, min(max(seconds, least), most), self.plan.plain)
+        expected_seconds = self.beliefs.learn_passes(self.plan, self.lengths, seconds - self._first_seconds)
+        if self._first_seconds:  # what it should have taken: the mean of the later ones, or else some plain steps
+            later_seconds = (
+                expected_seconds / (proposals - 1) if proposals > 1 else CONFIG.first_steps * self.account.plain_seconds
+            )
+            expected_seconds = expected_seconds + min(self._first_seconds, CONFIG.max_first_factor * later_seconds)
+            self._first_seconds = 0.0
+        if not self.account.plain_seconds and self.plan.plain:
+            self.account.plain_seconds = expected_seconds / proposals
+        # seconds beyond these bounds went to other work of the machine
+        min_seconds = expected_seconds / CONFIG.outlier
+        max_seconds = expected_seconds * CONFIG.outlier
+        self.account.record(tokens, min(max(seconds, min_seconds), max_seconds), self.plan.plain)
         self.beliefs.learn_verdicts(self.plan, prefix.lengths_B, proposals)
 
     def close(self, prefix: SequenceState) -> None:
-        """Keep what was learnt for the next texts: these are done."""
-        self.conclude(prefix)
+        """Keep what was learnt for the next texts of the kind. Called when these texts are done."""
+        self.update_beliefs(prefix)
         if self.lengths and self.beliefs.acceptance.kind(self.lengths) == self._kind:
             stays = "ngram" not in self.choice.plan.tiers and self.choice.state is not State.GUARDED
-            left = self.choice if stays else Choice(rate=self.plain, state=State.PLAIN)
-            self.costs.kinds[self._kind] = left, self.account, self._cadence
+            choice = self.choice if stays else Choice(rate=self.plain_rate, state=State.PLAIN)
+            self.costs.kinds[self._kind] = choice, self.account, self._cadence
 
-    def adopt(self, plan: Plan) -> None:
-        """Plan by this from the next proposal on. Proposals that are not learnt from by now are dropped."""
+    def switch(self, plan: Plan) -> None:
+        """Use this plan from the next proposal on. Pending proposals are dropped."""
         chosen = "retrieval" in plan.tiers and self.view.setting.budget.open
         self.plan = plan
         self.name = str(plan)
         self.budget = self.view.budget if chosen else None
-        self._unlearnt = NOTHING
-        self._fresh = self._proposals > 1
+        self._pending = NO_PENDING
+        self._just_switched = self._proposals > 1
         drafted = prod(gamma for tier, gamma in zip(plan.tiers, plan.gammas, strict=False) if tier != "ngram")
-        self._together = min(TOGETHER, REMEMBERED // drafted)  # whose passes counters remember
+        self._max_pending = min(MAX_PENDING, MAX_PASSES // drafted)  # whose passes counters remember
 
-    def enter(self, lengths: Sequence[int], temperature: float) -> None:
-        """Note that rows joined or left: these lengths there are now. What they showed is to be concluded before."""
-        self.beliefs.acceptance.enter(temperature)
-        if before := self.account.plain:  # else what rows of another number take would be won or lost
-            self.account.plain = self.costs.passes.seconds(FULL, 1, len(lengths), sum(lengths))
-            self.choice = replace(self.choice, rate=self.choice.rate * before / self.account.plain)
+    def update_rows(self, lengths: Sequence[int], temperature: float) -> None:
+        """Record that rows joined or left; `lengths` are those of the rows now. Call `update_beliefs` before."""
+        self.beliefs.acceptance.set_temperature(temperature)
+        if old_seconds := self.account.plain_seconds:  # else the time of another number of rows is gained or lost
+            self.account.plain_seconds = self.costs.passes.seconds(FULL, 1, len(lengths), sum(lengths))
+            self.choice = replace(self.choice, rate=self.choice.rate * old_seconds / self.account.plain_seconds)
 
     @property
-    def _alarmed(self) -> bool:
-        """Whether the latest proposals have lost more than they may."""
-        tokens, seconds, _ = self._unlearnt
-        lost = seconds - tokens * self.account.plain
-        return not self.plan.plain and lost > max(self.account.headroom, self.account.plain)
+    def _over_budget(self) -> bool:
+        """Whether the pending proposals have lost more than the account allows."""
+        tokens, seconds, _ = self._pending
+        lost_seconds = seconds - tokens * self.account.plain_seconds
+        return not self.plan.plain and lost_seconds > max(self.account.headroom, self.account.plain_seconds)
 
-    def _begin(self, lengths: list[int], left: int) -> None:
-        """Start from what the latest text of the kind has left. If much is to come, plans are weighed at once."""
+    def _warm_start(self, lengths: list[int], remaining_tokens: int) -> None:
+        """Start from what the latest text of the kind has left. With many tokens to come, plan at once."""
         self._kind = self.beliefs.acceptance.kind(lengths)
-        kept = self.ranks.broadcast(self.costs.kinds.get(self._kind))
-        if kept:
-            self.choice, account, cadence = kept
-            self.account = account.next()
-            self._cadence = cadence.next(account.won > 0, left * account.plain)
+        legacy = self.ranks.broadcast(self.costs.kinds.get(self._kind))
+        if legacy:
+            self.choice, account, cadence = legacy
+            self.account = account.for_next_text()
+            self._cadence = cadence.for_next_text(account.gain_seconds > 0, remaining_tokens * account.plain_seconds)
         elif not self.costs.passes.confirmed:
-            self._first_thought = CONFIG.first_proposals
+            self._first_replan = CONFIG.first_proposals
             self._cadence.due_at = CONFIG.first_seconds
 
-    def _think(self, prefix: SequenceState, live_B: Bools, left: int) -> None:
-        """Look for n-grams that repeat, and choose a plan if that is due."""
+    def _replan(self, prefix: SequenceState, live_B: Bools, remaining_tokens: int) -> None:
+        """Scan one row for n-grams that repeat, and choose a plan if that is due."""
         began = self._clock()
         rows = live_B.nonzero()[0].tolist()
-        self._listened += 1
-        hits = self.beliefs.hindsight.update(prefix, rows[self._listened % len(rows)])
-        rate = len(rows) * (self.choice.rate or self.plain)  # tokens per second of all rows
-        self._cadence.heard(hits, self._clock() - began, STRIDE / rate if rate else 0.0)
-        if cause := Cause.LOSS if self._alarmed else self._cadence.cause:
-            self.conclude(prefix)
+        self._scans += 1
+        hits = self.beliefs.hindsight.update(prefix, rows[self._scans % len(rows)])
+        rate = len(rows) * (self.choice.rate or self.plain_rate)  # tokens per second of all rows
+        self._cadence.record_scan(hits, self._clock() - began, STRIDE / rate if rate else 0.0)
+        if cause := Cause.LOSS if self._over_budget else self._cadence.cause:
+            self.update_beliefs(prefix)
             self.account.losses += cause is Cause.LOSS and self.account.headroom < 0
-            self.choice = replace(self.choose(prefix.lengths_B[live_B].tolist(), left), cause=cause)
-            self._cadence.thought(self._clock() - began, self.choice.plan)
+            self.choice = replace(self.choose(prefix.lengths_B[live_B].tolist(), remaining_tokens), cause=cause)
+            self._cadence.record_replan(self._clock() - began, self.choice.plan)
         self.choice = self.ranks.broadcast(self.choice)
 
-    def choose(self, lengths: list[int], left: int) -> Choice:
-        """The plan from now on, for texts of these lengths of which at most `left` tokens are to come."""
+    def choose(self, lengths: list[int], remaining_tokens: int) -> Choice:
+        """Return the best plan for texts of these lengths, with at most `remaining_tokens` to come."""
         sparse = any(length > self.view.budget(length) for length in lengths)
         budgets: list[BudgetFactors] = budget_options(self.view, lengths) if sparse else [()]
         self.estimates = self.beliefs.estimates(lengths, self.account.caution, budgets)
-        self.account.plain = float(self.estimates.seconds_KW[FULL][0, 1])
+        self.account.plain_seconds = float(self.estimates.seconds_KW[FULL][0, 1])
         self.budget_factors = dict(budgets[0])
         headroom = self.account.headroom
-        self.found = candidates(self.estimates, "draft" in self.by_name, sparse, budgets, left, headroom)
-        return best(self.found, self.choice.plan)
+        self.candidates = candidates(
+            self.estimates, "draft" in self.by_name, sparse, budgets, remaining_tokens, headroom
+        )
+        return best(self.candidates, self.choice.plan)
 
-    def _follow(self, prefix: SequenceState) -> None:
-        """Adopt the chosen plan, or go on for a proposal until the full tier has observed attention for it.
+    def _follow_choice(self, prefix: SequenceState) -> None:
+        """Switch to the chosen plan, or keep the present one for a proposal that observes attention for it.
 
-        Where speculation promises little, some proposals are plain, so that the cost of plain decoding stays known.
+        Where speculation promises little, some proposals probe plain decoding, so that its cost stays known.
         """
         chosen = self.choice.plan
-        since = self._proposals - self._plain_at
+        since = self._proposals - self._last_plain
         every = CONFIG.probe_every
-        probing = since % every < CONFIG.probed and since >= every and self.choice.rate < 2 * self.plain
-        wanted = PLAIN if self.ranks.broadcast(probing) else chosen
-        ready = "retrieval" not in wanted.tiers or self._grain == self._retrieval_grain
+        probing = since % every < CONFIG.probe_proposals and since >= every and self.choice.rate < 2 * self.plain_rate
+        next_plan = PLAIN if self.ranks.broadcast(probing) else chosen
+        ready = "retrieval" not in next_plan.tiers or self._grain == self._retrieval_grain
         self._grain = self._retrieval_grain if "retrieval" in chosen.tiers else 0
-        if ready and wanted != self.plan:
-            self.conclude(prefix)
-            self.adopt(wanted)
+        if ready and next_plan != self.plan:
+            self.update_beliefs(prefix)
+            self.switch(next_plan)
 
 
-WIDE = 8  # tokens of the wide pass whose cost is told
+WIDE = 8  # tokens of the wide pass whose cost is reported
 
 
-def report(it: PlanController) -> PlanReport | None:
-    """Return what it believed when it last weighed plans; None if it never did, or nothing was proposed."""
-    if it.estimates is None or not it.lengths:
+def report(controller: PlanController) -> PlanReport | None:
+    """Return the beliefs of the latest planning; None if there was none, or nothing was proposed."""
+    if controller.estimates is None or not controller.lengths:
         return None
     beliefs = []
-    for name, seconds_KW in it.estimates.seconds_KW.items():
+    for name, seconds_KW in controller.estimates.seconds_KW.items():
         tier = name.split()[0]
         (narrow, wide) = (1000 * seconds_KW[0, [1, WIDE]]).tolist()
-        longest = max(it.lengths)
-        factor = it.budget_factors.get(longest.bit_length(), 1.0) if tier == "retrieval" else 1.0
-        mean, deviation = (None, 0.0) if tier == FULL else it.beliefs.acceptance.of(tier, longest, factor)
-        if tier in it.by_name:
-            passes = it.costs.passes.of(name).count
-            tokens = it.beliefs.acceptance.tokens(tier)
+        longest = max(controller.lengths)
+        factor = controller.budget_factors.get(longest.bit_length(), 1.0) if tier == "retrieval" else 1.0
+        mean, deviation = (None, 0.0) if tier == FULL else controller.beliefs.acceptance.estimate(tier, longest, factor)
+        if tier in controller.by_name:
+            passes = controller.costs.passes.of(name).count
+            tokens = controller.beliefs.acceptance.tokens(tier)
             beliefs.append(TierBelief(name, (narrow, wide), passes, mean, deviation, tokens))
-    weighed = [WeighedPlan(str(each.plan), each.rate, each.score) for each in it.found]
-    return PlanReport(beliefs, weighed, it.account.won, it.account.headroom)
+    weighed = [WeighedPlan(str(option.plan), option.rate, option.score) for option in controller.candidates]
+    return PlanReport(beliefs, weighed, controller.account.gain_seconds, controller.account.headroom)

@@ -1,9 +1,9 @@
-"""Plans, and what a proposal of each gives and takes by the closed form of multi-level speculation.
+"""Plans, and the expected tokens and seconds of a proposal of each, by the closed form of multi-level speculation.
 
 Where each draft token is accepted with probability `a`, independently, verifying g of them gives (1 - a^(g + 1)) /
-(1 - a) tokens (Leviathan et al. 2023, equation 1); a tier repeats that until it holds `gamma` tokens, which it
-proposes to the tier above (Sun et al. 2024, section 4.2). All plans are weighed as one array: a tier that a plan leaves
-out has a gamma of 0 there.
+(1 - a) tokens (Leviathan et al. 2023, equation 1). A tier repeats that until it holds `gamma` tokens, which it
+proposes to the tier above (Sun et al. 2024, section 4.2). All plans are estimated as one array: a tier that a plan
+leaves out has a gamma of 0 there.
 
 Shape suffixes: N plans, K retrieval budgets, Z bounds of a belief, W tokens of a pass from 0 on, G gammas from 0 on, A
 n-grams before a draft (0) and alone (1). Amounts of N plans are (N,), (Z, N) or (K, Z, N).
@@ -28,26 +28,26 @@ Amount = Any
 WIDE_GAMMAS = (1, 2, 3, 4, 6, 8, 10, 12, 16)
 NARROW_GAMMAS = (1, 2, 3, 4, 6, 8)
 NGRAM_GAMMAS = (4, 8, 16)
-"""Of n-grams: behind short matches they propose less of themselves."""
+"""Gammas of n-grams. Behind short matches they propose fewer tokens anyway."""
 
 BELOW_ANOTHER = 8
 """The largest gamma of a tier below the retrieval tier."""
 
 MAX_ACCEPTANCE = 1 - 1e-9
-"""An acceptance that is as good as 1."""
+"""Largest acceptance of the closed form, which divides by 1 - acceptance."""
 
 MAX_OF_NORMALS = (0.0, 0.0, 0.56, 0.85, 1.03, 1.16, 1.27, 1.35, 1.42)
-"""Standard deviations that the largest of so many normal variables is above their mean."""
+"""Mean of the largest of n normal variables, in standard deviations above their mean. The index is n."""
 
 BudgetFactors = tuple[tuple[int, float], ...]
-"""Times the usual budget that the retrieval tier reads, by the bits of a row's length; 1 where it is left out."""
+"""Factors of the retrieval tier's usual budget, by the bits of a row's length. Missing ones are 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Tiers from the lowest to the full one, and the tokens that each of the lower ones proposes to the next (gamma).
+    """Tiers from the lowest to the full one, and the tokens (gamma) that each lower tier proposes to the next.
 
-    A draft below n-grams drafts where they have no match.
+    A draft model below n-grams drafts where they have no match.
     """
 
     tiers: tuple[str, ...] = ("full",)
@@ -56,7 +56,7 @@ class Plan:
 
     @property
     def plain(self) -> bool:
-        """Whether it is plain decoding."""
+        """Whether the plan is plain decoding."""
         return len(self.tiers) == 1
 
     def __str__(self) -> str:
@@ -68,9 +68,9 @@ PLAIN = Plan()
 
 
 class PlannedProposal(NamedTuple):
-    """The plan of one proposal of the full tier, and what that tier is to observe in it.
+    """The plan of one proposal of the full tier, and the attention that this tier observes in it.
 
-    grain: tokens of the units whose attention mass it reports; 0: of none.
+    grain: tokens of the units whose attention mass is reported; 0: none is reported.
     """
 
     plan: Plan
@@ -79,7 +79,7 @@ class PlannedProposal(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PlanSpace:
-    """Plans that are worth a thought, plain decoding first, and their gammas. families: slices of the same tiers."""
+    """All plans that are considered, plain decoding first, and their gammas. families: slices of the same tiers."""
 
     plans: tuple[Plan, ...]
     draft_N: Ints
@@ -90,29 +90,31 @@ class PlanSpace:
 
 @cache
 def plan_space(draft: bool, retrieval: bool) -> PlanSpace:
-    """Return all plans, with a draft model or not, with a middle tier where that would see less than all."""
+    """Return all plans. draft: there is a draft model. retrieval: the retrieval tier sees less than all tokens."""
     gammas = {"draft": NARROW_GAMMAS, "ngram": NGRAM_GAMMAS, "retrieval": WIDE_GAMMAS}
     lower = [tier for tier in gammas if {"draft": draft, "retrieval": retrieval}.get(tier, True)]
     plans = list[Plan]()
     families = list[slice]()
     for tiers in (tiers for count in range(len(lower) + 1) for tiers in combinations(lower, count)):
-        some = [Plan((*tiers, "full"), each) for each in product(*map(gammas.__getitem__, tiers))]
+        family = [Plan((*tiers, "full"), tier_gammas) for tier_gammas in product(*map(gammas.__getitem__, tiers))]
         if "retrieval" in tiers:
-            some = [plan for plan in some if max(plan.gammas[:-1], default=0) <= BELOW_ANOTHER]
-        families.append(slice(len(plans), len(plans) + len(some)))
-        plans += some
-    of = [dict(zip(plan.tiers, plan.gammas, strict=False)) for plan in plans]
-    draft_N, ngram_N, retrieval_N = (np.array([each.get(tier, 0) for each in of]) for tier in gammas)
+            family = [plan for plan in family if max(plan.gammas[:-1], default=0) <= BELOW_ANOTHER]
+        families.append(slice(len(plans), len(plans) + len(family)))
+        plans += family
+    gamma_maps = [dict(zip(plan.tiers, plan.gammas, strict=False)) for plan in plans]
+    draft_N, ngram_N, retrieval_N = (
+        np.array([tier_gammas.get(tier, 0) for tier_gammas in gamma_maps]) for tier in gammas
+    )
     return PlanSpace(tuple(plans), draft_N, ngram_N, retrieval_N, tuple(families))
 
 
 class NgramOdds(NamedTuple):
-    """Odds of n-grams at places of the text, where a draft stands below them (0) and alone (1).
+    """Odds of n-grams at places of the text, above a draft (0) and alone (1).
 
-    Where the text goes on as it did before for long, a proposal leads over many places: such places are told apart,
-    and counted for each token of the text. looped_A: their share; rounds_AG, offered_AG: proposals that lead over them,
-    and tokens of these. At other places a proposal may begin anywhere. found_A: the share of them with a match;
-    proposed_AG, accepted_AG: tokens, in the mean of them.
+    In a loop, where the text repeats an earlier stretch for long, one proposal covers many places. So places in loops
+    are counted per token of the text. looped_A: their share of all places. rounds_AG, offered_AG: the proposals that
+    cover them, and the tokens of these, per token. At other places a proposal may begin anywhere. found_A: the share of
+    these places with a match. proposed_AG, accepted_AG: mean tokens of a proposal there.
     """
 
     found_A: np.ndarray
@@ -122,21 +124,21 @@ class NgramOdds(NamedTuple):
     rounds_AG: np.ndarray
     offered_AG: np.ndarray
 
-    def acceptance(self, alone: int, gamma: int) -> float:
-        """Return the share of proposed tokens that is accepted."""
-        at = alone, gamma
-        outside = (1 - self.looped_A[alone]) / (1 + self.accepted_AG[at])
-        accepted = self.looped_A[alone] - self.rounds_AG[at] + outside * self.accepted_AG[at]
-        return float(accepted / max(1e-9, self.offered_AG[at] + outside * self.proposed_AG[at]))
+    def acceptance(self, setting: int, gamma: int) -> float:
+        """Return the share of proposed tokens that is accepted. setting: 0 above a draft, 1 alone."""
+        cell = setting, gamma
+        outside_rounds = (1 - self.looped_A[setting]) / (1 + self.accepted_AG[cell])
+        accepted = self.looped_A[setting] - self.rounds_AG[cell] + outside_rounds * self.accepted_AG[cell]
+        return float(accepted / max(1e-9, self.offered_AG[cell] + outside_rounds * self.proposed_AG[cell]))
 
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
     """Costs and acceptance of the tiers, for the rows of a batch.
 
-    seconds_KW: by tier, of a pass over so many tokens of each row, or of as many of a fused draft; the full tier among
-    other models is told apart. accepted_KZ: by tier, the share of draft tokens that is accepted, of those that the tier
-    above looked at; of n-grams the part that comes true of what hindsight predicts, their `odds`.
+    seconds_KW: by tier, the seconds of a pass over W tokens of each row, or of a fused draft of W tokens. The full tier
+    between passes of other models is a tier of its own. accepted_KZ: by tier, the accepted share of the draft tokens
+    that the tier above reached. For n-grams it is the realized share of the acceptance that their `odds` predict.
     """
 
     rows: int
@@ -146,9 +148,9 @@ class Estimates:
 
 
 class Round(NamedTuple):
-    """Draft tokens of each row for the tier above, their seconds, and the tokens that verifying them gives.
+    """Draft tokens of each row for the tier above, their seconds, and the tokens that their verification gives.
 
-    width: draft tokens of the row that has most of them, as a pass is as wide as that.
+    width: draft tokens of the row with the most, which is the width of the pass.
     """
 
     tokens: Amount
@@ -158,70 +160,72 @@ class Round(NamedTuple):
 
 
 def expected(acceptance: Amount, gamma: Amount) -> Amount:
-    """Tokens that verifying `gamma` draft tokens gives, with the one drawn behind them (Leviathan et al., eq. 1)."""
+    """Tokens from verifying `gamma` draft tokens, with the one drawn after them (Leviathan et al. 2023, eq. 1)."""
     acceptance = np.minimum(acceptance, MAX_ACCEPTANCE)
     return (1 - acceptance ** (gamma + 1)) / (1 - acceptance)
 
 
-def proposals(space: PlanSpace, it: Estimates) -> tuple[np.ndarray, np.ndarray]:
-    """Return the tokens of each row to expect of one proposal of the full tier, and its seconds: (K, Z, N) each."""
-    draft = _drafted(space, it)
+def proposals(space: PlanSpace, estimates: Estimates) -> tuple[np.ndarray, np.ndarray]:
+    """Return the expected tokens of each row of one proposal of the full tier, and its seconds: (K, Z, N) each."""
+    draft = _drafted(space, estimates)
     if space.retrieval_N.any():
-        retrieved = _retrieved(it, draft, space.retrieval_N)
+        retrieved = _retrieved(estimates, draft, space.retrieval_N)
         used_N = space.retrieval_N > 0
-        draft = Round(*(np.where(used_N, *both) for both in zip(retrieved, draft, strict=True)))
+        draft = Round(*(np.where(used_N, *amounts) for amounts in zip(retrieved, draft, strict=True)))
     alone_N = space.draft_N + space.retrieval_N == 0
-    full, among = (_at(it.seconds_KW[tier][0], draft.width + 1) for tier in (FULL, AMONG_MODELS))
-    seconds = draft.seconds + np.where(alone_N, full, among)
-    shape = *it.accepted_KZ["retrieval"].shape, len(space.plans)
+    full, among_models = (_at(estimates.seconds_KW[tier][0], draft.width + 1) for tier in (FULL, AMONG_MODELS))
+    seconds = draft.seconds + np.where(alone_N, full, among_models)
+    shape = *estimates.accepted_KZ["retrieval"].shape, len(space.plans)
     return np.broadcast_to(draft.verified, shape), np.broadcast_to(seconds, shape)
 
 
-def _drafted(space: PlanSpace, it: Estimates) -> Round:
-    """A round of n-grams, and of the draft where they have no match or are not used.
+def _drafted(space: PlanSpace, estimates: Estimates) -> Round:
+    """A round of n-grams, and of the draft where n-grams have no match or are not used.
 
-    Rounds are counted for each token of the text, inside of what repeats itself and outside.
+    Rounds are counted per token of the text, inside of loops and outside (see `NgramOdds`).
     """
     draft_N = space.draft_N
     used_N = space.ngram_N > 0
-    trust_Z1 = it.accepted_KZ["ngram"][0][:, None]
+    realized_Z1 = estimates.accepted_KZ["ngram"][0][:, None]
     alone_N = (draft_N == 0).astype(int)
-    odds = it.odds
+    odds = estimates.odds
     place_N = alone_N, space.ngram_N
-    found, looped = (trust_Z1 * (used_N * share_A[alone_N]) for share_A in (odds.found_A, odds.looped_A))
+    match_share, looped = (realized_Z1 * (used_N * share_A[alone_N]) for share_A in (odds.found_A, odds.looped_A))
     proposed, accepted, inside, offered = (
-        trust_Z1 * (used_N * each_AG[place_N])
-        for each_AG in (odds.proposed_AG, odds.accepted_AG, odds.rounds_AG, odds.offered_AG)
+        realized_Z1 * (used_N * odds_AG[place_N])
+        for odds_AG in (odds.proposed_AG, odds.accepted_AG, odds.rounds_AG, odds.offered_AG)
     )
-    drafted = expected(it.accepted_KZ["draft"][0][:, None], draft_N)
-    outside = (1 - looped) / (found + accepted + (1 - found) * drafted)
+    drafted = expected(estimates.accepted_KZ["draft"][0][:, None], draft_N)
+    outside = (1 - looped) / (match_share + accepted + (1 - match_share) * drafted)
     rounds = inside + outside
     proposed = (offered + outside * proposed) / rounds
-    found = (inside + outside * found) / rounds
-    missing = 1 - found
-    # in some row
-    somewhere = 1 - missing**it.rows
-    lacking = 1 - found**it.rows
+    match_share = (inside + outside * match_share) / rounds
+    miss_share = 1 - match_share
+    # shares of passes with a match, and without one, in at least one row
+    any_match = 1 - miss_share**estimates.rows
+    any_miss = 1 - match_share**estimates.rows
     return Round(
-        proposed + missing * draft_N,
-        it.seconds_KW["ngram"][0, 1] * used_N + lacking * it.seconds_KW["draft"][0, draft_N],
+        proposed + miss_share * draft_N,
+        estimates.seconds_KW["ngram"][0, 1] * used_N + any_miss * estimates.seconds_KW["draft"][0, draft_N],
         1 / rounds,
-        np.maximum(proposed / np.maximum(found, 1e-9) * somewhere, lacking * draft_N),
+        np.maximum(proposed / np.maximum(match_share, 1e-9) * any_match, any_miss * draft_N),
     )
 
 
-def _retrieved(it: Estimates, below: Round, gamma_N: Ints) -> Round:
-    """Rounds of tokens verified by the retrieval tier until there are `gamma`; of many rows all wait for the last."""
+def _retrieved(estimates: Estimates, below: Round, gamma_N: Ints) -> Round:
+    """Rounds of the retrieval tier until each row has `gamma` tokens. All rows wait for the last one."""
     rounds = np.maximum(1.0, (gamma_N + (below.verified - 1) / 2) / below.verified)
     tokens = rounds * below.verified
     spread = 0.75 * np.maximum((below.verified - 1) * (below.tokens + 1 - below.verified), 0.0)
-    longest = MAX_OF_NORMALS[min(it.rows, len(MAX_OF_NORMALS) - 1)]
+    longest = MAX_OF_NORMALS[min(estimates.rows, len(MAX_OF_NORMALS) - 1)]
     rounds = rounds + longest * np.sqrt(rounds * spread) / below.verified
-    seconds = np.stack([rounds * (below.seconds + _at(row_W, below.width + 1)) for row_W in it.seconds_KW["retrieval"]])
-    return Round(tokens, seconds, expected(it.accepted_KZ["retrieval"][..., None], tokens), tokens)
+    seconds = np.stack(
+        [rounds * (below.seconds + _at(row_W, below.width + 1)) for row_W in estimates.seconds_KW["retrieval"]]
+    )
+    return Round(tokens, seconds, expected(estimates.accepted_KZ["retrieval"][..., None], tokens), tokens)
 
 
 def _at(seconds_W: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """Seconds of passes over so many tokens in the mean."""
-    found: np.ndarray = np.interp(tokens, np.arange(len(seconds_W)), seconds_W)
-    return found
+    """Seconds of passes over `tokens`, a mean, interpolated between whole numbers of tokens."""
+    seconds: np.ndarray = np.interp(tokens, np.arange(len(seconds_W)), seconds_W)
+    return seconds

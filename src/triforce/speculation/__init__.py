@@ -1,4 +1,4 @@
-"""The algorithm: drafts, verification, tiers. It knows no model, no cache and no generator of random numbers."""
+"""The algorithm: drafts, verification, tiers. It depends on no model, no cache and no generator of random numbers."""
 
 from triforce.speculation.draft import Draft, SequenceState
 from triforce.speculation.ngram import NgramProposer

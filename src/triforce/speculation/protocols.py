@@ -1,4 +1,4 @@
-"""Protocols: caches, models and samplers as the algorithm uses them, and tiers as they use one another.
+"""Protocols of the algorithm: caches, proposers and samplers.
 
 Shape suffixes: B rows, T tokens fed in one pass, K drafted tokens, J = K + 1, V vocabulary.
 """
@@ -16,51 +16,51 @@ from triforce.speculation.verification import Verification
 
 
 class Cache(Protocol):
-    """The KV that a tier's model sees; see triforce.kvcache."""
+    """The KV that a tier's model reads; see triforce.kvcache."""
 
     @property
     def lengths_B(self) -> Ints:
-        """Tokens seen, per row."""
+        """Cached tokens, by row."""
 
     def rewind(self, lengths_B: Ints) -> None:
-        """Forget all but the first `lengths_B` tokens."""
+        """Forget all tokens of each row after the first `lengths_B`."""
 
     def resume(self, length: int) -> tuple[int, int]:
-        """Return, for one row, the next tokens [start, stop) to feed on the way to having seen `length` tokens.
+        """Return the next tokens [start, stop) to feed until `length` tokens are cached. For a view of one row.
 
-        Tokens before `start` count as seen from then on. Nothing is left to feed when start == stop.
+        Tokens before `start` count as cached from then on. start == stop: nothing is left to feed.
         """
 
     def row(self, b: int) -> Self:
         """Return a view of row b alone, on the same storage."""
 
     def fork(self, source: int, row: int) -> None:
-        """Let a fresh row see what another row has seen."""
+        """Give `row`, which is new, the cached tokens of row `source`."""
 
     def swap_out(self, b: int) -> Any:
-        """Return what a row holds, for `swap_in` of another view of the same memory."""
+        """Return the state of row b, for `swap_in` of another view of the same memory."""
 
-    def swap_in(self, b: int, held: Any) -> None:
-        """Let a fresh row go on as the one that was swapped out."""
+    def swap_in(self, b: int, swapped_row: Any) -> None:
+        """Continue in row b, which is new, with the state of a row that was swapped out."""
 
     def select(self, rows: Sequence[int]) -> None:
-        """Make row i what row `rows[i]` was; the others, and what they hold, are given back."""
+        """Keep these rows, in this order. The memory of all other rows is freed."""
 
     def join(self, other: Self) -> None:
-        """Append the rows of another view of the same memory, which is not to be used any more."""
+        """Append the rows of `other`, a view of the same memory that must not be used afterwards."""
 
 
 Grant = Callable[[str, int], int]
-"""Gets a tier and how many tokens its next pass of prefill could have. Returns how many it may have."""
+"""Takes the name of a tier and the tokens that its next prefill pass could have. Returns the tokens it may have."""
 
 
 def grant_all(tier: str, tokens: int) -> int:
-    """Grant all tokens, where no other text waits for the pass to end."""
+    """Grant all tokens: for callers without other texts that wait for the end of the pass."""
     return tokens
 
 
 class Proposer(Protocol):
-    """A tier, or anything else that proposes tokens and the distribution that each was drawn from."""
+    """Proposes tokens, each with the distribution that it was drawn from: a tier, or n-grams."""
 
     counters: Counters
     gamma: int
@@ -82,7 +82,7 @@ class Proposer(Protocol):
 
     def swap_out(self, b: int) -> tuple[Any, ...]: ...
 
-    def swap_in(self, b: int, held: tuple[Any, ...]) -> None: ...
+    def swap_in(self, b: int, swapped_row: tuple[Any, ...]) -> None: ...
 
     def select(self, rows: Sequence[int]) -> None: ...
 
@@ -90,7 +90,7 @@ class Proposer(Protocol):
 
 
 class TokenSampler(Protocol):
-    """Samples tokens for the rows of a batch, each by its own parameters."""
+    """Samples tokens for the rows of a batch, each row by its own parameters."""
 
     @property
     def coupling(self) -> Verification: ...
@@ -100,10 +100,10 @@ class TokenSampler(Protocol):
 
     @property
     def probs_size(self) -> int:
-        """Probabilities of a token that a draft keeps (see `Draft.probs_BKV`): 0 or the vocabulary's size."""
+        """Number of probabilities that a draft keeps of a token (see `Draft.probs_BKV`): 0 or the vocabulary's size."""
 
     def verify(self, guess: Draft, logits_BJV: Tensor, prefix: SequenceState, live_B: Bools, tier: int) -> Draft:
-        """Return the accepted draft tokens and one more, as samples of these logits. Column j follows j draft tokens.
+        """Return the accepted draft tokens and one more, as samples of `logits_BJV`. Column j follows j draft tokens.
 
-        Raises ModelError where logits are not finite.
+        Raises ModelError if logits are not finite.
         """

@@ -21,35 +21,36 @@ from triforce.speculation.draft import Counters, Draft, SequenceState
 from triforce.speculation.protocols import Cache, Grant, Proposer, TokenSampler, grant_all
 
 SCORED = 256
-"""Prompt tokens of one pass where a hook gets their logits: it bounds the memory of these."""
+"""Prompt tokens of one pass whose logits go to a hook: it bounds the memory of the logits."""
 
 C = TypeVar("C", bound=Cache)
 
 TierModel = Callable[[Tensor, Ints, C, Tensor], Tensor]
-"""Returns logits (B, J, V) of columns (B, J) of a pass, from its ids (B, T) on the host and what the cache has seen.
+"""Runs a pass: (ids (B, T) on the host, counts_B, cache, columns (B, J)) -> logits (B, J, V) of these columns.
 
-The pass feeds the first `counts_B` tokens of each row, the rest is padding, at the cache's lengths and after. From then
-on the cache has seen them."""
+The pass feeds the first `counts_B` tokens of each row, from the cache's lengths on; the rest is padding. The tokens are
+cached afterwards."""
 
 Read = Callable[[Tensor, Ints, C], Iterator[int]]
-"""Another way to feed a cache many tokens, ids (1, T), all T of them: yields how far it has come.
+"""Feeds a cache all T tokens of ids (1, T) in parts, and yields the number of tokens fed so far.
 
-At its end the cache has seen them."""
+All of them are cached at its end."""
 
 FusedDraft = Callable[["Tier[C]", SequenceState, TokenSampler, Bools, int], Draft | None]
-"""Drafts so many tokens of each live row at once, or fewer, for a tier with nothing below it. None where it cannot."""
+"""Drafts up to a number of tokens for each live row at once, for a tier with no tier below. None where it cannot."""
 
 PromptLogitsHook = Callable[[int, Tensor], None]
-"""Gets the position of the first of some prompt tokens, and the logits (1, T, V) that follow each."""
+"""Takes the position of the first of T prompt tokens, and the logits (1, T, V) after each."""
 
 
 class Tier(Generic[C]):
-    """One model with one cache. It extends texts by tokens that are samples of the two together.
+    """One model with one cache. It extends texts by tokens sampled from the model given the cache.
 
-    The tier below only makes this cheaper: its draft tokens are verified in one pass. A tier stops once it has `gamma`
-    tokens: a stopping time, which leaves their distribution as it is. level: 0 for the lowest tier; it names the tier
-    in the noise and in `Draft.origins_BK`. fused_draft: a faster way to draft, if there is one. read: a way to
-    prefill that may be left between parts of a pass. whole_prompt: it reads a prompt in one pass, which is not granted.
+    The tier below makes this cheaper: its draft tokens are verified in one pass. A tier stops once it has `gamma`
+    tokens. That is a stopping time, which leaves their distribution unchanged. level: 0 for the lowest tier; it
+    identifies the tier in the noise and in `Draft.origins_BK`. fused_draft: a faster way to draft, if there is one.
+    read: a way to prefill that may be suspended between parts of a pass. whole_prompt: the tier reads a prompt in one
+    pass, without a grant.
     """
 
     def __init__(
@@ -76,31 +77,31 @@ class Tier(Generic[C]):
         self.whole_prompt = whole_prompt
         self.keeps_logits = False
         self.logits_BJV: Tensor | None = None
-        """Raw logits of the latest verification, if they are kept."""
+        """Raw logits of the latest verification, if `keeps_logits`."""
 
     def propose(self, prefix: SequenceState, sampling: TokenSampler, live_B: Bools) -> Draft:
         """Propose at least `gamma` tokens for each live row, each a sample of this tier given the text before it."""
-        draft = nothing = Draft.empty(len(live_B), sampling.probs_size)
+        draft = empty_draft = Draft.empty(len(live_B), sampling.probs_size)
         fused_draft = None if self.below else self.fused_draft
         continued = False
         while (live_B := live_B & (draft.counts_B < self.gamma)).any():
-            guess = self.below.propose(prefix, sampling, live_B) if self.below else nothing
+            guess = self.below.propose(prefix, sampling, live_B) if self.below else empty_draft
             started = perf_counter()
-            missing = self.gamma - int(draft.counts_B[live_B].max())
-            several = fused_draft(self, prefix, sampling, live_B, missing) if fused_draft else None
-            step = several or self.verify(prefix, guess, sampling, live_B)
-            draft = draft.then(step, live_B)
+            missing_tokens = self.gamma - int(draft.counts_B[live_B].max())
+            fused_step = fused_draft(self, prefix, sampling, live_B, missing_tokens) if fused_draft else None
+            step = fused_step or self.verify(prefix, guess, sampling, live_B)
+            draft = draft.extend(step, live_B)
             prefix = self.commit(prefix, step, live_B)
             if self.below:
                 self.below.record_verdict(guess, step.counts_B - 1, live_B)
-            passes = int(several.counts_B.max()) if several else 1
+            passes = int(fused_step.counts_B.max()) if fused_step else 1
             width = guess.tokens_BK.shape[1] + 1
             self.counters.record_passes(live_B, perf_counter() - started, width, passes, continued)
             continued = fused_draft is not None
         return draft
 
     def verify(self, prefix: SequenceState, guess: Draft, sampling: TokenSampler, live_B: Bools) -> Draft:
-        """Make one pass. Returns the draft tokens that are accepted, and one more."""
+        """Run one pass over the draft tokens. Returns the accepted ones, and one more token."""
         logits_BJV = self.score(prefix, guess, live_B)
         step = sampling.verify(guess, logits_BJV, prefix, live_B, self.level)
         if self.keeps_logits:
@@ -108,20 +109,20 @@ class Tier(Generic[C]):
         return step
 
     def score(self, prefix: SequenceState, guess: Draft, live_B: Bools) -> Tensor:
-        """Make one pass over what the cache has not seen. Returns raw logits (B, J, V); column j follows j tokens."""
-        ahead = prefix.append(guess)
-        seen_B = self.cache.lengths_B
-        unseen_B = (ahead.lengths_B - seen_B) * live_B
-        width = int(unseen_B.max())
+        """Run one pass over all uncached tokens. Returns raw logits (B, J, V); column j follows j draft tokens."""
+        extended = prefix.append(guess)
+        cached_B = self.cache.lengths_B
+        uncached_B = (extended.lengths_B - cached_B) * live_B
+        width = int(uncached_B.max())
         guesses = guess.tokens_BK.shape[1]
-        fed_BT = np.minimum(seen_B[:, None] + np.arange(width), ahead.ids_BS.shape[1] - 1)
-        ids_BT = ahead.ids_BS[np.arange(len(seen_B))[:, None], fed_BT]
-        last_seen_B1 = (prefix.lengths_B - 1 - seen_B)[:, None]
-        at_BJ = np.minimum(np.maximum(last_seen_B1 + np.arange(guesses + 1), 0), width - 1)
-        return self.model(torch.from_numpy(ids_BT), unseen_B, self.cache, torch.from_numpy(at_BJ))
+        place_BT = np.minimum(cached_B[:, None] + np.arange(width), extended.ids_BS.shape[1] - 1)
+        ids_BT = extended.ids_BS[np.arange(len(cached_B))[:, None], place_BT]
+        last_column_B1 = (prefix.lengths_B - 1 - cached_B)[:, None]
+        column_BJ = np.minimum(np.maximum(last_column_B1 + np.arange(guesses + 1), 0), width - 1)
+        return self.model(torch.from_numpy(ids_BT), uncached_B, self.cache, torch.from_numpy(column_BJ))
 
     def commit(self, prefix: SequenceState, step: Draft, live_B: Bools) -> SequenceState:
-        """Return the texts with the accepted tokens behind them. Rejected ones are forgotten, here and below."""
+        """Return the texts with the accepted tokens appended. Rejected tokens are forgotten, in lower tiers too."""
         longer = prefix.append(Draft(step.tokens_BK, step.probs_BKV, step.origins_BK, step.counts_B * live_B))
         self.rewind(longer)
         return longer
@@ -131,10 +132,10 @@ class Tier(Generic[C]):
         self.counters.record_verdict(guess.counts_B, accepted_B, live_B)
 
     def rewind(self, prefix: SequenceState) -> None:
-        """Forget all from the last token of each text on, which stays unseen so that it can be fed.
+        """Forget all tokens from the last one of each text on. The last one stays uncached, so that it can be fed.
 
-        This is where a refused token's state is dropped, in all tiers below: each cache lowers its lengths, and later
-        passes write over what is behind them. n-grams alone are taken out of their index.
+        The state of rejected tokens is dropped here, in this tier and all tiers below: each cache lowers its lengths,
+        and later passes overwrite the KV behind them. Only n-grams are removed from their index at once.
         """
         self.cache.rewind(prefix.lengths_B - 1)
         if self.below:
@@ -151,13 +152,13 @@ class Tier(Generic[C]):
         self.counters.join(other.counters)
 
     def swap_out(self, b: int) -> tuple[Any, ...]:
-        """Return what a row holds, for `swap_in`. The tier below has its own call."""
+        """Return the state of row b, for `swap_in`. The tier below has its own call."""
         return self.cache.swap_out(b), self.counters.swap_out(b)
 
-    def swap_in(self, b: int, held: tuple[Any, ...]) -> None:
-        """Let a fresh row go on as the one that was swapped out. The tier below has its own call."""
-        self.cache.swap_in(b, held[0])
-        self.counters.swap_in(b, held[1])
+    def swap_in(self, b: int, swapped_row: tuple[Any, ...]) -> None:
+        """Continue in row b, which is new, with the state of a swapped row. The tier below has its own call."""
+        self.cache.swap_in(b, swapped_row[0])
+        self.counters.swap_in(b, swapped_row[1])
 
     def prefill(
         self,
@@ -168,10 +169,10 @@ class Tier(Generic[C]):
         *,
         grant: Grant = grant_all,
     ) -> Iterator[int]:
-        """Feed row b until it has seen `length` tokens. Yields how many it has seen after each pass, or part of one.
+        """Feed row b until `length` tokens are cached. Yields the number of cached tokens after each pass or part.
 
-        hook: gets the logits of the prompt. grant: how many tokens a pass may have; it is not asked where all of a
-        prompt is read in one pass.
+        hook: takes the logits of the prompt. grant: tokens that a pass may have; not called where the tier reads a
+        whole prompt in one pass.
         """
         cache = self.cache.row(b)
         while True:
@@ -183,22 +184,22 @@ class Tier(Generic[C]):
                 stop = start + grant(self.name, stop - start)
             ids_1T = torch.from_numpy(prefix.ids_BS[b : b + 1, start:stop])
             count_1 = ints([stop - start])
-            at_1J = torch.arange(stop - start if hook else 0)[None]
+            column_1J = torch.arange(stop - start if hook else 0)[None]
             started = perf_counter()
             if self.read and not hook and stop - start > SCORED:
-                for seen in self.read(ids_1T, count_1, cache):
-                    if start + seen < stop:  # the rest of the pass follows its last part at once
+                for fed_tokens in self.read(ids_1T, count_1, cache):
+                    if start + fed_tokens < stop:  # the rest of the pass follows its last part at once
                         self.counters.prefill_seconds_B[b] += perf_counter() - started
-                        yield start + seen
+                        yield start + fed_tokens
                         started = perf_counter()
             else:
-                logits_1JV = self.model(ids_1T, count_1, cache, at_1J)
+                logits_1JV = self.model(ids_1T, count_1, cache, column_1J)
             self.counters.prefill_seconds_B[b] += perf_counter() - started
             if hook:
                 hook(start, logits_1JV)
             yield stop
 
     def catch_up(self, prefix: SequenceState, live_B: Bools) -> None:
-        """Let live rows that were left out see what was written meanwhile."""
+        """Prefill live rows up to the last token, after proposals in which this tier took no part."""
         for b in live_B.nonzero()[0].tolist():
             deque(self.prefill(prefix, b, int(prefix.lengths_B[b]) - 1), maxlen=0)

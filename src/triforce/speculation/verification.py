@@ -1,6 +1,6 @@
-"""Verification: the reference of where draft tokens are accepted or rejected, and a token is drawn after them.
+"""Verification: accepts or rejects draft tokens, and draws a token after them. This is the reference implementation.
 
-It runs where there are no native kernels, and for `block`. `backends/token_sampler.py` chooses the code that runs:
+It runs without native kernels, and for `block`. `backends/token_sampler.py` chooses the code that runs:
 `csrc/sampler.cpp` on a CPU (`verify_seeded` is the default), `backends/cuda/sampler.py` on a GPU.
 `rejection`, `block` and `seeded` are pure functions of a draft, the verifier's probabilities and noise. `Rejection`,
 `BlockRejection` and `Seeded` bind them to a source of noise.
@@ -22,12 +22,12 @@ from triforce.speculation.draft import Draft
 
 
 def rejection(draft: Draft, probs_BJV: Tensor, uniforms_BJ: Tensor) -> tuple[Tensor, Tensor]:
-    """Return how many draft tokens are accepted (B,), and the token drawn after them (B,).
+    """Return the number of accepted draft tokens (B,), and the token drawn after them (B,).
 
     Leviathan et al. 2023, Algorithm 1: a token x ~ q is accepted with probability min(1, p(x) / q(x)); at the first
     rejection the token is drawn from the residual norm(max(p - q, 0)), and where nothing was rejected (q = 0) from p
     itself: the bonus token. The first uniform of a row is for the draw and the others for its draft tokens, so that a
-    row with fewer of these than its batch neighbours uses fewer.
+    row with fewer draft tokens than its batch neighbours uses fewer uniforms.
     """
     (B, K), device = draft.tokens_BK.shape, probs_BJV.device
     rows_B = torch.arange(B, device=device)
@@ -46,7 +46,7 @@ def rejection(draft: Draft, probs_BJV: Tensor, uniforms_BJ: Tensor) -> tuple[Ten
 
 
 def block(draft: Draft, probs_BJV: Tensor, uniforms_BJ: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the same as `rejection`, which this is of the draft as a whole: it accepts at least as many tokens.
+    """Return the same as `rejection`, by rejection of the draft as a block: it accepts at least as many tokens.
 
     Sun et al. 2024, arXiv 2403.10444, Algorithm 2. reach_j = min(1, reach_(j-1) p(x_j) / q(x_j)), from reach_0 = 1, is
     the chance that at least j tokens are accepted, and p(x) reach_j of it is due to each token x behind them (equation
@@ -75,7 +75,7 @@ def block(draft: Draft, probs_BJV: Tensor, uniforms_BJ: Tensor) -> tuple[Tensor,
 
 
 def seeded(draft: Draft, probs_BJV: Tensor, exponentials_BJV: Tensor) -> tuple[Tensor, Tensor]:
-    """Return how many draft tokens equal this tier's own picks (B,), and its pick after them (B,).
+    """Return the number of leading draft tokens that equal this tier's picks (B,), and its pick after them (B,).
 
     Daliri, Musco and Suresh 2024: the pick of a position is argmin(E / p) with standard exponentials E, which is the
     Gumbel-max sample of p. All tiers share the E of a position, so the picks of a text do not depend on the draft.
@@ -86,7 +86,7 @@ def seeded(draft: Draft, probs_BJV: Tensor, exponentials_BJV: Tensor) -> tuple[T
 
 
 def race(probs_BJV: Tensor, exponentials_BJV: Tensor) -> Tensor:
-    """Winner (B, J) of an exponential race with rates `probs_BJV`: a sample of these, the lowest id among equals."""
+    """Winner (B, J) of an exponential race with rates `probs_BJV`: a sample of them, the lowest id among equals."""
     return (probs_BJV / exponentials_BJV).argmax(-1)
 
 
@@ -101,7 +101,7 @@ def draw(weights_BV: Tensor, uniforms_B: Tensor) -> Tensor:
 
 
 def _leading(draft: Draft, fits_BK: Tensor) -> Tensor:
-    """Draft tokens of each row before the first that does not fit: (B,)."""
+    """Number of draft tokens of each row before the first that does not fit: (B,)."""
     real_BK = to_device(np.arange(fits_BK.shape[1]) < draft.counts_B[:, None], fits_BK.device)
     return (fits_BK & real_BK).long().cumprod(1).sum(1)
 
@@ -115,13 +115,13 @@ class NoiseSource(Protocol):
 
 
 class Verification(Protocol):
-    """Turns a draft of any distribution into a draft of `probs_BJV`."""
+    """Turns a draft of any distribution into a draft that is a sample of `probs_BJV`."""
 
     def probs_size(self, vocab_size: int) -> int:
-        """Probabilities of each token that a draft must carry so that the tier above can verify it."""
+        """Number of probabilities of each token that a draft must carry so that the tier above can verify it."""
 
     def verify(self, draft: Draft, probs_BJV: Tensor, lengths_B: Ints, live_B: Bools, tier: int) -> Draft:
-        """Return the accepted draft tokens and one more, samples of `probs_BJV`. lengths_B: of the texts, in tokens."""
+        """Return the accepted draft tokens and one more, samples of `probs_BJV`. lengths_B: tokens of the texts."""
 
 
 class Rejection:
@@ -147,7 +147,7 @@ class BlockRejection(Rejection):
 
 
 class Seeded:
-    """Verification by shared noise. The text of a seed is that of plain decoding, whatever the tiers and neighbours."""
+    """Verification by shared noise. With a fixed seed the text is that of plain decoding, for all tiers and batches."""
 
     def __init__(self, noise: NoiseSource) -> None:
         self.noise = noise
@@ -162,15 +162,17 @@ class Seeded:
 
 
 def accepted_draft(draft: Draft, accepted_B: Tensor, tokens_B: Tensor, probs_BJV: Tensor, tier: int) -> Draft:
-    """Return the accepted tokens with the drawn one behind them, as a draft of the verifier. The host waits here."""
+    """Return the accepted tokens and the drawn one, as a draft of the verifier. The host waits for the device here."""
     return accepted_on_host(draft, torch.stack((accepted_B, tokens_B)).cpu().numpy(), probs_BJV, tier)
 
 
 def accepted_on_host(draft: Draft, decided_2B: Ints, probs_BJV: Tensor, tier: int) -> Draft:
-    """Return the same of how many tokens are accepted and which one is drawn, which the host knows."""
+    """Return the same from `decided_2B` on the host: the number of accepted tokens, and the drawn token."""
     accepted_B1, drawn_B1 = decided_2B[..., None]
     none_B1 = np.zeros_like(accepted_B1)
-    tokens_BJ, origins_BJ = (np.concatenate((x, none_B1), 1) for x in (draft.tokens_BK, draft.origins_BK))
+    tokens_BJ, origins_BJ = (
+        np.concatenate((values_BK, none_B1), 1) for values_BK in (draft.tokens_BK, draft.origins_BK)
+    )
     tokens_BJ[rows(len(accepted_B1)), accepted_B1] = drawn_B1
     origins_BJ[rows(len(accepted_B1)), accepted_B1] = tier
     return Draft(tokens_BJ, probs_BJV, origins_BJ, accepted_B1[:, 0] + 1)

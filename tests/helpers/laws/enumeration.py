@@ -50,7 +50,7 @@ class TierStack:
         memories, below = list(branches.memories), None
         for level, (table, gamma) in enumerate(self.tiers):
             if table is None:
-                below = NgramProposer(len(branches.ids_BS), gamma, below, least=1)
+                below = NgramProposer(len(branches.ids_BS), gamma, below, min_match=1)
                 continue
             watched = branches.memories[-1] if self.selects and level == 0 else None
             below = Tier(f"tier {level}", Chain(table, watched), memories.pop(0), gamma, below)

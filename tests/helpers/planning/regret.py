@@ -10,7 +10,7 @@ from tests.helpers.planning.simulation import NOISE, Simulation, keys_of
 from tests.helpers.planning.traces import Played, Trace, fixed_plans, played, traces
 from tests.helpers.planning.worlds import World
 from triforce.planner import CostModel, Plan
-from triforce.planner.cost_model import OLD_PASSES
+from triforce.planner.cost_model import FILE_PASSES
 
 LENGTHS = 64, 256, 1024  # tokens of a text
 TUNED = "anthony-", "abraham-", "aio-libs"
@@ -73,9 +73,9 @@ def profile(trace: Trace, world: World) -> CostModel:
             seconds = world.before(tier, width, world.rows, keys) if world.before else 0.0
             costs.passes.observe(tier, width, world.rows, keys, seconds * dice.lognormvariate(0, NOISE))
     for tier in costs.passes.tiers.values():
-        for seen in tier.seen.values():
-            seen.count, seen.own = min(seen.count, OLD_PASSES), False
-        tier.changed(fit=True)
+        for seen in tier.stats.values():
+            seen.count, seen.measured_here = min(seen.count, FILE_PASSES), False
+        tier.invalidate(refit=True)
     return costs
 
 

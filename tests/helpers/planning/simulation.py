@@ -18,7 +18,7 @@ from triforce.planner.forecast import Choice
 from triforce.ragged import ints
 from triforce.speculation import NgramProposer, SequenceState
 from triforce.speculation.draft import Counters
-from triforce.speculation.ngram import STRIDE, TRIED
+from triforce.speculation.ngram import PROMPT_TAIL, STRIDE
 
 USUAL = Budget(2048, open=True)
 STEP_SECONDS = 3e-6  # of the planner between two proposals, where it does not look at the clock
@@ -45,14 +45,14 @@ class ReplayedNgrams(NgramProposer):
 
     def __init__(self, replay: Replay) -> None:
         super().__init__(len(replay.positions))
-        self.replay, self._at = replay, [-TRIED] * len(replay.positions)
+        self.replay, self._at = replay, [-PROMPT_TAIL] * len(replay.positions)
 
-    def hindsight(self, prefix: SequenceState, b: int, most: int) -> Iterator[tuple[int, int, bool]]:
-        places = range(self._at[b], self.replay.positions[b] - most + 1, STRIDE)
+    def hindsight(self, prefix: SequenceState, b: int, compared_tokens: int) -> Iterator[tuple[int, int, bool]]:
+        places = range(self._at[b], self.replay.positions[b] - compared_tokens + 1, STRIDE)
         for place in places:
             at = (place + ROLLED * b) % TOKENS if place >= 0 else place
             match, hits = self.replay.trace.match(at)
-            yield match, min(hits, most), place >= 0
+            yield match, min(hits, compared_tokens), place >= 0
         if places:
             self._at[b] = places[-1] + STRIDE
 

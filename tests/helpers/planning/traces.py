@@ -12,7 +12,7 @@ import numpy as np
 
 from triforce.planner import Plan
 from triforce.speculation import NgramProposer
-from triforce.speculation.ngram import ALONE, BEFORE_A_DRAFT, PRIOR, TRIED
+from triforce.speculation.ngram import MIN_MATCH_ABOVE_DRAFT, MIN_MATCH_ALONE, PRIOR_COUNT, PROMPT_TAIL
 
 FILE = Path(__file__).parents[2] / "data" / "acceptance_traces.npz"
 TOKENS = 1024
@@ -40,7 +40,7 @@ class Trace:
 
     def match(self, position: int) -> tuple[int, int]:
         """The match of n-grams at a position, from the prompt's last tokens on, and its hits."""
-        return self.matches[position + TRIED], self.hits[position + TRIED]
+        return self.matches[position + PROMPT_TAIL], self.hits[position + PROMPT_TAIL]
 
 
 @cache
@@ -66,7 +66,7 @@ class Replay:
         self.trace, self.passed, self.verdict = trace, passed, verdict
         self.positions = [0] * rows
         self.times = 1.0
-        self._counts = {name: [[PRIOR, PRIOR] for _ in range(rows)] for name in ("draft", "ngram")}
+        self._counts = {name: [[PRIOR_COUNT, PRIOR_COUNT] for _ in range(rows)] for name in ("draft", "ngram")}
 
     def propose(self, plan: Plan) -> list[int]:
         """Returns how many tokens each row got."""
@@ -120,7 +120,7 @@ class Replay:
         made, rest, gamma = {}, [], self._gammas[level]
         for b in rows:
             match, hits = self.trace.match((self.positions[b] + ahead[b] + ROLLED * b) % TOKENS)
-            least = float(BEFORE_A_DRAFT if level else ALONE)
+            least = float(MIN_MATCH_ABOVE_DRAFT if level else MIN_MATCH_ALONE)
             if level:
                 own, drafts = (self._counts[name][b][0] / self._counts[name][b][1] for name in ("ngram", "draft"))
                 least *= max(1, drafts / own)
