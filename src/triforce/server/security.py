@@ -49,7 +49,7 @@ class HostCheck:
         hosts = Headers(scope=scope).getlist("host")
         if self._known(hosts) or (not hosts and scope["path"] in LIVENESS):
             return await self.app(scope, receive, send)
-        text = "the Host header names another server; start this one with --allowed-host NAME"
+        text = "the request names another server as its host; start this one with --allowed-host NAME"
         if len(hosts) != 1:
             counted = f"{len(hosts)} Host headers" if hosts else "no Host header"
             text = f"the request has {counted}; send one, which names this server"
