@@ -140,11 +140,6 @@ def test_progress_counts_what_was_read_before(app: ASGIApp, n: int) -> None:
     assert all(report["cache"] < report["processed"] <= report["total"] for report in progress)
 
 
-def test_progress_without_stream_is_ignored(app: ASGIApp) -> None:
-    answer = good(ask(app, "/v1/completions", {"prompt": PROMPT, **SAMPLED, "return_progress": True}))
-    assert "prompt_progress" not in answer
-
-
 def test_playground_events_are_ignored_by_openai_client(app: ASGIApp) -> None:
     """Progress comes with a piece of no text."""
     openai = pytest.importorskip("openai", reason="openai is not installed")

@@ -10,6 +10,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from llguidance import LLTokenizer
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from starlette.types import ASGIApp
 
@@ -18,7 +19,8 @@ from triforce.llm import LLM
 from triforce.server.app import create_app
 from triforce.server.engine_thread import Worker
 from triforce.server.limits import Limits
-from triforce.server.tools import LLAMA, QWEN, Call, CallFormat, call_format
+from triforce.server.tools import LLAMA, QWEN, Call, CallFormat, Function, call_format
+from triforce.structured_output.compiler import Vocabulary, new_matcher
 
 CHAT = "/v1/chat/completions"
 TURNS = (
@@ -147,6 +149,32 @@ def test_tools_deep_parameters_break_nothing(app: ASGIApp, depth: int, choice: s
     assert answer.status_code in ((200,) if depth == 60 else (200, 400) if choice == "auto" else (400,)), answer.text
 
 
+@pytest.mark.parametrize("form", [QWEN, LLAMA])
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"description": "any"},
+        {"properties": {"a": {"type": "integer"}}},
+        {"type": ["object", "null"]},
+        {"$ref": "#/$defs/A", "$defs": {"A": {"type": "object", "properties": {"a": {"$ref": "#/$defs/A"}}}}},
+        {"anyOf": [{"type": "string"}, {"type": "object"}]},
+        {"enum": ["x", {}]},
+    ],
+)
+def test_forced_arguments_are_an_object_whatever_else_a_schema_takes(
+    form: CallFormat, parameters: dict[str, Any]
+) -> None:
+    grammar = form.grammar({"tools.0.parameters": Function(name="f", parameters=parameters)}, several=False)
+    letters: Any = Vocabulary([*(bytes([i]) for i in range(256)), b"<end>"], [256], 256)
+    matcher = new_matcher(LLTokenizer(letters, slices=[]), grammar.kind, grammar.source)
+    for arguments, taken in (("{}", True), ("[]", False), ("5", False), ('"x"', False), ("null", False)):
+        text = f'{{"name": "f", "{form.arguments}": {arguments}}}'
+        text = f"<tool_call>\n{text}\n</tool_call>" if form.tagged else text
+        ids = list(text.encode())
+        text_matcher = matcher.deep_copy()
+        assert (text_matcher.try_consume_tokens(ids) == len(ids) and text_matcher.is_accepting()) is taken, arguments
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
@@ -160,7 +188,7 @@ def test_tools_deep_parameters_break_nothing(app: ASGIApp, depth: int, choice: s
             {"type": "function", "function": {"name": "f", "parameters": {"uniqueItems": True}}}
         ]}, "uniqueItems"),
         ({"tool_choice": "required", "tools": [
-            {"type": "function", "function": {"name": "f", "parameters": {"const": 2**53 + 1}}}
+            {"type": "function", "function": {"name": "f", "parameters": {"enum": [{"a": 2**53 + 1}]}}}
         ]}, "the parameters of f cannot be kept to: the integer 9007199254740993 would be rounded"),
     ],
 )  # fmt: skip

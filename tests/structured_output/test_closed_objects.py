@@ -12,7 +12,7 @@ from tests.helpers.json_schemas import Schema, two_hundred
 from triforce.errors import RequestError
 from triforce.interface.grammar import Grammar, closed_objects
 from triforce.llm import LLM
-from triforce.server.tools import NOTHING, CallFormat
+from triforce.server.tools import NOTHING, CallFormat, Function
 from triforce.structured_output import compiler
 
 NUMBER: Schema = {"type": "integer"}
@@ -112,7 +112,8 @@ def test_text_of_a_closed_object_has_no_other_property(llm: LLM) -> None:
 
 @pytest.mark.parametrize("parameters", [LISTING, {"type": "object", "properties": {}}, None])
 def test_arguments_of_calls_are_closed(parameters: Schema | None) -> None:
-    grammar = CallFormat("arguments", tagged=False).grammar({"f": parameters}, several=False)
+    functions = {"tools.0.parameters": Function(name="f", parameters=parameters)}
+    grammar = CallFormat("arguments", tagged=False).grammar(functions, several=False)
     assert '"additionalProperties": false' in grammar.source
 
 

@@ -20,11 +20,11 @@ from triforce.disk_cache.folder import CacheFolder
 from triforce.distributed.group import TPGroup
 from triforce.errors import RequestError, TriforceError, printable
 from triforce.server.access import (
+    checked_origins,
     listen,
     read_keys,
     require_hosts,
     require_key_beyond_loopback,
-    require_origins,
     resolve,
     url,
 )
@@ -65,7 +65,7 @@ def serve(options: Namespace, ranks: TPGroup) -> int:
         Thread(target=_require_balances).start()  # nobody has asked yet, so processors are idle
         logs.configure()
         hosts = [options.host, *options.allowed_host]
-        reach: dict[str, Any] = {"keys": keys, "hosts": hosts, "origins": options.cors_origin}
+        reach: dict[str, Any] = {"keys": keys, "hosts": hosts, "origins": checked_origins(options.cors_origin)}
         app = create_app(llm, engine, name, limits=limits, watched=watched, **reach)
         try:
             print(f"triforce serves {printable(name)} at {url(sock)}", flush=True)
@@ -104,7 +104,7 @@ def _checked_keys(options: Namespace) -> list[str]:
     resolve(options.host, options.port)
     keys = read_keys(options.api_key_file)
     require_key_beyond_loopback(options.host, keys)
-    require_origins(options.cors_origin)
+    checked_origins(options.cors_origin)
     require_hosts(options.allowed_host)
     _require_watched(options, keys)
     return keys

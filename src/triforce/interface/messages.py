@@ -53,7 +53,7 @@ def _turn(message: Any, place: str) -> dict[str, Any]:
     if "tool_call_id" in fields and role != "tool":
         raise RequestError(f"{place}.tool_call_id: it belongs to role tool; leave it out of a turn of the {role}")
     if content is None and not calls:
-        raise RequestError(f"{place}.content is required: a text, or None beside tool_calls")
+        raise RequestError(f"{place}.content is required: a text, which only a turn with tool_calls may be without")
     fields |= {"role": "system" if role == "developer" else role, "content": _text(content or "", f"{place}.content")}
     fields.pop("tool_calls", None)
     return fields | ({"tool_calls": _calls(calls, f"{place}.tool_calls")} if calls else {})

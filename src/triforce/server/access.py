@@ -17,7 +17,11 @@ KEYS_VARIABLE = "TRIFORCE_API_KEYS"
 KEY_FILE = "give a text file with one key a line"
 _SHORTEST_KEY = 16
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?)*\.?")
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
+_ORIGIN = re.compile(
+    rf"([a-z][a-z0-9+.-]*)://({_HOST.pattern}|\[[0-9a-f:.]+\])(?::(?P<port>[0-9]{{1,5}}))?", re.IGNORECASE | re.ASCII
+)
+DEFAULT_PORTS = {"http": 80, "https": 443}
+"""Ports that browsers leave out of an origin, by its scheme."""
 
 
 def read_keys(file: str | None) -> list[str]:
@@ -61,13 +65,29 @@ def require_hosts(names: Iterable[str]) -> None:
             )
 
 
-def require_origins(origins: Iterable[str]) -> None:
-    """Raise RequestError unless each is the origin of pages, or `*` for all."""
+def as_browsers_send(origin: str) -> str | None:
+    """Return the origin of pages as browsers write it: in lower case, without the default port; None if it is none."""
+    parts = _ORIGIN.fullmatch(origin)
+    if parts is None or int(parts["port"] or 0) > MOST_PORT:
+        return None
+    scheme = parts[1].lower()
+    portless = f"{scheme}://{parts[2].lower()}"
+    port = int(parts["port"]) if parts["port"] else None
+    return portless if port in (None, DEFAULT_PORTS.get(scheme)) else f"{portless}:{port}"
+
+
+def checked_origins(origins: Iterable[str]) -> list[str]:
+    """Return origins of pages as browsers write them, or `*` for all. Raises RequestError."""
+    normal_origins = list[str]()
     for origin in origins:
-        if origin != "*" and not _ORIGIN.fullmatch(origin):
+        normal_origin = "*" if origin == "*" else as_browsers_send(origin)
+        if normal_origin is None:
             raise RequestError(
-                f"{origin!r} is no origin; give --cors-origin a scheme and a host, such as https://example.org, or *"
+                f"{origin!r} is no origin of pages; give --cors-origin a scheme and a host without * in it, such "
+                "as https://example.org, once for each, or * alone for all"
             )
+        normal_origins.append(normal_origin)
+    return normal_origins
 
 
 def is_address(name: str) -> bool:

@@ -85,7 +85,12 @@ def _guard(app: FastAPI, limits: Limits, keys: Sequence[str], hosts: Sequence[st
     if origins:  # before keys, as browsers ask without one whether they may
         exposed = [HEADER, "X-Request-Id", "Retry-After"]
         app.add_middleware(
-            CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=exposed
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            allow_private_network=True,
+            expose_headers=exposed,
         )
     app.add_middleware(PreflightAdvice, origins=origins)
     app.add_middleware(HeadAsGet)

@@ -252,6 +252,7 @@ def _http(error: HTTPException) -> ApiError:
 
 ELSEWHERE = {
     "audio": "audio is not made or read here",
+    "conversations": "conversations are not kept here; send the whole one to /v1/responses",
     "batches": "files of requests are answered by `triforce batch`",
     "embeddings": "embeddings are not made here",
     "api": "Ollama's own interface is not here, and OpenAI's is at /v1",
@@ -264,6 +265,7 @@ ELSEWHERE = {
     "score": "texts are not ranked here",
 }
 """Advice on addresses of other services, by a part of the address."""
+NOT_KEPT = "answers are not kept here, to be fetched, cancelled or deleted; send the whole conversation each time"
 _LONGEST = 100
 """Characters of an address that are compared."""
 
@@ -288,6 +290,8 @@ def _absence(path: str, addresses: Iterable[str]) -> str:
     parts = path.strip("/").split("/")
     meant = _meant(path, addresses)
     reason = next((text for part in parts if (text := ELSEWHERE.get(part))), None)
+    if {"completions", "responses"} & set(parts[:-1]):
+        reason = NOT_KEPT
     if reason and not meant:
         return f"{reason}; /openapi.json lists what there is"
     if parts == ["v1"]:

@@ -76,6 +76,15 @@ class Connection(H11Protocol):
             return "answer_not_read" if now - self.since > self._limits.stall_seconds else None
         return "headers_late" if now - self.since > self._limits.header_seconds else None
 
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP in the shape of all errors, unless it comes in the middle of an answer; close."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.write(_BROKEN)
+        self.transport.close()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Log nothing: uvicorn's advice is to install what would not be used here, and the request is answered."""
+
     def end(self) -> None:
         """Close it at once, with an answer where a request has begun to come."""
         begun = self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]
@@ -201,6 +210,8 @@ def raw(refusal: ApiError) -> bytes:
     return b"\r\n".join([*lines, b"", bytes(response.body)])
 
 
+_BROKEN = raw(ApiError(400, "this is no request of HTTP/1.1 (TLS, no Host header or two, or a wrong Content-Length, "
+                       "say); send plain HTTP, or put a proxy that has TLS in front"))  # fmt: skip
 _LATE = raw(ApiError(408, "the request's headers did not arrive in time; send it again"))
 _FULL = raw(ApiError(429, "your address has all the connections open that it may have, each with a request; "
                     "close some, or start the server with a larger --max-connections-per-address",

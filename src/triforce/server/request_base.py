@@ -85,6 +85,7 @@ CALLED: dict[str, str] = {
     **dict.fromkeys(("guided_choice", "guided_grammar", "guided_json", "guided_regex"), _FORM),
     **dict.fromkeys(("extra_body", "options"), _BESIDE),
     "repeat_penalty": "is called repetition_penalty here",
+    "think": 'is called thinking here, of chats and responses: {"type": "disabled"} or {"type": "enabled"}',
 }
 """Advice on fields of other servers that have another name here."""
 
@@ -95,8 +96,10 @@ class Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
     called: ClassVar[Mapping[str, str]] = {}
     """Advice on fields that belong elsewhere or have another name here, in a body of this kind."""
-    replayed: ClassVar[Collection[str]] = ()
-    """Fields that clients add to what they were answered, and send with it. They are left out, and named."""
+    skipped: ClassVar[Collection[str]] = ()
+    """Fields that are left out, and named: what clients add to what they were answered, and wishes as `IGNORED` has."""
+    example: ClassVar[str] = ""
+    """How it is written, which those are told who send no object."""
     is_request: ClassVar[bool] = False
     """Whether it is a whole body, which other servers' fields may stand in."""
 
@@ -123,10 +126,12 @@ class Body(BaseModel):
     @classmethod
     def _refuse_what_would_change_the_answer(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         if not isinstance(data, dict):
+            if cls.example and not isinstance(data, cls):
+                raise PydanticCustomError("example", "Input should be an object: {example}", {"example": cls.example})
             return handler(data)
         required = {field.alias or name: field.is_required() for name, field in cls.model_fields.items()}
         others = {name for name in data.keys() - required.keys() if data[name] is not None}
-        named = {*cls.replayed, *(IGNORED if cls.is_request else ())}
+        named = {*cls.skipped, *(IGNORED if cls.is_request else ())}
         for name in sorted(others - named - (HARMLESS if cls.is_request else set())):
             neutral, advice = UNSUPPORTED.get(name, ((), "")) if cls.is_request else ((), "")
             if data[name] not in neutral:

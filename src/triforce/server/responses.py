@@ -159,7 +159,7 @@ def _tools(body: ResponsesBody) -> dict[str, Any]:
     """Return the tools, as they were sent."""
     choice = body.tool_choice or ("auto" if body.tools else "none")
     return {
-        "tools": [tool.model_dump() for tool in body.tools or ()],
+        "tools": [tool.model_dump() for tool in body.tools or () if tool],
         "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
         "parallel_tool_calls": bool(body.tools) and body.parallel_tool_calls is not False,
     }

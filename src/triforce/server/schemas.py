@@ -55,7 +55,7 @@ Arguments = Annotated[
 
 
 class CalledFunction(Body):
-    replayed: ClassVar[Collection[str]] = ("parsed_arguments",)
+    skipped: ClassVar[Collection[str]] = ("parsed_arguments",)
     name: Name
     arguments: Arguments
 
@@ -63,7 +63,7 @@ class CalledFunction(Body):
 class ToolCall(Body):
     """A call that was made earlier."""
 
-    replayed: ClassVar[Collection[str]] = ("index",)
+    skipped: ClassVar[Collection[str]] = ("index",)
     id: str
     type: Literal["function"] = "function"
     function: CalledFunction
@@ -79,7 +79,7 @@ class Message(Body):
         "refusal": "send what was said as content",
         "thinking": "it belongs beside messages, not into one",
     }
-    replayed: ClassVar[Collection[str]] = REPLAYED
+    skipped: ClassVar[Collection[str]] = REPLAYED
     role: str = Field(description=", ".join(ROLES))
     content: str | Parts = Field(description=f"parts are `{{type, text}}`, of type {', '.join(TEXTS)}")
     annotations: list[Any] | None = None
@@ -129,7 +129,7 @@ class Item(Message, ItemMeta):
 class CallItem(ItemMeta):
     """A call that was made earlier. It belongs to the assistant's turn before it, if there is one."""
 
-    replayed: ClassVar[Collection[str]] = ("parsed_arguments",)
+    skipped: ClassVar[Collection[str]] = ("parsed_arguments",)
     type: Literal["function_call"]
     call_id: str
     name: Name
@@ -309,6 +309,8 @@ class SamplingFields(CacheFields, ModelField):
 
     prompt_field: ClassVar[str] = "prompt"
     """The field that holds the prompt."""
+    fewest_tokens: ClassVar[int] = 1
+    """The least limit of an answer's tokens."""
     temperature: float | None = None
     top_p: float | None = None
     seed: int | None = None
@@ -338,6 +340,7 @@ class SamplingFields(CacheFields, ModelField):
 
 
 class StreamOptions(Body):
+    example: ClassVar[str] = '{"include_usage": true}'
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
 
@@ -345,12 +348,14 @@ class StreamOptions(Body):
 class Thinking(Body):
     """Whether the model thinks before it answers, where its chat template can tell it (`enable_thinking`)."""
 
+    example: ClassVar[str] = '{"type": "disabled"} or {"type": "enabled"}'
     type: Literal["enabled", "disabled"]
 
 
 class TemplateKeywords(Body):
     """Keywords of a chat template, as other servers take them: `enable_thinking`, which is `thinking` here."""
 
+    example: ClassVar[str] = '{"enable_thinking": false}'
     enable_thinking: bool | None = None
 
 
@@ -378,6 +383,7 @@ LOGPROBS = "message.output_text.logprobs"
 class TextOptions(Body):
     """`text` of responses."""
 
+    skipped: ClassVar[Collection[str]] = ("verbosity",)
     called: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("grammar", "json_schema", "name", "regex", "schema", "strict", "type"), "it stands in format here"
     )
@@ -407,6 +413,7 @@ class CompletionBody(CompletionFields):
     """POST /v1/completions."""
 
     called: ClassVar[Mapping[str, str]] = {"messages": "/v1/chat/completions takes it; send prompt here"}
+    fewest_tokens: ClassVar[int] = 0  # to score the prompt
     prompt: str | Ids | Texts | Batches
     echo: bool | None = None
     logprobs: int | None = Field(None, description="Alternatives listed at each token; with echo, of the prompt too")
@@ -429,7 +436,7 @@ class ChatBody(ToolFields, ThinkingField, CompletionFields):
     max_completion_tokens: int | None = Field(None, description="Newer name of max_tokens; it wins where both are sent")
     logprobs: bool | None = Field(None, description="Whether log-probabilities of new tokens are told")
     top_logprobs: int | None = Field(None, description="Alternatives listed at each of them")
-    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = None
+    tools: Annotated[list[Tool | None], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | OneTool | None = None
     parallel_tool_calls: bool | None = None
 
@@ -442,10 +449,12 @@ class ChatBody(ToolFields, ThinkingField, CompletionFields):
         """Return the tools that the answer may call. Raises ApiError or RequestError."""
         choice = self.tool_choice.function if isinstance(self.tool_choice, OneTool) else self.tool_choice
         spoken = any(message.tool_calls or message.role == "tool" for message in self.messages)
-        functions = [tool.function for tool in self.tools or ()]
+        listed = enumerate(self.tools or ())
+        functions = {f"tools.{i}.function.parameters": tool.function for i, tool in listed if tool}
         several = self.parallel_tool_calls is not False
         form = self.output_format
-        return choose_tools(template, functions, choice, several=several, spoken=spoken, output_format=form)
+        field = self.prompt_field if spoken else None
+        return choose_tools(template, functions, choice, several=several, spoken=field, output_format=form)
 
 
 class ResponsesBody(ToolFields, ThinkingField, SamplingFields):
@@ -458,7 +467,7 @@ class ResponsesBody(ToolFields, ThinkingField, SamplingFields):
     text: TextOptions | None = None
     max_output_tokens: int | None = Field(None, description=f"Default: {ANSWER_TOKENS}. {CUT}")
     stream_options: StreamOptions | None = None
-    tools: Annotated[list[FlatTool], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = None
+    tools: Annotated[list[FlatTool | None], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | OneFlatTool | None = None
     parallel_tool_calls: bool | None = None
 
@@ -484,7 +493,9 @@ class ResponsesBody(ToolFields, ThinkingField, SamplingFields):
         several = self.parallel_tool_calls is not False
         choice = self.tool_choice
         form = self.output_format
-        return choose_tools(template, self.tools or [], choice, several=several, spoken=spoken, output_format=form)
+        functions = {f"tools.{i}.parameters": tool for i, tool in enumerate(self.tools or ()) if tool}
+        field = self.prompt_field if spoken else None
+        return choose_tools(template, functions, choice, several=several, spoken=field, output_format=form)
 
 
 class TokenizeBody(ThinkingField, ModelField):

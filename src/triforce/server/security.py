@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import re
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from triforce.server.access import is_address
+from triforce.server.access import as_browsers_send, is_address
 from triforce.server.errors import ApiError
 from triforce.server.limits import Limits
 
@@ -25,10 +26,14 @@ LINGER = 2.0
 """Seconds for which a refused body may go on."""
 
 
+_ABSOLUTE = re.compile(r"https?://([^/]*)(.*)", re.IGNORECASE | re.DOTALL)
+
+
 class HostCheck:
     """Refuses requests that name another server: a page whose name was made to point here (DNS rebinding).
 
-    An address cannot be made to point elsewhere, so any will do; names are `localhost` and those given.
+    An address cannot be made to point elsewhere, so any will do; names are `localhost` and those given. Where the
+    target of a request is a whole URL, as proxies are sent, its host is meant in place of the header (RFC 9112, 3.2.2).
     """
 
     def __init__(self, app: ASGIApp, names: Iterable[str]) -> None:
@@ -36,10 +41,15 @@ class HostCheck:
         self.names = {"localhost", *(name.lower().rstrip(".") for name in names)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        hosts = Headers(scope=scope).getlist("host") if scope["type"] == "http" else []
-        if scope["type"] != "http" or self._known(hosts) or (not hosts and scope["path"] in LIVENESS):
+        if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        text = "the Host header names another server; start this one with --allowed-host NAME"
+        if target := _ABSOLUTE.fullmatch(scope["path"]):
+            headers = [(name, value) for name, value in scope["headers"] if name != b"host"]
+            scope.update(path=target[2] or "/", headers=[*headers, (b"host", target[1].encode())])
+        hosts = Headers(scope=scope).getlist("host")
+        if self._known(hosts) or (not hosts and scope["path"] in LIVENESS):
+            return await self.app(scope, receive, send)
+        text = "the request names another server as its host; start this one with --allowed-host NAME"
         if len(hosts) != 1:
             counted = f"{len(hosts)} Host headers" if hosts else "no Host header"
             text = f"the request has {counted}; send one, which names this server"
@@ -184,10 +194,10 @@ class PreflightAdvice:
             if "access-control-request-method" in headers and not {"*", origin} & set(self.origins):
                 shown = ascii(origin[:_LONGEST])[1:-1]
                 text = f"pages of {shown} may not ask this server; start it with --cors-origin {shown} to let them"
-                if origin == "null":
+                if as_browsers_send(origin) != origin:
                     text = (
-                        "a page that was opened from a file has no origin (null) that could be let in; serve it, from "
-                        "http://localhost:3000, say, and start this server with that --cors-origin"
+                        f"a page has no origin that could be let in ({shown}) where it was opened from a file, say; "
+                        "serve it, from http://localhost:3000, say, and start this server with that --cors-origin"
                     )
                 return await ApiError(403, text).response()(scope, receive, send)
         await self.app(scope, receive, send)

@@ -20,9 +20,9 @@ from starlette.types import Receive, Scope, Send
 
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.engine.engine import OutputChunk
-from triforce.engine.inputs import Prompt, known, one_or_many
+from triforce.engine.inputs import Prompt, known, one_of, one_or_many
 from triforce.engine.tier_builder import DRAFTED
-from triforce.errors import RequestError, argument
+from triforce.errors import ContextLengthError, RequestError, argument
 from triforce.interface.explain import TierStats, total
 from triforce.interface.grammar import Grammar
 from triforce.interface.outputs import Logprob, RequestOutput, TokenLogprobs
@@ -38,7 +38,7 @@ from triforce.server.engine_client import (
     PrefillProgress,
     ServedModel,
 )
-from triforce.server.errors import TOO_LONG, ClientDisconnected, about, broken, refusal_for, took_too_long, wrong
+from triforce.server.errors import ClientDisconnected, about, broken, refusal_for, took_too_long, wrong
 from triforce.server.grammar_queue import GrammarPool, SharedSlots
 from triforce.server.limits import ANSWER_TOKENS, APART, COMPLETION_TOKENS, MOST_ECHOED, Limits
 from triforce.server.metrics import Metrics
@@ -57,9 +57,11 @@ from triforce.server.schemas import (
     turns,
 )
 from triforce.server.tools import ToolChoice
+from triforce.structured_output.compiler import CompiledGrammar, GrammarError
 
 NO_LIMIT = -1
 """What other servers take for an answer of any length."""
+OF_STREAMS = ("stream_options", "trace", "return_progress")
 
 
 def check_fields(body: CompletionFields, logprobs: int | None, limits: Limits) -> None:
@@ -72,10 +74,9 @@ def check_fields(body: CompletionFields, logprobs: int | None, limits: Limits) -
         raise wrong(name, f"{name} must be from 0 to {limits.logprobs}")
     if any(len(stop) > limits.stop_characters for stop in stops):
         raise wrong("stop", f"a stop string may have {limits.stop_characters} characters; shorten it")
-    if body.stream_options and not body.stream:
-        raise wrong("stream_options", "stream_options needs stream: true")
-    if body.trace and not body.stream:
-        raise wrong("trace", "trace needs stream: true")
+    for name in OF_STREAMS:
+        if getattr(body, name) and not body.stream:
+            raise wrong(name, f"{name} needs stream: true")
 
 
 def checked_params(body: SamplingFields, values: Mapping[str, Any], grammar: Grammar | None) -> SamplingParams:
@@ -85,11 +86,15 @@ def checked_params(body: SamplingFields, values: Mapping[str, Any], grammar: Gra
 
 
 def check_limit(body: SamplingFields, limit: int | None, context: int) -> None:
-    """Raise ApiError for a limit that other servers take for none."""
-    if limit == NO_LIMIT:
-        field = body.sent_as.get("max_tokens", "max_tokens")
-        text = f"{field} must be at least 1, and {NO_LIMIT} is no word for any length here; leave it out, or send "
-        raise wrong(field, f"{text}{context}, the context, which ends a text anyway")
+    """Raise ApiError for a limit that is too small, or that other servers take for none."""
+    if limit is None or limit >= body.fewest_tokens:
+        return
+    field = body.sent_as.get("max_tokens", "max_tokens")
+    text = f"{field} must be an integer, at least {body.fewest_tokens}"
+    if limit != NO_LIMIT:
+        raise wrong(field, text)
+    raise wrong(field, f"{text}, and {NO_LIMIT} is no word for any length here; leave it out, or send {context}, "
+                "the context, which ends a text anyway")  # fmt: skip
 
 
 def held_to_room(
@@ -97,7 +102,7 @@ def held_to_room(
 ) -> SamplingParams:
     """Return the parameters for a prompt of so many tokens: a limit that was not sent is what there is room for.
 
-    Raises ApiError where there is no room.
+    Raises ApiError, or ContextLengthError, where there is no room.
     """
     rows = min(params.n, limits.rows)
     room = min(params.max_tokens, context - prompt)
@@ -107,7 +112,7 @@ def held_to_room(
     server = f"the {most} tokens that this server has room for (--max-kv-tokens)"
     if prompt >= most:
         text = f"the prompt of {prompt} tokens and an answer need more than {server}; shorten it"
-        raise wrong(body.prompt_field, text, TOO_LONG)
+        raise ContextLengthError(text)
     field = body.sent_as.get("max_tokens", "max_tokens")
     left = most // rows - prompt
     if getattr(body, field) is None and left > 0:
@@ -187,7 +192,10 @@ class RequestParser:
             logprobs=body.logprobs,
             prompt_logprobs=body.logprobs if body.echo else None,
         )
-        ids = [await self.ids(prompt, key) for prompt in prompts]
+        ids = list[list[int]]()
+        for place, prompt in enumerate(prompts):
+            with about("prompt"), one_of("prompt", place, len(prompts)):
+                ids.append(await self._ids(prompt, key))
         if body.echo:
             check_echo(sum(map(len, ids)), sum(map(len, prompts)), params, self.limits)
         return await self._requests(ids, params, body, key)
@@ -219,14 +227,18 @@ class RequestParser:
 
     async def ids(self, prompt: Prompt, key: str, field: str = "prompt") -> list[int]:
         """Return token ids of a text, or check those given, which are a field of the request. Raises ApiError."""
-        self._bound(len(prompt) if isinstance(prompt, str) else 0)
         with about(field):
-            return await self.apart(len(prompt), key, partial(self.llm.encode, prompt))
+            return await self._ids(prompt, key)
+
+    async def _ids(self, prompt: Prompt, key: str) -> list[int]:
+        """Return checked token ids. Raises RequestError, or ApiError for what is not of the prompt."""
+        self._bound(len(prompt) if isinstance(prompt, str) else 0)
+        return await self.apart(len(prompt), key, partial(self.llm.encode, prompt))
 
     async def tokens(self, text: str, special: bool, key: str) -> list[int]:
         """Return token ids of a text of any length that could be a prompt. Raises ApiError."""
-        self._bound(len(text))
         with about("prompt"):
+            self._bound(len(text))
             return await self.apart(len(text), key, partial(self.tokenizer.encode, text, special))
 
     async def conversation(
@@ -244,7 +256,8 @@ class RequestParser:
         if not self.tokenizer.chats:
             raise wrong(field, "this model has no chat template; send a text to /v1/completions instead")
         length = sum(map(characters, messages))
-        self._bound(length, field)
+        with about(field):
+            self._bound(length)
         named, thinks = thinking
         if thinks and "enable_thinking" not in self.tokenizer.template:
             raise wrong(named, "this model's chat template has no thinking to turn on; leave it out")
@@ -260,22 +273,35 @@ class RequestParser:
         """Return what `work` returns in a thread, where the event loop need not wait for it; large work has turns."""
         return await (asyncio.to_thread(work) if size <= APART else self.large.run(key, work))
 
-    def _bound(self, characters: int, field: str = "prompt") -> None:
+    def _bound(self, characters: int) -> None:
+        """Raise ContextLengthError for a text that is too long whatever its tokens are."""
         longest = self.context * self.limits.characters_per_token
         if characters > longest:
             text = f"the prompt has {characters} characters; a context of {self.context} tokens holds {longest} at most"
-            raise wrong(field, f"{text}. Shorten it", TOO_LONG)
+            raise ContextLengthError(f"{text}. Shorten it")
 
     async def _requests(
         self, prompts: Sequence[list[int]], params: SamplingParams, body: SamplingFields, key: str
     ) -> list[GenerationRequest]:
         """Return a request for each prompt, once all may be queued. Raises ApiError."""
-        requests = [self._request(ids, params, body) for ids in prompts]
+        requests = list[GenerationRequest]()
+        for place, ids in enumerate(prompts):
+            with about(body.prompt_field), one_of(body.prompt_field, place, len(prompts)):
+                requests.append(self._request(ids, params, body))
         if params.grammar is None:
             return requests
         with about(body.output_format or "tools"):
-            compiled = await self._grammars.compile(params.grammar, key)
+            compiled = await self._compiled(params.grammar, body, key)
         return [replace(request, compiled=compiled) for request in requests]
+
+    async def _compiled(self, grammar: Grammar, body: SamplingFields, key: str) -> CompiledGrammar:
+        """Return the grammar of a request compiled. Raises RequestError, or ApiError that names the tool at fault."""
+        try:
+            return await self._grammars.compile(grammar, key)
+        except GrammarError as error:
+            if isinstance(body, ChatBody | ResponsesBody) and (tools := self.tools(body)):
+                raise tools.refusal(error) from error
+            raise
 
     def _request(self, ids: list[int], params: SamplingParams, body: SamplingFields) -> GenerationRequest:
         with about("logit_bias"):
@@ -283,7 +309,7 @@ class RequestParser:
         params = held_to_room(params, body, len(ids), self.context, self.limits)
         with about("mode"):
             mode = None if body.mode is None else mode_of(body.mode, self.llm.modes)
-        progress = isinstance(body, CompletionFields) and bool(body.stream and body.return_progress)
+        progress = isinstance(body, CompletionFields) and bool(body.return_progress)
         seeded = params if params.seed is not None else replace(params, seed=drawn_seed())  # the answer tells it
         return GenerationRequest(ids, seeded, mode, progress=progress)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -12,11 +12,10 @@ from pydantic import AfterValidator, Field, ModelWrapValidatorHandler, model_val
 from pydantic_core import PydanticCustomError
 
 from triforce.engine.engine import partial_match
-from triforce.errors import RequestError
-from triforce.interface.grammar import Grammar, closed_objects
-from triforce.server.errors import wrong
+from triforce.interface.grammar import MOST_CHARACTERS, Grammar, closed_objects
+from triforce.server.errors import ApiError, wrong
 from triforce.server.request_base import Body, unknown_field
-from triforce.structured_output.compiler import schema_grammar
+from triforce.structured_output.compiler import GrammarError, schema_grammar
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
@@ -50,21 +49,31 @@ class CallFormat:
     arguments: str
     tagged: bool
 
-    def grammar(self, functions: Mapping[str, dict[str, Any] | None], several: bool) -> Grammar:
-        """Return a grammar of texts that are calls of these functions. Raises RequestError."""
+    def grammar(self, functions: Mapping[str, Function], several: bool) -> Grammar:
+        """Return a grammar of texts that are calls of these functions, by their places. Raises ApiError."""
         opening, closing = (f"{OPEN}\n{{", f"}}\n{CLOSE}") if self.tagged else ("{", "}")
         rules = ['start: call ("\\n" call)*' if several and self.tagged else "start: call"]
         rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(functions))))
-        for i, (name, parameters) in enumerate(functions.items()):
-            before = f'{opening}"name": "{name}", "{self.arguments}": '
+        for i, (place, function) in enumerate(functions.items()):
+            before = f'{opening}"name": "{function.name}", "{self.arguments}": '
             rules.append(f"call_{i}: {json.dumps(before)} arguments_{i} {json.dumps(closing)}")
             try:
-                rules.append(f"arguments_{i}: {schema_grammar(closed_objects(parameters or NOTHING))}")
+                arguments = closed_objects(function.parameters or NOTHING) | {"type": "object"}
+                rules.append(f"arguments_{i}: {schema_grammar(arguments)}")
             except RecursionError as error:
-                raise RequestError(f"the parameters of {name} are nested too deeply; simplify them") from error
+                raise not_kept_to(place, function, "they are nested too deeply") from error
             except ValueError as error:
-                raise RequestError(f"the parameters of {name} cannot be kept to: {error}") from error
-        return Grammar.lark("\n".join(rules))
+                raise not_kept_to(place, function, str(error)) from error
+        source = "\n".join(rules)
+        if len(source) > MOST_CHARACTERS:
+            raise wrong("tools", f"the tools are too long together ({len(source)} characters of a grammar; "
+                        f"{MOST_CHARACTERS} are the most); send fewer, or simplify their parameters")  # fmt: skip
+        return Grammar.lark(source)
+
+    @staticmethod
+    def function_at(line: int) -> int:
+        """Return which of the functions has this line of the grammar; each has two, behind the first two."""
+        return (line - 3) // 2
 
     def parser(self, names: Collection[str]) -> ToolCallParser:
         """Return a parser for one text of a model that may call these functions."""
@@ -81,6 +90,12 @@ class CallFormat:
         except (ValueError, TypeError, KeyError, RecursionError):
             pass
         return None
+
+
+def not_kept_to(place: str, function: Function, reason: str) -> ApiError:
+    """Return the refusal of parameters, at a place in the body, that no grammar can be made of."""
+    text = f"the parameters of {function.name} cannot be kept to: {reason}; change or simplify them"
+    return wrong(place, text)
 
 
 QWEN = CallFormat("arguments", tagged=True)
@@ -162,19 +177,32 @@ def _shallow(schema: dict[str, Any]) -> dict[str, Any]:
     raise PydanticCustomError("too_deep", "this schema is nested too deeply; simplify it")
 
 
+def _of_an_object(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema that may describe an object. Compositions and references are not looked into."""
+    kinds = schema.get("type", "object")
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    object_listed = not isinstance(values, list) or any(isinstance(value, dict) for value in values)
+    if object_listed and (kinds == "object" or (isinstance(kinds, list) and "object" in kinds)):
+        return schema
+    shape = '{"type": "object", "properties": {...}}'
+    raise PydanticCustomError(
+        "no_object", "the parameters of a function must describe an object: {shape}", {"shape": shape}
+    )
+
+
 def _parts(whole: dict[str, Any] | list[Any]) -> Iterable[Any]:
     return whole.values() if isinstance(whole, dict) else whole
 
 
 class Function(Body):
-    """`parameters` is a JSON schema; it is always kept to, whatever `strict` says."""
+    """`parameters` is a JSON schema of an object; it is always kept to, whatever `strict` says."""
 
     called: ClassVar[Mapping[str, str]] = {
         "function": 'its fields stand beside type here: {"type": "function", "name": ..., "parameters": {...}}'
     }
     name: Name
     description: str | None = None
-    parameters: Annotated[dict[str, Any], AfterValidator(_shallow)] | None = None
+    parameters: Annotated[dict[str, Any], AfterValidator(_shallow), AfterValidator(_of_an_object)] | None = None
     strict: bool | None = None
 
 
@@ -225,8 +253,8 @@ class ToolFields(Body):
         if asked := _other_kind(data.get("tool_choice")):
             raise unknown_field("tool_choice", f"{asked} is no function, and only functions are called here")
         skipped = {kind for tool in tools if (kind := _other_kind(tool))}
-        kept = [tool for tool in tools if not _other_kind(tool)]
-        if skipped and not kept:
+        kept = [None if _other_kind(tool) else tool for tool in tools]  # each has its place, for errors to name
+        if skipped and not any(kept):
             none = "none of them is a function, and only functions are called here; leave them out"
             raise unknown_field("tools", none)
         body = handler(data | {"tools": kept} if skipped else data)
@@ -245,46 +273,55 @@ class ToolChoice:
     """Tools of a request. Without `forced` the model is free to call."""
 
     form: CallFormat
-    tools: Sequence[Function]
-    forced: Mapping[str, dict[str, Any] | None] | None = None
-    """Parameters of the functions one of which must be called: the answer is calls and nothing else."""
+    tools: Mapping[str, Function]
+    """By the place of their parameters in the body."""
+    forced: Mapping[str, Function] | None = None
+    """Those one of which must be called: the answer is calls and nothing else."""
     several: bool = True
 
     def grammar(self) -> Grammar | None:
-        """Return what holds the answer to calls, if anything does. Raises RequestError."""
+        """Return what holds the answer to calls, if anything does. Raises ApiError."""
         return None if self.forced is None else self.form.grammar(self.forced, self.several)
+
+    def refusal(self, error: GrammarError) -> ApiError:
+        """Return the refusal of a request whose `grammar` cannot be used: it names the parameters at fault."""
+        if error.line is None:
+            return wrong("tools", f"the parameters of these tools cannot be kept to: {error.reason}; simplify them")
+        place, function = list((self.forced or {}).items())[self.form.function_at(error.line)]
+        return not_kept_to(place, function, error.reason)
 
     @property
     def shown(self) -> list[dict[str, Any]]:
         """The tools as chat templates take them."""
         shown = {"name", "description", "parameters"}
-        dumped = [tool.model_dump(include=shown, exclude_none=True) for tool in self.tools]
+        dumped = [tool.model_dump(include=shown, exclude_none=True) for tool in self.tools.values()]
         return [{"type": "function", "function": function} for function in dumped]
 
 
 def parser_of(tools: ToolChoice | None) -> ToolCallParser:
     """Return a parser for one answer, whether it may call or not."""
-    return tools.form.parser({tool.name for tool in tools.tools}) if tools else ToolCallParser()
+    return tools.form.parser({tool.name for tool in tools.tools.values()}) if tools else ToolCallParser()
 
 
 def choose_tools(
     template: str,
-    functions: Sequence[Function],
+    functions: Mapping[str, Function],
     choice: str | FunctionName | None,
     *,
     several: bool,
-    spoken: bool,
+    spoken: str | None,
     output_format: str | None,
 ) -> ToolChoice | None:
     """Return the tools that may be called; None if there are none. Raises ApiError.
 
-    several: whether an answer may have several calls. spoken: whether calls, or what they gave, are among the turns.
-    output_format: the field that holds the answer to a format.
+    functions: by the place of their parameters in the body. several: whether an answer may have several calls.
+    spoken: the field of the turns, if calls, or what they gave, are among them. output_format: the field that holds the
+    answer to a format.
     """
     form = call_format(template)
     choice = choice or "auto"
-    if form is None and (functions or spoken):
-        raise wrong("tools", "this model's chat template has no calls of tools that can be read here (as Llama 3 or "
+    if form is None and (field := "tools" if functions else spoken):
+        raise wrong(field, "this model's chat template has no calls of tools that can be read here (as Llama 3 or "
                     "Qwen write them); leave them out")  # fmt: skip
     if choice not in ("none", "auto") and not functions:
         raise wrong("tool_choice", "tool_choice needs tools to choose from")
@@ -293,16 +330,14 @@ def choose_tools(
     if output_format:
         raise wrong(output_format, f"an answer is held to {output_format} or may call tools; send one "
                     'of them, or tool_choice: "none"')  # fmt: skip
-    parameters = {function.name: function.parameters for function in functions}
-    if len(parameters) < len(functions):
+    if len({function.name for function in functions.values()}) < len(functions):
         raise wrong("tools", "two tools have one name; give each its own")
     if form.tagged and choice == "auto" and not several:
         raise wrong("parallel_tool_calls", "a model that may call is free to call again; leave it out, or send "
                     'tool_choice: "required" or the name of a function')  # fmt: skip
     if isinstance(choice, FunctionName):
-        name = choice.name
-        if name not in parameters:
-            raise wrong("tool_choice", f"tool_choice names {name[:64]!r}, which is not among the tools")
-        parameters = {name: parameters[name]}
-        several = False
-    return ToolChoice(form, functions, None if choice == "auto" else parameters, several)
+        forced = {place: function for place, function in functions.items() if function.name == choice.name}
+        if not forced:
+            raise wrong("tool_choice", f"tool_choice names {choice.name[:64]!r}, which is not among the tools")
+        return ToolChoice(form, functions, forced, several=False)
+    return ToolChoice(form, functions, None if choice == "auto" else functions, several)

@@ -50,15 +50,19 @@ def new_matcher(tokenizer: Any, kind: str, source: str) -> Any:
     written = LLMatcher.grammar_from_lark(PURE + _as_lark(kind, source))
     matcher = LLMatcher(tokenizer, written, log_level=0, limits=limits)
     if matcher.is_error():
-        raise ValueError(_in_words(matcher.get_error()))
+        raise ValueError(_in_words(matcher.get_error(), kind))
     return matcher
 
 
-def _in_words(error: str) -> str:
-    """Return an error of llguidance in terms of what was sent: its lines are counted without that of `PURE`."""
-    error = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", error)
-    error = re.sub(r"^(\d+)\((\d+)\): ", lambda place: f"line {int(place[1]) - 1}, column {place[2]}: ", error)
-    return re.sub(r"^oneOf constraints are not supported\.[^\n]*", ONE_OF, error)
+_PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\): (?:failed to compile JSON schema: )?")
+_LINE = re.compile(r"line (\d+), column \d+: ")
+
+
+def _in_words(error: str, kind: str) -> str:
+    """Return an error of llguidance in terms of what was sent: lines of Lark are counted without that of `PURE`."""
+    place_format = "line {}, column {}: " if kind == "lark" else ""
+    error = _PLACE.sub(lambda place: place_format.format(int(place[1]) - 1, place[2]), error)
+    return re.sub(r"oneOf constraints are not supported\.[^\n]*", ONE_OF, error)
 
 
 def schema_grammar(schema: Any) -> str:
@@ -228,9 +232,20 @@ class GrammarCompiler:
         return LLTokenizer(vocabulary, n_vocab=len(tokens), eos_token=ends)
 
 
-def _unusable(grammar: Grammar, error: str) -> RequestError:
+class GrammarError(RequestError):
+    """A grammar that cannot be used. reason: what is wrong. line: of Lark, counted from 1, where it is one that is."""
+
+    reason: str
+    line: int | None
+
+
+def _unusable(grammar: Grammar, error: str) -> GrammarError:
     """Return the error that llguidance gives, without the excerpts that it shows of its own source and of a regex."""
     reason = re.split(r"\n +\d+ \| ", error, maxsplit=1)[0].strip()
     reason = re.sub(r"regex parse error:\n.*\nerror: ", "regex parse error: ", reason, flags=re.DOTALL)
     reason = "no text fits it" if error.startswith("NoExtensionBias") else " ".join(reason.split())[:300]
-    return RequestError(f"the grammar ({grammar.kind}) cannot be used: {reason}; change or simplify it")
+    refusal = GrammarError(f"the grammar ({grammar.kind}) cannot be used: {reason}; change or simplify it")
+    place = _LINE.match(reason)
+    refusal.line = int(place[1]) if place else None
+    refusal.reason = _LINE.sub("", reason, count=1)
+    return refusal
