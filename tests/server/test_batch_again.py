@@ -96,6 +96,18 @@ def test_batch_killed_while_answering_again_keeps_the_later_answer(pair: Path, t
     assert (tmp_path / "out.jsonl").read_bytes() == ended
 
 
+def test_batch_again_keeps_what_it_refuses(pair: Path, tmp_path: Path) -> None:
+    """Refusals stand in the output as behind every other run, each once, and in the place of a stale answer."""
+    refused = ["no JSON\n", line("hot", "/v1/completions", {"prompt": "x", "temperature": -1})]
+    cold = line("c", "/v1/completions", {"prompt": "x", "temperature": -1})
+    assert batch(tmp_path, pair, [short("a", "the cat"), short("b", "the hat"), short("c", "the mat"), *refused]) == 1
+    order = [answer["custom_id"] for answer in answers(tmp_path) if answer["custom_id"] in list("abc")]
+    assert batch(tmp_path, pair, [short("a", "the dog"), short("b", "the hat"), cold, *refused], "--again") == 1
+    codes = {answer["custom_id"]: (answer["response"] or {}).get("status_code") for answer in answers(tmp_path)}
+    assert len(answers(tmp_path)) == 5 and codes == {"a": 200, "b": 200, "c": 400, None: None, "hot": 400}
+    assert [answer["custom_id"] for answer in answers(tmp_path)][:3] == order
+
+
 def test_batch_again_needs_a_file(pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "in.jsonl").write_text(short("a", "the cat"))
     assert main(arguments(pair, tmp_path / "in.jsonl", Path("-"), "--again")) == 2

@@ -167,10 +167,11 @@ def compare(earlier: EarlierAnswers, source: BinaryIO, model: str) -> Comparison
     return Comparison(frozenset(stale), undigested_count, unanswered_count)
 
 
-def _lines(output: Path) -> tuple[dict[Name, bytes], bool]:
+def _lines(output: Path, with_refusals: bool = False) -> tuple[dict[Name, bytes], bool]:
     """Return the lines of an output that answer, by the names of what they answer, and whether it holds more.
 
-    Of several answers to one line the last one counts, in the place of the first. Raises RequestError.
+    Of several answers to one line the last one counts, in the place of the first. with_refusals: those count as
+    answers. Raises RequestError.
     """
     answers: dict[Name, bytes | None] = {}
     count = 0
@@ -183,7 +184,7 @@ def _lines(output: Path) -> tuple[dict[Name, bytes], bool]:
                     break
                 count += 1
                 name, is_answer = _answer(line)
-                answers[name] = line if is_answer else None
+                answers[name] = line if is_answer or with_refusals else None
     except OSError as error:
         raise _unwritable(output, error) from error
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -246,12 +247,12 @@ class Answers(AbstractContextManager["Answers"]):
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Close the file. New answers in place of earlier ones move to the places of these."""
+        """Close the file. New answers and refusals in place of earlier answers move to the places of these."""
         if self._path:
             with suppress(OSError):  # each answer was written at once, or that has failed
                 self._file.close()
                 if self._stale:
-                    _rewrite(self._path)
+                    _rewrite(self._path, with_refusals=True)
 
     def missing(self, source: BinaryIO) -> Iterator[BatchLine]:
         """Yield the lines that have no answer yet, or a stale one, and count the others."""
@@ -286,9 +287,9 @@ class Answers(AbstractContextManager["Answers"]):
         self._on_line()
 
 
-def _rewrite(path: Path) -> None:
-    """Leave the answers in a file, each once, and nothing else. Raises OSError."""
-    lines, _ = _lines(path)
+def _rewrite(path: Path, with_refusals: bool = False) -> None:
+    """Leave the answers in a file, each once, and nothing else. with_refusals: those stay, too. Raises OSError."""
+    lines, _ = _lines(path, with_refusals)
     with whole_file(path) as partial:
         partial.write_bytes(b"".join(lines.values()))
 
