@@ -7,12 +7,14 @@ however, can be taken up: what was answered is not asked again, and what was ref
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
+import os
 import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -193,6 +195,52 @@ def _lines(output: Path, with_refusals: bool = False) -> tuple[dict[Name, bytes]
         raise RequestError(f"{output} holds something else than answers of a batch; {ANOTHER}")
     lines = {name: line for name, line in answers.items() if line}
     return lines, bool(torn) or len(lines) < count
+
+
+@contextmanager
+def sole_writer(output: Path | None) -> Iterator[None]:
+    """Hold an output against other batches. Raises RequestError where one of them writes it.
+
+    What is locked is a file beside it, as the output itself is replaced. Where none can be made, nothing is held.
+    """
+    if output is None or (output.exists() and not output.is_file()):
+        yield
+        return
+    place = Path(os.path.realpath(output))
+    lock = place.with_name(f"{place.name}.lock")
+    descriptor = None
+    try:
+        descriptor = _locked(lock)
+    except BlockingIOError as error:
+        raise RequestError(f"{output} is being written by another triforce batch; wait for it, or {ANOTHER}") from error
+    except OSError:  # nothing new can be made in the folder
+        pass
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            with suppress(OSError):
+                lock.unlink()
+            os.close(descriptor)
+
+
+def _locked(lock: Path) -> int:
+    """Return a descriptor of a file that is made and locked, if its file system has locks. Raises OSError.
+
+    That is BlockingIOError while another process has the lock, which ends with that process.
+    """
+    while True:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise
+        except OSError:
+            return descriptor
+        if os.fstat(descriptor).st_nlink:
+            return descriptor
+        os.close(descriptor)  # whoever had it has removed it meanwhile
 
 
 def _unwritable(output: Path, error: OSError) -> RequestError:
