@@ -50,6 +50,14 @@ from triforce.errors import ModelError
         ("chat a b", "there is no place for b, which is more than triforce chat takes; see triforce chat --help"),
         ("serve --port abc", "argument --port: 'abc' is not a whole number; see"),
         ("generate x --temperature warm", "argument --temperature: 'warm' is not a number; see"),
+        ("train-draft -o d --minutes 5m", "argument --minutes: '5m' is not a number of minutes; see"),
+        ("bench speed --minutes half", "argument --minutes: 'half' is not a number of minutes; see"),
+        (
+            "models list --json",
+            "--json is not an option of triforce models list; it is one of generate, explain, "
+            "bench speed, bench lossless, ",
+        ),
+        ("info --repeats 3", "--repeats is not an option of triforce info; it is one of bench speed, "),
         ("generate -m a b c", "there are two models, 'b' and -m 'a'; leave one out"),
         ("generate -m a -p b c", "there are two prompts, 'c' and -p 'b'; leave one out"),
         ("chat -m a b", "there are two models"),

@@ -5,19 +5,19 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from typing import Any, NoReturn
 
 from triforce.cli import habits
-from triforce.cli.options import STANDARD, path, path_or_standard
+from triforce.cli.options import STANDARD, minutes, path, path_or_standard
 from triforce.errors import suggest
 
 DASHES = "\u2010\u2011\u2012\u2013\u2014\u2212"
 """Dashes that stand where `--` was typed."""
 QUOTES = "a PROMPT of several words is one argument, in quotes"
 NUMBER = re.compile(r"[\d.]+")
-NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number"}
+NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number", minutes: "a number of minutes"}
 """Types of numbers, in words."""
 
 
@@ -150,8 +150,16 @@ class Parser(argparse.ArgumentParser):
 
     def owners(self, option: str) -> str:
         """Return which commands have an option, to stand behind a command that has not; nothing where none has it."""
-        names = [name for name, parser in self.commands.items() if option in parser._option_string_actions]
+        names = [name for name, parser in self._leaves() if option in parser._option_string_actions]
         return f"; it is one of {', '.join(names)}" if names and len(option) > 2 else ""
+
+    def _leaves(self) -> Iterator[tuple[str, Parser]]:
+        """Yield the names, of one word or two, and the parsers of all commands that do something."""
+        for name, parser in self.commands.items():
+            if parser.commands:
+                yield from ((f"{name} {part}", leaf) for part, leaf in parser._leaves())
+            else:
+                yield name, parser
 
     @property
     def commands(self) -> dict[str, Parser]:
