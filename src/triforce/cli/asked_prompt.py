@@ -42,13 +42,6 @@ def names_model(argument: str) -> bool:
     return argument.startswith(PATHS) or argument.endswith(".gguf") or _is_hub_name(argument)
 
 
-def is_model(argument: str) -> bool:
-    """Whether an argument can be nothing but a model: a GGUF file by its name, a name of ours, or what exists."""
-    from triforce.checkpoint.model_sources import KNOWN
-
-    return argument.endswith(".gguf") or argument in KNOWN or os.path.exists(os.path.expanduser(argument))
-
-
 def is_word(argument: str) -> bool:
     """Whether an argument may be a model's name as well as a text: a word without a slash."""
     from triforce.checkpoint.hub import HUB_NAME
@@ -110,6 +103,9 @@ def asked_of(options: Namespace) -> AskedPrompt:
 
 def _taken(model: str | None) -> str:
     """Return a remark on a MODEL that may have been meant as the prompt."""
-    if not model or is_model(model):
+    from triforce.checkpoint.model_sources import KNOWN
+
+    if not model or model in KNOWN or os.path.exists(os.path.expanduser(model)):
         return ""
-    return f" ({model!r} was taken for the MODEL; as the prompt: -p {shlex.quote(model)})"
+    missing = ", and there is no such file" if model.startswith(PATHS) or model.endswith(".gguf") else ""
+    return f" ({model!r} was taken for the MODEL{missing}; as the prompt: -p {shlex.quote(model)})"
