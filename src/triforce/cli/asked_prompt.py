@@ -9,6 +9,7 @@ from argparse import Namespace
 from typing import NamedTuple
 
 from triforce.cli.options import STANDARD
+from triforce.cli.streams import stdin_has_data
 from triforce.cli.text_files import read_document
 from triforce.distributed import spawn
 from triforce.errors import RequestError
@@ -66,9 +67,19 @@ class AskedPrompt(NamedTuple):
     word: str = ""
 
     def tell(self, options: Namespace) -> None:
-        """Say that a word was taken for the prompt, unless nothing is to be told or another process tells it."""
-        if self.word and not (getattr(options, "quiet", False) or spawn.MEETING in os.environ):
+        """Say that a word was taken for the prompt, and that stdin is not read though it has data.
+
+        Nothing is said where nothing is to be told, or another process tells it.
+        """
+        if getattr(options, "quiet", False) or spawn.MEETING in os.environ:
+            return
+        if self.word:
             told = f"{self.word!r} is taken for the PROMPT; for a model of that name: -m {self.word}"
+            print(told, file=sys.stderr, flush=True)
+        from_stdin = options.prompt is None and options.prompt_file in (None, STANDARD)
+        if not from_stdin and stdin_has_data():
+            source = "--prompt-file" if options.prompt is None else "a PROMPT"
+            told = f"stdin is not read, as {source} is given; leave that out, and stdin is the prompt"
             print(told, file=sys.stderr, flush=True)
 
 
