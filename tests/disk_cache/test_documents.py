@@ -87,6 +87,30 @@ def test_git_says_which_files_belong_to_repository(folder: Path) -> None:
     assert names(folder / "build") == ["made.txt"], "what is asked for by name is read"
 
 
+@pytest.mark.parametrize("place", ["cache", "src/cache", "."])
+def test_disk_cache_in_a_folder_is_none_of_its_texts(folder: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files change with each reading; texts beside them, and files of such names elsewhere, are texts."""
+    monkeypatch.setattr(documents, "MOST_BYTES", 100)
+    for name in ("secret", "src/state", "src/manifest"):
+        written(folder, name, "a text of the user's", 9)
+    before = names(folder)
+    if place == ".":
+        (folder / "secret").unlink()
+        before.remove("secret")
+        CacheFolder(folder.parent / "cache").close()
+        shutil.copytree(folder.parent / "cache", folder, dirs_exist_ok=True)
+        cache = folder
+    else:
+        CacheFolder(cache := folder / place).close()
+    (cache / f"{0:040}.kv").write_bytes(bytes(101))
+    for round in range(2):
+        (cache / "manifest").write_text(f"read {round} times")
+        left_out = LeftOut()
+        assert [file.name for file in files_of(folder, (), left_out)] == before and not left_out.told
+    written(folder, f"{place}/note.md", "a text of the user's", 99)
+    assert names(folder)[-1] == (Path(place) / "note.md").as_posix()
+
+
 @pytest.mark.parametrize("change", ["text", "new file", "gone"])
 def test_stamps_change_with_any_file(folder: Path, change: str) -> None:
     before = stamps(folder)

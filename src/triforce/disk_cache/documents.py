@@ -12,13 +12,14 @@ import os
 import re
 import stat
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from triforce.disk_cache.folder import CacheFolder
-from triforce.disk_cache.folder_checks import MANIFEST
+from triforce.disk_cache.folder_checks import MANIFEST, cache_files
 from triforce.errors import CacheError, RequestError
 from triforce.user_files import NotTextError, decode
 
@@ -78,14 +79,15 @@ Known = Sequence[tuple[str, str]]
 def stamps(folder: Path, left_out: LeftOut | None = None) -> dict[str, Stamp]:
     """Return the files of a folder that may be texts, by name. Whatever changes in them changes what is returned.
 
-    In a folder that git has, they are those that git has or would add; elsewhere all. Hidden files are left out, and
-    so are links, what is too large and what cannot be read, which `left_out` tells of. Raises RequestError.
+    In a folder that git has, they are those that git has or would add; elsewhere all. Hidden files and those of disk
+    caches are left out, and so are links, what is too large and what cannot be read, which `left_out` tells of. Raises
+    RequestError.
     """
     left_out = LeftOut() if left_out is None else left_out
     _require_folder(folder)
     root = folder.resolve()
     found = {}
-    for name in _names(folder, left_out):
+    for name in _outside_caches(list(_names(folder, left_out))):
         if any(part.startswith(".") for part in Path(name).parts):
             continue
         try:
@@ -182,6 +184,15 @@ def _names(folder: Path, left_out: LeftOut) -> Iterator[str]:
         links = [name for name in folders if os.path.islink(Path(where) / name)]
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         yield from ((Path(where) / name).relative_to(folder).as_posix() for name in (*names, *links))
+
+
+def _outside_caches(names: Collection[str]) -> Iterator[str]:
+    """Yield names of files but those of disk caches, which change with each text that is read."""
+    names_by_folder = defaultdict(set)
+    for name in names:
+        names_by_folder[Path(name).parent].add(Path(name).name)
+    caches = {folder: cache_files(held) for folder, held in names_by_folder.items()}
+    return (name for name in names if Path(name).name not in caches[Path(name).parent])
 
 
 def _read(folder: Path, name: str, left_out: LeftOut) -> TextFile | None:

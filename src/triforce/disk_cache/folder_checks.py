@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -38,6 +38,13 @@ _OWN = re.compile(
     rf"[0-9a-f]{{{NAME_DIGITS}}}{re.escape(SUFFIX)}|{SECRET}|{STATE}|{MANIFEST}|.*{re.escape(PARTIAL)}", re.S
 )
 """Names of files that are made here."""
+
+
+def cache_files(names: Collection[str]) -> set[str]:
+    """Return which of the names of all files of a folder are a disk cache's; none where the folder is no disk cache."""
+    return set(filter(_OWN.fullmatch, names)) if {SECRET, STATE} <= set(names) else set()
+
+
 EXISTS = "name a folder, not a link, in one that exists"
 YOURS = "name a folder of yours, or a new one in one that you may write to"
 

@@ -7,12 +7,14 @@ however, can be taken up: what was answered is not asked again, and what was ref
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
+import os
 import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -167,10 +169,11 @@ def compare(earlier: EarlierAnswers, source: BinaryIO, model: str) -> Comparison
     return Comparison(frozenset(stale), undigested_count, unanswered_count)
 
 
-def _lines(output: Path) -> tuple[dict[Name, bytes], bool]:
+def _lines(output: Path, with_refusals: bool = False) -> tuple[dict[Name, bytes], bool]:
     """Return the lines of an output that answer, by the names of what they answer, and whether it holds more.
 
-    Of several answers to one line the last one counts, in the place of the first. Raises RequestError.
+    Of several answers to one line the last one counts, in the place of the first. with_refusals: those count as
+    answers. Raises RequestError.
     """
     answers: dict[Name, bytes | None] = {}
     count = 0
@@ -183,7 +186,7 @@ def _lines(output: Path) -> tuple[dict[Name, bytes], bool]:
                     break
                 count += 1
                 name, is_answer = _answer(line)
-                answers[name] = line if is_answer else None
+                answers[name] = line if is_answer or with_refusals else None
     except OSError as error:
         raise _unwritable(output, error) from error
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -192,6 +195,52 @@ def _lines(output: Path) -> tuple[dict[Name, bytes], bool]:
         raise RequestError(f"{output} holds something else than answers of a batch; {ANOTHER}")
     lines = {name: line for name, line in answers.items() if line}
     return lines, bool(torn) or len(lines) < count
+
+
+@contextmanager
+def sole_writer(output: Path | None) -> Iterator[None]:
+    """Hold an output against other batches. Raises RequestError where one of them writes it.
+
+    What is locked is a file beside it, as the output itself is replaced. Where none can be made, nothing is held.
+    """
+    if output is None or (output.exists() and not output.is_file()):
+        yield
+        return
+    place = Path(os.path.realpath(output))
+    lock = place.with_name(f"{place.name}.lock")
+    descriptor = None
+    try:
+        descriptor = _locked(lock)
+    except BlockingIOError as error:
+        raise RequestError(f"{output} is being written by another triforce batch; wait for it, or {ANOTHER}") from error
+    except OSError:  # nothing new can be made in the folder
+        pass
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            with suppress(OSError):
+                lock.unlink()
+            os.close(descriptor)
+
+
+def _locked(lock: Path) -> int:
+    """Return a descriptor of a file that is made and locked, if its file system has locks. Raises OSError.
+
+    That is BlockingIOError while another process has the lock, which ends with that process.
+    """
+    while True:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise
+        except OSError:
+            return descriptor
+        if os.fstat(descriptor).st_nlink:
+            return descriptor
+        os.close(descriptor)  # whoever had it has removed it meanwhile
 
 
 def _unwritable(output: Path, error: OSError) -> RequestError:
@@ -246,12 +295,12 @@ class Answers(AbstractContextManager["Answers"]):
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Close the file. New answers in place of earlier ones move to the places of these."""
+        """Close the file. New answers and refusals in place of earlier answers move to the places of these."""
         if self._path:
             with suppress(OSError):  # each answer was written at once, or that has failed
                 self._file.close()
                 if self._stale:
-                    _rewrite(self._path)
+                    _rewrite(self._path, with_refusals=True)
 
     def missing(self, source: BinaryIO) -> Iterator[BatchLine]:
         """Yield the lines that have no answer yet, or a stale one, and count the others."""
@@ -286,9 +335,9 @@ class Answers(AbstractContextManager["Answers"]):
         self._on_line()
 
 
-def _rewrite(path: Path) -> None:
-    """Leave the answers in a file, each once, and nothing else. Raises OSError."""
-    lines, _ = _lines(path)
+def _rewrite(path: Path, with_refusals: bool = False) -> None:
+    """Leave the answers in a file, each once, and nothing else. with_refusals: those stay, too. Raises OSError."""
+    lines, _ = _lines(path, with_refusals)
     with whole_file(path) as partial:
         partial.write_bytes(b"".join(lines.values()))
 
