@@ -41,15 +41,15 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """Return how many tokens two texts have in common at their start."""
     a = list(a)
     b = list(b)
-    same = 0
-    most = min(len(a), len(b))
-    while same < most:  # slices are compared at once, and halved where they differ
-        middle = (same + most + 1) // 2
-        if a[same:middle] == b[same:middle]:
-            same = middle
+    shared_length = 0
+    upper_bound = min(len(a), len(b))
+    while shared_length < upper_bound:  # slices are compared at once, and halved where they differ
+        middle = (shared_length + upper_bound + 1) // 2
+        if a[shared_length:middle] == b[shared_length:middle]:
+            shared_length = middle
         else:
-            most = middle - 1
-    return same
+            upper_bound = middle - 1
+    return shared_length
 
 
 @cache

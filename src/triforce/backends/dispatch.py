@@ -37,55 +37,55 @@ from triforce.model.weights import Weights
 VARIABLE = "TRIFORCE_KERNELS"
 
 
-def load(wanted: str) -> tuple[ModuleType | None, str]:
-    """The extension, or None and why there is none. Raises TriforceError if `wanted` cannot be had; "" is the best."""
-    if wanted in ("torch", "triton"):
+def load(requested: str) -> tuple[ModuleType | None, str]:
+    """The extension, or None and why there is none. Raises TriforceError if `requested` cannot be had; "" is the best."""
+    if requested in ("torch", "triton"):
         return None, ""
     try:
         from triforce.backends.cpu import _native
     except ImportError as error:
         reason = f"they were not built; installing triforce where there is a C++ compiler builds them ({error})"
-        if wanted:
-            raise TriforceError(f"{VARIABLE}={wanted} asks for native kernels, but {reason}") from error
+        if requested:
+            raise TriforceError(f"{VARIABLE}={requested} asks for native kernels, but {reason}") from error
         return None, reason
     try:
-        if wanted:
-            _native.use(wanted)
+        if requested:
+            _native.use(requested)
     except ValueError as error:
-        raise TriforceError(f"{VARIABLE}={wanted}: {error}. There are also torch and triton") from error
+        raise TriforceError(f"{VARIABLE}={requested}: {error}. There are also torch and triton") from error
     return _native, ""
 
 
-def suits_triton(wanted: str, device: torch.device) -> bool:
+def suits_triton(requested: str, device: torch.device) -> bool:
     """Whether Triton's kernels are to be used on a device.
 
     Raises TriforceError where they were asked for by name and cannot be had.
     """
-    if wanted != "triton" and (wanted or device.type != "cuda"):
+    if requested != "triton" and (requested or device.type != "cuda"):
         return False
     if not _installed():
-        if wanted:
-            raise TriforceError(f"{VARIABLE}={wanted}, but Triton is not installed; pip install 'triforce[gpu]'")
+        if requested:
+            raise TriforceError(f"{VARIABLE}={requested}, but Triton is not installed; pip install 'triforce[gpu]'")
         return False
     if device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1":
         return True
     raise TriforceError(
-        f"{VARIABLE}={wanted}, but these kernels are for CUDA devices and this is {device}. Leave {VARIABLE} out, name "
-        "a CUDA device, or set TRITON_INTERPRET=1 to have Triton interpret them, which is for tests and very slow"
+        f"{VARIABLE}={requested}, but these kernels are for CUDA devices and this is {device}. Leave {VARIABLE} out, "
+        "name a CUDA device, or set TRITON_INTERPRET=1 to have Triton interpret them, which is for tests and very slow"
     )
 
 
 @contextmanager
 def torch_alone() -> Iterator[None]:
     """Let torch compute with what is made meanwhile: the path that other kernels are compared with."""
-    global native, wanted
-    before = native, wanted
+    global native, requested
+    saved_kernels = native, requested
     native = None
-    wanted = "torch"
+    requested = "torch"
     try:
         yield
     finally:
-        native, wanted = before
+        native, requested = saved_kernels
 
 
 def usable_cpus() -> int:
@@ -117,8 +117,8 @@ def _installed() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-wanted = os.environ.get(VARIABLE, "")
-native, missing = load(wanted)
+requested = os.environ.get(VARIABLE, "")
+native, missing = load(requested)
 """`missing` says why there is none, to a user who has not asked for that."""
 
 
@@ -131,8 +131,8 @@ def claim_threads(config: ModelConfig, dtype: torch.dtype, device: torch.device)
     What is left for torch is small, and its threads spin on the cores that ours need, or wait for those others use.
     Elsewhere torch keeps to what control groups grant, of which it knows nothing.
     """
-    most = 1 if suits_native(config.head_dim, dtype, device) else usable_cpus()
-    torch.set_num_threads(min(torch.get_num_threads(), most))
+    thread_limit = 1 if suits_native(config.head_dim, dtype, device) else usable_cpus()
+    torch.set_num_threads(min(torch.get_num_threads(), thread_limit))
 
 
 def keeps_packed(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
@@ -200,17 +200,17 @@ def memory(
 
 def require_offload(config: ModelConfig, dtype: torch.dtype, device: Device, kind: str) -> None:
     """Raises RequestError where no kernels read KV from a store of this kind, `host` or `file`."""
-    host = argument("kv_offload", "host")
-    none = argument("kv_offload", "none")
+    host_option = argument("kv_offload", "host")
+    none_option = argument("kv_offload", "none")
     if layered(config, dtype, device):
         if kind == "file":
-            raise RequestError(f"a GPU reads KV from the host's memory, not from a file; use {host}")
+            raise RequestError(f"a GPU reads KV from the host's memory, not from a file; use {host_option}")
     elif torch.device(device).type != "cpu" and not config.architecture.plain:
-        raise RequestError(f"KV of this family cannot be offloaded on a GPU yet; use {none}")
+        raise RequestError(f"KV of this family cannot be offloaded on a GPU yet; use {none_option}")
     elif torch.device(device).type != "cpu":
-        raise RequestError(f"KV offload on a GPU needs Triton; pip install 'triforce[gpu]', or use {none}")
+        raise RequestError(f"KV offload on a GPU needs Triton; pip install 'triforce[gpu]', or use {none_option}")
     elif not suits_native(config.head_dim, dtype, torch.device(device)):
-        raise RequestError(f"KV offload needs native kernels, but {_why_not_native()}; use {none}")
+        raise RequestError(f"KV offload needs native kernels, but {_why_not_native()}; use {none_option}")
 
 
 def layered(config: ModelConfig, dtype: torch.dtype, device: Device) -> bool:
@@ -220,7 +220,12 @@ def layered(config: ModelConfig, dtype: torch.dtype, device: Device) -> bool:
 
 
 def offloaded(
-    config: ModelConfig, pages: int, dtype: torch.dtype, device: Device, room: OffloadLayout, window_pages: int = 0
+    config: ModelConfig,
+    pages: int,
+    dtype: torch.dtype,
+    device: Device,
+    offload_layout: OffloadLayout,
+    window_pages: int = 0,
 ) -> OffloadedKVBackend:
     """KV memory of so many pages in a store. Raises CacheError where even what stays of it does not fit.
 
@@ -229,10 +234,10 @@ def offloaded(
     if layered(config, dtype, device):
         from triforce.backends.cuda.offload.kv import TritonOffloadedKV
 
-        return TritonOffloadedKV(config, pages, dtype, device, room)
+        return TritonOffloadedKV(config, pages, dtype, device, offload_layout)
     from triforce.backends.cpu.offload import NativeOffloadedKV
 
-    return NativeOffloadedKV(config, pages, dtype, room, window_pages)
+    return NativeOffloadedKV(config, pages, dtype, offload_layout, window_pages)
 
 
 def fused_draft_with(model: ModelBackend, kv: KVBackend, width: int) -> FusedDraft | None:
@@ -249,7 +254,7 @@ def fused_draft_with(model: ModelBackend, kv: KVBackend, width: int) -> FusedDra
     if _by_triton(model) and _by_triton(kv):
         from triforce.backends.cuda import model as cuda_model
 
-        return cuda_model.of(model, kv, width)
+        return cuda_model.fused_draft_for(model, kv, width)
     return None
 
 
@@ -277,10 +282,10 @@ def best(scores_GN: Tensor, candidates: range, picks: int) -> Tensor:
         ids_GP = torch.empty(len(scores_GN), picks, dtype=torch.long)
         native.topk(scores_GN.contiguous(), candidates.start, candidates.stop, ids_GP)
         return ids_GP
-    if scores_GN.dtype == torch.float32 and suits_triton(wanted, scores_GN.device):
+    if scores_GN.dtype == torch.float32 and suits_triton(requested, scores_GN.device):
         from triforce.backends.cuda.triton import topk
 
-        if len(candidates) <= topk.MOST:
+        if len(candidates) <= topk.MAX_CANDIDATES:
             with current(scores_GN.device):
                 return topk.best(scores_GN, candidates, picks)
     among_GN = scores_GN[:, candidates.start : candidates.stop]
@@ -340,5 +345,5 @@ def _suits_triton(config: ModelConfig, dtype: torch.dtype, device: torch.device)
     fits = config.head_dim % 2 == 0 and config.head_dim <= 256
     if config.kv_int8 and device.type == "cuda":  # older ones multiply no integers, nor have they bfloat16
         fits = fits and torch.cuda.get_device_capability(device) >= (8, 0)
-    known = dtype in (torch.bfloat16, torch.float16, torch.float32) and config.architecture.plain
-    return fits and known and suits_triton(wanted, device)
+    is_supported = dtype in (torch.bfloat16, torch.float16, torch.float32) and config.architecture.plain
+    return fits and is_supported and suits_triton(requested, device)

@@ -37,13 +37,13 @@ def pages_for(tokens: int) -> int:
 
 
 class Search(NamedTuple):
-    """Search of row b's units [first[b], last[b]): its queries need see only the nearest `picks[b]`.
+    """Search of row b's units [start[b], stop[b]): its queries need see only the nearest `picks[b]`.
 
     It may be an estimate that says which they are, and a memory may show all of them.
     """
 
-    first: list[int]
-    last: list[int]
+    start: list[int]
+    stop: list[int]
     picks: list[int]
 
 
@@ -83,7 +83,7 @@ class ForwardBatch:
     observe: bool = False
     """Whether rotated queries are returned, and with `return_mass`, if there is but one view, their attention mass."""
     return_mass: bool = False
-    least: tuple[int, int] = (1, 1)
+    min_shape: tuple[int, int] = (1, 1)
     """Rows and tokens a row that a memory whose bits depend on the shape of a pass is to pad it to, at least."""
     exact: bool = False
     """Whether each row's keys before its own are committed: where some memory is offloaded, they may leave."""
@@ -98,11 +98,11 @@ class ForwardBatch:
 
     def lists(self) -> list[PageTable]:
         """Return the page table of each layer."""
-        found: list[PageTable] = []
+        layer_tables: list[PageTable] = []
         for layers, lists in self.views:
-            each = lists.units if lists.units.ndim == 4 else [lists.units] * layers
-            found += [replace(lists, units=units) for units in each]
-        return found
+            units_by_layer = lists.units if lists.units.ndim == 4 else [lists.units] * layers
+            layer_tables += [replace(lists, units=units) for units in units_by_layer]
+        return layer_tables
 
 
 class ForwardOutput(NamedTuple):
@@ -148,7 +148,7 @@ class KVBackend(Protocol):
     def read(self, layer: int, slots_N: Tensor) -> KeysValues:
         """K and V of slots, each (G, N, D)."""
 
-    def view(self, layer: int, first: int, count: int) -> KeysValues:
+    def view(self, layer: int, first_slot: int, count: int) -> KeysValues:
         """K and V of consecutive slots, each (G, N, D); not to be written to, and without a copy where possible."""
 
 

@@ -29,7 +29,7 @@ def kv_name(config: ModelConfig, dtype: torch.dtype) -> str:
     return str(kv_dtype(config, dtype)).removeprefix("torch.")
 
 
-def rotated_together(config: ModelConfig) -> int:
+def hadamard_size_of(config: ModelConfig) -> int:
     """Return how many channels of a head are rotated together; 1 where heads are not rotated."""
     return block_of(config.head_dim) if config.rotates_heads else 1
 
@@ -70,8 +70,8 @@ def rotated_head(x_D: Tensor) -> Tensor:
     before, and mixed values are rotated back by the same. It has the bits of the native kernels'.
     """
     x_D, size = x_D.float(), block_of(x_D.shape[-1])
-    for apart in (2**n for n in range(size.bit_length() - 1)):
-        a, b = x_D.reshape(*x_D.shape[:-1], x_D.shape[-1] // (2 * apart), 2, apart).unbind(-2)
+    for distance in (2**n for n in range(size.bit_length() - 1)):
+        a, b = x_D.reshape(*x_D.shape[:-1], x_D.shape[-1] // (2 * distance), 2, distance).unbind(-2)
         x_D = torch.stack([a + b, a - b], -2).flatten(-3)
     return x_D * (1 / sqrt(size))
 

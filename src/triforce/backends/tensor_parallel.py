@@ -31,7 +31,7 @@ class ShardedModel:
         self._part = part
         self._ranks = ranks
         self._forward = forward
-        self.blocks = [ShardedLayer(each, ranks, dtype) for each in part.blocks]
+        self.blocks = [ShardedLayer(layer, ranks, dtype) for layer in part.blocks]
         self.width_independent = part.width_independent and ranks.exact
         self._ends = [*accumulate(spans(config.vocab_size, ranks.count))][:-1]
 
@@ -45,14 +45,14 @@ class ShardedModel:
         """Return the rows of these tokens in the head: float32 (N, C)."""
         return self._rows(self._part.head_rows, ids_N)
 
-    def _rows(self, of: Callable[[Tensor], Tensor], ids_N: Tensor) -> Tensor:
+    def _rows(self, lookup: Callable[[Tensor], Tensor], ids_N: Tensor) -> Tensor:
         """Return (N, C) of all ranks' tokens. Each brings rows of its own, and of others whatever it has."""
         N = len(ids_N)
         C = self.config.hidden_size
         V = self.config.vocab_size
-        mine = span(V, self._ranks)
-        some_NC = of(ids_N.clamp(mine.start, mine.stop - 1) - mine.start)
-        x_NRC = self._ranks.gather(some_NC, self._ranks.count * C).view(N, -1, C)
+        rank_span = span(V, self._ranks)
+        rank_NC = lookup(ids_N.clamp(rank_span.start, rank_span.stop - 1) - rank_span.start)
+        x_NRC = self._ranks.gather(rank_NC, self._ranks.count * C).view(N, -1, C)
         # Numbers, not a tensor: a graph cannot take that to the device.
         owners_N = sum((ids_N >= end for end in self._ends), torch.zeros_like(ids_N))
         return x_NRC[torch.arange(N, device=ids_N.device), owners_N]

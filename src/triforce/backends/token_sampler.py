@@ -42,7 +42,7 @@ def sampling(
     unrestricted: TokenSampler
     device = torch.device(device)
     fused = not isinstance(coupling, BlockRejection)
-    if fused and dispatch.suits_triton(dispatch.wanted, device):
+    if fused and dispatch.suits_triton(dispatch.requested, device):
         from triforce.backends.cuda.sampler import TritonSampling
 
         unrestricted = TritonSampling(params, prompt_lengths, vocab_size, coupling, device)
@@ -56,7 +56,7 @@ def sampling(
 def make_noise(seeds: Sequence[int], choices: Sequence[int], device: torch.device | str = "cpu") -> Noise:
     """The noise of a batch (see `sampling.Noise`), as the kernels for this device make it."""
     device = torch.device(device)
-    if dispatch.suits_triton(dispatch.wanted, device):
+    if dispatch.suits_triton(dispatch.requested, device):
         from triforce.backends.cuda.sampler import TritonNoise
 
         return TritonNoise(seeds, choices, device)

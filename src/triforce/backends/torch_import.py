@@ -28,7 +28,7 @@ def import_torch() -> None:
 
 def _clear_frames() -> None:
     """Clear frames of functions of torch that have ended."""
-    for frame in [found for found in gc.get_objects() if type(found) is FrameType]:
+    for frame in [tracked for tracked in gc.get_objects() if type(tracked) is FrameType]:
         if str(frame.f_globals.get("__name__", "")).startswith("torch"):
             with suppress(RuntimeError):  # it runs: torch is imported from there
                 frame.clear()

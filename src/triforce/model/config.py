@@ -185,9 +185,9 @@ class ModelConfig:
             inner = parts.dense_size
             of_experts = parts.experts.count * parts.experts.corrected
             of_experts += parts.experts.count * (1 + 2 * self.intermediate_size + C) * parts.experts.biases
-        behind = self.layers * vectors + (self.layers - parts.dense_layers) * of_experts
-        behind += dense * (2 * inner + C) * parts.mlp_bias
-        return self.matrix_weights + self.vocab_size * C * (not self.tied) + behind + C
+        other_weights = self.layers * vectors + (self.layers - parts.dense_layers) * of_experts
+        other_weights += dense * (2 * inner + C) * parts.mlp_bias
+        return self.matrix_weights + self.vocab_size * C * (not self.tied) + other_weights + C
 
     @property
     def matrix_weights(self) -> int:
@@ -219,10 +219,10 @@ class ModelConfig:
         """Tokens that a query sees in each layer; 0: all before it, too."""
         return [kind.window for kind in self.architecture.kinds[: self.layers]] or [0] * self.layers
 
-    def kv_read(self, seen: int) -> int:
+    def kv_read(self, visible_tokens: int) -> int:
         """Numbers of KV that a token reads which sees so many others: layers with a window read no more than that."""
         of_layer = self.kv_size // self.layers
-        return sum(of_layer * min(seen, window or seen) for window in self.windows)
+        return sum(of_layer * min(visible_tokens, window or visible_tokens) for window in self.windows)
 
     @property
     def kv_size(self) -> int:

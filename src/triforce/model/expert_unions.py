@@ -14,7 +14,7 @@ from triforce.model.config import Experts
 SAMPLED = 8
 """Tokens of a pass, its first ones, whose experts are counted: as in csrc/experts.hpp."""
 SPREADS_S = np.linspace(1.0, 0.0, 51)
-KEPT = 0.98
+DECAY = 0.98
 """What a pass leaves of the weight of earlier ones: texts differ, and a pass has all layers."""
 
 
@@ -32,12 +32,12 @@ class ExpertUnions:
 
     def __init__(self, experts: Experts) -> None:
         self.experts = experts
-        self._off_S = np.zeros(len(SPREADS_S))
+        self._errors_S = np.zeros(len(SPREADS_S))
 
     @property
     def spread(self) -> float:
         """The power that fits best; 1, of a router to which all are alike, where nothing was seen."""
-        return float(SPREADS_S[self._off_S.argmin()])
+        return float(SPREADS_S[self._errors_S.argmin()])
 
     def times(self, width: Any, rows: Any = 1) -> Any:
         """Return the experts that a pass of so many tokens of each row reads, in so many times those of one token."""
@@ -47,4 +47,4 @@ class ExpertUnions:
         """Note how many experts so many tokens of a text have read, in the mean of some layers."""
         if width > 1:
             expected_S = experts_touched(self.experts, width**SPREADS_S)
-            self._off_S = KEPT * self._off_S + np.log(touched / expected_S) ** 2
+            self._errors_S = DECAY * self._errors_S + np.log(touched / expected_S) ** 2

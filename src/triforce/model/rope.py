@@ -43,7 +43,9 @@ class Rope:
         The angles are those of transformers. Their cos and sin are taken in float64, as a float32 function may round
         a value differently by where it stands in the tensor.
         """
-        inv_freq_F, scale_F = (each[rotation].to(positions.device) for each in (self.inv_freq_RF, self._scales_RF))
+        inv_freq_F, scale_F = (
+            by_rotation_RF[rotation].to(positions.device) for by_rotation_RF in (self.inv_freq_RF, self._scales_RF)
+        )
         angles = (positions[..., None].float() * inv_freq_F).double()
         return (angles.cos() * scale_F).float(), (angles.sin() * scale_F).float()
 
@@ -61,17 +63,17 @@ class Rope:
     def _fill(self, block: int) -> None:
         start = block * BLOCK
         end = (block + 1) * BLOCK
-        if (room := len(self.tables_SF[0])) < end:
+        if (capacity := len(self.tables_SF[0])) < end:
             larger = [torch.empty(max(RESERVED, 2 * end), self.inv_freq_RF.numel()) for _ in range(2)]
             for old, new in zip(self.tables_SF, larger, strict=True):
-                new[:room] = old
+                new[:capacity] = old
             self.tables_SF = larger[0], larger[1]
         F = self.inv_freq_RF.shape[1]
         for rotation in range(len(self.inv_freq_RF)):
             columns = slice(rotation * F, (rotation + 1) * F)
             values = self.cos_sin(torch.arange(start, end), rotation)
-            for table_SF, each_SF in zip(self.tables_SF, values, strict=True):
-                table_SF[start:end, columns] = each_SF
+            for table_SF, values_SF in zip(self.tables_SF, values, strict=True):
+                table_SF[start:end, columns] = values_SF
         self._blocks.add(block)
         while self.covered // BLOCK in self._blocks:
             self.covered += BLOCK

@@ -56,15 +56,15 @@ class QuantizedWeight:
 
     def part(self, outputs: slice | Tensor, inputs: slice = slice(None)) -> QuantizedWeight:
         """Return some of its outputs and inputs. Raises RequestError where these are no whole blocks."""
-        first, last, _ = inputs.indices(self.inputs)
-        if first % self.block or last % self.block:
+        start, stop, _ = inputs.indices(self.inputs)
+        if start % self.block or stop % self.block:
             raise RequestError(
                 f"weights of type {self.kind} are in blocks of {self.block} inputs, and a process's share of "
-                f"{self.inputs} would be {first} to {last}; leave out --tp-all-reduce, or take a file of other types"
+                f"{self.inputs} would be {start} to {stop}; leave out --tp-all-reduce, or take a file of other types"
             )
         size = self.blocks.shape[1]
-        columns = slice(first * size // self.inputs, last * size // self.inputs)
-        return replace(self, blocks=self.blocks[outputs, columns].contiguous(), inputs=last - first)
+        columns = slice(start * size // self.inputs, stop * size // self.inputs)
+        return replace(self, blocks=self.blocks[outputs, columns].contiguous(), inputs=stop - start)
 
 
 Matrix = Tensor | QuantizedWeight
@@ -153,8 +153,10 @@ class Weights:
     @property
     def attention_sink_logits_LH(self) -> Tensor | None:
         """The sink logits of all layers, float32 (L, H), if the family has any."""
-        each = [layer.attention_sink_logits_H for layer in self.layers if layer.attention_sink_logits_H is not None]
-        return torch.stack(each) if each else None
+        logits_by_layer = [
+            layer.attention_sink_logits_H for layer in self.layers if layer.attention_sink_logits_H is not None
+        ]
+        return torch.stack(logits_by_layer) if logits_by_layer else None
 
     def tensors(self) -> Iterator[Matrix]:
         """Every weight once, in a fixed order."""

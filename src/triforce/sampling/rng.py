@@ -81,16 +81,20 @@ class Noise:
         """
         if positions_BJ.device.type != "cpu":  # cheaper to make again than to ask the device which are known
             rows_BJ = torch.arange(len(positions_BJ), device=positions_BJ.device)[:, None].expand_as(positions_BJ)
-            fresh_NV = self._exponentials(rows_BJ.flatten(), positions_BJ.flatten(), vocab_size)
-            return fresh_NV.reshape(*positions_BJ.shape, vocab_size)
-        wanted = [(b, p, vocab_size) for b, row in enumerate(positions_BJ.tolist()) for p in row]
-        missing = [key for key in dict.fromkeys(wanted) if key not in self.recent]
+            new_NV = self._exponentials(rows_BJ.flatten(), positions_BJ.flatten(), vocab_size)
+            return new_NV.reshape(*positions_BJ.shape, vocab_size)
+        requested_keys = [(b, p, vocab_size) for b, row in enumerate(positions_BJ.tolist()) for p in row]
+        missing = [key for key in dict.fromkeys(requested_keys) if key not in self.recent]
         if missing:
             self._make(missing)
-        found = torch.cat([self.recent[key] for key in wanted]) if wanted else torch.empty(0, dtype=torch.float64)
+        exponentials_NV = (
+            torch.cat([self.recent[key] for key in requested_keys])
+            if requested_keys
+            else torch.empty(0, dtype=torch.float64)
+        )
         for key in list(self.recent)[: max(0, len(self.recent) - _REMEMBERED * self.draws.shape[1])]:  # the oldest ones
             del self.recent[key]
-        return found.view(*positions_BJ.shape, vocab_size)
+        return exponentials_NV.view(*positions_BJ.shape, vocab_size)
 
     def uniforms(self, tier: int, n: int, used_B: Ints) -> Tensor:
         """Return the next n uniforms of each row for a tier: float64 in [0, 1), (B, n), by (seed, choice, tier, draw).

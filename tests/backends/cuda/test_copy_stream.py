@@ -64,21 +64,21 @@ class Watch:
             self.touch(LANE, [source], writes=False)
             to.copy_(source)
 
-    def reached(self) -> Clock:
+    def record_copy(self) -> Clock:
         return self.clocks[LANE]
 
-    def computed(self) -> Clock:
+    def record_compute(self) -> Clock:
         return self.clocks[MAIN]
 
-    def after(self, mark: Clock | None) -> None:
-        self._wait(LANE, mark)
+    def copy_after(self, event: Clock | None) -> None:
+        self._wait(LANE, event)
 
-    def hold(self, mark: Clock | None) -> None:
-        self._wait(MAIN, mark)
+    def compute_after(self, event: Clock | None) -> None:
+        self._wait(MAIN, event)
 
-    def _wait(self, queue: int, mark: Clock | None) -> None:
-        if mark:
-            self.clocks[queue] = tuple(map(max, self.clocks[queue], mark))  # type: ignore[assignment]
+    def _wait(self, queue: int, event: Clock | None) -> None:
+        if event:
+            self.clocks[queue] = tuple(map(max, self.clocks[queue], event))  # type: ignore[assignment]
 
 
 @pytest.fixture

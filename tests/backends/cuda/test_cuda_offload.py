@@ -59,7 +59,7 @@ def plainly(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
     def decode(prompts: list[list[int]], temperature: float, tokens: int = 4) -> list[list[int]]:
         with monkeypatch.context() as patch:
             patch.setattr(backends_dispatch, "native", None)
-            patch.setattr(backends_dispatch, "wanted", "torch")
+            patch.setattr(backends_dispatch, "requested", "torch")
             return texts(folder, "ar", prompts, temperature, tokens)
 
     return decode
@@ -128,7 +128,7 @@ def test_offload_to_file_on_cuda_raises(folder: Path, by_name: None) -> None:
 
 def test_offload_without_triton_raises(needs: CudaKVSizing, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends_dispatch, "_installed", lambda: False)
-    monkeypatch.setattr(backends_dispatch, "wanted", "")
+    monkeypatch.setattr(backends_dispatch, "requested", "")
     with pytest.raises(RequestError, match="needs Triton"):
         dispatch.require_offload(needs.config, torch.bfloat16, "cuda", "host")
 

@@ -61,7 +61,7 @@ def of_ranks(folder: Path, mode: str, layers: int) -> list[list[int]]:
 def plainly(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     with monkeypatch.context() as patch:
         patch.setattr(dispatch, "native", None)
-        patch.setattr(dispatch, "wanted", "torch")
+        patch.setattr(dispatch, "requested", "torch")
         return text(folder, "ar")
 
 

@@ -184,7 +184,7 @@ def multiplying(kind: str) -> None:
 
 def others() -> None:
     """Selection of pages, noise, pages carried from the host, and the norm of Qwen3's queries."""
-    for pages in (pages_for(KEYS), topk.MOST):
+    for pages in (pages_for(KEYS), topk.MAX_CANDIDATES):
         topk.best(empty(8, pages), range(1, pages), BUDGET // PAGE)
     some = empty(3, dtype=torch.int64)
     rng.uniforms(some, some, some, 0, 9)

@@ -62,7 +62,7 @@ def replace_kernels(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(module, "write_and_attend", mixed)
     for name in ("norm", "swiglu"):
         patch.setattr(TritonLayer, name, staticmethod(getattr(plain_model, name)))
-    patch.setattr("triforce.backends.cuda.triton.topk.MOST", -1)  # so torch selects
+    patch.setattr("triforce.backends.cuda.triton.topk.MAX_CANDIDATES", -1)  # so torch selects
     patch.setattr("triforce.backends.dispatch.native", None)
-    patch.setattr("triforce.backends.dispatch.wanted", "triton")
+    patch.setattr("triforce.backends.dispatch.requested", "triton")
     patch.setenv("TRITON_INTERPRET", "1")  # or a CPU is refused, where a GPU is beside it

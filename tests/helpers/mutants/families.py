@@ -170,7 +170,7 @@ UNION_FAULTS: dict[str, tuple[str, tuple[str, str]]] = {
         "triforce.backends.torch.model:choose", ("torch.cat([ids[:, :chosen], shared], 1)", "ids[:, :chosen]"),
     ),
     "layers without experts count in the mean": (
-        "triforce.backends.torch.model:_layers", ("sum(each > 0 for each in touched)", "len(touched)"),
+        "triforce.backends.torch.model:_layers", ("sum(count > 0 for count in touched)", "len(touched)"),
     ),
     "shared experts are not priced": ("triforce.model.expert_unions:experts_touched", ("experts.shared + ", "")),
     "unions are not learnt": ("triforce.model.expert_unions:ExpertUnions.observe", ("if width > 1", "if width < 1")),
@@ -191,7 +191,7 @@ RANK_FAULTS: dict[str, tuple[str, str, str, tuple[str, str]]] = {
     ),
     "a rank norms rows of its own heads": (
         "olmo-2", "exact", f"{SHARD}:_of_rows", (
-            "ranks.gather(some_NQ, some_NQ.shape[1] * ranks.count)", "torch.cat([some_NQ] * ranks.count, 1)",
+            "ranks.gather(rank_NQ, rank_NQ.shape[1] * ranks.count)", "torch.cat([rank_NQ] * ranks.count, 1)",
         ),
     ),
     "what ranks give is added without its norm": (

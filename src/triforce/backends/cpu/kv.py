@@ -49,27 +49,31 @@ class NativeKV:
         self.native_pages = self._of_layers(window_pages, partial(self._in_memory, pages=pages))
         """Of each layer. Those with a window may have pages of their own, `window_pages` of them."""
 
-    def _of_layers(self, window_pages: int, others: Callable[[list[int]], list[_native.Pages]]) -> list[_native.Pages]:
-        """Return the pages of each layer. others: makes those of layers that have no pages of a window."""
+    def _of_layers(
+        self, window_pages: int, make_full_pages: Callable[[list[int]], list[_native.Pages]]
+    ) -> list[_native.Pages]:
+        """Return the pages of each layer. make_full_pages: makes those of layers that have no pages of a window."""
         windowed = [bool(window and window_pages) for window in self.config.windows]
-        full, apart = ([i for i, each in enumerate(windowed) if each == kind] for kind in (False, True))
-        return in_order(windowed, others(full), self._in_memory(apart, window_pages))
+        full_layers, windowed_layers = (
+            [i for i, has_window in enumerate(windowed) if has_window == kind] for kind in (False, True)
+        )
+        return in_order(windowed, make_full_pages(full_layers), self._in_memory(windowed_layers, window_pages))
 
     def _in_memory(self, layers: list[int], pages: int) -> list[_native.Pages]:
         """Make pages of some layers, so many of each."""
         config = self.config
-        more = dict[str, Any](head_dim=self.config.head_dim)
+        page_options = dict[str, Any](head_dim=self.config.head_dim)
         if not (config.kv_int8 and config.hadamard):
-            more["rotation"] = random_rotation(config.head_dim)
+            page_options["rotation"] = random_rotation(config.head_dim)
         if config.architecture.score_cap:
-            more["score_cap"] = config.architecture.score_cap
+            page_options["score_cap"] = config.architecture.score_cap
         if config.kv_int8:
-            more |= {"is_bf16": self.dtype == torch.bfloat16, "hadamard": config.hadamard}
+            page_options |= {"is_bf16": self.dtype == torch.bfloat16, "hadamard": config.hadamard}
         memory = self._allocated(len(layers), pages)
         if config.attention_sink_logits_LH is not None:
             for layer, parts in zip(layers, memory, strict=True):
                 parts["attention_sink_logits"] = config.attention_sink_logits_LH[layer]
-        return [_native.Pages(**parts, **more) for parts in memory]
+        return [_native.Pages(**parts, **page_options) for parts in memory]
 
     def _allocated(self, layers: int, pages: int) -> list[dict[str, Any]]:
         """Memory of so many layers, of so many pages each, by what it is."""
@@ -92,8 +96,8 @@ class NativeKV:
     def layer_attention(self, batch: ForwardBatch, width: int) -> LayerAttention:
         return self.attention_from(batch, width, 0)
 
-    def attention_from(self, batch: ForwardBatch, width: int, first: int) -> LayerAttention:
-        """Return what `layer_attention` does, of a batch whose views are of the layers from `first` on.
+    def attention_from(self, batch: ForwardBatch, width: int, first_layer: int) -> LayerAttention:
+        """Return what `layer_attention` does, of a batch whose views are of the layers from `first_layer` on.
 
         Each kernel gives a row the bits that it has in a pass of one call (`tests/backends/cpu/test_decoder.py`).
         """
@@ -103,8 +107,8 @@ class NativeKV:
         (cos, sin) = rotations(self.config.rope, batch, width)
         positions_N = torch.from_numpy(columns(ints(batch.positions), width).flatten())
         to_sinks_N = positions_N.clamp_max(lists.sinks + lists.window - 1)
-        slots_L = slots_of(self.config, lists_L, width, first)
-        attend = self.attend_of(batch, width, first)
+        slots_L = slots_of(self.config, lists_L, width, first_layer)
+        attend = self.attend_of(batch, width, first_layer)
         rotations_L = self.config.rotations
 
         def attention(layer: int, q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -112,7 +116,7 @@ class NativeKV:
             q_sinks_BTHD = torch.empty_like(rotated_BTHD) if lists.sinks and lists.window else None
             q_NQ, k_NP, v_NP = (x.flatten(2).flatten(0, 1) for x in (q_BTHD, k_BTGD, v_BTGD))
             self.native_pages[layer].rope_and_write(
-                q=q_NQ, k=k_NP, v=v_NP, cos=cos, sin=sin, positions=positions_N, slots=slots_L[layer - first],
+                q=q_NQ, k=k_NP, v=v_NP, cos=cos, sin=sin, positions=positions_N, slots=slots_L[layer - first_layer],
                 rotated=rotated_BTHD.flatten(0, 1), sink_positions=None if q_sinks_BTHD is None else to_sinks_N,
                 q_sinks=None if q_sinks_BTHD is None else q_sinks_BTHD.flatten(0, 1), rotation=rotations_L[layer],
             )  # fmt: skip
@@ -120,11 +124,11 @@ class NativeKV:
 
         return attention
 
-    def attend_of(self, batch: ForwardBatch, width: int, first: int) -> AttendRotated:
-        """Attention of the layers of a pass, from `first` on."""
+    def attend_of(self, batch: ForwardBatch, width: int, first_layer: int) -> AttendRotated:
+        """Attention of the layers of a pass, from `first_layer` on."""
         lists_L = batch.lists()
         return lambda layer, q_BTHD, q_sinks_BTHD: self._attend(
-            layer, q_BTHD, q_sinks_BTHD, lists_L[layer - first], batch.return_mass
+            layer, q_BTHD, q_sinks_BTHD, lists_L[layer - first_layer], batch.return_mass
         )
 
     def attend(self, layer: int, q_BTHD: Tensor, lists: PageTable) -> Tensor:
@@ -157,8 +161,8 @@ class NativeKV:
         self.native_pages[layer].read(slots_N, k_NGD, v_NGD)
         return k_NGD.transpose(0, 1), v_NGD.transpose(0, 1)
 
-    def view(self, layer: int, first: int, count: int) -> tuple[Tensor, Tensor]:
-        return self.read(layer, torch.arange(first, first + count))
+    def view(self, layer: int, first_slot: int, count: int) -> tuple[Tensor, Tensor]:
+        return self.read(layer, torch.arange(first_slot, first_slot + count))
 
 
 def rotations(rope: Rope, batch: ForwardBatch, T: int) -> tuple[Tensor, Tensor]:

@@ -94,8 +94,8 @@ def packing(part: str, *weights: Matrix | None) -> Iterator[None]:
 def require_finite(embedding_VC: QuantizedWeight) -> None:
     """Pack a table that stays in its file, some rows at a time, for the check of its scales. Raises ModelError."""
     with packing("the embedding", embedding_VC):
-        for first in range(0, len(embedding_VC), ROWS):
-            _native.Matrix(embedding_VC.part(slice(first, first + ROWS)))
+        for start_row in range(0, len(embedding_VC), ROWS):
+            _native.Matrix(embedding_VC.part(slice(start_row, start_row + ROWS)))
 
 
 def packed(make: Callable[[ModelConfig, Layer, int], L], config: ModelConfig, weights: Weights, bits: int) -> list[L]:
@@ -213,11 +213,11 @@ def experts(config: ModelConfig, layer: Layer, bits: int) -> _native.Experts:
     parts = config.architecture.experts
     assert parts is not None and layer.router_EC is not None
     projections = {
-        f"{part}_projs": [getattr(each, f"{part}_proj_{shape}") for each in layer.experts]
+        f"{part}_projs": [getattr(expert, f"{part}_proj_{shape}") for expert in layer.experts]
         for part, shape in (("gate", "IC"), ("up", "IC"), ("down", "CI"))
     }
     biases = {
-        f"{part}_biases": [getattr(each, f"{part}_bias_{shape}") for each in layer.experts]
+        f"{part}_biases": [getattr(expert, f"{part}_bias_{shape}") for expert in layer.experts]
         for part, shape in (("gate", "I"), ("up", "I"), ("down", "C"))
         if parts.biases
     }
@@ -250,9 +250,9 @@ class NativeLayerShard:
             layer.v_bias_P, q_norm, k_norm, head_dim=config.head_dim, eps=eps, bits=bits,
             query_scale=parts.query_scale / self._query_scale,
         )  # fmt: skip
-        whole = layer.q_norm_D, layer.k_norm_D, layer.attn_out_norm_C, layer.mlp_out_norm_C
+        norm_weights = layer.q_norm_D, layer.k_norm_D, layer.attn_out_norm_C, layer.mlp_out_norm_C
         self._q_norm, self._k_norm, self._attn_out_norm, self._mlp_out_norm = (
-            None if each is None else _native.Norm(each, eps=eps) for each in whole
+            None if norm_weight is None else _native.Norm(norm_weight, eps=eps) for norm_weight in norm_weights
         )
         self._out = Product(layer.o_proj_CQ, layer.o_bias_C, bits)
         self._mlp = ExpertsShard(config, layer, bits) if layer.experts else MlpShard(config, layer, bits)
@@ -316,13 +316,13 @@ class MlpShard:
 class ExpertsShard:
     def __init__(self, config: ModelConfig, layer: Layer, bits: int) -> None:
         parts = config.architecture.experts
-        first = layer.experts[0]
+        first_expert = layer.experts[0]
         assert parts is not None
         self._native = experts(config, layer, bits)
         self._per_row = parts.read
-        self._gated = len(first.gate_proj_IC)
-        self._dtype = first.gate_proj_IC.dtype
-        self._outputs, self._inputs = first.down_proj_CI.shape
+        self._gated = len(first_expert.gate_proj_IC)
+        self._dtype = first_expert.gate_proj_IC.dtype
+        self._outputs, self._inputs = first_expert.down_proj_CI.shape
 
     def __call__(self, x_NC: Tensor, ranks: TPGroup) -> tuple[Tensor, int]:
         """Return (N, some of C), and how many experts were touched: all of them at once, so ranks talk as of an MLP."""
@@ -336,8 +336,8 @@ class ExpertsShard:
 
 def _of_rows(x_NHD: Tensor, norm: _native.Norm, ranks: TPGroup) -> Tensor:
     """Norm the rows of all ranks' heads, (N, H, D) of this one's."""
-    some_NQ = x_NHD.flatten(1)
-    whole_NQ = ranks.gather(some_NQ, some_NQ.shape[1] * ranks.count)
+    rank_NQ = x_NHD.flatten(1)
+    whole_NQ = ranks.gather(rank_NQ, rank_NQ.shape[1] * ranks.count)
     norm.forward(whole_NQ)
     return whole_NQ[:, span(whole_NQ.shape[1], ranks)].contiguous().view(x_NHD.shape)
 
@@ -383,10 +383,10 @@ def parts(model: NativeModel, kv: NativeKV, ids_1T: Tensor, batch: ForwardBatch)
     layers, tokens = part_of_pass(config, batch.positions[0], T)
     for layer in range(0, config.layers, layers):
         stop = min(layer + layers, config.layers)
-        for first in range(0, T, tokens):
-            part = slice(first, min(first + tokens, T))
+        for first_token in range(0, T, tokens):
+            part = slice(first_token, min(first_token + tokens, T))
             experts = _forward_part(model, kv, ids_1T, batch, (layer, stop), part, x_1TC, states_S1TC)
-            touched += [(experts, stop - layer)] * (experts > 0 and first == 0)
+            touched += [(experts, stop - layer)] * (experts > 0 and first_token == 0)
             yield (layer * T + part.stop * (stop - layer)) // config.layers
     mean = sum(experts * count for experts, count in touched) / max(1, sum(count for _, count in touched))
     return ForwardOutput(torch.empty(1, 0, config.vocab_size), None, None, states_S1TC, mean)
@@ -406,21 +406,22 @@ def _forward_part(
 
     States behind these layers go to `states_S1TC`.
     """
-    first = part.start
+    first_token = part.start
     width = part.stop - part.start
-    here = replace(batch, positions=[batch.positions[0] + first])
-    views = [(count, replace(lists, starts=[lists.starts[0] + first])) for count, lists in batch.views]
-    kept = [i for i, behind in enumerate(batch.states) if layers[0] < behind <= layers[1]]
-    states_K1TC = torch.empty(len(kept), 1, width, model.config.hidden_size) if kept else None
-    cos, sin = rotations(model.config.rope, here, width)
+    part_batch = replace(batch, positions=[batch.positions[0] + first_token])
+    views = [(count, replace(lists, starts=[lists.starts[0] + first_token])) for count, lists in batch.views]
+    state_indices = [i for i, depth in enumerate(batch.states) if layers[0] < depth <= layers[1]]
+    states_K1TC = torch.empty(len(state_indices), 1, width, model.config.hidden_size) if state_indices else None
+    cos, sin = rotations(model.config.rope, part_batch, width)
     experts = model.decoder.forward(
-        memory=kv.native_pages, ids=ids_1T[:, part].contiguous(), positions=here.positions, counts=[width],
+        memory=kv.native_pages, ids=ids_1T[:, part].contiguous(), positions=part_batch.positions, counts=[width],
         cos=cos, sin=sin, views=[native_view(kv, *view) for view in views], at=torch.empty(1, 0, dtype=torch.long),
         logits=torch.empty(1, 0, model.config.vocab_size), x=x_1TC[:, part], first_layer=layers[0],
-        last_layer=layers[1], exact=batch.exact, state_layers=[batch.states[i] for i in kept], states=states_K1TC,
+        last_layer=layers[1], exact=batch.exact, state_layers=[batch.states[i] for i in state_indices],
+        states=states_K1TC,
     )  # fmt: skip
     if states_S1TC is not None and states_K1TC is not None:
-        states_S1TC[kept, :, part] = states_K1TC
+        states_S1TC[state_indices, :, part] = states_K1TC
     return experts
 
 

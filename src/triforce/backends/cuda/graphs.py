@@ -24,7 +24,7 @@ from triforce.ragged import Ints, ints
 
 I = TypeVar("I")  # noqa: E741
 O = TypeVar("O")  # noqa: E741
-MOST = 64
+MAX_GRAPHS = 64
 """Graphs that are kept; the one that was longest unused makes room."""
 
 
@@ -50,30 +50,30 @@ class PassShape:
     return_mass: bool
 
 
-def bucket(size: int, least: int = 1) -> int:
-    """The smallest power of two that is neither below `size` nor below `least`; 0 for nothing."""
-    return 1 << (max(size, least) - 1).bit_length() if size else 0
+def bucket(size: int, minimum: int = 1) -> int:
+    """The smallest power of two that is neither below `size` nor below `minimum`; 0 for nothing."""
+    return 1 << (max(size, minimum) - 1).bit_length() if size else 0
 
 
-def shape_of(rows: int, width: int, columns: int, this: ForwardBatch, padded: bool) -> PassShape:
+def shape_of(rows: int, width: int, columns: int, batch: ForwardBatch, padded: bool) -> PassShape:
     """The shape at which a pass runs; as it is unless `padded`."""
     views = tuple(
         ViewShape(layers, tuple(lists.units.shape), lists.unit, lists.sinks, lists.window)
-        for layers, lists in this.views
+        for layers, lists in batch.views
     )
     if padded:
-        rows = bucket(rows, this.least[0])
-        width = bucket(width, this.least[1])
-        columns = bucket(columns, this.least[1])
+        rows = bucket(rows, batch.min_shape[0])
+        width = bucket(width, batch.min_shape[1])
+        columns = bucket(columns, batch.min_shape[1])
         views = tuple(view._replace(units=_padded(view.units, rows)) for view in views)
-    return PassShape(rows, width, columns, views, this.observe, this.return_mass)
+    return PassShape(rows, width, columns, views, batch.observe, batch.return_mass)
 
 
 def _padded(units: tuple[int, ...], rows: int) -> tuple[int, ...]:
     """(L, B, G, U), (B, G, U) or (B, U) with more rows and units."""
-    *head, last = units
+    *head, unit_count = units
     head[-1 if len(units) == 2 else -2] = rows
-    return (*head, bucket(last, 64))
+    return (*head, bucket(unit_count, 64))
 
 
 @dataclass(eq=False)
@@ -90,46 +90,48 @@ class PassInputs:
 
     def lists(self) -> list[tuple[Tensor, Tensor, ViewShape]]:
         """Return, for each layer, its units (B, U) or (B, G, U), starts, and settings."""
-        found = []
+        layer_tables = []
         for view, units, starts_B in zip(self.shape.views, self.units, self.starts, strict=True):
-            each = units.unbind(0) if units.ndim == 4 else [units] * view.layers
-            found += [(one, starts_B, view) for one in each]
-        return found
+            units_by_layer = units.unbind(0) if units.ndim == 4 else [units] * view.layers
+            layer_tables += [(layer_units, starts_B, view) for layer_units in units_by_layer]
+        return layer_tables
 
 
 class GraphInputs(PassInputs):
-    """Inputs in buffers of one shape, and `more` integers of each row, `more_XB`."""
+    """Inputs in buffers of one shape, and `more` integers of each row, `extra_XB`."""
 
-    def __init__(self, shape: PassShape, device: torch.device, more: int = 0) -> None:
+    def __init__(self, shape: PassShape, device: torch.device, extra: int = 0) -> None:
         B = shape.rows
-        sizes = [(B, shape.width), (B, shape.columns), (B,), (B,), *[(B,)] * len(shape.views), (more, B)]
+        sizes = [(B, shape.width), (B, shape.columns), (B,), (B,), *[(B,)] * len(shape.views), (extra, B)]
         ends = list(accumulate(map(prod, sizes)))
         self._host = torch.zeros(ends[-1], dtype=torch.int64, pin_memory=device.type == "cuda")
         self._device = torch.zeros(ends[-1], dtype=torch.int64, device=device)
-        host, parts = (
-            [whole[end - prod(size) : end].view(size) for size, end in zip(sizes, ends, strict=True)]
-            for whole in (self._host, self._device)
+        host_parts, parts = (
+            [buffer[end - prod(size) : end].view(size) for size, end in zip(sizes, ends, strict=True)]
+            for buffer in (self._host, self._device)
         )
-        self._hosts: list[Ints] = [part.numpy() for part in host]  # a few integers: with torch each costs its overhead
-        ids_BT, at_BJ, positions_B, counts_B, *starts, self.more_XB = parts
+        self._hosts: list[Ints] = [
+            part.numpy() for part in host_parts
+        ]  # a few integers: with torch each costs its overhead
+        ids_BT, at_BJ, positions_B, counts_B, *starts, self.extra_XB = parts
         units = [torch.zeros(view.units, dtype=torch.int32, device=device) for view in shape.views]
         super().__init__(shape, ids_BT, at_BJ, positions_B, counts_B, starts, units)
         self._copied = torch.cuda.Event() if device.type == "cuda" else None
 
-    def fill(self, ids_BT: Tensor, at_BJ: Tensor, this: ForwardBatch, more_XB: Ints | None = None) -> None:
-        """Take over one pass, whose shape fits; its padding has count 0. more_XB: of all rows, padding too."""
+    def fill(self, ids_BT: Tensor, at_BJ: Tensor, batch: ForwardBatch, extra_XB: Ints | None = None) -> None:
+        """Take over one pass, whose shape fits; its padding has count 0. extra_XB: of all rows, padding too."""
         if self._copied:
             self._copied.synchronize()  # the last pass's copy: long done, unless passes follow without sampling
         self._host.zero_()
-        rows = [this.positions, this.views[0][1].counts, *(lists.starts for _, lists in this.views)]
-        more_XB = self._hosts[-1] if more_XB is None else more_XB
-        given = [ids_BT.cpu().numpy(), at_BJ.cpu().numpy(), *map(ints, rows), more_XB]
-        for to, values in zip(self._hosts, given, strict=True):
-            to[tuple(slice(size) for size in values.shape)] = values
+        rows = [batch.positions, batch.views[0][1].counts, *(lists.starts for _, lists in batch.views)]
+        extra_XB = self._hosts[-1] if extra_XB is None else extra_XB
+        pass_values = [ids_BT.cpu().numpy(), at_BJ.cpu().numpy(), *map(ints, rows), extra_XB]
+        for target, values in zip(self._hosts, pass_values, strict=True):
+            target[tuple(slice(size) for size in values.shape)] = values
         self._device.copy_(self._host, non_blocking=True)
         if self._copied:
             self._copied.record()
-        for units, (_, lists) in zip(self.units, this.views, strict=True):
+        for units, (_, lists) in zip(self.units, batch.views, strict=True):
             units[tuple(slice(size) for size in lists.units.shape)] = lists.units
 
 
@@ -139,21 +141,21 @@ class Replay(Generic[I, O]):
 
     inputs: I
     graph: torch.cuda.CUDAGraph | None = None
-    outcome: O | None = None
+    output: O | None = None
 
 
-_all: WeakSet[Graphs] = WeakSet()
+_instances: WeakSet[Graphs] = WeakSet()
 
 
-def forget() -> None:
+def clear_graphs() -> None:
     """All graphs of this process: ranks must, before they leave, as NCCL waits for graphs that hold its copies."""
-    for graphs in list(_all):
-        graphs.kept.clear()
+    for graphs in list(_instances):
+        graphs.replays.clear()
 
 
-def captured() -> int:
+def captured_graphs() -> int:
     """Count the graphs of this process: where a pass adds one, its time is not that of such a pass."""
-    return sum(replay.graph is not None for graphs in _all for replay in graphs.kept.values())
+    return sum(replay.graph is not None for graphs in _instances for replay in graphs.replays.values())
 
 
 class Graphs:
@@ -168,15 +170,15 @@ class Graphs:
         self._captures = device.type == "cuda"
         self._pool = torch.cuda.graph_pool_handle() if self._captures else None
         self._stream = torch.cuda.Stream(device) if self._captures else None
-        self.kept: OrderedDict[Hashable, Replay[Any, Any]] = OrderedDict()
-        _all.add(self)
+        self.replays: OrderedDict[Hashable, Replay[Any, Any]] = OrderedDict()
+        _instances.add(self)
 
     def get(self, key: Hashable, make: Callable[[], Replay[I, O]]) -> Replay[I, O]:
         """Return what was captured for `key`, or make it."""
-        if key not in self.kept and len(self.kept) >= MOST:
-            self.kept.popitem(last=False)
-        replay = self.kept.pop(key, None) or make()
-        self.kept[key] = replay
+        if key not in self.replays and len(self.replays) >= MAX_GRAPHS:
+            self.replays.popitem(last=False)
+        replay = self.replays.pop(key, None) or make()
+        self.replays[key] = replay
         return replay
 
     def run(self, replay: Replay[I, O], call: Callable[[], O]) -> O:
@@ -184,21 +186,21 @@ class Graphs:
         if not self._captures:
             return call()
         if replay.graph is None:
-            replay.graph, replay.outcome = self._capture(call)
+            replay.graph, replay.output = self._capture(call)
         replay.graph.replay()
-        assert replay.outcome is not None
-        return replay.outcome
+        assert replay.output is not None
+        return replay.output
 
     def _capture(self, call: Callable[[], O]) -> tuple[torch.cuda.CUDAGraph, O]:
         """First for real, as libraries set themselves up and kernels are compiled when they are first called."""
         stream = self._stream
-        usual = torch.cuda.current_stream(self._device)
+        compute_stream = torch.cuda.current_stream(self._device)
         assert stream
-        stream.wait_stream(usual)
+        stream.wait_stream(compute_stream)
         with torch.cuda.stream(stream):
             call()
-        usual.wait_stream(stream)
+        compute_stream.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=stream):
-            outcome = call()
-        return graph, outcome
+            output = call()
+        return graph, output

@@ -17,7 +17,7 @@ from triforce.backends.cuda.triton.attention import DevicePageTable, attend
 from triforce.backends.cuda.triton.pointwise import rotate_and_write
 from triforce.backends.current_device import current
 from triforce.backends.kernel_api import Device, ForwardBatch, KeysValues, LayerAttention, PageTable, Rotation
-from triforce.backends.kv_rows import rotated_head, rotated_together, rounded_queries
+from triforce.backends.kv_rows import hadamard_size_of, rotated_head, rounded_queries
 from triforce.backends.torch.kv import TorchKV, attend_lists
 from triforce.model.config import ModelConfig
 from triforce.model.rope import RESERVED
@@ -33,7 +33,7 @@ class TritonKV(TorchKV):
         super().__init__(config, pages, dtype, device, layers)
         self.device = self.keys_LGSD.device
         self.tables_PF = self._rotations(min(config.context, RESERVED) + AHEAD)
-        self.together = rotated_together(config)
+        self.hadamard_size = hadamard_size_of(config)
         self.version = 0
         """Counts how often something has moved that captured passes refer to."""
         self.capturable = True
@@ -54,16 +54,18 @@ class TritonKV(TorchKV):
         keys_GSD, values_GSD = self._open(layer)
         return read_rows(keys_GSD, slots_N), read_rows(values_GSD, slots_N)
 
-    def view(self, layer: int, first: int, count: int) -> KeysValues:
+    def view(self, layer: int, first_slot: int, count: int) -> KeysValues:
         if self.config.kv_int8:
-            return self.read(layer, torch.arange(first, first + count, device=self.device))
-        return super().view(layer, first, count)
+            return self.read(layer, torch.arange(first_slot, first_slot + count, device=self.device))
+        return super().view(layer, first_slot, count)
 
     def attend(self, layer: int, q_BTHD: Tensor, lists: PageTable) -> Tensor:
-        starts_B, counts_B = (torch.tensor(each, device=self.device) for each in (lists.starts, lists.counts))
-        seen = DevicePageTable(lists.units, starts_B, counts_B, lists.unit, lists.sinks, lists.window)
+        starts_B, counts_B = (
+            torch.tensor(row_values, device=self.device) for row_values in (lists.starts, lists.counts)
+        )
+        page_table = DevicePageTable(lists.units, starts_B, counts_B, lists.unit, lists.sinks, lists.window)
         with current(self.device):
-            return attend(q_BTHD, *self._open(layer), seen, together=self.together)[0]
+            return attend(q_BTHD, *self._open(layer), page_table, hadamard_size=self.hadamard_size)[0]
 
     def device_attention(self, inputs: PassInputs, wide: list[PageTable] | None = None) -> LayerAttention:
         """Return what `layer_attention` does, of a pass on the device: a function of the buffers of `inputs`.
@@ -75,15 +77,15 @@ class TritonKV(TorchKV):
 
         def attention(layer: int, q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             (units, starts_B, view), kv = lists_L[layer], self._open(layer)
-            seen = DevicePageTable(units, starts_B, inputs.counts_B, view.unit, view.sinks, view.window)
-            whole = wide[layer] if wide else None
+            page_table = DevicePageTable(units, starts_B, inputs.counts_B, view.unit, view.sinks, view.window)
+            wide_table = wide[layer] if wide else None
             by_head = len(view.units) > 2
-            given = write_and_attend(
-                (q_BTHD, k_BTGD, v_BTGD), inputs.positions_B, self.tables_PF, seen, kv, self.together, whole,
-                return_mass, by_head,
+            outputs = write_and_attend(
+                (q_BTHD, k_BTGD, v_BTGD), inputs.positions_B, self.tables_PF, page_table, kv, self.hadamard_size,
+                wide_table, return_mass, by_head,
             )  # fmt: skip
-            self._close(layer, seen, given[2])
-            return given
+            self._close(layer, page_table, outputs[2])
+            return outputs
 
         return attention
 
@@ -95,7 +97,7 @@ class TritonKV(TorchKV):
         """Return a layer's keys and values in this pass, (G, S, D) each."""
         return self.keys_LGSD[layer], self.values_LGSD[layer]
 
-    def _close(self, layer: int, seen: DevicePageTable, mass_BGU: Tensor) -> None:
+    def _close(self, layer: int, page_table: DevicePageTable, mass_BGU: Tensor) -> None:
         """The pass is done with a layer's keys and values."""
 
     def _rotations(self, length: int) -> Rotation:
@@ -106,26 +108,26 @@ def write_and_attend(
     qkv: tuple[Tensor, Tensor, Tensor],
     positions_B: Tensor,
     tables_PF: Rotation,
-    seen: DevicePageTable,
+    page_table: DevicePageTable,
     kv: KeysValues,
-    together: int,
+    hadamard_size: int,
     wide: PageTable | None = None,
     return_mass: bool = False,
     by_head: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Write a layer's new keys and values; returns rotated queries, mixed values, and mass as `attend` does.
 
-    together: channels of a head that int8 KV rotates (`kv_rows.rotated_together`). `wide`: what is seen, if by
+    hadamard_size: channels of a head that int8 KV rotates (`kv_rows.hadamard_size_of`). `wide`: what is seen, if by
     torch's fused attention. `by_head`: lists are split as those of KV heads' own.
     """
-    q_BTHD, q_sinks_BTHD = rotate_and_write(qkv, positions_B, tables_PF, seen, kv, together)
+    q_BTHD, q_sinks_BTHD = rotate_and_write(qkv, positions_B, tables_PF, page_table, kv, hadamard_size)
     if wide:
         mixed_BTHD, mass_BGU = _attend_wide(q_BTHD, kv, wide)
-        return q_BTHD, rotated_head(mixed_BTHD).to(q_BTHD.dtype) if together > 1 else mixed_BTHD, mass_BGU
+        return q_BTHD, rotated_head(mixed_BTHD).to(q_BTHD.dtype) if hadamard_size > 1 else mixed_BTHD, mass_BGU
     H = q_BTHD.shape[2]
     G = len(kv[0])
-    split = split_of(by_head, seen.window, H // G)
-    return q_BTHD, *attend(q_BTHD, *kv, seen, return_mass, q_sinks_BTHD, split, together)
+    split = split_of(by_head, page_table.window, H // G)
+    return q_BTHD, *attend(q_BTHD, *kv, page_table, return_mass, q_sinks_BTHD, split, hadamard_size)
 
 
 def _attend_wide(q_BTHD: Tensor, kv: KeysValues, lists: PageTable) -> tuple[Tensor, Tensor]:

@@ -81,13 +81,13 @@ def joined(*parts: Matrix | None) -> Tensor | None:
 
     None where there are none, or where they are to stay apart, as those of few bits.
     """
-    given = [part for part in parts if isinstance(part, Tensor)]
-    if not given or any(isinstance(part, QuantizedWeight) for part in parts):
+    tensors = [part for part in parts if isinstance(part, Tensor)]
+    if not tensors or any(isinstance(part, QuantizedWeight) for part in parts):
         return None
-    whole = torch.cat(given)
-    for part, part_rows in zip(given, torch.split(whole, [len(part) for part in given]), strict=True):
+    joined_rows = torch.cat(tensors)
+    for part, part_rows in zip(tensors, torch.split(joined_rows, [len(part) for part in tensors]), strict=True):
         part.data = part_rows
-    return whole
+    return joined_rows
 
 
 class TritonModel(TorchModel):
@@ -97,7 +97,7 @@ class TritonModel(TorchModel):
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         super().__init__(config, on_device(weights))
-        self._kept: WeakKeyDictionary[TritonKV, tuple[int, Graphs]] = WeakKeyDictionary()
+        self._graphs_by_kv: WeakKeyDictionary[TritonKV, tuple[int, Graphs]] = WeakKeyDictionary()
 
     def embed(self, ids_N: Tensor) -> Tensor:
         table_VC = self.weights.embedding_VC
@@ -140,10 +140,10 @@ class TritonModel(TorchModel):
 
     def graphs(self, kv: TritonKV) -> Graphs:
         """The passes over this KV that were captured since something in it has moved."""
-        version, graphs = self._kept.get(kv, (-1, None))
+        version, graphs = self._graphs_by_kv.get(kv, (-1, None))
         if graphs is None or version != kv.version:
             graphs = Graphs(kv.device)
-            self._kept[kv] = kv.version, graphs
+            self._graphs_by_kv[kv] = kv.version, graphs
         return graphs
 
 
@@ -163,9 +163,9 @@ def run_pass(
     return forward_layers(model, inputs.ids_BT, inputs.at_BJ, attention, shape.observe, shape.return_mass, states)
 
 
-def _cut(whole: ForwardOutput, rows: int, width: int, columns: int, batch: ForwardBatch) -> ForwardOutput:
+def _cut(padded: ForwardOutput, rows: int, width: int, columns: int, batch: ForwardBatch) -> ForwardOutput:
     """An output without the padding of its bucket, and to be kept: the next pass of this shape overwrites it."""
-    logits_BJV, queries_LBTHD, mass_LBGU, states_SBTC, touched = whole
+    logits_BJV, queries_LBTHD, mass_LBGU, states_SBTC, touched = padded
     return ForwardOutput(
         logits_BJV[:rows, :columns].clone(),
         queries_LBTHD[:, :rows, :width].clone() if queries_LBTHD is not None else None,
@@ -178,7 +178,7 @@ def _cut(whole: ForwardOutput, rows: int, width: int, columns: int, batch: Forwa
 class DraftShape(NamedTuple):
     """All that a draft's launches depend on. tier: of the noise, where draws are not by a race."""
 
-    first: PassShape
+    first_pass: PassShape
     tokens: int
     race: bool
     tier: int
@@ -196,35 +196,35 @@ class DraftInputs:
     """Buffers of one shape: of the first pass, and of the sampler for all tokens."""
 
     def __init__(self, shape: DraftShape, device: torch.device) -> None:
-        B = shape.first.rows
+        B = shape.first_pass.rows
         self.shape = shape
-        self.first = GraphInputs(shape.first, device, more=2)
+        self.first_pass = GraphInputs(shape.first_pass, device, extra=2)
         self.zeros_B1 = torch.zeros(B, 1, dtype=torch.int64, device=device)
         self.settings_5B = torch.ones(5, B, dtype=torch.float64, device=device)
         self.seeds_B, self.choices_B, self.draws_B = (
             torch.zeros(B, dtype=torch.int64, device=device) for _ in range(3)
         )
-        self._held: Tensor | None = None
+        self._loaded_settings_5B: Tensor | None = None
 
     def fill(self, batch: ForwardBatch, texts: tuple[Ints, Ints, Bools], draws: DraftDraws) -> None:
         """Take over the texts of a draft, whose shape fits, and its sampler, unless that is the one of before."""
-        (ids_BS, lengths_B, live_B), B = texts, self.shape.first.rows
-        ids_BT, at_BJ = _unseen(ids_BS, batch)
+        (ids_BS, lengths_B, live_B), B = texts, self.shape.first_pass.rows
+        ids_BT, at_BJ = _uncached_tokens(ids_BS, batch)
         places_2B = np.full((2, B), -1)
         places_2B[0, : len(live_B)] = lengths_B
         places_2B[1, : len(live_B)] = np.where(live_B, 0, -1)
-        self.first.fill(ids_BT, at_BJ, batch, places_2B)
+        self.first_pass.fill(ids_BT, at_BJ, batch, places_2B)
         real = slice(len(live_B))
-        if draws.settings_5B is not self._held:
-            self._held = draws.settings_5B
+        if draws.settings_5B is not self._loaded_settings_5B:
+            self._loaded_settings_5B = draws.settings_5B
             self.settings_5B[:, real] = draws.settings_5B
             self.seeds_B[real] = draws.seeds_B
             self.choices_B[real] = draws.choices_B
-        if draws.before_B is not None:
-            self.draws_B[real] = draws.before_B
+        if draws.offsets_B is not None:
+            self.draws_B[real] = draws.offsets_B
 
 
-def of(model: ModelBackend, kv: KVBackend, width: int) -> Callable[..., Tensor] | None:
+def fused_draft_for(model: ModelBackend, kv: KVBackend, width: int) -> Callable[..., Tensor] | None:
     """Return `fused_draft` of these two, if a first pass of so many tokens a row is one that is captured."""
     if width <= WIDE and isinstance(model, TritonModel) and isinstance(kv, TritonKV):
         return partial(fused_draft, model, kv)
@@ -245,7 +245,7 @@ def fused_draft(
     (layers, lists), T = batch.views[0], int(counts_B.max())
     batch = replace(batch, views=[(layers, replace(lists, counts=counts_B.tolist()))])
     kv.prepare(batch, T + K - 1)
-    shape = DraftShape(shape_of(B, T, 1, batch, padded=True), K, draws.before_B is None, draws.tier)
+    shape = DraftShape(shape_of(B, T, 1, batch, padded=True), K, draws.offsets_B is None, draws.tier)
     with current(kv.device):
         graphs = model.graphs(kv)
         captured: Replay[DraftInputs, DrawnTokens] = graphs.get(shape, lambda: Replay(DraftInputs(shape, kv.device)))
@@ -263,39 +263,41 @@ def fused_draft(
 def run_draft(model: TritonModel, kv: TritonKV, inputs: DraftInputs) -> DrawnTokens:
     """A function of what lies in the inputs."""
     shape = inputs.shape
-    places_2B = inputs.first.more_XB
+    places_2B = inputs.first_pass.extra_XB
     laws = list[Tensor]()
-    this: PassInputs = inputs.first
-    drawn_2KB = places_2B.new_empty(2, shape.tokens, shape.first.rows)
+    pass_inputs: PassInputs = inputs.first_pass
+    drawn_2KB = places_2B.new_empty(2, shape.tokens, shape.first_pass.rows)
     uniforms_KB: Tensor | None = None
     if not shape.race:
-        each_BK = uniforms(inputs.seeds_B, inputs.choices_B, inputs.draws_B, shape.tier, shape.tokens)
-        uniforms_KB = each_BK.T.contiguous()
+        uniforms_BK = uniforms(inputs.seeds_B, inputs.choices_B, inputs.draws_B, shape.tier, shape.tokens)
+        uniforms_KB = uniforms_BK.T.contiguous()
     for step in range(shape.tokens):
-        logits_B1V = run_pass(model, kv, this).logits_BJV
-        asked = SamplerInputs(logits_B1V, inputs.settings_5B, places_2B)
+        logits_B1V = run_pass(model, kv, pass_inputs).logits_BJV
+        sampler_inputs = SamplerInputs(logits_B1V, inputs.settings_5B, places_2B)
         if uniforms_KB is None:
-            decided_2B1 = by_race(asked, inputs.seeds_B, inputs.choices_B)
+            decided_2B1 = by_race(sampler_inputs, inputs.seeds_B, inputs.choices_B)
         else:
             nothing_B0V = torch.empty_like(logits_B1V[:, :0], dtype=torch.float64)
-            decided_2B1, law_B1V = by_rejection(asked, inputs.zeros_B1[:, :0], nothing_B0V, uniforms_KB[step][:, None])
+            decided_2B1, law_B1V = by_rejection(
+                sampler_inputs, inputs.zeros_B1[:, :0], nothing_B0V, uniforms_KB[step][:, None]
+            )
             laws.append(law_B1V)
-        after_XB = go_on(decided_2B1, this, places_2B, drawn_2KB, step)
-        this = _following(this, after_XB, inputs.zeros_B1)
-        places_2B = after_XB[4:]
+        next_XB = go_on(decided_2B1, pass_inputs, places_2B, drawn_2KB, step)
+        pass_inputs = _next_pass(pass_inputs, next_XB, inputs.zeros_B1)
+        places_2B = next_XB[4:]
     return DrawnTokens(drawn_2KB, laws)
 
 
-def _following(this: PassInputs, after_XB: Tensor, zeros_B1: Tensor) -> PassInputs:
+def _next_pass(pass_inputs: PassInputs, next_XB: Tensor, zeros_B1: Tensor) -> PassInputs:
     """Return the pass of one token a row behind this one."""
-    tokens_B, positions_B, counts_B, starts_B, *_ = after_XB
-    shape = replace(this.shape, width=1, columns=1)
-    return PassInputs(shape, tokens_B[:, None], zeros_B1, positions_B, counts_B, [starts_B], this.units)
+    tokens_B, positions_B, counts_B, starts_B, *_ = next_XB
+    shape = replace(pass_inputs.shape, width=1, columns=1)
+    return PassInputs(shape, tokens_B[:, None], zeros_B1, positions_B, counts_B, [starts_B], pass_inputs.units)
 
 
-def _unseen(ids_BS: Ints, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+def _uncached_tokens(ids_BS: Ints, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
     """Return ids (B, T) of the tokens that the first pass feeds, and the column (B, 1) of each row's last one."""
-    positions_B, counts_B = (ints(each) for each in (batch.positions, batch.views[0][1].counts))
+    positions_B, counts_B = (ints(row_values) for row_values in (batch.positions, batch.views[0][1].counts))
     at_BT = np.minimum(columns(positions_B, int(counts_B.max())), ids_BS.shape[1] - 1)
     ids_BT = ids_BS[rows(len(at_BT)), at_BT]
     at_BJ = np.maximum(counts_B - 1, 0)[:, None]

@@ -72,11 +72,13 @@ def on_device(weights: Weights) -> Weights:
         return done[id(weight)]
 
     def layer_of(layer: Layer) -> Layer:
-        given = {f.name: getattr(layer, f.name) for f in fields(layer)}
-        found: dict[str, Any] = {name: taken(each) for name, each in given.items() if "_proj_" in name}
+        layer_fields = {f.name: getattr(layer, f.name) for f in fields(layer)}
+        packed_fields: dict[str, Any] = {
+            name: taken(matrix) for name, matrix in layer_fields.items() if "_proj_" in name
+        }
         dtype = layer.o_proj_CQ.dtype
-        biases = [name for name in given if "_bias_" in name and given[name] is not None]
-        return replace(layer, **found | {name: given[name].to(dtype) for name in biases})
+        biases = [name for name in layer_fields if "_bias_" in name and layer_fields[name] is not None]
+        return replace(layer, **packed_fields | {name: layer_fields[name].to(dtype) for name in biases})
 
     return replace(
         weights,
@@ -106,13 +108,13 @@ def packed(weight: QuantizedWeight, device: torch.device) -> Tensor | PackedWeig
         if parts.bits == 4
         else codes_MGX - parts.offset  # modulo 256, so the bits of an int8
     )
-    last = parts.scales == "super_half"
-    scales_MB = _half(blocks_MBX[..., -2:] if last else blocks_MBX[..., :2])
+    scales_at_end = parts.scales == "super_half"
+    scales_MB = _half(blocks_MBX[..., -2:] if scales_at_end else blocks_MBX[..., :2])
     minima_MB = _half(blocks_MBX[..., 2:4]) if parts.scales.endswith("min") else None
     codes = _tiles(codes_MGX, EIGHT).flatten(3)
     scales, minima = (
-        codes if each is None else _tiles(each[..., None], 1 if weight.block == 256 else EIGHT).flatten(3)
-        for each in (scales_MB, minima_MB)
+        codes if plane_MB is None else _tiles(plane_MB[..., None], 1 if weight.block == 256 else EIGHT).flatten(3)
+        for plane_MB in (scales_MB, minima_MB)
     )
     small_MG2 = _small(parts.scales, blocks_MBX)
     small = codes if small_MG2 is None else torch.stack([_tiles(small_MG2[..., i : i + 1], EIGHT) for i in range(2)])
@@ -123,11 +125,11 @@ def _half(pairs_X: Tensor) -> Tensor:
     return pairs_X.contiguous().view(torch.float16).squeeze(-1)
 
 
-def _tiles(plane_MGX: Tensor, many: int) -> Tensor:
+def _tiles(plane_MGX: Tensor, groups: int) -> Tensor:
     """Return a plane of so many groups in an eight as (C, S, 32, many, X), with zeros behind its end."""
     M, G = plane_MGX.shape[:2]
-    whole = pad(plane_MGX, (0, 0, 0, -G % many, 0, -M % OUTPUTS))
-    return unflatten(unflatten(whole, 1, (-1, many)), 0, (-1, OUTPUTS)).transpose(1, 2).contiguous()
+    padded = pad(plane_MGX, (0, 0, 0, -G % groups, 0, -M % OUTPUTS))
+    return unflatten(unflatten(padded, 1, (-1, groups)), 0, (-1, OUTPUTS)).transpose(1, 2).contiguous()
 
 
 def _small(scales: str, blocks_MBX: Tensor) -> Tensor | None:
@@ -171,8 +173,8 @@ def _six(bytes_X: Tensor) -> Tensor:
     return (lower | upper << 4).flatten(-3)
 
 
-def _to(end: int, like: Tensor) -> Tensor:
-    return torch.arange(end, dtype=torch.uint8, device=like.device)
+def _to(end: int, reference: Tensor) -> Tensor:
+    return torch.arange(end, dtype=torch.uint8, device=reference.device)
 
 
 PARTS = {

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from triforce.backends.cuda.triton.rng import exponentials, uniforms
-from triforce.backends.cuda.triton.sampler import KEPT, SamplerInputs, by_race, by_rejection
+from triforce.backends.cuda.triton.sampler import ACCEPTED, SamplerInputs, by_race, by_rejection
 from triforce.backends.current_device import current
 from triforce.interface.sampling_params import SamplingParams
 from triforce.ragged import Bools, Ints, ints, to_device
@@ -26,13 +26,13 @@ from triforce.speculation.verification import accepted_on_host
 class DraftDraws(NamedTuple):
     """Settings of each row as `_settings` has them, and its noise: all that draws without a guess need.
 
-    before_B: how many uniforms of the tier each row had used; None where draws are by a race.
+    offsets_B: how many uniforms of the tier each row had used; None where draws are by a race.
     """
 
     settings_5B: Tensor
     seeds_B: Tensor
     choices_B: Tensor
-    before_B: Tensor | None
+    offsets_B: Tensor | None
     tier: int
 
 
@@ -80,10 +80,10 @@ class TritonSampling:
         noise = self.coupling.noise
         if self._processor.adjusts or not isinstance(noise, Noise):
             return None
-        before_B = noise.draws[tier].clone() if isinstance(self.coupling, Rejection) else None
-        if before_B is not None:
+        offsets_B = noise.draws[tier].clone() if isinstance(self.coupling, Rejection) else None
+        if offsets_B is not None:
             noise.draws[tier] += to_device(count * live_B, noise.draws.device)
-        return DraftDraws(self._settings_5B, noise.seeds_B, noise.choices_B, before_B, tier)
+        return DraftDraws(self._settings_5B, noise.seeds_B, noise.choices_B, offsets_B, tier)
 
     def _decide(self, inputs: SamplerInputs, guess: Draft, live_B: Bools, tier: int) -> tuple[Tensor, Tensor]:
         """Verdicts and peaks (2, B, J), and the laws that a draft must carry."""
@@ -115,7 +115,7 @@ class TritonNoise(Noise):
 def _leading(verdicts_BJ: Ints, guess: Draft, picks: bool) -> Ints:
     """Count each row's accepted draft tokens, before the first rejected one."""
     K = verdicts_BJ.shape[1] - 1
-    kept_BK = verdicts_BJ[:, :K] == (guess.tokens_BK if picks else KEPT)
+    kept_BK = verdicts_BJ[:, :K] == (guess.tokens_BK if picks else ACCEPTED)
     return ints((kept_BK & (np.arange(K) < guess.counts_B[:, None])).cumprod(1).sum(1))
 
 

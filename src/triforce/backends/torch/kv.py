@@ -52,8 +52,8 @@ class TorchKV:
 
         self.keys_LGSD, self.values_LGSD = (memory(windowed.count(False), pages) for _ in range(2))
         """Of all layers, or of those without a window, where `window_pages` are of the others."""
-        apart = (memory(windowed.count(True), window_pages) for _ in range(2))
-        kinds = (self.keys_LGSD, self.values_LGSD), apart
+        window_memory = (memory(windowed.count(True), window_pages) for _ in range(2))
+        kinds = (self.keys_LGSD, self.values_LGSD), window_memory
         self._kv_L: list[KeysValues] = in_order(windowed, *(list(zip(*kv, strict=True)) for kv in kinds))
 
     def layer_attention(self, batch: ForwardBatch, width: int) -> LayerAttention:
@@ -61,14 +61,16 @@ class TorchKV:
         config = self.config
         dtype = self.dtype
         head = self._head
-        first = lists_L[0]
+        first_table = lists_L[0]
         kinds = config.rotations
         slots_L = slots_of(config, lists_L, width)
         positions_N = torch.from_numpy(columns(ints(batch.positions), width).flatten()).to(self.keys_LGSD.device)
         rotations = {kind: config.rope.cos_sin(positions_N, kind) for kind in {*kinds}}
-        sinks_N = positions_N.clamp_max(first.sinks + first.window - 1)
+        sinks_N = positions_N.clamp_max(first_table.sinks + first_table.window - 1)
         to_sinks = (
-            {kind: config.rope.cos_sin(sinks_N, kind) for kind in {*kinds}} if first.sinks and first.window else None
+            {kind: config.rope.cos_sin(sinks_N, kind) for kind in {*kinds}}
+            if first_table.sinks and first_table.window
+            else None
         )
 
         def attention(layer: int, q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -92,9 +94,9 @@ class TorchKV:
         keys_GSD, values_GSD = self._kv_L[layer]
         return keys_GSD.index_select(1, slots_N), values_GSD.index_select(1, slots_N)
 
-    def view(self, layer: int, first: int, count: int) -> KeysValues:
+    def view(self, layer: int, first_slot: int, count: int) -> KeysValues:
         keys_GSD, values_GSD = self._kv_L[layer]
-        return keys_GSD[:, first : first + count], values_GSD[:, first : first + count]
+        return keys_GSD[:, first_slot : first_slot + count], values_GSD[:, first_slot : first_slot + count]
 
     def attend(self, layer: int, q_BTHD: Tensor, lists: PageTable) -> Tensor:
         return self._head(self._attend(layer, q_BTHD, lists)[0]).to(q_BTHD.dtype)
@@ -159,12 +161,12 @@ def attend_lists(
             continue
         q_sinks_THD = q_sinks_BTHD[b, :count].to(k_GKD.dtype) if q_sinks_BTHD is not None else None
         at_once = count if return_mass else WIDE  # which bounds the scores that are held
-        for part in (slice(first, min(first + at_once, count)) for first in range(0, count, at_once)):
-            seen = slice(start + part.stop)
+        for part in (slice(first_query, min(first_query + at_once, count)) for first_query in range(0, count, at_once)):
+            visible = slice(start + part.stop)
             own_q_sinks_THD = None if q_sinks_THD is None else q_sinks_THD[part]
             attn_out_BTHD[b, part], mass_GK = attend(
-                q_THD[part], k_GKD[:, seen], v_GKD[:, seen], return_mass, own_q_sinks_THD, lists.sinks, lists.window,
-                rules.attention_sink_logits_H, rules.cap,
+                q_THD[part], k_GKD[:, visible], v_GKD[:, visible], return_mass, own_q_sinks_THD, lists.sinks,
+                lists.window, rules.attention_sink_logits_H, rules.cap,
             )  # fmt: skip
         if return_mass:
             whole_GK = torch.nn.functional.pad(mass_GK, (0, -mass_GK.shape[1] % lists.unit))
@@ -177,8 +179,8 @@ def _visible(k_GSD: Tensor, v_GSD: Tensor, units: Tensor, unit: int, length: int
     """The first keys and values of a list, each (G, K, D); a plain slice where its units are consecutive."""
     units = units[..., : -(-length // unit)].long()
     if units.ndim == 1 and bool((units.diff() == 1).all()):
-        first = int(units[0]) * unit
-        return k_GSD[:, first : first + length], v_GSD[:, first : first + length]
+        first_slot = int(units[0]) * unit
+        return k_GSD[:, first_slot : first_slot + length], v_GSD[:, first_slot : first_slot + length]
     slots = (units[..., None] * unit + torch.arange(unit, device=units.device)).flatten(-2)[..., :length]
     if slots.ndim == 1:
         return k_GSD.index_select(1, slots), v_GSD.index_select(1, slots)
@@ -190,11 +192,11 @@ def rotated(q_BTHD: Tensor, rotation: Rotation) -> Tensor:
     return rotate(q_BTHD.flatten(0, 1), rotation).view(q_BTHD.shape)
 
 
-def slots_of(config: ModelConfig, lists: Sequence[PageTable], width: int, first: int = 0) -> list[Tensor]:
-    """Slots of a pass's tokens, (N), in each layer from `first` on: those with a window may have pages of their own."""
-    kinds = [bool(window) for window in config.windows[first : first + len(lists)]]
-    found = {kind: slots(lists[kinds.index(kind)], width) for kind in {*kinds}}
-    return [found[kind] for kind in kinds]
+def slots_of(config: ModelConfig, lists: Sequence[PageTable], width: int, first_layer: int = 0) -> list[Tensor]:
+    """Slots of a pass's tokens, (N), in each layer from `first_layer` on: those with a window may have pages of their own."""
+    kinds = [bool(window) for window in config.windows[first_layer : first_layer + len(lists)]]
+    slots_by_kind = {kind: slots(lists[kinds.index(kind)], width) for kind in {*kinds}}
+    return [slots_by_kind[kind] for kind in kinds]
 
 
 def in_order(kinds: Sequence[bool], *parts: Sequence[Part]) -> list[Part]:

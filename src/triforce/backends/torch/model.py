@@ -86,9 +86,9 @@ def mix(
     places = [(ids_NK == e).nonzero(as_tuple=True) for e in ids]
     gated = read(torch.cat([gate(expert, y_NC[rows]) for expert, (rows, _) in zip(touched, places, strict=True)]))
     sum_NC = y_NC.new_zeros(len(y_NC), touched[0].down_proj_CI.shape[0], dtype=torch.float32)
-    each = torch.split(gated, [len(rows) for rows, _ in places])
-    for expert, (rows, which), some in zip(touched, places, each, strict=True):
-        sum_NC[rows] += weights_NK[rows, which, None] * down(expert, some).float()
+    gated_by_expert = torch.split(gated, [len(rows) for rows, _ in places])
+    for expert, (rows, which), gated_XI in zip(touched, places, gated_by_expert, strict=True):
+        sum_NC[rows] += weights_NK[rows, which, None] * down(expert, gated_XI).float()
     return sum_NC.to(y_NC.dtype), union(ids_NK[:SAMPLED])
 
 
@@ -291,7 +291,7 @@ def _layers(
     return_mass: bool,
     states: Sequence[int],
 ) -> Generator[int, None, ForwardOutput]:
-    (B, T), queries, masses, kept = ids_BT.shape, list[Tensor](), list[Tensor](), dict[int, Tensor]()
+    (B, T), queries, masses, states_by_layer = ids_BT.shape, list[Tensor](), list[Tensor](), dict[int, Tensor]()
     x_NC = model.embed(ids_BT.flatten())
     scored = at_BJ is None or at_BJ.shape[1] > 0
     touched = list[int]()
@@ -303,7 +303,7 @@ def _layers(
         if scored or index + 1 < len(model.blocks):
             touched.append(block.finish(x_NC, attn_out_BTHD.flatten(0, 1).flatten(1)))
         if index + 1 in states:
-            kept[index + 1] = x_NC.view(B, T, -1).clone()
+            states_by_layer[index + 1] = x_NC.view(B, T, -1).clone()
         yield B * T * (index + 1) // len(model.blocks)
     if at_BJ is not None:
         T = at_BJ.shape[1]
@@ -312,7 +312,7 @@ def _layers(
     logits_NV = model.head(x_NC)
     queries_LBTHD = torch.stack(queries) if observe else None
     mass_LBGU = torch.stack(masses) if return_mass else None
-    states_SBTC = torch.stack([kept[layer] for layer in states]) if states else None
+    states_SBTC = torch.stack([states_by_layer[layer] for layer in states]) if states else None
     logits_BJV = logits_NV.view(B, T, logits_NV.shape[1])
-    mean = sum(touched) / max(1, sum(each > 0 for each in touched))
+    mean = sum(touched) / max(1, sum(count > 0 for count in touched))
     return ForwardOutput(logits_BJV, queries_LBTHD, mass_LBGU, states_SBTC, mean)

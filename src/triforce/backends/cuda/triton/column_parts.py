@@ -75,8 +75,8 @@ def share_parts(
     cell = (b * J + j).to(tl.int64)
     lane_N = tl.arange(0, N)
     count = tl.load(counts + cell) - c * N
-    left = tl.full([], 0.0, tl.float64)
-    whole = tl.full([], 0.0, tl.float64)
+    residual = tl.full([], 0.0, tl.float64)
+    mass = tl.full([], 0.0, tl.float64)
     if count > 0:
         at_N = (cell * C + c) * N + lane_N
         real_N = lane_N < count
@@ -86,10 +86,10 @@ def share_parts(
         tl.store(laws + cell * V + id_N, p_N, mask=real_N)
         guessed += b.to(tl.int64) * guess_row_stride + j.to(tl.int64) * guess_stride
         q_N = tl.load(guessed + id_N, mask=real_N & (j < tl.load(places + B + b)), other=0.0)
-        left = tl.sum(tl.maximum(p_N - q_N, 0.0), 0)
-        whole = tl.sum(p_N, 0)
-    tl.store(sums + cell * C + c, left)
-    tl.store(sums + (B * J + cell) * C + c, whole)
+        residual = tl.sum(tl.maximum(p_N - q_N, 0.0), 0)
+        mass = tl.sum(p_N, 0)
+    tl.store(sums + cell * C + c, residual)
+    tl.store(sums + (B * J + cell) * C + c, mass)
 
 
 @triton.jit(do_not_specialize=["B", "J", "C", "guess_row_stride", "guess_stride"])
@@ -101,16 +101,16 @@ def judge_parts(
     j = tl.program_id(0)
     b = tl.program_id(1)
     cell = (b * J + j).to(tl.int64)
-    last = tl.load(places + B + b)
+    last_column = tl.load(places + B + b)
     verdict = tl.full([], 0, tl.int32)
     peak = peak_of(peaks + cell * C, C, C2)
-    if (j <= last) & (tl.abs(peak) < float("inf")):
+    if (j <= last_column) & (tl.abs(peak) < float("inf")):
         guessed += b.to(tl.int64) * guess_row_stride + j.to(tl.int64) * guess_stride
-        token = tl.load(tokens + b * (J - 1) + j, mask=j < last, other=0)
+        token = tl.load(tokens + b * (J - 1) + j, mask=j < last_column, other=0)
         p = tl.load(laws + cell * V + token)
-        q = tl.load(guessed + token, mask=j < last, other=0.0)
-        uniform = tl.load(uniforms + b * J + 1 + j, mask=j < last, other=0.0)
-        if (j < last) & (uniform * q < p):
+        q = tl.load(guessed + token, mask=j < last_column, other=0.0)
+        uniform = tl.load(uniforms + b * J + 1 + j, mask=j < last_column, other=0.0)
+        if (j < last_column) & (uniform * q < p):
             verdict = tl.full([], -1, tl.int32)
         else:
             ids = ids + cell * C * N
@@ -118,36 +118,36 @@ def judge_parts(
             sums = sums + cell * C
             count = tl.load(counts + cell)
             uniform = tl.load(uniforms + b * J)
-            verdict = _draw(ids, values, count, sums, guessed, j < last, uniform, B * J * C, C, N, C2)
+            verdict = _draw(ids, values, count, sums, guessed, j < last_column, uniform, B * J * C, C, N, C2)
     tl.store(out + cell, verdict.to(tl.int64))
     tl.store(out + B * J + cell, peak.to(tl.int64, bitcast=True))
 
 
 @triton.jit
-def _draw(ids, values, count, sums, guessed, refused, uniform, whole, C, N: tl.constexpr, C2: tl.constexpr):
+def _draw(ids, values, count, sums, guessed, refused, uniform, sums_stride, C, N: tl.constexpr, C2: tl.constexpr):
     """A token of max(p - q, 0), or of p where nothing was refused or that is empty, by inversion: its part, then it.
 
     A scan may round a prefix below one before it, so what holds nothing is left out, and where none passes it is the
-    last of the others. Sums of p lie `whole` behind those of residuals.
+    last of the others. Sums of p lie `sums_stride` behind those of residuals.
     """
     c_C = tl.arange(0, C2)
     lane_N = tl.arange(0, N)
-    held_C = tl.load(sums + c_C, mask=c_C < C, other=0.0)
-    if refused & (tl.sum(held_C, 0) == 0):  # p == q up to rounding
+    mass_C = tl.load(sums + c_C, mask=c_C < C, other=0.0)
+    if refused & (tl.sum(mass_C, 0) == 0):  # p == q up to rounding
         refused = tl.full([], False, tl.int1)
-        held_C = tl.load(sums + whole + c_C, mask=c_C < C, other=0.0)
-    upto_C = tl.cumsum(held_C, 0)
+        mass_C = tl.load(sums + sums_stride + c_C, mask=c_C < C, other=0.0)
+    upto_C = tl.cumsum(mass_C, 0)
     total = tl.sum(tl.where(c_C == C - 1, upto_C, 0.0), 0)
     below = (total.to(tl.int64, bitcast=True) - 1).to(tl.float64, bitcast=True)  # uniform * total may round up to it
     end = tl.minimum(uniform * total, below)
-    c = tl.min(tl.where((held_C > 0) & (upto_C > end), c_C, 0x7FFFFFFF), 0)
-    c = tl.where(c == 0x7FFFFFFF, tl.max(tl.where(held_C > 0, c_C, 0), 0), c)
-    before = tl.sum(tl.where(c_C == c - 1, upto_C, 0.0), 0)
+    c = tl.min(tl.where((mass_C > 0) & (upto_C > end), c_C, 0x7FFFFFFF), 0)
+    c = tl.where(c == 0x7FFFFFFF, tl.max(tl.where(mass_C > 0, c_C, 0), 0), c)
+    earlier_mass = tl.sum(tl.where(c_C == c - 1, upto_C, 0.0), 0)
     real_N = c * N + lane_N < count
     id_N = tl.load(ids + c * N + lane_N, mask=real_N, other=0)
     p_N = tl.load(values + c * N + lane_N, mask=real_N, other=0.0)
     residual_N = tl.maximum(p_N - tl.load(guessed + id_N, mask=real_N & refused, other=0.0), 0.0)
-    passes_N = (residual_N > 0) & (before + tl.cumsum(residual_N, 0) > end)
+    passes_N = (residual_N > 0) & (earlier_mass + tl.cumsum(residual_N, 0) > end)
     token = tl.min(tl.where(passes_N, id_N, 0x7FFFFFFF), 0)
     return tl.where(token == 0x7FFFFFFF, tl.max(tl.where(residual_N > 0, id_N, 0), 0), token)
 
@@ -157,14 +157,22 @@ POWERS = 32
 
 
 def decide(
-    given: tuple[Tensor, Tensor, Tensor], draws: tuple[Tensor, Tensor], laws: tuple[Tensor, Tensor], race: bool, N: int
+    column_inputs: tuple[Tensor, Tensor, Tensor],
+    draws: tuple[Tensor, Tensor],
+    laws: tuple[Tensor, Tensor],
+    race: bool,
+    N: int,
 ) -> Tensor:
     """Return verdicts and peaks, int64 (2, B, J), as `sampler.by_race` or `sampler.by_rejection` does; writes laws.
 
-    given: logits, settings and places of `SamplerInputs`. draws: seeds and choices (B) of a race, else guesses (B, K)
+    column_inputs: logits, settings and places of `SamplerInputs`. draws: seeds and choices (B) of a race, else guesses (B, K)
     and uniforms (B, J). laws: those of guesses, and where this one's go. N: a power of two.
     """
-    (logits_BJV, settings_5B, places_2B), (first, second), (guessed_BKV, laws_BJV) = given, draws, laws
+    (logits_BJV, settings_5B, places_2B), (seeds_or_guesses, choices_or_uniforms), (guessed_BKV, laws_BJV) = (
+        column_inputs,
+        draws,
+        laws,
+    )
     (B, J, V), P, float64, int32 = logits_BJV.shape, POWERS, torch.float64, torch.int32
     C = triton.cdiv(V, N)
     C2 = triton.next_power_of_2(C)
@@ -176,7 +184,7 @@ def decide(
 
     peaks_BJC = new(B, J, C, dtype=float64)
     sums_2BJC = new(2, B, J, C, dtype=float64)
-    held_BJCP = new(B, J, C, P, dtype=torch.float32)
+    masses_BJCP = new(B, J, C, P, dtype=torch.float32)
     counts_BJCP = new(B, J, C, P + 1, dtype=int32)
     lists, joined = ((new(B, J, C * N, dtype=int32), new(B, J, C * N, dtype=float64)) for _ in range(2))
     counts_BJ = new(B, J, dtype=int32)
@@ -187,16 +195,17 @@ def decide(
     guess_strides = guessed_BKV.stride()[:2]
     _peaks[parts](logits_BJV, peaks_BJC, J, V, C, *strides, N, num_warps=4)
     _shortlist[parts](
-        logits_BJV, settings_5B, places_2B, peaks_BJC, *lists, counts_BJCP, held_BJCP, sums_2BJC, B, J, V, C, *strides,
-        N, C2, P, num_warps=4,
+        logits_BJV, settings_5B, places_2B, peaks_BJC, *lists, counts_BJCP, masses_BJCP, sums_2BJC, B, J, V, C,
+        *strides, N, C2, P, num_warps=4,
     )  # fmt: skip
     _join[parts](
-        settings_5B, *lists, counts_BJCP, held_BJCP, sums_2BJC, *joined, counts_BJ, B, J, C, N, C2, P, num_warps=4
+        settings_5B, *lists, counts_BJCP, masses_BJCP, sums_2BJC, *joined, counts_BJ, B, J, C, N, C2, P, num_warps=4
     )  # fmt: skip
     _cut[columns](settings_5B, *joined, counts_BJ, sums_2BJC, divisors_BJ, B, J, C, N, C2, num_warps=16)
     if race:
         race_parts[parts](
-            places_2B, *joined, counts_BJ, divisors_BJ, first, second, sums_2BJC, winners_BJC, J, C, N, num_warps=8
+            places_2B, *joined, counts_BJ, divisors_BJ, seeds_or_guesses, choices_or_uniforms, sums_2BJC, winners_BJC,
+            J, C, N, num_warps=8,
         )  # fmt: skip
         close_race[columns](peaks_BJC, sums_2BJC, winners_BJC, out_2BJ, B, J, C, C2, num_warps=1)
     else:
@@ -205,8 +214,8 @@ def decide(
             num_warps=8,
         )  # fmt: skip
         judge_parts[columns](
-            places_2B, peaks_BJC, *joined, counts_BJ, sums_2BJC, first, second, guessed_BKV, laws_BJV, out_2BJ, B, J, V,
-            C, *guess_strides, N, C2, num_warps=8,
+            places_2B, peaks_BJC, *joined, counts_BJ, sums_2BJC, seeds_or_guesses, choices_or_uniforms, guessed_BKV,
+            laws_BJV, out_2BJ, B, J, V, C, *guess_strides, N, C2, num_warps=8,
         )  # fmt: skip
     return out_2BJ
 
@@ -227,7 +236,7 @@ def _peaks(logits, peaks, J, V, C, row_stride, column_stride, N: tl.constexpr):
 
 @triton.jit(do_not_specialize=["B", "J", "C"])
 def _shortlist(
-    logits, settings, places, peaks, ids, values, counts, held, sums, B, J, V, C, row_stride, column_stride,
+    logits, settings, places, peaks, ids, values, counts, masses, sums, B, J, V, C, row_stride, column_stride,
     N: tl.constexpr, C2: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
     """List what a part's cuts may leave: scores if there is a top-k, else weights; their number, and the total.
@@ -240,22 +249,22 @@ def _shortlist(
     cell = (b * J + j).to(tl.int64)
     at = cell * C + c
     peak = peak_of(peaks + cell * C, C, C2)
-    own = tl.load(peaks + at)
+    part_peak = tl.load(peaks + at)
     temperature = tl.load(settings + b)
     k = tl.load(settings + B + b).to(tl.int32)
-    least = tl.load(settings + 3 * B + b)
+    min_score = tl.load(settings + 3 * B + b)
     light = tl.load(settings + 4 * B + b)
-    least = tl.where(k == 1, tl.maximum(least, 0.0), least)
+    min_score = tl.where(k == 1, tl.maximum(min_score, 0.0), min_score)
     value_N = tl.full([N], 0.0, tl.float64)
     stays_N = tl.full([N], False, tl.int1)
     total = tl.full([], 0.0, tl.float64)
     id_N = c * N + tl.arange(0, N)
     if (j <= tl.load(places + B + b)) & (tl.abs(peak) < float("inf")):  # noqa: SIM102
-        if (own - peak) / temperature >= least:
+        if (part_peak - peak) / temperature >= min_score:
             logits += b.to(tl.int64) * row_stride + j.to(tl.int64) * column_stride
             x_N = tl.load(logits + id_N, mask=id_N < V, other=-float("inf"))
             value_N = (x_N.to(tl.float64) - peak) / temperature  # in this order: a tiny temperature cannot overflow
-            stays_N = (value_N >= least) & (value_N > -float("inf"))
+            stays_N = (value_N >= min_score) & (value_N > -float("inf"))
             if k > 1:
                 stays_N = stays_N & _kept_by_top_k(x_N, k)
             if k == 0:
@@ -271,7 +280,7 @@ def _shortlist(
         weight_N = tl.where(stays_N, value_N, 0.0).to(tl.float32)
         for p in range(P):
             heavy_N = weight_N >= _power(p)
-            tl.store(held + at * P + p, tl.sum(tl.where(heavy_N, weight_N, 0.0), 0))
+            tl.store(masses + at * P + p, tl.sum(tl.where(heavy_N, weight_N, 0.0), 0))
             tl.store(counts + at * (P + 1) + p, tl.sum(heavy_N.to(tl.int32), 0))
 
 
@@ -286,16 +295,16 @@ def _kept_by_top_k(x_N, k):
     """Mask of the k largest of a part, and of all that equal them in float32."""
     bits_N = (x_N.to(tl.float32) + 0.0).to(tl.uint32, bitcast=True)  # so that -0.0 equals 0.0
     order_N = tl.where(bits_N >> 31 == 1, bits_N ^ 0xFFFFFFFF, bits_N | 0x80000000).to(tl.uint32)
-    least = tl.full([], 0, tl.uint32)
+    threshold = tl.full([], 0, tl.uint32)
     for bit in range(32):
-        higher = least | (tl.full([], 0x80000000, tl.uint32) >> bit)
-        least = tl.where(tl.sum((order_N >= higher).to(tl.int32), 0) >= k, higher, least)
-    return order_N >= least
+        higher = threshold | (tl.full([], 0x80000000, tl.uint32) >> bit)
+        threshold = tl.where(tl.sum((order_N >= higher).to(tl.int32), 0) >= k, higher, threshold)
+    return order_N >= threshold
 
 
 @triton.jit(do_not_specialize=["B", "J", "C"])
 def _join(
-    settings, ids, values, counts, held, sums, joined_ids, joined_values, joined, B, J, C, N: tl.constexpr,
+    settings, ids, values, counts, masses, sums, joined_ids, joined_values, joined_counts, B, J, C, N: tl.constexpr,
     C2: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
     """One list of what all parts have left, without what is certainly behind a nucleus; this part's share of it."""
@@ -308,24 +317,24 @@ def _join(
     lane_N = tl.arange(0, N)
     at_C = cell * C + c_C
     p = tl.full([], P, tl.int32)
-    least = tl.full([], -float("inf"), tl.float32)
+    min_weight = tl.full([], -float("inf"), tl.float32)
     mass = tl.load(settings + 2 * B + b)
     if (tl.load(settings + B + b) == 0) & (mass < 1):
         total = tl.sum(tl.load(sums + at_C, mask=c_C < C, other=0.0), 0)
-        held_CP = tl.load(held + at_C[:, None] * P + p_P[None, :], mask=(c_C < C)[:, None], other=0.0)
-        enough_P = tl.sum(held_CP, 0) >= (mass * total * 1.0001).to(tl.float32)  # sums of float32 are not that wrong
+        mass_CP = tl.load(masses + at_C[:, None] * P + p_P[None, :], mask=(c_C < C)[:, None], other=0.0)
+        enough_P = tl.sum(mass_CP, 0) >= (mass * total * 1.0001).to(tl.float32)  # sums of float32 are not that wrong
         p = tl.min(tl.where(enough_P, p_P, P), 0)
-        least = tl.where(p < P, _power(p), least)
+        min_weight = tl.where(p < P, _power(p), min_weight)
     kept_C = tl.load(counts + at_C * (P + 1) + p, mask=c_C < C, other=0)
-    before = tl.sum(tl.where(c_C < c, kept_C, 0), 0)
+    earlier_count = tl.sum(tl.where(c_C < c, kept_C, 0), 0)
     real_N = lane_N < tl.load(counts + (cell * C + c) * (P + 1) + P)
     id_N = tl.load(ids + (cell * C + c) * N + lane_N, mask=real_N, other=0)
     value_N = tl.load(values + (cell * C + c) * N + lane_N, mask=real_N, other=0.0)
-    stays_N = real_N & (value_N.to(tl.float32) >= least)
-    at_N = cell * C * N + before + tl.cumsum(stays_N.to(tl.int32), 0) - 1
+    stays_N = real_N & (value_N.to(tl.float32) >= min_weight)
+    at_N = cell * C * N + earlier_count + tl.cumsum(stays_N.to(tl.int32), 0) - 1
     tl.store(joined_ids + at_N, id_N, mask=stays_N)
     tl.store(joined_values + at_N, value_N, mask=stays_N)
-    tl.store(joined + cell, tl.sum(kept_C, 0), mask=c == 0)
+    tl.store(joined_counts + cell, tl.sum(kept_C, 0), mask=c == 0)
 
 
 @triton.jit(do_not_specialize=["B", "J", "C"])

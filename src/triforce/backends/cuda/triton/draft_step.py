@@ -22,16 +22,16 @@ def go_on(decided_2B1: Tensor, inputs: PassInputs, places_2B: Tensor, drawn_2KB:
     drawn_2KB: int64, of which column `step` is written. Reads its inputs and leaves them as they are.
     """
     _, K, B = drawn_2KB.shape
-    after_XB = drawn_2KB.new_empty(INTEGERS, B)
+    next_XB = drawn_2KB.new_empty(INTEGERS, B)
     _go_on[(1,)](
-        decided_2B1, inputs.positions_B, inputs.counts_B, inputs.starts[0], places_2B, after_XB, drawn_2KB, B, K, step,
+        decided_2B1, inputs.positions_B, inputs.counts_B, inputs.starts[0], places_2B, next_XB, drawn_2KB, B, K, step,
         triton.next_power_of_2(B),
     )  # fmt: skip
-    return after_XB
+    return next_XB
 
 
 @triton.jit(do_not_specialize=["B", "K", "step"])
-def _go_on(decided, positions, counts, starts, places, after, drawn, B, K, step, ROWS: tl.constexpr):
+def _go_on(decided, positions, counts, starts, places, next_inputs, drawn, B, K, step, ROWS: tl.constexpr):
     """All rows at once: there are few."""
     b = tl.arange(0, ROWS)
     real = b < B
@@ -39,9 +39,9 @@ def _go_on(decided, positions, counts, starts, places, after, drawn, B, K, step,
     count = tl.load(counts + b, mask=real, other=0)
     tl.store(drawn + step * B + b, token, mask=real)
     tl.store(drawn + (K + step) * B + b, tl.load(decided + B + b, mask=real, other=0), mask=real)
-    tl.store(after + b, token, mask=real)
-    tl.store(after + B + b, tl.load(positions + b, mask=real, other=0) + count, mask=real)
-    tl.store(after + 2 * B + b, tl.minimum(count, 1), mask=real)
-    tl.store(after + 3 * B + b, tl.load(starts + b, mask=real, other=0) + count, mask=real)
-    tl.store(after + 4 * B + b, tl.load(places + b, mask=real, other=0) + 1, mask=real)
-    tl.store(after + 5 * B + b, tl.load(places + B + b, mask=real, other=0), mask=real)
+    tl.store(next_inputs + b, token, mask=real)
+    tl.store(next_inputs + B + b, tl.load(positions + b, mask=real, other=0) + count, mask=real)
+    tl.store(next_inputs + 2 * B + b, tl.minimum(count, 1), mask=real)
+    tl.store(next_inputs + 3 * B + b, tl.load(starts + b, mask=real, other=0) + count, mask=real)
+    tl.store(next_inputs + 4 * B + b, tl.load(places + b, mask=real, other=0) + 1, mask=real)
+    tl.store(next_inputs + 5 * B + b, tl.load(places + B + b, mask=real, other=0), mask=real)

@@ -26,9 +26,9 @@ def with_scales(kv: KeysValues) -> tuple[Tensor, Tensor, Tensor, Tensor, bool]:
 
 
 @triton.jit
-def load_rows(memory, head, slot, d, there, D: tl.constexpr, CODED: tl.constexpr):
+def load_rows(memory, head, slot, d, present, D: tl.constexpr, CODED: tl.constexpr):
     """Dimensions `d` of slots, zeros of those that are not there; slots and dimensions go along two directions."""
-    return tl.load(memory + _row(head, slot, D, CODED) + d, mask=there & (d < D), other=0)
+    return tl.load(memory + _row(head, slot, D, CODED) + d, mask=present & (d < D), other=0)
 
 
 @triton.jit
@@ -107,8 +107,8 @@ def _codes_by_ptx(memory, head, slot_K, there_K, D: tl.constexpr, D2: tl.constex
         }""",
         "=h,=h,=h,=h,r", [four_KW], dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=1,
     )  # fmt: skip
-    each_KW22 = tl.join(tl.join(first_KW, third_KW), tl.join(second_KW, fourth_KW))
-    return tl.reshape(each_KW22, [slot_K.shape[0], D2])
+    codes_KW22 = tl.join(tl.join(first_KW, third_KW), tl.join(second_KW, fourth_KW))
+    return tl.reshape(codes_KW22, [slot_K.shape[0], D2])
 
 
 @triton.jit
@@ -168,18 +168,18 @@ def _codes(x_MD):
 
 
 @triton.jit
-def rotated_heads(x_MD, d_1D, TOGETHER: tl.constexpr):
+def rotated_heads(x_MD, d_1D, HADAMARD_SIZE: tl.constexpr):
     """Heads in float32, so many channels of each rotated together, a power of two; 1: as they are. d: 0, 1, 2, ..."""
-    if TOGETHER > 1:
+    if HADAMARD_SIZE > 1:
         place_MD = tl.broadcast_to(d_1D, x_MD.shape)
-        for stage in tl.static_range(TOGETHER.bit_length() - 1):
-            other_MD = tl.gather(x_MD, place_MD ^ (1 << stage), 1)
-            x_MD = tl.where((place_MD >> stage) % 2 == 1, other_MD - x_MD, x_MD + other_MD)
-        x_MD *= TOGETHER**-0.5
+        for stage in tl.static_range(HADAMARD_SIZE.bit_length() - 1):
+            partner_MD = tl.gather(x_MD, place_MD ^ (1 << stage), 1)
+            x_MD = tl.where((place_MD >> stage) % 2 == 1, partner_MD - x_MD, x_MD + partner_MD)
+        x_MD *= HADAMARD_SIZE**-0.5
     return x_MD
 
 
-SOME = 32
+PLACES_PER_PROGRAM = 32
 """Places that a program looks at: few of them are wanted, as a rule, and what is idle is to be soon gone."""
 
 
@@ -189,30 +189,30 @@ def carry(source: KeysValues, from_X: Tensor, target: KeysValues, to_X: Tensor, 
     Memories are contiguous from the start of each tensor on, in pages of `size` numbers. Both lists are int64.
     """
     if count := from_X.numel():
-        some, at_once = (min(triton.next_power_of_2(count), 1024),) * 2 if interpreted() else (SOME, 2)
-        _carry[(triton.cdiv(count, some),)](
-            *source, *target, from_X, to_X, count, size, triton.next_power_of_2(size), some, at_once
+        places, at_once = (min(triton.next_power_of_2(count), 1024),) * 2 if interpreted() else (PLACES_PER_PROGRAM, 2)
+        _carry[(triton.cdiv(count, places),)](
+            *source, *target, from_X, to_X, count, size, triton.next_power_of_2(size), places, at_once
         )
 
 
 @triton.jit
 def _carry(
-    keys, values, to_keys, to_values, from_, to, X, SIZE: tl.constexpr, SIZE2: tl.constexpr, SOME: tl.constexpr,
+    keys, values, to_keys, to_values, from_, to, X, SIZE: tl.constexpr, SIZE2: tl.constexpr, PLACES: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     """Some pages, a few at once; a program of none ends when it has looked."""
-    first = tl.program_id(0) * SOME
+    first_place = tl.program_id(0) * PLACES
     e = tl.arange(0, SIZE2)
-    all_X = first + tl.arange(0, SOME)
-    if tl.max(tl.load(to + all_X, mask=all_X < X, other=0), 0) == 0:
+    place_X = first_place + tl.arange(0, PLACES)
+    if tl.max(tl.load(to + place_X, mask=place_X < X, other=0), 0) == 0:
         return
-    for start in range(first, first + SOME, AT_ONCE):
+    for start in range(first_place, first_place + PLACES, AT_ONCE):
         x_X = start + tl.arange(0, AT_ONCE)
         to_X = tl.load(to + x_X, mask=x_X < X, other=0)
-        here_X = to_X > 0
-        from_X = tl.load(from_ + x_X, mask=here_X, other=0)
+        used_X = to_X > 0
+        from_X = tl.load(from_ + x_X, mask=used_X, other=0)
         read_XE = from_X[:, None] * SIZE + e[None, :]
         write_XE = to_X[:, None] * SIZE + e[None, :]
-        mask_XE = here_X[:, None] & (e < SIZE)[None, :]
+        mask_XE = used_X[:, None] & (e < SIZE)[None, :]
         tl.store(to_keys + write_XE, tl.load(keys + read_XE, mask=mask_XE, other=0.0), mask=mask_XE)
         tl.store(to_values + write_XE, tl.load(values + read_XE, mask=mask_XE, other=0.0), mask=mask_XE)

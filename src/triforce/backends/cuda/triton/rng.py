@@ -22,8 +22,8 @@ def exponentials(seeds_N: Tensor, choices_N: Tensor, positions_N: Tensor, vocab_
     pairs = 1 << 15 if interpreted() else 512
     if len(seeds_N):
         grid = (triton.cdiv((vocab_size + 1) // 2, pairs), len(seeds_N))
-        each = (x_N.contiguous() for x_N in (seeds_N, choices_N, positions_N))
-        _exponentials[grid](*each, out_NV, vocab_size, pairs)
+        noise_keys = (x_N.contiguous() for x_N in (seeds_N, choices_N, positions_N))
+        _exponentials[grid](*noise_keys, out_NV, vocab_size, pairs)
     return out_NV
 
 

@@ -22,7 +22,7 @@ from triforce.backends.cuda.triton import column_parts, interpreted
 from triforce.backends.cuda.triton.rng import exponential_of
 from triforce.backends.cuda.triton.truncation import law, widest
 
-KEPT = -1
+ACCEPTED = -1
 """The verdict where a guess is kept."""
 BLOCK, BLOCK_INTERPRETED = 2048, 256
 """Tokens that a program looks at together; few in tests, so that small vocabularies have several blocks."""
@@ -65,20 +65,27 @@ def by_rejection(
 
 
 def _launch(
-    inputs: SamplerInputs, race: bool, first: Tensor, second: Tensor, guessed_BKV: Tensor, laws_BJV: Tensor
+    inputs: SamplerInputs,
+    race: bool,
+    seeds_or_guesses: Tensor,
+    choices_or_uniforms: Tensor,
+    guessed_BKV: Tensor,
+    laws_BJV: Tensor,
 ) -> Tensor:
     (B, J, V), new = inputs.logits_BJV.shape, inputs.logits_BJV.new_empty
-    alone, part = (ALONE_INTERPRETED, PART_INTERPRETED) if interpreted() else (ALONE, PART)
-    if alone < V:
-        given = inputs.logits_BJV, inputs.settings_5B, inputs.places_2B
-        return column_parts.decide(given, (first, second), (guessed_BKV, laws_BJV), race, part)
+    single_program_size, part = (ALONE_INTERPRETED, PART_INTERPRETED) if interpreted() else (ALONE, PART)
+    if single_program_size < V:
+        column_inputs = inputs.logits_BJV, inputs.settings_5B, inputs.places_2B
+        return column_parts.decide(
+            column_inputs, (seeds_or_guesses, choices_or_uniforms), (guessed_BKV, laws_BJV), race, part
+        )
     ids_BJV = new(B, J, V, dtype=torch.int32)
     values_BJV = new(B, J, V, dtype=torch.float64)
     out_2BJ = new(2, B, J, dtype=torch.int64)
     strides = *inputs.logits_BJV.stride()[:2], *guessed_BKV.stride()[:2]
     _decide[(J, B)](
-        inputs.logits_BJV, inputs.settings_5B, inputs.places_2B, first, second, guessed_BKV, laws_BJV,
-        ids_BJV, values_BJV, out_2BJ, B, J, V, *strides, race, BLOCK_INTERPRETED if interpreted() else BLOCK,
+        inputs.logits_BJV, inputs.settings_5B, inputs.places_2B, seeds_or_guesses, choices_or_uniforms, guessed_BKV,
+        laws_BJV, ids_BJV, values_BJV, out_2BJ, B, J, V, *strides, race, BLOCK_INTERPRETED if interpreted() else BLOCK,
         num_warps=16,
     )  # fmt: skip
     return out_2BJ
@@ -86,10 +93,10 @@ def _launch(
 
 @triton.jit(do_not_specialize=["B", "J", "guess_row_stride", "guess_stride"])
 def _decide(
-    logits, settings, places, first, second, guessed, laws, ids, values, out, B, J, V, row_stride,
-    column_stride, guess_row_stride, guess_stride, RACE: tl.constexpr, N: tl.constexpr,
+    logits, settings, places, seeds_or_guesses, choices_or_uniforms, guessed, laws, ids, values, out, B, J, V,
+    row_stride, column_stride, guess_row_stride, guess_stride, RACE: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """One column of one row. `first`, `second`: seeds and choices (B) of a race, else guesses (B, K) and uniforms."""
+    """One column of one row. `seeds_or_guesses`, `choices_or_uniforms`: seeds and choices (B) of a race, else guesses (B, K) and uniforms."""
     j = tl.program_id(0)
     b = tl.program_id(1)
     cell = (tl.program_id(1) * J + tl.program_id(0)).to(tl.int64)
@@ -97,17 +104,29 @@ def _decide(
     ids = ids + cell * V
     values = values + cell * V
     low, peak = widest(logits, V, N)
-    last = tl.load(places + B + b)
+    last_column = tl.load(places + B + b)
     verdict = tl.full([], 0, tl.int64)
-    if (j <= last) & (tl.abs(peak) < float("inf")):
+    if (j <= last_column) & (tl.abs(peak) < float("inf")):
         count, total = law(logits, settings + b, ids, values, B, V, low, peak, N)
         if RACE:
             position = tl.load(places + b) + j
-            verdict = _race(ids, values, count, tl.load(first + b), tl.load(second + b), position, N).to(tl.int64)
+            verdict = _race(
+                ids, values, count, tl.load(seeds_or_guesses + b), tl.load(choices_or_uniforms + b), position, N
+            ).to(tl.int64)
         else:
             guessed += b.to(tl.int64) * guess_row_stride + j.to(tl.int64) * guess_stride
             verdict = _judge(
-                ids, values, count, total, laws + cell * V, guessed, first + b * (J - 1) + j, second + b * J, j, last, N
+                ids,
+                values,
+                count,
+                total,
+                laws + cell * V,
+                guessed,
+                seeds_or_guesses + b * (J - 1) + j,
+                choices_or_uniforms + b * J,
+                j,
+                last_column,
+                N,
             ).to(tl.int64)
     tl.store(out + cell, verdict)
     tl.store(out + B * J + cell, peak.to(tl.int64, bitcast=True))
@@ -130,7 +149,7 @@ def _race(ids, values, count, seed, choice, position, N: tl.constexpr):
 
 
 @triton.jit
-def _judge(ids, values, count, total, law, guessed, guess, uniforms, j, last, N: tl.constexpr):
+def _judge(ids, values, count, total, law, guessed, guess, uniforms, j, last_column, N: tl.constexpr):
     """Writes a law, and keeps the guess or draws what follows instead of it."""
     for start in range(0, count, N):
         at_N = start + tl.arange(0, N)
@@ -138,14 +157,14 @@ def _judge(ids, values, count, total, law, guessed, guess, uniforms, j, last, N:
         tl.store(values + at_N, share_N, mask=at_N < count)
         tl.store(law + tl.load(ids + at_N, mask=at_N < count, other=0), share_N, mask=at_N < count)
     tl.debug_barrier()
-    token = tl.load(guess, mask=j < last, other=0)
+    token = tl.load(guess, mask=j < last_column, other=0)
     p = tl.load(law + token)
-    q = tl.load(guessed + token, mask=j < last, other=0.0)
-    uniform = tl.load(uniforms + 1 + j, mask=j < last, other=0.0)
-    if (j < last) & (uniform * q < p):
+    q = tl.load(guessed + token, mask=j < last_column, other=0.0)
+    uniform = tl.load(uniforms + 1 + j, mask=j < last_column, other=0.0)
+    if (j < last_column) & (uniform * q < p):
         verdict = tl.full([], -1, tl.int32)
     else:
-        verdict = _draw(ids, values, count, guessed, j < last, tl.load(uniforms), N)
+        verdict = _draw(ids, values, count, guessed, j < last_column, tl.load(uniforms), N)
     return verdict
 
 

@@ -39,13 +39,13 @@ def law(logits, settings, ids, values, B, V, low, peak, N: tl.constexpr):
     temperature = tl.load(settings)
     k = tl.load(settings + B).to(tl.int32)
     mass = tl.load(settings + 2 * B)
-    least = tl.load(settings + 3 * B)
+    min_score = tl.load(settings + 3 * B)
     light = tl.load(settings + 4 * B)
     edge = tl.full([], -float("inf"), tl.float64)
     if k > 0:
         # Scores rise with logits, so the edge of both is the same token's.
         edge = (find_edge(logits, V, tl.where(k == 1, peak, low), peak, k, False, N) - peak) / temperature
-    count = _scores(logits, ids, values, V, peak, temperature, tl.maximum(least, edge), N)
+    count = _scores(logits, ids, values, V, peak, temperature, tl.maximum(min_score, edge), N)
     count, total = _weights(ids, values, count, edge, k, light, N)
     return _top_p(ids, values, count, total, mass, light, N)
 
@@ -66,17 +66,17 @@ def cut(ids, values, count, total, k, mass, light, N: tl.constexpr):
 @triton.jit
 def _top_p(ids, values, count, total, mass, light, N: tl.constexpr):
     """Shares of weights, cut to their nucleus: how many they are, and what to divide them by."""
-    held = _shares(values, count, total, N)
+    total_share = _shares(values, count, total, N)
     divisor = tl.full([], 1.0, tl.float64)
-    if (mass < 1) & (held >= mass):
+    if (mass < 1) & (total_share >= mass):
         edge = find_edge(values, count, light, 1 / total, mass, True, N)
         count, divisor = _nucleus(ids, values, count, edge, mass, N)
     return count, divisor
 
 
 @triton.jit
-def find_edge(values, count, low, high, wanted, MASS: tl.constexpr, N: tl.constexpr):
-    """The largest value that, with all that are as large, makes up `wanted`: a number of values, or their sum.
+def find_edge(values, count, low, high, target, MASS: tl.constexpr, N: tl.constexpr):
+    """The largest value that, with all that are as large, makes up `target`: a number of values, or their sum.
 
     It lies from `low` to `high`, and the values from `low` on make up enough.
     """
@@ -86,7 +86,7 @@ def find_edge(values, count, low, high, wanted, MASS: tl.constexpr, N: tl.conste
         if not MASS:  # shares differ by factors, but logits by differences: every other time the middle of the values
             mean = 0.5 * low + 0.5 * high
             pivot = tl.where((turn % 2 == 0) & (mean > low) & (mean <= high), mean, pivot)
-        above, below, enough = _count_from(values, count, pivot, wanted, MASS, N)
+        above, below, enough = _count_from(values, count, pivot, target, MASS, N)
         low = tl.where(enough, above, low)
         high = tl.where(enough, high, below)
         turn = turn + 1
@@ -105,7 +105,7 @@ def _middle(low, high):
 
 
 @triton.jit
-def _count_from(values, count, pivot, wanted, MASS: tl.constexpr, N: tl.constexpr):
+def _count_from(values, count, pivot, target, MASS: tl.constexpr, N: tl.constexpr):
     """The values next to a pivot, from it on and before it, and whether those from it on make up enough."""
     sum_N = tl.full([N], 0.0, tl.float64)
     above_N = tl.full([N], float("inf"), tl.float64)
@@ -113,22 +113,22 @@ def _count_from(values, count, pivot, wanted, MASS: tl.constexpr, N: tl.constexp
     for start in range(0, count, N):
         at_N = start + tl.arange(0, N)
         value_N = tl.load(values + at_N, mask=at_N < count, other=-float("inf")).to(tl.float64)
-        there_N = (value_N >= pivot) & (at_N < count)
-        sum_N += tl.where(there_N, value_N if MASS else 1.0, 0.0)
-        above_N = tl.minimum(above_N, tl.where(there_N, value_N, float("inf")))
-        below_N = tl.maximum(below_N, tl.where(there_N, -float("inf"), value_N))
-    return tl.min(above_N, 0), tl.max(below_N, 0), tl.sum(sum_N, 0) >= wanted
+        reaches_N = (value_N >= pivot) & (at_N < count)
+        sum_N += tl.where(reaches_N, value_N if MASS else 1.0, 0.0)
+        above_N = tl.minimum(above_N, tl.where(reaches_N, value_N, float("inf")))
+        below_N = tl.maximum(below_N, tl.where(reaches_N, -float("inf"), value_N))
+    return tl.min(above_N, 0), tl.max(below_N, 0), tl.sum(sum_N, 0) >= target
 
 
 @triton.jit
-def _scores(logits, ids, values, V, peak, temperature, least, N: tl.constexpr):
+def _scores(logits, ids, values, V, peak, temperature, min_score, N: tl.constexpr):
     """A list of the tokens with at least this score."""
     count = tl.full([], 0, tl.int32)
     for start in range(0, V, N):
         id_N = start + tl.arange(0, N)
         x_N = tl.load(logits + id_N, mask=id_N < V, other=-float("inf")).to(tl.float64)
         score_N = (x_N - peak) / temperature  # in this order: then a tiny temperature cannot overflow
-        stays_N = (score_N >= least) & (score_N > -float("inf"))
+        stays_N = (score_N >= min_score) & (score_N > -float("inf"))
         count = _append(ids, values, count, id_N, score_N, stays_N)
     tl.debug_barrier()
     return count
@@ -139,7 +139,7 @@ def _weights(ids, values, count, edge, k, light, N: tl.constexpr):
     """Weights of scores: cut to the k largest, exponentials, without light ones; their number, the sum of all."""
     room = k
     level = tl.full([], 0, tl.int32)
-    left = tl.full([], 0, tl.int32)
+    kept_count = tl.full([], 0, tl.int32)
     sum_N = tl.full([N], 0.0, tl.float64)
     if k > 0:
         for start in range(0, count, N):
@@ -153,9 +153,9 @@ def _weights(ids, values, count, edge, k, light, N: tl.constexpr):
         stays_N, level = _down_to(score_N, at_N < count, edge, level, room)
         weight_N = tl.where(stays_N, tl.exp(score_N), 0.0)
         sum_N += weight_N
-        left = _append(ids, values, left, id_N, weight_N, (weight_N > 0) & (weight_N >= light))
+        kept_count = _append(ids, values, kept_count, id_N, weight_N, (weight_N > 0) & (weight_N >= light))
     tl.debug_barrier()
-    return left, tl.sum(sum_N, 0)
+    return kept_count, tl.sum(sum_N, 0)
 
 
 @triton.jit
@@ -181,13 +181,13 @@ def _nucleus(ids, values, count, edge, mass, N: tl.constexpr):
         share_N = tl.load(values + at_N, mask=at_N < count, other=0.0)
         heavy_N += tl.where(share_N > edge, share_N, 0.0)
         level_N += (share_N == edge).to(tl.int32)
-    held = tl.sum(heavy_N, 0)
+    nucleus_mass = tl.sum(heavy_N, 0)
     room = tl.full([], 0, tl.int32)
     equals = tl.sum(level_N, 0)
-    while (held < mass) & (room < equals):  # one after the other, as the torch path rounds
-        held = held + edge
+    while (nucleus_mass < mass) & (room < equals):  # one after the other, as the torch path rounds
+        nucleus_mass = nucleus_mass + edge
         room = room + 1
-    left = tl.full([], 0, tl.int32)
+    kept_count = tl.full([], 0, tl.int32)
     level = tl.full([], 0, tl.int32)
     sum_N = tl.full([N], 0.0, tl.float64)
     for start in range(0, count, N):
@@ -196,9 +196,9 @@ def _nucleus(ids, values, count, edge, mass, N: tl.constexpr):
         share_N = tl.load(values + at_N, mask=at_N < count, other=0.0)
         stays_N, level = _down_to(share_N, at_N < count, edge, level, room)
         sum_N += tl.where(stays_N, share_N, 0.0)
-        left = _append(ids, values, left, id_N, share_N, stays_N)
+        kept_count = _append(ids, values, kept_count, id_N, share_N, stays_N)
     tl.debug_barrier()
-    return left, tl.sum(sum_N, 0)
+    return kept_count, tl.sum(sum_N, 0)
 
 
 @triton.jit
