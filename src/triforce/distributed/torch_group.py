@@ -1,8 +1,8 @@
 """TorchGroup: ranks that are processes, by torch.distributed. gloo between CPUs, NCCL between GPUs.
 
-There are two groups, as there are two reasons to wait. In a forward pass all ranks compute the same: one that does not
-answer within `PATIENCE` is treated as failed. Between two passes rank 0 may wait for people, and the others for it;
-each message there is numbered, so that ranks that do not do the same any more end with an error, and do not wait.
+There are two groups, as ranks wait for two reasons. In a forward pass all ranks compute the same: a rank that does not
+answer within `PATIENCE` is treated as failed. Between two passes rank 0 may wait for users, and other ranks for rank 0;
+messages there are numbered, so that ranks that have diverged end with an error and do not wait.
 
 Shape suffixes as in group.py.
 """
@@ -25,21 +25,21 @@ from triforce.errors import RankError
 T = TypeVar("T")
 
 PATIENCE = 30.0
-"""Seconds that a rank waits for another one in a forward pass. One that has died is noticed at once."""
+"""Seconds that a rank waits for another one in a forward pass. A dead rank is noticed at once."""
 
 FOREVER = timedelta(days=365)
 
 MESSAGE_BYTES, HEADER_BYTES = 1024, 24
-"""Bytes of a message between two passes, and of three numbers in front: broadcasts and votes so far, and its own."""
+"""Bytes of a message between two passes, and of its header: broadcasts so far, votes so far, and a number."""
 
 # The older name warns where there is the newer one.
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 class TorchGroup(TPGroup):
-    """A rank of a torch.distributed group. meeting: a URL as init_process_group takes it. exact: see `TPGroup`.
+    """Rank of a torch.distributed group. meeting: a URL for init_process_group. exact: see `TPGroup`.
 
-    Raises RankError where the others do not come, here and in every call.
+    The constructor and every call raise RankError where another rank is missing.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class TorchGroup(TPGroup):
         max_width = max(sizes)
         padded_NX = F.pad(some_NX, (0, max_width - own_width)) if own_width < max_width else some_NX.contiguous()
         all_RNX = padded_NX.new_empty(self.count, N, max_width)
-        # As bytes: not every backend knows every type.
+        # As bytes: not every backend supports every type.
         bytes_RB = all_RNX.view(self.count, -1).view(torch.uint8)
         own_B = padded_NX.view(-1).view(torch.uint8)
         if self._nccl_group is None:
@@ -107,13 +107,13 @@ class TorchGroup(TPGroup):
         return all([self._read(message_B) for message_B in messages_RB])
 
     def _message(self, number: int) -> Tensor:
-        """Return a message of this number, with room behind it."""
+        """Return a message with `number` in its header, and an empty body."""
         message_B = torch.zeros(MESSAGE_BYTES, dtype=torch.uint8)
         message_B[:HEADER_BYTES] = torch.tensor([self._broadcasts, self._votes, number]).view(torch.uint8)
         return message_B
 
     def _read(self, message_B: Tensor) -> int:
-        """Return the number of a message. Raises RankError where its sender is not where this rank is."""
+        """Return the number of a message. Raises RankError where its sender's counts differ from this rank's."""
         numbers: list[int] = message_B[:HEADER_BYTES].view(torch.int64).tolist()
         broadcasts, votes, number = numbers
         if (broadcasts, votes) != (self._broadcasts, self._votes):
@@ -136,7 +136,7 @@ class TorchGroup(TPGroup):
             )
 
     def _exchange(self, all_RB: Tensor, own_B: Tensor, group: dist.ProcessGroup | None) -> None:
-        """Gather in a quarter of the time of gloo's own all-gather, which hands each call to another thread."""
+        """Gather by sends and receives: a quarter of the time of gloo's all-gather, which switches threads per call."""
         all_RB[self.rank] = own_B
         other_ranks = [rank for rank in range(self.count) if rank != self.rank]
         works: list[Any] = [dist.irecv(all_RB[rank], rank, group=group) for rank in other_ranks]
@@ -148,11 +148,11 @@ class TorchGroup(TPGroup):
         self._try(dist.barrier)
 
     def leave(self) -> None:
-        """Leave the group, as the last thing to do: ranks that still wait for this one get an error."""
+        """Leave the group, as the last call: ranks that still wait for this rank get an error."""
         dist.destroy_process_group()
 
     def _try(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """Call torch.distributed, and raise RankError where it says that a rank is lost."""
+        """Call torch.distributed; raise RankError where it reports a lost rank."""
         try:
             return call(*arguments, **options)
         except RuntimeError as error:

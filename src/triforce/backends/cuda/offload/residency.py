@@ -36,7 +36,7 @@ class OffloadManager:
         self.fetched = torch.zeros((), dtype=torch.int64, device=self.device)
         """Pages of single KV heads that were read because they were not there."""
 
-    def at(self, pages: Iterable[int]) -> tuple[Tensor, Tensor]:
+    def places_of(self, pages: Iterable[int]) -> tuple[Tensor, Tensor]:
         """The seats of some pages, as places of a part, and the pages themselves."""
         pages_N, write_slots_N = self._with_write_slots([*pages])
         return self.layout.at_frames(write_slots_N).flatten(), self.layout.at_pages(pages_N).flatten()
