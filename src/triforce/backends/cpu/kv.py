@@ -1,12 +1,12 @@
 """KV memory in the layout of the native kernels: a page holds pairs of features of its keys, and pairs of its values.
 
-With `int8` there is room for a copy of each page in which a KV head's keys are multiples of one scale, from -127 to
-127 of it, and its values those of another. Lists that are `coarse` read it instead, in whole blocks of 64 keys. It is
-made when it is first read, and dropped when the page is written to: so it is right for keys that are committed. The
-same holds of the sketches of keys that a search reads, a 25th of bfloat16 KV where it is used.
+With `int8` each page has room for a copy: codes from -127 to 127, with one scale for a KV head's keys and one for its
+values. Keys that a list calls `coarse` are read from the copy, in whole blocks of 64. The copy is made when it is first
+read, and dropped when the page is written to, so it is valid for committed keys. The sketches of keys that a search
+reads are made and dropped likewise; they take a 25th of bfloat16 KV where they are used.
 
-KV of a model with `kv_int8` is int8 itself, in pages of codes and scales. Of its rows D is that of `kv_rows`. No
-numbers are copied then: lists that are `coarse` read the upper nibbles, which lie together in a page.
+KV of a model with `kv_int8` is int8 itself, in pages of codes and scales; D of its rows is that of `kv_rows`. Such KV
+has no copies: `coarse` keys are read from the upper nibbles, which are contiguous in a page.
 
 Shape suffixes as in kernel_api.py; L layers, P pages.
 """
@@ -33,7 +33,7 @@ from triforce.ragged import columns, ints
 
 NOTHING = Search([], [], [])
 AttendRotated = Callable[[int, Tensor, Tensor | None], tuple[Tensor, Tensor]]
-"""Attention of one pass: from a layer, its rotated queries, and others for the sinks or None."""
+"""Attention of one pass: takes a layer, its rotated queries, and the queries for the sinks or None."""
 
 
 class NativeKV:
@@ -47,12 +47,12 @@ class NativeKV:
         self.dtype = dtype
         self.int8 = int8
         self.native_pages = self._of_layers(window_pages, partial(self._in_memory, pages=pages))
-        """Of each layer. Those with a window may have pages of their own, `window_pages` of them."""
+        """Pages of each layer. Layers with a window may have separate pages, `window_pages` of them."""
 
     def _of_layers(
         self, window_pages: int, make_full_pages: Callable[[list[int]], list[_native.Pages]]
     ) -> list[_native.Pages]:
-        """Return the pages of each layer. make_full_pages: makes those of layers that have no pages of a window."""
+        """Return the pages of each layer. make_full_pages: allocates pages of layers without window pages."""
         windowed = [bool(window and window_pages) for window in self.config.windows]
         full_layers, windowed_layers = (
             [i for i, has_window in enumerate(windowed) if has_window == kind] for kind in (False, True)
@@ -60,7 +60,7 @@ class NativeKV:
         return in_order(windowed, make_full_pages(full_layers), self._in_memory(windowed_layers, window_pages))
 
     def _in_memory(self, layers: list[int], pages: int) -> list[_native.Pages]:
-        """Make pages of some layers, so many of each."""
+        """Allocate `pages` pages in memory for each of `layers`."""
         config = self.config
         page_options = dict[str, Any](head_dim=self.config.head_dim)
         if not (config.kv_int8 and config.hadamard):
@@ -76,7 +76,7 @@ class NativeKV:
         return [_native.Pages(**parts, **page_options) for parts in memory]
 
     def _allocated(self, layers: int, pages: int) -> list[dict[str, Any]]:
-        """Memory of so many layers, of so many pages each, by what it is."""
+        """Allocate memory of `layers` layers with `pages` pages each: per layer, tensors by name."""
         config = self.config
         heads = (layers, self.config.kv_heads, pages + 1)
         memory = dict[str, Tensor]()
@@ -97,9 +97,9 @@ class NativeKV:
         return self.attention_from(batch, width, 0)
 
     def attention_from(self, batch: ForwardBatch, width: int, first_layer: int) -> LayerAttention:
-        """Return what `layer_attention` does, of a batch whose views are of the layers from `first_layer` on.
+        """Return what `layer_attention` does, for a batch whose views start at layer `first_layer`.
 
-        Each kernel gives a row the bits that it has in a pass of one call (`tests/backends/cpu/test_decoder.py`).
+        Each kernel gives a row the bits of a pass in one call (`tests/backends/cpu/test_decoder.py`).
         """
         lists_L = batch.lists()
         B = len(batch.positions)
@@ -125,7 +125,7 @@ class NativeKV:
         return attention
 
     def attend_of(self, batch: ForwardBatch, width: int, first_layer: int) -> AttendRotated:
-        """Attention of the layers of a pass, from `first_layer` on."""
+        """Return the attention of a pass's layers, from `first_layer` on, to rotated queries."""
         lists_L = batch.lists()
         return lambda layer, q_BTHD, q_sinks_BTHD: self._attend(
             layer, q_BTHD, q_sinks_BTHD, lists_L[layer - first_layer], batch.return_mass
@@ -166,9 +166,10 @@ class NativeKV:
 
 
 def rotations(rope: Rope, batch: ForwardBatch, T: int) -> tuple[Tensor, Tensor]:
-    """The tables that a pass looks up: padding is rotated to 0, and a query meets the sinks from its window's end.
+    """Return the cos and sin tables that a pass of `T` columns looks up.
 
-    It does so where the text is longer than that: windows may have any size.
+    Filled are position 0 for padding, the window's end, from which queries meet the sinks, where the text is longer
+    (windows may have any size), and the rows' positions.
     """
     lists = batch.views[0][1]
     reach = max(batch.positions) + T
@@ -178,7 +179,7 @@ def rotations(rope: Rope, batch: ForwardBatch, T: int) -> tuple[Tensor, Tensor]:
 
 @contextmanager
 def offload_errors() -> Iterator[None]:
-    """Raise CacheError where a store fails."""
+    """Raise CacheError where the store fails in this context."""
     try:
         yield
     except _native.OffloadError as error:
@@ -187,6 +188,6 @@ def offload_errors() -> Iterator[None]:
 
 @cache
 def random_rotation(dim: int) -> Tensor:
-    """An orthogonal matrix (D, D), drawn at random: what it rotates has no channel larger than the others."""
+    """Return a random orthogonal matrix (D, D): rotated vectors have no channel much larger than the others."""
     matrix: Tensor = torch.linalg.qr(torch.randn(dim, dim, generator=torch.Generator().manual_seed(0)))[0]
     return matrix.contiguous()

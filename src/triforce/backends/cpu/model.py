@@ -1,6 +1,6 @@
 """A decoder's weights, packed for the native kernels; on demand rounded to 8 or 4 bits. The residual stream is float32.
 
-A pass over native KV memory is one native call, over any other it goes layer by layer.
+A pass over native KV memory is one native call; a pass over other memory goes layer by layer.
 
 Shape suffixes as in kernel_api.py; Q = H * D, I MLP size.
 """
@@ -29,12 +29,12 @@ from triforce.ragged import Bools, Ints
 from triforce.sampling.logits import non_finite_logits
 
 L = TypeVar("L")
-ROWS = 4096  # of a table that are packed at a time
+ROWS = 4096  # of an embedding that are packed at a time
 Draws = tuple[_native.Sampler, "_native.Noise | Tensor", Tensor]
 
 
 class NativeEmbedding:
-    """The embedding of some tokens or of all: a table of numbers or of few bits, or a packed matrix."""
+    """Embedding of some tokens or of all: a table of numbers or of few bits, or a packed matrix."""
 
     def __init__(self, config: ModelConfig, table_VC: Matrix | _native.Matrix, dtype: torch.dtype) -> None:
         """Raises ModelError."""
@@ -68,7 +68,7 @@ class EmbeddingAndHead(NativeEmbedding):
         self._tokens = len(weights.head_VC)
 
     def head_rows(self, ids_N: Tensor) -> Tensor:
-        """Return the rows of these tokens in the head as numbers, whatever it is packed to: float32 (N, C)."""
+        """Return the head's rows of tokens `ids_N`, unpacked: float32 (N, C)."""
         rows_NC = torch.empty(len(ids_N), self.config.hidden_size)
         self._matrix.rows(ids_N.contiguous(), rows_NC)
         return rows_NC
@@ -81,7 +81,7 @@ class EmbeddingAndHead(NativeEmbedding):
 
 @contextmanager
 def packing(part: str, *weights: Matrix | None) -> Iterator[None]:
-    """Let weights that were packed leave memory, where they lie in a file. Raises ModelError for what cannot be."""
+    """Release the file pages of `weights` after packing them in this context. Raises ModelError for damaged ones."""
     try:
         yield
     except ValueError as error:
@@ -92,7 +92,7 @@ def packing(part: str, *weights: Matrix | None) -> Iterator[None]:
 
 
 def require_finite(embedding_VC: QuantizedWeight) -> None:
-    """Pack a table that stays in its file, some rows at a time, for the check of its scales. Raises ModelError."""
+    """Check the scales of an embedding that stays in its file, by packing some rows at a time. Raises ModelError."""
     with packing("the embedding", embedding_VC):
         for start_row in range(0, len(embedding_VC), ROWS):
             _native.Matrix(embedding_VC.part(slice(start_row, start_row + ROWS)))
@@ -108,7 +108,7 @@ def packed(make: Callable[[ModelConfig, Layer, int], L], config: ModelConfig, we
 
 
 def native_view(kv: NativeKV, layers: int, lists: PageTable) -> _native.View:
-    """Return the keys of a memory that so many layers see in a pass of one call."""
+    """Return the view of a memory that `layers` layers have in a pass of one call."""
     return _native.View(
         layers=layers, lists=lists.units, starts=lists.starts, sinks=lists.sinks, window=lists.window,
         coarse=lists.coarse if kv.int8 else [], search=lists.search if lists.search and kv.searches else NOTHING,
@@ -154,11 +154,11 @@ class NativeModel(EmbeddingAndHead):
     def fused_draft(
         self, kv: NativeKV, batch: ForwardBatch, texts: tuple[Ints, Ints, Bools], draws: Draws, tokens_BK: Ints
     ) -> Tensor:
-        """K tokens behind each text, one after another in one call, as so many passes and draws would give them.
+        """Draft K tokens after each text in one call, the same tokens as K passes and draws.
 
-        batch: the first pass, from which the others go on. texts: ids (B, S) with room for the tokens, which are
-        written there too, lengths, and which rows are live. draws: sampler, noise, and where laws go, as in
-        `_native.fused_draft`. Returns the laws (B, K, V). Raises ModelError where a token has none.
+        batch: the first pass; the others follow from it. texts: ids (B, S) with room for the tokens, which are written
+        there too, lengths, and a mask of live rows. draws: sampler, noise, and room for probabilities, as in
+        `_native.fused_draft`. Returns the probabilities (B, K, V). Raises ModelError where logits are not finite.
         """
         (view,), (sampler, noise, laws), (ids_BS, lengths_B, live_B) = batch.views, draws, texts
         longest = int((lengths_B - np.array(batch.positions)).max()) + tokens_BK.shape[1]
@@ -198,7 +198,7 @@ class NativeLayer:
 def project(
     native: _native.DecoderLayer | _native.QkvProjections, config: ModelConfig, x_NC: Tensor
 ) -> tuple[Tensor, ...]:
-    """Queries (N, H, D), keys and values (N, G, D)."""
+    """Return queries (N, H, D), keys and values (N, G, D)."""
     N = len(x_NC)
     (H, G, D) = (config.heads, config.kv_heads, config.head_dim)
     q = torch.empty(N, H * D)
@@ -209,7 +209,7 @@ def project(
 
 
 def experts(config: ModelConfig, layer: Layer, bits: int) -> _native.Experts:
-    """Return the experts of a layer that has some, packed."""
+    """Return the packed experts of a layer with experts."""
     parts = config.architecture.experts
     assert parts is not None and layer.router_EC is not None
     projections = {
@@ -230,7 +230,7 @@ def experts(config: ModelConfig, layer: Layer, bits: int) -> _native.Experts:
 
 
 class NativeModelShard(EmbeddingAndHead):
-    """`config` has this rank's heads."""
+    """Native weights of one rank. `config` has this rank's heads."""
 
     def __init__(self, config: ModelConfig, weights: Weights, bits: int = 0) -> None:
         super().__init__(config, weights, bits)
@@ -244,7 +244,7 @@ class NativeLayerShard:
         eps = config.norm_eps
         q_norm, k_norm = (None, None) if parts.qk_norm == "row" else (layer.q_norm_D, layer.k_norm_D)
         self._query_scale = parts.query_scale if parts.qk_norm == "row" else 1.0
-        """What is left to be done behind norms of whole rows."""
+        """Factor of the queries that is applied after norms of whole rows; 1 where products apply it."""
         self._projections = _native.QkvProjections(
             layer.input_norm_C, layer.q_proj_QC, layer.k_proj_PC, layer.v_proj_PC, layer.q_bias_Q, layer.k_bias_P,
             layer.v_bias_P, q_norm, k_norm, head_dim=config.head_dim, eps=eps, bits=bits,
@@ -271,7 +271,7 @@ class NativeLayerShard:
         return touched
 
     def _add(self, x_NC: Tensor, part_NC: Tensor, norm: _native.Norm | None, ranks: TPGroup) -> None:
-        """Add to the residual stream what all ranks give: rounded as in one process, where products are rounded."""
+        """Add all ranks' outputs to the residual stream, rounded where one process rounds its products."""
         part_NC = ranks.outputs(part_NC, x_NC.shape[1])
         if norm:
             norm.forward(part_NC)
@@ -279,7 +279,7 @@ class NativeLayerShard:
 
 
 class Product:
-    """Some outputs of a matrix, with their biases; of all inputs, or of some."""
+    """Product with one rank's part of a matrix: some outputs, with their biases, from all inputs or some."""
 
     def __init__(self, weight: Matrix, bias: Tensor | None, bits: int) -> None:
         (self._outputs, self.inputs), self._dtype = weight.shape, weight.dtype
@@ -307,7 +307,7 @@ class MlpShard:
         self._down = Product(down_CI, layer.down_bias_C, bits)
 
     def __call__(self, x_NC: Tensor, ranks: TPGroup) -> tuple[Tensor, int]:
-        """Return (N, some of C), and that no experts were touched."""
+        """Return this rank's outputs (N, some of C), and 0 experts touched."""
         gated_NI = torch.empty(len(x_NC), self._gate.stride, dtype=self._dtype)
         self._gate.forward(x_NC, gated_NI)
         return self._down(ranks.inputs(gated_NI[:, : self._gated], self._down.inputs)), 0
@@ -325,7 +325,7 @@ class ExpertsShard:
         self._outputs, self._inputs = first_expert.down_proj_CI.shape
 
     def __call__(self, x_NC: Tensor, ranks: TPGroup) -> tuple[Tensor, int]:
-        """Return (N, some of C), and how many experts were touched: all of them at once, so ranks talk as of an MLP."""
+        """Return this rank's outputs (N, some of C), and the experts touched. Ranks exchange once for all experts."""
         gated_MI = torch.empty(len(x_NC) * self._per_row, self._native.stride, dtype=self._dtype)
         choices = self._native.gate(x_NC, gated_MI)
         read_MI = ranks.inputs(gated_MI[:, : self._gated], self._inputs)
@@ -335,7 +335,7 @@ class ExpertsShard:
 
 
 def _of_rows(x_NHD: Tensor, norm: _native.Norm, ranks: TPGroup) -> Tensor:
-    """Norm the rows of all ranks' heads, (N, H, D) of this one's."""
+    """Norm whole rows over the heads of all ranks; return this rank's heads (N, H, D)."""
     rank_NQ = x_NHD.flatten(1)
     whole_NQ = ranks.gather(rank_NQ, rank_NQ.shape[1] * ranks.count)
     norm.forward(whole_NQ)
@@ -343,16 +343,16 @@ def _of_rows(x_NHD: Tensor, norm: _native.Norm, ranks: TPGroup) -> Tensor:
 
 
 PART = 6e10
-"""Operations of a call that makes a part of a prompt's pass, about: .06 to .4 seconds of two cores."""
+"""Approximate operations of a call that runs a part of a prompt's pass: .06 to .4 seconds of two cores."""
 
 LEAST_TOKENS = 128
-"""Tokens of such a call at least: with fewer, weights that are read again take more time than they save."""
+"""Least tokens of such a call: with fewer, reading the weights again takes more time than shorter calls save."""
 
 
 def steps(
     model: ModelBackend, kv: KVBackend, ids_1T: Tensor, batch: ForwardBatch
 ) -> Generator[int, None, ForwardOutput] | None:
-    """Return the parts of a pass over many tokens of one row, none of them scored; None for a model of other kernels.
+    """Return the parts of a pass over many unscored tokens of one row; None for a model of other kernels.
 
     With offloaded KV, which is read ahead in a pass of one call, the whole pass is one part.
     """
@@ -369,10 +369,10 @@ def _one_part(
 
 
 def parts(model: NativeModel, kv: NativeKV, ids_1T: Tensor, batch: ForwardBatch) -> Generator[int, None, ForwardOutput]:
-    """Make a pass over many tokens of one row, none of them scored, in calls of at most some `PART` operations.
+    """Run a pass over many unscored tokens of one row in calls of about `PART` operations at most.
 
-    A call takes several layers, or some of the tokens through one layer. Each token has the bits that it has in a
-    pass of one call. Yields behind each call how many tokens its share of the work is worth.
+    A call takes all tokens through several layers, or some tokens through one layer. Each token has the bits of a pass
+    in one call. Yields after each call the tokens that all work so far is worth.
     """
     (_, T), config = ids_1T.shape, model.config
     x_1TC = torch.empty(1, T, config.hidden_size)
@@ -402,9 +402,9 @@ def _forward_part(
     x_1TC: Tensor,
     states_S1TC: Tensor | None,
 ) -> float:
-    """Take tokens `part` of a row through layers [first, stop), in place. Returns the experts touched, as a pass.
+    """Take tokens `part` of a row through layers [start, stop), in place. Returns the experts touched, as a pass does.
 
-    States behind these layers go to `states_S1TC`.
+    Residual streams after these layers that `batch.states` names go to `states_S1TC`.
     """
     first_token = part.start
     width = part.stop - part.start
@@ -426,7 +426,7 @@ def _forward_part(
 
 
 def part_of_pass(config: ModelConfig, start: int, width: int) -> tuple[int, int]:
-    """Return layers and tokens of one call of a pass over tokens [start, start + width) of a row."""
+    """Return the layers and the tokens of one call, in a pass over tokens [start, start + width) of a row."""
     weights = config.weights_read / config.layers
     token = 2 * weights + 4 * config.heads * config.head_dim * (start + width)
     if token * width <= 1.5 * PART:

@@ -1,6 +1,6 @@
-"""KV memory that is larger than what is kept of it: its pages lie in a store, and a pass reads them ahead of itself.
+"""KV memory whose pages lie in a store, larger than its resident part: a pass reads pages ahead of their use.
 
-A prompt is read layer by layer, all of its tokens through one before the next: so KV is stored once.
+A prompt is read layer by layer, all of its tokens through one layer before the next: so KV is stored once.
 
 Shape suffixes as in kernel_api.py.
 """
@@ -23,12 +23,12 @@ from triforce.interface.outputs import KVMemoryUsage
 from triforce.model.config import ModelConfig
 
 AT_ONCE = 512
-"""Tokens of a prompt that go through a layer together: their activations stay in the caches."""
+"""Tokens of a prompt that go through a layer at once: their activations stay in the processor's caches."""
 
 
 class NativeOffloadedKV(NativeKV):
     searches = False
-    """What is searched would have to be at hand: layers that need it are kept whole instead, and seen in full."""
+    """False, as a search would need all keys resident: layers that are searched are kept whole and attended in full."""
 
     def __init__(
         self, config: ModelConfig, pages: int, dtype: torch.dtype, offload_layout: OffloadLayout, window_pages: int = 0
@@ -44,7 +44,7 @@ class NativeOffloadedKV(NativeKV):
         arena = allocate((offload_layout.memory + SECTOR,), torch.uint8, "cpu")
         arena = arena[-arena.data_ptr() % SECTOR :][: offload_layout.memory]
         self._stored_layers: list[int] = []
-        """Layers whose pages lie in the store; those with a window have their own, in memory."""
+        """Layers whose pages lie in the store; layers with window pages have them in memory."""
         self.native_pages = self._of_layers(window_pages, partial(self._offload, arena, pages + 1))
         windows = (
             (config.layers - len(self._stored_layers))
@@ -57,7 +57,7 @@ class NativeOffloadedKV(NativeKV):
         self.prefer(self._stored_layers)
 
     def _offload(self, arena: Tensor, pages: int, layers: list[int]) -> list[_native.Pages]:
-        """Have so many pages of some layers lie in the store, or in frames of the arena."""
+        """Return pages of `layers`, `pages` each, that lie in the store or in frames of the arena."""
         config = self.config
         offload_layout = self.offload_layout
         logits_LH = self.config.attention_sink_logits_LH
@@ -85,11 +85,11 @@ class NativeOffloadedKV(NativeKV):
 
     @property
     def bytes_read(self) -> int:
-        """Bytes read from the store since it exists."""
+        """Bytes read from the store since it was made."""
         return int(self._store.bytes_read)
 
     def limit(self, bytes_per_second: float) -> None:
-        """Reads take as long as on a bus of this rate: for measurements. 0 is no limit."""
+        """Make reads take as long as on a bus of `bytes_per_second`, for measurements; 0 is no limit."""
         self._store.limit(bytes_per_second)
 
     @offload_errors()
@@ -160,7 +160,7 @@ class NativeOffloadedKV(NativeKV):
     ) -> None:
         T = ids_1T.shape[1]
         ((layers, lists),) = batch.views
-        if not isinstance(model, NativeModel):  # ranks that share a model talk between its layers
+        if not isinstance(model, NativeModel):  # ranks that share a model exchange activations between its layers
             return one_layer(model, layer, ids_1T, x_1TC, self, replace(batch, views=[(1, lists)]))
         cos, sin = rotations(self.config.rope, batch, T)
         model.decoder.forward(
@@ -173,7 +173,7 @@ class NativeOffloadedKV(NativeKV):
 def one_layer(
     model: ModelBackend, layer: int, ids_1T: Tensor, x_1TC: Tensor, kv: NativeOffloadedKV, batch: ForwardBatch
 ) -> None:
-    """The residual stream of some tokens goes through a layer; into the first one it comes from their ids."""
+    """Take the residual stream of some tokens through a layer, in place; before layer 0 it is made from their ids."""
     if layer == 0:
         x_1TC[0] = model.embed(ids_1T[0])
     block = model.blocks[layer]

@@ -1,4 +1,4 @@
-"""KV memory for the Triton kernels: a head's pages lie behind one another, as rows of numbers or as pages of codes.
+"""KV memory for the Triton kernels: a head's pages are contiguous, as rows of numbers or as pages of codes.
 
 Shape suffixes as in kernel_api.py; P positions of the tables.
 """
@@ -23,7 +23,7 @@ from triforce.model.config import ModelConfig
 from triforce.model.rope import RESERVED
 
 AHEAD = 4096
-"""Positions beyond the model's that the tables have at first: guesses may reach there."""
+"""Positions beyond the model's that the tables cover at first: draft tokens may reach there."""
 
 
 class TritonKV(TorchKV):
@@ -35,12 +35,12 @@ class TritonKV(TorchKV):
         self.tables_PF = self._rotations(min(config.context, RESERVED) + AHEAD)
         self.hadamard_size = hadamard_size_of(config)
         self.version = 0
-        """Counts how often something has moved that captured passes refer to."""
+        """Version of the tensors that captured passes refer to: counts their moves."""
         self.capturable = True
-        """Whether the pass that was prepared last may be captured and replayed."""
+        """Whether the last prepared pass may be captured and replayed."""
 
     def prepare(self, batch: ForwardBatch, width: int) -> None:
-        """Have ready what a pass of `width` tokens a row will need."""
+        """Prepare a pass of `width` tokens a row: extend the rotation tables to its positions."""
         end = max(batch.positions) + width
         if end > len(self.tables_PF[0]):
             self.tables_PF = self._rotations(2 * end)
@@ -68,9 +68,9 @@ class TritonKV(TorchKV):
             return attend(q_BTHD, *self._open(layer), page_table, hadamard_size=self.hadamard_size)[0]
 
     def device_attention(self, inputs: PassInputs, wide: list[PageTable] | None = None) -> LayerAttention:
-        """Return what `layer_attention` does, of a pass on the device: a function of the buffers of `inputs`.
+        """Return what `layer_attention` does, for a pass on the device: a function of the buffers of `inputs`.
 
-        `wide`: each layer's lists, where torch's fused attention is wanted.
+        `wide`: each layer's page table, where torch's fused attention is to run.
         """
         lists_L = self._lists(inputs)
         return_mass = inputs.shape.return_mass
@@ -90,7 +90,7 @@ class TritonKV(TorchKV):
         return attention
 
     def _lists(self, inputs: PassInputs) -> list[tuple[Tensor, Tensor, ViewShape]]:
-        """Page tables of the layers: units, where `_open` will have them; starts, and settings."""
+        """Return page tables of the layers: units as places in `_open`'s memory, starts, and settings."""
         return inputs.lists()
 
     def _open(self, layer: int) -> KeysValues:
@@ -98,7 +98,7 @@ class TritonKV(TorchKV):
         return self.keys_LGSD[layer], self.values_LGSD[layer]
 
     def _close(self, layer: int, page_table: DevicePageTable, mass_BGU: Tensor) -> None:
-        """The pass is done with a layer's keys and values."""
+        """Finish a layer's attention in this pass."""
 
     def _rotations(self, length: int) -> Rotation:
         return self.config.rope.cos_sin(torch.arange(length, device=self.device))
@@ -115,10 +115,10 @@ def write_and_attend(
     return_mass: bool = False,
     by_head: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Write a layer's new keys and values; returns rotated queries, mixed values, and mass as `attend` does.
+    """Write a layer's new keys and values, and attend: return rotated queries, mixed values, and mass.
 
-    hadamard_size: channels of a head that int8 KV rotates (`kv_rows.hadamard_size_of`). `wide`: what is seen, if by
-    torch's fused attention. `by_head`: lists are split as those of KV heads' own.
+    hadamard_size: as `kv_rows.hadamard_size_of` returns it. `wide`: the page table for torch's fused attention, or
+    None. `by_head`: split lists as lists of single KV heads.
     """
     q_BTHD, q_sinks_BTHD = rotate_and_write(qkv, positions_B, tables_PF, page_table, kv, hadamard_size)
     if wide:
@@ -131,9 +131,9 @@ def write_and_attend(
 
 
 def _attend_wide(q_BTHD: Tensor, kv: KeysValues, lists: PageTable) -> tuple[Tensor, Tensor]:
-    """Attend as `attend_lists` does; codes of these lists first become numbers of the queries' type.
+    """Attend as `attend_lists` does; codes of the lists' pages first become numbers of the queries' type.
 
-    Queries are rounded as for codes, and then to that type, as what is mixed is before heads are rotated back.
+    Queries are rounded as for codes, and then to that type; so are mixed values before heads are rotated back.
     """
     if is_coded(kv[0]):
         q_BTHD = rounded_queries(q_BTHD).to(q_BTHD.dtype)

@@ -1,9 +1,9 @@
-"""A decoder's weights for the Triton kernels: products are torch's, what lies between them is one kernel each.
+"""A decoder's weights for the Triton kernels: products are torch's, each operation between products is one kernel.
 
-Products with weights of few bits are ours, too; those stay apart.
-A pass over their KV is a function over the buffers of a `GraphInputs`. A narrow one runs at the shape of its bucket, on
-a CUDA device as a graph that was captured once. A wide one is prefill: torch's fused attention, row by row, at the
-shape that it has. Shape suffixes as in kernel_api.py.
+Products with weights of few bits are Triton kernels, too; such matrices are not joined.
+A pass over Triton KV is a function over the buffers of a `GraphInputs`. A narrow pass runs at the shape of its bucket,
+on a CUDA device as a graph that was captured once. A wide pass is prefill: torch's fused attention, row by row, at its
+own shape. Shape suffixes as in kernel_api.py.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def product(x: Tensor, weight: Matrix | None, bias: Tensor | None = None) -> Ten
 
 
 class TritonLayer(TorchLayer):
-    """A block of which q, k and v are one product, and gate and up. The layer's own matrices become parts of these."""
+    """Layer with one product for q, k and v, and one for gate and up; its matrices become views of joined ones."""
 
     norm = staticmethod(norm)
     swiglu = staticmethod(swiglu)
@@ -77,9 +77,9 @@ class TritonLayer(TorchLayer):
 
 
 def joined(*parts: Matrix | None) -> Tensor | None:
-    """Return all rows of some matrices (M, C) or vectors (M,) as one, of which these become views, to be held once.
+    """Join the rows of matrices (M, C) or vectors (M,) into one tensor; `parts` become views of it.
 
-    None where there are none, or where they are to stay apart, as those of few bits.
+    None where all parts are None, or where any has few bits, as packed matrices are not joined.
     """
     tensors = [part for part in parts if isinstance(part, Tensor)]
     if not tensors or any(isinstance(part, QuantizedWeight) for part in parts):
@@ -91,7 +91,7 @@ def joined(*parts: Matrix | None) -> Tensor | None:
 
 
 class TritonModel(TorchModel):
-    """Keeps the passes that were captured, for each KV memory as long as that is there."""
+    """Model with captured passes for each KV memory, kept as long as the memory lives."""
 
     block = TritonLayer
 
@@ -117,7 +117,7 @@ class TritonModel(TorchModel):
     def run(
         self, model: ModelBackend, ids_BT: Tensor, kv: KVBackend, batch: ForwardBatch, at_BJ: Tensor | None
     ) -> ForwardOutput:
-        """Do what `ModelBackend.forward` says, for a model made of this one's layers."""
+        """Run `ModelBackend.forward` for `model`, which is made of this model's layers."""
         if not isinstance(kv, TritonKV):
             return forward_layerwise(model, ids_BT, kv, batch, at_BJ)
         kv.prepare(batch, ids_BT.shape[1])
@@ -139,7 +139,7 @@ class TritonModel(TorchModel):
         return _cut(output, B, T, at_BJ.shape[1], batch)
 
     def graphs(self, kv: TritonKV) -> Graphs:
-        """The passes over this KV that were captured since something in it has moved."""
+        """Return the captured passes over `kv`; a new collection where its tensors have moved."""
         version, graphs = self._graphs_by_kv.get(kv, (-1, None))
         if graphs is None or version != kv.version:
             graphs = Graphs(kv.device)
@@ -154,9 +154,9 @@ def run_pass(
     wide: list[PageTable] | None = None,
     states: tuple[int, ...] = (),
 ) -> ForwardOutput:
-    """A function of what lies in the inputs; `wide`: each layer's lists, for torch's fused attention.
+    """Run a pass as a function of the inputs' buffers. `wide`: each layer's page table, for torch's fused attention.
 
-    states: as in `ForwardBatch`, of passes that are not captured.
+    states: as in `ForwardBatch`, for passes that are not captured.
     """
     attention = kv.device_attention(inputs, wide)
     shape = inputs.shape
@@ -164,7 +164,7 @@ def run_pass(
 
 
 def _cut(padded: ForwardOutput, rows: int, width: int, columns: int, batch: ForwardBatch) -> ForwardOutput:
-    """An output without the padding of its bucket, and to be kept: the next pass of this shape overwrites it."""
+    """Return a copy of an output without its bucket's padding; the next pass of this shape overwrites `padded`."""
     logits_BJV, queries_LBTHD, mass_LBGU, states_SBTC, touched = padded
     return ForwardOutput(
         logits_BJV[:rows, :columns].clone(),
@@ -176,7 +176,7 @@ def _cut(padded: ForwardOutput, rows: int, width: int, columns: int, batch: Forw
 
 
 class DraftShape(NamedTuple):
-    """All that a draft's launches depend on. tier: of the noise, where draws are not by a race."""
+    """Shape of a draft: all that its launches depend on. tier: of the noise, where draws are not by a race."""
 
     first_pass: PassShape
     tokens: int
@@ -186,14 +186,17 @@ class DraftShape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DrawnTokens:
-    """Tokens and the bits of their columns' peaks, int64 (2, K, B); each token's law (B, 1, V), unless by a race."""
+    """Drawn tokens and the bits of their columns' peaks, int64 (2, K, B).
+
+    laws: each token's probabilities (B, 1, V); empty for draws by a race.
+    """
 
     drawn_2KB: Tensor
     laws: list[Tensor]
 
 
 class DraftInputs:
-    """Buffers of one shape: of the first pass, and of the sampler for all tokens."""
+    """Buffers of one draft shape: of the first pass, and of the sampler for all tokens."""
 
     def __init__(self, shape: DraftShape, device: torch.device) -> None:
         B = shape.first_pass.rows
@@ -207,7 +210,7 @@ class DraftInputs:
         self._loaded_settings_5B: Tensor | None = None
 
     def fill(self, batch: ForwardBatch, texts: tuple[Ints, Ints, Bools], draws: DraftDraws) -> None:
-        """Take over the texts of a draft, whose shape fits, and its sampler, unless that is the one of before."""
+        """Copy a draft's texts, whose shape fits, into the buffers, and its sampler's settings if they have changed."""
         (ids_BS, lengths_B, live_B), B = texts, self.shape.first_pass.rows
         ids_BT, at_BJ = _uncached_tokens(ids_BS, batch)
         places_2B = np.full((2, B), -1)
@@ -225,7 +228,7 @@ class DraftInputs:
 
 
 def fused_draft_for(model: ModelBackend, kv: KVBackend, width: int) -> Callable[..., Tensor] | None:
-    """Return `fused_draft` of these two, if a first pass of so many tokens a row is one that is captured."""
+    """Return `fused_draft` of `model` and `kv`, or None unless passes of `width` tokens a row are captured."""
     if width <= WIDE and isinstance(model, TritonModel) and isinstance(kv, TritonKV):
         return partial(fused_draft, model, kv)
     return None
@@ -235,10 +238,10 @@ def fused_draft(
     model: TritonModel, kv: TritonKV, batch: ForwardBatch, texts: tuple[Ints, Ints, Bools], draws: DraftDraws,
     tokens_BK: Ints,
 ) -> Tensor:  # fmt: skip
-    """K tokens behind each text, written to `tokens_BK`; returns the law of each, float64 (B, K, V), V = 0 by a race.
+    """Draft K tokens after each text into `tokens_BK`; return their probabilities, float64 (B, K, V), V = 0 by a race.
 
-    batch: the first pass, from which the others go on, its counts those of all. texts: ids (B, S), lengths, and which
-    rows are live. The host waits once. Raises ModelError where logits are not finite.
+    batch: the first pass, from which the others follow. texts: ids (B, S), lengths, and a mask of live rows. The host
+    waits once. Raises ModelError where logits are not finite.
     """
     (B, K), (_, lengths_B, live_B) = tokens_BK.shape, texts
     counts_B = (lengths_B - np.array(batch.positions)) * live_B
@@ -252,16 +255,16 @@ def fused_draft(
         captured.inputs.fill(batch, texts, draws)
         output = graphs.run(captured, partial(run_draft, model, kv, captured.inputs))
         laws_BKV = torch.cat(output.laws, 1)[:B] if output.laws else torch.empty(B, K, 0, dtype=torch.float64)
-        drawn_2KB = output.drawn_2KB.cpu()  # here the host waits
+        drawn_2KB = output.drawn_2KB.cpu()  # the host waits
     tokens_KB, peaks_KB = drawn_2KB[:, :, :B]
-    for peaks_B in peaks_KB.view(torch.float64):  # the first that is not finite: what follows it means nothing
+    for peaks_B in peaks_KB.view(torch.float64):  # in order, as values after one that is not finite are undefined
         check(peaks_B[:, None])
     tokens_BK[:] = tokens_KB.T.numpy()
     return laws_BKV
 
 
 def run_draft(model: TritonModel, kv: TritonKV, inputs: DraftInputs) -> DrawnTokens:
-    """A function of what lies in the inputs."""
+    """Run a draft as a function of the inputs' buffers."""
     shape = inputs.shape
     places_2B = inputs.first_pass.extra_XB
     laws = list[Tensor]()
@@ -289,14 +292,14 @@ def run_draft(model: TritonModel, kv: TritonKV, inputs: DraftInputs) -> DrawnTok
 
 
 def _next_pass(pass_inputs: PassInputs, next_XB: Tensor, zeros_B1: Tensor) -> PassInputs:
-    """Return the pass of one token a row behind this one."""
+    """Return the inputs of the following pass, of one token a row."""
     tokens_B, positions_B, counts_B, starts_B, *_ = next_XB
     shape = replace(pass_inputs.shape, width=1, columns=1)
     return PassInputs(shape, tokens_B[:, None], zeros_B1, positions_B, counts_B, [starts_B], pass_inputs.units)
 
 
 def _uncached_tokens(ids_BS: Ints, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
-    """Return ids (B, T) of the tokens that the first pass feeds, and the column (B, 1) of each row's last one."""
+    """Return ids (B, T) of the tokens that the first pass feeds, and the column (B, 1) of each row's last token."""
     positions_B, counts_B = (ints(row_values) for row_values in (batch.positions, batch.views[0][1].counts))
     at_BT = np.minimum(columns(positions_B, int(counts_B.max())), ids_BS.shape[1] - 1)
     ids_BT = ids_BS[rows(len(at_BT)), at_BT]

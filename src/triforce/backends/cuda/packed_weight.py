@@ -1,8 +1,8 @@
-"""Weights of GGUF types, packed for the Triton kernels: codes of 4 or 8 bits, with the scales that their file has.
+"""Weights of GGUF types, packed for the Triton kernels: codes of 4 or 8 bits, with the scales of their file.
 
-Q4_0, Q4_1 and Q4_K keep their 4 bits; those of 5 to 8 take 8. Tiles have 32 outputs side by side, and all of their
-groups of 32 inputs in eights: where a matrix is smaller there are zeros. Shape suffixes: M outputs, K inputs, B blocks
-of a file's row, X bytes of one, G groups, S eights of groups, C tiles.
+Q4_0, Q4_1 and Q4_K keep their 4 bits; types of 5 to 8 bits take 8. Tiles have 32 outputs side by side, and all of their
+groups of 32 inputs in eights: smaller matrices are padded with zeros. Shape suffixes: M outputs, K inputs, B blocks of
+a file's row, X bytes of a block, G groups, S eights of groups, C tiles.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from triforce.errors import ModelError
 from triforce.model.weights import PLAIN, Layer, Matrix, QuantizedWeight, Weights
 
 OUTPUTS, INPUTS, EIGHT = 32, 32, 8
-"""Outputs of a tile, inputs of a group, groups that lie beside one another."""
+"""Outputs of a tile, inputs of a group, and neighbouring groups of an eight."""
 
 
 class Parts(NamedTuple):
-    """The parts of a type: bits as packed here, what a code is less, and its scales, `Scales` of csrc/low_bit.hpp."""
+    """Format of a type: bits as packed here, the offset that codes subtract, and `Scales` of csrc/low_bit.hpp."""
 
     bits: int
     offset: int
     scales: str
     codes: Callable[[Tensor], Tensor]
-    """Codes of blocks (..., X): uint8 (..., inputs of a block)."""
+    """Function from blocks (..., X) to codes: uint8 (..., inputs of a block)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class PackedWeight(QuantizedWeight):
-    """A matrix for kernels. Its blocks are codes: of each group 16 bytes, the first half of its inputs in the lower
-    nibbles, or 32 signed ones: uint8 (C, S, 32, bytes). Planes that its type does not have are the codes, too.
+    """Packed matrix. Its blocks are codes, uint8 (C, S, 32, bytes): each group has 16 bytes, the first half of its
+    inputs in the lower nibbles, or 32 signed bytes. Planes that the type does not have refer to the codes.
     """
 
     outputs: int
     scales: Tensor
     """float16 (C, S, 32, 8), of each group, or (C, S, 32, 1), of each eight"""
     minima: Tensor
-    """As the scales."""
+    """Minima, in the shape of the scales."""
     small: Tensor
     """int8 (2, C, S, 32, 8): multiples of scale and minimum, or of the scales of both halves of a group."""
 
@@ -59,14 +59,14 @@ class PackedWeight(QuantizedWeight):
 
 
 def on_device(weights: Weights) -> Weights:
-    """Pack the matrices of a model onto the device of its norms. Raises ModelError where a scale is no number."""
+    """Pack the matrices of a model onto the device of its norms. Raises ModelError where a scale is NaN or infinite."""
     device = weights.norm_C.device
     done = dict[int, Matrix]()
 
     def taken(weight: Matrix) -> Matrix:
         if not isinstance(weight, QuantizedWeight) or isinstance(weight, PackedWeight):
             return weight
-        if id(weight) not in done:  # a head that is the embedding stays so
+        if id(weight) not in done:  # a tied head stays tied
             done[id(weight)] = _checked(packed(weight, device), weight.kind)
             weight.release()
         return done[id(weight)]
@@ -96,7 +96,7 @@ def _checked(weight: Tensor | PackedWeight, kind: str) -> Tensor | PackedWeight:
 
 
 def packed(weight: QuantizedWeight, device: torch.device) -> Tensor | PackedWeight:
-    """Pack a matrix onto a device; of numbers these themselves, as bfloat16."""
+    """Return a matrix packed onto a device; types of plain numbers become a bfloat16 tensor."""
     if weight.kind in PLAIN:
         return weight.blocks.view(PLAIN[weight.kind]).view(weight.shape).to(device, weight.dtype)
     parts = PARTS[weight.kind]
@@ -126,48 +126,52 @@ def _half(pairs_X: Tensor) -> Tensor:
 
 
 def _tiles(plane_MGX: Tensor, groups: int) -> Tensor:
-    """Return a plane of so many groups in an eight as (C, S, 32, many, X), with zeros behind its end."""
+    """Return a plane with `groups` groups in an eight as (C, S, 32, groups, X), padded with zeros."""
     M, G = plane_MGX.shape[:2]
     padded = pad(plane_MGX, (0, 0, 0, -G % groups, 0, -M % OUTPUTS))
     return unflatten(unflatten(padded, 1, (-1, groups)), 0, (-1, OUTPUTS)).transpose(1, 2).contiguous()
 
 
 def _small(scales: str, blocks_MBX: Tensor) -> Tensor | None:
-    """Return the small scales of groups, int8 (M, G, 2), if blocks have any."""
+    """Return the small scales of groups, int8 (M, G, 2); None where blocks have none."""
     if scales == "super_half":
         return unflatten(blocks_MBX[..., 192:208].contiguous().view(torch.int8), -1, (8, 2)).flatten(1, 2)
     if scales != "super_min":
         return None
     low, middle, high = (
         blocks_MBX[..., at : at + 4] for at in (4, 8, 12)
-    )  # the upper two bits of the last four lie above the others
+    )  # the upper two bits of the last four scales are the top bits of the other bytes
     scales_MG = torch.cat([low & 63, (high & 15) | low >> 6 << 4], -1)
     minima_MG = torch.cat([middle & 63, high >> 4 | middle >> 6 << 4], -1)
     return torch.stack([scales_MG, minima_MG], -1).flatten(1, 2).view(torch.int8)
 
 
 def _nibbles(bytes_X: Tensor) -> Tensor:
-    """Lower nibbles, and behind them the upper ones: (..., 2 * X)."""
+    """Return the lower nibbles followed by the upper nibbles: (..., 2 * X)."""
     return torch.cat([bytes_X & 15, bytes_X >> 4], -1)
 
 
 def _fifth(bytes_4: Tensor) -> Tensor:
-    """A bit of each of 32 inputs, in its place above four others."""
+    """Return the fifth bits of 32 inputs, shifted above the lower four: (..., 32)."""
     return ((bytes_4[..., None] >> _to(8, bytes_4)) & 1).flatten(-2) << 4
 
 
 def _pairs(bytes_X: Tensor) -> Tensor:
-    """Groups by pairs, one in the lower nibbles of 32 bytes and one in the upper ones: (..., 256)."""
+    """Return the codes of pairs of groups, lower nibbles of 32 bytes, then upper nibbles: (..., 256)."""
     return _nibbles(unflatten(bytes_X, -1, (4, 32))).flatten(-2)
 
 
 def _fifth_of_groups(bytes_32: Tensor) -> Tensor:
-    """Bit g of each of 32 bytes, of group g, in its place: (..., 256)."""
+    """Return the fifth bits, bit g of 32 bytes for group g, shifted above the lower four: (..., 256)."""
     return ((bytes_32[..., None, :] >> _to(8, bytes_32)[:, None]) & 1).flatten(-2) << 4
 
 
 def _six(bytes_X: Tensor) -> Tensor:
-    """Twice 128 inputs: lower nibbles of 64 bytes, then upper ones; two more bits of four quarters in 32 bytes."""
+    """Return 6-bit codes (..., 256), in two halves of 128 inputs.
+
+    The lower four bits lie in the lower, then the upper nibbles of 64 bytes; the upper two bits of four quarters share
+    32 bytes.
+    """
     lower = unflatten(_nibbles(unflatten(bytes_X[..., :128], -1, (2, 64))), -1, (4, 32))
     upper = (unflatten(bytes_X[..., 128:192], -1, (2, 1, 32)) >> (2 * _to(4, bytes_X))[:, None]) & 3
     return (lower | upper << 4).flatten(-3)
