@@ -10,7 +10,7 @@ LAYOUT = f"{OFFLOAD}.frames:DeviceLayout"
 BUFFERS = f"{OFFLOAD}.frames:Buffers"
 KV = f"{OFFLOAD}.kv:TritonOffloadedKV"
 PAGES: dict[str, tuple[str, tuple[str, str]]] = {
-    "pages of a text that ended are still found": (f"{MANAGER}.leave", ("self._publish_write_slots(pages)", "pass")),
+    "pages of a text that ended are still found": (f"{MANAGER}.drop", ("self._publish_write_slots(pages)", "pass")),
     "a text that is cut goes on in an empty page": (
         f"{MANAGER}.begin_write", ("self.layout.to_parts(self.layout.part, *self.places_of(rewritten_pages))", "pass"),
     ),
@@ -42,12 +42,12 @@ COPIES: dict[str, tuple[str, tuple[str, str]]] = {
     "a buffer is filled while it is in use": (
         f"{BUFFERS}.fill", ("self._stream.copy_after(self._free.pop(place))", "self._free.pop(place)"),
     ),
-    "use of a buffer is not recorded": (f"{BUFFERS}.leave", ("self._free[place] = event", "pass")),
+    "use of a buffer is not recorded": (f"{BUFFERS}.release", ("self._free[place] = event", "pass")),
     "a buffer is used before it is filled": (
         f"{BUFFERS}.use", ("self._stream.compute_after(self._ready[place])", "pass"),
     ),
     "one buffer for all copies": (f"{BUFFERS}.fill", ("next(iter(self._free))", "min(self._free)")),
-    "a buffer is copied out before it is computed": (f"{BUFFERS}.leave", ("self._stream.copy_after(event)", "pass")),
+    "a buffer is copied out before it is computed": (f"{BUFFERS}.release", ("self._stream.copy_after(event)", "pass")),
     "stored pages are not waited for": (
         f"{KV}._prepare", ("manager.stream.copy_after(manager.stream.record_compute())", "pass"),
     ),

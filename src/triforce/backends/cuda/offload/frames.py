@@ -1,10 +1,10 @@
-"""Frames of offloaded KV pages on the device: each layer has some for pages that are being written, and a working set.
+"""Frames of offloaded KV pages on the device: each layer has write slots, for pages being written, and a working set.
 
-The former are the same for all KV heads (seats), and given by the host. Behind them are frames for pages of single KV
-heads that were looked at last: choosing and finding those waits for no host. Frame 0 is scratch: what has no frame is
-"there".
+Write slots are frames that hold a page for all KV heads; the host assigns them. The working set follows: frames of the
+most recently read pages of single KV heads, assigned and looked up on the device, without waiting for the host. Frame 0
+is scratch, and stands for pages without a frame.
 
-Shape suffixes as in kernel_api.py; L layers, P pages, S frames behind the seats, N pages.
+Shape suffixes as in kernel_api.py; L layers, P pages, S frames of the working set, N pages.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from triforce.model.config import ModelConfig
 
 
 class WriteSlots:
-    """Seats 1 to `count` for pages 1 to `pages`, each in all layers alike.
+    """Write slots 1 to `count` for pages 1 to `pages`, the same in all layers.
 
-    A page is `dirty` from when it is written until the store has it as it is; others lose their seat when it is wanted.
+    A page is dirty from a write until the store holds the same contents. A clean page loses its slot to a page that
+    needs one.
     """
 
     def __init__(self, pages: int, count: int) -> None:
@@ -36,36 +37,36 @@ class WriteSlots:
         self._dirty: set[int] = set()
         self._free = list(range(count, 0, -1))
         self._lru: OrderedDict[int, None] = OrderedDict()
-        """Pages that have seats, as they were last written."""
+        """Pages with write slots, least recently written first."""
 
     def mark_full_stored(self, table: Sequence[int], length: int) -> list[int]:
-        """The fresh pages of a row that are full of committed tokens: they are stored from now on."""
+        """Mark a row's dirty pages that are full of committed tokens as stored; return them for the caller to store."""
         full_pages = []
         index = length // PAGE
         while index and table[index - 1] in self._dirty:
             index -= 1
             full_pages.append(table[index])
-        self.store(full_pages)
+        self.mark_stored(full_pages)
         return full_pages
 
     def dirty(self, pages: Iterable[int]) -> list[int]:
-        """Return those of some pages that the store does not hold as they are."""
+        """Return the dirty pages among `pages`."""
         return [page for page in pages if page in self._dirty]
 
     @property
     def filled_pages(self) -> list[int]:
-        """All pages that hold something, ascending."""
+        """All pages with contents, ascending."""
         return (self.stored_P | (self.write_slot_P > 0)).nonzero()[0].tolist()
 
-    def store(self, pages: Sequence[int]) -> None:
-        """The store has them as they are."""
+    def mark_stored(self, pages: Sequence[int]) -> None:
+        """Mark pages as held by the store."""
         self._dirty.difference_update(pages)
         self.stored_P[list(pages)] = True
 
     def to_evict(self, pages: Sequence[int]) -> list[int]:
-        """Return the pages that must `leave` so that these can be written. Raises CacheError if that is not enough.
+        """Return pages to release so that `pages` can be written. Raises CacheError if there are too few.
 
-        Those that have not been written to for longest; of what the store has not as it is, the less the better.
+        Clean pages come before dirty ones, and among each the least recently written first.
         """
         missing_slots = sum(not self.write_slot_P[page] for page in pages) - len(self._free)
         if missing_slots <= 0:
@@ -78,7 +79,7 @@ class WriteSlots:
         return sorted(evictable_pages, key=self._dirty.__contains__)[:missing_slots]
 
     def write(self, pages: Sequence[int]) -> list[int]:
-        """Seat pages that are about to be written; return those that had no seat."""
+        """Assign write slots to pages that are about to be written; return the pages that had none."""
         new = [page for page in pages if not self.write_slot_P[page]]
         for page in pages:
             self.write_slot_P[page] = self.write_slot_P[page] or self._free.pop()
@@ -87,8 +88,8 @@ class WriteSlots:
         self._dirty.update(pages)
         return new
 
-    def leave(self, pages: Iterable[int]) -> None:
-        """Take the seats of these pages."""
+    def release(self, pages: Iterable[int]) -> None:
+        """Free the write slots of pages."""
         for page in pages:
             if write_slot := int(self.write_slot_P[page]):
                 self._free.append(write_slot)
@@ -97,8 +98,8 @@ class WriteSlots:
             self._dirty.discard(page)
 
     def forget(self, pages: Sequence[int]) -> None:
-        """Forget what these pages hold."""
-        self.leave(pages)
+        """Forget the contents of pages, on the device and in the store."""
+        self.release(pages)
         self.stored_P[list(pages)] = False
 
 
@@ -108,51 +109,51 @@ class WorkingSet:
     ) -> None:
         self._write_slot_count = write_slot_count
         self.frames_LGP = torch.zeros(layers, heads, pages + 1, dtype=torch.int32, device=device)
-        """Of each page; 0: none."""
-        # Column 0 is nobody's: what need not be noted is noted there.
+        """Frame of each page; 0: none."""
+        # Column 0 is scratch: updates that are not needed go there.
         self._pages_LGS = torch.zeros(layers, heads, frames + 1, dtype=torch.int64, device=device)
-        self._wanted_LGS = torch.zeros_like(self._pages_LGS)
-        self._now = torch.zeros((), dtype=torch.int64, device=device)
+        self._used_LGS = torch.zeros_like(self._pages_LGS)
+        self._clock = torch.zeros((), dtype=torch.int64, device=device)
 
     def assign(self, pages_N: Tensor, write_slots_N: Tensor) -> None:
-        """Give these pages these seats and no other frames; 0: none at all."""
+        """Map pages to write slots in all layers, in place of other frames; slot 0 unmaps a page."""
         self.frames_LGP[:, :, pages_N] = write_slots_N.int()
 
     def clear(self, layer: int) -> None:
-        """The frames of a layer behind its seats hold nothing any more."""
+        """Empty a layer's frames of the working set."""
         self.frames_LGP[layer].masked_fill_(self.frames_LGP[layer] > self._write_slot_count, 0)
-        self._pages_LGS[layer] = self._wanted_LGS[layer] = 0
+        self._pages_LGS[layer] = self._used_LGS[layer] = 0
 
     def take(self, layers: slice, pages_LGN: Tensor) -> tuple[Tensor, Tensor]:
-        """Give frames to pages of some layers (0: nothing wanted), at most as many as there are behind the seats.
+        """Assign frames to pages of some layers (0: no page), at most as many as the working set has.
 
-        Those that were wanted longest ago go. Returns pages and frames (L, G, N) of what must be carried there, 0 where
-        there is nothing to do.
+        The least recently used frames are reassigned. Returns pages (L, G, N) that must be copied, and their frames; 0
+        where there is nothing to copy.
         """
-        frames_LGP, pages_LGS, used_LGS = (x[layers] for x in (self.frames_LGP, self._pages_LGS, self._wanted_LGS))
-        self._now += 1
+        frames_LGP, pages_LGS, used_LGS = (x[layers] for x in (self.frames_LGP, self._pages_LGS, self._used_LGS))
+        self._clock += 1
         frames_LGN = frames_LGP.gather(2, pages_LGN).long()
-        used_LGS.scatter_(2, (frames_LGN - self._write_slot_count).clamp_min(0), self._now.expand(frames_LGN.shape))
+        used_LGS.scatter_(2, (frames_LGN - self._write_slot_count).clamp_min(0), self._clock.expand(frames_LGN.shape))
         new_LGN = (pages_LGN > 0) & (frames_LGN == 0)
         oldest_LGS = used_LGS[..., 1:].argsort(2) + 1
         rank_LGN = (new_LGN.cumsum(2) - 1).clamp(0, oldest_LGS.shape[2] - 1)
         at_LGN = oldest_LGS.gather(2, rank_LGN) * new_LGN
         new_pages_LGN = pages_LGN * new_LGN
         evicted_LGN = pages_LGS.gather(2, at_LGN)
-        # A page may have been forgotten since, or have another frame now.
+        # An evicted page may have been forgotten, or moved to another frame.
         evicted_LGN = evicted_LGN * (frames_LGP.gather(2, evicted_LGN) == at_LGN + self._write_slot_count)
         to_LGN = (at_LGN + self._write_slot_count) * new_LGN
         frames_LGP.scatter_(2, evicted_LGN, 0)
         frames_LGP.scatter_(2, new_pages_LGN, to_LGN.int())
         pages_LGS.scatter_(2, at_LGN, new_pages_LGN)
-        used_LGS.scatter_(2, at_LGN, self._now.expand(at_LGN.shape))
+        used_LGS.scatter_(2, at_LGN, self._clock.expand(at_LGN.shape))
         return new_pages_LGN, to_LGN
 
 
 Copies = Iterable[tuple[Tensor, Tensor]]
-"""Each from the second to the first, contiguous and alike."""
+"""Pairs of target and source, contiguous and of equal shape."""
 Event = torch.cuda.Event | None
-"""A point that the computation or the copy stream comes to."""
+"""Point in the compute stream or the copy stream; None on a CPU, where nothing waits."""
 
 
 class CopyStream:
@@ -161,36 +162,36 @@ class CopyStream:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def copy(self, copies: Copies) -> None:
-        """Behind the stream's earlier copies, and what it waits for."""
+        """Queue copies after the stream's earlier copies, and the events that it waits for."""
         queue: AbstractContextManager[object] = torch.cuda.stream(self._stream) if self._stream else nullcontext()
         with queue:
             for to, source in copies:
                 to.copy_(source, non_blocking=True)
 
     def record_copy(self) -> Event:
-        """All that the stream has been asked for so far."""
+        """Record an event after all copies queued so far."""
         return self._stream.record_event() if self._stream else None
 
     def record_compute(self) -> Event:
-        """All that has been computed so far."""
+        """Record an event after all computation queued so far."""
         return torch.cuda.current_stream(self._device).record_event() if self._stream else None
 
     def copy_after(self, event: Event) -> None:
-        """Let later copies wait for this event."""
+        """Let later copies wait for `event`."""
         if self._stream and event:
             self._stream.wait_event(event)
 
     def compute_after(self, event: Event) -> None:
-        """Let later computation wait for this event."""
+        """Let later computation wait for `event`."""
         if event:
             torch.cuda.current_stream(self._device).wait_event(event)
 
 
 class Buffers:
-    """Places that layers take in turns: while one is computed with, the next one is filled.
+    """Places that layers use in turns: while one is computed with, the next one is filled.
 
-    Each use is `fill`, `use`, `leave`, in this order; no more places than there are may be between the first and the
-    last.
+    A layer calls `fill`, `use`, `release`, in this order. Between `fill` and `release` there may be at most as many
+    layers as places.
     """
 
     def __init__(self, stream: CopyStream, places: Sequence[int]) -> None:
@@ -199,7 +200,7 @@ class Buffers:
         self._free: dict[int, Event] = dict.fromkeys(places)
 
     def fill(self, copies: Callable[[int], Copies]) -> int:
-        """Take the place that was filled longest ago and fill it anew, once it is free; returns it."""
+        """Fill the place that was filled longest ago, once it is free; return the place."""
         place = next(iter(self._free))
         self._stream.copy_after(self._free.pop(place))
         self._stream.copy(copies(place))
@@ -208,11 +209,11 @@ class Buffers:
         return place
 
     def use(self, place: int) -> None:
-        """Let later computation see the buffer filled."""
+        """Let later computation wait until the place is filled."""
         self._stream.compute_after(self._ready[place])
 
-    def leave(self, place: int, copies: Copies = ()) -> None:
-        """Free the buffer when all work so far is done, and these copies from it."""
+    def release(self, place: int, copies: Copies = ()) -> None:
+        """Free the place after all computation so far, and after `copies` from it."""
         event = self._stream.record_compute()
         if copies := list(copies):
             self._stream.copy_after(event)
@@ -222,12 +223,12 @@ class Buffers:
 
 
 Run = tuple[int, int]
-"""Consecutive pages: the first, and how many."""
+"""Consecutive pages: the first page, and the count."""
 
 
 class DeviceLayout:
     def __init__(self, config: ModelConfig, pages: int, offload_layout: OffloadLayout, homes: KeysValues) -> None:
-        """`homes`: (room.layers + room.buffers, G, S, D) each."""
+        """`homes`: (offload_layout.layers + offload_layout.buffers, G, S, D) each."""
         self._homes = homes
         self._pages = pages + 1
         self._size = PAGE * config.row_size
@@ -235,15 +236,15 @@ class DeviceLayout:
         D = config.row_size
         keys = homes[0]
         self.home = {layer: layer for layer in range(offload_layout.layers)}
-        """Of each whole layer."""
+        """Index in `homes` of each whole layer."""
         self.part = {layer: layer - offload_layout.layers for layer in range(offload_layout.layers, config.layers)}
-        """Of each other one, in the store, too."""
+        """Index in `parts`, and in the store, of each other layer."""
         assert offload_layout.store.memory is not None, "a store that a device reads is memory"
         self.store = offload_layout.store.memory.view(keys.dtype).view(len(self.part), 2, G, self._pages * PAGE, D)
         self.write_slot_count, parts = offload_layout.moving // G, max(1, len(self.part))
         self._frames = (offload_layout.frames // G - offload_layout.layers * self._pages) // parts
         self.frames = max(1, self._frames - 1 - self.write_slot_count)
-        """Of the working set of each layer and KV head."""
+        """Frames in the working set of each layer and KV head."""
         shape = (len(self.part), G, self._frames * PAGE, D)
         parts_k, parts_v = (allocate(shape, keys.dtype, keys.device).zero_() for _ in range(2))
         self.parts = parts_k, parts_v
@@ -251,7 +252,7 @@ class DeviceLayout:
         self._locate()
 
     def on_device(self, layer: int) -> KeysValues:
-        """A layer's home, or its part: (G, S, D) each."""
+        """Return a layer's home, or its part: (G, S, D) each."""
         if layer in self.home:
             return self.of_home(self.home[layer])
         return self.parts[0][self.part[layer]], self.parts[1][self.part[layer]]
@@ -260,15 +261,15 @@ class DeviceLayout:
         return self._homes[0][home], self._homes[1][home]
 
     def at_pages(self, pages: Tensor) -> Tensor:
-        """Pages (..., N), or (..., G, N) if each head has its own, as places of a layer in the store or of a home."""
+        """Return pages (..., N), or (..., G, N) if each head has its own, as places of a layer in store or home."""
         return self._heads_G1 * self._pages + pages
 
     def at_frames(self, frames: Tensor) -> Tensor:
-        """Return frames as places of a part, in their shape; 0 where the frame is."""
+        """Return frames as places of a part, in their shape; 0 where a frame is 0."""
         return (self._heads_G1 * self._frames + frames) * (frames > 0)
 
     def _locate(self) -> None:
-        """Note which layers have parts, and where these and their pages in the store begin; 0 of whole layers."""
+        """Update which layers have parts, and where a part and its pages in the store begin; 0 for whole layers."""
         layers = range(len(self.home) + len(self.part))
         device = self._heads_G1.device
         self.has_part_L = torch.tensor([layer in self.part for layer in layers], device=device)
@@ -278,7 +279,7 @@ class DeviceLayout:
         self._in_parts_L11 = heads_L11 * self._frames
 
     def fetch(self, layers: slice, pages_LGN: Tensor, frames_LGN: Tensor) -> None:
-        """Copy pages of single KV heads from the store to frames of parts; nothing where a frame is 0."""
+        """Copy pages of single KV heads from the store to frames of parts; no copy where a frame is 0."""
         from_LGN = self.at_pages(pages_LGN) + self._in_store_L11[layers]
         to_LGN = (self.at_frames(frames_LGN) + self._in_parts_L11[layers]) * (frames_LGN > 0)
         carry((self.store[0, 0], self.store[0, 1]), from_LGN.flatten(), self.parts, to_LGN.flatten(), self._size)
@@ -290,21 +291,21 @@ class DeviceLayout:
         carry(self.of_home(home), pages_X, self.on_device(layer), frames_X, self._size)
 
     def to_store(self, layers: Collection[int], frames_X: Tensor, pages_X: Tensor) -> None:
-        """Copy from the frames of layers that are not whole."""
+        """Copy frames of layers that are not whole to their pages in the store."""
         for layer in layers:
             carry(self.on_device(layer), frames_X, self.of_store(layer), pages_X, self._size)
 
     def to_parts(self, layers: Collection[int], frames_X: Tensor, pages_X: Tensor) -> None:
-        """Copy to the frames of layers that are not whole."""
+        """Copy pages of layers that are not whole from the store to their frames."""
         for layer in layers:
             carry(self.of_store(layer), pages_X, self.on_device(layer), frames_X, self._size)
 
     def copies_in(self, layer: int, runs: Sequence[Run], home: int) -> Copies:
-        """Runs of pages from the store to a home."""
+        """Return copies of runs of pages from the store to a home."""
         return ((at_home, stored) for stored, at_home in self.copies_out(layer, runs, home))
 
     def copies_out(self, layer: int, runs: Sequence[Run], home: int) -> Copies:
-        """Runs of pages from a home to the store: each head's keys and values, run by run."""
+        """Yield copies of runs of pages from a home to the store: each head's keys and values, run by run."""
         for stored_GSD, home_GSD in zip(self.of_store(layer), self.of_home(home), strict=True):
             for stored_SD, home_SD in zip(stored_GSD, home_GSD, strict=True):
                 for first_page, count in runs:
@@ -312,7 +313,7 @@ class DeviceLayout:
                     yield stored_SD[slots], home_SD[slots]
 
     def exchange(self, evicted_layer: int, admitted_layer: int, buffer: int, runs: Sequence[Run]) -> None:
-        """The layer `evicted_layer` takes the place of the layer `admitted_layer`, whose pages a buffer has, and the other way round."""
+        """Move `evicted_layer` from its home to the store, and `admitted_layer` from `buffer` into that home."""
         home = self.home[evicted_layer]
         for stored, at_home in self.copies_out(admitted_layer, runs, home):
             stored.copy_(at_home, non_blocking=True)
@@ -325,12 +326,12 @@ class DeviceLayout:
         self._locate()
 
     def of_store(self, layer: int) -> KeysValues:
-        """All of a layer that is not whole, (G, S, D) each, on the host."""
+        """Return all pages of a layer that is not whole, on the host: (G, S, D) each."""
         return self.store[self.part[layer], 0], self.store[self.part[layer], 1]
 
 
 def runs_of(pages: Sequence[int]) -> list[Run]:
-    """Ascending pages as runs."""
+    """Return ascending pages as runs."""
     runs: list[Run] = []
     for page in pages:
         if runs and page == sum(runs[-1]):

@@ -1,9 +1,9 @@
 """KV memory for the Triton kernels whose pages lie in pinned host memory.
 
-A pass of the exact view goes through two buffers, layer by layer: each is filled while another one computes, and what
-a layer gave most mass stays in the working set. A pass over lists of KV heads' own finds them there; the device itself
-reads from the host what is not there, so that such passes can be captured. A prompt is read layer by layer, all of its
-tokens through one before the next: so KV leaves the device once. Shape suffixes as in kernel_api.py.
+A pass of the exact view streams layers through two buffers: one is filled while the other computes, and the pages of
+most mass of each layer stay in the working set. A pass over lists of single KV heads looks pages up there; the device
+itself reads missing pages from the host, so that such passes can be captured. A prompt is read layer by layer, all of
+its tokens through one layer before the next: so KV leaves the device once. Shape suffixes as in kernel_api.py.
 """
 
 from __future__ import annotations
@@ -38,23 +38,24 @@ from triforce.interface.outputs import KVMemoryUsage
 from triforce.model.config import ModelConfig
 
 AT_ONCE = 8192
-"""Tokens of a prompt that go through a layer together, counted from the text's start."""
+"""Tokens of a prompt that go through a layer at once, counted from the text's start."""
 Places = tuple[Tensor, Tensor]
 """Pages as places of a part and of a home."""
 
 
 @dataclass
 class StreamPlan:
-    """Reads of a pass from the host: for which layers, and which pages."""
+    """Plan of a pass's reads from the host: which layers, and which pages."""
 
     layers: list[int] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
     write_slot_places: Places | None = None
-    """Pages that are newer than what the store has."""
+    """Pages with write slots, which may be newer than the store's."""
     written_places: Places | None = None
+    """Pages that the pass writes."""
     keep: int = 0
     filled: dict[int, int] = field(default_factory=dict)
-    """The buffers of the layers that are next."""
+    """Buffer of each layer that is filled ahead."""
 
 
 class TritonOffloadedKV(TritonKV):
@@ -74,7 +75,7 @@ class TritonOffloadedKV(TritonKV):
 
     @property
     def bytes_read(self) -> int:
-        """Bytes read from the host since it exists; waits for the device."""
+        """Bytes read from the host since this memory was made; waits for the device."""
         return (self._streamed + int(self.manager.fetched)) * self.offload_layout.page_bytes
 
     def prefer(self, layers: Collection[int]) -> None:
@@ -82,13 +83,13 @@ class TritonOffloadedKV(TritonKV):
             self.version += self.manager.prefer(layers)
 
     def reserve(self, pages: Sequence[int]) -> None:
-        """The host's memory is there already."""
+        """Do nothing: the host's memory is already allocated."""
 
     def forget(self, pages: Sequence[int]) -> None:
-        self.manager.write_slots.forget(pages)  # what the device has of them counts until they are written to
+        self.manager.write_slots.forget(pages)  # copies on the device stay mapped until the pages are written to
 
     def commit(self, pages: Sequence[int]) -> None:
-        """Pages leave when others need their seats."""
+        """Do nothing: pages leave when other pages need their write slots."""
 
     def write(self, layer: int, slots_N: Tensor, k_GND: Tensor, v_GND: Tensor) -> None:
         with current(self.device):
@@ -121,7 +122,7 @@ class TritonOffloadedKV(TritonKV):
             self._fill(self._streams.layers[0])
 
     def _to_stream(self, batch: ForwardBatch) -> list[int]:
-        """The layers whose pages come by: of an exact pass, or where more is seen than the working set has room for."""
+        """Return the layers to stream: all offloaded ones of an exact pass, or views larger than the working set."""
         layers: list[int] = []
         first_layer = 0
         for count, lists in batch.views:
@@ -132,7 +133,7 @@ class TritonOffloadedKV(TritonKV):
         return [layer for layer in layers if layer in self.manager.layout.part]
 
     def _prepare(self, read_pages: list[int], written_pages: list[int]) -> None:
-        """Runs of what rows have seen, and where on the device is what they have written."""
+        """Plan the runs of pages to read, and the places of pages with write slots, and of pages to write."""
         streams = self._streams
         manager = self.manager
         pages_N = np.unique(np.array(read_pages, dtype=np.int64))
@@ -143,7 +144,7 @@ class TritonOffloadedKV(TritonKV):
         streams.runs = runs_of(pages_N.tolist())
         streams.write_slot_places = manager.places_of(pages_N[write_slots_N > 0].tolist())
         streams.written_places = manager.places_of(written_pages)
-        manager.stream.copy_after(manager.stream.record_compute())  # what has been stored just now
+        manager.stream.copy_after(manager.stream.record_compute())  # pages stored just now
 
     def _fill(self, layer: int) -> None:
         manager = self.manager
@@ -152,7 +153,7 @@ class TritonOffloadedKV(TritonKV):
         self._streamed += self.config.kv_heads * sum(count for _, count in runs)
 
     def _lists(self, inputs: PassInputs) -> list[tuple[Tensor, Tensor, ViewShape]]:
-        """Page tables in which layers that are neither whole nor streamed have frames in the place of pages."""
+        """Return page tables; layers that are neither whole nor streamed have frames in place of pages."""
         lists_L = super()._lists(inputs)
         first_layer = 0
         for view, units, starts_B in zip(inputs.shape.views, inputs.units, inputs.starts, strict=True):
@@ -168,7 +169,7 @@ class TritonOffloadedKV(TritonKV):
         return lists_L
 
     def _find(self, layers: slice, units: Tensor, starts_B: Tensor, counts_B: Tensor) -> Tensor:
-        """The frames of what lists see, int32 (L, B, G, U), once they are there."""
+        """Bring the visible pages of lists into frames; return the frames, int (L, B, G, U)."""
         L = layers.stop - layers.start
         G = self.config.kv_heads
         units_LBGU = (units[:, None] if units.ndim == 2 else units).long().expand(L, len(starts_B), G, -1)
@@ -203,16 +204,16 @@ class TritonOffloadedKV(TritonKV):
         manager.layout.to_part(layer, home, *streams.written_places)
         if streams.keep and mass_BGU.numel():
             manager.keep(layer, home, _heaviest_pages(page_table, mass_BGU, streams.keep))
-        manager.buffers.leave(home)
+        manager.buffers.release(home)
 
     def read_prompt(self, model: ModelBackend, ids_1T: Tensor, batch: ForwardBatch) -> Generator[int, None, None]:
-        """Do what `OffloadedKVBackend.read_prompt` says; between two layers the buffers are others'."""
+        """Run `OffloadedKVBackend.read_prompt`; between two layers other passes may use the buffers."""
         manager = self.manager
         (start,), (table,), T, device = batch.positions, batch.tables, ids_1T.shape[1], manager.device
         earlier = runs_of(sorted(table[: pages_for(start)]))
         new = table[start // PAGE : pages_for(start + T)]
         manager.store([*manager.write_slots.mark_full_stored(table, start), *manager.write_slots.dirty(new[:1])])
-        manager.leave(new)
+        manager.drop(new)
         new_runs = runs_of(sorted(new))
         x_TC = model.embed(ids_1T.flatten().to(device))
         ends = [*range((start // AT_ONCE + 1) * AT_ONCE, start + T, AT_ONCE), start + T]
@@ -232,16 +233,16 @@ class TritonOffloadedKV(TritonKV):
                     is_last_layer = layer + 1 == len(model.blocks)
                     self._through(block, x_NC, at, units_1U, home, is_last_layer)
                 if not is_whole:
-                    manager.buffers.leave(home, layout.copies_out(layer, new_runs, home))
+                    manager.buffers.release(home, layout.copies_out(layer, new_runs, home))
                 yield (layer + 1) * T // len(model.blocks)
-            manager.write_slots.store(new)
+            manager.write_slots.mark_stored(new)
         finally:
             stream.compute_after(stream.record_copy())
 
     def _through(
         self, block: LayerBackend, x_NC: Tensor, at: int, units_1U: Tensor, home: int, is_last_layer: bool
     ) -> None:
-        """Tokens from `at` on through one layer; behind the last one nobody asks for what they come to."""
+        """Take tokens from `at` on through one layer; the last layer only writes KV, as its outputs are not read."""
         count = len(x_NC)
         q_1NHD, k_1NGD, v_1NGD = (x.view(1, *x.shape) for x in block.qkv(x_NC))
         at_1, count_1 = (torch.tensor([n], device=x_NC.device) for n in (at, count))
@@ -261,9 +262,9 @@ class TritonOffloadedKV(TritonKV):
 
 
 def _heaviest_pages(page_table: DevicePageTable, mass_BGU: Tensor, count: int) -> Tensor:
-    """The pages of most mass of each KV head, so many of each row, of those that are full of what came before: (G, N).
+    """Return the `count` pages of most mass of each KV head and row, among pages full of earlier tokens: (G, N).
 
-    0 where there are fewer.
+    0 where there are fewer such pages.
     """
     B, G, U = mass_BGU.shape
     full_B = page_table.starts_B // PAGE * (page_table.counts_B > 0)

@@ -1,12 +1,12 @@
 """Paged attention: queries over lists of units, split over the keys, with a merge in a fixed order.
 
 A list is cut into splits of `split` keys, counted from its start. Each split is one program for each KV head, in which
-the query heads of a group are rows beside one another; it goes through its keys in blocks. Splits are merged in
-ascending order. Neither depends on how long a list is, and what a query does not see adds exact zeros, so its bits
-depend on its own keys and on the shape of the pass (see `Pass.least`).
+the query heads of a group are rows of one tile; it goes through its keys in blocks. Splits are merged in ascending
+order. Neither depends on a list's length, and keys that a query does not see add exact zeros, so a query's bits depend
+on its own keys and on the shape of the pass (see `ForwardBatch.min_shape`).
 
-Scores are in base 2. For the mass, a split leaves the log-sum-exp of each query row and unit; once the whole row's is
-known, a third kernel adds up 2 ** (theirs - its).
+Scores are in base 2. For the mass, a split stores the log-sum-exp of each query row and unit; a third kernel then adds
+up 2 ** (log-sum-exp of the unit - log-sum-exp of the row).
 
 Shape suffixes as in kernel_api.py; R = T * H / G query rows of a KV head, N splits.
 """
@@ -34,7 +34,7 @@ from triforce.backends.cuda.triton.kv_tiles import (
 )
 
 FEW = 16
-"""Query rows of a KV head at most that have several programs each. It was tried at 4, which want them, and at 32."""
+"""Most query rows of a KV head that are merged by several programs each. Measured at 4 rows, which gain, and at 32."""
 
 
 def merge(
@@ -47,9 +47,9 @@ def merge(
 ) -> None:
     """Write the mixed values, and the log-sum-exp of each query row in base 2.
 
-    parts: sums (B, G, N, R, D), peaks and totals (B, G, N, R) of splits of so many keys. spans: starts and counts (B).
-    Few query rows have several programs each, as one after another leaves a device idle (docs/gpu.md). Of values in
-    rotated heads a program has them all, and rotates so many channels back together; 1: none.
+    parts: sums (B, G, N, R, D), peaks and totals (B, G, N, R) of splits of `split` keys. spans: starts and counts (B).
+    Few query rows have several programs each, as one program a row leaves a device idle (docs/gpu.md). With rotated
+    heads a program has all channels, and rotates blocks of `hadamard_size` back; 1: no rotation.
     """
     (B, G, N, R, D), (T, H) = parts[0].shape, attn_out_BTHD.shape[1:3]
     splits_at_once, rows = (
@@ -79,7 +79,7 @@ def merge(
 def weigh(
     units_BGRU: Tensor, log_sums_BGR: Tensor, spans: tuple[Tensor, Tensor], mass_BGU: Tensor, group: int, unit: int
 ) -> None:
-    """Write the mass of each unit, of log-sum-exps of its keys and of the whole row."""
+    """Write the mass of each unit, from the log-sum-exps of its keys and of the query rows."""
     B, G, R, U = units_BGRU.shape
     _weigh[(triton.cdiv(U, 64), G, B)](units_BGRU, log_sums_BGR, *spans, mass_BGU, G, R, U, group, unit, 16, 64)
 
@@ -89,7 +89,7 @@ def _merge(
     parts, peaks, sums, starts, counts, attn_out, log_sums, G, T, R, N, SPLIT: tl.constexpr, GROUP: tl.constexpr,
     D: tl.constexpr, DIMS: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr, HADAMARD_SIZE: tl.constexpr,
 ):  # fmt: skip
-    """The splits of some query rows and dimensions, in ascending order; zeros where there are fewer queries."""
+    """Merge the splits of some query rows and dimensions, in ascending order; zeros where there are fewer queries."""
     row_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     g = tl.program_id(1) % G
     b = tl.program_id(2)
@@ -134,7 +134,7 @@ def _weigh(
     unit_sums, log_sums, starts, counts, mass, G, R, U, GROUP: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr,
     UNITS: tl.constexpr,
 ):  # fmt: skip
-    """The mass of some units of one KV head, summed over its query rows."""
+    """Store the mass of some units of one KV head, summed over its query rows."""
     g = tl.program_id(1)
     b = tl.program_id(2)
     start = tl.load(starts + b).to(tl.int32)
@@ -156,7 +156,7 @@ def _weigh(
 
 
 class Tile(NamedTuple):
-    """Query rows of a program at most (those beyond read the keys again), and keys of a block; its warps and stages."""
+    """Most query rows of a program (further rows read the keys again), keys of a block, warps, and stages."""
 
     rows: int
     keys: int
@@ -165,14 +165,14 @@ class Tile(NamedTuple):
 
 
 def tile_of(size: int, dim: int, rows: int, coded: bool = False) -> Tile:
-    """Return that of numbers of so many bytes, a head size and so many query rows of a KV head.
+    """Return the tile for numbers of `size` bytes, heads of `dim`, and `rows` query rows of a KV head.
 
-    What suits all shapes of an H200's list best of what hardly spills on any device (docs/gpu.md): of few warps, so
-    that several programs share a multiprocessor, and one computes while others wait for keys. AMD's are not measured,
-    nor is that of codes and more than 16 rows since their scales come in pairs.
+    Among tiles that hardly spill on any device, the best for all shapes measured on an H200 (docs/gpu.md): few warps,
+    so that several programs share a multiprocessor, and one computes while others wait for keys. Tiles of AMD are not
+    measured, nor is the tile of codes and more than 16 rows since scales are loaded in pairs.
     """
     if size == 4:
-        return Tile(16, 16, 4, 1)  # other tiles spill more: ptxas would rather have many programs beside one another
+        return Tile(16, 16, 4, 1)  # other tiles spill more: ptxas favours many programs per multiprocessor
     if dim > 128 or (coded and on_amd()):
         return Tile(32, 32, 8, 3)  # with two stages ptxas spills for sm_80
     if on_amd():
@@ -206,10 +206,10 @@ def attend(
     split: int | None = None,
     hadamard_size: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    """Mixed values (B, T, H, D), and the mass of each unit, float32 (B, G, U), if `return_mass`.
+    """Return mixed values (B, T, H, D), and the mass of each unit, float32 (B, G, U), if `return_mass`.
 
-    As a `LayerAttention` gives them; int8 memory has `kv_pages`. `split`: keys, a multiple of 64. `hadamard_size`:
-    channels of mixed values that are rotated back so. No host wait.
+    Both are those of a `LayerAttention`; int8 memory has the layout of `kv_pages`. `split`: keys, a multiple of 64.
+    `hadamard_size`: block size of the rotation that mixed values are rotated back by. The host does not wait.
     """
     (B, T, H, D), G, U = q_BTHD.shape, len(k_GSD), page_table.units.shape[-1]
     by_head = page_table.units.ndim == 3
@@ -250,7 +250,7 @@ def attend(
 
 @triton.jit
 def _product(q_RD, of_q_R, k_DK, FACTOR: tl.constexpr):
-    """Queries times keys: of codes a sum of integers, which is exact, times what each query's integers stand for."""
+    """Return queries times keys; for codes an exact sum of integers, times the scale of each query."""
     if k_DK.dtype == tl.int8:
         product_RK = tl.dot(q_RD, k_DK, out_dtype=tl.int32).to(tl.float32) * of_q_R[:, None]
     else:
@@ -263,7 +263,7 @@ def _scores(
     q_RD, of_q_R, q_sinks_RD, of_q_sinks_R, k_DK, key_K, place_R1, real_R1, block, scale, sinks, window,
     SINK_QUERIES: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
-    """Scores of a block of keys in base 2; -inf where a query does not see the key. Sinks have queries of their own."""
+    """Return scores of a block of keys in base 2; -inf where a query does not see the key. Sinks have own queries."""
     scores_RK = _product(q_RD, of_q_R, k_DK, FACTOR)
     if SINK_QUERIES:  # noqa: SIM102
         if block < sinks:
@@ -277,7 +277,7 @@ def _scores(
 
 @triton.jit
 def _queries(q, cells_RD, there_RD, CODED: tl.constexpr, FACTOR: tl.constexpr):
-    """Queries as keys meet them, and a factor of each where these are codes."""
+    """Return queries in the type that multiplies keys, and for codes the scale of each query, else 1."""
     q_RD = tl.load(q + cells_RD, mask=there_RD, other=0.0)
     if CODED:  # noqa: SIM108
         queries_and_factor = query_codes(q_RD.to(tl.float32))
@@ -306,7 +306,7 @@ def _splits(
     SINK_QUERIES: tl.constexpr, RETURN_MASS: tl.constexpr, CODED: tl.constexpr, FACTOR: tl.constexpr,
     BY_PTX: tl.constexpr,
 ):  # fmt: skip
-    """One split of one KV head's keys, for some of its query rows: unnormalised sums, and the peak they hang from."""
+    """Attend to one split of one KV head's keys with some query rows: store unnormalised sums and their peak."""
     n = tl.program_id(0)
     g = tl.program_id(1) % G
     b = tl.program_id(2)

@@ -1,8 +1,8 @@
-"""Sampling as in `sampler`, by several programs a column, each of which looks at one part of the vocabulary.
+"""Sampling as in `sampler`, by several programs a column, each for one part of the vocabulary.
 
-What is certainly cut is dropped in float32: what is below the k-th largest of its part is not among the k largest, and
-masses of all weights from each power of two on say where a nucleus ends at the latest. What is left becomes one list,
-by ascending id; one program makes the cuts among that in float64, and parts of the list draw from what then is left.
+Tokens that are certainly cut are dropped in float32: a token below the k-th largest of its part is not among the k
+largest, and masses of all weights above each power of two bound the end of a nucleus. The other tokens become one list,
+by ascending id; one program makes the cuts in this list in float64, and parts of the list draw from the tokens left.
 
 Shape suffixes: B rows, J columns, K guesses, V vocabulary, C parts, N tokens of a part, P powers of two.
 """
@@ -20,7 +20,7 @@ from triforce.backends.cuda.triton.truncation import cut
 
 @triton.jit
 def peak_of(peaks, C, C2: tl.constexpr):
-    """The largest of all parts' peaks: NaN if one of them is."""
+    """Return the largest of all parts' peaks; NaN if any peak is."""
     c_C = tl.arange(0, C2)
     peak_C = tl.load(peaks + c_C, mask=c_C < C, other=-float("inf"))
     return tl.where(tl.max((peak_C != peak_C).to(tl.int32), 0) > 0, float("nan"), tl.max(peak_C, 0))
@@ -28,7 +28,7 @@ def peak_of(peaks, C, C2: tl.constexpr):
 
 @triton.jit(do_not_specialize=["J", "C"])
 def race_parts(places, ids, values, counts, divisors, seeds, choices, bests, winners, J, C, N: tl.constexpr):
-    """The token of a part with the largest probability / exponential, the lowest id among equals."""
+    """Find the token of a part with the largest probability / exponential, the lowest id among equals."""
     c = tl.program_id(0)
     j = tl.program_id(1)
     b = tl.program_id(2)
@@ -52,7 +52,7 @@ def race_parts(places, ids, values, counts, divisors, seeds, choices, bests, win
 
 @triton.jit(do_not_specialize=["B", "J", "C"])
 def close_race(peaks, bests, winners, out, B, J, C, C2: tl.constexpr):
-    """The winner of all parts, the lowest id among equals, and the column's peak."""
+    """Store the winner of all parts, the lowest id among equals, and the column's peak."""
     cell = tl.program_id(1) * J + tl.program_id(0)
     c_C = tl.arange(0, C2)
     best_C = tl.load(bests + cell * C + c_C, mask=c_C < C, other=0.0)
@@ -68,7 +68,7 @@ def share_parts(
     places, ids, values, counts, divisors, guessed, laws, sums, B, J, V, C, guess_row_stride, guess_stride,
     N: tl.constexpr,
 ):  # fmt: skip
-    """A part's law, in its list too, and what it holds: of max(p - q, 0) where a guess is judged, and of p."""
+    """Store a part's law p, in its list too, and its sums of max(p - q, 0) where a draft token is judged, and of p."""
     c = tl.program_id(0)
     j = tl.program_id(1)
     b = tl.program_id(2)
@@ -97,7 +97,7 @@ def judge_parts(
     places, peaks, ids, values, counts, sums, tokens, uniforms, guessed, laws, out, B, J, V, C, guess_row_stride,
     guess_stride, N: tl.constexpr, C2: tl.constexpr,
 ):  # fmt: skip
-    """One column's verdict: keeps the guess, or draws what follows instead of it."""
+    """Store one column's verdict: accept the draft token, or draw the token that replaces it."""
     j = tl.program_id(0)
     b = tl.program_id(1)
     cell = (b * J + j).to(tl.int64)
@@ -125,10 +125,10 @@ def judge_parts(
 
 @triton.jit
 def _draw(ids, values, count, sums, guessed, refused, uniform, sums_stride, C, N: tl.constexpr, C2: tl.constexpr):
-    """A token of max(p - q, 0), or of p where nothing was refused or that is empty, by inversion: its part, then it.
+    """Draw a token of max(p - q, 0), or of p without a rejection or residual, by inversion: its part, then the token.
 
-    A scan may round a prefix below one before it, so what holds nothing is left out, and where none passes it is the
-    last of the others. Sums of p lie `sums_stride` behind those of residuals.
+    A scan may round a prefix below an earlier one, so parts and tokens of mass 0 are skipped; where no prefix passes
+    the end, the last part or token with mass is drawn. Sums of p lie `sums_stride` after those of residuals.
     """
     c_C = tl.arange(0, C2)
     lane_N = tl.arange(0, N)
@@ -138,7 +138,7 @@ def _draw(ids, values, count, sums, guessed, refused, uniform, sums_stride, C, N
         mass_C = tl.load(sums + sums_stride + c_C, mask=c_C < C, other=0.0)
     upto_C = tl.cumsum(mass_C, 0)
     total = tl.sum(tl.where(c_C == C - 1, upto_C, 0.0), 0)
-    below = (total.to(tl.int64, bitcast=True) - 1).to(tl.float64, bitcast=True)  # uniform * total may round up to it
+    below = (total.to(tl.int64, bitcast=True) - 1).to(tl.float64, bitcast=True)  # uniform * total may round up to total
     end = tl.minimum(uniform * total, below)
     c = tl.min(tl.where((mass_C > 0) & (upto_C > end), c_C, 0x7FFFFFFF), 0)
     c = tl.where(c == 0x7FFFFFFF, tl.max(tl.where(mass_C > 0, c_C, 0), 0), c)
@@ -153,7 +153,7 @@ def _draw(ids, values, count, sums, guessed, refused, uniform, sums_stride, C, N
 
 
 POWERS = 32
-"""A nucleus that reaches below 2 ** -32 of the largest weight keeps its whole list."""
+"""Powers of two with masses. A nucleus that reaches below 2 ** -32 of the largest weight keeps its whole list."""
 
 
 def decide(
@@ -163,10 +163,10 @@ def decide(
     race: bool,
     N: int,
 ) -> Tensor:
-    """Return verdicts and peaks, int64 (2, B, J), as `sampler.by_race` or `sampler.by_rejection` does; writes laws.
+    """Return verdicts and peaks, int64 (2, B, J), as `sampler.by_race` or `sampler.by_rejection` does; write laws.
 
-    column_inputs: logits, settings and places of `SamplerInputs`. draws: seeds and choices (B) of a race, else guesses (B, K)
-    and uniforms (B, J). laws: those of guesses, and where this one's go. N: a power of two.
+    column_inputs: logits, settings and places of `SamplerInputs`. draws: seeds and choices (B) of a race, else draft
+    tokens (B, K) and uniforms (B, J). laws: probabilities of the draft, and room for the target's. N: a power of two.
     """
     (logits_BJV, settings_5B, places_2B), (seeds_or_guesses, choices_or_uniforms), (guessed_BKV, laws_BJV) = (
         column_inputs,
@@ -222,7 +222,7 @@ def decide(
 
 @triton.jit(do_not_specialize=["J", "C"])
 def _peaks(logits, peaks, J, V, C, row_stride, column_stride, N: tl.constexpr):
-    """The largest logit of a part: NaN if one of them is."""
+    """Store the largest logit of a part; NaN if any logit is."""
     c = tl.program_id(0)
     j = tl.program_id(1)
     b = tl.program_id(2)
@@ -239,9 +239,9 @@ def _shortlist(
     logits, settings, places, peaks, ids, values, counts, masses, sums, B, J, V, C, row_stride, column_stride,
     N: tl.constexpr, C2: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
-    """List what a part's cuts may leave: scores if there is a top-k, else weights; their number, and the total.
+    """List the tokens that a part's cuts may leave: scores if there is a top-k, else weights; store count and total.
 
-    Nothing of a column that has no law, or that nobody looks at.
+    The list is empty for a column without a law, or after a row's last column.
     """
     c = tl.program_id(0)
     j = tl.program_id(1)
@@ -286,13 +286,13 @@ def _shortlist(
 
 @triton.jit
 def _power(p):
-    """2 ** -(p + 1), a float32."""
+    """Return 2 ** -(p + 1), a float32."""
     return ((tl.full([], 126, tl.int32) - p) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _kept_by_top_k(x_N, k):
-    """Mask of the k largest of a part, and of all that equal them in float32."""
+    """Return a mask of the k largest of a part, and of all tokens that equal them in float32."""
     bits_N = (x_N.to(tl.float32) + 0.0).to(tl.uint32, bitcast=True)  # so that -0.0 equals 0.0
     order_N = tl.where(bits_N >> 31 == 1, bits_N ^ 0xFFFFFFFF, bits_N | 0x80000000).to(tl.uint32)
     threshold = tl.full([], 0, tl.uint32)
@@ -307,7 +307,7 @@ def _join(
     settings, ids, values, counts, masses, sums, joined_ids, joined_values, joined_counts, B, J, C, N: tl.constexpr,
     C2: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
-    """One list of what all parts have left, without what is certainly behind a nucleus; this part's share of it."""
+    """Append this part's list to the list of all parts, without tokens that are certainly outside the nucleus."""
     c = tl.program_id(0)
     j = tl.program_id(1)
     b = tl.program_id(2)
@@ -322,7 +322,7 @@ def _join(
     if (tl.load(settings + B + b) == 0) & (mass < 1):
         total = tl.sum(tl.load(sums + at_C, mask=c_C < C, other=0.0), 0)
         mass_CP = tl.load(masses + at_C[:, None] * P + p_P[None, :], mask=(c_C < C)[:, None], other=0.0)
-        enough_P = tl.sum(mass_CP, 0) >= (mass * total * 1.0001).to(tl.float32)  # sums of float32 are not that wrong
+        enough_P = tl.sum(mass_CP, 0) >= (mass * total * 1.0001).to(tl.float32)  # the error of float32 sums is smaller
         p = tl.min(tl.where(enough_P, p_P, P), 0)
         min_weight = tl.where(p < P, _power(p), min_weight)
     kept_C = tl.load(counts + at_C * (P + 1) + p, mask=c_C < C, other=0)
@@ -339,7 +339,7 @@ def _join(
 
 @triton.jit(do_not_specialize=["B", "J", "C"])
 def _cut(settings, ids, values, counts, sums, divisors, B, J, C, N: tl.constexpr, C2: tl.constexpr):
-    """One column's cuts by top-k and top-p, and by what to divide its values."""
+    """Cut one column's list by top-k and top-p, and store the divisor of its values."""
     j = tl.program_id(0)
     b = tl.program_id(1)
     cell = (b * J + j).to(tl.int64)

@@ -1,4 +1,4 @@
-"""The step between two passes of a draft: the token that was drawn becomes the input of the next, on the device.
+"""Step between two passes of a draft: the drawn token becomes the input of the next pass, on the device.
 
 Shape suffixes: B rows, K tokens of the draft, X integers of a row.
 """
@@ -12,14 +12,14 @@ from torch import Tensor
 from triforce.backends.cuda.graphs import PassInputs
 
 INTEGERS = 6
-"""Of each row: the token, its position, 1 where it counts, its key in the row's list, and two of its sampler."""
+"""Integers of each row: token, position, 1 where it counts, key in the row's list, and two of the sampler."""
 
 
 def go_on(decided_2B1: Tensor, inputs: PassInputs, places_2B: Tensor, drawn_2KB: Tensor, step: int) -> Tensor:
-    """Return what the next pass reads of each row, int64 (INTEGERS, B), and note what was drawn, with its peak.
+    """Return the next pass's inputs of each row, int64 (INTEGERS, B); write the drawn token and its peak.
 
-    decided: as `sampler.by_race` gives it. places: lengths of the texts, and 0, or -1 where a row is left out.
-    drawn_2KB: int64, of which column `step` is written. Reads its inputs and leaves them as they are.
+    decided: as `sampler.by_race` returns it. places: lengths of the texts, and 0, or -1 where a row is left out.
+    drawn_2KB: int64; column `step` is written. The other inputs are not changed.
     """
     _, K, B = drawn_2KB.shape
     next_XB = drawn_2KB.new_empty(INTEGERS, B)
@@ -32,7 +32,7 @@ def go_on(decided_2B1: Tensor, inputs: PassInputs, places_2B: Tensor, drawn_2KB:
 
 @triton.jit(do_not_specialize=["B", "K", "step"])
 def _go_on(decided, positions, counts, starts, places, next_inputs, drawn, B, K, step, ROWS: tl.constexpr):
-    """All rows at once: there are few."""
+    """Advance all rows in one program, as rows are few."""
     b = tl.arange(0, ROWS)
     real = b < B
     token = tl.load(decided + b, mask=real, other=0)

@@ -1,7 +1,7 @@
-"""Norm, gate, and rotary embedding with the write to pages, each in one launch: all between a decoder's products.
+"""Norm, gate, and rotary embedding with the write to pages, each in one launch: all operations between products.
 
 Norm and gate are rounded where the torch path rounds. Shape suffixes as in kernel_api.py; I MLP size, X vectors,
-P positions of the tables, M heads of tokens. Inputs may be parts of one product, whose tokens lie apart.
+P positions of the tables, M heads of tokens. Inputs may be parts of one product, with gaps between tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from triforce.backends.kernel_api import KeysValues, Rotation
 
 
 def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMSNorm of vectors (..., C) in float32; the weight is applied after rounding. A new tensor, without gaps."""
+    """Return RMSNorm of vectors (..., C), in float32, the weight applied after rounding: a contiguous tensor."""
     C = x.shape[-1]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     at_once = 256 if interpreted() else 1
@@ -32,7 +32,7 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def swiglu(gate_NI: Tensor, up_NI: Tensor) -> Tensor:
-    """Return silu(gate) * up, of their shape (..., I): a new tensor, without gaps."""
+    """Return silu(gate) * up, of their shape (..., I): a contiguous tensor."""
     out = torch.empty(gate_NI.shape, dtype=gate_NI.dtype, device=gate_NI.device)
     if gate_NI.numel():
         size = gate_NI.shape[-1]
@@ -46,7 +46,7 @@ def swiglu(gate_NI: Tensor, up_NI: Tensor) -> Tensor:
 
 
 def _close(x_XHC: Tensor) -> Tensor:
-    """Vectors (X, H, C) of which those of one token lie behind one another, and tokens perhaps apart; else a copy."""
+    """Return `x_XHC` if the vectors (H, C) of each token are contiguous, else a copy; tokens may have gaps."""
     close = x_XHC.stride(2) == 1 and (x_XHC.shape[1] == 1 or x_XHC.stride(1) == x_XHC.shape[2])
     return x_XHC if close else x_XHC.contiguous()
 
@@ -55,11 +55,12 @@ def rotate_and_write(
     qkv: tuple[Tensor, Tensor, Tensor], positions_B: Tensor, tables_PF: Rotation, page_table: DevicePageTable,
     kv: KeysValues, hadamard_size: int = 1,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Rotated queries in the memory's type, or in theirs where that is of codes; with a window, also for the sinks.
+    """Write rotated keys, and values; return rotated queries, and with a window also queries for the sinks.
 
-    Token t of row b stands at `positions_B[b] + t` and is key `starts[b] + t` of the row's lists. Its rotated key and
-    its value go there; of tokens at or beyond `counts[b]` nothing is written. Tokens must lie within the tables.
-    Of all heads so many channels are then rotated together.
+    Queries have the memory's type, or their own where memory has codes. Token t of row b has position
+    `positions_B[b] + t` and is key `starts[b] + t` of the row's list, where its key and value are written; tokens at or
+    beyond `counts[b]` are not written. Positions must lie within the tables. Blocks of `hadamard_size` channels of all
+    heads are then rotated by Hadamard matrices; 1: none.
     """
     (q_BTHD, k_BTGD, _), keys_GSD = qkv, kv[0]
     (B, T, H, D), G = q_BTHD.shape, k_BTGD.shape[2]
@@ -110,7 +111,7 @@ def _swiglu(gate, up, out, X, size, gate_stride, up_stride, COLUMNS: tl.constexp
 
 @triton.jit
 def _turned(x, at_M, place_M, cos, sin, d_1D, real_M, D: tl.constexpr, HADAMARD_SIZE: tl.constexpr):
-    """Heads that begin there, turned to their places and then rotated, in float32; zeros where they are not real."""
+    """Return heads that begin at `at_M`, turned by RoPE and then Hadamard-rotated, float32; zeros where not real."""
     real_MD = real_M[:, None] & (d_1D < D)
     turn_MD = place_M[:, None] * (D // 2) + d_1D % (D // 2)
     x_MD = tl.load(x + at_M[:, None] + d_1D, mask=real_MD, other=0.0).to(tl.float32)
@@ -125,7 +126,7 @@ def _turn_queries(
     q, positions, cos, sin, counts, turned, to_sinks, M, T, H, token_stride, window_end, D: tl.constexpr,
     D2: tl.constexpr, HEADS: tl.constexpr, HADAMARD_SIZE: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """Some heads of some tokens; zeros where a row of the batch has fewer tokens."""
+    """Turn some query heads of some tokens; zeros where a row of the batch has fewer tokens."""
     head_M = tl.program_id(0) * HEADS + tl.arange(0, HEADS)
     d_1D = tl.arange(0, D2)[None, :]
     b_M = head_M // H // T
@@ -148,7 +149,7 @@ def _write(
     v_stride, head_stride, row_stride, D: tl.constexpr, D2: tl.constexpr, UNIT: tl.constexpr, HEADS: tl.constexpr,
     HADAMARD_SIZE: tl.constexpr, CODED: tl.constexpr,
 ):  # fmt: skip
-    """The keys, turned, and the values of some heads of some tokens."""
+    """Write the turned keys and the values of some heads of some tokens."""
     head_M = tl.program_id(0) * HEADS + tl.arange(0, HEADS)
     d_1D = tl.arange(0, D2)[None, :]
     b_M = head_M // G // T

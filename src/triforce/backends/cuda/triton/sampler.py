@@ -1,12 +1,12 @@
-"""Sampling from logits to verdicts: each column's distribution is found, and decides.
+"""Sampling from logits to verdicts: each column's distribution is computed, and decides about a draft token.
 
-Large vocabularies are looked at by several programs a column (`column_parts`), others by one, here, in one launch.
+Large vocabularies take several programs a column (`column_parts`), others one program, here, in one launch.
 
-A program goes through its column in blocks. The tokens that a law has left stand in a list in memory, by ascending id,
-and each cut shortens it; so only the first passes see the whole vocabulary, and nothing is sorted (see `cuts`). All
+A program goes through its column in blocks. Tokens of nonzero probability are a list in memory, by ascending id, and
+each cut shortens it; so only the first passes read the whole vocabulary, and nothing is sorted (see `truncation`). All
 numbers are float64.
 
-Shape suffixes: B rows, J columns, K guesses, V vocabulary, N tokens of a block.
+Shape suffixes: B rows, J columns, K draft tokens, V vocabulary, N tokens of a block.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from triforce.backends.cuda.triton.rng import exponential_of
 from triforce.backends.cuda.triton.truncation import law, widest
 
 ACCEPTED = -1
-"""The verdict where a guess is kept."""
+"""Verdict that accepts a draft token."""
 BLOCK, BLOCK_INTERPRETED = 2048, 256
-"""Tokens that a program looks at together; few in tests, so that small vocabularies have several blocks."""
+"""Tokens of a block; few in tests, so that small vocabularies have several blocks."""
 ALONE, ALONE_INTERPRETED = 16_384, 256
-"""Vocabularies up to which one program looks at a column, in one launch instead of six: at 32,000 tokens it takes 124
-microseconds of an H200, and six take 51."""
+"""Largest vocabulary of which one program takes a column, in one launch instead of six: at 32,000 tokens one launch
+takes 124 microseconds of an H200, and six take 51."""
 PART, PART_INTERPRETED = 2048, 256
-"""Tokens of a part of a column, where several programs look at it."""
+"""Tokens of a part of a column that several programs share."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplerInputs:
     """Inputs of verification: logits of any type, and for each row its temperature, top-k, top-p, least score and
-    lightest share (`settings_5B`, float64; see `cuts.law`), its length and its last column to look at (-1 for none)."""
+    lightest share (`settings_5B`, float64; see `truncation.law`), its length and its last column (-1 for none)."""
 
     logits_BJV: Tensor
     settings_5B: Tensor
@@ -44,10 +44,10 @@ class SamplerInputs:
 
 
 def by_race(inputs: SamplerInputs, seeds_B: Tensor, choices_B: Tensor) -> Tensor:
-    """The picks of an exponential race with the noise of `noise.exponentials`, and the peaks: int64 (2, B, J).
+    """Return picks of an exponential race with the noise of `rng.exponentials`, and peaks: int64 (2, B, J).
 
-    A peak is the largest logit of a column, as the bits of a float64: NaN if one of them is. A column without a finite
-    peak has no law. There, and behind a row's last column, a pick means nothing.
+    A peak is the largest logit of a column, as the bits of a float64; NaN if any logit is. A column without a finite
+    peak has no law. There, and after a row's last column, a pick is undefined.
     """
     return _launch(inputs, True, seeds_B, choices_B, inputs.logits_BJV, inputs.logits_BJV)
 
@@ -55,10 +55,10 @@ def by_race(inputs: SamplerInputs, seeds_B: Tensor, choices_B: Tensor) -> Tensor
 def by_rejection(
     inputs: SamplerInputs, tokens_BK: Tensor, guessed_BKV: Tensor, uniforms_BJ: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Verdicts and peaks as `by_race` gives them, and the laws (B, J, V), which are 0 where there is none.
+    """Return verdicts and peaks as `by_race` does, and the laws (B, J, V), which are 0 where there is none.
 
-    A verdict is KEPT, or the token that the row ends with if its guesses were kept so far. Uniforms are those of
-    `speculation.verification.rejection`.
+    A verdict is ACCEPTED, or the token that ends the row if its earlier draft tokens were accepted. Uniforms are those
+    of `speculation.verification.rejection`.
     """
     laws_BJV = torch.zeros(inputs.logits_BJV.shape, dtype=torch.float64, device=inputs.logits_BJV.device)
     return _launch(inputs, False, tokens_BK, uniforms_BJ, guessed_BKV, laws_BJV), laws_BJV
@@ -96,7 +96,10 @@ def _decide(
     logits, settings, places, seeds_or_guesses, choices_or_uniforms, guessed, laws, ids, values, out, B, J, V,
     row_stride, column_stride, guess_row_stride, guess_stride, RACE: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """One column of one row. `seeds_or_guesses`, `choices_or_uniforms`: seeds and choices (B) of a race, else guesses (B, K) and uniforms."""
+    """Decide one column of one row.
+
+    `seeds_or_guesses`, `choices_or_uniforms`: seeds and choices (B) of a race, else draft tokens (B, K) and uniforms.
+    """
     j = tl.program_id(0)
     b = tl.program_id(1)
     cell = (tl.program_id(1) * J + tl.program_id(0)).to(tl.int64)
@@ -134,7 +137,7 @@ def _decide(
 
 @triton.jit
 def _race(ids, values, count, seed, choice, position, N: tl.constexpr):
-    """The token with the largest value / exponential, the lowest id among equals."""
+    """Return the token with the largest value / exponential, the lowest id among equals."""
     best = tl.full([], 0.0, tl.float64)
     winner = tl.full([], 0, tl.int32)
     for start in range(0, count, N):
@@ -150,7 +153,7 @@ def _race(ids, values, count, seed, choice, position, N: tl.constexpr):
 
 @triton.jit
 def _judge(ids, values, count, total, law, guessed, guess, uniforms, j, last_column, N: tl.constexpr):
-    """Writes a law, and keeps the guess or draws what follows instead of it."""
+    """Write a law, and accept the draft token or draw the token that replaces it."""
     for start in range(0, count, N):
         at_N = start + tl.arange(0, N)
         share_N = tl.load(values + at_N, mask=at_N < count, other=0.0) / total
@@ -170,22 +173,22 @@ def _judge(ids, values, count, total, law, guessed, guess, uniforms, j, last_col
 
 @triton.jit
 def _draw(ids, values, count, guessed, refused, uniform, N: tl.constexpr):
-    """A token of max(p - q, 0), or of p where nothing was refused or that is empty, by inversion."""
+    """Draw a token of max(p - q, 0), or of p without a rejection or residual, by inversion."""
     total, _ = _walk(ids, values, count, guessed, refused, float("inf"), N)
     if refused & (total == 0):  # p == q up to rounding
         refused = tl.full([], False, tl.int1)
         total, _ = _walk(ids, values, count, guessed, refused, float("inf"), N)
-    below = (total.to(tl.int64, bitcast=True) - 1).to(tl.float64, bitcast=True)  # uniform * total may round up to it
+    below = (total.to(tl.int64, bitcast=True) - 1).to(tl.float64, bitcast=True)  # uniform * total may round up to total
     _, token = _walk(ids, values, count, guessed, refused, tl.minimum(uniform * total, below), N)
     return token
 
 
 @triton.jit
 def _walk(ids, values, count, guessed, refused, end, N: tl.constexpr):
-    """Sum of all tokens' residuals, and the first token at which it passes `end`.
+    """Return the sum of all tokens' residuals, and the first token at which the running sum passes `end`.
 
-    A scan may round a prefix below one before it, so tokens without a residual are left out, and where none
-    passes it is the last of the others.
+    A scan may round a prefix below an earlier one, so tokens without a residual are skipped; where no prefix passes
+    `end`, the last token with a residual is returned.
     """
     total = tl.full([], 0.0, tl.float64)
     token = tl.full([], 0x7FFFFFFF, tl.int32)

@@ -1,4 +1,4 @@
-"""The choice of the highest scores of each row, in the order in which they stand. G rows, N columns, P picks."""
+"""Selection of the highest scores of each row, in column order. G rows, N columns, P picks."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import triton.language as tl
 from torch import Tensor
 
 MAX_CANDIDATES = 1 << 13
-"""Columns that a program holds in registers without spills on every architecture: 131,072 tokens in pages."""
+"""Most columns that a program holds in registers without spills on every architecture: 131,072 tokens in pages."""
 
 
 def best(scores_GN: Tensor, candidates: range, picks: int) -> Tensor:
-    """The columns of the `picks` highest float32 scores among `candidates`, ascending, the lowest among equals.
+    """Return the columns of the `picks` highest float32 scores among `candidates`, ascending, the lowest among equals.
 
-    int64 (G, P). NaN is above all. At most `MAX_CANDIDATES` candidates.
+    int64 (G, P). NaN is above all other scores. At most `MAX_CANDIDATES` candidates.
     """
     ids_GP = torch.empty(len(scores_GN), picks, dtype=torch.long, device=scores_GN.device)
     if picks and len(scores_GN):
@@ -28,7 +28,7 @@ def best(scores_GN: Tensor, candidates: range, picks: int) -> Tensor:
 
 @triton.jit
 def _best(scores, ids, N, start, stop, picks, SIZE: tl.constexpr):
-    """The threshold is found bit by bit: the largest that `picks` scores reach."""
+    """Select one row's columns, with the largest threshold that `picks` scores reach, found bit by bit."""
     row = tl.program_id(0).to(tl.int64)
     column_N = start + tl.arange(0, SIZE)
     inside_N = column_N < stop

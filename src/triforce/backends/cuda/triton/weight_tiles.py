@@ -1,7 +1,7 @@
 """Products with packed weights, whose codes become numbers in registers, and rows of such weights as numbers.
 
-A tile of a weight is loaded in one place. Programs have 32 outputs, a part of the inputs, as few outputs would leave a
-device idle, and up to 16 tokens, or up to 32 where there are more: so a token's bits depend on which of both it is.
+`_load` loads a tile of a weight for both. Programs have 32 outputs, a part of the inputs, as otherwise few outputs
+would leave a device idle, and up to 16 tokens, or up to 32 where there are more: a token's bits depend on this height.
 Strict passes have one shape, and so one height. Sums of parts are added in order.
 
 Shape suffixes: N tokens, M outputs, K inputs, X inputs of half of an eight of groups (see `packed_weight`), P parts.
@@ -18,11 +18,11 @@ from triforce.backends.cuda.packed_weight import EIGHT, OUTPUTS, PackedWeight
 from triforce.backends.cuda.triton import NAMES, interpreted, multiplied_as
 
 LOW, HIGH = 16, 32
-"""Tokens of a program, where there are no more, and where there are."""
+"""Tokens of a program: for products of at most `LOW` tokens, and for products of more."""
 WIDE = 256
-"""More tokens are prefill: a matrix becomes numbers, which torch multiplies with."""
+"""Most tokens of these kernels. More tokens are prefill: a matrix becomes numbers, which torch multiplies with."""
 PROGRAMS = 512
-"""Programs that a matrix has for some tokens, if it has as many inputs: four for each multiprocessor of an H100."""
+"""Programs of a matrix for one block of tokens, if its inputs suffice: four for each multiprocessor of an H100."""
 TILE = tl.constexpr(OUTPUTS)
 MANY = tl.constexpr(EIGHT)
 HALF = tl.constexpr(16)
@@ -56,9 +56,9 @@ def times(x_NK: Tensor, weight: PackedWeight, bias_M: Tensor | None = None) -> T
 
 
 def rows_of(weight: PackedWeight, ids_N: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return rows of a matrix as numbers (N, K) of a type."""
+    """Return rows of a matrix as numbers (N, K) of type `dtype`."""
     (N, K), rows_at_once = (len(ids_N), weight.inputs), 256 if interpreted() else 16
-    number_type = torch.float32 if interpreted() else dtype  # which rounds to bfloat16 by leaving bits out
+    number_type = torch.float32 if interpreted() else dtype  # the interpreter truncates to bfloat16
     rows_NK = torch.empty(N, K, dtype=number_type, device=ids_N.device)
     if N:
         _rows[(weight.blocks.shape[1], triton.cdiv(N, rows_at_once))](
@@ -72,7 +72,7 @@ def _planes(weight: PackedWeight) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _parts(weight: PackedWeight) -> tuple[int, int, int, int, bool, bool, bool]:
-    """Eights of a row, small scales of one kind, and what `_load` is told of a type."""
+    """Return eights of a row, the count of small scales of one kind, and `_load`'s settings of a type."""
     (bits, offset, scales, _), eights = weight.parts, weight.blocks.shape[1]
     kind = scales.startswith("super"), scales.endswith("min"), scales == "super_half"
     return eights, weight.small.numel() // 2, bits, offset if bits == 4 else 0, *kind
@@ -82,9 +82,9 @@ def _parts(weight: PackedWeight) -> tuple[int, int, int, int, bool, bool, bool]:
 def _load_scales(
     scales, minima, small, m_M, eight, eights, all_small, SUPER: tl.constexpr, MINIMUM: tl.constexpr
 ):  # fmt: skip
-    """Scales of some outputs for one eight of groups, as they lie in memory: of a turn that is to come.
+    """Load scales of some outputs for one eight of groups, a step ahead of their use.
 
-    Scale and minimum, and the small ones of both; where a type has none of them, the scale.
+    Returns scale, minimum, and the small scales of both; the scale in place of those that a type lacks.
     """
     row_M = (m_M.to(tl.int64) // TILE * eights + eight) * TILE + m_M % TILE
     at_MG1 = (row_M[:, None] * MANY + tl.arange(0, MANY)[None, :])[:, :, None]
@@ -101,7 +101,7 @@ def _load(
     codes, m_M, eight, eights, scale_MG1, minimum_MG1, small_scale_MG1, second_small_MG1, BITS: tl.constexpr,
     OFFSET: tl.constexpr, SUPER: tl.constexpr, MINIMUM: tl.constexpr, BY_HALF: tl.constexpr, NUMBER: tl.constexpr,
 ):  # fmt: skip
-    """Numbers of some outputs and of the inputs of one eight of groups: first halves of the groups, and second ones."""
+    """Return numbers of some outputs and of one eight of groups: of the groups' first halves, and second halves."""
     row_M = (m_M.to(tl.int64) // TILE * eights + eight) * TILE + m_M % TILE
     at_MG1 = (row_M[:, None] * MANY + tl.arange(0, MANY)[None, :])[:, :, None]
     i = tl.arange(0, HALF)[None, None, :]
@@ -134,7 +134,7 @@ def _load(
 
 @triton.jit
 def _inputs(eight):
-    """The inputs of the first halves of the groups of an eight."""
+    """Return the inputs in the first halves of an eight's groups."""
     x = tl.arange(0, MANY * HALF)
     return (eight * MANY + x // HALF) * (2 * HALF) + x % HALF
 
@@ -145,7 +145,7 @@ def _times(
     OFFSET: tl.constexpr, SUPER: tl.constexpr, MINIMUM: tl.constexpr, BY_HALF: tl.constexpr, BIASED: tl.constexpr,
     HEIGHT: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
-    """Some tokens by the outputs of a tile, of so many eights of inputs. Scales are brought a turn ahead."""
+    """Multiply some tokens with a tile's outputs, over `eights_per_part` eights of inputs; scales load a step ahead."""
     m_M = tl.program_id(0) * TILE + tl.arange(0, TILE)
     n_N = tl.program_id(1) * HEIGHT + tl.arange(0, HEIGHT)
     y_NM = tl.full([HEIGHT, TILE], 0.0, tl.float32)
@@ -200,7 +200,7 @@ def _rows(
     ids, out, codes, scales, minima, small, N, K, eights, all_small, BITS: tl.constexpr, OFFSET: tl.constexpr,
     SUPER: tl.constexpr, MINIMUM: tl.constexpr, BY_HALF: tl.constexpr, ROWS: tl.constexpr, NUMBER: tl.constexpr,
 ):  # fmt: skip
-    """Some rows of one eight of groups."""
+    """Store numbers of some rows of one eight of groups."""
     eight = tl.program_id(0)
     n_N = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     m_N = tl.load(ids + n_N, mask=n_N < N, other=0)
