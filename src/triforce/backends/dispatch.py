@@ -217,7 +217,7 @@ def require_offload(config: ModelConfig, dtype: torch.dtype, device: Device, kin
 
 
 def layered(config: ModelConfig, dtype: torch.dtype, device: Device) -> bool:
-    """Return whether offloaded KV streams in whole layers, each of which fits on the device, and from memory only."""
+    """Return whether offloaded KV streams in whole layers that each fit on the device, and from memory only."""
     device = torch.device(device)
     return not suits_native(config.head_dim, dtype, device) and _suits_triton(config, dtype, device)
 

@@ -154,7 +154,7 @@ class KVBackend(Protocol):
 
 
 class OffloadedKVBackend(KVBackend, Protocol):
-    """KV memory of which most pages lie in a store. It raises CacheError, which fails the pass or prompt under way."""
+    """KV memory with most pages in a store. It raises CacheError, which fails the pass or prompt under way."""
 
     whole_layers: int
     """Layers that fit in resident memory whole."""

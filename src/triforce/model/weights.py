@@ -17,7 +17,7 @@ PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """GGUF types whose weights are single numbers, not blocks."""
 
 
-def _stay() -> None:
+def _no_release() -> None:
     """Release nothing: the bytes lie in no file."""
 
 
@@ -30,7 +30,7 @@ class QuantizedWeight:
     blocks: Tensor
     """uint8 (outputs, bytes of a row)"""
     inputs: int
-    release: Callable[[], None] = _stay
+    release: Callable[[], None] = _no_release
     """Function that lets the file's pages of this matrix leave memory, for use after it was packed."""
 
     narrow = True

@@ -87,7 +87,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     torch_kernels.replace_kernels(monkeypatch)
     watch = Watch()
 
-    def carry(source: Any, from_X: Tensor, target: Any, to_X: Tensor, size: int) -> None:
+    def copy_pages(source: Any, from_X: Tensor, target: Any, to_X: Tensor, size: int) -> None:
         watch.touch(MAIN, source, writes=False)
         watch.touch(MAIN, target, writes=True)
         torch_kernels.carried(source, from_X, target, to_X, size)
@@ -97,7 +97,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
         return torch_kernels.mixed(*args)
 
     monkeypatch.setattr(residency, "CopyStream", lambda device: watch)
-    monkeypatch.setattr(frames, "carry", carry)
+    monkeypatch.setattr(frames, "copy_pages", copy_pages)
     for module in (kv, triforce.backends.cuda.offload.kv):
         monkeypatch.setattr(module, "write_and_attend", mix)
     return watch

@@ -68,7 +68,7 @@ DRAWS: dict[str, tuple[str, str, str, str]] = {
     ),
     "nucleus edge between two values": (TRUNCATION, "return low\n", "return 0.5 * (low + high) * 0.999\n", "nuclei"),
     "no more than the largest": (TRUNCATION, "tl.where(k == 1, peak, low)", "peak", "many equals"),
-    "fused: no residual": (SAMPLER, "refused, other=0.0), 0.0)", "refused & False, other=0.0), 0.0)", "residuals"),
+    "fused: no residual": (SAMPLER, "rejected, other=0.0), 0.0)", "rejected & False, other=0.0), 0.0)", "residuals"),
     "fused: accepted a little too easily": (SAMPLER, "uniform * q < p", "uniform * q < 1.01 * p", "exact law"),
     "fused: one uniform to accept and to draw": (SAMPLER, "uniforms + 1 + j", "uniforms + j", "residuals"),
     "fused: last column left out": (SAMPLER, "j <= last_column", "j < last_column", "picks"),
@@ -106,7 +106,7 @@ DRAWS: dict[str, tuple[str, str, str, str]] = {
         "in parts: far noise",
     ),
     "parts: no residual": (
-        PARTS, "refused, other=0.0), 0.0)", "refused & False, other=0.0), 0.0)", "in parts: residuals",
+        PARTS, "rejected, other=0.0), 0.0)", "rejected & False, other=0.0), 0.0)", "in parts: residuals",
     ),
     "parts: parts before are forgotten": (
         PARTS, "(earlier_mass + tl.cumsum", "(0 * earlier_mass + tl.cumsum", "in parts: residuals",

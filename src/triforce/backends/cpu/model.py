@@ -160,17 +160,17 @@ class NativeModel(EmbeddingAndHead):
         there too, lengths, and a mask of live rows. draws: sampler, noise, and room for probabilities, as in
         `_native.fused_draft`. Returns the probabilities (B, K, V). Raises ModelError where logits are not finite.
         """
-        (view,), (sampler, noise, laws), (ids_BS, lengths_B, live_B) = batch.views, draws, texts
+        (view,), (sampler, noise, probs), (ids_BS, lengths_B, live_B) = batch.views, draws, texts
         longest = int((lengths_B - np.array(batch.positions)).max()) + tokens_BK.shape[1]
         cos, sin = rotations(self.config.rope, batch, longest)
         drafted = _native.DraftedTexts(
             positions=batch.positions, cos=cos, sin=sin, view=native_view(kv, *view), ids=ids_BS, lengths=lengths_B,
-            live=live_B, sampler=sampler, noise=noise, probs=laws, tokens=tokens_BK,
+            live=live_B, sampler=sampler, noise=noise, probs=probs, tokens=tokens_BK,
         )  # fmt: skip
-        unlawful = _native.fused_draft(decoder=self.decoder, memory=kv.native_pages, texts=drafted)
-        if unlawful:
-            raise non_finite_logits(unlawful[0], 0, unlawful[1])
-        return laws.transpose(0, 1)
+        invalid = _native.fused_draft(decoder=self.decoder, memory=kv.native_pages, texts=drafted)
+        if invalid:
+            raise non_finite_logits(invalid[0], 0, invalid[1])
+        return probs.transpose(0, 1)
 
 
 class NativeLayer:

@@ -150,14 +150,12 @@ class NativeOffloadedKV(NativeKV):
                 page_table = replace(lists, starts=[lists.starts[0] + first_token], counts=[part.stop - first_token])
                 part_batch = ForwardBatch([batch.positions[0] + first_token], [(config.layers, page_table)], exact=True)
                 with offload_errors():
-                    self._through_layer(model, layer, ids_1T[:, part].contiguous(), x_1TC[:, part], part_batch)
+                    self._run_layer(model, layer, ids_1T[:, part].contiguous(), x_1TC[:, part], part_batch)
                     if part.stop == T:
                         self.native_offload.commit(layer, full_pages)
                 yield (layer * T + part.stop) // config.layers
 
-    def _through_layer(
-        self, model: ModelBackend, layer: int, ids_1T: Tensor, x_1TC: Tensor, batch: ForwardBatch
-    ) -> None:
+    def _run_layer(self, model: ModelBackend, layer: int, ids_1T: Tensor, x_1TC: Tensor, batch: ForwardBatch) -> None:
         T = ids_1T.shape[1]
         ((layers, lists),) = batch.views
         if not isinstance(model, NativeModel):  # ranks that share a model exchange activations between its layers

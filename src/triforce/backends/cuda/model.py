@@ -23,7 +23,7 @@ from triforce.backends.cuda.graphs import GraphInputs, Graphs, PassInputs, PassS
 from triforce.backends.cuda.kv import TritonKV
 from triforce.backends.cuda.packed_weight import PackedWeight, on_device
 from triforce.backends.cuda.sampler import DraftDraws
-from triforce.backends.cuda.triton.draft_step import go_on
+from triforce.backends.cuda.triton.draft_step import advance_draft
 from triforce.backends.cuda.triton.pointwise import norm, swiglu
 from triforce.backends.cuda.triton.rng import uniforms
 from triforce.backends.cuda.triton.sampler import SamplerInputs, by_race, by_rejection
@@ -188,11 +188,11 @@ class DraftShape(NamedTuple):
 class DrawnTokens:
     """Drawn tokens and the bits of their columns' peaks, int64 (2, K, B).
 
-    laws: each token's probabilities (B, 1, V); empty for draws by a race.
+    probs: each token's probabilities (B, 1, V); empty for draws by a race.
     """
 
     drawn_2KB: Tensor
-    laws: list[Tensor]
+    probs: list[Tensor]
 
 
 class DraftInputs:
@@ -254,20 +254,20 @@ def fused_draft(
         captured: Replay[DraftInputs, DrawnTokens] = graphs.get(shape, lambda: Replay(DraftInputs(shape, kv.device)))
         captured.inputs.fill(batch, texts, draws)
         output = graphs.run(captured, partial(run_draft, model, kv, captured.inputs))
-        laws_BKV = torch.cat(output.laws, 1)[:B] if output.laws else torch.empty(B, K, 0, dtype=torch.float64)
+        probs_BKV = torch.cat(output.probs, 1)[:B] if output.probs else torch.empty(B, K, 0, dtype=torch.float64)
         drawn_2KB = output.drawn_2KB.cpu()  # the host waits
     tokens_KB, peaks_KB = drawn_2KB[:, :, :B]
     for peaks_B in peaks_KB.view(torch.float64):  # in order, as values after one that is not finite are undefined
         check(peaks_B[:, None])
     tokens_BK[:] = tokens_KB.T.numpy()
-    return laws_BKV
+    return probs_BKV
 
 
 def run_draft(model: TritonModel, kv: TritonKV, inputs: DraftInputs) -> DrawnTokens:
     """Run a draft as a function of the inputs' buffers."""
     shape = inputs.shape
     places_2B = inputs.first_pass.extra_XB
-    laws = list[Tensor]()
+    probs = list[Tensor]()
     pass_inputs: PassInputs = inputs.first_pass
     drawn_2KB = places_2B.new_empty(2, shape.tokens, shape.first_pass.rows)
     uniforms_KB: Tensor | None = None
@@ -281,14 +281,14 @@ def run_draft(model: TritonModel, kv: TritonKV, inputs: DraftInputs) -> DrawnTok
             decided_2B1 = by_race(sampler_inputs, inputs.seeds_B, inputs.choices_B)
         else:
             nothing_B0V = torch.empty_like(logits_B1V[:, :0], dtype=torch.float64)
-            decided_2B1, law_B1V = by_rejection(
+            decided_2B1, probs_B1V = by_rejection(
                 sampler_inputs, inputs.zeros_B1[:, :0], nothing_B0V, uniforms_KB[step][:, None]
             )
-            laws.append(law_B1V)
-        next_XB = go_on(decided_2B1, pass_inputs, places_2B, drawn_2KB, step)
+            probs.append(probs_B1V)
+        next_XB = advance_draft(decided_2B1, pass_inputs, places_2B, drawn_2KB, step)
         pass_inputs = _next_pass(pass_inputs, next_XB, inputs.zeros_B1)
         places_2B = next_XB[4:]
-    return DrawnTokens(drawn_2KB, laws)
+    return DrawnTokens(drawn_2KB, probs)
 
 
 def _next_pass(pass_inputs: PassInputs, next_XB: Tensor, zeros_B1: Tensor) -> PassInputs:

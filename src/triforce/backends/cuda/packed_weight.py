@@ -61,20 +61,20 @@ class PackedWeight(QuantizedWeight):
 def on_device(weights: Weights) -> Weights:
     """Pack the matrices of a model onto the device of its norms. Raises ModelError where a scale is NaN or infinite."""
     device = weights.norm_C.device
-    done = dict[int, Matrix]()
+    packed_by_id = dict[int, Matrix]()
 
-    def taken(weight: Matrix) -> Matrix:
+    def pack_once(weight: Matrix) -> Matrix:
         if not isinstance(weight, QuantizedWeight) or isinstance(weight, PackedWeight):
             return weight
-        if id(weight) not in done:  # a tied head stays tied
-            done[id(weight)] = _checked(packed(weight, device), weight.kind)
+        if id(weight) not in packed_by_id:  # a tied head stays tied
+            packed_by_id[id(weight)] = _checked(packed(weight, device), weight.kind)
             weight.release()
-        return done[id(weight)]
+        return packed_by_id[id(weight)]
 
     def layer_of(layer: Layer) -> Layer:
         layer_fields = {f.name: getattr(layer, f.name) for f in fields(layer)}
         packed_fields: dict[str, Any] = {
-            name: taken(matrix) for name, matrix in layer_fields.items() if "_proj_" in name
+            name: pack_once(matrix) for name, matrix in layer_fields.items() if "_proj_" in name
         }
         dtype = layer.o_proj_CQ.dtype
         biases = [name for name in layer_fields if "_bias_" in name and layer_fields[name] is not None]
@@ -82,9 +82,9 @@ def on_device(weights: Weights) -> Weights:
 
     return replace(
         weights,
-        embedding_VC=taken(weights.embedding_VC),
+        embedding_VC=pack_once(weights.embedding_VC),
         layers=tuple(map(layer_of, weights.layers)),
-        head_VC=taken(weights.head_VC),
+        head_VC=pack_once(weights.head_VC),
     )
 
 
@@ -109,19 +109,19 @@ def packed(weight: QuantizedWeight, device: torch.device) -> Tensor | PackedWeig
         else codes_MGX - parts.offset  # modulo 256, so the bits of an int8
     )
     scales_at_end = parts.scales == "super_half"
-    scales_MB = _half(blocks_MBX[..., -2:] if scales_at_end else blocks_MBX[..., :2])
-    minima_MB = _half(blocks_MBX[..., 2:4]) if parts.scales.endswith("min") else None
+    scales_MB = _as_float16(blocks_MBX[..., -2:] if scales_at_end else blocks_MBX[..., :2])
+    minima_MB = _as_float16(blocks_MBX[..., 2:4]) if parts.scales.endswith("min") else None
     codes = _tiles(codes_MGX, EIGHT).flatten(3)
     scales, minima = (
         codes if plane_MB is None else _tiles(plane_MB[..., None], 1 if weight.block == 256 else EIGHT).flatten(3)
         for plane_MB in (scales_MB, minima_MB)
     )
-    small_MG2 = _small(parts.scales, blocks_MBX)
+    small_MG2 = _small_scales(parts.scales, blocks_MBX)
     small = codes if small_MG2 is None else torch.stack([_tiles(small_MG2[..., i : i + 1], EIGHT) for i in range(2)])
     return PackedWeight(kind=weight.kind, blocks=codes, inputs=K, outputs=M, scales=scales, minima=minima, small=small)
 
 
-def _half(pairs_X: Tensor) -> Tensor:
+def _as_float16(pairs_X: Tensor) -> Tensor:
     return pairs_X.contiguous().view(torch.float16).squeeze(-1)
 
 
@@ -132,7 +132,7 @@ def _tiles(plane_MGX: Tensor, groups: int) -> Tensor:
     return unflatten(unflatten(padded, 1, (-1, groups)), 0, (-1, OUTPUTS)).transpose(1, 2).contiguous()
 
 
-def _small(scales: str, blocks_MBX: Tensor) -> Tensor | None:
+def _small_scales(scales: str, blocks_MBX: Tensor) -> Tensor | None:
     """Return the small scales of groups, int8 (M, G, 2); None where blocks have none."""
     if scales == "super_half":
         return unflatten(blocks_MBX[..., 192:208].contiguous().view(torch.int8), -1, (8, 2)).flatten(1, 2)
@@ -151,9 +151,9 @@ def _nibbles(bytes_X: Tensor) -> Tensor:
     return torch.cat([bytes_X & 15, bytes_X >> 4], -1)
 
 
-def _fifth(bytes_4: Tensor) -> Tensor:
+def _fifth_bits(bytes_4: Tensor) -> Tensor:
     """Return the fifth bits of 32 inputs, shifted above the lower four: (..., 32)."""
-    return ((bytes_4[..., None] >> _to(8, bytes_4)) & 1).flatten(-2) << 4
+    return ((bytes_4[..., None] >> _shifts(8, bytes_4)) & 1).flatten(-2) << 4
 
 
 def _pairs(bytes_X: Tensor) -> Tensor:
@@ -161,33 +161,33 @@ def _pairs(bytes_X: Tensor) -> Tensor:
     return _nibbles(unflatten(bytes_X, -1, (4, 32))).flatten(-2)
 
 
-def _fifth_of_groups(bytes_32: Tensor) -> Tensor:
+def _fifth_bits_of_groups(bytes_32: Tensor) -> Tensor:
     """Return the fifth bits, bit g of 32 bytes for group g, shifted above the lower four: (..., 256)."""
-    return ((bytes_32[..., None, :] >> _to(8, bytes_32)[:, None]) & 1).flatten(-2) << 4
+    return ((bytes_32[..., None, :] >> _shifts(8, bytes_32)[:, None]) & 1).flatten(-2) << 4
 
 
-def _six(bytes_X: Tensor) -> Tensor:
+def _q6_codes(bytes_X: Tensor) -> Tensor:
     """Return 6-bit codes (..., 256), in two halves of 128 inputs.
 
     The lower four bits lie in the lower, then the upper nibbles of 64 bytes; the upper two bits of four quarters share
     32 bytes.
     """
     lower = unflatten(_nibbles(unflatten(bytes_X[..., :128], -1, (2, 64))), -1, (4, 32))
-    upper = (unflatten(bytes_X[..., 128:192], -1, (2, 1, 32)) >> (2 * _to(4, bytes_X))[:, None]) & 3
+    upper = (unflatten(bytes_X[..., 128:192], -1, (2, 1, 32)) >> (2 * _shifts(4, bytes_X))[:, None]) & 3
     return (lower | upper << 4).flatten(-3)
 
 
-def _to(end: int, reference: Tensor) -> Tensor:
+def _shifts(end: int, reference: Tensor) -> Tensor:
     return torch.arange(end, dtype=torch.uint8, device=reference.device)
 
 
 PARTS = {
     "Q4_0": Parts(4, 8, "half", lambda x: _nibbles(x[..., 2:])),
     "Q4_1": Parts(4, 0, "half_min", lambda x: _nibbles(x[..., 4:])),
-    "Q5_0": Parts(8, 16, "half", lambda x: _nibbles(x[..., 6:]) | _fifth(x[..., 2:6])),
-    "Q5_1": Parts(8, 0, "half_min", lambda x: _nibbles(x[..., 8:]) | _fifth(x[..., 4:8])),
+    "Q5_0": Parts(8, 16, "half", lambda x: _nibbles(x[..., 6:]) | _fifth_bits(x[..., 2:6])),
+    "Q5_1": Parts(8, 0, "half_min", lambda x: _nibbles(x[..., 8:]) | _fifth_bits(x[..., 4:8])),
     "Q8_0": Parts(8, 0, "half", lambda x: x[..., 2:]),
     "Q4_K": Parts(4, 0, "super_min", lambda x: _pairs(x[..., 16:])),
-    "Q5_K": Parts(8, 0, "super_min", lambda x: _pairs(x[..., 48:]) | _fifth_of_groups(x[..., 16:48])),
-    "Q6_K": Parts(8, 32, "super_half", _six),
+    "Q5_K": Parts(8, 0, "super_min", lambda x: _pairs(x[..., 48:]) | _fifth_bits_of_groups(x[..., 16:48])),
+    "Q6_K": Parts(8, 32, "super_half", _q6_codes),
 }

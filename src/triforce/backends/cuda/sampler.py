@@ -64,13 +64,13 @@ class TritonSampling:
         places_2B = to_device(np.stack((prefix.lengths_B, lasts_B)), logits_BJV.device)
         inputs = SamplerInputs(logits_BJV, self._settings_5B, places_2B)
         with current(logits_BJV.device):
-            decided_2BJ, laws_BJV = self._decide(inputs, guess, live_B, tier)
+            decided_2BJ, probs_BJV = self._decide(inputs, guess, live_B, tier)
         on_host_2BJ = decided_2BJ.cpu()  # the host waits; the device idles until the next launch
         check(on_host_2BJ[1].view(torch.float64))
         verdicts_BJ = on_host_2BJ[0].numpy()
         accepted_B = _leading(verdicts_BJ, guess, isinstance(self.coupling, Seeded))
         drawn_B = verdicts_BJ[np.arange(len(accepted_B)), accepted_B]
-        return accepted_on_host(guess, np.stack((accepted_B, drawn_B)), laws_BJV, tier)
+        return accepted_on_host(guess, np.stack((accepted_B, drawn_B)), probs_BJV, tier)
 
     def draws(self, tier: int, count: int, live_B: Bools) -> DraftDraws | None:
         """Prepare `count` draws of each live row without a draft; under `rejection` their uniforms are used up.

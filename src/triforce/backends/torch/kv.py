@@ -130,7 +130,7 @@ class Rules(NamedTuple):
     attention_sink_logits_H: Tensor | None = None
 
     @property
-    def none(self) -> bool:
+    def are_default(self) -> bool:
         """Whether all arguments have their defaults."""
         return self.cap == 0 and self.attention_sink_logits_H is None
 
@@ -156,7 +156,7 @@ def attend_lists(
             continue
         k_GKD, v_GKD = map(numbers, _visible(*kv, lists.units[b], lists.unit, start + count))
         q_THD = q_BTHD[b, :count].to(k_GKD.dtype)
-        if count > WIDE and not (return_mass or lists.window) and rules.none:
+        if count > WIDE and not (return_mass or lists.window) and rules.are_default:
             attn_out_BTHD[b, :count] = attend_causal(q_THD, k_GKD, v_GKD)
             continue
         q_sinks_THD = q_sinks_BTHD[b, :count].to(k_GKD.dtype) if q_sinks_BTHD is not None else None

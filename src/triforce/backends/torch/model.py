@@ -28,7 +28,7 @@ def choose(logits_NE: Tensor, experts: Experts, correction_E: Tensor | None = No
 
     Shared experts come last.
     """
-    ids = worth(logits_NE, experts, correction_E).sort(dim=1, descending=True, stable=True).indices
+    ids = ranking_scores(logits_NE, experts, correction_E).sort(dim=1, descending=True, stable=True).indices
     logits = logits_NE.gather(1, ids)
     chosen = experts.chosen
     if experts.function == "softmax":
@@ -42,7 +42,7 @@ def choose(logits_NE: Tensor, experts: Experts, correction_E: Tensor | None = No
     return torch.cat([ids[:, :chosen], shared], 1), weights_NK
 
 
-def worth(logits_NE: Tensor, experts: Experts, correction_E: Tensor | None) -> Tensor:
+def ranking_scores(logits_NE: Tensor, experts: Experts, correction_E: Tensor | None) -> Tensor:
     """Return the values that rank experts, (N, E): corrected scores, -inf outside of the best groups.
 
     Without correction and groups, the logits, which have the order of scores but for rounding.
@@ -50,17 +50,17 @@ def worth(logits_NE: Tensor, experts: Experts, correction_E: Tensor | None) -> T
     if correction_E is None and experts.groups == 1:
         return logits_NE
     scores_NE = logits_NE.softmax(1) if experts.function == "softmax" else logits_NE.sigmoid()
-    worth_NE = scores_NE if correction_E is None else scores_NE + correction_E
+    ranking_NE = scores_NE if correction_E is None else scores_NE + correction_E
     if experts.groups == experts.chosen_groups:
-        return worth_NE
-    worth_NGE = worth_NE.view(len(worth_NE), experts.groups, -1)
-    of_group_NG = worth_NGE.topk(2, dim=2).values.sum(2)
+        return ranking_NE
+    ranking_NGE = ranking_NE.view(len(ranking_NE), experts.groups, -1)
+    of_group_NG = ranking_NGE.topk(2, dim=2).values.sum(2)
     others_NG = of_group_NG.sort(dim=1, descending=True, stable=True).indices[:, experts.chosen_groups :]
     left_out_NG = torch.zeros_like(of_group_NG, dtype=torch.bool).scatter_(1, others_NG, True)
-    return worth_NGE.masked_fill(left_out_NG[..., None], -torch.inf).view_as(worth_NE)
+    return ranking_NGE.masked_fill(left_out_NG[..., None], -torch.inf).view_as(ranking_NE)
 
 
-def union(ids_NK: Tensor) -> int:
+def distinct_experts(ids_NK: Tensor) -> int:
     """Return the number of distinct experts that tokens go through."""
     return len({*ids_NK.flatten().tolist()})
 
@@ -89,7 +89,7 @@ def mix(
     gated_by_expert = torch.split(gated, [len(rows) for rows, _ in places])
     for expert, (rows, which), gated_XI in zip(touched, places, gated_by_expert, strict=True):
         sum_NC[rows] += weights_NK[rows, which, None] * down(expert, gated_XI).float()
-    return sum_NC.to(y_NC.dtype), union(ids_NK[:SAMPLED])
+    return sum_NC.to(y_NC.dtype), distinct_experts(ids_NK[:SAMPLED])
 
 
 CLAMP, GAIN = 7.0, 1.702
@@ -245,7 +245,7 @@ def forward_layerwise(
     model: ModelBackend, ids_BT: Tensor, kv: KVBackend, batch: ForwardBatch, at_BJ: Tensor | None
 ) -> ForwardOutput:
     """Run `ModelBackend.forward` for any model that has layers and any KV memory."""
-    return whole(layer_steps(model, ids_BT, kv, batch, at_BJ))
+    return run_steps(layer_steps(model, ids_BT, kv, batch, at_BJ))
 
 
 def layer_steps(
@@ -256,7 +256,7 @@ def layer_steps(
     return (yield from _layers(model, ids_BT, at_BJ, attention, batch.observe, batch.return_mass, batch.states))
 
 
-def whole(steps: Generator[int, None, ForwardOutput]) -> ForwardOutput:
+def run_steps(steps: Generator[int, None, ForwardOutput]) -> ForwardOutput:
     """Run all steps of a pass, and return its output."""
     while True:
         try:
@@ -279,7 +279,7 @@ def forward_layers(
 
     Returns the residual stream after the first n layers, for each n of `states`, too.
     """
-    return whole(_layers(model, ids_BT, at_BJ, attention, observe, return_mass, states))
+    return run_steps(_layers(model, ids_BT, at_BJ, attention, observe, return_mass, states))
 
 
 def _layers(

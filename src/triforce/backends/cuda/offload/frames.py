@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triforce.backends.cuda.triton.kv_tiles import carry
+from triforce.backends.cuda.triton.kv_tiles import copy_pages
 from triforce.backends.kernel_api import PAGE, KeysValues, OffloadLayout
 from triforce.backends.torch.kv import allocate
 from triforce.errors import CacheError, argument
@@ -282,23 +282,23 @@ class DeviceLayout:
         """Copy pages of single KV heads from the store to frames of parts; no copy where a frame is 0."""
         from_LGN = self.at_pages(pages_LGN) + self._in_store_L11[layers]
         to_LGN = (self.at_frames(frames_LGN) + self._in_parts_L11[layers]) * (frames_LGN > 0)
-        carry((self.store[0, 0], self.store[0, 1]), from_LGN.flatten(), self.parts, to_LGN.flatten(), self._size)
+        copy_pages((self.store[0, 0], self.store[0, 1]), from_LGN.flatten(), self.parts, to_LGN.flatten(), self._size)
 
     def from_part(self, layer: int, home: int, frames_X: Tensor, pages_X: Tensor) -> None:
-        carry(self.on_device(layer), frames_X, self.of_home(home), pages_X, self._size)
+        copy_pages(self.on_device(layer), frames_X, self.of_home(home), pages_X, self._size)
 
     def to_part(self, layer: int, home: int, frames_X: Tensor, pages_X: Tensor) -> None:
-        carry(self.of_home(home), pages_X, self.on_device(layer), frames_X, self._size)
+        copy_pages(self.of_home(home), pages_X, self.on_device(layer), frames_X, self._size)
 
     def to_store(self, layers: Collection[int], frames_X: Tensor, pages_X: Tensor) -> None:
         """Copy frames of layers that are not whole to their pages in the store."""
         for layer in layers:
-            carry(self.on_device(layer), frames_X, self.of_store(layer), pages_X, self._size)
+            copy_pages(self.on_device(layer), frames_X, self.of_store(layer), pages_X, self._size)
 
     def to_parts(self, layers: Collection[int], frames_X: Tensor, pages_X: Tensor) -> None:
         """Copy pages of layers that are not whole from the store to their frames."""
         for layer in layers:
-            carry(self.of_store(layer), pages_X, self.on_device(layer), frames_X, self._size)
+            copy_pages(self.of_store(layer), pages_X, self.on_device(layer), frames_X, self._size)
 
     def copies_in(self, layer: int, runs: Sequence[Run], home: int) -> Copies:
         """Return copies of runs of pages from the store to a home."""

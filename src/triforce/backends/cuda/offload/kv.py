@@ -106,8 +106,8 @@ class TritonOffloadedKV(TritonKV):
         super().prepare(batch, width)
         manager = self.manager
         counts = batch.views[0][1].counts
-        each = zip(batch.tables, batch.positions, counts, strict=True)
-        rows = [(table, at, count) for table, at, count in each if count]
+        zipped = zip(batch.tables, batch.positions, counts, strict=True)
+        rows = [(table, at, count) for table, at, count in zipped if count]
         if batch.exact:
             manager.store([page for table, at, _ in rows for page in manager.write_slots.mark_full_stored(table, at)])
         written_pages = dict.fromkeys(
@@ -139,7 +139,7 @@ class TritonOffloadedKV(TritonKV):
         pages_N = np.unique(np.array(read_pages, dtype=np.int64))
         write_slots_N = manager.write_slots.write_slot_P[pages_N]
         assert (manager.write_slots.stored_P[pages_N] | (write_slots_N > 0)).all(), (
-            "a page that nobody has is to be read"
+            "a page without contents is to be read"
         )
         streams.runs = runs_of(pages_N.tolist())
         streams.write_slot_places = manager.places_of(pages_N[write_slots_N > 0].tolist())
@@ -231,7 +231,7 @@ class TritonOffloadedKV(TritonKV):
                 for at, end in zip([start, *ends], ends, strict=False):
                     x_NC = x_TC[at - start : end - start]
                     is_last_layer = layer + 1 == len(model.blocks)
-                    self._through(block, x_NC, at, units_1U, home, is_last_layer)
+                    self._run_layer(block, x_NC, at, units_1U, home, is_last_layer)
                 if not is_whole:
                     manager.buffers.release(home, layout.copies_out(layer, new_runs, home))
                 yield (layer + 1) * T // len(model.blocks)
@@ -239,7 +239,7 @@ class TritonOffloadedKV(TritonKV):
         finally:
             stream.compute_after(stream.record_copy())
 
-    def _through(
+    def _run_layer(
         self, block: LayerBackend, x_NC: Tensor, at: int, units_1U: Tensor, home: int, is_last_layer: bool
     ) -> None:
         """Take tokens from `at` on through one layer; the last layer only writes KV, as its outputs are not read."""

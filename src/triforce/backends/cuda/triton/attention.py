@@ -76,7 +76,7 @@ def merge(
     )
 
 
-def weigh(
+def write_unit_mass(
     units_BGRU: Tensor, log_sums_BGR: Tensor, spans: tuple[Tensor, Tensor], mass_BGU: Tensor, group: int, unit: int
 ) -> None:
     """Write the mass of each unit, from the log-sum-exps of its keys and of the query rows."""
@@ -244,7 +244,9 @@ def attend(
     )
     mass_BGU = new((B, G, U) if return_mass else (0,), dtype=torch.float32)
     if return_mass and U:
-        weigh(units_BGRU, log_sums_BGR, (page_table.starts_B, page_table.counts_B), mass_BGU, H // G, page_table.unit)
+        write_unit_mass(
+            units_BGRU, log_sums_BGR, (page_table.starts_B, page_table.counts_B), mass_BGU, H // G, page_table.unit
+        )
     return attn_out_BTHD, mass_BGU
 
 

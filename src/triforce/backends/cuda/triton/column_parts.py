@@ -4,7 +4,7 @@ Tokens that are certainly cut are dropped in float32: a token below the k-th lar
 largest, and masses of all weights above each power of two bound the end of a nucleus. The other tokens become one list,
 by ascending id; one program makes the cuts in this list in float64, and parts of the list draw from the tokens left.
 
-Shape suffixes: B rows, J columns, K guesses, V vocabulary, C parts, N tokens of a part, P powers of two.
+Shape suffixes: B rows, J columns, K draft tokens, V vocabulary, C parts, N tokens of a part, P powers of two.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ def close_race(peaks, bests, winners, out, B, J, C, C2: tl.constexpr):
     tl.store(out + B * J + cell, peak_of(peaks + cell * C, C, C2).to(tl.int64, bitcast=True))
 
 
-@triton.jit(do_not_specialize=["B", "J", "C", "guess_row_stride", "guess_stride"])
+@triton.jit(do_not_specialize=["B", "J", "C", "draft_row_stride", "draft_stride"])
 def share_parts(
-    places, ids, values, counts, divisors, guessed, laws, sums, B, J, V, C, guess_row_stride, guess_stride,
+    places, ids, values, counts, divisors, draft_probs, probs, sums, B, J, V, C, draft_row_stride, draft_stride,
     N: tl.constexpr,
 ):  # fmt: skip
-    """Store a part's law p, in its list too, and its sums of max(p - q, 0) where a draft token is judged, and of p."""
+    """Store a part's probabilities p, in its list too, and its sums of max(p - q, 0) with q of the draft, and of p."""
     c = tl.program_id(0)
     j = tl.program_id(1)
     b = tl.program_id(2)
@@ -83,19 +83,19 @@ def share_parts(
         id_N = tl.load(ids + at_N, mask=real_N, other=0)
         p_N = tl.load(values + at_N, mask=real_N, other=0.0) / tl.load(divisors + cell)
         tl.store(values + at_N, p_N, mask=real_N)
-        tl.store(laws + cell * V + id_N, p_N, mask=real_N)
-        guessed += b.to(tl.int64) * guess_row_stride + j.to(tl.int64) * guess_stride
-        q_N = tl.load(guessed + id_N, mask=real_N & (j < tl.load(places + B + b)), other=0.0)
+        tl.store(probs + cell * V + id_N, p_N, mask=real_N)
+        draft_probs += b.to(tl.int64) * draft_row_stride + j.to(tl.int64) * draft_stride
+        q_N = tl.load(draft_probs + id_N, mask=real_N & (j < tl.load(places + B + b)), other=0.0)
         residual = tl.sum(tl.maximum(p_N - q_N, 0.0), 0)
         mass = tl.sum(p_N, 0)
     tl.store(sums + cell * C + c, residual)
     tl.store(sums + (B * J + cell) * C + c, mass)
 
 
-@triton.jit(do_not_specialize=["B", "J", "C", "guess_row_stride", "guess_stride"])
+@triton.jit(do_not_specialize=["B", "J", "C", "draft_row_stride", "draft_stride"])
 def judge_parts(
-    places, peaks, ids, values, counts, sums, tokens, uniforms, guessed, laws, out, B, J, V, C, guess_row_stride,
-    guess_stride, N: tl.constexpr, C2: tl.constexpr,
+    places, peaks, ids, values, counts, sums, tokens, uniforms, draft_probs, probs, out, B, J, V, C, draft_row_stride,
+    draft_stride, N: tl.constexpr, C2: tl.constexpr,
 ):  # fmt: skip
     """Store one column's verdict: accept the draft token, or draw the token that replaces it."""
     j = tl.program_id(0)
@@ -105,10 +105,10 @@ def judge_parts(
     verdict = tl.full([], 0, tl.int32)
     peak = peak_of(peaks + cell * C, C, C2)
     if (j <= last_column) & (tl.abs(peak) < float("inf")):
-        guessed += b.to(tl.int64) * guess_row_stride + j.to(tl.int64) * guess_stride
+        draft_probs += b.to(tl.int64) * draft_row_stride + j.to(tl.int64) * draft_stride
         token = tl.load(tokens + b * (J - 1) + j, mask=j < last_column, other=0)
-        p = tl.load(laws + cell * V + token)
-        q = tl.load(guessed + token, mask=j < last_column, other=0.0)
+        p = tl.load(probs + cell * V + token)
+        q = tl.load(draft_probs + token, mask=j < last_column, other=0.0)
         uniform = tl.load(uniforms + b * J + 1 + j, mask=j < last_column, other=0.0)
         if (j < last_column) & (uniform * q < p):
             verdict = tl.full([], -1, tl.int32)
@@ -118,13 +118,13 @@ def judge_parts(
             sums = sums + cell * C
             count = tl.load(counts + cell)
             uniform = tl.load(uniforms + b * J)
-            verdict = _draw(ids, values, count, sums, guessed, j < last_column, uniform, B * J * C, C, N, C2)
+            verdict = _draw(ids, values, count, sums, draft_probs, j < last_column, uniform, B * J * C, C, N, C2)
     tl.store(out + cell, verdict.to(tl.int64))
     tl.store(out + B * J + cell, peak.to(tl.int64, bitcast=True))
 
 
 @triton.jit
-def _draw(ids, values, count, sums, guessed, refused, uniform, sums_stride, C, N: tl.constexpr, C2: tl.constexpr):
+def _draw(ids, values, count, sums, draft_probs, rejected, uniform, sums_stride, C, N: tl.constexpr, C2: tl.constexpr):
     """Draw a token of max(p - q, 0), or of p without a rejection or residual, by inversion: its part, then the token.
 
     A scan may round a prefix below an earlier one, so parts and tokens of mass 0 are skipped; where no prefix passes
@@ -133,8 +133,8 @@ def _draw(ids, values, count, sums, guessed, refused, uniform, sums_stride, C, N
     c_C = tl.arange(0, C2)
     lane_N = tl.arange(0, N)
     mass_C = tl.load(sums + c_C, mask=c_C < C, other=0.0)
-    if refused & (tl.sum(mass_C, 0) == 0):  # p == q up to rounding
-        refused = tl.full([], False, tl.int1)
+    if rejected & (tl.sum(mass_C, 0) == 0):  # p == q up to rounding
+        rejected = tl.full([], False, tl.int1)
         mass_C = tl.load(sums + sums_stride + c_C, mask=c_C < C, other=0.0)
     upto_C = tl.cumsum(mass_C, 0)
     total = tl.sum(tl.where(c_C == C - 1, upto_C, 0.0), 0)
@@ -146,7 +146,7 @@ def _draw(ids, values, count, sums, guessed, refused, uniform, sums_stride, C, N
     real_N = c * N + lane_N < count
     id_N = tl.load(ids + c * N + lane_N, mask=real_N, other=0)
     p_N = tl.load(values + c * N + lane_N, mask=real_N, other=0.0)
-    residual_N = tl.maximum(p_N - tl.load(guessed + id_N, mask=real_N & refused, other=0.0), 0.0)
+    residual_N = tl.maximum(p_N - tl.load(draft_probs + id_N, mask=real_N & rejected, other=0.0), 0.0)
     passes_N = (residual_N > 0) & (earlier_mass + tl.cumsum(residual_N, 0) > end)
     token = tl.min(tl.where(passes_N, id_N, 0x7FFFFFFF), 0)
     return tl.where(token == 0x7FFFFFFF, tl.max(tl.where(residual_N > 0, id_N, 0), 0), token)
@@ -159,20 +159,18 @@ POWERS = 32
 def decide(
     column_inputs: tuple[Tensor, Tensor, Tensor],
     draws: tuple[Tensor, Tensor],
-    laws: tuple[Tensor, Tensor],
+    probs: tuple[Tensor, Tensor],
     race: bool,
     N: int,
 ) -> Tensor:
-    """Return verdicts and peaks, int64 (2, B, J), as `sampler.by_race` or `sampler.by_rejection` does; write laws.
+    """Return verdicts and peaks, int64 (2, B, J), as `sampler.by_race` or `sampler.by_rejection` does; write `probs`.
 
     column_inputs: logits, settings and places of `SamplerInputs`. draws: seeds and choices (B) of a race, else draft
-    tokens (B, K) and uniforms (B, J). laws: probabilities of the draft, and room for the target's. N: a power of two.
+    tokens (B, K) and uniforms (B, J). probs: probabilities of the draft, and room for the target's. N: a power of two.
     """
-    (logits_BJV, settings_5B, places_2B), (seeds_or_guesses, choices_or_uniforms), (guessed_BKV, laws_BJV) = (
-        column_inputs,
-        draws,
-        laws,
-    )
+    logits_BJV, settings_5B, places_2B = column_inputs
+    seeds_or_tokens, choices_or_uniforms = draws
+    draft_probs_BKV, probs_BJV = probs
     (B, J, V), P, float64, int32 = logits_BJV.shape, POWERS, torch.float64, torch.int32
     C = triton.cdiv(V, N)
     C2 = triton.next_power_of_2(C)
@@ -192,7 +190,7 @@ def decide(
     winners_BJC = new(B, J, C, dtype=int32)
     out_2BJ = new(2, B, J, dtype=torch.int64)
     strides = logits_BJV.stride()[:2]
-    guess_strides = guessed_BKV.stride()[:2]
+    draft_strides = draft_probs_BKV.stride()[:2]
     _peaks[parts](logits_BJV, peaks_BJC, J, V, C, *strides, N, num_warps=4)
     _shortlist[parts](
         logits_BJV, settings_5B, places_2B, peaks_BJC, *lists, counts_BJCP, masses_BJCP, sums_2BJC, B, J, V, C,
@@ -204,18 +202,18 @@ def decide(
     _cut[columns](settings_5B, *joined, counts_BJ, sums_2BJC, divisors_BJ, B, J, C, N, C2, num_warps=16)
     if race:
         race_parts[parts](
-            places_2B, *joined, counts_BJ, divisors_BJ, seeds_or_guesses, choices_or_uniforms, sums_2BJC, winners_BJC,
+            places_2B, *joined, counts_BJ, divisors_BJ, seeds_or_tokens, choices_or_uniforms, sums_2BJC, winners_BJC,
             J, C, N, num_warps=8,
         )  # fmt: skip
         close_race[columns](peaks_BJC, sums_2BJC, winners_BJC, out_2BJ, B, J, C, C2, num_warps=1)
     else:
         share_parts[parts](
-            places_2B, *joined, counts_BJ, divisors_BJ, guessed_BKV, laws_BJV, sums_2BJC, B, J, V, C, *guess_strides, N,
-            num_warps=8,
+            places_2B, *joined, counts_BJ, divisors_BJ, draft_probs_BKV, probs_BJV, sums_2BJC, B, J, V, C,
+            *draft_strides, N, num_warps=8,
         )  # fmt: skip
         judge_parts[columns](
-            places_2B, peaks_BJC, *joined, counts_BJ, sums_2BJC, seeds_or_guesses, choices_or_uniforms, guessed_BKV,
-            laws_BJV, out_2BJ, B, J, V, C, *guess_strides, N, C2, num_warps=8,
+            places_2B, peaks_BJC, *joined, counts_BJ, sums_2BJC, seeds_or_tokens, choices_or_uniforms, draft_probs_BKV,
+            probs_BJV, out_2BJ, B, J, V, C, *draft_strides, N, C2, num_warps=8,
         )  # fmt: skip
     return out_2BJ
 
@@ -229,8 +227,8 @@ def _peaks(logits, peaks, J, V, C, row_stride, column_stride, N: tl.constexpr):
     at_N = c * N + tl.arange(0, N)
     logits += b.to(tl.int64) * row_stride + j.to(tl.int64) * column_stride
     x_N = tl.load(logits + at_N, mask=at_N < V, other=-float("inf"))
-    odd = tl.max((x_N != x_N).to(tl.int32), 0) > 0
-    peak = tl.where(odd, float("nan"), tl.max(x_N, 0).to(tl.float64))
+    has_nan = tl.max((x_N != x_N).to(tl.int32), 0) > 0
+    peak = tl.where(has_nan, float("nan"), tl.max(x_N, 0).to(tl.float64))
     tl.store(peaks + (b * J + j) * C + c, peak)
 
 
@@ -241,7 +239,7 @@ def _shortlist(
 ):  # fmt: skip
     """List the tokens that a part's cuts may leave: scores if there is a top-k, else weights; store count and total.
 
-    The list is empty for a column without a law, or after a row's last column.
+    The list is empty for a column without a distribution, or after a row's last column.
     """
     c = tl.program_id(0)
     j = tl.program_id(1)

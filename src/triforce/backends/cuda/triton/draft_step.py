@@ -15,7 +15,7 @@ INTEGERS = 6
 """Integers of each row: token, position, 1 where it counts, key in the row's list, and two of the sampler."""
 
 
-def go_on(decided_2B1: Tensor, inputs: PassInputs, places_2B: Tensor, drawn_2KB: Tensor, step: int) -> Tensor:
+def advance_draft(decided_2B1: Tensor, inputs: PassInputs, places_2B: Tensor, drawn_2KB: Tensor, step: int) -> Tensor:
     """Return the next pass's inputs of each row, int64 (INTEGERS, B); write the drawn token and its peak.
 
     decided: as `sampler.by_race` returns it. places: lengths of the texts, and 0, or -1 where a row is left out.

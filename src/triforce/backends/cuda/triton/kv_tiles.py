@@ -183,7 +183,7 @@ PLACES_PER_PROGRAM = 32
 """Places that a program checks: usually few of them need a copy, and programs without one end soon."""
 
 
-def carry(source: KeysValues, from_X: Tensor, target: KeysValues, to_X: Tensor, size: int) -> None:
+def copy_pages(source: KeysValues, from_X: Tensor, target: KeysValues, to_X: Tensor, size: int) -> None:
     """Copy page `from_X[x]` of `source` to place `to_X[x]` of `target`; no copy where `to_X` is 0.
 
     Memories are contiguous from the start of each tensor on, in pages of `size` numbers. Both lists are int64.

@@ -24,7 +24,7 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     at_once = 256 if interpreted() else 1
     if rows := x.numel() // C:
-        x_XHC = _close(x if x.ndim == 3 else x.reshape(-1, 1, C))
+        x_XHC = _contiguous_tokens(x if x.ndim == 3 else x.reshape(-1, 1, C))
         grid = (triton.cdiv(rows, at_once),)
         token_stride = x_XHC.stride(0)
         _norm[grid](x_XHC, weight, out, rows, x_XHC.shape[1], token_stride, C, eps, triton.next_power_of_2(C), at_once)
@@ -38,17 +38,17 @@ def swiglu(gate_NI: Tensor, up_NI: Tensor) -> Tensor:
         size = gate_NI.shape[-1]
         rows = 256 if interpreted() else 1
         columns = triton.next_power_of_2(size) if interpreted() else 1024
-        gate_X1I, up_X1I = (_close(x.reshape(-1, 1, size)) for x in (gate_NI, up_NI))
+        gate_X1I, up_X1I = (_contiguous_tokens(x.reshape(-1, 1, size)) for x in (gate_NI, up_NI))
         _swiglu[(triton.cdiv(len(gate_X1I), rows), triton.cdiv(size, columns))](
             gate_X1I, up_X1I, out, len(gate_X1I), size, gate_X1I.stride(0), up_X1I.stride(0), columns, rows
         )
     return out
 
 
-def _close(x_XHC: Tensor) -> Tensor:
+def _contiguous_tokens(x_XHC: Tensor) -> Tensor:
     """Return `x_XHC` if the vectors (H, C) of each token are contiguous, else a copy; tokens may have gaps."""
-    close = x_XHC.stride(2) == 1 and (x_XHC.shape[1] == 1 or x_XHC.stride(1) == x_XHC.shape[2])
-    return x_XHC if close else x_XHC.contiguous()
+    is_contiguous = x_XHC.stride(2) == 1 and (x_XHC.shape[1] == 1 or x_XHC.stride(1) == x_XHC.shape[2])
+    return x_XHC if is_contiguous else x_XHC.contiguous()
 
 
 def rotate_and_write(
@@ -64,7 +64,7 @@ def rotate_and_write(
     """
     (q_BTHD, k_BTGD, _), keys_GSD = qkv, kv[0]
     (B, T, H, D), G = q_BTHD.shape, k_BTGD.shape[2]
-    q_NHD, k_NGD, v_NGD = (_close(x.flatten(0, 1)) for x in qkv)
+    q_NHD, k_NGD, v_NGD = (_contiguous_tokens(x.flatten(0, 1)) for x in qkv)
     dtype = q_BTHD.dtype if is_coded(keys_GSD) else keys_GSD.dtype
     turned_BTHD = torch.empty(q_BTHD.shape, dtype=dtype, device=q_BTHD.device)
     to_sinks_BTHD = torch.empty_like(turned_BTHD) if page_table.window else None

@@ -1,4 +1,4 @@
-"""Jitted parts of the sampler: from the logits of one column to its law, as `sampling.logits` defines it.
+"""Jitted parts of the sampler: from the logits of one column to its distribution, as `sampling.logits` defines it.
 
 The tokens left of the vocabulary are a list of ascending ids, with a value each. A cut's edge is the value of the last
 token that stays, found by halving its range until one value is left; among equals at the edge the lowest ids stay.
@@ -18,20 +18,20 @@ def widest(logits, V, N: tl.constexpr):
     """Return the smallest and the largest logit; the largest is NaN if any logit is."""
     low_N = tl.full([N], float("inf"), logits.dtype.element_ty)
     high_N = -low_N
-    odd_N = tl.full([N], 0, tl.int32)
+    nan_N = tl.full([N], 0, tl.int32)
     for start in range(0, V, N):
         at_N = start + tl.arange(0, N)
         low_N = tl.minimum(low_N, tl.load(logits + at_N, mask=at_N < V, other=float("inf")))
         x_N = tl.load(logits + at_N, mask=at_N < V, other=-float("inf"))
         high_N = tl.maximum(high_N, x_N)
-        odd_N = odd_N | (x_N != x_N).to(tl.int32)
-    high = tl.where(tl.max(odd_N, 0) > 0, float("nan"), tl.max(high_N, 0).to(tl.float64))
+        nan_N = nan_N | (x_N != x_N).to(tl.int32)
+    high = tl.where(tl.max(nan_N, 0) > 0, float("nan"), tl.max(high_N, 0).to(tl.float64))
     return tl.min(low_N, 0).to(tl.float64), high
 
 
 @triton.jit
-def law(logits, settings, ids, values, B, V, low, peak, N: tl.constexpr):
-    """Write the list of a law; return the count of its tokens, and the divisor of their values.
+def distribution(logits, settings, ids, values, B, V, low, peak, N: tl.constexpr):
+    """Write the list of a distribution; return the count of its tokens, and the divisor of their values.
 
     Settings have a stride of B: temperature, top-k (0 is off), top-p, least score, lightest share (see
     `cuda.sampler._settings`).
@@ -150,7 +150,7 @@ def _weights(ids, values, count, edge, k, light, N: tl.constexpr):
         at_N = start + tl.arange(0, N)
         id_N = tl.load(ids + at_N, mask=at_N < count, other=0)
         score_N = tl.load(values + at_N, mask=at_N < count, other=-float("inf"))
-        stays_N, level = _down_to(score_N, at_N < count, edge, level, room)
+        stays_N, level = _cut_at_edge(score_N, at_N < count, edge, level, room)
         weight_N = tl.where(stays_N, tl.exp(score_N), 0.0)
         sum_N += weight_N
         kept_count = _append(ids, values, kept_count, id_N, weight_N, (weight_N > 0) & (weight_N >= light))
@@ -194,7 +194,7 @@ def _nucleus(ids, values, count, edge, mass, N: tl.constexpr):
         at_N = start + tl.arange(0, N)
         id_N = tl.load(ids + at_N, mask=at_N < count, other=0)
         share_N = tl.load(values + at_N, mask=at_N < count, other=0.0)
-        stays_N, level = _down_to(share_N, at_N < count, edge, level, room)
+        stays_N, level = _cut_at_edge(share_N, at_N < count, edge, level, room)
         sum_N += tl.where(stays_N, share_N, 0.0)
         kept_count = _append(ids, values, kept_count, id_N, share_N, stays_N)
     tl.debug_barrier()
@@ -202,7 +202,7 @@ def _nucleus(ids, values, count, edge, mass, N: tl.constexpr):
 
 
 @triton.jit
-def _down_to(value_N, real_N, edge, level, room):
+def _cut_at_edge(value_N, real_N, edge, level, room):
     """Return a mask of values that stay, those above the edge and `room` of the equal ones; and the equals so far."""
     equal_N = real_N & (value_N == edge)
     rank_N = level + tl.cumsum(equal_N.to(tl.int32), 0)

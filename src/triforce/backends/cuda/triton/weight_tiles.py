@@ -84,7 +84,7 @@ def _load_scales(
 ):  # fmt: skip
     """Load scales of some outputs for one eight of groups, a step ahead of their use.
 
-    Returns scale, minimum, and the small scales of both; the scale in place of those that a type lacks.
+    Returns scale, minimum, and the small scales of both; the scale in place of parts that a type lacks.
     """
     row_M = (m_M.to(tl.int64) // TILE * eights + eight) * TILE + m_M % TILE
     at_MG1 = (row_M[:, None] * MANY + tl.arange(0, MANY)[None, :])[:, :, None]
