@@ -42,7 +42,9 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
         ),
     ),
     "experts of all groups are chosen": ("glm-4.5", RANKING, ("experts.groups == experts.chosen_groups", "True")),
-    "the best expert of a group counts": ("glm-4.5", RANKING, ("ranking_NGE.topk(2, dim=2)", "ranking_NGE.topk(1, dim=2)")),
+    "the best expert of a group counts": (
+        "glm-4.5", RANKING, ("ranking_NGE.topk(2, dim=2)", "ranking_NGE.topk(1, dim=2)"),
+    ),
     "weights of experts are not scaled": ("glm-4.5", CHOOSE, ("weights_NK * experts.scale", "weights_NK")),
     "shared experts are scaled": ("glm-4.5", CHOOSE, ("value=1.0", "value=experts.scale")),
     "shared experts are left out": ("glm-4.5-air", CHOOSE, ("value=1.0", "value=0.0")),

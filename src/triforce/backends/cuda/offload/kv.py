@@ -249,14 +249,9 @@ class TritonOffloadedKV(TritonKV):
         page_table = DevicePageTable(units_1U, at_1, count_1, PAGE)
         wide = PageTable(units_1U, [at], [count]) if count > WIDE else None
         _, attn_out_1NHD, _ = write_and_attend(
-            (q_1NHD, k_1NGD, v_1NGD),
-            at_1,
-            self.tables_PF,
-            page_table,
-            self.manager.layout.of_home(home),
-            self.hadamard_size,
-            wide,
-        )
+            (q_1NHD, k_1NGD, v_1NGD), at_1, self.tables_PF, page_table, self.manager.layout.of_home(home),
+            self.hadamard_size, wide,
+        )  # fmt: skip
         if not is_last_layer:
             block.finish(x_NC, attn_out_1NHD[0].flatten(1))
 

@@ -58,22 +58,9 @@ def merge(
     padded_dim = max(16, triton.next_power_of_2(D))
     dims = min(32, padded_dim) if R <= FEW and hadamard_size == 1 else padded_dim
     _merge[(triton.cdiv(R, rows), G * triton.cdiv(D, dims), B)](
-        *parts,
-        *spans,
-        attn_out_BTHD,
-        log_sums_BGR,
-        G,
-        T,
-        R,
-        N,
-        split,
-        H // G,
-        D,
-        dims,
-        splits_at_once,
-        rows,
+        *parts, *spans, attn_out_BTHD, log_sums_BGR, G, T, R, N, split, H // G, D, dims, splits_at_once, rows,
         hadamard_size,
-    )
+    )  # fmt: skip
 
 
 def write_unit_mass(
@@ -235,13 +222,9 @@ def attend(
         num_stages=tile.stages,
     )  # fmt: skip
     merge(
-        (parts_BGNRD, peaks_BGNR, sums_BGNR),
-        (page_table.starts_B, page_table.counts_B),
-        attn_out_BTHD,
-        log_sums_BGR,
-        split,
-        hadamard_size,
-    )
+        (parts_BGNRD, peaks_BGNR, sums_BGNR), (page_table.starts_B, page_table.counts_B), attn_out_BTHD, log_sums_BGR,
+        split, hadamard_size,
+    )  # fmt: skip
     mass_BGU = new((B, G, U) if return_mass else (0,), dtype=torch.float32)
     if return_mass and U:
         write_unit_mass(
