@@ -69,7 +69,8 @@ def rotated_head(x_D: Tensor) -> Tensor:
     No channel is then much larger than the others (QuaRot, Ashkboos et al. 2024), products of queries and keys stay the
     same, and the same rotation rotates mixed values back. The bits are those of the native kernels.
     """
-    x_D, size = x_D.float(), block_of(x_D.shape[-1])
+    x_D = x_D.float()
+    size = block_of(x_D.shape[-1])
     for distance in (2**n for n in range(size.bit_length() - 1)):
         a, b = x_D.reshape(*x_D.shape[:-1], x_D.shape[-1] // (2 * distance), 2, distance).unbind(-2)
         x_D = torch.stack([a + b, a - b], -2).flatten(-3)

@@ -18,8 +18,10 @@ from triforce.errors import RequestError
 if TYPE_CHECKING:
     from triforce.distributed.torch_group import TorchGroup
 
-MEETING, LIFELINE = "TRIFORCE_MEETING", "TRIFORCE_LIFELINE"
-"""Environment variables of ranks: where they meet, and a pipe that closes when the process that started them dies."""
+MEETING = "TRIFORCE_MEETING"
+"""Environment variable of ranks: the URL where they meet."""
+LIFELINE = "TRIFORCE_LIFELINE"
+"""Environment variable of ranks: a pipe that closes when the process that started them dies."""
 
 
 def rank_environment(rank: int, count: int, folder: Path) -> dict[str, str]:

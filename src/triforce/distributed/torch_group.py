@@ -29,8 +29,10 @@ PATIENCE = 30.0
 
 FOREVER = timedelta(days=365)
 
-MESSAGE_BYTES, HEADER_BYTES = 1024, 24
-"""Bytes of a message between two passes, and of its header: broadcasts so far, votes so far, and a number."""
+MESSAGE_BYTES = 1024
+"""Bytes of a message between two passes."""
+HEADER_BYTES = 24
+"""Bytes of a message's header: broadcasts so far, votes so far, and a number."""
 
 # The older name warns where there is the newer one.
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

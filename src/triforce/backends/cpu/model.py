@@ -132,7 +132,8 @@ class NativeModel(EmbeddingAndHead):
             raise CacheError(str(error)) from error
 
     def _forward(self, ids_BT: Tensor, kv: NativeKV, batch: ForwardBatch, at_BJ: Tensor | None) -> ForwardOutput:
-        (B, T), config = ids_BT.shape, self.config
+        B, T = ids_BT.shape
+        config = self.config
         logits_BJV = torch.empty(B, T if at_BJ is None else at_BJ.shape[1], config.vocab_size)
         queries_LBTHD = mass_LBGU = states_SBTC = None
         if batch.observe:
@@ -160,7 +161,9 @@ class NativeModel(EmbeddingAndHead):
         there too, lengths, and a mask of live rows. draws: sampler, noise, and room for probabilities, as in
         `_native.fused_draft`. Returns the probabilities (B, K, V). Raises ModelError where logits are not finite.
         """
-        (view,), (sampler, noise, probs), (ids_BS, lengths_B, live_B) = batch.views, draws, texts
+        (view,) = batch.views
+        sampler, noise, probs = draws
+        ids_BS, lengths_B, live_B = texts
         longest = int((lengths_B - np.array(batch.positions)).max()) + tokens_BK.shape[1]
         cos, sin = rotations(self.config.rope, batch, longest)
         drafted = _native.DraftedTexts(
@@ -200,7 +203,9 @@ def project(
 ) -> tuple[Tensor, ...]:
     """Return queries (N, H, D), keys and values (N, G, D)."""
     N = len(x_NC)
-    (H, G, D) = (config.heads, config.kv_heads, config.head_dim)
+    H = config.heads
+    G = config.kv_heads
+    D = config.head_dim
     q = torch.empty(N, H * D)
     k = torch.empty(N, G * D)
     v = torch.empty(N, G * D)
@@ -282,7 +287,8 @@ class Product:
     """Product with one rank's part of a matrix: some outputs, with their biases, from all inputs or some."""
 
     def __init__(self, weight: Matrix, bias: Tensor | None, bits: int) -> None:
-        (self._outputs, self.inputs), self._dtype = weight.shape, weight.dtype
+        self._outputs, self.inputs = weight.shape
+        self._dtype = weight.dtype
         self._native = _native.Matrix(weight, bits=bits)
         self._bias = None if bias is None else bias.float()
 
@@ -374,7 +380,8 @@ def parts(model: NativeModel, kv: NativeKV, ids_1T: Tensor, batch: ForwardBatch)
     A call takes all tokens through several layers, or some tokens through one layer. Each token has the bits of a pass
     in one call. Yields after each call the tokens that all work so far is worth.
     """
-    (_, T), config = ids_1T.shape, model.config
+    _, T = ids_1T.shape
+    config = model.config
     x_1TC = torch.empty(1, T, config.hidden_size)
     states_S1TC = None
     if batch.states:

@@ -76,7 +76,8 @@ class TritonKV(TorchKV):
         return_mass = inputs.shape.return_mass
 
         def attention(layer: int, q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            (units, starts_B, view), kv = lists_L[layer], self._open(layer)
+            units, starts_B, view = lists_L[layer]
+            kv = self._open(layer)
             page_table = DevicePageTable(units, starts_B, inputs.counts_B, view.unit, view.sinks, view.window)
             wide_table = wide[layer] if wide else None
             by_head = len(view.units) > 2

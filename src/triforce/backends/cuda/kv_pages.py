@@ -40,7 +40,8 @@ def write_rows(memory_GSR: Tensor, slots_N: Tensor, rows_GNR: Tensor) -> None:
         return
     codes_GPXD, scales_GPXE = _parts(memory_GSR)
     at = slice(None), slots_N // PAGE, slots_N % PAGE
-    codes_GPXD[at], scales_GPXE[at] = rows_GNR[..., :-SCALE_BYTES], rows_GNR[..., -SCALE_BYTES:]
+    codes_GPXD[at] = rows_GNR[..., :-SCALE_BYTES]
+    scales_GPXE[at] = rows_GNR[..., -SCALE_BYTES:]
 
 
 def as_numbers(kv: KeysValues, slots_N: Tensor, dtype: torch.dtype) -> KeysValues:
@@ -51,7 +52,8 @@ def as_numbers(kv: KeysValues, slots_N: Tensor, dtype: torch.dtype) -> KeysValue
 
 def _parts(memory_GSR: Tensor) -> tuple[Tensor, Tensor]:
     """Return views of the codes (G, P, 16, D), and of the bytes of their scales (G, P, 16, 2)."""
-    (G, S, R), codes = memory_GSR.shape, PAGE * (memory_GSR.shape[2] - SCALE_BYTES)
+    G, S, R = memory_GSR.shape
+    codes = PAGE * (memory_GSR.shape[2] - SCALE_BYTES)
     pages_GPX = memory_GSR.view(G, S // PAGE, PAGE * R)
     codes_GPXD, scales_GPXE = (
         torch.unflatten(part, 2, (PAGE, -1)) for part in (pages_GPX[..., :codes], pages_GPX[..., codes:])

@@ -61,7 +61,10 @@ class TritonLayer(TorchLayer):
     def qkv(self, x_NC: Tensor, ranks: TPGroup = ALONE) -> tuple[Tensor, ...]:
         if self._qkv is None:
             return super().qkv(x_NC, ranks)
-        layer, (H, G), eps = self.layer, (self.config.heads, self.config.kv_heads), self.config.norm_eps
+        layer = self.layer
+        H = self.config.heads
+        G = self.config.kv_heads
+        eps = self.config.norm_eps
         qkv_NMD = F.linear(self._normed(x_NC, layer.input_norm_C), self._qkv, self._qkv_bias)
         qkv_NMD = qkv_NMD.view(len(x_NC), H + 2 * G, self.config.head_dim)
         q_NHD, k_NGD, v_NGD = torch.split(qkv_NMD, [H, G, G], dim=1)
@@ -211,7 +214,8 @@ class DraftInputs:
 
     def fill(self, batch: ForwardBatch, texts: tuple[Ints, Ints, Bools], draws: DraftDraws) -> None:
         """Copy a draft's texts, whose shape fits, into the buffers, and its sampler's settings if they have changed."""
-        (ids_BS, lengths_B, live_B), B = texts, self.shape.first_pass.rows
+        ids_BS, lengths_B, live_B = texts
+        B = self.shape.first_pass.rows
         ids_BT, at_BJ = _uncached_tokens(ids_BS, batch)
         places_2B = np.full((2, B), -1)
         places_2B[0, : len(live_B)] = lengths_B
@@ -243,9 +247,11 @@ def fused_draft(
     batch: the first pass, from which the others follow. texts: ids (B, S), lengths, and a mask of live rows. The host
     waits once. Raises ModelError where logits are not finite.
     """
-    (B, K), (_, lengths_B, live_B) = tokens_BK.shape, texts
+    B, K = tokens_BK.shape
+    _, lengths_B, live_B = texts
     counts_B = (lengths_B - np.array(batch.positions)) * live_B
-    (layers, lists), T = batch.views[0], int(counts_B.max())
+    layers, lists = batch.views[0]
+    T = int(counts_B.max())
     batch = replace(batch, views=[(layers, replace(lists, counts=counts_B.tolist()))])
     kv.prepare(batch, T + K - 1)
     shape = DraftShape(shape_of(B, T, 1, batch, padded=True), K, draws.offsets_B is None, draws.tier)

@@ -18,8 +18,12 @@ from torch.nn.functional import pad
 from triforce.errors import ModelError
 from triforce.model.weights import PLAIN, Layer, Matrix, QuantizedWeight, Weights
 
-OUTPUTS, INPUTS, EIGHT = 32, 32, 8
-"""Outputs of a tile, inputs of a group, and neighbouring groups of an eight."""
+OUTPUTS = 32
+"""Outputs of a tile."""
+INPUTS = 32
+"""Inputs of a group."""
+EIGHT = 8
+"""Neighbouring groups of an eight."""
 
 
 class Parts(NamedTuple):

@@ -6,8 +6,11 @@ H200 (docs/gpu.md); the size for windows has not been measured.
 
 from __future__ import annotations
 
-SHARED, BY_HEAD, BY_HEAD_OF_GROUPS, WINDOW = 1024, 256, 128, 64
-"""Keys of a split, all multiples of 64.
+SHARED = 1024
+BY_HEAD = 256
+BY_HEAD_OF_GROUPS = 128
+WINDOW = 64
+"""Keys of a split for each kind of list, all multiples of 64.
 
 A list of all keys is long, and each split writes float32 sums of each query row, which the merge reads; 2,048 keys are
 up to 6 % faster at 128K, but leave 32 programs at 8K with eight heads. No length below 64K has been timed. Lists of

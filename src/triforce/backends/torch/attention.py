@@ -32,7 +32,8 @@ def attend(
     cap: soft cap of scores before masking; 0: none. attention_sink_logits: float32, of each query head: a logit beside
     those of the keys, which takes weight from them and has no value.
     """
-    (T, _, D), (G, S, _) = q_THD.shape, k_GSD.shape
+    T, _, D = q_THD.shape
+    G, S, _ = k_GSD.shape
     q_GRD = fold(q_THD, G) * D**-0.5
     q_sinks_GRD = fold(q_sinks_THD, G) * D**-0.5 if q_sinks_THD is not None else None
     hidden_TS = _hidden(T, S, sinks, window, q_THD.device)
@@ -91,7 +92,8 @@ def attend_causal(q_THD: Tensor, k_GSD: Tensor, v_GSD: Tensor) -> Tensor:
     Keys before the queries need no mask, the queries' own keys the causal mask: two calls of torch's fused attention,
     merged by their log-sum-exp, so that no (T, S) mask or score is ever in memory.
     """
-    (T, H, D), (G, S, _) = q_THD.shape, k_GSD.shape
+    T, H, D = q_THD.shape
+    G, S, _ = k_GSD.shape
     own_k, own_v = (x[:, S - T :].repeat_interleave(H // G, 0) for x in (k_GSD, v_GSD))
     own_HTD, own_HT = _fused(q_THD.transpose(0, 1), own_k, own_v, causal=True)
     if S == T:

@@ -92,8 +92,10 @@ def mix(
     return sum_NC.to(y_NC.dtype), distinct_experts(ids_NK[:SAMPLED])
 
 
-CLAMP, GAIN = 7.0, 1.702
-"""Constants of `clamped_swiglu`."""
+CLAMP = 7.0
+"""Bound of the sides in `clamped_swiglu`."""
+GAIN = 1.702
+"""Factor of the gate in the sigmoid of `clamped_swiglu`."""
 
 
 def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -291,7 +293,10 @@ def _layers(
     return_mass: bool,
     states: Sequence[int],
 ) -> Generator[int, None, ForwardOutput]:
-    (B, T), queries, masses, states_by_layer = ids_BT.shape, list[Tensor](), list[Tensor](), dict[int, Tensor]()
+    B, T = ids_BT.shape
+    queries = list[Tensor]()
+    masses = list[Tensor]()
+    states_by_layer = dict[int, Tensor]()
     x_NC = model.embed(ids_BT.flatten())
     scored = at_BJ is None or at_BJ.shape[1] > 0
     touched = list[int]()

@@ -241,7 +241,8 @@ class DeviceLayout:
         """Index in `parts`, and in the store, of each other layer."""
         assert offload_layout.store.memory is not None, "a store that a device reads is memory"
         self.store = offload_layout.store.memory.view(keys.dtype).view(len(self.part), 2, G, self._pages * PAGE, D)
-        self.write_slot_count, parts = offload_layout.moving // G, max(1, len(self.part))
+        self.write_slot_count = offload_layout.moving // G
+        parts = max(1, len(self.part))
         self._frames = (offload_layout.frames // G - offload_layout.layers * self._pages) // parts
         self.frames = max(1, self._frames - 1 - self.write_slot_count)
         """Frames in the working set of each layer and KV head."""
@@ -319,10 +320,8 @@ class DeviceLayout:
             stored.copy_(at_home, non_blocking=True)
         for home_GSD, buffer_GSD in zip(self.of_home(home), self.of_home(buffer), strict=True):
             home_GSD.copy_(buffer_GSD)
-        self.home[admitted_layer], self.part[evicted_layer] = (
-            self.home.pop(evicted_layer),
-            self.part.pop(admitted_layer),
-        )
+        self.home[admitted_layer] = self.home.pop(evicted_layer)
+        self.part[evicted_layer] = self.part.pop(admitted_layer)
         self._locate()
 
     def of_store(self, layer: int) -> KeysValues:

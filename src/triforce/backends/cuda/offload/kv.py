@@ -209,7 +209,10 @@ class TritonOffloadedKV(TritonKV):
     def read_prompt(self, model: ModelBackend, ids_1T: Tensor, batch: ForwardBatch) -> Generator[int, None, None]:
         """Run `OffloadedKVBackend.read_prompt`; between two layers other passes may use the buffers."""
         manager = self.manager
-        (start,), (table,), T, device = batch.positions, batch.tables, ids_1T.shape[1], manager.device
+        (start,) = batch.positions
+        (table,) = batch.tables
+        T = ids_1T.shape[1]
+        device = manager.device
         earlier = runs_of(sorted(table[: pages_for(start)]))
         new = table[start // PAGE : pages_for(start + T)]
         manager.store([*manager.write_slots.mark_full_stored(table, start), *manager.write_slots.dirty(new[:1])])

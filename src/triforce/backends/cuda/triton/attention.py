@@ -51,7 +51,8 @@ def merge(
     Few query rows have several programs each, as one program a row leaves a device idle (docs/gpu.md). With rotated
     heads a program has all channels, and rotates blocks of `hadamard_size` back; 1: no rotation.
     """
-    (B, G, N, R, D), (T, H) = parts[0].shape, attn_out_BTHD.shape[1:3]
+    B, G, N, R, D = parts[0].shape
+    T, H = attn_out_BTHD.shape[1:3]
     splits_at_once, rows = (
         (8, 16) if interpreted() else (32, 1)
     )  # an interpreted program takes milliseconds, whatever it does
@@ -198,7 +199,9 @@ def attend(
     Both are those of a `LayerAttention`; int8 memory has the layout of `kv_pages`. `split`: keys, a multiple of 64.
     `hadamard_size`: block size of the rotation that mixed values are rotated back by. The host does not wait.
     """
-    (B, T, H, D), G, U = q_BTHD.shape, len(k_GSD), page_table.units.shape[-1]
+    B, T, H, D = q_BTHD.shape
+    G = len(k_GSD)
+    U = page_table.units.shape[-1]
     by_head = page_table.units.ndim == 3
     R = T * H // G
     split = split or split_of(by_head, page_table.window, H // G)

@@ -171,7 +171,10 @@ def decide(
     logits_BJV, settings_5B, places_2B = column_inputs
     seeds_or_tokens, choices_or_uniforms = draws
     draft_probs_BKV, probs_BJV = probs
-    (B, J, V), P, float64, int32 = logits_BJV.shape, POWERS, torch.float64, torch.int32
+    B, J, V = logits_BJV.shape
+    P = POWERS
+    float64 = torch.float64
+    int32 = torch.int32
     C = triton.cdiv(V, N)
     C2 = triton.next_power_of_2(C)
     parts = (C, J, B)

@@ -62,8 +62,10 @@ def rotate_and_write(
     beyond `counts[b]` are not written. Positions must lie within the tables. Blocks of `hadamard_size` channels of all
     heads are then rotated by Hadamard matrices; 1: none.
     """
-    (q_BTHD, k_BTGD, _), keys_GSD = qkv, kv[0]
-    (B, T, H, D), G = q_BTHD.shape, k_BTGD.shape[2]
+    q_BTHD, k_BTGD, _ = qkv
+    keys_GSD = kv[0]
+    B, T, H, D = q_BTHD.shape
+    G = k_BTGD.shape[2]
     q_NHD, k_NGD, v_NGD = (_contiguous_tokens(x.flatten(0, 1)) for x in qkv)
     dtype = q_BTHD.dtype if is_coded(keys_GSD) else keys_GSD.dtype
     turned_BTHD = torch.empty(q_BTHD.shape, dtype=dtype, device=q_BTHD.device)

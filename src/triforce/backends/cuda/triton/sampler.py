@@ -24,12 +24,15 @@ from triforce.backends.cuda.triton.truncation import distribution, widest
 
 ACCEPTED = -1
 """Verdict that accepts a draft token."""
-BLOCK, BLOCK_INTERPRETED = 2048, 256
+BLOCK = 2048
+BLOCK_INTERPRETED = 256
 """Tokens of a block; few in tests, so that small vocabularies have several blocks."""
-ALONE, ALONE_INTERPRETED = 16_384, 256
-"""Largest vocabulary whose columns one program takes each, in one launch instead of six: at 32,000 tokens one launch
+ALONE = 16_384
+ALONE_INTERPRETED = 256
+"""Largest vocabulary for which one program takes a column, in one launch instead of six: at 32,000 tokens one launch
 takes 124 microseconds of an H200, and six take 51."""
-PART, PART_INTERPRETED = 2048, 256
+PART = 2048
+PART_INTERPRETED = 256
 """Tokens of a part of a column that several programs share."""
 
 
@@ -72,7 +75,8 @@ def _launch(
     draft_probs_BKV: Tensor,
     probs_BJV: Tensor,
 ) -> Tensor:
-    (B, J, V), new = inputs.logits_BJV.shape, inputs.logits_BJV.new_empty
+    B, J, V = inputs.logits_BJV.shape
+    new = inputs.logits_BJV.new_empty
     single_program_size, part = (ALONE_INTERPRETED, PART_INTERPRETED) if interpreted() else (ALONE, PART)
     if single_program_size < V:
         column_inputs = inputs.logits_BJV, inputs.settings_5B, inputs.places_2B

@@ -17,7 +17,8 @@ from torch import Tensor
 from triforce.backends.cuda.packed_weight import EIGHT, OUTPUTS, PackedWeight
 from triforce.backends.cuda.triton import NAMES, interpreted, multiplied_as
 
-LOW, HIGH = 16, 32
+LOW = 16
+HIGH = 32
 """Tokens of a program: for products of at most `LOW` tokens, and for products of more."""
 WIDE = 256
 """Most tokens of these kernels. More tokens are prefill: a matrix becomes numbers, which torch multiplies with."""
@@ -30,7 +31,8 @@ HALF = tl.constexpr(16)
 
 def times(x_NK: Tensor, weight: PackedWeight, bias_M: Tensor | None = None) -> Tensor:
     """Return x W^T + bias, (N, M), in the type of x; sums are float32."""
-    (N, K), M = x_NK.shape, weight.outputs
+    N, K = x_NK.shape
+    M = weight.outputs
     if N > WIDE:
         all_ids_M = torch.arange(M, device=x_NK.device)
         bias_M = None if bias_M is None else bias_M.to(x_NK.dtype)
@@ -57,7 +59,9 @@ def times(x_NK: Tensor, weight: PackedWeight, bias_M: Tensor | None = None) -> T
 
 def rows_of(weight: PackedWeight, ids_N: Tensor, dtype: torch.dtype) -> Tensor:
     """Return rows of a matrix as numbers (N, K) of type `dtype`."""
-    (N, K), rows_at_once = (len(ids_N), weight.inputs), 256 if interpreted() else 16
+    N = len(ids_N)
+    K = weight.inputs
+    rows_at_once = 256 if interpreted() else 16
     number_type = torch.float32 if interpreted() else dtype  # the interpreter truncates to bfloat16
     rows_NK = torch.empty(N, K, dtype=number_type, device=ids_N.device)
     if N:
@@ -73,7 +77,8 @@ def _planes(weight: PackedWeight) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def _parts(weight: PackedWeight) -> tuple[int, int, int, int, bool, bool, bool]:
     """Return eights of a row, the count of small scales of one kind, and `_load`'s settings of a type."""
-    (bits, offset, scales, _), eights = weight.parts, weight.blocks.shape[1]
+    bits, offset, scales, _ = weight.parts
+    eights = weight.blocks.shape[1]
     kind = scales.startswith("super"), scales.endswith("min"), scales == "super_half"
     return eights, weight.small.numel() // 2, bits, offset if bits == 4 else 0, *kind
 
