@@ -14,7 +14,7 @@ import torch
 T = TypeVar("T")
 
 
-def current(device: torch.device) -> AbstractContextManager[object]:
+def device_context(device: torch.device) -> AbstractContextManager[object]:
     """Return a context in which `device` is this thread's current CUDA device; an empty context for other devices."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
@@ -23,11 +23,11 @@ def steps_on(device: torch.device, steps: Generator[T, None, None]) -> Generator
     """Run the steps of a generator with `device` current; between two steps the caller's device is current."""
     try:
         while True:
-            with current(device):
+            with device_context(device):
                 step = next(steps, None)
             if step is None:
                 return
             yield step
     finally:
-        with current(device):
+        with device_context(device):
             steps.close()

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from triforce.backends import dispatch
-from triforce.backends.current_device import current, steps_on
+from triforce.backends.current_device import device_context, steps_on
 from triforce.backends.kernel_api import ForwardBatch, ForwardOutput, KVBackend, OffloadedKVBackend
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.model.config import ModelConfig
@@ -61,7 +61,7 @@ class Decoder:
         self.model = dispatch.model(config, weights, bits, ranks)
         self._on_device: Callable[[], AbstractContextManager[object]] = nullcontext
         if self.device.type == "cuda":
-            self._on_device = partial(current, self.device)
+            self._on_device = partial(device_context, self.device)
         experts = config.architecture.experts
         self.unions = ExpertUnions(experts) if experts else None
         """Unions of experts, observed from this model's passes; None without experts."""
@@ -91,7 +91,7 @@ class Decoder:
             output = self.model.forward(ids_BT, cache.kv, batch, at_BJ)
         cache.record(batch, output)
         if self.unions:
-            self._note_experts(ids_BT, counts_B, output)
+            self._observe_experts(ids_BT, counts_B, output)
         return batch, output
 
     @torch.no_grad()
@@ -103,7 +103,7 @@ class Decoder:
     @torch.no_grad()
     def head_rows(self, ids_N: Tensor) -> Tensor:
         """Return the head's rows of tokens `ids_N`, as products use them: float32 (N, C)."""
-        with current(self.device):
+        with device_context(self.device):
             return cast(ReadableHead, self.model).head_rows(ids_N)
 
     @torch.no_grad()
@@ -119,15 +119,15 @@ class Decoder:
         self, ids_1T: Tensor, counts_1: Ints, cache: View, layers: tuple[int, ...]
     ) -> Generator[int, None, tuple[ForwardBatch, ForwardOutput]]:
         """Run the pass of `read`; return what `observe` does, without logits."""
-        with current(self.device):
+        with device_context(self.device):
             batch = replace(cache.begin(counts_1, ids_1T.shape[1]), states=layers)
         output = yield from dispatch.parts_of_pass(self.model, cache.kv, ids_1T, batch)
         cache.record(batch, output)
         if self.unions:
-            self._note_experts(ids_1T, counts_1, output)
+            self._observe_experts(ids_1T, counts_1, output)
         return batch, output
 
-    def _note_experts(self, ids_BT: Tensor, counts_B: Ints, output: ForwardOutput) -> None:
+    def _observe_experts(self, ids_BT: Tensor, counts_B: Ints, output: ForwardOutput) -> None:
         """Observe how many distinct experts the first tokens of a pass touch."""
         width = min(SAMPLED, ids_BT.numel())
         if self.unions and output.touched and counts_B[0] >= width:  # of one sequence, without padding

@@ -15,7 +15,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from triforce.backends.current_device import current
+from triforce.backends.current_device import device_context
 from triforce.backends.kernel_api import (
     PAGE,
     Device,
@@ -289,7 +289,7 @@ def best(scores_GN: Tensor, candidates: range, picks: int) -> Tensor:
         from triforce.backends.cuda.triton import topk
 
         if len(candidates) <= topk.MAX_CANDIDATES:
-            with current(scores_GN.device):
+            with device_context(scores_GN.device):
                 return topk.best(scores_GN, candidates, picks)
     among_GN = scores_GN[:, candidates.start : candidates.stop]
     return among_GN.topk(picks, dim=1).indices.sort(dim=1).values + candidates.start

@@ -90,7 +90,7 @@ class ForwardBatch:
     """Each row's keys before its new ones are committed: offloaded memory may evict them."""
     keep: int = 0
     """Pages of most mass, of each row, layer and KV head, that offloaded memory keeps resident after the pass."""
-    passing: bool = False
+    trial: bool = False
     """The pass is a trial that may never come again, so that capturing it would not pay."""
     tables: list[list[int]] = field(default_factory=list)
     """Each row's pages in order, on the host; empty where no offloaded memory runs the pass."""

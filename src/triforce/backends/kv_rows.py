@@ -12,7 +12,7 @@ from torch import Tensor
 
 from triforce.model.config import SCALE_BYTES, ModelConfig
 
-LARGEST = 127
+LARGEST_CODE = 127
 """Largest code; -128 is not used."""
 
 STORED_TYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int8: "I8"}
@@ -47,20 +47,20 @@ def rounded(x_D: Tensor) -> Tensor:
     if not x_D.numel():
         return x_D.new_empty(*x_D.shape[:-1], x_D.shape[-1] + SCALE_BYTES, dtype=torch.int8)
     x_D = x_D.float()
-    exact = x_D.abs().amax(-1, keepdim=True) / LARGEST + (x_D * 0).sum(-1, keepdim=True)
+    exact = x_D.abs().amax(-1, keepdim=True) / LARGEST_CODE + (x_D * 0).sum(-1, keepdim=True)
     upper = torch.where(exact.isnan(), 0x7FC0, (exact.view(torch.int32) + 0xFFFF) >> 16)
     scale = upper.to(torch.int16).view(torch.bfloat16)
     inverse = torch.where(scale > 0, 1 / scale.float(), 0.0)
-    codes_D = (x_D * inverse).nan_to_num(-LARGEST).round().clamp(-LARGEST, LARGEST).to(torch.int8)
+    codes_D = (x_D * inverse).nan_to_num(-LARGEST_CODE).round().clamp(-LARGEST_CODE, LARGEST_CODE).to(torch.int8)
     return torch.cat([codes_D, scale.view(torch.int8)], -1)
 
 
 def rounded_queries(q_D: Tensor) -> Tensor:
     """Round queries (..., D) as products with int8 keys use them: to multiples of a 127th of the largest, float32."""
     q_D = q_D.float()
-    scale = q_D.abs().amax(-1, keepdim=True) / LARGEST
+    scale = q_D.abs().amax(-1, keepdim=True) / LARGEST_CODE
     inverse = torch.where(scale > 0, 1 / scale, 0.0)
-    return (q_D * inverse).clamp(-LARGEST, LARGEST).round() * scale
+    return (q_D * inverse).clamp(-LARGEST_CODE, LARGEST_CODE).round() * scale
 
 
 def rotated_head(x_D: Tensor) -> Tensor:

@@ -28,21 +28,21 @@ class TPGroup:
     exact = True
     """Whether each output is summed on one rank, as in one process. Otherwise partial sums of ranks are added."""
 
-    def gather(self, some_NX: Tensor, width: int) -> Tensor:
+    def gather(self, part_NX: Tensor, width: int) -> Tensor:
         """Return the features of all ranks side by side, (N, width); each rank brings the features of its `span`."""
-        return some_NX
+        return part_NX
 
     def add(self, x_NX: Tensor) -> Tensor:
         """Return the sum over all ranks, (N, X), the same bits on each."""
         return x_NX
 
-    def inputs(self, some_NX: Tensor, width: int) -> Tensor:
+    def inputs(self, part_NX: Tensor, width: int) -> Tensor:
         """Return the inputs of this rank's part of a matrix: all features, (N, width), or its own unless `exact`."""
-        return self.gather(some_NX, width) if self.exact else some_NX
+        return self.gather(part_NX, width) if self.exact else part_NX
 
-    def outputs(self, some_NX: Tensor, width: int) -> Tensor:
+    def outputs(self, part_NX: Tensor, width: int) -> Tensor:
         """Return the outputs of all parts of a matrix, (N, width): side by side, or added unless `exact`."""
-        return self.gather(some_NX, width) if self.exact else self.add(some_NX)
+        return self.gather(part_NX, width) if self.exact else self.add(part_NX)
 
     def broadcast(self, value: T) -> T:
         """Return the value of rank 0. Rank 0 may arrive at any time."""

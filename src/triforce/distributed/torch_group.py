@@ -57,11 +57,11 @@ class TorchGroup(TPGroup):
         self._pass_group = self._try(dist.new_group, backend="gloo", timeout=pass_timeout)
         self._nccl_group = self._try(dist.new_group, backend="nccl", timeout=pass_timeout) if cuda else None
 
-    def gather(self, some_NX: Tensor, width: int) -> Tensor:
+    def gather(self, part_NX: Tensor, width: int) -> Tensor:
         sizes = spans(width, self.count)
-        (N, own_width) = some_NX.shape
+        (N, own_width) = part_NX.shape
         max_width = max(sizes)
-        padded_NX = F.pad(some_NX, (0, max_width - own_width)) if own_width < max_width else some_NX.contiguous()
+        padded_NX = F.pad(part_NX, (0, max_width - own_width)) if own_width < max_width else part_NX.contiguous()
         all_RNX = padded_NX.new_empty(self.count, N, max_width)
         # As bytes: not every backend supports every type.
         bytes_RB = all_RNX.view(self.count, -1).view(torch.uint8)

@@ -153,7 +153,7 @@ class ModelConfig:
     hadamard: bool = True
     """Whether Hadamard matrices rotate heads of int8 KV before rounding (see `kv_rows.rotated_head`)."""
     positions: int = 0
-    """Positions that the model was trained for, of them `context` are used; 0: unknown."""
+    """Positions that the model was trained for; `context` is the part in use. 0: unknown."""
     attention_sink_logits_LH: Tensor | None = field(default=None, compare=False, repr=False)
     """Sink logits, which attention needs as it needs the rotation: `Architecture.attention_sink_logits`; float32."""
 

@@ -207,8 +207,8 @@ def _top_p(scores_RJV: Tensor, mass_R11: Tensor) -> Tensor:
     # softmax works row by row; a plain sum may be split among threads, and its last bit then depends on the batch.
     probs_RJV = scores_RJV.softmax(-1)
     head_RJW = _descending(probs_RJV, mass_R11)
-    short_RJ1 = (head_RJW.cumsum(-1) < mass_R11).sum(-1, keepdim=True)
-    keep_RJV = _largest(probs_RJV, head_RJW, (short_RJ1 + 1).clamp_(max=head_RJW.shape[-1]))
+    below_RJ1 = (head_RJW.cumsum(-1) < mass_R11).sum(-1, keepdim=True)
+    keep_RJV = _largest(probs_RJV, head_RJW, (below_RJ1 + 1).clamp_(max=head_RJW.shape[-1]))
     return scores_RJV.masked_fill(~keep_RJV, _LOWEST)
 
 
@@ -245,7 +245,7 @@ def check(peaks_BJ: Tensor) -> None:
 
 def non_finite_logits(row: int, column: int, peak: float) -> ModelError:
     """Return the error to raise where the largest of the logits is not finite."""
-    what = "NaN" if math.isnan(peak) else "+inf" if peak > 0 else "all -inf"
+    problem = "NaN" if math.isnan(peak) else "+inf" if peak > 0 else "all -inf"
     return ModelError(
-        f"the model's logits are {what} (row {row}, column {column}): check its weights, or try a wider dtype"
+        f"the model's logits are {problem} (row {row}, column {column}): check its weights, or try a wider dtype"
     )

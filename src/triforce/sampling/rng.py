@@ -120,12 +120,12 @@ class Noise:
         pairs = (vocab_size + 1) // 2
         out_NP2 = torch.empty(len(rows_N), pairs, 2, dtype=torch.float64, device=rows_N.device)
         tile = _TILE if rows_N.device.type == "cpu" else out_NP2.numel()
-        tall = max(tile // max(pairs, 1), 1)
-        wide = max(min(pairs, tile), 1)
-        for n, i in product(range(0, len(rows_N), tall), range(0, pairs, wide)):
-            pairs_P = torch.arange(i, min(i + wide, pairs), device=rows_N.device)
-            places = slice(n, n + tall)
-            out_NP2[places, i : i + wide] = self._tile(rows_N[places], positions_N[places], pairs_P)
+        tile_places = max(tile // max(pairs, 1), 1)
+        tile_pairs = max(min(pairs, tile), 1)
+        for n, i in product(range(0, len(rows_N), tile_places), range(0, pairs, tile_pairs)):
+            pairs_P = torch.arange(i, min(i + tile_pairs, pairs), device=rows_N.device)
+            places = slice(n, n + tile_places)
+            out_NP2[places, i : i + tile_pairs] = self._tile(rows_N[places], positions_N[places], pairs_P)
         return out_NP2.flatten(1)[:, :vocab_size]
 
     def _tile(self, rows_N: Tensor, positions_N: Tensor, pairs_P: Tensor) -> Tensor:

@@ -144,7 +144,7 @@ CODES: dict[str, tuple[str, tuple[str, str], str]] = {
     ),
     "codes: scales are rounded down": (TILES, ("+ 0xFFFF) & -65536", "+ 0) & -65536"), "rows"),
     "codes: a query's scale is left out": (
-        ATTENTION, (".to(tl.float32) * of_q_R[:, None]", ".to(tl.float32)"), "attention",
+        ATTENTION, (".to(tl.float32) * q_scale_R[:, None]", ".to(tl.float32)"), "attention",
     ),
     "codes: a query that is no number is one": (TILES, (", 127.0) + tl.sum(x_MD * 0.0, 1)", ", 127.0)"), "no number"),
     "rotated heads: keys only": (POINTWISE, ("rotated_heads(v_MD, d_1D, HADAMARD_SIZE)", "v_MD"), "rows"),

@@ -157,7 +157,7 @@ TIE_FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
         ),
     ),
     "ties of groups go to the highest": (
-        "glm-4.5", RANKING, ("of_group_NG.sort(", "experts.groups - 1 - of_group_NG.flip(1).sort("),
+        "glm-4.5", RANKING, ("group_scores_NG.sort(", "experts.groups - 1 - group_scores_NG.flip(1).sort("),
     ),
 }  # fmt: skip
 UNIONS = "tests/planner/test_expert_unions.py::test_union_mutant_is_noticed"

@@ -31,7 +31,7 @@ from triforce.model.config import ModelConfig
 from triforce.model.rope import Rope
 from triforce.ragged import columns, ints
 
-NOTHING = Search([], [], [])
+NO_SEARCH = Search([], [], [])
 AttendRotated = Callable[[int, Tensor, Tensor | None], tuple[Tensor, Tensor]]
 """Attention of one pass: takes a layer, its rotated queries, and the queries for the sinks or None."""
 
@@ -148,7 +148,7 @@ class NativeKV:
         return attn_out_BTHD, mass_BGU if mass_BGU is not None else q_BTHD.new_empty(0)
 
     def _search(self, lists: PageTable) -> Search:
-        return lists.search if lists.search and self.searches else NOTHING
+        return lists.search if lists.search and self.searches else NO_SEARCH
 
     def write(self, layer: int, slots_N: Tensor, k_GND: Tensor, v_GND: Tensor) -> None:
         rows = kv_dtype(self.config, self.dtype)

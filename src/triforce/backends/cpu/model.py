@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from triforce.backends.cpu import _native
-from triforce.backends.cpu.kv import NOTHING, NativeKV, rotations
+from triforce.backends.cpu.kv import NO_SEARCH, NativeKV, rotations
 from triforce.backends.kernel_api import PAGE, ForwardBatch, ForwardOutput, KVBackend, ModelBackend, PageTable
 from triforce.backends.torch.model import forward_layerwise
 from triforce.distributed.group import TPGroup, span
@@ -111,7 +111,7 @@ def native_view(kv: NativeKV, layers: int, lists: PageTable) -> _native.View:
     """Return the view of a memory that `layers` layers have in a pass of one call."""
     return _native.View(
         layers=layers, lists=lists.units, starts=lists.starts, sinks=lists.sinks, window=lists.window,
-        coarse=lists.coarse if kv.int8 else [], search=lists.search if lists.search and kv.searches else NOTHING,
+        coarse=lists.coarse if kv.int8 else [], search=lists.search if lists.search and kv.searches else NO_SEARCH,
     )  # fmt: skip
 
 
@@ -343,12 +343,12 @@ class ExpertsShard:
 def _of_rows(x_NHD: Tensor, norm: _native.Norm, ranks: TPGroup) -> Tensor:
     """Norm whole rows over the heads of all ranks; return this rank's heads (N, H, D)."""
     rank_NQ = x_NHD.flatten(1)
-    whole_NQ = ranks.gather(rank_NQ, rank_NQ.shape[1] * ranks.count)
-    norm.forward(whole_NQ)
-    return whole_NQ[:, span(whole_NQ.shape[1], ranks)].contiguous().view(x_NHD.shape)
+    all_NQ = ranks.gather(rank_NQ, rank_NQ.shape[1] * ranks.count)
+    norm.forward(all_NQ)
+    return all_NQ[:, span(all_NQ.shape[1], ranks)].contiguous().view(x_NHD.shape)
 
 
-PART = 6e10
+PART_OPERATIONS = 6e10
 """Approximate operations of a call that runs a part of a prompt's pass: .06 to .4 seconds of two cores."""
 
 LEAST_TOKENS = 128
@@ -375,7 +375,7 @@ def _one_part(
 
 
 def parts(model: NativeModel, kv: NativeKV, ids_1T: Tensor, batch: ForwardBatch) -> Generator[int, None, ForwardOutput]:
-    """Run a pass over many unscored tokens of one row in calls of about `PART` operations at most.
+    """Run a pass over many unscored tokens of one row in calls of about `PART_OPERATIONS` operations at most.
 
     A call takes all tokens through several layers, or some tokens through one layer. Each token has the bits of a pass
     in one call. Yields after each call the tokens that all work so far is worth.
@@ -436,6 +436,6 @@ def part_of_pass(config: ModelConfig, start: int, width: int) -> tuple[int, int]
     """Return the layers and the tokens of one call, in a pass over tokens [start, start + width) of a row."""
     weights = config.weights_read / config.layers
     token = 2 * weights + 4 * config.heads * config.head_dim * (start + width)
-    if token * width <= 1.5 * PART:
-        return max(1, min(config.layers, int(PART / (token * width)))), width
-    return 1, max(LEAST_TOKENS, int(PART / token) // PAGE * PAGE)
+    if token * width <= 1.5 * PART_OPERATIONS:
+        return max(1, min(config.layers, int(PART_OPERATIONS / (token * width)))), width
+    return 1, max(LEAST_TOKENS, int(PART_OPERATIONS / token) // PAGE * PAGE)

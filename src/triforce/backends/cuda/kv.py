@@ -15,14 +15,14 @@ from triforce.backends.cuda.kv_pages import as_numbers, is_coded, read_rows, wri
 from triforce.backends.cuda.splits import split_of
 from triforce.backends.cuda.triton.attention import DevicePageTable, attend
 from triforce.backends.cuda.triton.pointwise import rotate_and_write
-from triforce.backends.current_device import current
+from triforce.backends.current_device import device_context
 from triforce.backends.kernel_api import Device, ForwardBatch, KeysValues, LayerAttention, PageTable, Rotation
 from triforce.backends.kv_rows import hadamard_size_of, rotated_head, rounded_queries
 from triforce.backends.torch.kv import TorchKV, attend_lists
 from triforce.model.config import ModelConfig
 from triforce.model.rope import RESERVED
 
-AHEAD = 4096
+EXTRA_POSITIONS = 4096
 """Positions beyond the model's that the tables cover at first: draft tokens may reach there."""
 
 
@@ -32,7 +32,7 @@ class TritonKV(TorchKV):
     ) -> None:
         super().__init__(config, pages, dtype, device, layers)
         self.device = self.keys_LGSD.device
-        self.tables_PF = self._rotations(min(config.context, RESERVED) + AHEAD)
+        self.tables_PF = self._rotations(min(config.context, RESERVED) + EXTRA_POSITIONS)
         self.hadamard_size = hadamard_size_of(config)
         self.version = 0
         """Version of the tensors that captured passes refer to: counts their moves."""
@@ -64,7 +64,7 @@ class TritonKV(TorchKV):
             torch.tensor(row_values, device=self.device) for row_values in (lists.starts, lists.counts)
         )
         page_table = DevicePageTable(lists.units, starts_B, counts_B, lists.unit, lists.sinks, lists.window)
-        with current(self.device):
+        with device_context(self.device):
             return attend(q_BTHD, *self._open(layer), page_table, hadamard_size=self.hadamard_size)[0]
 
     def device_attention(self, inputs: PassInputs, wide: list[PageTable] | None = None) -> LayerAttention:

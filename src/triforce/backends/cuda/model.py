@@ -28,7 +28,7 @@ from triforce.backends.cuda.triton.pointwise import norm, swiglu
 from triforce.backends.cuda.triton.rng import uniforms
 from triforce.backends.cuda.triton.sampler import SamplerInputs, by_race, by_rejection
 from triforce.backends.cuda.triton.weight_tiles import rows_of, times
-from triforce.backends.current_device import current
+from triforce.backends.current_device import device_context
 from triforce.backends.kernel_api import ForwardBatch, ForwardOutput, KVBackend, ModelBackend, PageTable
 from triforce.backends.torch.kv import WIDE
 from triforce.backends.torch.model import TorchLayer, TorchModel, forward_layers, forward_layerwise, linear
@@ -128,7 +128,7 @@ class TritonModel(TorchModel):
         if at_BJ is None:
             at_BJ = torch.arange(T).expand(B, -1)
         shape = shape_of(B, T, at_BJ.shape[1], batch, padded=T <= WIDE)
-        if T > WIDE or batch.passing or batch.states:
+        if T > WIDE or batch.trial or batch.states:
             inputs = GraphInputs(shape, kv.device)
             inputs.fill(ids_BT, at_BJ, batch)
             wide = T > WIDE and not (batch.return_mass or batch.views[0][1].window)
@@ -255,7 +255,7 @@ def fused_draft(
     batch = replace(batch, views=[(layers, replace(lists, counts=counts_B.tolist()))])
     kv.prepare(batch, T + K - 1)
     shape = DraftShape(shape_of(B, T, 1, batch, padded=True), K, draws.offsets_B is None, draws.tier)
-    with current(kv.device):
+    with device_context(kv.device):
         graphs = model.graphs(kv)
         captured: Replay[DraftInputs, DrawnTokens] = graphs.get(shape, lambda: Replay(DraftInputs(shape, kv.device)))
         captured.inputs.fill(batch, texts, draws)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from triforce.backends.cuda.triton.rng import exponentials, uniforms
 from triforce.backends.cuda.triton.sampler import ACCEPTED, SamplerInputs, by_race, by_rejection
-from triforce.backends.current_device import current
+from triforce.backends.current_device import device_context
 from triforce.interface.sampling_params import SamplingParams
 from triforce.ragged import Bools, Ints, ints, to_device
 from triforce.sampling import LogitsProcessor, Noise
@@ -63,7 +63,7 @@ class TritonSampling:
         lasts_B = np.where(live_B, guess.counts_B, -1)
         places_2B = to_device(np.stack((prefix.lengths_B, lasts_B)), logits_BJV.device)
         inputs = SamplerInputs(logits_BJV, self._settings_5B, places_2B)
-        with current(logits_BJV.device):
+        with device_context(logits_BJV.device):
             decided_2BJ, probs_BJV = self._decide(inputs, guess, live_B, tier)
         on_host_2BJ = decided_2BJ.cpu()  # the host waits; the device idles until the next launch
         check(on_host_2BJ[1].view(torch.float64))
@@ -102,13 +102,13 @@ class TritonNoise(Noise):
     """Noise that one launch makes."""
 
     def uniforms(self, tier: int, n: int, used_B: Ints) -> Tensor:
-        with current(self.seeds_B.device):
+        with device_context(self.seeds_B.device):
             out_Bn = uniforms(self.seeds_B, self.choices_B, self.draws[tier], tier, n)
         self.draws[tier] += to_device(used_B, self.draws.device)
         return out_Bn
 
     def _exponentials(self, rows_N: Tensor, positions_N: Tensor, vocab_size: int) -> Tensor:
-        with current(self.seeds_B.device):
+        with device_context(self.seeds_B.device):
             return exponentials(self.seeds_B[rows_N], self.choices_B[rows_N], positions_N, vocab_size)
 
 

@@ -169,8 +169,8 @@ def attend_lists(
                 lists.window, rules.attention_sink_logits_H, rules.cap,
             )  # fmt: skip
         if return_mass:
-            whole_GK = torch.nn.functional.pad(mass_GK, (0, -mass_GK.shape[1] % lists.unit))
-            units_GU = whole_GK.view(G, -1, lists.unit).sum(2)
+            padded_GK = torch.nn.functional.pad(mass_GK, (0, -mass_GK.shape[1] % lists.unit))
+            units_GU = padded_GK.view(G, -1, lists.unit).sum(2)
             mass_BGU[b, :, : units_GU.shape[1]] = units_GU
     return attn_out_BTHD, mass_BGU
 

@@ -54,10 +54,10 @@ def ranking_scores(logits_NE: Tensor, experts: Experts, correction_E: Tensor | N
     if experts.groups == experts.chosen_groups:
         return ranking_NE
     ranking_NGE = ranking_NE.view(len(ranking_NE), experts.groups, -1)
-    of_group_NG = ranking_NGE.topk(2, dim=2).values.sum(2)
-    others_NG = of_group_NG.sort(dim=1, descending=True, stable=True).indices[:, experts.chosen_groups :]
-    left_out_NG = torch.zeros_like(of_group_NG, dtype=torch.bool).scatter_(1, others_NG, True)
-    return ranking_NGE.masked_fill(left_out_NG[..., None], -torch.inf).view_as(ranking_NE)
+    group_scores_NG = ranking_NGE.topk(2, dim=2).values.sum(2)
+    dropped_NG = group_scores_NG.sort(dim=1, descending=True, stable=True).indices[:, experts.chosen_groups :]
+    is_dropped_NG = torch.zeros_like(group_scores_NG, dtype=torch.bool).scatter_(1, dropped_NG, True)
+    return ranking_NGE.masked_fill(is_dropped_NG[..., None], -torch.inf).view_as(ranking_NE)
 
 
 def distinct_experts(ids_NK: Tensor) -> int:
@@ -200,8 +200,8 @@ class TorchLayer:
             return x_NHD
         if self.config.architecture.qk_norm != "row":
             return self.norm(x_NHD, norm_D, eps)
-        whole_NQ = self.norm(ranks.gather(x_NQ, len(norm_D)), norm_D, eps)
-        return whole_NQ[:, span(len(norm_D), ranks)].reshape(x_NHD.shape)
+        all_NQ = self.norm(ranks.gather(x_NQ, len(norm_D)), norm_D, eps)
+        return all_NQ[:, span(len(norm_D), ranks)].reshape(x_NHD.shape)
 
     def _normed(self, x_NC: Tensor, norm_C: Tensor | None) -> Tensor:
         return x_NC if norm_C is None else self.norm(x_NC, norm_C, self.config.norm_eps)

@@ -21,7 +21,7 @@ from triforce.backends.cuda.kv import TritonKV, write_and_attend
 from triforce.backends.cuda.offload.frames import Run, runs_of
 from triforce.backends.cuda.offload.residency import OffloadManager
 from triforce.backends.cuda.triton.attention import DevicePageTable
-from triforce.backends.current_device import current
+from triforce.backends.current_device import device_context
 from triforce.backends.kernel_api import (
     PAGE,
     Device,
@@ -79,7 +79,7 @@ class TritonOffloadedKV(TritonKV):
         return (self._streamed + int(self.manager.fetched)) * self.offload_layout.page_bytes
 
     def prefer(self, layers: Collection[int]) -> None:
-        with current(self.device):
+        with device_context(self.device):
             self.version += self.manager.prefer(layers)
 
     def reserve(self, pages: Sequence[int]) -> None:
@@ -92,11 +92,11 @@ class TritonOffloadedKV(TritonKV):
         """Do nothing: pages leave when other pages need their write slots."""
 
     def write(self, layer: int, slots_N: Tensor, k_GND: Tensor, v_GND: Tensor) -> None:
-        with current(self.device):
+        with device_context(self.device):
             self.manager.write(layer, slots_N, k_GND, v_GND)
 
     def read(self, layer: int, slots_N: Tensor) -> tuple[Tensor, Tensor]:
-        with current(self.device):
+        with device_context(self.device):
             return self.manager.read(layer, slots_N)
 
     def view(self, layer: int, first_slot: int, count: int) -> tuple[Tensor, Tensor]:

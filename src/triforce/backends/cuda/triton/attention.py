@@ -33,7 +33,7 @@ from triforce.backends.cuda.triton.kv_tiles import (
     with_scales,
 )
 
-FEW = 16
+FEW_ROWS = 16
 """Most query rows of a KV head that are merged by several programs each. Measured at 4 rows, which gain, and at 32."""
 
 
@@ -57,7 +57,7 @@ def merge(
         (8, 16) if interpreted() else (32, 1)
     )  # an interpreted program takes milliseconds, whatever it does
     padded_dim = max(16, triton.next_power_of_2(D))
-    dims = min(32, padded_dim) if R <= FEW and hadamard_size == 1 else padded_dim
+    dims = min(32, padded_dim) if R <= FEW_ROWS and hadamard_size == 1 else padded_dim
     _merge[(triton.cdiv(R, rows), G * triton.cdiv(D, dims), B)](
         *parts, *spans, attn_out_BTHD, log_sums_BGR, G, T, R, N, split, H // G, D, dims, splits_at_once, rows,
         hadamard_size,
@@ -97,12 +97,12 @@ def _merge(
         at_NR = (head + split_N)[:, None] * R + row_R[None, :]
         used_NR = (split_N < used)[:, None] & real_R[None, :]
         peak_NR = tl.load(peaks + at_NR, mask=used_NR, other=-float("inf"))
-        higher_R = tl.maximum(peak_R, tl.max(peak_NR, 0))
-        base_R = tl.where(higher_R == -float("inf"), 0.0, higher_R)
-        fade_R = tl.exp2(peak_R - base_R)
-        attn_out_RD = attn_out_RD * fade_R[:, None]
-        total_R = total_R * fade_R
-        peak_R = higher_R
+        new_peak_R = tl.maximum(peak_R, tl.max(peak_NR, 0))
+        base_R = tl.where(new_peak_R == -float("inf"), 0.0, new_peak_R)
+        decay_R = tl.exp2(peak_R - base_R)
+        attn_out_RD = attn_out_RD * decay_R[:, None]
+        total_R = total_R * decay_R
+        peak_R = new_peak_R
         share_NR = tl.exp2(peak_NR - base_R[None, :])
         sum_NR = tl.load(sums + at_NR, mask=used_NR, other=0.0)
         mask_NRD = used_NR[:, :, None] & (d < D)[None, None, :]
@@ -237,10 +237,10 @@ def attend(
 
 
 @triton.jit
-def _product(q_RD, of_q_R, k_DK, FACTOR: tl.constexpr):
+def _product(q_RD, q_scale_R, k_DK, FACTOR: tl.constexpr):
     """Return queries times keys; for codes an exact sum of integers, times the scale of each query."""
     if k_DK.dtype == tl.int8:
-        product_RK = tl.dot(q_RD, k_DK, out_dtype=tl.int32).to(tl.float32) * of_q_R[:, None]
+        product_RK = tl.dot(q_RD, k_DK, out_dtype=tl.int32).to(tl.float32) * q_scale_R[:, None]
     else:
         product_RK = tl.dot(q_RD, k_DK.to(FACTOR), input_precision="ieee")
     return product_RK
@@ -248,14 +248,14 @@ def _product(q_RD, of_q_R, k_DK, FACTOR: tl.constexpr):
 
 @triton.jit
 def _scores(
-    q_RD, of_q_R, q_sinks_RD, of_q_sinks_R, k_DK, key_K, place_R1, real_R1, block, scale, sinks, window,
+    q_RD, q_scale_R, q_sinks_RD, q_sinks_scale_R, k_DK, key_K, place_R1, real_R1, block, scale, sinks, window,
     SINK_QUERIES: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
     """Return scores of a block of keys in base 2; -inf where a query does not see the key. Sinks have own queries."""
-    scores_RK = _product(q_RD, of_q_R, k_DK, FACTOR)
+    scores_RK = _product(q_RD, q_scale_R, k_DK, FACTOR)
     if SINK_QUERIES:  # noqa: SIM102
         if block < sinks:
-            to_sinks_RK = _product(q_sinks_RD, of_q_sinks_R, k_DK, FACTOR)
+            to_sinks_RK = _product(q_sinks_RD, q_sinks_scale_R, k_DK, FACTOR)
             scores_RK = tl.where((key_K < sinks)[None, :], to_sinks_RK, scores_RK)
     seen_RK = real_R1 & (key_K[None, :] <= place_R1)
     if window > 0:
@@ -264,9 +264,9 @@ def _scores(
 
 
 @triton.jit
-def _queries(q, cells_RD, there_RD, CODED: tl.constexpr, FACTOR: tl.constexpr):
+def _queries(q, cells_RD, mask_RD, CODED: tl.constexpr, FACTOR: tl.constexpr):
     """Return queries in the type that multiplies keys, and for codes the scale of each query, else 1."""
-    q_RD = tl.load(q + cells_RD, mask=there_RD, other=0.0)
+    q_RD = tl.load(q + cells_RD, mask=mask_RD, other=0.0)
     if CODED:  # noqa: SIM108
         queries_and_factor = query_codes(q_RD.to(tl.float32))
     else:
@@ -310,9 +310,11 @@ def _splits(
     real_R1 = (token_R < count)[:, None]
     place_R1 = start + token_R[:, None]
     cells_RD = ((b * T + token_R) * G * GROUP + g * GROUP + row_R % GROUP)[:, None] * D + d[None, :]
-    own_RD = real_R1 & (d < D)[None, :]
-    q_RD, of_q_R = _queries(q, cells_RD, own_RD, CODED, FACTOR)
-    q_sinks_RD, of_q_sinks_R = _queries(q_sinks, cells_RD, own_RD, CODED, FACTOR) if SINK_QUERIES else (q_RD, of_q_R)
+    query_mask_RD = real_R1 & (d < D)[None, :]
+    q_RD, q_scale_R = _queries(q, cells_RD, query_mask_RD, CODED, FACTOR)
+    q_sinks_RD, q_sinks_scale_R = (
+        _queries(q_sinks, cells_RD, query_mask_RD, CODED, FACTOR) if SINK_QUERIES else (q_RD, q_scale_R)
+    )
     peak_R = tl.full([ROWS], -float("inf"), tl.float32)
     sum_R = tl.full([ROWS], 0.0, tl.float32)
     attn_out_RD = tl.full([ROWS, D2], 0.0, tl.float32)
@@ -320,27 +322,27 @@ def _splits(
     head = g.to(tl.int64) * head_stride
     for block in range(first_key, min(first_key + SPLIT, end), KEYS):
         key_K = block + tl.arange(0, KEYS)
-        there_K = key_K < end
-        unit_K = tl.load(table + key_K // UNIT, mask=there_K, other=0).to(tl.int32 if CODED else tl.int64)
+        in_list_K = key_K < end
+        unit_K = tl.load(table + key_K // UNIT, mask=in_list_K, other=0).to(tl.int32 if CODED else tl.int64)
         slot_K = unit_K * UNIT + key_K % UNIT
-        k_DK = load_rows(keys, head, slot_K[None, :], d[:, None], there_K[None, :], D, CODED)
-        of_keys = scale
-        of_values = 1.0
+        k_DK = load_rows(keys, head, slot_K[None, :], d[:, None], in_list_K[None, :], D, CODED)
+        key_scale = scale
+        value_scale = 1.0
         if CODED:
-            key_scales_1K, of_values = load_scales(key_scales, value_scales, table, head, block, end, D, UNIT, KEYS)
-            of_keys = scale * key_scales_1K
+            key_scales_1K, value_scale = load_scales(key_scales, value_scales, table, head, block, end, D, UNIT, KEYS)
+            key_scale = scale * key_scales_1K
         scores_RK = _scores(
-            q_RD, of_q_R, q_sinks_RD, of_q_sinks_R, k_DK, key_K, place_R1, real_R1, block, of_keys, sinks, window,
-            SINK_QUERIES, FACTOR,
+            q_RD, q_scale_R, q_sinks_RD, q_sinks_scale_R, k_DK, key_K, place_R1, real_R1, block, key_scale, sinks,
+            window, SINK_QUERIES, FACTOR,
         )  # fmt: skip
-        higher_R = tl.maximum(peak_R, tl.max(scores_RK, 1))
-        base_R = tl.where(higher_R == -float("inf"), 0.0, higher_R)
+        new_peak_R = tl.maximum(peak_R, tl.max(scores_RK, 1))
+        base_R = tl.where(new_peak_R == -float("inf"), 0.0, new_peak_R)
         shares_RK = tl.exp2(scores_RK - base_R[:, None])
-        fade_R = tl.exp2(peak_R - base_R)
-        of_block_RD = mixed_block(shares_RK * of_values, values, head, slot_K, there_K, D, D2, CODED, FACTOR, BY_PTX)
-        attn_out_RD = attn_out_RD * fade_R[:, None] + of_block_RD
-        sum_R = sum_R * fade_R + tl.sum(shares_RK, 1)
-        peak_R = higher_R
+        decay_R = tl.exp2(peak_R - base_R)
+        block_RD = mixed_block(shares_RK * value_scale, values, head, slot_K, in_list_K, D, D2, CODED, FACTOR, BY_PTX)
+        attn_out_RD = attn_out_RD * decay_R[:, None] + block_RD
+        sum_R = sum_R * decay_R + tl.sum(shares_RK, 1)
+        peak_R = new_peak_R
         if RETURN_MASS:
             at_R = ((b * G + g).to(tl.int64) * R + row_R) * U
             _store_unit_sums(unit_sums, shares_RK, base_R, at_R, row_R < R, block, U, UNIT, ROWS, KEYS)

@@ -39,19 +39,19 @@ def load_scales(
 
     Neighbouring scales load in pairs, as loads of two bytes are not made asynchronous copies.
     """
-    EACH: tl.constexpr = 2 if UNIT % 2 == 0 else 1
-    key_P = block + EACH * tl.arange(0, KEYS // EACH)
+    WIDTH: tl.constexpr = 2 if UNIT % 2 == 0 else 1
+    key_P = block + WIDTH * tl.arange(0, KEYS // WIDTH)
     unit_P = tl.load(table + key_P // UNIT, mask=key_P < end, other=0)
     at_P = _scale(head, unit_P * UNIT + key_P % UNIT, D)
-    return _scales(key_scales, at_P, key_P, end, EACH, KEYS), _scales(value_scales, at_P, key_P, end, EACH, KEYS)
+    return _scales(key_scales, at_P, key_P, end, WIDTH, KEYS), _scales(value_scales, at_P, key_P, end, WIDTH, KEYS)
 
 
 @triton.jit
-def _scales(scales, at_P, key_P, end, EACH: tl.constexpr, KEYS: tl.constexpr):
-    if EACH == 2:
-        two_P = tl.load(scales.to(tl.pointer_type(tl.int32)) + at_P // 2, mask=key_P < end, other=0)
-        first_P = (two_P << 16).to(tl.float32, bitcast=True)
-        second_P = (two_P & -65536).to(tl.float32, bitcast=True)
+def _scales(scales, at_P, key_P, end, WIDTH: tl.constexpr, KEYS: tl.constexpr):
+    if WIDTH == 2:
+        pair_bits_P = tl.load(scales.to(tl.pointer_type(tl.int32)) + at_P // 2, mask=key_P < end, other=0)
+        first_P = (pair_bits_P << 16).to(tl.float32, bitcast=True)
+        second_P = (pair_bits_P & -65536).to(tl.float32, bitcast=True)
         scale_K = tl.reshape(tl.join(first_P, tl.where(key_P + 1 < end, second_P, 0.0)), [KEYS])
     else:
         scale_K = tl.load(scales + at_P, mask=key_P < end, other=0.0).to(tl.float32)
@@ -67,29 +67,29 @@ def query_codes(q_RD):
 
 @triton.jit
 def mixed_block(
-    weights_RK, memory, head, slot_K, there_K, D: tl.constexpr, D2: tl.constexpr, CODED: tl.constexpr,
+    weights_RK, memory, head, slot_K, in_list_K, D: tl.constexpr, D2: tl.constexpr, CODED: tl.constexpr,
     FACTOR: tl.constexpr, BY_PTX: tl.constexpr,
 ):  # fmt: skip
     """Return weights times values of a block of slots; weights include the scales of codes."""
     if CODED and BY_PTX:
-        v_KD = _codes_by_ptx(memory, head, slot_K, there_K, D, D2)
+        v_KD = _codes_by_ptx(memory, head, slot_K, in_list_K, D, D2)
         mixed_RD = tl.dot(weights_RK.to(FACTOR), v_KD)
     else:
-        v_KD = load_rows(memory, head, slot_K[:, None], tl.arange(0, D2)[None, :], there_K[:, None], D, CODED)
+        v_KD = load_rows(memory, head, slot_K[:, None], tl.arange(0, D2)[None, :], in_list_K[:, None], D, CODED)
         rounded_RK = weights_RK.to(FACTOR) if CODED else weights_RK.to(v_KD.dtype).to(FACTOR)
         mixed_RD = tl.dot(rounded_RK, v_KD.to(FACTOR), input_precision="ieee")
     return mixed_RD
 
 
 @triton.jit
-def _codes_by_ptx(memory, head, slot_K, there_K, D: tl.constexpr, D2: tl.constexpr):
+def _codes_by_ptx(memory, head, slot_K, in_list_K, D: tl.constexpr, D2: tl.constexpr):
     """Return codes as bfloat16 (K, D2), converted four at once; Triton would read shared memory byte by byte.
 
     The lower seven bits below the exponent of 128 make 128 + bits; 128 is subtracted, or 256 where the sign is set.
     """
     d_1W = tl.arange(0, D2 // 4)[None, :]
     at_KW = _row(head, slot_K[:, None], D, True) // 4 + d_1W
-    four_KW = tl.load(memory.to(tl.pointer_type(tl.int32)) + at_KW, mask=there_K[:, None] & (4 * d_1W < D), other=0)
+    four_KW = tl.load(memory.to(tl.pointer_type(tl.int32)) + at_KW, mask=in_list_K[:, None] & (4 * d_1W < D), other=0)
     first_KW, second_KW, third_KW, fourth_KW = tl.inline_asm_elementwise(
         """{
         .reg .b32 seven, eighth, one, low, high, less, much;

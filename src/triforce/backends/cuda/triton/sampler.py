@@ -27,8 +27,8 @@ ACCEPTED = -1
 BLOCK = 2048
 BLOCK_INTERPRETED = 256
 """Tokens of a block; few in tests, so that small vocabularies have several blocks."""
-ALONE = 16_384
-ALONE_INTERPRETED = 256
+SINGLE_PROGRAM = 16_384
+SINGLE_PROGRAM_INTERPRETED = 256
 """Largest vocabulary for which one program takes a column, in one launch instead of six: at 32,000 tokens one launch
 takes 124 microseconds of an H200, and six take 51."""
 PART = 2048
@@ -77,7 +77,9 @@ def _launch(
 ) -> Tensor:
     B, J, V = inputs.logits_BJV.shape
     new = inputs.logits_BJV.new_empty
-    single_program_size, part = (ALONE_INTERPRETED, PART_INTERPRETED) if interpreted() else (ALONE, PART)
+    single_program_size, part = (
+        (SINGLE_PROGRAM_INTERPRETED, PART_INTERPRETED) if interpreted() else (SINGLE_PROGRAM, PART)
+    )
     if single_program_size < V:
         column_inputs = inputs.logits_BJV, inputs.settings_5B, inputs.places_2B
         return column_parts.decide(

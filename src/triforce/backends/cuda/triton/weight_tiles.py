@@ -25,7 +25,7 @@ WIDE = 256
 PROGRAMS = 512
 """Programs of a matrix for one block of tokens, if its inputs suffice: four for each multiprocessor of an H100."""
 TILE = tl.constexpr(OUTPUTS)
-MANY = tl.constexpr(EIGHT)
+GROUPS = tl.constexpr(EIGHT)
 HALF = tl.constexpr(16)
 
 
@@ -92,7 +92,7 @@ def _load_scales(
     Returns scale, minimum, and the small scales of both; the scale in place of parts that a type lacks.
     """
     row_M = (m_M.to(tl.int64) // TILE * eights + eight) * TILE + m_M % TILE
-    at_MG1 = (row_M[:, None] * MANY + tl.arange(0, MANY)[None, :])[:, :, None]
+    at_MG1 = (row_M[:, None] * GROUPS + tl.arange(0, GROUPS)[None, :])[:, :, None]
     scale_at = row_M[:, None, None] if SUPER else at_MG1
     scale = tl.load(scales + scale_at)
     minimum = tl.load(minima + scale_at) if MINIMUM else scale
@@ -108,7 +108,7 @@ def _load(
 ):  # fmt: skip
     """Return numbers of some outputs and of one eight of groups: of the groups' first halves, and second halves."""
     row_M = (m_M.to(tl.int64) // TILE * eights + eight) * TILE + m_M % TILE
-    at_MG1 = (row_M[:, None] * MANY + tl.arange(0, MANY)[None, :])[:, :, None]
+    at_MG1 = (row_M[:, None] * GROUPS + tl.arange(0, GROUPS)[None, :])[:, :, None]
     i = tl.arange(0, HALF)[None, None, :]
     if BITS == 4:
         both_MGX = tl.load(codes + at_MG1 * HALF + i).to(tl.int32)
@@ -133,15 +133,15 @@ def _load(
         second_MGX += minimum_MG1
     M: tl.constexpr = m_M.shape[0]
     return (
-        tl.reshape(first_MGX.to(NUMBER), [M, MANY * HALF]), tl.reshape(second_MGX.to(NUMBER), [M, MANY * HALF])
+        tl.reshape(first_MGX.to(NUMBER), [M, GROUPS * HALF]), tl.reshape(second_MGX.to(NUMBER), [M, GROUPS * HALF])
     )  # fmt: skip
 
 
 @triton.jit
 def _inputs(eight):
     """Return the inputs in the first halves of an eight's groups."""
-    x = tl.arange(0, MANY * HALF)
-    return (eight * MANY + x // HALF) * (2 * HALF) + x % HALF
+    x = tl.arange(0, GROUPS * HALF)
+    return (eight * GROUPS + x // HALF) * (2 * HALF) + x % HALF
 
 
 @triton.jit
