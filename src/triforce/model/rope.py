@@ -64,10 +64,10 @@ class Rope:
         start = block * BLOCK
         end = (block + 1) * BLOCK
         if (capacity := len(self.tables_SF[0])) < end:
-            larger = [torch.empty(max(RESERVED, 2 * end), self.inv_freq_RF.numel()) for _ in range(2)]
-            for old, new in zip(self.tables_SF, larger, strict=True):
-                new[:capacity] = old
-            self.tables_SF = larger[0], larger[1]
+            larger_tables = [torch.empty(max(RESERVED, 2 * end), self.inv_freq_RF.numel()) for _ in range(2)]
+            for old_table, new_table in zip(self.tables_SF, larger_tables, strict=True):
+                new_table[:capacity] = old_table
+            self.tables_SF = larger_tables[0], larger_tables[1]
         F = self.inv_freq_RF.shape[1]
         for rotation in range(len(self.inv_freq_RF)):
             columns = slice(rotation * F, (rotation + 1) * F)

@@ -153,9 +153,9 @@ def _counts(ids_RS: Tensor, firsts_R: Tensor, lengths_R: Tensor, columns: int, v
     column_RS = (place_S - lengths_R[:, None] + 1).clamp_(min=0)  # the first column whose past includes this place
     counts_RS = (place_S >= firsts_R[:, None]) & (column_RS < columns)
     cell_RS = torch.where(counts_RS, column_RS * vocab_size + ids_RS.clamp(0, vocab_size - 1), 0)
-    new = torch.zeros(len(ids_RS), columns * vocab_size, dtype=torch.float64, device=ids_RS.device)
-    new.scatter_add_(1, cell_RS, counts_RS.double())
-    return new.view(-1, columns, vocab_size).cumsum(1)
+    counts_RN = torch.zeros(len(ids_RS), columns * vocab_size, dtype=torch.float64, device=ids_RS.device)
+    counts_RN.scatter_add_(1, cell_RS, counts_RS.double())
+    return counts_RN.view(-1, columns, vocab_size).cumsum(1)
 
 
 def _repetition(counts_RJV: Tensor, scores_RJV: Tensor, penalty_R11: Tensor) -> Tensor:
@@ -185,9 +185,11 @@ def _bias(params: _Params, vocab_size: int, device: _Device) -> tuple[Tensor, Te
 
 def check_bias(params: _Params, size: int) -> None:
     """Raise RequestError if a bias names a token outside the vocabulary of `size` tokens."""
-    unknown = next((token for p in params for token in p.logit_bias or {} if token >= size), None)
-    if unknown is not None:
-        raise RequestError(f"{argument('logit_bias')} names token {unknown}, but the vocabulary ends at {size - 1}")
+    unknown_token = next((token for p in params for token in p.logit_bias or {} if token >= size), None)
+    if unknown_token is not None:
+        raise RequestError(
+            f"{argument('logit_bias')} names token {unknown_token}, but the vocabulary ends at {size - 1}"
+        )
 
 
 def _min_p(scores_RJV: Tensor, share_R11: Tensor) -> Tensor:

@@ -84,9 +84,9 @@ class Noise:
             new_NV = self._exponentials(rows_BJ.flatten(), positions_BJ.flatten(), vocab_size)
             return new_NV.reshape(*positions_BJ.shape, vocab_size)
         requested_keys = [(b, p, vocab_size) for b, row in enumerate(positions_BJ.tolist()) for p in row]
-        missing = [key for key in dict.fromkeys(requested_keys) if key not in self.recent]
-        if missing:
-            self._make(missing)
+        missing_keys = [key for key in dict.fromkeys(requested_keys) if key not in self.recent]
+        if missing_keys:
+            self._make(missing_keys)
         exponentials_NV = (
             torch.cat([self.recent[key] for key in requested_keys])
             if requested_keys
@@ -108,9 +108,9 @@ class Noise:
         self.draws[tier] += to_device(used_B, self.draws.device)
         return _bits(high, low).double() * 2.0**-53
 
-    def _make(self, missing: list[tuple[int, int, int]]) -> None:
+    def _make(self, missing_keys: list[tuple[int, int, int]]) -> None:
         """Make and cache the exponentials of (row, position, vocabulary) keys and of the other keys in their blocks."""
-        blocks = ((b, p - p % _BLOCK + i, v) for b, p, v in missing for i in range(_BLOCK))
+        blocks = ((b, p - p % _BLOCK + i, v) for b, p, v in missing_keys for i in range(_BLOCK))
         keys = list(dict.fromkeys(blocks))
         rows_N, positions_N, _ = torch.tensor(keys).unbind(1)
         self.recent.update(zip(keys, self._exponentials(rows_N, positions_N, keys[0][2]), strict=True))

@@ -53,9 +53,9 @@ def as_numbers(kv: KeysValues, slots_N: Tensor, dtype: torch.dtype) -> KeysValue
 def _parts(memory_GSR: Tensor) -> tuple[Tensor, Tensor]:
     """Return views of the codes (G, P, 16, D), and of the bytes of their scales (G, P, 16, 2)."""
     G, S, R = memory_GSR.shape
-    codes = PAGE * (memory_GSR.shape[2] - SCALE_BYTES)
+    codes_size = PAGE * (memory_GSR.shape[2] - SCALE_BYTES)
     pages_GPX = memory_GSR.view(G, S // PAGE, PAGE * R)
     codes_GPXD, scales_GPXE = (
-        torch.unflatten(part, 2, (PAGE, -1)) for part in (pages_GPX[..., :codes], pages_GPX[..., codes:])
+        torch.unflatten(part, 2, (PAGE, -1)) for part in (pages_GPX[..., :codes_size], pages_GPX[..., codes_size:])
     )
     return codes_GPXD, scales_GPXE

@@ -201,8 +201,8 @@ def slots_of(config: ModelConfig, lists: Sequence[PageTable], width: int, first_
 
 def in_order(kinds: Sequence[bool], *parts: Sequence[Part]) -> list[Part]:
     """Merge parts in layer order. kinds: each layer's kind; parts: those of False layers, and of True layers."""
-    turns = [iter(part) for part in parts]
-    return [next(turns[kind]) for kind in kinds]
+    iterators = [iter(part) for part in parts]
+    return [next(iterators[kind]) for kind in kinds]
 
 
 def slots(lists: PageTable, width: int) -> Tensor:

@@ -80,13 +80,13 @@ class WriteSlots:
 
     def write(self, pages: Sequence[int]) -> list[int]:
         """Assign write slots to pages that are about to be written; return the pages that had none."""
-        new = [page for page in pages if not self.write_slot_P[page]]
+        unslotted_pages = [page for page in pages if not self.write_slot_P[page]]
         for page in pages:
             self.write_slot_P[page] = self.write_slot_P[page] or self._free.pop()
             self._lru[page] = None
             self._lru.move_to_end(page)
         self._dirty.update(pages)
-        return new
+        return unslotted_pages
 
     def release(self, pages: Iterable[int]) -> None:
         """Free the write slots of pages."""

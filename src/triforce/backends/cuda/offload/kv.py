@@ -106,8 +106,8 @@ class TritonOffloadedKV(TritonKV):
         super().prepare(batch, width)
         manager = self.manager
         counts = batch.views[0][1].counts
-        zipped = zip(batch.tables, batch.positions, counts, strict=True)
-        rows = [(table, at, count) for table, at, count in zipped if count]
+        batch_rows = zip(batch.tables, batch.positions, counts, strict=True)
+        rows = [(table, at, count) for table, at, count in batch_rows if count]
         if batch.exact:
             manager.store([page for table, at, _ in rows for page in manager.write_slots.mark_full_stored(table, at)])
         written_pages = dict.fromkeys(
@@ -173,9 +173,9 @@ class TritonOffloadedKV(TritonKV):
         L = layers.stop - layers.start
         G = self.config.kv_heads
         units_LBGU = (units[:, None] if units.ndim == 2 else units).long().expand(L, len(starts_B), G, -1)
-        firsts_U = torch.arange(units_LBGU.shape[3], device=self.device) * PAGE
-        seen_BU = (firsts_U < (starts_B + counts_B)[:, None]) & (counts_B > 0)[:, None]
-        pages_LBGU = units_LBGU * seen_BU[:, None] * self.manager.layout.has_part_L[layers, None, None, None]
+        unit_starts_U = torch.arange(units_LBGU.shape[3], device=self.device) * PAGE
+        visible_BU = (unit_starts_U < (starts_B + counts_B)[:, None]) & (counts_B > 0)[:, None]
+        pages_LBGU = units_LBGU * visible_BU[:, None] * self.manager.layout.has_part_L[layers, None, None, None]
         self.manager.find(layers, pages_LBGU.transpose(1, 2).flatten(2))
         frames_LGN = self.manager.working.frames_LGP[layers].gather(2, units_LBGU.transpose(1, 2).flatten(2))
         return frames_LGN.view(L, G, len(starts_B), -1).transpose(1, 2)
@@ -185,9 +185,9 @@ class TritonOffloadedKV(TritonKV):
         layout = self.manager.layout
         if layer not in streams.layers:
             return layout.on_device(layer)
-        following = streams.layers.index(layer) + 1
-        if following < len(streams.layers):
-            self._fill(streams.layers[following])
+        next_index = streams.layers.index(layer) + 1
+        if next_index < len(streams.layers):
+            self._fill(streams.layers[next_index])
         home = streams.filled[layer]
         self.manager.buffers.use(home)
         assert streams.write_slot_places is not None
@@ -213,11 +213,11 @@ class TritonOffloadedKV(TritonKV):
         (table,) = batch.tables
         T = ids_1T.shape[1]
         device = manager.device
-        earlier = runs_of(sorted(table[: pages_for(start)]))
-        new = table[start // PAGE : pages_for(start + T)]
-        manager.store([*manager.write_slots.mark_full_stored(table, start), *manager.write_slots.dirty(new[:1])])
-        manager.drop(new)
-        new_runs = runs_of(sorted(new))
+        earlier_runs = runs_of(sorted(table[: pages_for(start)]))
+        new_pages = table[start // PAGE : pages_for(start + T)]
+        manager.store([*manager.write_slots.mark_full_stored(table, start), *manager.write_slots.dirty(new_pages[:1])])
+        manager.drop(new_pages)
+        new_runs = runs_of(sorted(new_pages))
         x_TC = model.embed(ids_1T.flatten().to(device))
         ends = [*range((start // AT_ONCE + 1) * AT_ONCE, start + T, AT_ONCE), start + T]
         layout = manager.layout
@@ -228,7 +228,7 @@ class TritonOffloadedKV(TritonKV):
                 is_whole = layer in layout.home
                 if not is_whole:
                     stream.copy_after(stream.record_compute())
-                    buffer = manager.buffers.fill(partial(layout.copies_in, layer, earlier))
+                    buffer = manager.buffers.fill(partial(layout.copies_in, layer, earlier_runs))
                     manager.buffers.use(buffer)
                 home = layout.home[layer] if is_whole else buffer
                 for at, end in zip([start, *ends], ends, strict=False):
@@ -238,7 +238,7 @@ class TritonOffloadedKV(TritonKV):
                 if not is_whole:
                     manager.buffers.release(home, layout.copies_out(layer, new_runs, home))
                 yield (layer + 1) * T // len(model.blocks)
-            manager.write_slots.mark_stored(new)
+            manager.write_slots.mark_stored(new_pages)
         finally:
             stream.compute_after(stream.record_copy())
 

@@ -257,10 +257,10 @@ def _scores(
         if block < sinks:
             to_sinks_RK = _product(q_sinks_RD, q_sinks_scale_R, k_DK, FACTOR)
             scores_RK = tl.where((key_K < sinks)[None, :], to_sinks_RK, scores_RK)
-    seen_RK = real_R1 & (key_K[None, :] <= place_R1)
+    visible_RK = real_R1 & (key_K[None, :] <= place_R1)
     if window > 0:
-        seen_RK &= (key_K < sinks)[None, :] | (key_K[None, :] > place_R1 - window)
-    return tl.where(seen_RK, scores_RK * scale, -float("inf"))
+        visible_RK &= (key_K < sinks)[None, :] | (key_K[None, :] > place_R1 - window)
+    return tl.where(visible_RK, scores_RK * scale, -float("inf"))
 
 
 @triton.jit
