@@ -50,12 +50,12 @@ class Experts:
     """Shared experts: an MLP beside the experts counts as this many, as its inner sum splits up; without biases."""
 
     @property
-    def held(self) -> int:
+    def total(self) -> int:
         """Experts of a layer, shared ones included."""
         return self.count + self.shared
 
     @property
-    def read(self) -> int:
+    def active(self) -> int:
         """Experts that one token goes through, shared ones included."""
         return self.chosen + self.shared
 
@@ -114,7 +114,7 @@ class Architecture:
         return kinds if any(kind.rope for kind in kinds) else ()
 
     @property
-    def plain(self) -> bool:
+    def llama_like(self) -> bool:
         """Whether the arithmetic is Llama's or Qwen's, the only ones that GPU kernels support yet."""
         llama = Architecture(qkv_bias=self.qkv_bias, o_bias=self.o_bias, mlp_bias=self.mlp_bias, qk_norm=self.qk_norm)
         return self == llama and self.qk_norm != "row"
@@ -160,7 +160,7 @@ class ModelConfig:
     @property
     def weights_read(self) -> int:
         """Weights that a pass of one token multiplies with, of blocks and head."""
-        return self._matrices(self.architecture.experts.read if self.architecture.experts else 1)
+        return self._matrices(self.architecture.experts.active if self.architecture.experts else 1)
 
     @property
     def parameters(self) -> int:
@@ -192,7 +192,7 @@ class ModelConfig:
     @property
     def matrix_weights(self) -> int:
         """Weights of all matrices that passes multiply with, of blocks and head."""
-        return self._matrices(self.architecture.experts.held if self.architecture.experts else 1)
+        return self._matrices(self.architecture.experts.total if self.architecture.experts else 1)
 
     def _matrices(self, experts: int) -> int:
         """Return the weights of all matrices, with `experts` experts in each layer; without the embedding."""
@@ -248,7 +248,7 @@ class ModelConfig:
         """Mean bytes of a number of KV that tiers below the full one read, of copies or of int8 KV."""
         return (self.head_dim / 2 + SCALE_BYTES) / self.head_dim if self.kv_int8 else 1.0
 
-    def shared(self, ranks: int) -> ModelConfig:
+    def shard(self, ranks: int) -> ModelConfig:
         """Return one process's config. Raises RequestError unless `ranks` divides the KV heads."""
         if self.kv_heads % ranks:
             fit = [str(n) for n in range(1, self.kv_heads + 1) if self.kv_heads % n == 0]
@@ -259,6 +259,6 @@ class ModelConfig:
         return replace(self, heads=self.heads // ranks, kv_heads=self.kv_heads // ranks, ranks=ranks)
 
     @property
-    def whole(self) -> ModelConfig:
+    def unsharded(self) -> ModelConfig:
         """Config of the whole model that ranks share."""
         return replace(self, heads=self.heads * self.ranks, kv_heads=self.kv_heads * self.ranks, ranks=1)

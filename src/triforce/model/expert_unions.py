@@ -41,7 +41,7 @@ class ExpertUnions:
 
     def times(self, width: Any, rows: Any = 1) -> Any:
         """Return the experts that a pass of `rows` rows of `width` tokens reads, as a multiple of one token's."""
-        return experts_touched(self.experts, rows * width**self.spread) / self.experts.read
+        return experts_touched(self.experts, rows * width**self.spread) / self.experts.active
 
     def observe(self, width: int, touched: float) -> None:
         """Record that `width` tokens of a text have read `touched` experts, in the mean of some layers."""

@@ -84,7 +84,7 @@ class TierWork:
         experts = config.architecture.experts
         chosen = 0.0
         if experts:
-            chosen = weight * config.expert_weights * experts.read
+            chosen = weight * config.expert_weights * experts.active
             unions = unions or ExpertUnions(experts)
         return TierWork(config.layers, weights, key, weight, number, group, sequential, chosen, unions)
 

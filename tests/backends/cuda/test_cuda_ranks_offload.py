@@ -88,7 +88,7 @@ def test_offload_mutant_of_ranks_changes_the_text(
 
 
 def needs(folder: Path, count: int) -> CudaKVSizing:
-    config = LLM(folder, device="cpu", dtype="float32").target.config.shared(count)
+    config = LLM(folder, device="cpu", dtype="float32").target.config.shard(count)
     return CudaKVSizing(config, 4, 30_000, 1, 30, Budget(48), 0, torch.device("cuda"), 0)
 
 

@@ -325,7 +325,7 @@ class ExpertsShard:
         first_expert = layer.experts[0]
         assert parts is not None
         self._native = experts(config, layer, bits)
-        self._per_row = parts.read
+        self._per_row = parts.active
         self._gated = len(first_expert.gate_proj_IC)
         self._dtype = first_expert.gate_proj_IC.dtype
         self._outputs, self._inputs = first_expert.down_proj_CI.shape

@@ -37,7 +37,7 @@ def choose(logits_NE: Tensor, experts: Experts, correction_E: Tensor | None = No
         weights_NK = logits[:, :chosen].sigmoid()
         if experts.renormalised:
             weights_NK = weights_NK / (weights_NK.sum(1, keepdim=True) + LEAST_SUM)
-    shared = torch.arange(experts.count, experts.held, device=ids.device).expand(len(ids), -1)
+    shared = torch.arange(experts.count, experts.total, device=ids.device).expand(len(ids), -1)
     weights_NK = F.pad(weights_NK * experts.scale, (0, experts.shared), value=1.0)
     return torch.cat([ids[:, :chosen], shared], 1), weights_NK
 
