@@ -65,7 +65,7 @@ def _hidden(T: int, S: int, sinks: int, window: int, device: torch.device) -> Te
 
 
 def capped(scores: Tensor, cap: float) -> Tensor:
-    """Return cap * tanh(scores / cap), in place; the scores as they are where `cap` is 0."""
+    """Return cap * tanh(scores / cap), of the scores' shape, in place; the scores as they are where `cap` is 0."""
     return scores.div_(cap).tanh_().mul_(cap) if cap else scores
 
 
