@@ -208,7 +208,7 @@ def require_offload(config: ModelConfig, dtype: torch.dtype, device: Device, kin
     if layered(config, dtype, device):
         if kind == "file":
             raise RequestError(f"a GPU reads KV from the host's memory, not from a file; use {host_option}")
-    elif torch.device(device).type != "cpu" and not config.architecture.llama_like:
+    elif torch.device(device).type != "cpu" and not config.architecture.is_baseline:
         raise RequestError(f"KV of this family cannot be offloaded on a GPU yet; use {none_option}")
     elif torch.device(device).type != "cpu":
         raise RequestError(f"KV offload on a GPU needs Triton; pip install 'triforce[gpu]', or use {none_option}")
@@ -351,5 +351,5 @@ def _suits_triton(config: ModelConfig, dtype: torch.dtype, device: torch.device)
     fits = config.head_dim % 2 == 0 and config.head_dim <= 256
     if config.kv_int8 and device.type == "cuda":  # older devices have neither integer products nor bfloat16
         fits = fits and torch.cuda.get_device_capability(device) >= (8, 0)
-    is_supported = dtype in (torch.bfloat16, torch.float16, torch.float32) and config.architecture.llama_like
+    is_supported = dtype in (torch.bfloat16, torch.float16, torch.float32) and config.architecture.is_baseline
     return fits and is_supported and suits_triton(requested, device)

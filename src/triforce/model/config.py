@@ -114,7 +114,7 @@ class Architecture:
         return kinds if any(kind.rope for kind in kinds) else ()
 
     @property
-    def llama_like(self) -> bool:
+    def is_baseline(self) -> bool:
         """Whether the arithmetic is Llama's or Qwen's, the only ones that GPU kernels support yet."""
         llama = Architecture(qkv_bias=self.qkv_bias, o_bias=self.o_bias, mlp_bias=self.mlp_bias, qk_norm=self.qk_norm)
         return self == llama and self.qk_norm != "row"

@@ -184,7 +184,7 @@ def a_layer(draw: torch.Generator) -> tuple[ModelConfig, Layer]:
     sizes |= dict(o_bias_C=C, gate_bias_I=I, up_bias_I=I, down_bias_C=C)
     named |= {name: torch.randn(size, generator=draw).to(DEVICE) for name, size in sizes.items()}
     parts = Architecture(qkv_bias=True, o_bias=True, mlp_bias=True, qk_norm="head")
-    assert parts.llama_like
+    assert parts.is_baseline
     return replace(config, architecture=parts), Layer(**named)
 
 
