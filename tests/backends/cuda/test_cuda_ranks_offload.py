@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     torch_kernels.replace_kernels(monkeypatch)
-    without = SimpleNamespace(native=None, wanted="", suits_triton=lambda *_: False)
+    without = SimpleNamespace(native=None, requested="", suits_triton=lambda *_: False)
     monkeypatch.setattr("triforce.backends.token_sampler.dispatch", without)
 
 
