@@ -72,7 +72,7 @@ def _interpreted(setup: Setup) -> AbstractContextManager[object]:
     """As TRIFORCE_KERNELS=triton has it, where there is no GPU."""
     if setup.on_gpu:
         return nullcontext()
-    return mock.patch.multiple(dispatch, native=None, wanted="triton")
+    return mock.patch.multiple(dispatch, native=None, requested="triton")
 
 
 class PlainDecoding:

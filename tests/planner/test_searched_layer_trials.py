@@ -187,7 +187,7 @@ def test_proven_layers_stay_searched(monkeypatch: pytest.MonkeyPatch) -> None:
         batch.search.trying = trying
         with torch.no_grad():
             batch.step()
-        assert begun[-1].passing == trying
+        assert begun[-1].trial == trying
 
 
 def test_missed_mass_is_outside_of_selection() -> None:

@@ -134,12 +134,12 @@ def decode(batch: SequenceBatch, kept: Mapping[str, float], turn: int, tokens: i
     first_seconds = 0.0
     first_tiers = list[TierStats]()
     while made < tokens * len(batch.sequences) and not batch.done:
-        known = graphs.captured()
+        known = graphs.captured_graphs()
         before = batch.decode_seconds
         step = len(sampling.expected)
         taken = sum(batch.step())
         took = batch.decode_seconds - before
-        captures = graphs.captured() - known
+        captures = graphs.captured_graphs() - known
         if step == 0:
             first_seconds = took
             first_tiers = batch.stats(0)

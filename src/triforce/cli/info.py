@@ -162,7 +162,7 @@ def int8_weights(config: ModelConfig, packed_experts: int) -> int:
     """Return bytes of the matrices as int8, but for experts that are packed: each output has a scale in float32."""
     parts = config.architecture
     C = config.hidden_size
-    mlps = 0 if packed_experts else parts.experts.held if parts.experts else 1
+    mlps = 0 if packed_experts else parts.experts.total if parts.experts else 1
     outputs = config.layers * ((config.heads + 2 * config.kv_heads) * config.head_dim + C)
     outputs += (config.layers - parts.dense_layers) * mlps * (2 * config.intermediate_size + C)
     outputs += parts.dense_layers * (2 * parts.dense_size + C)

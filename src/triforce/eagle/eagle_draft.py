@@ -21,7 +21,7 @@ from torch import Tensor
 
 from triforce.backends import dispatch
 from triforce.backends import dispatch as backends_dispatch
-from triforce.backends.current_device import current
+from triforce.backends.current_device import device_context
 from triforce.backends.decoder import Decoder, View
 from triforce.backends.dispatch import FusedDraft
 from triforce.backends.kernel_api import PAGE, Device, Embedder, ForwardBatch
@@ -101,7 +101,7 @@ class FeatureDraft:
     @torch.no_grad()
     def __call__(self, ids_BT: Tensor, counts_B: Ints, cache: EntryView, at_BJ: Tensor) -> Tensor:
         """One pass: logits of columns `at_BJ`, float32 (B, J, V). A row's last output is kept as a state."""
-        with current(self.target.device):
+        with device_context(self.target.device):
             batch = cache.begin(counts_B, ids_BT.shape[1])
             logits_BJV = self.passes.forward(ids_BT, cache.memory, batch, at_BJ)
             cache.record(batch)
@@ -132,7 +132,7 @@ class NotingDecoder:
         """Do what `Decoder` does."""
         batch, output = self.decoder.observe(ids_BT, counts_B, cache, at_BJ, self.draft.config.state_layers)
         assert output.states_SBTC is not None
-        with current(self.decoder.device):
+        with device_context(self.decoder.device):
             self.draft.note(self.memory, batch, ids_BT, output.states_SBTC)
         return output.logits_BJV
 
@@ -141,5 +141,5 @@ class NotingDecoder:
         layers = self.draft.config.state_layers
         batch, output = yield from self.decoder.observe_parts(ids_1T, counts_1, cache, layers)
         assert output.states_SBTC is not None
-        with current(self.decoder.device):
+        with device_context(self.decoder.device):
             self.draft.note(self.memory, batch, ids_1T, output.states_SBTC)

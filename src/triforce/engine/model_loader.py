@@ -167,7 +167,7 @@ def _whole_fingerprint(target: Target) -> str:
         return target.fingerprint
     if ranks.rank:
         return ranks.broadcast("")
-    config = target.decoder.config.whole
+    config = target.decoder.config.unsharded
     dtype = target.decoder.dtype
     weights = read_weights(
         target.files.path, _archives(target), config, rows=hf.vocab_size, device=torch.device("cpu"), dtype=dtype,
@@ -263,7 +263,7 @@ class ModelProfile:
     @property
     def weight_size(self) -> float:
         """Mean bytes of one weight."""
-        return self.files.weight_bytes / self.config.whole.parameters if self.packed else self.dtype.itemsize
+        return self.files.weight_bytes / self.config.unsharded.parameters if self.packed else self.dtype.itemsize
 
     def works(self, unions: ExpertUnions | None = None) -> dict[str, TierWork]:
         """Return the work of the target's tiers. unions: of its experts, if it has any and something is known."""
@@ -434,7 +434,7 @@ def load(
     source = located(
         name_or_path, device=device, dtype=dtype, kv_dtype=kv_dtype, context=context, beside=tokenizer_source
     )
-    config = source.config.shared(ranks.count)
+    config = source.config.shard(ranks.count)
     if beside:
         _require_no_windows(source.config, source.files.path)
     dispatch.claim_threads(source.config, source.precision, source.device)

@@ -10,7 +10,7 @@ from weakref import finalize
 import torch
 from torch import Tensor
 
-from triforce.backends.current_device import current
+from triforce.backends.current_device import device_context
 from triforce.backends.kernel_api import SECTOR, OffloadLayout, PageStore
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.errors import CacheError, argument
@@ -93,7 +93,7 @@ def _too_much(size: int, instead: str) -> CacheError:
 def _pin(memory: Tensor, reader: torch.device) -> int:
     """Pin memory and return where it begins: torch's own allocation rounds up to a power of two. Raises CacheError."""
     address = memory.data_ptr()
-    with current(reader):  # or device 0 would be set up for it
+    with device_context(reader):  # or device 0 would be set up for it
         code = int(torch.cuda.cudart().cudaHostRegister(address, memory.numel(), 0))
     if code:
         raise CacheError(
@@ -105,7 +105,7 @@ def _pin(memory: Tensor, reader: torch.device) -> int:
 
 def _unpin(address: int, reader: torch.device) -> None:
     torch.cuda.synchronize(reader)  # copies from and to it may be under way
-    with current(reader):
+    with device_context(reader):
         torch.cuda.cudart().cudaHostUnregister(address)
 
 

@@ -17,7 +17,7 @@ from tests.helpers.tiny_checkpoint import save, tiny_model
 from triforce.backends import dispatch
 from triforce.backends import dispatch as backends_dispatch
 from triforce.backends.cuda.offload.kv import TritonOffloadedKV
-from triforce.backends.cuda.triton.kv_tiles import carry
+from triforce.backends.cuda.triton.kv_tiles import copy_pages
 from triforce.bench import shapes
 from triforce.errors import CacheError, RequestError
 from triforce.interface.outputs import RequestOutput
@@ -59,7 +59,7 @@ def plainly(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
     def decode(prompts: list[list[int]], temperature: float, tokens: int = 4) -> list[list[int]]:
         with monkeypatch.context() as patch:
             patch.setattr(backends_dispatch, "native", None)
-            patch.setattr(backends_dispatch, "wanted", "torch")
+            patch.setattr(backends_dispatch, "requested", "torch")
             return texts(folder, "ar", prompts, temperature, tokens)
 
     return decode
@@ -116,7 +116,7 @@ def test_page_copies_equal_source() -> None:
     source = [torch.randn(9, 24, generator=draw).to(DEVICE) for _ in range(2)]
     found, wanted = ([torch.zeros(7, 24, device=DEVICE) for _ in range(2)] for _ in range(2))
     from_X, to_X = (torch.tensor(places, device=DEVICE) for places in ([8, 0, 3, 5, 1], [1, 6, 0, 2, 5]))
-    carry((source[0], source[1]), from_X, (found[0], found[1]), to_X, 24)
+    copy_pages((source[0], source[1]), from_X, (found[0], found[1]), to_X, 24)
     torch_kernels.carried((source[0], source[1]), from_X, (wanted[0], wanted[1]), to_X, 24)
     assert all(torch.equal(a, b) and a[5].any() for a, b in zip(found, wanted, strict=True))
 
@@ -128,7 +128,7 @@ def test_offload_to_file_on_cuda_raises(folder: Path, by_name: None) -> None:
 
 def test_offload_without_triton_raises(needs: CudaKVSizing, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends_dispatch, "_installed", lambda: False)
-    monkeypatch.setattr(backends_dispatch, "wanted", "")
+    monkeypatch.setattr(backends_dispatch, "requested", "")
     with pytest.raises(RequestError, match="needs Triton"):
         dispatch.require_offload(needs.config, torch.bfloat16, "cuda", "host")
 

@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     torch_kernels.replace_kernels(monkeypatch)
-    without = SimpleNamespace(native=None, wanted="", suits_triton=lambda *_: False)
+    without = SimpleNamespace(native=None, requested="", suits_triton=lambda *_: False)
     monkeypatch.setattr("triforce.backends.token_sampler.dispatch", without)
 
 
@@ -61,7 +61,7 @@ def of_ranks(folder: Path, mode: str, layers: int) -> list[list[int]]:
 def plainly(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     with monkeypatch.context() as patch:
         patch.setattr(dispatch, "native", None)
-        patch.setattr(dispatch, "wanted", "torch")
+        patch.setattr(dispatch, "requested", "torch")
         return text(folder, "ar")
 
 
@@ -88,7 +88,7 @@ def test_offload_mutant_of_ranks_changes_the_text(
 
 
 def needs(folder: Path, count: int) -> CudaKVSizing:
-    config = LLM(folder, device="cpu", dtype="float32").target.config.shared(count)
+    config = LLM(folder, device="cpu", dtype="float32").target.config.shard(count)
     return CudaKVSizing(config, 4, 30_000, 1, 30, Budget(48), 0, torch.device("cuda"), 0)
 
 

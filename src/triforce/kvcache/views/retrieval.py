@@ -73,7 +73,7 @@ class RetrievalView:
         rows = self.full.rows
         self.full.pool.cover(rows, (self.lengths_B + counts_B).tolist())
         tables = self.full.pool.tables[rows.start : rows.stop]
-        return ForwardBatch(starts, self._views(starts, counts), tables=tables, passing=self.trying)
+        return ForwardBatch(starts, self._views(starts, counts), tables=tables, trial=self.trying)
 
     def record(self, batch: ForwardBatch, output: ForwardOutput | None = None) -> None:
         for row, ahead in zip(self.selections, (self.lengths_B + batch.views[0][1].counts).tolist(), strict=True):
