@@ -378,8 +378,8 @@ class Engine:
         on_prefill: called with the progress of all prompts together. on_read: called with the full view of the first
         prompt. memory, saved: see `SequenceGroup`.
         """
-        if self._over:
-            raise RequestError(self._over)
+        if self._end_reason:
+            raise RequestError(self._end_reason)
         if isinstance(requests, Request):
             raise TypeError("submit takes a list of requests; pass [request]")
         rows = self.core.store.rows
@@ -464,7 +464,7 @@ class Engine:
 
     def close(self) -> None:
         """Cancel all requests. Later ones are refused."""
-        self._over = self._over or "this engine is closed; open another with LLM.open"
+        self._end_reason = self._end_reason or "this engine is closed; open another with LLM.open"
         self._requests.clear()
         self._streams.clear()
         self.core.close()
