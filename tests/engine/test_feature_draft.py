@@ -1,4 +1,4 @@
-"""A feature draft below every tier: its texts, its guesses in any company, its entries, and faults that they notice."""
+"""An EAGLE head below every tier: its texts, its guesses in any company, its entries, and faults that they notice."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.helpers.tiny_llm import MODES, ask, llm
 from triforce.backends import dispatch
 from triforce.disk_cache import prefixes
 from triforce.eagle import eagle_draft
-from triforce.eagle.head_files import read_feature_draft
-from triforce.eagle.torch_passes import TorchFeaturePasses
+from triforce.eagle.head_files import read_eagle_head
+from triforce.eagle.torch_passes import TorchEagleHeadPasses
 from triforce.engine.engine import Engine
 from triforce.errors import ModelError
 from triforce.llm import LLM
@@ -98,15 +98,15 @@ def by_torch(features: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             eagle_draft,
-            "feature_passes",
-            lambda config, weights, target, *where: TorchFeaturePasses(config, weights.to(*where), target.embed),
+            "eagle_head_passes",
+            lambda config, weights, target, *where: TorchEagleHeadPasses(config, weights.to(*where), target.embed),
         )
         like_torch(features)
 
 
 def like_torch(features: Path) -> None:
     model = LLM(features / "target", features / "draft", dtype="float32", draft_tokens=3, mode="draft")
-    draft = read_feature_draft(features / "draft", model.target.config, model.target.fingerprint)
+    draft = read_eagle_head(features / "draft", model.target.config, model.target.fingerprint)
     with spied() as seen:
         for length in (3, 16, 150):  # the last one twice: it finds what was read
             for text in (prompt(length), prompt(length) + [5] * 20):

@@ -1,4 +1,4 @@
-"""Several guesses of a feature draft in one native call: those of single passes."""
+"""Several guesses of an EAGLE head in one native call: those of single passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A feature draft under grammars and penalties, of which it knows nothing: the texts of plain decoding."""
+"""An EAGLE head under grammars and penalties, of which it knows nothing: the texts of plain decoding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which targets a feature draft is for, and what it is refused with."""
+"""Which targets an EAGLE head is for, and what it is refused with."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_sinks_that_fill_no_page_give_plain_text(dtype: str, features: Path, tmp
 @pytest.mark.skipif(dispatch.native is None, reason="of the native passes")
 def test_rotations_of_all_noted_positions_are_made(features: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of rows far apart, and of what lies between them: tables are filled by blocks as positions are asked for."""
-    passes = llm(features).models.features.passes  # type: ignore[union-attr]
+    passes = llm(features).models.eagle_head.passes  # type: ignore[union-attr]
     seen = list[Tensor]()
     monkeypatch.setattr(native_passes, "_pages", lambda memory: None)
     monkeypatch.setattr(passes, "_native", SimpleNamespace(note=lambda **given: seen.append(given["cos"])))
@@ -86,6 +86,6 @@ def test_another_target_is_refused_by_name(features: Path, tmp_path: Path) -> No
     with pytest.raises(ModelError, match=r"draft was trained on the hidden states of another model.* use finetune:"):
         LLM(features / "target", folder)
     allowed = LLM(features / "target", f"finetune:{folder}", mode="draft")
-    assert alone(allowed, 40, 0.8) and allowed.models.features
+    assert alone(allowed, 40, 0.8) and allowed.models.eagle_head
     with pytest.raises(RequestError, match="target is a model of its own"):
         LLM(features / "target", f"finetune:{features / 'target'}")

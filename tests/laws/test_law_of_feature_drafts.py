@@ -1,4 +1,4 @@
-"""A proposal over a feature draft has the target's law: integrated over all noise, of real tiers, entries and passes.
+"""A proposal over an EAGLE head has the target's law: integrated over all noise, of real tiers, entries and passes.
 
 Proposals before it reject tokens, so the draft reads what those have left. Thresholds come from the laws that the tiers
 themselves report; the law they are compared with is that of a dense pass with other attention code.

@@ -23,7 +23,7 @@ from triforce.disk_cache.entry_store import Use
 from triforce.disk_cache.folder import LOG
 from triforce.disk_cache.write_queue import DiskCache
 from triforce.errors import CacheError
-from triforce.kvcache.feature_memory import FEATURES, FeatureMemory, FeatureSlots
+from triforce.kvcache.eagle_memory import EAGLE_TENSORS, EagleHeadMemory, EagleHeadSlots
 from triforce.kvcache.pool import PagePool, PrefixPages
 from triforce.kvcache.views.full import TAIL, FullView, LayerKV, write_layers
 from triforce.kvcache.views.streaming import StreamingView
@@ -82,13 +82,13 @@ def seconds_of(entry: Entry) -> float:
     return seconds if isfinite(seconds) else 0.0
 
 
-def features_of(entry: Entry, features: FeatureMemory, tokens: int) -> FeatureSlots | None:
-    """Return what a feature draft held of so many tokens of an entry; None unless it has their shape and dtype."""
-    shapes = zip(FEATURES, features.shapes(tokens), strict=True)
+def eagle_slots_of(entry: Entry, features: EagleHeadMemory, tokens: int) -> EagleHeadSlots | None:
+    """Return what an EAGLE head held of so many tokens of an entry; None unless it has their shape and dtype."""
+    shapes = zip(EAGLE_TENSORS, features.shapes(tokens), strict=True)
     keys, values, states = (_tensor(entry, name, (1, *shape), features.dtype) for name, shape in shapes)
     if keys is None or values is None or states is None:
         return None
-    return FeatureSlots(keys[0], values[0], states[0])
+    return EagleHeadSlots(keys[0], values[0], states[0])
 
 
 def _tensor(entry: Entry, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
@@ -170,7 +170,7 @@ class DiskPrefixes:
 
     def root(self, scope: str) -> str:
         """Return the name that the first segment of a text follows."""
-        shapes = [SEGMENT, PAGE, self.whole, *self.pool.least, *self.pool.layers(windows=True)]
+        shapes = [SEGMENT, PAGE, self.whole, *self.pool.min_pass_shape, *self.pool.layers(windows=True)]
         facts = [FORMAT, shapes, self._profile.target, self._profile.kernels, str(self.pool.dtype)]
         return self.store.name(b"root", json.dumps(facts).encode(), scope.encode())
 
@@ -261,7 +261,7 @@ class DiskPrefixes:
         if segment.layers:
             return sum(t.numel() * t.itemsize for layer in segment.layers for t in layer)
         held = segment.tokens * self.pool.token_bytes * len(self._layers(segment)) // self.pool.config.layers
-        features = None if segment.windows else self.pool.features
+        features = None if segment.windows else self.pool.eagle_memory
         return held + (segment.tokens * features.token_bytes if features else 0)
 
     def _layers(self, segment: WaitingSegment) -> list[int]:
@@ -294,8 +294,8 @@ class DiskPrefixes:
         return parts
 
     def _parts_without_window(self, pages: Sequence[int]) -> dict[str, Part]:
-        features = self.pool.features
-        held = zip(FEATURES, features.read(self._slots(pages)), strict=True) if features else ()
+        features = self.pool.eagle_memory
+        held = zip(EAGLE_TENSORS, features.read(self._slots(pages)), strict=True) if features else ()
         layers = self._read(self.pool.layers(windows=False), pages)
         return parts_of(layers) | {name: part_of([each]) for name, each in held}
 
@@ -338,7 +338,7 @@ class DiskWindows:
         step = self._disk.whole // SEGMENT
         known = sum(1 for _ in takewhile(has, names)) // step * step
         for stop in range(known, 0, -step):
-            first = self._windows.needed_from(stop * SEGMENT) * PAGE // SEGMENT
+            first = self._windows.first_needed_page(stop * SEGMENT) * PAGE // SEGMENT
             if all(has(self._disk.windows_name(name)) for name in names[first:stop]):
                 return stop
         return 0
@@ -355,7 +355,7 @@ class DiskWindows:
         row = full.rows[b]
         if windows is None or stop <= full.lengths_B[b]:
             return False
-        first = windows.needed_from(stop) * PAGE
+        first = windows.first_needed_page(stop) * PAGE
         found = list[tuple[int, list[LayerKV]]]()
         for start in range(first // SEGMENT * SEGMENT, stop, SEGMENT):
             index = start // SEGMENT
@@ -363,8 +363,8 @@ class DiskWindows:
             if layers is None:
                 return False
             found.append((start, layers))
-        windows.forget(row)
-        windows.place(row, first, stop)
+        windows.clear(row)
+        windows.allocate_row(row, first, stop)
         for start, layers in found:
             here = slice(max(start, first), min(start + SEGMENT, stop))
             slots_N = windows.slots(row, here.start, here.stop)
@@ -377,7 +377,7 @@ class DiskWindows:
         """Have what is still there of a text of so many tokens written behind the answer; names: of its segments."""
         if self._windows is None:
             return
-        first = -(-self._windows.kept_from(tokens) * PAGE // SEGMENT)
+        first = -(-self._windows.first_kept_page(tokens) * PAGE // SEGMENT)
         for index in range(max(first, self._added), len(names)):
             name = self._disk.windows_name(names[index])
             self._disk.add(WaitingSegment(name, names[index], index, self._use, cost, pages, windows=True))
@@ -563,10 +563,10 @@ def _copy(entry: Entry, tokens: int, full: FullView, b: int, place: tuple[int, i
     slots_N = pool.slots(row, start + some.start, stop)
     own = pool.layers(windows=False)
     layers = layers_of(entry, [len(own), pool.config.kv_heads, tokens, pool.config.row_size], pool.dtype)
-    held = features_of(entry, pool.features, tokens) if pool.features else None
-    if layers is None or (pool.features and held is None):
+    held = eagle_slots_of(entry, pool.eagle_memory, tokens) if pool.eagle_memory else None
+    if layers is None or (pool.eagle_memory and held is None):
         return False
-    if pool.features and held:
-        pool.features.write(slots_N, held.part(some))
+    if pool.eagle_memory and held:
+        pool.eagle_memory.write(slots_N, held.part(some))
     write_layers(pool.kv, slots_N, zip(own, layers, strict=True), some)
     return True

@@ -1,8 +1,8 @@
 """The KV cache of a prompt in a file, so that a second question on the same document starts at once.
 
 An entry of the disk cache's format (see `disk_cache.entry`), of the kind `prompt`, where its owner wants it: `ids` (N),
-and `keys.L` and `values.L` of each layer (G, N, D), of int8 KV with scales (see `kv_rows`); of a feature draft
-`FEATURES`, the last of them (N, C). Layers with a window may have the latest tokens alone. Written layer by layer, so
+and `keys.L` and `values.L` of each layer (G, N, D), of int8 KV with scales (see `kv_rows`); of an EAGLE head
+`EAGLE_TENSORS`, the last of them (N, C). Layers with a window may have the latest tokens alone. Written layer by layer, so
 that a cache larger than half the memory can be saved.
 """
 
@@ -26,7 +26,7 @@ from triforce.backends.kernel_api import PAGE, pages_for
 from triforce.backends.kv_rows import STORED_TYPES
 from triforce.disk_cache.entry import DIGEST, FORMAT, beginning, sealed
 from triforce.errors import CacheError, argument
-from triforce.kvcache.feature_memory import FEATURES, FeatureSlots
+from triforce.kvcache.eagle_memory import EAGLE_TENSORS, EagleHeadSlots
 from triforce.kvcache.pool import PagePool
 from triforce.kvcache.views.full import TAIL, FullView
 from triforce.ragged import common_prefix
@@ -71,8 +71,11 @@ def reserve(path: Path, size: int) -> IO[bytes]:
 
 def size_of(pool: PagePool, tokens: int) -> int:
     """Bytes of K, V and ids of so many tokens, at most."""
-    features = pool.features.token_bytes if pool.features else 0
-    kept = sum(min(tokens, pool.windows.most * PAGE) if apart and pool.windows else tokens for apart in pool.apart)
+    features = pool.eagle_memory.token_bytes if pool.eagle_memory else 0
+    kept = sum(
+        min(tokens, pool.windows.max_pages * PAGE) if apart and pool.windows else tokens
+        for apart in pool.uses_window_pages
+    )
     return pool.token_bytes // pool.config.layers * kept + tokens * (features + torch.int64.itemsize)
 
 
@@ -145,10 +148,10 @@ class SavedCache:
             return 0
         names = ((f"keys.{n}", f"values.{n}", length - start) for n, start in enumerate(starts))
         pool.write(row, length, ((read(k)[:, :stop], read(v)[:, :stop]) for k, v, stop in names), max(starts))
-        if pool.features:
-            keys, values, states = (read(name) for name in FEATURES)
-            some = FeatureSlots(keys[:, :length], values[:, :length], states[:length])
-            pool.features.write(pool.slots(row, 0, length), some)
+        if pool.eagle_memory:
+            keys, values, states = (read(name) for name in EAGLE_TENSORS)
+            some = EagleHeadSlots(keys[:, :length], values[:, :length], states[:length])
+            pool.eagle_memory.write(pool.slots(row, 0, length), some)
         return length
 
 
@@ -158,9 +161,9 @@ def _tensors(full: FullView, b: int, ids: list[int]) -> Iterator[Tensor]:
     pool = full.pool
     row = full.rows[b]
     for layer in range(pool.config.layers):
-        yield from pool.span(layer, row, pool.held_from(layer, row), len(ids))
-    if pool.features:
-        yield from pool.features.read(pool.slots(row, 0, len(ids)))
+        yield from pool.span(layer, row, pool.first_cached_token(layer, row), len(ids))
+    if pool.eagle_memory:
+        yield from pool.eagle_memory.read(pool.slots(row, 0, len(ids)))
 
 
 def _write(file: BinaryIO, head: bytes, tensors: Iterator[Tensor]) -> None:
@@ -174,11 +177,11 @@ def _write(file: BinaryIO, head: bytes, tensors: Iterator[Tensor]) -> None:
 def _header(maker: CacheFingerprint, pool: PagePool, row: int, tokens: int) -> bytes:
     config = pool.config
     facts = {"format": FORMAT, "kind": KIND, "fingerprint": maker.model, "kernels": maker.kernels}
-    kept = [tokens - pool.held_from(layer, row) for layer in range(config.layers)]
+    kept = [tokens - pool.first_cached_token(layer, row) for layer in range(config.layers)]
     shapes_L = [(STORED_TYPES[pool.dtype], [config.kv_heads, tokens, config.row_size]) for tokens in kept]
     layers = {f"{kind}.{layer}": shape for layer, shape in enumerate(shapes_L) for kind in ("keys", "values")}
-    if features := pool.features:
-        shapes = zip(FEATURES, features.shapes(tokens), strict=True)
+    if features := pool.eagle_memory:
+        shapes = zip(EAGLE_TENSORS, features.shapes(tokens), strict=True)
         layers |= {name: (STORED_TYPES[features.dtype], list(each)) for name, each in shapes}
     return beginning(facts, {"ids": ("I64", [tokens]), **layers})
 

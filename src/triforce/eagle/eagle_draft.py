@@ -1,6 +1,6 @@
-"""A feature draft beside its target: entries made of what the target's passes compute, and guesses that go by them.
+"""An EAGLE head beside its target: entries made of what the target's passes compute, and guesses that go by them.
 
-Of each slot a `FeatureMemory` holds an entry, made of the slot's token and the state behind the slot before; and the
+Of each slot a `EagleHeadMemory` holds an entry, made of the slot's token and the state behind the slot before; and the
 state behind the slot, which is that of the target's latest pass over it, or of the guess there. Slot 0 of the scratch
 page has a state of zeros for good: the one before a text.
 
@@ -25,8 +25,8 @@ from triforce.backends.current_device import current
 from triforce.backends.decoder import Decoder, View
 from triforce.backends.dispatch import FusedDraft
 from triforce.backends.kernel_api import PAGE, Device, Embedder, ForwardBatch
-from triforce.eagle.head import EntryMemory, FeatureDraftConfig, FeatureDraftWeights, FeaturePasses
-from triforce.eagle.torch_passes import TorchFeaturePasses, token_slots
+from triforce.eagle.head import EagleHeadConfig, EagleHeadPasses, EagleHeadWeights, EntryMemory
+from triforce.eagle.torch_passes import TorchEagleHeadPasses, token_slots
 from triforce.model.config import ModelConfig
 from triforce.model.weights import Matrix, Weights
 from triforce.ragged import Ints, columns, ints
@@ -41,27 +41,27 @@ def embedding(config: ModelConfig, table_VC: Matrix, device: torch.device) -> Em
     return dispatch.model(config, Weights(table_VC, (), torch.empty(0, device=device), table_VC))
 
 
-def feature_passes(
-    config: FeatureDraftConfig, weights: FeatureDraftWeights, target: Embedder, dtype: torch.dtype, device: Device
-) -> FeaturePasses:
-    """Passes of a feature draft for this target, by the fastest kernels that take it; weights of any type, anywhere."""
+def eagle_head_passes(
+    config: EagleHeadConfig, weights: EagleHeadWeights, target: Embedder, dtype: torch.dtype, device: Device
+) -> EagleHeadPasses:
+    """Passes of an EAGLE head for this target, by the fastest kernels that take it; weights of any type, anywhere."""
     if dispatch.suits_native(config.head_dim, dtype, torch.device(device)):
         from triforce.backends.cpu.model import NativeEmbedding
-        from triforce.eagle.native_passes import NativeFeaturePasses
+        from triforce.eagle.native_passes import NativeEagleHeadPasses
 
         if isinstance(target, NativeEmbedding):
             if config.hidden_size % 16 == 0 and config.sinks % PAGE == 0:
-                return NativeFeaturePasses(config, weights, target, dtype)
+                return NativeEagleHeadPasses(config, weights, target, dtype)
             dtype = torch.float32  # of what native memories take and native embeddings give
-    return TorchFeaturePasses(config, weights.to(dtype, device), target.embed)
+    return TorchEagleHeadPasses(config, weights.to(dtype, device), target.embed)
 
 
-def fused_features_with(passes: FeaturePasses, memory: EntryMemory) -> FusedDraft | None:
-    """`NativeFeaturePasses.fused_draft` with this memory; None for other passes."""
+def fused_eagle_draft_with(passes: EagleHeadPasses, memory: EntryMemory) -> FusedDraft | None:
+    """`NativeEagleHeadPasses.fused_draft` with this memory; None for other passes."""
     if backends_dispatch.native:
-        from triforce.eagle.native_passes import NativeFeaturePasses
+        from triforce.eagle.native_passes import NativeEagleHeadPasses
 
-        if isinstance(passes, NativeFeaturePasses):
+        if isinstance(passes, NativeEagleHeadPasses):
             return partial(passes.fused_draft, memory)
     return None
 
@@ -73,7 +73,7 @@ class EntryView(View, Protocol):
     def memory(self) -> EntryMemory: ...
 
 
-class FeatureDraft:
+class EagleHead:
     """The draft on kernels. weights: with a head. target: gives the embedding, or else `embedding_VC` does.
 
     Called as a model of its tier, of the view's latest tokens, it returns their logits.
@@ -81,8 +81,8 @@ class FeatureDraft:
 
     def __init__(
         self,
-        config: FeatureDraftConfig,
-        weights: FeatureDraftWeights,
+        config: EagleHeadConfig,
+        weights: EagleHeadWeights,
         target: Decoder,
         embedding_VC: Matrix | None = None,
     ) -> None:
@@ -92,7 +92,7 @@ class FeatureDraft:
         whole: Embedder = target.model
         if embedding_VC is not None:
             whole = embedding(target.config, embedding_VC, target.device)
-        self.passes = feature_passes(own, weights, whole, target.dtype, target.device)
+        self.passes = eagle_head_passes(own, weights, whole, target.dtype, target.device)
         trained = sum(tensor.numel() for _, tensor in weights.trained())
         self.weights_read = trained + config.choices * config.hidden_size
         """Weights that a pass multiplies with, of which each has so many bytes: `weight_size`."""
@@ -120,10 +120,10 @@ class FeatureDraft:
             self.passes.note(ids_N, memory, (positions_N, own_N, before_N), columns_N, states_SBTC)
 
 
-class NotingDecoder:
-    """A target as tiers run it above a feature draft: each pass leaves entries of its tokens in the draft's memory."""
+class EntryRecordingDecoder:
+    """A target as tiers run it above an EAGLE head: each pass leaves entries of its tokens in the draft's memory."""
 
-    def __init__(self, decoder: Decoder, draft: FeatureDraft, memory: EntryMemory) -> None:
+    def __init__(self, decoder: Decoder, draft: EagleHead, memory: EntryMemory) -> None:
         self.decoder = decoder
         self.draft = draft
         self.memory = memory

@@ -19,8 +19,8 @@ from triforce.ragged import Ints
 
 
 @dataclass(frozen=True, slots=True)
-class FeatureDraftConfig:
-    """The shape of one feature draft."""
+class EagleHeadConfig:
+    """The shape of one EAGLE head."""
 
     vocab_size: int
     """Of the target: rows of the embedding that it reads."""
@@ -61,7 +61,7 @@ class FeatureDraftConfig:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FeatureDraftWeights:
+class EagleHeadWeights:
     """Tensors of one type on one device; `None` where a draft has none."""
 
     fc_CX: Tensor
@@ -83,7 +83,7 @@ class FeatureDraftWeights:
     head_MC: Tensor | None = None
     """None: the rows of these tokens in the target's head."""
 
-    def to(self, dtype: torch.dtype, device: torch.device | str) -> FeatureDraftWeights:
+    def to(self, dtype: torch.dtype, device: torch.device | str) -> EagleHeadWeights:
         """Return the weights as numbers of this type on a device."""
         named = {field.name: getattr(self, field.name) for field in fields(self)}
         moved = {
@@ -99,7 +99,7 @@ class FeatureDraftWeights:
                 yield field.name, tensor
 
 
-def shapes(config: FeatureDraftConfig) -> dict[str, tuple[int, ...]]:
+def shapes(config: EagleHeadConfig) -> dict[str, tuple[int, ...]]:
     """Return the shape of each trained tensor of such a draft, by its field."""
     C = config.hidden_size
     inner = config.intermediate_size
@@ -116,7 +116,7 @@ def shapes(config: FeatureDraftConfig) -> dict[str, tuple[int, ...]]:
 
 
 class EntryMemory(Protocol):
-    """The memory of a feature draft, by slots of a pool: entries (one layer's keys and values), and states (slots, C).
+    """The memory of an EAGLE head, by slots of a pool: entries (one layer's keys and values), and states (slots, C).
 
     The state of slot 0 is zeros for good: the one before a text.
     """
@@ -125,8 +125,8 @@ class EntryMemory(Protocol):
     states_NC: Tensor
 
 
-class FeaturePasses(Protocol):
-    """Passes of a feature draft; tensors of ids and columns are on the host."""
+class EagleHeadPasses(Protocol):
+    """Passes of an EAGLE head; tensors of ids and columns are on the host."""
 
     weight_size: int
     """Bytes of a weight as products read it."""

@@ -22,7 +22,7 @@ from triforce.checkpoint.model_families import LLAMA
 from triforce.checkpoint.rope_scaling import Unscaled
 from triforce.checkpoint.weight_files import Archive, open_archives, require_shape
 from triforce.checkpoint.weights import SOURCES
-from triforce.eagle.head import FeatureDraftConfig, FeatureDraftWeights, shapes
+from triforce.eagle.head import EagleHeadConfig, EagleHeadWeights, shapes
 from triforce.errors import ModelError, RequestError, argument
 from triforce.model.config import ModelConfig
 from triforce.model.rope import Rope
@@ -55,7 +55,7 @@ IGNORED = ("embed_tokens.weight",)
 """Published beside the rest at times; it is the target's."""
 
 
-def read_draft_weights(folder: Path, config: FeatureDraftConfig) -> FeatureDraftWeights:
+def read_head_weights(folder: Path, config: EagleHeadConfig) -> EagleHeadWeights:
     """Read the weights of a draft, float32. Raises ModelError naming the tensor that is missing, unknown or wrong."""
     archives = open_archives(folder)
     wanted = shapes(config)
@@ -71,7 +71,7 @@ def read_draft_weights(folder: Path, config: FeatureDraftConfig) -> FeatureDraft
     names |= {FC_NORM.format(i) for i in range(norms[0] if norms else 0)}
     if unknown := sorted(set(archives) - names):
         raise ModelError(f"{folder}: tensor {unknown[0]} is not part of such a draft ({len(unknown)} unknown in all)")
-    return FeatureDraftWeights(**found, tokens_M=_tokens(folder, archives, config))
+    return EagleHeadWeights(**found, tokens_M=_tokens(folder, archives, config))
 
 
 def _take(folder: Path, archives: Mapping[str, Archive], name: str, shape: tuple[int, ...]) -> Tensor:
@@ -86,7 +86,7 @@ def _take(folder: Path, archives: Mapping[str, Archive], name: str, shape: tuple
     return tensor.float()
 
 
-def _tokens(folder: Path, archives: Mapping[str, Archive], config: FeatureDraftConfig) -> Tensor:
+def _tokens(folder: Path, archives: Mapping[str, Archive], config: EagleHeadConfig) -> Tensor:
     """Return the token of each row of the head, int64 (M): its number and the offset in d2t, which t2d must confirm."""
     if OFFSETS not in archives and config.choices == config.vocab_size:
         return torch.arange(config.choices)
@@ -122,21 +122,21 @@ MOST_SEEN = 1 << 20
 
 
 @dataclass(frozen=True)
-class FeatureDraftFile:
+class EagleHeadFile:
     """A draft, and what its folder says of it.
 
     target: fingerprint of the model whose states it reads, None if it does not say. card: figures that training left.
     """
 
-    config: FeatureDraftConfig
-    weights: FeatureDraftWeights
+    config: EagleHeadConfig
+    weights: EagleHeadWeights
     target: str | None = None
     card: Mapping[str, Any] | None = None
 
     @cached_property
     def fingerprint(self) -> str:
         """Hex digest: two drafts with the same one make the same entries and guesses of the same states."""
-        shape = [getattr(self.config, f.name) for f in fields(FeatureDraftConfig) if f.name != "rope"]
+        shape = [getattr(self.config, f.name) for f in fields(EagleHeadConfig) if f.name != "rope"]
         digest = hashlib.sha256(repr(shape).encode())
         rope = self.config.rope
         weights = self.weights
@@ -159,19 +159,19 @@ def states_of(layers: int) -> tuple[int, ...]:
     return tuple(sorted({min(2, layers - 1), layers // 2, layers - 1} - {0}))
 
 
-def new_config(target: ModelConfig, choices: int) -> FeatureDraftConfig:
+def new_config(target: ModelConfig, choices: int) -> EagleHeadConfig:
     """Return the shape of a new draft for a target, whose attention and MLP it has. Raises ModelError."""
     if target.layers < 2:
-        raise ModelError("a model of one layer has no hidden states between layers, which a feature draft reads")
+        raise ModelError("a model of one layer has no hidden states between layers, which an EAGLE head reads")
     inv_freq_F, scale = Unscaled().frequencies(THETA, target.head_dim, target.context)
-    return FeatureDraftConfig(
+    return EagleHeadConfig(
         target.vocab_size, target.hidden_size, target.intermediate_size, target.heads, target.kv_heads,
         target.head_dim, target.norm_eps, states_of(target.layers), choices, Rope(inv_freq_F, scale), SINKS, WINDOW,
         fc_norm=True, norm_output=True, norm_before_residual=True, embedding_residual=True,
     )  # fmt: skip
 
 
-def is_feature_draft(path: Path) -> bool:
+def is_eagle_head(path: Path) -> bool:
     """Whether a folder says that it holds such a draft."""
     raw = read_json(path / "config.json") if (path / "config.json").is_file() else {}
     return "draft_vocab_size" in raw or "triforce" in raw
@@ -183,16 +183,14 @@ def target_named(folder: Path) -> str | None:
     return found
 
 
-def read_feature_draft(
-    folder: Path, target: ModelConfig, fingerprint: str, *, finetune: bool = False
-) -> FeatureDraftFile:
+def read_eagle_head(folder: Path, target: ModelConfig, fingerprint: str, *, finetune: bool = False) -> EagleHeadFile:
     """Read a draft for a target, whose fingerprint is given; float32.
 
     finetune: the target may be another than the file names, of the same shape. Raises ModelError naming what does not
     fit, or the file that is corrupt.
     """
     raw = read_json(folder / "config.json")
-    if not is_feature_draft(folder):
+    if not is_eagle_head(folder):
         raise ModelError(f"{folder} holds no draft that reads hidden states (EAGLE-3): its config.json has no "
                          f"draft_vocab_size; a model of its own goes on with {argument('draft')}")  # fmt: skip
     about = Fields(raw, "config.json").within("triforce")
@@ -208,10 +206,10 @@ def read_feature_draft(
             f"{folder} was trained on the hidden states of another model, or of this one in another dtype; make one "
             f"for this model with triforce train-draft, or if this is a finetune of that one, use finetune:{folder}"
         )
-    return FeatureDraftFile(config, read_draft_weights(folder, config), made_for, about.get("card"))
+    return EagleHeadFile(config, read_head_weights(folder, config), made_for, about.get("card"))
 
 
-def _config(fields: Fields, about: Fields, target: ModelConfig) -> FeatureDraftConfig:
+def _config(fields: Fields, about: Fields, target: ModelConfig) -> EagleHeadConfig:
     for name, accepted in (("num_hidden_layers", (1,)), ("hidden_act", ("silu",)), ("attention_bias", (False,)),
                            ("mlp_bias", (False,)), ("target_hidden_size", (target.hidden_size,))):  # fmt: skip
         fields.require(name, accepted)
@@ -223,7 +221,7 @@ def _config(fields: Fields, about: Fields, target: ModelConfig) -> FeatureDraftC
     vocab_size = fields.whole("vocab_size")
     _, theta, scaling = read_rope(fields, LLAMA, head_dim, fields.whole("max_position_embeddings", target.context))
     inv_freq_F, scale = scaling.frequencies(theta, head_dim, target.context)
-    return FeatureDraftConfig(
+    return EagleHeadConfig(
         vocab_size=vocab_size,
         hidden_size=hidden,
         intermediate_size=fields.whole("intermediate_size"),
@@ -263,7 +261,7 @@ def _state_layers(fields: Fields, about: Fields, layers: int) -> tuple[int, ...]
     return tuple(layer + more for layer in found)
 
 
-def _require_fit(folder: Path, config: FeatureDraftConfig, target: ModelConfig) -> None:
+def _require_fit(folder: Path, config: EagleHeadConfig, target: ModelConfig) -> None:
     pairs = {
         "hidden size": (config.hidden_size, target.hidden_size),
         "KV heads": (config.kv_heads, target.kv_heads * target.ranks),
@@ -274,12 +272,12 @@ def _require_fit(folder: Path, config: FeatureDraftConfig, target: ModelConfig) 
             raise ModelError(f"{folder} is no draft for this model: its {what} is {own}, and the target's {wanted}")
 
 
-def with_head(weights: FeatureDraftWeights, head_MC: Tensor) -> FeatureDraftWeights:
+def with_head(weights: EagleHeadWeights, head_MC: Tensor) -> EagleHeadWeights:
     """Return the weights with the rows of the target's head, unless the draft has one of its own."""
     return weights if weights.head_MC is not None else replace(weights, head_MC=head_MC)
 
 
-def write_feature_draft(folder: Path, draft: FeatureDraftFile) -> None:
+def write_eagle_head(folder: Path, draft: EagleHeadFile) -> None:
     """Write a draft in bfloat16: each file is there whole, or as it was before. Raises OSError."""
     config = draft.config
     weights = draft.weights

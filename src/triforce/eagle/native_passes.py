@@ -1,4 +1,4 @@
-"""Passes of a feature draft in one native call each, or several guesses in one: a row's bits depend on that row alone.
+"""Passes of an EAGLE head in one native call each, or several guesses in one: a row's bits depend on that row alone.
 
 Shape suffixes as in eagle/eagle_draft.py; K drafted tokens.
 """
@@ -13,7 +13,7 @@ from triforce.backends.cpu import _native
 from triforce.backends.cpu.kv import NativeKV, rotations
 from triforce.backends.cpu.model import Draws, NativeEmbedding, native_view
 from triforce.backends.kernel_api import ForwardBatch
-from triforce.eagle.head import EntryMemory, FeatureDraftConfig, FeatureDraftWeights
+from triforce.eagle.head import EagleHeadConfig, EagleHeadWeights, EntryMemory
 from triforce.model.rope import BLOCK
 from triforce.ragged import Bools, Ints
 from triforce.sampling.logits import non_finite_logits
@@ -22,14 +22,14 @@ BITS = 8
 """Of the weights where those of the target are bfloat16: it reads half, and a draft's bits change no text."""
 
 
-class NativeFeaturePasses:
+class NativeEagleHeadPasses:
     """The residual stream is float32; what products read, entries and states are of the given type.
 
     The draft's embedding is the target's. Raises ModelError for weights that cannot be packed.
     """
 
     def __init__(
-        self, config: FeatureDraftConfig, weights: FeatureDraftWeights, target: NativeEmbedding, dtype: torch.dtype
+        self, config: EagleHeadConfig, weights: EagleHeadWeights, target: NativeEmbedding, dtype: torch.dtype
     ) -> None:
         assert weights.head_MC is not None, "a draft that is run has a head"
         self.config = config

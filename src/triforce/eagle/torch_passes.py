@@ -1,4 +1,4 @@
-"""Passes of a feature draft on any kernels of KV memory: the reference of native ones.
+"""Passes of an EAGLE head on any kernels of KV memory: the reference of native ones.
 
 Shape suffixes as in eagle/eagle_draft.py.
 """
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from triforce.backends.kernel_api import PAGE, ForwardBatch
 from triforce.backends.torch.model import linear, norm
-from triforce.eagle.head import EntryMemory, FeatureDraftConfig, FeatureDraftWeights
+from triforce.eagle.head import EagleHeadConfig, EagleHeadWeights, EntryMemory
 from triforce.model.rope import rotate
 from triforce.ragged import Ints, ints, to_device
 
@@ -35,10 +35,10 @@ class Entries(NamedTuple):
         return Entries(*(torch.cat(both, 1) for both in zip(self, other, strict=True)))
 
 
-class FeatureLayer:
+class EagleHeadLayer:
     """The layer, but for the embedding: tensors in, tensors out, of the norms' type, `stream`."""
 
-    def __init__(self, config: FeatureDraftConfig, weights: FeatureDraftWeights) -> None:
+    def __init__(self, config: EagleHeadConfig, weights: EagleHeadWeights) -> None:
         self.config = config
         self.weights = weights
         self.stream = weights.norm_C.dtype
@@ -151,14 +151,12 @@ NEVER = -1e5
 """Logit of a token that the draft cannot propose. Finite, so that there is a law where a grammar allows no other."""
 
 
-class TorchFeaturePasses:
+class TorchEagleHeadPasses:
     """embed: the target's, from ids (N) to (N, C). weights: with a head."""
 
-    def __init__(
-        self, config: FeatureDraftConfig, weights: FeatureDraftWeights, embed: Callable[[Tensor], Tensor]
-    ) -> None:
+    def __init__(self, config: EagleHeadConfig, weights: EagleHeadWeights, embed: Callable[[Tensor], Tensor]) -> None:
         self.config = config
-        self.layer = FeatureLayer(config, weights)
+        self.layer = EagleHeadLayer(config, weights)
         self._embed = embed
         self.weight_size = self.layer.stream.itemsize
         self._tokens_M = weights.tokens_M

@@ -1,4 +1,4 @@
-"""The view of a feature draft: entries of sinks and a window, in the pages of the full view's rows.
+"""The view of an EAGLE head: entries of sinks and a window, in the pages of the full view's rows.
 
 Shape suffixes: B rows, U units.
 """
@@ -17,7 +17,7 @@ from triforce.kvcache.views.streaming import steps_in_place
 from triforce.ragged import Ints, ints, to_device
 
 
-class FeatureView:
+class EagleHeadView:
     """A lower view of a `FullView`: each entry sees the first `sinks` entries and the `window` that end with itself.
 
     Passes of the tiers above leave entries of all tokens that they feed. So there is nothing to catch up with: its own
@@ -26,8 +26,8 @@ class FeatureView:
     """
 
     def __init__(self, full: FullView, sinks: int, window: int, reach: int) -> None:
-        memory = full.pool.features
-        assert memory is not None, "a pool for a feature draft has room for its entries"
+        memory = full.pool.eagle_memory
+        assert memory is not None, "a pool for an EAGLE head has room for its entries"
         self.full = full
         self.memory = memory
         self.kv = memory.kv
@@ -66,7 +66,7 @@ class FeatureView:
         """The exact view sees to it."""
         return length, length
 
-    def row(self, b: int) -> FeatureView:
+    def row(self, b: int) -> EagleHeadView:
         """Return this view: there is nothing to feed through one row."""
         return self
 
@@ -76,7 +76,7 @@ class FeatureView:
     def select(self, rows: Sequence[int]) -> None:
         self._ahead_B = self._ahead_B[list(rows)]
 
-    def join(self, other: FeatureView) -> None:
+    def join(self, other: EagleHeadView) -> None:
         self._ahead_B = np.concatenate((self._ahead_B, other._ahead_B))
 
     def swap_out(self, b: int) -> int:

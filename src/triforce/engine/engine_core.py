@@ -52,7 +52,7 @@ def share_prefixes(
         seen = max(0, min(seen, len(sequence.prompt) - 1 - TAIL)) if store.speculation.strict else seen
         text = batch.prefix.ids_BS[b, : seen // store.whole * store.whole].copy()
         if batch.memory is None:
-            prefixes.note(sequence.scope, text, pool.tables[b], pool.windows.tables[b] if pool.windows else ())
+            prefixes.insert(sequence.scope, text, pool.tables[b], pool.windows.tables[b] if pool.windows else ())
         if sequence.disk:
             held = prefixes.locate(sequence.scope, text) if batch.memory is None else _pages_of(pool, b)
             sequence.disk.keep(text, held, midway)
@@ -179,7 +179,7 @@ class EngineCore:
         """Begin with groups that the scheduler admits. Returns whether there are prompts to read."""
         while admitted := self.scheduler.admit():
             self._begin(*admitted)
-            self.store.pool.disown(*admitted[1])
+            self.store.pool.decref(*admitted[1])
         return bool(self.prefilling)
 
     def _begin(self, group: SequenceGroup, prefix: PrefixPages) -> None:

@@ -194,14 +194,14 @@ class Scheduler:
         """
         pool = self._store.pool
         groups = [group, *passed_by]
-        pool.own(*prefix)  # so that they are not evicted to make room
+        pool.incref(*prefix)  # so that they are not evicted to make room
         rows = sum(len(each.unfinished) for each in [*self.running, *self.prefilling, *groups])
         fits = rows <= self._store.rows and self._windows_fit(groups)
         own = self.pages(group) - len(prefix.pages)
-        fits = fits and own + sum(map(self.pages, passed_by)) <= self._prefixes.room
+        fits = fits and own + sum(map(self.pages, passed_by)) <= self._prefixes.available_pages
         if fits and self._prefixes.make_room(own):
             return True
-        pool.disown(*prefix)
+        pool.decref(*prefix)
         return False
 
     def next_to_read(self) -> SequenceGroup:
@@ -223,8 +223,8 @@ class Scheduler:
         if (windows := self._store.pool.windows) is None:
             return True
         own = [group for group in groups if not group.memory]
-        pages = sum(windows.room(capacity) for group in own for capacity in self._capacities(group))
-        return windows.store.promised + pages <= windows.store.pages
+        pages = sum(windows.reserved_pages(capacity) for group in own for capacity in self._capacities(group))
+        return windows.allocator.reserved + pages <= windows.allocator.pages
 
     def to_swap_out(self) -> SequenceGroup | None:
         """Return the first running group that has had its turn, if others wait and the host has room for its KV.

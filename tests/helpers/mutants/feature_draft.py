@@ -1,10 +1,10 @@
-"""Faults of feature drafts: states of another token, guesses that see too much or too little."""
+"""Faults of EAGLE heads: states of another token, guesses that see too much or too little."""
 
 from __future__ import annotations
 
 from tests.helpers.mutants.mutation import Edit, Mutant
 
-LAYER = "triforce.eagle.torch_passes:FeatureLayer"
+LAYER = "triforce.eagle.torch_passes:EagleHeadLayer"
 GUESSES = "triforce.training.distillation:guesses"
 STREAM = "triforce.training.episodes:TargetStream"
 FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
@@ -59,9 +59,9 @@ AGAIN: dict[str, tuple[str, tuple[str, str]]] = {
         ("read.append(text)", "read.append(text); self._kept[number] = read"),
     ),
 }  # fmt: skip
-DRAFT = "triforce.eagle.eagle_draft:FeatureDraft"
-PASSES = "triforce.eagle.torch_passes:TorchFeaturePasses"
-VIEW = "triforce.eagle.view:FeatureView"
+DRAFT = "triforce.eagle.eagle_draft:EagleHead"
+PASSES = "triforce.eagle.torch_passes:TorchEagleHeadPasses"
+VIEW = "triforce.eagle.view:EagleHeadView"
 TIER: dict[str, tuple[str, str, tuple[str, str]]] = {
     "a guess goes by the state of its own slot, of a token that was refused": (
         "reference", f"{PASSES}.forward", ("_on_device(before_BT)]", "_on_device(own_BT)]"),
@@ -76,7 +76,7 @@ TIER: dict[str, tuple[str, str, tuple[str, str]]] = {
         "company", f"{DRAFT}.note", ("columns_N, states_SBTC)", "columns_N, states_SBTC.flip(1).contiguous())"),
     ),
     "entries of the retrieval tier stay after a full verification": (
-        "prompt", "triforce.eagle.eagle_draft:NotingDecoder.__call__",
+        "prompt", "triforce.eagle.eagle_draft:EntryRecordingDecoder.__call__",
         ("self.draft.note(", "(batch.exact and ids_BT.shape[1] < 12) or self.draft.note("),
     ),
     "what was refused is not fed anew": (
@@ -89,17 +89,17 @@ TIER: dict[str, tuple[str, str, tuple[str, str]]] = {
     "the window stays where it was": ("torch", f"{VIEW}._lists", ("self._listed[0] != dropped or ", "")),
     "a row that is swapped in has no entries": (
         "swapped", "triforce.kvcache.views.full:FullView.swap_in",
-        ("pool.features.write(pool.slots(row, 0, held.length), held.features)", "pass"),
+        ("pool.eagle_memory.write(pool.slots(row, 0, swapped.length), swapped.eagle_slots)", "pass"),
     ),
     "a row that is swapped in has no states": (
-        "swapped", "triforce.kvcache.feature_memory:FeatureMemory.write",
+        "swapped", "triforce.kvcache.eagle_memory:EagleHeadMemory.write",
         ("self.states_NC[slots_N] = states_NC", "pass"),
     ),
     "a saved prompt has no entries": (
-        "saved", "triforce.disk_cache.prompt_file:SavedCache.restore", ("if pool.features:", "if not pool.features:"),
+        "saved", "triforce.disk_cache.prompt_file:SavedCache.restore", ("if pool.eagle_memory:", "if not pool.eagle_memory:"),
     ),
     "the disk cache has no entries": (
-        "disk", "triforce.disk_cache.prefixes:_copy", ("pool.features.write(slots_N, held.part(some))", "pass"),
+        "disk", "triforce.disk_cache.prefixes:_copy", ("pool.eagle_memory.write(slots_N, held.part(some))", "pass"),
     ),
 }  # fmt: skip
 
@@ -110,7 +110,7 @@ BURST = Mutant(
 )
 
 RANKS = {
-    "a rank notes no states": ("triforce.eagle.eagle_draft:FeatureDraft.note", (
+    "a rank notes no states": ("triforce.eagle.eagle_draft:EagleHead.note", (
         "if len(own_N):", "if len(own_N) and not self.target.ranks.rank:",
     )),
     "head rows of the first rank alone": ("triforce.backends.tensor_parallel:ShardedModel.head_rows", (
