@@ -227,7 +227,7 @@ class EngineCore:
             group.tokens_read = seen
             group.left = progress[1] - progress[0] if progress else 0
             awaited = more and self.scheduler.awaited(group)
-            if (kept := group.regained(seen)) or (disk and disk.lacks(seen)) or awaited:
+            if (kept := group.regained(seen)) or (disk and disk.has_unsaved(seen)) or awaited:
                 share_prefixes(batch, group.sequences[:1], self.store, self.prefixes, midway=not kept)
             read = True
             if progress and group.on_prefill:
@@ -307,4 +307,4 @@ class EngineCore:
         """Forget what was read, in memory; on disk stays what is there."""
         self.prefixes.close()
         if self.disk:
-            self.disk.forget()
+            self.disk.drop_pending()

@@ -96,10 +96,11 @@ TIER: dict[str, tuple[str, str, tuple[str, str]]] = {
         ("self.states_NC[slots_N] = states_NC", "pass"),
     ),
     "a saved prompt has no entries": (
-        "saved", "triforce.disk_cache.prompt_file:SavedCache.restore", ("if pool.eagle_memory:", "if not pool.eagle_memory:"),
+        "saved", "triforce.disk_cache.prompt_file:SavedCache.restore",
+        ("if pool.eagle_memory:", "if not pool.eagle_memory:"),
     ),
     "the disk cache has no entries": (
-        "disk", "triforce.disk_cache.prefixes:_copy", ("pool.eagle_memory.write(slots_N, held.part(some))", "pass"),
+        "disk", "triforce.disk_cache.prefixes:_copy", ("pool.eagle_memory.write(slots_N, eagle_slots.part(entry_tokens))", "pass"),
     ),
 }  # fmt: skip
 

@@ -33,7 +33,8 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
     ),
     "pages of a prefix have no second owner": (FOUND, f"{PAGES}.attach_prefix", ("self.allocator.incref(", "len(")),
     "a swapped row comes back a page short": (
-        TEXTS, f"{PAGES}.allocate_row", ("max(pages_for(start), self.first_kept_page(stop))", "3 + self.first_kept_page(stop)"),
+        TEXTS, f"{PAGES}.allocate_row",
+        ("max(pages_for(start), self.first_kept_page(stop))", "3 + self.first_kept_page(stop)"),
     ),
     "a session goes back behind its windows": (
         SESSION, "triforce.kvcache.views.full:FullView.rewindable", ("windows is None or", "True or"),
@@ -49,7 +50,7 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
         DISK, f"{WINDOWS}.restore", ("self._segment(names[index], index)", "self._segment(names[index - 1], index)"),
     ),
     "windows from disk one token late": (
-        DISK, f"{WINDOWS}.restore", ("slots(row, here.start, here.stop)", "slots(row, here.start, here.stop).roll(1)"),
+        DISK, f"{WINDOWS}.restore", ("slots(row, tokens.start, tokens.stop)", "slots(row, tokens.start, tokens.stop).roll(1)"),
     ),
     "windows from disk a page short": (
         DISK, f"{WINDOWS}.restore", ("needed_from(stop) * PAGE", "needed_from(stop) * PAGE + PAGE"),
