@@ -136,7 +136,7 @@ def test_entry_that_memory_is_too_small_for_is_kept(
     def no_memory(self: EntryStore, name: str) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(EntryStore, "_whole", no_memory)
+    monkeypatch.setattr(EntryStore, "_read_checked", no_memory)
     assert store.read(name) is None and "not enough memory" in caplog.text
     assert main(["cache", "verify", str(cache)]) == 1 and "is left" in capsys.readouterr().err
     assert present(store, [name]) == [True]

@@ -22,7 +22,9 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
         "kills", f"{STORE}.write", ('f"{name}.{secrets.token_hex(8)}{PARTIAL}"', "name"),
     ),
     "names by a segment alone": ("chains", f"{TEXT}._named", ("previous_name.encode(), ids", "ids")),
-    "segments one place late": ("texts", COPY, ("start + entry_tokens.start, stop)", "start + entry_tokens.start, stop).roll(1)")),
+    "segments one place late": (
+        "texts", COPY, ("start + entry_tokens.start, stop)", "start + entry_tokens.start, stop).roll(1)"),
+    ),
     "keys and values exchanged": (
         "texts", COPY, ("zip(full_layers, layers, strict=True)", "zip(full_layers, [pair[::-1] for pair in layers])"),
     ),

@@ -100,7 +100,8 @@ TIER: dict[str, tuple[str, str, tuple[str, str]]] = {
         ("if pool.eagle_memory:", "if not pool.eagle_memory:"),
     ),
     "the disk cache has no entries": (
-        "disk", "triforce.disk_cache.prefixes:_copy", ("pool.eagle_memory.write(slots_N, eagle_slots.part(entry_tokens))", "pass"),
+        "disk", "triforce.disk_cache.prefixes:_copy",
+        ("pool.eagle_memory.write(slots_N, eagle_slots.part(entry_tokens))", "pass"),
     ),
 }  # fmt: skip
 

@@ -50,7 +50,8 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
         DISK, f"{WINDOWS}.restore", ("self._segment(names[index], index)", "self._segment(names[index - 1], index)"),
     ),
     "windows from disk one token late": (
-        DISK, f"{WINDOWS}.restore", ("slots(row, tokens.start, tokens.stop)", "slots(row, tokens.start, tokens.stop).roll(1)"),
+        DISK, f"{WINDOWS}.restore",
+        ("slots(row, tokens.start, tokens.stop)", "slots(row, tokens.start, tokens.stop).roll(1)"),
     ),
     "windows from disk a page short": (
         DISK, f"{WINDOWS}.restore", ("needed_from(stop) * PAGE", "needed_from(stop) * PAGE + PAGE"),
