@@ -17,9 +17,9 @@ from tests.helpers.tiny_checkpoint import edit, save, tiny_model
 from triforce.eagle.head import EagleHeadWeights, shapes
 from triforce.eagle.head_files import (
     EagleHeadFile,
+    default_state_layers,
     new_config,
     read_eagle_head,
-    states_of,
     with_head,
     write_eagle_head,
 )
@@ -189,4 +189,10 @@ def test_damaged_draft_raises_model_error(
 
 
 def test_new_draft_reads_between_layers() -> None:
-    assert [states_of(layers) for layers in (2, 3, 6, 30, 32)] == [(1,), (1, 2), (2, 3, 5), (2, 15, 29), (2, 16, 31)]
+    assert [default_state_layers(layers) for layers in (2, 3, 6, 30, 32)] == [
+        (1,),
+        (1, 2),
+        (2, 3, 5),
+        (2, 15, 29),
+        (2, 16, 31),
+    ]

@@ -74,7 +74,9 @@ def test_rotations_of_all_noted_positions_are_made(features: Path, monkeypatch: 
     monkeypatch.setattr(native_passes, "_pages", lambda memory: None)
     monkeypatch.setattr(passes, "_native", SimpleNamespace(note=lambda **given: seen.append(given["cos"])))
     positions_N, ids_N = np.array([10, BLOCK + 5, 5 * BLOCK]), torch.zeros(3, dtype=torch.long)
-    passes.note(ids_N, SimpleNamespace(states_NC=None), (positions_N,) * 3, positions_N, torch.zeros(1, 1, 3, 8))
+    passes.record_entries(
+        ids_N, SimpleNamespace(states_NC=None), (positions_N,) * 3, positions_N, torch.zeros(1, 1, 3, 8)
+    )
     wanted, _ = passes.config.rope.cos_sin(torch.from_numpy(positions_N))
     assert torch.equal(seen[0][positions_N], wanted)
 

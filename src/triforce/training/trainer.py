@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from triforce.eagle.head import EagleHeadWeights, shapes
-from triforce.eagle.head_files import new_config, write_whole
+from triforce.eagle.head_files import new_config, write_atomically
 from triforce.eagle.torch_passes import EagleHeadLayer
 from triforce.errors import ModelError
 from triforce.llm import LLM
@@ -51,7 +51,7 @@ class TrainingState:
         """Write the file of a folder. Raises RequestError where there is no room; the file is as it was then."""
         data = io.BytesIO()
         torch.save({name: getattr(self, name) for name in self.__dataclass_fields__}, data)
-        write_whole(folder / FILE, data.getbuffer())
+        write_atomically(folder / FILE, data.getbuffer())
 
     @staticmethod
     def load(folder: Path, facts: dict[str, Any]) -> TrainingState | None:

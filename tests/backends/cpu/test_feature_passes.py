@@ -62,7 +62,7 @@ class Scene:
             length = LENGTHS[b] + FED[b] - 1  # of the tokens that are fed only the last is new to the target
             own_N = (1 + 4 * b) * PAGE + np.arange(length)
             slots = np.arange(length), own_N, np.append(0, own_N[:-1])
-            passes.note(self.ids_BT[b, :length], memory, slots, b * 40 + np.arange(length), self.states_SBTC)
+            passes.record_entries(self.ids_BT[b, :length], memory, slots, b * 40 + np.arange(length), self.states_SBTC)
         lists = torch.tensor([[*range(1 + 4 * b, 5 + 4 * b)] for b in rows], dtype=torch.int32)
         ids_BT = torch.stack([self.ids_BT[b, LENGTHS[b] : LENGTHS[b] + 3] for b in rows])
         view = PageTable(lists, starts, fed, PAGE, self.config.sinks, self.config.window)
@@ -102,10 +102,10 @@ def test_slots_and_memory_that_do_not_fit_raise(dtype: torch.dtype) -> None:
     memory, one = EagleHeadMemory(scene.config.layer, PAGES, dtype, "cpu"), np.array([3])
     for slots, ids in (((one, one, one), 0), ((one, one + 500, one), 0), ((one, one + PAGE, one), V)):
         with pytest.raises(ValueError, match="must"):
-            scene.native.note(torch.tensor([ids]), memory, slots, one, scene.states_SBTC)
+            scene.native.record_entries(torch.tensor([ids]), memory, slots, one, scene.states_SBTC)
     narrow = EagleHeadMemory(replace(scene.config.layer, kv_heads=1), PAGES, dtype, "cpu")
     with pytest.raises(ValueError, match="of the draft's type and shape"):
-        scene.native.note(torch.tensor([1]), narrow, (one, one + PAGE, one), one, scene.states_SBTC)
+        scene.native.record_entries(torch.tensor([1]), narrow, (one, one + PAGE, one), one, scene.states_SBTC)
 
 
 def test_sinks_of_part_of_a_page_take_torch_passes(dtype: torch.dtype) -> None:

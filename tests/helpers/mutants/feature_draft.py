@@ -64,29 +64,32 @@ PASSES = "triforce.eagle.torch_passes:TorchEagleHeadPasses"
 VIEW = "triforce.eagle.view:EagleHeadView"
 TIER: dict[str, tuple[str, str, tuple[str, str]]] = {
     "a guess goes by the state of its own slot, of a token that was refused": (
-        "reference", f"{PASSES}.forward", ("_on_device(before_BT)]", "_on_device(own_BT)]"),
+        "reference", f"{PASSES}.forward", ("_on_device(previous_slots_BT)]", "_on_device(slots_BT)]"),
     ),
     "an entry is made of the state one slot on": (
-        "torch", f"{DRAFT}.note", ("(positions_N, own_N, before_N)", "(positions_N, own_N, own_N)"),
+        "torch", f"{DRAFT}.record_entries",
+        ("(positions_N, token_slots_N, previous_slots_N)", "(positions_N, token_slots_N, token_slots_N)"),
     ),
     "states of a guess stay where the target has passed": (
-        "reference", f"{PASSES}.note", ("memory.states_NC[own_N] =", "memory.states_NC[own_N * 0] ="),
+        "reference", f"{PASSES}.record_entries",
+        ("memory.states_NC[token_slots_N] =", "memory.states_NC[token_slots_N * 0] ="),
     ),
     "states are of another row": (
-        "company", f"{DRAFT}.note", ("columns_N, states_SBTC)", "columns_N, states_SBTC.flip(1).contiguous())"),
+        "company", f"{DRAFT}.record_entries",
+        ("columns_N, states_SBTC", "columns_N, states_SBTC.flip(1).contiguous()"),
     ),
     "entries of the retrieval tier stay after a full verification": (
         "prompt", "triforce.eagle.eagle_draft:EntryRecordingDecoder.__call__",
-        ("self.draft.note(", "(batch.exact and ids_BT.shape[1] < 12) or self.draft.note("),
+        ("self.draft.record_entries(", "(batch.exact and ids_BT.shape[1] < 12) or self.draft.record_entries("),
     ),
     "what was refused is not fed anew": (
-        "torch", f"{VIEW}.rewind", ("np.minimum(self._ahead_B, lengths_B)", "self._ahead_B"),
+        "torch", f"{VIEW}.rewind", ("np.minimum(self._fed_B, lengths_B)", "self._fed_B"),
     ),
     "the window slides over the sinks": (
         "torch", f"{VIEW}._lists", ("np.where(np.arange(self._length) < sinks, 0, ints(dropped)[:, None])",
                                     "ints(dropped)[:, None]"),
     ),
-    "the window stays where it was": ("torch", f"{VIEW}._lists", ("self._listed[0] != dropped or ", "")),
+    "the window stays where it was": ("torch", f"{VIEW}._lists", ("self._cached_lists[0] != dropped or ", "")),
     "a row that is swapped in has no entries": (
         "swapped", "triforce.kvcache.views.full:FullView.swap_in",
         ("pool.eagle_memory.write(pool.slots(row, 0, swapped.length), swapped.eagle_slots)", "pass"),
@@ -108,12 +111,12 @@ TIER: dict[str, tuple[str, str, tuple[str, str]]] = {
 BURST = Mutant(
     "a burst goes on where the window must move",
     "tests/engine/test_feature_draft_bursts.py::test_burst_mutant_is_noticed",
-    (Edit(f"{VIEW}.steps", ("return steps_in_place(", "return most or (")),),
+    (Edit(f"{VIEW}.steps", ("return steps_in_place(", "return limit or (")),),
 )
 
 RANKS = {
-    "a rank notes no states": ("triforce.eagle.eagle_draft:EagleHead.note", (
-        "if len(own_N):", "if len(own_N) and not self.target.ranks.rank:",
+    "a rank notes no states": ("triforce.eagle.eagle_draft:EagleHead.record_entries", (
+        "if len(token_slots_N):", "if len(token_slots_N) and not self.target.ranks.rank:",
     )),
     "head rows of the first rank alone": ("triforce.backends.tensor_parallel:ShardedModel.head_rows", (
         "return self._rows(self._part.head_rows, ids_N)",
