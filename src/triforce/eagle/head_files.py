@@ -174,7 +174,8 @@ def new_config(target: ModelConfig, choices: int) -> EagleHeadConfig:
     return EagleHeadConfig(
         target.vocab_size, target.hidden_size, target.intermediate_size, target.heads, target.kv_heads,
         target.head_dim, target.norm_eps, default_state_layers(target.layers), choices,
-        Rope(inv_freq_F, scale), SINKS, WINDOW, fc_norm=True, norm_output=True, norm_before_residual=True, embedding_residual=True,
+        Rope(inv_freq_F, scale), SINKS, WINDOW, fc_norm=True, norm_output=True, norm_before_residual=True,
+        embedding_residual=True,
     )  # fmt: skip
 
 

@@ -83,7 +83,7 @@ class EagleHeadLayer:
         return linear(x, getattr(self.weights, weight))
 
     def entries(self, fused_BTC: Tensor, embeddings_BTC: Tensor, slots_BT: Tensor) -> Entries:
-        """Return the entries of slots. fused_BTC: state before each slot, fused. embeddings_BTC: of the slots' tokens."""
+        """Return the entries of slots. fused_BTC: fused state before each slot. embeddings_BTC: of their tokens."""
         return self._entries(self.inputs(fused_BTC, embeddings_BTC), slots_BT)
 
     def step(
@@ -132,9 +132,9 @@ class EagleHeadLayer:
         visible_BNK = torch.cat([self._visible(context.slots_BK, slots_BN, last_BN), *(one_NN for _ in chain)], 2)
         q = rotate(q_BNHD, config.rope.cos_sin(slots_BN)).transpose(1, 2)
         if bool((slots_BN >= config.sinks + config.window).any()):
-            # Twice the width: the far half of a query meets zeros in entries that are no sinks, and its true half meets
-            # zeros in sinks. Entries of `chain` use the true half: they lie in the window, or are sinks of a query whose
-            # place in [sinks | window] is its true position.
+            # Twice the width: the far half of a query meets zeros in entries that are no sinks, and its true half
+            # meets zeros in sinks. Entries of `chain` use the true half: they lie in the window, or are sinks of a
+            # query whose place in [sinks | window] is its true position.
             far_queries = rotate(q_BNHD, config.rope.cos_sin(slots_BN.clamp_max(config.sinks + config.window - 1)))
             is_sink_BK = F.pad(context.slots_BK < config.sinks, (0, N * len(chain)))[:, None, :, None]
             q = torch.cat((q, far_queries.transpose(1, 2)), -1)
