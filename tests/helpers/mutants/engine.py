@@ -15,7 +15,7 @@ POOL = "triforce.kvcache.pool:PagePool"
 COUNTERS = "triforce.speculation.draft:Counters"
 ROWS: dict[str, tuple[str, tuple[str, str]]] = {
     "draws of a row start anew": (f"{BATCH}._make_sampler", ("if draws is not None:", "if False:")),
-    "streaming rows by place": (f"{STREAMING}.select", ("[each[b] for b in rows]", "each[: len(rows)]")),
+    "streaming rows by place": (f"{STREAMING}.select", ("[values[b] for b in rows]", "values[: len(rows)]")),
     "streaming rows join empty": (f"{STREAMING}.join", ("other.lengths_B))", "0 * other.lengths_B))")),
     "retrieval selections by place": (
         f"{RETRIEVAL}.select", ("[self.selections[b] for b in rows]", "self.selections[: len(rows)]"),

@@ -54,7 +54,7 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
         ("slots(row, tokens.start, tokens.stop)", "slots(row, tokens.start, tokens.stop).roll(1)"),
     ),
     "windows from disk a page short": (
-        DISK, f"{WINDOWS}.restore", ("needed_from(stop) * PAGE", "needed_from(stop) * PAGE + PAGE"),
+        DISK, f"{WINDOWS}.restore", ("first_needed_page(stop) * PAGE", "first_needed_page(stop) * PAGE + PAGE"),
     ),
     "a mark is taken of pages that were written anew": (
         SESSION, "triforce.kvcache.pool:WindowSnapshot.restore", ("min(self._length, length)", "self._length"),
