@@ -162,7 +162,7 @@ class Scheduler:
     def admit(self) -> tuple[SequenceGroup, PrefixPages] | None:
         """Return a group to be prefilled, and pages that it can begin with; None if none fits or would be read yet.
 
-        The caller owns those pages, so that they stay, until it disowns them.
+        Each of those pages has a reference for the caller, who drops it with `decref`.
         """
         prefilling = self.prefilling
         oldest = self._oldest_unread()

@@ -45,7 +45,9 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
         "kept_out", "triforce.llm:LLM.request", ("stop_ids, scope,", "stop_ids, scope or '',"),
     ),
     "no room is made": ("size", f"{STORE}._make_room", ("self._drop(evicted)", "pass")),
-    "entries that are being written do not count": ("together", f"{STORE}._scan", ("partial_bytes += facts.st_size", "pass")),
+    "entries that are being written do not count": (
+        "together", f"{STORE}._scan", ("partial_bytes += facts.st_size", "pass"),
+    ),
     "files of living writers are removed": (
         "writers", f"{STORE}._remove_remainder", ("fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass"),
     ),
