@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers.feature_pair import feature_pair
+from tests.helpers.eagle_pair import eagle_pair
 from tests.planner.test_break_even import LLAMA_8B
 from triforce.backends import dispatch
 from triforce.bench import roofline
@@ -64,7 +64,7 @@ def test_info_counts_entries_of_draft(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of a draft that is taken for a known model and reads its states: as many bytes as a run has of each."""
-    target = load(feature_pair(tmp_path) / "target", device="cpu", dtype="bfloat16")
+    target = load(eagle_pair(tmp_path) / "target", device="cpu", dtype="bfloat16")
     config = read_eagle_head(tmp_path / "draft", target.config, "", finetune=True).config
     entries = EagleHeadMemory(config.layer, 1, torch.bfloat16, "cpu").token_bytes
     monkeypatch.setattr("triforce.cli.info.draft_for", lambda *_: f"{FINETUNE}{tmp_path / 'draft'}")

@@ -34,7 +34,7 @@ from triforce.training.initial_weights import initial_weights
 CHOICES, WINDOW = 200, 40
 
 
-def feature_pair(folder: Path, **sizes: Any) -> Path:
+def eagle_pair(folder: Path, **sizes: Any) -> Path:
     """A folder with a target of three layers and a draft, whose attention counts and whose window is passed."""
     target = target_folder(folder / "target", **({"max_position_embeddings": CONTEXT} | sizes))
     random_draft(folder / "draft", load(target, device="cpu", dtype="float32"))

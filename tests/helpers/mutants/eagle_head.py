@@ -110,7 +110,7 @@ TIER: dict[str, tuple[str, str, tuple[str, str]]] = {
 
 BURST = Mutant(
     "a burst goes on where the window must move",
-    "tests/engine/test_feature_draft_bursts.py::test_burst_mutant_is_noticed",
+    "tests/engine/test_eagle_head_bursts.py::test_burst_mutant_is_noticed",
     (Edit(f"{VIEW}.steps", ("return steps_in_place(", "return limit or (")),),
 )
 
@@ -131,7 +131,7 @@ MUTANTS = (
     + [
         Mutant(
             name,
-            "tests/distributed/test_tensor_parallel_features.py::test_rank_feature_mutant_is_noticed",
+            "tests/distributed/test_tensor_parallel_eagle.py::test_rank_eagle_mutant_is_noticed",
             (Edit(target, change),),
         )
         for name, (target, change) in RANKS.items()
@@ -155,9 +155,7 @@ MUTANTS = (
         for name, (target, change) in INDUCTION.items()
     ]
     + [
-        Mutant(
-            name, "tests/engine/test_feature_draft.py::test_tier_mutant_is_noticed", (Edit(target, change),), (check,)
-        )
+        Mutant(name, "tests/engine/test_eagle_head.py::test_tier_mutant_is_noticed", (Edit(target, change),), (check,))
         for name, (check, target, change) in TIER.items()
     ]
 )

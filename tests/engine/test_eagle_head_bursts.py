@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.engine.test_feature_draft import features
+from tests.engine.test_eagle_head import features
 from tests.helpers.engine_scene import prompt
 from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.engine.test_feature_draft import features
+from tests.engine.test_eagle_head import features
+from tests.helpers.eagle_pair import eagle_pair
 from tests.helpers.engine_scene import alone
-from tests.helpers.feature_pair import feature_pair
 from tests.helpers.tiny_checkpoint import edit
 from tests.helpers.tiny_llm import llm
 from triforce.backends import dispatch
@@ -48,7 +48,7 @@ def test_draft_serves_its_target_with_int8_kv(features: Path, tmp_path: Path) ->
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float16"])
 def test_hidden_size_that_native_passes_do_not_take_gives_plain_text(dtype: str, tmp_path: Path) -> None:
     """The draft's passes are torch's then, beside whatever kernels the target has."""
-    folder = feature_pair(tmp_path, hidden_size=72, head_dim=16)
+    folder = eagle_pair(tmp_path, hidden_size=72, head_dim=16)
     model = LLM(folder / "target", f"finetune:{folder / 'draft'}", dtype=dtype)
     plain, drafted = (alone(model, 40, 0.8, mode) for mode in ("ar", "draft"))
     assert [each.token_ids for each in drafted] == [each.token_ids for each in plain]

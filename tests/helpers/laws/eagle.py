@@ -13,7 +13,7 @@ from triforce.engine.tier_builder import ModelSet
 TOKENS = torch.tensor([0, 2, 3, 5])
 
 
-def feature_draft(target: Decoder, sinks: int = 4) -> EagleHead:
+def eagle_head(target: Decoder, sinks: int = 4) -> EagleHead:
     """Random, but for the state that it mostly repeats."""
     dice = torch.Generator().manual_seed(7)
     config = EagleHeadConfig(
@@ -29,10 +29,10 @@ def feature_draft(target: Decoder, sinks: int = 4) -> EagleHead:
     return EagleHead(config, EagleHeadWeights(**found, tokens_M=TOKENS, head_MC=head_MC), target)
 
 
-def native_features() -> ModelSet:
+def native_eagle_head() -> ModelSet:
     """Return the like with heads and a type that native kernels take: passes of one call, bursts, 8-bit weights."""
     target = decoder(LAYERS, 0.0, D=16, dtype=torch.bfloat16)
-    return ModelSet(target, eagle_head=feature_draft(target, sinks=16))
+    return ModelSet(target, eagle_head=eagle_head(target, sinks=16))
 
 
-FEATURES = ModelSet(MODELS.target, eagle_head=feature_draft(MODELS.target))
+EAGLE_MODELS = ModelSet(MODELS.target, eagle_head=eagle_head(MODELS.target))

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers.feature_pair import feature_pair
+from tests.helpers.eagle_pair import eagle_pair
 from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
 from tests.helpers.thread_ranks import together
@@ -34,7 +34,7 @@ PROMPTS = [ids(150), ids(40, 1)]
 
 @pytest.fixture(scope="module")
 def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return feature_pair(tmp_path_factory.mktemp("features"))
+    return eagle_pair(tmp_path_factory.mktemp("features"))
 
 
 def texts(
@@ -93,8 +93,8 @@ def test_guesses_of_ranks_have_the_bits_of_one_process(features: Path, monkeypat
 
 
 @NATIVE
-@pytest.mark.parametrize("mutant", caught_in("test_rank_feature_mutant_is_noticed"), ids=str)
-def test_rank_feature_mutant_is_noticed(features: Path, mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("mutant", caught_in("test_rank_eagle_mutant_is_noticed"), ids=str)
+def test_rank_eagle_mutant_is_noticed(features: Path, mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant.apply(monkeypatch)
     # What a fault leaves unwritten may be NaN, which the sampler refuses.
     with pytest.raises((AssertionError, RuntimeError, TriforceError)):

@@ -14,8 +14,8 @@ from hypothesis.stateful import run_state_machine_as_test
 from tests.engine.test_engine_mutants import play, play_swapped
 from tests.engine.test_schedules import Schedules
 from tests.helpers.disk_llm import written
+from tests.helpers.eagle_pair import Guess, check_consistent, check_entries, check_guess, eagle_pair, spied
 from tests.helpers.engine_scene import ROWS, alone, finish, prompt, request
-from tests.helpers.feature_pair import Guess, check_consistent, check_entries, check_guess, feature_pair, spied
 from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
 from tests.helpers.tiny_llm import MODES, ask, llm
@@ -35,7 +35,7 @@ DRAFTING = ["draft", "triforce", "streaming", "draft-ngram"]
 
 @pytest.fixture(scope="session")
 def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return feature_pair(tmp_path_factory.mktemp("features"))
+    return eagle_pair(tmp_path_factory.mktemp("features"))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8], ids=["greedy", "seeded"])
