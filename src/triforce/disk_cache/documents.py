@@ -166,13 +166,13 @@ def _names(folder: Path, skipped: SkippedFiles) -> Iterator[str]:
     command = ["git", "-c", "core.fsmonitor=false", "-C", str(folder), "ls-files", "-z", "-co", "--exclude-standard"]
     options = {"env": os.environ | {"LC_ALL": "C"}, "timeout": GIT_SECONDS}
     try:
-        listing = subprocess.run(command, capture_output=True, check=True, **options)  # type: ignore[call-overload]
+        git_output = subprocess.run(command, capture_output=True, check=True, **options)  # type: ignore[call-overload]
     except (OSError, subprocess.SubprocessError):  # there is no git, or it does not have the folder
-        listing = None
-    if listing and listing.stdout:
-        for name, reason in _GIT_UNREADABLE.findall(os.fsdecode(listing.stderr)):
+        git_output = None
+    if git_output and git_output.stdout:
+        for name, reason in _GIT_UNREADABLE.findall(os.fsdecode(git_output.stderr)):
             skipped.add(name, reason)
-        yield from dict.fromkeys(os.fsdecode(name) for name in listing.stdout.split(b"\0") if name)
+        yield from dict.fromkeys(os.fsdecode(name) for name in git_output.stdout.split(b"\0") if name)
         return
 
     def skip_folder(error: OSError) -> None:

@@ -94,7 +94,7 @@ class EagleHeadView:
         if self._cached_lists is None or self._cached_lists[0] != dropped or self._cached_lists[1] is not pool.pages_BP:
             sinks = self.sinks // self.unit
             all_BU = pool.units(rows, self.unit)
-            at_BU = np.arange(self._length) + np.where(np.arange(self._length) < sinks, 0, ints(dropped)[:, None])
-            visible_BU = to_device(np.minimum(at_BU, all_BU.shape[1] - 1), all_BU.device)
+            index_BU = np.arange(self._length) + np.where(np.arange(self._length) < sinks, 0, ints(dropped)[:, None])
+            visible_BU = to_device(np.minimum(index_BU, all_BU.shape[1] - 1), all_BU.device)
             self._cached_lists = dropped, pool.pages_BP, all_BU.gather(1, visible_BU)
         return self._cached_lists[2]

@@ -191,9 +191,9 @@ class KVSizing:
     def require(self, memory: int) -> None:
         """Raises CacheError for too few bytes."""
         if memory < self.min_bytes:
-            batch, advice = ("one text", "") if self.rows == 1 else (f"{self.rows} texts at a time", ", or fewer texts")
+            texts, advice = ("one text", "") if self.rows == 1 else (f"{self.rows} texts at a time", ", or fewer texts")
             raise CacheError(
-                f"{argument('kv_memory')} is {self._all_ranks(memory)}, too little for {batch} of this context and "
+                f"{argument('kv_memory')} is {self._all_ranks(memory)}, too little for {texts} of this context and "
                 f"{argument('retrieval_budget')}; give {self._all_ranks(self.min_bytes)} or more, or a smaller "
                 f"{argument('retrieval_budget')}{advice}"
             )

@@ -47,7 +47,7 @@ class NumberLimits:
         self._leaving_V = np.array([not token or token[0] not in _PARTS for token in tokens])
 
     def shortened(self, allowed_V: Bools, state: JsonState) -> Bools:
-        """Return the allowed tokens, without those that extend a number of full length, unless none would remain."""
+        """Return the allowed tokens, without tokens that extend a number of full length, unless none would remain."""
         leaving_V = allowed_V & self._leaving_V
         return leaving_V if state.length >= MAX_NUMBER_CHARACTERS and leaving_V.any() else allowed_V
 

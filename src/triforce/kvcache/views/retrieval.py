@@ -231,30 +231,36 @@ class RetrievalView:
         layers = self.full.pool.config.layers
         unit = self.unit
         committed = [row.committed for row in self.selections]
-        everything = PageTable(self.full.pool.units(self.full.rows, unit), starts, counts, unit, coarse=committed)
+        full_table = PageTable(self.full.pool.units(self.full.rows, unit), starts, counts, unit, coarse=committed)
         if not any(row.pages for row in self.selections):
-            return by_window(self.full.pool, everything, self.full.rows)
+            return by_window(self.full.pool, full_table, self.full.rows)
         for b, (row, start, count) in enumerate(zip(self.selections, starts, counts, strict=True)):
             window = range(row.window_start // unit, -(-(start + count) // unit))
             self._lists.show(b, row.pages.units if row.pages else None, self.row_units(b), window)
-        hidden = [row.window_start - row.pages.tokens if row.pages else 0 for row in self.selections]
-        firsts, coarse = ([n - gap for n, gap in zip(lengths, hidden, strict=True)] for lengths in (starts, committed))
-        searched = replace(everything, search=self._search())
+        hidden_tokens = [row.window_start - row.pages.tokens if row.pages else 0 for row in self.selections]
+        list_starts, coarse = (
+            [n - hidden_count for n, hidden_count in zip(lengths, hidden_tokens, strict=True)]
+            for lengths in (starts, committed)
+        )
+        searched_table = replace(full_table, search=self._search())
         views: list[tuple[int, PageTable]] = []
         windows = self.full.pool.config.windows
-        table_of_window = windowed(self.full.pool, everything, self.full.rows)
+        table_of_window = windowed(self.full.pool, full_table, self.full.rows)
         for (kind, window), group in groupby(range(layers), lambda layer: (self._kind(layer), windows[layer])):
             group_layers = list(group)
             units_LBGU = self._lists.units_LBGU[group_layers[0] : group_layers[-1] + 1]
-            selected = PageTable(units_LBGU, firsts, counts, unit, coarse=coarse)
+            selected_table = PageTable(units_LBGU, list_starts, counts, unit, coarse=coarse)
             views.append(
-                (len(group_layers), {"all": table_of_window(window), "searched": searched, "selected": selected}[kind])
+                (
+                    len(group_layers),
+                    {"all": table_of_window(window), "searched": searched_table, "selected": selected_table}[kind],
+                )
             )
         return views
 
     def _kind(self, layer: int) -> str:
-        everything = layer in self.full_layers or self.full.pool.config.windows[layer]
-        return "all" if everything else "searched" if layer in self.searched_layers else "selected"
+        reads_all = layer in self.full_layers or self.full.pool.config.windows[layer]
+        return "all" if reads_all else "searched" if layer in self.searched_layers else "selected"
 
     def _search(self) -> Search:
         """Return the search between sinks and window; empty for rows that read all tokens."""
