@@ -16,7 +16,7 @@ import numpy as np
 
 from triforce.backends.kernel_api import pages_for
 from triforce.checkpoint.tokenizer import Tokenizer
-from triforce.disk_cache.prefixes import LEAST, SEGMENT, DiskPrefixes
+from triforce.disk_cache.prefixes import MIN_TEXT_TOKENS, SEGMENT, DiskPrefixes
 from triforce.disk_cache.prompt_file import SavedCache
 from triforce.disk_cache.write_queue import PATIENCE
 from triforce.engine import MAX_ITL, MOST_ROWS
@@ -203,8 +203,8 @@ class ReadingHistory:
         """Record the tokens of a text: prompt and answer."""
         texts = self._latest(scope)
         texts.append(ints(list(text)))
-        if self._disk and len(text) >= LEAST:
-            self._disk.keep_latest(scope, [entry for entry in texts if len(entry) >= LEAST])
+        if self._disk and len(text) >= MIN_TEXT_TOKENS:
+            self._disk.keep_latest(scope, [entry for entry in texts if len(entry) >= MIN_TEXT_TOKENS])
 
     def _latest(self, scope: str) -> deque[Ints]:
         if scope not in self._texts:

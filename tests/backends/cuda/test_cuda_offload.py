@@ -168,8 +168,8 @@ def test_offload_parts_sum_to_whole(needs: CudaKVSizing, gib: int, monkeypatch: 
     frames, buffers, layers = needs.split(OffloadConfig("host"), gib * GIB)
     assert (frames + buffers * needs.buffer_frames) * needs.page_bytes <= gib * GIB
     parts = frames - layers * needs.buffer_frames
-    assert parts >= (32 - layers) * needs.part and (layers == 32) == (gib == 70)
-    assert needs.stored(layers) + layers * needs.buffer_frames * needs.page_bytes == needs.stored(0)
+    assert parts >= (32 - layers) * needs.partial_layer_frames and (layers == 32) == (gib == 70)
+    assert needs.store_bytes(layers) + layers * needs.buffer_frames * needs.page_bytes == needs.store_bytes(0)
 
 
 def test_offload_too_large_is_predicted_before_loading(needs: CudaKVSizing, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +180,7 @@ def test_offload_too_large_is_predicted_before_loading(needs: CudaKVSizing, monk
     assert needs.split(OffloadConfig("host", 1), int((fits - 0.05) * GIB))
     free(monkeypatch, 5)
     with pytest.raises(CacheError, match=r"at least .* smaller context"):
-        needs.split(OffloadConfig("host"), int(needs.share * needs.free))
+        needs.split(OffloadConfig("host"), int(needs.memory_share * needs.free_bytes))
 
 
 def test_resident_kv_too_large_is_predicted_before_loading(
@@ -199,8 +199,8 @@ def test_offload_reported_minimum_suffices(needs: CudaKVSizing, monkeypatch: pyt
     free(monkeypatch, 100)
     with pytest.raises(CacheError, match=r"give \S+ or more"):
         needs.split(OffloadConfig("host", GIB), GIB)
-    assert needs.split(OffloadConfig("host"), needs.least)[2] == 0
+    assert needs.split(OffloadConfig("host"), needs.min_bytes)[2] == 0
     with pytest.raises(CacheError, match=r"give (\S+)GiB more") as error:
-        needs.split(OffloadConfig("host", layers=10), needs.least)
+        needs.split(OffloadConfig("host", layers=10), needs.min_bytes)
     more = float(str(error.value).split("give ")[1].split("GiB")[0])
-    assert needs.split(OffloadConfig("host", layers=10), needs.least + int((more + 0.1) * GIB))[2] == 10
+    assert needs.split(OffloadConfig("host", layers=10), needs.min_bytes + int((more + 0.1) * GIB))[2] == 10
