@@ -90,7 +90,7 @@ def test_git_says_which_files_belong_to_repository(folder: Path) -> None:
 @pytest.mark.parametrize("place", ["cache", "src/cache", "."])
 def test_disk_cache_in_a_folder_is_none_of_its_texts(folder: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its files change with each reading; texts beside them, and files of such names elsewhere, are texts."""
-    monkeypatch.setattr(documents, "MOST_BYTES", 100)
+    monkeypatch.setattr(documents, "MAX_FILE_BYTES", 100)
     for name in ("secret", "src/state", "src/manifest"):
         written(folder, name, "a text of the user's", 9)
     before = names(folder)
