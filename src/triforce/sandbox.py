@@ -83,20 +83,20 @@ class Trial:
         """Wait for the end, and return what the function returns. Raises TrialError."""
         with self._process:
             try:
-                said, _ = self._process.communicate(self._task, self._limits.wall_seconds)
+                output, _ = self._process.communicate(self._task, self._limits.wall_seconds)
             except subprocess.TimeoutExpired:
-                said = ""
+                output = ""
             except BaseException:
                 self.stop()
                 raise
             self.stop()
-        return answer_in(said, self._limits)
+        return answer_in(output, self._limits)
 
 
-def answer_in(said: str, limits: TrialLimits) -> Any:
+def answer_in(output: str, limits: TrialLimits) -> Any:
     """Return the answer in what `attempt` has said. Raises TrialError."""
     try:
-        passed, answer = json.loads(said)
+        passed, answer = json.loads(output)
     except ValueError:
         raise TrialLimitError(
             f"it takes more than {limits.cpu_seconds} s or {limits.memory_bytes >> 20} MiB, or ends the process that "
@@ -118,10 +118,10 @@ def limit(limits: TrialLimits) -> None:
     with suppress(OSError):
         memory += int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
     seconds = round(time.process_time()) + limits.cpu_seconds
-    for kind, most in ((resource.RLIMIT_CPU, seconds), (resource.RLIMIT_STACK, limits.stack_bytes),
+    for kind, maximum in ((resource.RLIMIT_CPU, seconds), (resource.RLIMIT_STACK, limits.stack_bytes),
                        (resource.RLIMIT_AS, memory), (resource.RLIMIT_CORE, 0)):  # fmt: skip
         with suppress(ValueError, OSError):
-            resource.setrlimit(kind, (most, most))
+            resource.setrlimit(kind, (maximum, maximum))
     os.nice(NICENESS)
 
 
@@ -129,14 +129,14 @@ def attempt(function: Callable[[Any], Any], task: Any, limits: TrialLimits) -> s
     """Call a function within limits of this process; return whether it passed, and its answer, as JSON."""
     limit(limits)
     try:
-        said = json.dumps([True, function(task)])
-        if len(said) > LARGEST_ANSWER:
+        output = json.dumps([True, function(task)])
+        if len(output) > LARGEST_ANSWER:
             raise ValueError("its answer is too long")
     except MemoryError:  # room for another answer is not certain
         return ""
     except BaseException as error:  # what libraries of other languages raise is no Exception
-        said = json.dumps([False, str(error)[:LARGEST_REASON] or type(error).__name__])
-    return said
+        output = json.dumps([False, str(error)[:LARGEST_REASON] or type(error).__name__])
+    return output
 
 
 def main() -> None:

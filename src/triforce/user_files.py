@@ -38,16 +38,16 @@ def open_file(file: str | Path, advice: str = "give a text file", pipes: bool = 
 
 def read_all(opened: BinaryIO, source: str, advice: str = "give less") -> bytes:
     """Read the rest of a file. Raises RequestError if it is larger than MOST_BYTES."""
-    rest = bytearray()
+    content = bytearray()
     if _size(opened) > MOST_BYTES:  # a file with holes has any size
         raise _too_large(source, advice)
     while piece := opened.read(PIECE):
-        rest += piece
-        if len(rest) > MOST_BYTES:
+        content += piece
+        if len(content) > MOST_BYTES:
             raise _too_large(source, advice)
         if len(piece) < PIECE:  # the end: a terminal would be asked for another one
             break
-    return bytes(rest)
+    return bytes(content)
 
 
 def read_line(opened: BinaryIO, source: str, advice: str = "give shorter lines") -> bytes:
@@ -145,8 +145,8 @@ def decode(data: bytes) -> str:
         text = str(memoryview(data)[len(mark) :], encoding)
     except UnicodeDecodeError as error:
         raise NotTextError(_told(data, mark, encoding, error)) from error
-    if not mark and "\0" in text and (other := kind(data) or _unmarked(data)):
-        raise NotTextError(other)
+    if not mark and "\0" in text and (description := kind(data) or _unmarked(data)):
+        raise NotTextError(description)
     return text
 
 
@@ -158,8 +158,8 @@ def marked(data: bytes) -> bytes:
 def _told(data: bytes, mark: bytes, encoding: str, error: UnicodeDecodeError) -> str:
     """Return what bytes are that `encoding` does not have."""
     place = f"byte 0x{data[len(mark) + error.start]:02x} at offset {len(mark) + error.start}"
-    if other := kind(data) or ("" if mark else _unmarked(data)):
-        return other
+    if description := kind(data) or ("" if mark else _unmarked(data)):
+        return description
     if encoding != "utf-8":
         return f"begins as {encoding[:6].upper()} and is not ({place}); save it as UTF-8"
     if error.reason == "unexpected end of data":

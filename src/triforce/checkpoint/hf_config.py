@@ -81,41 +81,41 @@ def checked(raw: dict[str, Any]) -> HFConfig:
     if family not in list(FAMILIES):  # it may be anything, and not hashable
         code = "; the code that its auto_map names is never run" if "auto_map" in raw else ""
         raise Fields(raw, "config.json").refusal("model_type", FAMILIES, code)
-    read = FAMILIES[family]
-    text = Fields(raw, "config.json").within(read.text) if read.text else Fields(raw, "config.json")
-    config = text.over(read.defaults)
-    for field, accepted in {**ACCEPTED, **read.accepted}.items():
+    family_spec = FAMILIES[family]
+    text = Fields(raw, "config.json").nested(family_spec.text) if family_spec.text else Fields(raw, "config.json")
+    config = text.with_defaults(family_spec.defaults)
+    for field, accepted in {**ACCEPTED, **family_spec.accepted}.items():
         if accepted is not None:
             config.require(field, accepted)
-    hidden = config.whole("hidden_size")
-    heads = config.whole("num_attention_heads")
-    kv_heads = config.whole("num_key_value_heads", heads)
-    head_dim = config.whole("head_dim", hidden // heads, most=MOST_CHANNELS)
+    hidden = config.integer("hidden_size")
+    heads = config.integer("num_attention_heads")
+    kv_heads = config.integer("num_key_value_heads", heads)
+    head_dim = config.integer("head_dim", hidden // heads, maximum=MOST_CHANNELS)
     if heads % kv_heads:
         raise config.refusal("num_key_value_heads", [f"divisors of {heads}"])
     if head_dim % 2 or head_dim < 4:
         raise config.refusal("head_dim", ["even numbers from 4"])
-    positions = config.whole("max_position_embeddings")
-    rotated, theta, scaling = read_rope(config, read, head_dim, positions)
+    positions = config.integer("max_position_embeddings")
+    rotated, theta, scaling = read_rope(config, family_spec, head_dim, positions)
     return HFConfig(
         model_type=family,
-        vocab_size=config.whole("vocab_size"),
+        vocab_size=config.integer("vocab_size"),
         hidden_size=hidden,
-        intermediate_size=config.whole(read.inner),
-        num_hidden_layers=config.whole("num_hidden_layers", most=MOST_LAYERS),
+        intermediate_size=config.integer(family_spec.inner),
+        num_hidden_layers=config.integer("num_hidden_layers", maximum=MOST_LAYERS),
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         head_dim=head_dim,
-        rms_norm_eps=config.number("rms_norm_eps", least=1e-12, most=1.0),
+        rms_norm_eps=config.number("rms_norm_eps", minimum=1e-12, maximum=1.0),
         tie_word_embeddings=config.flag("tie_word_embeddings"),
         max_position_embeddings=positions,
-        sliding_window=read_window(config, read),
+        sliding_window=read_window(config, family_spec),
         rope_theta=theta,
         scaling=scaling,
-        architecture=replace(with_windows(config, read), rotated=rotated if rotated < head_dim else 0),
-        local_theta=read_local_theta(config, read),
-        mxfp4=config.within("quantization_config").get("quant_method") == "mxfp4",
-        extra_layers=config.whole("num_nextn_predict_layers", 0, least=0, most=MOST_LAYERS),
+        architecture=replace(with_windows(config, family_spec), rotated=rotated if rotated < head_dim else 0),
+        local_theta=read_local_theta(config, family_spec),
+        mxfp4=config.nested("quantization_config").get("quant_method") == "mxfp4",
+        extra_layers=config.integer("num_nextn_predict_layers", 0, minimum=0, maximum=MOST_LAYERS),
     )
 
 
@@ -129,9 +129,9 @@ def model_config(hf: HFConfig, *, vocab_size: int, context: int | None, device: 
     parts = hf.architecture
     require_integer("context", context, 2)
     if context > hf.positions:
-        most = argument("context", hf.positions)
+        largest_context = argument("context", hf.positions)
         raise ModelError(
-            f"{argument('context', context)} cannot be had: this model has {hf.positions} positions; use {most} or less"
+            f"{argument('context', context)} cannot be had: this model has {hf.positions} positions; use {largest_context} or less"
         )
     context = int(context)
     if (hf.sliding_window or context) >= context:
@@ -181,10 +181,10 @@ def read_rope(config: Fields, family: Family, head_dim: int, positions: int) -> 
 
     A config of old has the last in rope_scaling, a new one all of it in rope_parameters.
     """
-    rope = config.within("rope_scaling" if config.get("rope_scaling") else "rope_parameters")
+    rope = config.nested("rope_scaling" if config.get("rope_scaling") else "rope_parameters")
     if family.local_theta is not None and rope.get(LAYER_TYPES[0]) is not None:
-        rope = rope.within(LAYER_TYPES[0])
-    rope = rope.under(original_max_position_embeddings=config.get("original_max_position_embeddings"))
+        rope = rope.nested(LAYER_TYPES[0])
+    rope = rope.with_values(original_max_position_embeddings=config.get("original_max_position_embeddings"))
     if nested := [name for name in rope if isinstance(rope.get(name), dict)]:
         raise rope.refusal(nested[0], ["one rotation for all layers"])
     rotated = head_dim
@@ -192,13 +192,13 @@ def read_rope(config: Fields, family: Family, head_dim: int, positions: int) -> 
         if not family.partial:
             fields.require("partial_rotary_factor", (1,))
     if family.partial:
-        usual = config.number("partial_rotary_factor", family.rotated, least=0.0, most=1.0)
-        rotated = int(head_dim * rope.number("partial_rotary_factor", usual, least=0.0, most=1.0))
+        default_share = config.number("partial_rotary_factor", family.rotated, minimum=0.0, maximum=1.0)
+        rotated = int(head_dim * rope.number("partial_rotary_factor", default_share, minimum=0.0, maximum=1.0))
     if rotated % 2 or rotated < 2:
         raise config.refusal("partial_rotary_factor", [f"shares of {head_dim} that are even numbers"])
     name = "type" if rope.get("rope_type") is None else "rope_type"
     rope.require(name, family.ropes)
-    theta = rope.number("rope_theta", config.number("rope_theta", family.theta), least=2.0)
+    theta = rope.number("rope_theta", config.number("rope_theta", family.theta), minimum=2.0)
     return rotated, theta, read_scaling(rope, rope.get(name), rotated, positions)
 
 
@@ -206,16 +206,16 @@ def read_local_theta(config: Fields, family: Family) -> float | None:
     """Return theta of layers with a window, where it may be another: of a new config in rope_parameters."""
     if family.local_theta is None:
         return None
-    local = config.within("rope_parameters").within(LAYER_TYPES[1])
+    local = config.nested("rope_parameters").nested(LAYER_TYPES[1])
     local.require("rope_type", ("default",))
-    return local.number("rope_theta", config.number("rope_local_base_freq", family.local_theta), least=2.0)
+    return local.number("rope_theta", config.number("rope_local_base_freq", family.local_theta), minimum=2.0)
 
 
 def read_window(config: Fields, family: Family) -> int | None:
     """Return the tokens that layers with a window see; None where there are no such layers. Raises ModelError."""
     if not any(family.slides(config)) or (config.get("sliding_window") is None and family.local_theta is None):
         return None
-    return config.whole("sliding_window")
+    return config.integer("sliding_window")
 
 
 def with_windows(config: Fields, family: Family) -> Architecture:
@@ -239,9 +239,9 @@ def sampling_defaults(folder: Path) -> dict[str, Any]:
 
 def checked_sampling(values: Mapping[str, Any], file: Path) -> dict[str, Any]:
     """Return those of the fields of `SamplingParams` that a file sets. Raises ModelError naming the wrong one."""
-    given = {name: value for name, value in values.items() if value is not None}
+    set_values = {name: value for name, value in values.items() if value is not None}
     try:
-        SamplingParams(**given)
+        SamplingParams(**set_values)
     except RequestError as error:
         raise ModelError(f"{file}: {error.worded(as_keyword)}; mend it, or leave the field out") from error
-    return given
+    return set_values

@@ -111,7 +111,7 @@ def path_here(name_or_path: str | Path) -> Path | None:
     if (path := Path(name_or_path)).exists():
         return path
     try:
-        return _fetched(str(name_or_path), here=True)
+        return _fetched(str(name_or_path), local_only=True)
     except Exception:  # the hub's client has an unrelated type for each cause
         return None
 
@@ -144,8 +144,8 @@ def draft_for(target: str | Path, file: Path) -> str | Path | None:
     """
     folder = Path(target)
     if not folder.is_dir():
-        known = {model.file: model for model in KNOWN.values()}.get(file.name)
-        name = known.name if known and file.stat().st_size == known.size else str(target)
+        known_model = {model.file: model for model in KNOWN.values()}.get(file.name)
+        name = known_model.name if known_model and file.stat().st_size == known_model.size else str(target)
         return _OWN_DRAFTS.get(name) or _DRAFTS.get(name)
     if folder.resolve() == SHIPPED[0].resolve():
         return SHIPPED[1]
@@ -157,24 +157,26 @@ def draft_for(target: str | Path, file: Path) -> str | Path | None:
 def _require_hub_name(name: str) -> None:
     """Raise ModelError for a name that is like one of ours, or a tag of Ollama: before the hub is asked."""
     word, colon, _ = name.partition(":")
-    near = nearest(word, KNOWN)
-    if "/" not in name and (near or colon):
-        raise UnknownModel(f"there is no model {name!r}{f' (did you mean {near}?)' if near else ''}; {WANTED}")
+    similar_name = nearest(word, KNOWN)
+    if "/" not in name and (similar_name or colon):
+        raise UnknownModel(
+            f"there is no model {name!r}{f' (did you mean {similar_name}?)' if similar_name else ''}; {WANTED}"
+        )
 
 
 def _snapshot(name: str, weights: bool) -> Path:
     repository, _, quantisation = name.partition(":")
     try:
         names = _listed(repository)
-        other = any(fnmatch(file, pattern) for file in names for pattern in SAFETENSORS)
-        if quantisation or (not other and any(file.endswith(".gguf") for file in names)):
+        has_safetensors = any(fnmatch(file, pattern) for file in names for pattern in SAFETENSORS)
+        if quantisation or (not has_safetensors and any(file.endswith(".gguf") for file in names)):
             chosen = choose_gguf(names, quantisation, repository)
             return _fetched(repository, *map(glob.escape, chosen)) / chosen[0]
         if not weights:
             return _fetched(repository, *TEXTS)
         folder = _fetched(repository, *TEXTS, *SAFETENSORS)
-        found = any(folder.glob("model*.safetensors"))
-        return folder if found else _fetched(repository, *TEXTS, *PICKLES)
+        has_weights = any(folder.glob("model*.safetensors"))
+        return folder if has_weights else _fetched(repository, *TEXTS, *PICKLES)
     except ModelError:
         raise
     except Exception as error:  # offline, missing, gated, a bad name, a full disk: each has its own unrelated type
@@ -200,25 +202,25 @@ def _listed(repository: str) -> list[str]:
 
     try:
         if not offline():
-            about = huggingface_hub.HfApi().model_info(repository, timeout=CONNECT)
-            return [file.rfilename for file in about.siblings or ()]
+            model_info = huggingface_hub.HfApi().model_info(repository, timeout=CONNECT)
+            return [file.rfilename for file in model_info.siblings or ()]
     except Exception as error:
         try:
-            folder = _fetched(repository, here=True)
+            folder = _fetched(repository, local_only=True)
         except Exception:
             raise error from error.__cause__
     else:
-        folder = _fetched(repository, here=True)
+        folder = _fetched(repository, local_only=True)
     return [file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()]
 
 
-def _fetched(repository: str, *patterns: str, here: bool = False) -> Path:
-    """Return the folder of a repository once the files of some patterns are in it; here: as it is, nothing fetched."""
+def _fetched(repository: str, *patterns: str, local_only: bool = False) -> Path:
+    """Return the folder of a repository once the files of some patterns are in it; local_only: as it is, nothing fetched."""
     import huggingface_hub
 
     return Path(
         huggingface_hub.snapshot_download(
-            repository, local_files_only=here or offline(), allow_patterns=list(patterns), etag_timeout=CONNECT
+            repository, local_files_only=local_only or offline(), allow_patterns=list(patterns), etag_timeout=CONNECT
         )
     )
 
@@ -227,8 +229,10 @@ def _nearby(missing: Path) -> str:
     """Return a suggestion of a folder beside a missing one; an empty text if none is near."""
     parent = missing.parent
     readable = parent.is_dir() and os.access(parent, os.R_OK)
-    near = nearest(missing.name, [file.name for file in parent.iterdir() if file.is_dir()]) if readable else None
-    return f" (did you mean {parent / near}?)" if near else ""
+    similar_folder = (
+        nearest(missing.name, [file.name for file in parent.iterdir() if file.is_dir()]) if readable else None
+    )
+    return f" (did you mean {parent / similar_folder}?)" if similar_folder else ""
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -40,18 +40,18 @@ class Fields:
     def get(self, name: str) -> Any:
         return self._values.get(name)
 
-    def whole(self, name: str, default: int | None = None, least: int = 1, most: int = MOST) -> int:
-        """A whole number from `least` to `most`. Raises ModelError; so do the others."""
+    def integer(self, name: str, default: int | None = None, minimum: int = 1, maximum: int = MOST) -> int:
+        """A whole number from `minimum` to `maximum`. Raises ModelError; so do the others."""
         value = self._or(name, default)
-        if type(value) is not int or not least <= value <= most:
-            raise self.refusal(name, [f"whole numbers from {least} to {most}"])
+        if type(value) is not int or not minimum <= value <= maximum:
+            raise self.refusal(name, [f"whole numbers from {minimum} to {maximum}"])
         return value
 
-    def number(self, name: str, default: float | None = None, least: float = 1.0, most: float = LARGEST) -> float:
-        """A number from `least` to `most`."""
+    def number(self, name: str, default: float | None = None, minimum: float = 1.0, maximum: float = LARGEST) -> float:
+        """A number from `minimum` to `maximum`."""
         value = self._or(name, default)
-        if type(value) not in (int, float) or not least <= value <= most:
-            raise self.refusal(name, [f"numbers from {least:g} to {most:g}"])
+        if type(value) not in (int, float) or not minimum <= value <= maximum:
+            raise self.refusal(name, [f"numbers from {minimum:g} to {maximum:g}"])
         return float(value)
 
     def flag(self, name: str, default: bool | None = None) -> bool:
@@ -68,19 +68,19 @@ class Fields:
             raise self.refusal(name, [f"lists of {count} numbers above 0"])
         return [float(value) for value in values]
 
-    def within(self, name: str) -> Fields:
+    def nested(self, name: str) -> Fields:
         """The object that a field holds; one without fields if there is none."""
         value = self._or(name, {})
         if not isinstance(value, dict):
             raise self.refusal(name, ["objects"])
         return Fields(value, self._where, f"{self._prefix}{name}.")
 
-    def under(self, **values: Any) -> Fields:
+    def with_values(self, **values: Any) -> Fields:
         """The same with other values, as far as these are any."""
-        given = {name: value for name, value in values.items() if value is not None}
-        return Fields({**self._values, **given}, self._where, self._prefix)
+        set_values = {name: value for name, value in values.items() if value is not None}
+        return Fields({**self._values, **set_values}, self._where, self._prefix)
 
-    def over(self, defaults: Mapping[str, Any]) -> Fields:
+    def with_defaults(self, defaults: Mapping[str, Any]) -> Fields:
         """The same, with defaults of fields that are not there; those that are `null` stay so."""
         return Fields({**defaults, **self._values}, self._where, self._prefix)
 
@@ -89,12 +89,12 @@ class Fields:
         if self.get(name) not in (None, *accepted):
             raise self.refusal(name, accepted)
 
-    def refusal(self, name: str, accepted: Iterable[object], more: str = "") -> ModelError:
+    def refusal(self, name: str, accepted: Iterable[object], suffix: str = "") -> ModelError:
         """The error that names the field, its value and what would do."""
         choices = ", ".join(map(str, accepted)) or "none"
         value = _SHORT.repr(self.get(name))
         return ModelError(
-            f"{self._where}: {self._prefix}{name} = {value} is not supported (supported: {choices}){more}"
+            f"{self._where}: {self._prefix}{name} = {value} is not supported (supported: {choices}){suffix}"
         )
 
     def _or(self, name: str, default: Any) -> Any:

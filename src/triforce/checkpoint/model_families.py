@@ -47,24 +47,27 @@ def llama(config: Fields) -> Architecture:
 
 def listed_layers(config: Fields) -> list[bool]:
     """Return which layers have a window by `layer_types`. Raises ModelError."""
-    layers = config.whole("num_hidden_layers", most=MOST_LAYERS)
+    layers = config.integer("num_hidden_layers", maximum=MOST_LAYERS)
     kinds = config.get("layer_types")
     if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in LAYER_TYPES for kind in kinds):
         raise config.refusal("layer_types", [f"lists of {layers} of {' and '.join(LAYER_TYPES)}"])
     return [kind == LAYER_TYPES[1] for kind in kinds]
 
 
-def all_but_each(number: int, named: str = "") -> Callable[[Fields], list[bool]]:
+def all_but_each(interval: int, field_name: str = "") -> Callable[[Fields], list[bool]]:
     """Return that layers have a window but for each such one, of a config without `layer_types`.
 
-    named: a field that may have another number.
+    field_name: a field that may have another number.
     """
 
     def slides(config: Fields) -> list[bool]:
         if config.get("layer_types") is not None:
             return listed_layers(config)
-        each = config.whole(named, number) if named else number
-        return [(layer + 1) % each != 0 for layer in range(config.whole("num_hidden_layers", most=MOST_LAYERS))]
+        layer_interval = config.integer(field_name, interval) if field_name else interval
+        return [
+            (layer + 1) % layer_interval != 0
+            for layer in range(config.integer("num_hidden_layers", maximum=MOST_LAYERS))
+        ]
 
     return slides
 
@@ -124,17 +127,17 @@ _QWEN2 = _LLAMA | {
 
 def every_layer(config: Fields) -> list[bool]:
     """Return that all layers have a window, if the config names one."""
-    return [True] * config.whole("num_hidden_layers", most=MOST_LAYERS)
+    return [True] * config.integer("num_hidden_layers", maximum=MOST_LAYERS)
 
 
 def upper_layers(config: Fields) -> list[bool]:
     """Return which layers of a Qwen2 or Qwen3 have a window, where these are switched on."""
-    layers = config.whole("num_hidden_layers", most=MOST_LAYERS)
+    layers = config.integer("num_hidden_layers", maximum=MOST_LAYERS)
     if not config.flag("use_sliding_window"):
         return []
     if config.get("layer_types") is None:
-        first = config.whole("max_window_layers", least=0)
-        return [layer >= first for layer in range(layers)]
+        first_windowed = config.integer("max_window_layers", minimum=0)
+        return [layer >= first_windowed for layer in range(layers)]
     return listed_layers(config)
 
 
@@ -145,9 +148,9 @@ QWEN3 = Family(_QWEN2 | {"head_dim": 128}, lambda config: Architecture(qk_norm="
 
 
 def _experts(config: Fields, renormalised: bool) -> Experts:
-    usual = config.get("num_experts")  # a name of old for the other one
-    experts = config.whole("num_local_experts", config.whole("num_experts") if usual else None, most=4096)
-    return Experts(experts, config.whole("num_experts_per_tok", most=experts), renormalised)
+    old_count = config.get("num_experts")  # a name of old for the other one
+    experts = config.integer("num_local_experts", config.integer("num_experts") if old_count else None, maximum=4096)
+    return Experts(experts, config.integer("num_experts_per_tok", maximum=experts), renormalised)
 
 
 def mixtral(config: Fields) -> Architecture:
@@ -211,14 +214,14 @@ _ACCEPTED: dict[str, tuple[object, ...] | None] = {
 
 def gemma(config: Fields, qk_norm: str = "") -> Architecture:
     """Return the arithmetic of a config: queries are scaled by another number than the size of a head."""
-    heads = config.whole("head_dim") / config.number("query_pre_attn_scalar")
+    heads = config.integer("head_dim") / config.number("query_pre_attn_scalar")
     score_cap, logit_cap = (
-        0.0 if config.get(name) is None else config.number(name, least=1e-3)
+        0.0 if config.get(name) is None else config.number(name, minimum=1e-3)
         for name in ("attn_logit_softcapping", "final_logit_softcapping")
     )
     return Architecture(
         qk_norm=qk_norm, output_norms=True, norm_offset=1.0, activation="gelu", query_scale=heads**0.5,
-        embedding_scale=config.whole("hidden_size") ** 0.5, score_cap=score_cap, logit_cap=logit_cap,
+        embedding_scale=config.integer("hidden_size") ** 0.5, score_cap=score_cap, logit_cap=logit_cap,
     )  # fmt: skip
 
 
@@ -279,25 +282,25 @@ GLM4 = Family(
 
 
 def _glm4_experts(config: Fields) -> Experts:
-    count = config.whole("n_routed_experts", most=4096)
-    groups = config.whole("n_group", most=2048)
+    count = config.integer("n_routed_experts", maximum=4096)
+    groups = config.integer("n_group", maximum=2048)
     if count % groups or (groups > 1 and count < 2 * groups):
         raise config.refusal("n_group", [f"divisors of {count} up to half of it"])
-    best = config.whole("topk_group", most=groups)
+    best = config.integer("topk_group", maximum=groups)
     return Experts(
-        count, config.whole("num_experts_per_tok", most=count // groups * best), config.flag("norm_topk_prob"),
-        function="sigmoid", corrected=True, scale=config.number("routed_scaling_factor", least=1e-6), groups=groups,
-        chosen_groups=best, shared=config.whole("n_shared_experts", most=64),
+        count, config.integer("num_experts_per_tok", maximum=count // groups * best), config.flag("norm_topk_prob"),
+        function="sigmoid", corrected=True, scale=config.number("routed_scaling_factor", minimum=1e-6), groups=groups,
+        chosen_groups=best, shared=config.integer("n_shared_experts", maximum=64),
     )  # fmt: skip
 
 
 def glm4_moe(config: Fields) -> Architecture:
     """Return the arithmetic of a config. Raises ModelError."""
-    layers = config.whole("num_hidden_layers", most=MOST_LAYERS)
+    layers = config.integer("num_hidden_layers", maximum=MOST_LAYERS)
     return Architecture(
         qkv_bias=config.flag("attention_bias"), qk_norm="head" if config.flag("use_qk_norm") else "",
-        experts=_glm4_experts(config), dense_layers=config.whole("first_k_dense_replace", least=0, most=layers - 1),
-        dense_size=config.whole("intermediate_size"),
+        experts=_glm4_experts(config), dense_layers=config.integer("first_k_dense_replace", minimum=0, maximum=layers - 1),
+        dense_size=config.integer("intermediate_size"),
     )  # fmt: skip
 
 
@@ -326,11 +329,11 @@ GLM4_MOE = Family(
 
 def gpt_oss(config: Fields) -> Architecture:
     """Return the arithmetic of a config."""
-    config.within("quantization_config").require("quant_method", ("mxfp4",))
-    experts = config.whole("num_local_experts", most=4096)
+    config.nested("quantization_config").require("quant_method", ("mxfp4",))
+    experts = config.integer("num_local_experts", maximum=4096)
     return Architecture(
         qkv_bias=True, o_bias=True, activation="clamped", attention_sink_logits=True,
-        experts=Experts(experts, config.whole("num_experts_per_tok", most=experts), renormalised=True, biases=True),
+        experts=Experts(experts, config.integer("num_experts_per_tok", maximum=experts), renormalised=True, biases=True),
     )  # fmt: skip
 
 
@@ -365,10 +368,10 @@ GPT_OSS = Family(
 
 def granite(config: Fields) -> Architecture:
     """Return the arithmetic of a config: `attention_multiplier` stands in the place of 1 / sqrt(D)."""
-    heads = config.whole("num_attention_heads")
-    head_dim = config.whole("head_dim", config.whole("hidden_size") // heads)
+    heads = config.integer("num_attention_heads")
+    head_dim = config.integer("head_dim", config.integer("hidden_size") // heads)
     factors = {
-        name: config.number(name, least=1e-6)
+        name: config.number(name, minimum=1e-6)
         for name in ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling")
     }
     return replace(
@@ -416,13 +419,17 @@ OLMO3 = Family(
 
 def smollm3(config: Fields) -> Architecture:
     """Return the arithmetic of a config. Raises ModelError."""
-    layers = config.whole("num_hidden_layers", most=MOST_LAYERS)
-    given = config.get("no_rope_layers")
-    interval = config.whole("no_rope_layer_interval")
-    rotates = [(layer + 1) % interval != 0 for layer in range(layers)] if given is None else given
-    if not isinstance(rotates, list) or len(rotates) != layers or not all(each in (0, 1) for each in rotates):
+    layers = config.integer("num_hidden_layers", maximum=MOST_LAYERS)
+    listed_rotations = config.get("no_rope_layers")
+    interval = config.integer("no_rope_layer_interval")
+    rotates = [(layer + 1) % interval != 0 for layer in range(layers)] if listed_rotations is None else listed_rotations
+    if (
+        not isinstance(rotates, list)
+        or len(rotates) != layers
+        or not all(rotates_layer in (0, 1) for rotates_layer in rotates)
+    ):
         raise config.refusal("no_rope_layers", [f"lists of {layers} of 0 and 1"])
-    return replace(llama(config), kinds=tuple(LayerKind(rope=0 if each else 1) for each in rotates))
+    return replace(llama(config), kinds=tuple(LayerKind(rope=0 if rotates_layer else 1) for rotates_layer in rotates))
 
 
 SMOLLM3 = Family(

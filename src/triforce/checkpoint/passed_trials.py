@@ -30,6 +30,6 @@ def require_pass(function: str, task: Any, sha256: str, readers: tuple[str, ...]
 
 def _mark(function: str, sha256: str, readers: tuple[str, ...]) -> Path | None:
     """Return the file that is there when these bytes have passed; None for a user without a home folder."""
-    about = [function, sha256, *(f"{name} {version_of(name)}" for name in ("triforce", *readers))]
+    hashed_facts = [function, sha256, *(f"{name} {version_of(name)}" for name in ("triforce", *readers))]
     cache = user_cache()
-    return cache / "passed" / hashlib.sha256("\n".join(about).encode()).hexdigest() if cache else None
+    return cache / "passed" / hashlib.sha256("\n".join(hashed_facts).encode()).hexdigest() if cache else None

@@ -143,7 +143,7 @@ class Llama3(Scaling):
 
 def read_scaling(rope: Fields, kind: str, D: int, positions: int) -> Scaling:
     """The scaling of type `kind` that `rope` describes. Raises ModelError naming the field."""
-    original = rope.whole("original_max_position_embeddings", positions, least=2)
+    original = rope.integer("original_max_position_embeddings", positions, minimum=2)
     match kind:
         case "linear":
             return Linear(rope.number("factor"))
@@ -151,20 +151,20 @@ def read_scaling(rope: Fields, kind: str, D: int, positions: int) -> Scaling:
             return Dynamic(rope.number("factor"), positions)
         case "yarn":
             # A config that gives the positions of before and after need not give the factor.
-            given = rope.get("original_max_position_embeddings") is not None
-            factor = rope.number("factor", positions / original if given else None)
-            fast = rope.number("beta_fast", 32.0, least=1e-3)
-            slow = rope.number("beta_slow", 1.0, least=1e-3)
-            scale = rope.number("attention_factor", _temper_yarn(rope, factor), least=1e-3)
+            has_original = rope.get("original_max_position_embeddings") is not None
+            factor = rope.number("factor", positions / original if has_original else None)
+            fast = rope.number("beta_fast", 32.0, minimum=1e-3)
+            slow = rope.number("beta_slow", 1.0, minimum=1e-3)
+            scale = rope.number("attention_factor", _temper_yarn(rope, factor), minimum=1e-3)
             return Yarn(factor, original, fast, slow, scale, rope.flag("truncate", True))
         case "longrope":
             factor = rope.number("factor", max(positions / original, 1.0))
             scale = sqrt(1 + log(factor) / log(original))  # as LongRoPE was released
-            scale = rope.number("attention_factor", scale, least=1e-3)
+            scale = rope.number("attention_factor", scale, minimum=1e-3)
             return LongRope(original, rope.numbers("short_factor", D // 2), rope.numbers("long_factor", D // 2), scale)
         case "llama3":
-            low = rope.number("low_freq_factor", least=1e-3)
-            high = rope.number("high_freq_factor", least=1e-3)
+            low = rope.number("low_freq_factor", minimum=1e-3)
+            high = rope.number("high_freq_factor", minimum=1e-3)
             if high <= low:
                 raise rope.refusal("high_freq_factor", [f"numbers above low_freq_factor, {low:g}"])
             return Llama3(rope.number("factor"), original, low, high)
@@ -174,7 +174,7 @@ def read_scaling(rope: Fields, kind: str, D: int, positions: int) -> Scaling:
 
 def _temper_yarn(rope: Fields, factor: float) -> float:
     """0.1 ln(factor) + 1 (YaRN, section 3.4); DeepSeek's models weigh the logarithm, and divide by another such."""
-    above, below = (rope.number(name, 0.0, least=0.0) for name in ("mscale", "mscale_all_dim"))
+    above, below = (rope.number(name, 0.0, minimum=0.0) for name in ("mscale", "mscale_all_dim"))
     if above and below:
         return (0.1 * above * log(factor) + 1.0) / (0.1 * below * log(factor) + 1.0)
     return 0.1 * log(factor) + 1.0

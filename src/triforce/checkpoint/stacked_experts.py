@@ -93,8 +93,8 @@ class StackedExperts:
         self._experts = experts
         self._narrow = narrow
         stems = [f"model.layers.{layer}{EXPERTS}{part}" for layer in range(layers) for part in PARTS]
-        known = (f"{stem}{end}" for stem in stems for end in ("", BIAS, BLOCKS, SCALES))
-        self.tensors = dict.fromkeys(name for name in known if name in archives)
+        stacked_names = (f"{stem}{end}" for stem in stems for end in ("", BIAS, BLOCKS, SCALES))
+        self.tensors = dict.fromkeys(name for name in stacked_names if name in archives)
         self._places: dict[str, Place] = {}
         for name in self.tensors:
             if not name.endswith(SCALES):
@@ -115,8 +115,8 @@ class StackedExperts:
             tensor = numbers(self._archives[place.tensor].view(place.tensor))[place.expert]
             return (tensor if tensor.ndim == 1 else tensor.T)[place.outputs]
         blocks, scales = (
-            numbers(self._archives[each].view(each))[place.expert][place.outputs]
-            for each in (f"{place.tensor}{BLOCKS}", f"{place.tensor}{SCALES}")
+            numbers(self._archives[tensor_name].view(tensor_name))[place.expert][place.outputs]
+            for tensor_name in (f"{place.tensor}{BLOCKS}", f"{place.tensor}{SCALES}")
         )
         codes_OB32 = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2)  # the lower nibble comes first
         return mxfp4_weight(codes_OB32, scales, narrow=self._narrow)
@@ -125,27 +125,27 @@ class StackedExperts:
 
     def _within(self, name: str) -> dict[str, Place]:
         """Return the places of what a tensor holds."""
-        prefix, _, own = name.rpartition(".")
-        mxfp4 = own.endswith(BLOCKS)
-        bias = own.endswith(BIAS)
+        prefix, _, stem = name.rpartition(".")
+        mxfp4 = stem.endswith(BLOCKS)
+        bias = stem.endswith(BIAS)
         tensor = name.removesuffix(BLOCKS)
-        part = own.removesuffix(BLOCKS).removesuffix(BIAS)
+        part = stem.removesuffix(BLOCKS).removesuffix(BIAS)
         shape = self._archives[name].shape(name)
-        of = PARTS[part]
+        projections = PARTS[part]
         ending = "bias" if bias else "weight"
         if len(shape) != (4 if mxfp4 else 2 if bias else 3) or shape[0] != self._experts:
             raise ModelError(f"tensor {name} has shape {list(shape)}, but the config asks for {self._experts} experts")
         if mxfp4:
             self._require_scales(tensor, shape)
         outputs, inputs = (shape[1], shape[2] * shape[3] * 2) if mxfp4 else (shape[-1], shape[-2])
-        found: dict[str, Place] = {}
-        for turn, projection in enumerate(of):
-            turns = slice(turn, None, len(of))
+        places: dict[str, Place] = {}
+        for turn, projection in enumerate(projections):
+            turns = slice(turn, None, len(projections))
             size = len(range(outputs)[turns])
             place = Place(tensor, 0, turns, (size,) if bias else (size, inputs), mxfp4)
             for expert in range(self._experts):
-                found[f"{prefix}.{expert}.{projection}.{ending}"] = place._replace(expert=expert)
-        return found
+                places[f"{prefix}.{expert}.{projection}.{ending}"] = place._replace(expert=expert)
+        return places
 
     def _require_scales(self, tensor: str, shape: tuple[int, ...]) -> None:
         """Raise ModelError unless the blocks of a tensor have 16 bytes and a scale each."""
@@ -163,5 +163,5 @@ class StackedExperts:
 def unstacked(archives: Mapping[str, Archive], layers: int, experts: int, *, narrow: bool) -> dict[str, Archive]:
     """Return archives by the names of tensors, with experts as if each had its own. Raises ModelError."""
     stacked = StackedExperts(archives, layers, experts, narrow=narrow)
-    others = {name: archive for name, archive in archives.items() if name not in stacked.tensors}
-    return others | dict.fromkeys(stacked.names(), stacked)
+    other_archives = {name: archive for name, archive in archives.items() if name not in stacked.tensors}
+    return other_archives | dict.fromkeys(stacked.names(), stacked)

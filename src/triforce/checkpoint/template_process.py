@@ -32,10 +32,10 @@ class TemplateProcess:
         """The text of a template; its variables are JSON. Raises RequestError saying why there is none."""
         answer = self._answer(f"[{json.dumps(template)}, {variables}]\n".encode())
         if not answer.endswith(b"\n"):
-            most = f"{template_worker.SECONDS} s or {template_worker.MEMORY_BYTES >> 20} MiB"
-            raise RequestError(f"it takes more than {most}, or ends the process that renders it")
-        made, text = json.loads(answer)
-        if not made:
+            limits = f"{template_worker.SECONDS} s or {template_worker.MEMORY_BYTES >> 20} MiB"
+            raise RequestError(f"it takes more than {limits}, or ends the process that renders it")
+        rendered, text = json.loads(answer)
+        if not rendered:
             raise RequestError(text)
         return str(text)
 

@@ -40,14 +40,14 @@ def main() -> None:
             text = render(template, variables)
             if len(text) > (longest := GROWTH * len(line) + ROOM):
                 raise ValueError(f"its text is longer than {longest:,} characters")
-            said = json.dumps([True, text]).encode()
+            answer = json.dumps([True, text]).encode()
         except MemoryError:  # what is left may not do for another template
             os._exit(1)
         except Exception as error:  # a template is a program, and raises what it likes
-            said = json.dumps([False, str(error)[:LONGEST_REASON]]).encode()
+            answer = json.dumps([False, str(error)[:LONGEST_REASON]]).encode()
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        answers.write(said + b"\n")
+        answers.write(answer + b"\n")
         answers.flush()
 
 

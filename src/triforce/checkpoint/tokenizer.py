@@ -39,8 +39,8 @@ class TokenBytes:
         """The UTF-8 bytes of a token: of an added or special one its name; none of an unknown id."""
         if token_id in self._added:
             return self._added[token_id]
-        read = _sentencepiece if self.falls_back else _byte_level
-        return read(self._core.id_to_token(token_id) or "")
+        decode = _sentencepiece if self.falls_back else _byte_level
+        return decode(self._core.id_to_token(token_id) or "")
 
     @property
     def special_ids(self) -> frozenset[int]:
@@ -79,8 +79,8 @@ def _sentencepiece(token: str) -> bytes:
 def _byte_alphabet() -> dict[str, int]:
     """Byte-level BPE writes a printable byte of latin-1 as itself, and the others, in order, from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    rest = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(rest)}
+    unprintable = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(unprintable)}
 
 
 _BYTES = _byte_alphabet()
@@ -94,11 +94,11 @@ LOOKED_AT = 1 << 16
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # threads of its own would be missed after a fork
 
 
-def same_tokenizer(folder: Path, other: Path) -> bool:
+def same_tokenizer(folder: Path, other_folder: Path) -> bool:
     """Whether both have the same tokenizer.json: reading it twice takes as much memory again."""
     file = folder / CORE
-    others = other / CORE
-    return file.is_file() and others.is_file() and filecmp.cmp(file, others, shallow=False)
+    other_file = other_folder / CORE
+    return file.is_file() and other_file.is_file() and filecmp.cmp(file, other_file, shallow=False)
 
 
 class Tokenizer:
@@ -131,9 +131,9 @@ class Tokenizer:
             (encoding,) = self._core.encode_batch_fast([text], add_special_tokens=add_special)
             ids: list[int] = encoding.ids
         except (UnicodeError, TypeError) as error:
-            half = next((char for char in text if "\ud800" <= char <= "\udfff"), "")
+            surrogate = next((char for char in text if "\ud800" <= char <= "\udfff"), "")
             raise RequestError(
-                f"the prompt is not valid UTF-8 text: {half!r} is half of a character; leave it out, or read the text "
+                f"the prompt is not valid UTF-8 text: {surrogate!r} is half of a character; leave it out, or read the text "
                 "anew in its own encoding"
             ) from error
         except BaseException as error:
@@ -152,9 +152,9 @@ class Tokenizer:
         stream = self.stream()
         return "".join([stream.step(i) for i in ids]) + stream.flush()
 
-    def stream(self, after: Sequence[int] = ()) -> TextStream:
-        """Text as tokens arrive; read as the continuation of `after`, if given, so that a first space is not lost."""
-        return TextStream(self._core, after)
+    def stream(self, prefix_ids: Sequence[int] = ()) -> TextStream:
+        """Text as tokens arrive; read as the continuation of `prefix_ids`, if given, so that a first space is not lost."""
+        return TextStream(self._core, prefix_ids)
 
     def bytes_of(self, token_id: int) -> bytes:
         """Return the bytes that a token adds to a text, perhaps a part of a character; none for an unknown id."""
@@ -196,12 +196,17 @@ class Tokenizer:
         if not self.templates:
             raise RequestError("this model has no chat template; give a text to generate, or use a model that has one")
         turns = read_messages(messages)
-        shown = read_tools(tools or ())
+        tool_schemas = read_tools(tools or ())
         try:
-            variables = {"messages": turns, "tools": shown or None, "documents": None, "add_generation_prompt": True}
+            variables = {
+                "messages": turns,
+                "tools": tool_schemas or None,
+                "documents": None,
+                "add_generation_prompt": True,
+            }
             if thinking is not None:
                 variables["enable_thinking"] = thinking
-            text = render_apart(self._template_for(shown), json.dumps({**self._special, **variables}))
+            text = render_apart(self._template_for(tool_schemas), json.dumps({**self._special, **variables}))
         except (RequestError, TypeError, ValueError, RecursionError) as error:
             raise RequestError(f"the model's chat template does not accept these messages: {error}") from error
         return self.encode(text, add_special=False)
@@ -233,12 +238,12 @@ class Tokenizer:
         if self._tokens == other._tokens:
             return
         for i in range(max(self.vocab_size, other.vocab_size)):
-            mine = self._tokens.get(i)
-            theirs = other._tokens.get(i)
-            if mine != theirs:
+            own_token = self._tokens.get(i)
+            other_token = other._tokens.get(i)
+            if own_token != other_token:
                 raise ModelError(
-                    f"{names[0]} and {names[1]} do not share a vocabulary: token {i} is {mine!r} in the first and "
-                    f"{theirs!r} in the second; use a draft model with the target's own tokenizer"
+                    f"{names[0]} and {names[1]} do not share a vocabulary: token {i} is {own_token!r} in the first and "
+                    f"{other_token!r} in the second; use a draft model with the target's own tokenizer"
                 )
 
 
@@ -249,19 +254,19 @@ def configured_eos_ids(folder: Path) -> frozenset[int]:
         if (folder / name).exists():
             fields = Fields(read_json(folder / name), name)
             value = fields.get("eos_token_id")
-            found = value if isinstance(value, list) else [] if value is None else [value]
-            if not all(type(i) is int for i in found):
+            token_ids = value if isinstance(value, list) else [] if value is None else [value]
+            if not all(type(i) is int for i in token_ids):
                 raise fields.refusal("eos_token_id", ["token ids", "lists of them"])
-            ids.update(found)
+            ids.update(token_ids)
     return frozenset(ids)
 
 
 class TextStream:
     """Text of the tokens stepped through, in whole characters and without special tokens."""
 
-    def __init__(self, core: Core, after: Sequence[int] = ()) -> None:
+    def __init__(self, core: Core, prefix_ids: Sequence[int] = ()) -> None:
         self._core = core
-        self._shown = list(after[-CONTEXT:]) if after else []
+        self._shown = list(prefix_ids[-CONTEXT:]) if prefix_ids else []
         if self._text(self._shown).endswith("�"):
             self._shown = []  # the character that is cut there would be shown again
         self._held: list[int] = []
@@ -283,10 +288,10 @@ class TextStream:
 
     def flush(self) -> str:
         """The rest at the end of the text: what is no whole character reads as U+FFFD. Ends the stream."""
-        before = self._text(self._shown)
-        rest = self._text(self._shown + self._held)[len(before) :]
+        emitted_text = self._text(self._shown)
+        remaining_text = self._text(self._shown + self._held)[len(emitted_text) :]
         self._held = []
-        return rest
+        return remaining_text
 
     def _text(self, ids: list[int]) -> str:
         return str(self._core.decode(ids, skip_special_tokens=True))

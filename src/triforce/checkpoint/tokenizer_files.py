@@ -72,8 +72,8 @@ def from_transformers(hf: Any) -> TokenizerFiles:
     """The same of a tokenizer of transformers. Raises ModelError for one that is not fast."""
     if not getattr(hf, "is_fast", False):
         raise ModelError("this model has no tokenizer.json, and other kinds of tokenizer are not supported")
-    given = hf.chat_template or {}
-    templates = {"default": given} if isinstance(given, str) else given
+    chat_template = hf.chat_template or {}
+    templates = {"default": chat_template} if isinstance(chat_template, str) else chat_template
     return TokenizerFiles(hf.backend_tokenizer, hf.special_tokens_map, templates)
 
 
@@ -107,40 +107,40 @@ def _config(folder: Path) -> dict[str, Any]:
 def _named(config: Mapping[str, Any], core: Core) -> dict[str, AddedToken]:
     """Special tokens by name."""
     kind = str(config.get("tokenizer_class")).removesuffix("Fast")
-    found = {name: token for name, token in USUAL.get(kind, {}).items() if core.token_to_id(token) is not None}
+    tokens = {name: token for name, token in USUAL.get(kind, {}).items() if core.token_to_id(token) is not None}
     for name, value in config.items():
         if name in NAMES or (name.endswith("_token") and isinstance(value, str)):
-            found[name] = value
+            tokens[name] = value
         elif name in EXTRA and isinstance(value, dict):
-            found |= value
-    return {name: _token(name, value, special=True) for name, value in found.items() if value is not None}
+            tokens |= value
+    return {name: _token(name, value, special=True) for name, value in tokens.items() if value is not None}
 
 
-def _token(name: str, value: Any, **more: bool) -> AddedToken:
+def _token(name: str, value: Any, **attributes: bool) -> AddedToken:
     """A token as a config writes it: a text, or an object with its content and how it is found in a text."""
-    given = {"content": value} if isinstance(value, str) else value
-    if not isinstance(given, dict) or not isinstance(given.get("content"), str):
+    token_fields = {"content": value} if isinstance(value, str) else value
+    if not isinstance(token_fields, dict) or not isinstance(token_fields.get("content"), str):
         raise ModelError(f"{CONFIG}: {name} = {value!r} is no token; write a text, or an object with its content")
-    return AddedToken(**{key: entry for key, entry in given.items() if key != "__type"} | more)
+    return AddedToken(**{key: entry for key, entry in token_fields.items() if key != "__type"} | attributes)
 
 
 def _missing(config: Mapping[str, Any], named: Mapping[str, AddedToken], core: Core) -> Iterator[AddedToken]:
     """Yield tokens that tokenizer.json lacks, or finds in a text otherwise than the config says, by id."""
-    there = core.get_added_tokens_decoder()
-    known = {repr(token) for token in there.values()}
-    texts = {str(token) for token in there.values()}
+    core_tokens = core.get_added_tokens_decoder()
+    core_reprs = {repr(token) for token in core_tokens.values()}
+    texts = {str(token) for token in core_tokens.values()}
     names = {str(token) for token in named.values()}
     lists = [config[field] for field in EXTRA if isinstance(config.get(field), list)]
     extra = [_token(EXTRA[0], value, special=True) for values in lists for value in values]
-    marks = names | {str(token) for token in extra}
+    special_texts = names | {str(token) for token in extra}
     decoder = config.get("added_tokens_decoder", {})
-    old = config.get("added_tokens", {})
+    legacy_tokens = config.get("added_tokens", {})
     listed = {int(i): _token(f"added_tokens_decoder.{i}", token) for i, token in decoder.items()}
-    for text, i in old.items():
-        if i not in there:
-            listed[i] = AddedToken(text, normalized=text not in marks, special=text in marks)
+    for text, i in legacy_tokens.items():
+        if i not in core_tokens:
+            listed[i] = AddedToken(text, normalized=text not in special_texts, special=text in special_texts)
     for _, token in sorted(listed.items()):
-        if repr(token) not in known:
+        if repr(token) not in core_reprs:
             token.special = token.special or str(token) in names
             texts.add(str(token))
             yield token
@@ -153,17 +153,17 @@ def _missing(config: Mapping[str, Any], named: Mapping[str, AddedToken], core: C
 def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Files come before what the config has. Raises ModelError."""
     main = folder / "chat_template.jinja"
-    more = sorted(folder.glob("additional_chat_templates/*.jinja"))
-    if main.exists() or more:
-        files = {**({"default": main} if main.exists() else {}), **{file.stem: file for file in more}}
+    additional_files = sorted(folder.glob("additional_chat_templates/*.jinja"))
+    if main.exists() or additional_files:
+        files = {**({"default": main} if main.exists() else {}), **{file.stem: file for file in additional_files}}
         return {name: _text(file) for name, file in files.items()}
-    given = config.get("chat_template") or {}
-    if isinstance(given, list):
-        given = {each.get("name"): each.get("template") for each in given if isinstance(each, dict)}
-    found = {"default": given} if isinstance(given, str) else given
-    if not isinstance(found, dict) or not all(isinstance(text, str) for pair in found.items() for text in pair):
+    chat_template = config.get("chat_template") or {}
+    if isinstance(chat_template, list):
+        chat_template = {entry.get("name"): entry.get("template") for entry in chat_template if isinstance(entry, dict)}
+    templates = {"default": chat_template} if isinstance(chat_template, str) else chat_template
+    if not isinstance(templates, dict) or not all(isinstance(text, str) for pair in templates.items() for text in pair):
         raise ModelError(f"{folder / CONFIG}: chat_template is neither a text nor a list of named ones; correct it")
-    return found
+    return templates
 
 
 def _text(file: Path) -> str:

@@ -63,10 +63,14 @@ def trial(folder: str) -> None:
         tokenizer = Tokenizer(read_tokenizer(Path(folder)), frozenset())
         ids = [i for text in TEXTS for special in (True, False) for i in tokenizer.encode(text, special)]
         step = max(tokenizer.vocab_size // MOST_IDS, 1)
-        for some in (ids[-MOST_IDS:], range(0, tokenizer.vocab_size, step), sorted(tokenizer.special_ids)[:MOST_IDS]):
-            tokenizer.decode(list(some))
+        for sampled_ids in (
+            ids[-MOST_IDS:],
+            range(0, tokenizer.vocab_size, step),
+            sorted(tokenizer.special_ids)[:MOST_IDS],
+        ):
+            tokenizer.decode(list(sampled_ids))
             stream = tokenizer.stream()
-            for i in some:
+            for i in sampled_ids:
                 stream.step(i)
                 tokenizer.bytes_of(i)
             stream.flush()

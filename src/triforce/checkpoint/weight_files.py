@@ -170,8 +170,8 @@ def stamp(path: Path) -> str:
 
     It has the name of each file, its size and when it was changed. Nothing where there are none.
     """
-    files = [path] if path.is_file() else [each for each in path.iterdir() if each.suffix in (".safetensors", ".bin")]
-    facts = [(each.name, each.stat()) for each in sorted(files) if each.exists()]
+    files = [path] if path.is_file() else [file for file in path.iterdir() if file.suffix in (".safetensors", ".bin")]
+    facts = [(file.name, file.stat()) for file in sorted(files) if file.exists()]
     return " ".join(f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in facts)
 
 
@@ -186,8 +186,8 @@ def has_weights(folder: Path) -> bool:
 
 def require_shape(archives: Mapping[str, Archive], name: str, shape: tuple[int, ...]) -> None:
     """Raise ModelError unless a tensor has the shape that a config asks for."""
-    if (found := archives[name].shape(name)) != shape:
-        raise ModelError(f"tensor {name} has shape {list(found)}, but the config asks for {list(shape)}")
+    if (tensor_shape := archives[name].shape(name)) != shape:
+        raise ModelError(f"tensor {name} has shape {list(tensor_shape)}, but the config asks for {list(shape)}")
 
 
 def _files(folder: Path, stem: str, suffix: str) -> list[Path]:
@@ -221,8 +221,10 @@ class Safetensors:
         return self._tensor(self._shared, name)
 
     def glance(self, name: str) -> Tensor:
-        with self._open() as fresh:  # pages read through the shared mapping would stay as long as any view of it
-            return self._tensor(fresh, name)
+        with (
+            self._open() as temporary_mapping
+        ):  # pages read through the shared mapping would stay as long as any view of it
+            return self._tensor(temporary_mapping, name)
 
     def _tensor(self, opened: Any, name: str) -> Tensor:
         try:

@@ -64,49 +64,52 @@ def layer_sources(config: ModelConfig, names: Mapping[str, str], layer: int, ran
     Fields of an expert have its number behind them.
     """
     order = rotation_order(config.architecture, config.head_dim)
-    found = dict[str, Source]()
-    for field, (name, whole, shape, first, axis) in _places(config, names, layer).items():
+    sources = dict[str, Source]()
+    for field, (name, tensor_shape, shape, offset, axis) in _places(config, names, layer).items():
         cut = _cut(field.partition("/")[0], shape, ranks)
         if order is not None and field[:6] in ("q_proj", "k_proj", "q_bias", "k_bias", "q_norm", "k_norm"):
             heads_H1 = torch.arange(0, shape[0], config.head_dim)[:, None]
-            cut = ((first + heads_H1 + order).flatten()[cut[0]], *cut[1:])
-        elif whole != shape:
+            cut = ((offset + heads_H1 + order).flatten()[cut[0]], *cut[1:])
+        elif tensor_shape != shape:
             parts = [*cut, *[slice(None)] * (axis + 1 - len(cut))]
-            parts[axis] = _behind(first, shape[axis], parts[axis])
+            parts[axis] = _behind(offset, shape[axis], parts[axis])
             cut = parts[0], *(part for part in parts[1:] if isinstance(part, slice))
-        found[field] = name, whole, cut
-    return found
+        sources[field] = name, tensor_shape, cut
+    return sources
 
 
 def _places(config: ModelConfig, names: Mapping[str, str], layer: int) -> dict[str, FieldPlace]:
     """Return where each field of a layer lies."""
     parts = config.architecture
-    found = dict[str, FieldPlace]()
+    places = dict[str, FieldPlace]()
     experts = parts.experts if layer >= parts.dense_layers else None
     shapes = _shapes(config, experts)
     if experts:
         for field in EXPERT_FIELDS + (MLP_BIASES if experts.biases else ()):
             shape = shapes.pop(field)
             name = f"model.layers.{layer}.{names[field]}"
-            found |= {f"{field}/{n}": FieldPlace(name.format(n), shape, shape) for n in range(experts.count)}
+            places |= {f"{field}/{n}": FieldPlace(name.format(n), shape, shape) for n in range(experts.count)}
             if experts.shared:
                 name = f"model.layers.{layer}.{names[SHARED + field]}"
-                found |= _shared(field, name, shape, experts)
+                places |= _shared(field, name, shape, experts)
     elif parts.experts:
         names = {**names, **{field: names[DENSE + field] for field in EXPERT_FIELDS}}
     for field, shape in shapes.items():
-        fused = [other for other in names if names[other] == names[field] and other in shapes]
-        first = sum(shapes[other][0] for other in fused[: fused.index(field)])
-        whole = (sum(shapes[other][0] for other in fused), *shape[1:])
-        found[field] = FieldPlace(f"model.layers.{layer}.{names[field]}", whole, shape, first)
-    return found
+        fused = [fused_field for fused_field in names if names[fused_field] == names[field] and fused_field in shapes]
+        offset = sum(shapes[fused_field][0] for fused_field in fused[: fused.index(field)])
+        tensor_shape = (sum(shapes[fused_field][0] for fused_field in fused), *shape[1:])
+        places[field] = FieldPlace(f"model.layers.{layer}.{names[field]}", tensor_shape, shape, offset)
+    return places
 
 
 def _shared(field: str, name: str, shape: Shape, experts: Experts) -> dict[str, FieldPlace]:
     """Return the places of a field of shared experts: one MLP holds them all, each has some of its inner numbers."""
     axis, (outputs, inputs), count = int(field == "down_proj_CI"), shape, experts.shared
-    whole = (outputs, count * inputs) if axis else (count * outputs, inputs)
-    return {f"{field}/{experts.count + n}": FieldPlace(name, whole, shape, n * shape[axis], axis) for n in range(count)}
+    tensor_shape = (outputs, count * inputs) if axis else (count * outputs, inputs)
+    return {
+        f"{field}/{experts.count + n}": FieldPlace(name, tensor_shape, shape, n * shape[axis], axis)
+        for n in range(count)
+    }
 
 
 def rotation_order(parts: Architecture, head_dim: int) -> Tensor | None:
@@ -171,11 +174,11 @@ def _cut(field: str, shape: Shape, ranks: TPGroup) -> Cut:
     return (span(shape[0], ranks),)
 
 
-def _behind(first: int, size: int, part: slice | Tensor) -> slice:
-    """Return a part of so many rows or columns, which lie behind `first` others in their tensor."""
+def _behind(offset: int, size: int, part: slice | Tensor) -> slice:
+    """Return a part of so many rows or columns, which lie behind `offset` others in their tensor."""
     assert isinstance(part, slice)
     start, stop, _ = part.indices(size)
-    return slice(first + start, first + stop)
+    return slice(offset + start, offset + stop)
 
 
 SOURCES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -240,25 +243,25 @@ def require_tensors(
     Nothing is made of the config's sizes before, so that they take no more memory than the files have.
     """
     # Old checkpoints also store the rotation frequencies, which follow from the config.
-    found = {name for name in archives if not name.endswith("rotary_emb.inv_freq")}
+    tensor_names = {name for name in archives if not name.endswith("rotary_emb.inv_freq")}
     experts = config.architecture.experts
     layers = config.layers
-    if max(layers, (layers - config.architecture.dense_layers) * (experts.count if experts else 0)) > len(found):
-        each = f" of {experts.count} experts each" if experts else ""
+    if max(layers, (layers - config.architecture.dense_layers) * (experts.count if experts else 0)) > len(tensor_names):
+        expert_clause = f" of {experts.count} experts each" if experts else ""
         raise ModelError(
-            f"{where}: the config asks for {layers} layers{each}, but the weights have {len(found)} tensors in all; "
+            f"{where}: the config asks for {layers} layers{expert_clause}, but the weights have {len(tensor_names)} tensors in all; "
             "config.json and the weights must belong together"
         )
     shapes = tensor_shapes(config, rows, names)
-    if missing := sorted(shapes.keys() - found):
+    if missing := sorted(shapes.keys() - tensor_names):
         tied = "; if the embedding is the head, set tie_word_embeddings" if missing == [HEAD] else ""
         raise ModelError(f"{where}: the weights lack the tensor {missing[0]} ({len(missing)} missing in all){tied}")
-    if unknown := sorted(found - shapes.keys() - {HEAD}):
+    if unknown := sorted(tensor_names - shapes.keys() - {HEAD}):
         raise ModelError(
             f"{where}: tensor {unknown[0]} is not part of such a model ({len(unknown)} unknown in all); "
             "config.json and the weights must belong together"
         )
-    for name, shape in (shapes | ({HEAD: shapes[EMBEDDING]} if HEAD in found else {})).items():
+    for name, shape in (shapes | ({HEAD: shapes[EMBEDDING]} if HEAD in tensor_names else {})).items():
         require_shape(archives, name, shape)
 
 
@@ -288,16 +291,16 @@ def _left_to_others(part: dict[str, Any], ranks: TPGroup) -> dict[str, Any]:
 def layer_of(parts: Mapping[str, Any]) -> Layer:
     """Put a layer together of its fields, those of experts with their numbers behind them (see `layer_sources`)."""
     experts: dict[int, dict[str, Any]] = {}
-    own: dict[str, Any] = dict.fromkeys(("input_norm_C", "post_norm_C", *EXPERT_FIELDS))
+    layer_fields: dict[str, Any] = dict.fromkeys(("input_norm_C", "post_norm_C", *EXPERT_FIELDS))
     for name, part in parts.items():
         field, _, number = name.partition("/")
-        of = experts.setdefault(int(number), {}) if number else own
-        of[field] = numbers(part).float() if field in IN_FLOAT32 else part
-    return Layer(**own, experts=tuple(Mlp(**experts[number]) for number in sorted(experts)))
+        target_fields = experts.setdefault(int(number), {}) if number else layer_fields
+        target_fields[field] = numbers(part).float() if field in IN_FLOAT32 else part
+    return Layer(**layer_fields, experts=tuple(Mlp(**experts[number]) for number in sorted(experts)))
 
 
-def _equal(one: Matrix, other: Matrix) -> bool:
-    return isinstance(one, Tensor) and isinstance(other, Tensor) and torch.equal(one, other)
+def _equal(head_VC: Matrix, embedding_VC: Matrix) -> bool:
+    return isinstance(head_VC, Tensor) and isinstance(embedding_VC, Tensor) and torch.equal(head_VC, embedding_VC)
 
 
 UNTOLD = (
@@ -312,11 +315,11 @@ def told(config: ModelConfig) -> list[tuple[str, object]]:
 
     So a fingerprint stays what it is when later versions know more of other models.
     """
-    usual = {field.name: field.default for part in (ModelConfig, Architecture, Experts) for field in fields(part)}
+    defaults = {field.name: field.default for part in (ModelConfig, Architecture, Experts) for field in fields(part)}
     parts: list[ModelConfig | Architecture | Experts] = [config, config.architecture]
     parts += [config.architecture.experts] if config.architecture.experts else []
     facts = [(f.name, getattr(part, f.name)) for part in parts for f in fields(part)]
-    return [(name, value) for name, value in facts if name not in UNTOLD and value != usual[name]]
+    return [(name, value) for name, value in facts if name not in UNTOLD and value != defaults[name]]
 
 
 def fingerprint(config: ModelConfig, weights: Weights) -> str:
@@ -364,11 +367,11 @@ class _Reader:
         archive = self.archives[name]
         tensor = archive.view(name)
         if isinstance(tensor, QuantizedWeight):
-            if (each := tensor.inputs // parts) % tensor.block:
+            if (expert_inputs := tensor.inputs // parts) % tensor.block:
                 raise ModelError(
                     f"tensor {name} is {tensor.kind}, in blocks of {tensor.block} inputs, but each of the {parts} "
-                    f"shared experts in it has {each}; use a file that has it in a type with smaller blocks, such as "
-                    f"{'BF16' if each % 32 else 'Q8_0 or Q4_0'}, or a folder of safetensors"
+                    f"shared experts in it has {expert_inputs}; use a file that has it in a type with smaller blocks, such as "
+                    f"{'BF16' if expert_inputs % 32 else 'Q8_0 or Q4_0'}, or a folder of safetensors"
                 )
             return tensor.part(*cut)
         if tensor.dtype not in SOURCES:

@@ -179,7 +179,7 @@ def is_feature_draft(path: Path) -> bool:
 
 def target_named(folder: Path) -> str | None:
     """Return the fingerprint of the target that a draft was trained for; None if it does not say. Raises ModelError."""
-    found: str | None = Fields(read_json(folder / "config.json"), "config.json").within("triforce").get("target")
+    found: str | None = Fields(read_json(folder / "config.json"), "config.json").nested("triforce").get("target")
     return found
 
 
@@ -195,7 +195,7 @@ def read_feature_draft(
     if not is_feature_draft(folder):
         raise ModelError(f"{folder} holds no draft that reads hidden states (EAGLE-3): its config.json has no "
                          f"draft_vocab_size; a model of its own goes on with {argument('draft')}")  # fmt: skip
-    about = Fields(raw, "config.json").within("triforce")
+    about = Fields(raw, "config.json").nested("triforce")
     about.require("format", (FORMAT,))
     config = _config(Fields(raw, "config.json"), about, target)
     _require_fit(folder, config, target)
@@ -215,27 +215,27 @@ def _config(fields: Fields, about: Fields, target: ModelConfig) -> FeatureDraftC
     for name, accepted in (("num_hidden_layers", (1,)), ("hidden_act", ("silu",)), ("attention_bias", (False,)),
                            ("mlp_bias", (False,)), ("target_hidden_size", (target.hidden_size,))):  # fmt: skip
         fields.require(name, accepted)
-    hidden = fields.whole("hidden_size")
-    heads = fields.whole("num_attention_heads")
-    head_dim = fields.whole("head_dim", max(hidden // heads, 1), most=MOST_CHANNELS)
+    hidden = fields.integer("hidden_size")
+    heads = fields.integer("num_attention_heads")
+    head_dim = fields.integer("head_dim", max(hidden // heads, 1), maximum=MOST_CHANNELS)
     if head_dim % 2:
         raise fields.refusal("head_dim", ["even numbers"])
-    vocab_size = fields.whole("vocab_size")
-    _, theta, scaling = read_rope(fields, LLAMA, head_dim, fields.whole("max_position_embeddings", target.context))
+    vocab_size = fields.integer("vocab_size")
+    _, theta, scaling = read_rope(fields, LLAMA, head_dim, fields.integer("max_position_embeddings", target.context))
     inv_freq_F, scale = scaling.frequencies(theta, head_dim, target.context)
     return FeatureDraftConfig(
         vocab_size=vocab_size,
         hidden_size=hidden,
-        intermediate_size=fields.whole("intermediate_size"),
+        intermediate_size=fields.integer("intermediate_size"),
         heads=heads,
-        kv_heads=fields.whole("num_key_value_heads", heads),
+        kv_heads=fields.integer("num_key_value_heads", heads),
         head_dim=head_dim,
-        norm_eps=fields.number("rms_norm_eps", 1e-6, least=1e-12, most=1.0),
+        norm_eps=fields.number("rms_norm_eps", 1e-6, minimum=1e-12, maximum=1.0),
         state_layers=_state_layers(fields, about, target.layers),
-        choices=fields.whole("draft_vocab_size", vocab_size, most=vocab_size),
+        choices=fields.integer("draft_vocab_size", vocab_size, maximum=vocab_size),
         rope=Rope(inv_freq_F, scale),
-        sinks=about.whole("sinks", SINKS, most=MOST_SEEN),
-        window=about.whole("window", WINDOW, most=MOST_SEEN),
+        sinks=about.integer("sinks", SINKS, maximum=MOST_SEEN),
+        window=about.integer("window", WINDOW, maximum=MOST_SEEN),
         fc_norm=fields.flag("fc_norm", False),
         norm_output=fields.flag("norm_output", False),
         norm_before_residual=fields.flag("norm_before_residual", False),
@@ -249,7 +249,7 @@ def _state_layers(fields: Fields, about: Fields, layers: int) -> tuple[int, ...]
     more = 0
     if found is None:
         found = fields.get("eagle_aux_hidden_state_layer_ids")
-    if found is None and (named := fields.within("eagle_config").get("eagle_aux_hidden_state_layer_ids")) is not None:
+    if found is None and (named := fields.nested("eagle_config").get("eagle_aux_hidden_state_layer_ids")) is not None:
         found = named
         more = 1
     if found is None:

@@ -66,7 +66,7 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
         ),
     ),
     "keys of a fused matrix are queries": (
-        "phi-3", f"{SOURCES}:_behind", ("slice(first + start, first + stop)", "slice(start, stop)"),
+        "phi-3", f"{SOURCES}:_behind", ("slice(offset + start, offset + stop)", "slice(start, stop)"),
     ),
     "every layer is rotated": (
         "smollm3", "triforce.model.config:ModelConfig.rotations", ("kind.rope for", "0 for"),
@@ -139,7 +139,7 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
     ),
     "gate and up projections in another order": (
         "gpt-oss", "triforce.checkpoint.stacked_experts:StackedExperts._within", (
-            "enumerate(of)", "enumerate(reversed(of))",
+            "enumerate(projections)", "enumerate(reversed(projections))",
         ),
     ),
     "outputs are added without their norms": (

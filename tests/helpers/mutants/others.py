@@ -33,7 +33,7 @@ def with_default(**values: Any) -> Callable[[Any], Any]:
 
 
 def in_every_layer(config: Any) -> list[bool]:
-    return [True] * config.whole("num_hidden_layers")
+    return [True] * config.integer("num_hidden_layers")
 
 
 ROPE, FAMILIES = "triforce.checkpoint.rope_scaling", "triforce.checkpoint.model_families:FAMILIES"

@@ -35,11 +35,11 @@ class Divided(Scaling):
 
 
 def read_gguf_scaling(
-    config: Fields, file: GGUFFile, D: int, positions: int, whole: bool, tempered: bool = False
+    config: Fields, file: GGUFFile, D: int, positions: int, rounds_ramp: bool, absolute_factor: bool = False
 ) -> Scaling:
     """The scaling of positions. A file that names no type has a linear one, by 1 where it has no factor.
 
-    D: channels of a head that are rotated. whole: as in `Yarn`; it is the family's. tempered: whether the factor of a
+    D: channels of a head that are rotated. rounds_ramp: as in `Yarn`; it is the family's. absolute_factor: whether the factor of a
     file is that of cos and sin, and not one that comes on top. Raises ModelError.
     """
     if any(name in file.tensors for name in LONG_FACTORS):
@@ -48,9 +48,9 @@ def read_gguf_scaling(
             config.require(name, (0, 1))
         if FACTORS in file.tensors:
             raise ModelError(f"{file.path}: {FACTORS} and {LONG_FACTORS[1]} exclude one another; download it again")
-        original = config.whole("rope.scaling.original_context_length", positions, least=2)
+        original = config.integer("rope.scaling.original_context_length", positions, minimum=2)
         short, long = (list(_divisors(file, name, D)) for name in LONG_FACTORS)
-        return LongRope(original, short, long, config.number("rope.scaling.attn_factor", 1.0, least=1e-3))
+        return LongRope(original, short, long, config.number("rope.scaling.attn_factor", 1.0, minimum=1e-3))
     config.require("rope.scaling.type", ("none", "linear", "yarn"))
     kind = config.get("rope.scaling.type") or "linear"
     name = "rope.scale_linear" if config.get("rope.scaling.factor") is None else "rope.scaling.factor"
@@ -63,20 +63,27 @@ def read_gguf_scaling(
         return Divided(_divisors(file, FACTORS, D))
     if kind != "yarn":
         return Unscaled() if factor == 1 else Linear(factor)
-    original = config.whole("rope.scaling.original_context_length", positions, least=2)
-    fast = config.number("rope.scaling.yarn_beta_fast", 32.0, least=1e-3)
-    slow = config.number("rope.scaling.yarn_beta_slow", 1.0, least=1e-3)
-    usual = 0.1 * log(factor) + 1.0
-    given = config.get("rope.scaling.attn_factor") is not None
-    temper = config.number("rope.scaling.attn_factor", 1.0, least=1e-3)
-    return Yarn(factor, original, fast, slow, temper if tempered and given else usual * temper, whole)
+    original = config.integer("rope.scaling.original_context_length", positions, minimum=2)
+    fast = config.number("rope.scaling.yarn_beta_fast", 32.0, minimum=1e-3)
+    slow = config.number("rope.scaling.yarn_beta_slow", 1.0, minimum=1e-3)
+    yarn_factor = 0.1 * log(factor) + 1.0
+    has_factor = config.get("rope.scaling.attn_factor") is not None
+    attention_factor = config.number("rope.scaling.attn_factor", 1.0, minimum=1e-3)
+    return Yarn(
+        factor,
+        original,
+        fast,
+        slow,
+        attention_factor if absolute_factor and has_factor else yarn_factor * attention_factor,
+        rounds_ramp,
+    )
 
 
 def _divisors(file: GGUFFile, name: str, D: int) -> tuple[float, ...]:
     tensor = file.tensors.get(name)
     if tensor is None or (tensor.type, tensor.shape) != ("F32", (D // 2,)):
-        found = f"is {tensor.type} {list(tensor.shape)}, and not" if tensor else "is missing; it should be"
-        raise ModelError(f"{file.path}: tensor {name} {found} F32 [{D // 2}]; download it again")
+        fault = f"is {tensor.type} {list(tensor.shape)}, and not" if tensor else "is missing; it should be"
+        raise ModelError(f"{file.path}: tensor {name} {fault} F32 [{D // 2}]; download it again")
     values = file.raw(name).view("<f4")[0]
     if not (np.isfinite(values) & (values > 0)).all():
         raise ModelError(f"{file.path}: tensor {name} has values that divide nothing; download it again")
@@ -167,69 +174,69 @@ def read_gguf_config(file: GGUFFile) -> HFConfig:
     if architecture not in ARCHITECTURES:
         raise general.refusal("architecture", ARCHITECTURES)
     config = _under(architecture, file)
-    marked, other = OTHERS.get(architecture, ("", ""))
-    model_type = other if config.get(marked) else ARCHITECTURES[architecture]
+    variant_key, variant = OTHERS.get(architecture, ("", ""))
+    model_type = variant if config.get(variant_key) else ARCHITECTURES[architecture]
     family = FAMILIES[model_type]
     for key in config:
         if key not in READ | IDLE | FIELDS.get(model_type, {}).keys():
             config.require(key, ACCEPTED.get(key, ()))
-    hidden = config.whole("embedding_length")
-    heads = config.whole("attention.head_count")
-    kv_heads = config.whole("attention.head_count_kv", heads)
-    head_dim = config.whole("attention.key_length", hidden // heads, most=MOST_CHANNELS)
+    hidden = config.integer("embedding_length")
+    heads = config.integer("attention.head_count")
+    kv_heads = config.integer("attention.head_count_kv", heads)
+    head_dim = config.integer("attention.key_length", hidden // heads, maximum=MOST_CHANNELS)
     if heads % kv_heads:
         raise config.refusal("attention.head_count_kv", [f"divisors of {heads}"])
     if head_dim % 2 or head_dim < 4:
         raise config.refusal("attention.key_length", ["even numbers from 4"])
     config.require("attention.value_length", (head_dim,))
-    rotated = config.whole("rope.dimension_count", head_dim, most=head_dim)
+    rotated = config.integer("rope.dimension_count", head_dim, maximum=head_dim)
     if rotated % 2 or (rotated != head_dim and not family.partial):
         raise config.refusal("rope.dimension_count", ["even numbers"] if family.partial else [head_dim])
-    positions = config.whole("context_length")
-    theta = config.number("rope.freq_base", 10_000.0, least=2.0)
+    positions = config.integer("context_length")
+    theta = config.number("rope.freq_base", 10_000.0, minimum=2.0)
     fields = _fields(file, config, model_type, hidden, heads, head_dim)
     parts = with_windows(fields, family)
-    whole = fields.within("rope_parameters").flag("truncate", True)
+    rounds_ramp = fields.nested("rope_parameters").flag("truncate", True)
     if model_type in OPTIONAL_O_BIAS:
         parts = replace(parts, o_bias=O_BIAS in file.tensors)
     return HFConfig(
         model_type=model_type,
         vocab_size=_vocabulary(config, file, hidden),
         hidden_size=hidden,
-        intermediate_size=fields.whole(family.inner),
-        num_hidden_layers=fields.whole("num_hidden_layers", most=MOST_LAYERS),
+        intermediate_size=fields.integer(family.inner),
+        num_hidden_layers=fields.integer("num_hidden_layers", maximum=MOST_LAYERS),
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         head_dim=head_dim,
-        rms_norm_eps=config.number("attention.layer_norm_rms_epsilon", least=1e-12, most=1.0),
+        rms_norm_eps=config.number("attention.layer_norm_rms_epsilon", minimum=1e-12, maximum=1.0),
         tie_word_embeddings=HEAD not in file.tensors,
         max_position_embeddings=positions,
         sliding_window=read_window(fields, family),
         rope_theta=theta,
-        scaling=read_gguf_scaling(config, file, rotated, positions, whole, model_type == "olmo3"),
+        scaling=read_gguf_scaling(config, file, rotated, positions, rounds_ramp, model_type == "olmo3"),
         architecture=replace(parts, norm_offset=0.0, rotated=rotated if rotated < head_dim else 0),  # norms: the sum
         local_theta=read_local_theta(fields, family),
-        extra_layers=fields.whole("num_nextn_predict_layers", 0, least=0),
+        extra_layers=fields.integer("num_nextn_predict_layers", 0, minimum=0),
     )
 
 
 def _fields(file: GGUFFile, config: Fields, model_type: str, hidden: int, heads: int, head_dim: int) -> Fields:
     """Return the fields that a config.json of the same model would have, as far as families read them."""
-    own = FIELDS.get(model_type, {})
+    family_keys = FIELDS.get(model_type, {})
     family = FAMILIES[model_type]
-    idle = (0,) if model_type == "phi3" else ()  # no window
-    layers = config.whole("block_count", most=MOST_LAYERS)
-    layers -= config.whole("nextn_predict_layers", 0, least=0, most=layers - 1)
-    given = {
+    ignored_values = (0,) if model_type == "phi3" else ()  # no window
+    layers = config.integer("block_count", maximum=MOST_LAYERS)
+    layers -= config.integer("nextn_predict_layers", 0, minimum=0, maximum=layers - 1)
+    fields = {
         "hidden_size": hidden, "num_attention_heads": heads, "head_dim": head_dim, "num_hidden_layers": layers,
         "query_pre_attn_scalar": hidden // heads if layers in LARGEST_GEMMAS else head_dim,
         **ALWAYS.get(model_type, {}), **_left_out(model_type, file, config, layers, head_dim),
-        **{field: config.get(key) for key, field in own.items() if key in config and config.get(key) not in idle},
+        **{field: config.get(key) for key, field in family_keys.items() if key in config and config.get(key) not in ignored_values},
         **_layer_types(file.metadata.get(f"olmo2.{PATTERN}")),
     }  # fmt: skip
-    if family.inner not in given:
-        given[family.inner] = config.whole("feed_forward_length")
-    return Fields({**family.defaults, **given}, str(file.path))
+    if family.inner not in fields:
+        fields[family.inner] = config.integer("feed_forward_length")
+    return Fields({**family.defaults, **fields}, str(file.path))
 
 
 def _left_out(model_type: str, file: GGUFFile, config: Fields, layers: int, head_dim: int) -> dict[str, object]:
@@ -251,7 +258,7 @@ def _left_out(model_type: str, file: GGUFFile, config: Fields, layers: int, head
         config.require("expert_gating_func", (SIGMOID,))
         return {
             **attention_bias, "use_qk_norm": Q_NORM in file.tensors, "norm_topk_prob": False,
-            "first_k_dense_replace": 0, "intermediate_size": config.whole("feed_forward_length"),
+            "first_k_dense_replace": 0, "intermediate_size": config.integer("feed_forward_length"),
         }  # fmt: skip
     return {}
 
@@ -261,14 +268,16 @@ def _layer_types(pattern: Any) -> dict[str, object]:
     slides = pattern.tolist() if isinstance(pattern, np.ndarray) else pattern
     if not isinstance(slides, list):
         return {}
-    return {"layer_types": [LAYER_TYPES[each] if type(each) is bool else each for each in slides]}
+    return {
+        "layer_types": [LAYER_TYPES[layer_type] if type(layer_type) is bool else layer_type for layer_type in slides]
+    }
 
 
 def _under(name: str, file: GGUFFile) -> Fields:
     """The keys that begin with a name, without it."""
     prefix = f"{name}."
-    given = file.metadata
-    return Fields({key.removeprefix(prefix): _plain(given[key]) for key in given if key.startswith(prefix)},
+    metadata = file.metadata
+    return Fields({key.removeprefix(prefix): _plain(metadata[key]) for key in metadata if key.startswith(prefix)},
                   str(file.path), prefix)  # fmt: skip
 
 

@@ -61,26 +61,26 @@ def read_header(data: mmap.mmap, file: Path) -> GGUFHeader:
     """The header at the beginning of `data`. Raises ModelError naming `file` and what is wrong with it."""
     _require_version(data, file)
     walk = _Walk(data, file)
-    tensors = walk.number("Q")
-    entries = walk.number("Q")
-    walk.require(entries, LEAST_ENTRY, "entries of metadata")
+    tensor_count = walk.number("Q")
+    entry_count = walk.number("Q")
+    walk.require(entry_count, LEAST_ENTRY, "entries of metadata")
     metadata: dict[str, Any] = {}
-    for _ in range(entries):
+    for _ in range(entry_count):
         key = walk.name()
         if key in metadata:
             walk.fail(f"its metadata has {key} twice")
         metadata[key] = walk.value(walk.number("I"))
-    walk.require(tensors, LEAST_TENSOR, "tensors")
-    found: dict[str, TensorInfo] = {}
-    for _ in range(tensors):
+    walk.require(tensor_count, LEAST_TENSOR, "tensors")
+    tensors: dict[str, TensorInfo] = {}
+    for _ in range(tensor_count):
         name = walk.name()
-        if name in found:
+        if name in tensors:
             walk.fail(f"it has two tensors called {name}")
-        found[name] = walk.tensor(name)
+        tensors[name] = walk.tensor(name)
     alignment = metadata.get(ALIGNMENT, 32)
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
         walk.fail(f"its {ALIGNMENT} is {_short(alignment)}, and not a power of two")
-    return GGUFHeader(metadata, found, -(-walk.at // alignment) * alignment, alignment)
+    return GGUFHeader(metadata, tensors, -(-walk.at // alignment) * alignment, alignment)
 
 
 def _require_version(data: mmap.mmap, file: Path) -> None:
@@ -160,20 +160,20 @@ class _Walk:
     def _texts(self, count: int) -> list[str]:
         """Texts, what is no UTF-8 in them replaced. The loop is most of the time that a header takes."""
         data = self._data
-        at = self.at
+        position = self.at
         end = self._end
         length = _STRUCTS["Q"].unpack_from
-        found = []
+        texts = []
         for _ in range(count):
-            begin = at + 8
+            begin = position + 8
             if begin > end:
                 self.fail("it ends within a text")
-            at = begin + length(data, at)[0]
-            if at > end:
-                self.fail(f"it ends within a text of {at - begin} bytes")
-            found.append(data[begin:at].decode("utf-8", "replace"))
-        self.at = at
-        return found
+            position = begin + length(data, position)[0]
+            if position > end:
+                self.fail(f"it ends within a text of {position - begin} bytes")
+            texts.append(data[begin:position].decode("utf-8", "replace"))
+        self.at = position
+        return texts
 
     def _take(self, form: Struct) -> Any:
         if self.at + form.size > self._end:
@@ -247,8 +247,8 @@ class GGUFFile:
     def raw(self, name: str) -> NDArray[np.uint8]:
         """The bytes of a tensor, uint8 (outputs, bytes per row): a read-only view of the mapped file."""
         tensor = self.tensors[name]
-        whole = np.frombuffer(self._parts[tensor.part].data, np.uint8, tensor.size, tensor.start)
-        return whole.reshape(tensor.rows, tensor.row_bytes)
+        bytes_N = np.frombuffer(self._parts[tensor.part].data, np.uint8, tensor.size, tensor.start)
+        return bytes_N.reshape(tensor.rows, tensor.row_bytes)
 
     def release(self, name: str) -> None:
         """Let the pages of a tensor leave memory. They come back from the file if anything reads them again."""
@@ -258,18 +258,18 @@ class GGUFFile:
             self._parts[tensor.part].data.madvise(_ADVICE, begin, tensor.start + tensor.size - begin)
 
     def _tensors(self) -> dict[str, GGUFTensor]:
-        found: dict[str, GGUFTensor] = {}
+        tensors: dict[str, GGUFTensor] = {}
         for number, part in enumerate(self._parts):
             for tensor in part.tensors(number):
-                if tensor.name in found:
+                if tensor.name in tensors:
                     raise ModelError(f"{part.file} and another part both have {tensor.name}; download them again")
-                found[tensor.name] = tensor
-        total = _whole(self.metadata, "split.tensors.count", len(found))
-        if total != len(found):
+                tensors[tensor.name] = tensor
+        total = _whole(self.metadata, "split.tensors.count", len(tensors))
+        if total != len(tensors):
             raise ModelError(
-                f"{self.path}: split.tensors.count = {total}, but there are {len(found)} tensors; download it again"
+                f"{self.path}: split.tensors.count = {total}, but there are {len(tensors)} tensors; download it again"
             )
-        return found
+        return tensors
 
 
 class _Part:
@@ -288,11 +288,11 @@ class _Part:
 
     def tensors(self, part: int) -> Iterator[GGUFTensor]:
         """Yield the tensors of this file. Raises ModelError if one lies where it cannot, or has an unknown type."""
-        found = [self._tensor(name, info, part) for name, info in self.header.tensors.items()]
-        for one, other in pairwise(sorted(found, key=lambda tensor: tensor.start)):
-            if one.start + one.size > other.start:
-                raise self._broken(f"tensors {one.name} and {other.name} overlap")
-        yield from found
+        tensors = [self._tensor(name, info, part) for name, info in self.header.tensors.items()]
+        for tensor_before, tensor_behind in pairwise(sorted(tensors, key=lambda tensor: tensor.start)):
+            if tensor_before.start + tensor_before.size > tensor_behind.start:
+                raise self._broken(f"tensors {tensor_before.name} and {tensor_behind.name} overlap")
+        yield from tensors
 
     def _tensor(self, name: str, info: TensorInfo, part: int) -> GGUFTensor:
         inputs, *outputs = info.dims
@@ -341,15 +341,17 @@ def _set_of(path: Path) -> list[Path]:
         )
     files = [path.with_name(f"{stem}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
     if missing := [file.name for file in files if not file.exists()]:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise ModelError(f"{path} is one of {count} parts, and {missing[0]}{more} is not beside it; download all parts")
+        further_parts = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ModelError(
+            f"{path} is one of {count} parts, and {missing[0]}{further_parts} is not beside it; download all parts"
+        )
     return files
 
 
 def _require_place(part: _Part, number: int, count: int) -> None:
     """Raise ModelError unless the metadata of a file say of its place in the set what the names say."""
-    said = part.header.metadata
-    place = _whole(said, "split.no", 0), max(_whole(said, "split.count", 1), 1)
+    metadata = part.header.metadata
+    place = _whole(metadata, "split.no", 0), max(_whole(metadata, "split.count", 1), 1)
     if place != (number, count):
         raise ModelError(
             f"{part.file} calls itself part {place[0] + 1} of {place[1]}, and its name says {number + 1} of {count}; "
@@ -381,19 +383,19 @@ def choose_gguf(names: Iterable[str], quantisation: str, where: str) -> list[str
     for name in sorted(names):
         if name.endswith(".gguf") and not PurePosixPath(name).name.lower().startswith(NO_MODELS):
             models.setdefault(_PART_NAME.sub("", name), []).append(name)
-    named = [files for whole, files in models.items() if _is_of(whole, quantisation or USUAL)]
+    named = [files for model, files in models.items() if _is_of(model, quantisation or USUAL)]
     if not quantisation and not named:
         named = sorted(models.values(), key=lambda files: len(files) > 1)
     if not named:
-        there = ", ".join(dict.fromkeys(_pieces(whole)[-1] for whole in models))
+        quantisations = ", ".join(dict.fromkeys(_pieces(model)[-1] for model in models))
         raise ModelError(
-            f"{where} has no GGUF file of {quantisation}; it has {there}"
+            f"{where} has no GGUF file of {quantisation}; it has {quantisations}"
             if models
             else f"{where} has no GGUF file of a model; name it without :{quantisation}"
         )
     if len(models) > 1:
-        more = f" and {len(named[0]) - 1} more" if len(named[0]) > 1 else ""
-        LOG.info("taking %s%s of %d models in %s", named[0][0], more, len(models), where)
+        further_parts = f" and {len(named[0]) - 1} more" if len(named[0]) > 1 else ""
+        LOG.info("taking %s%s of %d models in %s", named[0][0], further_parts, len(models), where)
     return named[0]
 
 
@@ -402,11 +404,13 @@ def model_names(names: Iterable[str]) -> set[str]:
     return {"-".join(_pieces(_PART_NAME.sub("", name))[:-1] or _pieces(name)) for name in names}
 
 
-def _is_of(whole: str, quantisation: str) -> bool:
+def _is_of(model: str, quantisation: str) -> bool:
     """Whether the last pieces of a name are a quantisation's."""
-    wanted = _pieces(f"{quantisation}.gguf")
-    return [piece.lower() for piece in _pieces(whole)[-len(wanted) :]] == [piece.lower() for piece in wanted]
+    quantisation_parts = _pieces(f"{quantisation}.gguf")
+    return [part.lower() for part in _pieces(model)[-len(quantisation_parts) :]] == [
+        part.lower() for part in quantisation_parts
+    ]
 
 
-def _pieces(whole: str) -> list[str]:
-    return re.split(r"[-.]", PurePosixPath(whole).name.removesuffix(".gguf"))
+def _pieces(model: str) -> list[str]:
+    return re.split(r"[-.]", PurePosixPath(model).name.removesuffix(".gguf"))

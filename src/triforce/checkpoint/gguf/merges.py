@@ -49,27 +49,27 @@ def token_cuts(texts: Sequence[str], score_T: Scores) -> TokenCuts:
     """
     table = _TextTable(texts)
     text_M = np.repeat(np.arange(len(texts)), table.length_T)
-    at_M = np.arange(len(table.code_C))
-    inner_M = at_M > table.start_T[text_M]
+    cut_M = np.arange(len(table.code_C))
+    inner_M = cut_M > table.start_T[text_M]
     text_M = text_M[inner_M]
-    at_M = at_M[inner_M]
-    left_M = table.find(table.hashes(table.start_T[text_M], at_M))
-    right_M = table.find(table.hashes(at_M, (table.start_T + table.length_T)[text_M]))
-    longer_T = np.where(table.length_T > 1, score_T, -np.inf)
+    cut_M = cut_M[inner_M]
+    left_M = table.find(table.hashes(table.start_T[text_M], cut_M))
+    right_M = table.find(table.hashes(cut_M, (table.start_T + table.length_T)[text_M]))
+    merged_score_T = np.where(table.length_T > 1, score_T, -np.inf)
     # the highest score of what begins a text, and of what ends it
-    first_T = longer_T.copy()
-    last_T = longer_T.copy()
-    np.maximum.at(first_T, text_M[left_M != NONE], longer_T[left_M[left_M != NONE]])
-    np.maximum.at(last_T, text_M[right_M != NONE], longer_T[right_M[right_M != NONE]])
+    start_score_T = merged_score_T.copy()
+    end_score_T = merged_score_T.copy()
+    np.maximum.at(start_score_T, text_M[left_M != NONE], merged_score_T[left_M[left_M != NONE]])
+    np.maximum.at(end_score_T, text_M[right_M != NONE], merged_score_T[right_M[right_M != NONE]])
     both_M: Bools = (left_M != NONE) & (right_M != NONE)
     text_M = text_M[both_M]
     left_M = left_M[both_M]
     right_M = right_M[both_M]
-    at_M = at_M[both_M]
-    pair_M = table.find(table.hashes(at_M - 1, at_M + 1))
+    cut_M = cut_M[both_M]
+    pair_M = table.find(table.hashes(cut_M - 1, cut_M + 1))
     merges_T = np.bincount(text_M, minlength=len(texts)) > 0
-    others_M = (pair_M != NONE) & (pair_M != text_M) & merges_T[pair_M]
-    kept_M = ~(others_M & (score_T[pair_M] > np.maximum(last_T[left_M], first_T[right_M])))
+    crossing_M = (pair_M != NONE) & (pair_M != text_M) & merges_T[pair_M]
+    kept_M = ~(crossing_M & (score_T[pair_M] > np.maximum(end_score_T[left_M], start_score_T[right_M])))
     return TokenCuts(text_M[kept_M], left_M[kept_M], right_M[kept_M])
 
 
@@ -94,31 +94,31 @@ class _TextTable:
 
     def hashes(self, begin_M: Ints, end_M: Ints) -> Hashes:
         """The hashes of parts of the texts, from one character up to another."""
-        found_M: Hashes = (self._sums[end_M] - self._sums[begin_M]) * self._inverse[begin_M]
-        return found_M
+        hash_M: Hashes = (self._sums[end_M] - self._sums[begin_M]) * self._inverse[begin_M]
+        return hash_M
 
     def find(self, hash_M: Hashes) -> Ints:
         """The index of the text with each hash, or `NONE`."""
         slot_M = _slot(hash_M)
-        found_M: Ints = self._slots[slot_M]
-        missed_M = self._hash_T[found_M] != hash_M
+        index_M: Ints = self._slots[slot_M]
+        missed_M = self._hash_T[index_M] != hash_M
         shared = np.flatnonzero(missed_M & self._shared[slot_M])
-        found_M[missed_M] = NONE
-        others = self._crowded[np.searchsorted(self._hash_T[self._crowded[:-1]], hash_M[shared])]
-        found_M[shared] = np.where(self._hash_T[others] == hash_M[shared], others, NONE)
-        return found_M
+        index_M[missed_M] = NONE
+        crowded_texts = self._crowded[np.searchsorted(self._hash_T[self._crowded[:-1]], hash_M[shared])]
+        index_M[shared] = np.where(self._hash_T[crowded_texts] == hash_M[shared], crowded_texts, NONE)
+        return index_M
 
 
 def _powers(base: int, count: int) -> Hashes:
     factors = np.full(count, base, np.uint64)
     factors[:1] = 1
-    found: Hashes = np.cumprod(factors)
-    return found
+    powers: Hashes = np.cumprod(factors)
+    return powers
 
 
 def _slot(hash_M: Hashes) -> Ints:
-    found_M: Ints = (hash_M >> np.uint64(64 - SLOT_BITS)).astype(np.int64)
-    return found_M
+    slot_M: Ints = (hash_M >> np.uint64(64 - SLOT_BITS)).astype(np.int64)
+    return slot_M
 
 
 Merges = NDArray[np.int32]
@@ -134,8 +134,8 @@ def kept_merges(texts: list[str], scores: NDArray[np.float64], kinds: list[int],
         return find()
     lengths = np.fromiter(map(len, texts), np.int64, len(texts))
     code = Path(__file__).read_bytes()  # another one may find other merges
-    about = ("".join(texts).encode(), lengths.tobytes(), scores.tobytes(), np.asarray(kinds).tobytes(), code)
-    file = cache / "merges" / _digest(hashlib.sha256(part).digest() for part in about).hex()
+    hashed_parts = ("".join(texts).encode(), lengths.tobytes(), scores.tobytes(), np.asarray(kinds).tobytes(), code)
+    file = cache / "merges" / _digest(hashlib.sha256(part).digest() for part in hashed_parts).hex()
     merges_M2 = _read(file)
     if merges_M2 is None:
         merges_M2 = find()
@@ -207,9 +207,11 @@ def _merges(vocabulary: GGUFVocabulary, texts: list[str], score_T: Scores, lengt
     if sum(int(normal_T[text_M[begin:end]].sum()) ** 2 for begin, end in tied) > MOST_COMPARED:
         vocabulary.fail("tokenizer.ggml.scores has too many tokens whose score others have, too: their order is lost")
     for begin, end in tied:
-        pairs = [(texts[left], texts[right]) for left, right in merges_M2[begin:end].tolist()]
+        pairs = [(texts[left_token], texts[right_token]) for left_token, right_token in merges_M2[begin:end].tolist()]
         ordered = _order(vocabulary, pairs)
-        merges_M2[begin:end] = [(vocabulary.ids[left], vocabulary.ids[right]) for left, right in ordered]
+        merges_M2[begin:end] = [
+            (vocabulary.ids[left_token], vocabulary.ids[right_token]) for left_token, right_token in ordered
+        ]
     return merges_M2
 
 
@@ -231,8 +233,8 @@ def _order(vocabulary: GGUFVocabulary, tied: list[Merge]) -> list[Merge]:
             raise CycleError
         order = list(TopologicalSorter(_befores(normal)).static_order())
     except CycleError:
-        first = "".join(normal[0])[:40]
-        vocabulary.fail(f"tokenizer.ggml.scores has one score for {first!r} and others: their order is lost")
+        merged_text = "".join(normal[0])[:40]
+        vocabulary.fail(f"tokenizer.ggml.scores has one score for {merged_text!r} and others: their order is lost")
     ordered = set(order)
     return order + [pair for pair in tied if pair not in ordered]
 
@@ -244,15 +246,15 @@ def _befores(tied: list[Merge]) -> dict[Merge, set[Merge]]:
     for pair in tied:
         by_left[pair[0]].append(pair)
         by_right[pair[1]].append(pair)
-    before: dict[Merge, set[Merge]] = {pair: set() for pair in tied}
-    for left, right in tied:
-        for other in by_left[right]:
-            if other != (left, right) and not _repeats(left, right, other[1]):
-                before[other].add((left, right))
-        before[left, right].update(by_left[left + right], by_right[left + right])
-    return before
+    predecessors: dict[Merge, set[Merge]] = {pair: set() for pair in tied}
+    for left_text, right_text in tied:
+        for next_pair in by_left[right_text]:
+            if next_pair != (left_text, right_text) and not _repeats(left_text, right_text, next_pair[1]):
+                predecessors[next_pair].add((left_text, right_text))
+        predecessors[left_text, right_text].update(by_left[left_text + right_text], by_right[left_text + right_text])
+    return predecessors
 
 
 def _repeats(*parts: str) -> bool:
     """Whether all are repetitions of one text. Merged from the left, such never meet but as its longest tokens."""
-    return all(one + other == other + one for one, other in pairwise(parts))
+    return all(left_part + right_part == right_part + left_part for left_part, right_part in pairwise(parts))

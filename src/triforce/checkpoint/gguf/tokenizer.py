@@ -174,12 +174,12 @@ def read_gguf_tokenizer(metadata: Mapping[str, Any], where: str) -> GGUFTokenize
 @contextmanager
 def _without_garbage_collection() -> Iterator[None]:
     """Merges are hundreds of thousands of tuples: to look for cycles among them takes a tenth of their time."""
-    collects = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if collects:
+        if was_enabled:
             gc.enable()
 
 
@@ -189,8 +189,8 @@ def _byte_level(vocabulary: GGUFVocabulary) -> tuple[Core, bool]:
     # Rows that pad the embedding have names that no text holds.
     ids = {text: i for (text, i), use in zip(vocabulary.ids.items(), vocabulary.kinds, strict=True) if use != UNUSED}
     missing = set(ByteLevel.alphabet()) - ids.keys()
-    if lost := sorted(missing & NEEDED):
-        vocabulary.fail(f"tokenizer.ggml.tokens has no token for the byte that is written {lost[0]!r}")
+    if missing_bytes := sorted(missing & NEEDED):
+        vocabulary.fail(f"tokenizer.ggml.tokens has no token for the byte that is written {missing_bytes[0]!r}")
     # Of two that are equal the first counts, and in the library the last would.
     merges: Any = [tuple(merge.split(" ", 1)) for merge in dict.fromkeys(vocabulary.texts("merges"))]
     core = Core(BPE(ids, merges, ignore_merges=kind.whole))
@@ -207,10 +207,10 @@ def _by_scores(vocabulary: GGUFVocabulary) -> tuple[Core, bool]:
     if missing := [text for text in (f"<0x{byte:02X}>" for byte in range(256)) if text not in ids]:
         vocabulary.fail(f"tokenizer.ggml.tokens lacks the byte token {missing[0]}")
     core = Core(BPE(dict(ids), merges_by_score(vocabulary), byte_fallback=True))
-    begins = vocabulary.flag("add_space_prefix", True)
-    prefix = [normalizers.Prepend(_BLANK)] if begins else []
+    adds_prefix = vocabulary.flag("add_space_prefix", True)
+    prefix = [normalizers.Prepend(_BLANK)] if adds_prefix else []
     core.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", _BLANK)])
-    strip = [decoders.Strip(" ", 1, 0)] if begins else []
+    strip = [decoders.Strip(" ", 1, 0)] if adds_prefix else []
     core.decoder = decoders.Sequence([decoders.Replace(_BLANK, " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
     return core, True
 
@@ -218,16 +218,16 @@ def _by_scores(vocabulary: GGUFVocabulary) -> tuple[Core, bool]:
 def _added(vocabulary: GGUFVocabulary) -> list[AddedToken]:
     """Return tokens that are found in a text before it is cut; those that are special only where these are parsed."""
     kinds = zip(vocabulary.ids, vocabulary.kinds, strict=True)
-    found = [(text, kind) for text, kind in kinds if kind in (CONTROL, UNKNOWN, USER_DEFINED)]
-    if (length := sum(len(text) for text, _ in found)) > MOST_ADDED:
+    added_texts = [(text, kind) for text, kind in kinds if kind in (CONTROL, UNKNOWN, USER_DEFINED)]
+    if (length := sum(len(text) for text, _ in added_texts)) > MOST_ADDED:
         vocabulary.fail(f"control and user-defined tokens have {length:,} characters, more than {MOST_ADDED:,}")
-    return [AddedToken(text, normalized=False, special=kind != USER_DEFINED) for text, kind in found]
+    return [AddedToken(text, normalized=False, special=kind != USER_DEFINED) for text, kind in added_texts]
 
 
 def _special(vocabulary: GGUFVocabulary, defaults: Mapping[str, int]) -> dict[str, str]:
     texts = list(vocabulary.ids)
-    found = {name: vocabulary.named(key, defaults.get(name)) for name, key in TOKEN_KEYS.items()}
-    return {name: texts[i] for name, i in found.items() if i is not None}
+    special_ids = {name: vocabulary.named(key, defaults.get(name)) for name, key in TOKEN_KEYS.items()}
+    return {name: texts[i] for name, i in special_ids.items() if i is not None}
 
 
 def _frame(core: Core, vocabulary: GGUFVocabulary, adds: list[str], special: Mapping[str, str]) -> None:
@@ -245,12 +245,12 @@ def _frame(core: Core, vocabulary: GGUFVocabulary, adds: list[str], special: Map
 def _templates(vocabulary: GGUFVocabulary) -> dict[str, str]:
     """Return chat templates by name; the one without a name is `default`."""
     metadata = vocabulary.metadata
-    found = {}
+    templates = {}
     for key, template in metadata.items():
         name = "default" if key == TEMPLATE else key.removeprefix(f"{TEMPLATE}.")
         if key != TEMPLATE and name == key:
             continue
         if not isinstance(template, str):
             vocabulary.fail(f"{key} is no text")
-        found[name] = template
-    return found
+        templates[name] = template
+    return templates

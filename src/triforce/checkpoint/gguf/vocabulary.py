@@ -67,8 +67,8 @@ class GGUFVocabulary:
         values = self.metadata.get(PREFIX + name)
         if not isinstance(values, np.ndarray) or len(values) != len(self.ids):
             self.fail(f"{PREFIX}{name} is no list of {len(self.ids)} numbers, one for each token")
-        found: list[Any] = values.tolist()
-        return found
+        numbers: list[Any] = values.tolist()
+        return numbers
 
     def texts(self, name: str) -> list[str]:
         """The texts under a key. Raises ModelError if these are none."""
@@ -85,24 +85,24 @@ def read_vocabulary(metadata: Mapping[str, Any], where: str) -> GGUFVocabulary:
     """The tokens of a file. `where` is its name. Raises ModelError if there are none, or one stands twice."""
     tokens = GGUFVocabulary(metadata, where, {}, []).texts("tokens")
     ids = {text or f"[EMPTY_{i}]": i for i, text in enumerate(tokens)}
-    found = GGUFVocabulary(metadata, where, ids, [NORMAL] * len(tokens))
+    vocabulary = GGUFVocabulary(metadata, where, ids, [NORMAL] * len(tokens))
     if len(ids) < max(len(tokens), 1):
-        found.fail(f"{PREFIX}tokens has {len(tokens)} tokens, of which {len(ids)} are different")
+        vocabulary.fail(f"{PREFIX}tokens has {len(tokens)} tokens, of which {len(ids)} are different")
     if PREFIX + "token_type" in metadata:
-        found.kinds[:] = found.numbers("token_type")
+        vocabulary.kinds[:] = vocabulary.numbers("token_type")
     harmony = {"<|end|>"} if any(pair <= ids.keys() for pair in HARMONY) else set()
     for texts, kind in ((ENDS.union(*CODE_ENDS.values()) - {STRUCK}, CONTROL), (SHOWN | harmony, USER_DEFINED)):
         for text in texts & ids.keys():
-            found.kinds[ids[text]] = kind
-    return found
+            vocabulary.kinds[ids[text]] = kind
+    return vocabulary
 
 
 def end_ids(vocabulary: GGUFVocabulary) -> frozenset[int]:
     """Ids that end a text: those that the metadata name, and those known by their text."""
     ids = vocabulary.ids
-    named = [vocabulary.named(f"{name}_token_id") for name in ("eos", "eot", "eom")]
-    known = [ids[text] for text in ENDS & ids.keys() if vocabulary.kinds[ids[text]] == CONTROL]
-    code = [vocabulary.named(key) for key in CODE_ENDS]
-    for id_, texts in zip(list(code), CODE_ENDS.values(), strict=True):
-        code += [ids[text] for text in texts if text in ids] if id_ is None else []
-    return frozenset(id_ for id_ in (*named, *known, *code) if id_ is not None)
+    metadata_ids = [vocabulary.named(f"{name}_token_id") for name in ("eos", "eot", "eom")]
+    default_ids = [ids[text] for text in ENDS & ids.keys() if vocabulary.kinds[ids[text]] == CONTROL]
+    code_ids = [vocabulary.named(key) for key in CODE_ENDS]
+    for id_, texts in zip(list(code_ids), CODE_ENDS.values(), strict=True):
+        code_ids += [ids[text] for text in texts if text in ids] if id_ is None else []
+    return frozenset(id_ for id_ in (*metadata_ids, *default_ids, *code_ids) if id_ is not None)
