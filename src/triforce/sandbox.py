@@ -90,10 +90,10 @@ class Trial:
                 self.stop()
                 raise
             self.stop()
-        return answer_in(output, self._limits)
+        return parse_answer(output, self._limits)
 
 
-def answer_in(output: str, limits: TrialLimits) -> Any:
+def parse_answer(output: str, limits: TrialLimits) -> Any:
     """Return the answer in what `attempt` has said. Raises TrialError."""
     try:
         passed, answer = json.loads(output)
@@ -107,7 +107,7 @@ def answer_in(output: str, limits: TrialLimits) -> Any:
     return answer
 
 
-def tried(function: str, task: Any, limits: TrialLimits = TrialLimits()) -> Any:
+def run_trial(function: str, task: Any, limits: TrialLimits = TrialLimits()) -> Any:
     """Return what a function returns in a process of its own (see `Trial`). Raises TrialError."""
     return Trial(function, task, limits).result()
 

@@ -31,7 +31,7 @@ def read_file(file: str | Path, advice: str = "give a text file", pipes: bool = 
 def open_file(file: str | Path, advice: str = "give a text file", pipes: bool = True) -> BinaryIO:
     """Open a file as `read_file` reads it. Raises RequestError for what is no such file or too large, and OSError."""
     facts = os.stat(file)
-    if not (stat.S_ISREG(facts.st_mode) or stat.S_ISDIR(facts.st_mode) or (pipes and _ends(file, facts.st_mode))):
+    if not (stat.S_ISREG(facts.st_mode) or stat.S_ISDIR(facts.st_mode) or (pipes and _has_end(file, facts.st_mode))):
         raise RequestError(f"{file} is no regular file; {advice}")
     return open(file, "rb")
 
@@ -67,7 +67,7 @@ def unreadable(file: str | Path, error: OSError, advice: str = "give a text file
     return RequestError(f"{file} cannot be read ({error.strerror}); {advice}")
 
 
-def _ends(file: str | Path, mode: int) -> bool:
+def _has_end(file: str | Path, mode: int) -> bool:
     """Whether what is no regular file is one that a program or a person writes to, and ends."""
     if stat.S_ISCHR(mode):
         with open(file, "rb", buffering=0) as opened:
@@ -118,7 +118,7 @@ KINDS = {
 PLACED_KINDS = {(4, b"ftyp"): "a video", (8, b"WEBP"): "a WebP picture", (8, b"WAVE"): "a WAV recording"}
 """The same for bytes at a later place."""
 
-LOOKED_AT = 1 << 12
+SNIFFED_BYTES = 1 << 12
 """Bytes of the beginning by which an encoding without a mark is told."""
 CONTROLS = frozenset(range(32)) - set(b"\t\n\v\f\r\x1b")
 """Bytes that no text in an 8-bit encoding has."""
@@ -139,32 +139,32 @@ class NotTextError(ValueError):
 
 def decode(data: bytes) -> str:
     """Return the text of a file without its byte order mark. Raises NotTextError saying what the bytes are."""
-    mark = marked(data)
+    mark = byte_order_mark(data)
     encoding = MARKS.get(mark, "utf-8")
     try:
         text = str(memoryview(data)[len(mark) :], encoding)
     except UnicodeDecodeError as error:
-        raise NotTextError(_told(data, mark, encoding, error)) from error
-    if not mark and "\0" in text and (description := kind(data) or _unmarked(data)):
+        raise NotTextError(_describe_undecodable(data, mark, encoding, error)) from error
+    if not mark and "\0" in text and (description := kind(data) or _unmarked_utf16(data)):
         raise NotTextError(description)
     return text
 
 
-def marked(data: bytes) -> bytes:
+def byte_order_mark(data: bytes) -> bytes:
     """Return the byte order mark that bytes begin with; nothing where there is none."""
     return next((mark for mark in MARKS if data.startswith(mark)), b"")
 
 
-def _told(data: bytes, mark: bytes, encoding: str, error: UnicodeDecodeError) -> str:
+def _describe_undecodable(data: bytes, mark: bytes, encoding: str, error: UnicodeDecodeError) -> str:
     """Return what bytes are that `encoding` does not have."""
     place = f"byte 0x{data[len(mark) + error.start]:02x} at offset {len(mark) + error.start}"
-    if description := kind(data) or ("" if mark else _unmarked(data)):
+    if description := kind(data) or ("" if mark else _unmarked_utf16(data)):
         return description
     if encoding != "utf-8":
         return f"begins as {encoding[:6].upper()} and is not ({place}); save it as UTF-8"
     if error.reason == "unexpected end of data":
         return f"is not UTF-8 text ({place}): it ends within a character; end it behind a whole one"
-    if CONTROLS & set(data[:LOOKED_AT]):
+    if CONTROLS & set(data[:SNIFFED_BYTES]):
         return f"is not UTF-8 text ({place}) but holds binary data; give a text file"
     return f"is not UTF-8 text ({place}); if it is in the usual encoding of Western Europe, {CONVERT}{_advice(data)}"
 
@@ -186,9 +186,9 @@ def kind(data: bytes) -> str:
     return f"is {kinds[0]}, not a text; give a text file" if kinds else ""
 
 
-def _unmarked(data: bytes) -> str:
+def _unmarked_utf16(data: bytes) -> str:
     """Return what text in UTF-16 without a mark is: every other byte of most of its characters is NUL."""
-    beginning = data[:LOOKED_AT]
+    beginning = data[:SNIFFED_BYTES]
     for encoding, high, low in (("UTF-16LE", 1, 0), ("UTF-16BE", 0, 1)):
         if not any(byte == 0 for byte in beginning[low::2]) and beginning[high::2].count(0) * 4 > len(beginning):
             return f"is {encoding} without a byte order mark; {CONVERT}iconv -f {encoding} -t UTF-8"

@@ -82,7 +82,11 @@ def checked(raw: dict[str, Any]) -> HFConfig:
         code = "; the code that its auto_map names is never run" if "auto_map" in raw else ""
         raise Fields(raw, "config.json").refusal("model_type", FAMILIES, code)
     family_spec = FAMILIES[family]
-    text = Fields(raw, "config.json").nested(family_spec.text) if family_spec.text else Fields(raw, "config.json")
+    text = (
+        Fields(raw, "config.json").nested(family_spec.text_field)
+        if family_spec.text_field
+        else Fields(raw, "config.json")
+    )
     config = text.with_defaults(family_spec.defaults)
     for field, accepted in {**ACCEPTED, **family_spec.accepted}.items():
         if accepted is not None:
@@ -101,7 +105,7 @@ def checked(raw: dict[str, Any]) -> HFConfig:
         model_type=family,
         vocab_size=config.integer("vocab_size"),
         hidden_size=hidden,
-        intermediate_size=config.integer(family_spec.inner),
+        intermediate_size=config.integer(family_spec.mlp_width_field),
         num_hidden_layers=config.integer("num_hidden_layers", maximum=MOST_LAYERS),
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
@@ -131,7 +135,8 @@ def model_config(hf: HFConfig, *, vocab_size: int, context: int | None, device: 
     if context > hf.positions:
         largest_context = argument("context", hf.positions)
         raise ModelError(
-            f"{argument('context', context)} cannot be had: this model has {hf.positions} positions; use {largest_context} or less"
+            f"{argument('context', context)} cannot be had: this model has {hf.positions} positions; use "
+            f"{largest_context} or less"
         )
     context = int(context)
     if (hf.sliding_window or context) >= context:
@@ -189,15 +194,15 @@ def read_rope(config: Fields, family: Family, head_dim: int, positions: int) -> 
         raise rope.refusal(nested[0], ["one rotation for all layers"])
     rotated = head_dim
     for fields in (config, rope):
-        if not family.partial:
+        if not family.partial_rotation:
             fields.require("partial_rotary_factor", (1,))
-    if family.partial:
-        default_share = config.number("partial_rotary_factor", family.rotated, minimum=0.0, maximum=1.0)
+    if family.partial_rotation:
+        default_share = config.number("partial_rotary_factor", family.rotated_share, minimum=0.0, maximum=1.0)
         rotated = int(head_dim * rope.number("partial_rotary_factor", default_share, minimum=0.0, maximum=1.0))
     if rotated % 2 or rotated < 2:
         raise config.refusal("partial_rotary_factor", [f"shares of {head_dim} that are even numbers"])
     name = "type" if rope.get("rope_type") is None else "rope_type"
-    rope.require(name, family.ropes)
+    rope.require(name, family.rope_types)
     theta = rope.number("rope_theta", config.number("rope_theta", family.theta), minimum=2.0)
     return rotated, theta, read_scaling(rope, rope.get(name), rotated, positions)
 
@@ -213,7 +218,7 @@ def read_local_theta(config: Fields, family: Family) -> float | None:
 
 def read_window(config: Fields, family: Family) -> int | None:
     """Return the tokens that layers with a window see; None where there are no such layers. Raises ModelError."""
-    if not any(family.slides(config)) or (config.get("sliding_window") is None and family.local_theta is None):
+    if not any(family.windowed_layers(config)) or (config.get("sliding_window") is None and family.local_theta is None):
         return None
     return config.integer("sliding_window")
 
@@ -226,7 +231,8 @@ def with_windows(config: Fields, family: Family) -> Architecture:
         return parts
     windowed: dict[str, int] = {"window": window} | ({} if family.local_theta is None else {"rope": 1})
     kinds = (
-        replace(parts.kind(layer), **(windowed if slides else {})) for layer, slides in enumerate(family.slides(config))
+        replace(parts.kind(layer), **(windowed if slides else {}))
+        for layer, slides in enumerate(family.windowed_layers(config))
     )
     return replace(parts, kinds=tuple(kinds))
 

@@ -63,12 +63,12 @@ def model_path(name_or_path: str | Path, *, weights: bool = True) -> Path:
     config is nowhere else. Raises ModelError.
     """
     try:
-        return _located(name_or_path, weights)
+        return _locate(name_or_path, weights)
     except PermissionError as error:
         raise unreadable(error.filename or str(name_or_path), error) from error
 
 
-def _located(name_or_path: str | Path, weights: bool) -> Path:
+def _locate(name_or_path: str | Path, weights: bool) -> Path:
     """Return where a model is. Raises ModelError, and PermissionError."""
     path = user_path(name_or_path)
     try:
@@ -97,8 +97,8 @@ def _located(name_or_path: str | Path, weights: bool) -> Path:
         require_no_address(str(name_or_path), WANTED)
         kind = "file" if is_file else "folder"
         raise ModelError(
-            f"there is no {kind} {path}{_nearby(path)}; give a model's folder, a GGUF file or a Hugging Face name such "
-            "as org/model"
+            f"there is no {kind} {path}{_suggest_folder(path)}; give a model's folder, a GGUF file or a Hugging Face "
+            "name such as org/model"
         )
     if name_or_path in KNOWN:
         return find(KNOWN[name_or_path])
@@ -106,12 +106,12 @@ def _located(name_or_path: str | Path, weights: bool) -> Path:
     return _snapshot(name_or_path, weights)
 
 
-def path_here(name_or_path: str | Path) -> Path | None:
+def local_path(name_or_path: str | Path) -> Path | None:
     """Return where a model is that is here; None for one that would have to be fetched."""
     if (path := Path(name_or_path)).exists():
         return path
     try:
-        return _fetched(str(name_or_path), local_only=True)
+        return _download(str(name_or_path), local_only=True)
     except Exception:  # the hub's client has an unrelated type for each cause
         return None
 
@@ -167,23 +167,25 @@ def _require_hub_name(name: str) -> None:
 def _snapshot(name: str, weights: bool) -> Path:
     repository, _, quantisation = name.partition(":")
     try:
-        names = _listed(repository)
+        names = _file_names(repository)
         has_safetensors = any(fnmatch(file, pattern) for file in names for pattern in SAFETENSORS)
         if quantisation or (not has_safetensors and any(file.endswith(".gguf") for file in names)):
             chosen = choose_gguf(names, quantisation, repository)
-            return _fetched(repository, *map(glob.escape, chosen)) / chosen[0]
+            return _download(repository, *map(glob.escape, chosen)) / chosen[0]
         if not weights:
-            return _fetched(repository, *TEXTS)
-        folder = _fetched(repository, *TEXTS, *SAFETENSORS)
+            return _download(repository, *TEXTS)
+        folder = _download(repository, *TEXTS, *SAFETENSORS)
         has_weights = any(folder.glob("model*.safetensors"))
-        return folder if has_weights else _fetched(repository, *TEXTS, *PICKLES)
+        return folder if has_weights else _download(repository, *TEXTS, *PICKLES)
     except ModelError:
         raise
     except Exception as error:  # offline, missing, gated, a bad name, a full disk: each has its own unrelated type
-        raise UnknownModel(f"{name!r} is not a folder here{_nearby(Path(name))}{_unfetched(name, error)}") from error
+        raise UnknownModel(
+            f"{name!r} is not a folder here{_suggest_folder(Path(name))}{_fetch_failure(name, error)}"
+        ) from error
 
 
-def _unfetched(name: str, error: Exception) -> str:
+def _fetch_failure(name: str, error: Exception) -> str:
     """Return why a model is not here from the hub, and what to do, to stand behind what it is not."""
     shape = "" if "/" in name else f"; {WANTED}"
     if offline():
@@ -196,7 +198,7 @@ def _unfetched(name: str, error: Exception) -> str:
     return f" and could not be fetched from the Hugging Face hub ({why}); {advice}{shape}"
 
 
-def _listed(repository: str) -> list[str]:
+def _file_names(repository: str) -> list[str]:
     """Return the names of a repository's files: as the hub lists them, or those that are here if it cannot be asked."""
     import huggingface_hub
 
@@ -206,16 +208,16 @@ def _listed(repository: str) -> list[str]:
             return [file.rfilename for file in model_info.siblings or ()]
     except Exception as error:
         try:
-            folder = _fetched(repository, local_only=True)
+            folder = _download(repository, local_only=True)
         except Exception:
             raise error from error.__cause__
     else:
-        folder = _fetched(repository, local_only=True)
+        folder = _download(repository, local_only=True)
     return [file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()]
 
 
-def _fetched(repository: str, *patterns: str, local_only: bool = False) -> Path:
-    """Return the folder of a repository once the files of some patterns are in it; local_only: as it is, nothing fetched."""
+def _download(repository: str, *patterns: str, local_only: bool = False) -> Path:
+    """Download the files that match `patterns`; return the repository's folder. local_only: nothing is fetched."""
     import huggingface_hub
 
     return Path(
@@ -225,7 +227,7 @@ def _fetched(repository: str, *patterns: str, local_only: bool = False) -> Path:
     )
 
 
-def _nearby(missing: Path) -> str:
+def _suggest_folder(missing: Path) -> str:
     """Return a suggestion of a folder beside a missing one; an empty text if none is near."""
     parent = missing.parent
     readable = parent.is_dir() and os.access(parent, os.R_OK)

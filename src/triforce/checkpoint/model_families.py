@@ -54,13 +54,13 @@ def listed_layers(config: Fields) -> list[bool]:
     return [kind == LAYER_TYPES[1] for kind in kinds]
 
 
-def all_but_each(interval: int, field_name: str = "") -> Callable[[Fields], list[bool]]:
+def full_layer_every(interval: int, field_name: str = "") -> Callable[[Fields], list[bool]]:
     """Return that layers have a window but for each such one, of a config without `layer_types`.
 
     field_name: a field that may have another number.
     """
 
-    def slides(config: Fields) -> list[bool]:
+    def windowed_layers(config: Fields) -> list[bool]:
         if config.get("layer_types") is not None:
             return listed_layers(config)
         layer_interval = config.integer(field_name, interval) if field_name else interval
@@ -69,7 +69,7 @@ def all_but_each(interval: int, field_name: str = "") -> Callable[[Fields], list
             for layer in range(config.integer("num_hidden_layers", maximum=MOST_LAYERS))
         ]
 
-    return slides
+    return windowed_layers
 
 
 def no_windows(config: Fields) -> list[bool]:
@@ -85,7 +85,7 @@ class Family:
     """Values of fields that a config.json leaves out: transformers writes some only where they differ."""
     architecture: Callable[[Fields], Architecture] = llama
     """The arithmetic of a config, but for windows and for how much of a head is rotated. Raises ModelError."""
-    slides: Callable[[Fields], list[bool]] = no_windows
+    windowed_layers: Callable[[Fields], list[bool]] = no_windows
     """Which layers have the window that the config names; none of them where the list is empty."""
     names: Mapping[str, str] = field(default_factory=lambda: LLAMA_NAMES)
     """Those of the tensors in a layer. Fields of one name lie in one tensor, in the order of `LLAMA_NAMES`.
@@ -94,19 +94,19 @@ class Family:
     """
     accepted: Mapping[str, tuple[object, ...] | None] = field(default_factory=dict)
     """Values that a field of the config may have, where they are not the usual ones; None: any."""
-    ropes: tuple[str, ...] = TYPES
+    rope_types: tuple[str, ...] = TYPES
     """The types of rotation that it may have."""
-    inner: str = "intermediate_size"
+    mlp_width_field: str = "intermediate_size"
     """The field that has the width of an MLP; of an expert, where there are some."""
     theta: float = 10_000.0
     """That of a config without one."""
-    rotated: float = 1.0
+    rotated_share: float = 1.0
     """The share of a head's channels that is rotated, of a config that does not say."""
-    partial: bool = False
+    partial_rotation: bool = False
     """Whether a config may say so."""
     local_theta: float | None = None
     """That of layers with a window, which turn unscaled, of a config without one; None: all layers turn alike."""
-    text: str = ""
+    text_field: str = ""
     """The field of a config with the text's, of a model that reads images, too (see `checkpoint.weight_files`)."""
     stacked_experts: bool = False
     """Whether safetensors hold all experts of a layer in one tensor, as `checkpoint.stacked_experts` reads them."""
@@ -142,7 +142,7 @@ def upper_layers(config: Fields) -> list[bool]:
 
 
 LLAMA = Family(_LLAMA, accepted=BIAS_FLAGS)
-MISTRAL = Family(_MISTRAL, slides=every_layer)
+MISTRAL = Family(_MISTRAL, windowed_layers=every_layer)
 QWEN2 = Family(_QWEN2, lambda config: Architecture(qkv_bias=True), upper_layers)
 QWEN3 = Family(_QWEN2 | {"head_dim": 128}, lambda config: Architecture(qk_norm="head"), upper_layers)
 
@@ -191,7 +191,7 @@ QWEN3_MOE = Family(
     },
     # Of layers with an MLP in the place of experts, the first ones alone could be described.
     accepted={"num_experts": None, "num_local_experts": None, "decoder_sparse_step": (1,), "mlp_only_layers": ([],)},
-    inner="moe_intermediate_size",
+    mlp_width_field="moe_intermediate_size",
 )  # fmt: skip
 
 
@@ -201,11 +201,11 @@ _GEMMA2: dict[str, Any] = {
     "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "query_pre_attn_scalar": 256, "sliding_window": 4096,
     "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0,
 }  # fmt: skip
-_NAMES = LLAMA_NAMES | {
+_GEMMA_NAMES = LLAMA_NAMES | {
     "attn_out_norm_C": "post_attention_layernorm.weight", "post_norm_C": "pre_feedforward_layernorm.weight",
     "mlp_out_norm_C": "post_feedforward_layernorm.weight",
 }  # fmt: skip
-_ACCEPTED: dict[str, tuple[object, ...] | None] = {
+_GEMMA_ACCEPTED: dict[str, tuple[object, ...] | None] = {
     "hidden_act": None,  # of old configs, beside the one that counts
     "hidden_activation": ("gelu_pytorch_tanh",),
     "use_bidirectional_attention": (False,),
@@ -225,16 +225,16 @@ def gemma(config: Fields, qk_norm: str = "") -> Architecture:
     )  # fmt: skip
 
 
-GEMMA2 = Family(_GEMMA2, gemma, all_but_each(2), _NAMES, _ACCEPTED)
+GEMMA2 = Family(_GEMMA2, gemma, full_layer_every(2), _GEMMA_NAMES, _GEMMA_ACCEPTED)
 GEMMA3 = Family(
     _GEMMA2 | {
         "vocab_size": 262_208, "max_position_embeddings": 131_072, "final_logit_softcapping": None,
         "attn_logit_softcapping": None,
     },
     lambda config: gemma(config, "head"),
-    all_but_each(6, "sliding_window_pattern"),
-    _NAMES,
-    _ACCEPTED,
+    full_layer_every(6, "sliding_window_pattern"),
+    _GEMMA_NAMES,
+    _GEMMA_ACCEPTED,
     theta=1_000_000.0,
     local_theta=10_000.0,
 )  # fmt: skip
@@ -249,12 +249,12 @@ PHI3 = Family(
         "num_attention_heads": 32, "max_position_embeddings": 4096, "original_max_position_embeddings": 4096,
         "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
     },
-    slides=every_layer,
+    windowed_layers=every_layer,
     names=LLAMA_NAMES | {
         "q_proj_QC": QKV, "k_proj_PC": QKV, "v_proj_PC": QKV, "gate_proj_IC": GATE_UP, "up_proj_IC": GATE_UP,
     },
-    ropes=("default", "longrope"),
-    partial=True,
+    rope_types=("default", "longrope"),
+    partial_rotation=True,
 )  # fmt: skip
 
 
@@ -275,9 +275,9 @@ GLM4 = Family(
         "gate_proj_IC": GATE_UP, "up_proj_IC": GATE_UP,
     },
     accepted={"attention_bias": (False, True)},  # of q, k and v alone
-    ropes=("default", "linear", "yarn"),
-    rotated=0.5,
-    partial=True,
+    rope_types=("default", "linear", "yarn"),
+    rotated_share=0.5,
+    partial_rotation=True,
 )  # fmt: skip
 
 
@@ -299,7 +299,8 @@ def glm4_moe(config: Fields) -> Architecture:
     layers = config.integer("num_hidden_layers", maximum=MOST_LAYERS)
     return Architecture(
         qkv_bias=config.flag("attention_bias"), qk_norm="head" if config.flag("use_qk_norm") else "",
-        experts=_glm4_experts(config), dense_layers=config.integer("first_k_dense_replace", minimum=0, maximum=layers - 1),
+        experts=_glm4_experts(config),
+        dense_layers=config.integer("first_k_dense_replace", minimum=0, maximum=layers - 1),
         dense_size=config.integer("intermediate_size"),
     )  # fmt: skip
 
@@ -321,9 +322,9 @@ GLM4_MOE = Family(
         for field, shape in {"gate": "IC", "up": "IC", "down": "CI"}.items()
     },
     accepted={"attention_bias": (False, True)},  # of q, k and v alone
-    inner="moe_intermediate_size",
-    rotated=0.5,
-    partial=True,
+    mlp_width_field="moe_intermediate_size",
+    rotated_share=0.5,
+    partial_rotation=True,
 )  # fmt: skip
 
 
@@ -333,7 +334,9 @@ def gpt_oss(config: Fields) -> Architecture:
     experts = config.integer("num_local_experts", maximum=4096)
     return Architecture(
         qkv_bias=True, o_bias=True, activation="clamped", attention_sink_logits=True,
-        experts=Experts(experts, config.integer("num_experts_per_tok", maximum=experts), renormalised=True, biases=True),
+        experts=Experts(
+            experts, config.integer("num_experts_per_tok", maximum=experts), renormalised=True, biases=True,
+        ),
     )  # fmt: skip
 
 
@@ -348,7 +351,7 @@ GPT_OSS = Family(
         },
     },
     gpt_oss,
-    all_but_each(2),
+    full_layer_every(2),
     LLAMA_NAMES | {
         "attention_sink_logits_H": "self_attn.sinks", "router_EC": "mlp.router.weight",
         "router_bias_E": "mlp.router.bias",
@@ -410,7 +413,7 @@ OLMO2 = Family(
 OLMO3 = Family(
     {**OLMO2.defaults, "sliding_window": 4096},
     olmo2,
-    all_but_each(4),
+    full_layer_every(4),
     _OLMO2_NAMES,
     theta=500_000.0,
     local_theta=500_000.0,
@@ -456,7 +459,7 @@ FAMILIES: dict[str, Family] = {
     "olmo3": OLMO3,
     "gemma2": GEMMA2,
     "gemma3_text": GEMMA3,
-    "gemma3": replace(GEMMA3, text="text_config"),
+    "gemma3": replace(GEMMA3, text_field="text_config"),
     "glm4": GLM4,
     "glm4_moe": GLM4_MOE,
     "mixtral": MIXTRAL,

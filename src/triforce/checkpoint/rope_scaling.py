@@ -75,70 +75,75 @@ class Dynamic(Scaling):
 class Yarn(Scaling):
     """NTK by parts and a temperature (Peng et al. 2023, arXiv 2309.00071, sections 3.2 and 3.4).
 
-    Frequencies that turn more than `fast` times in the `original` positions stay, those that turn less than `slow`
-    times are interpolated, and in between a ramp over the indices (in the paper: over turns) mixes the two.
+    Frequencies with more than `fast` turns in `original_positions` stay. Frequencies with less than `slow` turns are
+    interpolated. In between, a ramp over the indices (in the paper: over turns) mixes the two.
     """
 
     factor: float
-    original: int
+    original_positions: int
     fast: float
     slow: float
     scale: float
     """Factor of cos and sin: the square root of 1 / t."""
-    whole: bool
+    rounds_ramp: bool
     """Whether the ends of the ramp are rounded to whole indices."""
 
     def frequencies(self, theta: float, D: int, context: int) -> tuple[Tensor, float]:
         lengths_F = wavelengths(theta, D)
-        low, high = (D * log(self.original / (turns * 2 * pi)) / (2 * log(theta)) for turns in (self.fast, self.slow))
-        if self.whole:
+        low, high = (
+            D * log(self.original_positions / (turns * 2 * pi)) / (2 * log(theta)) for turns in (self.fast, self.slow)
+        )
+        if self.rounds_ramp:
             low = floor(low)
             high = ceil(high)
         low = max(low, 0)
         high = min(high, D - 1)
         high += 0.001 * (low == high)
-        kept_F = 1 - ((torch.arange(D // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
-        return 1.0 / (self.factor * lengths_F) * (1 - kept_F) + 1.0 / lengths_F * kept_F, self.scale
+        unscaled_share_F = 1 - ((torch.arange(D // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+        return 1.0 / (self.factor * lengths_F) * (1 - unscaled_share_F) + 1.0 / lengths_F * unscaled_share_F, self.scale
 
     def reach(self, positions: int) -> int:
         """Return the scaled positions: some configs give max_position_embeddings as it was before scaling."""
-        return max(positions, int(self.original * self.factor))
+        return max(positions, int(self.original_positions * self.factor))
 
 
 @dataclass(frozen=True, slots=True)
 class LongRope(Scaling):
-    """A divisor for each frequency, found by search (Ding et al. 2024, arXiv 2402.13753); others beyond `original`."""
+    """A divisor for each frequency, found by search (Ding et al. 2024, arXiv 2402.13753).
 
-    original: int
+    Contexts beyond `original_positions` use the divisors `long`, others `short`.
+    """
+
+    original_positions: int
     short: list[float]
     long: list[float]
     scale: float
 
     def frequencies(self, theta: float, D: int, context: int) -> tuple[Tensor, float]:
-        divisors_F = torch.tensor(self.long if context > self.original else self.short, dtype=torch.float32)
+        divisors_F = torch.tensor(self.long if context > self.original_positions else self.short, dtype=torch.float32)
         return 1.0 / (divisors_F * wavelengths(theta, D)), self.scale
 
 
 @dataclass(frozen=True, slots=True)
 class Llama3(Scaling):
-    """Waves longer than the `original` positions / `low` are interpolated, those shorter than / `high` stay.
+    """Waves longer than the `original_positions` positions / `low` are interpolated, those shorter than / `high` stay.
 
     Between the two the share that stays is linear in the number of turns: YaRN's NTK by parts (arXiv 2309.00071,
     section 3.2), without its temperature, as Meta released it with Llama 3.1 (arXiv 2407.21783).
     """
 
     factor: float
-    original: int
+    original_positions: int
     low: float
     high: float
 
     def frequencies(self, theta: float, D: int, context: int) -> tuple[Tensor, float]:
-        plain_F = 1.0 / wavelengths(theta, D)
-        waves_F = 2 * pi / plain_F
-        stays_F = (self.original / waves_F - self.low) / (self.high - self.low)
-        attn_out_F = (1 - stays_F) * plain_F / self.factor + stays_F * plain_F
-        attn_out_F = torch.where(waves_F > self.original / self.low, plain_F / self.factor, attn_out_F)
-        return torch.where(waves_F < self.original / self.high, plain_F, attn_out_F), 1.0
+        unscaled_F = 1.0 / wavelengths(theta, D)
+        waves_F = 2 * pi / unscaled_F
+        unscaled_share_F = (self.original_positions / waves_F - self.low) / (self.high - self.low)
+        inv_freq_F = (1 - unscaled_share_F) * unscaled_F / self.factor + unscaled_share_F * unscaled_F
+        inv_freq_F = torch.where(waves_F > self.original_positions / self.low, unscaled_F / self.factor, inv_freq_F)
+        return torch.where(waves_F < self.original_positions / self.high, unscaled_F, inv_freq_F), 1.0
 
 
 def read_scaling(rope: Fields, kind: str, D: int, positions: int) -> Scaling:
@@ -155,7 +160,7 @@ def read_scaling(rope: Fields, kind: str, D: int, positions: int) -> Scaling:
             factor = rope.number("factor", positions / original if has_original else None)
             fast = rope.number("beta_fast", 32.0, minimum=1e-3)
             slow = rope.number("beta_slow", 1.0, minimum=1e-3)
-            scale = rope.number("attention_factor", _temper_yarn(rope, factor), minimum=1e-3)
+            scale = rope.number("attention_factor", _yarn_attention_factor(rope, factor), minimum=1e-3)
             return Yarn(factor, original, fast, slow, scale, rope.flag("truncate", True))
         case "longrope":
             factor = rope.number("factor", max(positions / original, 1.0))
@@ -172,7 +177,7 @@ def read_scaling(rope: Fields, kind: str, D: int, positions: int) -> Scaling:
             return Unscaled()
 
 
-def _temper_yarn(rope: Fields, factor: float) -> float:
+def _yarn_attention_factor(rope: Fields, factor: float) -> float:
     """0.1 ln(factor) + 1 (YaRN, section 3.4); DeepSeek's models weigh the logarithm, and divide by another such."""
     above, below = (rope.number(name, 0.0, minimum=0.0) for name in ("mscale", "mscale_all_dim"))
     if above and below:

@@ -48,13 +48,13 @@ def q5_0(codes_OB32: Tensor, scales_OB: Tensor) -> Tensor | None:
 
     A block has its scale, the fifth bits of 32 codes, and the other four: those of the first half in the lower nibbles.
     """
-    whole_OB32 = _doubles(codes_OB32) + CENTRE
-    scales_OB = scales_OB.masked_fill((whole_OB32 == CENTRE).all(-1), 128)  # zeros, whatever their scale
+    code_OB32 = _doubles(codes_OB32) + CENTRE
+    scales_OB = scales_OB.masked_fill((code_OB32 == CENTRE).all(-1), 128)  # zeros, whatever their scale
     scales_OB1 = torch.ldexp(torch.ones(scales_OB.shape), scales_OB.int() - 128)[..., None].half()
     if not torch.equal(scales_OB1[..., 0].float().log2(), scales_OB.float() - 128):
         return None
-    nibbles_OB16 = (whole_OB32[..., :16] & 15) | (whole_OB32[..., 16:] & 15) << 4
-    fifths_OB4 = ((whole_OB32 >> 4).view(*scales_OB.shape, 4, 8) << torch.arange(8)).sum(-1)
+    nibbles_OB16 = (code_OB32[..., :16] & 15) | (code_OB32[..., 16:] & 15) << 4
+    fifths_OB4 = ((code_OB32 >> 4).view(*scales_OB.shape, 4, 8) << torch.arange(8)).sum(-1)
     parts = scales_OB1.view(torch.uint8), fifths_OB4.to(torch.uint8), nibbles_OB16.to(torch.uint8)
     return torch.cat(parts, -1).flatten(1)
 
@@ -98,7 +98,7 @@ class StackedExperts:
         self._places: dict[str, Place] = {}
         for name in self.tensors:
             if not name.endswith(SCALES):
-                self._places |= self._within(name)
+                self._places |= self._places_in(name)
 
     def names(self) -> list[str]:
         """Names of tensors as if each expert had its own."""
@@ -121,9 +121,9 @@ class StackedExperts:
         codes_OB32 = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2)  # the lower nibble comes first
         return mxfp4_weight(codes_OB32, scales, narrow=self._narrow)
 
-    glance = view
+    transient_view = view
 
-    def _within(self, name: str) -> dict[str, Place]:
+    def _places_in(self, name: str) -> dict[str, Place]:
         """Return the places of what a tensor holds."""
         prefix, _, stem = name.rpartition(".")
         mxfp4 = stem.endswith(BLOCKS)
@@ -160,7 +160,7 @@ class StackedExperts:
                 raise ModelError(f"tensor {name} is {dtype}, and MXFP4 is torch.uint8; copy the whole folder again")
 
 
-def unstacked(archives: Mapping[str, Archive], layers: int, experts: int, *, narrow: bool) -> dict[str, Archive]:
+def unstack_experts(archives: Mapping[str, Archive], layers: int, experts: int, *, narrow: bool) -> dict[str, Archive]:
     """Return archives by the names of tensors, with experts as if each had its own. Raises ModelError."""
     stacked = StackedExperts(archives, layers, experts, narrow=narrow)
     other_archives = {name: archive for name, archive in archives.items() if name not in stacked.tensors}

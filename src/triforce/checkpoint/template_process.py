@@ -14,7 +14,7 @@ from triforce.checkpoint import template_worker
 from triforce.errors import RequestError
 from triforce.sandbox import working_folder
 
-KNOWN = frozenset({"872be49dbb638044ad01b60388f48d469ff2980e5f0dccdc22ec907db54d0788"})
+TRUSTED_TEMPLATES = frozenset({"872be49dbb638044ad01b60388f48d469ff2980e5f0dccdc22ec907db54d0788"})
 """The sha256 of templates of known models, which are rendered here."""
 
 
@@ -85,9 +85,9 @@ PROCESS = TemplateProcess()
 os.register_at_fork(after_in_child=PROCESS.__init__)  # type: ignore[misc]  # that of the parent answers the parent
 
 
-def render_apart(template: str, variables: str) -> str:
+def render_isolated(template: str, variables: str) -> str:
     """The text of a template; its variables are JSON. Raises RequestError saying why there is none."""
-    if hashlib.sha256(template.encode("utf-8", "surrogatepass")).hexdigest() not in KNOWN:
+    if hashlib.sha256(template.encode("utf-8", "surrogatepass")).hexdigest() not in TRUSTED_TEMPLATES:
         return PROCESS.render(template, variables)
     from triforce.checkpoint.chat_template import render  # Jinja, which most runs do not need
 

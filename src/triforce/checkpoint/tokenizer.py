@@ -17,7 +17,7 @@ from tokenizers.decoders import DecodeStream
 
 from triforce.checkpoint.hub import read_json
 from triforce.checkpoint.json_fields import Fields
-from triforce.checkpoint.template_process import render_apart
+from triforce.checkpoint.template_process import render_isolated
 from triforce.checkpoint.tokenizer_files import CORE, TokenizerFiles, read_tokenizer
 from triforce.errors import ModelError, RequestError
 from triforce.interface.messages import Message, read_messages, read_tools
@@ -32,14 +32,14 @@ class TokenBytes:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self.falls_back = core.token_to_id("<0x0A>") is not None
+        self.byte_fallback = core.token_to_id("<0x0A>") is not None
         """Whether characters without a token are written as tokens of their bytes, as SentencePiece does it."""
 
-    def of(self, token_id: int) -> bytes:
+    def bytes_of(self, token_id: int) -> bytes:
         """The UTF-8 bytes of a token: of an added or special one its name; none of an unknown id."""
         if token_id in self._added:
             return self._added[token_id]
-        decode = _sentencepiece if self.falls_back else _byte_level
+        decode = _sentencepiece if self.byte_fallback else _byte_level
         return decode(self._core.id_to_token(token_id) or "")
 
     @property
@@ -89,7 +89,7 @@ _BYTES = _byte_alphabet()
 CONTEXT = 16  # tokens of the preceding text that can change how the next one reads
 PANIC = "PanicException"
 """The name of what errors of Rust raise, which is no Exception, and in no module that can be imported."""
-LOOKED_AT = 1 << 16
+SCANNED_ROWS = 1 << 16
 """Rows of the embedding that are looked at for the last one with a token, before all tokens are."""
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # threads of its own would be missed after a fork
 
@@ -133,8 +133,8 @@ class Tokenizer:
         except (UnicodeError, TypeError) as error:
             surrogate = next((char for char in text if "\ud800" <= char <= "\udfff"), "")
             raise RequestError(
-                f"the prompt is not valid UTF-8 text: {surrogate!r} is half of a character; leave it out, or read the text "
-                "anew in its own encoding"
+                f"the prompt is not valid UTF-8 text: {surrogate!r} is half of a character; leave it out, or read the "
+                "text anew in its own encoding"
             ) from error
         except BaseException as error:
             if not isinstance(error, Exception) and type(error).__name__ != PANIC:
@@ -147,26 +147,26 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids` without special tokens; what `stream` gives in pieces."""
-        if not self._bytes.falls_back:
+        if not self._bytes.byte_fallback:
             return str(self._core.decode(list(ids), skip_special_tokens=True))
         stream = self.stream()
         return "".join([stream.step(i) for i in ids]) + stream.flush()
 
     def stream(self, prefix_ids: Sequence[int] = ()) -> TextStream:
-        """Text as tokens arrive; read as the continuation of `prefix_ids`, if given, so that a first space is not lost."""
+        """Return a stream of text for arriving tokens. After `prefix_ids`, the first token keeps its space."""
         return TextStream(self._core, prefix_ids)
 
     def bytes_of(self, token_id: int) -> bytes:
         """Return the bytes that a token adds to a text, perhaps a part of a character; none for an unknown id."""
-        return self._bytes.of(token_id)
+        return self._bytes.bytes_of(token_id)
 
     def text_of(self, token_id: int) -> str:
         """Return a token as a text by itself; bytes that are no whole character are written as `<0xF0>`."""
-        return self._bytes.of(token_id).decode(errors=NAMED_BYTES)
+        return self._bytes.bytes_of(token_id).decode(errors=NAMED_BYTES)
 
     def all_bytes(self) -> list[bytes]:
         """The same of every id below `vocab_size`."""
-        return [self._bytes.of(i) for i in range(self.vocab_size)]
+        return [self._bytes.bytes_of(i) for i in range(self.vocab_size)]
 
     @property
     def special_ids(self) -> frozenset[int]:
@@ -206,7 +206,7 @@ class Tokenizer:
             }
             if thinking is not None:
                 variables["enable_thinking"] = thinking
-            text = render_apart(self._template_for(tool_schemas), json.dumps({**self._special, **variables}))
+            text = render_isolated(self._template_for(tool_schemas), json.dumps({**self._special, **variables}))
         except (RequestError, TypeError, ValueError, RecursionError) as error:
             raise RequestError(f"the model's chat template does not accept these messages: {error}") from error
         return self.encode(text, add_special=False)
@@ -226,7 +226,7 @@ class Tokenizer:
         """Return the highest id. Raises ModelError if there is none."""
         if self._rows is not None:  # to list all tokens takes a while where there are many
             top = min(self._rows, 1 << 32)
-            for i in range(top - 1, max(top - LOOKED_AT, 0) - 1, -1):
+            for i in range(top - 1, max(top - SCANNED_ROWS, 0) - 1, -1):
                 if self._core.id_to_token(i) is not None:
                     return i
         if not self._tokens:
@@ -266,31 +266,31 @@ class TextStream:
 
     def __init__(self, core: Core, prefix_ids: Sequence[int] = ()) -> None:
         self._core = core
-        self._shown = list(prefix_ids[-CONTEXT:]) if prefix_ids else []
-        if self._text(self._shown).endswith("�"):
-            self._shown = []  # the character that is cut there would be shown again
-        self._held: list[int] = []
-        self._stream = DecodeStream(self._shown, skip_special_tokens=True)
+        self._emitted_ids = list(prefix_ids[-CONTEXT:]) if prefix_ids else []
+        if self._text(self._emitted_ids).endswith("�"):
+            self._emitted_ids = []  # the character that is cut there would be shown again
+        self._pending_ids: list[int] = []
+        self._stream = DecodeStream(self._emitted_ids, skip_special_tokens=True)
 
     def step(self, token: int) -> str:
         """The text that this token completes, perhaps none."""
-        self._held.append(token)
+        self._pending_ids.append(token)
         try:
             text = self._stream.step(self._core, token)
         except Exception:
             # Byte tokens that make no character can change how the ones before them read; that text is out already.
             self._stream = DecodeStream(skip_special_tokens=True)
-            text = self._stream.step(self._core, self._held)
+            text = self._stream.step(self._core, self._pending_ids)
         if text:
-            self._shown = self._held
-            self._held = []
+            self._emitted_ids = self._pending_ids
+            self._pending_ids = []
         return text or ""
 
     def flush(self) -> str:
         """The rest at the end of the text: what is no whole character reads as U+FFFD. Ends the stream."""
-        emitted_text = self._text(self._shown)
-        remaining_text = self._text(self._shown + self._held)[len(emitted_text) :]
-        self._held = []
+        emitted_text = self._text(self._emitted_ids)
+        remaining_text = self._text(self._emitted_ids + self._pending_ids)[len(emitted_text) :]
+        self._pending_ids = []
         return remaining_text
 
     def _text(self, ids: list[int]) -> str:

@@ -23,7 +23,7 @@ EXTRA = ("extra_special_tokens", "additional_special_tokens")
 LONGEST_TEMPLATE = 1 << 22
 """Bytes of the longest file with a chat template."""
 _END = "<|endoftext|>"
-USUAL = {
+DEFAULT_SPECIAL_TOKENS = {
     "LlamaTokenizer": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
     "Qwen2Tokenizer": {"eos_token": _END, "unk_token": _END, "pad_token": _END},
     "GPT2Tokenizer": {"bos_token": _END, "eos_token": _END, "unk_token": _END},
@@ -53,15 +53,15 @@ def read_tokenizer(folder: Path) -> TokenizerFiles:
     tokenizer_config.json names. Tokens that only the latter has are added.
     """
     if not (folder / CORE).exists():
-        return _through_transformers(folder)
+        return _read_with_transformers(folder)
     try:
         core = Core.from_file(str(folder / CORE))
     except Exception as error:  # the library raises nothing more special
         raise ModelError(f"the tokenizer in {folder} cannot be loaded ({error}); download it again") from error
     config = _config(folder)
     try:
-        named = _named(config, core)
-        core.add_tokens(list(_missing(config, named, core)))
+        named = _special_tokens(config, core)
+        core.add_tokens(list(_tokens_to_add(config, named, core)))
     except (TypeError, ValueError, AttributeError) as error:
         raise ModelError(f"{folder / CONFIG} has a token that is none ({error}); download it again") from error
     core.encode_special_tokens = config.get("split_special_tokens") is True
@@ -77,7 +77,7 @@ def from_transformers(hf: Any) -> TokenizerFiles:
     return TokenizerFiles(hf.backend_tokenizer, hf.special_tokens_map, templates)
 
 
-def _through_transformers(folder: Path) -> TokenizerFiles:
+def _read_with_transformers(folder: Path) -> TokenizerFiles:
     """Importing transformers takes seconds, so only what needs its converters pays for it."""
     try:
         from transformers import AutoTokenizer
@@ -104,10 +104,14 @@ def _config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _named(config: Mapping[str, Any], core: Core) -> dict[str, AddedToken]:
+def _special_tokens(config: Mapping[str, Any], core: Core) -> dict[str, AddedToken]:
     """Special tokens by name."""
     kind = str(config.get("tokenizer_class")).removesuffix("Fast")
-    tokens = {name: token for name, token in USUAL.get(kind, {}).items() if core.token_to_id(token) is not None}
+    tokens = {
+        name: token
+        for name, token in DEFAULT_SPECIAL_TOKENS.get(kind, {}).items()
+        if core.token_to_id(token) is not None
+    }
     for name, value in config.items():
         if name in NAMES or (name.endswith("_token") and isinstance(value, str)):
             tokens[name] = value
@@ -124,7 +128,7 @@ def _token(name: str, value: Any, **attributes: bool) -> AddedToken:
     return AddedToken(**{key: entry for key, entry in token_fields.items() if key != "__type"} | attributes)
 
 
-def _missing(config: Mapping[str, Any], named: Mapping[str, AddedToken], core: Core) -> Iterator[AddedToken]:
+def _tokens_to_add(config: Mapping[str, Any], named: Mapping[str, AddedToken], core: Core) -> Iterator[AddedToken]:
     """Yield tokens that tokenizer.json lacks, or finds in a text otherwise than the config says, by id."""
     core_tokens = core.get_added_tokens_decoder()
     core_reprs = {repr(token) for token in core_tokens.values()}

@@ -47,7 +47,7 @@ class Pickle:
         """Return a tensor, in its shape, as it lies in the mapped file."""
         return self._tensors[name].detach()
 
-    glance = view
+    transient_view = view
 
 
 def require_harmless(files: Sequence[Path]) -> None:
@@ -77,13 +77,13 @@ def read_state_dict(file: Path) -> dict[str, Tensor]:
     try:
         tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except FileNotFoundError as error:
-        raise missing(file) from error
+        raise missing_file_error(file) from error
     except pickle.UnpicklingError as error:
         raise ModelError(f"{file} holds more than tensors and is not opened, as it could run code; {ADVICE}") from error
     except MemoryError as error:
         raise ModelError(f"{file} takes more memory than a file of its size may; {ADVICE}") from error
     except Exception as error:  # a damaged zip or pickle surfaces as nearly anything
-        raise corrupt(file, error) from error
+        raise corrupt_file_error(file, error) from error
     if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
         raise ModelError(f"{file} is not a state dict of tensors; convert the model to safetensors")
     for name, tensor in tensors.items():
@@ -105,12 +105,12 @@ def _require_plain(file: Path, name: str, tensor: Tensor) -> None:
         raise ModelError(f"{file}: tensor {name} has more numbers than the file; {ADVICE}")
 
 
-def missing(file: Path) -> ModelError:
+def missing_file_error(file: Path) -> ModelError:
     """Return the error for a file that an index names."""
     return ModelError(f"{file} is missing, though the index of shards names it; download it again")
 
 
-def corrupt(file: Path, error: Exception) -> ModelError:
+def corrupt_file_error(file: Path, error: Exception) -> ModelError:
     """Return the error for a file that its library cannot read."""
     if isinstance(error, PermissionError):
         return unreadable(file, error)
@@ -143,7 +143,7 @@ class Archive(Protocol):
     def view(self, name: str) -> Matrix:
         """The tensor, in its shape, as it lies in the mapped file: for as long as the model lives."""
 
-    def glance(self, name: str) -> Matrix:
+    def transient_view(self, name: str) -> Matrix:
         """The same for a moment, to be copied from: its pages leave memory with it, where the format allows."""
 
 
@@ -209,18 +209,18 @@ class Safetensors:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._shared = self._open()
+        self._mapping = self._open()
 
     def names(self) -> Iterable[str]:
-        return list(self._shared.keys())
+        return list(self._mapping.keys())
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._shared.get_slice(name).get_shape())
+        return tuple(self._mapping.get_slice(name).get_shape())
 
     def view(self, name: str) -> Tensor:
-        return self._tensor(self._shared, name)
+        return self._tensor(self._mapping, name)
 
-    def glance(self, name: str) -> Tensor:
+    def transient_view(self, name: str) -> Tensor:
         with (
             self._open() as temporary_mapping
         ):  # pages read through the shared mapping would stay as long as any view of it
@@ -238,9 +238,9 @@ class Safetensors:
             self._file.open("rb").close()  # safetensors takes a file that is closed to the user for a missing one
             return safe_open(self._file, framework="pt")
         except FileNotFoundError as error:
-            raise missing(self._file) from error
+            raise missing_file_error(self._file) from error
         except (SafetensorError, OSError, ValueError) as error:
-            raise corrupt(self._file, error) from error
+            raise corrupt_file_error(self._file, error) from error
 
 
 PREFIX = "language_model."
@@ -262,9 +262,9 @@ class TextTensors:
         """Return the tensor as it lies in the file, in its shape."""
         return self._archive.view(f"{PREFIX}{name}")
 
-    def glance(self, name: str) -> Matrix:
+    def transient_view(self, name: str) -> Matrix:
         """Return the same for a moment, in its shape."""
-        return self._archive.glance(f"{PREFIX}{name}")
+        return self._archive.transient_view(f"{PREFIX}{name}")
 
 
 def text_part(archives: Mapping[str, Archive]) -> dict[str, Archive]:

@@ -42,9 +42,9 @@ class FieldPlace(NamedTuple):
     """Place of a field of `Layer` in the files: a tensor there, its shape, and which part of it is the field's."""
 
     name: str
-    whole: Shape
+    tensor_shape: Shape
     shape: Shape
-    first: int = 0
+    offset: int = 0
     """The field begins behind so many rows, or columns,"""
     axis: int = 0
     """which this tells."""
@@ -53,9 +53,9 @@ class FieldPlace(NamedTuple):
 def tensor_shapes(config: ModelConfig, rows: int, names: Mapping[str, str] = LLAMA_NAMES) -> dict[str, Shape]:
     """Every tensor that the files of such a model hold, by its name there. Sizes of no config take memory."""
     C = config.hidden_size
-    layers = [_places(config, names, layer) for layer in range(config.layers)]
+    layers = [_field_places(config, names, layer) for layer in range(config.layers)]
     ends = {EMBEDDING: (rows, C), NORM: (C,)} | ({} if config.tied else {HEAD: (rows, C)})
-    return ends | {place.name: place.whole for layer in layers for place in layer.values()}
+    return ends | {place.name: place.tensor_shape for layer in layers for place in layer.values()}
 
 
 def layer_sources(config: ModelConfig, names: Mapping[str, str], layer: int, ranks: TPGroup) -> dict[str, Source]:
@@ -65,20 +65,20 @@ def layer_sources(config: ModelConfig, names: Mapping[str, str], layer: int, ran
     """
     order = rotation_order(config.architecture, config.head_dim)
     sources = dict[str, Source]()
-    for field, (name, tensor_shape, shape, offset, axis) in _places(config, names, layer).items():
+    for field, (name, tensor_shape, shape, offset, axis) in _field_places(config, names, layer).items():
         cut = _cut(field.partition("/")[0], shape, ranks)
         if order is not None and field[:6] in ("q_proj", "k_proj", "q_bias", "k_bias", "q_norm", "k_norm"):
             heads_H1 = torch.arange(0, shape[0], config.head_dim)[:, None]
             cut = ((offset + heads_H1 + order).flatten()[cut[0]], *cut[1:])
         elif tensor_shape != shape:
             parts = [*cut, *[slice(None)] * (axis + 1 - len(cut))]
-            parts[axis] = _behind(offset, shape[axis], parts[axis])
+            parts[axis] = _shift_slice(offset, shape[axis], parts[axis])
             cut = parts[0], *(part for part in parts[1:] if isinstance(part, slice))
         sources[field] = name, tensor_shape, cut
     return sources
 
 
-def _places(config: ModelConfig, names: Mapping[str, str], layer: int) -> dict[str, FieldPlace]:
+def _field_places(config: ModelConfig, names: Mapping[str, str], layer: int) -> dict[str, FieldPlace]:
     """Return where each field of a layer lies."""
     parts = config.architecture
     places = dict[str, FieldPlace]()
@@ -91,7 +91,7 @@ def _places(config: ModelConfig, names: Mapping[str, str], layer: int) -> dict[s
             places |= {f"{field}/{n}": FieldPlace(name.format(n), shape, shape) for n in range(experts.count)}
             if experts.shared:
                 name = f"model.layers.{layer}.{names[SHARED + field]}"
-                places |= _shared(field, name, shape, experts)
+                places |= _shared_expert_places(field, name, shape, experts)
     elif parts.experts:
         names = {**names, **{field: names[DENSE + field] for field in EXPERT_FIELDS}}
     for field, shape in shapes.items():
@@ -102,7 +102,7 @@ def _places(config: ModelConfig, names: Mapping[str, str], layer: int) -> dict[s
     return places
 
 
-def _shared(field: str, name: str, shape: Shape, experts: Experts) -> dict[str, FieldPlace]:
+def _shared_expert_places(field: str, name: str, shape: Shape, experts: Experts) -> dict[str, FieldPlace]:
     """Return the places of a field of shared experts: one MLP holds them all, each has some of its inner numbers."""
     axis, (outputs, inputs), count = int(field == "down_proj_CI"), shape, experts.shared
     tensor_shape = (outputs, count * inputs) if axis else (count * outputs, inputs)
@@ -174,17 +174,17 @@ def _cut(field: str, shape: Shape, ranks: TPGroup) -> Cut:
     return (span(shape[0], ranks),)
 
 
-def _behind(offset: int, size: int, part: slice | Tensor) -> slice:
+def _shift_slice(offset: int, size: int, part: slice | Tensor) -> slice:
     """Return a part of so many rows or columns, which lie behind `offset` others in their tensor."""
     assert isinstance(part, slice)
     start, stop, _ = part.indices(size)
     return slice(offset + start, offset + stop)
 
 
-SOURCES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+SOURCE_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # sums of integers do not depend on their order
 IN_FLOAT32 = ("router_EC", "router_bias_E", "router_correction_E", "attention_sink_logits_H")
-UNROUNDED = ("router_correction_E",)
+READ_AS_FLOAT32 = ("router_correction_E",)
 """Fields that are read in float32 whatever the type of the weights, as rounded ones would choose other experts."""
 SAMPLE = 1024  # elements of each tensor that enter the fingerprint
 PART = 1 << 18  # elements whose bits are added up at a time
@@ -215,7 +215,9 @@ def read_weights(
     exact = replace(reader, dtype=torch.float32)
     parts: list[dict[str, Any]] = [
         {
-            field: (exact if field in UNROUNDED else reader).take(name, cut, _parts(field, shape, config))
+            field: (exact if field in READ_AS_FLOAT32 else reader).take(
+                name, cut, _sharing_experts(field, shape, config)
+            )
             for field, (name, shape, cut) in block.items()
         }
         for block in blocks
@@ -228,9 +230,9 @@ def read_weights(
     norm_C = reader.take(NORM, (slice(None),))
     offset = config.architecture.norm_offset
     for part in parts:
-        part |= {field: _counted_from(offset, norm) for field, norm in part.items() if "norm" in field}
-        part |= _left_to_others(part, ranks)
-    norm_C = _counted_from(offset, norm_C)
+        part |= {field: _add_norm_offset(offset, norm) for field, norm in part.items() if "norm" in field}
+        part |= _zeroed_biases(part, ranks)
+    norm_C = _add_norm_offset(offset, norm_C)
     layers = tuple(layer_of(part) for part in parts)
     return Weights(embedding_VC, layers, norm_C, embedding_VC if config.tied else head_VC)
 
@@ -249,8 +251,8 @@ def require_tensors(
     if max(layers, (layers - config.architecture.dense_layers) * (experts.count if experts else 0)) > len(tensor_names):
         expert_clause = f" of {experts.count} experts each" if experts else ""
         raise ModelError(
-            f"{where}: the config asks for {layers} layers{expert_clause}, but the weights have {len(tensor_names)} tensors in all; "
-            "config.json and the weights must belong together"
+            f"{where}: the config asks for {layers} layers{expert_clause}, but the weights have {len(tensor_names)} "
+            "tensors in all; config.json and the weights must belong together"
         )
     shapes = tensor_shapes(config, rows, names)
     if missing := sorted(shapes.keys() - tensor_names):
@@ -272,17 +274,17 @@ def read_embedding(
     return _Reader(where, archives, device, dtype).take(EMBEDDING, (slice(config.vocab_size),))
 
 
-def _parts(field: str, shape: Shape, config: ModelConfig) -> int:
+def _sharing_experts(field: str, shape: Shape, config: ModelConfig) -> int:
     """Return among how many experts the inputs of a field's tensor are parted; 1 where they are of no expert."""
     return shape[1] // config.intermediate_size if field.startswith("down_proj_CI/") else 1
 
 
-def _counted_from(offset: float, weight: Matrix) -> Tensor:
+def _add_norm_offset(offset: float, weight: Matrix) -> Tensor:
     """Return the weight of a norm: a sum in float32, as one rounded to fewer bits would lose what the files have."""
     return numbers(weight).float() + offset if offset else numbers(weight)
 
 
-def _left_to_others(part: dict[str, Any], ranks: TPGroup) -> dict[str, Any]:
+def _zeroed_biases(part: dict[str, Any], ranks: TPGroup) -> dict[str, Any]:
     """Return zeros for biases of sums that ranks add up, but on rank 0, whose biases count."""
     biases = [field for field in part if "bias" in field and field.partition("/")[0] in SUMMED]
     return {field: torch.zeros_like(part[field]) for field in biases if ranks.rank and not ranks.exact}
@@ -303,14 +305,14 @@ def _equal(head_VC: Matrix, embedding_VC: Matrix) -> bool:
     return isinstance(head_VC, Tensor) and isinstance(embedding_VC, Tensor) and torch.equal(head_VC, embedding_VC)
 
 
-UNTOLD = (
+NOT_IN_FINGERPRINT = (
     "rope", "architecture", "context", "ranks", "kv_int8", "hadamard", "attention_sink_logits_LH", "count", "chosen",
     "renormalised", "biases",
 )  # fmt: skip
 """Fields of a config that are told otherwise, or do not change what is computed: the last ones `experts` tells."""
 
 
-def told(config: ModelConfig) -> list[tuple[str, object]]:
+def fingerprint_facts(config: ModelConfig) -> list[tuple[str, object]]:
     """Return the facts of a config that a fingerprint tells, of an arithmetic those in which it is not Llama's.
 
     So a fingerprint stays what it is when later versions know more of other models.
@@ -319,7 +321,7 @@ def told(config: ModelConfig) -> list[tuple[str, object]]:
     parts: list[ModelConfig | Architecture | Experts] = [config, config.architecture]
     parts += [config.architecture.experts] if config.architecture.experts else []
     facts = [(f.name, getattr(part, f.name)) for part in parts for f in fields(part)]
-    return [(name, value) for name, value in facts if name not in UNTOLD and value != defaults[name]]
+    return [(name, value) for name, value in facts if name not in NOT_IN_FINGERPRINT and value != defaults[name]]
 
 
 def fingerprint(config: ModelConfig, weights: Weights) -> str:
@@ -328,7 +330,7 @@ def fingerprint(config: ModelConfig, weights: Weights) -> str:
     # The context bounds what a model may see, and changes what it computes only through the rotation.
     kv = ", int8 KV" * config.kv_int8 + ", rotated heads" * config.rotates_heads
     rope = config.rope
-    digest.update(repr((told(config), rope.scale, str(weights.embedding_VC.dtype))).encode())
+    digest.update(repr((fingerprint_facts(config), rope.scale, str(weights.embedding_VC.dtype))).encode())
     for weight in (rope.inv_freq_RF, *weights.tensors()):
         tensor = weight if isinstance(weight, Tensor) else weight.blocks
         digest.update(repr(tuple(tensor.shape)).encode())
@@ -345,7 +347,7 @@ def fingerprint(config: ModelConfig, weights: Weights) -> str:
     return digest.hexdigest() + kv
 
 
-def of_weights(fingerprint: str) -> str:
+def weights_fingerprint(fingerprint: str) -> str:
     """Return what a fingerprint says of a model, whatever the type of its KV."""
     return fingerprint.partition(",")[0]
 
@@ -370,15 +372,15 @@ class _Reader:
             if (expert_inputs := tensor.inputs // parts) % tensor.block:
                 raise ModelError(
                     f"tensor {name} is {tensor.kind}, in blocks of {tensor.block} inputs, but each of the {parts} "
-                    f"shared experts in it has {expert_inputs}; use a file that has it in a type with smaller blocks, such as "
-                    f"{'BF16' if expert_inputs % 32 else 'Q8_0 or Q4_0'}, or a folder of safetensors"
+                    f"shared experts in it has {expert_inputs}; use a file that has it in a type with smaller blocks, such "
+                    f"as {'BF16' if expert_inputs % 32 else 'Q8_0 or Q4_0'}, or a folder of safetensors"
                 )
             return tensor.part(*cut)
-        if tensor.dtype not in SOURCES:
+        if tensor.dtype not in SOURCE_DTYPES:
             raise ModelError(f"tensor {name} is {tensor.dtype}, which is not supported; use unquantized weights")
         dtype = tensor.dtype if archive.packed else self.dtype
         fits = tensor.dtype == dtype and self.device.type == "cpu"
-        tensor = tensor[cut] if fits else numbers(archive.glance(name))[cut].to(self.device, dtype)
+        tensor = tensor[cut] if fits else numbers(archive.transient_view(name))[cut].to(self.device, dtype)
         # The extremes tell NaN and Inf in one read, without a temporary and without the overflow that a sum may have.
         if not all(extreme.isfinite() for extreme in torch.aminmax(tensor)):
             raise self._not_finite(name, dtype)
@@ -386,6 +388,6 @@ class _Reader:
 
     def _not_finite(self, name: str, dtype: torch.dtype) -> ModelError:
         """Return the error of a tensor that is damaged, or of numbers that a narrower dtype has no room for."""
-        if all(extreme.isfinite() for extreme in torch.aminmax(numbers(self.archives[name].glance(name)))):
+        if all(extreme.isfinite() for extreme in torch.aminmax(numbers(self.archives[name].transient_view(name)))):
             return ModelError(f"{self.where}: tensor {name} has numbers beyond {dtype}; change {argument('dtype')}")
         return ModelError(f"{self.where} is damaged: tensor {name} holds NaN or Inf; download it again")

@@ -21,7 +21,7 @@ from triforce.checkpoint.json_fields import MOST_CHANNELS, Fields
 from triforce.checkpoint.model_families import LLAMA
 from triforce.checkpoint.rope_scaling import Unscaled
 from triforce.checkpoint.weight_files import Archive, open_archives, require_shape
-from triforce.checkpoint.weights import SOURCES
+from triforce.checkpoint.weights import SOURCE_DTYPES
 from triforce.eagle.head import FeatureDraftConfig, FeatureDraftWeights, shapes
 from triforce.errors import ModelError, RequestError, argument
 from triforce.model.config import ModelConfig
@@ -78,8 +78,8 @@ def _take(folder: Path, archives: Mapping[str, Archive], name: str, shape: tuple
     if name not in archives:
         raise ModelError(f"{folder}: the weights lack the tensor {name}; copy the whole folder again")
     require_shape(archives, name, shape)
-    tensor = numbers(archives[name].glance(name))
-    if tensor.dtype not in SOURCES:
+    tensor = numbers(archives[name].transient_view(name))
+    if tensor.dtype not in SOURCE_DTYPES:
         raise ModelError(f"tensor {name} is {tensor.dtype}, which is not supported; use weights of 16 or 32 bits")
     if not all(extreme.isfinite() for extreme in torch.aminmax(tensor)):
         raise ModelError(f"tensor {name} holds NaN or Inf; copy {folder} again")
@@ -108,7 +108,7 @@ def _table(archives: Mapping[str, Archive], name: str, size: int) -> Tensor | No
     """Return a table of so many whole numbers; None where there is none, or another one."""
     if name not in archives or archives[name].shape(name) != (size,):
         return None
-    table = numbers(archives[name].glance(name))
+    table = numbers(archives[name].transient_view(name))
     return table if table.dtype in TABLES else None
 
 

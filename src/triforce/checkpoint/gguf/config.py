@@ -37,10 +37,10 @@ class Divided(Scaling):
 def read_gguf_scaling(
     config: Fields, file: GGUFFile, D: int, positions: int, rounds_ramp: bool, absolute_factor: bool = False
 ) -> Scaling:
-    """The scaling of positions. A file that names no type has a linear one, by 1 where it has no factor.
+    """Return the scaling of positions. A file without a type has linear scaling; a missing factor counts as 1.
 
-    D: channels of a head that are rotated. rounds_ramp: as in `Yarn`; it is the family's. absolute_factor: whether the factor of a
-    file is that of cos and sin, and not one that comes on top. Raises ModelError.
+    D: rotated channels of a head. rounds_ramp: as in `Yarn`; the family decides. absolute_factor: whether the file's
+    attention factor is the factor of cos and sin itself, and not one on top of YaRN's. Raises ModelError.
     """
     if any(name in file.tensors for name in LONG_FACTORS):
         config.require("rope.scaling.type", ("none", "linear", "longrope"))
@@ -96,7 +96,7 @@ ARCHITECTURES = {
     "gpt-oss": "gpt_oss", "phi3": "phi3", "glm4": "glm4", "glm4moe": "glm4_moe",
 }  # fmt: skip
 """The family of each architecture that a file may name."""
-OTHERS = {"llama": ("expert_count", "mixtral"), "olmo2": ("attention.sliding_window", "olmo3")}
+VARIANTS = {"llama": ("expert_count", "mixtral"), "olmo2": ("attention.sliding_window", "olmo3")}
 """A key of some architectures that makes their files another family's, where it is not 0."""
 _GEMMA = {
     "attention.sliding_window": "sliding_window", "attn_logit_softcapping": "attn_logit_softcapping",
@@ -130,7 +130,7 @@ FIELDS: dict[str, dict[str, str]] = {
     },
 }  # fmt: skip
 """Keys that only some families have, and the fields of a config.json with the same values."""
-ALWAYS: dict[str, dict[str, object]] = {"qwen3_moe": {"norm_topk_prob": True}}
+CONSTANT_FIELDS: dict[str, dict[str, object]] = {"qwen3_moe": {"norm_topk_prob": True}}
 """Fields that have one value in all files of a family."""
 LARGEST_GEMMAS = (46, 62)
 """Layers of the 27B models, whose queries are scaled by the hidden size over the heads: files do not say."""
@@ -146,14 +146,14 @@ SIGMOID = 2
 """Of the functions that a router may have, by the key `expert_gating_func`."""
 TOKENS = "tokenizer.ggml.tokens"
 
-READ = frozenset({
+READ_KEYS = frozenset({
     "block_count", "context_length", "embedding_length", "feed_forward_length", "vocab_size", "attention.head_count",
     "attention.head_count_kv", "attention.key_length", "attention.value_length", "attention.layer_norm_rms_epsilon",
     "rope.freq_base", "rope.dimension_count", "rope.scaling.type", "rope.scaling.factor", "rope.scale_linear",
     "rope.scaling.original_context_length", "rope.scaling.attn_factor", "rope.scaling.yarn_beta_fast",
     "rope.scaling.yarn_beta_slow",
 })  # fmt: skip
-IDLE = frozenset({"rope.scaling.finetuned", "tensor_data_layout"})
+IGNORED_KEYS = frozenset({"rope.scaling.finetuned", "tensor_data_layout"})
 """Keys that change nothing."""
 ACCEPTED: dict[str, tuple[object, ...]] = {
     "expert_count": (0,), "expert_used_count": (0,), "attention.sliding_window": (0,), "attention.causal": (True,),
@@ -168,17 +168,17 @@ ACCEPTED: dict[str, tuple[object, ...]] = {
 
 def read_gguf_config(file: GGUFFile) -> HFConfig:
     """The checked config of a GGUF file. Raises ModelError naming the key that is wrong or not supported."""
-    general = _under("general", file)
+    general = _metadata_fields("general", file)
     general.require("type", ("model",))
     architecture = general.get("architecture")
     if architecture not in ARCHITECTURES:
         raise general.refusal("architecture", ARCHITECTURES)
-    config = _under(architecture, file)
-    variant_key, variant = OTHERS.get(architecture, ("", ""))
+    config = _metadata_fields(architecture, file)
+    variant_key, variant = VARIANTS.get(architecture, ("", ""))
     model_type = variant if config.get(variant_key) else ARCHITECTURES[architecture]
     family = FAMILIES[model_type]
     for key in config:
-        if key not in READ | IDLE | FIELDS.get(model_type, {}).keys():
+        if key not in READ_KEYS | IGNORED_KEYS | FIELDS.get(model_type, {}).keys():
             config.require(key, ACCEPTED.get(key, ()))
     hidden = config.integer("embedding_length")
     heads = config.integer("attention.head_count")
@@ -190,8 +190,8 @@ def read_gguf_config(file: GGUFFile) -> HFConfig:
         raise config.refusal("attention.key_length", ["even numbers from 4"])
     config.require("attention.value_length", (head_dim,))
     rotated = config.integer("rope.dimension_count", head_dim, maximum=head_dim)
-    if rotated % 2 or (rotated != head_dim and not family.partial):
-        raise config.refusal("rope.dimension_count", ["even numbers"] if family.partial else [head_dim])
+    if rotated % 2 or (rotated != head_dim and not family.partial_rotation):
+        raise config.refusal("rope.dimension_count", ["even numbers"] if family.partial_rotation else [head_dim])
     positions = config.integer("context_length")
     theta = config.number("rope.freq_base", 10_000.0, minimum=2.0)
     fields = _fields(file, config, model_type, hidden, heads, head_dim)
@@ -203,7 +203,7 @@ def read_gguf_config(file: GGUFFile) -> HFConfig:
         model_type=model_type,
         vocab_size=_vocabulary(config, file, hidden),
         hidden_size=hidden,
-        intermediate_size=fields.integer(family.inner),
+        intermediate_size=fields.integer(family.mlp_width_field),
         num_hidden_layers=fields.integer("num_hidden_layers", maximum=MOST_LAYERS),
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
@@ -230,16 +230,19 @@ def _fields(file: GGUFFile, config: Fields, model_type: str, hidden: int, heads:
     fields = {
         "hidden_size": hidden, "num_attention_heads": heads, "head_dim": head_dim, "num_hidden_layers": layers,
         "query_pre_attn_scalar": hidden // heads if layers in LARGEST_GEMMAS else head_dim,
-        **ALWAYS.get(model_type, {}), **_left_out(model_type, file, config, layers, head_dim),
-        **{field: config.get(key) for key, field in family_keys.items() if key in config and config.get(key) not in ignored_values},
+        **CONSTANT_FIELDS.get(model_type, {}), **_implied_fields(model_type, file, config, layers, head_dim),
+        **{
+            field: config.get(key) for key, field in family_keys.items()
+            if key in config and config.get(key) not in ignored_values
+        },
         **_layer_types(file.metadata.get(f"olmo2.{PATTERN}")),
     }  # fmt: skip
-    if family.inner not in fields:
-        fields[family.inner] = config.integer("feed_forward_length")
+    if family.mlp_width_field not in fields:
+        fields[family.mlp_width_field] = config.integer("feed_forward_length")
     return Fields({**family.defaults, **fields}, str(file.path))
 
 
-def _left_out(model_type: str, file: GGUFFile, config: Fields, layers: int, head_dim: int) -> dict[str, object]:
+def _implied_fields(model_type: str, file: GGUFFile, config: Fields, layers: int, head_dim: int) -> dict[str, object]:
     """Return fields of keys that a file leaves out, as llama.cpp takes them where a config.json means another value."""
     attention_bias: dict[str, object] = {"attention_bias": Q_BIAS in file.tensors}
     biases = {**attention_bias, "mlp_bias": GATE_BIAS in file.tensors}
@@ -265,23 +268,28 @@ def _left_out(model_type: str, file: GGUFFile, config: Fields, layers: int, head
 
 def _layer_types(pattern: Any) -> dict[str, object]:
     """Return the field of the same value as a list of which layers have a window, if there is one."""
-    slides = pattern.tolist() if isinstance(pattern, np.ndarray) else pattern
-    if not isinstance(slides, list):
+    layer_types = pattern.tolist() if isinstance(pattern, np.ndarray) else pattern
+    if not isinstance(layer_types, list):
         return {}
     return {
-        "layer_types": [LAYER_TYPES[layer_type] if type(layer_type) is bool else layer_type for layer_type in slides]
+        "layer_types": [
+            LAYER_TYPES[layer_type] if type(layer_type) is bool else layer_type for layer_type in layer_types
+        ]
     }
 
 
-def _under(name: str, file: GGUFFile) -> Fields:
+def _metadata_fields(name: str, file: GGUFFile) -> Fields:
     """The keys that begin with a name, without it."""
     prefix = f"{name}."
     metadata = file.metadata
-    return Fields({key.removeprefix(prefix): _plain(metadata[key]) for key in metadata if key.startswith(prefix)},
-                  str(file.path), prefix)  # fmt: skip
+    return Fields(
+        {key.removeprefix(prefix): _single_value(metadata[key]) for key in metadata if key.startswith(prefix)},
+        str(file.path),
+        prefix,
+    )
 
 
-def _plain(value: Any) -> Any:
+def _single_value(value: Any) -> Any:
     """Return what a list has in all its places, as files may give a number for each layer; otherwise a text about it.
 
     Everything else is returned as it is, but for the ends of long texts, which messages need not show.

@@ -60,27 +60,27 @@ class GGUFHeader:
 def read_header(data: mmap.mmap, file: Path) -> GGUFHeader:
     """The header at the beginning of `data`. Raises ModelError naming `file` and what is wrong with it."""
     _require_version(data, file)
-    walk = _Walk(data, file)
-    tensor_count = walk.number("Q")
-    entry_count = walk.number("Q")
-    walk.require(entry_count, LEAST_ENTRY, "entries of metadata")
+    reader = _HeaderReader(data, file)
+    tensor_count = reader.number("Q")
+    entry_count = reader.number("Q")
+    reader.require(entry_count, LEAST_ENTRY, "entries of metadata")
     metadata: dict[str, Any] = {}
     for _ in range(entry_count):
-        key = walk.name()
+        key = reader.name()
         if key in metadata:
-            walk.fail(f"its metadata has {key} twice")
-        metadata[key] = walk.value(walk.number("I"))
-    walk.require(tensor_count, LEAST_TENSOR, "tensors")
+            reader.fail(f"its metadata has {key} twice")
+        metadata[key] = reader.value(reader.number("I"))
+    reader.require(tensor_count, LEAST_TENSOR, "tensors")
     tensors: dict[str, TensorInfo] = {}
     for _ in range(tensor_count):
-        name = walk.name()
+        name = reader.name()
         if name in tensors:
-            walk.fail(f"it has two tensors called {name}")
-        tensors[name] = walk.tensor(name)
+            reader.fail(f"it has two tensors called {name}")
+        tensors[name] = reader.tensor(name)
     alignment = metadata.get(ALIGNMENT, 32)
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
-        walk.fail(f"its {ALIGNMENT} is {_short(alignment)}, and not a power of two")
-    return GGUFHeader(metadata, tensors, -(-walk.at // alignment) * alignment, alignment)
+        reader.fail(f"its {ALIGNMENT} is {_abridged(alignment)}, and not a power of two")
+    return GGUFHeader(metadata, tensors, -(-reader.position // alignment) * alignment, alignment)
 
 
 def _require_version(data: mmap.mmap, file: Path) -> None:
@@ -99,13 +99,13 @@ def _require_version(data: mmap.mmap, file: Path) -> None:
     )
 
 
-class _Walk:
+class _HeaderReader:
     """Values one after another. Each is held against the bytes that are left before it is taken."""
 
     def __init__(self, data: mmap.mmap, file: Path) -> None:
         self._data = data
         self._file = file
-        self.at = 8
+        self.position = 8
         self._end = min(len(data), LONGEST)
 
     def number(self, code: str) -> Any:
@@ -115,13 +115,13 @@ class _Walk:
         """A name of a value or a tensor, which messages can show."""
         (name,) = self._texts(1)
         if len(name) > LONGEST_NAME or not name.isprintable():
-            self.fail(f"it has {_short(name)} for a name")
+            self.fail(f"it has {_abridged(name)} for a name")
         return name
 
     def value(self, kind: int) -> Any:
         if kind in NUMBERS:
             number = self.number(NUMBERS[kind])
-            return _shortest(number) if kind == FLOAT32 else number
+            return _shortest_decimal(number) if kind == FLOAT32 else number
         if kind == TEXT:
             return self._texts(1)[0]
         if kind == ARRAY:
@@ -139,11 +139,11 @@ class _Walk:
 
     def require(self, count: int, size: int, what: str) -> None:
         """Raise ModelError unless so many things of at least `size` bytes each can follow."""
-        if count * size > self._end - self.at:
+        if count * size > self._end - self.position:
             self.fail(f"it announces {count} {what}, and has no room for them")
 
     def fail(self, reason: str) -> NoReturn:
-        raise ModelError(f"{self._file} is broken: {reason} (before byte {self.at}); download it again")
+        raise ModelError(f"{self._file} is broken: {reason} (before byte {self.position}); download it again")
 
     def _array(self, kind: int, count: int) -> list[str] | np.ndarray[Any, Any]:
         if kind == TEXT:
@@ -153,14 +153,14 @@ class _Walk:
             self.fail(f"a list of its metadata has items of type {kind}, which cannot be read")
         dtype = np.dtype(f"<{NUMBERS[kind]}" if kind != 7 else "?")
         self.require(count, dtype.itemsize, "numbers")
-        items = np.frombuffer(self._data, dtype, count, self.at).copy()  # a view would keep the file open
-        self.at += items.nbytes
+        items = np.frombuffer(self._data, dtype, count, self.position).copy()  # a view would keep the file open
+        self.position += items.nbytes
         return items
 
     def _texts(self, count: int) -> list[str]:
         """Texts, what is no UTF-8 in them replaced. The loop is most of the time that a header takes."""
         data = self._data
-        position = self.at
+        position = self.position
         end = self._end
         length = _STRUCTS["Q"].unpack_from
         texts = []
@@ -172,26 +172,26 @@ class _Walk:
             if position > end:
                 self.fail(f"it ends within a text of {position - begin} bytes")
             texts.append(data[begin:position].decode("utf-8", "replace"))
-        self.at = position
+        self.position = position
         return texts
 
     def _take(self, form: Struct) -> Any:
-        if self.at + form.size > self._end:
+        if self.position + form.size > self._end:
             self.fail("it ends within its header")
-        (value,) = form.unpack_from(self._data, self.at)
-        self.at += form.size
+        (value,) = form.unpack_from(self._data, self.position)
+        self.position += form.size
         return value
 
 
 _STRUCTS = {code: Struct(f"<{code}") for code in NUMBERS.values()}
 
 
-def _shortest(number: float) -> float:
+def _shortest_decimal(number: float) -> float:
     """Return the shortest decimal that is this float32: 1e-05, where its own value is 9.999999747e-06."""
     return float(str(np.float32(number)))
 
 
-def _short(value: object) -> str:
+def _abridged(value: object) -> str:
     """Return a value from a file as a message may show it: on one line, and not for ever."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
@@ -237,10 +237,10 @@ class GGUFFile:
         Raises ModelError naming the file that is broken or missing, or the tensor whose type cannot be computed with.
         """
         self.path = path
-        names = _set_of(path)
+        names = _parts_of_set(path)
         self._parts = [_Part(file) for file in names]
         for number, part in enumerate(self._parts):
-            _require_place(part, number, len(names))
+            _require_part_number(part, number, len(names))
         self.metadata: Mapping[str, Any] = self._parts[0].header.metadata
         self.tensors: Mapping[str, GGUFTensor] = self._tensors()
 
@@ -264,7 +264,7 @@ class GGUFFile:
                 if tensor.name in tensors:
                     raise ModelError(f"{part.file} and another part both have {tensor.name}; download them again")
                 tensors[tensor.name] = tensor
-        total = _whole(self.metadata, "split.tensors.count", len(tensors))
+        total = _metadata_integer(self.metadata, "split.tensors.count", len(tensors))
         if total != len(tensors):
             raise ModelError(
                 f"{self.path}: split.tensors.count = {total}, but there are {len(tensors)} tensors; download it again"
@@ -328,7 +328,7 @@ def _packing(number: int) -> tuple[str, int, int]:
     return (kind.name, *GGML_QUANT_SIZES[kind])
 
 
-def _set_of(path: Path) -> list[Path]:
+def _parts_of_set(path: Path) -> list[Path]:
     """Return all files of the set that `path` is a part of, or itself alone. Raises ModelError if some are missing."""
     name = _PART.fullmatch(path.name)
     if not name:
@@ -348,10 +348,10 @@ def _set_of(path: Path) -> list[Path]:
     return files
 
 
-def _require_place(part: _Part, number: int, count: int) -> None:
+def _require_part_number(part: _Part, number: int, count: int) -> None:
     """Raise ModelError unless the metadata of a file say of its place in the set what the names say."""
     metadata = part.header.metadata
-    place = _whole(metadata, "split.no", 0), max(_whole(metadata, "split.count", 1), 1)
+    place = _metadata_integer(metadata, "split.no", 0), max(_metadata_integer(metadata, "split.count", 1), 1)
     if place != (number, count):
         raise ModelError(
             f"{part.file} calls itself part {place[0] + 1} of {place[1]}, and its name says {number + 1} of {count}; "
@@ -359,14 +359,14 @@ def _require_place(part: _Part, number: int, count: int) -> None:
         )
 
 
-def _whole(metadata: Mapping[str, Any], key: str, default: int) -> int:
+def _metadata_integer(metadata: Mapping[str, Any], key: str, default: int) -> int:
     """Return a whole number of the metadata; -1 for anything else, which no place and no count is."""
     value = metadata.get(key, default)
     return value if type(value) is int else -1
 
 
-USUAL = "Q4_K_M"
-NO_MODELS = ("mmproj", "imatrix")
+DEFAULT_QUANTISATION = "Q4_K_M"
+NON_MODEL_PREFIXES = ("mmproj", "imatrix")
 """How names of files begin that are no language models: projections of images, statistics of a calibration."""
 LOG = logging.getLogger("triforce.models")
 """Says what is chosen and fetched. The command line shows it; a program that wants to hear it sets its level."""
@@ -381,13 +381,13 @@ def choose_gguf(names: Iterable[str], quantisation: str, where: str) -> list[str
     """
     models: dict[str, list[str]] = {}
     for name in sorted(names):
-        if name.endswith(".gguf") and not PurePosixPath(name).name.lower().startswith(NO_MODELS):
+        if name.endswith(".gguf") and not PurePosixPath(name).name.lower().startswith(NON_MODEL_PREFIXES):
             models.setdefault(_PART_NAME.sub("", name), []).append(name)
-    named = [files for model, files in models.items() if _is_of(model, quantisation or USUAL)]
+    named = [files for model, files in models.items() if _has_quantisation(model, quantisation or DEFAULT_QUANTISATION)]
     if not quantisation and not named:
         named = sorted(models.values(), key=lambda files: len(files) > 1)
     if not named:
-        quantisations = ", ".join(dict.fromkeys(_pieces(model)[-1] for model in models))
+        quantisations = ", ".join(dict.fromkeys(_name_parts(model)[-1] for model in models))
         raise ModelError(
             f"{where} has no GGUF file of {quantisation}; it has {quantisations}"
             if models
@@ -401,16 +401,16 @@ def choose_gguf(names: Iterable[str], quantisation: str, where: str) -> list[str
 
 def model_names(names: Iterable[str]) -> set[str]:
     """Return the names of models among file names: without number of a part, quantisation and `.gguf`."""
-    return {"-".join(_pieces(_PART_NAME.sub("", name))[:-1] or _pieces(name)) for name in names}
+    return {"-".join(_name_parts(_PART_NAME.sub("", name))[:-1] or _name_parts(name)) for name in names}
 
 
-def _is_of(model: str, quantisation: str) -> bool:
+def _has_quantisation(model: str, quantisation: str) -> bool:
     """Whether the last pieces of a name are a quantisation's."""
-    quantisation_parts = _pieces(f"{quantisation}.gguf")
-    return [part.lower() for part in _pieces(model)[-len(quantisation_parts) :]] == [
+    quantisation_parts = _name_parts(f"{quantisation}.gguf")
+    return [part.lower() for part in _name_parts(model)[-len(quantisation_parts) :]] == [
         part.lower() for part in quantisation_parts
     ]
 
 
-def _pieces(model: str) -> list[str]:
+def _name_parts(model: str) -> list[str]:
     return re.split(r"[-.]", PurePosixPath(model).name.removesuffix(".gguf"))

@@ -61,11 +61,11 @@ def token_cuts(texts: Sequence[str], score_T: Scores) -> TokenCuts:
     end_score_T = merged_score_T.copy()
     np.maximum.at(start_score_T, text_M[left_M != NONE], merged_score_T[left_M[left_M != NONE]])
     np.maximum.at(end_score_T, text_M[right_M != NONE], merged_score_T[right_M[right_M != NONE]])
-    both_M: Bools = (left_M != NONE) & (right_M != NONE)
-    text_M = text_M[both_M]
-    left_M = left_M[both_M]
-    right_M = right_M[both_M]
-    cut_M = cut_M[both_M]
+    both_tokens_M: Bools = (left_M != NONE) & (right_M != NONE)
+    text_M = text_M[both_tokens_M]
+    left_M = left_M[both_tokens_M]
+    right_M = right_M[both_tokens_M]
+    cut_M = cut_M[both_tokens_M]
     pair_M = table.find(table.hashes(cut_M - 1, cut_M + 1))
     merges_T = np.bincount(text_M, minlength=len(texts)) > 0
     crossing_M = (pair_M != NONE) & (pair_M != text_M) & merges_T[pair_M]
@@ -127,7 +127,9 @@ FEWEST_TOKENS = 1 << 16
 _HASH_BYTES = 32
 
 
-def kept_merges(texts: list[str], scores: NDArray[np.float64], kinds: list[int], find: Callable[[], Merges]) -> Merges:
+def cached_merges(
+    texts: list[str], scores: NDArray[np.float64], kinds: list[int], find: Callable[[], Merges]
+) -> Merges:
     """Return the ids of the left and right token of each merge, (M, 2): kept ones, or those that `find` returns."""
     cache = user_cache() if len(texts) >= FEWEST_TOKENS else None
     if cache is None:
@@ -191,7 +193,7 @@ def merges_by_score(vocabulary: GGUFVocabulary) -> list[Merge]:
     if (length := int(length_T.sum())) > MOST_CHARACTERS:
         vocabulary.fail(f"tokenizer.ggml.tokens has {length} characters, more than {MOST_CHARACTERS}")
     find = partial(_merges, vocabulary, texts, score_T, length_T)
-    merges_M2 = kept_merges(texts, score_T, vocabulary.kinds, find)
+    merges_M2 = cached_merges(texts, score_T, vocabulary.kinds, find)
     text_T = np.array(texts, dtype=np.object_)
     return list(zip(*text_T[merges_M2.T].tolist(), strict=True))
 
@@ -231,7 +233,7 @@ def _order(vocabulary: GGUFVocabulary, tied: list[Merge]) -> list[Merge]:
     try:
         if len(normal) > MOST_TIED:
             raise CycleError
-        order = list(TopologicalSorter(_befores(normal)).static_order())
+        order = list(TopologicalSorter(_predecessors(normal)).static_order())
     except CycleError:
         merged_text = "".join(normal[0])[:40]
         vocabulary.fail(f"tokenizer.ggml.scores has one score for {merged_text!r} and others: their order is lost")
@@ -239,7 +241,7 @@ def _order(vocabulary: GGUFVocabulary, tied: list[Merge]) -> list[Merge]:
     return order + [pair for pair in tied if pair not in ordered]
 
 
-def _befores(tied: list[Merge]) -> dict[Merge, set[Merge]]:
+def _predecessors(tied: list[Merge]) -> dict[Merge, set[Merge]]:
     """Return which merges come before each: those to its left that it can meet, and those that it makes a part of."""
     by_left: dict[str, list[Merge]] = defaultdict(list)
     by_right: dict[str, list[Merge]] = defaultdict(list)

@@ -63,7 +63,7 @@ class PreTokenizerKind:
     """A way to cut texts, and what else comes with its name."""
 
     expressions: tuple[str, ...]
-    whole: bool = False
+    ignores_merges: bool = False
     """Whether a piece that is a token is taken as it is, without merges."""
     bos: bool = False
     """Whether texts begin with the first token where the file does not say."""
@@ -80,23 +80,23 @@ KINDS: dict[PreTokenizerKind, tuple[str, ...]] = {
     PreTokenizerKind((r"\p{N}", _GPT2)): (
         "smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2",
     ),
-    PreTokenizerKind((_LLAMA3,), whole=True, bos=True): (
+    PreTokenizerKind((_LLAMA3,), ignores_merges=True, bos=True): (
         "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano",
     ),
     PreTokenizerKind((_LLAMA3,)): ("dbrx", "smaug-bpe", "chatglm-bpe"),
-    PreTokenizerKind((_LLAMA3,), whole=True): ("glm4", "glm5"),
+    PreTokenizerKind((_LLAMA3,), ignores_merges=True): ("glm4", "glm5"),
     PreTokenizerKind((_QWEN2,), composes=True): ("qwen2",),
     PreTokenizerKind((_QWEN2,)): (
         "deepseek-r1-qwen", "megrez", "stablelm2", "hunyuan", "kormo", "f2llmv2", "solar-open", "grok-2",
     ),
     PreTokenizerKind((_QWEN35,), composes=True): ("qwen35",),
-    PreTokenizerKind((_TEKKEN,), whole=True, bos=True): ("tekken",),
+    PreTokenizerKind((_TEKKEN,), ignores_merges=True, bos=True): ("tekken",),
     PreTokenizerKind((_GPT4O,)): ("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"),
     PreTokenizerKind((r"\p{N}{1,3}", _CHINESE, _DEEPSEEK3)): ("deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"),
     PreTokenizerKind((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _EASTERN, r"\p{N}")): ("deepseek-coder",),
     PreTokenizerKind((_SEED,)): ("seed-coder",),
     PreTokenizerKind((_VIKING, r"\p{N}")): ("viking",),
-    PreTokenizerKind((r"\p{N}{1,3}", _MINICPM5), whole=True): ("minicpm5",),
+    PreTokenizerKind((r"\p{N}{1,3}", _MINICPM5), ignores_merges=True): ("minicpm5",),
 }  # fmt: skip
 PRETOKENIZERS = {name: kind for kind, names in KINDS.items() for name in names}
 
@@ -158,14 +158,14 @@ def read_gguf_tokenizer(metadata: Mapping[str, Any], where: str) -> GGUFTokenize
     try:
         with _without_garbage_collection():
             core, bos = _byte_level(vocabulary) if kind == "gpt2" else _by_scores(vocabulary)
-        core.add_tokens(_added(vocabulary))
+        core.add_tokens(_added_tokens(vocabulary))
     except ModelError:
         raise
     except Exception as error:  # the library raises nothing more special
         vocabulary.fail(f"its tokenizer cannot be built ({' '.join(str(error).split())[:200]})")
-    special = _special(vocabulary, DEFAULTS if kind == "llama" else {})
+    special = _special_tokens(vocabulary, DEFAULTS if kind == "llama" else {})
     adds = {"bos": vocabulary.flag("add_bos_token", bos), "eos": vocabulary.flag("add_eos_token", False)}
-    _frame(core, vocabulary, [name for name in adds if adds[name]], special)
+    _add_bos_and_eos(core, vocabulary, [name for name in adds if adds[name]], special)
     end = {vocabulary.ids[special["eos_token"]]} if "eos_token" in special else frozenset()
     files = TokenizerFiles(core, special, _templates(vocabulary))
     return GGUFTokenizer(files, end_ids(vocabulary) | end, adds["bos"], adds["eos"])
@@ -193,7 +193,7 @@ def _byte_level(vocabulary: GGUFVocabulary) -> tuple[Core, bool]:
         vocabulary.fail(f"tokenizer.ggml.tokens has no token for the byte that is written {missing_bytes[0]!r}")
     # Of two that are equal the first counts, and in the library the last would.
     merges: Any = [tuple(merge.split(" ", 1)) for merge in dict.fromkeys(vocabulary.texts("merges"))]
-    core = Core(BPE(ids, merges, ignore_merges=kind.whole))
+    core = Core(BPE(ids, merges, ignore_merges=kind.ignores_merges))
     core.pre_tokenizer = pre_tokenizer(kind, missing)
     core.decoder = decoders.ByteLevel()
     if kind.composes:
@@ -215,7 +215,7 @@ def _by_scores(vocabulary: GGUFVocabulary) -> tuple[Core, bool]:
     return core, True
 
 
-def _added(vocabulary: GGUFVocabulary) -> list[AddedToken]:
+def _added_tokens(vocabulary: GGUFVocabulary) -> list[AddedToken]:
     """Return tokens that are found in a text before it is cut; those that are special only where these are parsed."""
     kinds = zip(vocabulary.ids, vocabulary.kinds, strict=True)
     added_texts = [(text, kind) for text, kind in kinds if kind in (CONTROL, UNKNOWN, USER_DEFINED)]
@@ -224,13 +224,13 @@ def _added(vocabulary: GGUFVocabulary) -> list[AddedToken]:
     return [AddedToken(text, normalized=False, special=kind != USER_DEFINED) for text, kind in added_texts]
 
 
-def _special(vocabulary: GGUFVocabulary, defaults: Mapping[str, int]) -> dict[str, str]:
+def _special_tokens(vocabulary: GGUFVocabulary, defaults: Mapping[str, int]) -> dict[str, str]:
     texts = list(vocabulary.ids)
-    special_ids = {name: vocabulary.named(key, defaults.get(name)) for name, key in TOKEN_KEYS.items()}
+    special_ids = {name: vocabulary.token_id(key, defaults.get(name)) for name, key in TOKEN_KEYS.items()}
     return {name: texts[i] for name, i in special_ids.items() if i is not None}
 
 
-def _frame(core: Core, vocabulary: GGUFVocabulary, adds: list[str], special: Mapping[str, str]) -> None:
+def _add_bos_and_eos(core: Core, vocabulary: GGUFVocabulary, adds: list[str], special: Mapping[str, str]) -> None:
     """Let texts begin and end with the tokens that the file asks for."""
     for name in adds:
         if f"{name}_token" not in special:

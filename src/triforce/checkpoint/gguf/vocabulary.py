@@ -21,7 +21,7 @@ ENDS = frozenset({
     "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", f"<{_BAR}end▁of▁sentence{_BAR}>", "[e~[",
 })  # fmt: skip
 """Tokens that end a text whatever the metadata say, as in llama.cpp."""
-STRUCK = "</s>"
+AMBIGUOUS_END = "</s>"
 """One of these that is the end of a tag of HTML too: a normal token stays one, as in Qwen's vocabulary."""
 CODE_ENDS = {
     "fim_pad_token_id": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
@@ -29,7 +29,7 @@ CODE_ENDS = {
     "fim_sep_token_id": ("<|file_sep|>",),
 }
 """Tokens between files of code, which end a text too: by key, and by text where the key is missing."""
-SHOWN = frozenset({"<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"})
+VISIBLE_MARKS = frozenset({"<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"})
 """Marks that are part of the text that a model of OpenAI's writes."""
 HARMONY = ({"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"}, {"<|call|>", "<|flush|>"})
 """Where two such tokens are there, `<|end|>` ends a message and not the text."""
@@ -46,7 +46,7 @@ class GGUFVocabulary:
     """Each token's id, in the order of ids."""
     kinds: list[int]
 
-    def named(self, name: str, default: int | None = None) -> int | None:
+    def token_id(self, name: str, default: int | None = None) -> int | None:
         """The id under a key such as `bos_token_id`. Raises ModelError if there is no such token."""
         value = self.metadata.get(PREFIX + name)
         if value is None:
@@ -91,7 +91,10 @@ def read_vocabulary(metadata: Mapping[str, Any], where: str) -> GGUFVocabulary:
     if PREFIX + "token_type" in metadata:
         vocabulary.kinds[:] = vocabulary.numbers("token_type")
     harmony = {"<|end|>"} if any(pair <= ids.keys() for pair in HARMONY) else set()
-    for texts, kind in ((ENDS.union(*CODE_ENDS.values()) - {STRUCK}, CONTROL), (SHOWN | harmony, USER_DEFINED)):
+    for texts, kind in (
+        (ENDS.union(*CODE_ENDS.values()) - {AMBIGUOUS_END}, CONTROL),
+        (VISIBLE_MARKS | harmony, USER_DEFINED),
+    ):
         for text in texts & ids.keys():
             vocabulary.kinds[ids[text]] = kind
     return vocabulary
@@ -100,9 +103,9 @@ def read_vocabulary(metadata: Mapping[str, Any], where: str) -> GGUFVocabulary:
 def end_ids(vocabulary: GGUFVocabulary) -> frozenset[int]:
     """Ids that end a text: those that the metadata name, and those known by their text."""
     ids = vocabulary.ids
-    metadata_ids = [vocabulary.named(f"{name}_token_id") for name in ("eos", "eot", "eom")]
+    metadata_ids = [vocabulary.token_id(f"{name}_token_id") for name in ("eos", "eot", "eom")]
     default_ids = [ids[text] for text in ENDS & ids.keys() if vocabulary.kinds[ids[text]] == CONTROL]
-    code_ids = [vocabulary.named(key) for key in CODE_ENDS]
+    code_ids = [vocabulary.token_id(key) for key in CODE_ENDS]
     for id_, texts in zip(list(code_ids), CODE_ENDS.values(), strict=True):
         code_ids += [ids[text] for text in texts if text in ids] if id_ is None else []
     return frozenset(id_ for id_ in (*metadata_ids, *default_ids, *code_ids) if id_ is not None)

@@ -40,20 +40,20 @@ OUTPUT_NORMS = {
     "post_ffw_norm.weight": "post_feedforward_layernorm.weight",
 }
 PRE_NORM = {"ffn_norm.weight": "pre_feedforward_layernorm.weight"}
-PROJECTIONS = {name: theirs for name, theirs in IN_BLOCK.items() if name.startswith("attn") and "norm" not in name}
+PROJECTIONS = {name: hf_name for name, hf_name in IN_BLOCK.items() if name.startswith("attn") and "norm" not in name}
 EXPERTS = {"ffn_gate_inp.weight": "mlp.gate.weight"} | {
     f"ffn_{part}_exps.weight": f"mlp.experts.{{}}.{part}_proj.weight" for part in ("gate", "up", "down")
 }
-OLMO = {name: theirs for name, theirs in IN_BLOCK.items() if "norm" not in name} | NORMS | OUTPUT_NORMS
+OLMO = {name: hf_name for name, hf_name in IN_BLOCK.items() if "norm" not in name} | NORMS | OUTPUT_NORMS
 FUSED = {"attn_qkv.weight": "self_attn.qkv_proj.weight", "ffn_up.weight": "mlp.gate_up_proj.weight"}
-NO_MLP = {name: theirs for name, theirs in IN_BLOCK.items() if "mlp" not in theirs}
+NO_MLP = {name: hf_name for name, hf_name in IN_BLOCK.items() if "mlp" not in hf_name}
 FAMILIES = {
     "llama": IN_BLOCK | QKV_BIAS_NAMES | OUTPUT_BIAS_NAME | MLP_BIAS_NAMES,
     "mixtral": NO_MLP
     | {"ffn_gate_inp.weight": "block_sparse_moe.gate.weight"}
     | {
-        f"ffn_{part}_exps.weight": f"block_sparse_moe.experts.{{}}.{theirs}.weight"
-        for part, theirs in {"gate": "w1", "down": "w2", "up": "w3"}.items()
+        f"ffn_{part}_exps.weight": f"block_sparse_moe.experts.{{}}.{hf_name}.weight"
+        for part, hf_name in {"gate": "w1", "down": "w2", "up": "w3"}.items()
     },
     "phi3": IN_BLOCK | FUSED,
     "glm4": IN_BLOCK
@@ -63,7 +63,7 @@ FAMILIES = {
         "post_attention_norm.weight": "post_self_attn_layernorm.weight",
         "post_ffw_norm.weight": "post_mlp_layernorm.weight",
     },
-    "glm4_moe": {name: theirs for name, theirs in IN_BLOCK.items() if name != "ffn_norm.weight"}
+    "glm4_moe": {name: hf_name for name, hf_name in IN_BLOCK.items() if name != "ffn_norm.weight"}
     | QKV_BIAS_NAMES
     | NORMS
     | EXPERTS
@@ -102,7 +102,7 @@ ROUTER = "ffn_gate_inp.weight"
 BLOCK = "blk."
 """What names of tensors of a layer begin with."""
 PERMUTED = ("attn_q", "attn_k")
-WOVEN = ("llama", "mixtral", "granite", "smollm3")
+PERMUTED_FAMILIES = ("llama", "mixtral", "granite", "smollm3")
 """Families whose files have these in another order."""
 _BLOCK = re.compile(r"blk\.(0|[1-9]\d{0,4})\.(.+)")
 
@@ -128,7 +128,7 @@ def row_order(family: str, name: str, heads: int, kv_heads: int, head_dim: int) 
     """
     block = _BLOCK.fullmatch(name)
     part = block[2].partition(".")[0] if block else ""
-    if family not in WOVEN or part not in PERMUTED:
+    if family not in PERMUTED_FAMILIES or part not in PERMUTED:
         return None
     count = heads if part == "attn_q" else kv_heads
     return torch.arange(count * head_dim).view(count, head_dim // 2, 2).transpose(1, 2).flatten()
@@ -188,12 +188,12 @@ class GGUFWeights:
             return numbers.float() if self.packed and dtype == torch.float16 else numbers
         rows = rows if order is None else rows[order]
         if packed and tensor.type == "MXFP4":
-            return of_mxfp4(rows)
+            return mxfp4_matrix(rows)
         if packed:
             return QuantizedWeight(tensor.type, rows, shape[-1], partial(self._file.release, gguf))
         return self._numbers(tensor.type, rows)
 
-    glance = view
+    transient_view = view
 
     def _experts(self, gguf: str) -> int:
         """Return the number of experts in a tensor. Raises ModelError where the config says another, or no layer."""
@@ -217,7 +217,7 @@ class GGUFWeights:
             return torch.from_numpy(quants.dequantize(rows.numpy(), GGMLQuantizationType[kind]))
 
 
-def of_mxfp4(rows: Tensor) -> Matrix:
+def mxfp4_matrix(rows: Tensor) -> Matrix:
     """Return a matrix of rows (O, 17 B), uint8: blocks of a scale and 16 bytes, whose lower nibbles come first."""
     blocks = rows.view(len(rows), -1, 17)
     scales_OB = blocks[..., 0]
