@@ -1,4 +1,4 @@
-"""The config.json of a folder as ModelConfig, refused by the name of a field, and its generation_config.json."""
+"""A folder's config.json as ModelConfig, and its generation_config.json. Errors name the field at fault."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from triforce.model.rope import Rope
 
 ACCEPTED: dict[str, tuple[object, ...]] = {
     "hidden_act": ("silu",),
-    "attention_bias": (False,),  # only families whose `accepted` has it read it
+    "attention_bias": (False,),  # read by families that have it in their `accepted` only
     "mlp_bias": (False,),
     "quantization_config": (),
     "num_experts": (0,),
@@ -32,7 +32,7 @@ GENERATION = "generation_config.json"
 
 @dataclass(frozen=True, slots=True)
 class HFConfig:
-    """The fields of a config.json that count here, checked, under their own names."""
+    """Checked fields of a config.json that are used here, under their own names."""
 
     model_type: str
     vocab_size: int
@@ -47,38 +47,38 @@ class HFConfig:
     tie_word_embeddings: bool
     max_position_embeddings: int
     sliding_window: int | None
-    """Tokens that some layer sees; None if all layers see all."""
+    """Tokens in the window of layers with a window; None if all layers see all tokens."""
     rope_theta: float
     scaling: Scaling
     architecture: Architecture = LLAMA
     local_theta: float | None = None
-    """Theta of layers with a window, if it is another, unscaled."""
+    """Unscaled theta of layers with a window; None if they use `rope_theta`."""
     mxfp4: bool = False
-    """Whether experts are of four bits."""
+    """Whether experts have 4-bit MXFP4 weights."""
     extra_layers: int = 0
-    """Layers behind the others, which guess further tokens: they are not computed here."""
+    """Multi-token prediction layers behind the model's layers. They are not computed here."""
 
     @property
     def positions(self) -> int:
-        """Positions that the model can see, in tokens. Where layers differ, those of the config are the scaled ones."""
+        """Return the context limit in tokens. With a `local_theta`, max_position_embeddings is already scaled."""
         if self.local_theta is not None:
             return self.max_position_embeddings
         return self.scaling.reach(self.max_position_embeddings)
 
     def extra(self, layers: str = "model.layers.") -> tuple[str, ...]:
-        """Return what names of tensors of `extra_layers` begin with, in files that call layers so."""
+        """Return the name prefixes of the tensors of `extra_layers`. layers: prefix of a layer's names in the files."""
         return tuple(f"{layers}{self.num_hidden_layers + n}." for n in range(self.extra_layers))
 
 
 def read_config(folder: Path) -> HFConfig:
-    """The checked config.json of a folder. Raises ModelError naming the field that is wrong or not supported."""
+    """Read and check a folder's config.json. Raises ModelError naming the wrong or unsupported field."""
     return checked(read_json(folder / "config.json"))
 
 
 def checked(raw: dict[str, Any]) -> HFConfig:
-    """Return what a config.json says, checked. Raises ModelError naming the field that is wrong or not supported."""
+    """Check the content of a config.json. Raises ModelError naming the wrong or unsupported field."""
     family = raw.get("model_type")
-    if family not in list(FAMILIES):  # it may be anything, and not hashable
+    if family not in list(FAMILIES):  # a value of any type, perhaps not hashable
         code = "; the code that its auto_map names is never run" if "auto_map" in raw else ""
         raise Fields(raw, "config.json").refusal("model_type", FAMILIES, code)
     family_spec = FAMILIES[family]
@@ -126,8 +126,8 @@ def checked(raw: dict[str, Any]) -> HFConfig:
 def model_config(hf: HFConfig, *, vocab_size: int, context: int | None, device: torch.device) -> ModelConfig:
     """Return the ModelConfig of `hf`.
 
-    `context` (tokens; None: the config's own positions) also freezes dynamic and longrope frequencies, which change
-    with length in transformers: no cache of rotated keys can follow that. Raises ModelError if it is too large.
+    `context` (tokens; None: max_position_embeddings) also freezes dynamic and longrope frequencies. In transformers
+    these change with length, which a cache of rotated keys cannot follow. Raises ModelError if `context` is too large.
     """
     context = hf.max_position_embeddings if context is None else context
     parts = hf.architecture
@@ -160,10 +160,10 @@ def model_config(hf: HFConfig, *, vocab_size: int, context: int | None, device: 
 
 
 def _rotations(hf: HFConfig, parts: Architecture, context: int) -> tuple[Tensor, float]:
-    """Return the frequencies of all rotations, float32 (R, D / 2), and the factor on cos and sin of the first."""
+    """Return the frequencies of all rotations, float32 (R, D / 2), and the factor on cos and sin of rotation 0."""
     inv_freq_F, scale = frequencies(hf, context)
     rotations = 1 + max((kind.rope for kind in parts.kinds), default=0)
-    inv_freq_RF = torch.zeros(rotations, hf.head_dim // 2)  # the channels that are not rotated, and other layers
+    inv_freq_RF = torch.zeros(rotations, hf.head_dim // 2)  # 0: channels that are not rotated, layers without rotation
     inv_freq_RF[0, : len(inv_freq_F)] = inv_freq_F
     if hf.local_theta is not None and rotations > 1:
         inv_freq_RF[1] = Unscaled().frequencies(hf.local_theta, hf.head_dim, context)[0]
@@ -171,9 +171,9 @@ def _rotations(hf: HFConfig, parts: Architecture, context: int) -> tuple[Tensor,
 
 
 def frequencies(hf: HFConfig, context: int) -> tuple[Tensor, float]:
-    """Rotation frequencies float32 (F,) for texts of `context` tokens, and the factor on cos and sin.
+    """Return rotation frequencies, float32 (F,), for a context of `context` tokens, and the factor on cos and sin.
 
-    Raises ModelError where the numbers in the config give none.
+    Raises ModelError if the config's numbers give a frequency that is not finite or not positive.
     """
     inv_freq_F, scale = hf.scaling.frequencies(hf.rope_theta, hf.architecture.rotated or hf.head_dim, context)
     if not (inv_freq_F.isfinite() & (inv_freq_F > 0)).all():
@@ -182,9 +182,9 @@ def frequencies(hf: HFConfig, context: int) -> tuple[Tensor, float]:
 
 
 def read_rope(config: Fields, family: Family, head_dim: int, positions: int) -> tuple[int, float, Scaling]:
-    """Channels that are rotated, theta, and what became of the positions.
+    """Return the number of rotated channels, theta, and the scaling of positions.
 
-    A config of old has the last in rope_scaling, a new one all of it in rope_parameters.
+    Old configs have the scaling in rope_scaling, new ones have all three in rope_parameters.
     """
     rope = config.nested("rope_scaling" if config.get("rope_scaling") else "rope_parameters")
     if family.local_theta is not None and rope.get(LAYER_TYPES[0]) is not None:
@@ -208,7 +208,7 @@ def read_rope(config: Fields, family: Family, head_dim: int, positions: int) -> 
 
 
 def read_local_theta(config: Fields, family: Family) -> float | None:
-    """Return theta of layers with a window, where it may be another: of a new config in rope_parameters."""
+    """Return theta of layers with a window, None if the family has none of its own. New configs: in rope_parameters."""
     if family.local_theta is None:
         return None
     local = config.nested("rope_parameters").nested(LAYER_TYPES[1])
@@ -217,14 +217,14 @@ def read_local_theta(config: Fields, family: Family) -> float | None:
 
 
 def read_window(config: Fields, family: Family) -> int | None:
-    """Return the tokens that layers with a window see; None where there are no such layers. Raises ModelError."""
+    """Return the window in tokens; None if no layer has a window. Raises ModelError."""
     if not any(family.windowed_layers(config)) or (config.get("sliding_window") is None and family.local_theta is None):
         return None
     return config.integer("sliding_window")
 
 
 def with_windows(config: Fields, family: Family) -> Architecture:
-    """Return the arithmetic of a config, with the windows of its layers and their rotations. Raises ModelError."""
+    """Return the architecture with each layer's window and rotation. Raises ModelError."""
     parts = family.architecture(config)
     window = read_window(config, family)
     if window is None:
@@ -238,13 +238,13 @@ def with_windows(config: Fields, family: Family) -> Architecture:
 
 
 def sampling_defaults(folder: Path) -> dict[str, Any]:
-    """Return the fields of `SamplingParams` that the file of a model's folder sets, as vLLM does. Raises ModelError."""
+    """Return the `SamplingParams` fields that generation_config.json sets, as vLLM does. Raises ModelError."""
     values = read_json(folder / GENERATION) if (folder / GENERATION).exists() else {}
     return checked_sampling({name: values.get(name) for name in BY_THE_MODEL}, folder / GENERATION)
 
 
 def checked_sampling(values: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    """Return those of the fields of `SamplingParams` that a file sets. Raises ModelError naming the wrong one."""
+    """Return the `SamplingParams` fields of `values` that are set. Raises ModelError naming the wrong field."""
     set_values = {name: value for name, value in values.items() if value is not None}
     try:
         SamplingParams(**set_values)

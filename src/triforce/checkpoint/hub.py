@@ -1,4 +1,4 @@
-"""Model names as folders of files, JSON from them, and drafts that are known to share a target's vocabulary."""
+"""Resolution of model names to folders or files, their JSON, and drafts known to share a target's vocabulary."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ TEXTS = ("*.json", "*.jinja", "tokenizer*")
 SAFETENSORS = ("model.safetensors", "model-*.safetensors")
 PICKLES = ("pytorch_model.bin", "pytorch_model-*.bin")
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?(:[\w.-]+)?")
-"""A repository, and behind a colon the quantisation of a GGUF file in it."""
+"""A repository, optionally with a GGUF file's quantisation behind a colon."""
 WANTED = "a name on the hub is org/model, with :Q4_K_M or the like behind it for one of several GGUF files"
 
 LONGEST_JSON = 64 << 20
-"""Bytes of the longest JSON file that is read: indices of the largest models take some 10 MB."""
+"""Bytes of the longest JSON file that is read. Indices of the largest models take some 10 MB."""
 
 _ASSETS = Path(__file__).parents[1] / "assets"
 SHIPPED = _ASSETS / "pair" / "target", _ASSETS / "pair" / "draft"
-"""The target and the draft that come with the package."""
+"""The target and the draft that the package ships."""
 
 FINETUNE = "finetune:"
-"""Before a draft's name: the target is a finetune of the model that it was trained for."""
+"""Prefix of a draft's name: the target is a finetune of the model that the draft was trained for."""
 
 _OWN_DRAFTS = {SMOLLM2.name: f"{FINETUNE}{_ASSETS / SMOLLM2.name}"}
-"""Drafts that come for known models, in whatever type these are read."""
+"""Drafts that ship for known models, for every dtype of the target."""
 
 _DRAFTS = {
     "NousResearch/Yarn-Llama-2-7b-128k": "JackFram/llama-68m",
@@ -53,14 +53,14 @@ _DRAFTS = {
 
 
 class UnknownModel(ModelError):
-    """A name that no model has, here or on the hub, as far as that can be asked."""
+    """Name of no local model and of no model on the hub, as far as the hub can be reached."""
 
 
 def model_path(name_or_path: str | Path, *, weights: bool = True) -> Path:
-    """Return where a model is: a folder or a GGUF file, of a Hugging Face repository as it is kept here.
+    """Return a model's path: a folder or a GGUF file. A Hugging Face repository is downloaded to its local cache.
 
-    A quantisation may stand behind a colon. weights: whether they are needed; without, they are fetched only where a
-    config is nowhere else. Raises ModelError.
+    A quantisation may stand behind a colon. weights: whether they are needed. Without, weights are downloaded only
+    where they hold the config (GGUF). Raises ModelError.
     """
     try:
         return _locate(name_or_path, weights)
@@ -69,7 +69,7 @@ def model_path(name_or_path: str | Path, *, weights: bool = True) -> Path:
 
 
 def _locate(name_or_path: str | Path, weights: bool) -> Path:
-    """Return where a model is. Raises ModelError, and PermissionError."""
+    """Return a model's path. Raises ModelError and PermissionError."""
     path = user_path(name_or_path)
     try:
         path.stat()
@@ -92,7 +92,7 @@ def _locate(name_or_path: str | Path, weights: bool) -> Path:
     folder, _, quantisation = str(path).rpartition(":")
     if folder and quantisation and Path(folder).is_dir():
         return _in_folder(Path(folder), quantisation)
-    is_file = path.suffix == ".gguf"  # and no name on the hub
+    is_file = path.suffix == ".gguf"  # never a name on the hub
     if is_file or isinstance(name_or_path, Path) or not HUB_NAME.fullmatch(name_or_path):
         require_no_address(str(name_or_path), WANTED)
         kind = "file" if is_file else "folder"
@@ -107,19 +107,19 @@ def _locate(name_or_path: str | Path, weights: bool) -> Path:
 
 
 def local_path(name_or_path: str | Path) -> Path | None:
-    """Return where a model is that is here; None for one that would have to be fetched."""
+    """Return a model's path if it is on this machine; None if it would have to be downloaded."""
     if (path := Path(name_or_path)).exists():
         return path
     try:
         return _download(str(name_or_path), local_only=True)
-    except Exception:  # the hub's client has an unrelated type for each cause
+    except Exception:  # the hub's client raises unrelated types
         return None
 
 
 def _in_folder(folder: Path, quantisation: str) -> Path:
-    """Return a GGUF file in a folder; the folder itself where none is, and none was asked for.
+    """Return the GGUF file in a folder. Without GGUF files and without a `quantisation`, return the folder itself.
 
-    Raises ModelError, also where files are of several models.
+    Raises ModelError, also if the files belong to several models.
     """
     names = sorted(file.name for file in folder.glob("*.gguf"))
     if not names and not quantisation:
@@ -131,16 +131,16 @@ def _in_folder(folder: Path, quantisation: str) -> Path:
 
 
 def model_name(model: str | Path | None) -> str:
-    """A model is called what its hub or its folder calls it; where the folder lies is nobody's business."""
+    """Return a model's public name: its hub name, or its folder's name without the path, which stays private."""
     if model is None:
         return "triforce"
     return Path(model).resolve().name if os.path.exists(model) else str(model)
 
 
 def draft_for(target: str | Path, file: Path) -> str | Path | None:
-    """The draft of a known target: by name, or, for a folder of that name, the draft's folder beside it.
+    """Return the draft of a known target; for a target folder of a known name, the draft's folder beside it.
 
-    file: where the target is; that of a known model is as good as its name.
+    file: the target's file. A file with a known model's name and size counts as that model.
     """
     folder = Path(target)
     if not folder.is_dir():
@@ -155,7 +155,7 @@ def draft_for(target: str | Path, file: Path) -> str | Path | None:
 
 
 def _require_hub_name(name: str) -> None:
-    """Raise ModelError for a name that is like one of ours, or a tag of Ollama: before the hub is asked."""
+    """Raise UnknownModel for a misspelt name in `KNOWN`, or an Ollama tag, without a request to the hub."""
     word, colon, _ = name.partition(":")
     similar_name = nearest(word, KNOWN)
     if "/" not in name and (similar_name or colon):
@@ -179,14 +179,14 @@ def _snapshot(name: str, weights: bool) -> Path:
         return folder if has_weights else _download(repository, *TEXTS, *PICKLES)
     except ModelError:
         raise
-    except Exception as error:  # offline, missing, gated, a bad name, a full disk: each has its own unrelated type
+    except Exception as error:  # offline, missing, gated, a bad name, a full disk: unrelated exception types
         raise UnknownModel(
             f"{name!r} is not a folder here{_suggest_folder(Path(name))}{_fetch_failure(name, error)}"
         ) from error
 
 
 def _fetch_failure(name: str, error: Exception) -> str:
-    """Return why a model is not here from the hub, and what to do, to stand behind what it is not."""
+    """Return the end of an error message: why the download from the hub failed, and advice."""
     shape = "" if "/" in name else f"; {WANTED}"
     if offline():
         return (
@@ -199,7 +199,7 @@ def _fetch_failure(name: str, error: Exception) -> str:
 
 
 def _file_names(repository: str) -> list[str]:
-    """Return the names of a repository's files: as the hub lists them, or those that are here if it cannot be asked."""
+    """Return the names of a repository's files: the hub's list, or the local files if the hub cannot be reached."""
     import huggingface_hub
 
     try:
@@ -228,7 +228,7 @@ def _download(repository: str, *patterns: str, local_only: bool = False) -> Path
 
 
 def _suggest_folder(missing: Path) -> str:
-    """Return a suggestion of a folder beside a missing one; an empty text if none is near."""
+    """Return "did you mean" for a folder with a similar name beside `missing`; an empty text if there is none."""
     parent = missing.parent
     readable = parent.is_dir() and os.access(parent, os.R_OK)
     similar_folder = (
@@ -238,7 +238,7 @@ def _suggest_folder(missing: Path) -> str:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises ModelError if it is missing, longer than `LONGEST_JSON`, or anything else."""
+    """Return the object in a JSON file. Raises ModelError if the file is missing, too long, or no JSON object."""
     try:
         if file.stat().st_size > LONGEST_JSON:
             raise ModelError(f"{file} is longer than {LONGEST_JSON >> 20} MiB, as no such file is; download it again")

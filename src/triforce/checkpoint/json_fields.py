@@ -1,4 +1,4 @@
-"""Typed values out of a JSON object. A value of the wrong type or out of range is refused by the name of its field."""
+"""Typed values of a JSON object. Errors for a wrong type or range name the field."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 from triforce.errors import ModelError
 
 MOST = 2**31 - 1
-"""Largest whole number that is taken for a size."""
+"""Largest integer that is accepted as a size."""
 MOST_LAYERS = 10_000
-"""Layers of a model that are thought possible."""
+"""Largest accepted number of layers."""
 MOST_CHANNELS = 1 << 16
-"""Size of a head that is thought possible."""
+"""Largest accepted head size."""
 LARGEST = 1e12
-"""Largest number that is taken for a factor."""
+"""Largest number that is accepted as a factor."""
 _SHORT = Repr()
 _SHORT.maxlevel = 3
 _SHORT.maxdict = 8
@@ -24,9 +24,9 @@ _SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 80
 
 
 class Fields:
-    """The fields of one object in a file. A `null` reads as a field that is not there.
+    """Fields of one JSON object in a file. A `null` counts as a missing field.
 
-    `where` names the file, `prefix` the object inside it: both are for messages.
+    `where` names the file and `prefix` the object inside it, both for messages.
     """
 
     def __init__(self, values: Mapping[str, Any], where: str, prefix: str = "") -> None:
@@ -41,14 +41,14 @@ class Fields:
         return self._values.get(name)
 
     def integer(self, name: str, default: int | None = None, minimum: int = 1, maximum: int = MOST) -> int:
-        """A whole number from `minimum` to `maximum`. Raises ModelError; so do the others."""
+        """Return an integer from `minimum` to `maximum`. Raises ModelError, as all methods with a type or range do."""
         value = self._or(name, default)
         if type(value) is not int or not minimum <= value <= maximum:
             raise self.refusal(name, [f"whole numbers from {minimum} to {maximum}"])
         return value
 
     def number(self, name: str, default: float | None = None, minimum: float = 1.0, maximum: float = LARGEST) -> float:
-        """A number from `minimum` to `maximum`."""
+        """Return a number from `minimum` to `maximum`. Raises ModelError."""
         value = self._or(name, default)
         if type(value) not in (int, float) or not minimum <= value <= maximum:
             raise self.refusal(name, [f"numbers from {minimum:g} to {maximum:g}"])
@@ -61,7 +61,7 @@ class Fields:
         return value
 
     def numbers(self, name: str, count: int) -> list[float]:
-        """A list of so many numbers above 0."""
+        """Return a list of `count` numbers above 0. Raises ModelError."""
         values = self.get(name)
         fits = isinstance(values, list) and len(values) == count
         if not fits or not all(type(value) in (int, float) and 0 < value <= LARGEST for value in values):
@@ -69,28 +69,28 @@ class Fields:
         return [float(value) for value in values]
 
     def nested(self, name: str) -> Fields:
-        """The object that a field holds; one without fields if there is none."""
+        """Return the fields of a nested object; no fields if it is missing. Raises ModelError."""
         value = self._or(name, {})
         if not isinstance(value, dict):
             raise self.refusal(name, ["objects"])
         return Fields(value, self._where, f"{self._prefix}{name}.")
 
     def with_values(self, **values: Any) -> Fields:
-        """The same with other values, as far as these are any."""
+        """Return a copy where `values` that are not None replace fields."""
         set_values = {name: value for name, value in values.items() if value is not None}
         return Fields({**self._values, **set_values}, self._where, self._prefix)
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> Fields:
-        """The same, with defaults of fields that are not there; those that are `null` stay so."""
+        """Return a copy with `defaults` for missing fields. Fields that are `null` stay `null`."""
         return Fields({**defaults, **self._values}, self._where, self._prefix)
 
     def require(self, name: str, accepted: Iterable[object]) -> None:
-        """Raise ModelError unless the field is one of `accepted`, or is not there."""
+        """Raise ModelError unless the field is missing or has a value in `accepted`."""
         if self.get(name) not in (None, *accepted):
             raise self.refusal(name, accepted)
 
     def refusal(self, name: str, accepted: Iterable[object], suffix: str = "") -> ModelError:
-        """The error that names the field, its value and what would do."""
+        """Return the error that names the field, its value and the accepted values."""
         choices = ", ".join(map(str, accepted)) or "none"
         value = _SHORT.repr(self.get(name))
         return ModelError(

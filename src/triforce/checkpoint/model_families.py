@@ -1,4 +1,4 @@
-"""Families of models, by their `model_type` in transformers: each is a function that maps a config to layers."""
+"""Model families by their `model_type` in transformers: defaults, tensor names, and config to `Architecture`."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ LLAMA_NAMES = {
     "up_bias_I": "mlp.up_proj.bias",
     "down_bias_C": "mlp.down_proj.bias",
 }
-"""Tensors of a layer in the files, by the fields of `model.weights.Layer`."""
+"""Names of a layer's tensors in the files, by field of `model.weights.Layer`."""
 BIAS_FLAGS: dict[str, tuple[object, ...]] = {"attention_bias": (False, True), "mlp_bias": (False, True)}
-"""What configs of families may say that `llama` reads."""
+"""Values that `llama` accepts for a config's bias flags."""
 SHARED, DENSE = "shared/", "dense/"
-"""Before a field of an MLP: that of shared experts, and that of layers which have one in the place of experts."""
+"""Prefixes of an MLP's fields: of shared experts, and of layers with a dense MLP in the place of experts."""
 
 
 def llama(config: Fields) -> Architecture:
-    """Return Llama's arithmetic, with the biases that a config asks for: those of attention are behind it, too."""
+    """Return Llama's architecture with the config's biases. `attention_bias` covers the output projection, too."""
     attention = config.flag("attention_bias", False)
     mlp = config.flag("mlp_bias", False)
     return Architecture(qkv_bias=attention, o_bias=attention, mlp_bias=mlp)
 
 
 def listed_layers(config: Fields) -> list[bool]:
-    """Return which layers have a window by `layer_types`. Raises ModelError."""
+    """Return which layers have a window, by `layer_types`. Raises ModelError."""
     layers = config.integer("num_hidden_layers", maximum=MOST_LAYERS)
     kinds = config.get("layer_types")
     if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in LAYER_TYPES for kind in kinds):
@@ -55,9 +55,9 @@ def listed_layers(config: Fields) -> list[bool]:
 
 
 def full_layer_every(interval: int, field_name: str = "") -> Callable[[Fields], list[bool]]:
-    """Return that layers have a window but for each such one, of a config without `layer_types`.
+    """Return a function from a config to which layers have a window: all but every `interval`-th.
 
-    field_name: a field that may have another number.
+    A config's `layer_types` takes precedence. field_name: config field that may hold another interval.
     """
 
     def windowed_layers(config: Fields) -> list[bool]:
@@ -73,43 +73,43 @@ def full_layer_every(interval: int, field_name: str = "") -> Callable[[Fields], 
 
 
 def no_windows(config: Fields) -> list[bool]:
-    """Return that no layer has a window."""
+    """Return an empty list: no layer has a window."""
     return []
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The class of a family in transformers, as far as it counts here."""
+    """Properties of a family's transformers class that matter here."""
 
     defaults: Mapping[str, Any]
-    """Values of fields that a config.json leaves out: transformers writes some only where they differ."""
+    """Values of fields missing in a config.json. Transformers writes some only if they differ from its defaults."""
     architecture: Callable[[Fields], Architecture] = llama
-    """The arithmetic of a config, but for windows and for how much of a head is rotated. Raises ModelError."""
+    """Function from a config to its architecture, without windows and rotated channels. Raises ModelError."""
     windowed_layers: Callable[[Fields], list[bool]] = no_windows
-    """Which layers have the window that the config names; none of them where the list is empty."""
+    """Function from a config to which layers have its window. An empty list: none."""
     names: Mapping[str, str] = field(default_factory=lambda: LLAMA_NAMES)
-    """Those of the tensors in a layer. Fields of one name lie in one tensor, in the order of `LLAMA_NAMES`.
+    """Names of a layer's tensors by field. Fields of one name are fused in one tensor, in the order of `LLAMA_NAMES`.
 
-    Of experts they have `{}` where its number stands.
+    Names of experts' tensors have `{}` for the expert's number.
     """
     accepted: Mapping[str, tuple[object, ...] | None] = field(default_factory=dict)
-    """Values that a field of the config may have, where they are not the usual ones; None: any."""
+    """Accepted values of config fields, where they differ from `hf_config.ACCEPTED`. None: any value."""
     rope_types: tuple[str, ...] = TYPES
-    """The types of rotation that it may have."""
+    """Accepted types of rope scaling."""
     mlp_width_field: str = "intermediate_size"
-    """The field that has the width of an MLP; of an expert, where there are some."""
+    """Config field with the inner size of an MLP, or of an expert in families with experts."""
     theta: float = 10_000.0
-    """That of a config without one."""
+    """Rope theta of a config without one."""
     rotated_share: float = 1.0
-    """The share of a head's channels that is rotated, of a config that does not say."""
+    """Share of a head's channels that is rotated, of a config without `partial_rotary_factor`."""
     partial_rotation: bool = False
-    """Whether a config may say so."""
+    """Whether a config may set `partial_rotary_factor`."""
     local_theta: float | None = None
-    """That of layers with a window, which turn unscaled, of a config without one; None: all layers turn alike."""
+    """Unscaled theta of layers with a window, of a config without one. None: all layers rotate alike."""
     text_field: str = ""
-    """The field of a config with the text's, of a model that reads images, too (see `checkpoint.weight_files`)."""
+    """Config field with the text model's config, in models that also read images (see `checkpoint.weight_files`)."""
     stacked_experts: bool = False
-    """Whether safetensors hold all experts of a layer in one tensor, as `checkpoint.stacked_experts` reads them."""
+    """Whether safetensors stack a layer's experts in one tensor (see `checkpoint.stacked_experts`)."""
 
 
 _LLAMA: dict[str, Any] = {
@@ -126,12 +126,12 @@ _QWEN2 = _LLAMA | {
 
 
 def every_layer(config: Fields) -> list[bool]:
-    """Return that all layers have a window, if the config names one."""
+    """Return True for each layer: all layers have the config's window."""
     return [True] * config.integer("num_hidden_layers", maximum=MOST_LAYERS)
 
 
 def upper_layers(config: Fields) -> list[bool]:
-    """Return which layers of a Qwen2 or Qwen3 have a window, where these are switched on."""
+    """Return which layers of a Qwen2 or Qwen3 have a window; an empty list if `use_sliding_window` is false."""
     layers = config.integer("num_hidden_layers", maximum=MOST_LAYERS)
     if not config.flag("use_sliding_window"):
         return []
@@ -148,18 +148,18 @@ QWEN3 = Family(_QWEN2 | {"head_dim": 128}, lambda config: Architecture(qk_norm="
 
 
 def _experts(config: Fields, renormalised: bool) -> Experts:
-    old_count = config.get("num_experts")  # a name of old for the other one
+    old_count = config.get("num_experts")  # an old name of num_local_experts
     experts = config.integer("num_local_experts", config.integer("num_experts") if old_count else None, maximum=4096)
     return Experts(experts, config.integer("num_experts_per_tok", maximum=experts), renormalised)
 
 
 def mixtral(config: Fields) -> Architecture:
-    """Return the arithmetic of a config: the weights of a token's experts add up to 1."""
+    """Return Mixtral's architecture: the weights of a token's experts sum to 1."""
     return Architecture(experts=_experts(config, True))
 
 
 def qwen3_moe(config: Fields) -> Architecture:
-    """Return the arithmetic of a config."""
+    """Return Qwen3-MoE's architecture."""
     return Architecture(qk_norm="head", experts=_experts(config, config.flag("norm_topk_prob")))
 
 
@@ -189,7 +189,7 @@ QWEN3_MOE = Family(
         f"{field}_proj_{suffix}": f"mlp.experts.{{}}.{field}_proj.weight"
         for field, suffix in {"gate": "IC", "up": "IC", "down": "CI"}.items()
     },
-    # Of layers with an MLP in the place of experts, the first ones alone could be described.
+    # `Architecture` can describe dense layers only if they come first.
     accepted={"num_experts": None, "num_local_experts": None, "decoder_sparse_step": (1,), "mlp_only_layers": ([],)},
     mlp_width_field="moe_intermediate_size",
 )  # fmt: skip
@@ -206,14 +206,14 @@ _GEMMA_NAMES = LLAMA_NAMES | {
     "mlp_out_norm_C": "post_feedforward_layernorm.weight",
 }  # fmt: skip
 _GEMMA_ACCEPTED: dict[str, tuple[object, ...] | None] = {
-    "hidden_act": None,  # of old configs, beside the one that counts
+    "hidden_act": None,  # in old configs, beside hidden_activation, which is used
     "hidden_activation": ("gelu_pytorch_tanh",),
     "use_bidirectional_attention": (False,),
 }
 
 
 def gemma(config: Fields, qk_norm: str = "") -> Architecture:
-    """Return the arithmetic of a config: queries are scaled by another number than the size of a head."""
+    """Return Gemma's architecture: `query_pre_attn_scalar`, and not the head size, scales queries."""
     heads = config.integer("head_dim") / config.number("query_pre_attn_scalar")
     score_cap, logit_cap = (
         0.0 if config.get(name) is None else config.number(name, minimum=1e-3)
@@ -259,7 +259,7 @@ PHI3 = Family(
 
 
 def glm4(config: Fields) -> Architecture:
-    """Return the arithmetic of a config."""
+    """Return GLM-4's architecture."""
     return Architecture(qkv_bias=config.flag("attention_bias"), output_norms=True, interleaved=True)
 
 
@@ -295,7 +295,7 @@ def _glm4_experts(config: Fields) -> Experts:
 
 
 def glm4_moe(config: Fields) -> Architecture:
-    """Return the arithmetic of a config. Raises ModelError."""
+    """Return GLM-4.5's architecture. Raises ModelError."""
     layers = config.integer("num_hidden_layers", maximum=MOST_LAYERS)
     return Architecture(
         qkv_bias=config.flag("attention_bias"), qk_norm="head" if config.flag("use_qk_norm") else "",
@@ -329,7 +329,7 @@ GLM4_MOE = Family(
 
 
 def gpt_oss(config: Fields) -> Architecture:
-    """Return the arithmetic of a config."""
+    """Return gpt-oss's architecture."""
     config.nested("quantization_config").require("quant_method", ("mxfp4",))
     experts = config.integer("num_local_experts", maximum=4096)
     return Architecture(
@@ -370,7 +370,7 @@ GPT_OSS = Family(
 
 
 def granite(config: Fields) -> Architecture:
-    """Return the arithmetic of a config: `attention_multiplier` stands in the place of 1 / sqrt(D)."""
+    """Return Granite's architecture: `attention_multiplier` takes the place of 1 / sqrt(D)."""
     heads = config.integer("num_attention_heads")
     head_dim = config.integer("head_dim", config.integer("hidden_size") // heads)
     factors = {
@@ -397,7 +397,7 @@ GRANITE = Family(
 
 
 def olmo2(config: Fields) -> Architecture:
-    """Return the arithmetic of all of them."""
+    """Return the architecture of OLMo 2 and 3, which is the same for all configs."""
     return Architecture(qk_norm="row", input_norms=False, output_norms=True)
 
 
@@ -421,7 +421,7 @@ OLMO3 = Family(
 
 
 def smollm3(config: Fields) -> Architecture:
-    """Return the arithmetic of a config. Raises ModelError."""
+    """Return SmolLM3's architecture. Raises ModelError."""
     layers = config.integer("num_hidden_layers", maximum=MOST_LAYERS)
     listed_rotations = config.get("no_rope_layers")
     interval = config.integer("no_rope_layer_interval")

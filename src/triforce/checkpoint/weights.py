@@ -372,8 +372,8 @@ class _Reader:
             if (expert_inputs := tensor.inputs // parts) % tensor.block:
                 raise ModelError(
                     f"tensor {name} is {tensor.kind}, in blocks of {tensor.block} inputs, but each of the {parts} "
-                    f"shared experts in it has {expert_inputs}; use a file that has it in a type with smaller blocks, such "
-                    f"as {'BF16' if expert_inputs % 32 else 'Q8_0 or Q4_0'}, or a folder of safetensors"
+                    f"shared experts in it has {expert_inputs}; use a file that has it in a type with smaller blocks, "
+                    f"such as {'BF16' if expert_inputs % 32 else 'Q8_0 or Q4_0'}, or a folder of safetensors"
                 )
             return tensor.part(*cut)
         if tensor.dtype not in SOURCE_DTYPES:

@@ -17,9 +17,9 @@ from triforce.disk_cache.documents import LeftOut, barred, no_text, text_of
 from triforce.errors import RequestError, escaped
 from triforce.user_files import (
     NotTextError,
+    byte_order_mark,
     decode,
     kind,
-    byte_order_mark,
     open_file,
     read_all,
     read_file,
