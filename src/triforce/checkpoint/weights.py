@@ -1,6 +1,6 @@
-"""Weights out of the files of a Hugging Face folder, and the fingerprint that ties saved KV caches to a model.
+"""Weights from the files of a Hugging Face folder, and the fingerprint that ties saved KV caches to a model.
 
-Weights that fit as they are stay in the mapped files.
+Weights of the right dtype and layout stay in the mapped files.
 
 Shape suffixes: V vocabulary, C hidden size.
 """
@@ -29,29 +29,32 @@ HEAD = "lm_head.weight"
 Shape = tuple[int, ...]
 Cut = tuple[slice | Tensor, *tuple[slice, ...]]
 Source = tuple[str, Shape, Cut]
-"""The name of a tensor in the files, its shape there, and which part of it is wanted."""
+"""A tensor's name in the files, its shape there, and the slices to read."""
 
 
 EXPERT_FIELDS = ("gate_proj_IC", "up_proj_IC", "down_proj_CI")
 MLP_BIASES = ("gate_bias_I", "up_bias_I", "down_bias_C")
 SUMMED = ("o_proj_CQ", "down_proj_CI", "o_bias_C", "down_bias_C")
-"""Fields of products whose parts ranks that are not exact add up."""
+"""Fields whose partial products are summed over ranks, unless the ranks are exact."""
 
 
 class FieldPlace(NamedTuple):
-    """Place of a field of `Layer` in the files: a tensor there, its shape, and which part of it is the field's."""
+    """Place of a `Layer` field in the files: the tensor, its shape, and the field's part of it."""
 
     name: str
     tensor_shape: Shape
     shape: Shape
     offset: int = 0
-    """The field begins behind so many rows, or columns,"""
+    """Rows or columns of the tensor before the field."""
     axis: int = 0
-    """which this tells."""
+    """Axis of `offset`: 0 rows, 1 columns."""
 
 
 def tensor_shapes(config: ModelConfig, rows: int, names: Mapping[str, str] = LLAMA_NAMES) -> dict[str, Shape]:
-    """Every tensor that the files of such a model hold, by its name there. Sizes of no config take memory."""
+    """Return the shapes of all tensors in a model's files, by name. Large sizes in a config take no memory.
+
+    rows: rows of the embedding and the head.
+    """
     C = config.hidden_size
     layers = [_field_places(config, names, layer) for layer in range(config.layers)]
     ends = {EMBEDDING: (rows, C), NORM: (C,)} | ({} if config.tied else {HEAD: (rows, C)})
@@ -59,9 +62,9 @@ def tensor_shapes(config: ModelConfig, rows: int, names: Mapping[str, str] = LLA
 
 
 def layer_sources(config: ModelConfig, names: Mapping[str, str], layer: int, ranks: TPGroup) -> dict[str, Source]:
-    """Return the source of each field of `Layer` that this model has, for one of several `ranks`.
+    """Return the source of each of a layer's `Layer` fields, for one rank.
 
-    Fields of an expert have its number behind them.
+    An expert's fields have its number as suffix, such as `up_proj_IC/3`.
     """
     order = rotation_order(config.architecture, config.head_dim)
     sources = dict[str, Source]()
@@ -79,7 +82,7 @@ def layer_sources(config: ModelConfig, names: Mapping[str, str], layer: int, ran
 
 
 def _field_places(config: ModelConfig, names: Mapping[str, str], layer: int) -> dict[str, FieldPlace]:
-    """Return where each field of a layer lies."""
+    """Return each field's place in the files, for one layer."""
     parts = config.architecture
     places = dict[str, FieldPlace]()
     experts = parts.experts if layer >= parts.dense_layers else None
@@ -103,7 +106,7 @@ def _field_places(config: ModelConfig, names: Mapping[str, str], layer: int) -> 
 
 
 def _shared_expert_places(field: str, name: str, shape: Shape, experts: Experts) -> dict[str, FieldPlace]:
-    """Return the places of a field of shared experts: one MLP holds them all, each has some of its inner numbers."""
+    """Return the places of a shared experts' field. One tensor holds them all, split along its inner dimension."""
     axis, (outputs, inputs), count = int(field == "down_proj_CI"), shape, experts.shared
     tensor_shape = (outputs, count * inputs) if axis else (count * outputs, inputs)
     return {
@@ -113,10 +116,10 @@ def _shared_expert_places(field: str, name: str, shape: Shape, experts: Experts)
 
 
 def rotation_order(parts: Architecture, head_dim: int) -> Tensor | None:
-    """Return which channel of a head in the files stands at each place here, int64 (D); None where it is the same.
+    """Return the files' channel for each channel of a head here, int64 (D); None if the order is the same.
 
-    Here channel i turns with channel i + D / 2. Those that are not rotated have the frequency 0, and are shared out to
-    both halves behind those that are. Scores do not change, as queries and keys change alike.
+    Here channel i rotates with channel i + D / 2. Channels that are not rotated have the frequency 0; each half ends
+    with half of them. Scores do not change, as queries and keys are permuted alike.
     """
     rotated = parts.rotated or head_dim
     if rotated == head_dim and not parts.interleaved:
@@ -126,7 +129,7 @@ def rotation_order(parts: Architecture, head_dim: int) -> Tensor | None:
 
 
 def _shapes(config: ModelConfig, experts: Experts | None) -> dict[str, Shape]:
-    """Return the shape of each field of `Layer` that this model has; of layers with experts, or of those without."""
+    """Return the shape of each of a layer's `Layer` fields. experts: None for a dense layer."""
     C = config.hidden_size
     D = config.head_dim
     parts = config.architecture
@@ -163,9 +166,9 @@ def _shapes(config: ModelConfig, experts: Experts | None) -> dict[str, Shape]:
 
 
 def _cut(field: str, shape: Shape, ranks: TPGroup) -> Cut:
-    """Return a rank's part of a tensor: norms and routers are whole, projections have some outputs, or some inputs.
+    """Return a rank's slices of a tensor: all of a norm or router, and some outputs or inputs of a projection.
 
-    Whole are biases of sums that ranks add up, too: those of rank 0 count.
+    Biases of sums over ranks are read completely, too; rank 0's are used.
     """
     if "norm" in field or "router" in field:
         return (slice(None),)
@@ -175,19 +178,19 @@ def _cut(field: str, shape: Shape, ranks: TPGroup) -> Cut:
 
 
 def _shift_slice(offset: int, size: int, part: slice | Tensor) -> slice:
-    """Return a part of so many rows or columns, which lie behind `offset` others in their tensor."""
+    """Return the slice `part` of `size` rows or columns, moved by `offset`."""
     assert isinstance(part, slice)
     start, stop, _ = part.indices(size)
     return slice(offset + start, offset + stop)
 
 
 SOURCE_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # sums of integers do not depend on their order
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # integer sums do not depend on their order
 IN_FLOAT32 = ("router_EC", "router_bias_E", "router_correction_E", "attention_sink_logits_H")
 READ_AS_FLOAT32 = ("router_correction_E",)
-"""Fields that are read in float32 whatever the type of the weights, as rounded ones would choose other experts."""
+"""Fields that are read in float32 for every dtype of the weights, as rounded values would choose other experts."""
 SAMPLE = 1024  # elements of each tensor that enter the fingerprint
-PART = 1 << 18  # elements whose bits are added up at a time
+PART = 1 << 18  # elements whose bits are summed at once
 
 
 def read_weights(
@@ -201,11 +204,11 @@ def read_weights(
     ranks: TPGroup = ALONE,
     names: Mapping[str, str] = LLAMA_NAMES,
 ) -> Weights:
-    """The weights in `archives`. Embedding and head have `rows` rows; those past `config.vocab_size` are left out.
+    """Return the weights in `archives`. A rank of several reads its part only (see `backends.tensor_parallel`).
 
-    `names`: those of a layer's tensors (see `Family`). `config` is the whole model's. One of several `ranks` reads its
-    part only (see `backends.tensor_parallel`). Raises ModelError naming the file or the tensor that is corrupt,
-    missing, unknown, of another shape, or not finite.
+    rows: rows of embedding and head in the files; rows from `config.vocab_size` on are not read. names: names of a
+    layer's tensors (see `Family`). config: the complete model's, for every rank. Raises ModelError naming the file or
+    the tensor that is corrupt, missing, unknown, of another shape, or not finite.
     """
     require_tensors(where, archives, config, rows, names)
     reader = _Reader(where, archives, device, dtype)
@@ -240,11 +243,11 @@ def read_weights(
 def require_tensors(
     where: Path, archives: Mapping[str, Archive], config: ModelConfig, rows: int, names: Mapping[str, str] = LLAMA_NAMES
 ) -> None:
-    """Raise ModelError unless the tensors of the files are those of a config, by their names and shapes.
+    """Raise ModelError unless the files' tensors have the names and shapes that the config asks for.
 
-    Nothing is made of the config's sizes before, so that they take no more memory than the files have.
+    The number of tensors is checked first, so that a config with huge sizes takes no more memory than the files.
     """
-    # Old checkpoints also store the rotation frequencies, which follow from the config.
+    # Old checkpoints also store rotation frequencies, which follow from the config.
     tensor_names = {name for name in archives if not name.endswith("rotary_emb.inv_freq")}
     experts = config.architecture.experts
     layers = config.layers
@@ -270,28 +273,28 @@ def require_tensors(
 def read_embedding(
     where: Path, archives: Mapping[str, Archive], config: ModelConfig, *, device: torch.device, dtype: torch.dtype
 ) -> Matrix:
-    """Return the embedding alone, of all tokens, whatever ranks share, of archives that `read_weights` has read."""
+    """Return the embedding (V, C) alone, of all tokens on every rank. `read_weights` has checked the archives."""
     return _Reader(where, archives, device, dtype).take(EMBEDDING, (slice(config.vocab_size),))
 
 
 def _sharing_experts(field: str, shape: Shape, config: ModelConfig) -> int:
-    """Return among how many experts the inputs of a field's tensor are parted; 1 where they are of no expert."""
+    """Return the number of experts that share the inputs of a field's tensor; 1 if it is no expert's."""
     return shape[1] // config.intermediate_size if field.startswith("down_proj_CI/") else 1
 
 
 def _add_norm_offset(offset: float, weight: Matrix) -> Tensor:
-    """Return the weight of a norm: a sum in float32, as one rounded to fewer bits would lose what the files have."""
+    """Return a norm's weight plus `offset`, in its shape. The sum is float32, as fewer bits lose digits of the file."""
     return numbers(weight).float() + offset if offset else numbers(weight)
 
 
 def _zeroed_biases(part: dict[str, Any], ranks: TPGroup) -> dict[str, Any]:
-    """Return zeros for biases of sums that ranks add up, but on rank 0, whose biases count."""
+    """Return zeros for biases of sums over ranks. On rank 0 and on exact ranks the result is empty."""
     biases = [field for field in part if "bias" in field and field.partition("/")[0] in SUMMED]
     return {field: torch.zeros_like(part[field]) for field in biases if ranks.rank and not ranks.exact}
 
 
 def layer_of(parts: Mapping[str, Any]) -> Layer:
-    """Put a layer together of its fields, those of experts with their numbers behind them (see `layer_sources`)."""
+    """Return a layer of its fields. Experts' fields have their number as suffix (see `layer_sources`)."""
     experts: dict[int, dict[str, Any]] = {}
     layer_fields: dict[str, Any] = dict.fromkeys(("input_norm_C", "post_norm_C", *EXPERT_FIELDS))
     for name, part in parts.items():
@@ -309,13 +312,13 @@ NOT_IN_FINGERPRINT = (
     "rope", "architecture", "context", "ranks", "kv_int8", "hadamard", "attention_sink_logits_LH", "count", "chosen",
     "renormalised", "biases",
 )  # fmt: skip
-"""Fields of a config that are told otherwise, or do not change what is computed: the last ones `experts` tells."""
+"""Fields that enter the fingerprint in another way or change no result. `experts` covers those from `count` on."""
 
 
 def fingerprint_facts(config: ModelConfig) -> list[tuple[str, object]]:
-    """Return the facts of a config that a fingerprint tells, of an arithmetic those in which it is not Llama's.
+    """Return the config's fields that enter a fingerprint: fields of the architecture only if they differ from Llama's.
 
-    So a fingerprint stays what it is when later versions know more of other models.
+    A fingerprint thus stays the same when later versions add fields for other models.
     """
     defaults = {field.name: field.default for part in (ModelConfig, Architecture, Experts) for field in fields(part)}
     parts: list[ModelConfig | Architecture | Experts] = [config, config.architecture]
@@ -325,9 +328,9 @@ def fingerprint_facts(config: ModelConfig) -> list[tuple[str, object]]:
 
 
 def fingerprint(config: ModelConfig, weights: Weights) -> str:
-    """Digest of shapes, rotation, dtype, and of each weight a sample and the sum of its bits; and the type of KV."""
+    """Return a digest of shapes, rotation, dtype, a sample and the bit sum of each weight; then the type of KV."""
     digest = hashlib.sha256()
-    # The context bounds what a model may see, and changes what it computes only through the rotation.
+    # The context bounds the visible tokens, and changes results only through the rotation.
     kv = ", int8 KV" * config.kv_int8 + ", rotated heads" * config.rotates_heads
     rope = config.rope
     digest.update(repr((fingerprint_facts(config), rope.scale, str(weights.embedding_VC.dtype))).encode())
@@ -338,7 +341,7 @@ def fingerprint(config: ModelConfig, weights: Weights) -> str:
         k = min(tensor.numel(), SAMPLE)
         sample = tensor.flatten()[torch.arange(k, device=tensor.device) * (n - 1) // max(k - 1, 1)]
         digest.update(sample.float().cpu().numpy().tobytes())
-        # By parts, as the sum of a whole would first take four times the tensor's memory.
+        # In parts, as one sum would first take four times the tensor's memory.
         parts = torch.split(tensor.view(_BITS[tensor.itemsize]).flatten(), PART)
         digest.update(str(sum([int(part.sum(dtype=torch.int64)) for part in parts])).encode())
         if isinstance(weight, QuantizedWeight):
@@ -348,13 +351,13 @@ def fingerprint(config: ModelConfig, weights: Weights) -> str:
 
 
 def weights_fingerprint(fingerprint: str) -> str:
-    """Return what a fingerprint says of a model, whatever the type of its KV."""
+    """Return a fingerprint without the type of KV."""
     return fingerprint.partition(",")[0]
 
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Checked tensors out of the archives, on a device, in a dtype."""
+    """Reader of checked tensors from archives, to a device and a dtype."""
 
     where: Path
     archives: Mapping[str, Archive]
@@ -362,9 +365,9 @@ class _Reader:
     dtype: torch.dtype
 
     def take(self, name: str, cut: Cut, parts: int = 1) -> Matrix:
-        """Return a part of a tensor. Raises ModelError.
+        """Return the slices `cut` of a tensor. Raises ModelError.
 
-        parts: experts that its inputs are parted among.
+        parts: number of experts that share its inputs.
         """
         archive = self.archives[name]
         tensor = archive.view(name)
@@ -381,13 +384,13 @@ class _Reader:
         dtype = tensor.dtype if archive.packed else self.dtype
         fits = tensor.dtype == dtype and self.device.type == "cpu"
         tensor = tensor[cut] if fits else numbers(archive.transient_view(name))[cut].to(self.device, dtype)
-        # The extremes tell NaN and Inf in one read, without a temporary and without the overflow that a sum may have.
+        # The extremes show NaN and Inf in one read, without a temporary and without a sum's overflow.
         if not all(extreme.isfinite() for extreme in torch.aminmax(tensor)):
             raise self._not_finite(name, dtype)
         return tensor.contiguous()
 
     def _not_finite(self, name: str, dtype: torch.dtype) -> ModelError:
-        """Return the error of a tensor that is damaged, or of numbers that a narrower dtype has no room for."""
+        """Return the error for a damaged tensor, or for numbers beyond the range of `dtype`."""
         if all(extreme.isfinite() for extreme in torch.aminmax(numbers(self.archives[name].transient_view(name)))):
             return ModelError(f"{self.where}: tensor {name} has numbers beyond {dtype}; change {argument('dtype')}")
         return ModelError(f"{self.where} is damaged: tensor {name} holds NaN or Inf; download it again")

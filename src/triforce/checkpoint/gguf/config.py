@@ -1,6 +1,7 @@
-"""Metadata of GGUF files as the configs of Hugging Face's models. An unsupported one is refused by the name of its key.
+"""Metadata of GGUF files as configs of Hugging Face's models. Errors name the unsupported key.
 
-Keys that are neither read here nor known to change nothing are refused: a file that needs them would be computed wrong.
+Keys that are neither read here nor known to change nothing are refused: a model that needs them would give wrong
+results.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
 
 @dataclass(frozen=True, slots=True)
 class Divided(Scaling):
-    """A divisor for each frequency, as GGUF files store what Llama 3 did to them (`rope_freqs.weight`)."""
+    """A divisor for each frequency: GGUF's form of Llama 3's scaling (`rope_freqs.weight`)."""
 
     divisors: tuple[float, ...]
 
@@ -95,9 +96,9 @@ ARCHITECTURES = {
     "smollm3": "smollm3", "qwen3moe": "qwen3_moe", "gemma2": "gemma2", "gemma3": "gemma3_text",
     "gpt-oss": "gpt_oss", "phi3": "phi3", "glm4": "glm4", "glm4moe": "glm4_moe",
 }  # fmt: skip
-"""The family of each architecture that a file may name."""
+"""Family by architecture in a file's metadata."""
 VARIANTS = {"llama": ("expert_count", "mixtral"), "olmo2": ("attention.sliding_window", "olmo3")}
-"""A key of some architectures that makes their files another family's, where it is not 0."""
+"""By architecture: a key that, unless 0 or missing, marks a file of another family, and that family."""
 _GEMMA = {
     "attention.sliding_window": "sliding_window", "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping", "rope.freq_base_swa": "rope_local_base_freq",
@@ -129,11 +130,11 @@ FIELDS: dict[str, dict[str, str]] = {
         "expert_feed_forward_length": "moe_intermediate_size",
     },
 }  # fmt: skip
-"""Keys that only some families have, and the fields of a config.json with the same values."""
+"""Keys of single families, and the config.json fields with the same values."""
 CONSTANT_FIELDS: dict[str, dict[str, object]] = {"qwen3_moe": {"norm_topk_prob": True}}
-"""Fields that have one value in all files of a family."""
+"""Fields with one value in all files of a family."""
 LARGEST_GEMMAS = (46, 62)
-"""Layers of the 27B models, whose queries are scaled by the hidden size over the heads: files do not say."""
+"""Numbers of layers of the 27B models. They scale queries by hidden size / heads, which files do not state."""
 EMBEDDING = "token_embd.weight"
 HEAD = "output.weight"
 Q_BIAS = "blk.0.attn_q.bias"
@@ -141,9 +142,9 @@ O_BIAS = "blk.0.attn_output.bias"
 GATE_BIAS = "blk.0.ffn_gate.bias"
 Q_NORM = "blk.0.attn_q_norm.weight"
 OPTIONAL_O_BIAS = ("llama", "granite")
-"""Families whose files may have the bias behind attention without those of queries, keys and values, or lack it."""
+"""Families whose files may have an attention output bias without biases of queries, keys and values, or lack it."""
 SIGMOID = 2
-"""Of the functions that a router may have, by the key `expert_gating_func`."""
+"""Number of a router's sigmoid function in the key `expert_gating_func`."""
 TOKENS = "tokenizer.ggml.tokens"
 
 READ_KEYS = frozenset({
@@ -154,7 +155,7 @@ READ_KEYS = frozenset({
     "rope.scaling.yarn_beta_slow",
 })  # fmt: skip
 IGNORED_KEYS = frozenset({"rope.scaling.finetuned", "tensor_data_layout"})
-"""Keys that change nothing."""
+"""Keys that change no result."""
 ACCEPTED: dict[str, tuple[object, ...]] = {
     "expert_count": (0,), "expert_used_count": (0,), "attention.sliding_window": (0,), "attention.causal": (True,),
     "attention.clamp_kqv": (0,), "attention.max_alibi_bias": (0,), "use_parallel_residual": (False,),
@@ -163,11 +164,11 @@ ACCEPTED: dict[str, tuple[object, ...]] = {
     "rope.scaling.yarn_attn_factor": (1,), "rope.scaling.yarn_log_multiplier": (0,), "rope.scaling.alpha": (0,),
     "pooling_type": (0,),
 }  # fmt: skip
-"""Keys that would change what is computed, and their values that do not. Any other key is refused."""
+"""Keys that would change results, and their values that do not. Any other key is refused."""
 
 
 def read_gguf_config(file: GGUFFile) -> HFConfig:
-    """The checked config of a GGUF file. Raises ModelError naming the key that is wrong or not supported."""
+    """Return the checked config of a GGUF file. Raises ModelError naming the wrong or unsupported key."""
     general = _metadata_fields("general", file)
     general.require("type", ("model",))
     architecture = general.get("architecture")
@@ -214,14 +215,16 @@ def read_gguf_config(file: GGUFFile) -> HFConfig:
         sliding_window=read_window(fields, family),
         rope_theta=theta,
         scaling=read_gguf_scaling(config, file, rotated, positions, rounds_ramp, model_type == "olmo3"),
-        architecture=replace(parts, norm_offset=0.0, rotated=rotated if rotated < head_dim else 0),  # norms: the sum
+        architecture=replace(
+            parts, norm_offset=0.0, rotated=rotated if rotated < head_dim else 0
+        ),  # norms in files include the offset
         local_theta=read_local_theta(fields, family),
         extra_layers=fields.integer("num_nextn_predict_layers", 0, minimum=0),
     )
 
 
 def _fields(file: GGUFFile, config: Fields, model_type: str, hidden: int, heads: int, head_dim: int) -> Fields:
-    """Return the fields that a config.json of the same model would have, as far as families read them."""
+    """Return the config.json fields of the same model that families read."""
     family_keys = FIELDS.get(model_type, {})
     family = FAMILIES[model_type]
     ignored_values = (0,) if model_type == "phi3" else ()  # no window
@@ -243,7 +246,7 @@ def _fields(file: GGUFFile, config: Fields, model_type: str, hidden: int, heads:
 
 
 def _implied_fields(model_type: str, file: GGUFFile, config: Fields, layers: int, head_dim: int) -> dict[str, object]:
-    """Return fields of keys that a file leaves out, as llama.cpp takes them where a config.json means another value."""
+    """Return fields for missing keys where llama.cpp's default differs from config.json's."""
     attention_bias: dict[str, object] = {"attention_bias": Q_BIAS in file.tensors}
     biases = {**attention_bias, "mlp_bias": GATE_BIAS in file.tensors}
     if model_type == "llama":
@@ -251,11 +254,11 @@ def _implied_fields(model_type: str, file: GGUFFile, config: Fields, layers: int
     if model_type == "glm4":
         return attention_bias
     if model_type == "granite":
-        config.require("rope.scaling.finetuned", (True,))  # without, positions are not rotated at all
+        config.require("rope.scaling.finetuned", (True,))  # without it, positions are not rotated at all
         return {"attention_multiplier": head_dim**-0.5, **biases}
     if model_type == "gemma3_text" and config.get("attention.sliding_window") is None:
         return {"layer_types": ["full_attention"] * layers}
-    if model_type == "olmo3":  # layers with a window turn alike, unscaled
+    if model_type == "olmo3":  # layers with a window have the same theta, unscaled
         return {"rope_local_base_freq": config.get("rope.freq_base") or 10_000.0}
     if model_type == "glm4_moe":
         config.require("expert_gating_func", (SIGMOID,))
@@ -267,7 +270,7 @@ def _implied_fields(model_type: str, file: GGUFFile, config: Fields, layers: int
 
 
 def _layer_types(pattern: Any) -> dict[str, object]:
-    """Return the field of the same value as a list of which layers have a window, if there is one."""
+    """Return the field `layer_types` for a window pattern, one flag or name per layer; no fields without a list."""
     layer_types = pattern.tolist() if isinstance(pattern, np.ndarray) else pattern
     if not isinstance(layer_types, list):
         return {}
@@ -279,7 +282,7 @@ def _layer_types(pattern: Any) -> dict[str, object]:
 
 
 def _metadata_fields(name: str, file: GGUFFile) -> Fields:
-    """The keys that begin with a name, without it."""
+    """Return the values of keys with the prefix `name`, by the rest of the key."""
     prefix = f"{name}."
     metadata = file.metadata
     return Fields(
@@ -290,9 +293,10 @@ def _metadata_fields(name: str, file: GGUFFile) -> Fields:
 
 
 def _single_value(value: Any) -> Any:
-    """Return what a list has in all its places, as files may give a number for each layer; otherwise a text about it.
+    """Return the single value of a list with equal items, as files may repeat a number for each layer.
 
-    Everything else is returned as it is, but for the ends of long texts, which messages need not show.
+    A list with different items becomes a text about it. Other values are returned as they are; long texts are cut for
+    messages.
     """
     items = value.tolist() if isinstance(value, np.ndarray) else value
     if not isinstance(items, list):

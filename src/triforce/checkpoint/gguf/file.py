@@ -1,4 +1,4 @@
-"""GGUF files: header, metadata and tensors, mapped into memory, and the choice of one file among several."""
+"""GGUF files: header, metadata and tensors, mapped into memory, and the choice between several files."""
 
 from __future__ import annotations
 
@@ -21,44 +21,44 @@ from triforce.errors import ModelError, unreadable
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 LONGEST = 1 << 26
-"""Bytes of the longest header that is read. The largest vocabularies take a quarter of it."""
+"""Bytes of the longest accepted header. The largest vocabularies take a quarter of it."""
 ALIGNMENT = "general.alignment"
 LONGEST_NAME = 256
 DIMENSIONS = 4
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-"""Types of values that are numbers, by their number in a file, as codes of `struct` and numpy."""
+"""Numeric value types by their id in a file, as codes of `struct` and numpy."""
 FLOAT32 = 6
 TEXT = 8
 ARRAY = 9
 LEAST_ENTRY, LEAST_TENSOR = 13, 32
-"""Bytes of the shortest entry of metadata, and of the shortest description of a tensor."""
+"""Bytes of the shortest metadata entry and of the shortest tensor description."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A tensor as the header describes it."""
+    """A tensor's description in the header."""
 
     dims: tuple[int, ...]
-    """Sizes, the innermost first."""
+    """Sizes, innermost first."""
     type: int
     offset: int
-    """Bytes from the beginning of the data."""
+    """Bytes from the start of the data."""
 
 
 @dataclass(frozen=True, slots=True)
 class GGUFHeader:
-    """The part of a GGUF file before its data."""
+    """The header of a GGUF file."""
 
     metadata: Mapping[str, Any]
-    """Numbers, texts, lists of texts, and numpy arrays of numbers, by key."""
+    """Values by key: numbers, texts, lists of texts, and numpy arrays of numbers."""
     tensors: Mapping[str, TensorInfo]
     start: int
-    """Byte where the data begin."""
+    """Byte offset of the data."""
     alignment: int
 
 
 def read_header(data: mmap.mmap, file: Path) -> GGUFHeader:
-    """The header at the beginning of `data`. Raises ModelError naming `file` and what is wrong with it."""
+    """Read the header at the start of `data`. Raises ModelError naming `file` and its fault."""
     _require_version(data, file)
     reader = _HeaderReader(data, file)
     tensor_count = reader.number("Q")
@@ -100,7 +100,7 @@ def _require_version(data: mmap.mmap, file: Path) -> None:
 
 
 class _HeaderReader:
-    """Values one after another. Each is held against the bytes that are left before it is taken."""
+    """Sequential reader of header values. Each read is first checked against the remaining bytes."""
 
     def __init__(self, data: mmap.mmap, file: Path) -> None:
         self._data = data
@@ -112,7 +112,7 @@ class _HeaderReader:
         return self._take(_STRUCTS[code])
 
     def name(self) -> str:
-        """A name of a value or a tensor, which messages can show."""
+        """Read the name of a value or a tensor, fit for messages. Raises ModelError."""
         (name,) = self._texts(1)
         if len(name) > LONGEST_NAME or not name.isprintable():
             self.fail(f"it has {_abridged(name)} for a name")
@@ -138,7 +138,7 @@ class _HeaderReader:
         return TensorInfo(dims, self.number("I"), self.number("Q"))
 
     def require(self, count: int, size: int, what: str) -> None:
-        """Raise ModelError unless so many things of at least `size` bytes each can follow."""
+        """Raise ModelError unless the remaining bytes can hold `count` entries of at least `size` bytes."""
         if count * size > self._end - self.position:
             self.fail(f"it announces {count} {what}, and has no room for them")
 
@@ -153,12 +153,12 @@ class _HeaderReader:
             self.fail(f"a list of its metadata has items of type {kind}, which cannot be read")
         dtype = np.dtype(f"<{NUMBERS[kind]}" if kind != 7 else "?")
         self.require(count, dtype.itemsize, "numbers")
-        items = np.frombuffer(self._data, dtype, count, self.position).copy()  # a view would keep the file open
+        items = np.frombuffer(self._data, dtype, count, self.position).copy()  # a view would keep the file mapped
         self.position += items.nbytes
         return items
 
     def _texts(self, count: int) -> list[str]:
-        """Texts, what is no UTF-8 in them replaced. The loop is most of the time that a header takes."""
+        """Read texts; bytes that are no UTF-8 are replaced. This loop takes most of a header's time."""
         data = self._data
         position = self.position
         end = self._end
@@ -187,25 +187,25 @@ _STRUCTS = {code: Struct(f"<{code}") for code in NUMBERS.values()}
 
 
 def _shortest_decimal(number: float) -> float:
-    """Return the shortest decimal that is this float32: 1e-05, where its own value is 9.999999747e-06."""
+    """Return the shortest decimal with the same float32: 1e-05 for 9.999999747e-06."""
     return float(str(np.float32(number)))
 
 
 def _abridged(value: object) -> str:
-    """Return a value from a file as a message may show it: on one line, and not for ever."""
+    """Return a file's value for a message: one line of at most 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 READABLE = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4")
-"""Types of tensors that can be computed with."""
+"""Supported tensor types."""
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 _ADVICE = getattr(mmap, "MADV_DONTNEED", None)
 
 
 @dataclass(frozen=True, slots=True)
 class GGUFTensor:
-    """A tensor in a file: how it is packed, and where."""
+    """A tensor in a file: its packing and its place."""
 
     name: str
     type: str
@@ -213,10 +213,10 @@ class GGUFTensor:
     shape: tuple[int, ...]
     """Outputs first, inputs last: the reverse of ggml's order."""
     row_bytes: int
-    """Bytes of a row, which is of inputs."""
+    """Bytes of a row, which has one element per input."""
     part: int
     start: int
-    """Byte of the part where its bytes begin."""
+    """Byte offset in the file number `part` of the set."""
 
     @property
     def rows(self) -> int:
@@ -224,7 +224,7 @@ class GGUFTensor:
 
     @property
     def size(self) -> int:
-        """Bytes in all."""
+        """Bytes of the tensor."""
         return self.rows * self.row_bytes
 
 
@@ -232,9 +232,9 @@ class GGUFFile:
     """A GGUF file, or the set of files that a model was split into."""
 
     def __init__(self, path: Path) -> None:
-        """Open `path`, and the other parts of its set, which lie beside it. No tensor is read yet.
+        """Open `path` and the other parts of its set beside it. No tensor is read yet.
 
-        Raises ModelError naming the file that is broken or missing, or the tensor whose type cannot be computed with.
+        Raises ModelError naming the broken or missing file, or the tensor of an unsupported type.
         """
         self.path = path
         names = _parts_of_set(path)
@@ -245,13 +245,13 @@ class GGUFFile:
         self.tensors: Mapping[str, GGUFTensor] = self._tensors()
 
     def raw(self, name: str) -> NDArray[np.uint8]:
-        """The bytes of a tensor, uint8 (outputs, bytes per row): a read-only view of the mapped file."""
+        """Return a tensor's bytes, uint8 (outputs, bytes per row), as a read-only view of the mapped file."""
         tensor = self.tensors[name]
         bytes_N = np.frombuffer(self._parts[tensor.part].data, np.uint8, tensor.size, tensor.start)
         return bytes_N.reshape(tensor.rows, tensor.row_bytes)
 
     def release(self, name: str) -> None:
-        """Let the pages of a tensor leave memory. They come back from the file if anything reads them again."""
+        """Drop a tensor's pages from memory. A later read loads them from the file again."""
         tensor = self.tensors[name]
         begin = tensor.start - tensor.start % mmap.PAGESIZE
         if _ADVICE is not None:
@@ -273,7 +273,7 @@ class GGUFFile:
 
 
 class _Part:
-    """One file, mapped."""
+    """One mapped file of a set."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -287,7 +287,7 @@ class _Part:
         self.header: GGUFHeader = read_header(self.data, file)
 
     def tensors(self, part: int) -> Iterator[GGUFTensor]:
-        """Yield the tensors of this file. Raises ModelError if one lies where it cannot, or has an unknown type."""
+        """Yield this file's tensors. Raises ModelError for an impossible place or an unsupported type."""
         tensors = [self._tensor(name, info, part) for name, info in self.header.tensors.items()]
         for tensor_before, tensor_behind in pairwise(sorted(tensors, key=lambda tensor: tensor.start)):
             if tensor_before.start + tensor_before.size > tensor_behind.start:
@@ -318,8 +318,8 @@ class _Part:
 
 
 def _packing(number: int) -> tuple[str, int, int]:
-    """Return the name of a type, the elements of a block of it, and the bytes of a block."""
-    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType  # 0.1 s, which only GGUF models pay for
+    """Return a tensor type's name, and the elements and the bytes of its block."""
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType  # takes 0.1 s, so only for GGUF models
 
     try:
         kind = GGMLQuantizationType(number)
@@ -329,7 +329,7 @@ def _packing(number: int) -> tuple[str, int, int]:
 
 
 def _parts_of_set(path: Path) -> list[Path]:
-    """Return all files of the set that `path` is a part of, or itself alone. Raises ModelError if some are missing."""
+    """Return all files of the set of `path`, or `path` alone. Raises ModelError if a part is missing."""
     name = _PART.fullmatch(path.name)
     if not name:
         return [path]
@@ -349,7 +349,7 @@ def _parts_of_set(path: Path) -> list[Path]:
 
 
 def _require_part_number(part: _Part, number: int, count: int) -> None:
-    """Raise ModelError unless the metadata of a file say of its place in the set what the names say."""
+    """Raise ModelError unless a file's metadata and its name give the same part number and count."""
     metadata = part.header.metadata
     place = _metadata_integer(metadata, "split.no", 0), max(_metadata_integer(metadata, "split.count", 1), 1)
     if place != (number, count):
@@ -360,24 +360,24 @@ def _require_part_number(part: _Part, number: int, count: int) -> None:
 
 
 def _metadata_integer(metadata: Mapping[str, Any], key: str, default: int) -> int:
-    """Return a whole number of the metadata; -1 for anything else, which no place and no count is."""
+    """Return an integer of the metadata; -1, which is no valid part number or count, for any other value."""
     value = metadata.get(key, default)
     return value if type(value) is int else -1
 
 
 DEFAULT_QUANTISATION = "Q4_K_M"
 NON_MODEL_PREFIXES = ("mmproj", "imatrix")
-"""How names of files begin that are no language models: projections of images, statistics of a calibration."""
+"""Name prefixes of files that are no language models: image projectors, calibration statistics."""
 LOG = logging.getLogger("triforce.models")
-"""Says what is chosen and fetched. The command line shows it; a program that wants to hear it sets its level."""
+"""Logger of the choice of files and of downloads. The command line shows it; a program sets its level to see it."""
 _PART_NAME = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
 
 
 def choose_gguf(names: Iterable[str], quantisation: str, where: str) -> list[str]:
     """Return the files of one model, all parts of its set in order.
 
-    names: files in `where`, others than GGUF among them. quantisation: as its name ends, in any case; empty for
-    Q4_K_M, or the first file that is a model by itself, or the first set. Raises ModelError naming what is there.
+    names: files in `where`, of any kind. quantisation: end of the model's name, in any case. Empty: Q4_K_M, else the
+    first single-file model, else the first set. Raises ModelError naming the available quantisations.
     """
     models: dict[str, list[str]] = {}
     for name in sorted(names):
@@ -400,12 +400,12 @@ def choose_gguf(names: Iterable[str], quantisation: str, where: str) -> list[str
 
 
 def model_names(names: Iterable[str]) -> set[str]:
-    """Return the names of models among file names: without number of a part, quantisation and `.gguf`."""
+    """Return the models' names among file names: without part number, quantisation and `.gguf`."""
     return {"-".join(_name_parts(_PART_NAME.sub("", name))[:-1] or _name_parts(name)) for name in names}
 
 
 def _has_quantisation(model: str, quantisation: str) -> bool:
-    """Whether the last pieces of a name are a quantisation's."""
+    """Return whether a name ends with a quantisation, in any case."""
     quantisation_parts = _name_parts(f"{quantisation}.gguf")
     return [part.lower() for part in _name_parts(model)[-len(quantisation_parts) :]] == [
         part.lower() for part in quantisation_parts

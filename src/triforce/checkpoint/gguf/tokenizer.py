@@ -1,6 +1,6 @@
-"""The tokenizer of a GGUF file, built from its metadata. Token ids are those of llama.cpp, of composed texts for Qwen.
+"""The tokenizer of a GGUF file, built from its metadata. Token ids match llama.cpp, for Qwen on NFC texts.
 
-Two kinds are read: byte-level BPE ("gpt2") and BPE by scores, as SentencePiece makes it ("llama").
+Two kinds are supported: byte-level BPE ("gpt2") and SentencePiece's BPE by scores ("llama").
 """
 
 from __future__ import annotations
@@ -60,15 +60,15 @@ _SEED = rf"{_SUFFIX}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACE}"
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizerKind:
-    """A way to cut texts, and what else comes with its name."""
+    """Pre-tokenization regexes, and other properties that come with a pre-tokenizer's name."""
 
     expressions: tuple[str, ...]
     ignores_merges: bool = False
-    """Whether a piece that is a token is taken as it is, without merges."""
+    """Whether a piece that is a token skips merges."""
     bos: bool = False
-    """Whether texts begin with the first token where the file does not say."""
+    """Whether texts begin with BOS if the file does not say."""
     composes: bool = False
-    """Whether a text is normalised (NFC) before it is cut, as the family's own tokenizer does. No file says so, and
+    """Whether a text is NFC-normalised before the split, as in the family's own tokenizer. No file says so, and
     llama.cpp does not."""
 
 
@@ -102,7 +102,7 @@ PRETOKENIZERS = {name: kind for kind, names in KINDS.items() for name in names}
 
 
 def pre_tokenizer_kind(name: object, where: str) -> PreTokenizerKind:
-    """The way of cutting that a file names. Raises ModelError for any other: to guess one would spoil the model."""
+    """Return the pre-tokenizer kind of a name. Raises ModelError for unknown names: a guess would harm the model."""
     kind = PRETOKENIZERS.get(name) if isinstance(name, str) else None
     if kind is None:
         raise ModelError(
@@ -113,9 +113,9 @@ def pre_tokenizer_kind(name: object, where: str) -> PreTokenizerKind:
 
 
 def pre_tokenizer(kind: PreTokenizerKind, missing: Collection[str]) -> PreTokenizer:
-    """Return what cuts a text so, and writes its bytes as the characters that stand for them.
+    """Return the pre-tokenizer of a kind. It splits a text and maps its bytes to their characters.
 
-    Characters that are no token are left out, but what stands around them is not merged.
+    missing: characters without a token. They are removed, and the pieces around them are not merged.
     """
     steps: list[PreTokenizer] = [Split(Regex(expression), "isolated") for expression in kind.expressions]
     steps.append(ByteLevel(add_prefix_space=False, use_regex=False))
@@ -127,19 +127,19 @@ def pre_tokenizer(kind: PreTokenizerKind, missing: Collection[str]) -> PreTokeni
 TEMPLATE = "tokenizer.chat_template"
 TOKEN_KEYS = {"bos_token": "bos_token_id", "eos_token": "eos_token_id", "unk_token": "unknown_token_id",
          "pad_token": "padding_token_id", "sep_token": "seperator_token_id", "mask_token": "mask_token_id"}  # fmt: skip
-"""Keys of special tokens, by the names that chat templates have for them. The misspelt one is the format's."""
+"""Metadata keys of special tokens, by chat templates' names. The misspelt key is the format's."""
 DEFAULTS = {"bos_token": 1, "eos_token": 2, "unk_token": 0}
-"""Special tokens of SentencePiece models whose metadata do not name them."""
+"""Ids of special tokens of SentencePiece models whose metadata lack them."""
 NEEDED = frozenset("ĊĠ").union(map(chr, range(0x21, 0x7F)))
-"""Bytes of plain English, as byte-level BPE writes them. Some vocabularies lack bytes that their corpus had not."""
+"""Bytes of plain English in byte-level BPE's characters. Some vocabularies lack bytes absent from their corpus."""
 MOST_ADDED = 1 << 21
-"""Characters of all tokens that are found before a text is cut, which take long and 100 bytes each to prepare for."""
+"""Largest total of added tokens' characters. Each takes long and 100 bytes to prepare."""
 _BLANK = "▁"
 
 
 @dataclass(frozen=True, slots=True)
 class GGUFTokenizer:
-    """A tokenizer out of metadata: what its files would hold, and how a text begins and ends."""
+    """A tokenizer from metadata: the contents of tokenizer files, and whether texts get BOS and EOS."""
 
     files: TokenizerFiles
     eos_ids: frozenset[int]
@@ -148,7 +148,7 @@ class GGUFTokenizer:
 
 
 def read_gguf_tokenizer(metadata: Mapping[str, Any], where: str) -> GGUFTokenizer:
-    """The tokenizer in the metadata of the file `where`. Raises ModelError naming the key that is wrong."""
+    """Build the tokenizer from the metadata of the file `where`. Raises ModelError naming the wrong key."""
     vocabulary = read_vocabulary(metadata, where)
     kind = metadata.get("tokenizer.ggml.model")
     if kind not in ("gpt2", "llama"):
@@ -161,7 +161,7 @@ def read_gguf_tokenizer(metadata: Mapping[str, Any], where: str) -> GGUFTokenize
         core.add_tokens(_added_tokens(vocabulary))
     except ModelError:
         raise
-    except Exception as error:  # the library raises nothing more special
+    except Exception as error:  # the library raises plain Exception
         vocabulary.fail(f"its tokenizer cannot be built ({' '.join(str(error).split())[:200]})")
     special = _special_tokens(vocabulary, DEFAULTS if kind == "llama" else {})
     adds = {"bos": vocabulary.flag("add_bos_token", bos), "eos": vocabulary.flag("add_eos_token", False)}
@@ -173,7 +173,7 @@ def read_gguf_tokenizer(metadata: Mapping[str, Any], where: str) -> GGUFTokenize
 
 @contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """Merges are hundreds of thousands of tuples: to look for cycles among them takes a tenth of their time."""
+    """Switch garbage collection off. With hundreds of thousands of merge tuples it takes a tenth of the time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -184,14 +184,14 @@ def _without_garbage_collection() -> Iterator[None]:
 
 
 def _byte_level(vocabulary: GGUFVocabulary) -> tuple[Core, bool]:
-    """Return BPE over bytes, and whether its texts begin with a first token unless the file says otherwise."""
+    """Return byte-level BPE, and whether its texts begin with BOS by default."""
     kind = pre_tokenizer_kind(vocabulary.metadata.get("tokenizer.ggml.pre"), vocabulary.where)
-    # Rows that pad the embedding have names that no text holds.
+    # Padding rows of the embedding have names that occur in no text.
     ids = {text: i for (text, i), use in zip(vocabulary.ids.items(), vocabulary.kinds, strict=True) if use != UNUSED}
     missing = set(ByteLevel.alphabet()) - ids.keys()
     if missing_bytes := sorted(missing & NEEDED):
         vocabulary.fail(f"tokenizer.ggml.tokens has no token for the byte that is written {missing_bytes[0]!r}")
-    # Of two that are equal the first counts, and in the library the last would.
+    # Of equal merges the first counts; the library would take the last.
     merges: Any = [tuple(merge.split(" ", 1)) for merge in dict.fromkeys(vocabulary.texts("merges"))]
     core = Core(BPE(ids, merges, ignore_merges=kind.ignores_merges))
     core.pre_tokenizer = pre_tokenizer(kind, missing)
@@ -202,7 +202,7 @@ def _byte_level(vocabulary: GGUFVocabulary) -> tuple[Core, bool]:
 
 
 def _by_scores(vocabulary: GGUFVocabulary) -> tuple[Core, bool]:
-    """The same of BPE by scores: characters without a token are written as their bytes."""
+    """Return BPE by scores, with byte fallback, and whether its texts begin with BOS by default: True."""
     ids = vocabulary.ids
     if missing := [text for text in (f"<0x{byte:02X}>" for byte in range(256)) if text not in ids]:
         vocabulary.fail(f"tokenizer.ggml.tokens lacks the byte token {missing[0]}")
@@ -216,7 +216,7 @@ def _by_scores(vocabulary: GGUFVocabulary) -> tuple[Core, bool]:
 
 
 def _added_tokens(vocabulary: GGUFVocabulary) -> list[AddedToken]:
-    """Return tokens that are found in a text before it is cut; those that are special only where these are parsed."""
+    """Return tokens that are matched before the split. Control tokens are special: encoding may skip them."""
     kinds = zip(vocabulary.ids, vocabulary.kinds, strict=True)
     added_texts = [(text, kind) for text, kind in kinds if kind in (CONTROL, UNKNOWN, USER_DEFINED)]
     if (length := sum(len(text) for text, _ in added_texts)) > MOST_ADDED:
@@ -231,7 +231,7 @@ def _special_tokens(vocabulary: GGUFVocabulary, defaults: Mapping[str, int]) -> 
 
 
 def _add_bos_and_eos(core: Core, vocabulary: GGUFVocabulary, adds: list[str], special: Mapping[str, str]) -> None:
-    """Let texts begin and end with the tokens that the file asks for."""
+    """Add BOS and EOS to texts, as `adds` lists them. Raises ModelError if the file lacks their ids."""
     for name in adds:
         if f"{name}_token" not in special:
             vocabulary.fail(f"tokenizer.ggml.add_{name}_token is true, but tokenizer.ggml.{name}_token_id is missing")
@@ -243,7 +243,7 @@ def _add_bos_and_eos(core: Core, vocabulary: GGUFVocabulary, adds: list[str], sp
 
 
 def _templates(vocabulary: GGUFVocabulary) -> dict[str, str]:
-    """Return chat templates by name; the one without a name is `default`."""
+    """Return chat templates by name. The unnamed one is `default`."""
     metadata = vocabulary.metadata
     templates = {}
     for key, template in metadata.items():

@@ -1,4 +1,4 @@
-"""The vocabulary of a GGUF file: its tokens, what each is for, and which end a text."""
+"""The vocabulary of a GGUF file: its tokens, their kinds, and which of them end a text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from triforce.errors import ModelError
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
-"""What a token is for, as numbers in `tokenizer.ggml.token_type`."""
+"""Kinds of tokens, as numbers in `tokenizer.ggml.token_type`."""
 PREFIX = "tokenizer.ggml."
 _BAR = "\uff5c"
 
@@ -20,24 +20,24 @@ ENDS = frozenset({
     "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>",
     "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", f"<{_BAR}end▁of▁sentence{_BAR}>", "[e~[",
 })  # fmt: skip
-"""Tokens that end a text whatever the metadata say, as in llama.cpp."""
+"""Tokens that end a text even if the metadata do not say so, as in llama.cpp."""
 AMBIGUOUS_END = "</s>"
-"""One of these that is the end of a tag of HTML too: a normal token stays one, as in Qwen's vocabulary."""
+"""Token of `ENDS` that is also an HTML end tag. A normal token of this text stays normal, as in Qwen's vocabulary."""
 CODE_ENDS = {
     "fim_pad_token_id": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
     "fim_rep_token_id": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
     "fim_sep_token_id": ("<|file_sep|>",),
 }
-"""Tokens between files of code, which end a text too: by key, and by text where the key is missing."""
+"""Tokens between files of code, which also end a text: by metadata key, and by text if the key is missing."""
 VISIBLE_MARKS = frozenset({"<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"})
-"""Marks that are part of the text that a model of OpenAI's writes."""
+"""Marks that are part of the output text of OpenAI's models."""
 HARMONY = ({"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"}, {"<|call|>", "<|flush|>"})
-"""Where two such tokens are there, `<|end|>` ends a message and not the text."""
+"""Pairs of tokens. In a vocabulary with one of the pairs, `<|end|>` ends a message and not the text."""
 
 
 @dataclass(frozen=True, slots=True)
 class GGUFVocabulary:
-    """Tokens of a GGUF file, checked."""
+    """Checked tokens of a GGUF file."""
 
     metadata: Mapping[str, Any]
     where: str
@@ -47,7 +47,7 @@ class GGUFVocabulary:
     kinds: list[int]
 
     def token_id(self, name: str, default: int | None = None) -> int | None:
-        """The id under a key such as `bos_token_id`. Raises ModelError if there is no such token."""
+        """Return the id under a key such as `bos_token_id`. Raises ModelError if no token has it."""
         value = self.metadata.get(PREFIX + name)
         if value is None:
             return default if default is not None and default < len(self.ids) else None
@@ -56,14 +56,14 @@ class GGUFVocabulary:
         return value
 
     def flag(self, name: str, default: bool) -> bool:
-        """The switch under a key such as `add_bos_token`. Raises ModelError if it is none."""
+        """Return the flag under a key such as `add_bos_token`. Raises ModelError if it is no boolean."""
         value = self.metadata.get(PREFIX + name, default)
         if type(value) is not bool:
             self.fail(f"{PREFIX}{name} is neither true nor false")
         return value
 
     def numbers(self, name: str) -> list[Any]:
-        """The numbers under a key, one for each token. Raises ModelError if these are not as many."""
+        """Return the numbers under a key, one for each token. Raises ModelError for another count."""
         values = self.metadata.get(PREFIX + name)
         if not isinstance(values, np.ndarray) or len(values) != len(self.ids):
             self.fail(f"{PREFIX}{name} is no list of {len(self.ids)} numbers, one for each token")
@@ -71,7 +71,7 @@ class GGUFVocabulary:
         return numbers
 
     def texts(self, name: str) -> list[str]:
-        """The texts under a key. Raises ModelError if these are none."""
+        """Return the texts under a key. Raises ModelError if it holds no list."""
         values = self.metadata.get(PREFIX + name)
         if not isinstance(values, list):
             self.fail(f"{PREFIX}{name} is no list of texts")
@@ -82,7 +82,7 @@ class GGUFVocabulary:
 
 
 def read_vocabulary(metadata: Mapping[str, Any], where: str) -> GGUFVocabulary:
-    """The tokens of a file. `where` is its name. Raises ModelError if there are none, or one stands twice."""
+    """Read a file's tokens. where: the file's name, for messages. Raises ModelError for no tokens or duplicates."""
     tokens = GGUFVocabulary(metadata, where, {}, []).texts("tokens")
     ids = {text or f"[EMPTY_{i}]": i for i, text in enumerate(tokens)}
     vocabulary = GGUFVocabulary(metadata, where, ids, [NORMAL] * len(tokens))
@@ -101,7 +101,7 @@ def read_vocabulary(metadata: Mapping[str, Any], where: str) -> GGUFVocabulary:
 
 
 def end_ids(vocabulary: GGUFVocabulary) -> frozenset[int]:
-    """Ids that end a text: those that the metadata name, and those known by their text."""
+    """Return ids that end a text: ids in the metadata, and ids of tokens with a known text."""
     ids = vocabulary.ids
     metadata_ids = [vocabulary.token_id(f"{name}_token_id") for name in ("eos", "eot", "eom")]
     default_ids = [ids[text] for text in ENDS & ids.keys() if vocabulary.kinds[ids[text]] == CONTROL]
