@@ -132,7 +132,7 @@ def attempt(function: Callable[[Any], Any], task: Any, limits: TrialLimits) -> s
         output = json.dumps([True, function(task)])
         if len(output) > LARGEST_ANSWER:
             raise ValueError("its answer is too long")
-    except MemoryError:  # room for another answer is not certain
+    except MemoryError:  # memory for another answer is not certain
         return ""
     except BaseException as error:  # libraries of other languages raise types outside Exception
         output = json.dumps([False, str(error)[:LARGEST_REASON] or type(error).__name__])
@@ -179,7 +179,7 @@ class ChildProcess:
         return written if self._process.returncode == 0 else None
 
     def end(self) -> None:
-        """Make `run` return at once, from another thread."""
+        """Make `run` return at once. May be called from another thread."""
         self._ended = True
         if self._process:
             self._process.kill()

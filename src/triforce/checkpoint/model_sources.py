@@ -38,7 +38,7 @@ class KnownModel:
     name: str
     file: str
     size: int
-    """Bytes."""
+    """Size of the file in bytes."""
     sha256: str
     licence: str
     repository: str

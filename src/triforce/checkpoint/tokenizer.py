@@ -44,7 +44,7 @@ class TokenBytes:
 
     @property
     def special_ids(self) -> frozenset[int]:
-        """Tokens that are marks and no text."""
+        """Ids of special tokens, which are marks and no text."""
         return self._tables[1]
 
     @property
@@ -173,7 +173,7 @@ class Tokenizer:
 
     @property
     def special_ids(self) -> frozenset[int]:
-        """Tokens that are marks and no text."""
+        """Ids of special tokens, which are marks and no text."""
         return self._bytes.special_ids
 
     @property

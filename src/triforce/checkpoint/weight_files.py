@@ -259,14 +259,14 @@ class TextTensors:
         return self._archive.shape(f"{PREFIX}{name}")
 
     def view(self, name: str) -> Matrix:
-        """Return the tensor as it lies in the file, in its shape."""
+        """Return the tensor in its shape, as a view of the mapped file."""
         return self._archive.view(f"{PREFIX}{name}")
 
     def transient_view(self, name: str) -> Matrix:
-        """Return the same for a moment, in its shape."""
+        """Return a short-lived view of the tensor, in its shape."""
         return self._archive.transient_view(f"{PREFIX}{name}")
 
 
 def text_part(archives: Mapping[str, Archive]) -> dict[str, Archive]:
-    """Return archives by the names of the text's tensors; those of other parts are left out."""
+    """Return archives by name of the text model's tensors. Tensors of other parts are left out."""
     return {name.removeprefix(PREFIX): TextTensors(archives[name]) for name in archives if name.startswith(PREFIX)}

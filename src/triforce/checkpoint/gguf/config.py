@@ -227,7 +227,7 @@ def _fields(file: GGUFFile, config: Fields, model_type: str, hidden: int, heads:
     """Return the config.json fields of the same model that families read."""
     family_keys = FIELDS.get(model_type, {})
     family = FAMILIES[model_type]
-    ignored_values = (0,) if model_type == "phi3" else ()  # no window
+    ignored_values = (0,) if model_type == "phi3" else ()  # 0: no window
     layers = config.integer("block_count", maximum=MOST_LAYERS)
     layers -= config.integer("nextn_predict_layers", 0, minimum=0, maximum=layers - 1)
     fields = {

@@ -158,7 +158,7 @@ def _read(file: Path) -> Merges | None:
 
 def _write(file: Path, merges_M2: Merges) -> None:
     content = merges_M2.tobytes()
-    with suppress(OSError):  # a full or read-only disk: the next start finds them again
+    with suppress(OSError):  # a full or read-only disk: the next start computes them again
         file.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(file) as partial:
             partial.write_bytes(_digest([content]) + content)

@@ -87,7 +87,7 @@ def read_vocabulary(metadata: Mapping[str, Any], where: str) -> GGUFVocabulary:
     ids = {text or f"[EMPTY_{i}]": i for i, text in enumerate(tokens)}
     vocabulary = GGUFVocabulary(metadata, where, ids, [NORMAL] * len(tokens))
     if len(ids) < max(len(tokens), 1):
-        vocabulary.fail(f"{PREFIX}tokens has {len(tokens)} tokens, of which {len(ids)} are different")
+        vocabulary.fail(f"{PREFIX}tokens has {len(tokens)} tokens, and only {len(ids)} different ones")
     if PREFIX + "token_type" in metadata:
         vocabulary.kinds[:] = vocabulary.numbers("token_type")
     harmony = {"<|end|>"} if any(pair <= ids.keys() for pair in HARMONY) else set()
