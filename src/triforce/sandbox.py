@@ -169,14 +169,14 @@ class ChildProcess:
             if self._ended:
                 self._process.kill()
             try:
-                written, _ = self._process.communicate(data, seconds)
+                output, _ = self._process.communicate(data, seconds)
             except TimeoutExpired:
                 self._process.kill()
                 return None
             except BaseException:
                 self._process.kill()
                 raise
-        return written if self._process.returncode == 0 else None
+        return output if self._process.returncode == 0 else None
 
     def end(self) -> None:
         """Make `run` return at once. May be called from another thread."""

@@ -30,8 +30,8 @@ def read_file(file: str | Path, advice: str = "give a text file", pipes: bool = 
 
 def open_file(file: str | Path, advice: str = "give a text file", pipes: bool = True) -> BinaryIO:
     """Open a file for `read_all`. Raises RequestError for other kinds of files (see `read_file`), and OSError."""
-    facts = os.stat(file)
-    if not (stat.S_ISREG(facts.st_mode) or stat.S_ISDIR(facts.st_mode) or (pipes and _has_end(file, facts.st_mode))):
+    status = os.stat(file)
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode) or (pipes and _has_end(file, status.st_mode))):
         raise RequestError(f"{file} is no regular file; {advice}")
     return open(file, "rb")
 
@@ -145,7 +145,7 @@ def decode(data: bytes) -> str:
         text = str(memoryview(data)[len(mark) :], encoding)
     except UnicodeDecodeError as error:
         raise NotTextError(_describe_undecodable(data, mark, encoding, error)) from error
-    if not mark and "\0" in text and (description := kind(data) or _unmarked_utf16(data)):
+    if not mark and "\0" in text and (description := binary_kind(data) or _unmarked_utf16(data)):
         raise NotTextError(description)
     return text
 
@@ -157,29 +157,29 @@ def byte_order_mark(data: bytes) -> bytes:
 
 def _describe_undecodable(data: bytes, mark: bytes, encoding: str, error: UnicodeDecodeError) -> str:
     """Return the message for bytes that are no text in `encoding`: their kind or the place of the fault, and advice."""
-    place = f"byte 0x{data[len(mark) + error.start]:02x} at offset {len(mark) + error.start}"
-    if description := kind(data) or ("" if mark else _unmarked_utf16(data)):
+    fault = f"byte 0x{data[len(mark) + error.start]:02x} at offset {len(mark) + error.start}"
+    if description := binary_kind(data) or ("" if mark else _unmarked_utf16(data)):
         return description
     if encoding != "utf-8":
-        return f"begins as {encoding[:6].upper()} and is not ({place}); save it as UTF-8"
+        return f"begins as {encoding[:6].upper()} and is not ({fault}); save it as UTF-8"
     if error.reason == "unexpected end of data":
-        return f"is not UTF-8 text ({place}): it ends within a character; end it behind a whole one"
+        return f"is not UTF-8 text ({fault}): it ends within a character; end it behind a whole one"
     if CONTROLS & set(data[:SNIFFED_BYTES]):
-        return f"is not UTF-8 text ({place}) but holds binary data; give a text file"
-    return f"is not UTF-8 text ({place}); if it is in the usual encoding of Western Europe, {CONVERT}{_advice(data)}"
+        return f"is not UTF-8 text ({fault}) but holds binary data; give a text file"
+    return f"is not UTF-8 text ({fault}); if it is in the usual encoding of Western Europe, {CONVERT}{_advice(data)}"
 
 
 def _advice(data: bytes) -> str:
     """Return a command that converts an 8-bit text: from CP1252 if it has Windows' quotes or dashes, else Latin-1."""
     try:
         data.decode("cp1252")
-        windows = any(0x80 <= byte < 0xA0 for byte in set(data))
+        is_cp1252 = any(0x80 <= byte < 0xA0 for byte in set(data))
     except UnicodeDecodeError:
-        windows = False
-    return f"iconv -f {'CP1252' if windows else 'LATIN1'} -t UTF-8"
+        is_cp1252 = False
+    return f"iconv -f {'CP1252' if is_cp1252 else 'LATIN1'} -t UTF-8"
 
 
-def kind(data: bytes) -> str:
+def binary_kind(data: bytes) -> str:
     """Return the message for a known binary kind of file; empty if the kind is unknown."""
     kinds = [kind for start, kind in KINDS.items() if data.startswith(start)]
     kinds += [kind for (place, name), kind in PLACED_KINDS.items() if data[place : place + len(name)] == name]
@@ -188,8 +188,8 @@ def kind(data: bytes) -> str:
 
 def _unmarked_utf16(data: bytes) -> str:
     """Return the message for UTF-16 without a mark, in which most characters have a NUL byte; else an empty text."""
-    beginning = data[:SNIFFED_BYTES]
-    for encoding, high, low in (("UTF-16LE", 1, 0), ("UTF-16BE", 0, 1)):
-        if not any(byte == 0 for byte in beginning[low::2]) and beginning[high::2].count(0) * 4 > len(beginning):
+    sample = data[:SNIFFED_BYTES]
+    for encoding, high_offset, low_offset in (("UTF-16LE", 1, 0), ("UTF-16BE", 0, 1)):
+        if not any(byte == 0 for byte in sample[low_offset::2]) and sample[high_offset::2].count(0) * 4 > len(sample):
             return f"is {encoding} without a byte order mark; {CONVERT}iconv -f {encoding} -t UTF-8"
     return ""

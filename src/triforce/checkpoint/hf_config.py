@@ -91,10 +91,10 @@ def checked(raw: dict[str, Any]) -> HFConfig:
     for field, accepted in {**ACCEPTED, **family_spec.accepted}.items():
         if accepted is not None:
             config.require(field, accepted)
-    hidden = config.integer("hidden_size")
+    hidden_size = config.integer("hidden_size")
     heads = config.integer("num_attention_heads")
     kv_heads = config.integer("num_key_value_heads", heads)
-    head_dim = config.integer("head_dim", hidden // heads, maximum=MOST_CHANNELS)
+    head_dim = config.integer("head_dim", hidden_size // heads, maximum=MOST_CHANNELS)
     if heads % kv_heads:
         raise config.refusal("num_key_value_heads", [f"divisors of {heads}"])
     if head_dim % 2 or head_dim < 4:
@@ -104,7 +104,7 @@ def checked(raw: dict[str, Any]) -> HFConfig:
     return HFConfig(
         model_type=family,
         vocab_size=config.integer("vocab_size"),
-        hidden_size=hidden,
+        hidden_size=hidden_size,
         intermediate_size=config.integer(family_spec.mlp_width_field),
         num_hidden_layers=config.integer("num_hidden_layers", maximum=MOST_LAYERS),
         num_attention_heads=heads,
@@ -190,8 +190,8 @@ def read_rope(config: Fields, family: Family, head_dim: int, positions: int) -> 
     if family.local_theta is not None and rope.get(LAYER_TYPES[0]) is not None:
         rope = rope.nested(LAYER_TYPES[0])
     rope = rope.with_values(original_max_position_embeddings=config.get("original_max_position_embeddings"))
-    if nested := [name for name in rope if isinstance(rope.get(name), dict)]:
-        raise rope.refusal(nested[0], ["one rotation for all layers"])
+    if nested_names := [name for name in rope if isinstance(rope.get(name), dict)]:
+        raise rope.refusal(nested_names[0], ["one rotation for all layers"])
     rotated = head_dim
     for fields in (config, rope):
         if not family.partial_rotation:
@@ -211,9 +211,9 @@ def read_local_theta(config: Fields, family: Family) -> float | None:
     """Return theta of layers with a window, None if the family has none of its own. New configs: in rope_parameters."""
     if family.local_theta is None:
         return None
-    local = config.nested("rope_parameters").nested(LAYER_TYPES[1])
-    local.require("rope_type", ("default",))
-    return local.number("rope_theta", config.number("rope_local_base_freq", family.local_theta), minimum=2.0)
+    windowed_rope = config.nested("rope_parameters").nested(LAYER_TYPES[1])
+    windowed_rope.require("rope_type", ("default",))
+    return windowed_rope.number("rope_theta", config.number("rope_local_base_freq", family.local_theta), minimum=2.0)
 
 
 def read_window(config: Fields, family: Family) -> int | None:

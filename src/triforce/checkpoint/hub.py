@@ -22,7 +22,7 @@ SAFETENSORS = ("model.safetensors", "model-*.safetensors")
 PICKLES = ("pytorch_model.bin", "pytorch_model-*.bin")
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?(:[\w.-]+)?")
 """A repository, optionally with a GGUF file's quantisation behind a colon."""
-WANTED = "a name on the hub is org/model, with :Q4_K_M or the like behind it for one of several GGUF files"
+NAME_FORM = "a name on the hub is org/model, with :Q4_K_M or the like behind it for one of several GGUF files"
 
 LONGEST_JSON = 64 << 20
 """Bytes of the longest JSON file that is read. Indices of the largest models take some 10 MB."""
@@ -94,7 +94,7 @@ def _locate(name_or_path: str | Path, weights: bool) -> Path:
         return _in_folder(Path(folder), quantisation)
     is_file = path.suffix == ".gguf"  # never a name on the hub
     if is_file or isinstance(name_or_path, Path) or not HUB_NAME.fullmatch(name_or_path):
-        require_no_address(str(name_or_path), WANTED)
+        require_no_address(str(name_or_path), NAME_FORM)
         kind = "file" if is_file else "folder"
         raise ModelError(
             f"there is no {kind} {path}{_suggest_folder(path)}; give a model's folder, a GGUF file or a Hugging Face "
@@ -156,11 +156,11 @@ def draft_for(target: str | Path, file: Path) -> str | Path | None:
 
 def _require_hub_name(name: str) -> None:
     """Raise UnknownModel for a misspelt name in `KNOWN`, or an Ollama tag, without a request to the hub."""
-    word, colon, _ = name.partition(":")
-    similar_name = nearest(word, KNOWN)
+    base_name, colon, _ = name.partition(":")
+    similar_name = nearest(base_name, KNOWN)
     if "/" not in name and (similar_name or colon):
         raise UnknownModel(
-            f"there is no model {name!r}{f' (did you mean {similar_name}?)' if similar_name else ''}; {WANTED}"
+            f"there is no model {name!r}{f' (did you mean {similar_name}?)' if similar_name else ''}; {NAME_FORM}"
         )
 
 
@@ -170,8 +170,8 @@ def _snapshot(name: str, weights: bool) -> Path:
         names = _file_names(repository)
         has_safetensors = any(fnmatch(file, pattern) for file in names for pattern in SAFETENSORS)
         if quantisation or (not has_safetensors and any(file.endswith(".gguf") for file in names)):
-            chosen = choose_gguf(names, quantisation, repository)
-            return _download(repository, *map(glob.escape, chosen)) / chosen[0]
+            gguf_files = choose_gguf(names, quantisation, repository)
+            return _download(repository, *map(glob.escape, gguf_files)) / gguf_files[0]
         if not weights:
             return _download(repository, *TEXTS)
         folder = _download(repository, *TEXTS, *SAFETENSORS)
@@ -187,15 +187,15 @@ def _snapshot(name: str, weights: bool) -> Path:
 
 def _fetch_failure(name: str, error: Exception) -> str:
     """Return the end of an error message: why the download from the hub failed, and advice."""
-    shape = "" if "/" in name else f"; {WANTED}"
+    name_advice = "" if "/" in name else f"; {NAME_FORM}"
     if offline():
         return (
             " and not among the models that were fetched from the Hugging Face hub, and nothing is fetched offline "
-            f"(--offline, HF_HUB_OFFLINE); run this once with a connection{shape}"
+            f"(--offline, HF_HUB_OFFLINE); run this once with a connection{name_advice}"
         )
-    why = hub_reason(error)
+    reason = hub_reason(error)
     advice = "check the name and the connection, and run `hf auth login` first if the model is gated"
-    return f" and could not be fetched from the Hugging Face hub ({why}); {advice}{shape}"
+    return f" and could not be fetched from the Hugging Face hub ({reason}); {advice}{name_advice}"
 
 
 def _file_names(repository: str) -> list[str]:
@@ -227,12 +227,12 @@ def _download(repository: str, *patterns: str, local_only: bool = False) -> Path
     )
 
 
-def _suggest_folder(missing: Path) -> str:
-    """Return "did you mean" for a folder with a similar name beside `missing`; an empty text if there is none."""
-    parent = missing.parent
+def _suggest_folder(missing_path: Path) -> str:
+    """Return "did you mean" for a folder with a similar name beside `missing_path`; an empty text if there is none."""
+    parent = missing_path.parent
     readable = parent.is_dir() and os.access(parent, os.R_OK)
     similar_folder = (
-        nearest(missing.name, [file.name for file in parent.iterdir() if file.is_dir()]) if readable else None
+        nearest(missing_path.name, [file.name for file in parent.iterdir() if file.is_dir()]) if readable else None
     )
     return f" (did you mean {parent / similar_folder}?)" if similar_folder else ""
 

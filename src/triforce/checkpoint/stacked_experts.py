@@ -48,13 +48,13 @@ def q5_0(codes_OB32: Tensor, scales_OB: Tensor) -> Tensor | None:
 
     A block has its scale, the fifth bits of 32 codes, and their lower four bits: the first half in the lower nibbles.
     """
-    code_OB32 = _doubles(codes_OB32) + CENTRE
-    scales_OB = scales_OB.masked_fill((code_OB32 == CENTRE).all(-1), 128)  # blocks of zeros have any scale
+    q5_codes_OB32 = _doubles(codes_OB32) + CENTRE
+    scales_OB = scales_OB.masked_fill((q5_codes_OB32 == CENTRE).all(-1), 128)  # blocks of zeros have any scale
     scales_OB1 = torch.ldexp(torch.ones(scales_OB.shape), scales_OB.int() - 128)[..., None].half()
     if not torch.equal(scales_OB1[..., 0].float().log2(), scales_OB.float() - 128):
         return None
-    nibbles_OB16 = (code_OB32[..., :16] & 15) | (code_OB32[..., 16:] & 15) << 4
-    fifths_OB4 = ((code_OB32 >> 4).view(*scales_OB.shape, 4, 8) << torch.arange(8)).sum(-1)
+    nibbles_OB16 = (q5_codes_OB32[..., :16] & 15) | (q5_codes_OB32[..., 16:] & 15) << 4
+    fifths_OB4 = ((q5_codes_OB32 >> 4).view(*scales_OB.shape, 4, 8) << torch.arange(8)).sum(-1)
     parts = scales_OB1.view(torch.uint8), fifths_OB4.to(torch.uint8), nibbles_OB16.to(torch.uint8)
     return torch.cat(parts, -1).flatten(1)
 
@@ -94,7 +94,7 @@ class StackedExperts:
         self._experts = experts
         self._narrow = narrow
         stems = [f"model.layers.{layer}{EXPERTS}{part}" for layer in range(layers) for part in PARTS]
-        stacked_names = (f"{stem}{end}" for stem in stems for end in ("", BIAS, BLOCKS, SCALES))
+        stacked_names = (f"{stem}{suffix}" for stem in stems for suffix in ("", BIAS, BLOCKS, SCALES))
         self.tensors = dict.fromkeys(name for name in stacked_names if name in archives)
         self._places: dict[str, Place] = {}
         for name in self.tensors:
@@ -133,19 +133,19 @@ class StackedExperts:
         part = stem.removesuffix(BLOCKS).removesuffix(BIAS)
         shape = self._archives[name].shape(name)
         projections = PARTS[part]
-        ending = "bias" if bias else "weight"
+        suffix = "bias" if bias else "weight"
         if len(shape) != (4 if mxfp4 else 2 if bias else 3) or shape[0] != self._experts:
             raise ModelError(f"tensor {name} has shape {list(shape)}, but the config asks for {self._experts} experts")
         if mxfp4:
             self._require_scales(tensor, shape)
         outputs, inputs = (shape[1], shape[2] * shape[3] * 2) if mxfp4 else (shape[-1], shape[-2])
         places: dict[str, Place] = {}
-        for turn, projection in enumerate(projections):
-            turns = slice(turn, None, len(projections))
-            size = len(range(outputs)[turns])
-            place = Place(tensor, 0, turns, (size,) if bias else (size, inputs), mxfp4)
+        for projection_index, projection in enumerate(projections):
+            output_slice = slice(projection_index, None, len(projections))
+            size = len(range(outputs)[output_slice])
+            place = Place(tensor, 0, output_slice, (size,) if bias else (size, inputs), mxfp4)
             for expert in range(self._experts):
-                places[f"{prefix}.{expert}.{projection}.{ending}"] = place._replace(expert=expert)
+                places[f"{prefix}.{expert}.{projection}.{suffix}"] = place._replace(expert=expert)
         return places
 
     def _require_scales(self, tensor: str, shape: tuple[int, ...]) -> None:

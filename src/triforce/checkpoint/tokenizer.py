@@ -118,9 +118,9 @@ class Tokenizer:
         self._rows, self._bytes = rows, TokenBytes(self._core)
         self.vocab_size = self._last_id() + 1
         """Highest id + 1, added tokens included."""
-        end = self._core.token_to_id(self._special.get("eos_token", ""))
-        ends = (i for i in (*eos_ids, end) if i is not None and 0 <= i < self.vocab_size)
-        self.eos_ids = frozenset(i for i in ends if self._core.id_to_token(i) is not None)
+        eos_id = self._core.token_to_id(self._special.get("eos_token", ""))
+        candidate_ids = (i for i in (*eos_ids, eos_id) if i is not None and 0 <= i < self.vocab_size)
+        self.eos_ids = frozenset(i for i in candidate_ids if self._core.id_to_token(i) is not None)
 
     @classmethod
     def load(cls, path: Path, rows: int | None = None) -> Tokenizer:
@@ -144,8 +144,10 @@ class Tokenizer:
                 raise
             reason = " ".join(str(error).split())[:300]
             raise RequestError(f"the model's tokenizer does not take this text ({reason}); change the text") from error
-        if ids and (top := max(ids)) >= self.vocab_size:
-            raise RequestError(f"the text holds token {top}, which this model has no embedding for; leave it out")
+        if ids and (highest_id := max(ids)) >= self.vocab_size:
+            raise RequestError(
+                f"the text holds token {highest_id}, which this model has no embedding for; leave it out"
+            )
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -228,8 +230,8 @@ class Tokenizer:
     def _last_id(self) -> int:
         """Return the highest id. Raises ModelError if there is none."""
         if self._rows is not None:  # listing all tokens of a large vocabulary is slow
-            top = min(self._rows, 1 << 32)
-            for i in range(top - 1, max(top - SCANNED_ROWS, 0) - 1, -1):
+            row_count = min(self._rows, 1 << 32)
+            for i in range(row_count - 1, max(row_count - SCANNED_ROWS, 0) - 1, -1):
                 if self._core.id_to_token(i) is not None:
                     return i
         if not self._tokens:

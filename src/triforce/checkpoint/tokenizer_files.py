@@ -60,12 +60,14 @@ def read_tokenizer(folder: Path) -> TokenizerFiles:
         raise ModelError(f"the tokenizer in {folder} cannot be loaded ({error}); download it again") from error
     config = _config(folder)
     try:
-        named = _special_tokens(config, core)
-        core.add_tokens(list(_tokens_to_add(config, named, core)))
+        special_tokens = _special_tokens(config, core)
+        core.add_tokens(list(_tokens_to_add(config, special_tokens, core)))
     except (TypeError, ValueError, AttributeError) as error:
         raise ModelError(f"{folder / CONFIG} has a token that is none ({error}); download it again") from error
     core.encode_special_tokens = config.get("split_special_tokens") is True
-    return TokenizerFiles(core, {name: str(token) for name, token in named.items()}, _templates(folder, config))
+    return TokenizerFiles(
+        core, {name: str(token) for name, token in special_tokens.items()}, _templates(folder, config)
+    )
 
 
 def from_transformers(hf: Any) -> TokenizerFiles:
@@ -106,10 +108,10 @@ def _config(folder: Path) -> dict[str, Any]:
 
 def _special_tokens(config: Mapping[str, Any], core: Core) -> dict[str, AddedToken]:
     """Return special tokens by name."""
-    kind = str(config.get("tokenizer_class")).removesuffix("Fast")
+    tokenizer_class = str(config.get("tokenizer_class")).removesuffix("Fast")
     tokens = {
         name: token
-        for name, token in DEFAULT_SPECIAL_TOKENS.get(kind, {}).items()
+        for name, token in DEFAULT_SPECIAL_TOKENS.get(tokenizer_class, {}).items()
         if core.token_to_id(token) is not None
     }
     for name, value in config.items():
@@ -128,27 +130,29 @@ def _token(name: str, value: Any, **attributes: bool) -> AddedToken:
     return AddedToken(**{key: entry for key, entry in token_fields.items() if key != "__type"} | attributes)
 
 
-def _tokens_to_add(config: Mapping[str, Any], named: Mapping[str, AddedToken], core: Core) -> Iterator[AddedToken]:
+def _tokens_to_add(
+    config: Mapping[str, Any], special_tokens: Mapping[str, AddedToken], core: Core
+) -> Iterator[AddedToken]:
     """Yield tokens, by id, that tokenizer.json lacks or has with other matching options than the config."""
     core_tokens = core.get_added_tokens_decoder()
     core_reprs = {repr(token) for token in core_tokens.values()}
     texts = {str(token) for token in core_tokens.values()}
-    names = {str(token) for token in named.values()}
+    names = {str(token) for token in special_tokens.values()}
     lists = [config[field] for field in EXTRA if isinstance(config.get(field), list)]
     extra = [_token(EXTRA[0], value, special=True) for values in lists for value in values]
     special_texts = names | {str(token) for token in extra}
     decoder = config.get("added_tokens_decoder", {})
     legacy_tokens = config.get("added_tokens", {})
-    listed = {int(i): _token(f"added_tokens_decoder.{i}", token) for i, token in decoder.items()}
+    config_tokens = {int(i): _token(f"added_tokens_decoder.{i}", token) for i, token in decoder.items()}
     for text, i in legacy_tokens.items():
         if i not in core_tokens:
-            listed[i] = AddedToken(text, normalized=text not in special_texts, special=text in special_texts)
-    for _, token in sorted(listed.items()):
+            config_tokens[i] = AddedToken(text, normalized=text not in special_texts, special=text in special_texts)
+    for _, token in sorted(config_tokens.items()):
         if repr(token) not in core_reprs:
             token.special = token.special or str(token) in names
             texts.add(str(token))
             yield token
-    for token in (*named.values(), *extra):
+    for token in (*special_tokens.values(), *extra):
         if str(token) not in texts:
             texts.add(str(token))
             yield token
@@ -156,10 +160,13 @@ def _tokens_to_add(config: Mapping[str, Any], named: Mapping[str, AddedToken], c
 
 def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Return chat templates by name. Template files precede the config's. Raises ModelError."""
-    main = folder / "chat_template.jinja"
+    default_file = folder / "chat_template.jinja"
     additional_files = sorted(folder.glob("additional_chat_templates/*.jinja"))
-    if main.exists() or additional_files:
-        files = {**({"default": main} if main.exists() else {}), **{file.stem: file for file in additional_files}}
+    if default_file.exists() or additional_files:
+        files = {
+            **({"default": default_file} if default_file.exists() else {}),
+            **{file.stem: file for file in additional_files},
+        }
         return {name: _text(file) for name, file in files.items()}
     chat_template = config.get("chat_template") or {}
     if isinstance(chat_template, list):

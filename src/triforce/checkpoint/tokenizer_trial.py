@@ -84,8 +84,8 @@ def trial(folder: str) -> None:
 
 def _digest(files: list[Path]) -> str:
     """Return the hex sha256 of files' names and contents."""
-    total = hashlib.sha256()
+    digest = hashlib.sha256()
     for file in files:
         with file.open("rb") as opened:
-            total.update(f"{file.name} {hashlib.file_digest(opened, 'sha256').hexdigest()}\n".encode())
-    return total.hexdigest()
+            digest.update(f"{file.name} {hashlib.file_digest(opened, 'sha256').hexdigest()}\n".encode())
+    return digest.hexdigest()

@@ -57,8 +57,8 @@ def tensor_shapes(config: ModelConfig, rows: int, names: Mapping[str, str] = LLA
     """
     C = config.hidden_size
     layers = [_field_places(config, names, layer) for layer in range(config.layers)]
-    ends = {EMBEDDING: (rows, C), NORM: (C,)} | ({} if config.tied else {HEAD: (rows, C)})
-    return ends | {place.name: place.tensor_shape for layer in layers for place in layer.values()}
+    end_shapes = {EMBEDDING: (rows, C), NORM: (C,)} | ({} if config.tied else {HEAD: (rows, C)})
+    return end_shapes | {place.name: place.tensor_shape for layer in layers for place in layer.values()}
 
 
 def layer_sources(config: ModelConfig, names: Mapping[str, str], layer: int, ranks: TPGroup) -> dict[str, Source]:
@@ -133,17 +133,17 @@ def _shapes(config: ModelConfig, experts: Experts | None) -> dict[str, Shape]:
     C = config.hidden_size
     D = config.head_dim
     parts = config.architecture
-    inner = parts.dense_size if parts.experts and not experts else config.intermediate_size
+    inner_size = parts.dense_size if parts.experts and not experts else config.intermediate_size
     Q = config.heads * D
     P = config.kv_heads * D
     q_norm, k_norm = (Q, P) if parts.qk_norm == "row" else (D, D)
     shapes: dict[str, Shape] = {
         "q_proj_QC": (Q, C), "k_proj_PC": (P, C), "v_proj_PC": (P, C), "o_proj_CQ": (C, Q),
-        "gate_proj_IC": (inner, C), "up_proj_IC": (inner, C), "down_proj_CI": (C, inner),
+        "gate_proj_IC": (inner_size, C), "up_proj_IC": (inner_size, C), "down_proj_CI": (C, inner_size),
     }  # fmt: skip
-    biased = experts.biases if experts else parts.mlp_bias
-    if biased:
-        shapes |= dict(zip(MLP_BIASES, ((inner,), (inner,), (C,)), strict=True))
+    has_biases = experts.biases if experts else parts.mlp_bias
+    if has_biases:
+        shapes |= dict(zip(MLP_BIASES, ((inner_size,), (inner_size,), (C,)), strict=True))
     if experts:
         shapes |= {"router_EC": (experts.count, C)}
         if experts.corrected:
@@ -194,7 +194,7 @@ PART = 1 << 18  # elements whose bits are summed at once
 
 
 def read_weights(
-    where: Path,
+    path: Path,
     archives: Mapping[str, Archive],
     config: ModelConfig,
     *,
@@ -210,22 +210,22 @@ def read_weights(
     layer's tensors (see `Family`). config: the complete model's, for every rank. Raises ModelError naming the file or
     the tensor that is corrupt, missing, unknown, of another shape, or not finite.
     """
-    require_tensors(where, archives, config, rows, names)
-    reader = _Reader(where, archives, device, dtype)
-    blocks = [layer_sources(config, names, layer, ranks) for layer in range(config.layers)]
-    table = (span(config.vocab_size, ranks),)
-    embedding_VC = reader.take(EMBEDDING, table)
-    exact = replace(reader, dtype=torch.float32)
+    require_tensors(path, archives, config, rows, names)
+    reader = _Reader(path, archives, device, dtype)
+    layer_blocks = [layer_sources(config, names, layer, ranks) for layer in range(config.layers)]
+    vocab_rows = (span(config.vocab_size, ranks),)
+    embedding_VC = reader.take(EMBEDDING, vocab_rows)
+    float32_reader = replace(reader, dtype=torch.float32)
     parts: list[dict[str, Any]] = [
         {
-            field: (exact if field in READ_AS_FLOAT32 else reader).take(
+            field: (float32_reader if field in READ_AS_FLOAT32 else reader).take(
                 name, cut, _sharing_experts(field, shape, config)
             )
             for field, (name, shape, cut) in block.items()
         }
-        for block in blocks
+        for block in layer_blocks
     ]
-    head_VC = reader.take(HEAD, table) if HEAD in reader.archives else embedding_VC
+    head_VC = reader.take(HEAD, vocab_rows) if HEAD in reader.archives else embedding_VC
     if config.tied and head_VC is not embedding_VC and not _equal(head_VC, embedding_VC):
         raise ModelError(
             f"config.json: tie_word_embeddings = True, but {HEAD} differs from {EMBEDDING}: set it to false to use both"
@@ -241,7 +241,7 @@ def read_weights(
 
 
 def require_tensors(
-    where: Path, archives: Mapping[str, Archive], config: ModelConfig, rows: int, names: Mapping[str, str] = LLAMA_NAMES
+    path: Path, archives: Mapping[str, Archive], config: ModelConfig, rows: int, names: Mapping[str, str] = LLAMA_NAMES
 ) -> None:
     """Raise ModelError unless the files' tensors have the names and shapes that the config asks for.
 
@@ -254,16 +254,18 @@ def require_tensors(
     if max(layers, (layers - config.architecture.dense_layers) * (experts.count if experts else 0)) > len(tensor_names):
         expert_clause = f" of {experts.count} experts each" if experts else ""
         raise ModelError(
-            f"{where}: the config asks for {layers} layers{expert_clause}, but the weights have {len(tensor_names)} "
+            f"{path}: the config asks for {layers} layers{expert_clause}, but the weights have {len(tensor_names)} "
             "tensors in all; config.json and the weights must belong together"
         )
     shapes = tensor_shapes(config, rows, names)
-    if missing := sorted(shapes.keys() - tensor_names):
-        tied = "; if the embedding is the head, set tie_word_embeddings" if missing == [HEAD] else ""
-        raise ModelError(f"{where}: the weights lack the tensor {missing[0]} ({len(missing)} missing in all){tied}")
-    if unknown := sorted(tensor_names - shapes.keys() - {HEAD}):
+    if missing_names := sorted(shapes.keys() - tensor_names):
+        advice = "; if the embedding is the head, set tie_word_embeddings" if missing_names == [HEAD] else ""
         raise ModelError(
-            f"{where}: tensor {unknown[0]} is not part of such a model ({len(unknown)} unknown in all); "
+            f"{path}: the weights lack the tensor {missing_names[0]} ({len(missing_names)} missing in all){advice}"
+        )
+    if unknown_names := sorted(tensor_names - shapes.keys() - {HEAD}):
+        raise ModelError(
+            f"{path}: tensor {unknown_names[0]} is not part of such a model ({len(unknown_names)} unknown in all); "
             "config.json and the weights must belong together"
         )
     for name, shape in (shapes | ({HEAD: shapes[EMBEDDING]} if HEAD in tensor_names else {})).items():
@@ -271,10 +273,10 @@ def require_tensors(
 
 
 def read_embedding(
-    where: Path, archives: Mapping[str, Archive], config: ModelConfig, *, device: torch.device, dtype: torch.dtype
+    path: Path, archives: Mapping[str, Archive], config: ModelConfig, *, device: torch.device, dtype: torch.dtype
 ) -> Matrix:
     """Return the embedding (V, C) alone, of all tokens on every rank. `read_weights` has checked the archives."""
-    return _Reader(where, archives, device, dtype).take(EMBEDDING, (slice(config.vocab_size),))
+    return _Reader(path, archives, device, dtype).take(EMBEDDING, (slice(config.vocab_size),))
 
 
 def _sharing_experts(field: str, shape: Shape, config: ModelConfig) -> int:
@@ -323,7 +325,7 @@ def fingerprint_facts(config: ModelConfig) -> list[tuple[str, object]]:
     defaults = {field.name: field.default for part in (ModelConfig, Architecture, Experts) for field in fields(part)}
     parts: list[ModelConfig | Architecture | Experts] = [config, config.architecture]
     parts += [config.architecture.experts] if config.architecture.experts else []
-    facts = [(f.name, getattr(part, f.name)) for part in parts for f in fields(part)]
+    facts = [(config_field.name, getattr(part, config_field.name)) for part in parts for config_field in fields(part)]
     return [(name, value) for name, value in facts if name not in NOT_IN_FINGERPRINT and value != defaults[name]]
 
 
@@ -337,9 +339,11 @@ def fingerprint(config: ModelConfig, weights: Weights) -> str:
     for weight in (rope.inv_freq_RF, *weights.tensors()):
         tensor = weight if isinstance(weight, Tensor) else weight.blocks
         digest.update(repr(tuple(tensor.shape)).encode())
-        n = tensor.numel()
-        k = min(tensor.numel(), SAMPLE)
-        sample = tensor.flatten()[torch.arange(k, device=tensor.device) * (n - 1) // max(k - 1, 1)]
+        element_count = tensor.numel()
+        sample_size = min(tensor.numel(), SAMPLE)
+        sample = tensor.flatten()[
+            torch.arange(sample_size, device=tensor.device) * (element_count - 1) // max(sample_size - 1, 1)
+        ]
         digest.update(sample.float().cpu().numpy().tobytes())
         # In parts, as one sum would first take four times the tensor's memory.
         parts = torch.split(tensor.view(_BITS[tensor.itemsize]).flatten(), PART)
@@ -359,7 +363,7 @@ def weights_fingerprint(fingerprint: str) -> str:
 class _Reader:
     """Reader of checked tensors from archives, to a device and a dtype."""
 
-    where: Path
+    path: Path
     archives: Mapping[str, Archive]
     device: torch.device
     dtype: torch.dtype
@@ -392,5 +396,5 @@ class _Reader:
     def _not_finite(self, name: str, dtype: torch.dtype) -> ModelError:
         """Return the error for a damaged tensor, or for numbers beyond the range of `dtype`."""
         if all(extreme.isfinite() for extreme in torch.aminmax(numbers(self.archives[name].transient_view(name)))):
-            return ModelError(f"{self.where}: tensor {name} has numbers beyond {dtype}; change {argument('dtype')}")
-        return ModelError(f"{self.where} is damaged: tensor {name} holds NaN or Inf; download it again")
+            return ModelError(f"{self.path}: tensor {name} has numbers beyond {dtype}; change {argument('dtype')}")
+        return ModelError(f"{self.path} is damaged: tensor {name} holds NaN or Inf; download it again")

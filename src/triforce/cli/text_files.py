@@ -17,9 +17,9 @@ from triforce.disk_cache.documents import LeftOut, barred, no_text, text_of
 from triforce.errors import RequestError, escaped
 from triforce.user_files import (
     NotTextError,
+    binary_kind,
     byte_order_mark,
     decode,
-    kind,
     open_file,
     read_all,
     read_file,
@@ -106,7 +106,7 @@ def open_lines(file: str) -> BinaryIO:
         with ExitStack() as closing:
             opened = closing.enter_context(open_file(file, REQUESTS))
             first = read_line(opened, file)
-            if known := kind(first):
+            if known := binary_kind(first):
                 raise RequestError(f"{file} {known}")
             if byte_order_mark(first) or not opened.seekable():
                 return io.BytesIO(b"".join(_lines(first, opened, file)))

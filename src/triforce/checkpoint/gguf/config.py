@@ -49,9 +49,14 @@ def read_gguf_scaling(
             config.require(name, (0, 1))
         if FACTORS in file.tensors:
             raise ModelError(f"{file.path}: {FACTORS} and {LONG_FACTORS[1]} exclude one another; download it again")
-        original = config.integer("rope.scaling.original_context_length", positions, minimum=2)
-        short, long = (list(_divisors(file, name, D)) for name in LONG_FACTORS)
-        return LongRope(original, short, long, config.number("rope.scaling.attn_factor", 1.0, minimum=1e-3))
+        original_positions = config.integer("rope.scaling.original_context_length", positions, minimum=2)
+        short_divisors, long_divisors = (list(_divisors(file, name, D)) for name in LONG_FACTORS)
+        return LongRope(
+            original_positions,
+            short_divisors,
+            long_divisors,
+            config.number("rope.scaling.attn_factor", 1.0, minimum=1e-3),
+        )
     config.require("rope.scaling.type", ("none", "linear", "yarn"))
     kind = config.get("rope.scaling.type") or "linear"
     name = "rope.scale_linear" if config.get("rope.scaling.factor") is None else "rope.scaling.factor"
@@ -64,17 +69,17 @@ def read_gguf_scaling(
         return Divided(_divisors(file, FACTORS, D))
     if kind != "yarn":
         return Unscaled() if factor == 1 else Linear(factor)
-    original = config.integer("rope.scaling.original_context_length", positions, minimum=2)
-    fast = config.number("rope.scaling.yarn_beta_fast", 32.0, minimum=1e-3)
-    slow = config.number("rope.scaling.yarn_beta_slow", 1.0, minimum=1e-3)
+    original_positions = config.integer("rope.scaling.original_context_length", positions, minimum=2)
+    fast_turns = config.number("rope.scaling.yarn_beta_fast", 32.0, minimum=1e-3)
+    slow_turns = config.number("rope.scaling.yarn_beta_slow", 1.0, minimum=1e-3)
     yarn_factor = 0.1 * log(factor) + 1.0
     has_factor = config.get("rope.scaling.attn_factor") is not None
     attention_factor = config.number("rope.scaling.attn_factor", 1.0, minimum=1e-3)
     return Yarn(
         factor,
-        original,
-        fast,
-        slow,
+        original_positions,
+        fast_turns,
+        slow_turns,
         attention_factor if absolute_factor and has_factor else yarn_factor * attention_factor,
         rounds_ramp,
     )
@@ -181,10 +186,10 @@ def read_gguf_config(file: GGUFFile) -> HFConfig:
     for key in config:
         if key not in READ_KEYS | IGNORED_KEYS | FIELDS.get(model_type, {}).keys():
             config.require(key, ACCEPTED.get(key, ()))
-    hidden = config.integer("embedding_length")
+    hidden_size = config.integer("embedding_length")
     heads = config.integer("attention.head_count")
     kv_heads = config.integer("attention.head_count_kv", heads)
-    head_dim = config.integer("attention.key_length", hidden // heads, maximum=MOST_CHANNELS)
+    head_dim = config.integer("attention.key_length", hidden_size // heads, maximum=MOST_CHANNELS)
     if heads % kv_heads:
         raise config.refusal("attention.head_count_kv", [f"divisors of {heads}"])
     if head_dim % 2 or head_dim < 4:
@@ -195,15 +200,15 @@ def read_gguf_config(file: GGUFFile) -> HFConfig:
         raise config.refusal("rope.dimension_count", ["even numbers"] if family.partial_rotation else [head_dim])
     positions = config.integer("context_length")
     theta = config.number("rope.freq_base", 10_000.0, minimum=2.0)
-    fields = _fields(file, config, model_type, hidden, heads, head_dim)
+    fields = _fields(file, config, model_type, hidden_size, heads, head_dim)
     parts = with_windows(fields, family)
     rounds_ramp = fields.nested("rope_parameters").flag("truncate", True)
     if model_type in OPTIONAL_O_BIAS:
         parts = replace(parts, o_bias=O_BIAS in file.tensors)
     return HFConfig(
         model_type=model_type,
-        vocab_size=_vocabulary(config, file, hidden),
-        hidden_size=hidden,
+        vocab_size=_vocabulary(config, file, hidden_size),
+        hidden_size=hidden_size,
         intermediate_size=fields.integer(family.mlp_width_field),
         num_hidden_layers=fields.integer("num_hidden_layers", maximum=MOST_LAYERS),
         num_attention_heads=heads,
@@ -223,17 +228,18 @@ def read_gguf_config(file: GGUFFile) -> HFConfig:
     )
 
 
-def _fields(file: GGUFFile, config: Fields, model_type: str, hidden: int, heads: int, head_dim: int) -> Fields:
+def _fields(file: GGUFFile, config: Fields, model_type: str, hidden_size: int, heads: int, head_dim: int) -> Fields:
     """Return the config.json fields of the same model that families read."""
     family_keys = FIELDS.get(model_type, {})
     family = FAMILIES[model_type]
     ignored_values = (0,) if model_type == "phi3" else ()  # 0: no window
-    layers = config.integer("block_count", maximum=MOST_LAYERS)
-    layers -= config.integer("nextn_predict_layers", 0, minimum=0, maximum=layers - 1)
+    layer_count = config.integer("block_count", maximum=MOST_LAYERS)
+    layer_count -= config.integer("nextn_predict_layers", 0, minimum=0, maximum=layer_count - 1)
     fields = {
-        "hidden_size": hidden, "num_attention_heads": heads, "head_dim": head_dim, "num_hidden_layers": layers,
-        "query_pre_attn_scalar": hidden // heads if layers in LARGEST_GEMMAS else head_dim,
-        **CONSTANT_FIELDS.get(model_type, {}), **_implied_fields(model_type, file, config, layers, head_dim),
+        "hidden_size": hidden_size, "num_attention_heads": heads, "head_dim": head_dim,
+        "num_hidden_layers": layer_count,
+        "query_pre_attn_scalar": hidden_size // heads if layer_count in LARGEST_GEMMAS else head_dim,
+        **CONSTANT_FIELDS.get(model_type, {}), **_implied_fields(model_type, file, config, layer_count, head_dim),
         **{
             field: config.get(key) for key, field in family_keys.items()
             if key in config and config.get(key) not in ignored_values
@@ -245,7 +251,9 @@ def _fields(file: GGUFFile, config: Fields, model_type: str, hidden: int, heads:
     return Fields({**family.defaults, **fields}, str(file.path))
 
 
-def _implied_fields(model_type: str, file: GGUFFile, config: Fields, layers: int, head_dim: int) -> dict[str, object]:
+def _implied_fields(
+    model_type: str, file: GGUFFile, config: Fields, layer_count: int, head_dim: int
+) -> dict[str, object]:
     """Return fields for missing keys where llama.cpp's default differs from config.json's."""
     attention_bias: dict[str, object] = {"attention_bias": Q_BIAS in file.tensors}
     biases = {**attention_bias, "mlp_bias": GATE_BIAS in file.tensors}
@@ -257,7 +265,7 @@ def _implied_fields(model_type: str, file: GGUFFile, config: Fields, layers: int
         config.require("rope.scaling.finetuned", (True,))  # without it, positions are not rotated at all
         return {"attention_multiplier": head_dim**-0.5, **biases}
     if model_type == "gemma3_text" and config.get("attention.sliding_window") is None:
-        return {"layer_types": ["full_attention"] * layers}
+        return {"layer_types": ["full_attention"] * layer_count}
     if model_type == "olmo3":  # layers with a window have the same theta, unscaled
         return {"rope_local_base_freq": config.get("rope.freq_base") or 10_000.0}
     if model_type == "glm4_moe":
@@ -301,21 +309,21 @@ def _single_value(value: Any) -> Any:
     items = value.tolist() if isinstance(value, np.ndarray) else value
     if not isinstance(items, list):
         return f"{value[:40]}..." if isinstance(value, str) and len(value) > 40 else value
-    distinct = list(dict.fromkeys(items))
-    return distinct[0] if len(distinct) == 1 else f"a list of {len(distinct)} different values"
+    distinct_items = list(dict.fromkeys(items))
+    return distinct_items[0] if len(distinct_items) == 1 else f"a list of {len(distinct_items)} different values"
 
 
-def _vocabulary(config: Fields, file: GGUFFile, hidden: int) -> int:
+def _vocabulary(config: Fields, file: GGUFFile, hidden_size: int) -> int:
     tokens = file.metadata.get(TOKENS)
     embedding = file.tensors.get(EMBEDDING)
     if not isinstance(tokens, list) or not tokens:
         raise ModelError(f"{file.path}: {TOKENS} is no list of texts; download another file of this model")
     if embedding is None:
         raise ModelError(f"{file.path} lacks the tensor {EMBEDDING}; download a file with the model's weights")
-    if embedding.shape != (len(tokens), hidden):
+    if embedding.shape != (len(tokens), hidden_size):
         raise ModelError(
             f"{file.path}: tensor {EMBEDDING} has shape {list(embedding.shape)}, but {TOKENS} and embedding_length ask "
-            f"for {[len(tokens), hidden]}; download it again"
+            f"for {[len(tokens), hidden_size]}; download it again"
         )
     config.require("vocab_size", (len(tokens),))
     return len(tokens)

@@ -137,10 +137,10 @@ class _HeaderReader:
             self.fail(f"tensor {name} has a dimension of 0")
         return TensorInfo(dims, self.number("I"), self.number("Q"))
 
-    def require(self, count: int, size: int, what: str) -> None:
+    def require(self, count: int, size: int, entry_kind: str) -> None:
         """Raise ModelError unless the remaining bytes can hold `count` entries of at least `size` bytes."""
         if count * size > self._end - self.position:
-            self.fail(f"it announces {count} {what}, and has no room for them")
+            self.fail(f"it announces {count} {entry_kind}, and has no room for them")
 
     def fail(self, reason: str) -> NoReturn:
         raise ModelError(f"{self._file} is broken: {reason} (before byte {self.position}); download it again")
@@ -307,8 +307,8 @@ class _Part:
         if info.offset % self.header.alignment:
             raise self._broken(f"tensor {name} is not aligned to {self.header.alignment} bytes")
         start = self.header.start + info.offset
-        row = inputs // block * size
-        tensor = GGUFTensor(name, kind, (*reversed(outputs), inputs), row, part, start)
+        row_bytes = inputs // block * size
+        tensor = GGUFTensor(name, kind, (*reversed(outputs), inputs), row_bytes, part, start)
         if start + tensor.size > len(self.data):
             raise self._broken(f"tensor {name} ends {start + tensor.size - len(self.data)} bytes after the file")
         return tensor
@@ -351,11 +351,11 @@ def _parts_of_set(path: Path) -> list[Path]:
 def _require_part_number(part: _Part, number: int, count: int) -> None:
     """Raise ModelError unless a file's metadata and its name give the same part number and count."""
     metadata = part.header.metadata
-    place = _metadata_integer(metadata, "split.no", 0), max(_metadata_integer(metadata, "split.count", 1), 1)
-    if place != (number, count):
+    metadata_place = _metadata_integer(metadata, "split.no", 0), max(_metadata_integer(metadata, "split.count", 1), 1)
+    if metadata_place != (number, count):
         raise ModelError(
-            f"{part.file} calls itself part {place[0] + 1} of {place[1]}, and its name says {number + 1} of {count}; "
-            "give all parts the names that they came with, NAME-0000x-of-0000n.gguf"
+            f"{part.file} calls itself part {metadata_place[0] + 1} of {metadata_place[1]}, and its name "
+            f"says {number + 1} of {count}; give all parts the names that they came with, NAME-0000x-of-0000n.gguf"
         )
 
 
@@ -373,30 +373,32 @@ LOG = logging.getLogger("triforce.models")
 _PART_NAME = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
 
 
-def choose_gguf(names: Iterable[str], quantisation: str, where: str) -> list[str]:
+def choose_gguf(names: Iterable[str], quantisation: str, source: str) -> list[str]:
     """Return the files of one model, all parts of its set in order.
 
-    names: files in `where`, of any kind. quantisation: end of the model's name, in any case. Empty: Q4_K_M, else the
+    names: files in `source`, of any kind. quantisation: end of the model's name, in any case. Empty: Q4_K_M, else the
     first single-file model, else the first set. Raises ModelError naming the available quantisations.
     """
     models: dict[str, list[str]] = {}
     for name in sorted(names):
         if name.endswith(".gguf") and not PurePosixPath(name).name.lower().startswith(NON_MODEL_PREFIXES):
             models.setdefault(_PART_NAME.sub("", name), []).append(name)
-    named = [files for model, files in models.items() if _has_quantisation(model, quantisation or DEFAULT_QUANTISATION)]
-    if not quantisation and not named:
-        named = sorted(models.values(), key=lambda files: len(files) > 1)
-    if not named:
+    matches = [
+        files for model, files in models.items() if _has_quantisation(model, quantisation or DEFAULT_QUANTISATION)
+    ]
+    if not quantisation and not matches:
+        matches = sorted(models.values(), key=lambda files: len(files) > 1)
+    if not matches:
         quantisations = ", ".join(dict.fromkeys(_name_parts(model)[-1] for model in models))
         raise ModelError(
-            f"{where} has no GGUF file of {quantisation}; it has {quantisations}"
+            f"{source} has no GGUF file of {quantisation}; it has {quantisations}"
             if models
-            else f"{where} has no GGUF file of a model; name it without :{quantisation}"
+            else f"{source} has no GGUF file of a model; name it without :{quantisation}"
         )
     if len(models) > 1:
-        further_parts = f" and {len(named[0]) - 1} more" if len(named[0]) > 1 else ""
-        LOG.info("taking %s%s of %d models in %s", named[0][0], further_parts, len(models), where)
-    return named[0]
+        further_parts = f" and {len(matches[0]) - 1} more" if len(matches[0]) > 1 else ""
+        LOG.info("taking %s%s of %d models in %s", matches[0][0], further_parts, len(models), source)
+    return matches[0]
 
 
 def model_names(names: Iterable[str]) -> set[str]:

@@ -69,8 +69,8 @@ def token_cuts(texts: Sequence[str], score_T: Scores) -> TokenCuts:
     pair_M = table.find(table.hashes(cut_M - 1, cut_M + 1))
     merges_T = np.bincount(text_M, minlength=len(texts)) > 0
     crossing_M = (pair_M != NONE) & (pair_M != text_M) & merges_T[pair_M]
-    kept_M = ~(crossing_M & (score_T[pair_M] > np.maximum(end_score_T[left_M], start_score_T[right_M])))
-    return TokenCuts(text_M[kept_M], left_M[kept_M], right_M[kept_M])
+    reached_M = ~(crossing_M & (score_T[pair_M] > np.maximum(end_score_T[left_M], start_score_T[right_M])))
+    return TokenCuts(text_M[reached_M], left_M[reached_M], right_M[reached_M])
 
 
 class _TextTable:
@@ -210,9 +210,9 @@ def _merges(vocabulary: GGUFVocabulary, texts: list[str], score_T: Scores, lengt
         vocabulary.fail("tokenizer.ggml.scores has too many tokens whose score others have, too: their order is lost")
     for begin, end in tied:
         pairs = [(texts[left_token], texts[right_token]) for left_token, right_token in merges_M2[begin:end].tolist()]
-        ordered = _order(vocabulary, pairs)
+        ordered_pairs = _order(vocabulary, pairs)
         merges_M2[begin:end] = [
-            (vocabulary.ids[left_token], vocabulary.ids[right_token]) for left_token, right_token in ordered
+            (vocabulary.ids[left_token], vocabulary.ids[right_token]) for left_token, right_token in ordered_pairs
         ]
     return merges_M2
 
@@ -229,16 +229,16 @@ def _tied(text_M: Ints, score_M: Scores) -> list[tuple[int, int]]:
 
 def _order(vocabulary: GGUFVocabulary, tied: list[Merge]) -> list[Merge]:
     """Return merges of one score in merge order. Merges to tokens that are not normal come last."""
-    normal = [pair for pair in tied if vocabulary.kinds[vocabulary.ids["".join(pair)]] == NORMAL]
+    normal_pairs = [pair for pair in tied if vocabulary.kinds[vocabulary.ids["".join(pair)]] == NORMAL]
     try:
-        if len(normal) > MOST_TIED:
+        if len(normal_pairs) > MOST_TIED:
             raise CycleError
-        order = list(TopologicalSorter(_predecessors(normal)).static_order())
+        order = list(TopologicalSorter(_predecessors(normal_pairs)).static_order())
     except CycleError:
-        merged_text = "".join(normal[0])[:40]
+        merged_text = "".join(normal_pairs[0])[:40]
         vocabulary.fail(f"tokenizer.ggml.scores has one score for {merged_text!r} and others: their order is lost")
-    ordered = set(order)
-    return order + [pair for pair in tied if pair not in ordered]
+    ordered_pairs = set(order)
+    return order + [pair for pair in tied if pair not in ordered_pairs]
 
 
 def _predecessors(tied: list[Merge]) -> dict[Merge, set[Merge]]:

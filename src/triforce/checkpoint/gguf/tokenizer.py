@@ -101,12 +101,12 @@ KINDS: dict[PreTokenizerKind, tuple[str, ...]] = {
 PRETOKENIZERS = {name: kind for kind, names in KINDS.items() for name in names}
 
 
-def pre_tokenizer_kind(name: object, where: str) -> PreTokenizerKind:
+def pre_tokenizer_kind(name: object, file_name: str) -> PreTokenizerKind:
     """Return the pre-tokenizer kind of a name. Raises ModelError for unknown names: a guess would harm the model."""
     kind = PRETOKENIZERS.get(name) if isinstance(name, str) else None
     if kind is None:
         raise ModelError(
-            f"{where}: tokenizer.ggml.pre = {str(name)[:40]!r} is not supported "
+            f"{file_name}: tokenizer.ggml.pre = {str(name)[:40]!r} is not supported "
             f"(supported: {', '.join(sorted(PRETOKENIZERS))}); download a newer file of this model"
         )
     return kind
@@ -147,28 +147,28 @@ class GGUFTokenizer:
     adds_eos: bool
 
 
-def read_gguf_tokenizer(metadata: Mapping[str, Any], where: str) -> GGUFTokenizer:
-    """Build the tokenizer from the metadata of the file `where`. Raises ModelError naming the wrong key."""
-    vocabulary = read_vocabulary(metadata, where)
+def read_gguf_tokenizer(metadata: Mapping[str, Any], file_name: str) -> GGUFTokenizer:
+    """Build the tokenizer from the metadata of the file `file_name`. Raises ModelError naming the wrong key."""
+    vocabulary = read_vocabulary(metadata, file_name)
     kind = metadata.get("tokenizer.ggml.model")
     if kind not in ("gpt2", "llama"):
         raise ModelError(
-            f"{where}: tokenizer.ggml.model = {str(kind)[:40]!r} is not supported (supported: gpt2, llama)"
+            f"{file_name}: tokenizer.ggml.model = {str(kind)[:40]!r} is not supported (supported: gpt2, llama)"
         )
     try:
         with _without_garbage_collection():
-            core, bos = _byte_level(vocabulary) if kind == "gpt2" else _by_scores(vocabulary)
+            core, default_bos = _byte_level(vocabulary) if kind == "gpt2" else _by_scores(vocabulary)
         core.add_tokens(_added_tokens(vocabulary))
     except ModelError:
         raise
     except Exception as error:  # the library raises plain Exception
         vocabulary.fail(f"its tokenizer cannot be built ({' '.join(str(error).split())[:200]})")
-    special = _special_tokens(vocabulary, DEFAULTS if kind == "llama" else {})
-    adds = {"bos": vocabulary.flag("add_bos_token", bos), "eos": vocabulary.flag("add_eos_token", False)}
-    _add_bos_and_eos(core, vocabulary, [name for name in adds if adds[name]], special)
-    end = {vocabulary.ids[special["eos_token"]]} if "eos_token" in special else frozenset()
-    files = TokenizerFiles(core, special, _templates(vocabulary))
-    return GGUFTokenizer(files, end_ids(vocabulary) | end, adds["bos"], adds["eos"])
+    special_tokens = _special_tokens(vocabulary, DEFAULTS if kind == "llama" else {})
+    add_flags = {"bos": vocabulary.flag("add_bos_token", default_bos), "eos": vocabulary.flag("add_eos_token", False)}
+    _add_bos_and_eos(core, vocabulary, [name for name in add_flags if add_flags[name]], special_tokens)
+    eos_ids = {vocabulary.ids[special_tokens["eos_token"]]} if "eos_token" in special_tokens else frozenset()
+    files = TokenizerFiles(core, special_tokens, _templates(vocabulary))
+    return GGUFTokenizer(files, end_ids(vocabulary) | eos_ids, add_flags["bos"], add_flags["eos"])
 
 
 @contextmanager
@@ -185,9 +185,13 @@ def _without_garbage_collection() -> Iterator[None]:
 
 def _byte_level(vocabulary: GGUFVocabulary) -> tuple[Core, bool]:
     """Return byte-level BPE, and whether its texts begin with BOS by default."""
-    kind = pre_tokenizer_kind(vocabulary.metadata.get("tokenizer.ggml.pre"), vocabulary.where)
+    kind = pre_tokenizer_kind(vocabulary.metadata.get("tokenizer.ggml.pre"), vocabulary.file_name)
     # Padding rows of the embedding have names that occur in no text.
-    ids = {text: i for (text, i), use in zip(vocabulary.ids.items(), vocabulary.kinds, strict=True) if use != UNUSED}
+    ids = {
+        text: i
+        for (text, i), token_kind in zip(vocabulary.ids.items(), vocabulary.kinds, strict=True)
+        if token_kind != UNUSED
+    }
     missing = set(ByteLevel.alphabet()) - ids.keys()
     if missing_bytes := sorted(missing & NEEDED):
         vocabulary.fail(f"tokenizer.ggml.tokens has no token for the byte that is written {missing_bytes[0]!r}")
@@ -208,10 +212,12 @@ def _by_scores(vocabulary: GGUFVocabulary) -> tuple[Core, bool]:
         vocabulary.fail(f"tokenizer.ggml.tokens lacks the byte token {missing[0]}")
     core = Core(BPE(dict(ids), merges_by_score(vocabulary), byte_fallback=True))
     adds_prefix = vocabulary.flag("add_space_prefix", True)
-    prefix = [normalizers.Prepend(_BLANK)] if adds_prefix else []
-    core.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", _BLANK)])
-    strip = [decoders.Strip(" ", 1, 0)] if adds_prefix else []
-    core.decoder = decoders.Sequence([decoders.Replace(_BLANK, " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
+    prefix_steps = [normalizers.Prepend(_BLANK)] if adds_prefix else []
+    core.normalizer = normalizers.Sequence([*prefix_steps, normalizers.Replace(" ", _BLANK)])
+    strip_steps = [decoders.Strip(" ", 1, 0)] if adds_prefix else []
+    core.decoder = decoders.Sequence(
+        [decoders.Replace(_BLANK, " "), decoders.ByteFallback(), decoders.Fuse(), *strip_steps]
+    )
     return core, True
 
 
@@ -230,16 +236,18 @@ def _special_tokens(vocabulary: GGUFVocabulary, defaults: Mapping[str, int]) -> 
     return {name: texts[i] for name, i in special_ids.items() if i is not None}
 
 
-def _add_bos_and_eos(core: Core, vocabulary: GGUFVocabulary, adds: list[str], special: Mapping[str, str]) -> None:
-    """Add BOS and EOS to texts, as `adds` lists them. Raises ModelError if the file lacks their ids."""
-    for name in adds:
-        if f"{name}_token" not in special:
+def _add_bos_and_eos(
+    core: Core, vocabulary: GGUFVocabulary, added_names: list[str], special_tokens: Mapping[str, str]
+) -> None:
+    """Add BOS and EOS to texts, as `added_names` lists them. Raises ModelError if the file lacks their ids."""
+    for name in added_names:
+        if f"{name}_token" not in special_tokens:
             vocabulary.fail(f"tokenizer.ggml.add_{name}_token is true, but tokenizer.ggml.{name}_token_id is missing")
-    if adds:
-        texts = {name: special[f"{name}_token"] for name in adds}
+    if added_names:
+        texts = {name: special_tokens[f"{name}_token"] for name in added_names}
         tokens = [{"id": name, "ids": [vocabulary.ids[text]], "tokens": [text]} for name, text in texts.items()]
-        single = [*(["bos"] if "bos" in adds else []), "$A", *(["eos"] if "eos" in adds else [])]
-        core.post_processor = TemplateProcessing(single=single, special_tokens=tokens)
+        template = [*(["bos"] if "bos" in added_names else []), "$A", *(["eos"] if "eos" in added_names else [])]
+        core.post_processor = TemplateProcessing(single=template, special_tokens=tokens)
 
 
 def _templates(vocabulary: GGUFVocabulary) -> dict[str, str]:

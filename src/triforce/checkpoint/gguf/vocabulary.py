@@ -40,7 +40,7 @@ class GGUFVocabulary:
     """Checked tokens of a GGUF file."""
 
     metadata: Mapping[str, Any]
-    where: str
+    file_name: str
     """The name of the file, for messages."""
     ids: Mapping[str, int]
     """Each token's id, in the order of ids."""
@@ -78,14 +78,14 @@ class GGUFVocabulary:
         return values
 
     def fail(self, reason: str) -> NoReturn:
-        raise ModelError(f"{self.where}: {reason}; download another file of this model")
+        raise ModelError(f"{self.file_name}: {reason}; download another file of this model")
 
 
-def read_vocabulary(metadata: Mapping[str, Any], where: str) -> GGUFVocabulary:
-    """Read a file's tokens. where: the file's name, for messages. Raises ModelError for no tokens or duplicates."""
-    tokens = GGUFVocabulary(metadata, where, {}, []).texts("tokens")
+def read_vocabulary(metadata: Mapping[str, Any], file_name: str) -> GGUFVocabulary:
+    """Read a file's tokens. file_name: the file's name, for messages. Raises ModelError for no tokens or duplicates."""
+    tokens = GGUFVocabulary(metadata, file_name, {}, []).texts("tokens")
     ids = {text or f"[EMPTY_{i}]": i for i, text in enumerate(tokens)}
-    vocabulary = GGUFVocabulary(metadata, where, ids, [NORMAL] * len(tokens))
+    vocabulary = GGUFVocabulary(metadata, file_name, ids, [NORMAL] * len(tokens))
     if len(ids) < max(len(tokens), 1):
         vocabulary.fail(f"{PREFIX}tokens has {len(tokens)} tokens, and only {len(ids)} different ones")
     if PREFIX + "token_type" in metadata:
