@@ -219,7 +219,7 @@ def read_weights(
     parts: list[dict[str, Any]] = [
         {
             field: (float32_reader if field in READ_AS_FLOAT32 else reader).take(
-                name, cut, _sharing_experts(field, shape, config)
+                name, cut, _sharing_expert_count(field, shape, config)
             )
             for field, (name, shape, cut) in block.items()
         }
@@ -279,7 +279,7 @@ def read_embedding(
     return _Reader(path, archives, device, dtype).take(EMBEDDING, (slice(config.vocab_size),))
 
 
-def _sharing_experts(field: str, shape: Shape, config: ModelConfig) -> int:
+def _sharing_expert_count(field: str, shape: Shape, config: ModelConfig) -> int:
     """Return the number of experts that share the inputs of a field's tensor; 1 if it is no expert's."""
     return shape[1] // config.intermediate_size if field.startswith("down_proj_CI/") else 1
 
