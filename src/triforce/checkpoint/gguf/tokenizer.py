@@ -133,7 +133,7 @@ DEFAULTS = {"bos_token": 1, "eos_token": 2, "unk_token": 0}
 NEEDED = frozenset("ĊĠ").union(map(chr, range(0x21, 0x7F)))
 """Bytes of plain English in byte-level BPE's characters. Some vocabularies lack bytes absent from their corpus."""
 MOST_ADDED = 1 << 21
-"""Largest total of added tokens' characters. Each takes long and 100 bytes to prepare."""
+"""Largest total of added tokens' characters. Preparation takes long, and 100 bytes for each character."""
 _BLANK = "▁"
 
 
@@ -222,7 +222,7 @@ def _by_scores(vocabulary: GGUFVocabulary) -> tuple[Core, bool]:
 
 
 def _added_tokens(vocabulary: GGUFVocabulary) -> list[AddedToken]:
-    """Return tokens that are matched before the split. Control tokens are special: encoding may skip them."""
+    """Return tokens that are matched before the split, special ones only where special tokens are parsed."""
     kinds = zip(vocabulary.ids, vocabulary.kinds, strict=True)
     added_texts = [(text, kind) for text, kind in kinds if kind in (CONTROL, UNKNOWN, USER_DEFINED)]
     if (length := sum(len(text) for text, _ in added_texts)) > MOST_ADDED:
