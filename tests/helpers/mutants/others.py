@@ -94,8 +94,12 @@ GGUF: dict[str, Edit | Swap] = {
 }  # fmt: skip
 HEADER, FILE = "triforce.checkpoint.gguf.file:_HeaderReader", "triforce.checkpoint.gguf.file:_Part"
 DAMAGE: dict[str, Edit | Swap] = {
-    "gguf: counts are believed": Edit(f"{HEADER}.require", ("if count * size > self._end - self.at:", "if False:")),
-    "gguf: a header may end anywhere": Edit(f"{HEADER}._take", ("if self.at + form.size > self._end:", "if False:")),
+    "gguf: counts are believed": Edit(
+        f"{HEADER}.require", ("if count * size > self._end - self.position:", "if False:")
+    ),
+    "gguf: a header may end anywhere": Edit(
+        f"{HEADER}._take", ("if self.position + form.size > self._end:", "if False:")
+    ),
     "gguf: tensors may end behind the file": Edit(
         f"{FILE}._tensor", ("if start + tensor.size > len(self.data):", "if False:")
     ),
