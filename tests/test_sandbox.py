@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from triforce.sandbox import Trial, TrialError, TrialLimitError, TrialLimits, tried
+from triforce.sandbox import Trial, TrialError, TrialLimitError, TrialLimits, run_trial
 
 HERE = "tests.test_sandbox"
 
@@ -52,30 +52,30 @@ def wordy(task: int) -> str:
 
 def test_trial_answer_is_that_of_function() -> None:
     task = {"text": "東京\ud800\n", "numbers": [1, 2.5, None, True]}
-    assert tried(f"{HERE}:echo", task) == task
+    assert run_trial(f"{HERE}:echo", task) == task
 
 
 @pytest.mark.parametrize("function", ["refusing", "panicking"])
 def test_trial_error_is_its_reason(function: str) -> None:
     with pytest.raises(TrialError, match=r"^one\ntwo$") as caught:
-        tried(f"{HERE}:{function}", "one\ntwo")
+        run_trial(f"{HERE}:{function}", "one\ntwo")
     assert not isinstance(caught.value, TrialLimitError)
 
 
 @pytest.mark.parametrize(("function", "task"), [("hungry", 1 << 30), ("aborting", None), ("busy", None)])
 def test_trial_beyond_limits_raises(function: str, task: object) -> None:
     with pytest.raises(TrialLimitError, match="more than 1 s or 256 MiB, or ends"):
-        tried(f"{HERE}:{function}", task, TrialLimits(cpu_seconds=1, memory_bytes=256 << 20))
+        run_trial(f"{HERE}:{function}", task, TrialLimits(cpu_seconds=1, memory_bytes=256 << 20))
 
 
 def test_trial_answer_too_long_raises() -> None:
     with pytest.raises(TrialError, match="answer is too long"):
-        tried(f"{HERE}:wordy", 2 << 20)
+        run_trial(f"{HERE}:wordy", 2 << 20)
 
 
 def test_trial_without_progress_ends_by_the_clock() -> None:
     with pytest.raises(TrialLimitError):
-        tried("time:sleep", 60, TrialLimits(wall_seconds=0.5))
+        run_trial("time:sleep", 60, TrialLimits(wall_seconds=0.5))
 
 
 def test_trial_stopped_by_another_thread_raises() -> None:

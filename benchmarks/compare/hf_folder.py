@@ -25,7 +25,7 @@ CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Q
 SHARD = 1 << 30
 """Bytes of weights in a file, and so in memory at a time."""
 
-LLAMA3 = Llama3(factor=0.0, original=8192, low=1.0, high=4.0)
+LLAMA3 = Llama3(factor=0.0, original_positions=8192, low=1.0, high=4.0)
 """What Llama 3.1 and 3.2 have; but for the factor; their files tell the divisors alone."""
 
 
@@ -84,7 +84,7 @@ def _scaling(scaling: Scaling, hf: HFConfig) -> dict[str, Any]:
         case Yarn():
             return {
                 "rope_type": "yarn", "factor": scaling.factor, "beta_fast": scaling.fast, "beta_slow": scaling.slow,
-                "original_max_position_embeddings": scaling.original, "attention_factor": scaling.scale,
+                "original_max_position_embeddings": scaling.original_positions, "attention_factor": scaling.scale,
             }  # fmt: skip
         case Divided():
             guessed = replace(LLAMA3, factor=max(scaling.divisors))
@@ -92,7 +92,7 @@ def _scaling(scaling: Scaling, hf: HFConfig) -> dict[str, Any]:
             if torch.allclose(here, there, rtol=1e-3):
                 return {
                     "rope_type": "llama3", "factor": guessed.factor, "low_freq_factor": guessed.low,
-                    "high_freq_factor": guessed.high, "original_max_position_embeddings": guessed.original,
+                    "high_freq_factor": guessed.high, "original_max_position_embeddings": guessed.original_positions,
                 }  # fmt: skip
     raise ModelError("a config.json cannot say how this file scales positions")
 

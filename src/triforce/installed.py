@@ -1,4 +1,4 @@
-"""Versions of packages as they are installed."""
+"""Versions of installed packages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 @cache
 def version_of(package: str) -> str:
-    """Return the version of a package; "" where it is not installed, as triforce that is run from a folder."""
+    """Return the version of a package; "" if it is not installed, as when triforce runs from a source folder."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -1,8 +1,8 @@
-"""Sandbox: a stranger's input is tried in a process of its own, which has limits on time and memory, and may die.
+"""Sandbox: untrusted input is tried in a separate process with limits on time and memory. The process may crash.
 
 Some inputs overflow a stack, some keep a parser busy for hours, some take all memory or end the process that reads
 them; and a thread cannot be stopped. Run as a program, this module is such a process. It imports nothing of triforce
-but the module of the function that it calls, so that it starts as fast as that one.
+but the module of the function that it calls, so that it starts as fast as that module.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ from subprocess import PIPE, Popen, TimeoutExpired
 from typing import Any
 
 LARGEST_ANSWER = 1 << 20
-"""Characters of the longest answer that is handed on, as JSON."""
+"""Characters of the longest accepted answer, as JSON."""
 LARGEST_REASON = 1 << 17
-"""Characters of a reason that are handed on."""
+"""Characters of a reason that are passed on."""
 NICENESS = 5
-"""Texts that are being made go before trials."""
+"""Niceness of trials: generation has priority over them."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrialLimits:
-    """TrialLimits of a trial, on top of what its imports take."""
+    """Limits of a trial, on top of the time and memory of its imports."""
 
     cpu_seconds: int = 2
     memory_bytes: int = 2 << 30
     stack_bytes: int = 2 << 20
-    """A quarter of what threads usually have: what passes here has room there."""
+    """A quarter of a thread's usual stack, so that inputs that pass here fit there."""
     wall_seconds: float = 60.0
-    """Its seconds of CPU time may come late."""
+    """Limit of elapsed time, as a busy machine gives CPU time late."""
 
 
 class TrialError(Exception):
-    """Failure of what is tried. The text is the reason that its reader gives; it may have many lines."""
+    """A trial's function raised. The text is its reason and may have many lines."""
 
 
 class TrialLimitError(TrialError):
-    """Failure of what went beyond a limit, or ended its process."""
+    """A trial exceeded a limit, or ended its process."""
 
 
 def working_folder() -> str | None:
-    """Return None for the current folder, or the root where that was deleted: libraries fail to load there."""
+    """Return a child's working folder: None for the current one; the root if it was deleted, as imports fail there."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -59,13 +59,13 @@ def working_folder() -> str | None:
 
 
 class Trial:
-    """One trial, begun when it is made."""
+    """One trial. It starts on construction."""
 
     def __init__(self, function: str, task: Any, limits: TrialLimits = TrialLimits()) -> None:
-        """Call a function in a process of its own with `task`, both ways as JSON.
+        """Call a function with `task` in a separate process. Task and answer travel as JSON.
 
-        function: `module:name`. What its module imports is loaded before the limits count. The function returns what
-        `result` returns, and raises whatever it likes: the text of that is the reason.
+        function: `module:name`. The limits count from the end of its module's import. `result` returns the function's
+        value. An exception's text becomes the reason of TrialError.
         """
         self._limits = limits
         self._task = json.dumps(task)
@@ -76,27 +76,27 @@ class Trial:
         )
 
     def stop(self) -> None:
-        """End the process. Whoever waits for its result gets TrialLimitError. May be called from another thread."""
+        """End the process. A waiting `result` raises TrialLimitError. May be called from another thread."""
         self._process.kill()
 
     def result(self) -> Any:
-        """Wait for the end, and return what the function returns. Raises TrialError."""
+        """Wait for the end and return the function's value. Raises TrialError."""
         with self._process:
             try:
-                said, _ = self._process.communicate(self._task, self._limits.wall_seconds)
+                output, _ = self._process.communicate(self._task, self._limits.wall_seconds)
             except subprocess.TimeoutExpired:
-                said = ""
+                output = ""
             except BaseException:
                 self.stop()
                 raise
             self.stop()
-        return answer_in(said, self._limits)
+        return parse_answer(output, self._limits)
 
 
-def answer_in(said: str, limits: TrialLimits) -> Any:
-    """Return the answer in what `attempt` has said. Raises TrialError."""
+def parse_answer(output: str, limits: TrialLimits) -> Any:
+    """Return the answer in the output of `attempt`. Raises TrialError."""
     try:
-        passed, answer = json.loads(said)
+        passed, answer = json.loads(output)
     except ValueError:
         raise TrialLimitError(
             f"it takes more than {limits.cpu_seconds} s or {limits.memory_bytes >> 20} MiB, or ends the process that "
@@ -107,40 +107,40 @@ def answer_in(said: str, limits: TrialLimits) -> Any:
     return answer
 
 
-def tried(function: str, task: Any, limits: TrialLimits = TrialLimits()) -> Any:
-    """Return what a function returns in a process of its own (see `Trial`). Raises TrialError."""
+def run_trial(function: str, task: Any, limits: TrialLimits = TrialLimits()) -> Any:
+    """Return a function's value from a separate process (see `Trial`). Raises TrialError."""
     return Trial(function, task, limits).result()
 
 
 def limit(limits: TrialLimits) -> None:
-    """Set the limits of this process, on top of what it has used so far. Not every system has each."""
+    """Set limits of this process, on top of its use so far. Limits that the system lacks are skipped."""
     memory = limits.memory_bytes
     with suppress(OSError):
         memory += int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
     seconds = round(time.process_time()) + limits.cpu_seconds
-    for kind, most in ((resource.RLIMIT_CPU, seconds), (resource.RLIMIT_STACK, limits.stack_bytes),
+    for kind, maximum in ((resource.RLIMIT_CPU, seconds), (resource.RLIMIT_STACK, limits.stack_bytes),
                        (resource.RLIMIT_AS, memory), (resource.RLIMIT_CORE, 0)):  # fmt: skip
         with suppress(ValueError, OSError):
-            resource.setrlimit(kind, (most, most))
+            resource.setrlimit(kind, (maximum, maximum))
     os.nice(NICENESS)
 
 
 def attempt(function: Callable[[Any], Any], task: Any, limits: TrialLimits) -> str:
-    """Call a function within limits of this process; return whether it passed, and its answer, as JSON."""
+    """Call a function within limits of this process. Return JSON: whether it passed, and its answer or reason."""
     limit(limits)
     try:
-        said = json.dumps([True, function(task)])
-        if len(said) > LARGEST_ANSWER:
+        output = json.dumps([True, function(task)])
+        if len(output) > LARGEST_ANSWER:
             raise ValueError("its answer is too long")
-    except MemoryError:  # room for another answer is not certain
+    except MemoryError:  # memory for another answer is not certain
         return ""
-    except BaseException as error:  # what libraries of other languages raise is no Exception
-        said = json.dumps([False, str(error)[:LARGEST_REASON] or type(error).__name__])
-    return said
+    except BaseException as error:  # libraries of other languages raise types outside Exception
+        output = json.dumps([False, str(error)[:LARGEST_REASON] or type(error).__name__])
+    return output
 
 
 def main() -> None:
-    """Call the function that is named, with the task from stdin; print what came of it."""
+    """Call the function in argv with the task from stdin. Print the result of `attempt`."""
     answers = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.dup2(2, 1)  # libraries may print
     module, _, name = sys.argv[1].partition(":")
@@ -148,7 +148,7 @@ def main() -> None:
     function = getattr(import_module(module), name)
     answers.write(attempt(function, json.load(sys.stdin), TrialLimits(*json.loads(sys.argv[2]))))
     answers.flush()
-    os._exit(0)  # what was read may take its time to go
+    os._exit(0)  # freeing a large input takes time
 
 
 if __name__ == "__main__":
@@ -156,7 +156,7 @@ if __name__ == "__main__":
 
 
 class ChildProcess:
-    """One run of a command, which takes bytes and gives bytes."""
+    """One run of a command, from bytes to bytes."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._command = command
@@ -164,22 +164,22 @@ class ChildProcess:
         self._process: Popen[bytes] | None = None
 
     def run(self, data: bytes, seconds: float) -> bytes | None:
-        """Return what the command writes for `data`; None if it fails, is ended, or is not done in so many seconds."""
+        """Return the command's output for `data`; None if it fails, is ended, or takes more than `seconds`."""
         with Popen(self._command, stdin=PIPE, stdout=PIPE, stderr=PIPE) as self._process:
             if self._ended:
                 self._process.kill()
             try:
-                written, _ = self._process.communicate(data, seconds)
+                output, _ = self._process.communicate(data, seconds)
             except TimeoutExpired:
                 self._process.kill()
                 return None
             except BaseException:
                 self._process.kill()
                 raise
-        return written if self._process.returncode == 0 else None
+        return output if self._process.returncode == 0 else None
 
     def end(self) -> None:
-        """Make `run` return at once, from another thread."""
+        """Make `run` return at once. May be called from another thread."""
         self._ended = True
         if self._process:
             self._process.kill()

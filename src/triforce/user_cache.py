@@ -1,4 +1,4 @@
-"""The cache folder of a user: what is in it may be deleted at any time."""
+"""The cache folder of a user. Its content may be deleted at any time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def user_cache() -> Path | None:
-    """Return the folder for what is kept between starts, by the rules of XDG; None for a user without a home folder."""
+    """Return triforce's cache folder by the rules of XDG; None for a user without a home folder."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "triforce"
     except RuntimeError:

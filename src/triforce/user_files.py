@@ -1,4 +1,4 @@
-"""Bytes of files that users name: no more than a text has, read in pieces, so that Ctrl-C is heard between them."""
+"""Bytes of users' files: at most a text's size, read in pieces, so that Ctrl-C takes effect between them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import BinaryIO
 from triforce.errors import RequestError
 
 MOST_BYTES = 1 << 28
-"""Of a text: no model has a context for as much."""
+"""Largest text in bytes. No model's context holds more."""
 PIECE = 1 << 20
-"""Bytes that are read at once."""
+"""Bytes of one read."""
 
 
 def read_file(file: str | Path, advice: str = "give a text file", pipes: bool = True) -> bytes:
-    """Return what a file holds. pipes: whether pipes and terminals are read, too; other devices may have no end.
+    """Return a file's content. pipes: whether pipes and terminals are read, too. Other devices may have no end.
 
-    Raises RequestError for what cannot be read, is no such file, or is larger than MOST_BYTES.
+    Raises RequestError if the file cannot be read, is of another kind, or is larger than MOST_BYTES.
     """
     try:
         with open_file(file, advice, pipes) as opened:
@@ -29,29 +29,29 @@ def read_file(file: str | Path, advice: str = "give a text file", pipes: bool = 
 
 
 def open_file(file: str | Path, advice: str = "give a text file", pipes: bool = True) -> BinaryIO:
-    """Open a file as `read_file` reads it. Raises RequestError for what is no such file or too large, and OSError."""
-    facts = os.stat(file)
-    if not (stat.S_ISREG(facts.st_mode) or stat.S_ISDIR(facts.st_mode) or (pipes and _ends(file, facts.st_mode))):
+    """Open a file for `read_all`. Raises RequestError for other kinds of files (see `read_file`), and OSError."""
+    status = os.stat(file)
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode) or (pipes and _has_end(file, status.st_mode))):
         raise RequestError(f"{file} is no regular file; {advice}")
     return open(file, "rb")
 
 
 def read_all(opened: BinaryIO, source: str, advice: str = "give less") -> bytes:
-    """Read the rest of a file. Raises RequestError if it is larger than MOST_BYTES."""
-    rest = bytearray()
-    if _size(opened) > MOST_BYTES:  # a file with holes has any size
+    """Read the rest of an open file. Raises RequestError if it is larger than MOST_BYTES."""
+    content = bytearray()
+    if _size(opened) > MOST_BYTES:  # a sparse file may have any size
         raise _too_large(source, advice)
     while piece := opened.read(PIECE):
-        rest += piece
-        if len(rest) > MOST_BYTES:
+        content += piece
+        if len(content) > MOST_BYTES:
             raise _too_large(source, advice)
-        if len(piece) < PIECE:  # the end: a terminal would be asked for another one
+        if len(piece) < PIECE:  # the end: another read would wait at a terminal
             break
-    return bytes(rest)
+    return bytes(content)
 
 
 def read_line(opened: BinaryIO, source: str, advice: str = "give shorter lines") -> bytes:
-    """Read a line; nothing at the end. Raises RequestError if it is larger than MOST_BYTES."""
+    """Read a line; empty bytes at the end. Raises RequestError if it is larger than MOST_BYTES."""
     line = opened.readline(MOST_BYTES + 1)
     if len(line) > MOST_BYTES:
         raise _too_large(f"a line of {source}", advice)
@@ -63,12 +63,12 @@ def _too_large(source: str, advice: str) -> RequestError:
 
 
 def unreadable(file: str | Path, error: OSError, advice: str = "give a text file") -> RequestError:
-    """Return the error of a file that cannot be read."""
+    """Return the error for a file that cannot be read."""
     return RequestError(f"{file} cannot be read ({error.strerror}); {advice}")
 
 
-def _ends(file: str | Path, mode: int) -> bool:
-    """Whether what is no regular file is one that a program or a person writes to, and ends."""
+def _has_end(file: str | Path, mode: int) -> bool:
+    """Return whether a special file has an end: a terminal, a pipe or a socket."""
     if stat.S_ISCHR(mode):
         with open(file, "rb", buffering=0) as opened:
             return opened.isatty()
@@ -76,21 +76,21 @@ def _ends(file: str | Path, mode: int) -> bool:
 
 
 def _size(opened: BinaryIO) -> int:
-    """Return the bytes of a regular file; 0 of anything else."""
+    """Return a file's size in bytes; 0 for a stream without a file."""
     try:
         return os.fstat(opened.fileno()).st_size
-    except OSError:  # a stream of Python's own, which has no file
+    except OSError:  # a Python stream without a file
         return 0
 
 
 MARKS = {
-    codecs.BOM_UTF32_LE: "utf-32-le",  # before UTF-16, whose mark it begins with
+    codecs.BOM_UTF32_LE: "utf-32-le",  # precedes UTF-16, whose mark is its prefix
     codecs.BOM_UTF32_BE: "utf-32-be",
     codecs.BOM_UTF16_LE: "utf-16-le",
     codecs.BOM_UTF16_BE: "utf-16-be",
     codecs.BOM_UTF8: "utf-8",
 }
-"""Byte order marks, and the encodings that they announce."""
+"""Encodings by byte order mark."""
 
 KINDS = {
     b"\x89PNG": "a PNG picture",
@@ -114,82 +114,82 @@ KINDS = {
     b"ID3": "an MP3 recording",
     b"OggS": "an Ogg recording",
 }
-"""First bytes of files that are no texts, and what such a file is."""
+"""Kinds of files that are no texts, by their first bytes."""
 PLACED_KINDS = {(4, b"ftyp"): "a video", (8, b"WEBP"): "a WebP picture", (8, b"WAVE"): "a WAV recording"}
-"""The same for bytes at a later place."""
+"""Kinds of files that are no texts, by offset and bytes there."""
 
-LOOKED_AT = 1 << 12
-"""Bytes of the beginning by which an encoding without a mark is told."""
+SNIFFED_BYTES = 1 << 12
+"""Bytes at the start of a text that are searched for an encoding without a mark."""
 CONTROLS = frozenset(range(32)) - set(b"\t\n\v\f\r\x1b")
-"""Bytes that no text in an 8-bit encoding has."""
+"""Control bytes, which occur in no text of an 8-bit encoding."""
 
 
 CONVERT = "convert it: "
-"""Before the command that converts a text, which ends a message."""
+"""Start of the advice at the end of a message, before the command that converts a text."""
 
 
 class NotTextError(ValueError):
-    """Bytes that are no text, or none in an encoding that is read. The message goes behind the name of the file."""
+    """Bytes are no text, or have an unsupported encoding. The message continues the name of the file."""
 
     @property
     def conversion(self) -> str:
-        """The command that converts the text; nothing where none is known to."""
+        """The command that converts the text; empty if none is known."""
         return str(self).partition(CONVERT)[2]
 
 
 def decode(data: bytes) -> str:
-    """Return the text of a file without its byte order mark. Raises NotTextError saying what the bytes are."""
-    mark = marked(data)
+    """Return a file's text without its byte order mark. Raises NotTextError naming the kind of the bytes."""
+    mark = byte_order_mark(data)
     encoding = MARKS.get(mark, "utf-8")
     try:
         text = str(memoryview(data)[len(mark) :], encoding)
     except UnicodeDecodeError as error:
-        raise NotTextError(_told(data, mark, encoding, error)) from error
-    if not mark and "\0" in text and (other := kind(data) or _unmarked(data)):
-        raise NotTextError(other)
+        raise NotTextError(_describe_undecodable(data, mark, encoding, error)) from error
+    if not mark and "\0" in text and (description := binary_kind(data) or _unmarked_utf16(data)):
+        raise NotTextError(description)
     return text
 
 
-def marked(data: bytes) -> bytes:
-    """Return the byte order mark that bytes begin with; nothing where there is none."""
+def byte_order_mark(data: bytes) -> bytes:
+    """Return the byte order mark at the start of `data`; empty bytes if there is none."""
     return next((mark for mark in MARKS if data.startswith(mark)), b"")
 
 
-def _told(data: bytes, mark: bytes, encoding: str, error: UnicodeDecodeError) -> str:
-    """Return what bytes are that `encoding` does not have."""
-    place = f"byte 0x{data[len(mark) + error.start]:02x} at offset {len(mark) + error.start}"
-    if other := kind(data) or ("" if mark else _unmarked(data)):
-        return other
+def _describe_undecodable(data: bytes, mark: bytes, encoding: str, error: UnicodeDecodeError) -> str:
+    """Return the message for bytes that are no text in `encoding`: their kind or the place of the fault, and advice."""
+    fault = f"byte 0x{data[len(mark) + error.start]:02x} at offset {len(mark) + error.start}"
+    if description := binary_kind(data) or ("" if mark else _unmarked_utf16(data)):
+        return description
     if encoding != "utf-8":
-        return f"begins as {encoding[:6].upper()} and is not ({place}); save it as UTF-8"
+        return f"begins as {encoding[:6].upper()} and is not ({fault}); save it as UTF-8"
     if error.reason == "unexpected end of data":
-        return f"is not UTF-8 text ({place}): it ends within a character; end it behind a whole one"
-    if CONTROLS & set(data[:LOOKED_AT]):
-        return f"is not UTF-8 text ({place}) but holds binary data; give a text file"
-    return f"is not UTF-8 text ({place}); if it is in the usual encoding of Western Europe, {CONVERT}{_advice(data)}"
+        return f"is not UTF-8 text ({fault}): it ends within a character; end it behind a whole one"
+    if CONTROLS & set(data[:SNIFFED_BYTES]):
+        return f"is not UTF-8 text ({fault}) but holds binary data; give a text file"
+    return f"is not UTF-8 text ({fault}); if it is in the usual encoding of Western Europe, {CONVERT}{_advice(data)}"
 
 
 def _advice(data: bytes) -> str:
-    """Return a command that converts a text: every byte is a character of Latin-1, quotes and dashes are Windows'."""
+    """Return a command that converts an 8-bit text: from CP1252 if it has Windows' quotes or dashes, else Latin-1."""
     try:
         data.decode("cp1252")
-        windows = any(0x80 <= byte < 0xA0 for byte in set(data))
+        is_cp1252 = any(0x80 <= byte < 0xA0 for byte in set(data))
     except UnicodeDecodeError:
-        windows = False
-    return f"iconv -f {'CP1252' if windows else 'LATIN1'} -t UTF-8"
+        is_cp1252 = False
+    return f"iconv -f {'CP1252' if is_cp1252 else 'LATIN1'} -t UTF-8"
 
 
-def kind(data: bytes) -> str:
-    """Return what a file is that begins as no text does; nothing where that is not known."""
+def binary_kind(data: bytes) -> str:
+    """Return the message for a known binary kind of file; empty if the kind is unknown."""
     kinds = [kind for start, kind in KINDS.items() if data.startswith(start)]
     kinds += [kind for (place, name), kind in PLACED_KINDS.items() if data[place : place + len(name)] == name]
     return f"is {kinds[0]}, not a text; give a text file" if kinds else ""
 
 
-def _unmarked(data: bytes) -> str:
-    """Return what text in UTF-16 without a mark is: of pairs of bytes, one byte of most of which is NUL."""
-    beginning = data[:LOOKED_AT] if len(data) % 2 == 0 else b""
-    for encoding, high, low in (("UTF-16LE", 1, 0), ("UTF-16BE", 0, 1)):
-        if not any(byte == 0 for byte in beginning[low::2]) and beginning[high::2].count(0) * 4 > len(beginning):
+def _unmarked_utf16(data: bytes) -> str:
+    """Return the message for UTF-16 without a mark, in which most characters have a NUL byte; else an empty text."""
+    sample = data[:SNIFFED_BYTES] if len(data) % 2 == 0 else b""
+    for encoding, high_offset, low_offset in (("UTF-16LE", 1, 0), ("UTF-16BE", 0, 1)):
+        if not any(byte == 0 for byte in sample[low_offset::2]) and sample[high_offset::2].count(0) * 4 > len(sample):
             return f"is {encoding} without a byte order mark; {CONVERT}iconv -f {encoding} -t UTF-8"
     return ""

@@ -1,4 +1,4 @@
-"""Files that are replaced whole or not at all."""
+"""Atomic replacement of files."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ PARTIAL = ".partial"
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Name a file beside `path` to write to; it takes the place of `path` at the end, and is removed if anything fails.
+    """Yield a temporary file beside `path`. It replaces `path` at the end, and is removed if anything fails.
 
-    What a link points to is replaced, not the link. Raises OSError.
+    The target of a link is replaced, not the link. Raises OSError.
     """
     path = Path(os.path.realpath(path))
     partial = path.with_name(f"{path.name}.{secrets.token_hex(8)}{PARTIAL}")
@@ -23,12 +23,12 @@ def whole_file(path: Path) -> Iterator[Path]:
         yield partial
         os.replace(partial, path)
     finally:
-        with suppress(OSError):  # whatever went wrong, Ctrl-C included; after success there is none
+        with suppress(OSError):  # after any failure, Ctrl-C included; after success it is gone
             partial.unlink()
 
 
 def why_unwritable(path: Path) -> str:
-    """Return why nothing new can be made in a folder, or a file cannot be written; nothing where it can be."""
+    """Return why a folder or a file cannot be written; empty if it can."""
     folder = path.is_dir()
     if os.access(path, os.W_OK | (os.X_OK if folder else 0)):
         return ""

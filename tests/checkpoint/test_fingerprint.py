@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 from tests.helpers.small_decoder import small_decoder
-from triforce.checkpoint.weights import told
+from triforce.checkpoint.weights import fingerprint_facts
 from triforce.model.config import Architecture, Experts
 
 
@@ -13,18 +13,18 @@ def test_fingerprint_tells_arithmetic_only_where_it_is_not_usual() -> None:
     """Else each version that knows another kind of model would refuse the drafts and prompts of the one before."""
     config = replace(small_decoder().config, architecture=Architecture())
     other = replace(config, architecture=Architecture(qk_norm="head"))
-    assert {field.name for field in fields(Architecture)}.isdisjoint(name for name, _ in told(config))
-    assert [*told(config), ("qk_norm", "head")] == told(other)
+    assert {field.name for field in fields(Architecture)}.isdisjoint(name for name, _ in fingerprint_facts(config))
+    assert [*fingerprint_facts(config), ("qk_norm", "head")] == fingerprint_facts(other)
 
 
 def test_fingerprint_of_a_mixture_stays_what_it_was() -> None:
     """The text of its first four fields is told; others are where they are not usual."""
     mixture = Experts(8, 2, renormalised=True)
     config = replace(small_decoder().config, architecture=Architecture(experts=mixture))
-    plain = told(replace(config, architecture=Architecture()))
-    assert told(config) == [*plain, ("experts", mixture)]
+    plain = fingerprint_facts(replace(config, architecture=Architecture()))
+    assert fingerprint_facts(config) == [*plain, ("experts", mixture)]
     assert repr(mixture) == "Experts(count=8, chosen=2, renormalised=True, biases=False)"
     shared = replace(mixture, function="sigmoid", shared=1)
     other = replace(config, architecture=Architecture(experts=shared, dense_layers=1, dense_size=9))
     facts = [("experts", shared), ("dense_layers", 1), ("dense_size", 9), ("function", "sigmoid"), ("shared", 1)]
-    assert told(other) == [*plain, *facts]
+    assert fingerprint_facts(other) == [*plain, *facts]

@@ -194,7 +194,7 @@ INCONSISTENT: dict[str, tuple[Values, str]] = {
     "strange": (changed(BYTES, pre=["a"]), "tokenizer.ggml.pre = "),
     "no tokens": (changed(BYTES, tokens=...), "tokenizer.ggml.tokens is no list of texts"),
     "empty": (changed(BYTES, tokens=[]), "tokens has 0 tokens"),
-    "twice": (changed(BYTES, tokens=["a", "a", "b"], token_type=...), "has 3 tokens, of which 2 are different"),
+    "twice": (changed(BYTES, tokens=["a", "a", "b"], token_type=...), "has 3 tokens, and only 2 different ones"),
     "kinds": (changed(BYTES, token_type=np.array([1], np.int32)), "token_type is no list of 300 numbers"),
     "no merges": (changed(BYTES, merges=...), "tokenizer.ggml.merges is no list of texts"),
     "merge": (changed(BYTES, merges=["the zebra"]), "cannot be built .*zebra.* out of vocabulary"),

@@ -79,7 +79,7 @@ def test_pickle_that_keeps_its_reader_busy_is_refused_by_its_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(weight_files, "SECONDS", 1)
-    monkeypatch.setattr(passed_trials, "tried", forked)
+    monkeypatch.setattr(passed_trials, "run_trial", forked)
     monkeypatch.setattr("torch.load", busy)
     pickled(tmp_path, lambda state: state)
     with pytest.raises(
@@ -96,7 +96,7 @@ def busy(*_: object, **__: object) -> None:
 def test_pickle_that_passed_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     trials = list[Any]()
-    monkeypatch.setattr(passed_trials, "tried", lambda *given: trials.append(given) or forked(*given))
+    monkeypatch.setattr(passed_trials, "run_trial", lambda *given: trials.append(given) or forked(*given))
     file = pickled(tmp_path / "model", lambda state: state)
     for _ in range(2):
         open_archives(file.parent)
@@ -110,7 +110,7 @@ def test_shipped_pair_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     def tried(*given: object) -> None:
         raise AssertionError("a trial takes a second")
 
-    monkeypatch.setattr(passed_trials, "tried", tried)
+    monkeypatch.setattr(passed_trials, "run_trial", tried)
     monkeypatch.setattr("subprocess.Popen", tried)
     for folder in SHIPPED:
         load(folder, device="cpu")

@@ -38,22 +38,22 @@ def kept_files(tmp_path: Path) -> list[Path]:
 
 def test_merges_of_a_vocabulary_are_found_once(find: Finder) -> None:
     for _ in range(3):
-        assert np.array_equal(merges.kept_merges(TEXTS, SCORES, KINDS, find), MERGES)
+        assert np.array_equal(merges.cached_merges(TEXTS, SCORES, KINDS, find), MERGES)
     assert find.calls == 1
 
 
 def test_merges_of_another_vocabulary_are_not_taken(find: Finder) -> None:
-    merges.kept_merges(TEXTS, SCORES, KINDS, find)
-    merges.kept_merges(TEXTS, SCORES[::-1].copy(), KINDS, find)
-    merges.kept_merges(TEXTS, SCORES, [1, 1, 4], find)
-    merges.kept_merges(["a", "ba", "b"], SCORES, KINDS, find)
-    merges.kept_merges(["ab", "a", "b"], SCORES, KINDS, find)
+    merges.cached_merges(TEXTS, SCORES, KINDS, find)
+    merges.cached_merges(TEXTS, SCORES[::-1].copy(), KINDS, find)
+    merges.cached_merges(TEXTS, SCORES, [1, 1, 4], find)
+    merges.cached_merges(["a", "ba", "b"], SCORES, KINDS, find)
+    merges.cached_merges(["ab", "a", "b"], SCORES, KINDS, find)
     assert find.calls == 5
 
 
 @pytest.mark.parametrize("damage", ["emptied", "cut", "changed", "a folder"])
 def test_damaged_merges_are_found_anew(find: Finder, tmp_path: Path, damage: str) -> None:
-    merges.kept_merges(TEXTS, SCORES, KINDS, find)
+    merges.cached_merges(TEXTS, SCORES, KINDS, find)
     (file,) = kept_files(tmp_path)
     content = file.read_bytes()
     file.unlink()
@@ -62,10 +62,10 @@ def test_damaged_merges_are_found_anew(find: Finder, tmp_path: Path, damage: str
     else:
         file.write_bytes({"emptied": b"", "cut": content[:-1], "changed": content[:-1] + b"\x01"}[damage])
     for calls in (2, 3 if damage == "a folder" else 2):
-        assert np.array_equal(merges.kept_merges(TEXTS, SCORES, KINDS, find), MERGES)
+        assert np.array_equal(merges.cached_merges(TEXTS, SCORES, KINDS, find), MERGES)
         assert find.calls == calls
 
 
 def test_merges_of_a_small_vocabulary_are_not_kept(find: Finder, tmp_path: Path) -> None:
-    merges.kept_merges(TEXTS[:2], SCORES[:2], KINDS[:2], find)
+    merges.cached_merges(TEXTS[:2], SCORES[:2], KINDS[:2], find)
     assert not (tmp_path / "triforce").exists()

@@ -11,7 +11,7 @@ from zipfile import ZIP_DEFLATED, ZipFile
 import pytest
 
 from tests.helpers.fake_hub import UNREACHABLE, ended, fake_hub, started
-from triforce.checkpoint.model_sources import SMOLLM2, UnavailableModel, kept_models, remove
+from triforce.checkpoint.model_sources import SMOLLM2, UnavailableModel, cached_models, remove
 from triforce.cli import main
 from triforce.errors import ModelError
 
@@ -174,7 +174,7 @@ def test_models_command_lists_and_removes(
     assert main(["models", "list"]) == 0
     assert capsys.readouterr().out.split() == ["smollm2", "0", "MB", "Apache-2.0", str(tmp_path / KEPT)]
     assert main(["models", "remove", "smolm2"]) == 2 and "did you mean smollm2?" in capsys.readouterr().err
-    assert main(["models", "remove", "smollm2"]) == 0 and not kept_models()
+    assert main(["models", "remove", "smollm2"]) == 0 and not cached_models()
     with pytest.raises(ModelError, match="nothing to remove"):
         remove("smollm2")
 

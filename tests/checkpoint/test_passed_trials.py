@@ -20,7 +20,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         if task == "bad":
             raise TrialError("bad")
 
-    monkeypatch.setattr(passed_trials, "tried", tried)
+    monkeypatch.setattr(passed_trials, "run_trial", tried)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return made
 

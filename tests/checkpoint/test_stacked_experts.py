@@ -18,8 +18,8 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from tests.helpers.family_models import LENGTH, family_model, paged_logits, texts
 from tests.helpers.tiny_checkpoint import edit, save
 from triforce.backends import dispatch
-from triforce.checkpoint.gguf.weights import of_mxfp4
-from triforce.checkpoint.stacked_experts import mxfp4_numbers, q5_0, unstacked
+from triforce.checkpoint.gguf.weights import mxfp4_matrix
+from triforce.checkpoint.stacked_experts import mxfp4_numbers, q5_0, unstack_experts
 from triforce.checkpoint.weight_files import open_archives
 from triforce.engine.model_loader import load
 from triforce.errors import ModelError
@@ -103,7 +103,7 @@ def test_mxfp4_folder_has_logits_of_its_numbers(tmp_path: Path) -> None:
 @pytest.mark.skipif(dispatch.native is None, reason="without native kernels")
 def test_mxfp4_stays_codes_in_native_kernels(tmp_path: Path) -> None:
     _, packed = mxfp4_folders(tmp_path)
-    archives = unstacked(open_archives(packed), 4, 8, narrow=True)
+    archives = unstack_experts(open_archives(packed), 4, 8, narrow=True)
     weight: Any = archives["model.layers.1.mlp.experts.3.up_proj.weight"].view(
         "model.layers.1.mlp.experts.3.up_proj.weight"
     )
@@ -127,7 +127,7 @@ def test_mxfp4_of_gguf_files_are_the_numbers_of_their_package() -> None:
     rows = torch.randint(0, 256, (40, 2, 17), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     rows[..., 0] = rows[..., 0] % 5 + 120
     wanted = torch.from_numpy(quants.dequantize(rows.flatten(1).numpy(), GGMLQuantizationType.MXFP4))
-    weight: Any = of_mxfp4(rows.flatten(1))
+    weight: Any = mxfp4_matrix(rows.flatten(1))
     assert weight.kind == "Q5_0"
     found = torch.from_numpy(quants.dequantize(weight.blocks.numpy(), GGMLQuantizationType.Q5_0))
     assert torch.equal(found, wanted)

@@ -17,7 +17,7 @@ import pytest
 from tests.helpers.hostile_templates import HOSTILE
 from tests.helpers.tiny_checkpoint import tiny_tokenizer
 from triforce.checkpoint import chat_template, template_process
-from triforce.checkpoint.template_process import TemplateProcess, render_apart
+from triforce.checkpoint.template_process import TemplateProcess, render_isolated
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.errors import RequestError
 
@@ -27,18 +27,18 @@ MESSAGES = '{"messages": [{"role": "user", "content": "hat"}], "name": "\\ud83d\
 
 def refused(template: str) -> str:
     with pytest.raises(RequestError) as refusal:
-        render_apart(template, MESSAGES)
+        render_isolated(template, MESSAGES)
     return str(refusal.value)
 
 
 def check(name: str) -> None:
     """Time is that of the clock, ten times what is promised: other tests may hold the processor."""
-    assert render_apart("{{ 1 }}", MESSAGES) == "1"
+    assert render_isolated("{{ 1 }}", MESSAGES) == "1"
     before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
     assert len(refused(HOSTILE[name])) < 1100
     assert time.monotonic() - began < 10
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 16 * 1024  # KiB
-    assert render_apart("{{ messages[0].content }}", MESSAGES) == "hat"
+    assert render_isolated("{{ messages[0].content }}", MESSAGES) == "hat"
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -61,13 +61,13 @@ def test_hostile_template_of_a_model_raises_request_error(tmp_path: Path) -> Non
 def test_long_messages_have_their_time_and_memory() -> None:
     long = "the 🙂 cat " * 500_000
     template = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</s>{% endfor %}"
-    text = render_apart(template, f'{{"messages": [{{"role": "user", "content": "{long}"}}]}}')
+    text = render_isolated(template, f'{{"messages": [{{"role": "user", "content": "{long}"}}]}}')
     assert text == f"<user>{long.strip()}</s>"
 
 
 def test_texts_come_back_as_they_are() -> None:
     text = "line\nnext\r\u2028 \U0001f642 \ud800 \"'\\ \x00"
-    assert render_apart("{{ x }}{{ y }}", json.dumps({"x": text, "y": float("inf")})) == f"{text}inf"
+    assert render_isolated("{{ x }}{{ y }}", json.dumps({"x": text, "y": float("inf")})) == f"{text}inf"
 
 
 def test_process_answers_many_threads_in_turn() -> None:
@@ -114,19 +114,19 @@ def test_interrupted_wait_leaves_no_answer_behind() -> None:
 
 
 def test_forked_process_has_one_of_its_own() -> None:
-    assert render_apart("cat", "{}") == "cat"
+    assert render_isolated("cat", "{}") == "cat"
     child = os.fork()
     if not child:
-        os._exit(0 if render_apart("hat", "{}") == "hat" else 1)
-    assert render_apart("mat", "{}") == "mat"
+        os._exit(0 if render_isolated("hat", "{}") == "hat" else 1)
+    assert render_isolated("mat", "{}") == "mat"
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_template_of_known_model_is_rendered_here(monkeypatch: pytest.MonkeyPatch) -> None:
     template = "{{ messages|length }}{{ raise_exception('no') if name is not string }}"
     known = frozenset({hashlib.sha256(template.encode()).hexdigest()})
-    monkeypatch.setattr(template_process, "KNOWN", known)
+    monkeypatch.setattr(template_process, "TRUSTED_TEMPLATES", known)
     monkeypatch.setattr(template_process, "PROCESS", None)
-    assert render_apart(template, MESSAGES) == chat_template.render(template, json.loads(MESSAGES)) == "1"
+    assert render_isolated(template, MESSAGES) == chat_template.render(template, json.loads(MESSAGES)) == "1"
     with pytest.raises(RequestError, match=r"^no$"):
-        render_apart(template, '{"messages": [], "name": 3}')
+        render_isolated(template, '{"messages": [], "name": 3}')

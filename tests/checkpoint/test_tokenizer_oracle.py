@@ -55,7 +55,7 @@ def test_llama2_tokenizer_json_is_read_as_is(tmp_path: Path) -> None:
 
 def test_oracle_missing_token_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_files_of_old(tmp_path)
-    monkeypatch.setattr("triforce.checkpoint.tokenizer_files._missing", lambda *_: ())
+    monkeypatch.setattr("triforce.checkpoint.tokenizer_files._tokens_to_add", lambda *_: ())
     ours, theirs = both(tmp_path)
     assert read_tokenizer(tmp_path).core.get_vocab() != theirs.get_vocab() and ours.encode(TEXTS[5]) != theirs.encode(
         TEXTS[5]

@@ -33,7 +33,7 @@ def trials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[Any
     def tried(function: str, task: Any, limits: Any) -> None:
         made.append(task)
 
-    monkeypatch.setattr(passed_trials, "tried", tried)
+    monkeypatch.setattr(passed_trials, "run_trial", tried)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     yield made
 

@@ -21,7 +21,7 @@ class Characters:
         def step(self, token: int) -> str:
             return chr(token)
 
-    def stream(self, after: object = ()) -> Stream:
+    def stream(self, prefix_ids: object = ()) -> Stream:
         return self.Stream()
 
     def encode(self, text: str) -> list[int]:

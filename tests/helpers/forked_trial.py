@@ -1,4 +1,4 @@
-"""A trial as `sandbox.tried` makes it, in a fork of this process: no case of a fuzz pays for an interpreter."""
+"""A trial as `sandbox.run_trial` makes it, in a fork of this process: no case of a fuzz pays for an interpreter."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from select import select
 from typing import Any
 
 from triforce import sandbox
-from triforce.sandbox import TrialLimits, answer_in, attempt
+from triforce.sandbox import TrialLimits, attempt, parse_answer
 
 SECONDS = 20.0
 """Seconds of a trial by the clock: a fork may wait for a lock that another thread held, and is then made again."""
@@ -20,7 +20,7 @@ def forked(function: str, task: Any, limits: TrialLimits) -> Any:
     """Return what a function returns in a fork within limits. Raises TrialError."""
     module, _, name = function.partition(":")
     called = getattr(import_module(module), name)
-    return answer_in(said_in_fork(called, task, limits), limits)
+    return parse_answer(said_in_fork(called, task, limits), limits)
 
 
 def said_in_fork(called: Callable[[Any], Any], task: Any, limits: TrialLimits) -> str:

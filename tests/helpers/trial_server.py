@@ -1,4 +1,4 @@
-"""Trials as `sandbox.tried` makes them, in forks of a small process that has imported what they need.
+"""Trials as `sandbox.run_trial` makes them, in forks of a small process that has imported what they need.
 
 A fork of a process that has imported torch takes longer than most trials of tokenizers.
 """
@@ -15,7 +15,7 @@ from itertools import count
 from typing import Any
 
 from tests.helpers.forked_trial import said_in_fork
-from triforce.sandbox import TrialLimits, answer_in
+from triforce.sandbox import TrialLimits, parse_answer
 
 
 class TrialServer:
@@ -40,7 +40,7 @@ class TrialServer:
         for line in self._process.stdout:  # the first may be that of a case that took too long
             answered, said = json.loads(line)
             if answered == request:
-                return answer_in(said, limits)
+                return parse_answer(said, limits)
         raise AssertionError("the process that tries has ended")
 
 

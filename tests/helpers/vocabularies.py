@@ -12,7 +12,7 @@ from tokenizers.normalizers import NFC
 from tests.helpers import llama_oracle
 from triforce.checkpoint.gguf.file import GGUFFile
 from triforce.checkpoint.gguf.tokenizer import read_gguf_tokenizer
-from triforce.checkpoint.gguf.vocabulary import STRUCK
+from triforce.checkpoint.gguf.vocabulary import AMBIGUOUS_END
 from triforce.checkpoint.tokenizer import Tokenizer
 
 
@@ -38,9 +38,9 @@ def compare(file: Path, texts: Sequence[str]) -> Compared:
     """
     ours = read_gguf_tokenizer(GGUFFile(file).metadata, file.name)
     core, tokenizer = ours.files.core, Tokenizer(ours.files, ours.eos_ids)
-    struck = core.token_to_id(STRUCK)
+    struck = core.token_to_id(AMBIGUOUS_END)
     if struck is not None and struck not in core.get_added_tokens_decoder():
-        texts = [text for text in texts if STRUCK not in text]
+        texts = [text for text in texts if AMBIGUOUS_END not in text]
     composes = isinstance(core.normalizer, NFC)
     theirs = llama_oracle.tokenized(file, [normalize("NFC", text) if composes else text for text in texts])
     theirs["eos_ids"] = [token for token in theirs["eos_ids"] if token != struck or token in ours.eos_ids]

@@ -1,6 +1,6 @@
-"""Chat templates: programs in Jinja that lay out a conversation as text. They come with a model, and run in a sandbox.
+"""Chat templates: Jinja programs that lay out a conversation as text. They come with a model and run in a sandbox.
 
-Names and settings are those that models publish their templates for (Hugging Face's).
+Names and settings are Hugging Face's, for which models publish their templates.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jinja2.utils import Namespace
 
 
 def render(template: str, variables: Mapping[str, Any]) -> str:
-    """The text of a conversation. Raises what the template raises."""
+    """Return the text of a conversation. Raises the template's own exceptions."""
     return _compiled(template).render(**variables)
 
 
@@ -36,7 +36,7 @@ def _compiled(template: str) -> Template:
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks, for training, what the assistant says. The text is that of its body."""
+    """Tag `{% generation %}`: it marks the assistant's text for training. It renders as its body."""
 
     tags = {"generation"}  # noqa: RUF012  as Jinja declares it
 
@@ -46,7 +46,7 @@ class _Generation(Extension):
 
 
 class _Namespace(Namespace):
-    """Variables that a loop can change, except for those that would be Python's own."""
+    """Variables that a loop can change. Names with a leading underscore are refused: they would be Python's own."""
 
     def __init__(self, /, *values: Any, **named: Any) -> None:
         for name in dict(*values, **named):
@@ -70,7 +70,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own filter writes for HTML pages."""
+    """Return a value as JSON. Jinja's own filter escapes it for HTML pages."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

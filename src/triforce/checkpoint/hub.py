@@ -1,4 +1,4 @@
-"""Model names as folders of files, JSON from them, and drafts that are known to share a target's vocabulary."""
+"""Resolution of model names to folders or files, their JSON, and drafts known to share a target's vocabulary."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ TEXTS = ("*.json", "*.jinja", "tokenizer*")
 SAFETENSORS = ("model.safetensors", "model-*.safetensors")
 PICKLES = ("pytorch_model.bin", "pytorch_model-*.bin")
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?(:[\w.-]+)?")
-"""A repository, and behind a colon the quantisation of a GGUF file in it."""
-WANTED = "a name on the hub is org/model, with :Q4_K_M or the like behind it for one of several GGUF files"
+"""A repository, optionally with a GGUF file's quantisation behind a colon."""
+NAME_FORM = "a name on the hub is org/model, with :Q4_K_M or the like behind it for one of several GGUF files"
 
 LONGEST_JSON = 64 << 20
-"""Bytes of the longest JSON file that is read: indices of the largest models take some 10 MB."""
+"""Bytes of the longest JSON file that is read. Indices of the largest models take some 10 MB."""
 
 _ASSETS = Path(__file__).parents[1] / "assets"
 SHIPPED = _ASSETS / "pair" / "target", _ASSETS / "pair" / "draft"
-"""The target and the draft that come with the package."""
+"""The target and the draft that the package ships."""
 
 FINETUNE = "finetune:"
-"""Before a draft's name: the target is a finetune of the model that it was trained for."""
+"""Prefix of a draft's name: the target is a finetune of the model that the draft was trained for."""
 
 _OWN_DRAFTS = {SMOLLM2.name: f"{FINETUNE}{_ASSETS / SMOLLM2.name}"}
-"""Drafts that come for known models, in whatever type these are read."""
+"""Drafts that ship for known models, for every dtype of the target."""
 
 _DRAFTS = {
     "NousResearch/Yarn-Llama-2-7b-128k": "JackFram/llama-68m",
@@ -53,23 +53,23 @@ _DRAFTS = {
 
 
 class UnknownModel(ModelError):
-    """A name that no model has, here or on the hub, as far as that can be asked."""
+    """Name of no local model and of no model on the hub, as far as the hub can be reached."""
 
 
 def model_path(name_or_path: str | Path, *, weights: bool = True) -> Path:
-    """Return where a model is: a folder or a GGUF file, of a Hugging Face repository as it is kept here.
+    """Return a model's path: a folder or a GGUF file. A Hugging Face repository is downloaded to its local cache.
 
-    A quantisation may stand behind a colon. weights: whether they are needed; without, they are fetched only where a
-    config is nowhere else. Raises ModelError.
+    A quantisation may stand behind a colon. weights: whether they are needed. Without, weights are downloaded only
+    where they hold the config (GGUF). Raises ModelError.
     """
     try:
-        return _located(name_or_path, weights)
+        return _locate(name_or_path, weights)
     except PermissionError as error:
         raise unreadable(error.filename or str(name_or_path), error) from error
 
 
-def _located(name_or_path: str | Path, weights: bool) -> Path:
-    """Return where a model is. Raises ModelError, and PermissionError."""
+def _locate(name_or_path: str | Path, weights: bool) -> Path:
+    """Return a model's path. Raises ModelError and PermissionError."""
     path = user_path(name_or_path)
     try:
         path.stat()
@@ -92,13 +92,13 @@ def _located(name_or_path: str | Path, weights: bool) -> Path:
     folder, _, quantisation = str(path).rpartition(":")
     if folder and quantisation and Path(folder).is_dir():
         return _in_folder(Path(folder), quantisation)
-    is_file = path.suffix == ".gguf"  # and no name on the hub
+    is_file = path.suffix == ".gguf"  # never a name on the hub
     if is_file or isinstance(name_or_path, Path) or not HUB_NAME.fullmatch(name_or_path):
-        require_no_address(str(name_or_path), WANTED)
+        require_no_address(str(name_or_path), NAME_FORM)
         kind = "file" if is_file else "folder"
         raise ModelError(
-            f"there is no {kind} {path}{_nearby(path)}; give a model's folder, a GGUF file or a Hugging Face name such "
-            "as org/model"
+            f"there is no {kind} {path}{_suggest_folder(path)}; give a model's folder, a GGUF file or a Hugging Face "
+            "name such as org/model"
         )
     if name_or_path in KNOWN:
         return find(KNOWN[name_or_path])
@@ -106,20 +106,20 @@ def _located(name_or_path: str | Path, weights: bool) -> Path:
     return _snapshot(name_or_path, weights)
 
 
-def path_here(name_or_path: str | Path) -> Path | None:
-    """Return where a model is that is here; None for one that would have to be fetched."""
+def local_path(name_or_path: str | Path) -> Path | None:
+    """Return a model's path if it is on this machine; None if it would have to be downloaded."""
     if (path := Path(name_or_path)).exists():
         return path
     try:
-        return _fetched(str(name_or_path), here=True)
-    except Exception:  # the hub's client has an unrelated type for each cause
+        return _download(str(name_or_path), local_only=True)
+    except Exception:  # the hub's client raises unrelated types
         return None
 
 
 def _in_folder(folder: Path, quantisation: str) -> Path:
-    """Return a GGUF file in a folder; the folder itself where none is, and none was asked for.
+    """Return the GGUF file in a folder. Without GGUF files and without a `quantisation`, return the folder itself.
 
-    Raises ModelError, also where files are of several models.
+    Raises ModelError, also if the files belong to several models.
     """
     names = [file.name for file in folder.glob("*.gguf")]
     if not names and not quantisation:
@@ -132,21 +132,21 @@ def _in_folder(folder: Path, quantisation: str) -> Path:
 
 
 def model_name(model: str | Path | None) -> str:
-    """A model is called what its hub or its folder calls it; where the folder lies is nobody's business."""
+    """Return a model's public name: its hub name, or its folder's name without the path, which stays private."""
     if model is None:
         return "triforce"
     return Path(model).resolve().name if os.path.exists(model) else str(model)
 
 
 def draft_for(target: str | Path, file: Path) -> str | Path | None:
-    """The draft of a known target: by name, or, for a folder of that name, the draft's folder beside it.
+    """Return the draft of a known target; for a target folder of a known name, the draft's folder beside it.
 
-    file: where the target is; that of a known model is as good as its name.
+    file: the target's file. A file with a known model's name and size counts as that model.
     """
     folder = Path(target)
     if not folder.is_dir():
-        known = {model.file: model for model in KNOWN.values()}.get(file.name)
-        name = known.name if known and file.stat().st_size == known.size else str(target)
+        known_model = {model.file: model for model in KNOWN.values()}.get(file.name)
+        name = known_model.name if known_model and file.stat().st_size == known_model.size else str(target)
         return _OWN_DRAFTS.get(name) or _DRAFTS.get(name)
     if folder.resolve() == SHIPPED[0].resolve():
         return SHIPPED[1]
@@ -156,84 +156,90 @@ def draft_for(target: str | Path, file: Path) -> str | Path | None:
 
 
 def _require_hub_name(name: str) -> None:
-    """Raise ModelError for a name that is like one of ours, or a tag of Ollama: before the hub is asked."""
-    word, colon, _ = name.partition(":")
-    near = nearest(word, KNOWN)
-    if "/" not in name and (near or colon):
-        raise UnknownModel(f"there is no model {name!r}{f' (did you mean {near}?)' if near else ''}; {WANTED}")
+    """Raise UnknownModel for a misspelt name in `KNOWN`, or an Ollama tag, without a request to the hub."""
+    base_name, colon, _ = name.partition(":")
+    similar_name = nearest(base_name, KNOWN)
+    if "/" not in name and (similar_name or colon):
+        raise UnknownModel(
+            f"there is no model {name!r}{f' (did you mean {similar_name}?)' if similar_name else ''}; {NAME_FORM}"
+        )
 
 
 def _snapshot(name: str, weights: bool) -> Path:
     repository, _, quantisation = name.partition(":")
     try:
-        names = _listed(repository)
-        other = any(fnmatch(file, pattern) for file in names for pattern in SAFETENSORS)
-        if quantisation or (not other and any(file.endswith(".gguf") for file in names)):
-            chosen = choose_gguf(names, quantisation, repository)
-            return _fetched(repository, *map(glob.escape, chosen)) / chosen[0]
+        names = _file_names(repository)
+        has_safetensors = any(fnmatch(file, pattern) for file in names for pattern in SAFETENSORS)
+        if quantisation or (not has_safetensors and any(file.endswith(".gguf") for file in names)):
+            gguf_files = choose_gguf(names, quantisation, repository)
+            return _download(repository, *map(glob.escape, gguf_files)) / gguf_files[0]
         if not weights:
-            return _fetched(repository, *TEXTS)
-        folder = _fetched(repository, *TEXTS, *SAFETENSORS)
-        found = any(folder.glob("model*.safetensors"))
-        return folder if found else _fetched(repository, *TEXTS, *PICKLES)
+            return _download(repository, *TEXTS)
+        folder = _download(repository, *TEXTS, *SAFETENSORS)
+        has_weights = any(folder.glob("model*.safetensors"))
+        return folder if has_weights else _download(repository, *TEXTS, *PICKLES)
     except ModelError:
         raise
-    except Exception as error:  # offline, missing, gated, a bad name, a full disk: each has its own unrelated type
-        raise UnknownModel(f"{name!r} is not a folder here{_nearby(Path(name))}{_unfetched(name, error)}") from error
+    except Exception as error:  # offline, missing, gated, a bad name, a full disk: unrelated exception types
+        raise UnknownModel(
+            f"{name!r} is not a folder here{_suggest_folder(Path(name))}{_fetch_failure(name, error)}"
+        ) from error
 
 
-def _unfetched(name: str, error: Exception) -> str:
-    """Return why a model is not here from the hub, and what to do, to stand behind what it is not."""
-    shape = "" if "/" in name else f"; {WANTED}"
+def _fetch_failure(name: str, error: Exception) -> str:
+    """Return the end of an error message: why the download from the hub failed, and advice."""
+    name_advice = "" if "/" in name else f"; {NAME_FORM}"
     if offline():
         return (
             " and not among the models that were fetched from the Hugging Face hub, and nothing is fetched offline "
-            f"(--offline, HF_HUB_OFFLINE); run this once with a connection{shape}"
+            f"(--offline, HF_HUB_OFFLINE); run this once with a connection{name_advice}"
         )
-    why = hub_reason(error)
+    reason = hub_reason(error)
     advice = "check the name and the connection, and run `hf auth login` first if the model is gated"
-    return f" and could not be fetched from the Hugging Face hub ({why}); {advice}{shape}"
+    return f" and could not be fetched from the Hugging Face hub ({reason}); {advice}{name_advice}"
 
 
-def _listed(repository: str) -> list[str]:
-    """Return the names of a repository's files: as the hub lists them, or those that are here if it cannot be asked."""
+def _file_names(repository: str) -> list[str]:
+    """Return the names of a repository's files: the hub's list, or the local files if the hub cannot be reached."""
     import huggingface_hub
 
     try:
         if not offline():
-            about = huggingface_hub.HfApi().model_info(repository, timeout=CONNECT)
-            return [file.rfilename for file in about.siblings or ()]
+            model_info = huggingface_hub.HfApi().model_info(repository, timeout=CONNECT)
+            return [file.rfilename for file in model_info.siblings or ()]
     except Exception as error:
         try:
-            folder = _fetched(repository, here=True)
+            folder = _download(repository, local_only=True)
         except Exception:
             raise error from error.__cause__
     else:
-        folder = _fetched(repository, here=True)
+        folder = _download(repository, local_only=True)
     return [file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()]
 
 
-def _fetched(repository: str, *patterns: str, here: bool = False) -> Path:
-    """Return the folder of a repository once the files of some patterns are in it; here: as it is, nothing fetched."""
+def _download(repository: str, *patterns: str, local_only: bool = False) -> Path:
+    """Download the files that match `patterns`; return the repository's folder. local_only: nothing is fetched."""
     import huggingface_hub
 
     return Path(
         huggingface_hub.snapshot_download(
-            repository, local_files_only=here or offline(), allow_patterns=list(patterns), etag_timeout=CONNECT
+            repository, local_files_only=local_only or offline(), allow_patterns=list(patterns), etag_timeout=CONNECT
         )
     )
 
 
-def _nearby(missing: Path) -> str:
-    """Return a suggestion of a folder beside a missing one; an empty text if none is near."""
-    parent = missing.parent
+def _suggest_folder(missing_path: Path) -> str:
+    """Return "did you mean" for a folder with a similar name beside `missing_path`; an empty text if there is none."""
+    parent = missing_path.parent
     readable = parent.is_dir() and os.access(parent, os.R_OK)
-    near = nearest(missing.name, [file.name for file in parent.iterdir() if file.is_dir()]) if readable else None
-    return f" (did you mean {parent / near}?)" if near else ""
+    similar_folder = (
+        nearest(missing_path.name, [file.name for file in parent.iterdir() if file.is_dir()]) if readable else None
+    )
+    return f" (did you mean {parent / similar_folder}?)" if similar_folder else ""
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises ModelError if it is missing, longer than `LONGEST_JSON`, or anything else."""
+    """Return the object in a JSON file. Raises ModelError if the file is missing, too long, or no JSON object."""
     try:
         if file.stat().st_size > LONGEST_JSON:
             raise ModelError(f"{file} is longer than {LONGEST_JSON >> 20} MiB, as no such file is; download it again")

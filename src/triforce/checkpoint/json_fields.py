@@ -1,4 +1,4 @@
-"""Typed values out of a JSON object. A value of the wrong type or out of range is refused by the name of its field."""
+"""Typed values of a JSON object. Errors for a wrong type or range name the field."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 from triforce.errors import ModelError
 
 MOST = 2**31 - 1
-"""Largest whole number that is taken for a size."""
+"""Largest integer that is accepted as a size."""
 MOST_LAYERS = 10_000
-"""Layers of a model that are thought possible."""
+"""Largest accepted number of layers."""
 MOST_CHANNELS = 1 << 16
-"""Size of a head that is thought possible."""
+"""Largest accepted head size."""
 LARGEST = 1e12
-"""Largest number that is taken for a factor."""
+"""Largest number that is accepted as a factor."""
 _SHORT = Repr()
 _SHORT.maxlevel = 3
 _SHORT.maxdict = 8
@@ -24,14 +24,14 @@ _SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 80
 
 
 class Fields:
-    """The fields of one object in a file. A `null` reads as a field that is not there.
+    """Fields of one JSON object in a file. A `null` counts as a missing field.
 
-    `where` names the file, `prefix` the object inside it: both are for messages.
+    `source` names the file and `prefix` the object inside it, both for messages.
     """
 
-    def __init__(self, values: Mapping[str, Any], where: str, prefix: str = "") -> None:
+    def __init__(self, values: Mapping[str, Any], source: str, prefix: str = "") -> None:
         self._values = values
-        self._where = where
+        self._source = source
         self._prefix = prefix
 
     def __iter__(self) -> Iterator[str]:
@@ -40,18 +40,18 @@ class Fields:
     def get(self, name: str) -> Any:
         return self._values.get(name)
 
-    def whole(self, name: str, default: int | None = None, least: int = 1, most: int = MOST) -> int:
-        """A whole number from `least` to `most`. Raises ModelError; so do the others."""
+    def integer(self, name: str, default: int | None = None, minimum: int = 1, maximum: int = MOST) -> int:
+        """Return an integer from `minimum` to `maximum`. Raises ModelError, as all methods with a type or range do."""
         value = self._or(name, default)
-        if type(value) is not int or not least <= value <= most:
-            raise self.refusal(name, [f"whole numbers from {least} to {most}"])
+        if type(value) is not int or not minimum <= value <= maximum:
+            raise self.refusal(name, [f"whole numbers from {minimum} to {maximum}"])
         return value
 
-    def number(self, name: str, default: float | None = None, least: float = 1.0, most: float = LARGEST) -> float:
-        """A number from `least` to `most`."""
+    def number(self, name: str, default: float | None = None, minimum: float = 1.0, maximum: float = LARGEST) -> float:
+        """Return a number from `minimum` to `maximum`. Raises ModelError."""
         value = self._or(name, default)
-        if type(value) not in (int, float) or not least <= value <= most:
-            raise self.refusal(name, [f"numbers from {least:g} to {most:g}"])
+        if type(value) not in (int, float) or not minimum <= value <= maximum:
+            raise self.refusal(name, [f"numbers from {minimum:g} to {maximum:g}"])
         return float(value)
 
     def flag(self, name: str, default: bool | None = None) -> bool:
@@ -61,40 +61,40 @@ class Fields:
         return value
 
     def numbers(self, name: str, count: int) -> list[float]:
-        """A list of so many numbers above 0."""
+        """Return a list of `count` numbers above 0. Raises ModelError."""
         values = self.get(name)
         fits = isinstance(values, list) and len(values) == count
         if not fits or not all(type(value) in (int, float) and 0 < value <= LARGEST for value in values):
             raise self.refusal(name, [f"lists of {count} numbers above 0"])
         return [float(value) for value in values]
 
-    def within(self, name: str) -> Fields:
-        """The object that a field holds; one without fields if there is none."""
+    def nested(self, name: str) -> Fields:
+        """Return the fields of a nested object; no fields if it is missing. Raises ModelError."""
         value = self._or(name, {})
         if not isinstance(value, dict):
             raise self.refusal(name, ["objects"])
-        return Fields(value, self._where, f"{self._prefix}{name}.")
+        return Fields(value, self._source, f"{self._prefix}{name}.")
 
-    def under(self, **values: Any) -> Fields:
-        """The same with other values, as far as these are any."""
-        given = {name: value for name, value in values.items() if value is not None}
-        return Fields({**self._values, **given}, self._where, self._prefix)
+    def with_values(self, **values: Any) -> Fields:
+        """Return a copy where `values` that are not None replace fields."""
+        set_values = {name: value for name, value in values.items() if value is not None}
+        return Fields({**self._values, **set_values}, self._source, self._prefix)
 
-    def over(self, defaults: Mapping[str, Any]) -> Fields:
-        """The same, with defaults of fields that are not there; those that are `null` stay so."""
-        return Fields({**defaults, **self._values}, self._where, self._prefix)
+    def with_defaults(self, defaults: Mapping[str, Any]) -> Fields:
+        """Return a copy with `defaults` for missing fields. Fields that are `null` stay `null`."""
+        return Fields({**defaults, **self._values}, self._source, self._prefix)
 
     def require(self, name: str, accepted: Iterable[object]) -> None:
-        """Raise ModelError unless the field is one of `accepted`, or is not there."""
+        """Raise ModelError unless the field is missing or has a value in `accepted`."""
         if self.get(name) not in (None, *accepted):
             raise self.refusal(name, accepted)
 
-    def refusal(self, name: str, accepted: Iterable[object], more: str = "") -> ModelError:
-        """The error that names the field, its value and what would do."""
+    def refusal(self, name: str, accepted: Iterable[object], suffix: str = "") -> ModelError:
+        """Return the error that names the field, its value and the accepted values."""
         choices = ", ".join(map(str, accepted)) or "none"
         value = _SHORT.repr(self.get(name))
         return ModelError(
-            f"{self._where}: {self._prefix}{name} = {value} is not supported (supported: {choices}){more}"
+            f"{self._source}: {self._prefix}{name} = {value} is not supported (supported: {choices}){suffix}"
         )
 
     def _or(self, name: str, default: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Families of models, by their `model_type` in transformers: each is a function that maps a config to layers."""
+"""Model families by their `model_type` in transformers: defaults, tensor names, and config to `Architecture`."""
 
 from __future__ import annotations
 
@@ -31,82 +31,85 @@ LLAMA_NAMES = {
     "up_bias_I": "mlp.up_proj.bias",
     "down_bias_C": "mlp.down_proj.bias",
 }
-"""Tensors of a layer in the files, by the fields of `model.weights.Layer`."""
+"""Names of a layer's tensors in the files, by field of `model.weights.Layer`."""
 BIAS_FLAGS: dict[str, tuple[object, ...]] = {"attention_bias": (False, True), "mlp_bias": (False, True)}
-"""What configs of families may say that `llama` reads."""
+"""Values that `llama` accepts for a config's bias flags."""
 SHARED, DENSE = "shared/", "dense/"
-"""Before a field of an MLP: that of shared experts, and that of layers which have one in the place of experts."""
+"""Prefixes of an MLP's fields: of shared experts, and of layers with a dense MLP in the place of experts."""
 
 
 def llama(config: Fields) -> Architecture:
-    """Return Llama's arithmetic, with the biases that a config asks for: those of attention are behind it, too."""
+    """Return Llama's architecture with the config's biases. `attention_bias` covers the output projection, too."""
     attention = config.flag("attention_bias", False)
     mlp = config.flag("mlp_bias", False)
     return Architecture(qkv_bias=attention, o_bias=attention, mlp_bias=mlp)
 
 
 def listed_layers(config: Fields) -> list[bool]:
-    """Return which layers have a window by `layer_types`. Raises ModelError."""
-    layers = config.whole("num_hidden_layers", most=MOST_LAYERS)
+    """Return which layers have a window, by `layer_types`. Raises ModelError."""
+    layers = config.integer("num_hidden_layers", maximum=MOST_LAYERS)
     kinds = config.get("layer_types")
     if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in LAYER_TYPES for kind in kinds):
         raise config.refusal("layer_types", [f"lists of {layers} of {' and '.join(LAYER_TYPES)}"])
     return [kind == LAYER_TYPES[1] for kind in kinds]
 
 
-def all_but_each(number: int, named: str = "") -> Callable[[Fields], list[bool]]:
-    """Return that layers have a window but for each such one, of a config without `layer_types`.
+def full_layer_every(interval: int, field_name: str = "") -> Callable[[Fields], list[bool]]:
+    """Return a function from a config to which layers have a window: all but every `interval`-th.
 
-    named: a field that may have another number.
+    A config's `layer_types` takes precedence. field_name: config field that may hold another interval.
     """
 
-    def slides(config: Fields) -> list[bool]:
+    def windowed_layers(config: Fields) -> list[bool]:
         if config.get("layer_types") is not None:
             return listed_layers(config)
-        each = config.whole(named, number) if named else number
-        return [(layer + 1) % each != 0 for layer in range(config.whole("num_hidden_layers", most=MOST_LAYERS))]
+        layer_interval = config.integer(field_name, interval) if field_name else interval
+        return [
+            (layer + 1) % layer_interval != 0
+            for layer in range(config.integer("num_hidden_layers", maximum=MOST_LAYERS))
+        ]
 
-    return slides
+    return windowed_layers
 
 
 def no_windows(config: Fields) -> list[bool]:
-    """Return that no layer has a window."""
+    """Return an empty list: no layer has a window."""
     return []
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The class of a family in transformers, as far as it counts here."""
+    """Properties of a family's transformers class that matter here."""
 
     defaults: Mapping[str, Any]
-    """Values of fields that a config.json leaves out: transformers writes some only where they differ."""
+    """Values of fields missing in a config.json. Transformers writes some only if they differ from its defaults."""
     architecture: Callable[[Fields], Architecture] = llama
-    """The arithmetic of a config, but for windows and for how much of a head is rotated. Raises ModelError."""
-    slides: Callable[[Fields], list[bool]] = no_windows
-    """Which layers have the window that the config names; none of them where the list is empty."""
+    """Function from a config to its architecture, without windows and rotated channels. Raises ModelError."""
+    windowed_layers: Callable[[Fields], list[bool]] = no_windows
+    """Function from a config to which layers have its window. An empty list: none."""
     names: Mapping[str, str] = field(default_factory=lambda: LLAMA_NAMES)
-    """Those of the tensors in a layer. Fields of one name lie in one tensor, in the order of `LLAMA_NAMES`.
+    """Names of a layer's tensors by field. Fields of one name are fused in one tensor, in the order of `LLAMA_NAMES`.
 
-    Of experts they have `{}` where its number stands.
+    Names of experts' tensors have `{}` for the expert's number.
     """
     accepted: Mapping[str, tuple[object, ...] | None] = field(default_factory=dict)
-    """Values that a field of the config may have, where they are not the usual ones; None: any."""
-    ropes: tuple[str, ...] = TYPES
-    """The types of rotation that it may have."""
-    inner: str = "intermediate_size"
-    """The field that has the width of an MLP; of an expert, where there are some."""
+    """Accepted values of config fields, where they differ from `hf_config.ACCEPTED`. None: any value."""
+    rope_types: tuple[str, ...] = TYPES
+    """Accepted types of rope scaling."""
+    mlp_width_field: str = "intermediate_size"
+    """Config field with the inner size of an MLP, or of an expert in families with experts."""
     theta: float = 10_000.0
-    """That of a config without one."""
-    rotated: float = 1.0
-    """The share of a head's channels that is rotated, of a config that does not say."""
-    partial: bool = False
-    """Whether a config may say so."""
+    """Rope theta of a config without one."""
+    rotated_share: float = 1.0
+    """Share of a head's channels that is rotated, of a config without `partial_rotary_factor`."""
+    partial_rotation: bool = False
+    """Whether a config may set `partial_rotary_factor`."""
     local_theta: float | None = None
-    """That of layers with a window, which turn unscaled, of a config without one; None: all layers turn alike."""
-    text: str = ""
-    """The field of a config with the text's, of a model that reads images, too (see `checkpoint.weight_files`)."""
+    """Unscaled theta of layers with a window, of a config without one. None: all layers rotate alike."""
+    text_field: str = ""
+    """Config field with the text model's config, in models that also read images (see `checkpoint.weight_files`)."""
     stacked_experts: bool = False
-    """Whether safetensors hold all experts of a layer in one tensor, as `checkpoint.stacked_experts` reads them."""
+    """Whether safetensors stack a layer's experts in one tensor (see `checkpoint.stacked_experts`)."""
 
 
 _LLAMA: dict[str, Any] = {
@@ -123,40 +126,40 @@ _QWEN2 = _LLAMA | {
 
 
 def every_layer(config: Fields) -> list[bool]:
-    """Return that all layers have a window, if the config names one."""
-    return [True] * config.whole("num_hidden_layers", most=MOST_LAYERS)
+    """Return True for each layer: all layers have the config's window."""
+    return [True] * config.integer("num_hidden_layers", maximum=MOST_LAYERS)
 
 
 def upper_layers(config: Fields) -> list[bool]:
-    """Return which layers of a Qwen2 or Qwen3 have a window, where these are switched on."""
-    layers = config.whole("num_hidden_layers", most=MOST_LAYERS)
+    """Return which layers of a Qwen2 or Qwen3 have a window; an empty list if `use_sliding_window` is false."""
+    layers = config.integer("num_hidden_layers", maximum=MOST_LAYERS)
     if not config.flag("use_sliding_window"):
         return []
     if config.get("layer_types") is None:
-        first = config.whole("max_window_layers", least=0)
-        return [layer >= first for layer in range(layers)]
+        first_windowed = config.integer("max_window_layers", minimum=0)
+        return [layer >= first_windowed for layer in range(layers)]
     return listed_layers(config)
 
 
 LLAMA = Family(_LLAMA, accepted=BIAS_FLAGS)
-MISTRAL = Family(_MISTRAL, slides=every_layer)
+MISTRAL = Family(_MISTRAL, windowed_layers=every_layer)
 QWEN2 = Family(_QWEN2, lambda config: Architecture(qkv_bias=True), upper_layers)
 QWEN3 = Family(_QWEN2 | {"head_dim": 128}, lambda config: Architecture(qk_norm="head"), upper_layers)
 
 
 def _experts(config: Fields, renormalised: bool) -> Experts:
-    usual = config.get("num_experts")  # a name of old for the other one
-    experts = config.whole("num_local_experts", config.whole("num_experts") if usual else None, most=4096)
-    return Experts(experts, config.whole("num_experts_per_tok", most=experts), renormalised)
+    old_count = config.get("num_experts")  # an old name of num_local_experts
+    experts = config.integer("num_local_experts", config.integer("num_experts") if old_count else None, maximum=4096)
+    return Experts(experts, config.integer("num_experts_per_tok", maximum=experts), renormalised)
 
 
 def mixtral(config: Fields) -> Architecture:
-    """Return the arithmetic of a config: the weights of a token's experts add up to 1."""
+    """Return Mixtral's architecture: the weights of a token's experts sum to 1."""
     return Architecture(experts=_experts(config, True))
 
 
 def qwen3_moe(config: Fields) -> Architecture:
-    """Return the arithmetic of a config."""
+    """Return Qwen3-MoE's architecture."""
     return Architecture(qk_norm="head", experts=_experts(config, config.flag("norm_topk_prob")))
 
 
@@ -186,9 +189,9 @@ QWEN3_MOE = Family(
         f"{field}_proj_{suffix}": f"mlp.experts.{{}}.{field}_proj.weight"
         for field, suffix in {"gate": "IC", "up": "IC", "down": "CI"}.items()
     },
-    # Of layers with an MLP in the place of experts, the first ones alone could be described.
+    # `Architecture` can describe dense layers only if they come first.
     accepted={"num_experts": None, "num_local_experts": None, "decoder_sparse_step": (1,), "mlp_only_layers": ([],)},
-    inner="moe_intermediate_size",
+    mlp_width_field="moe_intermediate_size",
 )  # fmt: skip
 
 
@@ -198,40 +201,40 @@ _GEMMA2: dict[str, Any] = {
     "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "query_pre_attn_scalar": 256, "sliding_window": 4096,
     "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0,
 }  # fmt: skip
-_NAMES = LLAMA_NAMES | {
+_GEMMA_NAMES = LLAMA_NAMES | {
     "attn_out_norm_C": "post_attention_layernorm.weight", "post_norm_C": "pre_feedforward_layernorm.weight",
     "mlp_out_norm_C": "post_feedforward_layernorm.weight",
 }  # fmt: skip
-_ACCEPTED: dict[str, tuple[object, ...] | None] = {
-    "hidden_act": None,  # of old configs, beside the one that counts
+_GEMMA_ACCEPTED: dict[str, tuple[object, ...] | None] = {
+    "hidden_act": None,  # in old configs, beside hidden_activation, which is used
     "hidden_activation": ("gelu_pytorch_tanh",),
     "use_bidirectional_attention": (False,),
 }
 
 
 def gemma(config: Fields, qk_norm: str = "") -> Architecture:
-    """Return the arithmetic of a config: queries are scaled by another number than the size of a head."""
-    heads = config.whole("head_dim") / config.number("query_pre_attn_scalar")
+    """Return Gemma's architecture: `query_pre_attn_scalar`, and not the head size, scales queries."""
+    heads = config.integer("head_dim") / config.number("query_pre_attn_scalar")
     score_cap, logit_cap = (
-        0.0 if config.get(name) is None else config.number(name, least=1e-3)
+        0.0 if config.get(name) is None else config.number(name, minimum=1e-3)
         for name in ("attn_logit_softcapping", "final_logit_softcapping")
     )
     return Architecture(
         qk_norm=qk_norm, output_norms=True, norm_offset=1.0, activation="gelu", query_scale=heads**0.5,
-        embedding_scale=config.whole("hidden_size") ** 0.5, score_cap=score_cap, logit_cap=logit_cap,
+        embedding_scale=config.integer("hidden_size") ** 0.5, score_cap=score_cap, logit_cap=logit_cap,
     )  # fmt: skip
 
 
-GEMMA2 = Family(_GEMMA2, gemma, all_but_each(2), _NAMES, _ACCEPTED)
+GEMMA2 = Family(_GEMMA2, gemma, full_layer_every(2), _GEMMA_NAMES, _GEMMA_ACCEPTED)
 GEMMA3 = Family(
     _GEMMA2 | {
         "vocab_size": 262_208, "max_position_embeddings": 131_072, "final_logit_softcapping": None,
         "attn_logit_softcapping": None,
     },
     lambda config: gemma(config, "head"),
-    all_but_each(6, "sliding_window_pattern"),
-    _NAMES,
-    _ACCEPTED,
+    full_layer_every(6, "sliding_window_pattern"),
+    _GEMMA_NAMES,
+    _GEMMA_ACCEPTED,
     theta=1_000_000.0,
     local_theta=10_000.0,
 )  # fmt: skip
@@ -246,17 +249,17 @@ PHI3 = Family(
         "num_attention_heads": 32, "max_position_embeddings": 4096, "original_max_position_embeddings": 4096,
         "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
     },
-    slides=every_layer,
+    windowed_layers=every_layer,
     names=LLAMA_NAMES | {
         "q_proj_QC": QKV, "k_proj_PC": QKV, "v_proj_PC": QKV, "gate_proj_IC": GATE_UP, "up_proj_IC": GATE_UP,
     },
-    ropes=("default", "longrope"),
-    partial=True,
+    rope_types=("default", "longrope"),
+    partial_rotation=True,
 )  # fmt: skip
 
 
 def glm4(config: Fields) -> Architecture:
-    """Return the arithmetic of a config."""
+    """Return GLM-4's architecture."""
     return Architecture(qkv_bias=config.flag("attention_bias"), output_norms=True, interleaved=True)
 
 
@@ -272,32 +275,34 @@ GLM4 = Family(
         "gate_proj_IC": GATE_UP, "up_proj_IC": GATE_UP,
     },
     accepted={"attention_bias": (False, True)},  # of q, k and v alone
-    ropes=("default", "linear", "yarn"),
-    rotated=0.5,
-    partial=True,
+    rope_types=("default", "linear", "yarn"),
+    rotated_share=0.5,
+    partial_rotation=True,
 )  # fmt: skip
 
 
 def _glm4_experts(config: Fields) -> Experts:
-    count = config.whole("n_routed_experts", most=4096)
-    groups = config.whole("n_group", most=2048)
+    count = config.integer("n_routed_experts", maximum=4096)
+    groups = config.integer("n_group", maximum=2048)
     if count % groups or (groups > 1 and count < 2 * groups):
         raise config.refusal("n_group", [f"divisors of {count} up to half of it"])
-    best = config.whole("topk_group", most=groups)
+    chosen_groups = config.integer("topk_group", maximum=groups)
     return Experts(
-        count, config.whole("num_experts_per_tok", most=count // groups * best), config.flag("norm_topk_prob"),
-        function="sigmoid", corrected=True, scale=config.number("routed_scaling_factor", least=1e-6), groups=groups,
-        chosen_groups=best, shared=config.whole("n_shared_experts", most=64),
+        count, config.integer("num_experts_per_tok", maximum=count // groups * chosen_groups),
+        config.flag("norm_topk_prob"),
+        function="sigmoid", corrected=True, scale=config.number("routed_scaling_factor", minimum=1e-6), groups=groups,
+        chosen_groups=chosen_groups, shared=config.integer("n_shared_experts", maximum=64),
     )  # fmt: skip
 
 
 def glm4_moe(config: Fields) -> Architecture:
-    """Return the arithmetic of a config. Raises ModelError."""
-    layers = config.whole("num_hidden_layers", most=MOST_LAYERS)
+    """Return GLM-4.5's architecture. Raises ModelError."""
+    layers = config.integer("num_hidden_layers", maximum=MOST_LAYERS)
     return Architecture(
         qkv_bias=config.flag("attention_bias"), qk_norm="head" if config.flag("use_qk_norm") else "",
-        experts=_glm4_experts(config), dense_layers=config.whole("first_k_dense_replace", least=0, most=layers - 1),
-        dense_size=config.whole("intermediate_size"),
+        experts=_glm4_experts(config),
+        dense_layers=config.integer("first_k_dense_replace", minimum=0, maximum=layers - 1),
+        dense_size=config.integer("intermediate_size"),
     )  # fmt: skip
 
 
@@ -318,19 +323,21 @@ GLM4_MOE = Family(
         for field, shape in {"gate": "IC", "up": "IC", "down": "CI"}.items()
     },
     accepted={"attention_bias": (False, True)},  # of q, k and v alone
-    inner="moe_intermediate_size",
-    rotated=0.5,
-    partial=True,
+    mlp_width_field="moe_intermediate_size",
+    rotated_share=0.5,
+    partial_rotation=True,
 )  # fmt: skip
 
 
 def gpt_oss(config: Fields) -> Architecture:
-    """Return the arithmetic of a config."""
-    config.within("quantization_config").require("quant_method", ("mxfp4",))
-    experts = config.whole("num_local_experts", most=4096)
+    """Return gpt-oss's architecture."""
+    config.nested("quantization_config").require("quant_method", ("mxfp4",))
+    experts = config.integer("num_local_experts", maximum=4096)
     return Architecture(
         qkv_bias=True, o_bias=True, activation="clamped", attention_sink_logits=True,
-        experts=Experts(experts, config.whole("num_experts_per_tok", most=experts), renormalised=True, biases=True),
+        experts=Experts(
+            experts, config.integer("num_experts_per_tok", maximum=experts), renormalised=True, biases=True,
+        ),
     )  # fmt: skip
 
 
@@ -345,7 +352,7 @@ GPT_OSS = Family(
         },
     },
     gpt_oss,
-    all_but_each(2),
+    full_layer_every(2),
     LLAMA_NAMES | {
         "attention_sink_logits_H": "self_attn.sinks", "router_EC": "mlp.router.weight",
         "router_bias_E": "mlp.router.bias",
@@ -364,11 +371,11 @@ GPT_OSS = Family(
 
 
 def granite(config: Fields) -> Architecture:
-    """Return the arithmetic of a config: `attention_multiplier` stands in the place of 1 / sqrt(D)."""
-    heads = config.whole("num_attention_heads")
-    head_dim = config.whole("head_dim", config.whole("hidden_size") // heads)
+    """Return Granite's architecture: `attention_multiplier` takes the place of 1 / sqrt(D)."""
+    heads = config.integer("num_attention_heads")
+    head_dim = config.integer("head_dim", config.integer("hidden_size") // heads)
     factors = {
-        name: config.number(name, least=1e-6)
+        name: config.number(name, minimum=1e-6)
         for name in ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling")
     }
     return replace(
@@ -391,7 +398,7 @@ GRANITE = Family(
 
 
 def olmo2(config: Fields) -> Architecture:
-    """Return the arithmetic of all of them."""
+    """Return the architecture of OLMo 2 and 3, which is the same for all configs."""
     return Architecture(qk_norm="row", input_norms=False, output_norms=True)
 
 
@@ -407,7 +414,7 @@ OLMO2 = Family(
 OLMO3 = Family(
     {**OLMO2.defaults, "sliding_window": 4096},
     olmo2,
-    all_but_each(4),
+    full_layer_every(4),
     _OLMO2_NAMES,
     theta=500_000.0,
     local_theta=500_000.0,
@@ -415,14 +422,22 @@ OLMO3 = Family(
 
 
 def smollm3(config: Fields) -> Architecture:
-    """Return the arithmetic of a config. Raises ModelError."""
-    layers = config.whole("num_hidden_layers", most=MOST_LAYERS)
-    given = config.get("no_rope_layers")
-    interval = config.whole("no_rope_layer_interval")
-    rotates = [(layer + 1) % interval != 0 for layer in range(layers)] if given is None else given
-    if not isinstance(rotates, list) or len(rotates) != layers or not all(each in (0, 1) for each in rotates):
+    """Return SmolLM3's architecture. Raises ModelError."""
+    layers = config.integer("num_hidden_layers", maximum=MOST_LAYERS)
+    listed_rotations = config.get("no_rope_layers")
+    interval = config.integer("no_rope_layer_interval")
+    layer_rotations = (
+        [(layer + 1) % interval != 0 for layer in range(layers)] if listed_rotations is None else listed_rotations
+    )
+    if (
+        not isinstance(layer_rotations, list)
+        or len(layer_rotations) != layers
+        or not all(rotates_layer in (0, 1) for rotates_layer in layer_rotations)
+    ):
         raise config.refusal("no_rope_layers", [f"lists of {layers} of 0 and 1"])
-    return replace(llama(config), kinds=tuple(LayerKind(rope=0 if each else 1) for each in rotates))
+    return replace(
+        llama(config), kinds=tuple(LayerKind(rope=0 if rotates_layer else 1) for rotates_layer in layer_rotations)
+    )
 
 
 SMOLLM3 = Family(
@@ -449,7 +464,7 @@ FAMILIES: dict[str, Family] = {
     "olmo3": OLMO3,
     "gemma2": GEMMA2,
     "gemma3_text": GEMMA3,
-    "gemma3": replace(GEMMA3, text="text_config"),
+    "gemma3": replace(GEMMA3, text_field="text_config"),
     "glm4": GLM4,
     "glm4_moe": GLM4_MOE,
     "mixtral": MIXTRAL,

@@ -1,4 +1,4 @@
-"""A model's files, and what is in them: a Hugging Face folder, or a GGUF file."""
+"""Model files and their contents: a Hugging Face folder, or a GGUF file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from triforce.checkpoint.hf_config import (
 )
 from triforce.checkpoint.hub import model_path
 from triforce.checkpoint.model_families import FAMILIES
-from triforce.checkpoint.stacked_experts import mxfp4_size, unstacked
+from triforce.checkpoint.stacked_experts import mxfp4_size, unstack_experts
 from triforce.checkpoint.tokenizer import Tokenizer, configured_eos_ids, same_tokenizer
 from triforce.checkpoint.tokenizer_files import has_tokenizer
 from triforce.checkpoint.tokenizer_trial import require_usable
@@ -39,11 +39,11 @@ SAMPLING = {
     "min_p": "general.sampling.min_p",
     "repetition_penalty": "general.sampling.penalty_repeat",
 }
-"""By field of `SamplingParams`: its key in the metadata of a GGUF file."""
+"""Metadata keys of a GGUF file by field of `SamplingParams`."""
 
 
 class HFFolder:
-    """A folder of Hugging Face's kind."""
+    """A Hugging Face model folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -54,64 +54,64 @@ class HFFolder:
         return read_config(self.path)
 
     sampling_source = GENERATION
-    """Where its makers name values of sampling."""
+    """Source of the model's sampling defaults, for messages."""
 
     @property
     def has_tokenizer(self) -> bool:
         return has_tokenizer(self.path)
 
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer, without tokens that the model has no embedding for. Raises ModelError."""
+        """Return the tokenizer, without tokens that lack an embedding. Raises ModelError."""
         require_usable(self.path)
         return Tokenizer.load(self.path, self.config.vocab_size)
 
-    def shares_tokenizer(self, other: Path) -> bool:
-        """Whether the model at `other` has the same tokenizer, byte for byte."""
-        return same_tokenizer(self.path, other)
+    def shares_tokenizer(self, other_path: Path) -> bool:
+        """Return whether the model at `other_path` has the same tokenizer, byte for byte."""
+        return same_tokenizer(self.path, other_path)
 
     def eos_ids(self) -> frozenset[int]:
-        """The end-of-sequence ids that its configs name. Raises ModelError."""
+        """Return the end-of-sequence ids of its configs. Raises ModelError."""
         return configured_eos_ids(self.path)
 
     def sampling_defaults(self) -> dict[str, Any]:
-        """Values of `SamplingParams` that the model's makers advise. Raises ModelError."""
+        """Return the model's own `SamplingParams` values. Raises ModelError."""
         return sampling_defaults(self.path)
 
     def archives(self, *, packed: bool) -> Mapping[str, Archive]:
-        """Each tensor name, and the file that holds it. packed: MXFP4 stays codes. Raises ModelError."""
+        """Return the archive of each tensor by name. packed: MXFP4 weights stay packed. Raises ModelError."""
         config = self.config
         archives = open_archives(self.path)
         family = FAMILIES[config.model_type]
         experts = config.architecture.experts
-        if family.text:
+        if family.text_field:
             archives = text_part(archives)
-        archives = {name: each for name, each in archives.items() if not name.startswith(config.extra())}
+        archives = {name: archive for name, archive in archives.items() if not name.startswith(config.extra())}
         if not (family.stacked_experts and experts):
             return archives
-        return unstacked(archives, config.num_hidden_layers, experts.count, narrow=packed)
+        return unstack_experts(archives, config.num_hidden_layers, experts.count, narrow=packed)
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of weights as they are packed; 0 where they are numbers, which have the size of their type."""
+        """Bytes of weights with packed experts; 0 if no weight is packed: each then has the size of its dtype."""
         packed = self.packed_experts
-        return 2 * (self._whole.parameters - packed) + mxfp4_size(packed) if packed else 0
+        return 2 * (self._model_config.parameters - packed) + mxfp4_size(packed) if packed else 0
 
     packing = "MXFP4"
-    """What packed weights are called."""
+    """Name of the packed format, for messages."""
 
     @property
     def packed_experts(self) -> int:
-        """Weights of experts that stay packed, of which lower tiers have no copies."""
-        experts = self._whole.architecture.experts
-        return experts.total * self._whole.expert_weights if experts and self.config.mxfp4 else 0
+        """Number of experts' weights that stay packed. Lower tiers have no copies of them."""
+        experts = self._model_config.architecture.experts
+        return experts.total * self._model_config.expert_weights if experts and self.config.mxfp4 else 0
 
     @property
-    def _whole(self) -> ModelConfig:
+    def _model_config(self) -> ModelConfig:
         hf = self.config
         return model_config(hf, vocab_size=hf.vocab_size, context=None, device=torch.device("cpu"))
 
     has_numbers = True
-    """Whether some stay numbers in products, of which lower tiers may read copies of fewer bits."""
+    """Whether some matrices are unpacked, so that lower tiers may read copies with fewer bits."""
 
 
 class GGUFModel:
@@ -130,23 +130,23 @@ class GGUFModel:
     sampling_source = "its metadata"
 
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer. Raises ModelError."""
-        found = read_gguf_tokenizer(self._file.metadata, str(self.path))
-        return Tokenizer(found.files, found.eos_ids, self.config.vocab_size)
+        """Return the tokenizer. Raises ModelError."""
+        gguf_tokenizer = read_gguf_tokenizer(self._file.metadata, str(self.path))
+        return Tokenizer(gguf_tokenizer.files, gguf_tokenizer.eos_ids, self.config.vocab_size)
 
-    def shares_tokenizer(self, other: Path) -> bool:
+    def shares_tokenizer(self, other_path: Path) -> bool:
         return False
 
     def eos_ids(self) -> frozenset[int]:
         return self.tokenizer().eos_ids
 
     def sampling_defaults(self) -> dict[str, Any]:
-        """Values of `SamplingParams` that its metadata name. Raises ModelError."""
-        given = self._file.metadata
-        return checked_sampling({name: given.get(key) for name, key in SAMPLING.items()}, self.path)
+        """Return the `SamplingParams` values in its metadata. Raises ModelError."""
+        metadata = self._file.metadata
+        return checked_sampling({name: metadata.get(key) for name, key in SAMPLING.items()}, self.path)
 
     def archives(self, *, packed: bool) -> Mapping[str, Archive]:
-        """Each tensor name, and the file that holds it. packed: weights keep their types. Raises ModelError."""
+        """Return the archive of each tensor by name. packed: weights keep their types. Raises ModelError."""
         weights = GGUFWeights(self._file, self.config, packed=packed)
         return dict.fromkeys(weights.names(), weights)
 
@@ -155,7 +155,7 @@ class GGUFModel:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the weights as they are packed."""
+        """Bytes of the packed weights."""
         return sum(tensor.size for tensor in self._tensors.values())
 
     @property
@@ -166,16 +166,16 @@ class GGUFModel:
 
     @property
     def _tensors(self) -> dict[str, GGUFTensor]:
-        """Return the tensors that are read, by name."""
+        """Return the tensors that are read, by name: all but those of extra layers."""
         extra = self.config.extra(BLOCK)
-        return {name: each for name, each in self._file.tensors.items() if not name.startswith(extra)}
+        return {name: tensor for name, tensor in self._file.tensors.items() if not name.startswith(extra)}
 
 
 ModelFiles = HFFolder | GGUFModel
 
 
 def require_sizes(files: ModelFiles) -> None:
-    """Raise ModelError unless the sizes of a config are those of its tensors; a folder without weights has none."""
+    """Raise ModelError unless the tensors' shapes match the config. A folder without weights passes."""
     hf = files.config
     if not isinstance(files, HFFolder) or has_weights(files.path):
         config = model_config(hf, vocab_size=hf.vocab_size, context=None, device=torch.device("cpu"))
@@ -184,9 +184,9 @@ def require_sizes(files: ModelFiles) -> None:
 
 
 def open_model(name_or_path: str | Path, *, weights: bool = True) -> ModelFiles:
-    """The files of a model: of a folder, a GGUF file, a repository of the hub, or a name of ours. Raises ModelError.
+    """Return the files of a model: a folder, a GGUF file, a repository on the hub, or a known name. Raises ModelError.
 
-    weights: whether they are needed; without, a repository whose configs say all is not fetched whole.
+    weights: whether they are needed. Without, only the small files of a Hugging Face repository are downloaded.
     """
     path = model_path(name_or_path, weights=weights)
     return GGUFModel(path) if path.is_file() else HFFolder(path)

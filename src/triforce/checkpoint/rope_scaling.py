@@ -1,7 +1,7 @@
-"""Rotation frequencies of models whose positions were stretched: one class for each way, with its source.
+"""Rotation frequencies of models with scaled positions: one class for each method, with its paper.
 
-Shape suffixes: D head size, F = D / 2 frequencies. Operations stand in the order of transformers' tables: saved KV
-depends on the bits of the frequencies, and in float32 another order would round otherwise.
+Shape suffixes: D head size, F = D / 2 frequencies. Operations keep transformers' order: saved KV depends on the
+bits of the frequencies, and another order rounds differently in float32.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ TYPES = ("default", "linear", "llama3", "yarn", "dynamic", "longrope")
 
 
 def wavelengths(theta: float, D: int) -> Tensor:
-    """Positions per radian, (F): theta^(2i / D) (Su et al. 2021, arXiv 2104.09864, section 3.2.2)."""
+    """Return positions per radian, float32 (F): theta^(2i / D) (Su et al. 2021, arXiv 2104.09864, section 3.2.2)."""
     return theta ** (torch.arange(0, D, 2, dtype=torch.float32) / D)
 
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """A scaling of the rotations to more positions than a model was trained for."""
+    """Scaling of rotations to more positions than in training."""
 
     def frequencies(self, theta: float, D: int, context: int) -> tuple[Tensor, float]:
-        """Radians per position, float32 (F,), for texts of `context` tokens, and the factor on cos and sin."""
+        """Return radians per position, float32 (F,), for `context` tokens, and the factor on cos and sin."""
         return 1.0 / wavelengths(theta, D), 1.0
 
     def reach(self, positions: int) -> int:
-        """Positions that the model can see, of a config whose max_position_embeddings is `positions`."""
+        """Return the context limit in tokens of a config with max_position_embeddings = `positions`."""
         return positions
 
 
 class Unscaled(Scaling):
-    """No scaling: rotations as trained."""
+    """No scaling: the rotations of training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Linear(Scaling):
 class Dynamic(Scaling):
     """A larger theta, theta s^(D / (D - 2)): NTK-aware (Peng et al. 2023, arXiv 2309.00071, section 3.1).
 
-    s grows with the text (section 3.3), as it does here with the context.
+    In the paper, s grows with the text (section 3.3); here it follows the context.
     """
 
     factor: float
@@ -75,106 +75,116 @@ class Dynamic(Scaling):
 class Yarn(Scaling):
     """NTK by parts and a temperature (Peng et al. 2023, arXiv 2309.00071, sections 3.2 and 3.4).
 
-    Frequencies that turn more than `fast` times in the `original` positions stay, those that turn less than `slow`
-    times are interpolated, and in between a ramp over the indices (in the paper: over turns) mixes the two.
+    Frequencies with more than `fast` turns in `original_positions` stay. Frequencies with less than `slow` turns are
+    interpolated. In between, a ramp over the indices (in the paper: over turns) mixes the two.
     """
 
     factor: float
-    original: int
+    original_positions: int
     fast: float
     slow: float
     scale: float
-    """Factor of cos and sin: the square root of 1 / t."""
-    whole: bool
-    """Whether the ends of the ramp are rounded to whole indices."""
+    """Factor on cos and sin: the square root of 1 / t."""
+    rounds_ramp: bool
+    """Whether the ramp's ends are rounded to integers."""
 
     def frequencies(self, theta: float, D: int, context: int) -> tuple[Tensor, float]:
         lengths_F = wavelengths(theta, D)
-        low, high = (D * log(self.original / (turns * 2 * pi)) / (2 * log(theta)) for turns in (self.fast, self.slow))
-        if self.whole:
+        low, high = (
+            D * log(self.original_positions / (turns * 2 * pi)) / (2 * log(theta)) for turns in (self.fast, self.slow)
+        )
+        if self.rounds_ramp:
             low = floor(low)
             high = ceil(high)
         low = max(low, 0)
         high = min(high, D - 1)
         high += 0.001 * (low == high)
-        kept_F = 1 - ((torch.arange(D // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
-        return 1.0 / (self.factor * lengths_F) * (1 - kept_F) + 1.0 / lengths_F * kept_F, self.scale
+        unscaled_share_F = 1 - ((torch.arange(D // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+        return 1.0 / (self.factor * lengths_F) * (1 - unscaled_share_F) + 1.0 / lengths_F * unscaled_share_F, self.scale
 
     def reach(self, positions: int) -> int:
-        """Return the scaled positions: some configs give max_position_embeddings as it was before scaling."""
-        return max(positions, int(self.original * self.factor))
+        """Return the scaled positions. Some configs give max_position_embeddings before scaling."""
+        return max(positions, int(self.original_positions * self.factor))
 
 
 @dataclass(frozen=True, slots=True)
 class LongRope(Scaling):
-    """A divisor for each frequency, found by search (Ding et al. 2024, arXiv 2402.13753); others beyond `original`."""
+    """A divisor for each frequency, found by search (Ding et al. 2024, arXiv 2402.13753).
 
-    original: int
+    Contexts beyond `original_positions` use the divisors `long`, others `short`.
+    """
+
+    original_positions: int
     short: list[float]
     long: list[float]
     scale: float
 
     def frequencies(self, theta: float, D: int, context: int) -> tuple[Tensor, float]:
-        divisors_F = torch.tensor(self.long if context > self.original else self.short, dtype=torch.float32)
+        divisors_F = torch.tensor(self.long if context > self.original_positions else self.short, dtype=torch.float32)
         return 1.0 / (divisors_F * wavelengths(theta, D)), self.scale
 
 
 @dataclass(frozen=True, slots=True)
 class Llama3(Scaling):
-    """Waves longer than the `original` positions / `low` are interpolated, those shorter than / `high` stay.
+    """Interpolation of waves longer than `original_positions` / `low`; waves shorter than / `high` stay.
 
-    Between the two the share that stays is linear in the number of turns: YaRN's NTK by parts (arXiv 2309.00071,
+    Between the two, the unscaled share is linear in the number of turns: YaRN's NTK by parts (arXiv 2309.00071,
     section 3.2), without its temperature, as Meta released it with Llama 3.1 (arXiv 2407.21783).
     """
 
     factor: float
-    original: int
+    original_positions: int
     low: float
     high: float
 
     def frequencies(self, theta: float, D: int, context: int) -> tuple[Tensor, float]:
-        plain_F = 1.0 / wavelengths(theta, D)
-        waves_F = 2 * pi / plain_F
-        stays_F = (self.original / waves_F - self.low) / (self.high - self.low)
-        attn_out_F = (1 - stays_F) * plain_F / self.factor + stays_F * plain_F
-        attn_out_F = torch.where(waves_F > self.original / self.low, plain_F / self.factor, attn_out_F)
-        return torch.where(waves_F < self.original / self.high, plain_F, attn_out_F), 1.0
+        unscaled_F = 1.0 / wavelengths(theta, D)
+        waves_F = 2 * pi / unscaled_F
+        unscaled_share_F = (self.original_positions / waves_F - self.low) / (self.high - self.low)
+        inv_freq_F = (1 - unscaled_share_F) * unscaled_F / self.factor + unscaled_share_F * unscaled_F
+        inv_freq_F = torch.where(waves_F > self.original_positions / self.low, unscaled_F / self.factor, inv_freq_F)
+        return torch.where(waves_F < self.original_positions / self.high, unscaled_F, inv_freq_F), 1.0
 
 
 def read_scaling(rope: Fields, kind: str, D: int, positions: int) -> Scaling:
-    """The scaling of type `kind` that `rope` describes. Raises ModelError naming the field."""
-    original = rope.whole("original_max_position_embeddings", positions, least=2)
+    """Return the scaling of type `kind` with the fields `rope`. Raises ModelError naming the wrong field."""
+    original_positions = rope.integer("original_max_position_embeddings", positions, minimum=2)
     match kind:
         case "linear":
             return Linear(rope.number("factor"))
         case "dynamic":
             return Dynamic(rope.number("factor"), positions)
         case "yarn":
-            # A config that gives the positions of before and after need not give the factor.
-            given = rope.get("original_max_position_embeddings") is not None
-            factor = rope.number("factor", positions / original if given else None)
-            fast = rope.number("beta_fast", 32.0, least=1e-3)
-            slow = rope.number("beta_slow", 1.0, least=1e-3)
-            scale = rope.number("attention_factor", _temper_yarn(rope, factor), least=1e-3)
-            return Yarn(factor, original, fast, slow, scale, rope.flag("truncate", True))
+            # The factor is optional in a config with the positions before and after scaling.
+            has_original = rope.get("original_max_position_embeddings") is not None
+            factor = rope.number("factor", positions / original_positions if has_original else None)
+            fast = rope.number("beta_fast", 32.0, minimum=1e-3)
+            slow = rope.number("beta_slow", 1.0, minimum=1e-3)
+            scale = rope.number("attention_factor", _yarn_attention_factor(rope, factor), minimum=1e-3)
+            return Yarn(factor, original_positions, fast, slow, scale, rope.flag("truncate", True))
         case "longrope":
-            factor = rope.number("factor", max(positions / original, 1.0))
-            scale = sqrt(1 + log(factor) / log(original))  # as LongRoPE was released
-            scale = rope.number("attention_factor", scale, least=1e-3)
-            return LongRope(original, rope.numbers("short_factor", D // 2), rope.numbers("long_factor", D // 2), scale)
+            factor = rope.number("factor", max(positions / original_positions, 1.0))
+            scale = sqrt(1 + log(factor) / log(original_positions))  # as in the released LongRoPE
+            scale = rope.number("attention_factor", scale, minimum=1e-3)
+            return LongRope(
+                original_positions, rope.numbers("short_factor", D // 2), rope.numbers("long_factor", D // 2), scale
+            )
         case "llama3":
-            low = rope.number("low_freq_factor", least=1e-3)
-            high = rope.number("high_freq_factor", least=1e-3)
+            low = rope.number("low_freq_factor", minimum=1e-3)
+            high = rope.number("high_freq_factor", minimum=1e-3)
             if high <= low:
                 raise rope.refusal("high_freq_factor", [f"numbers above low_freq_factor, {low:g}"])
-            return Llama3(rope.number("factor"), original, low, high)
+            return Llama3(rope.number("factor"), original_positions, low, high)
         case _:
             return Unscaled()
 
 
-def _temper_yarn(rope: Fields, factor: float) -> float:
-    """0.1 ln(factor) + 1 (YaRN, section 3.4); DeepSeek's models weigh the logarithm, and divide by another such."""
-    above, below = (rope.number(name, 0.0, least=0.0) for name in ("mscale", "mscale_all_dim"))
-    if above and below:
-        return (0.1 * above * log(factor) + 1.0) / (0.1 * below * log(factor) + 1.0)
+def _yarn_attention_factor(rope: Fields, factor: float) -> float:
+    """Return 0.1 ln(factor) + 1 (YaRN, section 3.4).
+
+    In DeepSeek's models, `mscale` weights the logarithm, and the same term with `mscale_all_dim` divides it.
+    """
+    mscale, mscale_all_dim = (rope.number(name, 0.0, minimum=0.0) for name in ("mscale", "mscale_all_dim"))
+    if mscale and mscale_all_dim:
+        return (0.1 * mscale * log(factor) + 1.0) / (0.1 * mscale_all_dim * log(factor) + 1.0)
     return 0.1 * log(factor) + 1.0

@@ -1,6 +1,6 @@
-"""Experts of a layer that lie in one tensor, as tensors of their own: those of gpt-oss, numbers or MXFP4.
+"""Archive of single experts over tensors that stack all experts of a layer: gpt-oss, unpacked or MXFP4.
 
-Gate and up projections lie in one tensor, their outputs in turns. Of MXFP4 another one has the scales.
+Gate and up projections share one tensor with interleaved outputs. MXFP4 scales are in a tensor of their own.
 
 Shape suffixes: O outputs, B blocks of 32 inputs.
 """
@@ -18,18 +18,18 @@ from triforce.errors import ModelError
 from triforce.model.weights import Matrix, QuantizedWeight, numbers
 
 DOUBLES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""Twice the number of each code, E2M1."""
+"""Twice the value of each E2M1 code."""
 CENTRE = 16
 """Code of 0 in Q5_0."""
 
 
 def mxfp4_size(weights: int) -> int:
-    """Return bytes of so many weights as kernels have them: 22 of each block of 32."""
+    """Return the bytes of MXFP4 weights in the kernels' Q5_0 layout: 22 for each block of 32."""
     return weights * 22 // 32
 
 
 def mxfp4_weight(codes_OB32: Tensor, scales_OB: Tensor, *, narrow: bool) -> Matrix:
-    """Return a matrix (O, 32 B) of codes and scales, uint8: narrow, as Q5_0 where that has the scales; or bfloat16."""
+    """Return a matrix (O, 32 B) from codes and scales, uint8. narrow: Q5_0 if it can hold the scales; else bfloat16."""
     packed = q5_0(codes_OB32, scales_OB) if narrow else None
     if packed is not None:
         return QuantizedWeight("Q5_0", packed, codes_OB32[0].numel())
@@ -37,24 +37,24 @@ def mxfp4_weight(codes_OB32: Tensor, scales_OB: Tensor, *, narrow: bool) -> Matr
 
 
 def mxfp4_numbers(codes_OB32: Tensor, scales_OB: Tensor) -> Tensor:
-    """Return the numbers (O, 32 B), bfloat16, which has them all; NaN where a scale stands for it."""
+    """Return the numbers (O, 32 B), bfloat16, which is exact; NaN where a scale is 255."""
     exponents_OB1 = scales_OB.int()[..., None] - 128
     numbers_OB32 = torch.ldexp(_doubles(codes_OB32).float(), exponents_OB1)
     return numbers_OB32.masked_fill_(scales_OB[..., None] == 255, torch.nan).flatten(1).to(torch.bfloat16)
 
 
 def q5_0(codes_OB32: Tensor, scales_OB: Tensor) -> Tensor | None:
-    """Return the same numbers as rows of Q5_0, uint8 (O, 22 B); None where a scale is no float16.
+    """Return the numbers as Q5_0 rows, uint8 (O, 22 B); None if a scale is no float16.
 
-    A block has its scale, the fifth bits of 32 codes, and the other four: those of the first half in the lower nibbles.
+    A block has its scale, the fifth bits of 32 codes, and their lower four bits: the first half in the lower nibbles.
     """
-    whole_OB32 = _doubles(codes_OB32) + CENTRE
-    scales_OB = scales_OB.masked_fill((whole_OB32 == CENTRE).all(-1), 128)  # zeros, whatever their scale
+    q5_codes_OB32 = _doubles(codes_OB32) + CENTRE
+    scales_OB = scales_OB.masked_fill((q5_codes_OB32 == CENTRE).all(-1), 128)  # blocks of zeros have any scale
     scales_OB1 = torch.ldexp(torch.ones(scales_OB.shape), scales_OB.int() - 128)[..., None].half()
     if not torch.equal(scales_OB1[..., 0].float().log2(), scales_OB.float() - 128):
         return None
-    nibbles_OB16 = (whole_OB32[..., :16] & 15) | (whole_OB32[..., 16:] & 15) << 4
-    fifths_OB4 = ((whole_OB32 >> 4).view(*scales_OB.shape, 4, 8) << torch.arange(8)).sum(-1)
+    nibbles_OB16 = (q5_codes_OB32[..., :16] & 15) | (q5_codes_OB32[..., 16:] & 15) << 4
+    fifths_OB4 = ((q5_codes_OB32 >> 4).view(*scales_OB.shape, 4, 8) << torch.arange(8)).sum(-1)
     parts = scales_OB1.view(torch.uint8), fifths_OB4.to(torch.uint8), nibbles_OB16.to(torch.uint8)
     return torch.cat(parts, -1).flatten(1)
 
@@ -68,40 +68,41 @@ BLOCKS = "_blocks"
 SCALES = "_scales"
 BIAS = "_bias"
 PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
-"""Of each tensor the projections whose outputs take turns in it."""
+"""Projections with interleaved outputs in each stacked tensor."""
 
 
 class Place(NamedTuple):
-    """Some outputs of one expert in a tensor of all; without the ending of its blocks, where it is MXFP4."""
+    """Place of one expert's projection in a stacked tensor."""
 
     tensor: str
+    """Name of the tensor; of MXFP4 without `BLOCKS`."""
     expert: int
     outputs: slice
     shape: tuple[int, ...]
-    """Of what is taken: (outputs, inputs), or of a bias (outputs)."""
+    """Shape of the projection, (outputs, inputs), or of its bias, (outputs)."""
     mxfp4: bool = False
 
 
 class StackedExperts:
-    """An archive of the projections and biases of each expert. narrow: MXFP4 stays codes, for kernels of bfloat16."""
+    """Archive of each expert's projections and biases. narrow: MXFP4 stays packed, for bfloat16 kernels."""
 
     packed = False
 
     def __init__(self, archives: Mapping[str, Archive], layers: int, experts: int, *, narrow: bool) -> None:
-        """Raises ModelError for a tensor of another number of experts, or where the scales of blocks are missing."""
+        """Raises ModelError for a tensor with another number of experts, or blocks without scales."""
         self._archives = archives
         self._experts = experts
         self._narrow = narrow
         stems = [f"model.layers.{layer}{EXPERTS}{part}" for layer in range(layers) for part in PARTS]
-        known = (f"{stem}{end}" for stem in stems for end in ("", BIAS, BLOCKS, SCALES))
-        self.tensors = dict.fromkeys(name for name in known if name in archives)
+        stacked_names = (f"{stem}{suffix}" for stem in stems for suffix in ("", BIAS, BLOCKS, SCALES))
+        self.tensors = dict.fromkeys(name for name in stacked_names if name in archives)
         self._places: dict[str, Place] = {}
         for name in self.tensors:
             if not name.endswith(SCALES):
-                self._places |= self._within(name)
+                self._places |= self._places_in(name)
 
     def names(self) -> list[str]:
-        """Names of tensors as if each expert had its own."""
+        """Return names of tensors as if each expert had its own."""
         return list(self._places)
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -115,40 +116,40 @@ class StackedExperts:
             tensor = numbers(self._archives[place.tensor].view(place.tensor))[place.expert]
             return (tensor if tensor.ndim == 1 else tensor.T)[place.outputs]
         blocks, scales = (
-            numbers(self._archives[each].view(each))[place.expert][place.outputs]
-            for each in (f"{place.tensor}{BLOCKS}", f"{place.tensor}{SCALES}")
+            numbers(self._archives[tensor_name].view(tensor_name))[place.expert][place.outputs]
+            for tensor_name in (f"{place.tensor}{BLOCKS}", f"{place.tensor}{SCALES}")
         )
         codes_OB32 = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2)  # the lower nibble comes first
         return mxfp4_weight(codes_OB32, scales, narrow=self._narrow)
 
-    glance = view
+    transient_view = view
 
-    def _within(self, name: str) -> dict[str, Place]:
-        """Return the places of what a tensor holds."""
-        prefix, _, own = name.rpartition(".")
-        mxfp4 = own.endswith(BLOCKS)
-        bias = own.endswith(BIAS)
+    def _places_in(self, name: str) -> dict[str, Place]:
+        """Return the places of all experts' projections in a tensor, by name."""
+        prefix, _, stem = name.rpartition(".")
+        mxfp4 = stem.endswith(BLOCKS)
+        bias = stem.endswith(BIAS)
         tensor = name.removesuffix(BLOCKS)
-        part = own.removesuffix(BLOCKS).removesuffix(BIAS)
+        part = stem.removesuffix(BLOCKS).removesuffix(BIAS)
         shape = self._archives[name].shape(name)
-        of = PARTS[part]
-        ending = "bias" if bias else "weight"
+        projections = PARTS[part]
+        suffix = "bias" if bias else "weight"
         if len(shape) != (4 if mxfp4 else 2 if bias else 3) or shape[0] != self._experts:
             raise ModelError(f"tensor {name} has shape {list(shape)}, but the config asks for {self._experts} experts")
         if mxfp4:
             self._require_scales(tensor, shape)
         outputs, inputs = (shape[1], shape[2] * shape[3] * 2) if mxfp4 else (shape[-1], shape[-2])
-        found: dict[str, Place] = {}
-        for turn, projection in enumerate(of):
-            turns = slice(turn, None, len(of))
-            size = len(range(outputs)[turns])
-            place = Place(tensor, 0, turns, (size,) if bias else (size, inputs), mxfp4)
+        places: dict[str, Place] = {}
+        for projection_index, projection in enumerate(projections):
+            output_slice = slice(projection_index, None, len(projections))
+            size = len(range(outputs)[output_slice])
+            place = Place(tensor, 0, output_slice, (size,) if bias else (size, inputs), mxfp4)
             for expert in range(self._experts):
-                found[f"{prefix}.{expert}.{projection}.{ending}"] = place._replace(expert=expert)
-        return found
+                places[f"{prefix}.{expert}.{projection}.{suffix}"] = place._replace(expert=expert)
+        return places
 
     def _require_scales(self, tensor: str, shape: tuple[int, ...]) -> None:
-        """Raise ModelError unless the blocks of a tensor have 16 bytes and a scale each."""
+        """Raise ModelError unless each block of a tensor has 16 bytes and a scale."""
         blocks = f"{tensor}{BLOCKS}"
         scales = f"{tensor}{SCALES}"
         if scales not in self._archives:
@@ -160,8 +161,8 @@ class StackedExperts:
                 raise ModelError(f"tensor {name} is {dtype}, and MXFP4 is torch.uint8; copy the whole folder again")
 
 
-def unstacked(archives: Mapping[str, Archive], layers: int, experts: int, *, narrow: bool) -> dict[str, Archive]:
-    """Return archives by the names of tensors, with experts as if each had its own. Raises ModelError."""
+def unstack_experts(archives: Mapping[str, Archive], layers: int, experts: int, *, narrow: bool) -> dict[str, Archive]:
+    """Return archives by tensor name, as if each expert had its own tensors. Raises ModelError."""
     stacked = StackedExperts(archives, layers, experts, narrow=narrow)
-    others = {name: archive for name, archive in archives.items() if name not in stacked.tensors}
-    return others | dict.fromkeys(stacked.names(), stacked)
+    other_archives = {name: archive for name, archive in archives.items() if name not in stacked.tensors}
+    return other_archives | dict.fromkeys(stacked.names(), stacked)

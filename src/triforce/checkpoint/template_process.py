@@ -1,4 +1,4 @@
-"""Chat templates of strangers, rendered in a process of their own: some loop for hours, some take all memory."""
+"""Untrusted chat templates, rendered in a separate process: some loop for hours, some take all memory."""
 
 from __future__ import annotations
 
@@ -14,33 +14,30 @@ from triforce.checkpoint import template_worker
 from triforce.errors import RequestError
 from triforce.sandbox import working_folder
 
-KNOWN = frozenset({"872be49dbb638044ad01b60388f48d469ff2980e5f0dccdc22ec907db54d0788"})
-"""The sha256 of templates of known models, which are rendered here."""
+TRUSTED_TEMPLATES = frozenset({"872be49dbb638044ad01b60388f48d469ff2980e5f0dccdc22ec907db54d0788"})
+"""The sha256 of known models' templates, which are rendered in this process."""
 
 
 class TemplateProcess:
-    """The process, begun with the first template, and anew after one that it did not survive.
-
-    Methods may be called from any thread.
-    """
+    """A worker process, started for the first template and again after a template that ended it. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
     def render(self, template: str, variables: str) -> str:
-        """The text of a template; its variables are JSON. Raises RequestError saying why there is none."""
+        """Return a template's text. variables: JSON. Raises RequestError with the reason of a failure."""
         answer = self._answer(f"[{json.dumps(template)}, {variables}]\n".encode())
         if not answer.endswith(b"\n"):
-            most = f"{template_worker.SECONDS} s or {template_worker.MEMORY_BYTES >> 20} MiB"
-            raise RequestError(f"it takes more than {most}, or ends the process that renders it")
-        made, text = json.loads(answer)
-        if not made:
+            limits = f"{template_worker.SECONDS} s or {template_worker.MEMORY_BYTES >> 20} MiB"
+            raise RequestError(f"it takes more than {limits}, or ends the process that renders it")
+        rendered, text = json.loads(answer)
+        if not rendered:
             raise RequestError(text)
         return str(text)
 
     def end(self) -> None:
-        """End the process, if there is one."""
+        """End the process if it runs."""
         process = self._process
         self._process = None
         if process:
@@ -48,7 +45,7 @@ class TemplateProcess:
             process.communicate()
 
     def _answer(self, request: bytes) -> bytes:
-        """Return the line that the process answers; a part of it where it has ended."""
+        """Return the process's answer line; an incomplete one if the process has ended."""
         answer = b""
         with self._lock:
             stdin, stdout = self._streams()
@@ -59,7 +56,7 @@ class TemplateProcess:
             except BrokenPipeError:
                 pass
             finally:
-                if not answer.endswith(b"\n"):  # Ctrl-C, too: an answer that nobody has read would be the next one's
+                if not answer.endswith(b"\n"):  # Ctrl-C, too: the next call would read an unread answer
                     self.end()
         return answer
 
@@ -82,16 +79,16 @@ class TemplateProcess:
 
 
 PROCESS = TemplateProcess()
-os.register_at_fork(after_in_child=PROCESS.__init__)  # type: ignore[misc]  # that of the parent answers the parent
+os.register_at_fork(after_in_child=PROCESS.__init__)  # type: ignore[misc]  # the parent's process answers the parent
 
 
-def render_apart(template: str, variables: str) -> str:
-    """The text of a template; its variables are JSON. Raises RequestError saying why there is none."""
-    if hashlib.sha256(template.encode("utf-8", "surrogatepass")).hexdigest() not in KNOWN:
+def render_isolated(template: str, variables: str) -> str:
+    """Return a template's text. variables: JSON. Raises RequestError with the reason of a failure."""
+    if hashlib.sha256(template.encode("utf-8", "surrogatepass")).hexdigest() not in TRUSTED_TEMPLATES:
         return PROCESS.render(template, variables)
-    from triforce.checkpoint.chat_template import render  # Jinja, which most runs do not need
+    from triforce.checkpoint.chat_template import render  # imports Jinja, which most runs do not need
 
     try:
         return render(template, json.loads(variables))
-    except Exception as error:  # a template is a program, and raises what it likes
+    except Exception as error:  # a template is a program and may raise anything
         raise RequestError(str(error)) from error

@@ -1,7 +1,7 @@
-"""Process that renders chat templates for another one, until that one ends. Whatever a template does ends here.
+"""Process that renders chat templates for its parent until the parent ends. A template can harm this process only.
 
-Requests and answers are lines of JSON: a template and its variables, whether it could be rendered, and its text or why
-not.
+Requests and answers are lines of JSON. A request is a template and its variables; an answer is whether it was
+rendered, and its text or the reason.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import sys
 from pathlib import Path
 
 SECONDS = 0.5
-"""CPU time of a template, besides that for its messages."""
+"""CPU time of a template, on top of the time for its messages."""
 BYTES_PER_SECOND = 8 << 20
 WALL_SECONDS = 60.0
-"""CPU time may come late."""
+"""Limit of elapsed time, as a busy machine gives CPU time late."""
 MEMORY_BYTES = 512 << 20
 GROWTH, ROOM = 4, 1 << 20
-"""The longest text of a template: so many times its messages, and so many characters."""
+"""The longest text of a template has `GROWTH` times its request's bytes plus `ROOM` characters."""
 LONGEST_REASON = 1000
 
 
 def main() -> None:
-    """Answer requests from stdin. A timer ends the process of a template that takes too long, as do its signals."""
+    """Answer requests from stdin. A timer's signal ends this process if a template takes too long."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     sys.path.append(str(Path(__file__).parents[2]))
@@ -40,14 +40,14 @@ def main() -> None:
             text = render(template, variables)
             if len(text) > (longest := GROWTH * len(line) + ROOM):
                 raise ValueError(f"its text is longer than {longest:,} characters")
-            said = json.dumps([True, text]).encode()
-        except MemoryError:  # what is left may not do for another template
+            answer = json.dumps([True, text]).encode()
+        except MemoryError:  # the remaining memory may not suffice for another template
             os._exit(1)
-        except Exception as error:  # a template is a program, and raises what it likes
-            said = json.dumps([False, str(error)[:LONGEST_REASON]]).encode()
+        except Exception as error:  # a template is a program and may raise anything
+            answer = json.dumps([False, str(error)[:LONGEST_REASON]]).encode()
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        answers.write(said + b"\n")
+        answers.write(answer + b"\n")
         answers.flush()
 
 

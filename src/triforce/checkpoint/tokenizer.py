@@ -1,4 +1,4 @@
-"""Text to token ids and back, through the `tokenizers` library: whole texts, texts that grow, and bytes of a token."""
+"""Text to token ids and back, through the `tokenizers` library: complete texts, streams, and bytes of tokens."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from tokenizers.decoders import DecodeStream
 
 from triforce.checkpoint.hub import read_json
 from triforce.checkpoint.json_fields import Fields
-from triforce.checkpoint.template_process import render_apart
+from triforce.checkpoint.template_process import render_isolated
 from triforce.checkpoint.tokenizer_files import CORE, TokenizerFiles, read_tokenizer
 from triforce.errors import ModelError, RequestError
 from triforce.interface.messages import Message, read_messages, read_tools
 
 NAMED_BYTES = "triforce.named_bytes"
-"""Name of how errors of decoding are handled: a byte of no character is written as SentencePiece names it, `<0xF0>`."""
+"""Name of a decoding error handler: a byte outside any character becomes its SentencePiece name, such as `<0xF0>`."""
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class TokenBytes:
-    """Bytes of the tokens of one tokenizer. Its table of added tokens, of which some have thousands, is read once."""
+    """Bytes of one tokenizer's tokens. Its table of added tokens, sometimes thousands, is read once."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self.falls_back = core.token_to_id("<0x0A>") is not None
-        """Whether characters without a token are written as tokens of their bytes, as SentencePiece does it."""
+        self.byte_fallback = core.token_to_id("<0x0A>") is not None
+        """Whether characters without a token become tokens of their bytes, as in SentencePiece."""
 
-    def of(self, token_id: int) -> bytes:
-        """The UTF-8 bytes of a token: of an added or special one its name; none of an unknown id."""
+    def bytes_of(self, token_id: int) -> bytes:
+        """Return a token's UTF-8 bytes: the name of an added or special token; no bytes for an unknown id."""
         if token_id in self._added:
             return self._added[token_id]
-        read = _sentencepiece if self.falls_back else _byte_level
-        return read(self._core.id_to_token(token_id) or "")
+        decode = _sentencepiece if self.byte_fallback else _byte_level
+        return decode(self._core.id_to_token(token_id) or "")
 
     @property
     def special_ids(self) -> frozenset[int]:
-        """Tokens that are marks and no text."""
+        """Ids of special tokens, which are marks and no text."""
         return self._tables[1]
 
     @property
@@ -77,110 +77,115 @@ def _sentencepiece(token: str) -> bytes:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Byte-level BPE writes a printable byte of latin-1 as itself, and the others, in order, from U+0100 on."""
+    """Return the byte of each character of byte-level BPE.
+
+    A printable byte of latin-1 stands for itself. The others follow, in order, from U+0100 on.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    rest = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(rest)}
+    unprintable = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(unprintable)}
 
 
 _BYTES = _byte_alphabet()
 
 
-CONTEXT = 16  # tokens of the preceding text that can change how the next one reads
+CONTEXT = 16  # preceding tokens that can change the text of the next one
 PANIC = "PanicException"
-"""The name of what errors of Rust raise, which is no Exception, and in no module that can be imported."""
-LOOKED_AT = 1 << 16
-"""Rows of the embedding that are looked at for the last one with a token, before all tokens are."""
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # threads of its own would be missed after a fork
+"""Type name of a Rust panic, which is no Exception and cannot be imported."""
+SCANNED_ROWS = 1 << 16
+"""Last rows of the embedding that are searched for the highest token id, before all tokens are listed."""
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads would be missing after a fork
 
 
-def same_tokenizer(folder: Path, other: Path) -> bool:
-    """Whether both have the same tokenizer.json: reading it twice takes as much memory again."""
+def same_tokenizer(folder: Path, other_folder: Path) -> bool:
+    """Return whether both folders have the same tokenizer.json. Two loaded copies would take twice the memory."""
     file = folder / CORE
-    others = other / CORE
-    return file.is_file() and others.is_file() and filecmp.cmp(file, others, shallow=False)
+    other_file = other_folder / CORE
+    return file.is_file() and other_file.is_file() and filecmp.cmp(file, other_file, shallow=False)
 
 
 class Tokenizer:
-    """A tokenizer. Ids from `vocab_size` on do not exist, whatever the files say."""
+    """A tokenizer. Ids from `vocab_size` on do not exist, even if the files have them."""
 
     def __init__(self, files: TokenizerFiles, eos_ids: frozenset[int], rows: int | None = None) -> None:
-        """`rows` are those of the model's embedding (None: as many as are named)."""
+        """rows: rows of the model's embedding (None: no limit)."""
         self._core = files.core
         self._special = files.special
         self.templates = files.templates
-        # Some tokenizer.json come with both switched on, which would cut or pad every prompt.
+        # Some tokenizer.json switch both on, which would cut or pad every prompt.
         self._core.no_truncation()
         self._core.no_padding()
         self._rows, self._bytes = rows, TokenBytes(self._core)
         self.vocab_size = self._last_id() + 1
         """Highest id + 1, added tokens included."""
-        end = self._core.token_to_id(self._special.get("eos_token", ""))
-        ends = (i for i in (*eos_ids, end) if i is not None and 0 <= i < self.vocab_size)
-        self.eos_ids = frozenset(i for i in ends if self._core.id_to_token(i) is not None)
+        eos_id = self._core.token_to_id(self._special.get("eos_token", ""))
+        candidate_ids = (i for i in (*eos_ids, eos_id) if i is not None and 0 <= i < self.vocab_size)
+        self.eos_ids = frozenset(i for i in candidate_ids if self._core.id_to_token(i) is not None)
 
     @classmethod
     def load(cls, path: Path, rows: int | None = None) -> Tokenizer:
-        """The tokenizer of a model's folder. Raises ModelError."""
+        """Load the tokenizer of a model's folder. Raises ModelError."""
         return cls(read_tokenizer(path), configured_eos_ids(path), rows)
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
-        """Token ids, with the model's usual first token unless told otherwise. Raises RequestError."""
+        """Return token ids. add_special: with the model's special tokens, such as BOS. Raises RequestError."""
         try:
-            # Of a batch the library makes ids without the interpreter's lock, so that a long text stops nobody.
+            # The library encodes a batch without the interpreter's lock, so a long text blocks no other thread.
             (encoding,) = self._core.encode_batch_fast([text], add_special_tokens=add_special)
             ids: list[int] = encoding.ids
         except (UnicodeError, TypeError) as error:
-            half = next((char for char in text if "\ud800" <= char <= "\udfff"), "")
+            surrogate = next((char for char in text if "\ud800" <= char <= "\udfff"), "")
             raise RequestError(
-                f"the prompt is not valid UTF-8 text: {half!r} is half of a character; leave it out, or read the text "
-                "anew in its own encoding"
+                f"the prompt is not valid UTF-8 text: {surrogate!r} is half of a character; leave it out, or read the "
+                "text anew in its own encoding"
             ) from error
         except BaseException as error:
             if not isinstance(error, Exception) and type(error).__name__ != PANIC:
                 raise
             reason = " ".join(str(error).split())[:300]
             raise RequestError(f"the model's tokenizer does not take this text ({reason}); change the text") from error
-        if ids and (top := max(ids)) >= self.vocab_size:
-            raise RequestError(f"the text holds token {top}, which this model has no embedding for; leave it out")
+        if ids and (highest_id := max(ids)) >= self.vocab_size:
+            raise RequestError(
+                f"the text holds token {highest_id}, which this model has no embedding for; leave it out"
+            )
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids` without special tokens; what `stream` gives in pieces."""
-        if not self._bytes.falls_back:
+        """Return the text of `ids` without special tokens, equal to the joined pieces of `stream`."""
+        if not self._bytes.byte_fallback:
             return str(self._core.decode(list(ids), skip_special_tokens=True))
         stream = self.stream()
         return "".join([stream.step(i) for i in ids]) + stream.flush()
 
-    def stream(self, after: Sequence[int] = ()) -> TextStream:
-        """Text as tokens arrive; read as the continuation of `after`, if given, so that a first space is not lost."""
-        return TextStream(self._core, after)
+    def stream(self, prefix_ids: Sequence[int] = ()) -> TextStream:
+        """Return a stream of text for arriving tokens. After `prefix_ids`, the first token keeps its space."""
+        return TextStream(self._core, prefix_ids)
 
     def bytes_of(self, token_id: int) -> bytes:
-        """Return the bytes that a token adds to a text, perhaps a part of a character; none for an unknown id."""
-        return self._bytes.of(token_id)
+        """Return a token's bytes in a text, perhaps a part of a character; no bytes for an unknown id."""
+        return self._bytes.bytes_of(token_id)
 
     def text_of(self, token_id: int) -> str:
-        """Return a token as a text by itself; bytes that are no whole character are written as `<0xF0>`."""
-        return self._bytes.of(token_id).decode(errors=NAMED_BYTES)
+        """Return a single token as text. Bytes of incomplete characters are written as `<0xF0>`."""
+        return self._bytes.bytes_of(token_id).decode(errors=NAMED_BYTES)
 
     def all_bytes(self) -> list[bytes]:
-        """The same of every id below `vocab_size`."""
-        return [self._bytes.of(i) for i in range(self.vocab_size)]
+        """Return `bytes_of` of every id below `vocab_size`."""
+        return [self._bytes.bytes_of(i) for i in range(self.vocab_size)]
 
     @property
     def special_ids(self) -> frozenset[int]:
-        """Tokens that are marks and no text."""
+        """Ids of special tokens, which are marks and no text."""
         return self._bytes.special_ids
 
     @property
     def chats(self) -> bool:
-        """Whether there is a template for `chat`."""
+        """Whether `chat` has a template."""
         return bool(self.templates)
 
     @property
     def template(self) -> str:
-        """The chat template, or all of them if there are several; empty if there is none."""
+        """The chat template, or all of them joined; empty if there is none."""
         return "\n".join(self.templates.values())
 
     def chat(
@@ -189,19 +194,24 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         thinking: bool | None = None,
     ) -> list[int]:
-        """Token ids of a conversation that awaits its answer (see `interface.messages`), with tools it may call.
+        """Return token ids of a conversation up to the next answer (see `interface.messages`), with its tools.
 
-        thinking: what a template that knows `enable_thinking` is told; None: nothing. Raises RequestError.
+        thinking: value of the template variable `enable_thinking`; None: unset. Raises RequestError.
         """
         if not self.templates:
             raise RequestError("this model has no chat template; give a text to generate, or use a model that has one")
         turns = read_messages(messages)
-        shown = read_tools(tools or ())
+        tool_schemas = read_tools(tools or ())
         try:
-            variables = {"messages": turns, "tools": shown or None, "documents": None, "add_generation_prompt": True}
+            variables = {
+                "messages": turns,
+                "tools": tool_schemas or None,
+                "documents": None,
+                "add_generation_prompt": True,
+            }
             if thinking is not None:
                 variables["enable_thinking"] = thinking
-            text = render_apart(self._template_for(shown), json.dumps({**self._special, **variables}))
+            text = render_isolated(self._template_for(tool_schemas), json.dumps({**self._special, **variables}))
         except (RequestError, TypeError, ValueError, RecursionError) as error:
             raise RequestError(f"the model's chat template does not accept these messages: {error}") from error
         return self.encode(text, add_special=False)
@@ -219,9 +229,9 @@ class Tokenizer:
 
     def _last_id(self) -> int:
         """Return the highest id. Raises ModelError if there is none."""
-        if self._rows is not None:  # to list all tokens takes a while where there are many
-            top = min(self._rows, 1 << 32)
-            for i in range(top - 1, max(top - LOOKED_AT, 0) - 1, -1):
+        if self._rows is not None:  # listing all tokens of a large vocabulary is slow
+            row_count = min(self._rows, 1 << 32)
+            for i in range(row_count - 1, max(row_count - SCANNED_ROWS, 0) - 1, -1):
                 if self._core.id_to_token(i) is not None:
                     return i
         if not self._tokens:
@@ -229,64 +239,64 @@ class Tokenizer:
         return max(self._tokens)
 
     def require_same_vocabulary(self, other: Tokenizer, names: tuple[str, str]) -> None:
-        """Raise ModelError unless every id is the same token in both; `names` are those of this model and the other."""
+        """Raise ModelError unless every id is the same token in both. names: of this model and of the other."""
         if self._tokens == other._tokens:
             return
         for i in range(max(self.vocab_size, other.vocab_size)):
-            mine = self._tokens.get(i)
-            theirs = other._tokens.get(i)
-            if mine != theirs:
+            own_token = self._tokens.get(i)
+            other_token = other._tokens.get(i)
+            if own_token != other_token:
                 raise ModelError(
-                    f"{names[0]} and {names[1]} do not share a vocabulary: token {i} is {mine!r} in the first and "
-                    f"{theirs!r} in the second; use a draft model with the target's own tokenizer"
+                    f"{names[0]} and {names[1]} do not share a vocabulary: token {i} is {own_token!r} in the first and "
+                    f"{other_token!r} in the second; use a draft model with the target's own tokenizer"
                 )
 
 
 def configured_eos_ids(folder: Path) -> frozenset[int]:
-    """The end-of-sequence ids that config.json and generation_config.json name, together. Raises ModelError."""
+    """Return the end-of-sequence ids in config.json and generation_config.json. Raises ModelError."""
     ids: set[int] = set()
     for name in ("config.json", "generation_config.json"):
         if (folder / name).exists():
             fields = Fields(read_json(folder / name), name)
             value = fields.get("eos_token_id")
-            found = value if isinstance(value, list) else [] if value is None else [value]
-            if not all(type(i) is int for i in found):
+            token_ids = value if isinstance(value, list) else [] if value is None else [value]
+            if not all(type(i) is int for i in token_ids):
                 raise fields.refusal("eos_token_id", ["token ids", "lists of them"])
-            ids.update(found)
+            ids.update(token_ids)
     return frozenset(ids)
 
 
 class TextStream:
-    """Text of the tokens stepped through, in whole characters and without special tokens."""
+    """Incremental decoder: complete characters, without special tokens."""
 
-    def __init__(self, core: Core, after: Sequence[int] = ()) -> None:
+    def __init__(self, core: Core, prefix_ids: Sequence[int] = ()) -> None:
         self._core = core
-        self._shown = list(after[-CONTEXT:]) if after else []
-        if self._text(self._shown).endswith("�"):
-            self._shown = []  # the character that is cut there would be shown again
-        self._held: list[int] = []
-        self._stream = DecodeStream(self._shown, skip_special_tokens=True)
+        self._emitted_ids = list(prefix_ids[-CONTEXT:]) if prefix_ids else []
+        if self._text(self._emitted_ids).endswith("�"):
+            self._emitted_ids = []  # the incomplete character would be emitted again
+        self._pending_ids: list[int] = []
+        self._stream = DecodeStream(self._emitted_ids, skip_special_tokens=True)
 
     def step(self, token: int) -> str:
-        """The text that this token completes, perhaps none."""
-        self._held.append(token)
+        """Return the text that this token completes, perhaps an empty one."""
+        self._pending_ids.append(token)
         try:
             text = self._stream.step(self._core, token)
         except Exception:
-            # Byte tokens that make no character can change how the ones before them read; that text is out already.
+            # Byte tokens outside any character can change the text of earlier tokens, which is emitted already.
             self._stream = DecodeStream(skip_special_tokens=True)
-            text = self._stream.step(self._core, self._held)
+            text = self._stream.step(self._core, self._pending_ids)
         if text:
-            self._shown = self._held
-            self._held = []
+            self._emitted_ids = self._pending_ids
+            self._pending_ids = []
         return text or ""
 
     def flush(self) -> str:
-        """The rest at the end of the text: what is no whole character reads as U+FFFD. Ends the stream."""
-        before = self._text(self._shown)
-        rest = self._text(self._shown + self._held)[len(before) :]
-        self._held = []
-        return rest
+        """Return the remaining text, with U+FFFD for incomplete characters. Ends the stream."""
+        emitted_text = self._text(self._emitted_ids)
+        remaining_text = self._text(self._emitted_ids + self._pending_ids)[len(emitted_text) :]
+        self._pending_ids = []
+        return remaining_text
 
     def _text(self, ids: list[int]) -> str:
         return str(self._core.decode(ids, skip_special_tokens=True))

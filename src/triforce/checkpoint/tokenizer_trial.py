@@ -1,6 +1,6 @@
-"""Trial of a stranger's tokenizer: it is used once in a process of its own before it is used here.
+"""Trial of an untrusted tokenizer in a separate process, before its use in this one.
 
-The libraries that read it may end the process, or keep it busy, for a file that is damaged or hostile.
+Damaged or hostile files can crash or stall the libraries that read them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from triforce.sandbox import TrialError, TrialLimitError, TrialLimits
 READ_WITH_CORE = (CORE, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 READ_ELSE = ("*.json", "*.model", "*.txt", "*.tiktoken")
 MOST_BYTES = 1 << 28
-"""Bytes of all files of a tokenizer. Those of the largest vocabularies have an eighth of it."""
+"""Largest size of a tokenizer's files in bytes. The largest vocabularies take an eighth of it."""
 STACK_BYTES = 8 << 20
 TEXTS = (
     "", "a", "Hello world! It's 12,345.67 miles - isn't it?\n\n\tdef f(x): return {x: [1]}  # <b>&amp;</b>",
@@ -26,13 +26,13 @@ TEXTS = (
     "\x00\x1d\u2003\u2026\ue000\ufffd\U0010fffd", " " * 500, "x" * 2000, "ab " * 500,
     "".join(map(chr, range(1, 0x250))),
 )  # fmt: skip
-"""What is cut into tokens: words, numbers, code, other scripts, characters that nobody has a token for, and runs."""
+"""Texts to encode: words, numbers, code, other scripts, characters that no vocabulary has, and repetitions."""
 MOST_IDS = 1000
-"""Tokens that are turned into text."""
+"""Number of tokens to decode."""
 
 
 def require_usable(folder: Path) -> None:
-    """Raise ModelError for a tokenizer that cannot be used, unless it comes with the package or has passed before."""
+    """Raise ModelError for an unusable tokenizer. Shipped ones and ones that have passed before are not tried."""
     if folder.resolve() in [shipped.resolve() for shipped in SHIPPED]:
         return
     has_core = (folder / CORE).exists()
@@ -46,7 +46,7 @@ def require_usable(folder: Path) -> None:
     except OSError as error:
         raise unreadable(error.filename or folder, error) from error
     limits = TrialLimits(3 + (size >> 23), (256 << 20) + 24 * size, STACK_BYTES)
-    if not has_core:  # transformers, and what it imports
+    if not has_core:  # transformers and its imports
         limits = TrialLimits(limits.cpu_seconds + 30, limits.memory_bytes + (8 << 30), STACK_BYTES)
     readers = ("tokenizers",) if has_core else ("tokenizers", "transformers")
     try:
@@ -58,30 +58,34 @@ def require_usable(folder: Path) -> None:
 
 
 def trial(folder: str) -> None:
-    """Use the tokenizer in a folder for some texts. Raises ModelError."""
+    """Encode and decode sample texts with the tokenizer in a folder. Raises ModelError."""
     try:
         tokenizer = Tokenizer(read_tokenizer(Path(folder)), frozenset())
         ids = [i for text in TEXTS for special in (True, False) for i in tokenizer.encode(text, special)]
         step = max(tokenizer.vocab_size // MOST_IDS, 1)
-        for some in (ids[-MOST_IDS:], range(0, tokenizer.vocab_size, step), sorted(tokenizer.special_ids)[:MOST_IDS]):
-            tokenizer.decode(list(some))
+        for sampled_ids in (
+            ids[-MOST_IDS:],
+            range(0, tokenizer.vocab_size, step),
+            sorted(tokenizer.special_ids)[:MOST_IDS],
+        ):
+            tokenizer.decode(list(sampled_ids))
             stream = tokenizer.stream()
-            for i in some:
+            for i in sampled_ids:
                 stream.step(i)
                 tokenizer.bytes_of(i)
             stream.flush()
     except (ModelError, MemoryError):
         raise
-    except BaseException as error:  # a panic of Rust is no Exception
+    except BaseException as error:  # a Rust panic is no Exception
         cause = error.__cause__ if isinstance(error, RequestError) and error.__cause__ else error
         reason = " ".join(str(cause).split())[:300] or type(cause).__name__
         raise ModelError(f"the tokenizer in {folder} cannot be used ({reason}); download it again") from None
 
 
 def _digest(files: list[Path]) -> str:
-    """Return the sha256 of files and of their names."""
-    total = hashlib.sha256()
+    """Return the hex sha256 of files' names and contents."""
+    digest = hashlib.sha256()
     for file in files:
         with file.open("rb") as opened:
-            total.update(f"{file.name} {hashlib.file_digest(opened, 'sha256').hexdigest()}\n".encode())
-    return total.hexdigest()
+            digest.update(f"{file.name} {hashlib.file_digest(opened, 'sha256').hexdigest()}\n".encode())
+    return digest.hexdigest()

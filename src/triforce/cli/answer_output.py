@@ -27,7 +27,7 @@ class Painter:
     """Colours each character by the tier that proposed its token. Pieces of text hold the tokens of a whole pass."""
 
     def __init__(self, tokenizer: Tokenizer | None, prompt: Sequence[int]) -> None:
-        self._stream = tokenizer.stream(after=prompt) if tokenizer else None
+        self._stream = tokenizer.stream(prefix_ids=prompt) if tokenizer else None
         self._origins: list[str] = []  # of the characters to come: text may be held back, never reordered
 
     def __call__(self, piece: OutputChunk) -> str:

@@ -12,7 +12,7 @@ from triforce.backends.dispatch import require_offload
 from triforce.backends.kernel_api import PAGE, pages_for
 from triforce.backends.kv_rows import kv_name
 from triforce.checkpoint.hf_config import model_config
-from triforce.checkpoint.hub import FINETUNE, SHIPPED, draft_for, path_here
+from triforce.checkpoint.hub import FINETUNE, SHIPPED, draft_for, local_path
 from triforce.checkpoint.model_files import ModelFiles, open_model, require_sizes
 from triforce.cli import answer_output
 from triforce.cli.bench.setup import machine
@@ -140,7 +140,7 @@ def profile_of(
 ) -> ModelProfile:
     """Return the profile that a run has with these settings and the draft that it chooses itself, if that is here."""
     draft = known_draft(model or SHIPPED[0], files.path, speculation)
-    found = path_here(str(draft).removeprefix(FINETUNE)) if draft else None
+    found = local_path(str(draft).removeprefix(FINETUNE)) if draft else None
     return ModelProfile(files, config, dtype, device, speculation, [found] if found else [])
 
 

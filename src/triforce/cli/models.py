@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from triforce.checkpoint.model_sources import kept_models, models_folder, remove
+from triforce.checkpoint.model_sources import cached_models, models_folder, remove
 from triforce.errors import printable
 
 
@@ -13,7 +13,7 @@ def run(options: Namespace) -> int:
     if options.models == "remove":
         print(f"removed {printable(remove(options.name))}")
         return 0
-    kept = kept_models()
+    kept = cached_models()
     for model, file in kept:
         print(f"{model.name:<12} {file.stat().st_size / 1e6:>6,.0f} MB  {model.licence:<12} {printable(file)}")
     if not kept:

@@ -17,9 +17,9 @@ from triforce.disk_cache.documents import SkippedFiles, barred, no_text, text_of
 from triforce.errors import RequestError, escaped
 from triforce.user_files import (
     NotTextError,
+    binary_kind,
+    byte_order_mark,
     decode,
-    kind,
-    marked,
     open_file,
     read_all,
     read_file,
@@ -106,9 +106,9 @@ def open_lines(file: str) -> BinaryIO:
         with ExitStack() as closing:
             opened = closing.enter_context(open_file(file, REQUESTS))
             first = read_line(opened, file)
-            if known := kind(first):
+            if known := binary_kind(first):
                 raise RequestError(f"{file} {known}")
-            if marked(first) or not opened.seekable():
+            if byte_order_mark(first) or not opened.seekable():
                 return io.BytesIO(b"".join(_lines(first, opened, file)))
             opened.seek(0)
             closing.pop_all()
@@ -124,7 +124,7 @@ def count_lines(opened: BinaryIO, source: str) -> int:
 
 def _lines(first: bytes, rest: BinaryIO, source: str) -> Iterator[bytes]:
     """Yield lines of UTF-8 text, of which the first was read. Raises RequestError."""
-    if marked(first):
+    if byte_order_mark(first):
         yield from decode_text(first + read_all(rest, source), source).encode().splitlines(keepends=True)
         return
     while first:

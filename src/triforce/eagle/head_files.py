@@ -21,7 +21,7 @@ from triforce.checkpoint.json_fields import MOST_CHANNELS, Fields
 from triforce.checkpoint.model_families import LLAMA
 from triforce.checkpoint.rope_scaling import Unscaled
 from triforce.checkpoint.weight_files import Archive, open_archives, require_shape
-from triforce.checkpoint.weights import SOURCES
+from triforce.checkpoint.weights import SOURCE_DTYPES
 from triforce.eagle.head import EagleHeadConfig, EagleHeadWeights, shapes
 from triforce.errors import ModelError, RequestError, argument
 from triforce.model.config import ModelConfig
@@ -78,8 +78,8 @@ def _read_tensor(folder: Path, archives: Mapping[str, Archive], name: str, shape
     if name not in archives:
         raise ModelError(f"{folder}: the weights lack the tensor {name}; copy the whole folder again")
     require_shape(archives, name, shape)
-    tensor = numbers(archives[name].glance(name))
-    if tensor.dtype not in SOURCES:
+    tensor = numbers(archives[name].transient_view(name))
+    if tensor.dtype not in SOURCE_DTYPES:
         raise ModelError(f"tensor {name} is {tensor.dtype}, which is not supported; use weights of 16 or 32 bits")
     if not all(extreme.isfinite() for extreme in torch.aminmax(tensor)):
         raise ModelError(f"tensor {name} holds NaN or Inf; copy {folder} again")
@@ -113,7 +113,7 @@ def _table(archives: Mapping[str, Archive], name: str, size: int) -> Tensor | No
     """Return a table of `size` integers; None where there is none, or one of another shape or dtype."""
     if name not in archives or archives[name].shape(name) != (size,):
         return None
-    table = numbers(archives[name].glance(name))
+    table = numbers(archives[name].transient_view(name))
     return table if table.dtype in TABLE_DTYPES else None
 
 
@@ -190,7 +190,7 @@ def target_named(folder: Path) -> str | None:
 
     Raises ModelError.
     """
-    target: str | None = Fields(read_json(folder / "config.json"), "config.json").within("triforce").get("target")
+    target: str | None = Fields(read_json(folder / "config.json"), "config.json").nested("triforce").get("target")
     return target
 
 
@@ -204,7 +204,7 @@ def read_eagle_head(folder: Path, target: ModelConfig, fingerprint: str, *, fine
     if not is_eagle_head(folder):
         raise ModelError(f"{folder} holds no draft that reads hidden states (EAGLE-3): its config.json has no "
                          f"draft_vocab_size; a model of its own goes on with {argument('draft')}")  # fmt: skip
-    own_fields = Fields(raw, "config.json").within("triforce")
+    own_fields = Fields(raw, "config.json").nested("triforce")
     own_fields.require("format", (FORMAT,))
     config = _config(Fields(raw, "config.json"), own_fields, target)
     _require_fit(folder, config, target)
@@ -224,27 +224,27 @@ def _config(fields: Fields, own_fields: Fields, target: ModelConfig) -> EagleHea
     for name, accepted in (("num_hidden_layers", (1,)), ("hidden_act", ("silu",)), ("attention_bias", (False,)),
                            ("mlp_bias", (False,)), ("target_hidden_size", (target.hidden_size,))):  # fmt: skip
         fields.require(name, accepted)
-    hidden = fields.whole("hidden_size")
-    heads = fields.whole("num_attention_heads")
-    head_dim = fields.whole("head_dim", max(hidden // heads, 1), most=MOST_CHANNELS)
+    hidden = fields.integer("hidden_size")
+    heads = fields.integer("num_attention_heads")
+    head_dim = fields.integer("head_dim", max(hidden // heads, 1), maximum=MOST_CHANNELS)
     if head_dim % 2:
         raise fields.refusal("head_dim", ["even numbers"])
-    vocab_size = fields.whole("vocab_size")
-    _, theta, scaling = read_rope(fields, LLAMA, head_dim, fields.whole("max_position_embeddings", target.context))
+    vocab_size = fields.integer("vocab_size")
+    _, theta, scaling = read_rope(fields, LLAMA, head_dim, fields.integer("max_position_embeddings", target.context))
     inv_freq_F, scale = scaling.frequencies(theta, head_dim, target.context)
     return EagleHeadConfig(
         vocab_size=vocab_size,
         hidden_size=hidden,
-        intermediate_size=fields.whole("intermediate_size"),
+        intermediate_size=fields.integer("intermediate_size"),
         heads=heads,
-        kv_heads=fields.whole("num_key_value_heads", heads),
+        kv_heads=fields.integer("num_key_value_heads", heads),
         head_dim=head_dim,
-        norm_eps=fields.number("rms_norm_eps", 1e-6, least=1e-12, most=1.0),
+        norm_eps=fields.number("rms_norm_eps", 1e-6, minimum=1e-12, maximum=1.0),
         state_layers=_state_layers(fields, own_fields, target.layers),
-        choices=fields.whole("draft_vocab_size", vocab_size, most=vocab_size),
+        choices=fields.integer("draft_vocab_size", vocab_size, maximum=vocab_size),
         rope=Rope(inv_freq_F, scale),
-        sinks=own_fields.whole("sinks", SINKS, most=MAX_VISIBLE_ENTRIES),
-        window=own_fields.whole("window", WINDOW, most=MAX_VISIBLE_ENTRIES),
+        sinks=own_fields.integer("sinks", SINKS, maximum=MAX_VISIBLE_ENTRIES),
+        window=own_fields.integer("window", WINDOW, maximum=MAX_VISIBLE_ENTRIES),
         fc_norm=fields.flag("fc_norm", False),
         norm_output=fields.flag("norm_output", False),
         norm_before_residual=fields.flag("norm_before_residual", False),
@@ -263,7 +263,7 @@ def _state_layers(fields: Fields, own_fields: Fields, layers: int) -> tuple[int,
         state_layers = fields.get("eagle_aux_hidden_state_layer_ids")
     if (
         state_layers is None
-        and (named := fields.within("eagle_config").get("eagle_aux_hidden_state_layer_ids")) is not None
+        and (named := fields.nested("eagle_config").get("eagle_aux_hidden_state_layer_ids")) is not None
     ):
         state_layers = named
         offset = 1

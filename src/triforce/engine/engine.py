@@ -81,7 +81,7 @@ class OutputStream:
         self.sequence = sequence
         self._tokenizer = tokenizer
         self._logprobs = list[TokenLogprobs]()
-        self._stream = tokenizer.stream(after=sequence.prompt) if tokenizer else None
+        self._stream = tokenizer.stream(prefix_ids=sequence.prompt) if tokenizer else None
         self._text = StopStringBuffer(sequence.params.stop)
 
     def take(self, count: int, finish: Callable[[TokenSequence, int], None]) -> OutputChunk:

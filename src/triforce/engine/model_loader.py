@@ -22,7 +22,7 @@ from triforce.checkpoint.model_families import FAMILIES
 from triforce.checkpoint.model_files import ModelFiles, open_model
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.checkpoint.weight_files import Archive, stamp
-from triforce.checkpoint.weights import fingerprint, of_weights, read_embedding, read_weights
+from triforce.checkpoint.weights import fingerprint, read_embedding, read_weights, weights_fingerprint
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.eagle.eagle_draft import EagleHead
 from triforce.eagle.head_files import is_eagle_head, read_eagle_head, target_named, with_head
@@ -215,7 +215,7 @@ def load_eagle_head(
             f"{argument('draft')}"
         )
     named = target_named(path) is not None and not finetune
-    identity = of_weights(_whole_fingerprint(checkpoint)) if named else ""
+    identity = weights_fingerprint(_whole_fingerprint(checkpoint)) if named else ""
     file = read_eagle_head(path, target.config, identity, finetune=finetune)
     if int(file.weights.tokens_M[-1]) >= target.config.vocab_size:
         raise ModelError(f"{path} proposes tokens that the target does not have; it is a draft for another model")

@@ -148,5 +148,5 @@ def spoil_bytes(random: Random, file: Path) -> None:
 def open_case(folder: Path) -> int:
     """Ask for a text; the trial is a fork of this process, which has imported what it needs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(passed_trials, "tried", forked)
+        patch.setattr(passed_trials, "run_trial", forked)
         return generated([str(folder), "--draft", "none", "--mode", "ar", *ASKED])

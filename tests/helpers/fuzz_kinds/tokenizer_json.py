@@ -109,5 +109,5 @@ def server() -> TrialServer:
 def open_case(folder: Path) -> int:
     """Ask for a text."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(passed_trials, "tried", server().tried)
+        patch.setattr(passed_trials, "run_trial", server().tried)
         return generated([str(folder), "--draft", "none", "--mode", "ar", *ASKED])

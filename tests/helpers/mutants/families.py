@@ -54,7 +54,7 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
         ),
     ),
     "shared experts are all the first one": (
-        "glm-4.5", f"{SOURCES}:_shared", ("n * shape[axis]", "0 * shape[axis]"),
+        "glm-4.5", f"{SOURCES}:_shared_expert_places", ("n * shape[axis]", "0 * shape[axis]"),
     ),
     "pairs of a rotation half a head apart": (
         "glm-4-whole", f"{SOURCES}:rotation_order", (
@@ -68,7 +68,7 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
         ),
     ),
     "keys of a fused matrix are queries": (
-        "phi-3", f"{SOURCES}:_behind", ("slice(first + start, first + stop)", "slice(start, stop)"),
+        "phi-3", f"{SOURCES}:_shift_slice", ("slice(offset + start, offset + stop)", "slice(start, stop)"),
     ),
     "every layer is rotated": (
         "smollm3", "triforce.model.config:ModelConfig.rotations", ("kind.rope for", "0 for"),
@@ -91,7 +91,9 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
         "gemma-2", "triforce.backends.torch.model:TorchModel.head", ("capped(logits_NV, parts.logit_cap)", "logits_NV"),
     ),
     "weights of norms count from 0": (
-        "gemma-3", "triforce.checkpoint.weights:_counted_from", ("numbers(weight).float() + offset", "numbers(weight)"),
+        "gemma-3", "triforce.checkpoint.weights:_add_norm_offset", (
+            "numbers(weight).float() + offset", "numbers(weight)",
+        ),
     ),
     "the embedding is not scaled": (
         "gemma-3", "triforce.backends.torch.model:TorchModel.embed", ("if scale == 1 else", "if True else"),
@@ -140,8 +142,8 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
         "gpt-oss", "triforce.backends.torch.model:clamped_swiglu", ("gate_NI.clamp(max=CLAMP)", "gate_NI"),
     ),
     "gate and up projections in another order": (
-        "gpt-oss", "triforce.checkpoint.stacked_experts:StackedExperts._within", (
-            "enumerate(of)", "enumerate(reversed(of))",
+        "gpt-oss", "triforce.checkpoint.stacked_experts:StackedExperts._places_in", (
+            "enumerate(projections)", "enumerate(reversed(projections))",
         ),
     ),
     "outputs are added without their norms": (
@@ -186,7 +188,7 @@ UNION_FAULTS: dict[str, tuple[str, tuple[str, str]]] = {
 SHARD = "triforce.backends.cpu.model"
 RANK_FAULTS: dict[str, tuple[str, str, str, tuple[str, str]]] = {
     "each rank adds the biases of sums": (
-        "gpt-oss", "summed", "triforce.checkpoint.weights:_left_to_others", ("if ranks.rank and", "if False and"),
+        "gpt-oss", "summed", "triforce.checkpoint.weights:_zeroed_biases", ("if ranks.rank and", "if False and"),
     ),
     "a rank adds no bias to what its MLP gives": (
         "llama-biases", "exact", f"{SHARD}:MlpShard.__init__", ("layer.down_bias_C", "None"),

@@ -33,7 +33,7 @@ def with_default(**values: Any) -> Callable[[Any], Any]:
 
 
 def in_every_layer(config: Any) -> list[bool]:
-    return [True] * config.whole("num_hidden_layers")
+    return [True] * config.integer("num_hidden_layers")
 
 
 ROPE, FAMILIES = "triforce.checkpoint.rope_scaling", "triforce.checkpoint.model_families:FAMILIES"
@@ -41,7 +41,9 @@ CONFIGS: dict[str, tuple[str, Swap]] = {
     "rope: another precision": ("llama default", Swap(f"{ROPE}:wavelengths", lambda _: in_float64)),
     "rope: another theta": ("mistral linear", Swap(f"{FAMILIES}.mistral", another(theta=10_001.0))),
     "rope: yarn ramp rounded inwards": ("llama yarn", Swap(f"{ROPE}:floor", lambda _: ceil)),
-    "rope: no yarn temperature": ("qwen2 yarn", Swap(f"{ROPE}:_temper_yarn", lambda _: lambda rope, factor: 1.0)),
+    "rope: no yarn temperature": (
+        "qwen2 yarn", Swap(f"{ROPE}:_yarn_attention_factor", lambda _: lambda rope, factor: 1.0),
+    ),
     "rope: longrope temperature without its root": ("llama longrope", Swap(f"{ROPE}:sqrt", lambda _: float)),
     "rope: turns counted by radians": ("llama llama3", Swap(f"{ROPE}:pi", lambda _: 0.5)),
     "rope: dynamic scales positions": ("llama dynamic", Swap(f"{ROPE}:Dynamic", linear)),
@@ -50,7 +52,7 @@ CONFIGS: dict[str, tuple[str, Swap]] = {
         "mistral default", Swap(f"{FAMILIES}.mistral", with_default(tie_word_embeddings=True)),
     ),
     "config: every layer has a window": (
-        "qwen2 default", Swap(f"{FAMILIES}.qwen2", another(slides=in_every_layer)),
+        "qwen2 default", Swap(f"{FAMILIES}.qwen2", another(windowed_layers=in_every_layer)),
     ),
 }  # fmt: skip
 
@@ -90,10 +92,14 @@ GGUF: dict[str, Edit | Swap] = {
         "triforce.checkpoint.weights:_Reader.take", ("tensor.dtype if archive.packed else self.dtype", "self.dtype"),
     ),
 }  # fmt: skip
-HEADER, FILE = "triforce.checkpoint.gguf.file:_Walk", "triforce.checkpoint.gguf.file:_Part"
+HEADER, FILE = "triforce.checkpoint.gguf.file:_HeaderReader", "triforce.checkpoint.gguf.file:_Part"
 DAMAGE: dict[str, Edit | Swap] = {
-    "gguf: counts are believed": Edit(f"{HEADER}.require", ("if count * size > self._end - self.at:", "if False:")),
-    "gguf: a header may end anywhere": Edit(f"{HEADER}._take", ("if self.at + form.size > self._end:", "if False:")),
+    "gguf: counts are believed": Edit(
+        f"{HEADER}.require", ("if count * size > self._end - self.position:", "if False:")
+    ),
+    "gguf: a header may end anywhere": Edit(
+        f"{HEADER}._take", ("if self.position + form.size > self._end:", "if False:")
+    ),
     "gguf: tensors may end behind the file": Edit(
         f"{FILE}._tensor", ("if start + tensor.size > len(self.data):", "if False:")
     ),

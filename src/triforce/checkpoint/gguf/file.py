@@ -1,4 +1,4 @@
-"""GGUF files: header, metadata and tensors, mapped into memory, and the choice of one file among several."""
+"""GGUF files: header, metadata and tensors, mapped into memory, and the choice between several files."""
 
 from __future__ import annotations
 
@@ -21,66 +21,66 @@ from triforce.errors import ModelError, unreadable
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 LONGEST = 1 << 26
-"""Bytes of the longest header that is read. The largest vocabularies take a quarter of it."""
+"""Bytes of the longest accepted header. The largest vocabularies take a quarter of it."""
 ALIGNMENT = "general.alignment"
 LONGEST_NAME = 256
 DIMENSIONS = 4
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-"""Types of values that are numbers, by their number in a file, as codes of `struct` and numpy."""
+"""Numeric value types by their id in a file, as codes of `struct` and numpy."""
 FLOAT32 = 6
 TEXT = 8
 ARRAY = 9
 LEAST_ENTRY, LEAST_TENSOR = 13, 32
-"""Bytes of the shortest entry of metadata, and of the shortest description of a tensor."""
+"""Bytes of the shortest metadata entry and of the shortest tensor description."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A tensor as the header describes it."""
+    """A tensor's description in the header."""
 
     dims: tuple[int, ...]
-    """Sizes, the innermost first."""
+    """Sizes, innermost first."""
     type: int
     offset: int
-    """Bytes from the beginning of the data."""
+    """Bytes from the start of the data."""
 
 
 @dataclass(frozen=True, slots=True)
 class GGUFHeader:
-    """The part of a GGUF file before its data."""
+    """The header of a GGUF file."""
 
     metadata: Mapping[str, Any]
-    """Numbers, texts, lists of texts, and numpy arrays of numbers, by key."""
+    """Values by key: numbers, texts, lists of texts, and numpy arrays of numbers."""
     tensors: Mapping[str, TensorInfo]
     start: int
-    """Byte where the data begin."""
+    """Byte offset of the data."""
     alignment: int
 
 
 def read_header(data: mmap.mmap, file: Path) -> GGUFHeader:
-    """The header at the beginning of `data`. Raises ModelError naming `file` and what is wrong with it."""
+    """Read the header at the start of `data`. Raises ModelError naming `file` and its fault."""
     _require_version(data, file)
-    walk = _Walk(data, file)
-    tensors = walk.number("Q")
-    entries = walk.number("Q")
-    walk.require(entries, LEAST_ENTRY, "entries of metadata")
+    reader = _HeaderReader(data, file)
+    tensor_count = reader.number("Q")
+    entry_count = reader.number("Q")
+    reader.require(entry_count, LEAST_ENTRY, "entries of metadata")
     metadata: dict[str, Any] = {}
-    for _ in range(entries):
-        key = walk.name()
+    for _ in range(entry_count):
+        key = reader.name()
         if key in metadata:
-            walk.fail(f"its metadata has {key} twice")
-        metadata[key] = walk.value(walk.number("I"))
-    walk.require(tensors, LEAST_TENSOR, "tensors")
-    found: dict[str, TensorInfo] = {}
-    for _ in range(tensors):
-        name = walk.name()
-        if name in found:
-            walk.fail(f"it has two tensors called {name}")
-        found[name] = walk.tensor(name)
+            reader.fail(f"its metadata has {key} twice")
+        metadata[key] = reader.value(reader.number("I"))
+    reader.require(tensor_count, LEAST_TENSOR, "tensors")
+    tensors: dict[str, TensorInfo] = {}
+    for _ in range(tensor_count):
+        name = reader.name()
+        if name in tensors:
+            reader.fail(f"it has two tensors called {name}")
+        tensors[name] = reader.tensor(name)
     alignment = metadata.get(ALIGNMENT, 32)
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
-        walk.fail(f"its {ALIGNMENT} is {_short(alignment)}, and not a power of two")
-    return GGUFHeader(metadata, found, -(-walk.at // alignment) * alignment, alignment)
+        reader.fail(f"its {ALIGNMENT} is {_abridged(alignment)}, and not a power of two")
+    return GGUFHeader(metadata, tensors, -(-reader.position // alignment) * alignment, alignment)
 
 
 def _require_version(data: mmap.mmap, file: Path) -> None:
@@ -99,29 +99,29 @@ def _require_version(data: mmap.mmap, file: Path) -> None:
     )
 
 
-class _Walk:
-    """Values one after another. Each is held against the bytes that are left before it is taken."""
+class _HeaderReader:
+    """Sequential reader of header values. Each read is first checked against the remaining bytes."""
 
     def __init__(self, data: mmap.mmap, file: Path) -> None:
         self._data = data
         self._file = file
-        self.at = 8
+        self.position = 8
         self._end = min(len(data), LONGEST)
 
     def number(self, code: str) -> Any:
         return self._take(_STRUCTS[code])
 
     def name(self) -> str:
-        """A name of a value or a tensor, which messages can show."""
+        """Read the name of a value or a tensor, fit for messages. Raises ModelError."""
         (name,) = self._texts(1)
         if len(name) > LONGEST_NAME or not name.isprintable():
-            self.fail(f"it has {_short(name)} for a name")
+            self.fail(f"it has {_abridged(name)} for a name")
         return name
 
     def value(self, kind: int) -> Any:
         if kind in NUMBERS:
             number = self.number(NUMBERS[kind])
-            return _shortest(number) if kind == FLOAT32 else number
+            return _shortest_decimal(number) if kind == FLOAT32 else number
         if kind == TEXT:
             return self._texts(1)[0]
         if kind == ARRAY:
@@ -137,13 +137,13 @@ class _Walk:
             self.fail(f"tensor {name} has a dimension of 0")
         return TensorInfo(dims, self.number("I"), self.number("Q"))
 
-    def require(self, count: int, size: int, what: str) -> None:
-        """Raise ModelError unless so many things of at least `size` bytes each can follow."""
-        if count * size > self._end - self.at:
-            self.fail(f"it announces {count} {what}, and has no room for them")
+    def require(self, count: int, size: int, entry_kind: str) -> None:
+        """Raise ModelError unless the remaining bytes can hold `count` entries of at least `size` bytes."""
+        if count * size > self._end - self.position:
+            self.fail(f"it announces {count} {entry_kind}, and has no room for them")
 
     def fail(self, reason: str) -> NoReturn:
-        raise ModelError(f"{self._file} is broken: {reason} (before byte {self.at}); download it again")
+        raise ModelError(f"{self._file} is broken: {reason} (before byte {self.position}); download it again")
 
     def _array(self, kind: int, count: int) -> list[str] | np.ndarray[Any, Any]:
         if kind == TEXT:
@@ -153,59 +153,59 @@ class _Walk:
             self.fail(f"a list of its metadata has items of type {kind}, which cannot be read")
         dtype = np.dtype(f"<{NUMBERS[kind]}" if kind != 7 else "?")
         self.require(count, dtype.itemsize, "numbers")
-        items = np.frombuffer(self._data, dtype, count, self.at).copy()  # a view would keep the file open
-        self.at += items.nbytes
+        items = np.frombuffer(self._data, dtype, count, self.position).copy()  # a view would keep the file mapped
+        self.position += items.nbytes
         return items
 
     def _texts(self, count: int) -> list[str]:
-        """Texts, what is no UTF-8 in them replaced. The loop is most of the time that a header takes."""
+        """Read texts; bytes that are no UTF-8 are replaced. This loop takes most of a header's time."""
         data = self._data
-        at = self.at
+        position = self.position
         end = self._end
         length = _STRUCTS["Q"].unpack_from
-        found = []
+        texts = []
         for _ in range(count):
-            begin = at + 8
+            begin = position + 8
             if begin > end:
                 self.fail("it ends within a text")
-            at = begin + length(data, at)[0]
-            if at > end:
-                self.fail(f"it ends within a text of {at - begin} bytes")
-            found.append(data[begin:at].decode("utf-8", "replace"))
-        self.at = at
-        return found
+            position = begin + length(data, position)[0]
+            if position > end:
+                self.fail(f"it ends within a text of {position - begin} bytes")
+            texts.append(data[begin:position].decode("utf-8", "replace"))
+        self.position = position
+        return texts
 
     def _take(self, form: Struct) -> Any:
-        if self.at + form.size > self._end:
+        if self.position + form.size > self._end:
             self.fail("it ends within its header")
-        (value,) = form.unpack_from(self._data, self.at)
-        self.at += form.size
+        (value,) = form.unpack_from(self._data, self.position)
+        self.position += form.size
         return value
 
 
 _STRUCTS = {code: Struct(f"<{code}") for code in NUMBERS.values()}
 
 
-def _shortest(number: float) -> float:
-    """Return the shortest decimal that is this float32: 1e-05, where its own value is 9.999999747e-06."""
+def _shortest_decimal(number: float) -> float:
+    """Return the shortest decimal with the same float32: 1e-05 for 9.999999747e-06."""
     return float(str(np.float32(number)))
 
 
-def _short(value: object) -> str:
-    """Return a value from a file as a message may show it: on one line, and not for ever."""
+def _abridged(value: object) -> str:
+    """Return a file's value for a message: one line of at most 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 READABLE = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4")
-"""Types of tensors that can be computed with."""
+"""Supported tensor types."""
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 _ADVICE = getattr(mmap, "MADV_DONTNEED", None)
 
 
 @dataclass(frozen=True, slots=True)
 class GGUFTensor:
-    """A tensor in a file: how it is packed, and where."""
+    """A tensor in a file: its packing and its place."""
 
     name: str
     type: str
@@ -213,10 +213,10 @@ class GGUFTensor:
     shape: tuple[int, ...]
     """Outputs first, inputs last: the reverse of ggml's order."""
     row_bytes: int
-    """Bytes of a row, which is of inputs."""
+    """Bytes of a row, which has one element per input."""
     part: int
     start: int
-    """Byte of the part where its bytes begin."""
+    """Byte offset in the file number `part` of the set."""
 
     @property
     def rows(self) -> int:
@@ -224,7 +224,7 @@ class GGUFTensor:
 
     @property
     def size(self) -> int:
-        """Bytes in all."""
+        """Bytes of the tensor."""
         return self.rows * self.row_bytes
 
 
@@ -232,48 +232,48 @@ class GGUFFile:
     """A GGUF file, or the set of files that a model was split into."""
 
     def __init__(self, path: Path) -> None:
-        """Open `path`, and the other parts of its set, which lie beside it. No tensor is read yet.
+        """Open `path` and the other parts of its set beside it. No tensor is read yet.
 
-        Raises ModelError naming the file that is broken or missing, or the tensor whose type cannot be computed with.
+        Raises ModelError naming the broken or missing file, or the tensor of an unsupported type.
         """
         self.path = path
-        names = _set_of(path)
+        names = _parts_of_set(path)
         self._parts = [_Part(file) for file in names]
         for number, part in enumerate(self._parts):
-            _require_place(part, number, len(names))
+            _require_part_number(part, number, len(names))
         self.metadata: Mapping[str, Any] = self._parts[0].header.metadata
         self.tensors: Mapping[str, GGUFTensor] = self._tensors()
 
     def raw(self, name: str) -> NDArray[np.uint8]:
-        """The bytes of a tensor, uint8 (outputs, bytes per row): a read-only view of the mapped file."""
+        """Return a tensor's bytes, uint8 (outputs, bytes per row), as a read-only view of the mapped file."""
         tensor = self.tensors[name]
-        whole = np.frombuffer(self._parts[tensor.part].data, np.uint8, tensor.size, tensor.start)
-        return whole.reshape(tensor.rows, tensor.row_bytes)
+        bytes_N = np.frombuffer(self._parts[tensor.part].data, np.uint8, tensor.size, tensor.start)
+        return bytes_N.reshape(tensor.rows, tensor.row_bytes)
 
     def release(self, name: str) -> None:
-        """Let the pages of a tensor leave memory. They come back from the file if anything reads them again."""
+        """Drop a tensor's pages from memory. A later read loads them from the file again."""
         tensor = self.tensors[name]
         begin = tensor.start - tensor.start % mmap.PAGESIZE
         if _ADVICE is not None:
             self._parts[tensor.part].data.madvise(_ADVICE, begin, tensor.start + tensor.size - begin)
 
     def _tensors(self) -> dict[str, GGUFTensor]:
-        found: dict[str, GGUFTensor] = {}
+        tensors: dict[str, GGUFTensor] = {}
         for number, part in enumerate(self._parts):
             for tensor in part.tensors(number):
-                if tensor.name in found:
+                if tensor.name in tensors:
                     raise ModelError(f"{part.file} and another part both have {tensor.name}; download them again")
-                found[tensor.name] = tensor
-        total = _whole(self.metadata, "split.tensors.count", len(found))
-        if total != len(found):
+                tensors[tensor.name] = tensor
+        total = _metadata_integer(self.metadata, "split.tensors.count", len(tensors))
+        if total != len(tensors):
             raise ModelError(
-                f"{self.path}: split.tensors.count = {total}, but there are {len(found)} tensors; download it again"
+                f"{self.path}: split.tensors.count = {total}, but there are {len(tensors)} tensors; download it again"
             )
-        return found
+        return tensors
 
 
 class _Part:
-    """One file, mapped."""
+    """One mapped file of a set."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -287,12 +287,12 @@ class _Part:
         self.header: GGUFHeader = read_header(self.data, file)
 
     def tensors(self, part: int) -> Iterator[GGUFTensor]:
-        """Yield the tensors of this file. Raises ModelError if one lies where it cannot, or has an unknown type."""
-        found = [self._tensor(name, info, part) for name, info in self.header.tensors.items()]
-        for one, other in pairwise(sorted(found, key=lambda tensor: tensor.start)):
-            if one.start + one.size > other.start:
-                raise self._broken(f"tensors {one.name} and {other.name} overlap")
-        yield from found
+        """Yield this file's tensors. Raises ModelError for an impossible place or an unsupported type."""
+        tensors = [self._tensor(name, info, part) for name, info in self.header.tensors.items()]
+        for tensor_before, tensor_behind in pairwise(sorted(tensors, key=lambda tensor: tensor.start)):
+            if tensor_before.start + tensor_before.size > tensor_behind.start:
+                raise self._broken(f"tensors {tensor_before.name} and {tensor_behind.name} overlap")
+        yield from tensors
 
     def _tensor(self, name: str, info: TensorInfo, part: int) -> GGUFTensor:
         inputs, *outputs = info.dims
@@ -307,8 +307,8 @@ class _Part:
         if info.offset % self.header.alignment:
             raise self._broken(f"tensor {name} is not aligned to {self.header.alignment} bytes")
         start = self.header.start + info.offset
-        row = inputs // block * size
-        tensor = GGUFTensor(name, kind, (*reversed(outputs), inputs), row, part, start)
+        row_bytes = inputs // block * size
+        tensor = GGUFTensor(name, kind, (*reversed(outputs), inputs), row_bytes, part, start)
         if start + tensor.size > len(self.data):
             raise self._broken(f"tensor {name} ends {start + tensor.size - len(self.data)} bytes after the file")
         return tensor
@@ -318,8 +318,8 @@ class _Part:
 
 
 def _packing(number: int) -> tuple[str, int, int]:
-    """Return the name of a type, the elements of a block of it, and the bytes of a block."""
-    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType  # 0.1 s, which only GGUF models pay for
+    """Return a tensor type's name, and the elements and the bytes of its block."""
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType  # takes 0.1 s, so only for GGUF models
 
     try:
         kind = GGMLQuantizationType(number)
@@ -328,8 +328,8 @@ def _packing(number: int) -> tuple[str, int, int]:
     return (kind.name, *GGML_QUANT_SIZES[kind])
 
 
-def _set_of(path: Path) -> list[Path]:
-    """Return all files of the set that `path` is a part of, or itself alone. Raises ModelError if some are missing."""
+def _parts_of_set(path: Path) -> list[Path]:
+    """Return all files of the set of `path`, or `path` alone. Raises ModelError if a part is missing."""
     name = _PART.fullmatch(path.name)
     if not name:
         return [path]
@@ -341,87 +341,93 @@ def _set_of(path: Path) -> list[Path]:
         )
     files = [path.with_name(f"{stem}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
     if missing := [file.name for file in files if not file.exists()]:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise ModelError(f"{path} is one of {count} parts, and {missing[0]}{more} is not beside it; download all parts")
+        further_parts = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ModelError(
+            f"{path} is one of {count} parts, and {missing[0]}{further_parts} is not beside it; download all parts"
+        )
     return files
 
 
-def _require_place(part: _Part, number: int, count: int) -> None:
-    """Raise ModelError unless the metadata of a file say of its place in the set what the names say."""
-    said = part.header.metadata
-    place = _whole(said, "split.no", 0), max(_whole(said, "split.count", 1), 1)
-    if place != (number, count):
+def _require_part_number(part: _Part, number: int, count: int) -> None:
+    """Raise ModelError unless a file's metadata and its name give the same part number and count."""
+    metadata = part.header.metadata
+    metadata_place = _metadata_integer(metadata, "split.no", 0), max(_metadata_integer(metadata, "split.count", 1), 1)
+    if metadata_place != (number, count):
         raise ModelError(
-            f"{part.file} calls itself part {place[0] + 1} of {place[1]}, and its name says {number + 1} of {count}; "
-            "give all parts the names that they came with, NAME-0000x-of-0000n.gguf"
+            f"{part.file} calls itself part {metadata_place[0] + 1} of {metadata_place[1]}, and its name "
+            f"says {number + 1} of {count}; give all parts the names that they came with, NAME-0000x-of-0000n.gguf"
         )
 
 
-def _whole(metadata: Mapping[str, Any], key: str, default: int) -> int:
-    """Return a whole number of the metadata; -1 for anything else, which no place and no count is."""
+def _metadata_integer(metadata: Mapping[str, Any], key: str, default: int) -> int:
+    """Return an integer of the metadata; -1, which is no valid part number or count, for any other value."""
     value = metadata.get(key, default)
     return value if type(value) is int else -1
 
 
-USUAL = "Q4_K_M"
-NO_MODELS = ("mmproj", "imatrix")
-"""How names of files begin that are no language models: projections of images, statistics of a calibration."""
+DEFAULT_QUANTISATION = "Q4_K_M"
+NON_MODEL_PREFIXES = ("mmproj", "imatrix")
+"""Name prefixes of files that are no language models: image projectors, calibration statistics."""
 LOG = logging.getLogger("triforce.models")
-"""Says what is chosen and fetched. The command line shows it; a program that wants to hear it sets its level."""
+"""Logger of the choice of files and of downloads. The command line shows it; a program sets its level to see it."""
 _PART_NAME = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
 _QUANTISATION = re.compile(r"(I?Q|TQ|B?F|FP|MXFP|NVFP)\d+(_\w+)?", re.IGNORECASE)
 """Names of quantisations and of types of numbers, as files of models end with them."""
 
 
-def choose_gguf(names: Iterable[str], quantisation: str, where: str) -> list[str]:
+def choose_gguf(names: Iterable[str], quantisation: str, source: str) -> list[str]:
     """Return the files of one model, all parts of its set in order.
 
-    names: files in `where`, others than GGUF among them. quantisation: as its name ends, in any case; empty for
-    Q4_K_M, or the first file that is a model by itself, or the first set. Raises ModelError naming what is there.
+    names: files in `source`, of any kind. quantisation: end of the model's name, in any case. Empty: Q4_K_M, else the
+    first single-file model, else the first set. Raises ModelError naming the available quantisations.
     """
     models: dict[str, list[str]] = {}
     for name in model_files(names):
         models.setdefault(_PART_NAME.sub("", name), []).append(name)
-    named = [files for whole, files in models.items() if _is_of(whole, quantisation or USUAL)]
-    if not quantisation and not named:
-        named = sorted(models.values(), key=lambda files: len(files) > 1)
-    if not named:
-        there = ", ".join(dict.fromkeys(_quantisation(whole) or PurePosixPath(whole).name for whole in models))
+    matches = [
+        files for model, files in models.items() if _has_quantisation(model, quantisation or DEFAULT_QUANTISATION)
+    ]
+    if not quantisation and not matches:
+        matches = sorted(models.values(), key=lambda files: len(files) > 1)
+    if not matches:
+        quantisations = ", ".join(dict.fromkeys(_quantisation(model) or PurePosixPath(model).name for model in models))
         raise ModelError(
-            f"{where} has no GGUF file of {quantisation}; it has {there}"
+            f"{source} has no GGUF file of {quantisation}; it has {quantisations}"
             if models
-            else f"{where} has no GGUF file of a model; name it without :{quantisation}"
+            else f"{source} has no GGUF file of a model; name it without :{quantisation}"
         )
     if len(models) > 1:
-        more = f" and {len(named[0]) - 1} more" if len(named[0]) > 1 else ""
-        LOG.info("taking %s%s of %d models in %s", named[0][0], more, len(models), where)
-    return named[0]
+        further_parts = f" and {len(matches[0]) - 1} more" if len(matches[0]) > 1 else ""
+        LOG.info("taking %s%s of %d models in %s", matches[0][0], further_parts, len(models), source)
+    return matches[0]
 
 
 def model_files(names: Iterable[str]) -> list[str]:
     """Return those of some names that are of GGUF files of models, in their order."""
     files = (name for name in names if name.endswith(".gguf"))
-    return sorted(name for name in files if not PurePosixPath(name).name.lower().startswith(NO_MODELS))
+    return sorted(name for name in files if not PurePosixPath(name).name.lower().startswith(NON_MODEL_PREFIXES))
 
 
 def model_names(names: Iterable[str]) -> set[str]:
-    """Return the names of models among file names: without number of a part, quantisation and `.gguf`."""
-    wholes = [_PART_NAME.sub("", name) for name in names]
-    return {"-".join(_pieces(whole)[: -1 if _quantisation(whole) else None]) for whole in wholes}
+    """Return the models' names among file names: without part number, quantisation and `.gguf`."""
+    models = [_PART_NAME.sub("", name) for name in names]
+    return {"-".join(_name_parts(model)[: -1 if _quantisation(model) else None]) for model in models}
 
 
-def _quantisation(whole: str) -> str:
-    """Return the quantisation that a name ends with; nothing where it ends with none."""
-    piece = _pieces(whole)[-1]
-    return piece if _QUANTISATION.fullmatch(piece) else ""
+def _quantisation(model: str) -> str:
+    """Return the quantisation that a name ends with; an empty text if it ends with none."""
+    name_part = _name_parts(model)[-1]
+    return name_part if _QUANTISATION.fullmatch(name_part) else ""
 
 
-def _is_of(whole: str, quantisation: str) -> bool:
-    """Whether the last pieces of a name are a quantisation's."""
-    wanted = _pieces(f"{quantisation}.gguf")
-    return [piece.lower() for piece in _pieces(whole)[-len(wanted) :]] == [piece.lower() for piece in wanted]
+def _has_quantisation(model: str, quantisation: str) -> bool:
+    """Return whether a name ends with a quantisation, in any case."""
+    quantisation_parts = _name_parts(f"{quantisation}.gguf")
+    return [part.lower() for part in _name_parts(model)[-len(quantisation_parts) :]] == [
+        part.lower() for part in quantisation_parts
+    ]
 
 
-def _pieces(whole: str) -> list[str]:
-    """Return the parts of a name. A dot between digits is one of a number, such as 0.5b."""
-    return re.split(r"-|(?<!\d)\.|\.(?!\d)", PurePosixPath(whole).name.removesuffix(".gguf"))
+def _name_parts(model: str) -> list[str]:
+    """Return the parts of a name. A dot between digits is part of a number, such as 0.5b."""
+    return re.split(r"-|(?<!\d)\.|\.(?!\d)", PurePosixPath(model).name.removesuffix(".gguf"))

@@ -1,8 +1,8 @@
-"""Scores of SentencePiece tokens as an order of merges, which is what the `tokenizers` library merges by.
+"""Scores of SentencePiece tokens as the ordered list of merges that the `tokenizers` library needs.
 
-llama.cpp merges two neighbours that make a token of the highest score, of equal scores the leftmost. The library merges
-by the place in a list. Where scores differ the two are the same; where they are equal the list must be so ordered that
-the left one of two merges that can meet comes first.
+llama.cpp merges the two neighbours that make the token with the highest score, and of equal scores the leftmost. The
+library merges by place in a list. Different scores give the same order. Of two merges with equal scores that can meet
+in a text, the left one must come first in the list.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from triforce.whole_file import whole_file
 Hashes = NDArray[np.uint64]
 Scores = NDArray[np.float64]
 BASE = 0x9E3779B97F4A7C15
-"""An odd number, which has an inverse modulo 2^64."""
+"""Base of the rolling hash: odd, so that it has an inverse modulo 2^64."""
 SLOT_BITS = 22
 NONE = -1
 
 
 class TokenCuts(NamedTuple):
-    """Indices of the text of each cut, and of the two texts that it makes. Cuts of one text stand by where they are."""
+    """Text indices of each cut: the cut text, its left part, its right part. A text's cuts are in order of place."""
 
     text_M: Ints
     left_M: Ints
@@ -42,39 +42,39 @@ class TokenCuts(NamedTuple):
 
 
 def token_cuts(texts: Sequence[str], score_T: Scores) -> TokenCuts:
-    """All ways to cut one of the texts, none of which is empty, into two, except for those that merging never comes by.
+    """Return all cuts of a text into two of the texts, int64 (M,) each, without cuts that merging never reaches.
 
-    These are between two characters that make a text of a higher score than any other that one of them begins or ends
-    there: merged by scores, the highest first, they meet before.
+    texts: none is empty. A cut is never reached if the two characters around it make a text whose score is higher than
+    the score of any text at the end of the left part or the start of the right part: they merge first.
     """
     table = _TextTable(texts)
     text_M = np.repeat(np.arange(len(texts)), table.length_T)
-    at_M = np.arange(len(table.code_C))
-    inner_M = at_M > table.start_T[text_M]
+    cut_M = np.arange(len(table.code_C))
+    inner_M = cut_M > table.start_T[text_M]
     text_M = text_M[inner_M]
-    at_M = at_M[inner_M]
-    left_M = table.find(table.hashes(table.start_T[text_M], at_M))
-    right_M = table.find(table.hashes(at_M, (table.start_T + table.length_T)[text_M]))
-    longer_T = np.where(table.length_T > 1, score_T, -np.inf)
-    # the highest score of what begins a text, and of what ends it
-    first_T = longer_T.copy()
-    last_T = longer_T.copy()
-    np.maximum.at(first_T, text_M[left_M != NONE], longer_T[left_M[left_M != NONE]])
-    np.maximum.at(last_T, text_M[right_M != NONE], longer_T[right_M[right_M != NONE]])
-    both_M: Bools = (left_M != NONE) & (right_M != NONE)
-    text_M = text_M[both_M]
-    left_M = left_M[both_M]
-    right_M = right_M[both_M]
-    at_M = at_M[both_M]
-    pair_M = table.find(table.hashes(at_M - 1, at_M + 1))
+    cut_M = cut_M[inner_M]
+    left_M = table.find(table.hashes(table.start_T[text_M], cut_M))
+    right_M = table.find(table.hashes(cut_M, (table.start_T + table.length_T)[text_M]))
+    merged_score_T = np.where(table.length_T > 1, score_T, -np.inf)
+    # the highest score of any text at the start of a text, and at its end
+    start_score_T = merged_score_T.copy()
+    end_score_T = merged_score_T.copy()
+    np.maximum.at(start_score_T, text_M[left_M != NONE], merged_score_T[left_M[left_M != NONE]])
+    np.maximum.at(end_score_T, text_M[right_M != NONE], merged_score_T[right_M[right_M != NONE]])
+    both_tokens_M: Bools = (left_M != NONE) & (right_M != NONE)
+    text_M = text_M[both_tokens_M]
+    left_M = left_M[both_tokens_M]
+    right_M = right_M[both_tokens_M]
+    cut_M = cut_M[both_tokens_M]
+    pair_M = table.find(table.hashes(cut_M - 1, cut_M + 1))
     merges_T = np.bincount(text_M, minlength=len(texts)) > 0
-    others_M = (pair_M != NONE) & (pair_M != text_M) & merges_T[pair_M]
-    kept_M = ~(others_M & (score_T[pair_M] > np.maximum(last_T[left_M], first_T[right_M])))
-    return TokenCuts(text_M[kept_M], left_M[kept_M], right_M[kept_M])
+    crossing_M = (pair_M != NONE) & (pair_M != text_M) & merges_T[pair_M]
+    reached_M = ~(crossing_M & (score_T[pair_M] > np.maximum(end_score_T[left_M], start_score_T[right_M])))
+    return TokenCuts(text_M[reached_M], left_M[reached_M], right_M[reached_M])
 
 
 class _TextTable:
-    """Texts by the hashes of their characters."""
+    """Hash table of texts by their characters."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self.code_C = np.frombuffer("".join(texts).encode("utf-32-le"), np.uint32).astype(np.uint64) + np.uint64(1)
@@ -88,54 +88,56 @@ class _TextTable:
         self._slots[_slot(self._hash_T)] = np.arange(len(texts))
         crowded = np.flatnonzero(self._slots[_slot(self._hash_T)] != np.arange(len(texts)))
         self._crowded = np.concatenate([crowded[np.argsort(self._hash_T[crowded])], [0]])
-        """Texts that another one has the slot of, by hash; behind them any text."""
+        """Texts whose slot another text has, sorted by hash, then any text as a sentinel."""
         self._shared = np.zeros(1 << SLOT_BITS, np.bool_)
         self._shared[_slot(self._hash_T[crowded])] = True
 
     def hashes(self, begin_M: Ints, end_M: Ints) -> Hashes:
-        """The hashes of parts of the texts, from one character up to another."""
-        found_M: Hashes = (self._sums[end_M] - self._sums[begin_M]) * self._inverse[begin_M]
-        return found_M
+        """Return the hashes, uint64 (M,), of the character ranges from `begin_M` to `end_M`."""
+        hash_M: Hashes = (self._sums[end_M] - self._sums[begin_M]) * self._inverse[begin_M]
+        return hash_M
 
     def find(self, hash_M: Hashes) -> Ints:
-        """The index of the text with each hash, or `NONE`."""
+        """Return the index, int64 (M,), of the text with each hash, or `NONE`."""
         slot_M = _slot(hash_M)
-        found_M: Ints = self._slots[slot_M]
-        missed_M = self._hash_T[found_M] != hash_M
+        index_M: Ints = self._slots[slot_M]
+        missed_M = self._hash_T[index_M] != hash_M
         shared = np.flatnonzero(missed_M & self._shared[slot_M])
-        found_M[missed_M] = NONE
-        others = self._crowded[np.searchsorted(self._hash_T[self._crowded[:-1]], hash_M[shared])]
-        found_M[shared] = np.where(self._hash_T[others] == hash_M[shared], others, NONE)
-        return found_M
+        index_M[missed_M] = NONE
+        crowded_texts = self._crowded[np.searchsorted(self._hash_T[self._crowded[:-1]], hash_M[shared])]
+        index_M[shared] = np.where(self._hash_T[crowded_texts] == hash_M[shared], crowded_texts, NONE)
+        return index_M
 
 
 def _powers(base: int, count: int) -> Hashes:
     factors = np.full(count, base, np.uint64)
     factors[:1] = 1
-    found: Hashes = np.cumprod(factors)
-    return found
+    powers: Hashes = np.cumprod(factors)
+    return powers
 
 
 def _slot(hash_M: Hashes) -> Ints:
-    found_M: Ints = (hash_M >> np.uint64(64 - SLOT_BITS)).astype(np.int64)
-    return found_M
+    slot_M: Ints = (hash_M >> np.uint64(64 - SLOT_BITS)).astype(np.int64)
+    return slot_M
 
 
 Merges = NDArray[np.int32]
 FEWEST_TOKENS = 1 << 16
-"""Of a vocabulary whose merges are kept; those of others are found in a fifth of a second."""
+"""Tokens from which merges are cached. Smaller vocabularies take a fifth of a second."""
 _HASH_BYTES = 32
 
 
-def kept_merges(texts: list[str], scores: NDArray[np.float64], kinds: list[int], find: Callable[[], Merges]) -> Merges:
-    """Return the ids of the left and right token of each merge, (M, 2): kept ones, or those that `find` returns."""
+def cached_merges(
+    texts: list[str], scores: NDArray[np.float64], kinds: list[int], find: Callable[[], Merges]
+) -> Merges:
+    """Return the ids of the left and right token of each merge, int32 (M, 2), from the cache or from `find`."""
     cache = user_cache() if len(texts) >= FEWEST_TOKENS else None
     if cache is None:
         return find()
     lengths = np.fromiter(map(len, texts), np.int64, len(texts))
-    code = Path(__file__).read_bytes()  # another one may find other merges
-    about = ("".join(texts).encode(), lengths.tobytes(), scores.tobytes(), np.asarray(kinds).tobytes(), code)
-    file = cache / "merges" / _digest(hashlib.sha256(part).digest() for part in about).hex()
+    code = Path(__file__).read_bytes()  # other code may find other merges
+    hashed_parts = ("".join(texts).encode(), lengths.tobytes(), scores.tobytes(), np.asarray(kinds).tobytes(), code)
+    file = cache / "merges" / _digest(hashlib.sha256(part).digest() for part in hashed_parts).hex()
     merges_M2 = _read(file)
     if merges_M2 is None:
         merges_M2 = find()
@@ -144,7 +146,7 @@ def kept_merges(texts: list[str], scores: NDArray[np.float64], kinds: list[int],
 
 
 def _read(file: Path) -> Merges | None:
-    """Return what is in a file of merges, of which the sha256 stands in front."""
+    """Return the merges in a file, (M, 2), whose sha256 precedes them; None if it is missing or damaged."""
     try:
         content = file.read_bytes()
     except OSError:
@@ -156,7 +158,7 @@ def _read(file: Path) -> Merges | None:
 
 def _write(file: Path, merges_M2: Merges) -> None:
     content = merges_M2.tobytes()
-    with suppress(OSError):  # a full or read-only disk: the next start finds them again
+    with suppress(OSError):  # a full or read-only disk: the next start computes them again
         file.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(file) as partial:
             partial.write_bytes(_digest([content]) + content)
@@ -168,19 +170,19 @@ def _digest(parts: Iterable[bytes]) -> bytes:
 
 Merge = tuple[str, str]
 LONGEST = 512
-"""Characters of the longest token that is looked at for how it may have been merged."""
+"""Characters of the longest accepted token."""
 MOST_CHARACTERS = 1 << 22
-"""Characters of all tokens. The largest vocabularies have a third of it."""
+"""Largest total of all tokens' characters. The largest vocabularies have a third of it."""
 MOST_COMPARED = 1 << 24
-"""Pairs of merges of one score that are compared, of all scores."""
+"""Largest number of comparisons between merges of equal score, over all scores."""
 MOST_TIED = 1024
-"""Merges of one score that an order is looked for. Files that lost their scores have all of them in one."""
+"""Largest number of merges with one score. Files without usable scores have all merges under one."""
 
 
 def merges_by_score(vocabulary: GGUFVocabulary) -> list[Merge]:
-    """Each pair of tokens that make a token, in the order in which to merge. Raises ModelError if scores give none.
+    """Return each pair of tokens that makes a token, in merge order. Raises ModelError if scores give no order.
 
-    Pairs that no text comes by may be left out.
+    Pairs that occur in no text may be left out.
     """
     texts = list(vocabulary.ids)
     score_T = np.asarray(vocabulary.numbers("scores"), np.float64)
@@ -191,13 +193,13 @@ def merges_by_score(vocabulary: GGUFVocabulary) -> list[Merge]:
     if (length := int(length_T.sum())) > MOST_CHARACTERS:
         vocabulary.fail(f"tokenizer.ggml.tokens has {length} characters, more than {MOST_CHARACTERS}")
     find = partial(_merges, vocabulary, texts, score_T, length_T)
-    merges_M2 = kept_merges(texts, score_T, vocabulary.kinds, find)
+    merges_M2 = cached_merges(texts, score_T, vocabulary.kinds, find)
     text_T = np.array(texts, dtype=np.object_)
     return list(zip(*text_T[merges_M2.T].tolist(), strict=True))
 
 
 def _merges(vocabulary: GGUFVocabulary, texts: list[str], score_T: Scores, length_T: Ints) -> Merges:
-    """Return the ids of the two tokens of each merge in their order, (M, 2). Raises ModelError if scores give none."""
+    """Return the ids of each merge's two tokens in merge order, (M, 2). Raises ModelError if scores give no order."""
     cuts = token_cuts(texts, score_T)
     order = np.lexsort((-length_T[cuts.left_M], -score_T[cuts.text_M]))
     text_M, left_M, right_M = (side_M[order] for side_M in cuts)
@@ -207,14 +209,16 @@ def _merges(vocabulary: GGUFVocabulary, texts: list[str], score_T: Scores, lengt
     if sum(int(normal_T[text_M[begin:end]].sum()) ** 2 for begin, end in tied) > MOST_COMPARED:
         vocabulary.fail("tokenizer.ggml.scores has too many tokens whose score others have, too: their order is lost")
     for begin, end in tied:
-        pairs = [(texts[left], texts[right]) for left, right in merges_M2[begin:end].tolist()]
-        ordered = _order(vocabulary, pairs)
-        merges_M2[begin:end] = [(vocabulary.ids[left], vocabulary.ids[right]) for left, right in ordered]
+        pairs = [(texts[left_token], texts[right_token]) for left_token, right_token in merges_M2[begin:end].tolist()]
+        ordered_pairs = _order(vocabulary, pairs)
+        merges_M2[begin:end] = [
+            (vocabulary.ids[left_token], vocabulary.ids[right_token]) for left_token, right_token in ordered_pairs
+        ]
     return merges_M2
 
 
 def _tied(text_M: Ints, score_M: Scores) -> list[tuple[int, int]]:
-    """Return where merges of one score, which stand together, begin and end, if they make several texts."""
+    """Return begin and end of each run of merges with one score that make several texts."""
     first_M = np.concatenate([[True], score_M[1:] != score_M[:-1]])[: len(text_M)]
     begins = np.flatnonzero(first_M)
     ends = np.append(begins, len(text_M))[1:]
@@ -224,35 +228,38 @@ def _tied(text_M: Ints, score_M: Scores) -> list[tuple[int, int]]:
 
 
 def _order(vocabulary: GGUFVocabulary, tied: list[Merge]) -> list[Merge]:
-    """Return merges of one score in their order; tokens that are found before a text is cut come last."""
-    normal = [pair for pair in tied if vocabulary.kinds[vocabulary.ids["".join(pair)]] == NORMAL]
+    """Return merges of one score in merge order. Merges to tokens that are not normal come last."""
+    normal_pairs = [pair for pair in tied if vocabulary.kinds[vocabulary.ids["".join(pair)]] == NORMAL]
     try:
-        if len(normal) > MOST_TIED:
+        if len(normal_pairs) > MOST_TIED:
             raise CycleError
-        order = list(TopologicalSorter(_befores(normal)).static_order())
+        order = list(TopologicalSorter(_predecessors(normal_pairs)).static_order())
     except CycleError:
-        first = "".join(normal[0])[:40]
-        vocabulary.fail(f"tokenizer.ggml.scores has one score for {first!r} and others: their order is lost")
-    ordered = set(order)
-    return order + [pair for pair in tied if pair not in ordered]
+        merged_text = "".join(normal_pairs[0])[:40]
+        vocabulary.fail(f"tokenizer.ggml.scores has one score for {merged_text!r} and others: their order is lost")
+    ordered_pairs = set(order)
+    return order + [pair for pair in tied if pair not in ordered_pairs]
 
 
-def _befores(tied: list[Merge]) -> dict[Merge, set[Merge]]:
-    """Return which merges come before each: those to its left that it can meet, and those that it makes a part of."""
+def _predecessors(tied: list[Merge]) -> dict[Merge, set[Merge]]:
+    """Return the merges that must precede each merge of one score.
+
+    These are merges to its left that can meet it in a text, and merges that need its token as a part.
+    """
     by_left: dict[str, list[Merge]] = defaultdict(list)
     by_right: dict[str, list[Merge]] = defaultdict(list)
     for pair in tied:
         by_left[pair[0]].append(pair)
         by_right[pair[1]].append(pair)
-    before: dict[Merge, set[Merge]] = {pair: set() for pair in tied}
-    for left, right in tied:
-        for other in by_left[right]:
-            if other != (left, right) and not _repeats(left, right, other[1]):
-                before[other].add((left, right))
-        before[left, right].update(by_left[left + right], by_right[left + right])
-    return before
+    predecessors: dict[Merge, set[Merge]] = {pair: set() for pair in tied}
+    for left_text, right_text in tied:
+        for next_pair in by_left[right_text]:
+            if next_pair != (left_text, right_text) and not _repeats(left_text, right_text, next_pair[1]):
+                predecessors[next_pair].add((left_text, right_text))
+        predecessors[left_text, right_text].update(by_left[left_text + right_text], by_right[left_text + right_text])
+    return predecessors
 
 
 def _repeats(*parts: str) -> bool:
-    """Whether all are repetitions of one text. Merged from the left, such never meet but as its longest tokens."""
-    return all(one + other == other + one for one, other in pairwise(parts))
+    """Return whether all parts repeat one text. Merged from the left, they meet only as its longest tokens."""
+    return all(left_part + right_part == right_part + left_part for left_part, right_part in pairwise(parts))

@@ -1,6 +1,6 @@
-"""The tokenizer of a GGUF file, built from its metadata. Token ids are those of llama.cpp, of composed texts for Qwen.
+"""The tokenizer of a GGUF file, built from its metadata. Token ids match llama.cpp, for Qwen on NFC texts.
 
-Two kinds are read: byte-level BPE ("gpt2") and BPE by scores, as SentencePiece makes it ("llama").
+Two kinds are supported: byte-level BPE ("gpt2") and SentencePiece's BPE by scores ("llama").
 """
 
 from __future__ import annotations
@@ -60,15 +60,15 @@ _SEED = rf"{_SUFFIX}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACE}"
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizerKind:
-    """A way to cut texts, and what else comes with its name."""
+    """Pre-tokenization regexes, and other properties that come with a pre-tokenizer's name."""
 
     expressions: tuple[str, ...]
-    whole: bool = False
-    """Whether a piece that is a token is taken as it is, without merges."""
+    ignores_merges: bool = False
+    """Whether a piece that is a token skips merges."""
     bos: bool = False
-    """Whether texts begin with the first token where the file does not say."""
+    """Whether texts begin with BOS if the file does not say."""
     composes: bool = False
-    """Whether a text is normalised (NFC) before it is cut, as the family's own tokenizer does. No file says so, and
+    """Whether a text is NFC-normalised before the split, as in the family's own tokenizer. No file says so, and
     llama.cpp does not."""
 
 
@@ -80,42 +80,42 @@ KINDS: dict[PreTokenizerKind, tuple[str, ...]] = {
     PreTokenizerKind((r"\p{N}", _GPT2)): (
         "smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2",
     ),
-    PreTokenizerKind((_LLAMA3,), whole=True, bos=True): (
+    PreTokenizerKind((_LLAMA3,), ignores_merges=True, bos=True): (
         "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano",
     ),
     PreTokenizerKind((_LLAMA3,)): ("dbrx", "smaug-bpe", "chatglm-bpe"),
-    PreTokenizerKind((_LLAMA3,), whole=True): ("glm4", "glm5"),
+    PreTokenizerKind((_LLAMA3,), ignores_merges=True): ("glm4", "glm5"),
     PreTokenizerKind((_QWEN2,), composes=True): ("qwen2",),
     PreTokenizerKind((_QWEN2,)): (
         "deepseek-r1-qwen", "megrez", "stablelm2", "hunyuan", "kormo", "f2llmv2", "solar-open", "grok-2",
     ),
     PreTokenizerKind((_QWEN35,), composes=True): ("qwen35",),
-    PreTokenizerKind((_TEKKEN,), whole=True, bos=True): ("tekken",),
+    PreTokenizerKind((_TEKKEN,), ignores_merges=True, bos=True): ("tekken",),
     PreTokenizerKind((_GPT4O,)): ("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"),
     PreTokenizerKind((r"\p{N}{1,3}", _CHINESE, _DEEPSEEK3)): ("deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"),
     PreTokenizerKind((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _EASTERN, r"\p{N}")): ("deepseek-coder",),
     PreTokenizerKind((_SEED,)): ("seed-coder",),
     PreTokenizerKind((_VIKING, r"\p{N}")): ("viking",),
-    PreTokenizerKind((r"\p{N}{1,3}", _MINICPM5), whole=True): ("minicpm5",),
+    PreTokenizerKind((r"\p{N}{1,3}", _MINICPM5), ignores_merges=True): ("minicpm5",),
 }  # fmt: skip
 PRETOKENIZERS = {name: kind for kind, names in KINDS.items() for name in names}
 
 
-def pre_tokenizer_kind(name: object, where: str) -> PreTokenizerKind:
-    """The way of cutting that a file names. Raises ModelError for any other: to guess one would spoil the model."""
+def pre_tokenizer_kind(name: object, file_name: str) -> PreTokenizerKind:
+    """Return the pre-tokenizer kind of a name. Raises ModelError for unknown names: a guess would harm the model."""
     kind = PRETOKENIZERS.get(name) if isinstance(name, str) else None
     if kind is None:
         raise ModelError(
-            f"{where}: tokenizer.ggml.pre = {str(name)[:40]!r} is not supported "
+            f"{file_name}: tokenizer.ggml.pre = {str(name)[:40]!r} is not supported "
             f"(supported: {', '.join(sorted(PRETOKENIZERS))}); download a newer file of this model"
         )
     return kind
 
 
 def pre_tokenizer(kind: PreTokenizerKind, missing: Collection[str]) -> PreTokenizer:
-    """Return what cuts a text so, and writes its bytes as the characters that stand for them.
+    """Return the pre-tokenizer of a kind. It splits a text and maps its bytes to their characters.
 
-    Characters that are no token are left out, but what stands around them is not merged.
+    missing: characters without a token. They are removed, and the pieces around them are not merged.
     """
     steps: list[PreTokenizer] = [Split(Regex(expression), "isolated") for expression in kind.expressions]
     steps.append(ByteLevel(add_prefix_space=False, use_regex=False))
@@ -127,19 +127,19 @@ def pre_tokenizer(kind: PreTokenizerKind, missing: Collection[str]) -> PreTokeni
 TEMPLATE = "tokenizer.chat_template"
 TOKEN_KEYS = {"bos_token": "bos_token_id", "eos_token": "eos_token_id", "unk_token": "unknown_token_id",
          "pad_token": "padding_token_id", "sep_token": "seperator_token_id", "mask_token": "mask_token_id"}  # fmt: skip
-"""Keys of special tokens, by the names that chat templates have for them. The misspelt one is the format's."""
+"""Metadata keys of special tokens, by chat templates' names. The misspelt key is the format's."""
 DEFAULTS = {"bos_token": 1, "eos_token": 2, "unk_token": 0}
-"""Special tokens of SentencePiece models whose metadata do not name them."""
+"""Ids of special tokens of SentencePiece models whose metadata lack them."""
 NEEDED = frozenset("ĊĠ").union(map(chr, range(0x21, 0x7F)))
-"""Bytes of plain English, as byte-level BPE writes them. Some vocabularies lack bytes that their corpus had not."""
+"""Bytes of plain English in byte-level BPE's characters. Some vocabularies lack bytes absent from their corpus."""
 MOST_ADDED = 1 << 21
-"""Characters of all tokens that are found before a text is cut, which take long and 100 bytes each to prepare for."""
+"""Largest total of added tokens' characters. Preparation takes long, and 100 bytes for each character."""
 _BLANK = "▁"
 
 
 @dataclass(frozen=True, slots=True)
 class GGUFTokenizer:
-    """A tokenizer out of metadata: what its files would hold, and how a text begins and ends."""
+    """A tokenizer from metadata: the contents of tokenizer files, and whether texts get BOS and EOS."""
 
     files: TokenizerFiles
     eos_ids: frozenset[int]
@@ -147,53 +147,57 @@ class GGUFTokenizer:
     adds_eos: bool
 
 
-def read_gguf_tokenizer(metadata: Mapping[str, Any], where: str) -> GGUFTokenizer:
-    """The tokenizer in the metadata of the file `where`. Raises ModelError naming the key that is wrong."""
-    vocabulary = read_vocabulary(metadata, where)
+def read_gguf_tokenizer(metadata: Mapping[str, Any], file_name: str) -> GGUFTokenizer:
+    """Build the tokenizer from the metadata of the file `file_name`. Raises ModelError naming the wrong key."""
+    vocabulary = read_vocabulary(metadata, file_name)
     kind = metadata.get("tokenizer.ggml.model")
     if kind not in ("gpt2", "llama"):
         raise ModelError(
-            f"{where}: tokenizer.ggml.model = {str(kind)[:40]!r} is not supported (supported: gpt2, llama)"
+            f"{file_name}: tokenizer.ggml.model = {str(kind)[:40]!r} is not supported (supported: gpt2, llama)"
         )
     try:
         with _without_garbage_collection():
-            core, bos = _byte_level(vocabulary) if kind == "gpt2" else _by_scores(vocabulary)
-        core.add_tokens(_added(vocabulary))
+            core, default_bos = _byte_level(vocabulary) if kind == "gpt2" else _by_scores(vocabulary)
+        core.add_tokens(_added_tokens(vocabulary))
     except ModelError:
         raise
-    except Exception as error:  # the library raises nothing more special
+    except Exception as error:  # the library raises plain Exception
         vocabulary.fail(f"its tokenizer cannot be built ({' '.join(str(error).split())[:200]})")
-    special = _special(vocabulary, DEFAULTS if kind == "llama" else {})
-    adds = {"bos": vocabulary.flag("add_bos_token", bos), "eos": vocabulary.flag("add_eos_token", False)}
-    _frame(core, vocabulary, [name for name in adds if adds[name]], special)
-    end = {vocabulary.ids[special["eos_token"]]} if "eos_token" in special else frozenset()
-    files = TokenizerFiles(core, special, _templates(vocabulary))
-    return GGUFTokenizer(files, end_ids(vocabulary) | end, adds["bos"], adds["eos"])
+    special_tokens = _special_tokens(vocabulary, DEFAULTS if kind == "llama" else {})
+    add_flags = {"bos": vocabulary.flag("add_bos_token", default_bos), "eos": vocabulary.flag("add_eos_token", False)}
+    _add_bos_and_eos(core, vocabulary, [name for name in add_flags if add_flags[name]], special_tokens)
+    eos_ids = {vocabulary.ids[special_tokens["eos_token"]]} if "eos_token" in special_tokens else frozenset()
+    files = TokenizerFiles(core, special_tokens, _templates(vocabulary))
+    return GGUFTokenizer(files, end_ids(vocabulary) | eos_ids, add_flags["bos"], add_flags["eos"])
 
 
 @contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """Merges are hundreds of thousands of tuples: to look for cycles among them takes a tenth of their time."""
-    collects = gc.isenabled()
+    """Switch garbage collection off. With hundreds of thousands of merge tuples it takes a tenth of the time."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if collects:
+        if was_enabled:
             gc.enable()
 
 
 def _byte_level(vocabulary: GGUFVocabulary) -> tuple[Core, bool]:
-    """Return BPE over bytes, and whether its texts begin with a first token unless the file says otherwise."""
-    kind = pre_tokenizer_kind(vocabulary.metadata.get("tokenizer.ggml.pre"), vocabulary.where)
-    # Rows that pad the embedding have names that no text holds.
-    ids = {text: i for (text, i), use in zip(vocabulary.ids.items(), vocabulary.kinds, strict=True) if use != UNUSED}
+    """Return byte-level BPE, and whether its texts begin with BOS by default."""
+    kind = pre_tokenizer_kind(vocabulary.metadata.get("tokenizer.ggml.pre"), vocabulary.file_name)
+    # Padding rows of the embedding have names that occur in no text.
+    ids = {
+        text: i
+        for (text, i), token_kind in zip(vocabulary.ids.items(), vocabulary.kinds, strict=True)
+        if token_kind != UNUSED
+    }
     missing = set(ByteLevel.alphabet()) - ids.keys()
-    if lost := sorted(missing & NEEDED):
-        vocabulary.fail(f"tokenizer.ggml.tokens has no token for the byte that is written {lost[0]!r}")
-    # Of two that are equal the first counts, and in the library the last would.
+    if missing_bytes := sorted(missing & NEEDED):
+        vocabulary.fail(f"tokenizer.ggml.tokens has no token for the byte that is written {missing_bytes[0]!r}")
+    # Of equal merges the first counts; the library would take the last.
     merges: Any = [tuple(merge.split(" ", 1)) for merge in dict.fromkeys(vocabulary.texts("merges"))]
-    core = Core(BPE(ids, merges, ignore_merges=kind.whole))
+    core = Core(BPE(ids, merges, ignore_merges=kind.ignores_merges))
     core.pre_tokenizer = pre_tokenizer(kind, missing)
     core.decoder = decoders.ByteLevel()
     if kind.composes:
@@ -202,55 +206,59 @@ def _byte_level(vocabulary: GGUFVocabulary) -> tuple[Core, bool]:
 
 
 def _by_scores(vocabulary: GGUFVocabulary) -> tuple[Core, bool]:
-    """The same of BPE by scores: characters without a token are written as their bytes."""
+    """Return BPE by scores, with byte fallback, and whether its texts begin with BOS by default: True."""
     ids = vocabulary.ids
     if missing := [text for text in (f"<0x{byte:02X}>" for byte in range(256)) if text not in ids]:
         vocabulary.fail(f"tokenizer.ggml.tokens lacks the byte token {missing[0]}")
     core = Core(BPE(dict(ids), merges_by_score(vocabulary), byte_fallback=True))
-    begins = vocabulary.flag("add_space_prefix", True)
-    prefix = [normalizers.Prepend(_BLANK)] if begins else []
-    core.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", _BLANK)])
-    strip = [decoders.Strip(" ", 1, 0)] if begins else []
-    core.decoder = decoders.Sequence([decoders.Replace(_BLANK, " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
+    adds_prefix = vocabulary.flag("add_space_prefix", True)
+    prefix_steps = [normalizers.Prepend(_BLANK)] if adds_prefix else []
+    core.normalizer = normalizers.Sequence([*prefix_steps, normalizers.Replace(" ", _BLANK)])
+    strip_steps = [decoders.Strip(" ", 1, 0)] if adds_prefix else []
+    core.decoder = decoders.Sequence(
+        [decoders.Replace(_BLANK, " "), decoders.ByteFallback(), decoders.Fuse(), *strip_steps]
+    )
     return core, True
 
 
-def _added(vocabulary: GGUFVocabulary) -> list[AddedToken]:
-    """Return tokens that are found in a text before it is cut; those that are special only where these are parsed."""
+def _added_tokens(vocabulary: GGUFVocabulary) -> list[AddedToken]:
+    """Return tokens that are matched before the split, special ones only where special tokens are parsed."""
     kinds = zip(vocabulary.ids, vocabulary.kinds, strict=True)
-    found = [(text, kind) for text, kind in kinds if kind in (CONTROL, UNKNOWN, USER_DEFINED)]
-    if (length := sum(len(text) for text, _ in found)) > MOST_ADDED:
+    added_texts = [(text, kind) for text, kind in kinds if kind in (CONTROL, UNKNOWN, USER_DEFINED)]
+    if (length := sum(len(text) for text, _ in added_texts)) > MOST_ADDED:
         vocabulary.fail(f"control and user-defined tokens have {length:,} characters, more than {MOST_ADDED:,}")
-    return [AddedToken(text, normalized=False, special=kind != USER_DEFINED) for text, kind in found]
+    return [AddedToken(text, normalized=False, special=kind != USER_DEFINED) for text, kind in added_texts]
 
 
-def _special(vocabulary: GGUFVocabulary, defaults: Mapping[str, int]) -> dict[str, str]:
+def _special_tokens(vocabulary: GGUFVocabulary, defaults: Mapping[str, int]) -> dict[str, str]:
     texts = list(vocabulary.ids)
-    found = {name: vocabulary.named(key, defaults.get(name)) for name, key in TOKEN_KEYS.items()}
-    return {name: texts[i] for name, i in found.items() if i is not None}
+    special_ids = {name: vocabulary.token_id(key, defaults.get(name)) for name, key in TOKEN_KEYS.items()}
+    return {name: texts[i] for name, i in special_ids.items() if i is not None}
 
 
-def _frame(core: Core, vocabulary: GGUFVocabulary, adds: list[str], special: Mapping[str, str]) -> None:
-    """Let texts begin and end with the tokens that the file asks for."""
-    for name in adds:
-        if f"{name}_token" not in special:
+def _add_bos_and_eos(
+    core: Core, vocabulary: GGUFVocabulary, added_names: list[str], special_tokens: Mapping[str, str]
+) -> None:
+    """Add BOS and EOS to texts, as `added_names` lists them. Raises ModelError if the file lacks their ids."""
+    for name in added_names:
+        if f"{name}_token" not in special_tokens:
             vocabulary.fail(f"tokenizer.ggml.add_{name}_token is true, but tokenizer.ggml.{name}_token_id is missing")
-    if adds:
-        texts = {name: special[f"{name}_token"] for name in adds}
+    if added_names:
+        texts = {name: special_tokens[f"{name}_token"] for name in added_names}
         tokens = [{"id": name, "ids": [vocabulary.ids[text]], "tokens": [text]} for name, text in texts.items()]
-        single = [*(["bos"] if "bos" in adds else []), "$A", *(["eos"] if "eos" in adds else [])]
-        core.post_processor = TemplateProcessing(single=single, special_tokens=tokens)
+        template = [*(["bos"] if "bos" in added_names else []), "$A", *(["eos"] if "eos" in added_names else [])]
+        core.post_processor = TemplateProcessing(single=template, special_tokens=tokens)
 
 
 def _templates(vocabulary: GGUFVocabulary) -> dict[str, str]:
-    """Return chat templates by name; the one without a name is `default`."""
+    """Return chat templates by name. The unnamed one is `default`."""
     metadata = vocabulary.metadata
-    found = {}
+    templates = {}
     for key, template in metadata.items():
         name = "default" if key == TEMPLATE else key.removeprefix(f"{TEMPLATE}.")
         if key != TEMPLATE and name == key:
             continue
         if not isinstance(template, str):
             vocabulary.fail(f"{key} is no text")
-        found[name] = template
-    return found
+        templates[name] = template
+    return templates

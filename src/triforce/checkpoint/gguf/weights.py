@@ -1,4 +1,4 @@
-"""Weights of GGUF files under the names of Hugging Face's models: in their own types, or as numbers."""
+"""Weights of GGUF files under Hugging Face's names: in their own types, or dequantized."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ OUTPUT_NORMS = {
     "post_ffw_norm.weight": "post_feedforward_layernorm.weight",
 }
 PRE_NORM = {"ffn_norm.weight": "pre_feedforward_layernorm.weight"}
-PROJECTIONS = {name: theirs for name, theirs in IN_BLOCK.items() if name.startswith("attn") and "norm" not in name}
+PROJECTIONS = {name: hf_name for name, hf_name in IN_BLOCK.items() if name.startswith("attn") and "norm" not in name}
 EXPERTS = {"ffn_gate_inp.weight": "mlp.gate.weight"} | {
     f"ffn_{part}_exps.weight": f"mlp.experts.{{}}.{part}_proj.weight" for part in ("gate", "up", "down")
 }
-OLMO = {name: theirs for name, theirs in IN_BLOCK.items() if "norm" not in name} | NORMS | OUTPUT_NORMS
+OLMO = {name: hf_name for name, hf_name in IN_BLOCK.items() if "norm" not in name} | NORMS | OUTPUT_NORMS
 FUSED = {"attn_qkv.weight": "self_attn.qkv_proj.weight", "ffn_up.weight": "mlp.gate_up_proj.weight"}
-NO_MLP = {name: theirs for name, theirs in IN_BLOCK.items() if "mlp" not in theirs}
+NO_MLP = {name: hf_name for name, hf_name in IN_BLOCK.items() if "mlp" not in hf_name}
 FAMILIES = {
     "llama": IN_BLOCK | QKV_BIAS_NAMES | OUTPUT_BIAS_NAME | MLP_BIAS_NAMES,
     "mixtral": NO_MLP
     | {"ffn_gate_inp.weight": "block_sparse_moe.gate.weight"}
     | {
-        f"ffn_{part}_exps.weight": f"block_sparse_moe.experts.{{}}.{theirs}.weight"
-        for part, theirs in {"gate": "w1", "down": "w2", "up": "w3"}.items()
+        f"ffn_{part}_exps.weight": f"block_sparse_moe.experts.{{}}.{hf_name}.weight"
+        for part, hf_name in {"gate": "w1", "down": "w2", "up": "w3"}.items()
     },
     "phi3": IN_BLOCK | FUSED,
     "glm4": IN_BLOCK
@@ -63,7 +63,7 @@ FAMILIES = {
         "post_attention_norm.weight": "post_self_attn_layernorm.weight",
         "post_ffw_norm.weight": "post_mlp_layernorm.weight",
     },
-    "glm4_moe": {name: theirs for name, theirs in IN_BLOCK.items() if name != "ffn_norm.weight"}
+    "glm4_moe": {name: hf_name for name, hf_name in IN_BLOCK.items() if name != "ffn_norm.weight"}
     | QKV_BIAS_NAMES
     | NORMS
     | EXPERTS
@@ -97,22 +97,21 @@ FAMILIES = {
     },
     "qwen3_moe": NO_MLP | NORMS | EXPERTS,
 }
-"""Tensors of a layer, by family. Where a name has `{}`, one tensor holds those of all experts."""
+"""Hugging Face's names of a layer's tensors, by family. A name with `{}` stands for a tensor of all experts."""
 ROUTER = "ffn_gate_inp.weight"
 BLOCK = "blk."
-"""What names of tensors of a layer begin with."""
+"""Prefix of the names of layers' tensors."""
 PERMUTED = ("attn_q", "attn_k")
-WOVEN = ("llama", "mixtral", "granite", "smollm3")
-"""Families whose files have these in another order."""
+PERMUTED_FAMILIES = ("llama", "mixtral", "granite", "smollm3")
+"""Families whose files have `PERMUTED` tensors in another row order than Hugging Face's."""
 _BLOCK = re.compile(r"blk\.(0|[1-9]\d{0,4})\.(.+)")
 
 
 def hugging_face_names(file: GGUFFile, family: str, extra: tuple[str, ...] = ()) -> dict[str, str]:
-    """The name in Hugging Face's files of each tensor, by its name here; factors of frequencies have none.
+    """Return Hugging Face's name of each tensor by its GGUF name.
 
-    Nor have tensors whose names begin with one of `extra`.
-
-    Raises ModelError for a tensor that models of this architecture do not have.
+    Frequency factors and tensors with a prefix in `extra` are left out. Raises ModelError for a tensor that the
+    architecture does not have.
     """
     factors = FACTORS, *LONG_FACTORS
     read = (name for name in file.tensors if name not in factors and not name.startswith(extra))
@@ -120,15 +119,15 @@ def hugging_face_names(file: GGUFFile, family: str, extra: tuple[str, ...] = ())
 
 
 def row_order(family: str, name: str, heads: int, kv_heads: int, head_dim: int) -> Tensor | None:
-    """Return where each row of a tensor lies in the file, int64 (N,): `rows[order]` is in Hugging Face's order.
+    """Return each row's place in the file, int64 (N,), so that `rows[order]` is in Hugging Face's order.
 
-    None where the order is the same. Files of `llama` and its kin hold, of the queries and keys of a head, the two
-    features that are rotated together beside each other; Hugging Face's hold them half a head apart. All other tensors,
-    and those of the other families, are as Hugging Face has them.
+    None if the order is the same. In files of `PERMUTED_FAMILIES`, the two channels of queries and keys that rotate
+    together are neighbours; in Hugging Face's files they are half a head apart. All other tensors and families have
+    Hugging Face's order.
     """
     block = _BLOCK.fullmatch(name)
     part = block[2].partition(".")[0] if block else ""
-    if family not in WOVEN or part not in PERMUTED:
+    if family not in PERMUTED_FAMILIES or part not in PERMUTED:
         return None
     count = heads if part == "attn_q" else kv_heads
     return torch.arange(count * head_dim).view(count, head_dim // 2, 2).transpose(1, 2).flatten()
@@ -147,10 +146,13 @@ def _hugging_face_name(file: GGUFFile, family: str, name: str) -> str:
 
 
 class GGUFWeights:
-    """The tensors of a file. packed: in their own types, for kernels that read them so; else few bits are float32."""
+    """Archive of a GGUF file.
+
+    packed: matrices keep their types, for packed kernels; else quantized ones become float32.
+    """
 
     def __init__(self, file: GGUFFile, hf: HFConfig, *, packed: bool) -> None:
-        """Raises ModelError for a tensor that models of this architecture do not have."""
+        """Raises ModelError for a tensor that the architecture does not have."""
         self._file = file
         self._hf = hf
         self.packed = packed
@@ -170,33 +172,33 @@ class GGUFWeights:
         return self._file.tensors[gguf].shape[0 if expert is None else 1 :]
 
     def view(self, name: str) -> Matrix:
-        """Return a tensor in its shape, its rows in the order of Hugging Face; a view of the file where they lie so."""
+        """Return a tensor in its shape, rows in Hugging Face's order. A view of the file if the order is the same."""
         (gguf, expert), hf = self._places[name], self._hf
         tensor = self._file.tensors[gguf]
         shape = self.shape(name)
         order = row_order(hf.model_type, gguf, hf.num_attention_heads, hf.num_key_value_heads, hf.head_dim)
-        with warnings.catch_warnings(action="ignore", category=UserWarning):  # nobody writes to it
+        with warnings.catch_warnings(action="ignore", category=UserWarning):  # the view is never written to
             rows = torch.from_numpy(self._file.raw(gguf))
         if expert is not None:
             rows = rows.view(tensor.shape[0], -1, rows.shape[1])[expert]
         matrix = len(shape) == 2
         dtype = PLAIN.get(tensor.type)
-        packed = self.packed and matrix and not gguf.endswith(ROUTER)  # which is computed in float32, as vectors are
+        packed = self.packed and matrix and not gguf.endswith(ROUTER)  # routers and vectors are computed in float32
         if not packed and (dtype is not None or not matrix):
             plain = self._numbers(tensor.type, rows) if dtype is None else rows.flatten().view(dtype)
             numbers = plain.view(shape) if order is None else plain.view(shape)[order]
             return numbers.float() if self.packed and dtype == torch.float16 else numbers
         rows = rows if order is None else rows[order]
         if packed and tensor.type == "MXFP4":
-            return of_mxfp4(rows)
+            return mxfp4_matrix(rows)
         if packed:
             return QuantizedWeight(tensor.type, rows, shape[-1], partial(self._file.release, gguf))
         return self._numbers(tensor.type, rows)
 
-    glance = view
+    transient_view = view
 
     def _experts(self, gguf: str) -> int:
-        """Return the number of experts in a tensor. Raises ModelError where the config says another, or no layer."""
+        """Return a tensor's number of experts. Raises ModelError if the config has another, or lacks the layer."""
         shape = self._file.tensors[gguf].shape
         experts = self._hf.architecture.experts
         count = experts.count if experts else 0
@@ -211,14 +213,17 @@ class GGUFWeights:
         return count
 
     def _numbers(self, kind: str, rows: Tensor) -> Tensor:
-        from gguf import GGMLQuantizationType, quants  # 0.1 s, which only GGUF models pay for
+        from gguf import GGMLQuantizationType, quants  # takes 0.1 s, so only for GGUF models
 
-        with np.errstate(all="ignore"):  # scales that are not finite are refused by who reads the numbers
+        with np.errstate(all="ignore"):  # the caller refuses scales that are not finite
             return torch.from_numpy(quants.dequantize(rows.numpy(), GGMLQuantizationType[kind]))
 
 
-def of_mxfp4(rows: Tensor) -> Matrix:
-    """Return a matrix of rows (O, 17 B), uint8: blocks of a scale and 16 bytes, whose lower nibbles come first."""
+def mxfp4_matrix(rows: Tensor) -> Matrix:
+    """Return the matrix (O, 32 B) of packed rows, uint8 (O, 17 B).
+
+    A block has a scale and 16 bytes, whose lower nibbles are its first half.
+    """
     blocks = rows.view(len(rows), -1, 17)
     scales_OB = blocks[..., 0]
     nibbles_OB16 = blocks[..., 1:]
