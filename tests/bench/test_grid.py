@@ -6,7 +6,18 @@ from itertools import product
 
 import pytest
 
-from triforce.bench.speed import ALONE, BATCHES, CONTEXTS, MOST, TEMPERATURES, WORKLOADS, Cell, covering, grid, named
+from triforce.bench.speed import (
+    ALONE,
+    BATCHES,
+    CONTEXTS,
+    MAX_CELLS,
+    TEMPERATURES,
+    WORKLOADS,
+    Cell,
+    cells_named,
+    covering,
+    grid,
+)
 from triforce.errors import RequestError
 
 
@@ -28,7 +39,7 @@ def uncovered(cells: list[Cell]) -> list[object]:
 
 def test_grid_covers_values_and_pairs_in_48_cells() -> None:
     cells = covering(grid())
-    assert len(cells) <= MOST == 48 and len(set(cells)) == len(cells)
+    assert len(cells) <= MAX_CELLS == 48 and len(set(cells)) == len(cells)
     assert not uncovered(cells)
     assert all(cell.batch == 1 for cell in cells if cell.context >= ALONE)
     assert cells == covering(grid())
@@ -60,6 +71,6 @@ def test_grid_cell_names_are_unique() -> None:
     cells = grid()
     assert len({str(cell) for cell in cells}) == len(cells)
     assert str(Cell(131_072, 1, 0.6, "needle")) == "128k-b1-t0.6-needle" and str(cells[0]) == "512-b1-t0-books"
-    assert named([str(cell) for cell in cells]) == cells
+    assert cells_named([str(cell) for cell in cells]) == cells
     with pytest.raises(RequestError, match="128k-b8-t0-books"):
-        named(["128k-b8-t0-books"])
+        cells_named(["128k-b8-t0-books"])

@@ -13,7 +13,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from triforce.bench.prompts import Prompts, Sources, prompts, together, varied
+from triforce.bench.prompts import PromptCache, Sources, generate_batch, prompts, variant_of
 from triforce.disk_cache.prompt_file import SavedCache
 from triforce.engine.sequence_group import OnPrefill
 from triforce.eval import Table
@@ -53,73 +53,84 @@ def rows(
     for context, workload in product(plan.contexts, plan.workloads):
         length = min(context, llm.target.config.context - plan.tokens)
         cells = {t: f"{lower}-{length}-{workload}-{t:g}" for t in plan.temperatures}
-        left = {t: cell for t, cell in cells.items() if cell not in compared}
-        if not left:
+        open_cells = {t: cell for t, cell in cells.items() if cell not in compared}
+        if not open_cells:
             continue
         texts = prompts(sources, workload, length, max(plan.batches))
         with tempfile.TemporaryDirectory() as folder:
-            earlier, _ = Prompts(llm, Path(folder), on_prefill).of(workload, texts[0])
-            for temperature, cell in left.items():
-                about = {"cell": cell, "context": length, "workload": workload, "temperature": temperature}
-                about["lower_tiers"] = lower
-                yield [about | row for row in _compared(llm, texts, temperature, plan, earlier)]
+            earlier, _ = PromptCache(llm, Path(folder), on_prefill).load(workload, texts[0])
+            for temperature, cell in open_cells.items():
+                cell_fields = {"cell": cell, "context": length, "workload": workload, "temperature": temperature}
+                cell_fields["lower_tiers"] = lower
+                yield [cell_fields | row for row in _comparisons(llm, texts, temperature, plan, earlier)]
 
 
-def _compared(
+def _comparisons(
     llm: LLM, texts: list[list[int]], temperature: float, plan: LosslessConfig, earlier: SavedCache
 ) -> Iterator[Row]:
     params = SamplingParams(temperature, top_p=0.95, seed=11, max_tokens=plan.tokens, ignore_eos=True)
-    seeded = varied(llm, coupling=SAME_AT_ANY_TEMPERATURE)
-    alone = _texts(seeded, texts[:1], params, PLAIN, earlier)
+    seeded_llm = variant_of(llm, coupling=SAME_AT_ANY_TEMPERATURE)
+    single_texts = _texts(seeded_llm, texts[:1], params, PLAIN, earlier)
     for batch in plan.batches:
-        plain = _texts(seeded, texts[:batch], params, PLAIN, earlier)
+        plain_texts = _texts(seeded_llm, texts[:batch], params, PLAIN, earlier)
         if batch > 1:
-            yield {"mode": PLAIN, "coupling": "", "batch": batch, "with": "alone", **_difference(plain[:1], alone)}
+            yield {
+                "mode": PLAIN,
+                "coupling": "",
+                "batch": batch,
+                "with": "alone",
+                **_difference(plain_texts[:1], single_texts),
+            }
         for mode, coupling in product(plan.modes, plan.couplings):
             if temperature == 0 or coupling == SAME_AT_ANY_TEMPERATURE:
-                made = _texts(varied(llm, coupling=coupling), texts[:batch], params, mode, earlier)
-                about = {"mode": mode, "coupling": coupling, "batch": batch, "with": "plain decoding"}
-                yield about | _difference(made, plain)
+                mode_texts = _texts(variant_of(llm, coupling=coupling), texts[:batch], params, mode, earlier)
+                comparison_fields = {"mode": mode, "coupling": coupling, "batch": batch, "with": "plain decoding"}
+                yield comparison_fields | _difference(mode_texts, plain_texts)
 
 
 def _texts(
     llm: LLM, prompts: list[list[int]], params: SamplingParams, mode: str, earlier: SavedCache
 ) -> list[list[int]]:
-    return [output.token_ids for output in together(llm, prompts, params, mode, earlier).outputs]
+    return [output.token_ids for output in generate_batch(llm, prompts, params, mode, earlier).outputs]
 
 
-def _difference(texts: list[list[int]], others: list[list[int]]) -> Row:
+def _difference(texts: list[list[int]], reference_texts: list[list[int]]) -> Row:
     """`differing` texts, and the first token that differs in any of them (None: none does)."""
-    firsts = [
+    positions = [
         next((n for n in range(max(len(a), len(b))) if a[n : n + 1] != b[n : n + 1]), None)
-        for a, b in zip(texts, others, strict=True)
+        for a, b in zip(texts, reference_texts, strict=True)
     ]
-    found = [first for first in firsts if first is not None]
+    differing_positions = [position for position in positions if position is not None]
     tokens = sum(map(len, texts))
-    return {"texts": len(texts), "tokens": tokens, "differing": len(found), "first": min(found, default=None)}
-
-
-def certificate(found: Sequence[Row]) -> Row:
-    """Return the verdict over all rows."""
-    texts, tokens, differing = (sum(row[name] for row in found) for name in ("texts", "tokens", "differing"))
     return {
-        "lossless": bool(found) and differing == 0,
-        "comparisons": len(found),
-        "texts": texts,
+        "texts": len(texts),
         "tokens": tokens,
-        "differing": differing,
-        "where": [row for row in found if row["differing"]],
+        "differing": len(differing_positions),
+        "first": min(differing_positions, default=None),
     }
 
 
-def tables(found: Sequence[Row]) -> list[Table]:
+def certificate(comparisons: Sequence[Row]) -> Row:
+    """Return the verdict over all rows."""
+    texts, tokens, differing = (sum(row[name] for row in comparisons) for name in ("texts", "tokens", "differing"))
+    return {
+        "lossless": bool(comparisons) and differing == 0,
+        "comparisons": len(comparisons),
+        "texts": texts,
+        "tokens": tokens,
+        "differing": differing,
+        "where": [row for row in comparisons if row["differing"]],
+    }
+
+
+def tables(comparisons: Sequence[Row]) -> list[Table]:
     """Return a table by mode and coupling."""
-    kinds = list(dict.fromkeys((row["mode"], row["coupling"], row["with"]) for row in found))
+    kinds = list(dict.fromkeys((row["mode"], row["coupling"], row["with"]) for row in comparisons))
     lines = []
     for kind in kinds:
-        some = [row for row in found if (row["mode"], row["coupling"], row["with"]) == kind]
-        counts = [sum(row[name] for row in some) for name in ("texts", "tokens", "differing")]
-        temperatures = ", ".join(f"{t:g}" for t in sorted({row["temperature"] for row in some}))
+        kind_rows = [row for row in comparisons if (row["mode"], row["coupling"], row["with"]) == kind]
+        counts = [sum(row[name] for row in kind_rows) for name in ("texts", "tokens", "differing")]
+        temperatures = ", ".join(f"{t:g}" for t in sorted({row["temperature"] for row in kind_rows}))
         name = f"{kind[0]}, {kind[1]}" if kind[1] else f"{kind[0]}, in a batch"
         lines.append([name, kind[2], temperatures, *(f"{count:,}" for count in counts)])
     note = (

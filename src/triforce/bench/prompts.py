@@ -52,23 +52,23 @@ class Sources:
 
     @cached_property
     def prose(self) -> list[int]:
-        return self._of("prose")
+        return self._ids_of_kind("prose")
 
     @cached_property
     def code(self) -> list[int]:
-        return self._of("code")
+        return self._ids_of_kind("code")
 
     def encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special=False)
 
-    def _of(self, kind: str) -> list[int]:
+    def _ids_of_kind(self, kind: str) -> list[int]:
         return [i for text in self.texts if text.kind == kind for i in text.ids_N.tolist()]
 
 
 def prompts(sources: Sources, workload: str, length: int, rows: int) -> list[list[int]]:
     """Return `rows` prompts of `length` tokens each, which differ in their last tokens only. Raises RequestError."""
     body, ends = MAKERS[workload](sources, length, rows)
-    return [_cut(workload, body, length - len(end)) + end for end in ends]
+    return [_truncated(workload, body, length - len(end)) + end for end in ends]
 
 
 def _plain(ids: list[int], length: int, rows: int) -> tuple[list[int], list[list[int]]]:
@@ -89,12 +89,12 @@ def _needle(sources: Sources, length: int, rows: int) -> tuple[list[int], list[l
 
 def needles(encode: Encode, decode: Decode) -> list[tuple[list[int], list[int]]]:
     """Return a sentence with a number for each of `NAMES`: its tokens before the number, and those from there on."""
-    made = []
+    needle_parts = []
     for name, number in zip(NAMES, numbers(), strict=True):
         sentence = encode(f"\nThe secret number of {name} is {number}.\n")
-        first = next(i for i, token in enumerate(sentence) if has_digit(decode([token])))
-        made.append((sentence[:first], sentence[first:]))
-    return made
+        number_start = next(i for i, token in enumerate(sentence) if has_digit(decode([token])))
+        needle_parts.append((sentence[:number_start], sentence[number_start:]))
+    return needle_parts
 
 
 def numbers() -> list[int]:
@@ -127,10 +127,16 @@ def _summary(sources: Sources, length: int, rows: int) -> tuple[list[int], list[
 def _many_shot(sources: Sources, length: int, rows: int) -> tuple[list[int], list[list[int]]]:
     """Sentences of the text, each with the same few questions and their answers; the last ones are left open."""
     text = sources.tokenizer.decode(sources.prose[: 2 * length + 8192])
-    sentences = [s for found in re.split(r"(?<=[.!?])\s+", text) if len((s := " ".join(found.split())).split()) >= 4]
-    last = sentences[:rows]
+    sentences = [
+        s
+        for raw_sentence in re.split(r"(?<=[.!?])\s+", text)
+        if len((s := " ".join(raw_sentence.split())).split()) >= 4
+    ]
+    open_sentences = sentences[:rows]
     shots = [_shot(sentence) for sentence in sentences[rows:]]
-    return sources.encode("".join(shots)), [sources.encode(f"Sentence: {sentence}\nFirst:") for sentence in last]
+    return sources.encode("".join(shots)), [
+        sources.encode(f"Sentence: {sentence}\nFirst:") for sentence in open_sentences
+    ]
 
 
 def _shot(sentence: str) -> str:
@@ -147,7 +153,7 @@ MAKERS: dict[str, Maker] = {
 }  # fmt: skip
 
 
-def _cut(workload: str, ids: list[int], length: int) -> list[int]:
+def _truncated(workload: str, ids: list[int], length: int) -> list[int]:
     if not 0 < length <= len(ids):
         raise RequestError(
             f"the texts have {len(ids):,} tokens for workload {workload}, {length:,} are needed; "
@@ -156,7 +162,7 @@ def _cut(workload: str, ids: list[int], length: int) -> list[int]:
     return ids[:length]
 
 
-def together(
+def generate_batch(
     llm: LLM, prompts: Sequence[list[int]], params: SamplingParams, mode: str, earlier: SavedCache | None = None
 ) -> RequestOutput:
     """The texts of all prompts, one row each, as the choices of one output: its seconds are those of all together.
@@ -166,26 +172,28 @@ def together(
     requests = [
         llm.request(prompt, replace(params, seed=(params.seed or 0) + n), mode) for n, prompt in enumerate(prompts)
     ]
-    whole = Request(prompts[0], [request.streams[0] for request in requests], mode, llm.coupling)
-    texts = llm.open(len(prompts), sum(len(prompt) + params.max_tokens for prompt in prompts))
+    batch_request = Request(prompts[0], [request.streams[0] for request in requests], mode, llm.coupling)
+    engine = llm.open(len(prompts), sum(len(prompt) + params.max_tokens for prompt in prompts))
     try:
-        texts.submit([whole], saved=earlier)
-        return texts.finish(whole)
+        engine.submit([batch_request], saved=earlier)
+        return engine.finish(batch_request)
     finally:
-        texts.close()
+        engine.close()
 
 
-def varied(llm: LLM, coupling: str | None = None, **speculation: Any) -> LLM:
+def variant_of(llm: LLM, coupling: str | None = None, **speculation: Any) -> LLM:
     """The same models under another coupling, or another way to speculate (fields of `SpeculativeConfig`)."""
-    other = object.__new__(type(llm))  # a copy of an LLM is refused, as two would share what one of them closes
-    vars(other).update(vars(llm))
-    other.coupling = coupling or llm.coupling
-    other.speculation = replace(llm.speculation, **speculation)
-    other.engines = EngineLender(replace(llm.engines.parts, speculation=other.speculation, coupling=other.coupling))
-    return other
+    variant = object.__new__(type(llm))  # a copy of an LLM is refused, as two would share what one of them closes
+    vars(variant).update(vars(llm))
+    variant.coupling = coupling or llm.coupling
+    variant.speculation = replace(llm.speculation, **speculation)
+    variant.engines = EngineLender(
+        replace(llm.engines.parts, speculation=variant.speculation, coupling=variant.coupling)
+    )
+    return variant
 
 
-class Prompts:
+class PromptCache:
     """KV of prompts, in files of a folder: read once, and loaded by whoever begins alike."""
 
     def __init__(self, llm: LLM, folder: Path, on_prefill: Callable[[], OnPrefill]) -> None:
@@ -193,25 +201,25 @@ class Prompts:
         self.folder = folder
         self.on_prefill = on_prefill
 
-    def of(self, name: str, prompt: list[int]) -> tuple[SavedCache, float]:
+    def load(self, name: str, prompt: list[int]) -> tuple[SavedCache, float]:
         """The saved KV of a prompt, and at how many tokens a second it was read; read again if it is another one."""
-        kv = self.folder / f"{name}.kv"
-        about = self.folder / f"{name}.json"
+        kv_path = self.folder / f"{name}.kv"
+        record_path = self.folder / f"{name}.json"
         key = crc32(repr(prompt).encode())
-        if not self._fits(kv) or _saved(about)[0] != key:
-            short = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
-            (first,) = self.llm.generate([prompt], short, mode="ar", save_cache=kv, on_prefill=self.on_prefill())
-            about.write_text(json.dumps([key, (len(prompt) - 1) / first.prefill_seconds]), encoding="utf-8")
-        return self._opened(kv), _saved(about)[1]
+        if not self._is_loadable(kv_path) or _read_record(record_path)[0] != key:
+            params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+            (output,) = self.llm.generate([prompt], params, mode="ar", save_cache=kv_path, on_prefill=self.on_prefill())
+            record_path.write_text(json.dumps([key, (len(prompt) - 1) / output.prefill_seconds]), encoding="utf-8")
+        return self._open(kv_path), _read_record(record_path)[1]
 
-    def _opened(self, kv: Path) -> SavedCache:
+    def _open(self, kv: Path) -> SavedCache:
         pool = self.llm.open(1, 1).core.store.pool
         return self.llm.engines.parts.open_prompt(kv, pool)
 
-    def _fits(self, kv: Path) -> bool:
+    def _is_loadable(self, kv: Path) -> bool:
         """Whether a file is there that is of this model, with this draft."""
         try:
-            return kv.exists() and bool(self._opened(kv))
+            return kv.exists() and bool(self._open(kv))
         except CacheError:
             return False
 
@@ -221,10 +229,10 @@ class Prompts:
             (self.folder / f"{name}.{suffix}").unlink(missing_ok=True)
 
 
-def _saved(about: Path) -> tuple[int, float]:
+def _read_record(record_path: Path) -> tuple[int, float]:
     """Return a saved prompt's identity and its tokens/s; a value that no prompt has where there is no file."""
     try:
-        key, rate = json.loads(about.read_text(encoding="utf-8"))
+        key, rate = json.loads(record_path.read_text(encoding="utf-8"))
         return int(key), float(rate)
     except (OSError, ValueError, TypeError):
         return -1, 0.0

@@ -36,11 +36,11 @@ MEASURED = ("src", "csrc", "benchmarks", "recipes", "pyproject.toml", "CMakeList
 def provenance(device: torch.device | None = None) -> dict[str, Any]:
     """Return the source of figures that are measured on a device, the processor if None."""
     if device is None or device.type != "cuda":
-        found = machine(), kernel_level(torch.device("cpu"))
+        device_fields = machine(), kernel_level(torch.device("cpu"))
     else:
         major, minor = torch.cuda.get_device_capability(device)
-        found = torch.cuda.get_device_name(device), f"sm_{major}{minor}"
-    return dict(zip(FIELDS, (*found, commit(), VERSION), strict=True))
+        device_fields = torch.cuda.get_device_name(device), f"sm_{major}{minor}"
+    return dict(zip(FIELDS, (*device_fields, commit(), VERSION), strict=True))
 
 
 @cache
@@ -49,20 +49,22 @@ def commit() -> str | None:
 
     None where this is no checkout, as after an installation from a wheel.
     """
-    place = _git("rev-parse", "--show-toplevel", "HEAD").split("\n")
-    if Path(place[0]) != ROOT or len(place) < 2:
+    root_and_commit = _git("rev-parse", "--show-toplevel", "HEAD").split("\n")
+    if Path(root_and_commit[0]) != ROOT or len(root_and_commit) < 2:
         return None
-    return place[1][:8] + ("+" if _git("status", "--porcelain", "--untracked-files=all", "--", *MEASURED) else "")
+    return root_and_commit[1][:8] + (
+        "+" if _git("status", "--porcelain", "--untracked-files=all", "--", *MEASURED) else ""
+    )
 
 
 def _git(*arguments: str) -> str:
     """Return what git prints, nothing where it fails or is missing."""
     try:
         command = ["git", "--no-optional-locks", "-C", str(ROOT), *arguments]
-        done = subprocess.run(command, capture_output=True, text=True)
+        process = subprocess.run(command, capture_output=True, text=True)
     except OSError:
         return ""
-    return "" if done.returncode else done.stdout.strip()
+    return "" if process.returncode else process.stdout.strip()
 
 
 @cache
@@ -72,12 +74,12 @@ def machine() -> str:
     level = dispatch.native.level() if dispatch.native else "torch"
     return (
         f"{model or platform.machine()}, {dispatch.usable_cpus()} cores, kernels {level}, "
-        f"torch {torch.__version__}, {measured()}"
+        f"torch {torch.__version__}, {measured_roofline()}"
     )
 
 
 @cache
-def measured() -> Roofline:
+def measured_roofline() -> Roofline:
     """Return what this machine reads and computes a second, measured once."""
     from triforce.bench import roofline
 
@@ -112,29 +114,29 @@ class ResultsFile:
     """
 
     def __init__(
-        self, file: str | Path | None, about: dict[str, Any], fixed: Sequence[str], verdict: str | None = None
+        self, file: str | Path | None, header: dict[str, Any], fixed: Sequence[str], verdict: str | None = None
     ) -> None:
         self.path = Path(file) if file else None
-        self.about = about
+        self.header = header
         self.rows: list[Row] = []
         if self.path and self.path.exists():
-            self.rows = self._earlier(self.path, fixed, verdict)
+            self.rows = self._earlier_rows(self.path, fixed, verdict)
 
-    def _earlier(self, path: Path, fixed: Sequence[str], verdict: str | None) -> list[Row]:
+    def _earlier_rows(self, path: Path, fixed: Sequence[str], verdict: str | None) -> list[Row]:
         try:
             report = json.loads(path.read_text(encoding="utf-8"))
             rows = report["rows"]
-            before = [report.get(name) for name in fixed]
+            recorded_values = [report.get(name) for name in fixed]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RequestError(f"{path} is not a file of results ({error}); name another one") from error
         if verdict in report:
             return []
-        now = json.loads(json.dumps([self.about[name] for name in fixed]))
-        if changed := [name for name, a, b in zip(fixed, before, now, strict=True) if a != b]:
+        expected_values = json.loads(json.dumps([self.header[name] for name in fixed]))
+        if changed := [name for name, a, b in zip(fixed, recorded_values, expected_values, strict=True) if a != b]:
             raise RequestError(
                 f"{path} was measured otherwise ({', '.join(changed)}); name another file, or remove it to begin again"
             )
-        source = {name: report.get(name) for name in FIELDS if report.get(name) != self.about.get(name)}
+        source = {name: report.get(name) for name in FIELDS if report.get(name) != self.header.get(name)}
         source |= {"recorded_in": report["recorded_in"]} if "recorded_in" in report else {}
         return [row | source | row for row in rows]
 
@@ -148,4 +150,4 @@ class ResultsFile:
         self.rows += rows
         if self.path:
             with whole_file(self.path) as partial:
-                partial.write_text(dumps(self.about | {"rows": self.rows}), encoding="utf-8")
+                partial.write_text(dumps(self.header | {"rows": self.rows}), encoding="utf-8")

@@ -70,9 +70,9 @@ def measure() -> Roofline:
 
 
 def _seconds(call: Call) -> float:
-    began = perf_counter()
+    start = perf_counter()
     call()
-    return perf_counter() - began
+    return perf_counter() - start
 
 
 def probes(words: int = WORDS) -> tuple[list[Call], Callable[[Sequence[float]], Roofline]]:
@@ -80,16 +80,21 @@ def probes(words: int = WORDS) -> tuple[list[Call], Callable[[Sequence[float]], 
 
     The threads of the kernels do it. Without native kernels torch reads, and no arithmetic is measured.
     """
-    many = torch.ones(words, dtype=torch.int64)
+    read_buffer = torch.ones(words, dtype=torch.int64)
     native = dispatch.native
     if not native:
-        return [many.sum], lambda seconds: Roofline(many.nbytes / seconds[0], {})
+        return [read_buffer.sum], lambda seconds: Roofline(read_buffer.nbytes / seconds[0], {})
     counts = {name: native.compute(name, ROUNDS) for name in NUMBERS}
-    calls: list[Call] = [partial(native.read, many), *(partial(native.compute, name, ROUNDS) for name in NUMBERS)]
+    calls: list[Call] = [
+        partial(native.read, read_buffer),
+        *(partial(native.compute, name, ROUNDS) for name in NUMBERS),
+    ]
 
     def roofline(seconds: Sequence[float]) -> Roofline:
-        peaks = {name: count / took for (name, count), took in zip(counts.items(), seconds[1:], strict=True)}
-        return Roofline(many.nbytes / seconds[0], peaks)
+        peaks = {
+            name: count / call_seconds for (name, count), call_seconds in zip(counts.items(), seconds[1:], strict=True)
+        }
+        return Roofline(read_buffer.nbytes / seconds[0], peaks)
 
     return calls, roofline
 
@@ -114,37 +119,37 @@ class ModelWork:
         config = config or self.config
         operations = Counter({type_of_products(self._coded, "bfloat16"): products})
         operations += Counter(coded_attention(attention) if config.kv_int8 else {"bfloat16": attention})
-        return Work(round(self._bytes(union) + config.kv_bytes(2) * self._seen(keys)), operations)
+        return Work(round(self._bytes(union) + config.kv_bytes(2) * self._visible_keys(keys)), operations)
 
     def of_lower(self, width: float, keys: int, bits: int) -> Work:
         """Work of a pass of a lower tier that reads numbers of so many bits, and codes as they are."""
         weights = self._bytes() if self._coded else self._numbers * bits / 8
-        read = round(weights + self.config.lower_bytes * self.config.kv_size * self._seen(keys))
+        read = round(weights + self.config.lower_bytes * self.config.kv_size * self._visible_keys(keys))
         return Work(read, {type_of_products(self._coded, "int8"): sum(self._operations(width, keys))})
 
     @property
     def _numbers(self) -> float:
         """Numbers that the products of one token read."""
-        return self._read["dense"].numbers + self._chosen * self._read["experts"].numbers
+        return self._read["dense"].numbers + self._expert_share * self._read["experts"].numbers
 
     def _bytes(self, union: float = 1.0) -> float:
         """Bytes that the products of so many times the experts of one token read."""
-        return self._read["dense"].bytes + union * self._chosen * self._read["experts"].bytes
+        return self._read["dense"].bytes + union * self._expert_share * self._read["experts"].bytes
 
     @property
-    def _chosen(self) -> float:
+    def _expert_share(self) -> float:
         """The part of all experts that one token reads."""
         experts = self.config.architecture.experts
         return experts.read / experts.held if experts else 0.0
 
-    def _seen(self, keys: int) -> float:
+    def _visible_keys(self, keys: int) -> float:
         """Return how many of so many keys a token sees, in the mean of the layers."""
         return sum(min(window or keys, keys) for window in self.config.windows) / self.config.layers
 
     def _operations(self, width: float, keys: int) -> tuple[int, int]:
         """Operations of products with weights, and of attention."""
         queries = self.config.layers * self.config.heads * self.config.head_dim
-        return round(2 * width * self._numbers), round(4 * width * self._seen(keys) * queries)
+        return round(2 * width * self._numbers), round(4 * width * self._visible_keys(keys) * queries)
 
 
 def type_of_products(coded: bool, dtype: str) -> str:
@@ -170,11 +175,11 @@ class Size:
         self.bytes += nbytes(weight)
 
 
-AHEAD = 10_000_000
+SPIN_CYCLES = 10_000_000
 """Cycles that a GPU is kept busy, five milliseconds, while the host asks for what is to be timed."""
-COPIED = 1 << 30, 1 << 22
+COPY_BYTES = 1 << 30, 1 << 22
 """Bytes that are copied at a time on a GPU, and on a CPU."""
-SIZE = 8192, 256
+MATRIX_SIZE = 8192, 256
 """Rows and columns of the matrices that are multiplied."""
 
 
@@ -192,32 +197,32 @@ class DeviceClock:
 
     def seconds(self, call: Callable[[], object], repeats: int = 5) -> float:
         """Median of what the host waits for a call, after one that is not counted."""
-        return self._median(self._waited, call, repeats)
+        return self._median(self._host_seconds, call, repeats)
 
     def device_seconds(self, call: Callable[[], object], repeats: int = 5) -> float:
         """Median of what the device is busy with a call that never waits for it; on a CPU, of what the host is.
 
         The device is kept busy until the host has asked for all of it, so the gaps of a slow host are no part of it.
         """
-        return self._median(self._busy if self._on_gpu else self._waited, call, repeats)
+        return self._median(self._busy_seconds if self._on_gpu else self._host_seconds, call, repeats)
 
     def _median(
         self, timed: Callable[[Callable[[], object]], float], call: Callable[[], object], repeats: int
     ) -> float:
         return median([timed(call) for _ in range(repeats + 1)][1:])
 
-    def _waited(self, call: Callable[[], object]) -> float:
+    def _host_seconds(self, call: Callable[[], object]) -> float:
         self.wait()
         began = perf_counter()
         call()
         self.wait()
         return perf_counter() - began
 
-    def _busy(self, call: Callable[[], object]) -> float:
+    def _busy_seconds(self, call: Callable[[], object]) -> float:
         with torch.cuda.device(self.device):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             self.wait()
-            torch.cuda._sleep(AHEAD)
+            torch.cuda._sleep(SPIN_CYCLES)
             begin.record()
             call()
             end.record()
@@ -232,21 +237,21 @@ class DeviceClock:
     @cached_property
     def bandwidth(self) -> float:
         """Bytes a second at which memory is copied, read and written counted."""
-        return 2 * self._copied(20, device=self.device)
+        return 2 * self._copy_rate(20, device=self.device)
 
     @cached_property
     def bus(self) -> float:
         """Bytes a second that come from pinned memory of the host."""
-        return self._copied(10, pin_memory=self._on_gpu)
+        return self._copy_rate(10, pin_memory=self._on_gpu)
 
-    def _copied(self, repeats: int, **where: Any) -> float:
-        source = torch.ones(COPIED[not self._on_gpu], dtype=torch.int8, **where)
+    def _copy_rate(self, repeats: int, **where: Any) -> float:
+        source = torch.ones(COPY_BYTES[not self._on_gpu], dtype=torch.int8, **where)
         to = torch.empty_like(source, device=self.device)
         return source.numel() / self.seconds(lambda: to.copy_(source, non_blocking=True), repeats)
 
     @cached_property
     def matrix_rate(self) -> float:
         """Operations a second of a large product, in bfloat16 on a GPU."""
-        size = SIZE[not self._on_gpu]
+        size = MATRIX_SIZE[not self._on_gpu]
         a = torch.randn(size, size, device=self.device).to(self.dtype)
         return 2.0 * size**3 / self.seconds(lambda: a @ a, 20)

@@ -119,21 +119,24 @@ def parts(
         """The same noise again and again, each row from another place: what a product costs does not depend on it."""
         if kind:
             return random_codes(kind, outputs, inputs)
-        whole: Tensor = (noise * inputs**-0.5).to(dtype).repeat(-(-outputs * inputs // len(noise)))
-        return whole[: outputs * inputs].view(outputs, inputs)
+        flat_numbers: Tensor = (noise * inputs**-0.5).to(dtype).repeat(-(-outputs * inputs // len(noise)))
+        return flat_numbers[: outputs * inputs].view(outputs, inputs)
 
     def layer(i: int) -> Layer:
-        usual, finer = kinds(shape, i)
-        q, k, v, o = (matrix(*size) for size in ((Q, C, usual), (P, C, usual), (P, C, finer), (C, Q, usual)))
-        gate = matrix(I, C, usual)
-        down = matrix(C, I, finer)
+        matrix_kind, value_kind = kinds(shape, i)
+        q, k, v, o = (
+            matrix(*size)
+            for size in ((Q, C, matrix_kind), (P, C, matrix_kind), (P, C, value_kind), (C, Q, matrix_kind))
+        )
+        gate = matrix(I, C, matrix_kind)
+        down = matrix(C, I, value_kind)
         return Layer(ones_C, q, k, v, o, ones_C, gate, gate, down)
 
-    usual, finest = kinds(shape, 0)
-    head_VC = matrix(shape.vocab, C, finest)
-    embedding_VC = head_VC if shape.tied else matrix(shape.vocab, C, usual)
+    embedding_kind, head_kind = kinds(shape, 0)
+    head_VC = matrix(shape.vocab, C, head_kind)
+    embedding_VC = head_VC if shape.tied else matrix(shape.vocab, C, embedding_kind)
     return config, Weights(
-        embedding_VC, tuple(map(layer, range(shape.layers))), ones_C if finest else LOGITS * ones_C, head_VC
+        embedding_VC, tuple(map(layer, range(shape.layers))), ones_C if head_kind else LOGITS * ones_C, head_VC
     )
 
 
@@ -145,8 +148,8 @@ def kinds(shape: ModelShape, layer: int) -> tuple[str | None, str | None]:
     if shape.mix is None:
         return None, None
     eighth = shape.layers // 8
-    more = layer < eighth or layer >= 7 * shape.layers // 8 or (layer - eighth) % 3 == 2
-    return "Q4_K", "Q6_K" if more else "Q4_K"
+    has_more_bits = layer < eighth or layer >= 7 * shape.layers // 8 or (layer - eighth) % 3 == 2
+    return "Q4_K", "Q6_K" if has_more_bits else "Q4_K"
 
 
 CODED = {"Q4_K": (256, 144, (0, 2)), "Q6_K": (256, 210, (208,)), "Q4_0": (32, 18, (0,)), "Q5_0": (32, 22, (0,))}
@@ -157,10 +160,12 @@ def random_codes(kind: str, outputs: int, inputs: int, gain: float = 1.0) -> Qua
     """Return a matrix of one of these types: random codes and small scales, times `gain`."""
     numbers, size, scales = CODED[kind]
     count = outputs * inputs // numbers
-    few = torch.randint(256, (min(count, BLOCKS), size), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    for at in scales:
-        few[:, at : at + 2] = torch.tensor([gain * inputs**-0.5 / 512]).half().view(torch.uint8)
-    return QuantizedWeight(kind, few.repeat(-(-count // len(few)), 1)[:count].view(outputs, -1), inputs)
+    blocks = torch.randint(
+        256, (min(count, BLOCKS), size), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
+    for scale_start in scales:
+        blocks[:, scale_start : scale_start + 2] = torch.tensor([gain * inputs**-0.5 / 512]).half().view(torch.uint8)
+    return QuantizedWeight(kind, blocks.repeat(-(-count // len(blocks)), 1)[:count].view(outputs, -1), inputs)
 
 
 def write(name: str, folder: Path, context: int) -> None:
@@ -168,7 +173,7 @@ def write(name: str, folder: Path, context: int) -> None:
     from safetensors.torch import save_file
 
     shape = SHAPES[name]
-    about = {
+    config_fields = {
         "model_type": "llama",
         "vocab_size": shape.vocab,
         "hidden_size": shape.hidden,
@@ -181,11 +186,11 @@ def write(name: str, folder: Path, context: int) -> None:
         "rope_theta": 500_000.0,
         "tie_word_embeddings": shape.tied,
     }
-    (folder / "config.json").write_text(json.dumps(about))
+    (folder / "config.json").write_text(json.dumps(config_fields))
     config = model_config(read_config(folder), vocab_size=shape.vocab, context=None, device=torch.device("cpu"))
-    dice = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     tensors = {
-        tensor: torch.randn(size, generator=dice) * size[-1] ** -0.5 if len(size) > 1 else torch.ones(size)
+        tensor: torch.randn(size, generator=generator) * size[-1] ** -0.5 if len(size) > 1 else torch.ones(size)
         for tensor, size in tensor_shapes(config, shape.vocab).items()
     }
     save_file({tensor: values.bfloat16() for tensor, values in tensors.items()}, folder / "model.safetensors")
@@ -208,7 +213,7 @@ class FamilyShape:
     config: Mapping[str, Any]
     kind: str
     attention: str | None
-    alike: float = 0.0
+    router_correlation: float = 0.0
 
 
 _QWEN3 = FamilyShape(
@@ -223,7 +228,7 @@ _QWEN3 = FamilyShape(
 )  # fmt: skip
 FAMILY_SHAPES = {
     "qwen3-30b-a3b-uniform": _QWEN3,
-    "qwen3-30b-a3b": replace(_QWEN3, alike=0.65),
+    "qwen3-30b-a3b": replace(_QWEN3, router_correlation=0.65),
     "gpt-oss-20b": FamilyShape(
         {
             "model_type": "gpt_oss", "num_hidden_layers": 12, "num_local_experts": 32, "num_experts_per_tok": 4,
@@ -231,7 +236,7 @@ FAMILY_SHAPES = {
         },
         "Q5_0",  # as MXFP4 is held
         None,
-        alike=0.65,
+        router_correlation=0.65,
     ),
     "gemma-3-4b": FamilyShape(
         {
@@ -252,28 +257,28 @@ def decoder_parts(
     if name not in FAMILY_SHAPES:
         return parts(name, context, kv_int8=kv_int8, layers=layers)
     shape = FAMILY_SHAPES[name]
-    fewer = {"num_hidden_layers": layers} if layers else {}
-    hf = checked({**shape.config, **fewer})
+    layer_override = {"num_hidden_layers": layers} if layers else {}
+    hf = checked({**shape.config, **layer_override})
     family = FAMILIES[shape.config["model_type"]]
     config = model_config(hf, vocab_size=hf.vocab_size, context=context, device=torch.device("cpu"))
     matrix = cache(partial(_matrix, shape))
-    whole = tuple(
+    layer_weights = tuple(
         layer_of({field: _tensor(field, size, matrix, layer)
                   for field, (_, size, _) in layer_sources(config, family.names, layer, ALONE).items()})
         for layer in range(config.layers)
     )  # fmt: skip
-    embedding_VC = _embedding(config, shape.alike)
+    embedding_VC = _embedding(config, shape.router_correlation)
     norm_C = torch.ones(config.hidden_size, dtype=torch.bfloat16)
     head_VC = embedding_VC if config.tied else _matrix(shape, "head", (config.vocab_size, config.hidden_size))
-    return replace(config, kv_int8=kv_int8), Weights(embedding_VC, whole, norm_C, head_VC)
+    return replace(config, kv_int8=kv_int8), Weights(embedding_VC, layer_weights, norm_C, head_VC)
 
 
 def _tensor(field: str, size: Shape, matrix: Callable[[str, Shape], Matrix], layer: int) -> Matrix:
     """Return the weights of a field of `Layer`: norms, biases and routers are numbers."""
     name = field.partition("/")[0]
     if name == "router_EC":
-        dice = torch.Generator().manual_seed(layer)
-        rows: Tensor = torch.randn(size, generator=dice) * size[-1] ** -0.5
+        generator = torch.Generator().manual_seed(layer)
+        rows: Tensor = torch.randn(size, generator=generator) * size[-1] ** -0.5
         return rows
     if len(size) == 1:
         return torch.full(size, float("norm" in name), dtype=torch.bfloat16)
@@ -291,11 +296,11 @@ def _matrix(shape: FamilyShape, name: str, size: Shape) -> Matrix:
     return numbers[: size[0] * size[1]].view(size)
 
 
-def _embedding(config: ModelConfig, alike: float) -> Tensor:
+def _embedding(config: ModelConfig, correlation: float) -> Tensor:
     """Return embeddings, bfloat16 (V, C), with a part in common."""
-    dice = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     C = config.hidden_size
-    common_C = torch.randn(C, generator=dice)
-    own_NC = torch.randn(ROWS, C, generator=dice)
-    few_NC: Tensor = (alike**0.5 * common_C + (1 - alike) ** 0.5 * own_NC).bfloat16()
-    return few_NC.repeat(-(-config.vocab_size // ROWS), 1)[: config.vocab_size]
+    common_C = torch.randn(C, generator=generator)
+    noise_NC = torch.randn(ROWS, C, generator=generator)
+    rows_NC: Tensor = (correlation**0.5 * common_C + (1 - correlation) ** 0.5 * noise_NC).bfloat16()
+    return rows_NC.repeat(-(-config.vocab_size // ROWS), 1)[: config.vocab_size]

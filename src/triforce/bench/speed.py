@@ -14,7 +14,7 @@ from statistics import fmean, median
 from time import perf_counter
 from typing import Any
 
-from triforce.bench.prompts import Prompts, Sources, prompts, together
+from triforce.bench.prompts import PromptCache, Sources, generate_batch, prompts
 from triforce.disk_cache.prompt_file import SavedCache
 from triforce.errors import RequestError
 from triforce.eval import Table
@@ -38,42 +38,44 @@ def label(axis: str, value: Any) -> str:
     return tokens(value) if axis == "context" else str(value)
 
 
-def means(rows: Sequence[Row], mode: str, axis: str) -> dict[Any, float]:
+def mean_speedups(rows: Sequence[Row], mode: str, axis: str) -> dict[Any, float]:
     """Return the mean speedup of a mode by the values of an axis."""
-    found: dict[Any, list[float]] = {}
+    speedups_by_value: dict[Any, list[float]] = {}
     for row in rows:
         if row["mode"] == mode:
-            found.setdefault(row[axis], []).append(row["speedup"])
-    order = list(found) if axis == "workload" else sorted(found)
-    return {value: fmean(found[value]) for value in order}
+            speedups_by_value.setdefault(row[axis], []).append(row["speedup"])
+    order = list(speedups_by_value) if axis == "workload" else sorted(speedups_by_value)
+    return {value: fmean(speedups_by_value[value]) for value in order}
 
 
 def speed_tables(rows: Sequence[Row]) -> list[Table]:
     """Return tables of mean speedups along each axis, and of every cell beside plain decoding."""
     modes = [mode for mode in dict.fromkeys(row["mode"] for row in rows) if mode != PLAIN]
-    return [*(_along(rows, modes, axis) for axis in AXES), _cells(rows, modes)]
+    return [*(_axis_table(rows, modes, axis) for axis in AXES), _cell_table(rows, modes)]
 
 
-def _along(rows: Sequence[Row], modes: Sequence[str], axis: str) -> Table:
-    found = {mode: means(rows, mode, axis) for mode in modes}
+def _axis_table(rows: Sequence[Row], modes: Sequence[str], axis: str) -> Table:
+    means_by_mode = {mode: mean_speedups(rows, mode, axis) for mode in modes}
     lines = []
-    for value in next(iter(found.values()), {}):
+    for value in next(iter(means_by_mode.values()), {}):
         cells = {row["cell"] for row in rows if row[axis] == value}
-        each = [f"{mean[value]:.2f}" if value in mean else "-" for mean in found.values()]
-        lines.append([label(axis, value), str(len(cells)), *each])
+        speedup_cells = [f"{mean[value]:.2f}" if value in mean else "-" for mean in means_by_mode.values()]
+        lines.append([label(axis, value), str(len(cells)), *speedup_cells])
     return Table(f"Speedup by {axis}", "Means over the cells.", [axis, "cells", *modes], lines)
 
 
-def _cells(rows: Sequence[Row], modes: Sequence[str]) -> Table:
+def _cell_table(rows: Sequence[Row], modes: Sequence[str]) -> Table:
     lines = []
-    for name, found in _by_cell(rows).items():
-        any_row = next(iter(found.values()))
+    for name, rows_by_mode in _by_cell(rows).items():
+        any_row = next(iter(rows_by_mode.values()))
         plain = (
-            found[PLAIN]["tokens_per_second"] if PLAIN in found else any_row["tokens_per_second"] / any_row["speedup"]
+            rows_by_mode[PLAIN]["tokens_per_second"]
+            if PLAIN in rows_by_mode
+            else any_row["tokens_per_second"] / any_row["speedup"]
         )
         prefill = any_row["prefill_tokens_per_second"]
-        each = [speedup(found.get(mode)) for mode in modes]
-        lines.append([name, f"{prefill:,.0f}" if prefill else "-", f"{plain:,.1f}", *each])
+        speedup_cells = [speedup(rows_by_mode.get(mode)) for mode in modes]
+        lines.append([name, f"{prefill:,.0f}" if prefill else "-", f"{plain:,.1f}", *speedup_cells])
     note = (
         "Prefill and plain decoding in tokens/s (of all texts of a batch together), then the speedup of each mode with "
         "half its spread."
@@ -105,13 +107,13 @@ def verdict(rows: Sequence[Row], judged: str = AUTO) -> Row:
     the mode was not measured, or nothing else; `lost` is where no cell had more than one turn.
     """
     cells = _by_cell(rows)
-    some = {name: modes for name, modes in cells.items() if judged in modes}
-    bounds = {name: bound for name, modes in some.items() if (bound := modes[judged]["upper"]) is not None}
-    shares = [share for modes in some.values() if (share := _of_best(modes, judged)) is not None]
+    judged_cells = {name: modes for name, modes in cells.items() if judged in modes}
+    bounds = {name: bound for name, modes in judged_cells.items() if (bound := modes[judged]["upper"]) is not None}
+    shares = [share for modes in judged_cells.values() if (share := _of_best(modes, judged)) is not None]
     return {
         "cells": len(cells),
         "lost": sorted(name for name, bound in bounds.items() if bound < LOST) if bounds else None,
-        "mean": _mean([modes[judged]["speedup"] for modes in some.values()]),
+        "mean": _mean([modes[judged]["speedup"] for modes in judged_cells.values()]),
         "of_best": _mean(shares),
     }
 
@@ -134,7 +136,7 @@ WORKLOADS = ("books", "code", "needle", "copy", "summary", "many-shot")
 ALONE = 1 << 17
 """Context from which on texts are read one at a time: eight would need the memory of eight."""
 
-MOST = 48
+MAX_CELLS = 48
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -153,7 +155,7 @@ class Cell:
 
 Axes = tuple[str, str]
 REQUIRED: tuple[Axes, ...] = (("context", "batch"), ("temperature", "workload"))
-WELCOME: tuple[Axes, ...] = (
+OPTIONAL: tuple[Axes, ...] = (
     ("context", "temperature"), ("batch", "workload"), ("batch", "temperature"), ("context", "workload"),
 )  # fmt: skip
 
@@ -169,20 +171,20 @@ def grid(
     return [cell for cell in cells if cell.batch == 1 or cell.context < ALONE]
 
 
-def covering(cells: list[Cell], most: int = MOST) -> list[Cell]:
+def covering(cells: list[Cell], max_cells: int = MAX_CELLS) -> list[Cell]:
     """Return at most so many cells: every required pair that occurs in them, then as many others as fit.
 
     Raises ValueError where they are too few for the required ones.
     """
-    required, welcome = (_pairs(cells, axes) for axes in (REQUIRED, WELCOME))
+    required, optional = (_pairs(cells, axes) for axes in (REQUIRED, OPTIONAL))
     picked: list[Cell] = []
-    while (required or welcome) and len(picked) < most:
-        best = max(cells, key=lambda cell: _worth(cell, required, welcome))
+    while (required or optional) and len(picked) < max_cells:
+        best = max(cells, key=lambda cell: _coverage(cell, required, optional))
         picked.append(best)
         required -= _pairs([best], REQUIRED)
-        welcome -= _pairs([best], WELCOME)
+        optional -= _pairs([best], OPTIONAL)
     if required:
-        raise ValueError(f"{most} cells cannot cover {len(required)} more pairs")
+        raise ValueError(f"{max_cells} cells cannot cover {len(required)} more pairs")
     return sorted(picked)
 
 
@@ -191,24 +193,28 @@ def _pairs(cells: Iterable[Cell], axes: Iterable[Axes]) -> set[tuple[Any, ...]]:
     return {(a, b, getattr(cell, a), getattr(cell, b)) for cell in cells for a, b in axes}
 
 
-def _worth(cell: Cell, required: set[tuple[Any, ...]], welcome: set[tuple[Any, ...]]) -> tuple[int, int, int]:
+def _coverage(cell: Cell, required: set[tuple[Any, ...]], optional: set[tuple[Any, ...]]) -> tuple[int, int, int]:
     """Return how many open pairs a cell covers; among equals the one that reads less is worth more."""
-    return len(_pairs([cell], REQUIRED) & required), len(_pairs([cell], WELCOME) & welcome), -cell.context * cell.batch
+    return (
+        len(_pairs([cell], REQUIRED) & required),
+        len(_pairs([cell], OPTIONAL) & optional),
+        -cell.context * cell.batch,
+    )
 
 
-def named(names: Iterable[str]) -> list[Cell]:
+def cells_named(names: Iterable[str]) -> list[Cell]:
     """Cells by their names. Raises RequestError for one that there is not."""
-    known = {str(cell): cell for cell in grid()}
-    if unknown := [name for name in names if name not in known]:
+    cells_by_name = {str(cell): cell for cell in grid()}
+    if unknown := [name for name in names if name not in cells_by_name]:
         raise RequestError(f"cell {unknown[0]!r} is not known; cells are called as {covering(grid())[0]} is")
-    return [known[name] for name in names]
+    return [cells_by_name[name] for name in names]
 
 
 Row = dict[str, Any]
-LEAST, USUAL = 3, 7
+LEAST_TURNS, USUAL_TURNS = 3, 7
 """Turns at least, whatever the time, as fewer say nothing about their spread; and of a cell in which they are long."""
 
-SHORT = 30.0
+SHORT_SECONDS = 30.0
 """Seconds that a cell may fill with more turns than usual: what takes .1 s is mostly noise."""
 
 
@@ -228,49 +234,59 @@ class SpeedConfig:
 
 
 def rows(
-    llm: LLM, sources: Sources, cells: Sequence[Cell], plan: SpeedConfig, kept: Prompts, keep: bool
+    llm: LLM, sources: Sources, cells: Sequence[Cell], plan: SpeedConfig, prompt_cache: PromptCache, keep: bool
 ) -> Iterator[list[Row]]:
     """The rows of each cell, one for each mode; each document is read once for all its cells, and then dropped.
 
     With `keep` the saved prompts stay. Raises TriforceError.
     """
-    ends = perf_counter() + plan.seconds
-    left = len(cells)
-    warm = False
-    most = max(*BATCHES, *(cell.batch for cell in cells))
-    of_document = sorted(cells, key=lambda cell: (cell.context, cell.workload, cell.batch, cell.temperature))
-    for (context, workload), some in itertools.groupby(of_document, key=lambda cell: (cell.context, cell.workload)):
-        group = list(some)
+    deadline = perf_counter() + plan.seconds
+    open_cells = len(cells)
+    warmed_up = False
+    max_batch = max(*BATCHES, *(cell.batch for cell in cells))
+    cells_by_document = sorted(cells, key=lambda cell: (cell.context, cell.workload, cell.batch, cell.temperature))
+    for (context, workload), document_cells in itertools.groupby(
+        cells_by_document, key=lambda cell: (cell.context, cell.workload)
+    ):
+        group = list(document_cells)
         length = min(context, llm.target.config.context - plan.tokens)
-        texts = prompts(sources, workload, length, most)  # the same ones, whatever is left to measure
-        earlier, prefill = kept.of(f"{workload}-{context}", texts[0])
-        if not warm:  # what is done once in a process is no part of any cell
-            warm = bool(_in_turns(llm, texts[:1], group[0], replace(plan, tokens=8, repeats=1), earlier, 0.0))
+        texts = prompts(sources, workload, length, max_batch)  # the same ones, whatever is left to measure
+        saved_prompt, prefill = prompt_cache.load(f"{workload}-{context}", texts[0])
+        if not warmed_up:  # what is done once in a process is no part of any cell
+            warmed_up = bool(
+                _interleaved_outputs(llm, texts[:1], group[0], replace(plan, tokens=8, repeats=1), saved_prompt, 0.0)
+            )
         for cell in group:
-            seconds = (ends - perf_counter()) / left
-            yield cell_rows(llm, texts[: cell.batch], cell, plan, earlier, prefill, perf_counter() + seconds)
-            left -= 1
+            seconds = (deadline - perf_counter()) / open_cells
+            yield cell_rows(llm, texts[: cell.batch], cell, plan, saved_prompt, prefill, perf_counter() + seconds)
+            open_cells -= 1
         if not keep:
-            kept.drop(f"{workload}-{context}")
+            prompt_cache.drop(f"{workload}-{context}")
 
 
 def cell_rows(
-    llm: LLM, texts: list[list[int]], cell: Cell, plan: SpeedConfig, earlier: SavedCache, prefill: float, ends: float
+    llm: LLM,
+    texts: list[list[int]],
+    cell: Cell,
+    plan: SpeedConfig,
+    saved_prompt: SavedCache,
+    prefill: float,
+    deadline: float,
 ) -> list[Row]:
-    """The rows of one cell, whose prompts are `texts`; from `ends` on, by `perf_counter`, there is no further turn."""
-    runs = _in_turns(llm, texts, cell, plan, earlier, ends)
+    """Return the rows of one cell. No turn starts after `deadline`, by `perf_counter`. texts: prompts of the cell."""
+    runs = _interleaved_outputs(llm, texts, cell, plan, saved_prompt, deadline)
     return [_row(llm, cell, texts, runs, mode, prefill) for mode in plan.modes]
 
 
-def _in_turns(
-    llm: LLM, texts: list[list[int]], cell: Cell, plan: SpeedConfig, earlier: SavedCache, ends: float
+def _interleaved_outputs(
+    llm: LLM, texts: list[list[int]], cell: Cell, plan: SpeedConfig, saved_prompt: SavedCache, deadline: float
 ) -> dict[str, list[RequestOutput]]:
     """The modes take turns, there and back, so that a drift of the machine meets all of them.
 
     The texts of a turn are those of its seed.
     """
     runs: dict[str, list[RequestOutput]] = {mode: [] for mode in dict.fromkeys([PLAIN, *plan.modes])}
-    for turn in _turns(plan.repeats, ends):
+    for turn in _turns(plan.repeats, deadline):
         plan.prepare()
         params = SamplingParams(
             temperature=cell.temperature,
@@ -280,16 +296,16 @@ def _in_turns(
             ignore_eos=True,
         )
         for mode in list(runs)[:: 1 if turn % 2 == 0 else -1]:
-            runs[mode].append(together(llm, texts, params, PLAIN if mode == CONTROL else mode, earlier))
+            runs[mode].append(generate_batch(llm, texts, params, PLAIN if mode == CONTROL else mode, saved_prompt))
     return runs
 
 
-def _turns(repeats: int | None, ends: float) -> Iterator[int]:
+def _turns(repeats: int | None, deadline: float) -> Iterator[int]:
     """Yield numbers of turns until there are enough. When that is depends on the clock, never on what was measured."""
-    most, short = (USUAL, perf_counter() + SHORT) if repeats is None else (repeats, 0.0)
+    turn_count, short_deadline = (USUAL_TURNS, perf_counter() + SHORT_SECONDS) if repeats is None else (repeats, 0.0)
     for turn in itertools.count():
-        now = perf_counter()
-        if (turn >= most and now > short) or (turn >= LEAST and now > ends):
+        timestamp = perf_counter()
+        if (turn >= turn_count and timestamp > short_deadline) or (turn >= LEAST_TURNS and timestamp > deadline):
             return
         yield turn
 
@@ -297,9 +313,11 @@ def _turns(repeats: int | None, ends: float) -> Iterator[int]:
 def _row(
     llm: LLM, cell: Cell, texts: list[list[int]], runs: dict[str, list[RequestOutput]], mode: str, prefill: float
 ) -> Row:
-    mine = runs[mode]
-    plain = runs[PLAIN]
-    made, theirs = ([[output.token_ids for output in run.outputs] for run in some] for some in (mine, plain))
+    outputs = runs[mode]
+    plain_outputs = runs[PLAIN]
+    mode_texts, plain_texts = (
+        [[output.token_ids for output in run.outputs] for run in mode_runs] for mode_runs in (outputs, plain_outputs)
+    )
     return {
         "cell": str(cell),
         "mode": mode,
@@ -310,12 +328,14 @@ def _row(
         "workload": cell.workload,
         "coupling": llm.coupling,  # under `rejection` texts differ from plain decoding's, their law does not
         **timing(
-            [run.decode_seconds for run in mine], [run.decode_seconds for run in plain], mine[0].completion_tokens
+            [run.decode_seconds for run in outputs],
+            [run.decode_seconds for run in plain_outputs],
+            outputs[0].completion_tokens,
         ),
         "prefill_tokens_per_second": prefill,
-        **acceptance(mine),
-        "repeated_8_grams": sum(map(repeated, made[0])) / len(made[0]),
-        "same_text_as_ar": made == theirs,
+        **acceptance(outputs),
+        "repeated_8_grams": sum(map(repeated, mode_texts[0])) / len(mode_texts[0]),
+        "same_text_as_ar": mode_texts == plain_texts,
     }
 
 
@@ -333,12 +353,12 @@ def timing(seconds: Sequence[float], plain: Sequence[float], tokens: int) -> Row
         "tokens_per_second": tokens / median(seconds),
         "speedup": median(speedups),
         "spread": speedups[-1 - quarter] - speedups[quarter],
-        "upper": upper(speedups),
+        "upper": speedup_bound(speedups),
         "turns": len(speedups),
     }
 
 
-def upper(ratios: Sequence[float]) -> float | None:
+def speedup_bound(ratios: Sequence[float]) -> float | None:
     """Below this the geometric mean lies with 95 % confidence; of a single ratio nothing is known."""
     logs = [log(ratio) for ratio in ratios]
     count = len(ratios)
@@ -351,9 +371,9 @@ def upper(ratios: Sequence[float]) -> float | None:
 
 def acceptance(runs: Sequence[RequestOutput]) -> Row:
     """Return shares of guesses kept over all turns, and passes of the full tier for one turn's texts."""
-    kept: dict[str, list[int]] = {}
+    counts_by_tier: dict[str, list[int]] = {}
     for tier in (tier for run in runs for tier in run.tiers[:-1]):
-        counts = kept.setdefault(tier.name, [0, 0])
+        counts = counts_by_tier.setdefault(tier.name, [0, 0])
         counts[:] = counts[0] + tier.accepted, counts[1] + tier.proposed
-    shares = {name: accepted / proposed if proposed else None for name, (accepted, proposed) in kept.items()}
+    shares = {name: accepted / proposed if proposed else None for name, (accepted, proposed) in counts_by_tier.items()}
     return {"acceptance": shares, "full_passes": median(run.tiers[-1].passes for run in runs)}

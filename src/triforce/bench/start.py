@@ -33,17 +33,23 @@ def rows(modes: Sequence[str], task: dict[str, Any], repeats: int) -> Iterator[R
             with tempfile.TemporaryDirectory() as cache:
                 for process in PROCESSES:
                     starts.setdefault((mode, process), []).append(_start(task | {"mode": mode}, cache))
-    alone = median(torch_alone)
-    yield {"mode": "import torch", "process": "-", "seconds": alone, "spread": _spread(torch_alone), "of_import": 1.0}
-    for (mode, process), found in starts.items():
-        totals = [sum(steps.values()) for steps in found]
+    import_seconds = median(torch_alone)
+    yield {
+        "mode": "import torch",
+        "process": "-",
+        "seconds": import_seconds,
+        "spread": _spread(torch_alone),
+        "of_import": 1.0,
+    }
+    for (mode, process), step_seconds in starts.items():
+        totals = [sum(steps.values()) for steps in step_seconds]
         yield {
             "mode": mode,
             "process": process,
             "seconds": median(totals),
             "spread": _spread(totals),
-            "of_import": median(totals) / alone,
-            "steps": {step: median([steps[step] for steps in found]) for step in STEPS},
+            "of_import": median(totals) / import_seconds,
+            "steps": {step: median([steps[step] for steps in step_seconds]) for step in STEPS},
         }
 
 
@@ -61,11 +67,11 @@ def _start(task: dict[str, Any], cache: str) -> dict[str, float]:
 def _run(command: list[str], environment: dict[str, str]) -> tuple[str, float]:
     """Return the output of a process and its seconds. Raises RequestError with its last words if it fails."""
     began = time()
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        last = (done.stderr.strip() or f"code {done.returncode}").splitlines()[-1]
-        raise RequestError(f"a process that was to be timed failed: {last}")
-    return done.stdout, time() - began
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if process.returncode:
+        last_line = (process.stderr.strip() or f"code {process.returncode}").splitlines()[-1]
+        raise RequestError(f"a process that was to be timed failed: {last_line}")
+    return process.stdout, time() - began
 
 
 def _spread(seconds: Sequence[float]) -> float:

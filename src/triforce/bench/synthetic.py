@@ -41,7 +41,7 @@ BLOCK = 4096
 """Tokens of random KV, repeated over the context."""
 
 
-class Synthetic:
+class SyntheticSampler:
     """A sampling whose guesses are kept with given probabilities: by whose they are, that of a tier or of none.
 
     kept: shares of `retrieval` and of `draft`. What n-grams guess of random texts is never kept. seed: of the dice.
@@ -50,10 +50,10 @@ class Synthetic:
     mean.
     """
 
-    def __init__(self, batch: SequenceBatch, kept: Mapping[str, float], seed: int) -> None:
+    def __init__(self, batch: SequenceBatch, acceptance_rates: Mapping[str, float], seed: int) -> None:
         self.real = batch.sampling
-        self.rates = [kept.get(tier.name, 0.0) for tier in batch.tiers]
-        self.dice = np.random.default_rng(seed)
+        self.rates = [acceptance_rates.get(tier.name, 0.0) for tier in batch.tiers]
+        self.generator = np.random.default_rng(seed)
         self.expected: list[tuple[float, float]] = []
 
     @property
@@ -81,12 +81,12 @@ class Synthetic:
             self.expected.append(_expected(self.rates[below], guess.counts_B))
         if not K:
             return step
-        fits_BK = self.dice.random((B, K)) < self.rates[below]
-        fits_BK &= np.arange(K) < guess.counts_B[:, None]
-        kept_B = fits_BK.cumprod(1).sum(1)
+        accepts_BK = self.generator.random((B, K)) < self.rates[below]
+        accepts_BK &= np.arange(K) < guess.counts_B[:, None]
+        accepted_B = accepts_BK.cumprod(1).sum(1)
         tokens_BJ = np.pad(guess.tokens_BK, ((0, 0), (0, 1)), constant_values=1)
         laws_BJV = logits_BJV.new_zeros(B, K + 1, 0, dtype=torch.float64)
-        return Draft(tokens_BJ, laws_BJV, np.full_like(tokens_BJ, tier), kept_B + 1)
+        return Draft(tokens_BJ, laws_BJV, np.full_like(tokens_BJ, tier), accepted_B + 1)
 
 
 def _expected(rate: float, guesses_B: Ints) -> tuple[float, float]:
@@ -94,9 +94,9 @@ def _expected(rate: float, guesses_B: Ints) -> tuple[float, float]:
     mean = variance = 0.0
     for guesses in guesses_B.tolist():
         powers = [rate**n for n in range(1, guesses + 1)]
-        kept = sum(powers)
-        mean += 1 + kept
-        variance += sum((2 * n - 1) * power for n, power in enumerate(powers, 1)) - kept**2
+        accepted = sum(powers)
+        mean += 1 + accepted
+        variance += sum((2 * n - 1) * power for n, power in enumerate(powers, 1)) - accepted**2
     return mean, variance
 
 
@@ -117,51 +117,52 @@ class SyntheticDecoding:
     tiers: list[TierStats]
 
     @property
-    def luck(self) -> float:
+    def z_score(self) -> float:
         """Tokens that were made beyond those expected, in standard deviations; 0 where nothing is left to chance."""
         return (self.tokens - self.expected_tokens) / self.deviation if self.deviation else 0.0
 
 
-def decode(batch: SequenceBatch, kept: Mapping[str, float], turn: int, tokens: int) -> SyntheticDecoding:
+def decode(batch: SequenceBatch, acceptance_rates: Mapping[str, float], turn: int, tokens: int) -> SyntheticDecoding:
     """Decode until at least so many tokens of each row are counted, and end behind a verification.
 
-    batch: as `read` made it for as many tokens. kept: as for `Synthetic`, whose dice are those of the turn.
+    batch: as `read` made it for as many tokens. acceptance_rates: as for `Synthetic`, whose dice are those of the turn.
     """
-    batch.sampling = sampling = Synthetic(batch, kept, turn)
-    counted = list[int]()
-    made = 0
+    batch.sampling = sampling = SyntheticSampler(batch, acceptance_rates, turn)
+    counted_steps = list[int]()
+    token_count = 0
     seconds = 0.0
     first_seconds = 0.0
     first_tiers = list[TierStats]()
-    while made < tokens * len(batch.sequences) and not batch.done:
-        known = graphs.captured()
-        before = batch.decode_seconds
+    while token_count < tokens * len(batch.sequences) and not batch.done:
+        captured_graphs = graphs.captured()
+        earlier_seconds = batch.decode_seconds
         step = len(sampling.expected)
-        taken = sum(batch.step())
-        took = batch.decode_seconds - before
-        captures = graphs.captured() - known
+        step_tokens = sum(batch.step())
+        step_seconds = batch.decode_seconds - earlier_seconds
+        captures = graphs.captured() - captured_graphs
         if step == 0:
-            first_seconds = took
+            first_seconds = step_seconds
             first_tiers = batch.stats(0)
         elif not captures:
-            made = made + taken
-            seconds = seconds + took
-            counted.append(step)
-    expected = [sampling.expected[step] for step in counted]
-    mean, variance = (sum(each) for each in zip(*expected, strict=True))
-    tiers = [_behind(*both) for both in zip(first_tiers, batch.stats(0), strict=True)]
-    return SyntheticDecoding(seconds, made, len(counted), mean, variance**0.5, first_seconds, tiers)
+            token_count = token_count + step_tokens
+            seconds = seconds + step_seconds
+            counted_steps.append(step)
+    expected = [sampling.expected[step] for step in counted_steps]
+    mean, variance = (sum(column) for column in zip(*expected, strict=True))
+    tiers = [_stats_difference(*stats_pair) for stats_pair in zip(first_tiers, batch.stats(0), strict=True)]
+    return SyntheticDecoding(seconds, token_count, len(counted_steps), mean, variance**0.5, first_seconds, tiers)
 
 
-def _behind(first: TierStats, last: TierStats) -> TierStats:
+def _stats_difference(start_stats: TierStats, end_stats: TierStats) -> TierStats:
     """Statistics of a tier from one time to a later one."""
     counts = {
-        name: getattr(last, name) - getattr(first, name) for name in ("proposed", "accepted", "passes", "seconds")
+        name: getattr(end_stats, name) - getattr(start_stats, name)
+        for name in ("proposed", "accepted", "passes", "seconds")
     }
-    return replace(last, **counts)
+    return replace(end_stats, **counts)
 
 
-def verified(turns: Sequence[SyntheticDecoding]) -> Row:
+def verification_figures(turns: Sequence[SyntheticDecoding]) -> Row:
     """Tokens a verification of several turns, those to expect, and how far apart chance puts them (one deviation)."""
     count = sum(turn.verifications for turn in turns)
     return {
@@ -172,7 +173,7 @@ def verified(turns: Sequence[SyntheticDecoding]) -> Row:
     }
 
 
-def read(
+def prefilled_batch(
     models: ModelSet,
     mode: str,
     setting: SpeculativeConfig,
@@ -187,8 +188,8 @@ def read(
     It has room for a first step, and then for verifications that make so many tokens and the rest of the last one.
     `memory`: that of an earlier such batch of one row, to be used again.
     """
-    most = tokens + 2 * setting.reach
-    params = SamplingParams(temperature=0.6, top_p=0.9, seed=1, max_tokens=most, ignore_eos=True)
+    max_tokens = tokens + 2 * setting.reach
+    params = SamplingParams(temperature=0.6, top_p=0.9, seed=1, max_tokens=max_tokens, ignore_eos=True)
     vocabulary = min(1000, models.target.config.vocab_size)
     prompt = torch.randint(vocabulary, (context,), generator=torch.Generator().manual_seed(2)).tolist()
     if memory:
@@ -211,64 +212,71 @@ def fill(pool: PagePool, length: int) -> None:
     for layer in range(config.layers):
         for start in range(pool.held_from(layer, 0), length, BLOCK):
             slots_N = pool.slots(0, start, min(start + BLOCK, length), layer)
-            some_GND = block_GND[:, : len(slots_N)].to(pool.device)
-            some_GND = rounded(some_GND) if config.kv_int8 else some_GND.to(pool.dtype)
-            pool.kv.write(layer, slots_N, some_GND, some_GND)
+            values_GND = block_GND[:, : len(slots_N)].to(pool.device)
+            values_GND = rounded(values_GND) if config.kv_int8 else values_GND.to(pool.dtype)
+            pool.kv.write(layer, slots_N, values_GND, values_GND)
     pool.lengths_B[0] = length
 
 
 def rows(
     shape: str,
     contexts: Sequence[int],
-    kept: tuple[float, float],
+    acceptance_rates: tuple[float, float],
     setting: SpeculativeConfig,
     tokens: int,
     repeats: int,
     kv_int8: bool = False,
     layers: int | None = None,
 ) -> Iterator[Row]:
-    """Plain decoding, and modes with and without a draft, if the shape has one.
+    """Yield rows of plain decoding and of modes with and without a draft, if the shape has one.
 
-    kept: shares of guesses of the retrieval tier, and of the draft. kv_int8: of all rows but the first, which is plain
-    decoding over KV in bfloat16, and what speedups are over. layers: of the target; all of them if None.
+    acceptance_rates: of the guesses of the retrieval tier and of the draft. kv_int8: all rows but the first have int8
+    KV; the first is plain decoding over KV in bfloat16, and speedups are over it. layers: of the target; None: all.
     """
     longest = max(contexts) + tokens + 2 * setting.reach
     config, weights = bench_shapes.decoder_parts(shape, longest, kv_int8=kv_int8, layers=layers)
     lower = Decoder(config, weights, setting.lower_bits) if setting.lower_bits else None
-    drafted = f"{shape}-draft" in shapes.SHAPES
+    has_draft = f"{shape}-draft" in shapes.SHAPES
     draft = None
     works = {"full": ModelWork(config, weights)}
-    if drafted:
+    if has_draft:
         parts = shapes.parts(f"{shape}-draft", longest, kv_int8=kv_int8)
         draft = Decoder(*parts, setting.lower_bits)
         works["draft"] = ModelWork(*parts)
     models = ModelSet(Decoder(config, weights), draft, lower)
-    shares = dict(zip(("retrieval", "draft"), kept, strict=True))
-    runs = [(mode, models) for mode in ("ar", "retrieval", *["triforce"] * drafted, "auto")]
+    shares = dict(zip(("retrieval", "draft"), acceptance_rates, strict=True))
+    runs = [(mode, models) for mode in ("ar", "retrieval", *["triforce"] * has_draft, "auto")]
     if kv_int8:
         runs.insert(0, ("ar", ModelSet(Decoder(replace(config, kv_int8=False), weights))))
     for context in contexts:
         turns: list[list[SyntheticDecoding]] = [[] for _ in runs]
         costs = costs_of(models, weights, setting)
         for turn in range(repeats):
-            for (mode, of_run), made in zip(runs, turns, strict=True):
-                batch = read(of_run, mode, setting, context, tokens, costs=costs if mode == "auto" else None)
-                made.append(decode(batch, shares, turn, tokens))
+            for (mode, run_models), run_turns in zip(runs, turns, strict=True):
+                batch = prefilled_batch(
+                    run_models, mode, setting, context, tokens, costs=costs if mode == "auto" else None
+                )
+                run_turns.append(decode(batch, shares, turn, tokens))
         roof = roofline.measure()
-        texts = [[_seconds(turn, tokens) for turn in made] for made in turns]
-        for (mode, of_run), made, times in zip(runs, turns, texts, strict=True):
-            int8 = of_run.target.config.kv_int8
-            last = made[-1]
-            least = (
-                None if mode == "auto" else least_seconds(last.tiers, works, roof, context, int8, setting.lower_bits)
+        texts = [[_seconds(turn, tokens) for turn in run_turns] for run_turns in turns]
+        for (mode, run_models), run_turns, times in zip(runs, turns, texts, strict=True):
+            int8 = run_models.target.config.kv_int8
+            last_turn = run_turns[-1]
+            roofline_seconds = (
+                None
+                if mode == "auto"
+                else least_seconds(last_turn.tiers, works, roof, context, int8, setting.lower_bits)
             )
             yield {
                 "mode": mode, "context": context, "batch": 1, "temperature": 0.6, "workload": "synthetic",
                 "kv_dtype": "int8" if int8 else "bfloat16", "layers": config.layers,
                 **timing(times, texts[0], tokens),
-                "least_seconds": least and least * tokens / last.tokens, "prefill_tokens_per_second": None,
-                "full_passes": tokens * sum(turn.verifications for turn in made) / sum(turn.tokens for turn in made),
-                **verified(made), "first_seconds": median(turn.first_seconds for turn in made),
+                "least_seconds": roofline_seconds and roofline_seconds * tokens / last_turn.tokens,
+                "prefill_tokens_per_second": None,
+                "full_passes": tokens
+                * sum(turn.verifications for turn in run_turns)
+                / sum(turn.tokens for turn in run_turns),
+                **verification_figures(run_turns), "first_seconds": median(turn.first_seconds for turn in run_turns),
                 "acceptance": dict(shares) if mode != "ar" else {},
             }  # fmt: skip
 
@@ -291,19 +299,19 @@ def least_seconds(
     int8: whether the full tier's KV is. Sampling takes none.
     """
     full = works["full"]
-    least = 0.0
+    total_seconds = 0.0
     proposed = 0
     for tier in tiers:
         work = works.get(tier.name, full)
         keys = min(tier.visible_tokens or context, context)
         width = 1 + proposed / max(1, tier.passes)
         if tier.name != "full" and lower_bits:
-            each = work.of_lower(width, keys, lower_bits)
+            pass_work = work.of_lower(width, keys, lower_bits)
         else:
-            each = work.of(width, keys, replace(work.config, kv_int8=int8))
-        least = least + tier.passes * roof.least_seconds(each)
+            pass_work = work.of(width, keys, replace(work.config, kv_int8=int8))
+        total_seconds = total_seconds + tier.passes * roof.least_seconds(pass_work)
         proposed = tier.proposed
-    return least
+    return total_seconds
 
 
 def costs_of(models: ModelSet, weights: Weights, setting: SpeculativeConfig) -> CostModel:
