@@ -12,13 +12,13 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from triforce.eval import agreement, bits_per_byte, context_gain, copying, needles, positions, repetition
-from triforce.eval.context import EvalConfig, EvalContext, Text, plan, tokenize, tokenized
+from triforce.eval.context import EvalConfig, EvalContext, Text, encode_texts, plan, tokenize
 from triforce.eval.tables import Table
-from triforce.eval.time_budget import ReadingForecast, TimeBudget, fit, measure_pace
+from triforce.eval.time_budget import ReadingForecast, TimeBudget, fit_plan, measure_pace
 
 __all__ = [
-    "MEASUREMENTS", "EvalConfig", "EvalContext", "Table", "Text", "evaluate", "plan", "shorten", "tables", "tokenize",
-    "tokenized",
+    "MEASUREMENTS", "EvalConfig", "EvalContext", "Table", "Text", "encode_texts", "evaluate", "plan", "shorten",
+    "tables", "tokenize",
 ]  # fmt: skip
 
 Result = dict[str, Any]
@@ -47,14 +47,14 @@ MEASUREMENTS = {
 def shorten(subject: EvalContext, names: Sequence[str]) -> TimeBudget:
     """Measure the speed of a subject's models, and give it a plan that ends in a minute from now."""
     began = perf_counter()
-    costs = {name: each.seconds for name, each in MEASUREMENTS.items()}
-    return fit(subject, names, measure_pace(subject), costs, began)
+    costs = {name: measurement.seconds for name, measurement in MEASUREMENTS.items()}
+    return fit_plan(subject, names, measure_pace(subject), costs, began)
 
 
 def evaluate(
-    subject: EvalContext, names: Sequence[str], tell: Callable[[str, Result], None], budget: TimeBudget | None = None
+    subject: EvalContext, names: Sequence[str], report: Callable[[str, Result], None], budget: TimeBudget | None = None
 ) -> dict[str, Result]:
-    """Return the results by name, in the order of the registry; `tell` gets each as it is ready.
+    """Return the results by name, in the order of the registry; `report` gets each as it is ready.
 
     budget: leaves out what there is no time for, now that it is seen how long others took.
     """
@@ -62,10 +62,10 @@ def evaluate(
     for name in (name for name in MEASUREMENTS if name in names):
         subject.label = name
         started = perf_counter()
-        late = budget.skip_reason(name) if budget else ""
-        results[name] = {"skipped": late} if late else MEASUREMENTS[name].measure(subject)
+        skip_reason = budget.skip_reason(name) if budget else ""
+        results[name] = {"skipped": skip_reason} if skip_reason else MEASUREMENTS[name].measure(subject)
         results[name]["seconds"] = perf_counter() - started
-        tell(name, results[name])
+        report(name, results[name])
     return results
 
 

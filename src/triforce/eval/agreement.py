@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triforce.eval.context import EvalContext, Text, grouped
-from triforce.eval.scoring import draft_view, full_view, parts, read, skim
+from triforce.eval.context import EvalContext, Text, group_by_kind
+from triforce.eval.scoring import draft_view, full_view, parts, prefill, read
 from triforce.eval.tables import Table, tokens
 from triforce.eval.time_budget import ReadingForecast
 from triforce.interface.sampling_params import SamplingParams
@@ -32,50 +32,51 @@ def measure(subject: EvalContext) -> dict[str, Any]:
     if subject.llm.draft is None:
         return {"skipped": "there is no draft; name one with --draft"}
     plan = subject.plan
-    after = min(4096, plan.span // 2)
-    windows = subject.windows(least=after + plan.judged)
+    prefix_tokens = min(4096, plan.span // 2)
+    windows = subject.windows(min_tokens=prefix_tokens + plan.judged)
     if not windows:
-        return {"skipped": f"no text has {after + plan.judged:,} tokens"}
-    shares = [(window.kind, _share(subject, window, after)) for window in subject.steps(windows)]
+        return {"skipped": f"no text has {prefix_tokens + plan.judged:,} tokens"}
+    shares = [(window.kind, _share(subject, window, prefix_tokens)) for window in subject.steps(windows)]
     return {
-        "from": after,
+        "from": prefix_tokens,
         "tokens": plan.judged,
-        "kinds": {kind: _mean(found) for kind, found in grouped(shares).items()},
+        "kinds": {kind: _mean(kind_shares) for kind, kind_shares in group_by_kind(shares).items()},
     }
 
 
 def _mean(shares: list[Tensor]) -> dict[str, Any]:
     by_temperature = zip(TEMPERATURES, torch.stack(shares).mean(0).tolist(), strict=True)
     return {"windows": len(shares)} | {
-        f"{temperature:g}": {"rejection": kept, "seeded": same} for temperature, (kept, same) in by_temperature
+        f"{temperature:g}": {"rejection": rejection_share, "seeded": seeded_share}
+        for temperature, (rejection_share, seeded_share) in by_temperature
     }
 
 
-def _share(subject: EvalContext, window: Text, after: int) -> Tensor:
+def _share(subject: EvalContext, window: Text, prefix_tokens: int) -> Tensor:
     """Means over the judged tokens of a window: (temperatures, couplings)."""
     vocab_size = subject.target.config.vocab_size
     device = subject.target.device
     warps = [LogitsProcessor([SamplingParams(temperature=t)], [0], vocab_size, device) for t in TEMPERATURES]
     no_ids_11 = torch.zeros(1, 1, dtype=torch.long, device=device)
     sums = torch.zeros(len(TEMPERATURES), 2, dtype=torch.float64)
-    for both in _logits(subject, window, after):
+    for logits_pair in _logits(subject, window, prefix_tokens):
         for n, warp in enumerate(warps):
-            p_TV, q_TV = (warp(logits_TV[None], no_ids_11, no_ids_11[0])[0] for logits_TV in both)
+            p_TV, q_TV = (warp(logits_TV[None], no_ids_11, no_ids_11[0])[0] for logits_TV in logits_pair)
             sums[n] += torch.stack([overlap(p_TV, q_TV).sum(), same_pick(p_TV, q_TV).sum()]).cpu()
     return sums / subject.plan.judged
 
 
-def _logits(subject: EvalContext, window: Text, after: int) -> Iterator[tuple[Tensor, Tensor]]:
+def _logits(subject: EvalContext, window: Text, prefix_tokens: int) -> Iterator[tuple[Tensor, Tensor]]:
     assert subject.llm.draft is not None
-    stop = after + subject.plan.judged
+    stop = prefix_tokens + subject.plan.judged
     target = subject.target
     draft = subject.llm.draft.decoder
-    exact = full_view(target, stop)
-    cheap = draft_view(draft)
-    skim(target, exact, window.ids_N[:after])
-    skim(draft, cheap, window.ids_N[:after])
-    for part_T in parts(window.ids_N[after:stop], AT_ONCE):
-        yield torch.cat([*read(target, exact, part_T)]), torch.cat([*read(draft, cheap, part_T)])
+    target_view = full_view(target, stop)
+    cut_view = draft_view(draft)
+    prefill(target, target_view, window.ids_N[:prefix_tokens])
+    prefill(draft, cut_view, window.ids_N[:prefix_tokens])
+    for part_T in parts(window.ids_N[prefix_tokens:stop], AT_ONCE):
+        yield torch.cat([*read(target, target_view, part_T)]), torch.cat([*read(draft, cut_view, part_T)])
 
 
 def overlap(p_TV: Tensor, q_TV: Tensor) -> Tensor:
@@ -104,17 +105,17 @@ def seconds(subject: EvalContext, forecast: ReadingForecast) -> float:
     plan = subject.plan
     warping = WARPING * subject.target.config.vocab_size
     stop = min(4096, plan.span // 2) + plan.judged
-    windows = subject.windows(least=stop) if forecast.draft else []
+    windows = subject.windows(min_tokens=stop) if forecast.draft else []
     return len(windows) * (forecast.target.reading(stop) + forecast.drafts(stop) + plan.judged * warping)
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
     rows = [
-        [f"{kind}, {coupling}", *(f"{found[f'{t:g}'][coupling]:.3f}" for t in TEMPERATURES)]
-        for kind, found in result["kinds"].items()
+        [f"{kind}, {coupling}", *(f"{kind_shares[f'{t:g}'][coupling]:.3f}" for t in TEMPERATURES)]
+        for kind, kind_shares in result["kinds"].items()
         for coupling in ("rejection", "seeded")
     ]
-    windows = sum(found["windows"] for found in result["kinds"].values())
+    windows = sum(kind_shares["windows"] for kind_shares in result["kinds"].values())
     note = (
         "Chance that the target keeps a drafted token: the sum of min(p, q) under rejection; under the seeded coupling "
         "that both draw the same token from the same noise, computed exactly. "

@@ -84,19 +84,25 @@ class EvalContext:
     def tokenizer(self) -> Tokenizer:
         return tokenizer_of(self.llm)
 
-    def windows(self, length: int | None = None, most: int | None = None, least: int = 0) -> list[Text]:
-        """Stretches of `length` tokens (None: a span), spread over each text; the `most` longest of each kind.
+    def windows(self, length: int | None = None, max_windows: int | None = None, min_tokens: int = 0) -> list[Text]:
+        """Stretches of `length` tokens (None: a span), spread over each text; the `max_windows` longest of each kind.
 
-        least: tokens that each of them has.
+        min_tokens: tokens that each of them has.
         """
-        found = []
-        most = self.plan.most if most is None else most
+        chosen_windows = []
+        max_windows = self.plan.most if max_windows is None else max_windows
         for kind in KINDS:
             texts = [text for text in self.texts if text.kind == kind]
-            each = -(-self.plan.windows // max(1, len(texts)))
-            windows = [window for text in texts for window in spread(text, length or self.plan.span, each)]
-            found += windows if most is None else sorted(windows, key=lambda one: -len(one.ids_N))[:most]
-        return [window for window in found if len(window.ids_N) >= least]
+            windows_per_text = -(-self.plan.windows // max(1, len(texts)))
+            windows = [
+                window for text in texts for window in spread_windows(text, length or self.plan.span, windows_per_text)
+            ]
+            chosen_windows += (
+                windows
+                if max_windows is None
+                else sorted(windows, key=lambda candidate: -len(candidate.ids_N))[:max_windows]
+            )
+        return [window for window in chosen_windows if len(window.ids_N) >= min_tokens]
 
     def trace(self, text: Text) -> Tensor:
         """Loss of each token of a text but the first, with all of it in sight: float32 (N - 1), in nats."""
@@ -111,17 +117,21 @@ class EvalContext:
         return bar
 
 
-def grouped(found: Sequence[tuple[str, T]]) -> dict[str, list[T]]:
+def group_by_kind(labelled_items: Sequence[tuple[str, T]]) -> dict[str, list[T]]:
     """Return what was found in texts by their kind, in the order of `KINDS`; only kinds of which there is something."""
-    return {kind: [item for of, item in found if of == kind] for kind in KINDS if kind in dict(found)}
+    return {
+        kind: [item for item_kind, item in labelled_items if item_kind == kind]
+        for kind in KINDS
+        if kind in dict(labelled_items)
+    }
 
 
-def spread(text: Text, length: int, most: int) -> list[Text]:
-    """Return up to `most` windows of `length` tokens that do not overlap; all of a text that is shorter."""
+def spread_windows(text: Text, length: int, max_windows: int) -> list[Text]:
+    """Return up to `max_windows` windows of `length` tokens that do not overlap; all of a text that is shorter."""
     slack = len(text.ids_N) - length
     if slack < 0:
         return [text]
-    count = min(most, len(text.ids_N) // length)
+    count = min(max_windows, len(text.ids_N) // length)
     starts = [int((k + 0.5) * len(text.ids_N) / count - length / 2) for k in range(count)]
     return [Text(text.name, text.kind, text.ids_N[start : start + length], start) for start in starts]
 
@@ -129,15 +139,15 @@ def spread(text: Text, length: int, most: int) -> list[Text]:
 def tokenize(llm: LLM, texts: Mapping[str, str]) -> list[Text]:
     """Return texts as tokens, on the device of the target. Raises RequestError."""
     device = llm.target.decoder.device
-    return [Text(text.name, text.kind, text.ids_N.to(device)) for text in tokenized(tokenizer_of(llm), texts)]
+    return [Text(text.name, text.kind, text.ids_N.to(device)) for text in encode_texts(tokenizer_of(llm), texts)]
 
 
-def tokenized(tokenizer: Tokenizer, texts: Mapping[str, str]) -> list[Text]:
+def encode_texts(tokenizer: Tokenizer, texts: Mapping[str, str]) -> list[Text]:
     """Return texts as tokens; code is what is named so (`code_...`) or has such a suffix. Raises RequestError."""
-    found = [Text(name, kind_of(name), torch.tensor(tokenizer.encode(text))) for name, text in texts.items()]
-    if short := [text.name for text in found if len(text.ids_N) < 2]:
-        raise RequestError(f"there is nothing to predict in {', '.join(short)}; give longer texts")
-    return found
+    encoded_texts = [Text(name, kind_of(name), torch.tensor(tokenizer.encode(text))) for name, text in texts.items()]
+    if short_names := [text.name for text in encoded_texts if len(text.ids_N) < 2]:
+        raise RequestError(f"there is nothing to predict in {', '.join(short_names)}; give longer texts")
+    return encoded_texts
 
 
 def kind_of(name: str) -> str:

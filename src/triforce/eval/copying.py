@@ -21,17 +21,25 @@ START = 8
 
 def measure(subject: EvalContext) -> dict[str, Any]:
     """Return by distance the share of tokens predicted right, when they come again and when they came first."""
-    hits = [_hits(subject, window) for window in subject.steps(subject.windows(most=1))]
-    distances = sorted({distance for found in hits for distance in found})
+    hits = [_hits(subject, window) for window in subject.steps(subject.windows(max_windows=1))]
+    distances = sorted({distance for window_hits in hits for distance in window_hits})
     if not distances:
         return {"skipped": f"no text has {2 * SPAN:,} tokens within the context"}
-    rows = [_row(distance, [found[distance] for found in hits if distance in found]) for distance in distances]
+    rows = [
+        _row(distance, [window_hits[distance] for window_hits in hits if distance in window_hits])
+        for distance in distances
+    ]
     return {"distances": rows}
 
 
 def _row(distance: int, hits: list[Tensor]) -> dict[str, Any]:
-    again, first = torch.cat(hits, 1).double().mean(1).tolist()
-    return {"distance": distance, "tokens": sum(hit.shape[1] for hit in hits), "again": again, "first": first}
+    repeat_share, first_share = torch.cat(hits, 1).double().mean(1).tolist()
+    return {
+        "distance": distance,
+        "tokens": sum(hit.shape[1] for hit in hits),
+        "again": repeat_share,
+        "first": first_share,
+    }
 
 
 def _hits(subject: EvalContext, window: Text) -> dict[int, Tensor]:
@@ -40,7 +48,7 @@ def _hits(subject: EvalContext, window: Text) -> dict[int, Tensor]:
     ids_N = window.ids_N[:length]
     view = full_view(subject.target, length + SPAN)
     best_N = _best(subject, view, ids_N)  # entry n is the token expected at n + 1
-    found: dict[int, list[Tensor]] = {}
+    hits_by_distance: dict[int, list[Tensor]] = {}
     for end in range(length, max(0, length - subject.plan.copies * SPAN), -SPAN):
         for distance in _distances(end):
             view.rewind(np.full_like(view.lengths_B, end))
@@ -49,8 +57,8 @@ def _hits(subject: EvalContext, window: Text) -> dict[int, Tensor]:
             scored = slice(START, SPAN)
             again_T = _best(subject, view, span_T)[START - 1 : SPAN - 1] == span_T[scored]
             first_T = best_N[start + START - 1 : start + SPAN - 1] == span_T[scored]
-            found.setdefault(distance, []).append(torch.stack([again_T, first_T]).cpu())
-    return {distance: torch.cat(hits, 1) for distance, hits in found.items()}
+            hits_by_distance.setdefault(distance, []).append(torch.stack([again_T, first_T]).cpu())
+    return {distance: torch.cat(hits, 1) for distance, hits in hits_by_distance.items()}
 
 
 def _distances(end: int) -> list[int]:
@@ -66,10 +74,10 @@ def _best(subject: EvalContext, view: FullView, ids_T: Tensor) -> Tensor:
 def seconds(subject: EvalContext, forecast: ReadingForecast) -> float:
     pace = forecast.target
     total = 0.0
-    for window in subject.windows(most=1):
+    for window in subject.windows(max_windows=1):
         length = len(window.ids_N)
-        again = subject.plan.copies * len(_distances(length)) * pace.reading(length, length - SPAN)
-        total += pace.reading(length) + again
+        repeat_seconds = subject.plan.copies * len(_distances(length)) * pace.reading(length, length - SPAN)
+        total += pace.reading(length) + repeat_seconds
     return total
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from triforce.eval.context import EvalContext, Text
-from triforce.eval.scoring import full_view, greedy, skim
+from triforce.eval.scoring import full_view, greedy, prefill
 from triforce.eval.tables import Table, percent, tokens
 from triforce.eval.time_budget import ReadingForecast
 
@@ -23,7 +23,7 @@ DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 QUESTION, ANSWER = 12, 8
 """Tokens, about."""
 
-MOST = 4
+MAX_FACTOR = 4
 """Short haystacks are cheap: up to so many times as many."""
 
 NAMES = (
@@ -43,11 +43,11 @@ class Haystack:
 def measure(subject: EvalContext) -> dict[str, Any]:
     """Count right answers by length and depth; `confused` ones have the number of another needle."""
     rng = random.Random(subject.plan.seed)
-    windows = subject.windows(subject.plan.deepest, most=2)
+    windows = subject.windows(subject.plan.deepest, max_windows=2)
     cells: dict[tuple[int, float], list[tuple[bool, bool]]] = {}
     turns = [(size, n) for size in lengths(subject) for n in range(_count(subject, size))]
     for length, n in subject.steps(turns):
-        haystack = bury(subject, windows[n % len(windows)], length, rng)
+        haystack = build_haystack(subject, windows[n % len(windows)], length, rng)
         for depth, *answers in _answers(subject, haystack) if haystack else ():
             cells.setdefault((length, depth), []).append((answers[0], answers[1]))
     if not cells:
@@ -69,10 +69,10 @@ def lengths(subject: EvalContext) -> list[int]:
 
 def _count(subject: EvalContext, length: int) -> int:
     plan = subject.plan
-    return max(1, min(MOST * plan.haystacks, plan.haystacks * plan.span // length))
+    return max(1, min(MAX_FACTOR * plan.haystacks, plan.haystacks * plan.span // length))
 
 
-def bury(subject: EvalContext, text: Text, length: int, rng: random.Random) -> Haystack | None:
+def build_haystack(subject: EvalContext, text: Text, length: int, rng: random.Random) -> Haystack | None:
     """Return a haystack of `length` tokens, its longest question and answer included; None where it does not fit."""
     needles = []
     questions = []
@@ -96,14 +96,14 @@ def _answers(subject: EvalContext, haystack: Haystack) -> list[tuple[float, bool
     """Return the depth of each needle, whether its number is the answer, and whether another's is."""
     longest = max(len(question) + count for _, question, _, count in haystack.questions)
     view = full_view(subject.target, len(haystack.ids_N) + longest)
-    skim(subject.target, view, haystack.ids_N)
-    found = []
+    prefill(subject.target, view, haystack.ids_N)
+    answers = []
     for depth, question_T, number, count in haystack.questions:
         answer = subject.tokenizer.decode(greedy(subject.target, view, question_T, count))
         digits = "".join(re.findall(r"^\s*(\d+)", answer))
-        others = {other for _, _, other, _ in haystack.questions} - {number}
-        found.append((depth, digits == number, digits in others))
-    return found
+        other_numbers = {needle_number for _, _, needle_number, _ in haystack.questions} - {number}
+        answers.append((depth, digits == number, digits in other_numbers))
+    return answers
 
 
 def _ids(subject: EvalContext, text: str) -> Tensor:
@@ -123,10 +123,12 @@ def tables(result: dict[str, Any]) -> list[Table]:
     cells = {(cell["length"], cell["depth"]): cell for cell in result["cells"]}
     rows = []
     for length in sorted({length for length, _ in cells}):
-        found = [cells[length, depth] for depth in DEPTHS]
-        right, asked, confused = (sum(cell[what] for cell in found) for what in ("right", "asked", "confused"))
-        each = [percent(cell["right"] / cell["asked"]) for cell in found]
-        rows.append([tokens(length), *each, percent(right / asked), f"{asked}", percent(confused / asked)])
+        depth_cells = [cells[length, depth] for depth in DEPTHS]
+        right, asked, confused = (
+            sum(cell[count_name] for cell in depth_cells) for count_name in ("right", "asked", "confused")
+        )
+        depth_shares = [percent(cell["right"] / cell["asked"]) for cell in depth_cells]
+        rows.append([tokens(length), *depth_shares, percent(right / asked), f"{asked}", percent(confused / asked)])
     note = (
         f'"The secret number of Marlow is 48213.": {len(DEPTHS)} such needles of different names in each haystack, the '
         "greedy answer to the start of one of them. Depth 0 is the beginning of the text. Another's: answers with the "

@@ -28,8 +28,8 @@ def measure(subject: EvalContext) -> dict[str, Any]:
     ]
     outputs = subject.llm.generate([text[:length] for text in texts], params, mode="ar")
     shares = [repeated(output.outputs[0].token_ids) for output in outputs]
-    own = [repeated(text[length:]) for text in texts]
-    return {"tokens": plan.new_tokens, "shares": shares, "median": median(shares), "texts": median(own)}
+    text_shares = [repeated(text[length:]) for text in texts]
+    return {"tokens": plan.new_tokens, "shares": shares, "median": median(shares), "texts": median(text_shares)}
 
 
 def _starts(subject: EvalContext, length: int) -> list[tuple[Text, int]]:

@@ -39,7 +39,7 @@ def cut_view(decoder: Decoder, recent: int) -> StreamingView:
     return StreamingView(config, 1, PAGE, recent - PAGE, slack=WIDTH, dtype=decoder.dtype, device=device)
 
 
-def skim(decoder: Decoder, view: FullView | StreamingView, ids_N: Tensor) -> None:
+def prefill(decoder: Decoder, view: FullView | StreamingView, ids_N: Tensor) -> None:
     """Let a view see a text, as the engine reads a prompt: without logits, and in the steps that the view asks for."""
     while True:
         start, stop = view.resume(len(ids_N))
@@ -54,26 +54,30 @@ def read(decoder: Decoder, view: FullView | StreamingView, ids_T: Tensor) -> Ite
         yield _pass(decoder, view, part_T, scored=True)[0]
 
 
-def nats(decoder: Decoder, view: FullView | StreamingView, ids_N: Tensor, first: int = 1) -> Tensor:
-    """Return the loss of tokens from `first` on of a text new to the view: float32 (N - first), nats, on the CPU.
+def nats(decoder: Decoder, view: FullView | StreamingView, ids_N: Tensor, first_scored: int = 1) -> Tensor:
+    """Return the loss in nats of a text's tokens from `first_scored` on: float32 (N - first_scored), on the CPU.
 
-    The tokens before `first` - 1 are only skimmed.
+    The text is new to the view. The tokens before `first_scored` - 1 are prefilled without logits.
     """
-    skim(decoder, view, ids_N[: first - 1])
-    both = zip(read(decoder, view, ids_N[first - 1 : -1]), parts(ids_N[first:], _width(view)), strict=True)
-    return torch.cat([F.cross_entropy(logits_TV, labels_T, reduction="none").cpu() for logits_TV, labels_T in both])
+    prefill(decoder, view, ids_N[: first_scored - 1])
+    logits_and_labels = zip(
+        read(decoder, view, ids_N[first_scored - 1 : -1]), parts(ids_N[first_scored:], _width(view)), strict=True
+    )
+    return torch.cat(
+        [F.cross_entropy(logits_TV, labels_T, reduction="none").cpu() for logits_TV, labels_T in logits_and_labels]
+    )
 
 
 def greedy(decoder: Decoder, view: FullView, ids_T: Tensor, count: int) -> list[int]:
     """Feed tokens, then the `count` - 1 most probable ones after them; return these, and rewind the view."""
-    seen_B = view.lengths_B.copy()
-    found = []
+    start_lengths_B = view.lengths_B.copy()
+    greedy_ids = []
     for _ in range(count):
         *_, logits_TV = read(decoder, view, ids_T)
         ids_T = logits_TV[-1:].argmax(-1)
-        found.append(int(ids_T))
-    view.rewind(seen_B)
-    return found
+        greedy_ids.append(int(ids_T))
+    view.rewind(start_lengths_B)
+    return greedy_ids
 
 
 def parts(ids_N: Tensor, width: int) -> list[Tensor]:
@@ -111,10 +115,10 @@ def interval(values_N: Tensor, block: int) -> Interval:
     means_M = values_N[: len(values_N) // block * block].view(-1, block).double().mean(1)
     count = len(means_M)
     mean = means_M.mean().item()
-    half = student(count - 1) * means_M.std().item() / sqrt(count)
-    off_M = means_M - mean
-    neighbours = (off_M[1:] * off_M[:-1]).sum() / off_M.square().sum().clamp_min(1e-30)
-    return Interval(mean, mean - half, mean + half, count, neighbours.item())
+    half_width = student(count - 1) * means_M.std().item() / sqrt(count)
+    deviations_M = means_M - mean
+    neighbours = (deviations_M[1:] * deviations_M[:-1]).sum() / deviations_M.square().sum().clamp_min(1e-30)
+    return Interval(mean, mean - half_width, mean + half_width, count, neighbours.item())
 
 
 def student(freedom: int, z: float = NORMAL) -> float:

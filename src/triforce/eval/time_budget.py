@@ -17,10 +17,10 @@ from triforce.eval.context import EvalContext, Text, plan
 from triforce.eval.scoring import WIDTH, draft_view, full_view, parts, read
 from triforce.kvcache import FullView, StreamingView
 
-SECONDS = 2.0
+PACE_SECONDS = 2.0
 """Seconds for measuring one model's speed; its last pass may end later."""
 
-MOST = 4096
+PACE_TOKENS = 4096
 """Tokens read for that, at most."""
 
 QUICK = (8_192, 4_096, 2_048, 1_024, 512, 256)
@@ -39,16 +39,16 @@ class ReadingPace:
     """Speed of a model in seconds: a token in a long pass, each token before it, a pass over one token."""
 
     token: float
-    deeper: float
+    past_token: float
     step: float
 
     def reading(self, stop: int, start: int = 0) -> float:
         """Return seconds for tokens `start` to `stop` of a text, with those before them in sight."""
-        return (stop - start) * (self.token + self.deeper * (start + stop) / 2)
+        return (stop - start) * (self.token + self.past_token * (start + stop) / 2)
 
-    def steps(self, count: int, before: int = 0) -> float:
-        """Return seconds for passes over one token each, after `before` tokens."""
-        return count * (self.step + self.deeper * before)
+    def steps(self, count: int, past_tokens: int = 0) -> float:
+        """Return seconds for passes over one token each, after `past_tokens` tokens."""
+        return count * (self.step + self.past_token * past_tokens)
 
 
 @dataclass(eq=False)
@@ -61,9 +61,9 @@ class ReadingForecast:
 
     def traces(self, windows: Iterable[Text]) -> float:
         """Return seconds of `EvalContext.trace` for windows that were not counted yet."""
-        fresh = {(window.name, window.start, len(window.ids_N)) for window in windows} - self._traced
-        self._traced |= fresh
-        return sum(self.target.reading(length) for _, _, length in fresh)
+        uncounted = {(window.name, window.start, len(window.ids_N)) for window in windows} - self._traced
+        self._traced |= uncounted
+        return sum(self.target.reading(length) for _, _, length in uncounted)
 
     def drafts(self, tokens: int) -> float:
         """Return seconds that the draft takes to read so many tokens."""
@@ -95,27 +95,31 @@ class TimeBudget:
 
     def skip_reason(self, name: str) -> str:
         """Return why a measurement is skipped, judging by the others' pace; empty if it fits."""
-        now = perf_counter()
-        self._since = self._since or now
-        slow = max(1.0, (now - self._since) / max(self._done, LEAST_EVIDENCE))
-        wanted = slow * self.predicted[name]
-        left = MINUTE - (now - self.began)
-        if self._done and wanted > left:
-            return f"it would take {wanted:.0f} s, and {max(left, 0):.0f} s of the minute are left"
+        timestamp = perf_counter()
+        self._since = self._since or timestamp
+        slowdown = max(1.0, (timestamp - self._since) / max(self._done, LEAST_EVIDENCE))
+        needed_seconds = slowdown * self.predicted[name]
+        remaining_seconds = MINUTE - (timestamp - self.began)
+        if self._done and needed_seconds > remaining_seconds:
+            return f"it would take {needed_seconds:.0f} s, and {max(remaining_seconds, 0):.0f} s of the minute are left"
         self._done += self.predicted[name]
         return ""
 
 
-def fit(
-    subject: EvalContext, wanted: Sequence[str], forecast: ReadingForecast, costs: Mapping[str, Seconds], began: float
+def fit_plan(
+    subject: EvalContext,
+    requested_names: Sequence[str],
+    forecast: ReadingForecast,
+    costs: Mapping[str, Seconds],
+    began: float,
 ) -> TimeBudget:
     """Give the subject the largest quick plan that ends in time; if none does, leave out what is dearest."""
     context = subject.plan.deepest
-    names = [name for name in costs if name in wanted]
+    names = [name for name in costs if name in requested_names]
 
     def predict() -> dict[str, float]:
-        ahead = ReadingForecast(forecast.target, forecast.draft)  # nothing is counted yet
-        return {name: costs[name](subject, ahead) for name in names}
+        plan_forecast = ReadingForecast(forecast.target, forecast.draft)  # nothing is counted yet
+        return {name: costs[name](subject, plan_forecast) for name in names}
 
     for longest in sorted({min(size, context) for size in QUICK}, reverse=True):
         subject.plan = plan(context, context, longest)
@@ -133,7 +137,7 @@ def fit(
 
 def measure_pace(subject: EvalContext) -> ReadingForecast:
     """Measure how fast the models of a subject are."""
-    ids_N = max((text.ids_N for text in subject.texts), key=len)[: min(MOST, subject.plan.span)]
+    ids_N = max((text.ids_N for text in subject.texts), key=len)[: min(PACE_TOKENS, subject.plan.span)]
     target = _pace(subject.target, full_view(subject.target, len(ids_N)), ids_N)
     if subject.llm.draft is None:
         return ReadingForecast(target)
@@ -145,24 +149,24 @@ def _pace(decoder: Decoder, view: FullView | StreamingView, ids_N: Tensor) -> Re
     """Passes over one token, and then longer ones as far as there is time; of each kind the first is slow."""
     step = [_timed(decoder, view, ids_T) for ids_T in parts(ids_N[:3], 1)][-1]
     began = perf_counter()
-    done = min(3, len(ids_N))
+    read_tokens = min(3, len(ids_N))
     width = 16
     passes: list[tuple[int, float, float]] = []  # tokens, those before the middle one, seconds of a token
-    while done + width <= len(ids_N) and perf_counter() - began < SECONDS:
-        seconds = _timed(decoder, view, ids_N[done : done + width])
-        passes.append((width, done + width / 2, seconds / width))
-        done = done + width
+    while read_tokens + width <= len(ids_N) and perf_counter() - began < PACE_SECONDS:
+        seconds = _timed(decoder, view, ids_N[read_tokens : read_tokens + width])
+        passes.append((width, read_tokens + width / 2, seconds / width))
+        read_tokens = read_tokens + width
         width = min(4 * width, WIDTH)
-    longest = [one for one in passes if one[0] == passes[-1][0]]
-    settled = longest[len(longest) > 1 :] or [(1, 0.0, step)]
-    depths = [depth for _, depth, _ in settled]
-    costs = [cost for _, _, cost in settled]
+    longest_passes = [timed_pass for timed_pass in passes if timed_pass[0] == passes[-1][0]]
+    settled_passes = longest_passes[len(longest_passes) > 1 :] or [(1, 0.0, step)]
+    depths = [depth for _, depth, _ in settled_passes]
+    costs = [cost for _, _, cost in settled_passes]
     if len(costs) < 3:
         return ReadingPace(min(step, float(np.mean(costs))), 0.0, step)
-    deeper, token = np.polyfit(depths, costs, 1)
-    if deeper <= 0 or token <= 0:
+    past_token, token = np.polyfit(depths, costs, 1)
+    if past_token <= 0 or token <= 0:
         return ReadingPace(float(np.mean(costs)), 0.0, step)
-    return ReadingPace(float(token), float(deeper), step)
+    return ReadingPace(float(token), float(past_token), step)
 
 
 def _timed(decoder: Decoder, view: FullView | StreamingView, ids_T: Tensor) -> float:
